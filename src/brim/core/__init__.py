@@ -1,0 +1,1 @@
+"""Facts: clusters, jobs, events, actions, the one mutable state, its frozen snapshots, and the checks on them."""

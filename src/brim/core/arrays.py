@@ -1,0 +1,18 @@
+"""Array types of the columnar tables. Suffixes in names give shapes: J jobs, N nodes, G grants, U users."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray: TypeAlias = NDArray[np.int64]
+FloatArray: TypeAlias = NDArray[np.float64]
+BoolArray: TypeAlias = NDArray[np.bool_]
+
+
+def frozen(array: NDArray[Any]) -> NDArray[Any]:
+    """Return the array itself, made read-only."""
+    array.setflags(write=False)
+    return array

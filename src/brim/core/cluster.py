@@ -1,0 +1,178 @@
+"""Clusters: node groups as people write them, and the columnar node table that policies read.
+
+``16x4xT4`` is 16 nodes of 4 T4 each; ``64x8xV100:cpus=96,mem=768GB`` adds cores and memory per node;
+several groups are joined by ``+`` or stand in a TOML file.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from brim.core.arrays import IntArray, frozen
+from brim.errors import ConfigError
+from brim.units import parse_memory_mib
+
+UNLIMITED: Final = 1 << 40
+"""Cores (milli) or memory (MiB) of a node for which none was given: the constraint never binds."""
+MAX_NODES: Final = 1_000_000
+MAX_GPUS_PER_NODE: Final = 64
+
+_GROUP = re.compile(r"(?:(\d+)x)?(\d+)x([A-Za-z][\w.-]*)(?::(.*))?")
+_EXPECTED = "NODESxGPUSxTYPE[:cpus=N,mem=SIZE], for example 64x8xH100 or 16x4xT4:cpus=48,mem=192GB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """Nodes that are alike. ``cpu_milli`` and ``mem_mib`` are per node; UNLIMITED where not given."""
+
+    count: int
+    gpus: int
+    gpu_type: str
+    cpu_milli: int = UNLIMITED
+    mem_mib: int = UNLIMITED
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= MAX_NODES:
+            raise ConfigError(f"cluster: found {self.count} nodes of {self.gpu_type}, expected 1 to {MAX_NODES}")
+        if not 1 <= self.gpus <= MAX_GPUS_PER_NODE:
+            raise ConfigError(
+                f"cluster: found {self.gpus} GPUs per node of {self.gpu_type}, expected 1 to {MAX_GPUS_PER_NODE}"
+            )
+        if self.cpu_milli <= 0 or self.mem_mib <= 0:
+            raise ConfigError(f"cluster: cpus and mem of {self.gpu_type} nodes must be above zero")
+
+    def __str__(self) -> str:
+        extras = [f"cpus={self.cpu_milli / 1000:g}"] if self.cpu_milli != UNLIMITED else []
+        extras += [f"mem={self.mem_mib / 1024:g}GB"] if self.mem_mib != UNLIMITED else []
+        return f"{self.count}x{self.gpus}x{self.gpu_type}" + (":" + ",".join(extras) if extras else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A cluster: its groups, and one row per node in group order (N nodes).
+
+    Attributes:
+        groups: As given.
+        gpu_types: Names behind the codes in ``gpu_type_N``.
+        gpu_type_N: Code of the node's GPU type.
+        gpus_N: GPUs per node.
+        cpu_milli_N: Milli-cores per node.
+        mem_mib_N: MiB per node.
+        gpu_offset_N: Global index of the node's first GPU, length N + 1.
+    """
+
+    groups: tuple[NodeGroup, ...]
+    gpu_types: tuple[str, ...]
+    gpu_type_N: IntArray
+    gpus_N: IntArray
+    cpu_milli_N: IntArray
+    mem_mib_N: IntArray
+    gpu_offset_N: IntArray
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all groups."""
+        return len(self.gpus_N)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all groups."""
+        return int(self.gpu_offset_N[-1])
+
+    def __str__(self) -> str:
+        return "+".join(str(group) for group in self.groups)
+
+
+def cluster_of(groups: tuple[NodeGroup, ...]) -> Cluster:
+    """Lay node groups out as columns.
+
+    Raises:
+        ConfigError: there is no group.
+    """
+    if not groups:
+        raise ConfigError("cluster: found no node group, expected at least one")
+    types = tuple(dict.fromkeys(group.gpu_type for group in groups))
+    counts = [group.count for group in groups]
+
+    def column(values: list[int]) -> IntArray:
+        return frozen(np.repeat(np.asarray(values, dtype=np.int64), counts))
+
+    gpus_N = column([group.gpus for group in groups])
+    return Cluster(
+        groups=groups,
+        gpu_types=types,
+        gpu_type_N=column([types.index(group.gpu_type) for group in groups]),
+        gpus_N=gpus_N,
+        cpu_milli_N=column([group.cpu_milli for group in groups]),
+        mem_mib_N=column([group.mem_mib for group in groups]),
+        gpu_offset_N=frozen(np.concatenate(([0], np.cumsum(gpus_N))).astype(np.int64)),
+    )
+
+
+def parse_cluster(text: str) -> Cluster:
+    """Read a cluster string or, where it names a ``.toml`` file, that file.
+
+    Raises:
+        ConfigError: the text or file does not describe a cluster.
+
+    Example:
+        >>> parse_cluster("2x4xT4+1x8xV100:cpus=96").num_gpus
+        16
+    """
+    if text.endswith(".toml"):
+        return _read_toml(Path(text))
+    return cluster_of(tuple(_parse_group(part.strip()) for part in text.split("+")))
+
+
+def _parse_group(text: str) -> NodeGroup:
+    match = _GROUP.fullmatch(text)
+    if not match:
+        raise ConfigError(f"cluster {text!r} is not understood: expected {_EXPECTED}")
+    extras: dict[str, str] = {}
+    for item in filter(None, (match[4] or "").split(",")):
+        key, equals, value = item.partition("=")
+        if not equals or key not in ("cpus", "mem"):
+            raise ConfigError(f"cluster {text!r}: found {item!r}, expected cpus=N or mem=SIZE")
+        extras[key] = value
+    return NodeGroup(
+        count=int(match[1] or 1),
+        gpus=int(match[2]),
+        gpu_type=match[3],
+        cpu_milli=_parse_cpus(extras["cpus"], text) if "cpus" in extras else UNLIMITED,
+        mem_mib=parse_memory_mib(extras["mem"]) if "mem" in extras else UNLIMITED,
+    )
+
+
+def _parse_cpus(value: str, where: str) -> int:
+    try:
+        return round(float(value) * 1000)
+    except (ValueError, OverflowError):
+        raise ConfigError(f"cluster {where!r}: found cpus={value!r}, expected a number of cores") from None
+
+
+def _read_toml(path: Path) -> Cluster:
+    """Read ``[[group]]`` tables with nodes, gpus, type and optional cpus, mem."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"cluster file {path}: not found") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cluster file {path}: {error}") from None
+    groups = []
+    tables = data.get("group", [])
+    if not isinstance(tables, list):
+        raise ConfigError(f"cluster file {path}: expected [[group]] tables")
+    for row, table in enumerate(tables, 1):
+        known = {"nodes", "gpus", "type", "cpus", "mem"}
+        if not isinstance(table, dict) or not {"gpus", "type"} <= set(table) <= known:
+            raise ConfigError(f"cluster file {path}, group {row}: expected keys gpus, type and any of nodes, cpus, mem")
+        text = f"{table.get('nodes', 1)}x{table['gpus']}x{table['type']}"
+        extras = ",".join(f"{key}={table[key]}" for key in ("cpus", "mem") if key in table)
+        groups.append(_parse_group(f"{text}:{extras}" if extras else text))
+    return cluster_of(tuple(groups))

@@ -1,0 +1,81 @@
+"""What one replay of a trace under one policy produced: the input of every report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from brim.core.arrays import FloatArray, IntArray
+from brim.core.cluster import Cluster
+from brim.core.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """Stretches of time in which a job held the same GPUs (R runs, in order of start).
+
+    Attributes:
+        job: Trace row.
+        start_ms: When the job got the GPUs.
+        end_ms: When the GPUs were free again.
+        first_gpu: Offset of the run's GPUs in ``gpu``, length R + 1.
+        gpu: Global GPU indices (cluster.gpu_offset_N[node] + index on the node), of all runs in turn.
+    """
+
+    job: IntArray
+    start_ms: IntArray
+    end_ms: IntArray
+    first_gpu: IntArray
+    gpu: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """One trace, one cluster, one policy, one seed. Job columns have shape (J,), NONE (-1) where it did not happen.
+
+    Attributes:
+        trace: What was replayed, after --from, --limit and --load.
+        cluster: Where.
+        policy: Preset name or file of the policy.
+        oracle: The policy was told true run times.
+        estimates: What the policy was told of run times, in words ("none", "time limits", "true run times").
+        seed: Seed of faults and draws.
+        load: Arrival rate relative to the trace, 1.0 as recorded.
+        first_start_ms: First time the job held GPUs.
+        finish_ms: Completion.
+        service_gpu_ms: GPU time held, stalls included, shares counted as shares.
+        useful_gpu_ms: Part of it that moved the job forward for good.
+        lost_gpu_ms: Part of it whose work was rolled back.
+        preemptions: Times the scheduler took the GPUs away.
+        restarts: Times the job started again, for whatever reason.
+        failed: 1 where the job ended by exhausting its attempts.
+        runs: Who held which GPU when.
+        end_ms: Virtual time at which the replay ended.
+        partial: Ended before all jobs did (interrupted).
+        rounds: Scheduling rounds.
+        round_s: Wall time of each round, seconds; empty where the compiled lane ran.
+        wall_s: Wall time of the replay, seconds.
+        assumptions: What carries the result, one sentence each.
+    """
+
+    trace: Trace
+    cluster: Cluster
+    policy: str
+    oracle: bool
+    estimates: str
+    seed: int
+    load: float
+    first_start_ms: IntArray
+    finish_ms: IntArray
+    service_gpu_ms: IntArray
+    useful_gpu_ms: IntArray
+    lost_gpu_ms: IntArray
+    preemptions: IntArray
+    restarts: IntArray
+    failed: IntArray
+    runs: Runs
+    end_ms: int
+    partial: bool
+    rounds: int
+    round_s: FloatArray
+    wall_s: float
+    assumptions: tuple[str, ...]

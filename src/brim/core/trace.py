@@ -1,0 +1,203 @@
+"""A trace: what was submitted to some cluster, and what was recorded of how it ran.
+
+Readers in ``brim.traces`` make it, ``brim.sim.truth`` turns it into the reality of a replay, reports compare with it.
+A policy never sees it: recorded run times are truth, not estimates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from brim.core.arrays import IntArray, frozen
+from brim.errors import InvariantError
+from brim.units import WHOLE_GPU
+
+NONE = -1
+"""In every integer column: not given, not recorded, or no constraint."""
+
+
+class Status(IntEnum):
+    """How a recorded job ended."""
+
+    UNKNOWN = 0
+    COMPLETED = 1
+    FAILED = 2
+    CANCELLED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """J jobs, sorted by submission, then id; all columns read-only int64 of shape (J,).
+
+    Attributes:
+        name: File or generator, as shown to people.
+        format: Name of the reader or generator.
+        synthetic: Drawn from published marginals, not recorded.
+        origin_ms: Unix (or the cluster's local wall clock) milliseconds of time 0, None where the publisher hid it.
+        job_id: The publisher's ids, unique.
+        users: Names behind ``user``.
+        groups: Names behind ``group`` (account, virtual cluster, queue).
+        gpu_types: Names behind ``gpu_type``.
+        profiles: Names behind ``profile``: the application or model that ran.
+        user: Code of the user, NONE where not recorded.
+        group: Code of the group, NONE where not recorded.
+        submit_ms: Submission, ms after time 0; the first is 0.
+        gpus: Whole gang: all or nothing.
+        share_milli: Thousandths of each of these GPUs, 1 to 1000.
+        cpu_milli: Milli-cores asked per GPU, 0 where not recorded.
+        mem_mib: MiB of host memory asked per GPU, 0 where not recorded.
+        gpu_type: Code of the type asked for, NONE for any.
+        time_limit_ms: The user's time limit, NONE where not recorded.
+        run_ms: Recorded run time of all attempts together, queueing excluded; NONE where it must come from a profile.
+        wait_ms: Recorded time from submission to first start, NONE where not recorded.
+        status: Status code.
+        after: Row of the job that must end first, NONE for none.
+        after_ms: Delay between that end and this job's eligibility.
+        profile: Code of the application or model, NONE where not recorded.
+        batch: Global batch size in samples, NONE where not recorded.
+    """
+
+    name: str
+    format: str
+    synthetic: bool
+    origin_ms: int | None
+    job_id: tuple[str, ...]
+    users: tuple[str, ...]
+    groups: tuple[str, ...]
+    gpu_types: tuple[str, ...]
+    profiles: tuple[str, ...]
+    user: IntArray
+    group: IntArray
+    submit_ms: IntArray
+    gpus: IntArray
+    share_milli: IntArray
+    cpu_milli: IntArray
+    mem_mib: IntArray
+    gpu_type: IntArray
+    time_limit_ms: IntArray
+    run_ms: IntArray
+    wait_ms: IntArray
+    status: IntArray
+    after: IntArray
+    after_ms: IntArray
+    profile: IntArray
+    batch: IntArray
+
+    def __len__(self) -> int:
+        return len(self.job_id)
+
+    @property
+    def span_ms(self) -> int:
+        """From the first submission to the last."""
+        return int(self.submit_ms[-1]) if len(self) else 0
+
+    @property
+    def gpu_ms(self) -> IntArray:
+        """GPU time of each job, shares counted as shares; 0 where the run time is not recorded."""
+        return self.gpus * np.maximum(self.run_ms, 0) * self.share_milli // WHOLE_GPU
+
+    def take(self, rows: IntArray) -> Trace:
+        """Keep these rows (increasing); a dependency on a dropped row is dropped with it. Time 0 moves with the first."""
+        new_row = np.full(len(self) + 1, NONE, dtype=np.int64)
+        new_row[rows] = np.arange(len(rows))
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in INT_COLUMNS}
+        columns["after"] = new_row[columns["after"]]  # NONE indexes the last cell, which stays NONE
+        start = int(columns["submit_ms"][0]) if len(rows) else 0
+        columns["submit_ms"] = columns["submit_ms"] - start
+        return replace(
+            self,
+            job_id=tuple(self.job_id[row] for row in rows),
+            origin_ms=None if self.origin_ms is None else self.origin_ms + start,
+            **{name: frozen(column) for name, column in columns.items()},
+        )
+
+
+INT_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Trace) if f.type == "IntArray")
+DEFAULTS: dict[str, int] = {
+    "share_milli": WHOLE_GPU, "cpu_milli": 0, "mem_mib": 0, "status": Status.UNKNOWN, "after_ms": 0,
+}
+
+
+def trace_of(
+    *,
+    name: str,
+    format: str,  # noqa: A002 - the word users know
+    job_id: Sequence[str],
+    submit_ms: Sequence[int] | IntArray,
+    gpus: Sequence[int] | IntArray,
+    synthetic: bool = False,
+    origin_ms: int | None = None,
+    users: Sequence[str] = (),
+    groups: Sequence[str] = (),
+    gpu_types: Sequence[str] = (),
+    profiles: Sequence[str] = (),
+    **columns: Sequence[int] | IntArray,
+) -> Trace:
+    """Build a trace from columns in any row order: sorts by (submission, id), moves the first submission to 0.
+
+    Columns not given take their neutral value (whole GPUs, no limit, not recorded). ``after`` holds input rows.
+    ``origin_ms``, where given, is the wall clock of submission time 0 of the *input*; it moves with the shift.
+
+    Raises:
+        InvariantError: columns differ in length, ids repeat, or a code points outside its names. Readers check
+            their input first and raise TraceError with file and row.
+    """
+    ids = np.asarray(job_id, dtype=object)
+    size = len(ids)
+    given: dict[str, Any] = {"submit_ms": submit_ms, "gpus": gpus, **columns}
+    unknown = set(given) - set(INT_COLUMNS)
+    if unknown:
+        raise InvariantError(f"unknown trace columns {sorted(unknown)}")
+    table = {
+        column: np.asarray(given[column], dtype=np.int64)
+        if column in given
+        else np.full(size, DEFAULTS.get(column, NONE), dtype=np.int64)
+        for column in INT_COLUMNS
+    }
+    if any(len(column) != size for column in table.values()):
+        raise InvariantError("trace columns differ in length")
+    if len(set(ids)) != size:
+        raise InvariantError("trace ids repeat")
+    names = {"user": users, "group": groups, "gpu_type": gpu_types, "profile": profiles, "after": ids}
+    for column, behind in names.items():
+        if size and (table[column].max() >= len(behind) or table[column].min() < NONE):
+            raise InvariantError(f"trace column {column!r} points outside its names")
+    order = _canonical_order(table["submit_ms"], ids)
+    position = np.full(size + 1, NONE, dtype=np.int64)
+    position[order] = np.arange(size)
+    table = {column: values[order] for column, values in table.items()}
+    table["after"] = position[table["after"]]
+    start = int(table["submit_ms"][0]) if size else 0
+    table["submit_ms"] = table["submit_ms"] - start
+    return Trace(
+        name=name, format=format, synthetic=synthetic,
+        origin_ms=None if origin_ms is None else origin_ms + start,
+        job_id=tuple(ids[order]), users=tuple(users), groups=tuple(groups), gpu_types=tuple(gpu_types),
+        profiles=tuple(profiles), **{column: frozen(values) for column, values in table.items()},
+    )
+
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key under which ``job9`` comes before ``job10``; total, because ids are unique."""
+    parts = _DIGITS.split(text)
+    return tuple((0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts if part)
+
+
+def _canonical_order(submit_ms: IntArray, ids: np.ndarray[Any, Any]) -> IntArray:
+    """Order by (submission, natural id): the same for every permutation of the input rows."""
+    order = np.argsort(submit_ms, kind="stable")
+    times = submit_ms[order]
+    starts = np.flatnonzero(np.concatenate(([True], times[1:] != times[:-1])))
+    for start, stop in zip(starts, np.append(starts[1:], len(times)), strict=True):
+        if stop - start > 1:
+            order[start:stop] = sorted(order[start:stop], key=lambda row: natural_key(ids[row]))
+    return order

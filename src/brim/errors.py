@@ -1,0 +1,72 @@
+"""Every error brim raises on purpose.
+
+BrimError
+├── UserError                 exit code 2: the caller's input; one line, no traceback
+│   ├── ConfigError           a cluster, policy, option or overhead that cannot be meant
+│   └── TraceError            a trace file: names file, row, column, found, expected
+├── NotFoundError             exit code 3
+├── RefusedError              exit code 4: understood, and not allowed
+└── InvariantError            exit code 1: brim contradicted itself; kept on in production
+    └── PlanError             a policy's plan breaks a rule of core/checks.py
+"""
+
+from __future__ import annotations
+
+
+class BrimError(Exception):
+    """Root of all errors raised on purpose; ``exit_code`` is what the command line returns."""
+
+    exit_code = 1
+
+
+class UserError(BrimError):
+    """The input cannot be used; the message says what was found and what was expected."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A cluster, policy, option or overhead that cannot be meant."""
+
+
+class TraceError(UserError):
+    """A trace that cannot be read.
+
+    Args:
+        file: Path as the user gave it.
+        found: What stands there.
+        expected: What should stand there.
+        row: 1-based line or record number, where known.
+        column: Column name, where known.
+    """
+
+    def __init__(
+        self, file: str, *, found: str, expected: str, row: int | None = None, column: str | None = None
+    ) -> None:
+        where = file
+        if row is not None:
+            where += f", row {row}"
+        if column is not None:
+            where += f", column {column!r}"
+        super().__init__(f"{where}: found {found}, expected {expected}")
+        self.file, self.row, self.column, self.found, self.expected = file, row, column, found, expected
+
+
+class NotFoundError(BrimError):
+    """The named thing does not exist."""
+
+    exit_code = 3
+
+
+class RefusedError(BrimError):
+    """The request was understood and is not allowed."""
+
+    exit_code = 4
+
+
+class InvariantError(BrimError):
+    """Brim contradicted itself: a defect of brim or of a policy, never of the input."""
+
+
+class PlanError(InvariantError):
+    """A plan breaks a rule of core/checks.py."""

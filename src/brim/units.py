@@ -1,0 +1,72 @@
+"""Units and their parsing: durations, memory sizes, and how both are shown to people.
+
+Simulated time is integer milliseconds everywhere (docs/decisions/0002); memory is integer MiB; CPU is integer
+milli-cores; a share of a GPU is integer thousandths.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+from brim.errors import ConfigError
+
+MS_PER_S: Final = 1_000
+MS_PER_MIN: Final = 60_000
+MS_PER_H: Final = 3_600_000
+MS_PER_DAY: Final = 86_400_000
+WHOLE_GPU: Final = 1_000
+"""Thousandths of a GPU in a whole one."""
+
+_DURATION_MS = {"ms": 1, "s": MS_PER_S, "m": MS_PER_MIN, "min": MS_PER_MIN, "h": MS_PER_H, "d": MS_PER_DAY,
+                "w": 7 * MS_PER_DAY}
+_MEMORY_MIB = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|s|m|h|d|w)")
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+(?:\.\d+)?))?")
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?", re.IGNORECASE)
+
+
+def parse_duration_ms(text: str) -> int:
+    """Read ``90s``, ``1h30m``, ``2d``, ``02:00:00`` or Slurm's ``1-12:00:00`` as milliseconds.
+
+    Raises:
+        ConfigError: the text is none of these.
+    """
+    stripped = text.strip().lower()
+    if stripped and _DURATION_PART.sub("", stripped).strip() == "":
+        return round(sum(float(n) * _DURATION_MS[unit] for n, unit in _DURATION_PART.findall(stripped)))
+    match = _CLOCK.fullmatch(stripped)
+    if match and (":" in stripped or match[1]):
+        days, a, b, c = match[1], match[2], match[3], match[4]
+        if days:  # Slurm: D-HH[:MM[:SS]]
+            seconds = int(days) * 86_400 + int(a) * 3_600 + int(b or 0) * 60 + float(c or 0)
+        elif c is None:  # MM:SS
+            seconds = int(a) * 60 + int(b or 0)
+        else:
+            seconds = int(a) * 3_600 + int(b) * 60 + float(c)
+        return round(seconds * MS_PER_S)
+    raise ConfigError(f"duration {text!r} is not understood: expected something like 90s, 1h30m, 2d or 02:00:00")
+
+
+def parse_memory_mib(text: str) -> int:
+    """Read ``24GB``, ``768G``, ``512MiB`` as MiB (binary units, as Slurm and Kubernetes users mean them).
+
+    Raises:
+        ConfigError: the text is not a size.
+    """
+    match = _MEMORY.fullmatch(text.strip())
+    if not match:
+        raise ConfigError(f"memory size {text!r} is not understood: expected something like 24GB or 512MiB")
+    return round(float(match[1]) * _MEMORY_MIB[match[2].upper()])
+
+
+def show_duration(seconds: float) -> str:
+    """Show seconds as people read them: ``43 s``, ``12.5 min``, ``3.2 h``, ``4.1 d``."""
+    if not math.isfinite(seconds):
+        return "-"
+    for limit, divisor, unit in ((120, 1, "s"), (7_200, 60, "min"), (172_800, 3_600, "h")):
+        if abs(seconds) < limit:
+            value = seconds / divisor
+            return f"{value:.0f} {unit}" if value == round(value) or abs(value) >= 100 else f"{value:.1f} {unit}"
+    return f"{seconds / 86_400:.1f} d"
