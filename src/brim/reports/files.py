@@ -1,0 +1,136 @@
+"""Result files: per-job Parquet, summary JSON and CSV. Equal replays give equal bytes of Parquet.
+
+Wall-clock times stand in the JSON only. Every file is written beside its place and moved there, so that an interrupted
+write leaves the previous file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from brim.core.arrays import IntArray
+from brim.core.replay import Replay
+from brim.core.trace import Status
+from brim.reports.metrics import finished, held_ms, jct_ms, queue_ms
+from brim.reports.summary import Summary, result_rows, results_json
+from brim.units import MS_PER_S, WHOLE_GPU
+
+_NAME: Final = pa.dictionary(pa.int32(), pa.string())
+JOB_SCHEMA: Final = pa.schema([
+    ("policy", _NAME), ("seed", pa.int64()), ("load", pa.float64()), ("job_id", pa.string()), ("user", _NAME),
+    ("group", _NAME), ("gpus", pa.int64()), ("share", pa.float64()), ("submit_s", pa.float64()),
+    ("first_start_s", pa.float64()), ("finish_s", pa.float64()), ("jct_s", pa.float64()), ("queue_s", pa.float64()),
+    ("wait_s", pa.float64()), ("run_s", pa.float64()), ("service_gpu_s", pa.float64()),
+    ("useful_gpu_s", pa.float64()), ("lost_gpu_s", pa.float64()), ("preemptions", pa.int64()),
+    ("restarts", pa.int64()), ("status", _NAME), ("recorded_wait_s", pa.float64()), ("recorded_status", _NAME),
+])
+"""Columns of the job table; null where it did not happen or was not recorded. Times count from the first submission."""
+_STATUS: Final = ("unfinished", "finished", "failed")
+
+
+def write_jobs_parquet(replays: Replay | Iterable[Replay], path: Path) -> None:
+    """Write the per-job table of one or several replays into one file, a row group (or more) per replay.
+
+    Args:
+        replays: May be a generator: one replay at a time is held.
+        path: Target; replaced as a whole.
+    """
+    many = (replays,) if isinstance(replays, Replay) else replays
+    with _replacing(path) as part, pq.ParquetWriter(part, JOB_SCHEMA, compression="zstd") as writer:
+        for replay in many:
+            writer.write_table(job_table(replay))
+
+
+def write_json(replays: Sequence[Replay], summaries: Sequence[Summary], path: Path) -> None:
+    """Write the result JSON (schema 1).
+
+    Args:
+        replays: At least one, for trace and cluster.
+        summaries: One per replay.
+        path: Target; replaced as a whole.
+    """
+    with _replacing(path) as part:
+        part.write_text(dump_json(results_json(replays[0], summaries)), encoding="utf-8")
+
+
+def dump_json(payload: dict[str, Any]) -> str:
+    """JSON text with a newline at the end; refuses NaN and infinity with ValueError."""
+    return json.dumps(payload, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def results_csv(summaries: Sequence[Summary]) -> str:
+    """The results as CSV, one line per replay, assumptions joined by a semicolon, undefined empty."""
+    text = io.StringIO()
+    rows = [row | {"assumptions": "; ".join(row["assumptions"])} for row in result_rows(summaries)]
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def job_table(replay: Replay) -> pa.Table:
+    """The per-job table of one replay: J rows, columns of ``JOB_SCHEMA``."""
+    trace = replay.trace
+    jct = jct_ms(replay)
+    wait = np.where(jct >= 0, jct - held_ms(replay), -1) if len(replay.runs.job) else np.full(len(trace), -1)
+    status = np.where(finished(replay), 1, np.where(replay.failed > 0, 2, 0))
+    columns = {
+        "policy": _constant(replay.policy, len(trace)),
+        "seed": pa.array(np.full(len(trace), replay.seed)),
+        "load": pa.array(np.full(len(trace), float(replay.load))),
+        "job_id": pa.array(trace.job_id, pa.string()),
+        "user": _named(trace.user, trace.users),
+        "group": _named(trace.group, trace.groups),
+        "gpus": pa.array(trace.gpus),
+        "share": pa.array(trace.share_milli / WHOLE_GPU),
+        "submit_s": _seconds(trace.submit_ms),
+        "first_start_s": _seconds(replay.first_start_ms),
+        "finish_s": _seconds(replay.finish_ms),
+        "jct_s": _seconds(jct),
+        "queue_s": _seconds(queue_ms(replay)),
+        "wait_s": _seconds(wait),
+        "run_s": _seconds(trace.run_ms),
+        "service_gpu_s": _seconds(replay.service_gpu_ms),
+        "useful_gpu_s": _seconds(replay.useful_gpu_ms),
+        "lost_gpu_s": _seconds(replay.lost_gpu_ms),
+        "preemptions": pa.array(replay.preemptions),
+        "restarts": pa.array(replay.restarts),
+        "status": _named(status, _STATUS),
+        "recorded_wait_s": _seconds(trace.wait_ms),
+        "recorded_status": _named(trace.status, tuple(status.name.lower() for status in Status)),
+    }
+    return pa.table(columns, schema=JOB_SCHEMA)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    part = path.with_name(f"{path.name}.part")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _seconds(ms: IntArray) -> pa.Array:
+    return pa.array(ms / MS_PER_S, mask=ms < 0)
+
+
+def _named(code: IntArray, names: tuple[str, ...]) -> pa.Array:
+    indices = pa.array(code.astype(np.int32), mask=code < 0)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(names, pa.string()))
+
+
+def _constant(name: str, size: int) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(size, dtype=np.int32)), pa.array([name], pa.string()))

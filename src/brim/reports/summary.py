@@ -1,0 +1,174 @@
+"""One line of a comparison: a replay's names, its metrics and the bounds they are measured against.
+
+The table, the JSON and the page are all made from summaries, so that no figure is computed twice or in two ways.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from scipy.stats import t as student_t
+
+from brim.core.replay import Replay
+from brim.core.trace import Trace
+from brim.reports.bounds import Bounds, bounds
+from brim.reports.metrics import Metrics, finished, measure
+from brim.units import MS_PER_S
+
+SCHEMA: Final = 1
+"""Version of the result JSON; raised when a key changes its meaning or goes away."""
+NO_POWER: Final = "Energy and cost are not modelled: no power or price was given."
+CONFIDENCE: Final = 0.95
+
+_RESULT_KEYS: Final = (
+    "jobs", "finished", "failed", "unfinished", "jct_mean_s", "jct_p50_s", "jct_p99_s", "jct_bound_s", "makespan_s",
+    "makespan_bound_s", "queue_mean_s", "queue_p50_s", "queue_p99_s", "wait_mean_s", "gpu_allocated_fraction",
+    "gpu_busy_fraction", "cpu_busy_fraction", "energy_kwh", "energy_bound_kwh", "cost", "preemptions", "restarts",
+    "lost_gpu_s", "ftf_rho_mean", "ftf_rho_p95", "ftf_rho_max", "rounds", "round_p99_ms", "rounds_per_s", "wall_s",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A replay without its columns.
+
+    Attributes:
+        policy: Preset name or file.
+        seed: Seed of the replay.
+        load: Arrival rate relative to the trace.
+        oracle: The policy was told true run times.
+        estimates: What it was told, in words.
+        partial: The replay was interrupted.
+        assumptions: One sentence each.
+        metrics: Figures.
+        bounds: Lower bounds over the jobs this replay finished.
+    """
+
+    policy: str
+    seed: int
+    load: float
+    oracle: bool
+    estimates: str
+    partial: bool
+    assumptions: tuple[str, ...]
+    metrics: Metrics
+    bounds: Bounds
+
+    @property
+    def jct_ratio(self) -> float | None:
+        """Mean JCT over its lower bound, 1 or more."""
+        return _over(self.metrics.jct_mean_s, self.bounds.jct_mean_s)
+
+    @property
+    def makespan_ratio(self) -> float | None:
+        """Makespan over its lower bound, 1 or more."""
+        return _over(self.metrics.makespan_s, self.bounds.makespan_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A mean over seeds and the half width of its 95 % interval (None with fewer than two seeds)."""
+
+    mean: float
+    half_width: float | None
+
+
+def summarise(replays: Iterable[Replay]) -> tuple[Summary, ...]:
+    """Measure and bound every replay; bounds of the same jobs on the same cluster are computed once.
+
+    Args:
+        replays: May be a generator: one replay at a time is held.
+
+    Returns:
+        One summary per replay, in order.
+    """
+    known: dict[tuple[int, str, bytes], tuple[Trace, Bounds]] = {}  # the trace is kept, so that its id stays its own
+    summaries = []
+    for replay in replays:
+        done = finished(replay)
+        key = (id(replay.trace), str(replay.cluster), done.tobytes())
+        if key not in known:
+            known[key] = (replay.trace, bounds(replay.trace, replay.cluster, counted=done))
+        summaries.append(Summary(
+            policy=replay.policy, seed=replay.seed, load=replay.load, oracle=replay.oracle,
+            estimates=replay.estimates, partial=replay.partial, assumptions=replay.assumptions,
+            metrics=measure(replay), bounds=known[key][1],
+        ))
+    return tuple(summaries)
+
+
+def result_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+    """One flat dictionary per replay with the keys of the JSON results; fit for CSV once assumptions are joined."""
+    return [_result_row(summary) for summary in summaries]
+
+
+def results_json(replay: Replay, summaries: Sequence[Summary]) -> dict[str, Any]:
+    """The result JSON of ``brim sim run`` and ``brim sim compare``: no NaN, no infinity, undefined is null.
+
+    Args:
+        replay: Any of the replays, for trace and cluster.
+        summaries: All of them.
+    """
+    trace = replay.trace
+    return {
+        "schema": SCHEMA,
+        "trace": {
+            "name": trace.name, "format": trace.format, "synthetic": trace.synthetic, "jobs": len(trace),
+            "span_s": trace.span_ms / MS_PER_S, "gpu_h": float(trace.gpu_ms.sum()) / MS_PER_S / 3600,
+        },
+        "cluster": str(replay.cluster),
+        "results": result_rows(summaries),
+    }
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Mean and Student-t 95 % interval of independent values (one per seed)."""
+    count = len(values)
+    mean = math.fsum(values) / count
+    if count < 2:
+        return Interval(mean=mean, half_width=None)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    quantile = float(student_t.ppf((1 + CONFIDENCE) / 2, count - 1))
+    return Interval(mean=mean, half_width=quantile * math.sqrt(variance / count))
+
+
+def by_policy(summaries: Sequence[Summary]) -> dict[tuple[float, str], list[Summary]]:
+    """Summaries by (load, policy), both in order of appearance, seeds together."""
+    grouped: dict[tuple[float, str], list[Summary]] = {}
+    for load in dict.fromkeys(summary.load for summary in summaries):
+        for summary in summaries:
+            if summary.load == load:
+                grouped.setdefault((load, summary.policy), []).append(summary)
+    return grouped
+
+
+def all_assumptions(summaries: Sequence[Summary]) -> list[str]:
+    """Every assumption once; one that only some policies make is led by their names."""
+    policies = list(dict.fromkeys(summary.policy for summary in summaries))
+    makers: dict[str, dict[str, None]] = {}
+    for summary in summaries:
+        for text in summary.assumptions:
+            makers.setdefault(text, {})[summary.policy] = None
+    lines = [text if len(who) == len(policies) else f"{', '.join(who)}: {text}" for text, who in makers.items()]
+    return [*lines, NO_POWER]
+
+
+def _result_row(summary: Summary) -> dict[str, Any]:
+    figures = dataclasses.asdict(summary.metrics) | {
+        "jct_bound_s": summary.bounds.jct_mean_s, "makespan_bound_s": summary.bounds.makespan_s,
+        "energy_kwh": None, "energy_bound_kwh": None, "cost": None,
+    }
+    return {
+        "policy": summary.policy, "seed": summary.seed, "load": float(summary.load),
+        **{key: figures[key] for key in _RESULT_KEYS},
+        "oracle": summary.oracle, "estimates": summary.estimates, "partial": summary.partial,
+        "assumptions": [*summary.assumptions, NO_POWER],
+    }
+
+
+def _over(value: float | None, bound: float | None) -> float | None:
+    return value / bound if value is not None and bound else None

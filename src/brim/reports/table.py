@@ -1,0 +1,155 @@
+"""The comparison as a table for the terminal, with what carries it in words below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from brim.reports.summary import Summary, all_assumptions, by_policy, interval
+from brim.units import show_duration
+
+_PAIRED: Final = "JCT against the first"
+_DROPPED_FIRST: Final = (
+    "rounds/s", "wall", "told", "makespan x bound", "lost GPU-h", "p50", "makespan", "queue mean", "preempt", _PAIRED,
+    "p99", "alloc",
+)
+
+
+def comparison(summaries: Sequence[Summary]) -> RenderableType:
+    """One row per policy and load; with several seeds, means with their 95 % interval and paired differences.
+
+    Args:
+        summaries: In the order in which policies should stand; the first policy is the one others are compared with.
+
+    Returns:
+        A rich renderable: table, load, bounds, assumptions; "partial" first and loud.
+    """
+    grouped = by_policy(summaries)
+    parts: list[RenderableType] = []
+    interrupted = list(dict.fromkeys(s.policy for s in summaries if s.partial))
+    if interrupted:
+        missing = sum(s.metrics.unfinished for s in summaries if s.partial)
+        parts.append(Text(
+            f"PARTIAL: {', '.join(interrupted)} stopped before all jobs had ended. {missing} unfinished jobs are left "
+            "out of every mean; do not compare with complete replays.", style="bold red",
+        ))
+    for load in dict.fromkeys(load for load, _ in grouped):
+        rows = {policy: group for (at, policy), group in grouped.items() if at == load}
+        parts.append(_Fitting(rows, load))
+        parts.extend(_notes(rows))
+    parts.extend(Text(f"- {line}") for line in all_assumptions(summaries))
+    return Group(*parts)
+
+
+def paired_difference(first: Sequence[Summary], other: Sequence[Summary]) -> str | None:
+    """Mean JCT of ``other`` minus ``first`` over the seeds both have, in words; None with fewer than two such seeds."""
+    base = {s.seed: s.metrics.jct_mean_s for s in first}
+    pairs = [(s.metrics.jct_mean_s, base[s.seed]) for s in other if s.seed in base]
+    differences = [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
+    if len(differences) < 2:
+        return None
+    found = interval(differences)
+    sign = "+" if found.mean >= 0 else "-"
+    return f"{sign}{show_duration(abs(found.mean))} +- {show_duration(found.half_width or 0.0)}"
+
+
+class _Fitting:
+    """The table, without its least needed columns where the terminal is too narrow for all of them."""
+
+    def __init__(self, rows: dict[str, list[Summary]], load: float) -> None:
+        self.rows, self.load = rows, load
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        left_out: set[str] = set()
+        table = _table(self.rows, self.load, left_out)
+        for heading in _DROPPED_FIRST:
+            if console.measure(table, options=options.update(max_width=1_000)).maximum <= options.max_width:
+                break
+            left_out.add(heading)
+            table = _table(self.rows, self.load, left_out)
+        yield table
+
+
+def _table(rows: dict[str, list[Summary]], load: float, left_out: set[str]) -> Table:
+    table = Table(title=f"load {load:g}", title_justify="left", pad_edge=False, box=None, header_style="bold")
+    paired = max(len(group) for group in rows.values()) > 1
+    first = next(iter(rows.values()))
+    cells = {policy: _cells(policy, group) for policy, group in rows.items()}
+    if paired:
+        for policy, group in rows.items():
+            cells[policy][_PAIRED] = "" if group is first else paired_difference(first, group) or "-"
+    for heading in cells[first[0].policy]:
+        if heading not in left_out:
+            table.add_column(heading, justify="left" if heading in ("policy", "told") else "right", no_wrap=True)
+    for policy, group in rows.items():
+        shown = [cell for heading, cell in cells[policy].items() if heading not in left_out]
+        table.add_row(*shown, style="yellow" if any(s.partial for s in group) else None)
+    return table
+
+
+def _cells(policy: str, group: Sequence[Summary]) -> dict[str, str]:
+    head = group[0]
+    marks = (" (oracle)" if head.oracle else "") + (" (partial)" if any(s.partial for s in group) else "")
+    return {
+        "policy": policy + marks,
+        "JCT mean": _spread(group, lambda s: s.metrics.jct_mean_s, show_duration),
+        "x bound": _spread(group, lambda s: s.jct_ratio, _times),
+        "p50": _mean(group, lambda s: s.metrics.jct_p50_s, show_duration),
+        "p99": _mean(group, lambda s: s.metrics.jct_p99_s, show_duration),
+        "queue mean": _mean(group, lambda s: s.metrics.queue_mean_s, show_duration),
+        "makespan": _mean(group, lambda s: s.metrics.makespan_s, show_duration),
+        "makespan x bound": _mean(group, lambda s: s.makespan_ratio, _times),
+        "alloc": _mean(group, lambda s: s.metrics.gpu_allocated_fraction, lambda x: f"{x:.1%}"),
+        "preempt": _mean(group, lambda s: s.metrics.preemptions, lambda x: f"{x:,.0f}"),
+        "lost GPU-h": _mean(group, lambda s: s.metrics.lost_gpu_s / 3600, lambda x: f"{x:,.1f}"),
+        "told": head.estimates,
+        "rounds/s": _mean(group, lambda s: s.metrics.rounds_per_s, lambda x: f"{x:,.0f}"),
+        "wall": _mean(group, lambda s: s.metrics.wall_s, show_duration),
+    }
+
+
+def _notes(rows: dict[str, list[Summary]]) -> list[Text]:
+    first = next(iter(rows.values()))[0]
+    jobs = first.metrics.jobs
+    lines = [
+        f"{jobs:,} jobs. No schedule of rigid jobs on these GPUs has a mean JCT below "
+        f"{_show(first.bounds.jct_mean_s)} or a makespan below {_show(first.bounds.makespan_s)} "
+        f"(finished jobs of {first.policy}; preemption and placement free)."
+    ]
+    seeds = max(len(group) for group in rows.values())
+    if seeds > 1:
+        lines.append(f"{seeds} seeds: mean +- 95 % interval (Student t); differences are paired by seed.")
+    failed = {policy: sum(s.metrics.failed for s in group) for policy, group in rows.items()}
+    if any(failed.values()):
+        counts = ", ".join(f"{policy} {count}" for policy, count in failed.items() if count)
+        lines.append(f"Failed jobs, left out of every mean: {counts}.")
+    return [Text(line, style="dim") for line in lines]
+
+
+def _values(group: Sequence[Summary], figure: Callable[[Summary], float | None]) -> list[float]:
+    return [value for value in map(figure, group) if value is not None]
+
+
+def _mean(group: Sequence[Summary], figure: Callable[[Summary], float | None], show: Callable[[float], str]) -> str:
+    values = _values(group, figure)
+    return show(interval(values).mean) if values else "-"
+
+
+def _spread(group: Sequence[Summary], figure: Callable[[Summary], float | None], show: Callable[[float], str]) -> str:
+    values = _values(group, figure)
+    if not values:
+        return "-"
+    found = interval(values)
+    return show(found.mean) + (f" +- {show(found.half_width)}" if found.half_width is not None else "")
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}"
+
+
+def _show(seconds: float | None) -> str:
+    return "-" if seconds is None else show_duration(seconds)
