@@ -1,0 +1,115 @@
+"""Submission, start and end of recorded jobs: what the readers of several formats make of them alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from brim.core.arrays import IntArray
+from brim.core.trace import NONE, Status
+from brim.errors import TraceError
+from brim.traces.report import ReadReport
+from brim.traces.table import MAX_GPU_MS, MAX_RUN_MS, Table
+from brim.units import MS_PER_S
+
+CPU_ONLY: Final = "asks for no GPU"
+NEVER_STARTED: Final = "never started"
+STILL_RUNNING: Final = "still running when the record ends"
+
+SLURM_STATES: Final = {
+    "COMPLETED": Status.COMPLETED, "FAILED": Status.FAILED, "CANCELLED": Status.CANCELLED,
+    "TIMEOUT": Status.FAILED, "NODE_FAIL": Status.FAILED, "OUT_OF_MEMORY": Status.FAILED,
+    "BOOT_FAIL": Status.FAILED, "DEADLINE": Status.FAILED, "LAUNCH_FAILED": Status.FAILED,
+    "RECONFIG_FAIL": Status.FAILED, "PREEMPTED": Status.CANCELLED, "REVOKED": Status.CANCELLED,
+    "STOPPED": Status.CANCELLED, "REQUEUED": Status.UNKNOWN, "SUSPENDED": Status.UNKNOWN,
+    "RESIZING": Status.UNKNOWN, "PENDING": Status.UNKNOWN, "RUNNING": Status.UNKNOWN,
+    "COMPLETING": Status.UNKNOWN, "CONFIGURING": Status.UNKNOWN, "REQUEUE_HOLD": Status.UNKNOWN,
+    "REQUEUE_FED": Status.UNKNOWN, "RESV_DEL_HOLD": Status.UNKNOWN, "SIGNALING": Status.UNKNOWN,
+    "SPECIAL_EXIT": Status.UNKNOWN, "STAGE_OUT": Status.UNKNOWN,
+}  # fmt: skip
+"""Job states of Slurm (squeue manual, JOB STATE CODES), also used by Helios and Acme."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifecycle:
+    """Rows that started and ended, in milliseconds."""
+
+    table: Table
+    submit_ms: IntArray
+    run_ms: IntArray
+    wait_ms: IntArray
+
+
+def recorded_lifecycle(table: Table) -> Lifecycle:
+    """Read submit_time, start_time and end_time; the run time is the end minus the start.
+
+    The published duration of some clusters contains the queue (Kalos); it is checked and not used.
+
+    Raises:
+        TraceError: a time cannot be read, or a job ends before it starts.
+    """
+    table = table.drop(table.clock_ms("start_time", missing=True) == NONE, NEVER_STARTED)
+    table = table.drop(table.clock_ms("end_time", missing=True) == NONE, STILL_RUNNING)
+    submit_ms, start_ms, end_ms = (table.clock_ms(f"{event}_time") for event in ("submit", "start", "end"))
+    run_ms = end_ms - start_ms
+    check_run(table, run_ms, "end_time")
+    if "duration" in table:
+        told_ms = table.seconds_ms("duration", high_ms=MAX_RUN_MS, missing=NONE)
+        differs = (told_ms != NONE) & (told_ms != run_ms)
+        with_queue = differs & (told_ms == end_ms - submit_ms)
+        table.report.repair("duration contains the queue: end minus start is used", int(with_queue.sum()))
+        table.report.repair("duration is not end minus start, which is used", int((differs & ~with_queue).sum()))
+    return Lifecycle(
+        table=table,
+        submit_ms=submit_ms,
+        run_ms=at_least_a_second(run_ms, table.report),
+        wait_ms=no_negative_wait(start_ms - submit_ms, table.report),
+    )
+
+
+def check_run(table: Table, run_ms: IntArray, column: str) -> None:
+    """Refuse run times below zero or above ten years.
+
+    Raises:
+        TraceError: there is one.
+    """
+    bad = (run_ms < 0) | (run_ms > MAX_RUN_MS)
+    if bad.any():
+        index = int(bad.argmax())
+        raise table.error(
+            index, column, "a run time from 0 to ten years", f"a run time of {run_ms[index] / MS_PER_S:g} s"
+        )
+
+
+def at_least_a_second(run_ms: IntArray, report: ReadReport) -> IntArray:
+    """Raise run times of zero to one second, the resolution of the published clocks."""
+    zero = run_ms == 0
+    report.repair("run time 0 s counted as 1 s", int(zero.sum()))
+    return np.where(zero, MS_PER_S, run_ms)
+
+
+def no_negative_wait(wait_ms: IntArray, report: ReadReport) -> IntArray:
+    """Raise waits below zero to zero: the start was logged before the submission."""
+    negative = wait_ms < 0
+    report.repair("start logged before the submission: wait counted as 0", int(negative.sum()))
+    return np.maximum(wait_ms, 0)
+
+
+def per_gpu(amount: IntArray, gpus: IntArray) -> IntArray:
+    """Divide what a job asks for by its GPUs, rounded up."""
+    return -(-amount // np.maximum(gpus, 1))
+
+
+def check_gpu_time(file: str, gpus: IntArray, run_ms: IntArray) -> None:
+    """Refuse jobs whose GPU time does not fit into 64 bits.
+
+    Raises:
+        TraceError: there is one.
+    """
+    bad = gpus > MAX_GPU_MS // np.maximum(run_ms, 1)
+    if bad.any():
+        index = int(bad.argmax())
+        found = f"{gpus[index]} GPUs for {run_ms[index] / MS_PER_S:g} s"
+        raise TraceError(file, found=found, expected=f"at most {MAX_GPU_MS / 3.6e6:.2g} GPU-hours per job")

@@ -1,0 +1,196 @@
+"""brim's own trace files, Parquet or CSV: what ``write`` writes, ``read`` gives back without loss.
+
+One row per job with the columns of ``Trace``; names, states and the id of the job that must end first stand as text,
+an empty cell means "not recorded". What is not a column (name, format, origin, order of names) is JSON: in the Parquet
+metadata under ``brim``, in CSV in a first line after ``# brim trace``. A CSV without that line is fine, and only
+``job_id``, ``submit_ms`` and ``gpus`` are required: this is the format for one's own logs.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from brim.core.arrays import IntArray
+from brim.core.trace import DEFAULTS, INT_COLUMNS, NONE, Status, Trace, trace_of
+from brim.errors import ConfigError, TraceError
+from brim.traces.report import ReadReport
+from brim.traces.source import Source
+from brim.traces.table import LINE, MAX_AMOUNT, MAX_GPUS, MAX_RUN_MS, MAX_TIME_MS, Table, csv_table, header_share, shown
+from brim.units import WHOLE_GPU
+
+NAME: Final = "brim"
+SCHEMA: Final = 1
+COLUMNS: Final = ("job_id", "submit_ms", "gpus")
+NAMED: Final = {"user": "users", "group": "groups", "gpu_type": "gpu_types", "profile": "profiles"}
+_MARK: Final = "# brim trace "
+_KEY: Final = b"brim"
+_STATES: Final = {**{status.name.lower(): status for status in Status}, "": Status.UNKNOWN}
+_BOUNDS: Final = {
+    "submit_ms": (0, MAX_TIME_MS), "gpus": (1, MAX_GPUS), "share_milli": (1, WHOLE_GPU), "cpu_milli": (0, MAX_AMOUNT),
+    "mem_mib": (0, MAX_AMOUNT), "time_limit_ms": (NONE, MAX_RUN_MS), "run_ms": (NONE, MAX_RUN_MS),
+    "wait_ms": (NONE, MAX_TIME_MS), "after_ms": (0, MAX_RUN_MS), "batch": (NONE, MAX_AMOUNT),
+}  # fmt: skip
+
+
+def score(source: Source) -> float:
+    """Say how much the content looks like this format, 0 to 1."""
+    if source.is_parquet or source.first_line.startswith(_MARK):
+        return 1.0
+    return header_share(source.first_line, COLUMNS)
+
+
+def write(trace: Trace, path: str | Path) -> None:
+    """Write a trace; the ending ``.parquet``, ``.csv`` or ``.csv.gz`` decides how.
+
+    Raises:
+        ConfigError: the ending is none of these, or the file cannot be written.
+    """
+    target = Path(path)
+    ending = "".join(target.suffixes[-2:]) if target.suffix == ".gz" else target.suffix
+    buffer = io.BytesIO()
+    if ending == ".parquet":
+        table = _frame(trace).to_arrow()
+        pq.write_table(table.replace_schema_metadata({_KEY: _facts(trace).encode()}), buffer, compression="zstd")
+    elif ending in (".csv", ".csv.gz"):
+        buffer.write(f"{_MARK}{_facts(trace)}\n".encode())
+        _frame(trace).write_csv(buffer)
+    else:
+        raise ConfigError(f"trace file {target}: found the ending {ending!r}, expected .parquet, .csv or .csv.gz")
+    data = gzip.compress(buffer.getvalue(), mtime=0) if ending == ".csv.gz" else buffer.getvalue()
+    part = target.with_name(target.name + ".part")
+    try:
+        part.write_bytes(data)
+        os.replace(part, target)
+    except OSError as error:
+        raise ConfigError(f"trace file {target}: cannot be written ({error.strerror})") from None
+
+
+def read(source: Source, report: ReadReport) -> Trace:
+    """Read what ``write`` wrote, or a CSV with at least the required columns.
+
+    Raises:
+        TraceError: it is neither, or a value is corrupt.
+    """
+    table, facts = _parquet(source, report) if source.is_parquet else _csv(source, report)
+    table.require(*COLUMNS)
+    ids = table.ids("job_id")
+    columns: dict[str, Any] = {}
+    for column, (low, high) in _BOUNDS.items():
+        if column in table:
+            missing = None if column in COLUMNS else DEFAULTS.get(column, NONE)
+            expected = f"a whole number, {low} to {high}"
+            columns[column] = table.number(column, expected, low=low, high=high, whole=True, missing=missing)
+    for column, plural in NAMED.items():
+        columns[plural] = facts.get(plural, [])
+        if column in table:
+            columns[column], columns[plural] = _codes(table, column, columns[plural])
+    if "status" in table:
+        columns["status"] = table.statuses("status", _STATES, "completed, failed, cancelled or unknown")
+    if "after" in table:
+        columns["after"] = _after_rows(table, ids)
+    return trace_of(
+        name=facts.get("name", source.name), format=facts.get("format", NAME),
+        synthetic=facts.get("synthetic", False), origin_ms=facts.get("origin_ms"), job_id=ids, **columns,
+    )  # fmt: skip
+
+
+def _facts(trace: Trace) -> str:
+    facts = {name: getattr(trace, name) for name in ("name", "format", "synthetic", "origin_ms", *NAMED.values())}
+    return json.dumps({"schema": SCHEMA, **facts}, ensure_ascii=True)
+
+
+def _frame(trace: Trace) -> pl.DataFrame:
+    columns: dict[str, pl.Series] = {"job_id": pl.Series(trace.job_id, dtype=pl.String)}
+    for name in INT_COLUMNS:
+        values = pl.Series(getattr(trace, name))
+        behind = {**{column: getattr(trace, plural) for column, plural in NAMED.items()}, "after": trace.job_id}
+        if name in behind:
+            texts = pl.Series(behind[name], dtype=pl.String)
+            columns[name] = texts.gather(values.set(values == NONE, None))
+        elif name == "status":
+            columns[name] = pl.Series([status.name.lower() for status in Status]).gather(values)
+        else:
+            columns[name] = values.set(values == NONE, None)
+    return pl.DataFrame(columns)
+
+
+def _parquet(source: Source, report: ReadReport) -> tuple[Table, dict[str, Any]]:
+    try:
+        arrow = pq.read_table(io.BytesIO(source.data))
+        frame = pl.DataFrame(pl.from_arrow(arrow))
+    except (pa.ArrowException, OSError, ValueError, pl.exceptions.PolarsError) as error:
+        reason = str(error).partition("\n")[0][:80]
+        raise TraceError(source.file, found=f"a broken Parquet file ({reason})", expected="a whole one") from None
+    if not frame.height:
+        raise TraceError(source.file, found="no rows", expected="at least one job")
+    report.rows += frame.height
+    rows = pl.int_range(1, frame.height + 1, dtype=pl.Int64, eager=True).alias(LINE)
+    facts = _checked_facts(source.file, (arrow.schema.metadata or {}).get(_KEY, b"{}"))
+    return Table(file=source.file, frame=frame.with_columns(rows), report=report), facts
+
+
+def _csv(source: Source, report: ReadReport) -> tuple[Table, dict[str, Any]]:
+    if not source.data.startswith(_MARK.encode()):
+        return csv_table(source, report), {}
+    line = source.data.partition(b"\n")[0]
+    return csv_table(source, report, skip_lines=1), _checked_facts(source.file, line[len(_MARK) :])
+
+
+def _checked_facts(file: str, text: bytes) -> dict[str, Any]:
+    try:
+        facts = json.loads(text)
+    except (ValueError, RecursionError):
+        facts = None
+    if not isinstance(facts, dict):
+        raise TraceError(file, row=1, found="a broken description of the trace", expected="the JSON that brim wrote")
+    if facts.get("schema", SCHEMA) != SCHEMA:
+        raise TraceError(file, row=1, found=f"schema {shown(facts['schema'])}", expected=f"schema {SCHEMA}")
+    kinds: dict[str, Any] = {"name": str, "format": str, "synthetic": bool, "origin_ms": int | None}
+    for key, value in facts.items():
+        if key in kinds and not isinstance(value, kinds[key]):
+            raise TraceError(file, row=1, column=key, found=shown(value), expected="what brim wrote")
+        if key in NAMED.values() and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+            raise TraceError(file, row=1, column=key, found=shown(value), expected="a list of names")
+    if abs(facts.get("origin_ms") or 0) > MAX_TIME_MS:
+        found = shown(facts["origin_ms"])
+        raise TraceError(file, row=1, column="origin_ms", found=found, expected="a time before 2100")
+    return facts
+
+
+def _codes(table: Table, column: str, names: list[str]) -> tuple[IntArray, tuple[str, ...]]:
+    """Code by the names of the description first, then by those it lacks, sorted."""
+    text = _verbatim(table, column)
+    known = set(names)
+    order = list(dict.fromkeys((*names, *sorted(name for name in text.drop_nulls().unique() if name not in known))))
+    if not order:
+        return np.full(len(table), NONE, dtype=np.int64), ()
+    codes = text.replace_strict(order, list(range(len(order))), default=NONE, return_dtype=pl.Int64)
+    return codes.to_numpy(), tuple(order)
+
+
+def _verbatim(table: Table, column: str) -> pl.Series:
+    """Return text as it stands: in brim's own files "None" and "" are names like any other."""
+    series = table.frame[column]
+    return series if series.dtype == pl.String else table.text(column)
+
+
+def _after_rows(table: Table, ids: list[str]) -> IntArray:
+    text = _verbatim(table, "after")
+    rows = text.replace_strict(ids, list(range(len(ids))), default=NONE, return_dtype=pl.Int64).to_numpy()
+    unknown = (rows == NONE) & text.is_not_null().to_numpy() & (text != "").fill_null(False).to_numpy()
+    if unknown.any():
+        raise table.error(int(unknown.argmax()), "after", "the id of another job")
+    circular = rows == np.arange(len(rows))
+    if circular.any():
+        raise table.error(int(circular.argmax()), "after", "the id of another job")
+    return rows

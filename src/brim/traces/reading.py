@@ -1,0 +1,73 @@
+"""From a path to a trace: finds the format, runs its reader, balances the counts."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Final
+
+from brim.core.trace import Trace
+from brim.errors import ConfigError, InvariantError, TraceError
+from brim.traces import pai
+from brim.traces.formats import FORMATS, Format
+from brim.traces.lifecycle import check_gpu_time
+from brim.traces.report import ReadReport
+from brim.traces.source import Source, open_source
+from brim.traces.table import shown
+
+SURE_ENOUGH: Final = 0.5
+"""A file must show at least half of the marks of a format; the reader then names what is missing."""
+
+
+def read(path: str | Path, format: str | None = None) -> tuple[Trace, ReadReport]:
+    """Read a trace in any known format, through gzip; a folder is read as the tables of PAI.
+
+    Args:
+        path: File or folder.
+        format: Name of the format; None finds it from the content.
+
+    Returns:
+        The trace, and how many rows were used, repaired and dropped: rows = used + dropped.
+
+    Raises:
+        TraceError: the file cannot be read; the message names file, row, column, what was found and expected.
+        ConfigError: no format has that name.
+    """
+    chosen = None if format is None else _named(format)
+    if Path(path).is_dir():
+        if (chosen is None or chosen.name == pai.NAME) and pai.is_folder(Path(path)):
+            report = ReadReport(file=str(path), format=pai.NAME)
+            return _balanced(pai.read_folder(Path(path), report), report)
+        raise TraceError(str(path), found="a folder", expected="a trace file, or a folder with the tables of PAI")
+    source = open_source(path)
+    chosen = chosen or _detected(source)
+    report = ReadReport(file=source.file, format=chosen.name)
+    return _balanced(chosen.read(source, report), report)
+
+
+def _named(name: str) -> Format:
+    known = {row.name: row for row in FORMATS}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+        raise ConfigError(f"trace format {name!r} is not known: {hint}")
+    return known[name]
+
+
+def _detected(source: Source) -> Format:
+    best = max(FORMATS, key=lambda row: row.score(source))
+    if best.score(source) < SURE_ENOUGH:
+        known = ", ".join(row.name for row in FORMATS)
+        raise TraceError(source.file, row=1, found=shown(source.first_line), expected=f"one of the formats {known}")
+    return best
+
+
+def _balanced(trace: Trace, report: ReadReport) -> tuple[Trace, ReadReport]:
+    report.used = len(trace)
+    if report.rows != report.used + sum(report.dropped.values()):
+        raise InvariantError(f"{report.file}: {report.rows} rows, but {report.used} used and {report.dropped} dropped")
+    if not len(trace):
+        reasons = ", ".join(f"{rows} {reason}" for reason, rows in report.dropped.items())
+        raise TraceError(report.file, found=f"no usable job ({reasons})", expected="at least one GPU job that ran")
+    check_gpu_time(report.file, trace.gpus, trace.run_ms)
+    return trace, report

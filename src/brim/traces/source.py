@@ -1,0 +1,100 @@
+"""Bytes of a trace file: found, unpacked, checked to be text. What they mean is left to the readers."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from brim.errors import TraceError
+
+GZIP_MAGIC: Final = b"\x1f\x8b"
+PARQUET_MAGIC: Final = b"PAR1"
+HEAD_BYTES: Final = 1 << 16
+"""Enough to see the header and some rows of every format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One file, unpacked; text has neither byte order mark nor carriage returns.
+
+    Attributes:
+        file: Path as the user gave it.
+        data: The whole content.
+    """
+
+    file: str
+    data: bytes
+
+    @property
+    def name(self) -> str:
+        """File name without its folder."""
+        return Path(self.file).name
+
+    @property
+    def is_parquet(self) -> bool:
+        """Whether the content says that it is Parquet."""
+        return self.data.startswith(PARQUET_MAGIC)
+
+    @property
+    def head(self) -> list[str]:
+        """First lines, the last one possibly cut; none for Parquet."""
+        return [] if self.is_parquet else self.data[:HEAD_BYTES].decode("utf-8", errors="replace").split("\n")
+
+    @property
+    def first_line(self) -> str:
+        """First line that is not blank."""
+        return next((line for line in self.head if line.strip()), "")
+
+
+def open_source(path: str | Path) -> Source:
+    """Read a file, through gzip where it is gzip.
+
+    Raises:
+        TraceError: it is missing, a folder, unreadable, empty, a broken gzip file, binary, or not UTF-8.
+    """
+    file = str(path)
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise TraceError(file, found="no such file", expected="a trace") from None
+    except IsADirectoryError:
+        raise TraceError(file, found="a folder", expected="a trace file, or a folder with the tables of PAI") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise TraceError(file, found=f"an unreadable file ({reason})", expected="a trace") from None
+    if data.startswith(GZIP_MAGIC):
+        data = _unpacked(file, data)
+    if data.startswith(PARQUET_MAGIC):
+        return Source(file=file, data=data)
+    return Source(file=file, data=_text(file, data))
+
+
+def _unpacked(file: str, data: bytes) -> bytes:
+    try:
+        return gzip.decompress(data)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        reason = "cut short" if isinstance(error, EOFError) else str(error)
+        raise TraceError(file, found=f"a broken gzip file ({reason})", expected="a whole one") from None
+
+
+def _text(file: str, data: bytes) -> bytes:
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise TraceError(file, found="UTF-16 text", expected="UTF-8 text")
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    if not data.isascii():
+        try:
+            data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            row = data.count(b"\n", 0, error.start) + 1
+            raise TraceError(file, row=row, found=f"byte 0x{data[error.start]:02x}", expected="UTF-8 text") from None
+    if b"\0" in data:
+        row = data.count(b"\n", 0, data.index(b"\0")) + 1
+        raise TraceError(file, row=row, found="a zero byte (binary data)", expected="text or Parquet")
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if not data.strip():
+        raise TraceError(file, found="an empty file", expected="a trace")
+    return data

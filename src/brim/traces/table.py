@@ -1,0 +1,369 @@
+"""Columns of text as typed columns, with the file and row of whatever does not fit.
+
+Every reader goes through ``Table``: it splits lines, checks each value against its range, and counts what is dropped.
+Which values are errors, repairs or drops is decided by the readers.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from brim.core.arrays import BoolArray, FloatArray, IntArray
+from brim.core.trace import NONE
+from brim.errors import TraceError
+from brim.traces.report import ReadReport
+from brim.traces.source import Source
+from brim.units import MS_PER_DAY, MS_PER_S
+
+LINE: Final = "\0line"
+MAX_TIME_MS: Final = 4_102_444_800_000
+"""2100-01-01: a submission beyond it, or that long after an unknown time 0, is corruption."""
+MAX_RUN_MS: Final = 3_650 * MS_PER_DAY
+"""Ten years: a run time beyond it is corruption."""
+MAX_GPUS: Final = 1_000_000
+MAX_GPU_MS: Final = (1 << 63) // 1_000
+"""GPUs times run time of one job must leave room for thousandths of a GPU in 64 bits."""
+MAX_AMOUNT: Final = 1 << 40
+"""Milli-cores or MiB of one job."""
+MISSING: Final = ("", "None", "Unknown", "NULL", "null")
+"""Spellings of "not recorded" in published traces. NaN is not one: where a number is due it is corruption."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of one file, each with the line it came from.
+
+    Attributes:
+        file: Path as the user gave it.
+        frame: Columns as read, and the line number of each row in column ``LINE``.
+        report: Where drops and repairs are counted.
+    """
+
+    file: str
+    frame: pl.DataFrame
+    report: ReadReport
+
+    def __len__(self) -> int:
+        return self.frame.height
+
+    def __contains__(self, column: str) -> bool:
+        return column in self.frame.columns
+
+    def line(self, index: int) -> int:
+        """Line of the file that a row came from."""
+        return int(self.frame[LINE][index])
+
+    def error(self, index: int, column: str, expected: str, found: str | None = None) -> TraceError:
+        """Describe what is wrong with one value."""
+        return TraceError(
+            self.file,
+            row=self.line(index),
+            column=column,
+            found=shown(self.frame[column][index]) if found is None else found,
+            expected=expected,
+        )
+
+    def require(self, *columns: str) -> None:
+        """Check that these columns exist.
+
+        Raises:
+            TraceError: one does not; the message names the nearest that does.
+        """
+        present = [column for column in self.frame.columns if column != LINE]
+        for column in columns:
+            if column not in present:
+                near = difflib.get_close_matches(column, present, n=1)
+                found = f"no such column (nearest: {near[0]!r})" if near else f"columns {', '.join(present[:12])}"
+                raise TraceError(self.file, row=1, column=column, found=found, expected=f"a column {column!r}")
+
+    def keep(self, mask: BoolArray) -> Table:
+        """Keep the rows of the mask without counting."""
+        return self if mask.all() else replace(self, frame=self.frame.filter(pl.Series(mask)))
+
+    def drop(self, mask: BoolArray, reason: str) -> Table:
+        """Leave out the rows of the mask, counted under the reason."""
+        self.report.drop(reason, int(mask.sum()))
+        return self.keep(~mask)
+
+    def text(self, column: str) -> pl.Series:
+        """Return stripped text, null where not recorded."""
+        series = self.frame[column]
+        if series.dtype != pl.String:
+            series = self._castable(column).cast(pl.String)
+        series = series.str.strip_chars()
+        return series.set(series.is_in(MISSING).fill_null(False), None) if len(series) else series
+
+    def blank(self, column: str) -> BoolArray:
+        """Mark rows in which the column is not recorded."""
+        return self.text(column).is_null().to_numpy()
+
+    def number(
+        self,
+        column: str,
+        expected: str,
+        *,
+        low: float = 0,
+        high: float = MAX_AMOUNT,
+        unit: float = 1,
+        whole: bool = False,
+        missing: int | None = None,
+    ) -> IntArray:
+        """Parse numbers, times ``unit``, rounded to integers.
+
+        Args:
+            column: Name of the column.
+            expected: What the message says should stand there.
+            low: Least value before ``unit`` is applied.
+            high: Greatest value before ``unit`` is applied.
+            unit: Factor from the file's unit to brim's.
+            whole: Whether a fraction is an error.
+            missing: Result where nothing is recorded; None makes that an error.
+
+        Raises:
+            TraceError: a value is not a number, out of range, NaN, or missing where it must not be.
+        """
+        values = self._floats(column)
+        with np.errstate(invalid="ignore"):
+            good = (values >= low) & (values <= high)
+        if whole:
+            good &= values == np.rint(np.where(good, values, 0.5))
+        if missing is not None and not good.all():
+            blank = self.blank(column)
+            values = np.where(blank, missing / unit, values)
+            good |= blank
+        if not good.all():
+            raise self.error(int(np.argmin(good)), column, expected)
+        return np.rint(values * unit).astype(np.int64)
+
+    def seconds_ms(self, column: str, *, high_ms: int = MAX_TIME_MS, missing: int | None = None) -> IntArray:
+        """Parse seconds, as milliseconds."""
+        what = "seconds since the start, at most 130 years" if high_ms == MAX_TIME_MS else "seconds, at most ten years"
+        return self.number(column, what, high=high_ms / MS_PER_S, unit=MS_PER_S, missing=missing)
+
+    def gpus(self, column: str, *, low: int = 1) -> IntArray:
+        """Parse a whole number of GPUs."""
+        return self.number(column, f"a whole number of GPUs, {low} to {MAX_GPUS}", low=low, high=MAX_GPUS, whole=True)
+
+    def clock_ms(self, column: str, *, missing: bool = False) -> IntArray:
+        """Parse wall-clock times as Unix milliseconds (UTC where no offset is written), NONE where not recorded.
+
+        Raises:
+            TraceError: a value is not a time, lies outside 1970 to 2100, or is missing where it must not be.
+        """
+        text = self.text(column)
+        parsed = _parse_clock(text)
+        values = parsed.fill_null(NONE).to_numpy().astype(np.int64)
+        blank = text.is_null().to_numpy()
+        bad = ((values < 0) | (values >= MAX_TIME_MS)) & ~blank
+        if not missing:
+            bad |= blank
+        if bad.any():
+            raise self.error(int(np.argmax(bad)), column, "a time like 2017-10-07 01:11:39 between 1970 and 2100")
+        return values
+
+    def ids(self, column: str) -> list[str]:
+        """Return the ids of the rows.
+
+        Raises:
+            TraceError: an id is missing, or two rows carry the same.
+        """
+        text = self.text(column)
+        if text.null_count():
+            raise self.error(int(text.is_null().to_numpy().argmax()), column, "an id")
+        repeated = text.is_duplicated().to_numpy()
+        if repeated.any():
+            first = int(repeated.argmax())
+            again = int(np.flatnonzero((text == text[first]).to_numpy())[1])
+            found = f"{shown(text[first])} again (first in row {self.line(first)})"
+            raise self.error(again, column, "each id once", found)
+        return text.to_list()
+
+    def names(self, column: str) -> tuple[IntArray, tuple[str, ...]]:
+        """Code the column by its sorted names; NONE where not recorded."""
+        return coded(self.text(column))
+
+    def statuses(self, column: str, known: Mapping[str, int], expected: str) -> IntArray:
+        """Translate states.
+
+        Raises:
+            TraceError: a state is not known.
+        """
+        text = self.text(column).fill_null("")
+        codes = text.replace_strict(list(known), list(known.values()), default=None, return_dtype=pl.Int64)
+        if codes.null_count():
+            raise self.error(int(codes.is_null().to_numpy().argmax()), column, expected)
+        return codes.to_numpy()
+
+    def _castable(self, column: str) -> pl.Series:
+        series = self.frame[column]
+        if series.dtype != pl.String and not series.dtype.is_numeric():
+            raise TraceError(
+                self.file, column=column, found=f"values of type {series.dtype}", expected="numbers or text"
+            )
+        return series
+
+    def _floats(self, column: str) -> FloatArray:
+        series = self._castable(column)
+        if series.dtype == pl.String:
+            series = series.str.strip_chars()
+        return series.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy()
+
+
+def shown(value: object) -> str:
+    """Quote a found value on one line, cut where long."""
+    text = "nothing" if value is None or value == "" else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def coded(text: pl.Series) -> tuple[IntArray, tuple[str, ...]]:
+    """Code text by its sorted distinct values; NONE for null."""
+    names = text.drop_nulls().unique().sort().to_list()
+    if not names:
+        return np.full(len(text), NONE, dtype=np.int64), ()
+    codes = text.replace_strict(names, list(range(len(names))), default=NONE, return_dtype=pl.Int64)
+    return codes.to_numpy(), tuple(names)
+
+
+def parsed_once(text: pl.Series, column: pl.Expr) -> pl.DataFrame:
+    """Evaluate expressions over column ``text`` once per distinct value; for long columns of few values."""
+    distinct = pl.DataFrame({"text": text.unique()})
+    table = distinct.select("text", column.struct.unnest())
+    return pl.DataFrame({"text": text}).join(
+        table, on="text", how="left", nulls_equal=True, maintain_order="left"
+    ).drop("text")
+
+
+def header_share(line: str, columns: Sequence[str], separator: str = ",") -> float:
+    """Share of a format's columns that a header line names."""
+    present = {field.strip().strip('"') for field in line.split(separator)}
+    return len(present.intersection(columns)) / len(columns)
+
+
+def csv_table(
+    source: Source,
+    report: ReadReport,
+    *,
+    separator: str = ",",
+    quoted: bool = True,
+    columns: Sequence[str] | None = None,
+    wanted: Iterable[str] | None = None,
+    skip_lines: int = 0,
+) -> Table:
+    """Split a file into columns of text; blank lines are skipped.
+
+    Args:
+        source: The file.
+        report: Its rows are counted here.
+        separator: Between fields.
+        quoted: Whether fields may stand in double quotes.
+        columns: Names, where the file has no header line.
+        wanted: Read only those of these that the file has; None reads all.
+        skip_lines: Lines before the header.
+
+    Raises:
+        TraceError: a row has more or fewer fields than the header, or a name stands twice in it.
+    """
+    body = source.data
+    for _ in range(skip_lines):
+        body = body.partition(b"\n")[2]
+    blank_lines = len(body) - len(body.lstrip(b"\n"))
+    body, first = body[blank_lines:], skip_lines + blank_lines + 1
+    if columns is None:
+        header, _, body = body.partition(b"\n")
+        names = _header(source.file, header.decode("utf-8"), first, separator)
+        first += 1
+    else:
+        names = list(columns)
+    quoted = quoted and b'"' in body
+    frame = _split(source.file, body, names, first, separator=separator, quoted=quoted)
+    if wanted is not None:
+        kept = set(wanted)
+        frame = frame.select(name for name in names if name in kept)
+    frame = frame.with_columns(pl.int_range(first, first + frame.height, dtype=pl.Int64, eager=True).alias(LINE))
+    empty = frame.select(pl.all_horizontal(pl.exclude(LINE).is_null())).to_series().to_numpy()
+    table = Table(file=source.file, frame=frame, report=report).keep(~empty)
+    report.rows += len(table)
+    return table
+
+
+def _header(file: str, line: str, row: int, separator: str) -> list[str]:
+    try:
+        names = [name.strip() for name in next(csv.reader([line], delimiter=separator), [])]
+    except csv.Error as error:
+        found = f"a header that cannot be split ({error})"
+        raise TraceError(file, row=row, found=found, expected="column names") from None
+    for name in names:
+        if name and names.count(name) > 1:
+            raise TraceError(file, row=row, column=name, found="the name twice", expected="each column once")
+    return [name or f"\0unnamed{index}" for index, name in enumerate(names)]
+
+
+def _split(file: str, body: bytes, names: list[str], first: int, *, separator: str, quoted: bool) -> pl.DataFrame:
+    if not body.strip():
+        raise TraceError(file, found="no rows", expected="at least one job")
+    try:
+        frame = pl.read_csv(
+            body,
+            has_header=False,
+            separator=separator,
+            quote_char='"' if quoted else None,
+            schema=dict.fromkeys(names, pl.String),
+        )
+    except pl.exceptions.PolarsError as error:
+        _check_fields(file, body, names, first, separator=separator, quoted=quoted)
+        reason = str(error).partition("\n")[0][:80]
+        raise TraceError(file, found=f"text that cannot be split ({reason})", expected="one job per line") from None
+    separators = (len(names) - 1) * (frame.height - _blank_lines(frame))
+    if quoted or body.count(separator.encode()) != separators:
+        _check_fields(file, body, names, first, separator=separator, quoted=quoted)
+    return frame
+
+
+def _blank_lines(frame: pl.DataFrame) -> int:
+    return int(frame.select(pl.all_horizontal(pl.all().is_null()).sum()).item())
+
+
+def _check_fields(file: str, body: bytes, names: list[str], first: int, *, separator: str, quoted: bool) -> None:
+    """Find the row whose number of fields is not the header's."""
+    lines = body.decode("utf-8").split("\n")
+    rows = csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE)
+    row = 0
+    try:
+        for fields in rows:
+            row = rows.line_num
+            if fields and len(fields) != len(names):
+                raise TraceError(
+                    file, row=first + row - 1, found=f"{len(fields)} fields", expected=f"{len(names)} as in the header"
+                )
+    except csv.Error as error:
+        found = f"a broken field ({error})"
+        raise TraceError(file, row=first + row, found=found, expected="one job per line") from None
+
+
+def _parse_clock(text: pl.Series) -> pl.Series:
+    """Parse as Unix milliseconds; null where it cannot be."""
+    sample = next((value for value in text.head(1_000) if value), "")
+    separator = "T" if "T" in sample else " "
+    offset = "%:z" if sample[-6:-5] in ("+", "-") and ":" in sample[-5:] else ""
+    shape = f"%Y-%m-%d{separator}%H:%M:%S"
+    if sample.endswith("Z"):
+        text, offset = text.str.replace("Z$", "+00:00"), "%:z"
+    parsed = _strptime(text, shape + offset)
+    if parsed.null_count() > text.null_count():
+        parsed = parsed.fill_null(_strptime(text, f"{shape}%.f{offset}"))
+    return parsed
+
+
+def _strptime(text: pl.Series, shape: str) -> pl.Series:
+    try:
+        times = text.str.to_datetime(shape, time_unit="ms", strict=False, time_zone="UTC" if "%:z" in shape else None)
+    except pl.exceptions.PolarsError:
+        return pl.Series([None] * len(text), dtype=pl.Int64)
+    return times.cast(pl.Int64)
