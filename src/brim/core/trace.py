@@ -184,6 +184,7 @@ def trace_of(
 
 
 _DIGITS = re.compile(r"(\d+)")
+_INT64_DIGITS = 18
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
@@ -196,8 +197,29 @@ def _canonical_order(submit_ms: IntArray, ids: np.ndarray[Any, Any]) -> IntArray
     """Order by (submission, natural id): the same for every permutation of the input rows."""
     order = np.argsort(submit_ms, kind="stable")
     times = submit_ms[order]
-    starts = np.flatnonzero(np.concatenate(([True], times[1:] != times[:-1])))
-    for start, stop in zip(starts, np.append(starts[1:], len(times)), strict=True):
-        if stop - start > 1:
-            order[start:stop] = sorted(order[start:stop], key=lambda row: natural_key(ids[row]))
+    same = times[1:] == times[:-1]
+    tied = np.flatnonzero(np.concatenate((same, [False])) | np.concatenate(([False], same)))
+    if not len(tied):
+        return order
+    rows = order[tied]
+    keys = _number_keys(ids[rows].tolist())
+    if keys is None:
+        order[tied] = sorted(rows, key=lambda row: (submit_ms[row], natural_key(ids[row])))
+    else:
+        order[tied] = rows[np.lexsort((*keys[::-1], times[tied]))]
     return order
+
+
+def _number_keys(ids: list[str]) -> IntArray | None:
+    """Return the numbers in the ids, one row per number, where comparing them equals comparing natural keys.
+
+    That is so when the ids differ in nothing but numbers without leading zeros; otherwise None.
+    """
+    text = "\n".join(ids)
+    shapes = set(_DIGITS.sub("0", text).split("\n"))
+    numbers = _DIGITS.findall(text)
+    if len(shapes) > 1 or not numbers or len(numbers) % len(ids) or not text.isascii():
+        return None
+    if max(map(len, numbers)) > _INT64_DIGITS or any(number[0] == "0" and number != "0" for number in numbers):
+        return None
+    return np.fromiter(map(int, numbers), dtype=np.int64, count=len(numbers)).reshape(len(ids), -1).T

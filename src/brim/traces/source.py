@@ -95,6 +95,6 @@ def _text(file: str, data: bytes) -> bytes:
         raise TraceError(file, row=row, found="a zero byte (binary data)", expected="text or Parquet")
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    if not data.strip():
+    if not data or data.isspace():
         raise TraceError(file, found="an empty file", expected="a trace")
     return data

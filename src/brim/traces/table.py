@@ -270,27 +270,29 @@ def csv_table(
     Raises:
         TraceError: a row has more or fewer fields than the header, or a name stands twice in it.
     """
-    body = source.data
-    for _ in range(skip_lines):
-        body = body.partition(b"\n")[2]
-    blank_lines = len(body) - len(body.lstrip(b"\n"))
-    body, first = body[blank_lines:], skip_lines + blank_lines + 1
+    data, begin, first = source.data, 0, 1
+    while first <= skip_lines or data.startswith(b"\n", begin):
+        begin, first = _next_line(data, begin), first + 1
     if columns is None:
-        header, _, body = body.partition(b"\n")
-        names = _header(source.file, header.decode("utf-8"), first, separator)
-        first += 1
+        after = _next_line(data, begin)
+        names = _header(source.file, data[begin:after].decode("utf-8").rstrip("\n"), first, separator)
+        begin, first = after, first + 1
     else:
         names = list(columns)
+    body = data[begin:]
     quoted = quoted and b'"' in body
-    frame = _split(source.file, body, names, first, separator=separator, quoted=quoted)
-    if wanted is not None:
-        kept = set(wanted)
-        frame = frame.select(name for name in names if name in kept)
+    kept = names if wanted is None else [name for name in names if name in set(wanted)]
+    frame = _split(source.file, body, names, kept, first, separator=separator, quoted=quoted)
     frame = frame.with_columns(pl.int_range(first, first + frame.height, dtype=pl.Int64, eager=True).alias(LINE))
     empty = frame.select(pl.all_horizontal(pl.exclude(LINE).is_null())).to_series().to_numpy()
     table = Table(file=source.file, frame=frame, report=report).keep(~empty)
     report.rows += len(table)
     return table
+
+
+def _next_line(data: bytes, begin: int) -> int:
+    end = data.find(b"\n", begin)
+    return len(data) if end < 0 else end + 1
 
 
 def _header(file: str, line: str, row: int, separator: str) -> list[str]:
@@ -305,8 +307,10 @@ def _header(file: str, line: str, row: int, separator: str) -> list[str]:
     return [name or f"\0unnamed{index}" for index, name in enumerate(names)]
 
 
-def _split(file: str, body: bytes, names: list[str], first: int, *, separator: str, quoted: bool) -> pl.DataFrame:
-    if not body.strip():
+def _split(
+    file: str, body: bytes, names: list[str], kept: list[str], first: int, *, separator: str, quoted: bool
+) -> pl.DataFrame:
+    if not body or body.isspace():
         raise TraceError(file, found="no rows", expected="at least one job")
     try:
         frame = pl.read_csv(
@@ -315,6 +319,7 @@ def _split(file: str, body: bytes, names: list[str], first: int, *, separator: s
             separator=separator,
             quote_char='"' if quoted else None,
             schema=dict.fromkeys(names, pl.String),
+            columns=[names.index(name) for name in kept],
         )
     except pl.exceptions.PolarsError as error:
         _check_fields(file, body, names, first, separator=separator, quoted=quoted)
@@ -340,8 +345,10 @@ def _check_fields(file: str, body: bytes, names: list[str], first: int, *, separ
             row = rows.line_num
             if fields and len(fields) != len(names):
                 raise TraceError(
-                    file, row=first + row - 1, found=f"{len(fields)} fields", expected=f"{len(names)} as in the header"
+                    file, row=first + row - 1, found=f"{len(fields)} fields", expected=f"{len(names)} fields"
                 )
+            if fields and not any(fields):
+                raise TraceError(file, row=first + row - 1, found="empty fields alone", expected="a job")
     except csv.Error as error:
         found = f"a broken field ({error})"
         raise TraceError(file, row=first + row, found=found, expected="one job per line") from None
