@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,10 @@ FloatArray: TypeAlias = NDArray[np.float64]
 BoolArray: TypeAlias = NDArray[np.bool_]
 
 
-def frozen(array: NDArray[Any]) -> NDArray[Any]:
+ArrayT = TypeVar("ArrayT", bound=NDArray[Any])
+
+
+def frozen(array: ArrayT) -> ArrayT:
     """Return the array itself, made read-only."""
     array.setflags(write=False)
     return array

@@ -1,0 +1,60 @@
+"""The lifecycle of a job as one table: which event or action moves it from which phase to which.
+
+::
+
+    HELD --eligible--> PENDING --start--> STARTING --started--> RUNNING --finished--> (gone)
+                          ^                   |  preempt           | preempt
+                          |                   v                    v
+                          +----stopped---- STOPPING <--------------+
+                          +----evicted, failed-- from any phase that holds GPUs
+
+A job that ends (finished, given up, cancelled) leaves the tables; its record is the event.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from brim.core.events import Kind
+from brim.errors import InvariantError
+
+
+class Phase(IntEnum):
+    """Where a job stands. The order matters: everything from STARTING on has, or had, GPUs."""
+
+    HELD = 0
+    PENDING = 1
+    STARTING = 2
+    RUNNING = 3
+    STOPPING = 4
+
+
+GONE = None
+_ACTIVE = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+
+TRANSITIONS: dict[tuple[Phase, Kind], Phase | None] = {
+    (Phase.HELD, Kind.ELIGIBLE): Phase.PENDING,
+    (Phase.PENDING, Kind.START): Phase.STARTING,
+    (Phase.STARTING, Kind.STARTED): Phase.RUNNING,
+    (Phase.STARTING, Kind.PREEMPT): Phase.STOPPING,
+    (Phase.RUNNING, Kind.PREEMPT): Phase.STOPPING,
+    (Phase.STOPPING, Kind.STARTED): Phase.STOPPING,  # the word was on its way when the stop was decided
+    (Phase.STOPPING, Kind.STOPPED): Phase.PENDING,
+    **{(phase, Kind.FINISHED): GONE for phase in _ACTIVE},
+    **{(phase, Kind.FAILED): Phase.PENDING for phase in _ACTIVE},
+    **{(phase, Kind.EVICTED): Phase.PENDING for phase in _ACTIVE},
+    **{(phase, Kind.GAVE_UP): GONE for phase in _ACTIVE},
+    **{(phase, Kind.CANCELLED): GONE for phase in Phase},
+}
+
+
+def next_phase(phase: Phase, kind: Kind, job: int) -> Phase | None:
+    """Return the phase after the event, None when the job is gone.
+
+    Raises:
+        InvariantError: the table has no such transition.
+    """
+    try:
+        return TRANSITIONS[phase, kind]
+    except KeyError:
+        raise InvariantError(f"job {job} cannot go through {kind.name} while {Phase(phase).name}") from None

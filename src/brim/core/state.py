@@ -1,0 +1,261 @@
+"""The one mutable thing: the state of a cluster as the fold of its events."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from brim.core.arrays import FloatArray, IntArray, frozen
+from brim.core.cluster import Cluster
+from brim.core.events import Event, JobSpec, Kind
+from brim.core.lifecycle import Phase, next_phase
+from brim.core.snapshot import Snapshot
+from brim.core.tables import EMPTY, JOB_COLUMNS, Grants, JobTable, NodeTable, UserTable
+from brim.core.trace import NONE
+from brim.errors import InvariantError
+from brim.units import MS_PER_DAY, WHOLE_GPU
+
+USAGE_HALF_LIFE_MS: Final = 7 * MS_PER_DAY
+"""Half-life of a user's past usage: the default of Slurm's PriorityDecayHalfLife."""
+SERVICE_EDGES_GPU_MS: Final[FloatArray] = frozen(np.concatenate(([0.0], 2.0 ** np.arange(8.0, 44.01, 0.5))))
+"""Bin edges of the histogram of ended jobs' service: half octaves from 256 GPU-ms to 557 GPU-years."""
+
+_COLUMN: Final = {name: index for index, name in enumerate(JOB_COLUMNS)}
+_SPEC: Final = ("id", "user", "submit_ms", "gpus", "share_milli", "cpu_milli", "mem_mib", "gpu_type",
+                "time_limit_ms", "after")
+_PHASE, _EPOCH, _FIRST, _SINCE = (_COLUMN[c] for c in ("phase", "epoch", "first_start_ms", "since_ms"))
+_RUNNING_SINCE, _RUN, _SERVICE, _MEMO = (
+    _COLUMN[c] for c in ("running_since_ms", "run_ms", "service_gpu_ms", "memo")
+)
+_ID, _USER, _GPUS, _SHARE = (_COLUMN[c] for c in ("id", "user", "gpus", "share_milli"))
+assert JOB_COLUMNS[: len(_SPEC)] == _SPEC  # noqa: S101 - layout contract of this file, checked at import
+
+_HOLDING: Final = (Phase.STARTING, Phase.RUNNING)
+_INITIAL_ROWS: Final = 256
+_FREES: Final = frozenset({Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.EVICTED, Kind.CANCELLED, Kind.PREEMPT})
+
+
+class ClusterState:
+    """Jobs, nodes, grants and users of one cluster. Changed only by ``apply``, read only through ``freeze``.
+
+    Jobs live in an integer block with one column per job (a row of the block is a column of ``JobTable``), in order of
+    submission. Jobs that are over leave holes, which the next ``freeze`` closes.
+    """
+
+    def __init__(self, cluster: Cluster, users: tuple[str, ...] = ()) -> None:
+        self.cluster = cluster
+        self.now_ms = 0
+        self._block = np.zeros((len(JOB_COLUMNS), _INITIAL_ROWS), dtype=np.int64)
+        self._used = 0
+        self._alive = 0
+        self._slot_of = np.full(_INITIAL_ROWS, NONE, dtype=np.int64)  # by job id
+        self._granted = np.zeros((3, _INITIAL_ROWS), dtype=np.int64)  # job id, node, gpu; a job's rows stand together
+        self._num_granted = 0
+        self._up_N = np.ones(cluster.num_nodes, dtype=np.bool_)
+        self._open_N = np.ones(cluster.num_nodes, dtype=np.bool_)
+        self._users: dict[str, int] = {}
+        self._usage_U = np.zeros(0)
+        self._usage_at_ms = 0
+        self._runs_U2 = np.full((2, 0), NONE, dtype=np.int64)
+        self._ended = np.zeros(len(SERVICE_EDGES_GPU_MS), dtype=np.int64)
+        self.num_waiting = 0
+        for user in users:
+            self.user_code(user)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._alive
+
+    def __contains__(self, job: int) -> bool:
+        return 0 <= job < len(self._slot_of) and bool(self._slot_of[job] != NONE)
+
+    def phase(self, job: int) -> Phase:
+        """Phase of a job that is not over."""
+        return Phase(int(self._block[_PHASE, self._slot(job)]))
+
+    def epoch(self, job: int) -> int:
+        """Number of the job's attempt."""
+        return int(self._block[_EPOCH, self._slot(job)])
+
+    def gpus_of(self, job: int) -> tuple[tuple[int, int], ...]:
+        """(node, gpu) pairs the job holds."""
+        rows = self._granted[:, : self._num_granted]
+        return tuple(zip(*rows[1:, rows[0] == job].tolist(), strict=True))
+
+    def user_code(self, user: str) -> int:
+        """Code of a user, made at first sight."""
+        code = self._users.get(user)
+        if code is None:
+            code = self._users[user] = len(self._users)
+            self._usage_U = np.append(self._usage_U, 0.0)
+            self._runs_U2 = np.concatenate((self._runs_U2, np.full((2, 1), NONE, dtype=np.int64)), axis=1)
+        return code
+
+    def _slot(self, job: int) -> int:
+        slot = int(self._slot_of[job]) if 0 <= job < len(self._slot_of) else NONE
+        if slot == NONE:
+            raise InvariantError(f"job {job} is not in the tables")
+        return slot
+
+    # -- changing --------------------------------------------------------------------------------------------------
+
+    def apply(self, event: Event) -> None:
+        """Fold one event into the state.
+
+        Raises:
+            InvariantError: the event is impossible here (unknown job, illegal transition, time going backwards).
+        """
+        if event.time_ms < self.now_ms:
+            raise InvariantError(f"{event.kind.name} at {event.time_ms} ms comes after {self.now_ms} ms")
+        self.now_ms = event.time_ms
+        if event.kind is Kind.SUBMITTED:
+            self._submit(event)
+        elif event.kind in (Kind.NODE_DOWN, Kind.NODE_DRAIN, Kind.NODE_UP):
+            self._up_N[event.node] = event.kind is not Kind.NODE_DOWN
+            self._open_N[event.node] = event.kind is Kind.NODE_UP
+        else:
+            self._move(event)
+
+    def remember(self, jobs: IntArray, memo: IntArray) -> None:
+        """Store what the policy wants to find again in the next round, per job id."""
+        for job, value in zip(jobs.tolist(), memo.tolist(), strict=True):
+            self._block[_MEMO, self._slot(job)] = value
+
+    def _submit(self, event: Event) -> None:
+        spec = event.spec
+        if spec is None or spec.id in self:
+            raise InvariantError(f"job {event.job} was submitted twice, or without a specification")
+        if self._used == self._block.shape[1]:
+            self._make_room()
+        slot = self._used
+        if slot and spec.id <= self._block[_ID, slot - 1]:
+            raise InvariantError(f"job id {spec.id} does not follow {self._block[_ID, slot - 1]}")
+        phase = Phase.HELD if event.held else Phase.PENDING
+        self._block[:, slot] = (*_spec_values(spec), phase, 0, NONE, event.time_ms, NONE, 0, 0, 0)
+        while spec.id >= len(self._slot_of):
+            self._slot_of = np.concatenate((self._slot_of, np.full_like(self._slot_of, NONE)))
+        self._slot_of[spec.id] = slot
+        self._used += 1
+        self._alive += 1
+        self.num_waiting += phase is Phase.PENDING
+
+    def _move(self, event: Event) -> None:
+        kind, job = event.kind, event.job
+        column = self._block[:, self._slot(job)]
+        before = Phase(int(column[_PHASE]))
+        after = next_phase(before, kind, job)
+        if before in _HOLDING and kind in _FREES:
+            self._release(event, column)
+        if kind is Kind.START:
+            self._grant(event, column)
+        elif kind is Kind.STARTED and after is Phase.RUNNING:
+            column[_RUNNING_SINCE] = event.time_ms
+        elif kind is Kind.FINISHED:
+            self._learn(column)
+        self.num_waiting += (after is Phase.PENDING) - (before is Phase.PENDING)
+        if after is None:
+            column[_PHASE] = NONE
+            self._slot_of[job] = NONE
+            self._alive -= 1
+            return
+        if after is Phase.PENDING and before is not Phase.PENDING:
+            column[_SINCE] = event.time_ms
+        column[_PHASE] = after
+
+    def _grant(self, event: Event, column: IntArray) -> None:
+        """Append the gang's rows to the grants."""
+        start, stop = self._num_granted, self._num_granted + len(event.gpus)
+        while stop > self._granted.shape[1]:
+            self._granted = np.concatenate((self._granted, np.zeros_like(self._granted)), axis=1)
+        self._granted[0, start:stop] = event.job
+        self._granted[1:, start:stop] = np.array(event.gpus, dtype=np.int64).T
+        self._num_granted = stop
+        column[_EPOCH] += 1
+        column[_SINCE] = event.time_ms
+        if column[_FIRST] == NONE:
+            column[_FIRST] = event.time_ms
+
+    def _release(self, event: Event, column: IntArray) -> None:
+        """Book the attempt's run time and service; the GPUs are no longer the job's."""
+        rows = np.flatnonzero(self._granted[0, : self._num_granted] == event.job)
+        first, stop = int(rows[0]), int(rows[-1]) + 1
+        end = self._num_granted - (stop - first)
+        self._granted[:, first:end] = self._granted[:, stop : self._num_granted]
+        self._num_granted = end
+        held_ms = event.time_ms - int(column[_SINCE])
+        service = held_ms * int(column[_GPUS]) * int(column[_SHARE]) // WHOLE_GPU
+        if column[_PHASE] == Phase.RUNNING:
+            column[_RUN] += event.time_ms - int(column[_RUNNING_SINCE])
+        column[_SERVICE] += service
+        self._decay_usage(event.time_ms)
+        self._usage_U[column[_USER]] += service
+
+    def _learn(self, column: IntArray) -> None:
+        """Keep of a finished job what estimates need: its user's last two run times, and the service histogram."""
+        user = int(column[_USER])
+        self._runs_U2[1, user] = self._runs_U2[0, user]
+        self._runs_U2[0, user] = column[_RUN]
+        self._ended[np.searchsorted(SERVICE_EDGES_GPU_MS, column[_SERVICE], side="right") - 1] += 1
+
+    def _decay_usage(self, now_ms: int) -> None:
+        if now_ms > self._usage_at_ms:
+            self._usage_U *= 0.5 ** ((now_ms - self._usage_at_ms) / USAGE_HALF_LIFE_MS)
+            self._usage_at_ms = now_ms
+
+    def _make_room(self) -> None:
+        self._close_holes()
+        if 2 * self._used > self._block.shape[1]:
+            self._block = np.concatenate((self._block, np.zeros_like(self._block)), axis=1)
+
+    def _close_holes(self) -> None:
+        if self._alive == self._used:
+            return
+        kept = np.flatnonzero(self._block[_PHASE, : self._used] != NONE)
+        self._used = len(kept)
+        self._block[:, : self._used] = self._block[:, kept]
+        self._slot_of[self._block[_ID, : self._used]] = np.arange(self._used)
+
+    # -- the frozen view -------------------------------------------------------------------------------------------
+
+    def freeze(self, now_ms: int) -> Snapshot:
+        """Return the immutable view at ``now_ms``, run times and service counted up to it."""
+        self._close_holes()
+        block = self._block[:, : self._used].copy()
+        holds = (block[_PHASE] == Phase.STARTING) | (block[_PHASE] == Phase.RUNNING)
+        held_ms = np.where(holds, now_ms - block[_SINCE], 0)
+        block[_RUN] += np.where(block[_PHASE] == Phase.RUNNING, now_ms - block[_RUNNING_SINCE], 0)
+        block[_SERVICE] += held_ms * block[_GPUS] * block[_SHARE] // WHOLE_GPU
+        block.setflags(write=False)
+        self._decay_usage(now_ms)
+        return Snapshot(
+            now_ms=now_ms,
+            jobs=JobTable(*block),
+            nodes=NodeTable(
+                gpu_type=self.cluster.gpu_type_N, gpus=self.cluster.gpus_N, cpu_milli=self.cluster.cpu_milli_N,
+                mem_mib=self.cluster.mem_mib_N, up=frozen(self._up_N.copy()),
+                is_open=frozen(self._open_N.copy()),
+            ),
+            grants=self._grants(block),
+            users=UserTable(
+                name=tuple(self._users), usage_gpu_ms=frozen(self._usage_U.copy()),
+                last_run_ms=frozen(self._runs_U2[0].copy()), previous_run_ms=frozen(self._runs_U2[1].copy()),
+            ),
+            ended_service=frozen(self._ended.copy()),
+            gpu_types=self.cluster.gpu_types,
+        )
+
+    def _grants(self, block: IntArray) -> Grants:
+        """Grants in order of start. A job's pairs are in increasing order because START carries them so."""
+        job, node, gpu = self._granted[:, : self._num_granted].copy()
+        rows = self._slot_of[job]
+        return Grants(
+            job=frozen(rows), node=frozen(node), gpu=frozen(gpu), share_milli=frozen(block[_SHARE][rows]),
+            why=EMPTY, blocker=EMPTY,
+        )
+
+
+def _spec_values(spec: JobSpec) -> tuple[int, ...]:
+    return (spec.id, spec.user, spec.submit_ms, spec.gpus, spec.share_milli, spec.cpu_milli, spec.mem_mib,
+            spec.gpu_type, spec.time_limit_ms, spec.after)

@@ -1,0 +1,53 @@
+"""Reasons in words: why a job waits, and what would let it run."""
+
+from __future__ import annotations
+
+from brim.core.reasons import Why
+from brim.core.snapshot import Snapshot
+from brim.core.tables import JobRow
+from brim.engine.round import RoundResult
+
+
+def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
+    """One or two sentences on where a job stands after a round.
+
+    Args:
+        snapshot: What the round decided on.
+        result: What it decided.
+        job: Job id; must be in the snapshot.
+    """
+    rows = {job_id: row for row, job_id in enumerate(result.job.tolist())}
+    row = rows[job]
+    me = snapshot.jobs[row]
+    why, blocker = Why(int(result.why[row])), int(result.blocker[row])
+    free = _free_gpus(snapshot)
+    need = _need(me, snapshot)
+    sentences = {
+        Why.RUNS: f"job {job} has its {need}",
+        Why.HELD: f"job {job} waits for job {me.after} to end; it can run after that",
+        Why.STOPPING: f"job {job} was preempted and is saving; it goes back to the queue when its GPUs are free",
+        Why.TOO_FEW_FREE: f"job {job} needs {need}; {free} are free; it would start with {me.gpus - free} more",
+        Why.SHAPE: f"job {job} needs {need}; {free} are free, but not with the cores, memory or type it asks on "
+        "nodes that could hold it together; it would start if it asked for less per GPU",
+        Why.BEHIND: f"job {job} needs {need} and stands behind job {blocker}, which does not fit yet; the order is "
+        "strict; it would start under a policy that backfills",
+        Why.RESERVED: f"job {job} would fit now and would delay job {blocker}, which has the reservation; it would "
+        "start with a shorter time limit",
+        Why.NOT_NOW: f"job {job} was given no GPUs in this round",
+        Why.PREEMPTED: f"job {job} gave its GPUs to job {blocker}, which comes before it in this policy's order",
+    }
+    return sentences[why] + "."
+
+
+def _need(me: JobRow, snapshot: Snapshot) -> str:
+    kind = f" {snapshot.gpu_types[me.gpu_type]}" if me.gpu_type >= 0 else ""
+    share = f" at {me.share_milli / 10:g} %" if me.share_milli < 1000 else ""
+    return f"{me.gpus}{kind} GPU{'s' if me.gpus != 1 else ''}{share}"
+
+
+def _free_gpus(snapshot: Snapshot) -> int:
+    """GPUs of open nodes on which nobody holds a share."""
+    nodes, held = snapshot.nodes, snapshot.grants
+    pairs = zip(held.node.tolist(), held.gpu.tolist(), strict=True)
+    touched = len({(node, gpu) for node, gpu in pairs if nodes.is_open[node]})
+    return int(nodes.gpus[nodes.is_open].sum()) - touched

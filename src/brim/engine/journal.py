@@ -1,0 +1,109 @@
+"""The journal: every event and every decision, one JSON line each, and its replay.
+
+Replaying the events of a journal through the engine gives the same decision lines, byte for byte; that is how the twin
+and the live driver are shown to decide alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from brim.core.actions import Preempt
+from brim.core.events import Event, JobSpec, Kind
+from brim.core.trace import NONE
+from brim.engine.round import RoundResult
+from brim.errors import InvariantError
+
+if TYPE_CHECKING:
+    from brim.engine.scheduler import Scheduler
+
+SCHEMA = 1
+
+
+class Journal:
+    """Collects lines in memory; ``sink``, if given, gets each line as it is made."""
+
+    def __init__(self, sink: Any = None) -> None:
+        self.lines: list[str] = []
+        self._sink = sink
+
+    def event(self, event: Event) -> None:
+        """Write an event down."""
+        self._write(event_record(event))
+
+    def decision(self, result: RoundResult) -> None:
+        """Write a round's plan, reasons and memory down."""
+        self._write(decision_record(result))
+
+    def _write(self, record: dict[str, Any]) -> None:
+        line = json.dumps(record, separators=(",", ":"), sort_keys=True)
+        self.lines.append(line)
+        if self._sink is not None:
+            self._sink.write(line + "\n")
+
+
+def event_record(event: Event) -> dict[str, Any]:
+    """An event as plain data; absent fields are left out."""
+    record: dict[str, Any] = {"t": event.time_ms, "e": event.kind.name}
+    if event.job != NONE:
+        record["job"] = event.job
+    if event.node != NONE:
+        record["node"] = event.node
+    if event.spec is not None:
+        record["spec"] = asdict(event.spec)
+        record["held"] = event.held
+    return record
+
+
+def decision_record(result: RoundResult) -> dict[str, Any]:
+    """A decision as plain data: ``waits`` maps job id to [reason code, blocker id]."""
+    actions = [
+        {"do": "preempt", "job": action.job, "epoch": action.epoch}
+        if isinstance(action, Preempt)
+        else {"do": "start", "job": action.job, "epoch": action.epoch, "gpus": [list(pair) for pair in action.gpus],
+              "loaders": action.loader_workers}
+        for action in result.plan.actions
+    ]
+    waits = {
+        str(job): [why, blocker]
+        for job, why, blocker in zip(
+            result.job.tolist(), result.why.tolist(), result.blocker.tolist(), strict=True
+        )
+        if why
+    }
+    record: dict[str, Any] = {"t": result.plan.time_ms, "d": actions, "waits": waits}
+    if result.memo is not None:
+        record["memo"] = {str(j): m for j, m in zip(result.job.tolist(), result.memo.tolist(), strict=True)}
+    return record
+
+
+def read_event(record: dict[str, Any]) -> Event:
+    """Inverse of ``event_record``."""
+    spec = record.get("spec")
+    return Event(
+        record["t"], Kind[record["e"]], record.get("job", NONE), record.get("node", NONE),
+        JobSpec(**spec) if spec else None, record.get("held", False),
+    )
+
+
+def replay(lines: Iterable[str], scheduler: Scheduler) -> Iterator[tuple[str, str]]:
+    """Feed a journal's events to a fresh scheduler and decide again wherever the journal decided.
+
+    Yields:
+        (line of the journal, line decided now) for every decision.
+
+    Raises:
+        InvariantError: a line is neither an event nor a decision.
+    """
+    for line in lines:
+        record = json.loads(line)
+        if "e" in record:
+            scheduler.observe(read_event(record))
+        elif "d" in record:
+            again = decision_record(scheduler.decide(record["t"]))
+            yield line.rstrip("\n"), json.dumps(again, separators=(",", ":"), sort_keys=True)
+        else:
+            raise InvariantError(f"journal line is neither event nor decision: {line[:80]}")

@@ -1,0 +1,84 @@
+"""What both drivers hold: state, policy, beliefs, trigger and journal, behind two verbs, observe and decide."""
+
+from __future__ import annotations
+
+from brim.beliefs.beliefs import Beliefs
+from brim.core.actions import Preempt
+from brim.core.cluster import Cluster
+from brim.core.events import Event, Kind
+from brim.core.state import ClusterState
+from brim.engine.journal import Journal
+from brim.engine.round import RoundResult, run_round
+from brim.engine.trigger import DEFAULT_GAP_MS, Trigger
+from brim.policies.sockets import Policy
+
+
+class Scheduler:
+    """Feeds events into the state and runs rounds when they are due.
+
+    A driver reports every event with ``observe``, asks ``due_ms`` when to call ``decide``, and carries out the plan it
+    gets. Time comes from the driver.
+
+    Args:
+        cluster: Where.
+        policy: What decides.
+        beliefs: What it may believe.
+        users: User names known in advance.
+        gap_ms: Shortest time between two rounds.
+        journal: Where events and decisions are written, None for nowhere.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        policy: Policy,
+        beliefs: Beliefs,
+        *,
+        users: tuple[str, ...] = (),
+        gap_ms: int = DEFAULT_GAP_MS,
+        journal: Journal | None = None,
+    ) -> None:
+        self.state = ClusterState(cluster, users)
+        self.policy, self.beliefs, self.journal = policy, beliefs, journal
+        self.last_round: RoundResult | None = None
+        self._trigger = Trigger(gap_ms=gap_ms, period_ms=policy.period_ms)
+
+    @property
+    def _idle(self) -> bool:
+        """No round could change anything: nobody waits, and the size part leaves running jobs alone."""
+        return not self.state.num_waiting and not self.policy.size.resizes_running
+
+    def observe(self, event: Event) -> None:
+        """Fold one event into the state."""
+        if self.journal:
+            self.journal.event(event)
+        self.state.apply(event)
+        if not self._idle:
+            self._trigger.note(event.kind, event.time_ms)
+
+    def due_ms(self) -> int | None:
+        """Time at which the next round is due, None if none is."""
+        if self._idle:
+            return None
+        due_ms = self._trigger.due_ms(anyone_waits=self.state.num_waiting > 0)
+        return None if due_ms is None else max(due_ms, self.state.now_ms)
+
+    def decide(self, now_ms: int) -> RoundResult:
+        """Run a round, write it down, and book its plan as events START and PREEMPT.
+
+        Raises:
+            PlanError: the policy wants something impossible.
+        """
+        result = run_round(self.state.freeze(now_ms), self.beliefs, self.policy)
+        if self.journal:
+            self.journal.decision(result)
+        if result.memo is not None:
+            self.state.remember(result.job, result.memo)
+        for action in result.plan.actions:
+            if isinstance(action, Preempt):
+                self.state.apply(Event(now_ms, Kind.PREEMPT, action.job))
+            else:
+                self.state.apply(Event(now_ms, Kind.START, action.job, gpus=action.gpus))
+        self._trigger.done(now_ms)
+        self.last_round = result
+        return result

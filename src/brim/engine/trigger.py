@@ -1,0 +1,51 @@
+"""When the next round is due: on events, coalesced with a minimum gap, and after the policy's period while jobs wait.
+
+The same rule in the twin and live (docs/decisions/0003).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from brim.core.events import Kind
+from brim.units import MS_PER_S
+
+DEFAULT_GAP_MS: Final = MS_PER_S
+"""Shortest time between two rounds. Ours; Slurm's batch_sched_delay, which serves the same end, is 3 s."""
+TRIGGERS: Final = frozenset(set(Kind) - {Kind.STARTED, Kind.START, Kind.PREEMPT, Kind.NODE_DOWN, Kind.NODE_DRAIN})
+"""Events that can change a decision. The jobs of a lost node are evicted, which triggers."""
+
+
+@dataclass(slots=True)
+class Trigger:
+    """Remembers what happened since the last round; answers when the next one is due.
+
+    Attributes:
+        gap_ms: Shortest time between two rounds.
+        period_ms: Longest time between two rounds while a job waits, 0 for none.
+    """
+
+    gap_ms: int
+    period_ms: int
+    _last_ms: int | None = None
+    _since_ms: int | None = None
+
+    def note(self, kind: Kind, time_ms: int) -> None:
+        """An event happened."""
+        if self._since_ms is None and kind in TRIGGERS:
+            self._since_ms = time_ms
+
+    def due_ms(self, *, anyone_waits: bool) -> int | None:
+        """Time of the next round, None if there is no cause for one."""
+        due = None
+        if self._since_ms is not None:
+            due = self._since_ms if self._last_ms is None else max(self._since_ms, self._last_ms + self.gap_ms)
+        if self.period_ms and anyone_waits and self._last_ms is not None:
+            periodic = self._last_ms + self.period_ms
+            due = periodic if due is None else min(due, periodic)
+        return due
+
+    def done(self, now_ms: int) -> None:
+        """A round was run."""
+        self._last_ms, self._since_ms = now_ms, None

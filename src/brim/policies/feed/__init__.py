@@ -1,0 +1,1 @@
+"""Feed parts: how many data-loading processes each rank gets."""

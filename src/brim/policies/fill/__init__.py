@@ -1,0 +1,1 @@
+"""Fill parts: what uses the GPUs that are left."""

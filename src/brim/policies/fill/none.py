@@ -1,0 +1,18 @@
+"""Nothing fills the gaps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from brim.beliefs.beliefs import Beliefs
+from brim.core.snapshot import Snapshot
+from brim.core.tables import Grants
+
+
+@dataclass(frozen=True, slots=True)
+class NoFill:
+    """Leave free GPUs free."""
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> Grants:
+        """See ``Fill``."""
+        return grants

@@ -1,0 +1,1 @@
+"""Order parts: who is served first. One file each."""

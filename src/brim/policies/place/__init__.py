@@ -1,0 +1,1 @@
+"""Place parts: which GPUs. ``room`` is the arithmetic of free resources, ``walk`` the walk down the order."""

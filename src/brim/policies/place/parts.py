@@ -1,0 +1,124 @@
+"""The place parts: one rule each for choosing GPUs, and what to do at a misfit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal
+
+import numpy as np
+
+from brim.beliefs.beliefs import Beliefs
+from brim.beliefs.runtime import remaining_ms
+from brim.core.arrays import FloatArray, IntArray
+from brim.core.lifecycle import Phase
+from brim.core.reasons import Why
+from brim.core.snapshot import Snapshot
+from brim.core.tables import Grants
+from brim.policies.place.room import CONSOLIDATE, FRAGMENTATION, SPREAD, Classes
+from brim.policies.place.walk import RESERVE, SKIP, STOP, Held, Jobs, walk
+from brim.policies.sockets import Sizes
+
+Misfit = Literal["stop", "skip", "reserve"]
+_MISFIT: Final[dict[str, int]] = {"stop": STOP, "skip": SKIP, "reserve": RESERVE}
+NO_CLASSES: Final = Classes(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Consolidate:
+    """Fewest nodes, best fit: a gang goes where it leaves the fewest GPUs over.
+
+    Attributes:
+        misfit: At a gang that does not fit: stop, skip it, or reserve the earliest moment it fits (EASY backfill).
+    """
+
+    rule: ClassVar[int] = CONSOLIDATE
+    misfit: Misfit = "skip"
+
+    @property
+    def asks_run_times(self) -> bool:
+        """A reservation needs expected ends."""
+        return self.misfit == "reserve"
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
+        """See ``Place``."""
+        return _place(snapshot, beliefs, order, sizes, self.rule, self.misfit)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Most free first: the gang's GPUs on as many nodes as share the load evenly.
+
+    Attributes:
+        misfit: See ``Consolidate``.
+    """
+
+    rule: ClassVar[int] = SPREAD
+    misfit: Misfit = "skip"
+
+    @property
+    def asks_run_times(self) -> bool:
+        """A reservation needs expected ends."""
+        return self.misfit == "reserve"
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
+        """See ``Place``."""
+        return _place(snapshot, beliefs, order, sizes, self.rule, self.misfit)
+
+
+@dataclass(frozen=True, slots=True)
+class Fragmentation:
+    """Fewest stranded GPUs: a gang goes where the GPUs that typical jobs could no longer use grow least.
+
+    The typical jobs are those of the snapshot, waiting or running.
+
+    Attributes:
+        misfit: See ``Consolidate``.
+
+    Source:
+        Weng et al., Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent,
+        USENIX ATC 2023. Differs: the task classes come from the present jobs, not from a target workload.
+    """
+
+    rule: ClassVar[int] = FRAGMENTATION
+    misfit: Misfit = "skip"
+
+    @property
+    def asks_run_times(self) -> bool:
+        """A reservation needs expected ends."""
+        return self.misfit == "reserve"
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
+        """See ``Place``."""
+        return _place(snapshot, beliefs, order, sizes, self.rule, self.misfit)
+
+
+def task_classes(snapshot: Snapshot) -> Classes:
+    """(GPUs, share) classes of the present jobs with their frequency, in increasing order."""
+    asks = np.stack((snapshot.jobs.gpus, snapshot.jobs.share_milli))
+    kinds, counts = np.unique(asks, axis=1, return_counts=True)
+    return Classes(kinds[0].copy(), kinds[1].copy(), counts / counts.sum())
+
+
+def _place(
+    snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes, rule: int, misfit: Misfit
+) -> Grants:
+    jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
+    columns = Jobs(
+        jobs.gpus, jobs.share_milli, jobs.cpu_milli, jobs.mem_mib, jobs.gpu_type, jobs.holds, jobs.waits,
+        _end_ms(snapshot, beliefs) if misfit == "reserve" else np.zeros(len(jobs)),
+    )
+    job, node, gpu, why, blocker = walk(
+        order, sizes.gpus, columns, Held(held.job, held.node, held.gpu), nodes.gpu_type, nodes.gpus,
+        nodes.cpu_milli, nodes.mem_mib, nodes.is_open, len(snapshot.gpu_types), _MISFIT[misfit], rule,
+        task_classes(snapshot) if rule == FRAGMENTATION else NO_CLASSES,
+    )
+    why[jobs.phase == Phase.HELD] = Why.HELD
+    why[jobs.phase == Phase.STOPPING] = Why.STOPPING
+    return Grants(
+        job=job, node=node, gpu=gpu, share_milli=jobs.share_milli[job], why=why, blocker=blocker,
+    )
+
+
+def _end_ms(snapshot: Snapshot, beliefs: Beliefs) -> FloatArray:
+    """Expected end of each job if it runs from now on."""
+    return snapshot.now_ms + remaining_ms(beliefs.run_times, snapshot)

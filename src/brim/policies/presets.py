@@ -1,0 +1,86 @@
+"""The preset table: every policy brim ships, one row each. A user's policy is a file with a ``Policy`` in it."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Final
+
+from brim.errors import ConfigError
+from brim.policies.feed.even import Even
+from brim.policies.fill.none import NoFill
+from brim.policies.order.arrival import Arrival
+from brim.policies.order.attained import Gittins, LeastAttained
+from brim.policies.order.fair import MaxMin
+from brim.policies.order.shortest import ShortestJob, ShortestRemaining
+from brim.policies.order.tiresias import ServiceQueues
+from brim.policies.place.parts import Consolidate, Misfit
+from brim.policies.size.as_asked import AsAsked
+from brim.policies.sockets import Order, Policy
+from brim.units import MS_PER_MIN
+
+
+def _rigid(
+    name: str, order: Order, misfit: Misfit, source: str, *, period_ms: int = 0, oracle: bool = False
+) -> Policy:
+    return Policy(
+        name=name, order=order, size=AsAsked(), place=Consolidate(misfit), feed=Even(), fill=NoFill(),
+        period_ms=period_ms, oracle=oracle, source=source,
+    )
+
+
+_ROWS: Final = (
+    _rigid("fifo", Arrival(), "stop", "strict first come, first served"),
+    _rigid("backfill", Arrival(), "reserve", "EASY: Lifka, JSSPP 1995"),
+    _rigid("sjf", ShortestJob(), "skip", "shortest job first, estimated run times"),
+    _rigid("sjf-oracle", ShortestJob(), "skip", "shortest job first, true run times", oracle=True),
+    _rigid("srtf", ShortestRemaining(), "skip", "shortest remaining time first, estimated run times"),
+    _rigid("srtf-oracle", ShortestRemaining(), "skip", "shortest remaining time first, true run times", oracle=True),
+    _rigid("las", LeastAttained(), "skip", "least attained service", period_ms=5 * MS_PER_MIN),
+    _rigid("gittins", Gittins(), "skip", "2D-Gittins: Tiresias, NSDI 2019", period_ms=5 * MS_PER_MIN),
+    _rigid("tiresias", ServiceQueues(), "skip", "discretised 2D-LAS: Tiresias, NSDI 2019", period_ms=MS_PER_MIN),
+    _rigid("fair", MaxMin(), "skip", "weighted max-min of GPU time over users", period_ms=5 * MS_PER_MIN),
+)
+PRESETS: Final[dict[str, Policy]] = {policy.name: policy for policy in _ROWS}
+CLASSIC: Final = ("fifo", "backfill", "sjf", "srtf", "las", "gittins", "tiresias", "fair")
+"""The eight that ``brim sim compare`` runs unless told otherwise."""
+
+
+def find_policy(name: str) -> Policy:
+    """Find a policy: a preset, an entry point of the group ``brim.policies``, or a Python file.
+
+    Raises:
+        ConfigError: no such policy (the nearest name is suggested), or the file holds none.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    if name.endswith(".py"):
+        return _from_file(Path(name))
+    for point in entry_points(group="brim.policies"):
+        if point.name == name:
+            return replace(_policy_in(vars(point.load()) if hasattr(point.load(), "__dict__") else {}, name), name=name)
+    near = difflib.get_close_matches(name, PRESETS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "see `brim policy list`"
+    raise ConfigError(f"unknown policy {name!r}: {hint}")
+
+
+def _from_file(path: Path) -> Policy:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"policy file {path}: not found")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"policy file {path}: {type(error).__name__}: {error}") from error
+    return _policy_in(vars(module), str(path))
+
+
+def _policy_in(names: dict[str, object], where: str) -> Policy:
+    found = [value for value in names.values() if isinstance(value, Policy)]
+    if len(found) != 1:
+        raise ConfigError(f"{where}: found {len(found)} objects of type brim Policy, expected exactly one")
+    return found[0]

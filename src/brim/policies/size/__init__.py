@@ -1,0 +1,1 @@
+"""Size parts: how many GPUs each job should have."""

@@ -1,0 +1,110 @@
+"""The five sockets: what a part takes and gives. A part is a frozen dataclass of its constants with ``__call__``.
+
+Parts are pure: equal snapshot and beliefs give an equal answer, and the order of the input rows does not matter.
+How elastic sizes, shared GPUs, revocable grants and CPU ranks enter without changing them: docs/decisions/0007.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+from brim.beliefs.beliefs import Beliefs
+from brim.core.arrays import IntArray
+from brim.core.snapshot import Snapshot
+from brim.core.tables import Grants
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What each job should have now (J). 0 GPUs: not now.
+
+    Attributes:
+        gpus: GPUs.
+    """
+
+    gpus: IntArray
+
+
+class Order(Protocol):
+    """Who is served first."""
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs) -> IntArray:
+        """Return a permutation of the job rows, first served first, shape (J,)."""
+        ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """An order part that keeps one integer per job between rounds; the state stores it, the journal records it."""
+
+    def remember(self, snapshot: Snapshot) -> IntArray:
+        """Return the new memo column, shape (J,)."""
+        ...
+
+
+class Size(Protocol):
+    """How many GPUs each job should have. ``resizes_running`` says whether it may change jobs that run."""
+
+    resizes_running: ClassVar[bool]
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> Sizes:
+        """Return the sizes of all jobs."""
+        ...
+
+
+class Place(Protocol):
+    """Which GPUs. Walks the order, keeps running jobs where they are, puts each gang whole."""
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
+        """Return the grants wanted after this round, and why each job left out waits."""
+        ...
+
+
+class Feed(Protocol):
+    """How many data-loading processes per rank."""
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> IntArray:
+        """Return loader workers per rank, shape (J,), 0 where the cluster's cores are not known."""
+        ...
+
+
+class Fill(Protocol):
+    """What uses the rest: adds revocable grants for padding jobs."""
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> Grants:
+        """Return the grants, with what fills the gaps added."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Five parts, a period and a name.
+
+    Attributes:
+        name: What reports call it.
+        order: Who first.
+        size: How many GPUs.
+        place: Which GPUs.
+        feed: How many loader workers.
+        fill: What uses the rest.
+        period_ms: Longest time between rounds while a job waits, 0 for rounds on events only.
+        oracle: Needs true run times; the live mode refuses it.
+        source: Paper or manual the policy comes from.
+    """
+
+    name: str
+    order: Order
+    size: Size
+    place: Place
+    feed: Feed
+    fill: Fill
+    period_ms: int = 0
+    oracle: bool = False
+    source: str = ""
+
+    @property
+    def asks_run_times(self) -> bool:
+        """Some part reads estimates of run times."""
+        parts = (self.order, self.size, self.place, self.feed, self.fill)
+        return any(getattr(part, "asks_run_times", False) for part in parts)

@@ -1,0 +1,3 @@
+from __future__ import annotations
+def can_take_lane(*a): return False
+def run_lane(*a): ...

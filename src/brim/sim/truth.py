@@ -1,0 +1,107 @@
+"""Ground truth of a replay. Policies never see it, unless they declare themselves an oracle.
+
+``rigid``: the trace's own run times. The gang is as submitted and the speed-up is unknown, so no elastic claim can be
+made on it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from brim.core.arrays import BoolArray, IntArray
+from brim.core.cluster import Cluster
+from brim.core.events import JobSpec
+from brim.core.trace import NONE, Trace
+from brim.errors import ConfigError
+from brim.policies.place.parts import NO_CLASSES
+from brim.policies.place.room import CONSOLIDATE, Ask, choose, empty_room
+from brim.units import MS_PER_S
+
+
+def rigid_run_ms(trace: Trace) -> IntArray:
+    """Run time of every job as recorded, shape (J,).
+
+    Raises:
+        ConfigError: the trace names profiled applications instead of run times.
+    """
+    unknown = np.flatnonzero(trace.run_ms < 0)
+    if len(unknown):
+        raise ConfigError(
+            f"{trace.name}: {len(unknown)} of {len(trace)} jobs have no recorded run time (first: job "
+            f"{trace.job_id[unknown[0]]}), truth 'rigid' needs one for each"
+        )
+    return trace.run_ms
+
+
+def specs_of(trace: Trace, cluster: Cluster) -> list[JobSpec]:
+    """The submissions, with row numbers as ids and the cluster's GPU type codes.
+
+    In a cluster of one GPU type, asked types are ignored: the replay asks what this cluster would have done.
+
+    Raises:
+        ConfigError: a job could not run even on the empty cluster.
+    """
+    type_of = _type_codes(trace, cluster)
+    gpu_type = type_of[trace.gpu_type] if len(trace) else trace.gpu_type
+    user = np.where(trace.user == NONE, len(trace.users), trace.user)
+    columns = (
+        np.arange(len(trace)), user, trace.submit_ms, trace.gpus, trace.share_milli, trace.cpu_milli, trace.mem_mib,
+        gpu_type, trace.time_limit_ms, trace.after,
+    )
+    _check_fits(trace, cluster, np.stack(columns[3:8]))
+    return [
+        JobSpec(id=i, user=u, submit_ms=s, gpus=g, share_milli=h, cpu_milli=c, mem_mib=m, gpu_type=t,
+                time_limit_ms=limit, after=after)
+        for i, u, s, g, h, c, m, t, limit, after in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+
+
+def user_names(trace: Trace) -> tuple[str, ...]:
+    """Users of the trace; the last one stands for jobs without a recorded user."""
+    return (*trace.users, "(not recorded)")
+
+
+def _type_codes(trace: Trace, cluster: Cluster) -> IntArray:
+    """Cluster code of each of the trace's GPU types; the last cell is for jobs that ask for none."""
+    if len(cluster.gpu_types) == 1:
+        return np.full(len(trace.gpu_types) + 1, NONE, dtype=np.int64)
+    codes = []
+    for code, name in enumerate(trace.gpu_types):
+        if name not in cluster.gpu_types and (trace.gpu_type == code).any():
+            raise ConfigError(
+                f"{trace.name}: jobs ask for GPU type {name!r}, the cluster has {', '.join(cluster.gpu_types)}"
+            )
+        codes.append(cluster.gpu_types.index(name) if name in cluster.gpu_types else NONE)
+    return np.array([*codes, NONE], dtype=np.int64)
+
+
+def _check_fits(trace: Trace, cluster: Cluster, asks: IntArray) -> None:
+    kinds, inverse = np.unique(asks, axis=1, return_inverse=True)
+    everything: BoolArray = np.ones(cluster.num_nodes, dtype=np.bool_)
+    room = empty_room(cluster.gpu_type_N, cluster.gpus_N, cluster.cpu_milli_N, cluster.mem_mib_N, everything,
+                      len(cluster.gpu_types))
+    counts = np.zeros(cluster.num_nodes, dtype=np.int64)
+    for kind, (gpus, share, cpu, mem, gpu_type) in enumerate(kinds.T.tolist()):
+        pairs = np.empty((max(gpus, 1), 2), dtype=np.int64)
+        if choose(room, Ask(gpus, share, cpu, mem, gpu_type), CONSOLIDATE, NO_CLASSES, counts, pairs):
+            continue
+        rows = np.flatnonzero(inverse == kind)
+        extras = [f"{cpu / 1000:g} cores each"] if cpu else []
+        extras += [f"{mem / 1024:.4g} GB each"] if mem else []
+        extras += [f"of type {cluster.gpu_types[gpu_type]}"] if gpu_type != NONE else []
+        raise ConfigError(
+            f"{trace.name}: job {trace.job_id[rows[0]]} (and {len(rows) - 1} like it) asks for {gpus} GPUs"
+            f"{' with ' + ', '.join(extras) if extras else ''}, which cluster {cluster} ({cluster.num_gpus} GPUs) "
+            "could not give it even when empty"
+        )
+
+
+def describe(trace: Trace, cluster: Cluster) -> list[str]:
+    """What ``rigid`` assumes, in sentences."""
+    said = ["Run times are those of the trace, whatever the placement (truth: rigid)."]
+    if len(cluster.gpu_types) == 1 and (trace.gpu_type != NONE).any():
+        said.append(f"GPU types asked in the trace are ignored: every GPU is {cluster.gpu_types[0]}.")
+    short = int((trace.run_ms < MS_PER_S).sum())
+    if short:
+        said.append(f"{short} jobs ran for less than a second.")
+    return said

@@ -1,0 +1,383 @@
+"""The twin's event loop: virtual time, one heap keyed (time_ms, kind, sequence), rounds when they are due.
+
+Jobs progress between events; nothing ticks. A job's next end is computed when it starts, and an event whose attempt is
+no longer the current one is dropped.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from brim.beliefs.beliefs import Beliefs
+from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserHistory, UserLimits
+from brim.core.actions import Preempt, Start
+from brim.core.arrays import IntArray, frozen
+from brim.core.cluster import Cluster
+from brim.core.events import Event, Kind
+from brim.core.replay import Replay, Runs
+from brim.core.trace import NONE, Trace
+from brim.engine.journal import Journal
+from brim.engine.scheduler import Scheduler
+from brim.engine.trigger import DEFAULT_GAP_MS
+from brim.errors import ConfigError, InvariantError
+from brim.policies.sockets import Policy
+from brim.sim.assumptions import assumptions
+from brim.sim.lane import can_take_lane, run_lane
+from brim.sim.overheads import Faults, Overheads, job_failure_ms, node_failure_ms
+from brim.sim.truth import rigid_run_ms, specs_of, user_names
+from brim.units import WHOLE_GPU
+
+ESTIMATES: dict[str, RunTimes] = {"limits": UserLimits(), "history": UserHistory()}
+PROGRESS_EVERY = 1024
+"""Events between two calls of ``on_progress``: about 10 ms."""
+
+Progress = Callable[[int, int], bool]
+"""Called with (jobs ended, virtual time in ms); returns False to stop the replay where it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a replay is run.
+
+    Attributes:
+        overheads: What changes cost.
+        faults: What breaks.
+        estimates: What policies believe of run times: ``limits`` or ``history``. Oracle policies get the truth.
+        gap_ms: Shortest time between two rounds.
+        seed: Of faults.
+        load: Arrival rate relative to the trace; for the record, the trace is scaled already.
+    """
+
+    overheads: Overheads = field(default_factory=Overheads)
+    faults: Faults = field(default_factory=Faults)
+    estimates: str = "limits"
+    gap_ms: int = DEFAULT_GAP_MS
+    seed: int = 0
+    load: float = 1.0
+
+
+def replay(
+    trace: Trace,
+    cluster: Cluster,
+    policy: Policy,
+    settings: Settings | None = None,
+    *,
+    journal: Journal | None = None,
+    on_progress: Progress | None = None,
+) -> Replay:
+    """Replay a trace under a policy until every job is over.
+
+    Policies whose order is fixed at submission run through a compiled lane that makes the same decisions
+    (docs/decisions/0005), unless a journal is wanted or something breaks.
+
+    Raises:
+        ConfigError: the trace cannot run on the cluster, or has no run times.
+        PlanError: the policy wants something impossible.
+    """
+    settings = settings or Settings()
+    if settings.estimates not in ESTIMATES:
+        raise ConfigError(f"estimates {settings.estimates!r}: expected one of {', '.join(ESTIMATES)}")
+    run_ms = rigid_run_ms(trace)
+    believed: RunTimes = TrueRunTimes(run_ms) if policy.oracle else ESTIMATES[settings.estimates]
+    started = time.perf_counter()
+    if journal is None and can_take_lane(policy, trace, settings.faults, believed):
+        outcome = run_lane(trace, cluster, policy, run_ms, believed, settings.overheads, settings.gap_ms, on_progress)
+    else:
+        twin = _Twin(trace, cluster, policy, settings, run_ms, believed, journal)
+        outcome = twin.run(on_progress or (lambda ended, now_ms: True))
+    return Replay(
+        trace=trace, cluster=cluster, policy=policy.name, oracle=policy.oracle,
+        estimates=believed.words if policy.asks_run_times else "none", seed=settings.seed, load=settings.load,
+        **outcome, wall_s=time.perf_counter() - started,
+        assumptions=assumptions(trace, cluster, settings.overheads, settings.faults, settings.gap_ms),
+    )
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A job on GPUs: granted at ``begin_ms``, making progress from ``from_ms``."""
+
+    epoch: int
+    gpus: tuple[int, ...]
+    begin_ms: int
+    from_ms: int
+
+
+class _Twin:
+    """One replay: the scheduler, and the reality it acts on."""
+
+    def __init__(
+        self, trace: Trace, cluster: Cluster, policy: Policy, settings: Settings, run_ms: IntArray,
+        believed: RunTimes, journal: Journal | None,
+    ) -> None:
+        self._trace, self._cluster = trace, cluster
+        self._overheads, self._faults, self._seed = settings.overheads, settings.faults, settings.seed
+        self._specs = specs_of(trace, cluster)
+        self._scheduler = Scheduler(
+            cluster, policy, Beliefs(run_times=believed), users=user_names(trace), gap_ms=settings.gap_ms,
+            journal=journal,
+        )
+        self._heap: list[tuple[int, int, int, int, int]] = []  # time, kind, sequence, job or node, epoch or count
+        self._sequence = 0
+        self._offset = cluster.gpu_offset_N.tolist()
+        self._left_ms = run_ms.tolist()
+        self._attempts: dict[int, _Attempt] = {}
+        self._leaving: dict[int, int] = {}  # GPU -> time at which the job that leaves it is gone
+        self._dependents: dict[int, list[int]] = {}
+        for job, after in enumerate(trace.after.tolist()):
+            if after != NONE:
+                self._dependents.setdefault(after, []).append(job)
+        self._over = np.zeros(len(trace), dtype=np.bool_)
+        self._failures = [0] * len(trace)
+        self._record = _Record(len(trace))
+        self._round_s = array("d")
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def run(self, on_progress: Progress) -> dict[str, object]:
+        """Handle events and rounds in order of time until every job is over, or progress says stop."""
+        self._schedule_faults()
+        arrivals = self._trace.submit_ms.tolist()
+        total, arrived, events, now_ms = len(arrivals), 0, 0, 0
+        scheduler, heap = self._scheduler, self._heap
+        partial = False
+        while self._record.ended < total:
+            due_ms = scheduler.due_ms()
+            next_ms = heap[0][0] if heap else None
+            if arrived < total and (next_ms is None or (arrivals[arrived], Kind.SUBMITTED) < (next_ms, heap[0][1])):
+                next_ms, kind = arrivals[arrived], Kind.SUBMITTED
+            elif heap:
+                kind = Kind(heap[0][1])
+            if due_ms is not None and (next_ms is None or due_ms < next_ms):
+                now_ms = due_ms
+                self._round(now_ms)
+                continue
+            if next_ms is None:
+                raise InvariantError(f"{total - self._record.ended} jobs wait at {now_ms} ms and nothing will happen")
+            now_ms = next_ms
+            if kind is Kind.SUBMITTED:
+                self._submit(arrived, now_ms)
+                arrived += 1
+            else:
+                _, _, _, item, count = heapq.heappop(heap)
+                self._handle(kind, now_ms, item, count)
+            events += 1
+            if events % PROGRESS_EVERY == 0 and not on_progress(self._record.ended, now_ms):
+                partial = True
+                break
+        on_progress(self._record.ended, now_ms)
+        for job, attempt in self._attempts.items():
+            if attempt.begin_ms < now_ms:
+                self._close_run(job, attempt, now_ms)
+        return {
+            **self._record.columns(), "end_ms": now_ms, "partial": partial, "rounds": len(self._round_s),
+            "round_s": np.array(self._round_s),
+        }
+
+    def _push(self, time_ms: int, kind: Kind, item: int, count: int) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (time_ms, kind, self._sequence, item, count))
+
+    def _observe(self, time_ms: int, kind: Kind, job: int) -> None:
+        self._scheduler.observe(Event(time_ms, kind, job))
+
+    # -- decisions -------------------------------------------------------------------------------------------------
+
+    def _round(self, now_ms: int) -> None:
+        began = time.perf_counter()
+        plan = self._scheduler.decide(now_ms).plan
+        self._round_s.append(time.perf_counter() - began)
+        for action in plan.actions:
+            if isinstance(action, Preempt):
+                self._preempt(action, now_ms)
+            else:
+                self._start(action, now_ms)
+
+    def _start(self, action: Start, now_ms: int) -> None:
+        """The gang begins once whoever leaves its GPUs is gone, and makes progress after the start or restart."""
+        job, offset = action.job, self._offset
+        gpus = tuple(offset[node] + gpu for node, gpu in action.gpus)
+        begin_ms = now_ms
+        if self._leaving:
+            begin_ms = max(now_ms, max(self._leaving.pop(gpu, 0) for gpu in gpus))
+        first = self._record.first_start_ms[job] == NONE
+        from_ms = begin_ms + (self._overheads.start_ms if first else self._overheads.restart_ms)
+        self._attempts[job] = _Attempt(action.epoch, gpus, begin_ms, from_ms)
+        if first:
+            self._record.first_start_ms[job] = begin_ms
+        else:
+            self._record.restarts[job] += 1
+        self._push(from_ms, Kind.STARTED, job, action.epoch)
+        left_ms = self._left_ms[job]
+        if self._faults.job_mtbf_ms:
+            lives_ms = job_failure_ms(self._faults, self._seed, job, action.epoch)
+            if lives_ms < left_ms:
+                self._push(from_ms + lives_ms, Kind.FAILED, job, action.epoch)
+                return
+        self._push(from_ms + left_ms, Kind.FINISHED, job, action.epoch)
+
+    def _preempt(self, action: Preempt, now_ms: int) -> None:
+        """The job saves and leaves; before it made progress there is nothing to save."""
+        job = action.job
+        attempt = self._attempts.pop(job)
+        self._record.preemptions[job] += 1
+        gone_ms = now_ms
+        if now_ms > attempt.from_ms:
+            gone_ms += self._overheads.save_ms
+            self._advance(job, attempt, now_ms - attempt.from_ms, 0)
+        if now_ms < attempt.begin_ms:  # it never got the GPUs: who was leaving them still is
+            for gpu in attempt.gpus:
+                self._leaving[gpu] = attempt.begin_ms
+        elif gone_ms > now_ms:
+            for gpu in attempt.gpus:
+                self._leaving[gpu] = gone_ms
+        self._close_run(job, attempt, gone_ms)
+        self._push(gone_ms, Kind.STOPPED, job, attempt.epoch)
+
+    # -- what happens ----------------------------------------------------------------------------------------------
+
+    def _submit(self, job: int, now_ms: int) -> None:
+        spec = self._specs[job]
+        held = spec.after != NONE and not self._over[spec.after]
+        self._scheduler.observe(Event(now_ms, Kind.SUBMITTED, job, spec=spec, held=held))
+
+    def _handle(self, kind: Kind, now_ms: int, item: int, count: int) -> None:
+        if kind in (Kind.NODE_DOWN, Kind.NODE_UP, Kind.NODE_DRAIN):
+            self._node(kind, now_ms, item, count)
+        elif kind is Kind.STOPPED:
+            self._observe(now_ms, kind, item)
+        elif kind is Kind.ELIGIBLE:
+            if item in self._scheduler.state:
+                self._observe(now_ms, kind, item)
+        else:
+            attempt = self._attempts.get(item)
+            if attempt is None or attempt.epoch != count:
+                return  # of an attempt that is over
+            if kind is Kind.STARTED:
+                self._observe(now_ms, kind, item)
+            elif kind is Kind.FINISHED:
+                self._advance(item, attempt, self._left_ms[item], 0)
+                self._end(item, attempt, now_ms, kind)
+            else:
+                self._fail(item, attempt, now_ms)
+
+    def _fail(self, job: int, attempt: _Attempt, now_ms: int) -> None:
+        self._roll_back(job, attempt, now_ms)
+        self._failures[job] += 1
+        if self._failures[job] >= self._faults.attempts_max:
+            self._record.failed[job] = 1
+            self._end(job, attempt, now_ms, Kind.GAVE_UP)
+        else:
+            self._leave(job, attempt, now_ms, Kind.FAILED)
+
+    def _end(self, job: int, attempt: _Attempt, now_ms: int, kind: Kind) -> None:
+        self._leave(job, attempt, now_ms, kind)
+        self._over[job] = True
+        self._record.finish_ms[job] = now_ms
+        self._record.ended += 1
+        for dependent in self._dependents.get(job, ()):
+            self._push(
+                max(now_ms + int(self._trace.after_ms[dependent]), self._specs[dependent].submit_ms),
+                Kind.ELIGIBLE, dependent, 0,
+            )
+
+    def _leave(self, job: int, attempt: _Attempt, now_ms: int, kind: Kind) -> None:
+        del self._attempts[job]
+        self._close_run(job, attempt, now_ms)
+        self._observe(now_ms, kind, job)
+
+    def _node(self, kind: Kind, now_ms: int, node: int, count: int) -> None:
+        self._observe_node(now_ms, kind, node)
+        if kind is Kind.NODE_DOWN:
+            first, stop = self._offset[node], self._offset[node + 1]
+            lost = [j for j, a in self._attempts.items() if any(first <= gpu < stop for gpu in a.gpus)]
+            for job in sorted(lost):
+                attempt = self._attempts[job]
+                self._roll_back(job, attempt, now_ms)
+                self._leave(job, attempt, max(now_ms, attempt.begin_ms), Kind.EVICTED)
+            self._push(now_ms + self._faults.repair_ms, Kind.NODE_UP, node, count + 1)
+        elif kind is Kind.NODE_UP and self._faults.node_mtbf_ms and count:
+            failure_ms = node_failure_ms(self._faults, self._seed, node, count)
+            self._push(now_ms + failure_ms, Kind.NODE_DOWN, node, count)
+
+    def _observe_node(self, now_ms: int, kind: Kind, node: int) -> None:
+        self._scheduler.observe(Event(now_ms, kind, node=node))
+
+    def _schedule_faults(self) -> None:
+        if self._faults.node_mtbf_ms:
+            for node in range(self._cluster.num_nodes):
+                self._push(node_failure_ms(self._faults, self._seed, node, 0), Kind.NODE_DOWN, node, 0)
+        for drain in self._faults.drains:
+            for node in drain.nodes:
+                self._push(drain.start_ms, Kind.NODE_DRAIN, node, 0)
+                self._push(drain.end_ms, Kind.NODE_UP, node, 0)
+
+    # -- books -----------------------------------------------------------------------------------------------------
+
+    def _advance(self, job: int, attempt: _Attempt, done_ms: int, lost_ms: int) -> None:
+        """Book progress that lasts, and work that was rolled back."""
+        self._left_ms[job] -= done_ms
+        weight = len(attempt.gpus) * self._specs[job].share_milli
+        self._record.useful_gpu_ms[job] += done_ms * weight // WHOLE_GPU
+        self._record.lost_gpu_ms[job] += lost_ms * weight // WHOLE_GPU
+
+    def _roll_back(self, job: int, attempt: _Attempt, now_ms: int) -> None:
+        """Keep what the last checkpoint has; checkpoints are counted from the attempt's first step."""
+        ran_ms = max(0, now_ms - attempt.from_ms)
+        kept_ms = ran_ms // self._overheads.checkpoint_ms * self._overheads.checkpoint_ms
+        self._advance(job, attempt, kept_ms, ran_ms - kept_ms)
+
+    def _close_run(self, job: int, attempt: _Attempt, end_ms: int) -> None:
+        self._record.run(job, attempt.begin_ms, end_ms, attempt.gpus, self._specs[job].share_milli)
+
+
+class _Record:
+    """What becomes the columns of ``Replay``."""
+
+    def __init__(self, jobs: int) -> None:
+        self.ended = 0
+        self.first_start_ms, self.finish_ms = [NONE] * jobs, [NONE] * jobs
+        self.service_gpu_ms, self.useful_gpu_ms, self.lost_gpu_ms = [0] * jobs, [0] * jobs, [0] * jobs
+        self.preemptions, self.restarts, self.failed = [0] * jobs, [0] * jobs, [0] * jobs
+        self._job, self._start, self._end = array("q"), array("q"), array("q")
+        self._first, self._gpu = array("q", [0]), array("q")
+
+    def run(self, job: int, start_ms: int, end_ms: int, gpus: tuple[int, ...], share_milli: int) -> None:
+        """Record that a job held GPUs; an attempt that never got them leaves no trace."""
+        if end_ms <= start_ms and not (end_ms == start_ms and self.finish_ms[job] == NONE):
+            return
+        self.service_gpu_ms[job] += (end_ms - start_ms) * len(gpus) * share_milli // WHOLE_GPU
+        self._job.append(job)
+        self._start.append(start_ms)
+        self._end.append(end_ms)
+        self._gpu.extend(gpus)
+        self._first.append(len(self._gpu))
+
+    def columns(self) -> dict[str, object]:
+        """The job columns and the runs, in order of start."""
+        job, start, end = (np.array(values, dtype=np.int64) for values in (self._job, self._start, self._end))
+        first, gpu = np.array(self._first, dtype=np.int64), np.array(self._gpu, dtype=np.int64)
+        names = ("first_start_ms", "finish_ms", "service_gpu_ms", "useful_gpu_ms", "lost_gpu_ms", "preemptions",
+                 "restarts", "failed")
+        return {
+            **{name: frozen(np.array(getattr(self, name), dtype=np.int64)) for name in names},
+            "runs": sorted_runs(job, start, end, first, gpu),
+        }
+
+
+def sorted_runs(job: IntArray, start: IntArray, end: IntArray, first: IntArray, gpu: IntArray) -> Runs:
+    """Put runs in order of (start, job)."""
+    order = np.lexsort((job, start))
+    counts = np.diff(first)[order]
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    picks = np.repeat(first[:-1][order] - offsets[:-1], counts) + np.arange(len(gpu))
+    return Runs(
+        job=frozen(job[order]), start_ms=frozen(start[order]), end_ms=frozen(end[order]), first_gpu=frozen(offsets),
+        gpu=frozen(gpu[picks]),
+    )
