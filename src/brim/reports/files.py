@@ -47,7 +47,7 @@ def write_jobs_parquet(replays: Replay | Iterable[Replay], path: Path) -> None:
         path: Target; replaced as a whole.
     """
     many = (replays,) if isinstance(replays, Replay) else replays
-    with _replacing(path) as part, pq.ParquetWriter(part, JOB_SCHEMA, compression="zstd") as writer:
+    with replacing(path) as part, pq.ParquetWriter(part, JOB_SCHEMA, compression="zstd") as writer:
         for replay in many:
             writer.write_table(job_table(replay))
 
@@ -60,7 +60,7 @@ def write_json(replays: Sequence[Replay], summaries: Sequence[Summary], path: Pa
         summaries: One per replay.
         path: Target; replaced as a whole.
     """
-    with _replacing(path) as part:
+    with replacing(path) as part:
         part.write_text(dump_json(results_json(replays[0], summaries)), encoding="utf-8")
 
 
@@ -114,7 +114,8 @@ def job_table(replay: Replay) -> pa.Table:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside ``path`` to write to, moved there at the end and removed after a failure."""
     part = path.with_name(f"{path.name}.part")
     try:
         yield part

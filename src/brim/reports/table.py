@@ -14,7 +14,7 @@ from brim.units import show_duration
 
 _PAIRED: Final = "JCT against the first"
 _DROPPED_FIRST: Final = (
-    "rounds/s", "wall", "told", "makespan x bound", "lost GPU-h", "p50", "makespan", "queue mean", "preempt", _PAIRED,
+    "rounds/s", "wall", "rho", "busy", "told", "makespan x bound", "lost GPU-h", "p50", "makespan", "queue mean", "preempt", _PAIRED,
     "p99", "alloc",
 )
 
@@ -78,20 +78,21 @@ def _table(rows: dict[str, list[Summary]], load: float, left_out: set[str]) -> T
     table = Table(title=f"load {load:g}", title_justify="left", pad_edge=False, box=None, header_style="bold")
     paired = max(len(group) for group in rows.values()) > 1
     first = next(iter(rows.values()))
-    cells = {policy: _cells(policy, group) for policy, group in rows.items()}
+    texts = {policy: cells(policy, group) for policy, group in rows.items()}
     if paired:
         for policy, group in rows.items():
-            cells[policy][_PAIRED] = "" if group is first else paired_difference(first, group) or "-"
-    for heading in cells[first[0].policy]:
+            texts[policy][_PAIRED] = "" if group is first else paired_difference(first, group) or "-"
+    for heading in texts[first[0].policy]:
         if heading not in left_out:
             table.add_column(heading, justify="left" if heading in ("policy", "told") else "right", no_wrap=True)
     for policy, group in rows.items():
-        shown = [cell for heading, cell in cells[policy].items() if heading not in left_out]
+        shown = [cell for heading, cell in texts[policy].items() if heading not in left_out]
         table.add_row(*shown, style="yellow" if any(s.partial for s in group) else None)
     return table
 
 
-def _cells(policy: str, group: Sequence[Summary]) -> dict[str, str]:
+def cells(policy: str, group: Sequence[Summary]) -> dict[str, str]:
+    """Figures of one policy over its seeds as text, by column heading; undefined is a dash."""
     head = group[0]
     marks = (" (oracle)" if head.oracle else "") + (" (partial)" if any(s.partial for s in group) else "")
     return {
@@ -104,6 +105,8 @@ def _cells(policy: str, group: Sequence[Summary]) -> dict[str, str]:
         "makespan": _mean(group, lambda s: s.metrics.makespan_s, show_duration),
         "makespan x bound": _mean(group, lambda s: s.makespan_ratio, _times),
         "alloc": _mean(group, lambda s: s.metrics.gpu_allocated_fraction, lambda x: f"{x:.1%}"),
+        "busy": _mean(group, lambda s: s.metrics.gpu_busy_fraction, lambda x: f"{x:.1%}"),
+        "rho": _mean(group, lambda s: s.metrics.ftf_rho_p95, _times),
         "preempt": _mean(group, lambda s: s.metrics.preemptions, lambda x: f"{x:,.0f}"),
         "lost GPU-h": _mean(group, lambda s: s.metrics.lost_gpu_s / 3600, lambda x: f"{x:,.1f}"),
         "told": head.estimates,

@@ -1,0 +1,210 @@
+"""Who held which GPU when, thinned to what a screen can show.
+
+A replay becomes a raster: one row per GPU (per group of nodes where GPUs are too many), one column per equal stretch of
+time, and in each cell the job that held the row's GPUs at the middle of the stretch. A run narrower than a column is in
+the raster as often as its length deserves, so that the texture keeps its true density. Rows are stored as run lengths.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from brim.core.arrays import IntArray
+from brim.core.cluster import Cluster
+from brim.core.replay import Replay
+from brim.core.trace import NONE, Trace
+from brim.reports.metrics import SIZE_CLASSES, run_end_ms, size_class
+from brim.units import show_duration
+
+MAX_ROWS: Final = 192
+_COLUMNS: Final = (1200, 900, 600, 450, 300, 200, 120, 60, 30)
+_MAX_SEGMENTS: Final = 120_000
+"""Of all policies together: about 1.1 MB of the page, and as many job names at most."""
+_MAX_SEGMENTS_EACH: Final = 40_000
+_MAX_NAME: Final = 40
+_NAMED_OWNERS: Final = 7
+_LEVELS: Final = 4
+"""Steps in which a row of several GPUs shows how many of them are held."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owners:
+    """Who a trace's jobs belong to, the largest by GPU time by name and the others together.
+
+    Attributes:
+        kind: "user", "group" or "size".
+        names: Of the owners that have a colour; the last is "others" where there are more.
+        code: Index into names per job, shape (J,).
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    code: IntArray
+
+
+def owners_of(trace: Trace) -> Owners:
+    """Owners that get a colour: groups where the trace has them, else users, else size classes."""
+    for kind, code, names in (("group", trace.group, trace.groups), ("user", trace.user, trace.users)):
+        if (code >= 0).any():
+            weight = np.bincount(code[code >= 0], weights=trace.gpu_ms[code >= 0], minlength=len(names))
+            order = np.argsort(-weight, kind="stable")
+            order = order[: _NAMED_OWNERS]
+            place = np.full(len(names) + 1, len(order), dtype=np.int64)
+            place[order] = np.arange(len(order))
+            place[NONE] = len(order)
+            shown = tuple(names[owner] for owner in order)
+            colour = place[code]
+            return Owners(kind=kind, names=(*shown, "others") if (colour == len(order)).any() else shown, code=colour)
+    return Owners(kind="size", names=SIZE_CLASSES, code=size_class(trace))
+
+
+def gantt_data(replays: Sequence[Replay], owners: Owners) -> dict[str, Any]:
+    """All policies' rasters and the jobs they show, ready for JSON.
+
+    Returns:
+        ``rows``, ``nodes`` (rows at which a node starts), ``end_s``, ``owners``, ``sizes``; ``jobs`` with ``id``, ``owner``,
+        ``size``, ``gpus``; per policy ``columns``, ``len``, ``job`` (index into jobs + 1, 0 idle), ``level``. Integer columns
+        are little-endian base64.
+    """
+    first = replays[0]
+    rows_N = rows_of_nodes(first.cluster)
+    budget = min(_MAX_SEGMENTS_EACH, _MAX_SEGMENTS // len(replays))
+    end_ms = max(max(replay.end_ms for replay in replays), 1)
+    found = [_thinned(replay, rows_N, end_ms, budget) for replay in replays]
+    shown = np.unique(np.concatenate([job for _, _, job, _ in found]))
+    shown = shown[shown >= 0]
+    trace = first.trace
+    sizes = size_class(trace)
+    return {
+        "rows": int(rows_N[-1][-1] + 1) if rows_N else 0,
+        "nodes": _node_rows(rows_N),
+        "end_s": end_ms / 1000,
+        "owners": list(owners.names),
+        "sizes": list(SIZE_CLASSES),
+        "jobs": {
+            "id": [_short(trace.job_id[job]) for job in shown],
+            "owner": _packed(owners.code[shown], "<u1"),
+            "size": _packed(sizes[shown], "<u1"),
+            "gpus": _packed(trace.gpus[shown], "<u4"),
+            "who": _who(trace, shown),
+        },
+        "policies": [
+            {
+                "name": replay.policy, "columns": columns, "len": _packed(length, "<u2"),
+                "job": _packed(np.where(job >= 0, np.searchsorted(shown, job) + 1, 0), "<u4"),
+                "level": _packed(level, "<u1"),
+            }
+            for replay, (columns, length, job, level) in zip(replays, found, strict=True)
+        ],
+    }
+
+
+def rows_of_nodes(cluster: Cluster) -> list[range]:
+    """Rows of each node: one per GPU, or one row shared by neighbouring nodes where GPUs are more than ``MAX_ROWS``."""
+    if cluster.num_gpus <= MAX_ROWS:
+        offset = cluster.gpu_offset_N
+        return [range(int(offset[node]), int(offset[node + 1])) for node in range(cluster.num_nodes)]
+    together = -(-cluster.num_nodes // MAX_ROWS)
+    return [range(node // together, node // together + 1) for node in range(cluster.num_nodes)]
+
+
+def caption(cluster: Cluster, end_ms: int) -> str:
+    """What a row and a column are, in words."""
+    rows_N = rows_of_nodes(cluster)
+    if cluster.num_gpus <= MAX_ROWS:
+        row = "one row per GPU, nodes set apart"
+    else:
+        together = sum(rows == rows_N[0] for rows in rows_N)
+        nodes = "one row per node" if together == 1 else f"one row per {together} nodes"
+        row = f"{nodes}: colour of the job with most of the GPUs, paler where fewer of them are held"
+    return f"{cluster.num_gpus:,} GPUs over {show_duration(end_ms / 1000)}, {row}."
+
+
+def raster(replay: Replay, rows_N: Sequence[range], end_ms: int, columns: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Job and number of GPUs held per cell, each of shape (rows, columns); job is NONE where the row is idle."""
+    cluster, runs = replay.cluster, replay.runs
+    row_of_gpu = np.zeros(cluster.num_gpus, dtype=np.int64)
+    for node, rows in enumerate(rows_N):
+        start, stop = int(cluster.gpu_offset_N[node]), int(cluster.gpu_offset_N[node + 1])
+        row_of_gpu[start:stop] = np.array(rows) if len(rows) == stop - start else rows[0]
+    width = end_ms / columns
+    first = np.ceil(runs.start_ms / width - 0.5).astype(np.int64)
+    last = np.minimum(np.ceil(run_end_ms(replay) / width - 0.5).astype(np.int64), columns)
+    share = replay.trace.share_milli / 1000
+    job = np.full((int(row_of_gpu.max(initial=0)) + 1, columns), NONE, dtype=np.int32)
+    held = np.zeros(job.shape, dtype=np.float32)
+    most = np.zeros(job.shape, dtype=np.float32)
+    _paint(runs.job, np.maximum(first, 0), last, runs.first_gpu, row_of_gpu[runs.gpu], share, job, held, most)
+    return job, held
+
+
+def _thinned(
+    replay: Replay, rows_N: Sequence[range], end_ms: int, budget: int
+) -> tuple[int, IntArray, NDArray[np.int32], IntArray]:
+    """The finest raster that fits the budget, as run lengths: columns, length, job, level."""
+    gpus_per_row = np.bincount(
+        np.concatenate([np.array(rows) for rows in rows_N]) if replay.cluster.num_gpus <= MAX_ROWS
+        else np.repeat([rows[0] for rows in rows_N], replay.cluster.gpus_N)
+    )
+    for columns in _COLUMNS:
+        job, held = raster(replay, rows_N, end_ms, columns)
+        level = np.ceil(np.minimum(held / gpus_per_row[:, None], 1) * _LEVELS - 1e-3).astype(np.int64)
+        changes = (job[:, 1:] != job[:, :-1]) | (level[:, 1:] != level[:, :-1])
+        if changes.sum() + len(job) <= budget or columns == _COLUMNS[-1]:
+            break
+    starts = np.concatenate((np.ones((len(job), 1), dtype=np.bool_), changes), axis=1).ravel()
+    begin = np.flatnonzero(starts)
+    length = np.diff(np.append(begin, job.size))
+    return columns, length, job.ravel()[begin], level.ravel()[begin]
+
+
+def _paint(
+    run_job: IntArray, first: IntArray, last: IntArray, first_gpu: IntArray, row: IntArray, share: NDArray[np.float64],
+    job: NDArray[np.int32], held: NDArray[np.float32], most: NDArray[np.float32],
+) -> None:
+    """Paint runs in turn; neighbouring GPUs in one row are painted together, and the larger part of a row shows."""
+    for run in range(len(run_job)):
+        if first[run] >= last[run]:
+            continue
+        at, stop = first_gpu[run], first_gpu[run + 1]
+        while at < stop:
+            together = at
+            while together < stop and row[together] == row[at]:
+                together += 1
+            gpus = (together - at) * share[run_job[run]]
+            for column in range(first[run], last[run]):
+                held[row[at], column] += gpus
+                if gpus > most[row[at], column]:
+                    most[row[at], column] = gpus
+                    job[row[at], column] = run_job[run]
+            at = together
+
+
+_paint = numba.njit(cache=True)(_paint)
+
+
+def _node_rows(rows_N: Sequence[range]) -> list[int]:
+    return sorted({rows[0] for rows in rows_N}) if any(len(rows) > 1 for rows in rows_N) else []
+
+
+def _who(trace: Trace, shown: IntArray) -> dict[str, Any]:
+    """User (or group) of each shown job: the names in use and a code per job, 0 for none."""
+    code, names = (trace.user, trace.users) if (trace.user >= 0).any() else (trace.group, trace.groups)
+    used, compact = np.unique(code[shown], return_inverse=True)
+    labels = ["" if owner < 0 else _short(names[owner]) for owner in used]
+    return {"names": labels, "code": _packed(compact.astype(np.int64), "<u4")}
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _MAX_NAME else name[: _MAX_NAME - 1] + "\u2026"
+
+
+def _packed(values: NDArray[Any], kind: str) -> str:
+    return base64.b64encode(values.astype(np.dtype(kind)).tobytes()).decode("ascii")

@@ -1,0 +1,182 @@
+"""Distributions and courses: CDF of durations, queue length and allocated GPUs over time, mean JCT by load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from brim.core.arrays import FloatArray, IntArray
+from brim.core.replay import Replay
+from brim.reports.charts.svg import (
+    BOTTOM,
+    LEFT,
+    PLOT_WIDTH,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Key,
+    LogTime,
+    Tick,
+    calendar_ticks,
+    count_ticks,
+    escape,
+    frame,
+    legend,
+    polyline,
+    style,
+    x_axis,
+    y_axis,
+)
+from brim.reports.metrics import run_end_ms
+from brim.units import WHOLE_GPU, show_duration
+
+_HEIGHT: Final = 250
+_POINTS: Final = 240
+"""Points per line; the plot is 424 units wide."""
+_STRIP: Final = 40
+
+
+def cdf(series: Sequence[tuple[str, FloatArray]], *, what: str) -> str:
+    """Share of jobs up to each duration, one line per policy, log axis, with the medians in the legend.
+
+    Args:
+        series: Policy name and seconds of its finished jobs.
+        what: Of what, for the description.
+    """
+    scale = LogTime(max((float(values.max()) for _, values in series if len(values)), default=10.0))
+    body = [x_axis(scale.ticks(), _HEIGHT), y_axis([Tick(q / 100, f"{q} %") for q in (0, 25, 50, 75, 100)], _HEIGHT)]
+    keys = []
+    for index, (name, values) in enumerate(series):
+        if not len(values):
+            keys.append((np.inf, Key(index, name, "-")))
+            continue
+        median = float(np.median(values))
+        keys.append((median, Key(index, name, show_duration(median))))
+        picked = np.unique(np.linspace(0, len(values) - 1, _POINTS).round().astype(np.int64))
+        share = (picked + 1) / len(values)
+        path = polyline(scale.at(np.sort(values)[picked]), share, _HEIGHT)
+        body.append(_line(index, path, f"{name}: half of the jobs within {show_duration(median)}"))
+    keys.sort(key=lambda pair: pair[0])
+    text = f"Share of jobs by {what}, one line per policy, logarithmic time. Medians: " + ", ".join(
+        f"{key.name} {key.figure}" for _, key in keys
+    )
+    return legend(key for _, key in keys) + frame(_HEIGHT, label=text, body=body)
+
+
+def queue_length(replays: Sequence[Replay]) -> str:
+    """Waiting jobs over time, means over equal stretches, with the time mean in the legend."""
+    end_ms = max(replay.end_ms for replay in replays)
+    edges = np.linspace(0, max(end_ms, 1), _POINTS + 1)
+    levels = [binned_mean(*_queue_steps(replay), np.minimum(edges, replay.end_ms)) for replay in replays]
+    largest = max([float(np.nanmax(level, initial=0)) for level in levels] + [1.0])
+    body = [x_axis(calendar_ticks(end_ms, replays[0].trace.origin_ms), _HEIGHT), y_axis(count_ticks(largest), _HEIGHT)]
+    middle = (edges[1:] + edges[:-1]) / 2 / edges[-1]
+    keys = []
+    for index, (replay, level) in enumerate(zip(replays, levels, strict=True)):
+        here = ~np.isnan(level)
+        mean = float(binned_mean(*_queue_steps(replay), np.array([0.0, max(replay.end_ms, 1)]))[0])
+        keys.append(Key(index, replay.policy, f"{mean:,.3g}"))
+        path = polyline(middle[here], np.maximum(level[here], 0) / largest, _HEIGHT)
+        body.append(_line(index, path, f"{replay.policy}: {mean:,.3g} jobs wait on average"))
+    text = "Waiting jobs over time, one line per policy. Time means: " + ", ".join(f"{k.name} {k.figure}" for k in keys)
+    return legend(keys) + frame(_HEIGHT, label=text, body=body)
+
+
+def allocated_gpus(replays: Sequence[Replay]) -> str:
+    """Share of the GPUs held over time, one strip per policy, full height is the whole cluster."""
+    end_ms = max(replay.end_ms for replay in replays)
+    edges = np.linspace(0, max(end_ms, 1), _POINTS + 1)
+    height = TOP + len(replays) * _STRIP + BOTTOM
+    body = [x_axis(calendar_ticks(end_ms, replays[0].trace.origin_ms), height)]
+    said = []
+    for index, replay in enumerate(replays):
+        level = binned_mean(*_held_steps(replay), np.minimum(edges, replay.end_ms)) / replay.cluster.num_gpus
+        whole = float(binned_mean(*_held_steps(replay), np.array([0.0, max(replay.end_ms, 1)]))[0])
+        mean = whole / replay.cluster.num_gpus
+        said.append(f"{replay.policy} {mean:.0%}")
+        foot = TOP + (index + 1) * _STRIP
+        body.append(_strip(index, np.clip(np.nan_to_num(level), 0, 1), foot))
+        body.append(
+            f'<text class="onchart" x="{LEFT + 4}" y="{foot - _STRIP + 13}">{escape(replay.policy)} '
+            f'<tspan class="strong">{mean:.0%}</tspan></text>'
+        )
+        body.append(f'<text x="{LEFT - 6}" y="{foot - _STRIP + 12}" text-anchor="end">100 %</text>')
+    text = "Share of GPUs held over time, one strip per policy. Means: " + ", ".join(said)
+    return frame(height, label=text, body=body)
+
+
+def jct_by_load(points: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> str:
+    """Mean JCT against load, one line per policy, log time.
+
+    Args:
+        points: Policy name, and (load, seconds) in order of load.
+    """
+    seconds = [value for _, line in points for _, value in line]
+    loads = sorted({load for _, line in points for load, _ in line})
+    scale = LogTime(max(seconds, default=10.0))
+    low, span = loads[0], max(loads[-1] - loads[0], 1e-9)
+    body = [
+        x_axis([Tick((load - low) / span, f"{load:g}x") for load in loads], _HEIGHT), y_axis(scale.ticks(), _HEIGHT)
+    ]
+    keys = []
+    for index, (name, line) in enumerate(points):
+        at_x = np.array([(load - low) / span for load, _ in line])
+        at_y = scale.at(np.array([value for _, value in line]))
+        body.append(_line(index, polyline(at_x, at_y, _HEIGHT), name))
+        keys.append(Key(index, name))
+    return legend(keys) + frame(_HEIGHT, label="Mean JCT by load, one line per policy", body=body)
+
+
+def binned_mean(times: FloatArray, steps: FloatArray, edges: FloatArray) -> FloatArray:
+    """Time mean between consecutive edges of what changes by ``steps`` at ``times``; NaN in empty bins."""
+    order = np.argsort(times, kind="stable")
+    moment = np.concatenate(([0.0], times[order]))
+    level = np.concatenate(([0.0], np.cumsum(steps[order])))
+    area = np.concatenate(([0.0], np.cumsum(level[:-1] * np.diff(moment))))
+    last = np.searchsorted(moment, edges, side="right") - 1
+    until = area[last] + level[last] * (edges - moment[last])
+    width = np.diff(edges)
+    mean: FloatArray = np.where(width > 0, np.diff(until) / np.where(width > 0, width, 1), np.nan)
+    return mean
+
+
+def _queue_steps(replay: Replay) -> tuple[FloatArray, FloatArray]:
+    """A job waits from its submission to its end, except while it runs."""
+    runs, ends = replay.runs, run_end_ms(replay)
+    last_run_ms = np.zeros(len(replay.trace), dtype=np.int64)
+    np.maximum.at(last_run_ms, runs.job, ends)
+    left_ms = np.where(replay.finish_ms >= 0, replay.finish_ms, np.where(replay.failed > 0, last_run_ms, -1))
+    left_ms = left_ms[left_ms >= 0]
+    return _steps(
+        (replay.trace.submit_ms, 1.0), (left_ms, -1.0), (runs.start_ms, -1.0), (ends, 1.0),
+    )
+
+
+def _held_steps(replay: Replay) -> tuple[FloatArray, FloatArray]:
+    runs = replay.runs
+    gpus = np.diff(runs.first_gpu) * replay.trace.share_milli[runs.job] / WHOLE_GPU
+    times = np.concatenate((runs.start_ms, run_end_ms(replay))).astype(np.float64)
+    return times, np.concatenate((gpus, -gpus))
+
+
+def _steps(*parts: tuple[IntArray, float]) -> tuple[FloatArray, FloatArray]:
+    times = np.concatenate([times for times, _ in parts]).astype(np.float64)
+    return times, np.concatenate([np.full(len(times), step) for times, step in parts])
+
+
+def _line(index: int, path: str, title: str) -> str:
+    return f'<path class="line {style(index)}" data-s="{index}" d="{path}"><title>{escape(title)}</title></path>'
+
+
+def _strip(index: int, level: FloatArray, foot: float) -> str:
+    """Filled course of one policy: bins as steps, the whole cluster as a thin frame."""
+    full = _STRIP - 8
+    x = LEFT + np.arange(len(level) + 1) / len(level) * PLOT_WIDTH
+    y = foot - level * full
+    steps = "".join(f"V{py:.1f}H{px:.1f}" for py, px in zip(y, x[1:], strict=True))
+    return (
+        f'<path class="area p{index % 8}" d="M{LEFT} {foot:g}{steps}V{foot:g}Z"/>'
+        f'<path class="grid" d="M{LEFT} {foot - full:g}H{WIDTH - RIGHT}M{LEFT} {foot:g}H{WIDTH - RIGHT}"/>'
+    )

@@ -1,0 +1,106 @@
+"""A headless Chromium over its debugging pipe: just enough to open a page, press a button and look."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Chromium:
+    """One page. ``events`` holds everything the browser reported; messages are JSON ended by a zero byte."""
+
+    def __init__(self, profile: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        assert PROGRAM is not None
+        to_read, to_write = os.pipe()
+        from_read, from_write = os.pipe()
+        command = [
+            "sh", "-c", f'exec "$@" 3<&{to_read} 4>&{from_write}', "sh", PROGRAM, "--headless", "--no-sandbox",
+            "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", f"--user-data-dir={profile}",
+            "--remote-debugging-pipe", "about:blank",
+        ]
+        self.process = subprocess.Popen(
+            command, pass_fds=(to_read, from_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )
+        os.close(to_read)
+        os.close(from_write)
+        self.write, self.read = to_write, from_read
+        self.rest, self.count, self.session = b"", 0, ""
+        self.events: list[dict[str, Any]] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def __enter__(self) -> Chromium:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.write)
+        os.close(self.read)
+        self.process.terminate()
+        self.process.wait(20)
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        self.count += 1
+        message = {"id": self.count, "method": method, "params": params}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.write, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == self.count:
+                assert "error" not in answer, answer
+                return dict(answer["result"])
+            self.events.append(answer)
+
+    def open(self, path: Path) -> None:
+        self.call("Page.navigate", url=path.as_uri())
+        for _ in range(200):
+            if self.evaluate("location.href.startsWith('file:') && document.readyState === 'complete'"):
+                return
+            time.sleep(0.05)
+        raise TimeoutError("the page did not load")
+
+    def evaluate(self, expression: str) -> Any:
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def hover(self, x: float, y: float) -> None:
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def screenshot(self, path: Path) -> None:
+        height = self.evaluate("document.documentElement.scrollHeight")
+        width = self.evaluate("window.innerWidth")
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        picture = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+        path.write_bytes(base64.b64decode(picture["data"]))
+
+    def complaints(self) -> list[str]:
+        """Uncaught exceptions, console errors and warnings, security violations."""
+        bad = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+        return [json.dumps(event["params"]) for event in self.events if event.get("method") in bad]
+
+    def requests(self) -> list[str]:
+        sent = [event for event in self.events if event.get("method") == "Network.requestWillBeSent"]
+        return [event["params"]["request"]["url"] for event in sent]
+
+    def _receive(self) -> dict[str, Any]:
+        while b"\0" not in self.rest:
+            chunk = os.read(self.read, 1 << 16)
+            if not chunk:
+                raise ConnectionError("Chromium went away")
+            self.rest += chunk
+        message, self.rest = self.rest.split(b"\0", 1)
+        return dict(json.loads(message))
