@@ -3,5 +3,20 @@
 from brim.traces.own import write
 from brim.traces.reading import read
 from brim.traces.report import ReadReport
+from brim.traces.summary import TraceSummary, summary
+from brim.traces.synth import synthesize
+from brim.traces.transform import limit, offered_load, resample, scale_load, since
 
-__all__ = ["ReadReport", "read", "write"]
+__all__ = [
+    "ReadReport",
+    "TraceSummary",
+    "limit",
+    "offered_load",
+    "read",
+    "resample",
+    "scale_load",
+    "since",
+    "summary",
+    "synthesize",
+    "write",
+]

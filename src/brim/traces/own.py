@@ -64,6 +64,8 @@ def write(trace: Trace, path: str | Path) -> None:
     elif ending in (".csv", ".csv.gz"):
         buffer.write(f"{_MARK}{_facts(trace)}\n".encode())
         _frame(trace).write_csv(buffer)
+        if any(character in buffer.getvalue() for character in (b"\r", b"\0")):
+            raise ConfigError(f"trace file {target}: an id or name has a control character, expected .parquet for it")
     else:
         raise ConfigError(f"trace file {target}: found the ending {ending!r}, expected .parquet, .csv or .csv.gz")
     data = gzip.compress(buffer.getvalue(), mtime=0) if ending == ".csv.gz" else buffer.getvalue()
@@ -83,7 +85,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     """
     table, facts = _parquet(source, report) if source.is_parquet else _csv(source, report)
     table.require(*COLUMNS)
-    ids = table.ids("job_id")
+    ids = table.distinct("job_id", _verbatim(table, "job_id"))
     columns: dict[str, Any] = {}
     for column, (low, high) in _BOUNDS.items():
         if column in table:
@@ -186,6 +188,8 @@ def _verbatim(table: Table, column: str) -> pl.Series:
 
 def _after_rows(table: Table, ids: list[str]) -> IntArray:
     text = _verbatim(table, "after")
+    if text.null_count() == len(text):
+        return np.full(len(text), NONE, dtype=np.int64)
     rows = text.replace_strict(ids, list(range(len(ids))), default=NONE, return_dtype=pl.Int64).to_numpy()
     unknown = (rows == NONE) & text.is_not_null().to_numpy() & (text != "").fill_null(False).to_numpy()
     if unknown.any():

@@ -174,7 +174,14 @@ class Table:
         Raises:
             TraceError: an id is missing, or two rows carry the same.
         """
-        text = self.text(column)
+        return self.distinct(column, self.text(column))
+
+    def distinct(self, column: str, text: pl.Series) -> list[str]:
+        """Return the ids in ``text``, taken from the column.
+
+        Raises:
+            TraceError: an id is missing, or two rows carry the same.
+        """
         if text.null_count():
             raise self.error(int(text.is_null().to_numpy().argmax()), column, "an id")
         repeated = text.is_duplicated().to_numpy()

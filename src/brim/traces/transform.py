@@ -1,0 +1,131 @@
+"""Traces from traces: the first jobs, from a date, another load, another week of the same kind."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+
+from brim.core.arrays import IntArray
+from brim.core.cluster import Cluster
+from brim.core.trace import INT_COLUMNS, NONE, Trace, trace_of
+from brim.errors import ConfigError
+from brim.units import MS_PER_DAY, MS_PER_H, MS_PER_S
+
+MIN_DAYS: Final = 7
+"""Traces of at least this many days are resampled by days, shorter ones by hours."""
+MAX_LOAD_FACTOR: Final = 1e6
+
+
+def limit(trace: Trace, count: int) -> Trace:
+    """Keep the first jobs.
+
+    Raises:
+        ConfigError: fewer than one is asked for.
+    """
+    if count < 1:
+        raise ConfigError(f"limit: found {count}, expected 1 or more jobs")
+    return trace.take(np.arange(min(count, len(trace))))
+
+
+def since(trace: Trace, date: str) -> Trace:
+    """Keep jobs submitted at or after a date (``2017-10-01`` or ``2017-10-01T12:00``, in the trace's own clock).
+
+    Raises:
+        ConfigError: the date is not one, the trace has no wall clock, or nothing is left.
+    """
+    try:
+        parsed = datetime.fromisoformat(date)
+    except ValueError:
+        raise ConfigError(f"date {date!r} is not understood: expected something like 2017-10-01") from None
+    if trace.origin_ms is None:
+        raise ConfigError(f"{trace.name}: its publisher hid the dates, so it cannot start at {date}")
+    moment = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    rows = np.flatnonzero(trace.submit_ms + trace.origin_ms >= round(moment.timestamp() * MS_PER_S))
+    if not len(rows):
+        last = datetime.fromtimestamp((trace.origin_ms + trace.span_ms) / MS_PER_S, tz=UTC)
+        raise ConfigError(f"{trace.name}: no job from {date} on; the last was submitted {last:%Y-%m-%d %H:%M}")
+    return trace.take(rows)
+
+
+def scale_load(trace: Trace, factor: float) -> Trace:
+    """Divide the submission times by the factor: 2 gives twice the load, with the same jobs.
+
+    Raises:
+        ConfigError: the factor is not a number between a millionth and a million.
+    """
+    if not (math.isfinite(factor) and 1 / MAX_LOAD_FACTOR <= factor <= MAX_LOAD_FACTOR):
+        raise ConfigError(f"load factor: found {factor:g}, expected a number above 0, such as 1.5")
+    if factor == 1:
+        return trace
+    return _rebuilt(trace, np.arange(len(trace)), np.rint(trace.submit_ms / factor).astype(np.int64))
+
+
+def offered_load(trace: Trace, cluster: Cluster) -> float:
+    """Divide the GPU time asked for by what the cluster has between first and last submission.
+
+    NaN where all jobs arrive together or no run time is recorded.
+    """
+    capacity_ms = cluster.num_gpus * trace.span_ms
+    gpu_ms = float(trace.gpu_ms.sum(dtype=np.float64))
+    return gpu_ms / capacity_ms if capacity_ms and gpu_ms else math.nan
+
+
+def resample(trace: Trace, seed: int) -> Trace:
+    """Draw another trace of the same kind, for intervals over seeds; seed 0 is the trace as recorded.
+
+    Block bootstrap: the trace is cut into days (hours, if it is shorter than a week) from its first submission; as many
+    are drawn with replacement and put one after the other. A job keeps its time within the block, so the daily (hourly)
+    pattern and bursts stay; order between blocks, such as weekends, does not. Copies of a job get ``#2``, ``#3`` after
+    their id. A dependency is kept where its predecessor is in the same copy of a block. The span stays, up to a block.
+
+    Raises:
+        ConfigError: the seed is negative.
+    """
+    if seed < 0:
+        raise ConfigError(f"seed: found {seed}, expected 0 or more")
+    block_ms = MS_PER_DAY if trace.span_ms >= MIN_DAYS * MS_PER_DAY else MS_PER_H
+    num_blocks = trace.span_ms // block_ms + 1
+    if seed == 0 or num_blocks == 1:
+        return trace
+    rng = np.random.default_rng(seed)
+    edges = np.searchsorted(trace.submit_ms, np.arange(num_blocks + 1) * block_ms)
+    counts = np.diff(edges)
+    drawn = rng.integers(num_blocks, size=num_blocks)
+    while not counts[drawn].any():
+        drawn = rng.integers(num_blocks, size=num_blocks)
+    copies = np.repeat(np.arange(num_blocks), counts[drawn])
+    first = np.concatenate(([0], np.cumsum(counts[drawn])))[:-1]
+    rows = edges[drawn][copies] + np.arange(len(copies)) - first[copies]
+    submit_ms = trace.submit_ms[rows] + (copies - drawn[copies]) * block_ms
+    after = trace.after[rows]
+    same_block = (after != NONE) & (after >= edges[drawn][copies]) & (after < edges[drawn + 1][copies])
+    after = np.where(same_block, after - edges[drawn][copies] + first[copies], NONE)
+    return _rebuilt(trace, rows, submit_ms, after)
+
+
+def _rebuilt(trace: Trace, rows: IntArray, submit_ms: IntArray, after: IntArray | None = None) -> Trace:
+    """Build a trace of these rows (repeats allowed), submitted at these times."""
+    columns: dict[str, Any] = {name: getattr(trace, name)[rows] for name in INT_COLUMNS}
+    columns |= {"submit_ms": submit_ms, "after": trace.after if after is None else after}
+    return trace_of(
+        name=trace.name, format=trace.format, synthetic=trace.synthetic, origin_ms=trace.origin_ms,
+        job_id=_distinct_ids(trace, rows), users=trace.users, groups=trace.groups, gpu_types=trace.gpu_types,
+        profiles=trace.profiles, **columns,
+    )  # fmt: skip
+
+
+def _distinct_ids(trace: Trace, rows: IntArray) -> list[str]:
+    seen: dict[str, int] = {}
+    taken = set(trace.job_id)
+    ids = []
+    for row in rows.tolist():
+        name = trace.job_id[row]
+        copy = seen[name] = seen.get(name, 0) + 1
+        distinct = name if copy == 1 else f"{name}#{copy}"
+        while copy > 1 and distinct in taken:  # an id of the trace that looks like a copy
+            distinct += "#"
+        ids.append(distinct)
+    return ids
