@@ -1,0 +1,248 @@
+"""``brim trace``: what is in a trace, from one format to brim's own, and traces made up from published figures."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from brim.core.cluster import Cluster
+    from brim.core.trace import Trace
+    from brim.traces import ReadReport, TraceSummary
+
+SCHEMA: Final = 1
+BAR_WIDTH: Final = 40
+SPARK_WIDTH: Final = 60
+MAX_SIZE_BARS: Final = 16
+_BARS: Final = " ▁▂▃▄▅▆▇█"
+
+app = typer.Typer(
+    name="trace", help="What is in a trace; convert and make traces.", no_args_is_help=True, add_completion=False
+)
+
+_FormatOption = Annotated[str | None, typer.Option("--format", "-f", help="Format; found from the content if absent.")]
+_OutputOption = Annotated[str, typer.Option("--output", "-o", help="table or json.")]
+_JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
+_ClusterOption = Annotated[
+    str | None, typer.Option("--cluster", "-c", help="Cluster to compare with, such as 64x8xH100.")
+]
+
+
+@app.command()
+def info(
+    path: Annotated[str, typer.Argument(help="Trace file, or the folder of the PAI tables.")],
+    cluster: _ClusterOption = None,
+    format: _FormatOption = None,
+    output: _OutputOption = "table",
+    as_json: _JsonOption = False,
+) -> None:
+    """Show what is in a trace: arrivals, sizes, run times, load."""
+    from brim.traces import read, summary
+
+    wanted = _output(output, as_json)
+    machines = _cluster(cluster)
+    trace, report = read(path, format)
+    _tell(report)
+    figures = summary(trace, machines)
+    if wanted == "json":
+        named = None if machines is None else str(machines)
+        _print_json({**_info_json(figures), "cluster": named, "read": _counts(report)})
+    else:
+        _print_table(figures, machines)
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="IN", help="Trace in any known format.")],
+    target: Annotated[str, typer.Argument(metavar="OUT", help="Ends in .parquet, .csv or .csv.gz.")],
+    format: _FormatOption = None,
+) -> None:
+    """Write a trace in brim's own format, which loads fastest and loses nothing."""
+    from brim.traces import read, write
+
+    trace, report = read(source, format)
+    _tell(report)
+    write(trace, target)
+    print(target)
+
+
+@app.command()
+def synth(
+    shape: Annotated[str, typer.Argument(help="philly, helios, acme or pai.")],
+    target: Annotated[str, typer.Argument(metavar="OUT", help="Ends in .parquet, .csv or .csv.gz.")],
+    *,
+    jobs: Annotated[int, typer.Option("--jobs", "-n", help="Number of jobs.")] = 10_000,
+    seed: Annotated[int, typer.Option("--seed", help="Equal seeds give equal traces.")] = 0,
+    cluster: _ClusterOption = None,
+    load: Annotated[float | None, typer.Option("--load", help="Offered load of that cluster, such as 0.9.")] = None,
+) -> None:
+    """Draw a synthetic trace from published figures of a cluster."""
+    from brim.traces import synthesize, write
+
+    trace = synthesize(shape, jobs, seed, _cluster(cluster), load)  # type: ignore[arg-type] # synthesize checks the name
+    write(trace, target)
+    _say(f"synthetic trace of {len(trace):,} jobs over {_span(trace)}, drawn from published figures of {shape}")
+    print(target)
+
+
+def _output(output: str, as_json: bool) -> str:
+    from brim.errors import ConfigError
+
+    if output not in ("table", "json"):
+        raise ConfigError(f"output {output!r} is not known: expected table or json")
+    return "json" if as_json else output
+
+
+def _cluster(text: str | None) -> Cluster | None:
+    from brim.core.cluster import parse_cluster
+
+    return None if text is None else parse_cluster(text)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _tell(report: ReadReport) -> None:
+    """Say on stderr what became of the rows."""
+    _say(f"read {Path(report.file).name} as {report.format}: {report.rows:,} rows, {report.used:,} jobs")
+    for verb, reasons in (("repaired", report.repaired), ("dropped", report.dropped)):
+        for reason, rows in reasons.items():
+            _say(f"  {verb} {rows:,}: {reason}")
+
+
+def _span(trace: Trace) -> str:
+    from brim.units import MS_PER_S, show_duration
+
+    return show_duration(trace.span_ms / MS_PER_S)
+
+
+def _counts(report: ReadReport) -> dict[str, object]:
+    return {"rows": report.rows, "used": report.used, "repaired": report.repaired, "dropped": report.dropped}
+
+
+def _info_json(figures: TraceSummary) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    facts = asdict(figures)
+    facts["duration_s"] = {f"p{100 * q:g}": seconds for q, seconds in figures.duration_s.items()}
+    facts["duration_by_decade"] = [{"up_to_s": top, "jobs": jobs} for top, jobs in figures.duration_by_decade.items()]
+    return {"schema": SCHEMA, **facts}
+
+
+def _print_json(facts: dict[str, Any]) -> None:
+    def without_nan(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+        if isinstance(value, dict):
+            return {key: without_nan(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [without_nan(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    print(json.dumps(without_nan(facts), indent=2))
+
+
+def _print_table(figures: TraceSummary, cluster: Cluster | None) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    title = f"{escape(figures.name)} ({figures.format}{', synthetic' if figures.synthetic else ''})"
+    table = Table(title=title, title_justify="left", show_header=False, box=box.SIMPLE)
+    for label, value in _facts(figures, cluster):
+        table.add_row(label, escape(value))
+    console.print(table)
+    _plot(console, "arrivals per hour, first to last", [_sparkline(figures.arrivals_by_hour)])
+    _plot(console, "jobs by gang", _bars(_size_counts(figures)))
+    decades = [(f"to {_seconds(top)}", jobs) for top, jobs in figures.duration_by_decade.items()]
+    _plot(console, "jobs by run time (log axis)", _bars(decades))
+
+
+def _facts(figures: TraceSummary, cluster: Cluster | None) -> list[tuple[str, str]]:
+    from datetime import UTC, datetime
+
+    from brim.units import MS_PER_S
+
+    known = figures.duration_s
+    states = ", ".join(f"{state} {share:.0%}" for state, share in figures.status_fraction.items() if share)
+    facts = [
+        ("jobs", f"{figures.jobs:,}"),
+        ("span", _seconds(figures.span_h * 3_600)),
+        ("users, groups", f"{figures.users or '-'}, {figures.groups or '-'}"),
+        ("arrivals per hour", f"mean {_number(figures.arrivals_per_hour_mean)}, "
+                              f"peak {figures.arrivals_per_hour_peak:,}"),
+        ("run time", f"mean {_seconds(figures.duration_mean_s)}, median {_seconds(known[0.5])}, "
+                     f"p95 {_seconds(known[0.95])}, p99 {_seconds(known[0.99])}"),
+        ("GPU-hours", f"{figures.gpu_hours:,.0f}" + "".join(
+            f", {size.gpu_hours / figures.gpu_hours:.0%} by {f'{size.gpus}-GPU jobs' if size.gpus else 'shares'}"
+            for size in sorted(figures.sizes, key=lambda size: -size.gpu_hours)[:3] if figures.gpu_hours)),
+        ("ended", states),
+        ("recorded wait", f"mean {_seconds(figures.wait_mean_s)}, median {_seconds(figures.wait_median_s)}"),
+        ("with a time limit", f"{figures.with_limit_fraction:.0%}"),
+    ]  # fmt: skip
+    if figures.origin_ms is not None:
+        first = datetime.fromtimestamp(figures.origin_ms / MS_PER_S, tz=UTC)
+        facts.insert(1, ("first submission", f"{first:%Y-%m-%d %H:%M:%S}"))
+    if cluster is not None:
+        facts.append((f"offered load of {cluster}", _number(figures.load)))
+    return facts
+
+
+def _seconds(seconds: float) -> str:
+    from brim.units import show_duration
+
+    return show_duration(seconds)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.2f}" if math.isfinite(value) else "-"
+
+
+def _size_counts(figures: TraceSummary) -> list[tuple[str, int]]:
+    """Jobs by gang size, joined up to powers of two where there are many."""
+    if len(figures.sizes) <= MAX_SIZE_BARS:
+        return [(f"{size.gpus} GPU" if size.gpus else "share", size.jobs) for size in figures.sizes]
+    joined: dict[str, int] = {}
+    for size in figures.sizes:
+        label = f"to {1 << (size.gpus - 1).bit_length()} GPU" if size.gpus else "share"
+        joined[label] = joined.get(label, 0) + size.jobs
+    return list(joined.items())
+
+
+def _plot(console: Console, title: str, lines: Sequence[str]) -> None:
+    if lines:
+        console.print(f"[bold]{title}[/bold]")
+        for line in lines:
+            console.print(f"  {line}", markup=False, soft_wrap=True)
+        console.print()
+
+
+def _sparkline(counts: Sequence[int]) -> str:
+    """Draw counts over time as one line; each character is the mean over its part of the time."""
+    width = min(len(counts), SPARK_WIDTH)
+    edges = [len(counts) * part // width for part in range(width + 1)]
+    means = [sum(counts[begin:end]) / (end - begin) for begin, end in itertools.pairwise(edges)]
+    top = max(means)
+    return "".join(_BARS[math.ceil(mean / top * (len(_BARS) - 1))] for mean in means) + f"  peak {max(counts):,}"
+
+
+def _bars(counts: Sequence[tuple[str, int]]) -> list[str]:
+    """Draw counts as one bar a line."""
+    top = max((count for _, count in counts), default=0)
+    label_width = max((len(label) for label, _ in counts), default=0)
+    return [
+        f"{label:>{label_width}} {'█' * round(count / top * BAR_WIDTH) or ('▏' if count else '')} {count:,}"
+        for label, count in counts
+        if top
+    ]
