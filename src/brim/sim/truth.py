@@ -41,14 +41,13 @@ def specs_of(trace: Trace, cluster: Cluster) -> list[JobSpec]:
     Raises:
         ConfigError: a job could not run even on the empty cluster.
     """
-    type_of = _type_codes(trace, cluster)
-    gpu_type = type_of[trace.gpu_type] if len(trace) else trace.gpu_type
+    gpu_type = type_codes(trace, cluster)[trace.gpu_type] if len(trace) else trace.gpu_type
     user = np.where(trace.user == NONE, len(trace.users), trace.user)
     columns = (
         np.arange(len(trace)), user, trace.submit_ms, trace.gpus, trace.share_milli, trace.cpu_milli, trace.mem_mib,
         gpu_type, trace.time_limit_ms, trace.after,
     )
-    _check_fits(trace, cluster, np.stack(columns[3:8]))
+    check_fits(trace, cluster, gpu_type)
     return [
         JobSpec(id=i, user=u, submit_ms=s, gpus=g, share_milli=h, cpu_milli=c, mem_mib=m, gpu_type=t,
                 time_limit_ms=limit, after=after)
@@ -61,7 +60,7 @@ def user_names(trace: Trace) -> tuple[str, ...]:
     return (*trace.users, "(not recorded)")
 
 
-def _type_codes(trace: Trace, cluster: Cluster) -> IntArray:
+def type_codes(trace: Trace, cluster: Cluster) -> IntArray:
     """Cluster code of each of the trace's GPU types; the last cell is for jobs that ask for none."""
     if len(cluster.gpu_types) == 1:
         return np.full(len(trace.gpu_types) + 1, NONE, dtype=np.int64)
@@ -75,20 +74,26 @@ def _type_codes(trace: Trace, cluster: Cluster) -> IntArray:
     return np.array([*codes, NONE], dtype=np.int64)
 
 
-def _check_fits(trace: Trace, cluster: Cluster, asks: IntArray) -> None:
+def check_fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> None:
+    """Refuse a trace with a job that could not run even on the empty cluster.
+
+    Raises:
+        ConfigError: naming the first such job, what it asks and what the cluster has.
+    """
+    asks = np.stack((trace.gpus, trace.share_milli, trace.cpu_milli, trace.mem_mib, gpu_type))
     kinds, inverse = np.unique(asks, axis=1, return_inverse=True)
     everything: BoolArray = np.ones(cluster.num_nodes, dtype=np.bool_)
     room = empty_room(cluster.gpu_type_N, cluster.gpus_N, cluster.cpu_milli_N, cluster.mem_mib_N, everything,
                       len(cluster.gpu_types))
     counts = np.zeros(cluster.num_nodes, dtype=np.int64)
-    for kind, (gpus, share, cpu, mem, gpu_type) in enumerate(kinds.T.tolist()):
+    for kind, (gpus, share, cpu, mem, code) in enumerate(kinds.T.tolist()):
         pairs = np.empty((max(gpus, 1), 2), dtype=np.int64)
-        if choose(room, Ask(gpus, share, cpu, mem, gpu_type), CONSOLIDATE, NO_CLASSES, counts, pairs):
+        if choose(room, Ask(gpus, share, cpu, mem, code), CONSOLIDATE, NO_CLASSES, counts, pairs):
             continue
         rows = np.flatnonzero(inverse == kind)
         extras = [f"{cpu / 1000:g} cores each"] if cpu else []
         extras += [f"{mem / 1024:.4g} GB each"] if mem else []
-        extras += [f"of type {cluster.gpu_types[gpu_type]}"] if gpu_type != NONE else []
+        extras += [f"of type {cluster.gpu_types[code]}"] if code != NONE else []
         raise ConfigError(
             f"{trace.name}: job {trace.job_id[rows[0]]} (and {len(rows) - 1} like it) asks for {gpus} GPUs"
             f"{' with ' + ', '.join(extras) if extras else ''}, which cluster {cluster} ({cluster.num_gpus} GPUs) "

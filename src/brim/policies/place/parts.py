@@ -19,7 +19,7 @@ from brim.policies.place.walk import RESERVE, SKIP, STOP, Held, Jobs, walk
 from brim.policies.sockets import Sizes
 
 Misfit = Literal["stop", "skip", "reserve"]
-_MISFIT: Final[dict[str, int]] = {"stop": STOP, "skip": SKIP, "reserve": RESERVE}
+MISFIT: Final[dict[str, int]] = {"stop": STOP, "skip": SKIP, "reserve": RESERVE}
 NO_CLASSES: Final = Classes(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 
 
@@ -109,7 +109,7 @@ def _place(
     )
     job, node, gpu, why, blocker = walk(
         order, sizes.gpus, columns, Held(held.job, held.node, held.gpu), nodes.gpu_type, nodes.gpus,
-        nodes.cpu_milli, nodes.mem_mib, nodes.is_open, len(snapshot.gpu_types), _MISFIT[misfit], rule,
+        nodes.cpu_milli, nodes.mem_mib, nodes.is_open, len(snapshot.gpu_types), MISFIT[misfit], rule,
         task_classes(snapshot) if rule == FRAGMENTATION else NO_CLASSES,
     )
     why[jobs.phase == Phase.HELD] = Why.HELD

@@ -70,6 +70,15 @@ def empty_room(
 
 
 @njit(cache=True)
+def copy_room(room: Room) -> Room:
+    """An independent copy."""
+    return Room(
+        room.free.copy(), room.whole.copy(), room.cpu.copy(), room.mem.copy(), room.total.copy(), room.node_type,
+        room.is_open,
+    )
+
+
+@njit(cache=True)
 def take(room: Room, ask: Ask, node: int, gpu: int) -> None:
     """Give one GPU of a gang away."""
     before = room.free[node, gpu]

@@ -15,7 +15,7 @@ from numba import njit
 
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.reasons import Why
-from brim.policies.place.room import WHOLE, Ask, Classes, Room, choose, empty_room, give, hopeless, take
+from brim.policies.place.room import WHOLE, Ask, Classes, Room, choose, copy_room, empty_room, give, hopeless, take
 
 STOP: Final = 0
 SKIP: Final = 1
@@ -44,6 +44,53 @@ class Held(NamedTuple):
     job: IntArray
     node: IntArray
     gpu: IntArray
+
+
+class Course(NamedTuple):
+    """Where a walk stands; the arrays change as it goes on.
+
+    Attributes:
+        room: What is free now.
+        future: What will be free when the reservation begins, without the GPUs reserved; read after a reservation.
+        joint: What is free both now and then.
+        head: Row of the job that stops the walk or has the reservation, -1 before there is one (1,).
+        shadow_ms: When the reservation begins (1,).
+        used: Grants written to ``node`` and ``gpu`` (1,).
+        node: Node of each grant.
+        gpu: GPU index of each grant.
+        first: Where each job's grants start, -1 for none (J,).
+        leaves: Holds GPUs and must leave (J,).
+        why: Reason code (J,).
+        blocker: Row of the job it stands behind (J,).
+        counts: Scratch (N,).
+        pairs: Scratch for one gang.
+    """
+
+    room: Room
+    future: Room
+    joint: Room
+    head: IntArray
+    shadow_ms: FloatArray
+    used: IntArray
+    node: IntArray
+    gpu: IntArray
+    first: IntArray
+    leaves: BoolArray
+    why: IntArray
+    blocker: IntArray
+    counts: IntArray
+    pairs: IntArray
+
+
+@njit(cache=True)
+def set_out(room: Room, capacity: int, num_jobs: int, widest: int) -> Course:
+    """A walk about to begin, with space for ``capacity`` grants and gangs of up to ``widest`` GPUs."""
+    return Course(
+        room, copy_room(room), copy_room(room), np.full(1, -1, np.int64), np.full(1, np.inf), np.zeros(1, np.int64),
+        np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.full(num_jobs, -1, np.int64),
+        np.zeros(num_jobs, np.bool_), np.zeros(num_jobs, np.int64), np.full(num_jobs, -1, np.int64),
+        np.zeros(len(room.whole), np.int64), np.empty((widest, 2), np.int64),
+    )
 
 
 @njit(cache=True)
@@ -77,38 +124,38 @@ def _take_back(room: Room, ask: Ask, node: IntArray, gpu: IntArray, first: int) 
 
 
 @njit(cache=True)
-def _evict_for(
-    room: Room, jobs: Jobs, held: Held, first: IntArray, ask: Ask, later: IntArray, leaves: BoolArray, rule: int,
-    classes: Classes, counts: IntArray, pairs: IntArray,
-) -> bool:
+def _evict_for(c: Course, jobs: Jobs, ask: Ask, later: IntArray, rule: int, classes: Classes) -> bool:
     """Make jobs in ``later`` (they run, in order) leave from the end until the gang fits; who is not needed stays.
 
-    On success the gang's GPUs are taken and ``leaves`` marks the victims; on failure nothing has changed.
+    On success the gang's GPUs stand in ``c.pairs`` and are taken, and ``c.leaves`` marks the victims; on failure
+    nothing has changed.
     """
+    room = c.room
     reach = room.total.copy()
     for v in later:
-        if not leaves[v] and jobs.share[v] == WHOLE and room.is_open[held.node[first[v]]]:
-            reach[room.node_type[held.node[first[v]]]] += jobs.gpus[v]
+        n = c.node[c.first[v]]
+        if not c.leaves[v] and jobs.share[v] == WHOLE and room.is_open[n]:
+            reach[room.node_type[n]] += jobs.gpus[v]
     if ask.share == WHOLE and (reach.max() if ask.gpu_type < 0 else reach[ask.gpu_type]) < ask.gpus:
         return False  # not even with all of them gone
     victims = np.empty(len(later), np.int64)
     num_victims, fits = 0, False
     for k in range(len(later) - 1, -1, -1):
         v = later[k]
-        if leaves[v] or (ask.gpu_type >= 0 and room.node_type[held.node[first[v]]] != ask.gpu_type):
+        if c.leaves[v] or (ask.gpu_type >= 0 and room.node_type[c.node[c.first[v]]] != ask.gpu_type):
             continue
-        _give_all(room, _ask(jobs, v), held.node, held.gpu, first[v])
+        _give_all(room, _ask(jobs, v), c.node, c.gpu, c.first[v])
         victims[num_victims] = v
         num_victims += 1
-        if choose(room, ask, rule, classes, counts, pairs):
+        if choose(room, ask, rule, classes, c.counts, c.pairs):
             fits = True
             break
     if fits:
         for i in range(ask.gpus):
-            take(room, ask, pairs[i, 0], pairs[i, 1])
+            take(room, ask, c.pairs[i, 0], c.pairs[i, 1])
     for k in range(num_victims - 1, -1, -1):  # the most important first
         v = victims[k]
-        leaves[v] = not _take_back(room, _ask(jobs, v), held.node, held.gpu, first[v])
+        c.leaves[v] = not _take_back(room, _ask(jobs, v), c.node, c.gpu, c.first[v])
     return fits
 
 
@@ -126,49 +173,91 @@ def _meet(room: Room, future: Room, joint: Room, n: int) -> None:
 
 
 @njit(cache=True)
-def copy_room(room: Room) -> Room:
-    """An independent copy."""
-    return Room(
-        room.free.copy(), room.whole.copy(), room.cpu.copy(), room.mem.copy(), room.total.copy(), room.node_type,
-        room.is_open,
-    )
-
-
-@njit(cache=True)
-def reserve(
-    room: Room, jobs: Jobs, runs: IntArray, node: IntArray, gpu: IntArray, first: IntArray, ask: Ask, rule: int,
-    classes: Classes, counts: IntArray, pairs: IntArray,
-) -> tuple[float, Room]:
-    """Earliest expected time at which the gang fits, and what will be free then beside it.
+def _reserve(c: Course, jobs: Jobs, ask: Ask, rule: int, classes: Classes, runs: IntArray) -> None:
+    """Find the earliest expected time at which the gang fits, reserve its GPUs there, and set future and joint room.
 
     Args:
-        room: What is free now.
+        c: The walk; ``shadow_ms`` becomes infinite if the gang never fits.
         jobs: Job columns.
-        runs: Rows of the jobs that hold GPUs (R).
-        node: Node of each of their GPUs.
-        gpu: GPU index of each.
-        first: Where each job's GPUs start in ``node`` and ``gpu``, by job row (J).
         ask: The gang that waits.
         rule: Placement rule.
         classes: Task classes.
-        counts: Scratch (N,).
-        pairs: Scratch for the gang's GPUs.
-
-    Returns:
-        (time in ms, infinite if it never fits; room at that time with the gang placed).
+        runs: Rows of the jobs that have GPUs, in increasing order.
 
     Source:
         Lifka, The ANL/IBM SP Scheduling System, JSSPP 1995 (EASY). Differs: reserves GPUs of nodes, not a count.
     """
-    future = copy_room(room)
+    room, future = c.room, c.future
+    future.free[:], future.whole[:], future.total[:] = room.free, room.whole, room.total
+    future.cpu[:], future.mem[:] = room.cpu, room.mem
+    c.shadow_ms[0] = np.inf
     for r in np.argsort(jobs.end_ms[runs], kind="mergesort"):
         v = runs[r]
-        _give_all(future, _ask(jobs, v), node, gpu, first[v])
-        if choose(future, ask, rule, classes, counts, pairs):
+        _give_all(future, _ask(jobs, v), c.node, c.gpu, c.first[v])
+        if choose(future, ask, rule, classes, c.counts, c.pairs):
             for i in range(ask.gpus):
-                take(future, ask, pairs[i, 0], pairs[i, 1])
-            return jobs.end_ms[v], future
-    return np.inf, future
+                take(future, ask, c.pairs[i, 0], c.pairs[i, 1])
+            c.shadow_ms[0] = jobs.end_ms[v]
+            break
+    c.joint.free[:], c.joint.whole[:], c.joint.total[:] = room.free, room.whole, room.total
+    for n in range(len(room.whole)):
+        _meet(room, future, c.joint, n)
+
+
+@njit(cache=True)
+def serve(
+    c: Course, jobs: Jobs, j: int, ask: Ask, misfit: int, rule: int, classes: Classes, later: IntArray, runs: IntArray
+) -> bool:
+    """Serve one waiting job: find it GPUs, or note why it gets none.
+
+    Args:
+        c: The walk.
+        jobs: Job columns.
+        j: The job's row.
+        ask: Its gang.
+        misfit: STOP, SKIP or RESERVE.
+        rule: Placement rule.
+        classes: Task classes.
+        later: Rows of running jobs behind it in the order, which may be made to leave.
+        runs: Rows of the jobs that have GPUs, in increasing order; read when the job is to get the reservation.
+
+    Returns:
+        Whether it starts; its grants are then ``c.node[c.first[j]:]`` and ``c.gpu[c.first[j]:]``.
+    """
+    head, room = c.head[0], c.room
+    if head >= 0 and misfit == STOP:
+        c.why[j], c.blocker[j] = _BEHIND, head
+        return False
+    fits = choose(room, ask, rule, classes, c.counts, c.pairs)
+    if fits and head >= 0 and jobs.end_ms[j] > c.shadow_ms[0]:
+        if not choose(c.joint, ask, rule, classes, c.counts, c.pairs):
+            c.why[j], c.blocker[j] = _RESERVED, head
+            return False
+        for i in range(ask.gpus):
+            take(c.future, ask, c.pairs[i, 0], c.pairs[i, 1])
+    if fits:
+        for i in range(ask.gpus):
+            take(room, ask, c.pairs[i, 0], c.pairs[i, 1])
+    elif len(later):
+        fits = _evict_for(c, jobs, ask, later, rule, classes)
+        for v in later:
+            if c.leaves[v] and c.why[v] == _RUNS:
+                c.why[v], c.blocker[v] = _PREEMPTED, j
+    if fits:
+        start = c.used[0]
+        c.first[j] = start
+        for i in range(ask.gpus):
+            c.node[start + i], c.gpu[start + i] = c.pairs[i, 0], c.pairs[i, 1]
+            if head >= 0:
+                _meet(room, c.future, c.joint, c.pairs[i, 0])
+        c.used[0] = start + ask.gpus
+        return True
+    c.why[j], c.blocker[j] = _TOO_FEW if hopeless(room, ask) else _SHAPE, head
+    if head < 0 and misfit != SKIP:
+        c.head[0] = j
+        if misfit == RESERVE:
+            _reserve(c, jobs, ask, rule, classes, runs)
+    return False
 
 
 @njit(cache=True)
@@ -197,93 +286,44 @@ def walk(
     Returns:
         (job, node, gpu) of the grants after the round (G',), then why and blocker per job (J,).
     """
-    J = len(order)
-    room = empty_room(node_type, node_gpus, node_cpu, node_mem, node_open, num_types)
-    first = np.full(J, -1, np.int64)
-    for i in range(len(held.job)):
-        if first[held.job[i]] < 0:
-            first[held.job[i]] = i
-    runners = np.empty(J, np.int64)
-    num_runners, widest = 0, 1
-    capacity = len(held.job)
-    for k in range(J):
-        j = order[k]
-        if jobs.holds[j]:
-            runners[num_runners] = j
-            num_runners += 1
-            _take_all(room, _ask(jobs, j), held.node, held.gpu, first[j])
-        elif jobs.waits[j]:
+    G = len(held.job)
+    capacity, widest = G, 1
+    for j in range(len(order)):
+        if jobs.waits[j]:
             capacity += want[j]
             widest = max(widest, want[j])
-    why = np.zeros(J, np.int64)
-    blocker = np.full(J, -1, np.int64)
-    leaves = np.zeros(J, np.bool_)
-    counts = np.zeros(len(node_gpus), np.int64)
-    pairs = np.empty((widest, 2), np.int64)
-    # Grants of this round: those held come first, so that a position in ``held`` is one here.
-    job, node, gpu = np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.int64)
-    G = len(held.job)
-    job[:G], node[:G], gpu[:G] = held.job, held.node, held.gpu
-    passed, head = 0, -1  # runners walked past; the job that stops the walk or has the reservation
-    shadow_ms, future, joint = np.inf, room, room
-    for k in range(J):
-        j = order[k]
+    room = empty_room(node_type, node_gpus, node_cpu, node_mem, node_open, num_types)
+    c = set_out(room, capacity, len(order), widest)
+    c.node[:G], c.gpu[:G], c.used[0] = held.node, held.gpu, G
+    for i in range(G - 1, -1, -1):
+        c.first[held.job[i]] = i
+    runners = order[jobs.holds[order]]
+    for v in runners:
+        _take_all(room, _ask(jobs, v), c.node, c.gpu, c.first[v])
+    owner = np.empty(capacity, np.int64)
+    owner[:G] = held.job
+    passed = 0
+    for j in order:
         if jobs.holds[j]:
             passed += 1
-            if want[j] == 0 and not leaves[j]:
-                leaves[j] = True
-                why[j] = _NOT_NOW
-                _give_all(room, _ask(jobs, j), node, gpu, first[j])
+            if want[j] == 0 and not c.leaves[j]:
+                c.leaves[j] = True
+                c.why[j] = _NOT_NOW
+                _give_all(room, _ask(jobs, j), c.node, c.gpu, c.first[j])
+        elif not jobs.waits[j]:
             continue
-        if not jobs.waits[j]:
-            continue
-        if want[j] == 0:
-            why[j] = _NOT_NOW
-            continue
-        if head >= 0 and misfit == STOP:
-            why[j], blocker[j] = _BEHIND, head
-            continue
-        ask = Ask(want[j], jobs.share[j], jobs.cpu[j], jobs.mem[j], jobs.gpu_type[j])
-        fits = choose(room, ask, rule, classes, counts, pairs)
-        if fits and head >= 0 and jobs.end_ms[j] > shadow_ms:
-            fits = choose(joint, ask, rule, classes, counts, pairs)
-            if not fits:
-                why[j], blocker[j] = _RESERVED, head
-                continue
-            for i in range(ask.gpus):
-                take(future, ask, pairs[i, 0], pairs[i, 1])
-        if fits:
-            for i in range(ask.gpus):
-                take(room, ask, pairs[i, 0], pairs[i, 1])
-        elif passed < num_runners:
-            fits = _evict_for(
-                room, jobs, held, first, ask, runners[passed:num_runners], leaves, rule, classes, counts, pairs
-            )
-            if fits:
-                for v in runners[passed:num_runners]:
-                    if leaves[v] and why[v] == _RUNS:
-                        why[v], blocker[v] = _PREEMPTED, j
-        if fits:
-            first[j] = G
-            for i in range(ask.gpus):
-                job[G], node[G], gpu[G] = j, pairs[i, 0], pairs[i, 1]
-                G += 1
-                if head >= 0 and misfit == RESERVE:
-                    _meet(room, future, joint, pairs[i, 0])
-            continue
-        why[j] = _TOO_FEW if hopeless(room, ask) else _SHAPE
-        if head >= 0:
-            blocker[j] = head
-        elif misfit != SKIP:
-            head = j
-            if misfit == RESERVE:
-                runs = np.array([v for v in range(J) if first[v] >= 0 and not leaves[v]], np.int64)
-                shadow_ms, future = reserve(room, jobs, runs, node, gpu, first, ask, rule, classes, counts, pairs)
-                joint = copy_room(room)
-                for n in range(len(node_gpus)):
-                    _meet(room, future, joint, n)
-    kept = np.ones(G, np.bool_)
-    for i in range(len(held.job)):
-        kept[i] = not leaves[held.job[i]]
+        elif want[j] == 0:
+            c.why[j] = _NOT_NOW
+        else:
+            ask = Ask(want[j], jobs.share[j], jobs.cpu[j], jobs.mem[j], jobs.gpu_type[j])
+            runs = c.used[:0]
+            if misfit == RESERVE and c.head[0] < 0:
+                runs = np.flatnonzero((c.first >= 0) & ~c.leaves)
+            start = c.used[0]
+            if serve(c, jobs, j, ask, misfit, rule, classes, runners[passed:], runs):
+                owner[start : c.used[0]] = j
+    kept = np.ones(c.used[0], np.bool_)
+    for i in range(G):
+        kept[i] = not c.leaves[held.job[i]]
     rows = np.flatnonzero(kept)
-    return job[:G][rows], node[:G][rows], gpu[:G][rows], why, blocker
+    return owner[rows], c.node[rows], c.gpu[rows], c.why, c.blocker
