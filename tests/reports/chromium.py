@@ -7,11 +7,20 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+_MOVE_PIPES = """
+import fcntl, os, sys
+pipes = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 10) for fd in sys.argv[1:3]]
+os.dup2(pipes[0], 3)
+os.dup2(pipes[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Chromium reads its pipe at descriptor 3 and writes at 4."""
 
 
 class Chromium:
@@ -22,7 +31,7 @@ class Chromium:
         to_read, to_write = os.pipe()
         from_read, from_write = os.pipe()
         command = [
-            "sh", "-c", f'exec "$@" 3<&{to_read} 4>&{from_write}', "sh", PROGRAM, "--headless", "--no-sandbox",
+            sys.executable, "-c", _MOVE_PIPES, str(to_read), str(from_write), PROGRAM, "--headless", "--no-sandbox",
             "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", f"--user-data-dir={profile}",
             "--remote-debugging-pipe", "about:blank",
         ]

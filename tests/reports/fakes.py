@@ -1,8 +1,10 @@
-"""Replays without a simulator: tiny ones by hand, large ones from a seed (first come, first served, node by node)."""
+"""Replays without a simulator: tiny ones by hand, large ones from a seed."""
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -43,7 +45,7 @@ def replay_of(trace: Trace, cluster: str, runs: Runs, finish_ms: Sequence[int] |
     return Replay(**(values | changes))
 
 
-def drawn_trace(jobs: int, *, seed: int, load_gpus: int, users: int = 40, **names: Any) -> Trace:
+def drawn_trace(jobs: int, *, seed: int, load_gpus: int, num_users: int = 40, **names: Any) -> Trace:
     """Log-normal run times (median 15 min), powers of two of GPUs, Poisson arrivals at 90 % of ``load_gpus``."""
     rng = np.random.default_rng(seed)
     run = np.maximum(1_000, np.exp(rng.normal(np.log(900_000), 1.8, jobs))).astype(np.int64)
@@ -51,29 +53,43 @@ def drawn_trace(jobs: int, *, seed: int, load_gpus: int, users: int = 40, **name
     gpus = np.minimum(2 ** rng.choice(8, p=[0.5, 0.14, 0.12, 0.16, 0.05, 0.02, 0.008, 0.002], size=jobs), load_gpus)
     gap = (run * gpus).mean() / load_gpus / 0.9
     submit = np.cumsum(rng.exponential(gap, jobs)).astype(np.int64)
-    user = np.minimum(rng.zipf(1.4, jobs) - 1, users - 1)
+    user = np.minimum(rng.zipf(1.4, jobs) - 1, num_users - 1)
     return trace_of(
         name="drawn.csv", format="synthetic", synthetic=True, job_id=[f"job-{i}" for i in range(jobs)],
         submit_ms=submit, gpus=gpus, run_ms=run, user=user, group=user % 9,
-        **({"users": [f"user{i:02d}" for i in range(users)], "groups": [f"team-{i}" for i in range(9)]} | names),
+        **({"users": [f"user{i:02d}" for i in range(num_users)], "groups": [f"team-{i}" for i in range(9)]} | names),
     )
 
 
 def drawn_replay(trace: Trace, cluster: str, policy: str, *, seed: int = 0, **changes: Any) -> Replay:
-    """Serve jobs as their GPUs become free, in an order that the policy's name picks; gangs whole, never preempted."""
+    """Serve gangs whole, to the end, in an order that the policy's name picks; fifo stops at a misfit, others skip."""
     rng = np.random.default_rng([seed, *policy.encode()])
-    num_gpus = parse_cluster(cluster).num_gpus
-    free_ms = np.zeros(num_gpus, dtype=np.int64)
-    wait_scale = rng.uniform(0.3, 3.0)
-    rank = trace.submit_ms + (rng.random(len(trace)) * trace.run_ms * wait_scale).astype(np.int64)
-    rows, finish = [], np.full(len(trace), -1, dtype=np.int64)
-    for job in np.argsort(rank, kind="stable"):
-        gang = int(trace.gpus[job])
-        picked = np.argpartition(free_ms, gang - 1)[:gang] if gang < num_gpus else np.arange(num_gpus)
-        start = max(int(free_ms[picked].max()), int(trace.submit_ms[job]))
-        finish[job] = start + int(trace.run_ms[job])
-        free_ms[picked] = finish[job]
-        rows.append((int(job), start, int(finish[job]), np.sort(picked)))
-    rows.sort(key=lambda row: (row[1], row[0]))
+    noise = rng.lognormal(0, rng.uniform(0.2, 1.5), len(trace))
+    key = trace.submit_ms.astype(float) if policy == "fifo" else trace.run_ms * noise
+    free = list(range(parse_cluster(cluster).num_gpus))
+    heads: dict[int, list[tuple[float, int]]] = {int(size): [] for size in np.unique(trace.gpus)}
+    running: list[tuple[int, int, list[int]]] = []
+    rows, finish, submitted = [], np.full(len(trace), -1, dtype=np.int64), 0
+    while submitted < len(trace) or running:
+        arrives = int(trace.submit_ms[submitted]) if submitted < len(trace) else 1 << 60
+        now = min(arrives, running[0][0] if running else 1 << 60)
+        while submitted < len(trace) and trace.submit_ms[submitted] <= now:
+            heappush(heads[int(trace.gpus[submitted])], (key[submitted], submitted))
+            submitted += 1
+        while running and running[0][0] <= now:
+            for gpu in heappop(running)[2]:
+                insort(free, gpu)
+        while True:
+            waiting = [(heap[0], size) for size, heap in heads.items() if heap]
+            waiting = [min(waiting)] if policy == "fifo" and waiting else waiting
+            fits = [pair for pair in waiting if pair[1] <= len(free)]
+            if not fits:
+                break
+            (_, job), gang = min(fits)
+            heappop(heads[gang])
+            picked, free = free[:gang], free[gang:]
+            finish[job] = now + int(trace.run_ms[job])
+            heappush(running, (int(finish[job]), job, picked))
+            rows.append((job, now, int(finish[job]), picked))
     values = {"finish_ms": finish.tolist(), "policy": policy, "seed": seed} | changes
     return replay_of(trace, cluster, runs_of(rows), **values)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
+from brim.core.arrays import IntArray
 from brim.core.replay import Replay
 from brim.core.trace import Trace
 from brim.reports.metrics import SIZE_CLASSES, finished, jct_ms, size_class
 from brim.reports.summary import Summary, by_policy, interval
+from brim.reports.table import times
 from brim.units import MS_PER_S, show_duration
+
+Kind: TypeAlias = Literal["group", "user", "size"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +36,12 @@ class Change:
         return self.after_s / self.before_s - 1
 
 
-def changes(first: Replay, other: Replay) -> tuple[str, list[Change]]:
-    """Change of mean JCT by group, else by user, else by size class.
+def changes(first: Replay, other: Replay, kind: Kind) -> list[Change]:
+    """Change of mean JCT by group, user or size class, most improved first.
 
     Owners with fewer than ``Change.LEAST_JOBS`` jobs are left out unless that leaves nobody.
-
-    Returns:
-        What the owners are ("group", "user", "size"), and the changes, most improved first.
     """
-    kind, code, names = _owners(first.trace)
+    code, names = _owners(first.trace, kind)
     both = finished(first) & finished(other) & (code >= 0)
     size = len(names)
     jobs = np.bincount(code[both], minlength=size)
@@ -56,7 +57,19 @@ def changes(first: Replay, other: Replay) -> tuple[str, list[Change]]:
         )
         for owner in np.flatnonzero(kept)
     ]
-    return kind, sorted(found, key=lambda change: (change.fraction, change.name))
+    return sorted(found, key=lambda change: (change.fraction, change.name))
+
+
+def owner_kind(trace: Trace) -> Kind:
+    """Whom to compare by: groups where the trace has them, else users, else size classes."""
+    if (trace.group >= 0).any():
+        return "group"
+    return "user" if (trace.user >= 0).any() else "size"
+
+
+def signed(fraction: float) -> str:
+    """A change in per cent, with a typographic minus."""
+    return f"{fraction:+.0%}".replace("-", "\u2212")
 
 
 def findings(shown: Sequence[Replay], summaries: Sequence[Summary]) -> list[str]:
@@ -72,20 +85,23 @@ def findings(shown: Sequence[Replay], summaries: Sequence[Summary]) -> list[str]
     known = {policy: mean for policy, mean in means.items() if mean is not None}
     fair = {policy: mean for policy, mean in known.items() if not groups[policy][0].oracle}
     if not fair:
-        return ["No job finished." if not known else "All of these policies are oracles: they were told true run times."]
+        return ["All of these policies are oracles: they were told true run times." if known else "No job finished."]
     first = shown[0].policy
     best = min(fair, key=lambda policy: fair[policy])
     sentences = [_best(first, best, known)]
     ratio = groups[best][0].jct_ratio
     if ratio is not None:
-        sentences.append(f"That is {ratio:.2f} times a lower bound that no schedule of these jobs can beat.")
+        sentences.append(f"That is {times(ratio)} times a lower bound that no schedule of these jobs can beat.")
     other = next(replay for replay in shown if replay.policy == best)
     if best != first:
-        sentences.append(_losers(shown[0], other))
+        kind = owner_kind(shown[0].trace)
+        sentences.append(_losers(shown[0], other, kind))
+        if kind != "size":
+            sentences.append(_losers(shown[0], other, "size"))
     oracle = min((p for p in known if groups[p][0].oracle), key=lambda policy: known[policy], default=None)
     if oracle is not None:
         sentences.append(
-            f"{oracle}, which is told true run times that nobody has, comes to {show_duration(known[oracle])}."
+            f"{oracle} is an oracle, told true run times that nobody has; it comes to {show_duration(known[oracle])}."
         )
     return sentences
 
@@ -94,7 +110,7 @@ def _best(first: str, best: str, known: dict[str, float]) -> str:
     if len(known) == 1:
         return f"Under {best} the mean job completes {show_duration(known[best])} after its submission."
     if best == first:
-        return f"No policy without an oracle has a shorter mean job completion time than {first}: {show_duration(known[first])}."
+        return f"No policy without an oracle beats {first}'s mean job completion time of {show_duration(known[first])}."
     if first not in known:
         return f"{best} has the shortest mean job completion time: {show_duration(known[best])}."
     gain = 1 - known[best] / known[first]
@@ -104,16 +120,17 @@ def _best(first: str, best: str, known: dict[str, float]) -> str:
     )
 
 
-def _losers(first: Replay, best: Replay) -> str:
-    kind, found = changes(first, best)
+def _losers(first: Replay, best: Replay, kind: Kind) -> str:
+    found = changes(first, best, kind)
     word = {"group": "groups", "user": "users", "size": "job-size classes"}[kind]
     worse = [change for change in found if change.fraction > 0]
     if not worse:
-        return f"None of {len(found)} {word} has a longer mean completion time under {best.policy} than under {first.policy}."
+        return f"None of {len(found)} {word} completes later on average under {best.policy} than under {first.policy}."
     last = worse[-1]
     return (
-        f"{len(worse)} of {len(found)} {word} {'has' if len(worse) == 1 else 'have'} a longer mean completion time under "
-        f"{best.policy} than under {first.policy}, most of all {last.name}: {last.fraction:+.0%} over {last.jobs:,} jobs."
+        f"{len(worse)} of {len(found)} {word} {'completes' if len(worse) == 1 else 'complete'} later on average under "
+        f"{best.policy} than under {first.policy}, most of all {last.name}: {signed(last.fraction)} over {last.jobs:,} "
+        "jobs."
     )
 
 
@@ -122,10 +139,9 @@ def _mean_jct(group: Sequence[Summary]) -> float | None:
     return interval(values).mean if values else None
 
 
-def _owners(trace: Trace) -> tuple[str, np.ndarray, tuple[str, ...]]:
-    if (trace.group >= 0).any():
-        return "group", trace.group, trace.groups
-    if (trace.user >= 0).any():
-        return "user", trace.user, trace.users
-    names = tuple(f"{name} GPU{'' if name == '1' else 's'}" for name in SIZE_CLASSES)
-    return "size", size_class(trace), names
+def _owners(trace: Trace, kind: Kind) -> tuple[IntArray, tuple[str, ...]]:
+    if kind == "group":
+        return trace.group, trace.groups
+    if kind == "user":
+        return trace.user, trace.users
+    return size_class(trace), tuple(f"{name} GPU{'' if name == '1' else 's'}" for name in SIZE_CLASSES)

@@ -18,21 +18,23 @@ from brim.core.replay import Replay
 from brim.reports.charts import gantt, lines, waits
 from brim.reports.charts.svg import calendar_ticks, escape
 from brim.reports.files import replacing
-from brim.reports.findings import Change, changes, findings
+from brim.reports.findings import Change, changes, findings, owner_kind, signed
 from brim.reports.metrics import finished, jct_ms, queue_ms
 from brim.reports.summary import Summary, all_assumptions, by_policy, interval, summarise
-from brim.reports.table import cells
+from brim.reports.table import cells, times
 from brim.units import MS_PER_S, show_duration
 
 MAX_BYTES: Final = 5_000_000
 """What a page may weigh; the Gantt's budget is chosen so that it holds for any trace."""
 _MAX_CHANGES: Final = 10
-_HEADINGS: Final = {
-    "jct": "Mean JCT: submission to completion, waiting included. x bound: over a value no schedule can beat.",
+_LEFT_OUT: Final = ("policy", "told", "rounds/s", "wall")
+"""Columns of the terminal's table that the page says elsewhere or not at all."""
+_TERMS: Final = {
+    "JCT": "Submission to completion, waiting included; mean, median, 99th percentile.",
+    "x bound": "Multiple of a value that no schedule can beat.",
     "queue": "Submission to first start.",
-    "alloc, busy": "GPU time held, and GPU time that moved a job forward for good, over all GPUs from the first submission "
-    "to the end.",
-    "rho": "Finish-time fairness: JCT over what an equal share of the cluster would have given; 1 is fair, p95 shown.",
+    "alloc, busy": "GPU time held, and GPU time that moved a job forward for good, over the time of all GPUs.",
+    "rho p95": "Finish-time fairness: JCT over what an equal share of the cluster would have given; 1 is fair.",
 }
 
 
@@ -66,6 +68,7 @@ def page(replays: Sequence[Replay], *, command: str, summaries: Sequence[Summary
         _summary_section(all_summaries),
         _distributions(shown),
         _courses(shown, all_summaries),
+        _bounds_section(shown, all_summaries),
         _gantt_section(shown, owners),
         _changes_section(shown),
         _assumptions(all_summaries, command),
@@ -107,8 +110,9 @@ def _header(replay: Replay, summaries: Sequence[Summary]) -> str:
     interrupted = list(dict.fromkeys(s.policy for s in summaries if s.partial))
     badges += [_badge("partial", warn=True)] if interrupted else []
     alarm = (
-        f'<p class="alarm" role="alert"><b>Partial.</b> {escape(", ".join(interrupted))} stopped before all jobs had ended. '
-        "Unfinished jobs are left out of every mean; do not compare with complete replays.</p>" if interrupted else ""
+        f'<p class="alarm" role="alert"><b>Partial.</b> {escape(", ".join(interrupted))} stopped before all jobs had '
+        "ended. Unfinished jobs are left out of every mean; do not compare with complete replays.</p>"
+        if interrupted else ""
     )
     return (
         f'<header><h1>{escape(trace.name)} under {_policies(summaries)}</h1>'
@@ -139,8 +143,10 @@ def _summary_section(summaries: Sequence[Summary]) -> str:
         title = f"<h3>Load {load:g}x</h3>" if len(grouped) > len(rows) else ""
         parts.append(title + _summary_table(rows, policies))
     seeds = max(len(group) for group in grouped.values())
-    note = f"Mean \u00b1 95 % interval over {seeds} seeds (Student t). " if seeds > 1 else ""
-    words = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in _HEADINGS.items())
+    note = f"Mean \u00b1 95 % interval over {seeds} seeds (Student t), paired by seed. " if seeds > 1 else ""
+    if len(summaries) > len(policies):
+        note += f"The charts show seed {summaries[0].seed} at load {summaries[0].load:g}x. "
+    words = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in _TERMS.items())
     return (
         f'<section><h2>Summary</h2><p class="note">{note}Best mean JCT in bold, oracles aside.</p>{"".join(parts)}'
         f"<dl>{words}</dl></section>"
@@ -156,23 +162,24 @@ def _summary_table(rows: dict[str, list[Summary]], policies: Sequence[str]) -> s
     best = min(means, key=lambda policy: means[policy]) if means else None
     lines_: list[str] = []
     headings: list[str] = []
+    texts = cells(rows)
     for policy, group in rows.items():
-        row = cells(policy, group)
-        headings = list(row)
+        row = texts[policy]
+        headings = ["policy", *(heading for heading in row if heading not in _LEFT_OUT)]
         chip = f'<span class="chip p{policies.index(policy) % 8}"></span>'
         marks = (" " + _badge("oracle", warn=True) if group[0].oracle else "") + (
             " " + _badge("partial", warn=True) if any(s.partial for s in group) else ""
         )
         values = "".join(
-            f'<td class="{"text" if heading == "told" else "main" if heading == "JCT mean" else ""}">'
-            f"{escape(value).replace('+-', chr(0xB1))}</td>"
-            for heading, value in row.items() if heading != "policy"
+            f'<td{" class=main" if heading == "JCT mean" else ""}>{escape(value).replace("+-", chr(0xB1))}</td>'
+            for heading, value in row.items() if heading not in _LEFT_OUT
         )
         lines_.append(
-            f'<tr{" class=best" if policy == best else ""}><th scope="row">{chip}{escape(policy)}{marks}</th>{values}</tr>'
+            f'<tr{" class=best" if policy == best else ""}><th scope="row">{chip}{escape(policy)}{marks}</th>'
+            f"{values}</tr>"
         )
     top = "".join(
-        f'<th scope="col"{" class=text" if heading == "told" else ""}>{escape(heading)}</th>' for heading in headings
+        f'<th scope="col">{escape(heading.removeprefix("makespan "))}</th>' for heading in headings
     )
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{"".join(lines_)}</tbody></table></div>'
 
@@ -182,7 +189,8 @@ def _distributions(shown: Sequence[Replay]) -> str:
     jct = [(r.policy, jct_ms(r)[mask] / MS_PER_S) for r, mask in zip(shown, done, strict=True)]
     queue = [(r.policy, queue_ms(r)[mask] / MS_PER_S) for r, mask in zip(shown, done, strict=True)]
     return _pair(
-        _chart("Job completion time", "Share of jobs complete within a time of their submission. Medians beside the names.",
+        _chart("Job completion time",
+               "Share of jobs complete within a time of their submission. Medians beside the names.",
                lines.cdf(jct, what="completion time")),
         _chart("Queueing delay", "Share of jobs started within a time of their submission. Medians beside the names.",
                lines.cdf(queue, what="queueing delay")),
@@ -196,7 +204,6 @@ def _courses(shown: Sequence[Replay], summaries: Sequence[Summary]) -> str:
         "Who waits, by job size", "Queueing delay: dot at the median, end of the bar at the 90th percentile.",
         waits.waits_by_size(shown),
     )
-    right += _bounds_section(shown, summaries)
     by_load = _load_points(summaries)
     if by_load:
         right += _chart("Mean JCT by load", "Arrival rate relative to the trace.", lines.jct_by_load(by_load))
@@ -220,9 +227,10 @@ def _bounds_section(shown: Sequence[Replay], summaries: Sequence[Summary]) -> st
     jct = [(s.policy, s.jct_ratio, s.bounds.jct_mean_s) for s in mine]
     span = [(s.policy, s.makespan_ratio, s.bounds.makespan_s) for s in mine]
     return (
-        '<section><h2>Distance to the lower bound</h2><p class="note">Multiples of a value that no schedule of these rigid '
-        "jobs on these GPUs can beat (grey: 1x), preemption and placement being free.</p>"
-        + _ratio_rows("Mean JCT", jct) + _ratio_rows("Makespan", span) + "</section>"
+        '<section><h2>Distance to the lower bound</h2><p class="note">Multiples of a value that no schedule of these '
+        "rigid jobs on these GPUs can beat (the line at 1x), preemption and placement being free.</p>"
+        f'<div class="halves"><div>{_ratio_rows("Mean JCT", jct)}</div><div>{_ratio_rows("Makespan", span)}</div></div>'
+        "</section>"
     )
 
 
@@ -238,7 +246,7 @@ def _ratio_rows(title: str, values: Sequence[tuple[str, float | None, float | No
         parts.append(
             f'<span class="name">{escape(policy)}</span><span class="track"><i class="p{index % 8}" '
             f'style="width:{wide:.1f}%"></i><i class="floor" style="width:{100 / longest:.1f}%"></i></span>'
-            f'<span class="value">{"-" if ratio is None else f"{ratio:.2f}x"}</span>'
+            f'<span class="value">{"-" if ratio is None else f"{times(ratio)}x"}</span>'
         )
     return "".join(parts) + "</div>"
 
@@ -261,11 +269,13 @@ def _gantt_section(shown: Sequence[Replay], owners: gantt.Owners) -> str:
         for tick in calendar_ticks(end_ms, shown[0].trace.origin_ms)
     )
     return (
-        f'<section><h2>Every GPU over time</h2><p class="note">{escape(gantt.caption(shown[0].cluster, end_ms))} Point at a '
-        f'job for its name.</p><div class="tabs" id="gantt-policies"><span class="soft">policy</span>{policies}</div>'
+        f'<section><h2>Every GPU over time</h2><p class="note">{escape(gantt.caption(shown[0].cluster, end_ms))} Point '
+        'at a job for its name.</p>'
+        f'<div class="tabs" id="gantt-policies"><span class="soft">policy</span>{policies}</div>'
         f'<div class="tabs" id="gantt-colours"><span class="soft">colour by</span>{colours}</div>'
-        f'<div class="stage"><canvas id="gantt" role="img" data-owner="{owners.kind}" aria-label="GPUs over time"></canvas>'
-        f'<div class="tip" id="gantt-tip" hidden></div></div><div class="axis" aria-hidden="true">{ticks}</div>'
+        f'<div class="stage"><canvas id="gantt" role="img" data-owner="{owners.kind}" aria-label="GPUs over time">'
+        '</canvas><div class="tip" id="gantt-tip" hidden></div></div>'
+        f'<div class="axis" aria-hidden="true">{ticks}</div>'
         '<ul class="legend" id="gantt-key"></ul><noscript><p class="note">This chart needs JavaScript; all others do '
         f'not.</p></noscript><script type="application/json" id="gantt-data">{data}</script></section>'
     )
@@ -276,9 +286,9 @@ def _changes_section(shown: Sequence[Replay]) -> str:
         return ""
     first = shown[0]
     panels, buttons = [], []
-    kind = ""
+    kind = owner_kind(first.trace)
     for at, replay in enumerate(shown[1:]):
-        kind, found = changes(first, replay)
+        found = changes(first, replay, kind)
         buttons.append(
             f'<button type="button" value="{at}" aria-pressed="{str(at == 0).lower()}">{escape(replay.policy)}</button>'
         )
@@ -286,11 +296,11 @@ def _changes_section(shown: Sequence[Replay]) -> str:
         worse = [change for change in reversed(found) if change.fraction > 0][:_MAX_CHANGES]
         shared = max((abs(change.fraction) for change in (*better, *worse)), default=1.0)
         panels.append(
-            f'<div data-panel><h3>{escape(replay.policy)} against {escape(first.policy)}</h3><div class="halves"><div>'
-            + _change_rows("Sooner", better, "good", shared) + "</div><div>" + _change_rows("Later", worse, "bad", shared)
-            + "</div></div></div>"
+            f"<div data-panel><h3>{escape(replay.policy)} against {escape(first.policy)}</h3>"
+            f'<div class="halves"><div>{_change_rows("Sooner", better, "good", shared)}</div>'
+            f'<div>{_change_rows("Later", worse, "bad", shared)}</div></div></div>'
         )
-    why = {"group": "group", "user": "user", "size": "job-size class (the trace names neither groups nor users)"}[kind]
+    why = "job-size class (the trace names neither groups nor users)" if kind == "size" else kind
     return (
         f'<section data-panels><h2>Who wins and who loses</h2><p class="note">Change of the mean JCT against '
         f"{escape(first.policy)} by {why}, over jobs that finished under both; at most ten each way, those with fewer "
@@ -302,15 +312,14 @@ def _changes_section(shown: Sequence[Replay]) -> str:
 def _change_rows(title: str, found: Sequence[Change], tone: str, longest: float) -> str:
     if not found:
         return f"<h3>{title}: nobody</h3>"
-    parts = [f"<h3>{title}</h3>", '<div class="rows">']
-    for change in found:
-        parts.append(
-            f'<span class="name">{escape(change.name)}<small>{change.jobs:,} jobs</small></span>'
-            f'<span class="track"><i class="{tone}" style="width:{100 * abs(change.fraction) / longest:.1f}%"></i></span>'
-            f'<span class="value">{change.fraction:+.0%}<br><small>{show_duration(change.before_s)} \u2192 '
-            f"{show_duration(change.after_s)}</small></span>"
-        )
-    return "".join(parts) + "</div>"
+    rows = "".join(
+        f'<span class="name">{escape(change.name)}<small>{change.jobs:,} jobs</small></span>'
+        f'<span class="track"><i class="{tone}" style="width:{100 * abs(change.fraction) / longest:.1f}%"></i></span>'
+        f'<span class="value">{signed(change.fraction)}<br><small>{show_duration(change.before_s)} \u2192 '
+        f"{show_duration(change.after_s)}</small></span>"
+        for change in found
+    )
+    return f'<h3>{title}</h3><div class="rows">{rows}</div>'
 
 
 def _assumptions(summaries: Sequence[Summary], command: str) -> str:

@@ -14,8 +14,8 @@ from brim.units import show_duration
 
 _PAIRED: Final = "JCT against the first"
 _DROPPED_FIRST: Final = (
-    "rounds/s", "wall", "rho", "busy", "told", "makespan x bound", "lost GPU-h", "p50", "makespan", "queue mean", "preempt", _PAIRED,
-    "p99", "alloc",
+    "rounds/s", "wall", "rho p95", "busy", "told", "makespan x bound", "lost GPU-h", "p50", "makespan", "queue mean",
+    "preempt", _PAIRED, "p99", "alloc",
 )
 
 
@@ -76,13 +76,8 @@ class _Fitting:
 
 def _table(rows: dict[str, list[Summary]], load: float, left_out: set[str]) -> Table:
     table = Table(title=f"load {load:g}", title_justify="left", pad_edge=False, box=None, header_style="bold")
-    paired = max(len(group) for group in rows.values()) > 1
-    first = next(iter(rows.values()))
-    texts = {policy: cells(policy, group) for policy, group in rows.items()}
-    if paired:
-        for policy, group in rows.items():
-            texts[policy][_PAIRED] = "" if group is first else paired_difference(first, group) or "-"
-    for heading in texts[first[0].policy]:
+    texts = cells(rows)
+    for heading in next(iter(texts.values())):
         if heading not in left_out:
             table.add_column(heading, justify="left" if heading in ("policy", "told") else "right", no_wrap=True)
     for policy, group in rows.items():
@@ -91,22 +86,31 @@ def _table(rows: dict[str, list[Summary]], load: float, left_out: set[str]) -> T
     return table
 
 
-def cells(policy: str, group: Sequence[Summary]) -> dict[str, str]:
-    """Figures of one policy over its seeds as text, by column heading; undefined is a dash."""
+def cells(rows: dict[str, list[Summary]]) -> dict[str, dict[str, str]]:
+    """Figures of each policy over its seeds as text, by column heading; undefined is a dash."""
+    first = next(iter(rows.values()))
+    texts = {policy: _cells(policy, group) for policy, group in rows.items()}
+    if max(len(group) for group in rows.values()) > 1:
+        for policy, group in rows.items():
+            texts[policy][_PAIRED] = "" if group is first else paired_difference(first, group) or "-"
+    return texts
+
+
+def _cells(policy: str, group: Sequence[Summary]) -> dict[str, str]:
     head = group[0]
     marks = (" (oracle)" if head.oracle else "") + (" (partial)" if any(s.partial for s in group) else "")
     return {
         "policy": policy + marks,
         "JCT mean": _spread(group, lambda s: s.metrics.jct_mean_s, show_duration),
-        "x bound": _spread(group, lambda s: s.jct_ratio, _times),
+        "x bound": _spread(group, lambda s: s.jct_ratio, times),
         "p50": _mean(group, lambda s: s.metrics.jct_p50_s, show_duration),
         "p99": _mean(group, lambda s: s.metrics.jct_p99_s, show_duration),
         "queue mean": _mean(group, lambda s: s.metrics.queue_mean_s, show_duration),
         "makespan": _mean(group, lambda s: s.metrics.makespan_s, show_duration),
-        "makespan x bound": _mean(group, lambda s: s.makespan_ratio, _times),
+        "makespan x bound": _mean(group, lambda s: s.makespan_ratio, times),
         "alloc": _mean(group, lambda s: s.metrics.gpu_allocated_fraction, lambda x: f"{x:.1%}"),
         "busy": _mean(group, lambda s: s.metrics.gpu_busy_fraction, lambda x: f"{x:.1%}"),
-        "rho": _mean(group, lambda s: s.metrics.ftf_rho_p95, _times),
+        "rho p95": _mean(group, lambda s: s.metrics.ftf_rho_p95, times),
         "preempt": _mean(group, lambda s: s.metrics.preemptions, lambda x: f"{x:,.0f}"),
         "lost GPU-h": _mean(group, lambda s: s.metrics.lost_gpu_s / 3600, lambda x: f"{x:,.1f}"),
         "told": head.estimates,
@@ -150,8 +154,9 @@ def _spread(group: Sequence[Summary], figure: Callable[[Summary], float | None],
     return show(found.mean) + (f" +- {show(found.half_width)}" if found.half_width is not None else "")
 
 
-def _times(ratio: float) -> str:
-    return f"{ratio:.2f}"
+def times(ratio: float) -> str:
+    """A multiple with as many digits as matter."""
+    return f"{ratio:.2f}" if ratio < 100 else f"{ratio:,.0f}"
 
 
 def _show(seconds: float | None) -> str:

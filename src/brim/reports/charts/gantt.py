@@ -69,14 +69,14 @@ def gantt_data(replays: Sequence[Replay], owners: Owners) -> dict[str, Any]:
     """All policies' rasters and the jobs they show, ready for JSON.
 
     Returns:
-        ``rows``, ``nodes`` (rows at which a node starts), ``end_s``, ``owners``, ``sizes``; ``jobs`` with ``id``, ``owner``,
-        ``size``, ``gpus``; per policy ``columns``, ``len``, ``job`` (index into jobs + 1, 0 idle), ``level``. Integer columns
-        are little-endian base64.
+        ``rows``, ``nodes`` (rows at which a node starts), ``end_s``, ``owners``, ``sizes``; ``jobs`` with ``id``,
+        ``owner``, ``size``, ``gpus``, ``who``; per policy ``columns``, ``len``, ``job`` (index into jobs + 1, 0 idle),
+        ``level``. Integer columns are little-endian base64.
     """
     first = replays[0]
     rows_N = rows_of_nodes(first.cluster)
     budget = min(_MAX_SEGMENTS_EACH, _MAX_SEGMENTS // len(replays))
-    end_ms = max(max(replay.end_ms for replay in replays), 1)
+    end_ms = max([replay.end_ms for replay in replays] + [1])
     found = [_thinned(replay, rows_N, end_ms, budget) for replay in replays]
     shown = np.unique(np.concatenate([job for _, _, job, _ in found]))
     shown = shown[shown >= 0]
@@ -127,7 +127,9 @@ def caption(cluster: Cluster, end_ms: int) -> str:
     return f"{cluster.num_gpus:,} GPUs over {show_duration(end_ms / 1000)}, {row}."
 
 
-def raster(replay: Replay, rows_N: Sequence[range], end_ms: int, columns: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def raster(
+    replay: Replay, rows_N: Sequence[range], *, end_ms: int, columns: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Job and number of GPUs held per cell, each of shape (rows, columns); job is NONE where the row is idle."""
     cluster, runs = replay.cluster, replay.runs
     row_of_gpu = np.zeros(cluster.num_gpus, dtype=np.int64)
@@ -154,7 +156,7 @@ def _thinned(
         else np.repeat([rows[0] for rows in rows_N], replay.cluster.gpus_N)
     )
     for columns in _COLUMNS:
-        job, held = raster(replay, rows_N, end_ms, columns)
+        job, held = raster(replay, rows_N, end_ms=end_ms, columns=columns)
         level = np.ceil(np.minimum(held / gpus_per_row[:, None], 1) * _LEVELS - 1e-3).astype(np.int64)
         changes = (job[:, 1:] != job[:, :-1]) | (level[:, 1:] != level[:, :-1])
         if changes.sum() + len(job) <= budget or columns == _COLUMNS[-1]:
@@ -165,7 +167,7 @@ def _thinned(
     return columns, length, job.ravel()[begin], level.ravel()[begin]
 
 
-def _paint(
+def _paint(  # noqa: PLR0917 - compiled: positional only
     run_job: IntArray, first: IntArray, last: IntArray, first_gpu: IntArray, row: IntArray, share: NDArray[np.float64],
     job: NDArray[np.int32], held: NDArray[np.float32], most: NDArray[np.float32],
 ) -> None:

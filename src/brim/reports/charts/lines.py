@@ -35,7 +35,8 @@ from brim.units import WHOLE_GPU, show_duration
 _HEIGHT: Final = 250
 _POINTS: Final = 240
 """Points per line; the plot is 424 units wide."""
-_STRIP: Final = 40
+_STRIP: Final = 52
+_FULL: Final = 30
 
 
 def cdf(series: Sequence[tuple[str, FloatArray]], *, what: str) -> str:
@@ -45,7 +46,9 @@ def cdf(series: Sequence[tuple[str, FloatArray]], *, what: str) -> str:
         series: Policy name and seconds of its finished jobs.
         what: Of what, for the description.
     """
-    scale = LogTime(max((float(values.max()) for _, values in series if len(values)), default=10.0))
+    pooled = np.concatenate([values for _, values in series]) if series else np.zeros(0)
+    low_s, high_s = (float(np.quantile(pooled, 0.01)), float(pooled.max())) if len(pooled) else (1.0, 10.0)
+    scale = LogTime.around(low_s, high_s)
     body = [x_axis(scale.ticks(), _HEIGHT), y_axis([Tick(q / 100, f"{q} %") for q in (0, 25, 50, 75, 100)], _HEIGHT)]
     keys = []
     for index, (name, values) in enumerate(series):
@@ -99,10 +102,9 @@ def allocated_gpus(replays: Sequence[Replay]) -> str:
         foot = TOP + (index + 1) * _STRIP
         body.append(_strip(index, np.clip(np.nan_to_num(level), 0, 1), foot))
         body.append(
-            f'<text class="onchart" x="{LEFT + 4}" y="{foot - _STRIP + 13}">{escape(replay.policy)} '
+            f'<text class="onchart" x="{LEFT}" y="{foot - _FULL - 5}">{escape(replay.policy)} '
             f'<tspan class="strong">{mean:.0%}</tspan></text>'
         )
-        body.append(f'<text x="{LEFT - 6}" y="{foot - _STRIP + 12}" text-anchor="end">100 %</text>')
     text = "Share of GPUs held over time, one strip per policy. Means: " + ", ".join(said)
     return frame(height, label=text, body=body)
 
@@ -115,7 +117,7 @@ def jct_by_load(points: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> 
     """
     seconds = [value for _, line in points for _, value in line]
     loads = sorted({load for _, line in points for load, _ in line})
-    scale = LogTime(max(seconds, default=10.0))
+    scale = LogTime.around(min(seconds, default=1.0), max(seconds, default=10.0))
     low, span = loads[0], max(loads[-1] - loads[0], 1e-9)
     body = [
         x_axis([Tick((load - low) / span, f"{load:g}x") for load in loads], _HEIGHT), y_axis(scale.ticks(), _HEIGHT)
@@ -172,11 +174,10 @@ def _line(index: int, path: str, title: str) -> str:
 
 def _strip(index: int, level: FloatArray, foot: float) -> str:
     """Filled course of one policy: bins as steps, the whole cluster as a thin frame."""
-    full = _STRIP - 8
     x = LEFT + np.arange(len(level) + 1) / len(level) * PLOT_WIDTH
-    y = foot - level * full
+    y = foot - level * _FULL
     steps = "".join(f"V{py:.1f}H{px:.1f}" for py, px in zip(y, x[1:], strict=True))
     return (
         f'<path class="area p{index % 8}" d="M{LEFT} {foot:g}{steps}V{foot:g}Z"/>'
-        f'<path class="grid" d="M{LEFT} {foot - full:g}H{WIDTH - RIGHT}M{LEFT} {foot:g}H{WIDTH - RIGHT}"/>'
+        f'<path class="grid" d="M{LEFT} {foot - _FULL:g}H{WIDTH - RIGHT}M{LEFT} {foot:g}H{WIDTH - RIGHT}"/>'
     )

@@ -25,7 +25,6 @@ PLOT_WIDTH: Final = WIDTH - LEFT - RIGHT
 COLOURS: Final = 8
 """Policies with a colour of their own; later ones take colours again, with dots."""
 
-_SHORTEST_S: Final = 1.0
 _LOG_TICKS: Final = (
     (1, "1 s"), (10, "10 s"), (60, "1 min"), (600, "10 min"), (3_600, "1 h"), (36_000, "10 h"), (86_400, "1 d"),
     (864_000, "10 d"), (8_640_000, "100 d"), (86_400_000, "1000 d"),
@@ -54,14 +53,21 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class LogTime:
-    """A logarithmic axis of durations; everything up to one second is its left end."""
+    """A logarithmic axis of durations from a familiar one, which stands for all shorter ones too, to the longest."""
 
-    longest_s: float
+    start_s: float
+    end_s: float
+
+    @classmethod
+    def around(cls, low_s: float, high_s: float) -> LogTime:
+        """An axis that starts at the last familiar duration below ``low_s``."""
+        start = max((seconds for seconds, _ in _LOG_TICKS if seconds <= low_s), default=_LOG_TICKS[0][0])
+        return cls(float(start), max(high_s, 10.0 * start))
 
     def at(self, seconds: FloatArray) -> FloatArray:
         """Place of durations in [0, 1]."""
-        span = np.log10(max(self.longest_s, 10 * _SHORTEST_S) / _SHORTEST_S)
-        placed: FloatArray = np.log10(np.maximum(seconds, _SHORTEST_S) / _SHORTEST_S) / span
+        decades = np.log10(self.end_s / self.start_s)
+        placed: FloatArray = np.log10(np.maximum(seconds, self.start_s) / self.start_s) / decades
         return np.minimum(placed, 1.0)
 
     def ticks(self) -> list[Tick]:
@@ -69,20 +75,20 @@ class LogTime:
         kept: list[Tick] = []
         for seconds, label in _LOG_TICKS:
             at = float(self.at(np.array([float(seconds)]))[0])
-            if seconds <= max(self.longest_s, 10) and (not kept or (at - kept[-1].at) * PLOT_WIDTH >= _LABEL_GAP):
-                kept.append(Tick(at, "\u22641 s" if seconds == 1 else label))
+            if seconds == self.start_s:
+                kept.append(Tick(at, f"\u2264{label}"))
+            elif self.start_s < seconds <= self.end_s and (at - kept[-1].at) * PLOT_WIDTH >= _LABEL_GAP:
+                kept.append(Tick(at, label))
         return kept
 
 
 def calendar_ticks(end_ms: int, origin_ms: int | None) -> list[Tick]:
-    """Marks on a linear time axis from 0: dates where the trace has them, else hours or days since the start."""
-    hours = end_ms / 3_600_000
+    """Marks on a linear time axis from 0: dates (UTC) where the trace has them, else hours or days since its start."""
+    hours = max(end_ms, 1) / 3_600_000
     step = next((step for step in _TIME_STEPS_H if hours / step <= 6), _TIME_STEPS_H[-1])
-    ticks = []
-    for count in range(int(hours / step) + 1):
-        at_h = count * step
-        ticks.append(Tick(at_h / hours if hours else 0.0, _calendar_label(at_h, step, origin_ms)))
-    return ticks
+    first = 0.0 if origin_ms is None else -(origin_ms / 3_600_000) % min(step, 24)  # full hours, or midnights
+    marks = [first + count * step for count in range(int((hours - first) // step) + 1)]
+    return [Tick(at_h / hours, _calendar_label(at_h, step, origin_ms)) for at_h in marks]
 
 
 def escape(text: object) -> str:
@@ -158,6 +164,6 @@ def legend(keys: Iterable[Key]) -> str:
 
 def _calendar_label(at_h: float, step_h: float, origin_ms: int | None) -> str:
     if origin_ms is not None:
-        moment = datetime.fromtimestamp(origin_ms / 1000 + at_h * 3600, UTC)
+        moment = datetime.fromtimestamp(round(origin_ms / 1000 + at_h * 3600), UTC)
         return f"{moment:%H:%M}" if step_h < 24 else f"{moment.day} {moment:%b}"
     return f"{at_h:g} h" if step_h < 24 else f"day {at_h / 24:g}"

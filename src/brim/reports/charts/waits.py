@@ -24,7 +24,10 @@ def waits_by_size(replays: Sequence[Replay]) -> str:
     kinds = [kind for kind in range(len(SIZE_CLASSES)) if (classes == kind).any()]
     delays = {(kind, index): _delays_s(replay, kind) for kind in kinds for index, replay in enumerate(replays)}
     marks = {key: (percentile(values, 50), percentile(values, 90)) for key, values in delays.items()}
-    scale = LogTime(max((p90 for _, p90 in marks.values() if p90 is not None), default=10.0))
+    scale = LogTime.around(
+        min((p50 for p50, _ in marks.values() if p50 is not None), default=1.0),
+        max((p90 for _, p90 in marks.values() if p90 is not None), default=10.0),
+    )
     height = TOP + len(kinds) * (_HEAD + len(replays) * _ROW + _FOOT_GAP) + BOTTOM
     body = [x_axis(scale.ticks(), height)]
     y = TOP
