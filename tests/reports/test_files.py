@@ -50,6 +50,15 @@ def test_results_have_the_published_keys_and_undefined_is_null(replays):
         assert row["jct_bound_s"] <= row["jct_mean_s"]
 
 
+def test_jobs_that_ran_shorter_than_recorded_have_no_bound():
+    trace = trace_of(name="t", format="test", job_id=["a"], submit_ms=[0], gpus=[1], run_ms=[10_000])
+    resized = replay_of(trace, "1x2xT4", runs_of([(0, 0, 5000, [0, 1])]), [5000])
+    (summary,) = summarise([resized])
+    assert summary.bounds.jct_mean_s is None
+    assert summary.jct_ratio is None
+    assert "No lower bound" in printed(comparison([summary]))
+
+
 def test_json_refuses_nan():
     with pytest.raises(ValueError, match="Out of range float"):
         dump_json({"x": float("nan")})

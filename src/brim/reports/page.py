@@ -237,7 +237,8 @@ def _bounds_section(shown: Sequence[Replay], summaries: Sequence[Summary]) -> st
 def _ratio_rows(title: str, values: Sequence[tuple[str, float | None, float | None]]) -> str:
     known = [ratio for _, ratio, _ in values if ratio is not None]
     if not known:
-        return f"<h3>{title}</h3><p class=note>Not defined: no run times recorded, or jobs unfinished.</p>"
+        why = "Not defined: jobs are unfinished, have no recorded run time, or ran shorter than recorded."
+        return f'<h3>{title}</h3><p class="note">{why}</p>'
     longest = max(known)
     bound = next(bound for _, ratio, bound in values if ratio is not None and bound is not None)
     parts = [f"<h3>{title}, bound {show_duration(bound)}</h3>", '<div class="rows">']

@@ -16,7 +16,7 @@ from scipy.stats import t as student_t
 from brim.core.replay import Replay
 from brim.core.trace import Trace
 from brim.reports.bounds import Bounds, bounds
-from brim.reports.metrics import Metrics, finished, measure
+from brim.reports.metrics import Metrics, finished, held_ms, measure
 from brim.units import MS_PER_S
 
 SCHEMA: Final = 1
@@ -45,7 +45,7 @@ class Summary:
         partial: The replay was interrupted.
         assumptions: One sentence each.
         metrics: Figures.
-        bounds: Lower bounds over the jobs this replay finished.
+        bounds: Lower bounds over the jobs this replay finished; None where jobs did not run as recorded.
     """
 
     policy: str
@@ -93,12 +93,25 @@ def summarise(replays: Iterable[Replay]) -> tuple[Summary, ...]:
         key = (id(replay.trace), str(replay.cluster), done.tobytes())
         if key not in known:
             known[key] = (replay.trace, bounds(replay.trace, replay.cluster, counted=done))
+        found = known[key][1] if ran_as_recorded(replay) else Bounds(jct_mean_s=None, makespan_s=None)
         summaries.append(Summary(
             policy=replay.policy, seed=replay.seed, load=replay.load, oracle=replay.oracle,
             estimates=replay.estimates, partial=replay.partial, assumptions=replay.assumptions,
-            metrics=measure(replay), bounds=known[key][1],
+            metrics=measure(replay), bounds=found,
         ))
     return tuple(summaries)
+
+
+def ran_as_recorded(replay: Replay) -> bool:
+    """Whether every finished job held GPUs for at least its recorded run time: without that the bounds do not hold.
+
+    A job that was resized, or ran on faster GPUs than recorded, may end sooner than a rigid one can.
+    """
+    done = finished(replay)
+    rounding_ms = 1
+    return not len(replay.runs.job) or bool(
+        (held_ms(replay)[done] + rounding_ms >= replay.trace.run_ms[done]).all()
+    )
 
 
 def result_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:

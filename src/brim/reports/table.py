@@ -121,12 +121,7 @@ def _cells(policy: str, group: Sequence[Summary]) -> dict[str, str]:
 
 def _notes(rows: dict[str, list[Summary]]) -> list[Text]:
     first = next(iter(rows.values()))[0]
-    jobs = first.metrics.jobs
-    lines = [
-        f"{jobs:,} jobs. No schedule of rigid jobs on these GPUs has a mean JCT below "
-        f"{_show(first.bounds.jct_mean_s)} or a makespan below {_show(first.bounds.makespan_s)} "
-        f"(finished jobs of {first.policy}; preemption and placement free)."
-    ]
+    lines = [f"{first.metrics.jobs:,} jobs. {_bound_in_words(rows)}"]
     seeds = max(len(group) for group in rows.values())
     if seeds > 1:
         lines.append(f"{seeds} seeds: mean +- 95 % interval (Student t); differences are paired by seed.")
@@ -135,6 +130,16 @@ def _notes(rows: dict[str, list[Summary]]) -> list[Text]:
         counts = ", ".join(f"{policy} {count}" for policy, count in failed.items() if count)
         lines.append(f"Failed jobs, left out of every mean: {counts}.")
     return [Text(line, style="dim") for line in lines]
+
+
+def _bound_in_words(rows: dict[str, list[Summary]]) -> str:
+    bounded = next((s for group in rows.values() for s in group if s.bounds.jct_mean_s is not None), None)
+    if bounded is None:
+        return "No lower bound: no job finished, or jobs did not run as long as recorded."
+    return (
+        f"No schedule of rigid jobs on these GPUs has a mean JCT below {_show(bounded.bounds.jct_mean_s)} or a "
+        f"makespan below {_show(bounded.bounds.makespan_s)} (finished jobs of {bounded.policy}; preemption and placement free)."
+    )
 
 
 def _values(group: Sequence[Summary], figure: Callable[[Summary], float | None]) -> list[float]:
