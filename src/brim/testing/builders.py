@@ -1,0 +1,167 @@
+"""Readable one-liners for tests: jobs in seconds, small traces, states and snapshots.
+
+Example:
+    >>> trace = small_trace(job(at=0, run=10), job(at=2, run=5, gpus=2, user="ann"))
+    >>> trace.gpus.tolist(), trace.run_ms.tolist()
+    ([1, 2], [10000, 5000])
+    >>> snapshot = snapshot_of("1x2xT4", job(on=[(0, 0)]), job(at=3), now=5)
+    >>> snapshot.jobs.run_ms.tolist(), snapshot.jobs.waits.tolist()
+    ([5000, 0], [False, True])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from brim.core.cluster import Cluster, parse_cluster
+from brim.core.events import Event, JobSpec, Kind
+from brim.core.lifecycle import Phase
+from brim.core.snapshot import Snapshot
+from brim.core.state import ClusterState
+from brim.core.trace import NONE, Status, Trace, trace_of
+from brim.errors import ConfigError
+from brim.units import MS_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job of a test. Times in seconds; resources per GPU in brim's units; ``on`` only for states.
+
+    Attributes:
+        at: Submission.
+        run: Run time.
+        gpus: Whole gang; the length of ``on`` where that is given.
+        share: Thousandths of each GPU.
+        cpu: Milli-cores per GPU.
+        mem: MiB per GPU.
+        gpu_type: Name of the type, empty for any.
+        limit: Time limit, None for none.
+        user: Name.
+        after: Name of the job this one waits for, empty for none.
+        delay: Seconds between that job's end and this one's eligibility.
+        name: Id; empty for ``j0``, ``j1``, ... in the order given.
+        on: (node, gpu) pairs the job holds.
+        start: When it got them; None for at once.
+        phase: None for RUNNING where ``on`` is given, HELD behind another job, else PENDING.
+    """
+
+    at: float = 0
+    run: float = 1
+    gpus: int = 1
+    share: int = 1000
+    cpu: int = 0
+    mem: int = 0
+    gpu_type: str = ""
+    limit: float | None = None
+    user: str = "user"
+    after: str = ""
+    delay: float = 0
+    name: str = ""
+    on: Sequence[tuple[int, int]] = ()
+    start: float | None = None
+    phase: Phase | None = None
+
+
+job = Job
+
+
+def small_trace(*jobs: Job, name: str = "small") -> Trace:
+    """Build a trace; jobs may come in any order, the earliest should be submitted at 0.
+
+    Raises:
+        ConfigError: ``after`` names a job that is not there.
+    """
+    names = _names(jobs)
+    users = tuple(dict.fromkeys(one.user for one in jobs))
+    types = tuple(dict.fromkeys(one.gpu_type for one in jobs if one.gpu_type))
+    return trace_of(
+        name=name, format="test", synthetic=True, job_id=names, users=users, gpu_types=types,
+        submit_ms=[_ms(one.at) for one in jobs],
+        run_ms=[_ms(one.run) for one in jobs],
+        gpus=[one.gpus for one in jobs],
+        share_milli=[one.share for one in jobs],
+        cpu_milli=[one.cpu for one in jobs],
+        mem_mib=[one.mem for one in jobs],
+        gpu_type=[types.index(one.gpu_type) if one.gpu_type else NONE for one in jobs],
+        time_limit_ms=[NONE if one.limit is None else _ms(one.limit) for one in jobs],
+        user=[users.index(one.user) for one in jobs],
+        after=[_row_of(one.after, names) for one in jobs],
+        after_ms=[_ms(one.delay) for one in jobs],
+        status=[Status.COMPLETED] * len(jobs),
+    )
+
+
+def state_with(
+    cluster: Cluster | str, *jobs: Job, now: float = 0, down: Sequence[int] = (), draining: Sequence[int] = ()
+) -> ClusterState:
+    """Build a state by the events that lead to it: job ids follow submission, then the order given.
+
+    Raises:
+        InvariantError: the jobs cannot have come to stand like that.
+    """
+    where = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    names = _names(jobs)
+    rows = sorted(range(len(jobs)), key=lambda row: (_ms(jobs[row].at), row))
+    id_of = {names[row]: number for number, row in enumerate(rows)}
+    state = ClusterState(where, tuple(dict.fromkeys(one.user for one in jobs)))
+    events: list[Event] = []
+    for number, row in enumerate(rows):
+        events += _story(jobs[row], number, id_of, state)
+    events += [Event(_ms(now), Kind.NODE_DOWN, node=node) for node in down]
+    events += [Event(_ms(now), Kind.NODE_DRAIN, node=node) for node in draining]
+    for event in sorted(events, key=lambda event: (event.time_ms, _STORY_ORDER.index(event.kind))):
+        state.apply(event)
+    return state
+
+
+def snapshot_of(
+    cluster: Cluster | str, *jobs: Job, now: float = 0, down: Sequence[int] = (), draining: Sequence[int] = ()
+) -> Snapshot:
+    """Freeze ``state_with`` at ``now``."""
+    return state_with(cluster, *jobs, now=now, down=down, draining=draining).freeze(_ms(now))
+
+
+_STORY_ORDER = (Kind.SUBMITTED, Kind.START, Kind.STARTED, Kind.PREEMPT, Kind.NODE_DRAIN, Kind.NODE_DOWN)
+
+
+def _story(one: Job, number: int, id_of: dict[str, int], state: ClusterState) -> list[Event]:
+    """Events that bring one job where it is."""
+    types = state.cluster.gpu_types
+    if one.gpu_type and one.gpu_type not in types:
+        raise ConfigError(f"job {number} asks for {one.gpu_type!r}, the cluster has {', '.join(types)}")
+    spec = JobSpec(
+        id=number, user=state.user_code(one.user), submit_ms=_ms(one.at), gpus=len(one.on) or one.gpus,
+        share_milli=one.share, cpu_milli=one.cpu, mem_mib=one.mem,
+        gpu_type=types.index(one.gpu_type) if one.gpu_type else NONE,
+        time_limit_ms=NONE if one.limit is None else _ms(one.limit),
+        after=id_of[one.after] if one.after else NONE,
+    )
+    phase = one.phase
+    if phase is None:
+        phase = Phase.RUNNING if one.on else Phase.HELD if one.after else Phase.PENDING
+    story = [Event(_ms(one.at), Kind.SUBMITTED, number, spec=spec, held=phase is Phase.HELD)]
+    if one.on:
+        start_ms = _ms(one.at if one.start is None else one.start)
+        story.append(Event(start_ms, Kind.START, number, gpus=tuple(sorted(one.on))))
+        if phase is not Phase.STARTING:
+            story.append(Event(start_ms, Kind.STARTED, number))
+        if phase is Phase.STOPPING:
+            story.append(Event(start_ms, Kind.PREEMPT, number))
+    return story
+
+
+def _names(jobs: Sequence[Job]) -> list[str]:
+    return [one.name or f"j{row}" for row, one in enumerate(jobs)]
+
+
+def _row_of(name: str, names: Sequence[str]) -> int:
+    if not name:
+        return NONE
+    if name not in names:
+        raise ConfigError(f"job {name!r} is waited for and not in the trace")
+    return names.index(name)
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * MS_PER_S)

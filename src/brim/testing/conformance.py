@@ -1,0 +1,134 @@
+"""Does a policy keep the rules? ``check_policy`` tries random situations and shows the smallest that breaks one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
+
+from brim.core.cluster import Cluster
+from brim.core.snapshot import Snapshot
+from brim.core.tables import Grants
+from brim.core.trace import Trace, trace_of
+from brim.engine.journal import Journal
+from brim.errors import ConfigError, InvariantError, PlanError
+from brim.policies.sockets import Policy
+from brim.sim.overheads import Overheads
+from brim.sim.twin import Settings, replay
+from brim.testing import rules
+from brim.testing.rules import PolicyViolation
+from brim.units import MS_PER_H
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from brim.core.replay import Replay
+
+CaseT = TypeVar("CaseT")
+
+_PATIENCE: Final = 50
+"""How many times the serial time of a trace a policy may take to end it, restarts included."""
+_ROUNDS_PER_JOB: Final = 400
+"""Rounds on events allowed per job: a handful would do, thrashing makes thousands."""
+
+
+def check_policy(policy: Policy, *, examples: int = 100, seed: int = 0) -> None:
+    """Run the rules of ``rules.RULES`` on random snapshots and short replays.
+
+    Args:
+        policy: What to check.
+        examples: Random situations of each of the two kinds.
+        seed: The same seed tries the same situations.
+
+    Raises:
+        PolicyViolation: with the rule's name and the smallest situation found that breaks it, in words.
+        ConfigError: the ``hypothesis`` package is missing.
+
+    Example:
+        >>> from brim.policies.presets import PRESETS
+        >>> check_policy(PRESETS["fifo"], examples=5)
+    """
+    try:
+        import hypothesis  # noqa: F401, PLC0415 - a development dependency, wanted only by who checks
+    except ImportError:
+        raise ConfigError("checking a policy needs the package hypothesis: pip install hypothesis") from None
+    from hypothesis import strategies as st  # noqa: PLC0415
+
+    from brim.testing import strategies  # noqa: PLC0415
+
+    _search(lambda snapshot: rules.check_decision(snapshot, policy), strategies.snapshots(), examples, seed)
+    cases = strategies.clusters(nodes_max=2).flatmap(
+        lambda cluster: st.tuples(st.just(cluster), strategies.traces(cluster), strategies.overheads())
+    )
+    _search(lambda case: check_replays(policy, *case), cases, examples, seed)
+
+
+def check_replays(policy: Policy, cluster: Cluster, trace: Trace, overheads: Overheads) -> None:
+    """Run every rule about whole replays on one case.
+
+    Raises:
+        PolicyViolation: a rule is broken.
+    """
+    settings = Settings(overheads=overheads, gap_ms=0)
+    journals = Journal(), Journal()
+    first = _bounded(policy, trace, cluster, settings, journals[0])
+    again = _bounded(policy, trace, cluster, settings, journals[1])
+    rules.check_never_shared(first)
+    rules.check_same(rules.SAME_SEED, "replayed twice", first, again)
+    if journals[0].lines != journals[1].lines:
+        raise PolicyViolation(
+            rules.SAME_SEED, "replayed twice, it decided differently", rules.describe_jobs(trace, str(cluster))
+        )
+    other = trace_of(**rules.permuted(trace, seed=len(trace)))
+    rules.check_same(
+        rules.ORDER_FREE, "with the rows, users and types of the trace in another order", first,
+        _bounded(policy, other, cluster, settings, Journal()),
+    )
+
+
+def _bounded(policy: Policy, trace: Trace, cluster: Cluster, settings: Settings, journal: Journal) -> Replay:
+    """Replay, checking the grants of every round, and give up when it takes for ever."""
+    cost = settings.overheads
+    each_ms = cost.start_ms + cost.save_ms + cost.restart_ms
+    serial_ms = int(trace.run_ms.sum() + np.maximum(trace.after_ms, 0).sum()) + len(trace) * each_ms
+    latest_ms = trace.span_ms + _PATIENCE * serial_ms + MS_PER_H
+    case = rules.describe_jobs(trace, str(cluster))
+    rounds = _ROUNDS_PER_JOB * len(trace) + (latest_ms // policy.period_ms if policy.period_ms else 0)
+    count = 0
+
+    def note(snapshot: Snapshot, grants: Grants) -> None:
+        nonlocal count
+        rules.check_grants(snapshot, grants)
+        count += 1
+        if snapshot.now_ms > latest_ms or count > rounds:
+            waiting = ", ".join(trace.job_id[job] for job in snapshot.jobs.id.tolist())
+            raise PolicyViolation(
+                rules.ENDS, f"after {count} rounds and {snapshot.now_ms / 1000:g} s these jobs are not over: {waiting}",
+                case,
+            )
+
+    try:
+        return replay(trace, cluster, rules.watched(policy, note), settings, journal=journal)
+    except PlanError as error:
+        raise PolicyViolation(rules.SOUND, str(error), case) from error
+    except InvariantError as error:
+        if "nothing will happen" not in str(error):
+            raise  # a defect of brim, not of the policy
+        raise PolicyViolation(rules.ENDS, str(error), case) from error
+
+
+def _search(check: Callable[[CaseT], None], cases: SearchStrategy[CaseT], examples: int, seed: int) -> None:
+    """Look for the smallest case that fails."""
+    import hypothesis  # noqa: PLC0415
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=examples, deadline=None, database=None, verbosity=hypothesis.Verbosity.quiet,
+        report_multiple_bugs=False, print_blob=False, suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(cases)
+    def run(case: CaseT) -> None:
+        check(case)
+
+    run()

@@ -1,0 +1,154 @@
+"""Free resources counted the slow and obvious way: what tests and conformance checks compare the compiled walk with.
+
+Shares no code with ``brim.policies.place`` on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from brim.core.cluster import Cluster
+from brim.core.snapshot import Snapshot
+from brim.units import WHOLE_GPU
+
+
+class Asks(Protocol):
+    """What a gang asks, per GPU."""
+
+    @property
+    def gpus(self) -> int:
+        """Whole gang."""
+        ...
+
+    @property
+    def share(self) -> int:
+        """Thousandths of each GPU."""
+        ...
+
+    @property
+    def cpu(self) -> int:
+        """Milli-cores."""
+        ...
+
+    @property
+    def mem(self) -> int:
+        """MiB."""
+        ...
+
+    @property
+    def gpu_type(self) -> str:
+        """Name of the type, empty for any."""
+        ...
+
+
+class Ask:
+    """One gang of a snapshot's job table."""
+
+    __slots__ = ("cpu", "gpu_type", "gpus", "mem", "share")
+
+    def __init__(self, snapshot: Snapshot, row: int, gpus: int | None = None) -> None:
+        jobs = snapshot.jobs
+        self.gpus = int(jobs.gpus[row]) if gpus is None else gpus
+        self.share, self.cpu, self.mem = int(jobs.share_milli[row]), int(jobs.cpu_milli[row]), int(jobs.mem_mib[row])
+        self.gpu_type = snapshot.gpu_types[jobs.gpu_type[row]] if jobs.gpu_type[row] >= 0 else ""
+
+
+class FreeRoom:
+    """What is free on every node, as plain lists.
+
+    Attributes:
+        types: GPU type name of each node.
+        free: Thousandths free of each GPU of each node.
+        cpu: Milli-cores free per node.
+        mem: MiB free per node.
+        is_open: Whether the node takes new jobs.
+    """
+
+    def __init__(
+        self, types: Sequence[str], gpus: Sequence[int], cpu: Sequence[int], mem: Sequence[int], is_open: Sequence[bool]
+    ) -> None:
+        self.types, self.is_open = list(types), list(is_open)
+        self.free = [[WHOLE_GPU] * count for count in gpus]
+        self.cpu, self.mem = list(cpu), list(mem)
+
+    @classmethod
+    def of_cluster(cls, cluster: Cluster) -> FreeRoom:
+        """The empty cluster."""
+        return cls(
+            [cluster.gpu_types[code] for code in cluster.gpu_type_N.tolist()], cluster.gpus_N.tolist(),
+            cluster.cpu_milli_N.tolist(), cluster.mem_mib_N.tolist(), [True] * cluster.num_nodes,
+        )
+
+    @classmethod
+    def of_snapshot(cls, snapshot: Snapshot, gone: Iterable[int] = ()) -> FreeRoom:
+        """What a snapshot leaves free, and what would be free without the job rows in ``gone``."""
+        nodes = snapshot.nodes
+        room = cls(
+            [snapshot.gpu_types[code] for code in nodes.gpu_type.tolist()], nodes.gpus.tolist(),
+            nodes.cpu_milli.tolist(), nodes.mem_mib.tolist(), nodes.is_open.tolist(),
+        )
+        without = set(gone)
+        for row, pairs in pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu).items():
+            if row not in without:
+                room.take(Ask(snapshot, row), pairs)
+        return room
+
+    def gpus_of(self, gpu_type: str) -> int:
+        """GPUs of all nodes of a type."""
+        return sum(len(free) for free, name in zip(self.free, self.types, strict=True) if name == gpu_type)
+
+    def take(self, ask: Asks, pairs: Iterable[tuple[int, int]]) -> None:
+        """Give GPUs away; may go below zero, which ``overdrawn`` tells."""
+        for node, gpu in pairs:
+            self.free[node][gpu] -= ask.share
+            self.cpu[node] -= ask.cpu
+            self.mem[node] -= ask.mem
+
+    def slots(self, ask: Asks, node: int) -> int:
+        """How many GPUs of the gang fit on a node."""
+        count = sum(free >= ask.share for free in self.free[node])
+        if ask.cpu:
+            count = min(count, max(0, self.cpu[node]) // ask.cpu)
+        if ask.mem:
+            count = min(count, max(0, self.mem[node]) // ask.mem)
+        return count
+
+    def fits(self, ask: Asks, gpu_type: str = "") -> bool:
+        """Whether the whole gang fits on open nodes of one type (of this type, if given)."""
+        wanted = gpu_type or ask.gpu_type
+        return any(
+            sum(self.slots(ask, node) for node in self._nodes_of(name)) >= ask.gpus
+            for name in sorted(set(self.types)) if wanted in ("", name)
+        )
+
+    def places(self, ask: Asks, gpu_type: str) -> list[tuple[int, int]]:
+        """GPUs that could be part of the gang: of each node as many as it can take together."""
+        found: list[tuple[int, int]] = []
+        for node in self._nodes_of(gpu_type):
+            able = [(node, gpu) for gpu, free in enumerate(self.free[node]) if free >= ask.share]
+            found += able[: self.slots(ask, node)]
+        return found
+
+    def overdrawn(self) -> str:
+        """The first thing given away more than once, in words; empty if there is none."""
+        for node, gpus in enumerate(self.free):
+            for gpu, free in enumerate(gpus):
+                if free < 0:
+                    return f"GPU {gpu} of node {node} is granted {(WHOLE_GPU - free) / 10:g} % of itself"
+            if self.cpu[node] < 0:
+                return f"cores of node {node} are granted {-self.cpu[node] / 1000:g} too often"
+            if self.mem[node] < 0:
+                return f"memory of node {node} is granted {-self.mem[node]} MiB too often"
+        return ""
+
+    def _nodes_of(self, gpu_type: str) -> list[int]:
+        return [n for n, name in enumerate(self.types) if name == gpu_type and self.is_open[n]]
+
+
+def pairs_by_job(job: Iterable[int], node: Iterable[int], gpu: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
+    """Group grant columns by job row."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for j, n, g in zip(job, node, gpu, strict=True):
+        found.setdefault(int(j), []).append((int(n), int(g)))
+    return found

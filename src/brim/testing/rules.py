@@ -1,0 +1,405 @@
+"""The rules every policy keeps, each a function that raises ``PolicyViolation``; ``conformance`` runs them.
+
+Nothing here trusts the code under test: free resources are counted by ``room``, not by the place parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from brim.beliefs.beliefs import Beliefs
+from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserLimits
+from brim.core.actions import Preempt
+from brim.core.arrays import IntArray, frozen
+from brim.core.lifecycle import Phase
+from brim.core.replay import Replay
+from brim.core.snapshot import Snapshot
+from brim.core.tables import Grants
+from brim.core.trace import Trace
+from brim.engine.round import RoundResult, run_round
+from brim.errors import BrimError, PlanError
+from brim.policies.sockets import Policy
+from brim.testing.room import Ask, FreeRoom, pairs_by_job
+
+OVER_GRANT: Final = "no GPU over-granted"
+GANG: Final = "gang whole or absent"
+STAYS: Final = "who runs stays where it is or is preempted"
+PURE: Final = "pure"
+ORDER_FREE: Final = "independent of input order"
+WORK_CONSERVING: Final = "work conserving"
+ENDS: Final = "no starvation"
+SAME_SEED: Final = "deterministic for a seed"
+SOUND: Final = "plan accepted"
+RULES: Final = (SOUND, OVER_GRANT, GANG, STAYS, PURE, ORDER_FREE, WORK_CONSERVING, ENDS, SAME_SEED)
+
+
+class PolicyViolation(BrimError):  # noqa: N818 - a finding about a policy, not an error of brim
+    """A policy breaks a rule.
+
+    Args:
+        rule: Name of the rule, one of ``RULES``.
+        what: What the policy did, in words.
+        case: Cluster and jobs on which it did so, in words.
+    """
+
+    def __init__(self, rule: str, what: str, case: str = "") -> None:
+        self.rule, self.what, self.case = rule, what, case
+        super().__init__(f"breaks the rule {rule!r}: {what}" + (f"\n{case}" if case else ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A round taken apart: what the parts wanted, and the plan that came of it."""
+
+    wanted: Grants
+    gpus: IntArray
+    result: RoundResult
+
+
+def beliefs_of(snapshot: Snapshot, policy: Policy) -> Beliefs:
+    """Beliefs for one snapshot; an oracle is told made-up run times, longer than what has run."""
+    ids, run_ms = snapshot.jobs.id, snapshot.jobs.run_ms
+    if not policy.oracle or not len(ids):
+        return Beliefs()
+    table = np.zeros(int(ids[-1]) + 1, dtype=np.int64)
+    table[ids] = run_ms + 1_000 * (1 + (snapshot.jobs.submit_ms // 1_000 * 7 + snapshot.jobs.gpus * 13) % 50)
+    return Beliefs(run_times=TrueRunTimes(table))
+
+
+# -- one snapshot -------------------------------------------------------------------------------------------------
+
+
+def check_decision(snapshot: Snapshot, policy: Policy) -> None:
+    """Run every rule about a single round on a snapshot."""
+    beliefs = beliefs_of(snapshot, policy)
+    decision = decide(snapshot, beliefs, policy)
+    check_stays(snapshot, decision)
+    check_pure(snapshot, beliefs, policy, decision)
+    check_order_free(snapshot, beliefs, policy, decision)
+    check_work_conserving(snapshot, policy, decision)
+
+
+def decide(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> Decision:
+    """Run a round and keep what its parts said; the grants are checked before the engine sees them."""
+    seen: list[Grants] = []
+
+    def note(now: Snapshot, grants: Grants) -> None:
+        check_grants(now, grants)
+        seen.append(grants)
+
+    before = list(_bytes_of(snapshot))
+    try:
+        result = run_round(snapshot, beliefs, watched(policy, note))
+    except PlanError as error:
+        raise PolicyViolation(SOUND, str(error), describe(snapshot)) from error
+    except (IndexError, ValueError, TypeError) as error:
+        said = f"{type(error).__name__}: {error}"
+        rule = PURE if "read-only" in said else SOUND
+        raise PolicyViolation(rule, f"the round failed with {said}", describe(snapshot)) from error
+    if list(_bytes_of(snapshot)) != before:
+        raise PolicyViolation(PURE, "the policy wrote into the snapshot it was given", describe(snapshot))
+    return Decision(wanted=seen[-1], gpus=snapshot.jobs.gpus, result=result)
+
+
+def check_grants(snapshot: Snapshot, wanted: Grants) -> None:
+    """Gangs are whole, of one type, on GPUs that exist and take jobs; nothing is given twice."""
+    by_job = pairs_by_job(wanted.job, wanted.node, wanted.gpu)
+    room = FreeRoom.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
+    kept = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
+    for row, pairs in by_job.items():
+        name = _name(snapshot, row)
+        if not 0 <= row < len(snapshot.jobs):
+            raise PolicyViolation(SOUND, f"it grants GPUs to row {row}, which does not exist", describe(snapshot))
+        asked = int(snapshot.jobs.gpus[row])
+        if len(pairs) != asked:
+            raise PolicyViolation(GANG, f"{name} asks for {asked} GPUs and gets {len(pairs)}", describe(snapshot))
+        for node, gpu in pairs:
+            if not (0 <= node < len(room.free) and 0 <= gpu < len(room.free[node])):
+                raise PolicyViolation(SOUND, f"{name} gets GPU {gpu} of node {node}: there is none", describe(snapshot))
+            if not room.is_open[node] and (node, gpu) not in kept.get(row, []):
+                raise PolicyViolation(
+                    SOUND, f"{name} gets a GPU of node {node}, which is down or drains", describe(snapshot)
+                )
+        types = sorted({room.types[node] for node, _ in pairs})
+        if len(types) > 1 or Ask(snapshot, row).gpu_type not in ("", *types):
+            raise PolicyViolation(GANG, f"{name} gets GPUs of {' and '.join(types)}", describe(snapshot))
+        room.take(Ask(snapshot, row), pairs)
+    if room.overdrawn():
+        who = ", ".join(f"{_name(snapshot, row)} {pairs}" for row, pairs in by_job.items())
+        raise PolicyViolation(OVER_GRANT, f"{room.overdrawn()}; it grants {who}", describe(snapshot))
+
+
+def check_stays(snapshot: Snapshot, decision: Decision) -> None:
+    """A job that holds GPUs keeps exactly them, or the plan preempts it before anything starts."""
+    held = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
+    wanted = pairs_by_job(decision.wanted.job, decision.wanted.node, decision.wanted.gpu)
+    actions = decision.result.plan.actions
+    preempted = [action.job for action in actions if isinstance(action, Preempt)]
+    for row, pairs in held.items():
+        if row in wanted and sorted(wanted[row]) != sorted(pairs):
+            raise PolicyViolation(
+                STAYS, f"{_name(snapshot, row)} runs on {pairs} and is granted {wanted[row]}", describe(snapshot)
+            )
+        if (row not in wanted) != (int(snapshot.jobs.id[row]) in preempted):
+            raise PolicyViolation(
+                STAYS, f"{_name(snapshot, row)} loses its GPUs without being preempted", describe(snapshot)
+            )
+    for row in wanted:
+        if row not in held and snapshot.jobs.phase[row] != Phase.PENDING:
+            raise PolicyViolation(
+                STAYS, f"{_name(snapshot, row)} is {Phase(int(snapshot.jobs.phase[row])).name} and gets GPUs",
+                describe(snapshot),
+            )
+
+
+def check_pure(snapshot: Snapshot, beliefs: Beliefs, policy: Policy, decision: Decision) -> None:
+    """Asked again, the policy says the same."""
+    for _ in range(2):
+        again = decide(snapshot, beliefs, policy).result
+        if not same_result(again, decision.result):
+            raise PolicyViolation(
+                PURE, f"asked twice, it said {show(decision.result)} and then {show(again)}", describe(snapshot)
+            )
+
+
+def check_order_free(snapshot: Snapshot, beliefs: Beliefs, policy: Policy, decision: Decision) -> None:
+    """Other numbers for the same jobs and users, and grants listed in another order, change nothing."""
+    for words, other, other_beliefs in relabelled(snapshot, beliefs):
+        again = decide(other, other_beliefs, policy)
+        new = {int(job): row for row, job in enumerate(other.jobs.id.tolist())}
+        if _by_row(again.result, new) != _by_row(
+            decision.result, {int(job): row for row, job in enumerate(snapshot.jobs.id.tolist())}
+        ):
+            raise PolicyViolation(
+                ORDER_FREE,
+                f"it said {show(decision.result)}; with {words} it said {show(again.result)}", describe(snapshot),
+            )
+
+
+def check_work_conserving(snapshot: Snapshot, policy: Policy, decision: Decision) -> None:
+    """No waiting job would fit into what is left free; only for policies that skip a job that does not fit."""
+    if not claims_work_conserving(policy):
+        return
+    wanted = pairs_by_job(decision.wanted.job, decision.wanted.node, decision.wanted.gpu)
+    room = FreeRoom.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
+    for row, pairs in wanted.items():
+        room.take(Ask(snapshot, row), pairs)
+    for row in np.flatnonzero(snapshot.jobs.waits).tolist():
+        if row not in wanted and room.fits(Ask(snapshot, row)):
+            raise PolicyViolation(
+                WORK_CONSERVING, f"{_name(snapshot, row)} waits, and would fit beside {show(decision.result)}",
+                describe(snapshot),
+            )
+
+
+def claims_work_conserving(policy: Policy) -> bool:
+    """The place part skips jobs that do not fit, and the size part gives every job what it asks."""
+    return getattr(policy.place, "misfit", None) == "skip" and type(policy.size).__name__ == "AsAsked"
+
+
+# -- a whole replay -----------------------------------------------------------------------------------------------
+
+
+def check_same(rule: str, what: str, one: Replay, other: Replay) -> None:
+    """Two replays of the same jobs give the same outcome, job by job (matched by id)."""
+    row_of = {name: row for row, name in enumerate(other.trace.job_id)}
+    rows = np.array([row_of[name] for name in one.trace.job_id], dtype=np.int64)
+    for column in ("first_start_ms", "finish_ms", "service_gpu_ms", "preemptions", "restarts", "failed"):
+        left, right = getattr(one, column), getattr(other, column)[rows]
+        if not np.array_equal(left, right):
+            row = int(np.flatnonzero(left != right)[0])
+            raise PolicyViolation(
+                rule, f"{what}: {column} of job {one.trace.job_id[row]} is {left[row]}, then {right[row]}",
+                describe_trace(one),
+            )
+
+
+def check_never_shared(replay: Replay) -> None:
+    """At no moment is more than the whole of a GPU held."""
+    runs, share = replay.runs, replay.trace.share_milli
+    counts = np.diff(runs.first_gpu)
+    job = np.repeat(runs.job, counts)
+    long = np.repeat(runs.end_ms > runs.start_ms, counts)
+    gpu = np.concatenate((runs.gpu[long], runs.gpu[long]))
+    time = np.concatenate((np.repeat(runs.start_ms, counts)[long], np.repeat(runs.end_ms, counts)[long]))
+    change = np.concatenate((share[job[long]], -share[job[long]]))
+    order = np.lexsort((change, time, gpu))
+    held = np.cumsum(change[order])  # every GPU's changes sum to 0, so that one running sum serves all
+    if len(held) and held.max() > 1000:
+        at = order[int(held.argmax())]
+        raise PolicyViolation(
+            OVER_GRANT, f"GPU {gpu[at]} is held to {held.max() / 10:g} % at {time[at]} ms", describe_trace(replay)
+        )
+
+
+# -- watching and relabelling -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchedFill:
+    """A fill part that shows its answer to somebody before it gives it."""
+
+    part: Any
+    note: Callable[[Snapshot, Grants], None]
+
+    @property
+    def asks_run_times(self) -> bool:
+        """As the part."""
+        return bool(getattr(self.part, "asks_run_times", False))
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> Grants:
+        """See ``Fill``."""
+        wanted: Grants = self.part(snapshot, beliefs, grants)
+        self.note(snapshot, wanted)
+        return wanted
+
+
+def watched(policy: Policy, note: Callable[[Snapshot, Grants], None]) -> Policy:
+    """Return the same policy; ``note`` sees snapshot and grants of every round."""
+    return replace(policy, fill=_WatchedFill(policy.fill, note))
+
+
+def relabelled(snapshot: Snapshot, beliefs: Beliefs) -> Iterator[tuple[str, Snapshot, Beliefs]]:
+    """The same situation written down differently, three times."""
+    jobs, users, grants = snapshot.jobs, snapshot.users, snapshot.grants
+    ids = jobs.id * 3 + 7
+    yield "other job ids in the same order", replace(snapshot, jobs=replace(
+        jobs, id=frozen(ids), after=frozen(np.where(jobs.after >= 0, jobs.after * 3 + 7, jobs.after)),
+    )), Beliefs(run_times=_spread(beliefs.run_times, ids))
+    new = np.arange(len(users))[::-1]
+    yield "the users numbered in reverse", replace(
+        snapshot, jobs=replace(jobs, user=frozen(new[jobs.user])),
+        users=replace(
+            users, name=users.name[::-1], usage_gpu_ms=frozen(users.usage_gpu_ms[::-1].copy()),
+            last_run_ms=frozen(users.last_run_ms[::-1].copy()),
+            previous_run_ms=frozen(users.previous_run_ms[::-1].copy()),
+        ),
+    ), beliefs
+    rows = list(pairs_by_job(grants.job, range(len(grants)), grants.gpu).items())[::-1]
+    picks = np.array([row for _, pairs in rows for row, _ in pairs], dtype=np.int64)
+    yield "the grants listed in reverse", replace(snapshot, grants=replace(
+        grants, **{name: frozen(getattr(grants, name)[picks]) for name in ("job", "node", "gpu", "share_milli")},
+    )), beliefs
+
+
+def permuted(trace: Trace, seed: int) -> dict[str, Any]:
+    """Input columns of the same trace, its rows, users and types in another order: keywords for ``trace_of``."""
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(len(trace))
+    position = np.append(np.argsort(rows), -1)
+    columns: dict[str, Any] = {
+        column.name: getattr(trace, column.name)[rows] for column in fields(Trace) if column.type == "IntArray"
+    }
+    columns["after"] = position[columns["after"]]
+    names: dict[str, Any] = {}
+    for table, codes in (("users", "user"), ("gpu_types", "gpu_type"), ("profiles", "profile"), ("groups", "group")):
+        behind = getattr(trace, table)
+        turn = rng.permutation(len(behind))
+        names[table] = tuple(behind[code] for code in turn)
+        columns[codes] = np.append(np.argsort(turn), -1).astype(np.int64)[columns[codes]]
+    return {
+        "name": trace.name, "format": trace.format, "synthetic": trace.synthetic, "origin_ms": trace.origin_ms,
+        "job_id": [trace.job_id[row] for row in rows], **names, **columns,
+    }
+
+
+def same_result(one: RoundResult, other: RoundResult) -> bool:
+    """Whether two rounds said the same, to the byte."""
+    memo = (one.memo is None) == (other.memo is None) and (
+        one.memo is None or other.memo is None or np.array_equal(one.memo, other.memo)
+    )
+    return memo and one.plan == other.plan and all(
+        np.array_equal(getattr(one, name), getattr(other, name)) for name in ("job", "why", "blocker")
+    )
+
+
+def _spread(run_times: RunTimes, ids: IntArray) -> RunTimes:
+    """The same truth under other ids."""
+    if not isinstance(run_times, TrueRunTimes):
+        return UserLimits()
+    table = np.zeros(int(ids.max(initial=0)) + 1, dtype=np.int64)
+    table[7::3] = run_times.run_ms[: len(table[7::3])]
+    return TrueRunTimes(table)
+
+
+def _by_row(result: RoundResult, row_of: dict[int, int]) -> tuple[object, ...]:
+    """A round's result in rows instead of ids; the order of starts does not count, that of preemptions neither."""
+    actions = frozenset(
+        (type(action).__name__, row_of[action.job], getattr(action, "gpus", ()), getattr(action, "loader_workers", 0))
+        for action in result.plan.actions
+    )
+    memo = None if result.memo is None else tuple(result.memo.tolist())
+    blockers = tuple(row_of.get(int(job), -1) for job in result.blocker)
+    return actions, tuple(result.why.tolist()), blockers, memo
+
+
+def _bytes_of(value: object) -> Iterator[bytes]:
+    """Every array inside nested dataclasses, as bytes."""
+    if isinstance(value, np.ndarray):
+        yield value.tobytes()
+    elif is_dataclass(value):
+        for one in fields(value):
+            yield from _bytes_of(getattr(value, one.name))
+
+
+# -- words --------------------------------------------------------------------------------------------------------
+
+
+def show(result: RoundResult) -> str:
+    """A plan in words."""
+    said = [
+        f"preempt job {action.job}" if isinstance(action, Preempt) else
+        f"start job {action.job} on {', '.join(f'{node}.{gpu}' for node, gpu in action.gpus)}"
+        for action in result.plan.actions
+    ]
+    return "; ".join(said) or "nothing"
+
+
+def describe(snapshot: Snapshot) -> str:
+    """A snapshot in words: nodes, then jobs."""
+    nodes = snapshot.nodes
+    lines = ["nodes (type, GPUs):"]
+    for node in range(len(nodes)):
+        state = "" if nodes.is_open[node] else ", drains" if nodes.up[node] else ", down"
+        lines.append(f"  {node}: {snapshot.gpu_types[nodes.gpu_type[node]]}, {nodes.gpus[node]}{state}")
+    lines.append(f"jobs at {snapshot.now_ms / 1000:g} s:")
+    held = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
+    for row in range(len(snapshot.jobs)):
+        one = snapshot.jobs[row]
+        has = " on " + ", ".join(f"{node}.{gpu}" for node, gpu in held[row]) if row in held else ""
+        share = f" at {one.share_milli / 10:g} %" if one.share_milli < 1000 else ""
+        kind = f" {snapshot.gpu_types[one.gpu_type]}" if one.gpu_type >= 0 else ""
+        extras = f", {one.cpu_milli} mcpu and {one.mem_mib} MiB per GPU" if one.cpu_milli or one.mem_mib else ""
+        lines.append(
+            f"  {_name(snapshot, row)}: {Phase(one.phase).name.lower()}, {one.gpus}{kind} GPU{share}{has}{extras}, "
+            f"submitted {one.submit_ms / 1000:g} s by {snapshot.users.name[one.user]}, ran {one.run_ms / 1000:g} s"
+        )
+    return "\n".join(lines)
+
+
+def describe_trace(replay: Replay) -> str:
+    """A trace and its cluster in words."""
+    return describe_jobs(replay.trace, str(replay.cluster))
+
+
+def describe_jobs(trace: Trace, cluster: str) -> str:
+    """A trace and a cluster in words."""
+    lines = [f"cluster {cluster}, jobs:"]
+    for row, name in enumerate(trace.job_id):
+        share = f" at {trace.share_milli[row] / 10:g} %" if trace.share_milli[row] < 1000 else ""
+        kind = f" {trace.gpu_types[trace.gpu_type[row]]}" if trace.gpu_type[row] >= 0 else ""
+        user = f" by {trace.users[trace.user[row]]}" if trace.user[row] >= 0 else ""
+        after = f" after job {trace.job_id[trace.after[row]]}" if trace.after[row] >= 0 else ""
+        lines.append(
+            f"  {name}: submitted {trace.submit_ms[row] / 1000:g} s{user}, {trace.gpus[row]}{kind} GPU{share} "
+            f"for {trace.run_ms[row] / 1000:g} s{after}"
+        )
+    return "\n".join(lines)
+
+
+def _name(snapshot: Snapshot, row: int) -> str:
+    return f"job {snapshot.jobs.id[row]}" if 0 <= row < len(snapshot.jobs) else f"row {row}"

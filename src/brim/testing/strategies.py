@@ -1,0 +1,163 @@
+"""Hypothesis strategies: clusters, traces, snapshots, faults and overheads, small enough to read when they shrink.
+
+Needs the ``hypothesis`` package (``pip install 'brim[dev]'``); nothing in brim imports this module unless asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from brim.core.cluster import UNLIMITED, Cluster, NodeGroup, cluster_of
+from brim.core.lifecycle import Phase
+from brim.core.snapshot import Snapshot
+from brim.core.trace import Trace
+from brim.sim.overheads import Drain, Faults, Overheads
+from brim.testing.builders import Job, small_trace, snapshot_of
+from brim.testing.room import FreeRoom
+from brim.units import WHOLE_GPU
+
+TYPES = ("T4", "V100", "A100")
+SHARES = (WHOLE_GPU, 500, 250, 700)
+USERS = ("ann", "bob", "eve")
+MEM_STEP_MIB = 1024
+CPU_STEP_MILLI = 1000
+
+
+@st.composite
+def clusters(
+    draw: st.DrawFn, *, groups_max: int = 3, nodes_max: int = 3, gpus_max: int = 4, limits: bool = True
+) -> Cluster:
+    """Up to ``groups_max`` node groups of one to three GPU types; with ``limits``, cores and memory may bind."""
+    groups = draw(st.integers(1, groups_max))
+    return cluster_of(tuple(_group(draw, nodes_max, gpus_max, limits) for _ in range(groups)))
+
+
+def _group(draw: st.DrawFn, nodes_max: int, gpus_max: int, limits: bool) -> NodeGroup:
+    cpu = draw(st.sampled_from((UNLIMITED, 2_000, 4_000, 16_000))) if limits else UNLIMITED
+    mem = draw(st.sampled_from((UNLIMITED, 2_048, 8_192))) if limits else UNLIMITED
+    return NodeGroup(
+        count=draw(st.integers(1, nodes_max)), gpus=draw(st.integers(1, gpus_max)),
+        gpu_type=draw(st.sampled_from(TYPES)), cpu_milli=cpu, mem_mib=mem,
+    )
+
+
+@st.composite
+def asks(draw: st.DrawFn, cluster: Cluster, *, shares: bool = True, limits: bool = True) -> Job:
+    """What one job asks for; the empty cluster could always give it."""
+    types = cluster.gpu_types
+    gpu_type = draw(st.sampled_from(("", *types)))
+    most = max(FreeRoom.of_cluster(cluster).gpus_of(name) for name in ((gpu_type,) if gpu_type else types))
+    one = Job(
+        gpus=draw(st.integers(1, most)), gpu_type=gpu_type,
+        share=draw(st.sampled_from(SHARES)) if shares else WHOLE_GPU,
+        cpu=draw(st.integers(0, 2)) * CPU_STEP_MILLI if limits else 0,
+        mem=draw(st.integers(0, 2)) * MEM_STEP_MIB if limits else 0,
+    )
+    if FreeRoom.of_cluster(cluster).fits(one):
+        return one
+    bare = replace(one, cpu=0, mem=0)
+    return bare if FreeRoom.of_cluster(cluster).fits(bare) else replace(bare, gpus=1)
+
+
+@st.composite
+def jobs_of(
+    draw: st.DrawFn, cluster: Cluster, *, jobs_max: int = 10, run_s_max: int = 60, at_s_max: int = 60,
+    shares: bool = True, limits: bool = True, dependencies: bool = True,
+) -> list[Job]:
+    """Jobs of a trace: ties of submission, jobs of no length, limits below and above the truth, dependencies."""
+    times = [0, *draw(st.lists(st.integers(0, at_s_max), max_size=jobs_max - 1))]
+    found: list[Job] = []
+    for row, at in enumerate(times):
+        run = draw(st.integers(0, run_s_max))
+        waits = dependencies and row > 0 and draw(st.integers(0, 5)) == 0
+        found.append(replace(
+            draw(asks(cluster, shares=shares, limits=limits)), at=at, run=run, user=draw(st.sampled_from(USERS)),
+            limit=draw(st.sampled_from((None, run + 1, 2 * run + 1, run / 2 + 1))),
+            after=f"j{draw(st.integers(0, row - 1))}" if waits else "",
+            delay=draw(st.integers(0, 20)) if waits else 0,
+        ))
+    return found
+
+
+@st.composite
+def traces(draw: st.DrawFn, cluster: Cluster, *, jobs_max: int = 10, run_s_max: int = 60, at_s_max: int = 60) -> Trace:
+    """A trace that the cluster could run."""
+    return small_trace(*draw(jobs_of(cluster, jobs_max=jobs_max, run_s_max=run_s_max, at_s_max=at_s_max)))
+
+
+@st.composite
+def placed_jobs(draw: st.DrawFn, cluster: Cluster, *, jobs_max: int = 8, now_s: int = 100) -> list[Job]:
+    """Jobs in every phase; who holds GPUs holds a whole gang of one type, wherever it happens to fit."""
+    room = FreeRoom.of_cluster(cluster)
+    found: list[Job] = []
+    for row in range(draw(st.integers(0, jobs_max))):
+        at = draw(st.integers(0, now_s))
+        one = replace(
+            draw(asks(cluster)), at=at, user=draw(st.sampled_from(USERS)),
+            limit=draw(st.sampled_from((None, 10, 60, 200))),
+        )
+        phase = draw(st.sampled_from((Phase.PENDING, Phase.RUNNING, Phase.STARTING, Phase.STOPPING, Phase.HELD)))
+        if phase is Phase.HELD and row:
+            one = replace(one, phase=phase, after=f"j{draw(st.integers(0, row - 1))}")
+        elif phase in (Phase.RUNNING, Phase.STARTING, Phase.STOPPING):
+            gpus = _somewhere(draw, room, one)
+            if gpus:
+                one = replace(one, phase=phase, on=gpus, start=draw(st.integers(at, now_s)))
+                room.take(one, gpus)  # a stopping job's GPUs stay taken here, so that the story is possible
+        found.append(one)
+    return found
+
+
+def _somewhere(draw: st.DrawFn, room: FreeRoom, one: Job) -> Sequence[tuple[int, int]]:
+    """Some gang of free GPUs, not necessarily a good one; empty if there is none."""
+    types = [name for name in sorted(set(room.types)) if one.gpu_type in ("", name) and room.fits(one, name)]
+    if not types:
+        return ()
+    places = room.places(one, draw(st.sampled_from(types)))
+    return sorted(draw(st.permutations(places))[: one.gpus]) if len(places) > one.gpus else places
+
+
+@st.composite
+def snapshots(
+    draw: st.DrawFn, *, cluster: Cluster | None = None, jobs_max: int = 8, broken_nodes: bool = True
+) -> Snapshot:
+    """A snapshot whose grants are valid; nodes may drain, and empty ones may be down."""
+    where = draw(clusters()) if cluster is None else cluster
+    jobs = draw(placed_jobs(where, jobs_max=jobs_max))
+    draining: list[int] = []
+    down: list[int] = []
+    if broken_nodes:
+        used = {node for one in jobs if one.phase is not Phase.STOPPING for node, _ in one.on}
+        nodes = range(where.num_nodes)
+        draining = [node for node in nodes if draw(st.integers(0, 7)) == 0]
+        down = [node for node in nodes if node not in used and draw(st.integers(0, 7)) == 0]
+    return snapshot_of(where, *jobs, now=100, draining=draining, down=down)
+
+
+@st.composite
+def overheads(draw: st.DrawFn) -> Overheads:
+    """Costs from nothing to as long as a job."""
+    cost_ms = st.sampled_from((0, 1, 2_000, 30_000))
+    return Overheads(
+        start_ms=draw(cost_ms), save_ms=draw(cost_ms), restart_ms=draw(cost_ms),
+        checkpoint_ms=draw(st.sampled_from((1_000, 10_000, 60_000))),
+    )
+
+
+@st.composite
+def faults(draw: st.DrawFn, cluster: Cluster) -> Faults:
+    """Faults under which every job still gets to its end: several run times apart, or planned."""
+    drains = tuple(
+        Drain(nodes=(node,), start_ms=start * 1_000, end_ms=(start + span) * 1_000)
+        for node, start, span in draw(st.lists(
+            st.tuples(st.integers(0, cluster.num_nodes - 1), st.integers(0, 90), st.integers(1, 60)), max_size=2,
+        ))
+    )
+    return Faults(
+        job_mtbf_ms=draw(st.sampled_from((0, 60_000))), attempts_max=draw(st.integers(1, 3)),
+        node_mtbf_ms=draw(st.sampled_from((0, 400_000))), repair_ms=draw(st.sampled_from((1_000, 30_000))),
+        drains=drains,
+    )
