@@ -21,6 +21,7 @@ HEADER = (
     "NodeList|Restarts|Suspended|Reason|ConsumedEnergyRaw"
 )
 GPUS = np.array([0, 1, 2, 4, 8, 16, 32])
+STATES = np.array(["COMPLETED", "FAILED", "CANCELLED by 1000", "TIMEOUT"])
 REPEATS = 5
 
 
@@ -39,7 +40,7 @@ def sacct_rows(jobs: int, seed: int) -> pl.DataFrame:
             "id": ids, "user": rng.zipf(1.5, jobs) % 400, "account": rng.integers(0, 20, jobs), "submit": submit_s,
             "start": start_s, "end": end_s, "hours": rng.choice([1, 4, 12, 24], jobs), "gpus": gpus,
             "cpu": np.maximum(gpus, 1) * rng.choice([4, 8, 16], jobs), "node": rng.integers(1, 65, jobs),
-            "state": rng.choice(["COMPLETED", "FAILED", "CANCELLED by 1000", "TIMEOUT"], jobs, p=[0.7, 0.15, 0.1, 0.05]),
+            "state": rng.choice(STATES, jobs, p=[0.7, 0.15, 0.1, 0.05]),
         }
     )  # fmt: skip
     clock = {
@@ -47,7 +48,8 @@ def sacct_rows(jobs: int, seed: int) -> pl.DataFrame:
     }
     tres = pl.format(
         "billing={},cpu={},{}mem={}G,node=1", "cpu", "cpu",
-        pl.when(pl.col("gpus") > 0).then(pl.format("gres/gpu:h100={},gres/gpu={},", "gpus", "gpus")).otherwise(pl.lit("")),
+        pl.when(pl.col("gpus") > 0).then(pl.format("gres/gpu:h100={},gres/gpu={},", "gpus", "gpus"))
+        .otherwise(pl.lit("")),
         pl.col("cpu") * 6,
     )  # fmt: skip
     line = pl.format(
@@ -74,7 +76,8 @@ def main() -> None:
             seconds.append(time.perf_counter() - begin)
         median = statistics.median(seconds)
         print(f"file {path.stat().st_size / 1e6:.0f} MB, {report.rows} rows, {len(trace)} jobs, {report.dropped}")
-        print(f"median of {REPEATS}: {median:.2f} s, {report.rows / median:,.0f} rows/s; all {[round(s, 2) for s in seconds]}")
+        every = ", ".join(f"{each:.2f}" for each in sorted(seconds))
+        print(f"median of {REPEATS}: {median:.2f} s, {report.rows / median:,.0f} rows/s (all: {every} s)")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,62 @@
+"""brim's own files give back the trace that was written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brim import traces
+from brim.core.trace import trace_of
+from brim.errors import ConfigError
+
+from .examples import EXAMPLES, equal, save
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=6)
+
+
+@st.composite
+def any_trace(draw):
+    ids = draw(st.lists(NAMES, min_size=1, max_size=6, unique=True))
+    size = len(ids)
+    users = draw(st.lists(NAMES, max_size=3, unique=True))
+
+    def column(low, high):
+        return draw(st.lists(st.integers(low, high), min_size=size, max_size=size))
+
+    return trace_of(
+        name=draw(NAMES), format=draw(NAMES), synthetic=draw(st.booleans()),
+        origin_ms=draw(st.none() | st.integers(0, 10**12)), job_id=ids, submit_ms=column(0, 5), gpus=column(1, 9),
+        users=users, user=column(-1, len(users) - 1), run_ms=column(-1, 10**9), share_milli=column(1, 1000),
+        mem_mib=column(0, 1 << 40), status=column(0, 3), batch=column(-1, 9),
+        after=[row - 1 if draw(st.booleans()) else -1 for row in range(size)],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".csv", ".csv.gz"])
+@settings(max_examples=60, deadline=None)
+@given(trace=any_trace())
+def test_round_trip_loses_nothing(tmp_path_factory, ending, trace):
+    path = tmp_path_factory.mktemp("own") / f"trace{ending}"
+    traces.write(trace, path)
+    again, report = traces.read(path)
+    assert equal(trace, again)
+    assert report.format == "brim"
+    assert (report.rows, report.repaired, report.dropped) == (len(trace), {}, {})
+
+
+@pytest.mark.parametrize("key", EXAMPLES)
+def test_every_format_converts(tmp_path, key):
+    trace, _ = traces.read(save(tmp_path, *EXAMPLES[key]))
+    traces.write(trace, tmp_path / "t.parquet")
+    assert equal(trace, traces.read(tmp_path / "t.parquet")[0])
+
+
+def test_writing_needs_a_known_ending_and_a_folder(tmp_path):
+    trace = traces.synthesize("pai", 3, 0)
+    with pytest.raises(ConfigError, match=r"found the ending '.xls', expected .parquet, .csv or .csv.gz"):
+        traces.write(trace, tmp_path / "a.xls")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        traces.write(trace, tmp_path / "absent" / "a.csv")
+    assert np.array_equal(trace.submit_ms, np.sort(trace.submit_ms))
