@@ -1,0 +1,254 @@
+"""Driver 2: the wall clock. It reports what happens to the engine, and carries out what the engine decides.
+
+The loop is the twin's: events and rounds in one order of (time_ms, kind, sequence). What was scheduled (submissions,
+rounds) carries the time it was scheduled for, what is observed carries the clock's time at which it was heard. At each
+wake-up everything *before* the present millisecond is handled and nothing at or after it, because more may still be
+heard of that millisecond. So the order of the journal never depends on how late the driver woke up, and the twin's
+loop, fed with the recorded events, makes the same plans at the same times (tests/live/test_parity.py).
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from brim.beliefs.beliefs import Beliefs
+from brim.core.actions import Plan, Preempt, Start
+from brim.core.cluster import Cluster
+from brim.core.events import Event, JobSpec, Kind
+from brim.core.snapshot import Snapshot
+from brim.core.trace import NONE
+from brim.engine.journal import Journal
+from brim.engine.scheduler import Scheduler
+from brim.engine.trigger import DEFAULT_GAP_MS
+from brim.errors import ConfigError, InvariantError, RefusedError
+from brim.live.executor import Command, Executor, Report, What
+from brim.live.record import Attempt
+from brim.policies.sockets import Policy
+
+ATTEMPTS_MAX: Final = 3
+"""Failed attempts after which a job is given up: as in the twin (sim/overheads.py)."""
+
+Clock = Callable[[], int]
+"""Milliseconds since the driver's time 0; never goes backwards."""
+
+_ENDING: Final = {What.FINISHED: Kind.FINISHED, What.STOPPED: Kind.STOPPED, What.UNUSABLE: Kind.GAVE_UP}
+
+
+def wall_clock() -> Clock:
+    """A clock that starts now."""
+    start_ns = time.monotonic_ns()
+    return lambda: (time.monotonic_ns() - start_ns) // 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveJob:
+    """A submission to the live driver.
+
+    Attributes:
+        name: For people.
+        user: Who.
+        at_ms: When it is submitted, after the driver's time 0.
+        gpus: Devices it asks for: all or nothing. On CPU slots the gang is one process that is granted so many slots.
+        command: What it runs.
+        time_limit_ms: The user's time limit, NONE for none. Policies may read it; nobody enforces it yet.
+    """
+
+    name: str
+    user: str
+    at_ms: int
+    gpus: int
+    command: Command
+    time_limit_ms: int = NONE
+
+
+class Watcher:
+    """Sees what goes on; the base class looks away."""
+
+    def event(self, event: Event) -> None:
+        """An event was observed."""
+
+    def planned(self, plan: Plan) -> None:
+        """A round decided this."""
+
+    def detail(self, job: int, text: str) -> None:
+        """The executor said why an attempt ended badly."""
+
+    def tick(self, now_ms: int) -> bool:
+        """Return False to stop the session where it is. Called at each wake-up."""
+        return True
+
+
+class LiveDriver:
+    """One session: jobs submitted at given times to one cluster under one policy, until all are over.
+
+    Args:
+        cluster: One node; its GPUs are the executor's slots.
+        policy: What decides.
+        jobs: In any order; ids are given in order of submission.
+        executor: Who runs the processes. The caller closes it.
+        gap_ms: Shortest time between two rounds.
+        journal: Where events and decisions are written, None for nowhere.
+
+    Raises:
+        RefusedError: the policy wants true run times, which nobody knows live.
+        ConfigError: a job asks for more than there is.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        policy: Policy,
+        jobs: tuple[LiveJob, ...],
+        executor: Executor,
+        *,
+        gap_ms: int = DEFAULT_GAP_MS,
+        journal: Journal | None = None,
+    ) -> None:
+        if policy.oracle:
+            raise RefusedError(f"policy {policy.name} needs true run times, which nobody knows of a live job")
+        if cluster.num_nodes != 1:
+            raise ConfigError(f"the live driver runs one machine, found a cluster of {cluster.num_nodes} nodes")
+        self.jobs = tuple(sorted(jobs, key=lambda job: job.at_ms))
+        for job in self.jobs:
+            if not 1 <= job.gpus <= cluster.num_gpus:
+                raise ConfigError(f"job {job.name} asks for {job.gpus} devices, this machine has {cluster.num_gpus}")
+        self.users = tuple(dict.fromkeys(job.user for job in self.jobs))
+        self.scheduler = Scheduler(cluster, policy, Beliefs(), users=self.users, gap_ms=gap_ms, journal=journal)
+        self.attempts: list[Attempt] = []
+        self.ended_ms: dict[int, int] = {}
+        self.gave_up: set[int] = set()
+        self.fractions = [0.0] * len(self.jobs)
+        self.last_snapshot: Snapshot | None = None
+        self.rounds = 0
+        self._executor = executor
+        self._current: dict[int, Attempt] = {}  # by job
+        self._failures = [0] * len(self.jobs)
+        self._heap: list[tuple[int, int, int, Event]] = []  # time, kind, sequence
+        self._sequence = 0
+        for spec in self._specs():
+            self._push(Event(spec.submit_ms, Kind.SUBMITTED, spec.id, spec=spec))
+
+    def run(self, clock: Clock, watcher: Watcher | None = None, *, tick_ms: int | None = None) -> bool:
+        """Run until every job is over (True) or the watcher says stop (False).
+
+        Args:
+            clock: Starts when the session starts.
+            watcher: Sees what goes on.
+            tick_ms: Longest sleep between two of the watcher's ticks, None for as long as nothing happens.
+
+        Raises:
+            PlanError: the policy wants something impossible.
+        """
+        watcher = watcher or Watcher()
+        while True:
+            self._catch_up(clock(), watcher)
+            if not watcher.tick(clock()):
+                return False
+            if len(self.ended_ms) == len(self.jobs):
+                return True
+            reports = self._executor.wait(self._sleep_ms(clock(), tick_ms))
+            now_ms = clock()
+            for report in reports:
+                self._hear(report, now_ms, watcher)
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def _catch_up(self, horizon_ms: int, watcher: Watcher) -> None:
+        """Handle every event and round before the horizon, in the engine's total order."""
+        while True:
+            due_ms = self.scheduler.due_ms()
+            next_ms = self._heap[0][0] if self._heap else None
+            if due_ms is not None and (next_ms is None or due_ms < next_ms):
+                if due_ms >= horizon_ms:
+                    return
+                self._round(due_ms, watcher)
+            elif next_ms is not None and next_ms < horizon_ms:
+                self._handle(heapq.heappop(self._heap)[-1], watcher)
+            else:
+                return
+
+    def _sleep_ms(self, now_ms: int, tick_ms: int | None) -> int | None:
+        """Until the next thing that is known to come lies in the past."""
+        times = [self._heap[0][0]] if self._heap else []
+        due_ms = self.scheduler.due_ms()
+        if due_ms is not None:
+            times.append(due_ms)
+        if not times and not self._current:
+            raise InvariantError(f"{len(self.scheduler.state)} jobs wait at {now_ms} ms and nothing will happen")
+        sleeps = [max(0, min(times) + 1 - now_ms)] if times else []
+        if tick_ms is not None:
+            sleeps.append(tick_ms)
+        return min(sleeps, default=None)
+
+    def _push(self, event: Event) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (event.time_ms, event.kind, self._sequence, event))
+
+    # -- decisions -------------------------------------------------------------------------------------------------
+
+    def _round(self, now_ms: int, watcher: Watcher) -> None:
+        self.last_snapshot = self.scheduler.state.freeze(now_ms)
+        plan = self.scheduler.decide(now_ms).plan
+        self.rounds += 1
+        watcher.planned(plan)
+        for action in plan.actions:
+            if isinstance(action, Preempt):
+                self._current[action.job].preempt_ms = now_ms
+                self._executor.stop(action.job, action.epoch)
+            else:
+                self._start(action, now_ms)
+
+    def _start(self, action: Start, now_ms: int) -> None:
+        slots = tuple(gpu for _, gpu in action.gpus)
+        attempt = Attempt(job=action.job, epoch=action.epoch, slots=slots, granted_ms=now_ms)
+        self._current[action.job] = attempt
+        self.attempts.append(attempt)
+        self._executor.start(action.job, action.epoch, slots, self.jobs[action.job].command)
+
+    # -- what happens ----------------------------------------------------------------------------------------------
+
+    def _hear(self, report: Report, now_ms: int, watcher: Watcher) -> None:
+        """Book a report of the executor, and turn it into an event where the engine has one for it."""
+        attempt = self._current.get(report.job)
+        if attempt is None or attempt.epoch != report.epoch or attempt.end_ms is not None:
+            return  # of an attempt that is over
+        if report.what is What.LAUNCHED:
+            attempt.begin_ms = now_ms
+        elif report.what is What.PROGRESS:
+            self.fractions[report.job] = report.fraction
+        elif report.what is What.STARTED:
+            attempt.from_ms = now_ms
+            self._push(Event(now_ms, Kind.STARTED, report.job))
+        else:
+            attempt.end_ms = now_ms
+            attempt.kind = _ENDING.get(report.what) or self._failure(report.job)
+            self._push(Event(now_ms, attempt.kind, report.job))
+            if report.what in (What.FAILED, What.UNUSABLE):
+                watcher.detail(report.job, report.detail)
+
+    def _failure(self, job: int) -> Kind:
+        self._failures[job] += 1
+        return Kind.GAVE_UP if self._failures[job] >= ATTEMPTS_MAX else Kind.FAILED
+
+    def _handle(self, event: Event, watcher: Watcher) -> None:
+        if event.kind is Kind.STARTED and event.job not in self._current:
+            return  # started and ended in the same millisecond
+        self.scheduler.observe(event)
+        if event.kind in (Kind.FINISHED, Kind.GAVE_UP):
+            self.ended_ms[event.job] = event.time_ms
+            if event.kind is Kind.GAVE_UP:
+                self.gave_up.add(event.job)
+        if event.kind in (Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.STOPPED):
+            del self._current[event.job]
+        watcher.event(event)
+
+    def _specs(self) -> list[JobSpec]:
+        return [
+            JobSpec(id=row, user=self.users.index(job.user), submit_ms=job.at_ms, gpus=job.gpus,
+                    time_limit_ms=job.time_limit_ms)
+            for row, job in enumerate(self.jobs)
+        ]

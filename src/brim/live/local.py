@@ -1,0 +1,304 @@
+"""The executor of one machine: each attempt is a process in a session of its own, each slot one process at a time.
+
+Stopping is a ladder: SIGTERM to the process group, after the grace SIGKILL to everybody left in the session. A slot is
+free when the whole session is gone, not when its first process is. Nothing polls: exits arrive on process descriptors
+(Linux 5.3), words of the job on a pipe, both through one selector.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from brim.live.executor import Command, Report, What
+
+GRACE_MS: Final = 5_000
+"""From SIGTERM to SIGKILL. Ours: the twin's default time to save (sim/overheads.py)."""
+RESUMABLE: Final = frozenset({75, 85, 99})
+"""Exit codes that mean "resume me" after an announced stop: EX_TEMPFAIL, and two that training scripts use on Slurm."""
+_BY_OUR_SIGNAL: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
+"""What a command that knows nothing of stops ends with when it is told to; the second pair comes from shells."""
+_THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_TEXT_MAX: Final = 65_536
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One attempt, from the order to start until its session is gone."""
+
+    job: int
+    epoch: int
+    slots: tuple[int, ...]
+    command: Command
+    process: subprocess.Popen[bytes] | None = None
+    exit_fd: int = -1
+    report_fd: int = -1
+    text: bytes = b""
+    started: bool = False
+    stop_announced: bool = False
+    kill_at_s: float | None = None
+    member_fds: set[int] = field(default_factory=set)
+
+
+class LocalExecutor:
+    """Runs attempts on the slots of this machine. A context manager: leaving it ends every process it started.
+
+    Args:
+        slots: How many.
+        directory: Each job has a folder ``job-N`` there, with its ``log`` and its ``checkpoint`` folder.
+        grace_ms: From SIGTERM to SIGKILL.
+    """
+
+    def __init__(self, slots: int, directory: Path, *, grace_ms: int = GRACE_MS) -> None:
+        self._free = set(range(slots))
+        self._directory = directory
+        self._grace_s = grace_ms / 1000
+        self._selector = selectors.DefaultSelector()
+        self._attempts: dict[int, _Attempt] = {}  # by job: with slots, or leaving them
+        self._queue: deque[_Attempt] = deque()  # told to start, slots not free yet
+        self._reports: list[Report] = []
+        self._wake_fd, self._waker_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def folder(self, job: int) -> Path:
+        """Where the job's log and checkpoint are."""
+        return self._directory / f"job-{job}"
+
+    # -- the protocol ----------------------------------------------------------------------------------------------
+
+    def start(self, job: int, epoch: int, slots: tuple[int, ...], command: Command) -> None:
+        """See ``Executor``."""
+        self._queue.append(_Attempt(job, epoch, slots, command))
+        self._launch_ready()
+
+    def stop(self, job: int, epoch: int) -> None:
+        """See ``Executor``."""
+        for waiting in self._queue:
+            if (waiting.job, waiting.epoch) == (job, epoch):
+                self._queue.remove(waiting)
+                self._say(waiting, What.STOPPED, "before it began")
+                return
+        attempt = self._attempts.get(job)
+        if attempt and attempt.epoch == epoch and not attempt.stop_announced:
+            attempt.stop_announced = True
+            attempt.kill_at_s = time.monotonic() + self._grace_s
+            self._signal_group(attempt, signal.SIGTERM)
+
+    def wait(self, timeout_ms: int | None) -> list[Report]:
+        """See ``Executor``."""
+        if self._reports:
+            timeout_ms = 0
+        timeouts_s = [] if timeout_ms is None else [timeout_ms / 1000]
+        timeouts_s += [
+            attempt.kill_at_s - time.monotonic() for attempt in self._attempts.values() if attempt.kill_at_s is not None
+        ]
+        timeout_s = max(0.0, min(timeouts_s)) if timeouts_s else None
+        for key, _ in self._selector.select(timeout_s):
+            self._ready(key.fd, key.data)
+        now_s = time.monotonic()
+        for attempt in self._attempts.values():
+            if attempt.kill_at_s is not None and now_s >= attempt.kill_at_s:
+                attempt.kill_at_s = None
+                self._kill(attempt)
+        reports, self._reports = self._reports, []
+        return reports
+
+    def wake(self) -> None:
+        """Make a present or the next ``wait`` return; may be called from a signal handler."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._waker_fd, b"!")
+
+    def close(self) -> None:
+        """End every process: SIGTERM to all, SIGKILL after the grace, and wait until all are gone."""
+        if self._waker_fd < 0:
+            return
+        self._queue.clear()
+        try:
+            for attempt in self._attempts.values():
+                self.stop(attempt.job, attempt.epoch)
+            while self._attempts:
+                self.wait(None)
+        finally:  # also where a second Ctrl-C breaks the wait
+            for attempt in list(self._attempts.values()):
+                self._kill(attempt)
+                while attempt.job in self._attempts:
+                    self.wait(None)
+            self._selector.close()
+            os.close(self._wake_fd)
+            os.close(self._waker_fd)
+            self._waker_fd = -1
+
+    # -- starting --------------------------------------------------------------------------------------------------
+
+    def _launch_ready(self) -> None:
+        """Launch, in order of the orders, whoever finds his slots free and is not behind another who wants them."""
+        spoken_for: set[int] = set()
+        for attempt in list(self._queue):
+            slots = set(attempt.slots)
+            if slots <= self._free and not slots & spoken_for and attempt.job not in self._attempts:
+                self._queue.remove(attempt)
+                self._launch(attempt)
+            spoken_for |= slots
+
+    def _launch(self, attempt: _Attempt) -> None:
+        folder = self.folder(attempt.job)
+        (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+        env = os.environ | dict.fromkeys(_THREADS, "1") | dict(attempt.command.env) | {
+            "BRIM_JOB_ID": str(attempt.job), "BRIM_ATTEMPT": str(attempt.epoch),
+            "BRIM_DEVICES": ",".join(map(str, attempt.slots)), "BRIM_CKPT_DIR": str(folder / "checkpoint"),
+        }
+        read_fd = write_fd = -1
+        if attempt.command.reports:
+            read_fd, write_fd = os.pipe()
+            os.set_blocking(read_fd, False)
+            env["BRIM_REPORT_FD"] = str(write_fd)
+        with (folder / "log").open("ab") as log:
+            try:
+                attempt.process = subprocess.Popen(
+                    attempt.command.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env,
+                    start_new_session=True, pass_fds=(write_fd,) if write_fd >= 0 else (),
+                )
+            except (OSError, ValueError) as error:
+                detail = f"cannot start {attempt.command.argv[0]!r}: {getattr(error, 'strerror', None) or error}"
+                log.write(f"brim: {detail}\n".encode())
+            finally:
+                if write_fd >= 0:
+                    os.close(write_fd)
+        if attempt.process is None:
+            if read_fd >= 0:
+                os.close(read_fd)
+            self._say(attempt, What.UNUSABLE, detail)
+            return
+        attempt.exit_fd = os.pidfd_open(attempt.process.pid)
+        self._attempts[attempt.job] = attempt
+        self._free -= set(attempt.slots)
+        self._selector.register(attempt.exit_fd, selectors.EVENT_READ, attempt)
+        self._say(attempt, What.LAUNCHED)
+        if read_fd >= 0:
+            attempt.report_fd = read_fd
+            self._selector.register(read_fd, selectors.EVENT_READ, attempt)
+        else:
+            self._say(attempt, What.STARTED)
+
+    # -- hearing ---------------------------------------------------------------------------------------------------
+
+    def _ready(self, fd: int, attempt: _Attempt | None) -> None:
+        if attempt is None:
+            os.read(fd, _TEXT_MAX)
+        elif fd == attempt.report_fd:
+            self._read_reports(attempt)
+        elif fd in attempt.member_fds:
+            self._close_fd(fd)
+            attempt.member_fds.discard(fd)
+            if not attempt.member_fds:
+                self._clear_session(attempt)
+        elif fd == attempt.exit_fd:
+            self._close_fd(fd)
+            attempt.exit_fd = -1
+            self._clear_session(attempt)
+
+    def _read_reports(self, attempt: _Attempt) -> None:
+        try:
+            data = os.read(attempt.report_fd, _TEXT_MAX)
+        except BlockingIOError:
+            return
+        if not data:
+            self._close_fd(attempt.report_fd)
+            attempt.report_fd = -1
+            return
+        *lines, attempt.text = (attempt.text + data).split(b"\n")
+        attempt.text = attempt.text[-_TEXT_MAX:]
+        for line in lines:
+            if not attempt.started:
+                attempt.started = True
+                self._say(attempt, What.STARTED)
+            done, slash, total = line.partition(b"/")
+            if slash and done.isdigit() and total.isdigit() and int(total):
+                self._reports.append(
+                    Report(attempt.job, attempt.epoch, What.PROGRESS, min(1.0, int(done) / int(total)))
+                )
+
+    def _clear_session(self, attempt: _Attempt) -> None:
+        """After the first process is gone: end who is left of its session; when nobody is, the attempt is over.
+
+        Until then the first process stays unreaped, so that its number cannot be given to somebody else.
+        """
+        process = attempt.process
+        if process is None or attempt.exit_fd >= 0:
+            return
+        rest = _session_members(process.pid)
+        for pid in rest:
+            with contextlib.suppress(ProcessLookupError):
+                fd = os.pidfd_open(pid)
+                attempt.member_fds.add(fd)
+                self._selector.register(fd, selectors.EVENT_READ, attempt)
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+        if not attempt.member_fds:
+            self._end(attempt, process.wait())
+
+    def _end(self, attempt: _Attempt, code: int) -> None:
+        if attempt.report_fd >= 0:
+            self._read_reports(attempt)
+        if attempt.report_fd >= 0:
+            self._close_fd(attempt.report_fd)
+        del self._attempts[attempt.job]
+        self._free |= set(attempt.slots)
+        if code == 0:
+            self._say(attempt, What.FINISHED)
+        elif attempt.stop_announced and (code in RESUMABLE or code in _BY_OUR_SIGNAL):
+            self._say(attempt, What.STOPPED, _ending(code))
+        else:
+            self._say(attempt, What.FAILED, f"{_ending(code)}; see {self.folder(attempt.job) / 'log'}")
+        self._launch_ready()
+
+    def _say(self, attempt: _Attempt, what: What, detail: str = "") -> None:
+        self._reports.append(Report(attempt.job, attempt.epoch, what, detail=detail))
+
+    def _close_fd(self, fd: int) -> None:
+        self._selector.unregister(fd)
+        os.close(fd)
+
+    # -- stopping --------------------------------------------------------------------------------------------------
+
+    def _signal_group(self, attempt: _Attempt, number: signal.Signals) -> None:
+        if attempt.process and attempt.exit_fd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(attempt.process.pid, number)
+
+    def _kill(self, attempt: _Attempt) -> None:
+        """SIGKILL to the group; the end of its first process makes ``_clear_session`` end the rest of the session."""
+        self._signal_group(attempt, signal.SIGKILL)
+
+
+def _session_members(session: int) -> list[int]:
+    """Living processes of a session, without its first one, in increasing order."""
+    members = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == session:
+            continue
+        with contextlib.suppress(OSError):
+            fields = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] not in "ZX":
+                members.append(int(entry.name))
+    return sorted(members)
+
+
+def _ending(code: int) -> str:
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,96 @@
+"""What a live session left behind: its attempts, and from them the trace and the overheads that the twin replays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from brim.core.arrays import IntArray
+from brim.core.events import Kind
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One attempt of a job on its slots; times in ms of the driver's clock, None where it did not happen.
+
+    Attributes:
+        job: Job id.
+        epoch: Number of the attempt, from 1.
+        slots: What it was granted.
+        granted_ms: The round that decided it.
+        begin_ms: Its process existed, everybody else gone from the slots.
+        from_ms: It made progress.
+        preempt_ms: The round that took the slots away.
+        end_ms: Everything of it was gone.
+        kind: How it ended.
+    """
+
+    job: int
+    epoch: int
+    slots: tuple[int, ...]
+    granted_ms: int
+    begin_ms: int | None = None
+    from_ms: int | None = None
+    preempt_ms: int | None = None
+    end_ms: int | None = None
+    kind: Kind | None = None
+
+    @property
+    def productive_ms(self) -> int:
+        """Time that moved the job forward for good: from its first step to its end, or to the decision to stop it.
+
+        What a job still does between that decision and its checkpoint counts as saving, as in the twin.
+        """
+        until_ms = {Kind.FINISHED: self.end_ms, Kind.STOPPED: self.preempt_ms}.get(self.kind or Kind.FAILED)
+        return 0 if self.from_ms is None or until_ms is None else max(0, until_ms - self.from_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What changes cost in a session: medians in ms, 0 where none happened.
+
+    Attributes:
+        start_ms: From a job's first process to its first step.
+        restart_ms: The same for later attempts.
+        save_ms: From the decision to preempt a job that made progress to its slots being free.
+    """
+
+    start_ms: int
+    restart_ms: int
+    save_ms: int
+
+
+def measured(attempts: Iterable[Attempt]) -> Measured:
+    """Measure a session's overheads."""
+    starts: list[int] = []
+    restarts: list[int] = []
+    saves: list[int] = []
+    for attempt in attempts:
+        if attempt.begin_ms is not None and attempt.from_ms is not None:
+            (starts if attempt.epoch == 1 else restarts).append(attempt.from_ms - attempt.begin_ms)
+        if attempt.kind is Kind.STOPPED and attempt.productive_ms and attempt.end_ms and attempt.preempt_ms:
+            saves.append(attempt.end_ms - attempt.preempt_ms)
+    return Measured(start_ms=_median(starts), restart_ms=_median(restarts), save_ms=_median(saves))
+
+
+def productive_ms(attempts: Iterable[Attempt], num_jobs: int) -> IntArray:
+    """Run time each job really needed, overheads taken out, shape (J,)."""
+    total = np.zeros(num_jobs, dtype=np.int64)
+    for attempt in attempts:
+        total[attempt.job] += attempt.productive_ms
+    return total
+
+
+def preemptions(attempts: Iterable[Attempt], num_jobs: int) -> IntArray:
+    """Times the scheduler took the slots of each job away, shape (J,)."""
+    total = np.zeros(num_jobs, dtype=np.int64)
+    for attempt in attempts:
+        total[attempt.job] += attempt.preempt_ms is not None
+    return total
+
+
+def _median(values: Sequence[int]) -> int:
+    return round(median(values)) if values else 0
