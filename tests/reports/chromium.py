@@ -75,7 +75,7 @@ class Chromium:
 
     def open(self, path: Path) -> None:
         self.call("Page.navigate", url=path.as_uri())
-        for _ in range(200):
+        for _ in range(600):
             if self.evaluate("location.href.startsWith('file:') && document.readyState === 'complete'"):
                 return
             time.sleep(0.05)

@@ -143,6 +143,13 @@ def test_a_narrow_terminal_gets_fewer_columns_not_cut_figures(replays):
     assert "rounds/s" not in text
 
 
+def test_names_are_not_read_as_markup():
+    trace = drawn_trace(20, seed=1, load_gpus=8)
+    text = printed(comparison(summarise([drawn_replay(trace, "1x8xT4", "[red]p[/red]", assumptions=("[x]",))])))
+    assert "[red]p[/red]" in text
+    assert "- [x]" in text
+
+
 def test_differences_are_paired_by_seed(replays):
     summaries = summarise(replays)
     assert paired_difference(summaries[:3], summaries[3:]) is not None

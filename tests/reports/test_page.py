@@ -100,6 +100,7 @@ def test_several_seeds_and_loads_add_intervals_and_a_chart():
     assert "The charts show seed 0 at load 0.5x." in text
 
 
+@pytest.mark.slow
 def test_a_page_of_eight_policies_and_fifty_thousand_jobs_is_small(tmp_path):
     policies = ("fifo", "backfill", "sjf", "srtf", "las", "gittins", "tiresias", "brim")
     names = {"users": [f"{i:02d}-" + "long-name" * 10 for i in range(40)]}
@@ -177,6 +178,21 @@ def test_findings_put_no_oracle_first_and_name_who_pays():
     assert sentences[0].startswith("las has the shortest mean job completion time")
     assert any("oracle" in sentence for sentence in sentences)
     assert any("job-size classes" in sentence for sentence in sentences)
+
+
+def test_a_partial_replay_never_counts_as_the_best():
+    fifo, las, sjf = compared(policies=("fifo", "las", "sjf"))
+    lucky = np.where(las.finish_ms - las.trace.submit_ms < 600_000, las.finish_ms, -1)
+    replays = [fifo, dataclasses.replace(las, finish_ms=lucky), sjf]
+    assert findings(replays, summarise(replays))[0].startswith("sjf has the shortest")
+    assert '<tr class=best><th scope="row"><span class="chip p2"></span>sjf' in page(replays, command="x")
+
+
+def test_files_of_policies_are_called_by_their_last_part():
+    (replay,) = compared(policies=("/home/someone/policies/mine.py:Best",))
+    text = page([replay], command="x")
+    assert "mine.py:Best" in text
+    assert "/home/someone" not in text
 
 
 def test_traces_without_owners_are_compared_by_size():

@@ -83,21 +83,26 @@ def findings(shown: Sequence[Replay], summaries: Sequence[Summary]) -> list[str]
     groups = {policy: group for (at, policy), group in by_policy(summaries).items() if at == load}
     means = {policy: _mean_jct(group) for policy, group in groups.items()}
     known = {policy: mean for policy, mean in means.items() if mean is not None}
+    complete = {policy: mean for policy, mean in known.items() if not any(s.incomplete for s in groups[policy])}
+    if len(complete) > 1:  # means over different jobs do not compare
+        known = complete
     fair = {policy: mean for policy, mean in known.items() if not groups[policy][0].oracle}
     if not fair:
         return ["All of these policies are oracles: they were told true run times." if known else "No job finished."]
-    first = shown[0].policy
+    first = shown[0].policy if shown[0].policy in known else next(iter(fair))
     best = min(fair, key=lambda policy: fair[policy])
-    sentences = [_best(first, best, known)]
+    sentences = [] if complete else ["No replay is complete: what follows is over the jobs that finished."]
+    sentences.append(_best(first, best, known))
     ratio = groups[best][0].jct_ratio
     if ratio is not None:
         sentences.append(f"That is {times(ratio)} times a lower bound that no schedule of these jobs can beat.")
     other = next(replay for replay in shown if replay.policy == best)
     if best != first:
         kind = owner_kind(shown[0].trace)
-        sentences.append(_losers(shown[0], other, kind))
+        base = next(replay for replay in shown if replay.policy == first)
+        sentences.append(_losers(base, other, kind))
         if kind != "size":
-            sentences.append(_losers(shown[0], other, "size"))
+            sentences.append(_losers(base, other, "size"))
     oracle = min((p for p in known if groups[p][0].oracle), key=lambda policy: known[policy], default=None)
     if oracle is not None:
         sentences.append(
@@ -111,8 +116,6 @@ def _best(first: str, best: str, known: dict[str, float]) -> str:
         return f"Under {best} the mean job completes {show_duration(known[best])} after its submission."
     if best == first:
         return f"No policy without an oracle beats {first}'s mean job completion time of {show_duration(known[first])}."
-    if first not in known:
-        return f"{best} has the shortest mean job completion time: {show_duration(known[best])}."
     gain = 1 - known[best] / known[first]
     return (
         f"{best} has the shortest mean job completion time: {show_duration(known[best])}, {gain:.0%} less than {first} "
@@ -125,12 +128,12 @@ def _losers(first: Replay, best: Replay, kind: Kind) -> str:
     word = {"group": "groups", "user": "users", "size": "job-size classes"}[kind]
     worse = [change for change in found if change.fraction > 0]
     if not worse:
-        return f"None of {len(found)} {word} completes later on average under {best.policy} than under {first.policy}."
+        return f"0 of {len(found)} {word} complete later on average under {best.policy} than under {first.policy}."
     last = worse[-1]
+    verb, lead = ("completes", "") if len(worse) == 1 else ("complete", "most of all ")
     return (
-        f"{len(worse)} of {len(found)} {word} {'completes' if len(worse) == 1 else 'complete'} later on average under "
-        f"{best.policy} than under {first.policy}, most of all {last.name}: {signed(last.fraction)} over {last.jobs:,} "
-        "jobs."
+        f"{len(worse)} of {len(found)} {word} {verb} later on average under {best.policy} than under {first.policy}: "
+        f"{lead}{last.name}, {signed(last.fraction)} over {last.jobs:,} jobs."
     )
 
 

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,7 @@ from brim.reports.charts.svg import calendar_ticks, escape
 from brim.reports.files import replacing
 from brim.reports.findings import Change, changes, findings, owner_kind, signed
 from brim.reports.metrics import finished, jct_ms, queue_ms
-from brim.reports.summary import Summary, all_assumptions, by_policy, interval, summarise
+from brim.reports.summary import Summary, all_assumptions, by_policy, interval, short_names, summarise
 from brim.reports.table import cells, times
 from brim.units import MS_PER_S, show_duration
 
@@ -55,8 +56,11 @@ def page(replays: Sequence[Replay], *, command: str, summaries: Sequence[Summary
     Returns:
         HTML text. Apart from wall times, equal replays give an equal page.
     """
-    all_summaries = tuple(summaries) or summarise(replays)
-    shown = _one_per_policy(replays)
+    names = short_names(replay.policy for replay in replays)
+    all_summaries = [
+        replace(summary, policy=names[summary.policy]) for summary in tuple(summaries) or summarise(replays)
+    ]
+    shown = _one_per_policy([replace(replay, policy=names[replay.policy]) for replay in replays])
     owners = gantt.owners_of(shown[0].trace)
     script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -107,7 +111,7 @@ def _header(replay: Replay, summaries: Sequence[Summary]) -> str:
     if trace.synthetic:
         badges.append(_badge("synthetic trace", warn=True))
     badges += [_badge(f"oracle: {p}", warn=True) for p in dict.fromkeys(s.policy for s in summaries if s.oracle)]
-    interrupted = list(dict.fromkeys(s.policy for s in summaries if s.partial))
+    interrupted = list(dict.fromkeys(s.policy for s in summaries if s.incomplete))
     badges += [_badge("partial", warn=True)] if interrupted else []
     alarm = (
         f'<p class="alarm" role="alert"><b>Partial.</b> {escape(", ".join(interrupted))} stopped before all jobs had '
@@ -157,7 +161,8 @@ def _summary_table(rows: dict[str, list[Summary]], policies: Sequence[str]) -> s
     means = {
         policy: interval([s.metrics.jct_mean_s for s in group if s.metrics.jct_mean_s is not None]).mean
         for policy, group in rows.items()
-        if not group[0].oracle and any(s.metrics.jct_mean_s is not None for s in group)
+        if not group[0].oracle and not any(s.incomplete for s in group)
+        and any(s.metrics.jct_mean_s is not None for s in group)
     }
     best = min(means, key=lambda policy: means[policy]) if means else None
     lines_: list[str] = []
@@ -168,7 +173,7 @@ def _summary_table(rows: dict[str, list[Summary]], policies: Sequence[str]) -> s
         headings = ["policy", *(heading for heading in row if heading not in _LEFT_OUT)]
         chip = f'<span class="chip p{policies.index(policy) % 8}"></span>'
         marks = (" " + _badge("oracle", warn=True) if group[0].oracle else "") + (
-            " " + _badge("partial", warn=True) if any(s.partial for s in group) else ""
+            " " + _badge("partial", warn=True) if any(s.incomplete for s in group) else ""
         )
         values = "".join(
             f'<td{" class=main" if heading == "JCT mean" else ""}>{escape(value).replace("+-", chr(0xB1))}</td>'

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 from brim.core.replay import Replay
 from brim.core.trace import Trace
@@ -59,6 +60,11 @@ class Summary:
     bounds: Bounds
 
     @property
+    def incomplete(self) -> bool:
+        """Jobs are unfinished, so that means over finished jobs do not compare with those of other replays."""
+        return self.partial or self.metrics.unfinished > 0
+
+    @property
     def jct_ratio(self) -> float | None:
         """Mean JCT over its lower bound, 1 or more."""
         return _over(self.metrics.jct_mean_s, self.bounds.jct_mean_s)
@@ -100,6 +106,13 @@ def summarise(replays: Iterable[Replay]) -> tuple[Summary, ...]:
             metrics=measure(replay), bounds=found,
         ))
     return tuple(summaries)
+
+
+def short_names(policies: Iterable[str]) -> dict[str, str]:
+    """What to call policies in a report: a file by its last part, where that stays unique."""
+    known = list(dict.fromkeys(policies))
+    short = {policy: re.split(r"[/\\]", policy)[-1] if ".py" in policy else policy for policy in known}
+    return short if len(set(short.values())) == len(known) else {policy: policy for policy in known}
 
 
 def ran_as_recorded(replay: Replay) -> bool:
@@ -145,7 +158,7 @@ def interval(values: Sequence[float]) -> Interval:
     if count < 2:
         return Interval(mean=mean, half_width=None)
     variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
-    quantile = float(student_t.ppf((1 + CONFIDENCE) / 2, count - 1))
+    quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
     return Interval(mean=mean, half_width=quantile * math.sqrt(variance / count))
 
 

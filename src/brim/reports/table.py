@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -9,10 +10,10 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from brim.reports.summary import Summary, all_assumptions, by_policy, interval
+from brim.reports.summary import Summary, all_assumptions, by_policy, interval, short_names
 from brim.units import show_duration
 
-_PAIRED: Final = "JCT against the first"
+_PAIRED: Final = "against first"
 _DROPPED_FIRST: Final = (
     "rounds/s", "wall", "rho p95", "busy", "told", "makespan x bound", "lost GPU-h", "p50", "makespan", "queue mean",
     "preempt", _PAIRED, "p99", "alloc",
@@ -28,11 +29,13 @@ def comparison(summaries: Sequence[Summary]) -> RenderableType:
     Returns:
         A rich renderable: table, load, bounds, assumptions; "partial" first and loud.
     """
+    names = short_names(s.policy for s in summaries)
+    summaries = [dataclasses.replace(s, policy=names[s.policy]) for s in summaries]
     grouped = by_policy(summaries)
     parts: list[RenderableType] = []
-    interrupted = list(dict.fromkeys(s.policy for s in summaries if s.partial))
+    interrupted = list(dict.fromkeys(s.policy for s in summaries if s.incomplete))
     if interrupted:
-        missing = sum(s.metrics.unfinished for s in summaries if s.partial)
+        missing = sum(s.metrics.unfinished for s in summaries)
         parts.append(Text(
             f"PARTIAL: {', '.join(interrupted)} stopped before all jobs had ended. {missing} unfinished jobs are left "
             "out of every mean; do not compare with complete replays.", style="bold red",
@@ -81,8 +84,8 @@ def _table(rows: dict[str, list[Summary]], load: float, left_out: set[str]) -> T
         if heading not in left_out:
             table.add_column(heading, justify="left" if heading in ("policy", "told") else "right", no_wrap=True)
     for policy, group in rows.items():
-        shown = [cell for heading, cell in texts[policy].items() if heading not in left_out]
-        table.add_row(*shown, style="yellow" if any(s.partial for s in group) else None)
+        shown = [Text(cell) for heading, cell in texts[policy].items() if heading not in left_out]
+        table.add_row(*shown, style="yellow" if any(s.incomplete for s in group) else None)
     return table
 
 
@@ -92,17 +95,19 @@ def cells(rows: dict[str, list[Summary]]) -> dict[str, dict[str, str]]:
     texts = {policy: _cells(policy, group) for policy, group in rows.items()}
     if max(len(group) for group in rows.values()) > 1:
         for policy, group in rows.items():
-            texts[policy][_PAIRED] = "" if group is first else paired_difference(first, group) or "-"
+            paired = "" if group is first else paired_difference(first, group) or "-"
+            row = list(texts[policy].items())
+            texts[policy] = dict([*row[:2], (_PAIRED, paired), *row[2:]])  # next to the mean JCT
     return texts
 
 
 def _cells(policy: str, group: Sequence[Summary]) -> dict[str, str]:
     head = group[0]
-    marks = (" (oracle)" if head.oracle else "") + (" (partial)" if any(s.partial for s in group) else "")
+    marks = (" (oracle)" if head.oracle else "") + (" (partial)" if any(s.incomplete for s in group) else "")
     return {
         "policy": policy + marks,
         "JCT mean": _spread(group, lambda s: s.metrics.jct_mean_s, show_duration),
-        "x bound": _spread(group, lambda s: s.jct_ratio, times),
+        "x bound": _mean(group, lambda s: s.jct_ratio, times),
         "p50": _mean(group, lambda s: s.metrics.jct_p50_s, show_duration),
         "p99": _mean(group, lambda s: s.metrics.jct_p99_s, show_duration),
         "queue mean": _mean(group, lambda s: s.metrics.queue_mean_s, show_duration),
@@ -138,7 +143,8 @@ def _bound_in_words(rows: dict[str, list[Summary]]) -> str:
         return "No lower bound: no job finished, or jobs did not run as long as recorded."
     return (
         f"No schedule of rigid jobs on these GPUs has a mean JCT below {_show(bounded.bounds.jct_mean_s)} or a "
-        f"makespan below {_show(bounded.bounds.makespan_s)} (finished jobs of {bounded.policy}; preemption and placement free)."
+        f"makespan below {_show(bounded.bounds.makespan_s)} (finished jobs of {bounded.policy}; preemption and "
+        "placement free)."
     )
 
 

@@ -120,7 +120,8 @@ def jct_by_load(points: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> 
     scale = LogTime.around(min(seconds, default=1.0), max(seconds, default=10.0))
     low, span = loads[0], max(loads[-1] - loads[0], 1e-9)
     body = [
-        x_axis([Tick((load - low) / span, f"{load:g}x") for load in loads], _HEIGHT), y_axis(scale.ticks(), _HEIGHT)
+        x_axis([Tick((load - low) / span, f"{load:g}x") for load in loads], _HEIGHT),
+        y_axis([Tick(tick.at, tick.label.lstrip("\u2264")) for tick in scale.ticks()], _HEIGHT),
     ]
     keys = []
     for index, (name, line) in enumerate(points):
