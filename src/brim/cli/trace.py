@@ -52,7 +52,7 @@ def info(
     wanted = _output(output, as_json)
     machines = _cluster(cluster)
     trace, report = read(path, format)
-    _tell(report)
+    tell(report)
     figures = summary(trace, machines)
     if wanted == "json":
         named = None if machines is None else str(machines)
@@ -71,7 +71,7 @@ def convert(
     from brim.traces import read, write
 
     trace, report = read(source, format)
-    _tell(report)
+    tell(report)
     write(trace, target)
     print(target)
 
@@ -113,7 +113,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _tell(report: ReadReport) -> None:
+def tell(report: ReadReport) -> None:
     """Say on stderr what became of the rows."""
     _say(f"read {Path(report.file).name} as {report.format}: {report.rows:,} rows, {report.used:,} jobs")
     for verb, reasons in (("repaired", report.repaired), ("dropped", report.dropped)):

@@ -31,7 +31,12 @@ _RUNNING_SINCE, _RUN, _SERVICE, _MEMO = (
 _ID, _USER, _GPUS, _SHARE = (_COLUMN[c] for c in ("id", "user", "gpus", "share_milli"))
 assert JOB_COLUMNS[: len(_SPEC)] == _SPEC  # noqa: S101 - layout contract of this file, checked at import
 
-_HOLDING: Final = (Phase.STARTING, Phase.RUNNING)
+# Enum members as module constants: looking them up on the class is slow before Python 3.12.
+_HELD, _PENDING, _STARTING, _RUNNING = Phase.HELD, Phase.PENDING, Phase.STARTING, Phase.RUNNING
+_SUBMITTED, _START, _STARTED, _FINISHED = Kind.SUBMITTED, Kind.START, Kind.STARTED, Kind.FINISHED
+_PHASES: Final = tuple(Phase)
+_HOLDING: Final = (_STARTING, _RUNNING)
+_NODE_KINDS: Final = (Kind.NODE_DOWN, Kind.NODE_DRAIN, Kind.NODE_UP)
 _INITIAL_ROWS: Final = 256
 _FREES: Final = frozenset({Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.EVICTED, Kind.CANCELLED, Kind.PREEMPT})
 
@@ -110,9 +115,9 @@ class ClusterState:
         if event.time_ms < self.now_ms:
             raise InvariantError(f"{event.kind.name} at {event.time_ms} ms comes after {self.now_ms} ms")
         self.now_ms = event.time_ms
-        if event.kind is Kind.SUBMITTED:
+        if event.kind is _SUBMITTED:
             self._submit(event)
-        elif event.kind in (Kind.NODE_DOWN, Kind.NODE_DRAIN, Kind.NODE_UP):
+        elif event.kind in _NODE_KINDS:
             self._up_N[event.node] = event.kind is not Kind.NODE_DOWN
             self._open_N[event.node] = event.kind is Kind.NODE_UP
         else:
@@ -132,35 +137,35 @@ class ClusterState:
         slot = self._used
         if slot and spec.id <= self._block[_ID, slot - 1]:
             raise InvariantError(f"job id {spec.id} does not follow {self._block[_ID, slot - 1]}")
-        phase = Phase.HELD if event.held else Phase.PENDING
+        phase = _HELD if event.held else _PENDING
         self._block[:, slot] = (*_spec_values(spec), phase, 0, NONE, event.time_ms, NONE, 0, 0, 0)
         while spec.id >= len(self._slot_of):
             self._slot_of = np.concatenate((self._slot_of, np.full_like(self._slot_of, NONE)))
         self._slot_of[spec.id] = slot
         self._used += 1
         self._alive += 1
-        self.num_waiting += phase is Phase.PENDING
+        self.num_waiting += phase is _PENDING
 
     def _move(self, event: Event) -> None:
         kind, job = event.kind, event.job
         column = self._block[:, self._slot(job)]
-        before = Phase(int(column[_PHASE]))
+        before = _PHASES[column[_PHASE]]
         after = next_phase(before, kind, job)
         if before in _HOLDING and kind in _FREES:
             self._release(event, column)
-        if kind is Kind.START:
+        if kind is _START:
             self._grant(event, column)
-        elif kind is Kind.STARTED and after is Phase.RUNNING:
+        elif kind is _STARTED and after is _RUNNING:
             column[_RUNNING_SINCE] = event.time_ms
-        elif kind is Kind.FINISHED:
+        elif kind is _FINISHED:
             self._learn(column)
-        self.num_waiting += (after is Phase.PENDING) - (before is Phase.PENDING)
+        self.num_waiting += (after is _PENDING) - (before is _PENDING)
         if after is None:
             column[_PHASE] = NONE
             self._slot_of[job] = NONE
             self._alive -= 1
             return
-        if after is Phase.PENDING and before is not Phase.PENDING:
+        if after is _PENDING and before is not _PENDING:
             column[_SINCE] = event.time_ms
         column[_PHASE] = after
 
@@ -186,7 +191,7 @@ class ClusterState:
         self._num_granted = end
         held_ms = event.time_ms - int(column[_SINCE])
         service = held_ms * int(column[_GPUS]) * int(column[_SHARE]) // WHOLE_GPU
-        if column[_PHASE] == Phase.RUNNING:
+        if column[_PHASE] == _RUNNING:
             column[_RUN] += event.time_ms - int(column[_RUNNING_SINCE])
         column[_SERVICE] += service
         self._decay_usage(event.time_ms)
@@ -223,9 +228,9 @@ class ClusterState:
         """Return the immutable view at ``now_ms``, run times and service counted up to it."""
         self._close_holes()
         block = self._block[:, : self._used].copy()
-        holds = (block[_PHASE] == Phase.STARTING) | (block[_PHASE] == Phase.RUNNING)
+        holds = (block[_PHASE] == _STARTING) | (block[_PHASE] == _RUNNING)
         held_ms = np.where(holds, now_ms - block[_SINCE], 0)
-        block[_RUN] += np.where(block[_PHASE] == Phase.RUNNING, now_ms - block[_RUNNING_SINCE], 0)
+        block[_RUN] += np.where(block[_PHASE] == _RUNNING, now_ms - block[_RUNNING_SINCE], 0)
         block[_SERVICE] += held_ms * block[_GPUS] * block[_SHARE] // WHOLE_GPU
         block.setflags(write=False)
         self._decay_usage(now_ms)

@@ -13,6 +13,9 @@ import numpy as np
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.lifecycle import Phase
 
+_PENDING, _STARTING, _RUNNING = int(Phase.PENDING), int(Phase.STARTING), int(Phase.RUNNING)
+"""Plain integers: looking a member up on an Enum class is slow before Python 3.12."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobTable:
@@ -67,13 +70,13 @@ class JobTable:
     @property
     def holds(self) -> BoolArray:
         """Has GPUs: starting or running."""
-        holds: BoolArray = (self.phase == Phase.STARTING) | (self.phase == Phase.RUNNING)
+        holds: BoolArray = (self.phase == _STARTING) | (self.phase == _RUNNING)
         return holds
 
     @property
     def waits(self) -> BoolArray:
         """Could be started now."""
-        waits: BoolArray = self.phase == Phase.PENDING
+        waits: BoolArray = self.phase == _PENDING
         return waits
 
 

@@ -12,7 +12,7 @@ from brim.core.arrays import IntArray
 from brim.core.checks import check_plan
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
-from brim.policies.sockets import Policy, Remembers
+from brim.policies.sockets import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,9 @@ def run_round(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> RoundResu
         PlanError: the policy wants something impossible.
     """
     memo = None
-    if isinstance(policy.order, Remembers):  # 0 remember
-        new = policy.order.remember(snapshot)
+    remember = getattr(policy.order, "remember", None)  # 0 what the last rounds left behind
+    if remember is not None:
+        new = remember(snapshot)
         if not np.array_equal(new, snapshot.jobs.memo):
             memo = new
             snapshot = _with_memo(snapshot, new)

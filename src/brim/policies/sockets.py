@@ -7,7 +7,7 @@ How elastic sizes, shared GPUs, revocable grants and CPU ranks enter without cha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol
 
 from brim.beliefs.beliefs import Beliefs
 from brim.core.arrays import IntArray
@@ -27,19 +27,14 @@ class Sizes:
 
 
 class Order(Protocol):
-    """Who is served first."""
+    """Who is served first.
+
+    A part may also have ``remember(snapshot) -> IntArray``: the new memo column (J,), one integer per job that it wants
+    to find again in the next round. The state keeps it, the journal records it.
+    """
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs) -> IntArray:
         """Return a permutation of the job rows, first served first, shape (J,)."""
-        ...
-
-
-@runtime_checkable
-class Remembers(Protocol):
-    """An order part that keeps one integer per job between rounds; the state stores it, the journal records it."""
-
-    def remember(self, snapshot: Snapshot) -> IntArray:
-        """Return the new memo column, shape (J,)."""
         ...
 
 

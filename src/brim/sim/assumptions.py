@@ -37,5 +37,4 @@ def assumptions(
         )
     if faults.drains:
         said.append(f"{sum(len(drain.nodes) for drain in faults.drains)} node drains are planned.")
-    said.append("Energy and money are not modelled yet: those fields are empty.")
     return tuple(said)

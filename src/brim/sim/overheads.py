@@ -28,6 +28,11 @@ class Overheads:
     restart_ms: int = 30 * MS_PER_S
     checkpoint_ms: int = 30 * MS_PER_MIN
 
+    def __post_init__(self) -> None:
+        for name, least in (("start_ms", 0), ("save_ms", 0), ("restart_ms", 0), ("checkpoint_ms", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"overheads: found {name}={getattr(self, name)}, expected at least {least}")
+
     def times(self, factor: float) -> Overheads:
         """Scale what changes cost (not the checkpoint interval): the ``--overheads x2`` of the command line.
 

@@ -133,7 +133,8 @@ class _Twin:
         for job, after in enumerate(trace.after.tolist()):
             if after != NONE:
                 self._dependents.setdefault(after, []).append(job)
-        self._over = np.zeros(len(trace), dtype=np.bool_)
+        self._down: set[int] = set()
+        self._draining = [0] * cluster.num_nodes  # drains under way
         self._failures = [0] * len(trace)
         self._record = _Record(len(trace))
         self._round_s = array("d")
@@ -173,7 +174,7 @@ class _Twin:
                 break
         on_progress(self._record.ended, now_ms)
         for job, attempt in self._attempts.items():
-            if attempt.begin_ms < now_ms:
+            if attempt.begin_ms != now_ms:
                 self._close_run(job, attempt, now_ms)
         return {
             **self._record.columns(), "end_ms": now_ms, "partial": partial, "rounds": len(self._round_s),
@@ -204,8 +205,8 @@ class _Twin:
         job, offset = action.job, self._offset
         gpus = tuple(offset[node] + gpu for node, gpu in action.gpus)
         begin_ms = now_ms
-        if self._leaving:
-            begin_ms = max(now_ms, max(self._leaving.pop(gpu, 0) for gpu in gpus))
+        if self._leaving:  # not removed: another share of the same GPU may be granted too
+            begin_ms = max(now_ms, max(self._leaving.get(gpu, 0) for gpu in gpus))
         first = self._record.first_start_ms[job] == NONE
         from_ms = begin_ms + (self._overheads.start_ms if first else self._overheads.restart_ms)
         self._attempts[job] = _Attempt(action.epoch, gpus, begin_ms, from_ms)
@@ -231,10 +232,6 @@ class _Twin:
         if now_ms > attempt.from_ms:
             gone_ms += self._overheads.save_ms
             self._advance(job, attempt, now_ms - attempt.from_ms, 0)
-        if now_ms < attempt.begin_ms:  # it never got the GPUs: who was leaving them still is
-            for gpu in attempt.gpus:
-                self._leaving[gpu] = attempt.begin_ms
-        elif gone_ms > now_ms:
             for gpu in attempt.gpus:
                 self._leaving[gpu] = gone_ms
         self._close_run(job, attempt, gone_ms)
@@ -244,17 +241,13 @@ class _Twin:
 
     def _submit(self, job: int, now_ms: int) -> None:
         spec = self._specs[job]
-        held = spec.after != NONE and not self._over[spec.after]
-        self._scheduler.observe(Event(now_ms, Kind.SUBMITTED, job, spec=spec, held=held))
+        self._scheduler.observe(Event(now_ms, Kind.SUBMITTED, job, spec=spec, held=spec.after != NONE))
 
     def _handle(self, kind: Kind, now_ms: int, item: int, count: int) -> None:
         if kind in (Kind.NODE_DOWN, Kind.NODE_UP, Kind.NODE_DRAIN):
             self._node(kind, now_ms, item, count)
-        elif kind is Kind.STOPPED:
+        elif kind in (Kind.STOPPED, Kind.ELIGIBLE):
             self._observe(now_ms, kind, item)
-        elif kind is Kind.ELIGIBLE:
-            if item in self._scheduler.state:
-                self._observe(now_ms, kind, item)
         else:
             attempt = self._attempts.get(item)
             if attempt is None or attempt.epoch != count:
@@ -278,7 +271,6 @@ class _Twin:
 
     def _end(self, job: int, attempt: _Attempt, now_ms: int, kind: Kind) -> None:
         self._leave(job, attempt, now_ms, kind)
-        self._over[job] = True
         self._record.finish_ms[job] = now_ms
         self._record.ended += 1
         for dependent in self._dependents.get(job, ()):
@@ -293,18 +285,27 @@ class _Twin:
         self._observe(now_ms, kind, job)
 
     def _node(self, kind: Kind, now_ms: int, node: int, count: int) -> None:
-        self._observe_node(now_ms, kind, node)
         if kind is Kind.NODE_DOWN:
+            self._down.add(node)
+            self._observe_node(now_ms, kind, node)
             first, stop = self._offset[node], self._offset[node + 1]
             lost = [j for j, a in self._attempts.items() if any(first <= gpu < stop for gpu in a.gpus)]
             for job in sorted(lost):
                 attempt = self._attempts[job]
                 self._roll_back(job, attempt, now_ms)
-                self._leave(job, attempt, max(now_ms, attempt.begin_ms), Kind.EVICTED)
+                self._leave(job, attempt, now_ms, Kind.EVICTED)
             self._push(now_ms + self._faults.repair_ms, Kind.NODE_UP, node, count + 1)
-        elif kind is Kind.NODE_UP and self._faults.node_mtbf_ms and count:
+            return
+        if kind is Kind.NODE_DRAIN:
+            self._draining[node] += 1
+        elif count:  # repaired
+            self._down.remove(node)
             failure_ms = node_failure_ms(self._faults, self._seed, node, count)
             self._push(now_ms + failure_ms, Kind.NODE_DOWN, node, count)
+        else:
+            self._draining[node] -= 1
+        if node not in self._down:  # a lost node stays lost when its drain ends, a repaired one drains on
+            self._observe_node(now_ms, Kind.NODE_DRAIN if self._draining[node] else Kind.NODE_UP, node)
 
     def _observe_node(self, now_ms: int, kind: Kind, node: int) -> None:
         self._scheduler.observe(Event(now_ms, kind, node=node))
@@ -334,6 +335,12 @@ class _Twin:
         self._advance(job, attempt, kept_ms, ran_ms - kept_ms)
 
     def _close_run(self, job: int, attempt: _Attempt, end_ms: int) -> None:
+        if end_ms < attempt.begin_ms:  # whoever was leaving its GPUs still is: it never got them
+            if self._record.first_start_ms[job] == attempt.begin_ms:
+                self._record.first_start_ms[job] = NONE
+            else:
+                self._record.restarts[job] -= 1
+            return
         self._record.run(job, attempt.begin_ms, end_ms, attempt.gpus, self._specs[job].share_milli)
 
 

@@ -75,11 +75,9 @@ def gittins_index(ended: IntArray) -> FloatArray:
     """
     upper = np.append(SERVICE_EDGES_GPU_MS[1:], 2 * SERVICE_EDGES_GPU_MS[-1])
     alive = np.cumsum(ended[::-1])[::-1]
-    index = np.zeros(len(ended))
-    for i in np.flatnonzero(alive).tolist():
-        start = SERVICE_EDGES_GPU_MS[i]
-        done = np.cumsum(ended[i:])
-        span = upper[i:] - start
-        spent = np.cumsum(ended[i:] * span) + (alive[i] - done) * span
-        index[i] = np.max(done / spent)
-    return index
+    span = np.maximum(upper[None, :] - SERVICE_EDGES_GPU_MS[:, None], 0.0)  # from the edge of bin i to the end of bin d
+    inside = np.triu(np.broadcast_to(ended, span.shape))
+    done = np.cumsum(inside, axis=1)
+    spent = np.cumsum(inside * span, axis=1) + (alive[:, None] - done) * span
+    rate: FloatArray = np.divide(done, spent, out=np.zeros_like(span), where=spent > 0)
+    return rate.max(axis=1)

@@ -1,0 +1,58 @@
+"""Parsing of option values that several verbs share. Light: imported at start."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from brim.errors import ConfigError
+
+OUTPUTS: Final = ("table", "json")
+
+ClusterOption = Annotated[
+    str, typer.Option("--cluster", "-c", help="Cluster, such as 64x8xH100 or 16x4xT4:cpus=48,mem=192GB, or a TOML file.")
+]
+OutputOption = Annotated[str, typer.Option("--output", "-o", help="table or json.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
+
+
+def output_of(output: str, as_json: bool) -> str:
+    """Which output is wanted.
+
+    Raises:
+        ConfigError: neither table nor json.
+    """
+    if output not in OUTPUTS:
+        raise ConfigError(f"--output: found {output!r}, expected one of {', '.join(OUTPUTS)}")
+    return "json" if as_json else output
+
+
+def numbers(text: str, option: str) -> list[float]:
+    """Read ``0.7,0.9,1.1``.
+
+    Raises:
+        ConfigError: a part is not a positive number.
+    """
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = [float("nan")]
+    if not all(0 < value < float("inf") for value in values):
+        raise ConfigError(f"{option}: found {text!r}, expected positive numbers such as 0.9 or 0.7,0.9,1.1")
+    return values
+
+
+def factor(text: str, option: str) -> float:
+    """Read ``x2`` or ``2``.
+
+    Raises:
+        ConfigError: not a factor.
+    """
+    try:
+        value = float(text.removeprefix("x"))
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value < float("inf"):
+        raise ConfigError(f"{option}: found {text!r}, expected a factor such as x2")
+    return value

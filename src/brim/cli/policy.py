@@ -1,0 +1,76 @@
+"""``brim policy``: which policies there are, of which parts, and whether a user's own keeps the rules."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from brim.cli.options import JsonOption, OutputOption, output_of
+
+app = typer.Typer(name="policy", help="Policies and their parts.", no_args_is_help=True)
+
+PARTS: Final = ("order", "size", "place", "feed", "fill")
+
+
+@app.command("list")
+def list_policies(output: OutputOption = "table", as_json: JsonOption = False) -> None:
+    """List the presets."""
+    import json
+
+    from brim.policies.presets import PRESETS
+
+    rows = [
+        {"name": p.name, **{part: str(getattr(p, part)) for part in PARTS}, "oracle": p.oracle, "source": p.source}
+        for p in PRESETS.values()
+    ]
+    if output_of(output, as_json) == "json":
+        print(json.dumps({"schema": 1, "policies": rows}, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("policy", "order", "place", "source"):
+        table.add_column(column)
+    for policy in PRESETS.values():
+        place = f"{type(policy.place).__name__.lower()}, {getattr(policy.place, 'misfit', '')} at a misfit"
+        table.add_row(policy.name, type(policy.order).__name__, place, policy.source)
+    Console().print(table)
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(help="Preset, or a Python file with a Policy.")]) -> None:
+    """Show the five parts of a policy with their constants."""
+    import inspect
+
+    from rich.console import Console
+    from rich.markup import escape
+
+    from brim.policies.presets import find_policy
+    from brim.units import show_duration
+
+    policy = find_policy(name)
+    console = Console()
+    console.print(f"[bold]{escape(policy.name)}[/bold]  {escape(policy.source)}")
+    period = show_duration(policy.period_ms / 1000) if policy.period_ms else "on events only"
+    console.print(f"rounds  {period}{'; needs true run times (oracle)' if policy.oracle else ''}")
+    for part in PARTS:
+        value = getattr(policy, part)
+        doc = (inspect.getdoc(type(value)) or "").split("\n")[0]
+        console.print(f"{part:7} {escape(repr(value))}\n        [dim]{escape(doc)}[/dim]")
+
+
+@app.command()
+def check(
+    file: Annotated[str, typer.Argument(help="Python file with a Policy, or a preset.")],
+    examples: Annotated[int, typer.Option("--examples", min=1, help="Random cases per rule.")] = 100,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+) -> None:
+    """Try a policy against the rules on random clusters; shows the smallest case that breaks one."""
+    from brim.policies.presets import find_policy
+    from brim.testing import check_policy
+
+    policy = find_policy(file)
+    check_policy(policy, examples=examples, seed=seed)
+    print(f"{policy.name}: keeps the rules on {examples} random cases each")

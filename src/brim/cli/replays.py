@@ -1,0 +1,191 @@
+"""Running many replays on all cores, with progress, and a Ctrl-C that keeps what is done."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from brim.core.cluster import Cluster
+from brim.core.replay import Replay
+from brim.core.trace import Trace
+from brim.policies.sockets import Policy
+from brim.sim.twin import Settings
+from brim.sim.twin import replay as run_replay
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+QUIET_S: Final = 2.0
+"""A replay shorter than this shows no progress bar."""
+_POLL_S: Final = 0.1
+_NO_ROWS: Final = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One replay to run."""
+
+    trace: Trace
+    cluster: Cluster
+    policy: Policy
+    settings: Settings
+
+
+def run_all(tasks: Sequence[Task]) -> Iterator[Replay]:
+    """Run the tasks and yield their replays in order; after Ctrl-C, those that are done, and the running ones partial.
+
+    A second Ctrl-C ends at once.
+    """
+    if len(tasks) == 1 or (os.cpu_count() or 1) == 1:
+        yield from _run_here(tasks)
+    else:
+        yield from _run_in_processes(tasks)
+
+
+def _run_here(tasks: Sequence[Task]) -> Iterator[Replay]:
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+
+    with _on_interrupt(stop), _Bars(tasks) as bars:
+        for index, task in enumerate(tasks):
+            if stopped:
+                return
+
+            def on_progress(ended: int, now_ms: int, index: int = index) -> bool:
+                bars.show(index, ended)
+                return not stopped
+
+            yield run_replay(task.trace, task.cluster, task.policy, task.settings, on_progress=on_progress)
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+_shared: dict[str, Any] = {}
+
+
+def _enter_worker(tasks: Sequence[Task], ended: Any, stop: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
+    _shared.update(tasks=tasks, ended=ended, stop=stop)
+
+
+def _run_task(index: int) -> Replay | None:
+    if _shared["stop"].value:
+        return None
+    task: Task = _shared["tasks"][index]
+
+    def on_progress(ended: int, now_ms: int) -> bool:
+        _shared["ended"][index] = ended
+        return not _shared["stop"].value
+
+    result = run_replay(task.trace, task.cluster, task.policy, task.settings, on_progress=on_progress)
+    return replace(result, trace=task.trace.take(_NO_ROWS))  # the parent has the trace
+
+
+def _run_in_processes(tasks: Sequence[Task]) -> Iterator[Replay]:
+    """Spawned, not forked: the parent has threads by now (polars), and a fork would copy their locks."""
+    context = multiprocessing.get_context("spawn")
+    ended, stop = context.Array("q", len(tasks), lock=False), context.Value("b", 0, lock=False)
+    workers = min(len(tasks), os.cpu_count() or 1)
+
+    def set_stop() -> None:
+        stop.value = 1
+
+    with (
+        ProcessPoolExecutor(workers, context, _enter_worker, (tasks, ended, stop)) as pool,
+        _on_interrupt(set_stop),
+        _Bars(tasks) as bars,
+    ):
+        futures = [pool.submit(_run_task, index) for index in range(len(tasks))]
+        try:
+            for index, future in enumerate(futures):
+                result = _wait(future, lambda: bars.show_all(ended))
+                if result is not None:
+                    yield replace(result, trace=tasks[index].trace)
+        except BaseException:
+            stop.value = 1
+            raise
+
+
+def _wait(future: Future[Replay | None], show: Callable[[], object]) -> Replay | None:
+    while not future.done():
+        show()
+        time.sleep(_POLL_S)
+    show()
+    return future.result()
+
+
+# -- Ctrl-C and progress -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
+    def first(signum: int, frame: object) -> None:
+        print("brim: stopping; what is done will be reported (Ctrl-C again to end at once)", file=sys.stderr)
+        stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Bars:
+    """One progress bar per replay that takes more than two seconds, on a terminal's stderr only."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tasks
+        self._began_s = [0.0] * len(tasks)
+        self._progress: Progress | None = None
+        self._ids: dict[int, TaskID] = {}
+
+    def __enter__(self) -> _Bars:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._progress = Progress(
+                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f} jobs"),
+                TimeRemainingColumn(), console=Console(stderr=True), transient=True,
+            )
+            self._progress.start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        if self._progress:
+            self._progress.stop()
+
+    def show_all(self, ended: Sequence[int]) -> None:
+        """Tell how many jobs of every replay are over."""
+        for index, jobs in enumerate(ended):
+            self.show(index, jobs)
+
+    def show(self, index: int, ended: int) -> None:
+        """Tell how many jobs of a replay are over."""
+        if self._progress is None:
+            return
+        total = len(self._tasks[index].trace)
+        if index not in self._ids:
+            if not ended:
+                return
+            self._began_s[index] = self._began_s[index] or time.monotonic()
+            if time.monotonic() - self._began_s[index] < QUIET_S:
+                return
+            task = self._tasks[index]
+            label = task.policy.name + (f" seed {task.settings.seed}" if task.settings.seed else "")
+            self._ids[index] = self._progress.add_task(label, total=total)
+        self._progress.update(self._ids[index], completed=ended, visible=ended < total)

@@ -1,0 +1,230 @@
+"""``brim sim``: replay a trace under one policy, or compare several."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from brim.cli.options import ClusterOption, JsonOption, OutputOption, factor, numbers, output_of
+from brim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from brim.cli.replays import Task
+    from brim.core.cluster import Cluster
+    from brim.core.replay import Replay
+    from brim.core.trace import Trace
+    from brim.sim.overheads import Drain, Faults
+    from brim.sim.twin import Settings
+
+app = typer.Typer(name="sim", help="The twin: what would another policy have changed?", no_args_is_help=True)
+
+DEFAULT_POLICIES: Final = "fifo,backfill,sjf,srtf,las,gittins,tiresias,fair"
+SEEDS_MAX: Final = 1000
+
+_Trace = Annotated[str, typer.Argument(metavar="TRACE", help="Trace file in any format of `brim trace info`.")]
+_Format = Annotated[str | None, typer.Option("--format", "-f", help="Trace format; found from the content if absent.")]
+_Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N jobs.")]
+_From = Annotated[str | None, typer.Option("--from", metavar="DATE", help="Only jobs submitted from this date on.")]
+_Overheads = Annotated[str, typer.Option("--overheads", metavar="xF", help="Scale what changes cost, such as x2.")]
+_Estimates = Annotated[
+    str, typer.Option("--estimates", help="What policies believe of run times: limits (the user's) or history.")
+]
+_NodeMtbf = Annotated[str, typer.Option("--node-mtbf", help="Mean time between failures of a node, such as 30d.")]
+_JobMtbf = Annotated[str, typer.Option("--job-mtbf", help="Mean running time between a job's own failures.")]
+_Drain = Annotated[
+    list[str] | None, typer.Option("--drain", help="NODES@START+LENGTH, such as 0-3@2d+12h; may be repeated.")
+]
+_Html = Annotated[Path | None, typer.Option("--html", help="Write one self-contained page.")]
+_Jobs = Annotated[Path | None, typer.Option("--jobs", help="Write one Parquet row per job and policy.")]
+
+
+@app.command()
+def run(
+    trace: _Trace,
+    cluster: ClusterOption,
+    policy: Annotated[str, typer.Option("--policy", "-p", help="Preset, or a Python file with a Policy.")] = "fifo",
+    format: _Format = None,
+    limit: _Limit = None,
+    from_date: _From = None,
+    load: Annotated[str, typer.Option("--load", help="Arrival rate relative to the trace.")] = "1",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="0 is the trace as recorded; others resample it.")] = 0,
+    overheads: _Overheads = "x1",
+    estimates: _Estimates = "limits",
+    node_mtbf: _NodeMtbf = "",
+    job_mtbf: _JobMtbf = "",
+    drain: _Drain = None,
+    html: _Html = None,
+    jobs: _Jobs = None,
+    output: OutputOption = "table",
+    as_json: JsonOption = False,
+) -> None:
+    """Replay a trace under one policy."""
+    loads = numbers(load, "--load")
+    if len(loads) != 1:
+        raise ConfigError(f"--load: found {load!r}, expected one number; `brim sim compare` takes several")
+    _replay_and_report(
+        trace, cluster, [policy], format, limit, from_date, loads, [seed], overheads, estimates, node_mtbf, job_mtbf,
+        drain, html, jobs, output_of(output, as_json),
+    )
+
+
+@app.command()
+def compare(
+    trace: _Trace,
+    cluster: ClusterOption,
+    policies: Annotated[str, typer.Option("--policies", "-p", help="Presets or files, comma-separated.")] = (
+        DEFAULT_POLICIES
+    ),
+    format: _Format = None,
+    limit: _Limit = None,
+    from_date: _From = None,
+    load: Annotated[str, typer.Option("--load", help="Arrival rates relative to the trace, such as 0.7,0.9,1.1.")] = "1",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, max=SEEDS_MAX, help="Seeds, for intervals.")] = 1,
+    overheads: _Overheads = "x1",
+    estimates: _Estimates = "limits",
+    node_mtbf: _NodeMtbf = "",
+    job_mtbf: _JobMtbf = "",
+    drain: _Drain = None,
+    html: _Html = None,
+    jobs: _Jobs = None,
+    output: OutputOption = "table",
+    as_json: JsonOption = False,
+) -> None:
+    """Replay a trace under several policies and compare."""
+    _replay_and_report(
+        trace, cluster, [name.strip() for name in policies.split(",")], format, limit, from_date,
+        numbers(load, "--load"), list(range(seeds)), overheads, estimates, node_mtbf, job_mtbf, drain, html, jobs,
+        output_of(output, as_json),
+    )
+
+
+def _replay_and_report(
+    path: str, cluster_text: str, names: list[str], format: str | None, limit: int | None, from_date: str | None,
+    loads: list[float], seeds: list[int], overheads: str, estimates: str, node_mtbf: str, job_mtbf: str,
+    drain: list[str] | None, html: Path | None, jobs: Path | None, output: str,
+) -> None:
+    """Check all input before the first replay, then run, then report."""
+    from brim.core.cluster import parse_cluster
+    from brim.policies.presets import find_policy
+    from brim.sim.overheads import Overheads
+    from brim.sim.twin import Settings
+
+    cluster = parse_cluster(cluster_text)
+    policies = [find_policy(name) for name in dict.fromkeys(names)]
+    settings = Settings(
+        overheads=Overheads().times(factor(overheads, "--overheads")), estimates=estimates,
+        faults=_faults(node_mtbf, job_mtbf, drain, cluster),
+    )
+    _check_writable(html, jobs)
+    recorded = _read(path, format, limit, from_date)
+    tasks = _tasks(recorded, cluster, policies, settings, loads, seeds)
+    _run_and_report(tasks, html, jobs, output)
+
+
+def _read(path: str, format: str | None, limit: int | None, from_date: str | None) -> Trace:
+    from brim import traces
+    from brim.cli.trace import tell
+
+    trace, report = traces.read(path, format)
+    tell(report)
+    if from_date:
+        trace = traces.since(trace, from_date)
+    return traces.limit(trace, limit) if limit else trace
+
+
+def _faults(node_mtbf: str, job_mtbf: str, drain: list[str] | None, cluster: Cluster) -> Faults:
+    from brim.sim.overheads import Faults
+    from brim.units import parse_duration_ms
+
+    return Faults(
+        node_mtbf_ms=parse_duration_ms(node_mtbf) if node_mtbf else 0,
+        job_mtbf_ms=parse_duration_ms(job_mtbf) if job_mtbf else 0,
+        drains=tuple(_parse_drain(text, cluster) for text in drain or ()),
+    )
+
+
+def _parse_drain(text: str, cluster: Cluster) -> Drain:
+    from brim.sim.overheads import Drain
+    from brim.units import parse_duration_ms
+
+    nodes, at, times = text.partition("@")
+    start, plus, length = times.partition("+")
+    first, _, last = nodes.partition("-")
+    if not (at and plus and first.isdecimal() and (last or first).isdecimal()):
+        raise ConfigError(f"--drain: found {text!r}, expected NODES@START+LENGTH, such as 0-3@2d+12h")
+    numbers_of = range(int(first), int(last or first) + 1)
+    if not numbers_of or numbers_of[-1] >= cluster.num_nodes:
+        raise ConfigError(f"--drain: found nodes {nodes}, cluster {cluster} has nodes 0 to {cluster.num_nodes - 1}")
+    start_ms = parse_duration_ms(start)
+    return Drain(nodes=tuple(numbers_of), start_ms=start_ms, end_ms=start_ms + parse_duration_ms(length))
+
+
+def _check_writable(*paths: Path | None) -> None:
+    """Find out before an hour of replays that the folder for the results does not exist."""
+    for path in paths:
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise ConfigError(f"cannot write {path}: expected a file name in an existing folder")
+
+
+def _tasks(
+    trace: Trace, cluster: Cluster, policies: Sequence[object], settings: Settings, loads: list[float],
+    seeds: list[int],
+) -> list[Task]:
+    """One task per load, seed and policy; the tasks of one load and seed share their trace."""
+    from dataclasses import replace
+
+    from brim import traces
+    from brim.cli.replays import Task
+    from brim.policies.sockets import Policy
+
+    tasks = []
+    for load in loads:
+        for seed in seeds:
+            drawn = traces.scale_load(traces.resample(trace, seed), load)
+            for policy in policies:
+                assert isinstance(policy, Policy)
+                tasks.append(Task(
+                    trace=drawn, cluster=cluster, policy=policy, settings=replace(settings, seed=seed, load=load)
+                ))
+    return tasks
+
+
+def _run_and_report(tasks: list[Task], html: Path | None, jobs: Path | None, output: str) -> None:
+    from brim.cli.replays import run_all
+    from brim.reports.files import dump_json, write_jobs_parquet
+    from brim.reports.page import write_page
+    from brim.reports.summary import results_json, summarise
+    from brim.reports.table import comparison
+
+    shown: list[Replay] = []  # the page draws one replay per policy; the others are summarised and let go
+
+    def kept() -> object:
+        for replay in run_all(tasks):
+            if replay.load == tasks[0].settings.load and replay.seed == tasks[0].settings.seed:
+                shown.append(replay)
+            yield replay
+
+    summaries = summarise(kept())  # type: ignore[arg-type]
+    if not summaries:
+        raise typer.Exit(130)
+    if output == "json":
+        print(dump_json(results_json(shown[0], summaries)))
+    else:
+        from rich.console import Console
+
+        Console().print(comparison(summaries))
+    if jobs:
+        write_jobs_parquet(shown, jobs)
+        print(f"jobs: {jobs}", file=sys.stderr)
+    if html:
+        write_page(shown, html, command=shlex.join(["brim", *sys.argv[1:]]), summaries=summaries)
+        print(f"page: {html}", file=sys.stderr)
+    if len(summaries) < len(tasks) or any(summary.partial for summary in summaries):
+        print(f"brim: partial: {len(summaries)} of {len(tasks)} replays were begun", file=sys.stderr)
+        raise typer.Exit(130)
