@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from brim.core.actions import Preempt, Start
 from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import JobRow
@@ -20,7 +23,7 @@ def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
     row = rows[job]
     me = snapshot.jobs[row]
     why, blocker = Why(int(result.why[row])), int(result.blocker[row])
-    free = _free_gpus(snapshot)
+    free = _free_gpus(snapshot, result)
     need = _need(me, snapshot)
     sentences = {
         Why.RUNS: f"job {job} has its {need}",
@@ -45,9 +48,13 @@ def _need(me: JobRow, snapshot: Snapshot) -> str:
     return f"{me.gpus}{kind} GPU{'s' if me.gpus != 1 else ''}{share}"
 
 
-def _free_gpus(snapshot: Snapshot) -> int:
-    """GPUs of open nodes on which nobody holds a share."""
+def _free_gpus(snapshot: Snapshot, result: RoundResult) -> int:
+    """GPUs of open nodes on which nobody holds a share after the plan."""
     nodes, held = snapshot.nodes, snapshot.grants
-    pairs = zip(held.node.tolist(), held.gpu.tolist(), strict=True)
-    touched = len({(node, gpu) for node, gpu in pairs if nodes.is_open[node]})
-    return int(nodes.gpus[nodes.is_open].sum()) - touched
+    stopped = [action.job for action in result.plan.actions if isinstance(action, Preempt)]
+    stays = ~np.isin(snapshot.jobs.id[held.job], stopped)
+    taken = set(zip(held.node[stays].tolist(), held.gpu[stays].tolist(), strict=True))
+    for action in result.plan.actions:
+        if isinstance(action, Start):
+            taken.update(action.gpus)
+    return int(nodes.gpus[nodes.is_open].sum()) - sum(bool(nodes.is_open[node]) for node, _ in taken)

@@ -129,7 +129,8 @@ class LiveDriver:
         self._failures = [0] * len(self.jobs)
         self._heap: list[tuple[int, int, int, Event]] = []  # time, kind, sequence
         self._sequence = 0
-        for spec in self._specs():
+        self.specs = self._specs()
+        for spec in self.specs:
             self._push(Event(spec.submit_ms, Kind.SUBMITTED, spec.id, spec=spec))
 
     def run(self, clock: Clock, watcher: Watcher | None = None, *, tick_ms: int | None = None) -> bool:
@@ -154,6 +155,10 @@ class LiveDriver:
             now_ms = clock()
             for report in reports:
                 self._hear(report, now_ms, watcher)
+
+    def attempt_of(self, job: int) -> Attempt | None:
+        """The job's present attempt, None while it has none."""
+        return self._current.get(job)
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -225,7 +230,7 @@ class LiveDriver:
             self._push(Event(now_ms, Kind.STARTED, report.job))
         else:
             attempt.end_ms = now_ms
-            attempt.kind = _ENDING.get(report.what) or self._failure(report.job)
+            attempt.kind = _ENDING[report.what] if report.what in _ENDING else self._failure(report.job)
             self._push(Event(now_ms, attempt.kind, report.job))
             if report.what in (What.FAILED, What.UNUSABLE):
                 watcher.detail(report.job, report.detail)
@@ -246,9 +251,16 @@ class LiveDriver:
             del self._current[event.job]
         watcher.event(event)
 
-    def _specs(self) -> list[JobSpec]:
-        return [
+    def _specs(self) -> tuple[JobSpec, ...]:
+        return tuple(
             JobSpec(id=row, user=self.users.index(job.user), submit_ms=job.at_ms, gpus=job.gpus,
                     time_limit_ms=job.time_limit_ms)
             for row, job in enumerate(self.jobs)
-        ]
+        )
+
+
+def warm_up(cluster: Cluster, policy: Policy) -> None:
+    """Run one round on a made-up job, so that no round of a session waits for the placement walk to be compiled."""
+    scheduler = Scheduler(cluster, policy, Beliefs(), users=("nobody",))
+    scheduler.observe(Event(0, Kind.SUBMITTED, 0, spec=JobSpec(id=0, user=0, submit_ms=0, gpus=1)))
+    scheduler.decide(0)

@@ -9,7 +9,8 @@ from statistics import median
 import numpy as np
 
 from brim.core.arrays import IntArray
-from brim.core.events import Kind
+from brim.core.events import JobSpec, Kind
+from brim.core.trace import Trace, trace_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,7 +45,11 @@ class Attempt:
 
         What a job still does between that decision and its checkpoint counts as saving, as in the twin.
         """
-        until_ms = {Kind.FINISHED: self.end_ms, Kind.STOPPED: self.preempt_ms}.get(self.kind or Kind.FAILED)
+        until_ms = None
+        if self.kind is Kind.FINISHED:
+            until_ms = self.end_ms
+        elif self.kind is Kind.STOPPED:
+            until_ms = self.preempt_ms
         return 0 if self.from_ms is None or until_ms is None else max(0, until_ms - self.from_ms)
 
 
@@ -82,6 +87,18 @@ def productive_ms(attempts: Iterable[Attempt], num_jobs: int) -> IntArray:
     for attempt in attempts:
         total[attempt.job] += attempt.productive_ms
     return total
+
+
+def recorded_trace(
+    name: str, submissions: Sequence[JobSpec], users: tuple[str, ...], attempts: Iterable[Attempt]
+) -> Trace:
+    """A session as a trace: submissions as they came, and the run time each job really needed."""
+    return trace_of(
+        name=name, format="live", job_id=[str(spec.id) for spec in submissions], users=users,
+        submit_ms=[spec.submit_ms for spec in submissions], gpus=[spec.gpus for spec in submissions],
+        user=[spec.user for spec in submissions], time_limit_ms=[spec.time_limit_ms for spec in submissions],
+        run_ms=productive_ms(attempts, len(submissions)),
+    )
 
 
 def preemptions(attempts: Iterable[Attempt], num_jobs: int) -> IntArray:

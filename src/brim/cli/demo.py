@@ -1,0 +1,265 @@
+"""``brim demo``: twelve real training commands on four CPU slots of this machine, under two policies in turn.
+
+The engine, events, actions and checks are those of the twin; at the end the twin replays what was recorded, and the
+closing table shows both side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from brim.cli.options import JsonOption, OutputOption, output_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import Console
+
+    from brim.core.replay import Replay
+    from brim.live.driver import LiveDriver, LiveJob
+    from brim.live.local import LocalExecutor
+    from brim.live.record import Measured
+
+SCHEMA: Final = 1
+SLOTS: Final = 4
+POLICIES: Final = ("fifo", "srtf")
+"""One that never preempts, and one that does whenever a shorter job comes."""
+GAP_MS: Final = 150
+"""Shortest time between two rounds: small against jobs of a few seconds."""
+TICK_MS: Final = 250
+EPOCH_MS: Final = 200
+LIMIT_RATIO: Final = 1.25
+"""Time limit over run time: what ``srtf`` believes is roughly right, as limits are at best."""
+JOBS: Final = (  # seconds after the start, user, slots, epochs, hidden units
+    (0.0, "ana", 2, 20, 64), (0.5, "bo", 4, 10, 256), (4.0, "cem", 1, 18, 32), (6.0, "ana", 4, 10, 256),
+    (8.0, "dia", 2, 20, 128), (9.5, "bo", 1, 8, 32), (16.5, "cem", 1, 10, 64), (17.0, "ana", 2, 20, 128),
+    (22.5, "eve", 1, 40, 64), (23.0, "dia", 1, 12, 32), (24.0, "bo", 1, 18, 64), (30.0, "eve", 2, 15, 128),
+)
+"""Chosen in the twin: small jobs come while gangs of two and four hold or want the slots, and all is over in 36 s."""
+
+
+def demo(
+    out: Annotated[
+        Path | None, typer.Option("--out", help="New folder to keep journals, logs and checkpoints in.")
+    ] = None,
+    output: OutputOption = "table",
+    as_json: JsonOption = False,
+) -> None:
+    """Run twelve real training jobs on four CPU slots under two policies, beside the twin's replay (75 s)."""
+    from rich.console import Console
+
+    wanted = output_of(output, as_json)
+    began_s = time.perf_counter()
+    console = Console(stderr=True)
+    with contextlib.ExitStack() as stack:
+        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="brim-demo-")))
+        results = [run_and_replay(name, digits_jobs(), folder / name, console) for name in POLICIES]
+    wall_s = time.perf_counter() - began_s
+    if wanted == "json":
+        import json
+
+        print(json.dumps({"schema": SCHEMA, "slots": SLOTS, "wall_s": round(wall_s, 1),
+                          "results": [result.as_json() for result in results]}))
+    else:
+        print_closing(Console(), results, wall_s)
+    if any(result.driver.gave_up for result in results):
+        raise typer.Exit(1)
+
+
+def digits_jobs() -> tuple[LiveJob, ...]:
+    """The twelve submissions."""
+    from brim.live.driver import LiveJob
+    from brim.live.executor import Command
+
+    return tuple(
+        LiveJob(
+            name=str(row), user=user, at_ms=round(at_s * 1000), gpus=gpus,
+            time_limit_ms=round(epochs * EPOCH_MS * LIMIT_RATIO),
+            command=Command(
+                argv=(sys.executable, "-m", "brim.live.digits", "--epochs", str(epochs), "--hidden", str(hidden),
+                      "--seed", str(row), "--epoch-ms", str(EPOCH_MS)),
+                reports=True,
+            ),
+        )
+        for row, (at_s, user, gpus, epochs, hidden) in enumerate(JOBS)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One policy's session, and the twin's replay of it."""
+
+    driver: LiveDriver
+    twin: Replay
+    measured: Measured
+
+    @property
+    def live_s(self) -> list[float]:
+        """JCT of each job as it happened."""
+        return [(self.driver.ended_ms[job] - spec.submit_ms) / 1000 for job, spec in enumerate(self.driver.specs)]
+
+    @property
+    def twin_s(self) -> list[float]:
+        """JCT of each job in the replay."""
+        jct_ms = self.twin.finish_ms - self.twin.trace.submit_ms
+        return [float(value) / 1000 for value in jct_ms]
+
+    @property
+    def preempted(self) -> list[int]:
+        """Preemptions of each job as they happened."""
+        from brim.live.record import preemptions
+
+        counts: list[int] = preemptions(self.driver.attempts, len(self.driver.jobs)).tolist()
+        return counts
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for ``-o json``."""
+        rows = zip(self.driver.jobs, self.live_s, self.twin_s, self.preempted, self.twin.preemptions.tolist(),
+                   strict=True)
+        return {
+            "policy": self.twin.policy, "rounds": self.driver.rounds, "rounds_twin": self.twin.rounds,
+            "start_ms": self.measured.start_ms, "restart_ms": self.measured.restart_ms,
+            "save_ms": self.measured.save_ms,
+            "jobs": [
+                {"job": job.name, "user": job.user, "gpus": job.gpus, "jct_s": live_s, "jct_twin_s": twin_s,
+                 "preemptions": live, "preemptions_twin": twin}
+                for job, live_s, twin_s, live, twin in rows
+            ],
+        }
+
+
+def run_and_replay(name: str, jobs: tuple[LiveJob, ...], folder: Path, console: Console) -> Result:
+    """Run the jobs under a policy, then let the twin replay the record.
+
+    Raises:
+        ConfigError: the folder exists; its checkpoints would be taken for this session's.
+        KeyboardInterrupt: stopped by a signal, after every process is gone.
+    """
+    from brim.core.cluster import parse_cluster
+    from brim.engine.journal import Journal
+    from brim.errors import ConfigError
+    from brim.live.driver import LiveDriver, wall_clock, warm_up
+    from brim.live.local import LocalExecutor
+    from brim.policies.presets import find_policy
+
+    cluster, policy = parse_cluster(f"1x{SLOTS}xcpu-slot"), find_policy(name)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(f"--out: {folder} exists already, expected a new folder") from None
+    warm_up(cluster, policy)
+    with (
+        (folder / "journal.jsonl").open("w", encoding="utf-8", buffering=1) as sink,
+        LocalExecutor(SLOTS, folder) as executor,
+        _signals(executor) as stopped,
+    ):
+        driver = LiveDriver(cluster, policy, jobs, executor, gap_ms=GAP_MS, journal=Journal(sink))
+        over = _watch(driver, console, stopped, wall_clock())
+        executor.close()  # while the signals are still ours
+    if not over:
+        console.print(f"stopped: {len(driver.ended_ms)} of {len(jobs)} jobs were over; no process of theirs is left")
+        raise KeyboardInterrupt
+    return replayed(driver)
+
+
+def _watch(driver: LiveDriver, console: Console, stopped: Callable[[], bool], clock: Callable[[], int]) -> bool:
+    """Run the session, shown as the console allows."""
+    from brim.cli.watch import Lines, View
+
+    if not console.is_terminal:
+        return driver.run(clock, Lines(console, driver, stopped))
+    from rich.live import Live
+
+    words = f"policy {driver.scheduler.policy.name}: {len(driver.jobs)} training jobs on {SLOTS} CPU slots"
+    with Live(console=console, auto_refresh=False) as live:
+        return driver.run(clock, View(live, driver, stopped, words), tick_ms=TICK_MS)
+
+
+@contextlib.contextmanager
+def _signals(executor: LocalExecutor) -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C, SIGTERM or SIGHUP into an orderly end; a second one does not wait for saving."""
+    heard: list[int] = []
+
+    def hear(number: int, frame: object) -> None:
+        if heard:
+            raise KeyboardInterrupt
+        heard.append(number)
+        executor.wake()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, hear) for number in numbers]
+    try:
+        yield lambda: bool(heard)
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def replayed(driver: LiveDriver) -> Result:
+    """Replay a session in the twin: same submissions, the run times and median overheads measured."""
+    from brim.engine.journal import Journal
+    from brim.live.record import measured, recorded_trace
+    from brim.sim.overheads import Overheads
+    from brim.sim.twin import Settings, replay
+
+    costs = measured(driver.attempts)
+    policy = driver.scheduler.policy
+    twin = replay(
+        recorded_trace(f"demo under {policy.name}", driver.specs, driver.users, driver.attempts),
+        driver.scheduler.state.cluster, policy,
+        Settings(
+            overheads=Overheads(start_ms=costs.start_ms, restart_ms=costs.restart_ms, save_ms=costs.save_ms),
+            gap_ms=GAP_MS,
+        ),
+        journal=Journal(),  # for twelve jobs the general loop is faster than loading the compiled lane
+    )
+    return Result(driver=driver, twin=twin, measured=costs)
+
+
+def print_closing(console: Console, results: list[Result], wall_s: float) -> None:
+    """JCT per job and policy, live beside the twin."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="JCT in seconds: as it happened, and in the twin",
+                  title_justify="left", title_style="bold")
+    for column in ("job", "user", "slots"):
+        table.add_column(column, justify="right" if column != "user" else "left")
+    for result in results:
+        for column in (f"{result.twin.policy} live", "twin", "error"):
+            table.add_column(column, justify="right")
+    for job, submission in enumerate(results[0].driver.jobs):
+        cells = [cell for result in results for cell in _cells(result.live_s[job], result.twin_s[job])]
+        last = job == len(results[0].driver.jobs) - 1
+        table.add_row(str(job), submission.user, str(submission.gpus), *cells, end_section=last)
+    means = [cell for r in results for cell in _cells(_mean(r.live_s), _mean(r.twin_s))]
+    table.add_row("mean", "", "", *means, style="bold")
+    counts = [cell for r in results for cell in (str(sum(r.preempted)), str(int(r.twin.preemptions.sum())), "")]
+    table.add_row("preempted", "", "", *counts)
+    console.print(table)
+    for result in results:
+        costs = result.measured
+        off_s = _mean([abs(live - twin) for live, twin in zip(result.live_s, result.twin_s, strict=True)])
+        console.print(
+            f"{result.twin.policy}: a job's JCT differs by {off_s:.2f} s on average. Measured and given to the twin "
+            f"(medians): start {costs.start_ms} ms, save {costs.save_ms} ms, restart {costs.restart_ms} ms.",
+            highlight=False, soft_wrap=True,
+        )
+    console.print(f"Both policies and their replays took {wall_s:.0f} s.", highlight=False)
+
+
+def _cells(live_s: float, twin_s: float) -> tuple[str, str, str]:
+    return f"{live_s:.1f}", f"{twin_s:.1f}", f"{twin_s - live_s:+.1f}"
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
