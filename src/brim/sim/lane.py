@@ -269,7 +269,7 @@ def _columns(
     held_ms = np.where(begun, end - start, 0)
     moved_ms = np.where(over, run_ms, 0)
     weight = trace.gpus * trace.share_milli
-    job = np.flatnonzero(begun & ((held_ms > 0) | ~over))
+    job = np.flatnonzero(held_ms > 0)
     job = job[np.lexsort((job, start[job]))]
     counts = trace.gpus[job]
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)

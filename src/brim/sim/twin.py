@@ -356,8 +356,8 @@ class _Record:
         self._first, self._gpu = array("q", [0]), array("q")
 
     def run(self, job: int, start_ms: int, end_ms: int, gpus: tuple[int, ...], share_milli: int) -> None:
-        """Record that a job held GPUs; an attempt that never got them leaves no trace."""
-        if end_ms <= start_ms and not (end_ms == start_ms and self.finish_ms[job] == NONE):
+        """Record that a job held GPUs; a stretch of no length leaves no trace."""
+        if end_ms <= start_ms:
             return
         self.service_gpu_ms[job] += (end_ms - start_ms) * len(gpus) * share_milli // WHOLE_GPU
         self._job.append(job)

@@ -1,0 +1,10 @@
+"""Hypothesis profiles: the same examples on every run, unless exploring (HYPOTHESIS_PROFILE=explore)."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+_QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+settings.register_profile("ci", max_examples=60, deadline=None, derandomize=True, suppress_health_check=_QUIET)
+settings.register_profile("explore", max_examples=2_000, deadline=None, suppress_health_check=_QUIET)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
