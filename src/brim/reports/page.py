@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -28,6 +29,8 @@ from brim.units import MS_PER_S, show_duration
 MAX_BYTES: Final = 5_000_000
 """What a page may weigh; the Gantt's budget is chosen so that it holds for any trace."""
 _MAX_CHANGES: Final = 10
+_LONGEST_RATIO: Final = 3
+"""Bars of the distance to the bound end at this multiple of the median one, so that an outlier hides no difference."""
 _LEFT_OUT: Final = ("policy", "told", "rounds/s", "wall")
 """Columns of the terminal's table that the page says elsewhere or not at all."""
 _TERMS: Final = {
@@ -56,7 +59,7 @@ def page(replays: Sequence[Replay], *, command: str, summaries: Sequence[Summary
     Returns:
         HTML text. Apart from wall times, equal replays give an equal page.
     """
-    names = short_names(replay.policy for replay in replays)
+    names = short_names([*(replay.policy for replay in replays), *(summary.policy for summary in summaries)])
     all_summaries = [
         replace(summary, policy=names[summary.policy]) for summary in tuple(summaries) or summarise(replays)
     ]
@@ -233,7 +236,8 @@ def _bounds_section(shown: Sequence[Replay], summaries: Sequence[Summary]) -> st
     span = [(s.policy, s.makespan_ratio, s.bounds.makespan_s) for s in mine]
     return (
         '<section><h2>Distance to the lower bound</h2><p class="note">Multiples of a value that no schedule of these '
-        "rigid jobs on these GPUs can beat (the line at 1x), preemption and placement being free.</p>"
+        "rigid jobs on these GPUs can beat (the line at 1x), preemption and placement being free. "
+        "Bars that fade go on.</p>"
         f'<div class="halves"><div>{_ratio_rows("Mean JCT", jct)}</div><div>{_ratio_rows("Makespan", span)}</div></div>'
         "</section>"
     )
@@ -244,13 +248,14 @@ def _ratio_rows(title: str, values: Sequence[tuple[str, float | None, float | No
     if not known:
         why = "Not defined: jobs are unfinished, have no recorded run time, or ran shorter than recorded."
         return f'<h3>{title}</h3><p class="note">{why}</p>'
-    longest = max(known)
+    longest = min(max(known), _LONGEST_RATIO * statistics.median_low(known))
     bound = next(bound for _, ratio, bound in values if ratio is not None and bound is not None)
     parts = [f"<h3>{title}, bound {show_duration(bound)}</h3>", '<div class="rows">']
     for index, (policy, ratio, _) in enumerate(values):
-        wide = 0.0 if ratio is None else 100 * ratio / longest
+        wide = 0.0 if ratio is None else 100 * min(ratio / longest, 1.0)
+        cut = " cut" if ratio is not None and ratio > longest else ""
         parts.append(
-            f'<span class="name">{escape(policy)}</span><span class="track"><i class="p{index % 8}" '
+            f'<span class="name">{escape(policy)}</span><span class="track"><i class="p{index % 8}{cut}" '
             f'style="width:{wide:.1f}%"></i><i class="floor" style="width:{100 / longest:.1f}%"></i></span>'
             f'<span class="value">{"-" if ratio is None else f"{times(ratio)}x"}</span>'
         )

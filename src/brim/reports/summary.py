@@ -6,16 +6,17 @@ The table, the JSON and the page are all made from summaries, so that no figure 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 from scipy.special import stdtrit
 
 from brim.core.replay import Replay
-from brim.core.trace import Trace
 from brim.reports.bounds import Bounds, bounds
 from brim.reports.metrics import Metrics, finished, held_ms, measure
 from brim.units import MS_PER_S
@@ -92,20 +93,30 @@ def summarise(replays: Iterable[Replay]) -> tuple[Summary, ...]:
     Returns:
         One summary per replay, in order.
     """
-    known: dict[tuple[int, str, bytes], tuple[Trace, Bounds]] = {}  # the trace is kept, so that its id stays its own
+    known: dict[bytes, Bounds] = {}
     summaries = []
     for replay in replays:
         done = finished(replay)
-        key = (id(replay.trace), str(replay.cluster), done.tobytes())
+        key = _bounds_key(replay)
         if key not in known:
-            known[key] = (replay.trace, bounds(replay.trace, replay.cluster, counted=done))
-        found = known[key][1] if ran_as_recorded(replay) else Bounds(jct_mean_s=None, makespan_s=None)
+            known[key] = bounds(replay.trace, replay.cluster, counted=done)
+        found = known[key] if ran_as_recorded(replay) else Bounds(jct_mean_s=None, makespan_s=None)
         summaries.append(Summary(
             policy=replay.policy, seed=replay.seed, load=replay.load, oracle=replay.oracle,
             estimates=replay.estimates, partial=replay.partial, assumptions=replay.assumptions,
             metrics=measure(replay), bounds=found,
         ))
     return tuple(summaries)
+
+
+def _bounds_key(replay: Replay) -> bytes:
+    """Digest of everything the bounds depend on: replays of one trace may hold copies of it."""
+    trace = replay.trace
+    digest = hashlib.blake2b(str(replay.cluster).encode(), digest_size=16)
+    for column in (trace.submit_ms, trace.run_ms, trace.gpus, trace.share_milli, trace.after, trace.after_ms):
+        digest.update(np.ascontiguousarray(column).tobytes())
+    digest.update(finished(replay).tobytes())
+    return digest.digest()
 
 
 def short_names(policies: Iterable[str]) -> dict[str, str]:

@@ -103,7 +103,8 @@ def cells(rows: dict[str, list[Summary]]) -> dict[str, dict[str, str]]:
 
 def _cells(policy: str, group: Sequence[Summary]) -> dict[str, str]:
     head = group[0]
-    marks = (" (oracle)" if head.oracle else "") + (" (partial)" if any(s.incomplete for s in group) else "")
+    oracle = " (oracle)" if head.oracle and "oracle" not in policy else ""
+    marks = oracle + (" (partial)" if any(s.incomplete for s in group) else "")
     return {
         "policy": policy + marks,
         "JCT mean": _spread(group, lambda s: s.metrics.jct_mean_s, show_duration),

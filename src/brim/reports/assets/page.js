@@ -78,7 +78,7 @@
   function palette() { return hues[state.by][night.matches ? "dark" : "light"]; }
 
   function layout() {
-    const height = Math.min(560, Math.max(220, data.rows * (data.rows <= 32 ? 12 : 4)));
+    const height = Math.min(560, Math.max(220, data.rows * (data.rows <= 32 ? 12 : data.rows <= 80 ? 7 : 4)));
     const gap = data.nodes.length > 1 && height / data.rows >= 3 ? Math.min(4, height / data.rows / 2) : 0;
     const row = (height - gap * Math.max(0, data.nodes.length - 1)) / Math.max(1, data.rows);
     const top = new Float64Array(data.rows);

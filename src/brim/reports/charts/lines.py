@@ -80,9 +80,9 @@ def queue_length(replays: Sequence[Replay]) -> str:
     for index, (replay, level) in enumerate(zip(replays, levels, strict=True)):
         here = ~np.isnan(level)
         mean = float(binned_mean(*_queue_steps(replay), np.array([0.0, max(replay.end_ms, 1)]))[0])
-        keys.append(Key(index, replay.policy, f"{mean:,.3g}"))
+        keys.append(Key(index, replay.policy, _count(mean)))
         path = polyline(middle[here], np.maximum(level[here], 0) / largest, _HEIGHT)
-        body.append(_line(index, path, f"{replay.policy}: {mean:,.3g} jobs wait on average"))
+        body.append(_line(index, path, f"{replay.policy}: {_count(mean)} jobs wait on average"))
     text = "Waiting jobs over time, one line per policy. Time means: " + ", ".join(f"{k.name} {k.figure}" for k in keys)
     return legend(keys) + frame(_HEIGHT, label=text, body=body)
 
@@ -143,6 +143,10 @@ def binned_mean(times: FloatArray, steps: FloatArray, edges: FloatArray) -> Floa
     width = np.diff(edges)
     mean: FloatArray = np.where(width > 0, np.diff(until) / np.where(width > 0, width, 1), np.nan)
     return mean
+
+
+def _count(mean: float) -> str:
+    return f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}"
 
 
 def _queue_steps(replay: Replay) -> tuple[FloatArray, FloatArray]:
