@@ -89,6 +89,8 @@ CHANGES = [
     ("philly", '"attempts": []', '"attempts": NaN', "NaN is not a value"),
     ("philly", '"detail": [{"ip": "m1", "gpus": ["gpu0"]}]}]}]', '"detail": [', "broken JSON"),
     ("brim", ",completed,", ",done,", "row 2, column 'status': found 'done'"),
+    ("brim", ",completed,\n", ",completed,b\n", "row 2, column 'after': found 'b', expected no circle of jobs"),
+    ("swf", "1000000000", "99999999999", "found UnixStartTime 99999999999, expected a time before 2100"),
     ("brim", ",,a\n", ",,z\n", "row 3, column 'after': found 'z', expected the id of another job"),
 ]
 

@@ -25,6 +25,7 @@ BAR_WIDTH: Final = 40
 SPARK_WIDTH: Final = 60
 MAX_SIZE_BARS: Final = 16
 _BARS: Final = " ▁▂▃▄▅▆▇█"
+_PLAIN_BARS: Final = " .:-=+*#@"
 
 app = typer.Typer(
     name="trace", help="What is in a trace; convert and make traces.", no_args_is_help=True, add_completion=False
@@ -158,15 +159,17 @@ def _print_table(figures: TraceSummary, cluster: Cluster | None) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
+    blocks = console.encoding.lower().startswith("utf")
     title = f"{escape(figures.name)} ({figures.format}{', synthetic' if figures.synthetic else ''})"
     table = Table(title=title, title_justify="left", show_header=False, box=box.SIMPLE)
     for label, value in _facts(figures, cluster):
         table.add_row(label, escape(value))
     console.print(table)
-    _plot(console, "arrivals per hour, first to last", [_sparkline(figures.arrivals_by_hour)])
-    _plot(console, "jobs by gang", _bars(_size_counts(figures)))
+    levels = _BARS if blocks else _PLAIN_BARS
+    _plot(console, "arrivals per hour, first to last", [_sparkline(figures.arrivals_by_hour, levels)])
+    _plot(console, "jobs by gang", _bars(_size_counts(figures), blocks=blocks))
     decades = [(f"to {_seconds(top)}", jobs) for top, jobs in figures.duration_by_decade.items()]
-    _plot(console, "jobs by run time (log axis)", _bars(decades))
+    _plot(console, "jobs by run time (log axis)", _bars(decades, blocks=blocks))
 
 
 def _facts(figures: TraceSummary, cluster: Cluster | None) -> list[tuple[str, str]]:
@@ -228,21 +231,22 @@ def _plot(console: Console, title: str, lines: Sequence[str]) -> None:
         console.print()
 
 
-def _sparkline(counts: Sequence[int]) -> str:
+def _sparkline(counts: Sequence[int], levels: str) -> str:
     """Draw counts over time as one line; each character is the mean over its part of the time."""
     width = min(len(counts), SPARK_WIDTH)
     edges = [len(counts) * part // width for part in range(width + 1)]
     means = [sum(counts[begin:end]) / (end - begin) for begin, end in itertools.pairwise(edges)]
     top = max(means)
-    return "".join(_BARS[math.ceil(mean / top * (len(_BARS) - 1))] for mean in means) + f"  peak {max(counts):,}"
+    return "".join(levels[math.ceil(mean / top * (len(levels) - 1))] for mean in means) + f"  peak {max(counts):,}"
 
 
-def _bars(counts: Sequence[tuple[str, int]]) -> list[str]:
+def _bars(counts: Sequence[tuple[str, int]], *, blocks: bool) -> list[str]:
     """Draw counts as one bar a line."""
     top = max((count for _, count in counts), default=0)
     label_width = max((len(label) for label, _ in counts), default=0)
+    full, some = ("█", "▏") if blocks else ("#", "|")
     return [
-        f"{label:>{label_width}} {'█' * round(count / top * BAR_WIDTH) or ('▏' if count else '')} {count:,}"
+        f"{label:>{label_width}} {full * round(count / top * BAR_WIDTH) or (some if count else '')} {count:,}"
         for label, count in counts
         if top
     ]

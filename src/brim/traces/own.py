@@ -20,7 +20,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from brim.core.arrays import IntArray
+from brim.core.arrays import BoolArray, IntArray
 from brim.core.trace import DEFAULTS, INT_COLUMNS, NONE, Status, Trace, trace_of
 from brim.errors import ConfigError, TraceError
 from brim.traces.report import ReadReport
@@ -143,9 +143,9 @@ def _parquet(source: Source, report: ReadReport) -> tuple[Table, dict[str, Any]]
 
 def _csv(source: Source, report: ReadReport) -> tuple[Table, dict[str, Any]]:
     if not source.data.startswith(_MARK.encode()):
-        return csv_table(source, report), {}
+        return csv_table(source, report, missing=()), {}
     line = source.data.partition(b"\n")[0]
-    return csv_table(source, report, skip_lines=1), _checked_facts(source.file, line[len(_MARK) :])
+    return csv_table(source, report, skip_lines=1, missing=()), _checked_facts(source.file, line[len(_MARK) :])
 
 
 def _checked_facts(file: str, text: bytes) -> dict[str, Any]:
@@ -194,7 +194,16 @@ def _after_rows(table: Table, ids: list[str]) -> IntArray:
     unknown = (rows == NONE) & text.is_not_null().to_numpy() & (text != "").fill_null(False).to_numpy()
     if unknown.any():
         raise table.error(int(unknown.argmax()), "after", "the id of another job")
-    circular = rows == np.arange(len(rows))
+    circular = _leads_back(rows)
     if circular.any():
-        raise table.error(int(circular.argmax()), "after", "the id of another job")
+        raise table.error(int(circular.argmax()), "after", "no circle of jobs that wait for each other")
     return rows
+
+
+def _leads_back(rows: IntArray) -> BoolArray:
+    """Mark rows from which the dependencies never end, by doubling the steps until they exceed the rows."""
+    ahead = np.append(rows, NONE)  # NONE indexes the last cell, which stays NONE
+    for _ in range(len(rows).bit_length()):
+        ahead = ahead[ahead]
+    endless: BoolArray = ahead[:-1] != NONE
+    return endless

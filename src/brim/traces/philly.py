@@ -33,6 +33,7 @@ NAME: Final = "philly"
 _STATES: Final = {"Pass": Status.COMPLETED, "Killed": Status.CANCELLED, "Failed": Status.FAILED, "": Status.UNKNOWN}
 _KEYS: Final = ("jobid", "submitted_time", "attempts")
 _TIME: Final = "a time like 2017-10-07 01:11:39, or None"
+TIME_LENGTH: Final = len("2017-10-07 01:11:39")
 _EPOCH: Final = datetime(1970, 1, 1)
 
 
@@ -163,9 +164,9 @@ def _time_ms(file: str, row: int, column: str, value: object) -> int:
     if value is None or value in MISSING:
         return NONE
     try:
-        time = datetime.strptime(value, "%Y-%m-%d %H:%M:%S") if isinstance(value, str) else None
+        time = datetime.fromisoformat(value) if isinstance(value, str) and len(value) == TIME_LENGTH else None
     except ValueError:
         time = None
-    if time is None or not 1970 <= time.year < 2100:
+    if time is None or time.tzinfo or not 1970 <= time.year < 2100:
         raise TraceError(file, row=row, column=column, found=shown(value), expected=_TIME)
     return round((time - _EPOCH).total_seconds()) * 1_000

@@ -67,9 +67,7 @@ def read(source: Source, report: ReadReport) -> Trace:
         TraceError: a column is missing or a value corrupt.
     """
     table = csv_table(source, report, separator="|", quoted=False, wanted=WANTED)
-    table = _merged(_records(_jobs(table)))
-    frame = table.frame
-    table = table.drop((frame["gpus"] == 0).to_numpy(), CPU_ONLY)
+    table = _merged(_records(_with_gpus(_jobs(table))))
     table = table.drop((table.frame["start"] == NONE).to_numpy(), NEVER_STARTED)
     table = table.drop(table.frame["running"].to_numpy(), STILL_RUNNING)
     column = {name: table.frame[name].to_numpy() for name in table.frame.columns if table.frame[name].dtype == pl.Int64}
@@ -108,12 +106,18 @@ def _jobs(table: Table) -> Table:
     return renamed.drop(text.str.contains(".", literal=True).to_numpy(), "a job step, not a job")
 
 
+def _with_gpus(table: Table) -> Table:
+    """Add the resources of each record and drop those without a GPU."""
+    frame = table.frame.with_columns(_resources(table).get_columns())
+    wide = Table(file=table.file, frame=frame, report=table.report)
+    return wide.drop((frame["gpus"] == 0).to_numpy(), CPU_ONLY)
+
+
 def _records(table: Table) -> Table:
-    """Parse one record per row: times, resources, state; ``run`` is its own run time."""
+    """Parse one record per row: times and state; ``run`` is its own run time."""
     submit_ms = table.clock_ms("Submit")
     start_ms, end_ms = table.clock_ms("Start", missing=True), table.clock_ms("End", missing=True)
     state = table.text("State").str.extract(r"^([A-Z_]+)").fill_null("")
-    resources = _resources(table)
     if "AllocTRES" in table:  # cancelled before the start: Slurm repeats the end as the start
         start_ms = np.where((start_ms == end_ms) & table.blank("AllocTRES"), NONE, start_ms)
     start_ms = np.where(state.is_in(_UNFINISHED).to_numpy() & (end_ms == NONE), NONE, start_ms)
@@ -126,9 +130,9 @@ def _records(table: Table) -> Table:
     check_run(table, run_ms, "End")
     suspended_ms = np.where(whole, np.clip(suspended_ms, 0, run_ms), 0)
     table.report.repair("time suspended left out of the run time", int((suspended_ms > 0).sum()))
-    keep = [name for name in ("id", LINE, "User", "Account", "Partition") if name in table]
-    frame = table.frame.select(keep).with_columns(
-        *resources.get_columns(), state.alias("State"),
+    keep = ("id", LINE, "User", "Account", "Partition", "gpus", "cpu", "mem", "type")
+    frame = table.frame.select(name for name in keep if name in table).with_columns(
+        state.alias("State"),
         *(
             pl.Series(name, values)
             for name, values in (

@@ -70,9 +70,8 @@ def read(source: Source, report: ReadReport) -> Trace:
     profile, profiles = _names(table, "application")
     memory_kib = table.number("requested_memory", "KiB per processor or -1", low=-1, high=MAX_AMOUNT)
     limit_ms = _seconds_ms(table, "requested_time", MAX_RUN_MS)
-    start = _START.search(source.data[: 1 << 16].decode("utf-8", errors="replace"))
     return trace_of(
-        name=source.name, format=NAME, origin_ms=int(start[1]) * MS_PER_S if start else None, job_id=table.ids("job"),
+        name=source.name, format=NAME, origin_ms=_origin_ms(source), job_id=table.ids("job"),
         submit_ms=table.seconds_ms("submit"), gpus=gpus, run_ms=at_least_a_second(run_ms, report),
         wait_ms=_seconds_ms(table, "wait", MAX_TIME_MS), time_limit_ms=np.where(limit_ms > 0, limit_ms, NONE),
         mem_mib=-(-np.maximum(memory_kib, 0) // KIB_PER_MIB),
@@ -98,6 +97,15 @@ def _table(source: Source, report: ReadReport) -> Table:
     table = fields.list.to_struct(fields=list(COLUMNS)).struct.unnest().with_columns(frame[LINE])
     report.rows += table.height
     return Table(file=source.file, frame=table, report=report)
+
+
+def _origin_ms(source: Source) -> int | None:
+    start = _START.search("\n".join(source.head))
+    if start is None:
+        return None
+    if int(start[1]) * MS_PER_S > MAX_TIME_MS:
+        raise TraceError(source.file, found=f"UnixStartTime {start[1]}", expected="a time before 2100")
+    return int(start[1]) * MS_PER_S
 
 
 def _seconds_ms(table: Table, column: str, high_ms: int) -> IntArray:

@@ -97,8 +97,10 @@ class Table:
         series = self.frame[column]
         if series.dtype != pl.String:
             series = self._castable(column).cast(pl.String)
-        series = series.str.strip_chars()
-        return series.set(series.is_in(MISSING).fill_null(False), None) if len(series) else series
+        stripped = series.str.strip_chars()
+        if stripped.str.len_bytes().sum() == series.str.len_bytes().sum() and not stripped.is_in(MISSING).any():
+            return series
+        return stripped.set(stripped.is_in(MISSING).fill_null(False), None)
 
     def blank(self, column: str) -> BoolArray:
         """Mark rows in which the column is not recorded."""
@@ -262,6 +264,7 @@ def csv_table(
     columns: Sequence[str] | None = None,
     wanted: Iterable[str] | None = None,
     skip_lines: int = 0,
+    missing: Sequence[str] = MISSING,
 ) -> Table:
     """Split a file into columns of text; blank lines are skipped.
 
@@ -273,6 +276,7 @@ def csv_table(
         columns: Names, where the file has no header line.
         wanted: Read only those of these that the file has; None reads all.
         skip_lines: Lines before the header.
+        missing: Spellings of "not recorded".
 
     Raises:
         TraceError: a row has more or fewer fields than the header, or a name stands twice in it.
@@ -289,7 +293,10 @@ def csv_table(
     body = data[begin:]
     quoted = quoted and b'"' in body
     kept = names if wanted is None else [name for name in names if name in set(wanted)]
-    frame = _split(source.file, body, names, kept, first, separator=separator, quoted=quoted)
+    lines = _Lines(
+        file=source.file, body=body, names=names, first=first, separator=separator, quoted=quoted, missing=missing
+    )
+    frame = _split(lines, kept)
     frame = frame.with_columns(pl.int_range(first, first + frame.height, dtype=pl.Int64, eager=True).alias(LINE))
     empty = frame.select(pl.all_horizontal(pl.exclude(LINE).is_null())).to_series().to_numpy()
     table = Table(file=source.file, frame=frame, report=report).keep(~empty)
@@ -314,51 +321,62 @@ def _header(file: str, line: str, row: int, separator: str) -> list[str]:
     return [name or f"\0unnamed{index}" for index, name in enumerate(names)]
 
 
-def _split(
-    file: str, body: bytes, names: list[str], kept: list[str], first: int, *, separator: str, quoted: bool
-) -> pl.DataFrame:
-    if not body or body.isspace():
-        raise TraceError(file, found="no rows", expected="at least one job")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lines:
+    """Lines below the header; ``first`` is the number of the first."""
+
+    file: str
+    body: bytes
+    names: list[str]
+    first: int
+    separator: str
+    quoted: bool
+    missing: Sequence[str]
+
+
+def _split(lines: _Lines, kept: list[str]) -> pl.DataFrame:
+    if not lines.body or lines.body.isspace():
+        raise TraceError(lines.file, found="no rows", expected="at least one job")
     try:
         frame = pl.read_csv(
-            body,
+            lines.body,
             has_header=False,
-            separator=separator,
-            quote_char='"' if quoted else None,
-            schema=dict.fromkeys(names, pl.String),
-            columns=[names.index(name) for name in kept],
+            separator=lines.separator,
+            quote_char='"' if lines.quoted else None,
+            schema=dict.fromkeys(lines.names, pl.String),
+            columns=[lines.names.index(name) for name in kept],
+            null_values=[spelling for spelling in lines.missing if spelling] or None,
         )
     except pl.exceptions.PolarsError as error:
-        _check_fields(file, body, names, first, separator=separator, quoted=quoted)
+        _check_fields(lines)
         reason = str(error).partition("\n")[0][:80]
-        raise TraceError(file, found=f"text that cannot be split ({reason})", expected="one job per line") from None
-    separators = (len(names) - 1) * (frame.height - _blank_lines(frame))
-    if quoted or body.count(separator.encode()) != separators:
-        _check_fields(file, body, names, first, separator=separator, quoted=quoted)
+        found = f"text that cannot be split ({reason})"
+        raise TraceError(lines.file, found=found, expected="one job per line") from None
+    blank_lines = int(frame.select(pl.all_horizontal(pl.all().is_null()).sum()).item())
+    separators = (len(lines.names) - 1) * (frame.height - blank_lines)
+    if lines.quoted or lines.body.count(lines.separator.encode()) != separators:
+        _check_fields(lines)
     return frame
 
 
-def _blank_lines(frame: pl.DataFrame) -> int:
-    return int(frame.select(pl.all_horizontal(pl.all().is_null()).sum()).item())
-
-
-def _check_fields(file: str, body: bytes, names: list[str], first: int, *, separator: str, quoted: bool) -> None:
-    """Find the row whose number of fields is not the header's."""
-    lines = body.decode("utf-8").split("\n")
-    rows = csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE)
-    row = 0
+def _check_fields(lines: _Lines) -> None:
+    """Find the row whose number of fields is not the header's, or in which nothing is recorded."""
+    rows = csv.reader(
+        lines.body.decode("utf-8").split("\n"),
+        delimiter=lines.separator,
+        quoting=csv.QUOTE_MINIMAL if lines.quoted else csv.QUOTE_NONE,
+    )
+    expected = f"{len(lines.names)} fields"
     try:
         for fields in rows:
-            row = rows.line_num
-            if fields and len(fields) != len(names):
-                raise TraceError(
-                    file, row=first + row - 1, found=f"{len(fields)} fields", expected=f"{len(names)} fields"
-                )
-            if fields and not any(fields):
-                raise TraceError(file, row=first + row - 1, found="empty fields alone", expected="a job")
+            row = lines.first + rows.line_num - 1
+            if fields and len(fields) != len(lines.names):
+                raise TraceError(lines.file, row=row, found=f"{len(fields)} fields", expected=expected)
+            if fields and all(field == "" or field in lines.missing for field in fields):
+                raise TraceError(lines.file, row=row, found="a row without values", expected="a job")
     except csv.Error as error:
-        found = f"a broken field ({error})"
-        raise TraceError(file, row=first + row, found=found, expected="one job per line") from None
+        row, found = lines.first + rows.line_num, f"a broken field ({error})"
+        raise TraceError(lines.file, row=row, found=found, expected="one job per line") from None
 
 
 def _parse_clock(text: pl.Series) -> pl.Series:
