@@ -56,7 +56,7 @@ def test_two_shares_that_leave_a_gpu_keep_both_newcomers_waiting():
 
 
 def test_a_job_preempted_before_it_got_its_gpus_never_started():
-    """j1 is granted the GPU at 10 while j0 saves until 15; j2 takes it over at 12. j1's first start is at 20, as a start.
+    """j1 is granted the GPU at 10 while j0 saves until 15; j2 takes it over at 12: the first start of j1 is at 20.
 
     ::
 

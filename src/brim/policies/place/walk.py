@@ -133,9 +133,9 @@ def _evict_for(c: Course, jobs: Jobs, ask: Ask, later: IntArray, rule: int, clas
     room = c.room
     reach = room.total.copy()
     for v in later:
-        n = c.node[c.first[v]]
-        if not c.leaves[v] and jobs.share[v] == WHOLE and room.is_open[n]:
-            reach[room.node_type[n]] += jobs.gpus[v]
+        if not c.leaves[v]:
+            for i in range(c.first[v], c.first[v] + jobs.gpus[v]):
+                reach[room.node_type[c.node[i]]] += room.is_open[c.node[i]]  # shares of one GPU count more than once
     if ask.share == WHOLE and (reach.max() if ask.gpu_type < 0 else reach[ask.gpu_type]) < ask.gpus:
         return False  # not even with all of them gone
     victims = np.empty(len(later), np.int64)
