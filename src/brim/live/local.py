@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from brim.errors import RefusedError
 from brim.live.executor import Command, Report, What
 
 GRACE_MS: Final = 5_000
@@ -56,9 +57,14 @@ class LocalExecutor:
         slots: How many.
         directory: Each job has a folder ``job-N`` there, with its ``log`` and its ``checkpoint`` folder.
         grace_ms: From SIGTERM to SIGKILL.
+
+    Raises:
+        RefusedError: the system is not Linux 5.3 or newer.
     """
 
     def __init__(self, slots: int, directory: Path, *, grace_ms: int = GRACE_MS) -> None:
+        if not hasattr(os, "pidfd_open"):
+            raise RefusedError("running jobs needs Linux 5.3 or newer: this system has no process descriptors")
         self._free = set(range(slots))
         self._directory = directory
         self._grace_s = grace_ms / 1000
@@ -122,7 +128,7 @@ class LocalExecutor:
 
     def wake(self) -> None:
         """Make a present or the next ``wait`` return; may be called from a signal handler."""
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # full: it will return anyway; closed: nobody waits any more
             os.write(self._waker_fd, b"!")
 
     def close(self) -> None:

@@ -1,0 +1,78 @@
+"""``brim demo``: its words, on small jobs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.live.conftest import FakeExecutor, sleeper
+from typer.testing import CliRunner
+
+from brim.cli import demo as demo_file
+from brim.cli.main import app
+from brim.cli.watch import session_table
+from brim.core.cluster import parse_cluster
+from brim.live.driver import LiveDriver, LiveJob, Watcher
+from brim.live.executor import Command
+from brim.policies.presets import find_policy
+
+SMALL = (
+    LiveJob(name="0", user="ana", at_ms=0, gpus=4, command=sleeper(1.0), time_limit_ms=1_200),
+    LiveJob(name="1", user="bo", at_ms=400, gpus=1, command=sleeper(0.2), time_limit_ms=300),
+)
+
+
+def test_the_twelve_jobs_are_submitted_over_half_a_minute_to_four_slots() -> None:
+    jobs = demo_file.digits_jobs()
+    assert len(jobs) == 12
+    assert (jobs[0].at_ms, jobs[-1].at_ms) == (0, 30_000)
+    assert {job.gpus for job in jobs} == {1, 2, 4}
+    assert len({job.user for job in jobs}) > 3
+
+
+def test_the_closing_table_has_live_and_twin_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_file, "digits_jobs", lambda: SMALL)
+    ran = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "kept"), "--json"], catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    result = json.loads(ran.stdout.splitlines()[-1])
+    fifo, srtf = result["results"]
+    assert [job["preemptions"] for job in fifo["jobs"]] == [0, 0]
+    assert [job["preemptions"] for job in srtf["jobs"]] == [1, 0]
+    assert [job["preemptions_twin"] for job in srtf["jobs"]] == [1, 0]
+    assert all(abs(job["jct_s"] - job["jct_twin_s"]) < 1 for run in (fifo, srtf) for job in run["jobs"])
+    for name in ("fifo", "srtf"):
+        lines = (tmp_path / "kept" / name / "journal.jsonl").read_text().splitlines()
+        assert sum('"e":"FINISHED"' in line for line in lines) == 2
+    assert "fifo" in ran.stderr
+    assert "preempt" in ran.stderr
+
+    again = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "kept")])
+    assert "expected a new folder" in str(again.exception)
+
+
+def test_the_live_table_says_who_waits_and_why() -> None:
+    executor = FakeExecutor({0: 5_000, 1: 500, 2: 500})
+    jobs = tuple(
+        LiveJob(name=str(row), user="ana", at_ms=at_ms, gpus=gpus, command=Command(argv=("true",)))
+        for row, (at_ms, gpus) in enumerate(((0, 3), (10, 2), (20_000, 1)))
+    )
+    driver = LiveDriver(parse_cluster("1x4xcpu-slot"), find_policy("fifo"), jobs, executor, gap_ms=100)
+    shown: dict[int, str] = {}
+    console = Console(width=140)
+
+    class Photographer(Watcher):
+        def tick(self, now_ms: int) -> bool:
+            with console.capture() as capture:
+                console.print(session_table(driver, now_ms, "policy fifo"))
+            shown[now_ms] = capture.get()
+            return True
+
+    driver.run(executor.clock, Photographer(), tick_ms=250)
+    early = next(text for now_ms, text in shown.items() if now_ms > 1_000)
+    assert "runs" in early
+    assert "needs 2 slots; 1 are free; it would start with 1 more." in early
+    assert "comes in" in early
+    assert "3 of 4 slots busy" in early
+    assert "done, JCT" in list(shown.values())[-1]

@@ -1,0 +1,229 @@
+"""The local executor: real processes, really gone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from tests.live.conftest import alive_with, python, sleeper
+
+from brim.live.executor import ENDS, Command, Report, What
+from brim.live.local import LocalExecutor
+
+
+def until(executor: LocalExecutor, *whats: What, job: int = 0, seconds: float = 8.0) -> list[Report]:
+    """Listen until one of these words about the job is heard."""
+    heard: list[Report] = []
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        heard += executor.wait(round(1000 * max(0.0, end_s - time.monotonic())))
+        if any(report.what in whats and report.job == job for report in heard):
+            return heard
+    raise AssertionError(f"heard only {heard}")
+
+
+def last(reports: list[Report], job: int = 0) -> Report:
+    return [report for report in reports if report.job == job][-1]
+
+
+def test_a_command_runs_with_its_devices_in_its_own_session_and_its_log(tmp_path: Path) -> None:
+    code = (
+        "import os\n"
+        "print(os.environ['BRIM_JOB_ID'], os.environ['BRIM_ATTEMPT'], os.environ['BRIM_DEVICES'],\n"
+        "      os.environ['OMP_NUM_THREADS'], os.getsid(0) == os.getpid(), os.path.isdir(os.environ['BRIM_CKPT_DIR']))"
+    )
+    with LocalExecutor(4, tmp_path) as executor:
+        executor.start(0, 3, (1, 2), python(code))
+        heard = until(executor, *ENDS)
+    assert [report.what for report in heard] == [What.LAUNCHED, What.STARTED, What.FINISHED]
+    assert (tmp_path / "job-0" / "log").read_text() == "0 3 1,2 1 True True\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "stop", "what"),
+    [
+        (0, False, What.FINISHED), (1, False, What.FAILED), (75, False, What.FAILED),
+        (75, True, What.STOPPED), (85, True, What.STOPPED), (99, True, What.STOPPED), (143, True, What.STOPPED),
+        (0, True, What.FINISHED), (1, True, What.FAILED),
+    ],
+)
+def test_exit_codes_mean_resume_me_only_after_an_announced_stop(
+    tmp_path: Path, code: int, stop: bool, what: What
+) -> None:
+    script = (
+        "import os, signal, sys\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({code}))\n"
+        f"os.write(int(os.environ['BRIM_REPORT_FD']), b'0/1\\n')\n"
+        + ("signal.pause()" if stop else f"sys.exit({code})")
+    )
+    with LocalExecutor(1, tmp_path) as executor:
+        executor.start(0, 1, (0,), python(script, reports=True))
+        heard = until(executor, What.STARTED)
+        if stop:
+            executor.stop(0, 1)
+        if last(heard).what not in ENDS:
+            heard = until(executor, *ENDS)
+    assert last(heard).what is what
+
+
+def test_a_command_that_knows_nothing_of_stops_is_resumable(tmp_path: Path) -> None:
+    with LocalExecutor(1, tmp_path) as executor:
+        executor.start(0, 1, (0,), python("import signal; signal.pause()"))
+        until(executor, What.STARTED)
+        executor.stop(0, 1)
+        assert last(until(executor, *ENDS)) == Report(0, 1, What.STOPPED, detail="ended by SIGTERM")
+
+
+def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    deaf = (
+        "import os, signal\n"
+        "signal.signal(15, signal.SIG_IGN)\n"
+        "os.write(int(os.environ['BRIM_REPORT_FD']), b'1/9\\n')\n"
+        "while True: signal.pause()"
+    )
+    with LocalExecutor(1, tmp_path, grace_ms=300) as executor:
+        executor.start(0, 1, (0,), python(deaf, reports=True))
+        until(executor, What.PROGRESS)
+        began_s = time.monotonic()
+        executor.stop(0, 1)
+        assert last(until(executor, *ENDS)) == Report(0, 1, What.STOPPED, detail="ended by SIGKILL")
+        assert 0.29 < time.monotonic() - began_s < 5
+
+
+def test_the_slots_are_free_only_when_the_whole_session_is_gone(tmp_path: Path) -> None:
+    marker = uuid.uuid4().hex
+    leaver = (  # its child is deaf to SIGTERM and in a process group of its own
+        "import os, signal, subprocess, sys, time\n"
+        "child = 'import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(60)'\n"
+        "p = subprocess.Popen([sys.executable, '-I', '-S', '-c', child, sys.argv[1]], process_group=0,\n"
+        "                     stdout=subprocess.PIPE)\n"
+        "p.stdout.readline()\n"
+        "os.write(int(os.environ['BRIM_REPORT_FD']), b'0/1\\n')\n"
+        "time.sleep(60)"
+    )
+    with LocalExecutor(1, tmp_path) as executor:
+        executor.start(0, 1, (0,), python(leaver, marker, reports=True))
+        until(executor, What.STARTED)
+        assert len(alive_with(marker)) == 2
+        executor.stop(0, 1)
+        assert last(until(executor, *ENDS)).what is What.STOPPED
+        assert alive_with(marker) == []
+
+
+def test_a_start_waits_until_the_leaver_is_gone_and_may_be_taken_back(tmp_path: Path) -> None:
+    slow = (
+        "import os, signal, sys, time\n"
+        "signal.signal(15, lambda *_: (time.sleep(0.4), sys.exit(75)))\n"
+        "os.write(int(os.environ['BRIM_REPORT_FD']), b'0/1\\n')\n"
+        "time.sleep(60)"
+    )
+    with LocalExecutor(2, tmp_path) as executor:
+        executor.start(0, 1, (0, 1), python(slow, reports=True))
+        until(executor, What.STARTED)
+        executor.stop(0, 1)
+        executor.start(1, 1, (0,), sleeper(0.1))
+        executor.start(2, 1, (1,), sleeper(0.1))
+        executor.stop(2, 1)
+        heard = until(executor, *ENDS, job=1)
+    assert [(r.job, r.what) for r in heard] == [
+        (2, What.STOPPED), (0, What.STOPPED), (1, What.LAUNCHED), (1, What.STARTED), (1, What.FINISHED),
+    ]
+
+
+def test_a_command_that_cannot_start_says_so_and_leaves_its_slots(tmp_path: Path) -> None:
+    with LocalExecutor(1, tmp_path) as executor:
+        executor.start(0, 1, (0,), Command(argv=("/no/such/command",), reports=True))
+        (report,) = until(executor, *ENDS)
+        assert report.what is What.UNUSABLE
+        assert report.detail == "cannot start '/no/such/command': No such file or directory"
+        executor.start(1, 1, (0,), sleeper(0))
+        assert last(until(executor, *ENDS, job=1), job=1).what is What.FINISHED
+    assert "No such file" in (tmp_path / "job-0" / "log").read_text()
+
+
+def test_a_message_to_another_attempt_changes_nothing(tmp_path: Path) -> None:
+    with LocalExecutor(1, tmp_path) as executor:
+        executor.start(0, 2, (0,), sleeper(0.2))
+        executor.stop(0, 1)
+        executor.stop(7, 1)
+        assert last(until(executor, *ENDS)).what is What.FINISHED
+
+
+def test_closing_ends_everybody(tmp_path: Path) -> None:
+    marker = uuid.uuid4().hex
+    executor = LocalExecutor(2, tmp_path, grace_ms=300)
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)"
+    executor.start(0, 1, (0,), python(deaf, marker))
+    executor.start(1, 1, (1,), python("import time; time.sleep(60)", marker))
+    executor.start(2, 1, (1,), python("import time; time.sleep(60)", marker))
+    assert len(alive_with(marker)) == 2
+    executor.close()
+    assert alive_with(marker) == []
+    executor.close()
+
+
+INTERRUPTIBLE = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from brim.cli.demo import run_and_replay
+from brim.live.driver import LiveJob
+from brim.live.executor import Command
+command = Command(argv=("/bin/sh", "-c", sys.argv[2]))
+jobs = tuple(LiveJob(name=str(i), user="ana", at_ms=i * 100, gpus=1, command=command) for i in range(6))
+run_and_replay("srtf", jobs, Path(sys.argv[1]), Console(stderr=True))
+"""
+
+
+def interruptible(folder: Path, shell: str) -> subprocess.Popen[str]:
+    """A demo of jobs that would take a minute, when four of them run."""
+    demo = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE, str(folder), shell], stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )
+    assert demo.stderr is not None
+    for line in demo.stderr:
+        if "job 3" in line and "progress" in line:
+            break
+    return demo
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    folder = tmp_path / "out"
+    demo = interruptible(folder, "sleep 60 & sleep 60 & wait")
+    assert len(working_in(folder)) >= 4
+    demo.send_signal(number)
+    rest = demo.communicate(timeout=10)[1]
+    assert demo.returncode != 0
+    assert "no process of theirs is left" in rest
+    assert working_in(folder) == []
+
+
+def test_a_second_interrupt_does_not_wait_for_the_grace(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    demo = interruptible(folder, "trap '' TERM; sleep 60 & wait; sleep 60")
+    demo.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert working_in(folder)
+    demo.send_signal(signal.SIGINT)
+    demo.communicate(timeout=4)
+    assert demo.returncode != 0
+    assert working_in(folder) == []
+
+
+def working_in(folder: Path) -> list[int]:
+    """Living processes whose checkpoint folder lies in this one."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"BRIM_CKPT_DIR={folder}".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
