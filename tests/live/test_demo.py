@@ -56,7 +56,7 @@ def test_the_live_table_says_who_waits_and_why() -> None:
     executor = FakeExecutor({0: 5_000, 1: 500, 2: 500})
     jobs = tuple(
         LiveJob(name=str(row), user="ana", at_ms=at_ms, gpus=gpus, command=Command(argv=("true",)))
-        for row, (at_ms, gpus) in enumerate(((0, 3), (10, 2), (20_000, 1)))
+        for row, (at_ms, gpus) in enumerate(((0, 3), (0, 2), (20_000, 1)))
     )
     driver = LiveDriver(parse_cluster("1x4xcpu-slot"), find_policy("fifo"), jobs, executor, gap_ms=100)
     shown: dict[int, str] = {}
