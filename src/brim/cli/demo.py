@@ -40,11 +40,12 @@ EPOCH_MS: Final = 200
 LIMIT_RATIO: Final = 1.25
 """Time limit over run time: what ``srtf`` believes is roughly right, as limits are at best."""
 JOBS: Final = (  # seconds after the start, user, slots, epochs, hidden units
-    (0.0, "ana", 2, 20, 64), (0.5, "bo", 4, 10, 256), (4.0, "cem", 1, 18, 32), (6.0, "ana", 4, 10, 256),
-    (8.0, "dia", 2, 20, 128), (9.5, "bo", 1, 8, 32), (16.5, "cem", 1, 10, 64), (17.0, "ana", 2, 20, 128),
-    (22.5, "eve", 1, 40, 64), (23.0, "dia", 1, 12, 32), (24.0, "bo", 1, 18, 64), (30.0, "eve", 2, 15, 128),
+    (0.0, "ana", 4, 34, 256), (5.0, "bo", 2, 9, 64), (5.1, "cem", 1, 10, 32), (5.2, "dia", 1, 8, 32),
+    (15.0, "ana", 4, 30, 256), (20.0, "eve", 1, 9, 64), (20.1, "cem", 1, 8, 32), (20.2, "bo", 2, 9, 128),
+    (20.3, "dia", 1, 8, 32), (21.0, "eve", 1, 8, 64), (29.0, "cem", 1, 8, 32), (30.0, "bo", 2, 8, 128),
 )
-"""Chosen in the twin: small jobs come while gangs of two and four hold or want the slots, and all is over in 36 s."""
+"""Chosen in the twin: gangs of four are well under way when small jobs come, so that what is preempted has something to
+save, whether a start takes one second or three; and all is over soon after the last submission."""
 
 
 def demo(
