@@ -19,7 +19,7 @@ from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy
 from brim.testing import job, snapshot_of
 from brim.testing.room import Ask, FreeRoom, pairs_by_job
-from brim.testing.rules import beliefs_of, check_decision
+from brim.testing.rules import beliefs_of, check_decision, describe
 from brim.testing.strategies import clusters, placed_jobs, snapshots
 
 
@@ -118,7 +118,9 @@ def test_no_victim_could_be_spared(place, data):
     assert (row in started) == everyone.fits(Ask(snapshot, row))
     for spared in preempted:
         others = [victim for victim in preempted if victim != spared]
-        assert not FreeRoom.of_snapshot(snapshot, gone=others).fits(Ask(snapshot, row)), (preempted, started)
+        assert not FreeRoom.of_snapshot(snapshot, gone=others).fits(Ask(snapshot, row)), (
+            f"{preempted} leave, {started} start; {spared} could stay\n{describe(snapshot)}"
+        )
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda part: type(part).__name__)

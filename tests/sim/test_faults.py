@@ -150,7 +150,7 @@ def test_two_drains_of_one_node_that_overlap_keep_it_closed_until_the_later_end(
 
 def test_draws_depend_on_seed_item_and_count_and_on_nothing_else():
     some = Faults(job_mtbf_ms=1_000_000, node_mtbf_ms=1_000_000)
-    seen = {draw(some, *numbers) for draw in (job_failure_ms, node_failure_ms) for numbers in product(range(3), repeat=3)}
+    seen = {draw(some, *which) for draw in (job_failure_ms, node_failure_ms) for which in product(range(3), repeat=3)}
     assert len(seen) == 2 * 27
     assert job_failure_ms(some, 1, 2, 3) == job_failure_ms(some, 1, 2, 3)
 
