@@ -98,7 +98,7 @@ def decide(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> Decision:
         raise PolicyViolation(SOUND, str(error), describe(snapshot)) from error
     except (IndexError, ValueError, TypeError) as error:
         said = f"{type(error).__name__}: {error}"
-        rule = PURE if "read-only" in said else SOUND
+        rule = PURE if "read-only" in said or "WRITEABLE" in said else SOUND
         raise PolicyViolation(rule, f"the round failed with {said}", describe(snapshot)) from error
     if list(_bytes_of(snapshot)) != before:
         raise PolicyViolation(PURE, "the policy wrote into the snapshot it was given", describe(snapshot))
@@ -106,7 +106,7 @@ def decide(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> Decision:
 
 
 def check_grants(snapshot: Snapshot, wanted: Grants) -> None:
-    """Gangs are whole, of one type, on GPUs that exist and take jobs; nothing is given twice."""
+    """Gangs are whole, of one type, on GPUs that exist and take jobs or are theirs; nothing is given twice."""
     by_job = pairs_by_job(wanted.job, wanted.node, wanted.gpu)
     room = FreeRoom.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
     kept = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
@@ -117,16 +117,18 @@ def check_grants(snapshot: Snapshot, wanted: Grants) -> None:
         asked = int(snapshot.jobs.gpus[row])
         if len(pairs) != asked:
             raise PolicyViolation(GANG, f"{name} asks for {asked} GPUs and gets {len(pairs)}", describe(snapshot))
+        if row in kept and sorted(pairs) != sorted(kept[row]):
+            raise PolicyViolation(STAYS, f"{name} runs on {kept[row]} and is granted {pairs}", describe(snapshot))
+        types = sorted({room.types[node] for node, _ in pairs if 0 <= node < len(room.types)})
+        if len(types) > 1 or Ask(snapshot, row).gpu_type not in ("", *types):
+            raise PolicyViolation(GANG, f"{name} gets GPUs of {' and '.join(types)}", describe(snapshot))
         for node, gpu in pairs:
             if not (0 <= node < len(room.free) and 0 <= gpu < len(room.free[node])):
                 raise PolicyViolation(SOUND, f"{name} gets GPU {gpu} of node {node}: there is none", describe(snapshot))
-            if not room.is_open[node] and (node, gpu) not in kept.get(row, []):
+            if not room.is_open[node] and row not in kept:
                 raise PolicyViolation(
                     SOUND, f"{name} gets a GPU of node {node}, which is down or drains", describe(snapshot)
                 )
-        types = sorted({room.types[node] for node, _ in pairs})
-        if len(types) > 1 or Ask(snapshot, row).gpu_type not in ("", *types):
-            raise PolicyViolation(GANG, f"{name} gets GPUs of {' and '.join(types)}", describe(snapshot))
         room.take(Ask(snapshot, row), pairs)
     if room.overdrawn():
         who = ", ".join(f"{_name(snapshot, row)} {pairs}" for row, pairs in by_job.items())
@@ -134,16 +136,12 @@ def check_grants(snapshot: Snapshot, wanted: Grants) -> None:
 
 
 def check_stays(snapshot: Snapshot, decision: Decision) -> None:
-    """A job that holds GPUs keeps exactly them, or the plan preempts it before anything starts."""
-    held = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
+    """A job that holds GPUs is preempted if it does not keep them, and only jobs that wait get new ones."""
+    held = set(snapshot.grants.job.tolist())
     wanted = pairs_by_job(decision.wanted.job, decision.wanted.node, decision.wanted.gpu)
     actions = decision.result.plan.actions
     preempted = [action.job for action in actions if isinstance(action, Preempt)]
-    for row, pairs in held.items():
-        if row in wanted and sorted(wanted[row]) != sorted(pairs):
-            raise PolicyViolation(
-                STAYS, f"{_name(snapshot, row)} runs on {pairs} and is granted {wanted[row]}", describe(snapshot)
-            )
+    for row in sorted(held):
         if (row not in wanted) != (int(snapshot.jobs.id[row]) in preempted):
             raise PolicyViolation(
                 STAYS, f"{_name(snapshot, row)} loses its GPUs without being preempted", describe(snapshot)

@@ -1,0 +1,109 @@
+"""The house of the design as a test: who may import whom, and what the deciding packages never touch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "brim"
+PURE = ("core", "beliefs", "policies", "engine")
+CLOCKS = {"time", "datetime", "random", "secrets", "uuid", "socket", "asyncio", "threading", "subprocess", "requests"}
+OUTSIDE = {"torch", "polars", "pyarrow", "rich", "typer"}
+READS_FILES = {"core/cluster.py": "cluster TOML", "policies/presets.py": "policy files"}
+"""The two places in deciding packages that open a file, and what they read."""
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((SOURCE / package).rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """Top-level names imported anywhere in a file, inside functions and type-checking blocks too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").split(".")[0])
+    return found
+
+
+def calls(path: Path) -> set[str]:
+    """Dotted names that are called: ``open``, ``np.random.default_rng``."""
+    return {
+        ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+    }
+
+
+def test_the_import_contracts_hold():
+    done = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()",
+         "--config", str(ROOT / ".importlinter"), "--no-cache"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("package", PURE)
+def test_what_decides_has_no_clock_no_randomness_and_no_heavy_imports(package):
+    for path in modules(package):
+        assert not imports(path) & (CLOCKS | OUTSIDE), path
+
+
+@pytest.mark.parametrize("package", PURE)
+def test_what_decides_draws_nothing_prints_nothing_and_opens_no_file(package):
+    for path in modules(package):
+        named = calls(path)
+        drawn = {name for name in named if ".random." in name or name.startswith("random.")}
+        assert not drawn, (path, drawn)
+        assert "print" not in named, path
+        if path.relative_to(SOURCE).as_posix() not in READS_FILES:
+            opened = {name for name in named if name == "open" or name.endswith((".read_text", ".write_text", ".open"))}
+            assert not opened, (path, opened)
+
+
+@pytest.mark.parametrize("package", sorted(p.name for p in SOURCE.iterdir() if p.is_dir() and p.name != "cli"))
+def test_only_the_command_line_prints(package):
+    allowed = {"train", "gang", "live"}  # programs of their own, which talk on their standard streams
+    for path in modules(package):
+        assert package in allowed or "print" not in calls(path), path
+
+
+def test_no_random_state_without_a_seed():
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                if name.endswith("random.default_rng"):
+                    assert node.args or node.keywords, f"{path}:{node.lineno} draws without a seed"
+                assert not name.startswith(("np.random.seed", "np.random.rand", "random.seed")), f"{path}:{node.lineno}"
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys; print(' '.join(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_command_line_starts_without_numpy():
+    if find_spec("brim.cli") is None or find_spec("brim.cli.main") is None:
+        pytest.skip("there is no brim.cli.main yet")
+    assert not loaded_by("import brim.cli.main") & {"numpy", "numba", "polars", "torch", "scipy", "sklearn"}
+
+
+def test_testing_needs_hypothesis_only_when_a_policy_is_checked():
+    assert "hypothesis" not in loaded_by("import brim.testing")
+
+
+def test_the_zygote_side_never_needs_the_rest():
+    if not (SOURCE / "gang").exists():
+        pytest.skip("there is no brim.gang yet")
+    for path in modules("gang"):
+        assert not imports(path) & {"numpy", "torch", "polars", "numba"}, path

@@ -1,0 +1,278 @@
+"""Deliberately broken policies, one of each kind, and the rule that catches each."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from brim.core.cluster import parse_cluster
+from brim.core.tables import Grants
+from brim.errors import ConfigError
+from brim.policies.order.arrival import Arrival
+from brim.policies.place.parts import Consolidate
+from brim.policies.presets import PRESETS
+from brim.policies.sockets import Policy, Sizes
+from brim.sim.overheads import Overheads
+from brim.testing import PolicyViolation, check_policy, job, small_trace
+from brim.testing.conformance import check_replays
+from brim.testing.rules import (
+    ENDS,
+    GANG,
+    ORDER_FREE,
+    OVER_GRANT,
+    PURE,
+    SOUND,
+    STAYS,
+    WORK_CONSERVING,
+)
+
+FIFO, SKIP = PRESETS["fifo"], replace(PRESETS["fifo"], place=Consolidate("skip"))
+
+
+@dataclass(frozen=True)
+class After:
+    """The consolidating place part, its answer spoilt afterwards."""
+
+    spoil: Callable
+    misfit: str = "stop"
+
+    def __call__(self, snapshot, beliefs, order, sizes):
+        return self.spoil(snapshot, Consolidate("skip")(snapshot, beliefs, order, sizes))
+
+
+def placing(spoil: Callable, misfit: str = "stop") -> Policy:
+    return replace(FIFO, name="broken", place=After(spoil, misfit))
+
+
+def rows_of(grants: Grants, keep) -> Grants:
+    columns = {name: getattr(grants, name)[keep] for name in ("job", "node", "gpu", "share_milli")}
+    return replace(grants, **columns)
+
+
+def everyone_on_the_first_gpu(snapshot, grants):
+    waiting = np.flatnonzero(snapshot.jobs.waits & (snapshot.jobs.gpus == 1) & (snapshot.jobs.gpu_type < 0))
+    old = rows_of(grants, snapshot.jobs.holds[grants.job])
+    zeros = np.zeros(len(waiting), dtype=np.int64)
+    if not snapshot.nodes.is_open[0]:
+        return old
+    return replace(
+        old, job=np.append(old.job, waiting), node=np.append(old.node, zeros), gpu=np.append(old.gpu, zeros),
+        share_milli=np.append(old.share_milli, snapshot.jobs.share_milli[waiting]),
+    )
+
+
+def half_gangs(snapshot, grants):
+    new = ~snapshot.jobs.holds[grants.job]
+    first = np.concatenate(([True], np.diff(grants.job) != 0)) if len(grants) else np.zeros(0, dtype=bool)
+    return rows_of(grants, ~new | first)
+
+
+def any_type(snapshot, grants):
+    """Moves the last GPU of the first new gang of two or more to a free node of another type."""
+    nodes = snapshot.nodes
+    node, gpu = grants.node.copy(), grants.gpu.copy()
+    new = ~snapshot.jobs.holds[grants.job] & (snapshot.jobs.gpus[grants.job] > 1)
+    for row in np.flatnonzero(new)[1:2]:
+        free = [n for n in range(len(nodes)) if nodes.is_open[n] and n not in grants.node]
+        other = [n for n in free if nodes.gpu_type[n] != nodes.gpu_type[grants.node[row]]]
+        if other:
+            node[row], gpu[row] = other[0], 0
+    return replace(grants, node=node, gpu=gpu)
+
+
+def closed_nodes_too(snapshot, grants):
+    waiting = np.flatnonzero(snapshot.jobs.waits & (snapshot.jobs.gpus == 1) & (snapshot.jobs.gpu_type < 0))
+    closed = np.flatnonzero(~snapshot.nodes.is_open)
+    old = rows_of(grants, snapshot.jobs.holds[grants.job])
+    free = [n for n in closed if n not in old.node]
+    if not (free and len(waiting)):
+        return old
+    return replace(
+        old, job=np.append(old.job, waiting[0]), node=np.append(old.node, free[0]), gpu=np.append(old.gpu, 0),
+        share_milli=np.append(old.share_milli, 1000),
+    )
+
+
+def moved_runners(snapshot, grants):
+    """Puts a job that runs alone on a node on another GPU of it."""
+    gpu = grants.gpu.copy()
+    for row in range(len(grants)):
+        node = grants.node[row]
+        if snapshot.jobs.holds[grants.job[row]] and (grants.node == node).sum() == 1:
+            gpu[row] = (gpu[row] + 1) % snapshot.nodes.gpus[node]
+    return replace(grants, gpu=gpu)
+
+
+def one_start_at_a_time(snapshot, grants):
+    new = grants.job[~snapshot.jobs.holds[grants.job]]
+    keep = snapshot.jobs.holds[grants.job]
+    return rows_of(grants, keep | (grants.job == new[0])) if len(new) else grants
+
+
+@dataclass(frozen=True)
+class ByUserCode:
+    """Users in the order in which the trace happens to list them."""
+
+    def __call__(self, snapshot, beliefs):
+        return np.lexsort((snapshot.jobs.user, ~snapshot.jobs.holds))
+
+
+@dataclass(frozen=True)
+class ByIdParity:
+    """Even ids first."""
+
+    def __call__(self, snapshot, beliefs):
+        return np.lexsort((snapshot.jobs.id % 2, ~snapshot.jobs.holds))
+
+
+@dataclass(frozen=True)
+class ByListing:
+    """Evicts in the order in which grants are listed."""
+
+    def __call__(self, snapshot, beliefs):
+        rank = np.full(len(snapshot.jobs), -1)
+        for place, row in enumerate(snapshot.grants.job.tolist()):
+            rank[row] = place
+        return np.argsort(rank, kind="stable")
+
+
+class Moody:
+    """Changes its mind with every call."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, snapshot, beliefs):
+        self.calls += 1
+        order = Arrival()(snapshot, beliefs)
+        return order if self.calls % 2 else np.concatenate((order[: snapshot.jobs.holds.sum()],
+                                                            order[snapshot.jobs.holds.sum() :][::-1]))
+
+
+@dataclass(frozen=True)
+class Scribbling:
+    """Sorts the table it was given in place."""
+
+    force: bool
+
+    def __call__(self, snapshot, beliefs):
+        if self.force:
+            snapshot.jobs.memo.setflags(write=True)
+            snapshot.jobs.memo[:] = 7
+        else:
+            snapshot.jobs.submit_ms.sort()
+        return Arrival()(snapshot, beliefs)
+
+
+@dataclass(frozen=True)
+class NotForEve:
+    """Never gives one user anything."""
+
+    resizes_running = False
+
+    def __call__(self, snapshot, beliefs, order):
+        is_eve = np.array([name == "eve" for name in snapshot.users.name])
+        return Sizes(gpus=np.where(is_eve[snapshot.jobs.user], 0, snapshot.jobs.gpus))
+
+
+@dataclass(frozen=True)
+class Thrash:
+    """Whoever waits comes before whoever runs: each round undoes the last."""
+
+    def __call__(self, snapshot, beliefs):
+        return np.argsort(snapshot.jobs.holds, kind="stable")
+
+
+@dataclass(frozen=True)
+class Twice:
+    """Not a permutation: the first job stands in it twice."""
+
+    def __call__(self, snapshot, beliefs):
+        order = Arrival()(snapshot, beliefs)
+        return np.concatenate((order[:1], order[:-1]))
+
+
+BROKEN = {
+    "over-grant": (placing(everyone_on_the_first_gpu), OVER_GRANT),
+    "half gang": (placing(half_gangs), GANG),
+    "mixed types": (placing(any_type), GANG),
+    "closed node": (placing(closed_nodes_too), SOUND),
+    "moved silently": (placing(moved_runners), STAYS),
+    "idle capacity": (placing(one_start_at_a_time, "skip"), WORK_CONSERVING),
+    "impure": (replace(SKIP, order=Moody()), PURE),
+    "writes by force": (replace(SKIP, order=Scribbling(True)), PURE),
+    "writes": (replace(SKIP, order=Scribbling(False)), PURE),
+    "order of users": (replace(SKIP, order=ByUserCode()), ORDER_FREE),
+    "numbers of jobs": (replace(SKIP, order=ByIdParity()), ORDER_FREE),
+    "listing of grants": (replace(SKIP, order=ByListing()), ORDER_FREE),
+    "starving": (replace(SKIP, size=NotForEve()), ENDS),
+}
+ENDLESS = {
+    "starving": replace(SKIP, size=NotForEve()),
+    "starving with a period": replace(SKIP, size=NotForEve(), period_ms=60_000),
+    "thrashing": replace(SKIP, order=Thrash()),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(BROKEN))
+def test_a_broken_policy_is_caught_by_the_rule_it_breaks(kind):
+    policy, rule = BROKEN[kind]
+    with pytest.raises(PolicyViolation) as caught:
+        check_policy(policy, examples=100)
+    assert caught.value.rule == rule, str(caught.value)
+
+
+@pytest.mark.parametrize("kind", sorted(ENDLESS))
+def test_a_replay_that_would_never_end_is_given_up(kind):
+    trace = small_trace(job(run=5, user="ann"), job(at=1, run=5, user="eve"))
+    with pytest.raises(PolicyViolation) as caught:
+        check_replays(ENDLESS[kind], parse_cluster("1x1xT4"), trace, Overheads())
+    assert caught.value.rule == ENDS
+    assert "j1: submitted 1 s by eve, 1 GPU for 5 s" in str(caught.value)
+
+
+def test_an_order_that_is_no_permutation_is_caught():
+    with pytest.raises(PolicyViolation) as caught:
+        check_policy(replace(SKIP, order=Twice()), examples=100)
+    assert caught.value.rule in (OVER_GRANT, GANG, STAYS, SOUND, WORK_CONSERVING, PURE)
+
+
+def test_the_counterexample_is_small_and_in_words():
+    with pytest.raises(PolicyViolation) as caught:
+        check_policy(placing(half_gangs), examples=100)
+    said = str(caught.value)
+    assert "asks for 2 GPUs and gets 1" in said
+    assert said.count("job 0") <= 2
+    assert "job 1" not in said
+    assert "pending, 2 GPU, submitted 0 s by ann" in said
+
+
+def test_the_same_seed_finds_the_same_counterexample():
+    said = []
+    for _ in range(2):
+        with pytest.raises(PolicyViolation) as caught:
+            check_policy(replace(SKIP, order=ByUserCode()), examples=100, seed=5)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_keeps_every_rule(name):
+    check_policy(PRESETS[name], examples=25, seed=1)
+
+
+def test_without_hypothesis_the_error_says_what_to_install(monkeypatch):
+    real = builtins.__import__
+
+    def refuse(name, *rest):
+        if name.split(".")[0] == "hypothesis":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ConfigError, match="pip install hypothesis"):
+        check_policy(FIFO)
