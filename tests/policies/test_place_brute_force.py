@@ -147,8 +147,7 @@ def test_fragmentation_strands_the_least_on_one_node(snapshot):
     single = [gang for gang in options(snapshot, row) if len(nodes_of(gang)) == 1]
     assume(single)
     room = FreeRoom.of_snapshot(snapshot)
-    kinds = task_classes(snapshot)
-    classes = list(zip(kinds.gpus.tolist(), kinds.share.tolist(), kinds.weight.tolist(), strict=True))
+    classes = [tuple(row) for row in task_classes(snapshot).tolist()]
     if ask.share < 1000:  # inside a node a share goes to the fullest GPUs, whatever the rule
         tightest = {node: sorted(sorted((left, gpu) for gpu, left in enumerate(room.free[node]) if left >= ask.share)
                                  [: ask.gpus]) for node in {gang[0][0] for gang in single}}

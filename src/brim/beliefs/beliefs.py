@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from brim.beliefs.runtime import RunTimes, UserLimits
 
@@ -15,4 +15,4 @@ class Beliefs:
         run_times: How long does a job run?
     """
 
-    run_times: RunTimes = UserLimits()
+    run_times: RunTimes = field(default_factory=UserLimits)

@@ -70,7 +70,7 @@ class UserHistory:
 
 @dataclass(frozen=True, slots=True)
 class TrueRunTimes:
-    """The run times of the trace, by job id: for policies that declare themselves an oracle. The live mode refuses it."""
+    """The run times of the trace, by job id: for policies that declare themselves an oracle."""
 
     words: ClassVar[str] = "true run times (oracle)"
     run_ms: IntArray

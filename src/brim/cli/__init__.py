@@ -1,0 +1,1 @@
+"""Words: the ``brim`` command, one file per verb. The only place that prints."""

@@ -11,7 +11,7 @@ from brim.errors import ConfigError
 OUTPUTS: Final = ("table", "json")
 
 ClusterOption = Annotated[
-    str, typer.Option("--cluster", "-c", help="Cluster, such as 64x8xH100 or 16x4xT4:cpus=48,mem=192GB, or a TOML file.")
+    str, typer.Option("--cluster", "-c", help="Cluster: 64x8xH100, 16x4xT4:cpus=48,mem=192GB, or a TOML file.")
 ]
 OutputOption = Annotated[str, typer.Option("--output", "-o", help="table or json.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]

@@ -142,7 +142,7 @@ def _info_json(figures: TraceSummary) -> dict[str, Any]:
 
 
 def _print_json(facts: dict[str, Any]) -> None:
-    def without_nan(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    def without_nan(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: without_nan(item) for key, item in value.items()}
         if isinstance(value, list | tuple):

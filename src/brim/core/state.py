@@ -29,7 +29,7 @@ _RUNNING_SINCE, _RUN, _SERVICE, _MEMO = (
     _COLUMN[c] for c in ("running_since_ms", "run_ms", "service_gpu_ms", "memo")
 )
 _ID, _USER, _GPUS, _SHARE = (_COLUMN[c] for c in ("id", "user", "gpus", "share_milli"))
-assert JOB_COLUMNS[: len(_SPEC)] == _SPEC  # noqa: S101 - layout contract of this file, checked at import
+assert JOB_COLUMNS[: len(_SPEC)] == _SPEC  # layout contract of this file, checked at import
 
 # Enum members as module constants: looking them up on the class is slow before Python 3.12.
 _HELD, _PENDING, _STARTING, _RUNNING = Phase.HELD, Phase.PENDING, Phase.STARTING, Phase.RUNNING

@@ -127,7 +127,7 @@ DEFAULTS: dict[str, int] = {
 def trace_of(
     *,
     name: str,
-    format: str,  # noqa: A002 - the word users know
+    format: str,
     job_id: Sequence[str],
     submit_ms: Sequence[int] | IntArray,
     gpus: Sequence[int] | IntArray,
@@ -148,7 +148,7 @@ def trace_of(
         InvariantError: columns differ in length, ids repeat, or a code points outside its names. Readers check
             their input first and raise TraceError with file and row.
     """
-    ids = np.asarray(job_id, dtype=object)
+    ids: np.ndarray[Any, Any] = np.asarray(job_id, dtype=object)
     size = len(ids)
     given: dict[str, Any] = {"submit_ms": submit_ms, "gpus": gpus, **columns}
     unknown = set(given) - set(INT_COLUMNS)
@@ -160,7 +160,7 @@ def trace_of(
         else np.full(size, DEFAULTS.get(column, NONE), dtype=np.int64)
         for column in INT_COLUMNS
     }
-    if any(len(column) != size for column in table.values()):
+    if any(values.shape != (size,) for values in table.values()):
         raise InvariantError("trace columns differ in length")
     if len(set(ids)) != size:
         raise InvariantError("trace ids repeat")

@@ -22,8 +22,8 @@ from brim.core.trace import NONE, Trace
 from brim.policies.order.arrival import Arrival
 from brim.policies.order.shortest import ShortestJob
 from brim.policies.place.parts import MISFIT, NO_CLASSES, Consolidate, Spread
-from brim.policies.place.room import Ask, Classes, empty_room, give
-from brim.policies.place.walk import RESERVE, STOP, Course, Jobs, serve, set_out
+from brim.policies.place.room import Ask, Room, choose, copy_room, empty_room
+from brim.policies.place.walk import RESERVE, STOP, Ahead, Course, Jobs, ask_of, give_all, serve, set_out, take_pairs
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy
 from brim.sim.overheads import Faults, Overheads
@@ -69,13 +69,12 @@ class _Books(NamedTuple):
     number: IntArray
 
 
-_HEAP_SIZE, _QUEUE_HEAD, _QUEUE_TAIL, _RUNNING, _ARRIVED, _ENDED, _SINCE, _LAST, _NOW, _ROUNDS = range(10)
+_HEAP_SIZE, _QUEUE_HEAD, _QUEUE_TAIL, _RUNNING, _ARRIVED, _ENDED, _SINCE, _LAST, _NOW, _ROUNDS, _GRANTS = range(11)
 
 
-@njit(cache=True)
-def _push(b: _Books, time_ms: int, job: int) -> None:
-    heap, at = b.heap, b.number[_HEAP_SIZE]
-    b.number[_HEAP_SIZE] += 1
+@njit(cache=True, inline="always")
+def _push(heap: IntArray, at: int, time_ms: int, job: int) -> None:
+    """Add an end to a heap of ``at`` entries."""
     while at > 0:
         up = (at - 1) // 2
         if heap[up, 0] <= time_ms:
@@ -85,12 +84,10 @@ def _push(b: _Books, time_ms: int, job: int) -> None:
     heap[at, 0], heap[at, 1] = time_ms, job
 
 
-@njit(cache=True)
-def _pop(b: _Books) -> int:
-    """Remove the earliest end; returns its job."""
-    heap = b.heap
-    b.number[_HEAP_SIZE] -= 1
-    size, job = b.number[_HEAP_SIZE], heap[0, 1]
+@njit(cache=True, inline="always")
+def _pop(heap: IntArray, size: int) -> int:
+    """Remove the earliest end, leaving ``size`` entries; returns its job."""
+    job = heap[0, 1]
     time_ms, moved = heap[size, 0], heap[size, 1]
     at = 0
     while True:
@@ -107,20 +104,19 @@ def _pop(b: _Books) -> int:
     return job
 
 
-@njit(cache=True)
-def _enqueue(b: _Books, job: int, key: FloatArray) -> None:
-    """Insert by (key, row)."""
-    low, high = b.number[_QUEUE_HEAD], b.number[_QUEUE_TAIL]
+@njit(cache=True, inline="always")
+def _enqueue(queue: IntArray, head: int, tail: int, job: int, key: FloatArray) -> None:
+    """Insert into queue[head:tail] by (key, row)."""
+    low, high = head, tail
     while low < high:
         middle = (low + high) // 2
-        if key[b.queue[middle]] <= key[job]:
+        if key[queue[middle]] <= key[job]:
             low = middle + 1
         else:
             high = middle
-    for i in range(b.number[_QUEUE_TAIL], low, -1):
-        b.queue[i] = b.queue[i - 1]
-    b.queue[low] = job
-    b.number[_QUEUE_TAIL] += 1
+    for i in range(tail, low, -1):
+        queue[i] = queue[i - 1]
+    queue[low] = job
 
 
 @njit(cache=True)
@@ -133,84 +129,100 @@ def _outlived(estimate_ms: float, run_ms: int) -> float:
 
 @njit(cache=True)
 def _round(
-    b: _Books, c: Course, jobs: Jobs, run_ms: IntArray, estimate_ms: FloatArray, start_ms: int, misfit: int, rule: int,
-    classes: Classes,
+    b: _Books, room: Room, ahead: Ahead, c: Course, jobs: Jobs, run_ms: IntArray, estimate_ms: FloatArray, start_ms: int, misfit: int, rule: int,
+    classes: FloatArray,
 ) -> None:
-    """Serve the queue with what is free at ``NOW``."""
-    now_ms = b.number[_NOW]
+    """Serve the queue with what is free at ``NOW``, past jobs that do not fit."""
+    n, queue, running = b.number, b.queue, b.running
+    now_ms, head, tail = n[_NOW], n[_QUEUE_HEAD], n[_QUEUE_TAIL]
     if misfit == RESERVE:
-        for i in range(b.number[_RUNNING]):
-            v = b.running[i]
+        for v in running[: n[_RUNNING]]:
             ran_ms = max(0, now_ms - b.first_start_ms[v] - start_ms)
             jobs.end_ms[v] = now_ms + (_outlived(estimate_ms[v], ran_ms) - ran_ms)
-        for i in range(b.number[_QUEUE_HEAD], b.number[_QUEUE_TAIL]):
-            jobs.end_ms[b.queue[i]] = now_ms + estimate_ms[b.queue[i]]
+        for j in queue[head:tail]:
+            jobs.end_ms[j] = now_ms + estimate_ms[j]
     c.head[0] = -1
-    kept = b.number[_QUEUE_HEAD]
-    nobody = b.running[:0]
-    for i in range(b.number[_QUEUE_HEAD], b.number[_QUEUE_TAIL]):
-        j = b.queue[i]
+    kept = head
+    nobody = running[:0]
+    for i in range(head, tail):
+        j = queue[i]
         runs = nobody
         if misfit == RESERVE and c.head[0] < 0:
-            runs = np.sort(b.running[: b.number[_RUNNING]])
-        ask = Ask(jobs.gpus[j], jobs.share[j], jobs.cpu[j], jobs.mem[j], jobs.gpu_type[j])
-        if serve(c, jobs, j, ask, misfit, rule, classes, nobody, runs):
+            runs = np.sort(running[: n[_RUNNING]])
+        if serve(room, ahead, c, jobs, j, ask_of(jobs, j), misfit, rule, classes, nobody, runs):
             b.first_start_ms[j] = now_ms
-            b.place_of[j] = b.number[_RUNNING]
-            b.running[b.number[_RUNNING]] = j
-            b.number[_RUNNING] += 1
-            _push(b, now_ms + start_ms + run_ms[j], j)
-        elif misfit == STOP:
-            kept = i  # everybody before it has started
-            break
+            b.place_of[j] = n[_RUNNING]
+            running[n[_RUNNING]] = j
+            n[_RUNNING] += 1
+            _push(b.heap, n[_HEAP_SIZE], now_ms + start_ms + run_ms[j], j)
+            n[_HEAP_SIZE] += 1
         else:
-            b.queue[kept] = j
+            queue[kept] = j
             kept += 1
-        if misfit == STOP:
-            kept = i + 1
-    if misfit == STOP:
-        b.number[_QUEUE_HEAD] = kept
-    else:
-        b.number[_QUEUE_TAIL] = kept
-    b.number[_ROUNDS] += 1
-    b.number[_LAST], b.number[_SINCE] = now_ms, -1
+    n[_QUEUE_TAIL] = kept
 
 
 @njit(cache=True)
 def _advance(
-    b: _Books, c: Course, jobs: Jobs, submit_ms: IntArray, run_ms: IntArray, estimate_ms: FloatArray, key: FloatArray,
-    start_ms: int, gap_ms: int, misfit: int, rule: int, classes: Classes, events: int,
+    b: _Books, room: Room, ahead: Ahead, c: Course, jobs: Jobs, submit_ms: IntArray, run_ms: IntArray,
+    estimate_ms: FloatArray, key: FloatArray, start_ms: int, gap_ms: int, misfit: int, rule: int, classes: FloatArray, events: int,
 ) -> bool:
-    """Handle up to ``events`` events and the rounds between them; returns whether every job is over."""
-    n = b.number
+    """Handle up to ``events`` events and the rounds between them; returns whether every job is over.
+
+    Arrays have local names, and the strict order is served here: compiled code counts references to all arrays of a
+    tuple it hands to a function, which would cost more than the serving.
+    """
+    n, heap, queue, running, place_of = b.number, b.heap, b.queue, b.running, b.place_of
+    first_start_ms, finish_ms = b.first_start_ms, b.finish_ms
+    gpus, share, cpu, mem, gpu_type = jobs.gpus, jobs.share, jobs.cpu, jobs.mem, jobs.gpu_type
+    grant_node, grant_gpu, first, scratch, pairs = c.node, c.gpu, c.first, c.scratch, c.pairs
     J = len(submit_ms)
     while n[_ENDED] < J and events > 0:
         waits = n[_QUEUE_TAIL] > n[_QUEUE_HEAD]
         due_ms = _NEVER
         if waits and n[_SINCE] >= 0:
             due_ms = max(n[_SINCE], n[_LAST] + gap_ms) if n[_ROUNDS] else n[_SINCE]
-        end_ms = b.heap[0, 0] if n[_HEAP_SIZE] else _NEVER
+        end_ms = heap[0, 0] if n[_HEAP_SIZE] else _NEVER
         arrival_ms = submit_ms[n[_ARRIVED]] if n[_ARRIVED] < J else _NEVER
         if due_ms < min(end_ms, arrival_ms):
-            n[_NOW] = due_ms
-            _round(b, c, jobs, run_ms, estimate_ms, start_ms, misfit, rule, classes)
+            n[_NOW], n[_LAST], n[_SINCE] = due_ms, due_ms, -1
+            n[_ROUNDS] += 1
+            if misfit != STOP:
+                _round(b, room, ahead, c, jobs, run_ms, estimate_ms, start_ms, misfit, rule, classes)
+                continue
+            while n[_QUEUE_TAIL] > n[_QUEUE_HEAD]:
+                j = queue[n[_QUEUE_HEAD]]
+                ask = Ask(gpus[j], share[j], cpu[j], mem[j], gpu_type[j])
+                if not choose(room, ask, rule, classes, scratch, pairs):
+                    break
+                take_pairs(room, ask, pairs)
+                first[j] = n[_GRANTS]
+                for i in range(ask.gpus):
+                    grant_node[n[_GRANTS] + i], grant_gpu[n[_GRANTS] + i] = pairs[i, 0], pairs[i, 1]
+                n[_GRANTS] += ask.gpus
+                first_start_ms[j] = due_ms
+                _push(heap, n[_HEAP_SIZE], due_ms + start_ms + run_ms[j], j)
+                n[_HEAP_SIZE] += 1
+                n[_QUEUE_HEAD] += 1
             continue
         events -= 1
         if end_ms <= arrival_ms:
             n[_NOW] = end_ms
-            j = _pop(b)
-            b.finish_ms[j] = end_ms
+            n[_HEAP_SIZE] -= 1
+            j = _pop(heap, n[_HEAP_SIZE])
+            finish_ms[j] = end_ms
             n[_ENDED] += 1
-            n[_RUNNING] -= 1
-            last = b.running[n[_RUNNING]]
-            b.running[b.place_of[j]] = last
-            b.place_of[last] = b.place_of[j]
-            ask = Ask(jobs.gpus[j], jobs.share[j], jobs.cpu[j], jobs.mem[j], jobs.gpu_type[j])
-            for i in range(c.first[j], c.first[j] + jobs.gpus[j]):
-                give(c.room, ask, c.node[i], c.gpu[i])
+            if misfit != STOP:
+                n[_RUNNING] -= 1
+                last = running[n[_RUNNING]]
+                running[place_of[j]] = last
+                place_of[last] = place_of[j]
+            ask = Ask(gpus[j], share[j], cpu[j], mem[j], gpu_type[j])
+            give_all(room, ask, grant_node, grant_gpu, first[j])
         else:
             n[_NOW] = arrival_ms
-            _enqueue(b, n[_ARRIVED], key)
+            _enqueue(queue, n[_QUEUE_HEAD], n[_QUEUE_TAIL], n[_ARRIVED], key)
+            n[_QUEUE_TAIL] += 1
             n[_ARRIVED] += 1
         if n[_SINCE] < 0 and n[_QUEUE_TAIL] > n[_QUEUE_HEAD]:
             n[_SINCE] = n[_NOW]
@@ -232,7 +244,7 @@ def run_lane(
     Raises:
         ConfigError: a job could not run even on the empty cluster.
     """
-    assert isinstance(policy.place, Consolidate | Spread)  # noqa: S101 - can_take_lane said so
+    assert isinstance(policy.place, Consolidate | Spread)  # can_take_lane said so
     J = len(trace)
     gpu_type = type_codes(trace, cluster)[trace.gpu_type] if J else trace.gpu_type
     check_fits(trace, cluster, gpu_type)
@@ -241,16 +253,21 @@ def run_lane(
     everything = np.ones(cluster.num_nodes, dtype=np.bool_)
     room = empty_room(cluster.gpu_type_N, cluster.gpus_N, cluster.cpu_milli_N, cluster.mem_mib_N, everything,
                       len(cluster.gpu_types))
-    course = set_out(room, int(trace.gpus.sum()), J, int(trace.gpus.max(initial=1)))
+    ahead = Ahead(copy_room(room), copy_room(room))
+    course = set_out(cluster.num_nodes, int(trace.gpus.sum()), J, int(trace.gpus.max(initial=1)))
     nobody = np.zeros(0, dtype=np.bool_)
     jobs = Jobs(trace.gpus, trace.share_milli, trace.cpu_milli, trace.mem_mib, gpu_type, nobody, nobody, np.zeros(J))
-    empty = [np.full(J, NONE, dtype=np.int64) for _ in range(5)]
-    books = _Books(np.zeros((J + 1, 2), dtype=np.int64), *empty, np.zeros(10, dtype=np.int64))
+    books = _Books(
+        heap=np.zeros((J + 1, 2), dtype=np.int64), queue=np.zeros(J, dtype=np.int64),
+        running=np.zeros(J, dtype=np.int64), place_of=np.zeros(J, dtype=np.int64),
+        first_start_ms=np.full(J, NONE, dtype=np.int64), finish_ms=np.full(J, NONE, dtype=np.int64),
+        number=np.zeros(11, dtype=np.int64),
+    )
     books.number[_SINCE] = -1
     over = partial = False
     while not over and not partial:
         over = _advance(
-            books, course, jobs, trace.submit_ms, run_ms, estimate_ms, key, overheads.start_ms, gap_ms,
+            books, room, ahead, course, jobs, trace.submit_ms, run_ms, estimate_ms, key, overheads.start_ms, gap_ms,
             MISFIT[policy.place.misfit], policy.place.rule, NO_CLASSES, _EVENTS_PER_CALL,
         )
         if on_progress:
@@ -270,7 +287,7 @@ def _columns(
     moved_ms = np.where(over, run_ms, 0)
     weight = trace.gpus * trace.share_milli
     job = np.flatnonzero(held_ms > 0)
-    job = job[np.lexsort((job, start[job]))]
+    job = job[np.argsort(start[job], kind="stable")]  # by start, then row
     counts = trace.gpus[job]
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     picks = np.repeat(course.first[job] - offsets[:-1], counts) + np.arange(offsets[-1])

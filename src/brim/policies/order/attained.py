@@ -80,4 +80,5 @@ def gittins_index(ended: IntArray) -> FloatArray:
     done = np.cumsum(inside, axis=1)
     spent = np.cumsum(inside * span, axis=1) + (alive[:, None] - done) * span
     rate: FloatArray = np.divide(done, spent, out=np.zeros_like(span), where=spent > 0)
-    return rate.max(axis=1)
+    best: FloatArray = rate.max(axis=1)
+    return best

@@ -14,13 +14,13 @@ from brim.core.lifecycle import Phase
 from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
-from brim.policies.place.room import CONSOLIDATE, FRAGMENTATION, SPREAD, Classes
+from brim.policies.place.room import CONSOLIDATE, FRAGMENTATION, SPREAD
 from brim.policies.place.walk import RESERVE, SKIP, STOP, Held, Jobs, walk
 from brim.policies.sockets import Sizes
 
 Misfit = Literal["stop", "skip", "reserve"]
 MISFIT: Final[dict[str, int]] = {"stop": STOP, "skip": SKIP, "reserve": RESERVE}
-NO_CLASSES: Final = Classes(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+NO_CLASSES: Final = np.zeros((0, 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,11 @@ class Fragmentation:
         return _place(snapshot, beliefs, order, sizes, self.rule, self.misfit)
 
 
-def task_classes(snapshot: Snapshot) -> Classes:
-    """(GPUs, share) classes of the present jobs with their frequency, in increasing order."""
+def task_classes(snapshot: Snapshot) -> FloatArray:
+    """GPUs, share and frequency of the classes of present jobs, in increasing order (M, 3)."""
     asks = np.stack((snapshot.jobs.gpus, snapshot.jobs.share_milli))
     kinds, counts = np.unique(asks, axis=1, return_counts=True)
-    return Classes(kinds[0].copy(), kinds[1].copy(), counts / counts.sum())
+    return np.column_stack((kinds.T, counts / counts.sum()))
 
 
 def _place(

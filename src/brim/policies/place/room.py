@@ -23,23 +23,32 @@ FRAGMENTATION: Final = 2
 class Room(NamedTuple):
     """What is free.
 
+    Two arrays rather than eight: compiled code counts a reference for every array it passes on, and passes rooms often.
+
     Attributes:
-        free: Thousandths free of each GPU (N, W); 0 where there is no GPU.
-        whole: GPUs that are wholly free (N,).
-        cpu: Milli-cores free (N,).
-        mem: MiB free (N,).
+        node: One row per node (N, W + 6): thousandths free of each GPU (0 where there is none), then the columns
+            ``GPUS`` to ``OPEN``.
         total: Wholly free GPUs of open nodes by type (T,).
-        node_type: Type code of each node (N,).
-        is_open: Whether the node takes new jobs (N,); a node that drains or is down does not.
     """
 
-    free: IntArray
-    whole: IntArray
-    cpu: IntArray
-    mem: IntArray
+    node: IntArray
     total: IntArray
-    node_type: IntArray
-    is_open: BoolArray
+
+
+GPUS: Final = -6
+"""Column of a room: GPUs of the node, free or not."""
+WHOLES: Final = -5
+"""Column of a room: GPUs of the node that are wholly free."""
+CPU: Final = -4
+"""Column of a room: milli-cores free."""
+MEM: Final = -3
+"""Column of a room: MiB free."""
+TYPE: Final = -2
+"""Column of a room: GPU type code of the node."""
+OPEN: Final = -1
+"""Column of a room: 1 if the node takes new jobs; one that drains or is down does not."""
+EXTRA: Final = 6
+"""Columns of a room that are not GPUs."""
 
 
 class Ask(NamedTuple):
@@ -57,90 +66,108 @@ def empty_room(
     node_type: IntArray, gpus: IntArray, cpu: IntArray, mem: IntArray, is_open: BoolArray, types: int
 ) -> Room:
     """All nodes with nothing running."""
-    width = gpus.max()
-    free = np.zeros((len(gpus), width), np.int64)
-    whole = np.zeros(len(gpus), np.int64)
+    node = np.zeros((len(gpus), gpus.max() + EXTRA), np.int64)
     total = np.zeros(types, np.int64)
     for n in range(len(gpus)):
-        free[n, : gpus[n]] = WHOLE
-        whole[n] = gpus[n]
+        row = node[n]
+        row[: gpus[n]] = WHOLE
+        row[GPUS], row[WHOLES], row[CPU], row[MEM] = gpus[n], gpus[n], cpu[n], mem[n]
+        row[TYPE], row[OPEN] = node_type[n], is_open[n]
         if is_open[n]:
             total[node_type[n]] += gpus[n]
-    return Room(free, whole, cpu.copy(), mem.copy(), total, node_type, is_open)
+    return Room(node, total)
 
 
 @njit(cache=True)
 def copy_room(room: Room) -> Room:
     """An independent copy."""
-    return Room(
-        room.free.copy(), room.whole.copy(), room.cpu.copy(), room.mem.copy(), room.total.copy(), room.node_type,
-        room.is_open,
-    )
+    return Room(room.node.copy(), room.total.copy())
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def take(room: Room, ask: Ask, node: int, gpu: int) -> None:
     """Give one GPU of a gang away."""
-    before = room.free[node, gpu]
-    room.free[node, gpu] = before - ask.share
+    row = room.node[node]
+    before = row[gpu]
+    row[gpu] = before - ask.share
     if before == WHOLE:
-        room.whole[node] -= 1
-        room.total[room.node_type[node]] -= room.is_open[node]
-    room.cpu[node] -= ask.cpu
-    room.mem[node] -= ask.mem
+        row[WHOLES] -= 1
+        room.total[row[TYPE]] -= row[OPEN]
+    row[CPU] -= ask.cpu
+    row[MEM] -= ask.mem
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def give(room: Room, ask: Ask, node: int, gpu: int) -> None:
     """Take one GPU of a gang back: the inverse of ``take``."""
-    after = room.free[node, gpu] + ask.share
-    room.free[node, gpu] = after
+    row = room.node[node]
+    after = row[gpu] + ask.share
+    row[gpu] = after
     if after == WHOLE:
-        room.whole[node] += 1
-        room.total[room.node_type[node]] += room.is_open[node]
-    room.cpu[node] += ask.cpu
-    room.mem[node] += ask.mem
+        row[WHOLES] += 1
+        room.total[row[TYPE]] += row[OPEN]
+    row[CPU] += ask.cpu
+    row[MEM] += ask.mem
 
 
-@njit(cache=True)
-def slots(room: Room, ask: Ask, node: int) -> int:
-    """How many GPUs of this gang the node could take."""
-    if ask.share == WHOLE:
-        count = room.whole[node]
-    else:
-        count = 0
-        for g in range(room.free.shape[1]):
-            count += room.free[node, g] >= ask.share
-    if ask.cpu > 0:
-        count = min(count, max(room.cpu[node], 0) // ask.cpu)
-    if ask.mem > 0:
-        count = min(count, max(room.mem[node], 0) // ask.mem)
+@njit(cache=True, inline="always")
+def slots_of(node: IntArray, n: int, ask: Ask) -> int:
+    """How many GPUs of this gang one node could take, 0 if it is closed or of another type."""
+    count = 0
+    if node[n, OPEN] and (ask.gpu_type < 0 or node[n, TYPE] == ask.gpu_type):
+        if ask.share == WHOLE:
+            count = node[n, WHOLES]
+        else:
+            for g in range(node[n, GPUS]):
+                count += node[n, g] >= ask.share
+        if ask.cpu > 0:
+            count = min(count, max(node[n, CPU], 0) // ask.cpu)
+        if ask.mem > 0:
+            count = min(count, max(node[n, MEM], 0) // ask.mem)
     return count
 
 
 @njit(cache=True)
+def slots(room: Room, ask: Ask, gpu_type: int, most: IntArray) -> int:
+    """How many GPUs of this gang each node of one type could take, into ``most`` (N,); returns their sum."""
+    node = room.node
+    total = 0
+    for n in range(len(node)):
+        most[n] = slots_of(node, n, ask) if node[n, TYPE] == gpu_type else 0
+        total += most[n]
+    return total
+
+
+@njit(cache=True, inline="always")
 def hopeless(room: Room, ask: Ask) -> bool:
     """Quick test: no type has enough wholly free GPUs. False when only a search can tell."""
     if ask.share != WHOLE:
         return False
-    if ask.gpu_type >= 0:
-        return room.total[ask.gpu_type] < ask.gpus
-    return room.total.max() < ask.gpus
+    most = 0
+    for t in range(len(room.total)):
+        if ask.gpu_type < 0 or ask.gpu_type == t:
+            most = max(most, room.total[t])
+    return most < ask.gpus
 
 
-@njit(cache=True)
-def tightest_gpu(room: Room, ask: Ask, node: int) -> int:
-    """Smallest sufficient free share on the node, for a gang that shares; -1 if none."""
+@njit(cache=True, inline="always")
+def tightest_gpu(row: IntArray, share: int) -> int:
+    """Smallest sufficient free share on a node, for a gang that shares; -1 if none."""
     best = -1
-    for g in range(room.free.shape[1]):
-        if room.free[node, g] >= ask.share and (best < 0 or room.free[node, g] < room.free[node, best]):
+    for g in range(row[GPUS]):
+        if row[g] >= share and (best < 0 or row[g] < row[best]):
             best = g
     return best
 
 
 @njit(cache=True)
-def stranded(free: IntArray, whole: int, class_gpus: IntArray, class_share: IntArray, weight: FloatArray) -> float:
+def stranded(free: IntArray, whole: int, classes: FloatArray) -> float:
     """Expected thousandths of a node that a task drawn from the classes cannot use as they lie.
+
+    Args:
+        free: Thousandths free of each GPU of the node.
+        whole: How many of them are wholly free.
+        classes: GPUs, share and weight (summing to 1) of each class (M, 3).
 
     Source:
         Weng et al., Beware of Fragmentation, USENIX ATC 2023 (fragmentation measure). Differs: a class larger than a
@@ -148,32 +175,24 @@ def stranded(free: IntArray, whole: int, class_gpus: IntArray, class_share: IntA
     """
     free_milli = free.sum()
     lost = 0.0
-    for m in range(len(weight)):
-        if class_share[m] == WHOLE:
-            usable = whole * WHOLE if whole >= min(class_gpus[m], len(free)) else 0
+    for m in range(len(classes)):
+        if classes[m, 1] == WHOLE:
+            usable = whole * WHOLE if whole >= min(classes[m, 0], len(free)) else 0
         else:
             usable = 0
             for g in range(len(free)):
-                if free[g] >= class_share[m]:
+                if free[g] >= classes[m, 1]:
                     usable += free[g]
-        lost += weight[m] * (free_milli - usable)
+        lost += classes[m, 2] * (free_milli - usable)
     return lost
 
 
-class Classes(NamedTuple):
-    """Task classes of the present jobs, for the fragmentation rule: GPUs, share, and weight summing to 1 (M,)."""
-
-    gpus: IntArray
-    share: IntArray
-    weight: FloatArray
-
-
 @njit(cache=True)
-def stranded_growth(room: Room, ask: Ask, node: int, classes: Classes) -> float:
+def stranded_growth(room: Room, ask: Ask, node: int, classes: FloatArray) -> float:
     """Growth of the node's stranded share if the whole gang went there."""
-    before = stranded(room.free[node], room.whole[node], classes.gpus, classes.share, classes.weight)
-    free = room.free[node].copy()
-    whole = room.whole[node]
+    free = room.node[node, : room.node[node, GPUS]].copy()
+    whole = room.node[node, WHOLES]
+    before = stranded(free, whole, classes)
     if ask.share == WHOLE:
         left = ask.gpus
         for g in range(len(free)):
@@ -182,118 +201,129 @@ def stranded_growth(room: Room, ask: Ask, node: int, classes: Classes) -> float:
                 left -= 1
         whole -= ask.gpus
     else:
-        g = tightest_gpu(room, ask, node)
-        whole -= free[g] == WHOLE
-        free[g] -= ask.share
-    return stranded(free, whole, classes.gpus, classes.share, classes.weight) - before
+        taken = np.zeros(len(free), np.bool_)
+        for _ in range(ask.gpus):
+            best = -1
+            for g in range(len(free)):
+                if not taken[g] and free[g] >= ask.share and (best < 0 or free[g] < free[best]):
+                    best = g
+            taken[best] = True
+            whole -= free[best] == WHOLE
+            free[best] -= ask.share
+    return stranded(free, whole, classes) - before
 
 
 @njit(cache=True)
-def one_node(room: Room, ask: Ask, rule: int, classes: Classes) -> int:
-    """Best node that takes the whole gang, -1 if none. Ties go to the lowest index."""
-    best, best_score = -1, np.inf
-    for n in range(len(room.whole)):
-        if not room.is_open[n] or (ask.gpu_type >= 0 and room.node_type[n] != ask.gpu_type):
-            continue
-        if ask.share == WHOLE and room.whole[n] < ask.gpus:
-            continue
-        if slots(room, ask, n) < ask.gpus:
-            continue
-        if rule == FRAGMENTATION:
-            score = stranded_growth(room, ask, n, classes)
-        elif ask.share == WHOLE:
-            score = float(room.whole[n] - ask.gpus)
-        else:  # fill the fullest shared GPU first, on the node with the fewest whole ones
-            score = room.free[n, tightest_gpu(room, ask, n)] + room.whole[n] / (WHOLE + 1.0)
-        if score < best_score:
-            best, best_score = n, score
-            if score == 0.0 and rule == CONSOLIDATE:
+def best_fit(room: Room, ask: Ask) -> int:
+    """Node with the fewest GPUs left over among those that take the whole gang, -1 if none; ties: the lowest index.
+
+    A gang that shares goes to the fullest GPU that takes it, on the node with the fewest whole ones.
+    """
+    node = room.node
+    whole_gpus = ask.share == WHOLE
+    best, best_left = -1, np.inf
+    for n in range(len(node)):
+        if whole_gpus:
+            left = float(node[n, WHOLES] - ask.gpus)
+            if left < 0.0 or left >= best_left or slots_of(node, n, ask) < ask.gpus:
+                continue
+        else:
+            if slots_of(node, n, ask) < ask.gpus:
+                continue
+            left = node[n, tightest_gpu(node[n], ask.share)] + node[n, WHOLES] / (WHOLE + 1.0)
+        if left < best_left:
+            best, best_left = n, left
+            if left == 0.0:
                 break
     return best
 
 
 @njit(cache=True)
-def fewest_nodes(room: Room, ask: Ask, gpu_type: int, counts: IntArray) -> int:
-    """Spread a gang over as few nodes of one type as possible; fills counts (N,), returns nodes used, 0 if it misfits.
+def least_stranded(room: Room, ask: Ask, classes: FloatArray) -> int:
+    """Node whose stranded share grows least among those that take the whole gang, -1 if none; ties: the lowest index."""
+    best, best_growth = -1, np.inf
+    for n in range(len(room.node)):
+        if slots_of(room.node, n, ask) >= ask.gpus:
+            growth = stranded_growth(room, ask, n, classes)
+            if growth < best_growth:
+                best, best_growth = n, growth
+    return best
+
+
+@njit(cache=True)
+def fewest_nodes(most: IntArray, gpus: int, counts: IntArray) -> int:
+    """Spread a gang over as few nodes as possible; fills counts (N,), returns the nodes used.
 
     Largest nodes first; the last piece goes where it fits best.
+
+    Args:
+        most: GPUs each node could take (N,); their sum is at least ``gpus``.
+        gpus: The gang.
+        counts: Output: GPUs taken of each node (N,).
     """
-    caps = np.zeros(len(room.whole), np.int64)
-    for n in range(len(caps)):
-        if room.is_open[n] and room.node_type[n] == gpu_type:
-            caps[n] = slots(room, ask, n)
     counts[:] = 0
-    if caps.sum() < ask.gpus:
-        return 0
-    left, used = ask.gpus, 0
+    left, used = gpus, 0
     while left > 0:
         best = -1
-        for n in range(len(caps)):
-            if caps[n] == 0 or counts[n]:
+        for n in range(len(most)):
+            if most[n] == 0 or counts[n]:
                 continue
             if best < 0:
                 best = n
-            elif caps[best] >= left:
-                if left <= caps[n] < caps[best]:
+            elif most[best] >= left:
+                if left <= most[n] < most[best]:
                     best = n
-            elif caps[n] > caps[best]:
+            elif most[n] > most[best]:
                 best = n
-        counts[best] = min(caps[best], left)
+        counts[best] = min(most[best], left)
         left -= counts[best]
         used += 1
     return used
 
 
 @njit(cache=True)
-def most_even(room: Room, ask: Ask, gpu_type: int, counts: IntArray) -> int:
-    """Give the gang's GPUs out one by one to the node with most left; fills counts (N,), returns free GPUs of the type."""
-    caps = np.zeros(len(room.whole), np.int64)
-    for n in range(len(caps)):
-        if room.is_open[n] and room.node_type[n] == gpu_type:
-            caps[n] = slots(room, ask, n)
+def most_even(most: IntArray, gpus: int, counts: IntArray) -> None:
+    """Give a gang's GPUs out one by one to the node with most left; fills counts (N,), uses ``most`` up."""
     counts[:] = 0
-    total = caps.sum()
-    if total < ask.gpus:
-        return 0
-    for _ in range(ask.gpus):
-        best = caps.argmax()
-        caps[best] -= 1
+    for _ in range(gpus):
+        best = most.argmax()
+        most[best] -= 1
         counts[best] += 1
-    return total
 
 
 @njit(cache=True)
 def pick(room: Room, ask: Ask, node: int, count: int, pairs: IntArray, at: int) -> None:
     """Write ``count`` (node, gpu) pairs of one node, in increasing order, from row ``at``."""
-    chosen = np.zeros(room.free.shape[1], np.bool_)
-    for _ in range(count):
+    row = room.node[node]
+    last_free, last_gpu = -1, -1  # the tightest so far; the next one is the next in (free, index)
+    for k in range(count):
         best = -1
-        for g in range(len(chosen)):
-            if chosen[g] or room.free[node, g] < ask.share:
+        for g in range(row[GPUS]):
+            if row[g] < ask.share or (row[g], g) <= (last_free, last_gpu):
                 continue
-            if ask.share == WHOLE:
+            if best < 0 or row[g] < row[best]:
                 best = g
-                break
-            if best < 0 or room.free[node, g] < room.free[node, best]:
-                best = g
-        chosen[best] = True
-    for g in range(len(chosen)):
-        if chosen[g]:
-            pairs[at, 0] = node
-            pairs[at, 1] = g
-            at += 1
+                if row[g] == ask.share:
+                    break
+        last_free, last_gpu = row[best], best
+        i = at + k
+        while i > at and pairs[i - 1, 1] > best:
+            pairs[i, 1] = pairs[i - 1, 1]
+            i -= 1
+        pairs[i, 1] = best
+        pairs[at + k, 0] = node
 
 
 @njit(cache=True)
-def choose(room: Room, ask: Ask, rule: int, classes: Classes, counts: IntArray, pairs: IntArray) -> bool:
+def choose(room: Room, ask: Ask, rule: int, classes: FloatArray, scratch: IntArray, pairs: IntArray) -> bool:
     """Choose GPUs for one gang; writes ``ask.gpus`` pairs in increasing order. A gang never mixes GPU types.
 
     Args:
         room: What is free.
         ask: The gang.
         rule: CONSOLIDATE (fewest nodes, best fit), SPREAD (most free first) or FRAGMENTATION (least stranded).
-        classes: Task classes, read by FRAGMENTATION only.
-        counts: Scratch (N,).
+        classes: Task classes (M, 3) of ``stranded``, read by FRAGMENTATION only.
+        scratch: Two values per node (2, N).
         pairs: Output, at least ``ask.gpus`` rows of (node, gpu).
 
     Returns:
@@ -302,30 +332,30 @@ def choose(room: Room, ask: Ask, rule: int, classes: Classes, counts: IntArray, 
     if hopeless(room, ask):
         return False
     if rule != SPREAD:
-        node = one_node(room, ask, rule, classes)
+        node = least_stranded(room, ask, classes) if rule == FRAGMENTATION else best_fit(room, ask)
         if node >= 0:
             pick(room, ask, node, ask.gpus, pairs, 0)
             return True
         if ask.gpus == 1:
             return False
+    most, counts = scratch[0], scratch[1]
     best_type, best = -1, 0
     for t in range(len(room.total)):
         if ask.gpu_type >= 0 and t != ask.gpu_type:
             continue
-        if rule == SPREAD:
-            score = most_even(room, ask, t, counts)
-            better = score > best
-        else:
-            score = fewest_nodes(room, ask, t, counts)
-            better = score > 0 and (best == 0 or score < best)
-        if better:
+        total = slots(room, ask, t, most)
+        if total < ask.gpus:
+            continue
+        score = -total if rule == SPREAD else fewest_nodes(most, ask.gpus, counts)
+        if best_type < 0 or score < best:
             best_type, best = t, score
     if best_type < 0:
         return False
+    slots(room, ask, best_type, most)
     if rule == SPREAD:
-        most_even(room, ask, best_type, counts)
+        most_even(most, ask.gpus, counts)
     else:
-        fewest_nodes(room, ask, best_type, counts)
+        fewest_nodes(most, ask.gpus, counts)
     at = 0
     for n in range(len(counts)):
         if counts[n]:

@@ -1,0 +1,36 @@
+# Two commands a newcomer needs: `make demo` and `make test`. Both make the environment in .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint regold bench clean
+
+.venv/made: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+demo: .venv/made  ## real processes under two policies, then a comparison on a synthetic trace
+	@mkdir -p out
+	$(BIN)/brim demo
+	$(BIN)/brim trace synth philly out/philly.parquet --jobs 6000 --seed 1 --cluster 8x8xV100 --load 0.9
+	$(BIN)/brim sim compare out/philly.parquet --cluster 8x8xV100 --html out/compare.html --jobs out/jobs.parquet
+	@echo "page: $(CURDIR)/out/compare.html"
+
+test: .venv/made  ## everything; what needs absent data or a browser is skipped with the reason
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q
+
+lint: .venv/made
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+regold: .venv/made  ## write the golden tables again; say why in the commit message
+	$(BIN)/python -m tests.golden.regold
+
+bench: .venv/made  ## the figures of docs/measurements; quote medians
+	cd benchmarks && ../$(BIN)/python replay_speed.py && ../$(BIN)/python replay_speed.py --growth \
+	  && ../$(BIN)/python replay_speed.py --large && ../$(BIN)/python round_latency.py && ../$(BIN)/python read_sacct.py
+
+clean:
+	rm -rf .venv out
