@@ -159,8 +159,9 @@ class _Bars:
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
             self._progress = Progress(
-                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f} jobs"),
-                TimeRemainingColumn(), console=Console(stderr=True), transient=True,
+                TextColumn("{task.description}"), BarColumn(),
+                TextColumn("{task.completed:,.0f}/{task.total:,.0f} jobs"), TimeRemainingColumn(),
+                console=Console(stderr=True), transient=True,
             )
             self._progress.start()
         return self

@@ -84,7 +84,7 @@ def compare(
     format: _Format = None,
     limit: _Limit = None,
     from_date: _From = None,
-    load: Annotated[str, typer.Option("--load", help="Arrival rates relative to the trace, such as 0.7,0.9,1.1.")] = "1",
+    load: Annotated[str, typer.Option("--load", help="Arrival rates relative to the trace: 0.7,0.9,1.1.")] = "1",
     seeds: Annotated[int, typer.Option("--seeds", min=1, max=SEEDS_MAX, help="Seeds, for intervals.")] = 1,
     overheads: _Overheads = "x1",
     estimates: _Estimates = "limits",

@@ -19,7 +19,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """Refuse a plan that could not be applied as it stands.
 
     Checks that frees come before takes, each job is acted on once and in a phase that allows it, epochs are the next
-    ones, gangs are whole (I8) on nodes that are up and of the right type, and no GPU, core or MiB is granted twice (I6).
+    ones (I4), gangs are whole (I8) on open nodes of the right type, and no GPU, core or MiB is granted twice (I6).
 
     Raises:
         PlanError: naming the job, and the node or GPU.

@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from brim.core.arrays import IntArray, frozen
 from brim.errors import InvariantError
@@ -103,7 +104,7 @@ class Trace:
         return self.gpus * np.maximum(self.run_ms, 0) * self.share_milli // WHOLE_GPU
 
     def take(self, rows: IntArray) -> Trace:
-        """Keep these rows (increasing); a dependency on a dropped row is dropped with it. Time 0 moves with the first."""
+        """Keep these rows (increasing) and the dependencies between them; time 0 moves with the first."""
         new_row = np.full(len(self) + 1, NONE, dtype=np.int64)
         new_row[rows] = np.arange(len(rows))
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in INT_COLUMNS}
@@ -148,7 +149,7 @@ def trace_of(
         InvariantError: columns differ in length, ids repeat, or a code points outside its names. Readers check
             their input first and raise TraceError with file and row.
     """
-    ids: np.ndarray[Any, Any] = np.asarray(job_id, dtype=object)
+    ids: NDArray[Any] = np.asarray(job_id, dtype=object)
     size = len(ids)
     given: dict[str, Any] = {"submit_ms": submit_ms, "gpus": gpus, **columns}
     unknown = set(given) - set(INT_COLUMNS)
@@ -164,7 +165,10 @@ def trace_of(
         raise InvariantError("trace columns differ in length")
     if len(set(ids)) != size:
         raise InvariantError("trace ids repeat")
-    names = {"user": users, "group": groups, "gpu_type": gpu_types, "profile": profiles, "after": ids}
+    names: dict[str, Sequence[str]] = {
+        "user": users, "group": groups, "gpu_type": gpu_types, "profile": profiles,
+        "after": ids.tolist(),
+    }
     for column, behind in names.items():
         if size and (table[column].max() >= len(behind) or table[column].min() < NONE):
             raise InvariantError(f"trace column {column!r} points outside its names")
@@ -193,7 +197,7 @@ def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts if part)
 
 
-def _canonical_order(submit_ms: IntArray, ids: np.ndarray[Any, Any]) -> IntArray:
+def _canonical_order(submit_ms: IntArray, ids: NDArray[Any]) -> IntArray:
     """Order by (submission, natural id): the same for every permutation of the input rows."""
     order = np.argsort(submit_ms, kind="stable")
     times = submit_ms[order]
@@ -204,7 +208,7 @@ def _canonical_order(submit_ms: IntArray, ids: np.ndarray[Any, Any]) -> IntArray
     rows = order[tied]
     keys = _number_keys(ids[rows].tolist())
     if keys is None:
-        order[tied] = sorted(rows, key=lambda row: (submit_ms[row], natural_key(ids[row])))
+        order[tied] = sorted(rows, key=lambda row: (submit_ms[row], natural_key(str(ids[row]))))
     else:
         order[tied] = rows[np.lexsort((*keys[::-1], times[tied]))]
     return order

@@ -129,8 +129,8 @@ def _outlived(estimate_ms: float, run_ms: int) -> float:
 
 @njit(cache=True)
 def _round(
-    b: _Books, room: Room, ahead: Ahead, c: Course, jobs: Jobs, run_ms: IntArray, estimate_ms: FloatArray, start_ms: int, misfit: int, rule: int,
-    classes: FloatArray,
+    b: _Books, room: Room, ahead: Ahead, c: Course, jobs: Jobs, run_ms: IntArray, estimate_ms: FloatArray,
+    start_ms: int, misfit: int, rule: int, classes: FloatArray,
 ) -> None:
     """Serve the queue with what is free at ``NOW``, past jobs that do not fit."""
     n, queue, running = b.number, b.queue, b.running
@@ -165,7 +165,8 @@ def _round(
 @njit(cache=True)
 def _advance(
     b: _Books, room: Room, ahead: Ahead, c: Course, jobs: Jobs, submit_ms: IntArray, run_ms: IntArray,
-    estimate_ms: FloatArray, key: FloatArray, start_ms: int, gap_ms: int, misfit: int, rule: int, classes: FloatArray, events: int,
+    estimate_ms: FloatArray, key: FloatArray, start_ms: int, gap_ms: int, misfit: int, rule: int,
+    classes: FloatArray, events: int,
 ) -> bool:
     """Handle up to ``events`` events and the rounds between them; returns whether every job is over.
 

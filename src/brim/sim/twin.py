@@ -206,7 +206,7 @@ class _Twin:
         gpus = tuple(offset[node] + gpu for node, gpu in action.gpus)
         begin_ms = now_ms
         if self._leaving:  # not removed: another share of the same GPU may be granted too
-            begin_ms = max(now_ms, max(self._leaving.get(gpu, 0) for gpu in gpus))
+            begin_ms = max(now_ms, *(self._leaving.get(gpu, 0) for gpu in gpus))
         first = self._record.first_start_ms[job] == NONE
         from_ms = begin_ms + (self._overheads.start_ms if first else self._overheads.restart_ms)
         self._attempts[job] = _Attempt(action.epoch, gpus, begin_ms, from_ms)

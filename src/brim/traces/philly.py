@@ -109,7 +109,7 @@ def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a value")
 
 
-def _row(file: str, row: int, job: Any, report: ReadReport) -> tuple[object, ...]:  # noqa: ANN401 - decoded JSON
+def _row(file: str, row: int, job: Any, report: ReadReport) -> tuple[object, ...]:
     if not isinstance(job, dict):
         raise TraceError(file, row=row, found=f"a {type(job).__name__}", expected="a JSON object per job")
     for key in _KEYS:
@@ -139,7 +139,7 @@ def _row(file: str, row: int, job: Any, report: ReadReport) -> tuple[object, ...
     )  # fmt: skip
 
 
-def _attempts(file: str, row: int, attempts: Any) -> Iterator[_Attempt]:  # noqa: ANN401 - decoded JSON
+def _attempts(file: str, row: int, attempts: Any) -> Iterator[_Attempt]:
     if not isinstance(attempts, list):
         raise TraceError(file, row=row, column="attempts", found=shown(attempts), expected="a list")
     for attempt in attempts:

@@ -240,7 +240,7 @@ def best_fit(room: Room, ask: Ask) -> int:
 
 @njit(cache=True)
 def least_stranded(room: Room, ask: Ask, classes: FloatArray) -> int:
-    """Node whose stranded share grows least among those that take the whole gang, -1 if none; ties: the lowest index."""
+    """Node whose stranded share grows least among those that take the whole gang, -1 if none; ties: lowest index."""
     best, best_growth = -1, np.inf
     for n in range(len(room.node)):
         if slots_of(room.node, n, ask) >= ask.gpus:

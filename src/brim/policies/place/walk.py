@@ -152,7 +152,8 @@ def _evict_for(room: Room, c: Course, jobs: Jobs, ask: Ask, later: IntArray, rul
     for v in later:
         if not c.leaves[v]:
             for i in range(c.first[v], c.first[v] + jobs.gpus[v]):
-                reach[room.node[c.node[i], TYPE]] += room.node[c.node[i], OPEN]  # shares of one GPU count more than once
+                n = c.node[i]
+                reach[room.node[n, TYPE]] += room.node[n, OPEN]  # shares of one GPU count more than once
     if ask.share == WHOLE and (reach.max() if ask.gpu_type < 0 else reach[ask.gpu_type]) < ask.gpus:
         return False  # not even with all of them gone
     victims = np.empty(len(later), np.int64)

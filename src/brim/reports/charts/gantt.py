@@ -167,7 +167,7 @@ def _thinned(
     return columns, length, job.ravel()[begin], level.ravel()[begin]
 
 
-def _paint(  # noqa: PLR0917 - compiled: positional only
+def _paint(
     run_job: IntArray, first: IntArray, last: IntArray, first_gpu: IntArray, row: IntArray, share: NDArray[np.float64],
     job: NDArray[np.int32], held: NDArray[np.float32], most: NDArray[np.float32],
 ) -> None:
