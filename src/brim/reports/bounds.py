@@ -46,11 +46,11 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
-import numba
 import numpy as np
 
+from brim.compiled import njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.cluster import Cluster
 from brim.core.trace import Trace
@@ -77,10 +77,6 @@ class Bounds:
 
     jct_mean_s: float | None
     makespan_s: float | None
-
-
-def _compiled(function: _F) -> _F:
-    return cast(_F, numba.njit(cache=True)(function))
 
 
 def bounds(trace: Trace, cluster: Cluster, *, counted: BoolArray | None = None) -> Bounds:
@@ -172,7 +168,7 @@ def _mean_busy(release: FloatArray, run: FloatArray, work: FloatArray) -> float:
     return best
 
 
-@_compiled
+@njit
 def _earliest_ms(submit_ms: IntArray, run_ms: IntArray, after: IntArray, after_ms: IntArray) -> IntArray:
     """Earliest instant at which each job may start, the job it waits for taken at its own earliest end."""
     earliest = submit_ms.copy()
@@ -189,7 +185,7 @@ def _earliest_ms(submit_ms: IntArray, run_ms: IntArray, after: IntArray, after_m
     return earliest
 
 
-@_compiled
+@njit
 def _srpt_ends(release: FloatArray, work: FloatArray) -> FloatArray:
     """Completion times under preemptive SRPT on one machine of speed 1; ``release`` sorted."""
     ends = np.empty(len(work))
@@ -211,7 +207,7 @@ def _srpt_ends(release: FloatArray, work: FloatArray) -> FloatArray:
     return ends
 
 
-@_compiled
+@njit
 def _busy_means(release: FloatArray, work: FloatArray, priority: FloatArray) -> FloatArray:
     """Mean busy times where the released job of least ``priority`` runs at each instant; ``release`` sorted."""
     left = work.copy()

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserLimits
+from brim.compiled import inline, njit
 from brim.core.arrays import FloatArray, IntArray, frozen
 from brim.core.cluster import Cluster
 from brim.core.replay import Runs
@@ -72,7 +72,7 @@ class _Books(NamedTuple):
 _HEAP_SIZE, _QUEUE_HEAD, _QUEUE_TAIL, _RUNNING, _ARRIVED, _ENDED, _SINCE, _LAST, _NOW, _ROUNDS, _GRANTS = range(11)
 
 
-@njit(cache=True, inline="always")
+@inline
 def _push(heap: IntArray, at: int, time_ms: int, job: int) -> None:
     """Add an end to a heap of ``at`` entries."""
     while at > 0:
@@ -84,7 +84,7 @@ def _push(heap: IntArray, at: int, time_ms: int, job: int) -> None:
     heap[at, 0], heap[at, 1] = time_ms, job
 
 
-@njit(cache=True, inline="always")
+@inline
 def _pop(heap: IntArray, size: int) -> int:
     """Remove the earliest end, leaving ``size`` entries; returns its job."""
     job = heap[0, 1]
@@ -104,7 +104,7 @@ def _pop(heap: IntArray, size: int) -> int:
     return job
 
 
-@njit(cache=True, inline="always")
+@inline
 def _enqueue(queue: IntArray, head: int, tail: int, job: int, key: FloatArray) -> None:
     """Insert into queue[head:tail] by (key, row)."""
     low, high = head, tail
@@ -119,7 +119,7 @@ def _enqueue(queue: IntArray, head: int, tail: int, job: int, key: FloatArray) -
     queue[low] = job
 
 
-@njit(cache=True)
+@njit
 def _outlived(estimate_ms: float, run_ms: int) -> float:
     """``beliefs.runtime``: double an estimate until it lies above the time already run."""
     if run_ms >= estimate_ms:
@@ -127,7 +127,7 @@ def _outlived(estimate_ms: float, run_ms: int) -> float:
     return estimate_ms
 
 
-@njit(cache=True)
+@njit
 def _round(
     b: _Books, room: Room, ahead: Ahead, c: Course, jobs: Jobs, run_ms: IntArray, estimate_ms: FloatArray,
     start_ms: int, misfit: int, rule: int, classes: FloatArray,
@@ -162,7 +162,7 @@ def _round(
     n[_QUEUE_TAIL] = kept
 
 
-@njit(cache=True)
+@njit
 def _advance(
     b: _Books, room: Room, ahead: Ahead, c: Course, jobs: Jobs, submit_ms: IntArray, run_ms: IntArray,
     estimate_ms: FloatArray, key: FloatArray, start_ms: int, gap_ms: int, misfit: int, rule: int,

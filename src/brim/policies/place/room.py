@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from brim.compiled import inline, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 
 WHOLE: Final = 1000
@@ -61,7 +61,7 @@ class Ask(NamedTuple):
     gpu_type: int
 
 
-@njit(cache=True)
+@njit
 def empty_room(
     node_type: IntArray, gpus: IntArray, cpu: IntArray, mem: IntArray, is_open: BoolArray, types: int
 ) -> Room:
@@ -78,13 +78,13 @@ def empty_room(
     return Room(node, total)
 
 
-@njit(cache=True)
+@njit
 def copy_room(room: Room) -> Room:
     """An independent copy."""
     return Room(room.node.copy(), room.total.copy())
 
 
-@njit(cache=True, inline="always")
+@inline
 def take(room: Room, ask: Ask, node: int, gpu: int) -> None:
     """Give one GPU of a gang away."""
     row = room.node[node]
@@ -97,7 +97,7 @@ def take(room: Room, ask: Ask, node: int, gpu: int) -> None:
     row[MEM] -= ask.mem
 
 
-@njit(cache=True, inline="always")
+@inline
 def give(room: Room, ask: Ask, node: int, gpu: int) -> None:
     """Take one GPU of a gang back: the inverse of ``take``."""
     row = room.node[node]
@@ -110,7 +110,7 @@ def give(room: Room, ask: Ask, node: int, gpu: int) -> None:
     row[MEM] += ask.mem
 
 
-@njit(cache=True, inline="always")
+@inline
 def slots_of(node: IntArray, n: int, ask: Ask) -> int:
     """How many GPUs of this gang one node could take, 0 if it is closed or of another type."""
     count = 0
@@ -127,7 +127,7 @@ def slots_of(node: IntArray, n: int, ask: Ask) -> int:
     return count
 
 
-@njit(cache=True)
+@njit
 def slots(room: Room, ask: Ask, gpu_type: int, most: IntArray) -> int:
     """How many GPUs of this gang each node of one type could take, into ``most`` (N,); returns their sum."""
     node = room.node
@@ -138,7 +138,7 @@ def slots(room: Room, ask: Ask, gpu_type: int, most: IntArray) -> int:
     return total
 
 
-@njit(cache=True, inline="always")
+@inline
 def hopeless(room: Room, ask: Ask) -> bool:
     """Quick test: no type has enough wholly free GPUs. False when only a search can tell."""
     if ask.share != WHOLE:
@@ -150,7 +150,7 @@ def hopeless(room: Room, ask: Ask) -> bool:
     return most < ask.gpus
 
 
-@njit(cache=True, inline="always")
+@inline
 def tightest_gpu(row: IntArray, share: int) -> int:
     """Smallest sufficient free share on a node, for a gang that shares; -1 if none."""
     best = -1
@@ -160,7 +160,7 @@ def tightest_gpu(row: IntArray, share: int) -> int:
     return best
 
 
-@njit(cache=True)
+@njit
 def stranded(free: IntArray, whole: int, classes: FloatArray) -> float:
     """Expected thousandths of a node that a task drawn from the classes cannot use as they lie.
 
@@ -187,7 +187,7 @@ def stranded(free: IntArray, whole: int, classes: FloatArray) -> float:
     return lost
 
 
-@njit(cache=True)
+@njit
 def stranded_growth(room: Room, ask: Ask, node: int, classes: FloatArray) -> float:
     """Growth of the node's stranded share if the whole gang went there."""
     free = room.node[node, : room.node[node, GPUS]].copy()
@@ -213,7 +213,7 @@ def stranded_growth(room: Room, ask: Ask, node: int, classes: FloatArray) -> flo
     return stranded(free, whole, classes) - before
 
 
-@njit(cache=True)
+@njit
 def best_fit(room: Room, ask: Ask) -> int:
     """Node with the fewest GPUs left over among those that take the whole gang, -1 if none; ties: the lowest index.
 
@@ -238,7 +238,7 @@ def best_fit(room: Room, ask: Ask) -> int:
     return best
 
 
-@njit(cache=True)
+@njit
 def least_stranded(room: Room, ask: Ask, classes: FloatArray) -> int:
     """Node whose stranded share grows least among those that take the whole gang, -1 if none; ties: lowest index."""
     best, best_growth = -1, np.inf
@@ -250,7 +250,7 @@ def least_stranded(room: Room, ask: Ask, classes: FloatArray) -> int:
     return best
 
 
-@njit(cache=True)
+@njit
 def fewest_nodes(most: IntArray, gpus: int, counts: IntArray) -> int:
     """Spread a gang over as few nodes as possible; fills counts (N,), returns the nodes used.
 
@@ -281,7 +281,7 @@ def fewest_nodes(most: IntArray, gpus: int, counts: IntArray) -> int:
     return used
 
 
-@njit(cache=True)
+@njit
 def most_even(most: IntArray, gpus: int, counts: IntArray) -> None:
     """Give a gang's GPUs out one by one to the node with most left; fills counts (N,), uses ``most`` up."""
     counts[:] = 0
@@ -291,7 +291,7 @@ def most_even(most: IntArray, gpus: int, counts: IntArray) -> None:
         counts[best] += 1
 
 
-@njit(cache=True)
+@njit
 def pick(room: Room, ask: Ask, node: int, count: int, pairs: IntArray, at: int) -> None:
     """Write ``count`` (node, gpu) pairs of one node, in increasing order, from row ``at``."""
     row = room.node[node]
@@ -314,7 +314,7 @@ def pick(room: Room, ask: Ask, node: int, count: int, pairs: IntArray, at: int) 
         pairs[at + k, 0] = node
 
 
-@njit(cache=True)
+@njit
 def choose(room: Room, ask: Ask, rule: int, classes: FloatArray, scratch: IntArray, pairs: IntArray) -> bool:
     """Choose GPUs for one gang; writes ``ask.gpus`` pairs in increasing order. A gang never mixes GPU types.
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from brim.compiled import inline, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.reasons import Why
 from brim.policies.place.room import (
@@ -54,7 +54,7 @@ class Jobs(NamedTuple):
     end_ms: FloatArray
 
 
-@njit(cache=True)
+@njit
 def take_pairs(room: Room, ask: Ask, pairs: IntArray) -> None:
     """Give the GPUs of (node, gpu) pairs away."""
     for i in range(ask.gpus):
@@ -111,7 +111,7 @@ class Course(NamedTuple):
     pairs: IntArray
 
 
-@njit(cache=True)
+@njit
 def set_out(num_nodes: int, capacity: int, num_jobs: int, widest: int) -> Course:
     """A walk about to begin, with space for ``capacity`` grants and gangs of up to ``widest`` GPUs."""
     return Course(
@@ -122,26 +122,26 @@ def set_out(num_nodes: int, capacity: int, num_jobs: int, widest: int) -> Course
     )
 
 
-@njit(cache=True, inline="always")
+@inline
 def ask_of(jobs: Jobs, j: int) -> Ask:
     """What a job's gang asks."""
     return Ask(jobs.gpus[j], jobs.share[j], jobs.cpu[j], jobs.mem[j], jobs.gpu_type[j])
 
 
-@njit(cache=True)
+@njit
 def give_all(room: Room, ask: Ask, node: IntArray, gpu: IntArray, first: int) -> None:
     """Take a gang's GPUs back."""
     for i in range(first, first + ask.gpus):
         give(room, ask, node[i], gpu[i])
 
 
-@njit(cache=True)
+@njit
 def _take_all(room: Room, ask: Ask, node: IntArray, gpu: IntArray, first: int) -> None:
     for i in range(first, first + ask.gpus):
         take(room, ask, node[i], gpu[i])
 
 
-@njit(cache=True)
+@njit
 def _evict_for(room: Room, c: Course, jobs: Jobs, ask: Ask, later: IntArray, rule: int, classes: FloatArray) -> bool:
     """Make jobs in ``later`` (they run, in order) leave from the end until the gang fits; who is not needed stays.
 
@@ -186,7 +186,7 @@ def _evict_for(room: Room, c: Course, jobs: Jobs, ask: Ask, later: IntArray, rul
     return True
 
 
-@njit(cache=True)
+@njit
 def _meet(room: Room, future: Room, joint: Room, n: int) -> None:
     """Set node n of ``joint`` to what is free both now and in ``future``."""
     now, then, both = room.node[n], future.node[n], joint.node[n]
@@ -200,7 +200,7 @@ def _meet(room: Room, future: Room, joint: Room, n: int) -> None:
     both[MEM] = min(now[MEM], then[MEM])
 
 
-@njit(cache=True)
+@njit
 def _reserve(
     room: Room, ahead: Ahead, c: Course, jobs: Jobs, ask: Ask, rule: int, classes: FloatArray, runs: IntArray
 ) -> None:
@@ -234,7 +234,7 @@ def _reserve(
         _meet(room, future, joint, n)
 
 
-@njit(cache=True, inline="always")
+@inline
 def serve(
     room: Room, ahead: Ahead, c: Course, jobs: Jobs, j: int, ask: Ask, misfit: int, rule: int, classes: FloatArray,
     later: IntArray, runs: IntArray,
@@ -291,7 +291,7 @@ def serve(
     return False
 
 
-@njit(cache=True)
+@njit
 def walk(
     order: IntArray, want: IntArray, jobs: Jobs, held: Held, node_type: IntArray, node_gpus: IntArray,
     node_cpu: IntArray, node_mem: IntArray, node_open: BoolArray, num_types: int, misfit: int, rule: int,

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from brim.compiled import njit
 from brim.core.arrays import IntArray
 from brim.core.cluster import Cluster
 from brim.core.replay import Replay
@@ -189,7 +189,7 @@ def _paint(
             at = together
 
 
-_paint = numba.njit(cache=True)(_paint)
+_paint = njit(_paint)
 
 
 def _node_rows(rows_N: Sequence[range]) -> list[int]:
