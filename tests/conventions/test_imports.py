@@ -107,3 +107,14 @@ def test_the_zygote_side_never_needs_the_rest():
         pytest.skip("there is no brim.gang yet")
     for path in modules("gang"):
         assert not imports(path) & {"numpy", "torch", "polars", "numba"}, path
+
+
+def test_every_compiled_module_is_in_the_digest_of_the_cache():
+    """numba runs stale code where a callee in another file has changed; the digest of all sources prevents it."""
+    from brim.compiled import SOURCES
+
+    compiled = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py")
+                if "brim" in imports(path) and "from brim.compiled import" in path.read_text(encoding="utf-8")}
+    assert compiled == set(SOURCES)
+    for path in SOURCE.rglob("*.py"):
+        assert "numba" not in imports(path) or path.name == "compiled.py", f"{path} compiles past brim.compiled"

@@ -82,7 +82,8 @@ def test_estimates_that_are_too_long_never_delay_the_head_beyond_its_promise(dat
 def test_a_short_job_goes_ahead_a_long_one_does_not():
     """One of two GPUs is busy until 10 s; j1 wants both. j2 (4 s) ends before, j3 (40 s) would delay it."""
     snapshot = snapshot_of(
-        "1x2xT4", job(on=[(0, 0)], limit=10), job(at=1, gpus=2, limit=5), job(at=2, limit=40), job(at=3, limit=4), now=5,
+        "1x2xT4", job(on=[(0, 0)], limit=10), job(at=1, gpus=2, limit=5), job(at=2, limit=40), job(at=3, limit=4),
+        now=5,
     )
     result = run_round(snapshot, beliefs_of(snapshot, PRESETS["backfill"]), PRESETS["backfill"])
     assert [one.job for one in result.plan.actions] == [3]

@@ -186,8 +186,8 @@ def test_the_same_gang_is_placed_the_same_whoever_asks_first(snapshot):
 def test_room_counts_what_it_gives_away(groups):
     """``take`` and ``give`` are inverses, and the totals always equal the sums over nodes."""
     from brim.core.cluster import NodeGroup
-    from brim.policies.place.room import Ask as Gang
     from brim.policies.place.room import GPUS, WHOLES, empty_room, give, take
+    from brim.policies.place.room import Ask as Gang
 
     cluster = cluster_of(tuple(NodeGroup(count=c, gpus=g, gpu_type=f"T{i}") for i, (c, g) in enumerate(groups)))
     is_open = np.arange(cluster.num_nodes) % 3 != 2
