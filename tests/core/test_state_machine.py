@@ -11,7 +11,7 @@ from brim.core.checks import check_snapshot
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind
 from brim.core.lifecycle import TRANSITIONS, Phase
-from brim.core.state import ClusterState
+from brim.core.state import USAGE_HALF_LIFE_MS, ClusterState
 from brim.errors import InvariantError
 from brim.testing.room import Ask, FreeRoom
 
@@ -198,3 +198,15 @@ def test_a_snapshot_does_not_change_when_the_state_does():
     assert before.nodes.is_open.tolist() == [True]
     with pytest.raises(ValueError, match="read-only"):
         before.jobs.phase[0] = 3
+
+
+def test_past_usage_is_halved_every_half_life_however_often_it_is_read():
+    state = ClusterState(parse_cluster("1x2xT4"), ("ann", "bob"))
+    state.apply(Event(0, Kind.SUBMITTED, 0, spec=JobSpec(id=0, user=0, submit_ms=0, gpus=2)))
+    state.apply(Event(0, Kind.START, 0, gpus=((0, 0), (0, 1))))
+    state.apply(Event(3_000, Kind.FINISHED, 0))
+    assert state.freeze(3_000).users.usage_gpu_ms.tolist() == [6_000, 0]
+    for part in range(1, 5):
+        state.freeze(3_000 + part * USAGE_HALF_LIFE_MS // 4)
+    assert state.freeze(3_000 + USAGE_HALF_LIFE_MS).users.usage_gpu_ms[0] == pytest.approx(3_000)
+    assert state.freeze(3_000 + 3 * USAGE_HALF_LIFE_MS).users.usage_gpu_ms[0] == pytest.approx(750)
