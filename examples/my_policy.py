@@ -1,7 +1,7 @@
 """A policy of your own in one file: least estimated GPU time first, and nobody who runs is interrupted.
 
-Check it:   brim policy check examples/my_policy.py
-Compare it: brim sim compare TRACE --cluster 8x8xV100 --policies fifo,sjf,examples/my_policy.py
+Check it:  brim policy check examples/my_policy.py
+Replay it: brim sim run TRACE --cluster 8x8xV100 --policy examples/my_policy.py
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,65 @@
+"""The examples run, and print what stands beside them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from brim.cli.main import app
+from brim.core.cluster import parse_cluster
+from brim.policies.presets import find_policy
+from brim.sim.twin import replay
+from brim.testing import job, small_trace
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+SCRIPTS = {"compare.py": (), "my_policy.py": ("-m", "brim.cli.main", "policy", "check")}
+"""How each example is run: alone, or as the argument of a command."""
+
+
+def test_every_example_has_its_output():
+    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted(SCRIPTS)
+    assert sorted(path.stem for path in EXAMPLES.glob("*.out")) == sorted(Path(name).stem for name in SCRIPTS)
+
+
+def test_every_example_prints_what_stands_beside_it():
+    env = {**os.environ, "COLUMNS": "80"}
+    for name, command in SCRIPTS.items():
+        ran = subprocess.run(
+            [sys.executable, *command, str(EXAMPLES / name)], cwd=ROOT, env=env, capture_output=True, text=True,
+            timeout=600, check=False,
+        )
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert ran.stdout == (EXAMPLES / name).with_suffix(".out").read_text(encoding="utf-8")
+
+
+def test_the_policy_serves_least_work_first_and_then_the_patient():
+    """One GPU. The long job comes first; of those that wait, the shortest estimate runs first."""
+    policy = find_policy(str(EXAMPLES / "my_policy.py"))
+    hour = 3600
+    trace = small_trace(
+        job(at=0, run=10, limit=hour), job(at=1, run=20, limit=3 * hour), job(at=2, run=30, limit=2 * hour),
+    )
+    assert (replay(trace, parse_cluster("1x1xT4"), policy).finish_ms / 1000).tolist() == [10, 60, 40]
+    late = small_trace(  # the second has waited for more than a day when the first ends, the third has not
+        job(at=0, run=25 * hour, limit=30 * hour), job(at=1, run=10, limit=9 * hour),
+        job(at=24 * hour, run=10, limit=hour),
+    )
+    finish = (replay(late, parse_cluster("1x1xT4"), policy).finish_ms / 1000).tolist()
+    assert finish == [25 * hour, 25 * hour + 10, 25 * hour + 20]
+
+
+def test_a_policy_file_replays_from_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    trace = tmp_path / "trace.csv"
+    runner = CliRunner()
+    made = runner.invoke(app, ["trace", "synth", "philly", str(trace), "-n", "40", "-c", "16x8xV100", "--load", "0.8"])
+    assert made.exit_code == 0, made.output
+    command = ["sim", "run", str(trace), "-c", "16x8xV100", "-p", "examples/my_policy.py", "--json"]
+    ran = runner.invoke(app, command)
+    assert ran.exit_code == 0, ran.output
+    assert '"policy": "smallest-work"' in ran.stdout
