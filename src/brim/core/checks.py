@@ -14,6 +14,8 @@ from brim.core.trace import NONE
 from brim.errors import InvariantError, PlanError
 from brim.units import WHOLE_GPU
 
+_PENDING, _HOLDING = int(Phase.PENDING), (int(Phase.STARTING), int(Phase.RUNNING))
+
 
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """Refuse a plan that could not be applied as it stands.
@@ -27,27 +29,26 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     if not plan.actions:
         return
     jobs = snapshot.jobs
-    row_of = {job: row for row, job in enumerate(jobs.id.tolist())}
+    rows = np.searchsorted(jobs.id, [action.job for action in plan.actions]).tolist()
     seen: set[int] = set()
     stopped: set[int] = set()
     starts: list[tuple[int, Start]] = []
-    for action in plan.actions:
-        row = row_of.get(action.job)
-        if row is None:
+    for row, action in zip(rows, plan.actions, strict=True):
+        if row == len(jobs) or jobs.id[row] != action.job:
             raise PlanError(f"plan acts on job {action.job}, which is not in the snapshot")
         if action.job in seen:
             raise PlanError(f"plan acts twice on job {action.job}")
         seen.add(action.job)
-        phase = Phase(int(jobs.phase[row]))
+        phase = jobs.phase[row]
         if isinstance(action, Preempt):
             if starts:
                 raise PlanError(f"plan preempts job {action.job} after a start: frees come before takes")
-            if phase not in (Phase.STARTING, Phase.RUNNING) or action.epoch != jobs.epoch[row]:
-                raise PlanError(f"plan preempts job {action.job} (epoch {action.epoch}), which is {phase.name}")
+            if phase not in _HOLDING or action.epoch != jobs.epoch[row]:
+                raise PlanError(f"plan preempts job {action.job} (epoch {action.epoch}), which is {Phase(phase).name}")
             stopped.add(row)
         else:
-            if phase is not Phase.PENDING or action.epoch != jobs.epoch[row] + 1:
-                raise PlanError(f"plan starts job {action.job} (epoch {action.epoch}), which is {phase.name}")
+            if phase != _PENDING or action.epoch != jobs.epoch[row] + 1:
+                raise PlanError(f"plan starts job {action.job} (epoch {action.epoch}), which is {Phase(phase).name}")
             _check_gang(snapshot, row, action)
             starts.append((row, action))
     _check_room(snapshot, stopped, starts)

@@ -12,6 +12,8 @@ from brim.engine.round import RoundResult, run_round
 from brim.engine.trigger import DEFAULT_GAP_MS, Trigger
 from brim.policies.sockets import Policy
 
+_PREEMPT, _START = Kind.PREEMPT, Kind.START
+
 
 class Scheduler:
     """Feeds events into the state and runs rounds when they are due.
@@ -76,9 +78,9 @@ class Scheduler:
             self.state.remember(result.job, result.memo)
         for action in result.plan.actions:
             if isinstance(action, Preempt):
-                self.state.apply(Event(now_ms, Kind.PREEMPT, action.job))
+                self.state.apply(Event(now_ms, _PREEMPT, action.job))
             else:
-                self.state.apply(Event(now_ms, Kind.START, action.job, gpus=action.gpus))
+                self.state.apply(Event(now_ms, _START, action.job, gpus=action.gpus))
         self._trigger.done(now_ms)
         self.last_round = result
         return result

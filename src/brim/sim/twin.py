@@ -34,6 +34,11 @@ from brim.sim.truth import rigid_run_ms, specs_of, user_names
 from brim.units import WHOLE_GPU
 
 ESTIMATES: dict[str, RunTimes] = {"limits": UserLimits(), "history": UserHistory()}
+# Enum members as module constants: looking them up on the class is slow before Python 3.12.
+_KINDS = tuple(Kind)
+_SUBMITTED, _ELIGIBLE, _STARTED, _STOPPED = Kind.SUBMITTED, Kind.ELIGIBLE, Kind.STARTED, Kind.STOPPED
+_FINISHED, _FAILED = Kind.FINISHED, Kind.FAILED
+_NODE_DOWN, _NODE_DRAIN, _NODE_UP = _OF_NODES = (Kind.NODE_DOWN, Kind.NODE_DRAIN, Kind.NODE_UP)
 PROGRESS_EVERY = 1024
 """Events between two calls of ``on_progress``: about 10 ms."""
 
@@ -151,10 +156,10 @@ class _Twin:
         while self._record.ended < total:
             due_ms = scheduler.due_ms()
             next_ms = heap[0][0] if heap else None
-            if arrived < total and (next_ms is None or (arrivals[arrived], Kind.SUBMITTED) < (next_ms, heap[0][1])):
-                next_ms, kind = arrivals[arrived], Kind.SUBMITTED
+            if arrived < total and (next_ms is None or (arrivals[arrived], _SUBMITTED) < (next_ms, heap[0][1])):
+                next_ms, kind = arrivals[arrived], _SUBMITTED
             elif heap:
-                kind = Kind(heap[0][1])
+                kind = _KINDS[heap[0][1]]
             if due_ms is not None and (next_ms is None or due_ms < next_ms):
                 now_ms = due_ms
                 self._round(now_ms)
@@ -162,7 +167,7 @@ class _Twin:
             if next_ms is None:
                 raise InvariantError(f"{total - self._record.ended} jobs wait at {now_ms} ms and nothing will happen")
             now_ms = next_ms
-            if kind is Kind.SUBMITTED:
+            if kind is _SUBMITTED:
                 self._submit(arrived, now_ms)
                 arrived += 1
             else:
@@ -214,14 +219,14 @@ class _Twin:
             self._record.first_start_ms[job] = begin_ms
         else:
             self._record.restarts[job] += 1
-        self._push(from_ms, Kind.STARTED, job, action.epoch)
+        self._push(from_ms, _STARTED, job, action.epoch)
         left_ms = self._left_ms[job]
         if self._faults.job_mtbf_ms:
             lives_ms = job_failure_ms(self._faults, self._seed, job, action.epoch)
             if lives_ms < left_ms:
-                self._push(from_ms + lives_ms, Kind.FAILED, job, action.epoch)
+                self._push(from_ms + lives_ms, _FAILED, job, action.epoch)
                 return
-        self._push(from_ms + left_ms, Kind.FINISHED, job, action.epoch)
+        self._push(from_ms + left_ms, _FINISHED, job, action.epoch)
 
     def _preempt(self, action: Preempt, now_ms: int) -> None:
         """The job saves and leaves; before it made progress there is nothing to save."""
@@ -235,26 +240,26 @@ class _Twin:
             for gpu in attempt.gpus:
                 self._leaving[gpu] = gone_ms
         self._close_run(job, attempt, gone_ms)
-        self._push(gone_ms, Kind.STOPPED, job, attempt.epoch)
+        self._push(gone_ms, _STOPPED, job, attempt.epoch)
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
     def _submit(self, job: int, now_ms: int) -> None:
         spec = self._specs[job]
-        self._scheduler.observe(Event(now_ms, Kind.SUBMITTED, job, spec=spec, held=spec.after != NONE))
+        self._scheduler.observe(Event(now_ms, _SUBMITTED, job, spec=spec, held=spec.after != NONE))
 
     def _handle(self, kind: Kind, now_ms: int, item: int, count: int) -> None:
-        if kind in (Kind.NODE_DOWN, Kind.NODE_UP, Kind.NODE_DRAIN):
+        if kind in _OF_NODES:
             self._node(kind, now_ms, item, count)
-        elif kind in (Kind.STOPPED, Kind.ELIGIBLE):
+        elif kind is _STOPPED or kind is _ELIGIBLE:
             self._observe(now_ms, kind, item)
         else:
             attempt = self._attempts.get(item)
             if attempt is None or attempt.epoch != count:
                 return  # of an attempt that is over
-            if kind is Kind.STARTED:
+            if kind is _STARTED:
                 self._observe(now_ms, kind, item)
-            elif kind is Kind.FINISHED:
+            elif kind is _FINISHED:
                 self._advance(item, attempt, self._left_ms[item], 0)
                 self._end(item, attempt, now_ms, kind)
             else:
@@ -267,7 +272,7 @@ class _Twin:
             self._record.failed[job] = 1
             self._end(job, attempt, now_ms, Kind.GAVE_UP)
         else:
-            self._leave(job, attempt, now_ms, Kind.FAILED)
+            self._leave(job, attempt, now_ms, _FAILED)
 
     def _end(self, job: int, attempt: _Attempt, now_ms: int, kind: Kind) -> None:
         self._leave(job, attempt, now_ms, kind)
@@ -276,7 +281,7 @@ class _Twin:
         for dependent in self._dependents.get(job, ()):
             self._push(
                 max(now_ms + int(self._trace.after_ms[dependent]), self._specs[dependent].submit_ms),
-                Kind.ELIGIBLE, dependent, 0,
+                _ELIGIBLE, dependent, 0,
             )
 
     def _leave(self, job: int, attempt: _Attempt, now_ms: int, kind: Kind) -> None:
@@ -285,7 +290,7 @@ class _Twin:
         self._observe(now_ms, kind, job)
 
     def _node(self, kind: Kind, now_ms: int, node: int, count: int) -> None:
-        if kind is Kind.NODE_DOWN:
+        if kind is _NODE_DOWN:
             self._down.add(node)
             self._observe_node(now_ms, kind, node)
             first, stop = self._offset[node], self._offset[node + 1]
@@ -294,18 +299,18 @@ class _Twin:
                 attempt = self._attempts[job]
                 self._roll_back(job, attempt, now_ms)
                 self._leave(job, attempt, now_ms, Kind.EVICTED)
-            self._push(now_ms + self._faults.repair_ms, Kind.NODE_UP, node, count + 1)
+            self._push(now_ms + self._faults.repair_ms, _NODE_UP, node, count + 1)
             return
-        if kind is Kind.NODE_DRAIN:
+        if kind is _NODE_DRAIN:
             self._draining[node] += 1
         elif count:  # repaired
             self._down.remove(node)
             failure_ms = node_failure_ms(self._faults, self._seed, node, count)
-            self._push(now_ms + failure_ms, Kind.NODE_DOWN, node, count)
+            self._push(now_ms + failure_ms, _NODE_DOWN, node, count)
         else:
             self._draining[node] -= 1
         if node not in self._down:  # a lost node stays lost when its drain ends, a repaired one drains on
-            self._observe_node(now_ms, Kind.NODE_DRAIN if self._draining[node] else Kind.NODE_UP, node)
+            self._observe_node(now_ms, _NODE_DRAIN if self._draining[node] else _NODE_UP, node)
 
     def _observe_node(self, now_ms: int, kind: Kind, node: int) -> None:
         self._scheduler.observe(Event(now_ms, kind, node=node))
@@ -313,11 +318,11 @@ class _Twin:
     def _schedule_faults(self) -> None:
         if self._faults.node_mtbf_ms:
             for node in range(self._cluster.num_nodes):
-                self._push(node_failure_ms(self._faults, self._seed, node, 0), Kind.NODE_DOWN, node, 0)
+                self._push(node_failure_ms(self._faults, self._seed, node, 0), _NODE_DOWN, node, 0)
         for drain in self._faults.drains:
             for node in drain.nodes:
-                self._push(drain.start_ms, Kind.NODE_DRAIN, node, 0)
-                self._push(drain.end_ms, Kind.NODE_UP, node, 0)
+                self._push(drain.start_ms, _NODE_DRAIN, node, 0)
+                self._push(drain.end_ms, _NODE_UP, node, 0)
 
     # -- books -----------------------------------------------------------------------------------------------------
 

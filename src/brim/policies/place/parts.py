@@ -20,6 +20,8 @@ from brim.policies.sockets import Sizes
 
 Misfit = Literal["stop", "skip", "reserve"]
 MISFIT: Final[dict[str, int]] = {"stop": STOP, "skip": SKIP, "reserve": RESERVE}
+_HELD, _STOPPING = int(Phase.HELD), int(Phase.STOPPING)
+_WHY_HELD, _WHY_STOPPING = int(Why.HELD), int(Why.STOPPING)
 NO_CLASSES: Final = np.zeros((0, 3))
 
 
@@ -112,8 +114,8 @@ def _place(
         nodes.cpu_milli, nodes.mem_mib, nodes.is_open, len(snapshot.gpu_types), MISFIT[misfit], rule,
         task_classes(snapshot) if rule == FRAGMENTATION else NO_CLASSES,
     )
-    why[jobs.phase == Phase.HELD] = Why.HELD
-    why[jobs.phase == Phase.STOPPING] = Why.STOPPING
+    why[jobs.phase == _HELD] = _WHY_HELD
+    why[jobs.phase == _STOPPING] = _WHY_STOPPING
     return Grants(
         job=job, node=node, gpu=gpu, share_milli=jobs.share_milli[job], why=why, blocker=blocker,
     )
