@@ -15,8 +15,11 @@ E    3      1    2   2     bob
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from brim.policies.order.tiresias import ServiceQueues
 from brim.policies.presets import PRESETS
 from brim.testing import job, small_trace
 
@@ -307,3 +310,18 @@ def test_two_long_equal_jobs_share_one_gpu_under_las_in_steps_of_the_quantum():
     """
     outcome = run(small_trace(job(run=2 * H), job(run=2 * H)), "1x1xT4", "las")
     assert (stretches(outcome, 0), stretches(outcome, 1)) == ([(0, H), (3 * H, 4 * H)], [(H, 3 * H)])
+
+
+def test_a_promotion_lasts_until_the_first_queue_is_used_up_again():
+    """Threshold 10 GPU-s, promotion after twice the time run, a round every second, one GPU.
+
+    ::
+
+        10  j0 has 10 s: j1 (queue 0)      20  j1 has 10 s: j0, submitted first
+        40  j1 has waited 20 s, twice its 10: back in queue 0      50  j1 has had 10 s more: j0
+        90  j1 has waited 40 s, twice its 20
+    """
+    policy = replace(PRESETS["tiresias"], order=ServiceQueues(thresholds_gpu_ms=(10_000,), promote_ratio=2.0),
+                     period_ms=1_000)
+    outcome = run(small_trace(job(run=200), job(at=5, run=200)), "1x1xT4", policy)
+    assert stretches(outcome, 1)[:3] == [(10, 20), (40, 50), (90, 100)]
