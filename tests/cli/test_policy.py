@@ -1,0 +1,51 @@
+"""``brim policy``: listing, showing, and checking a user's own file."""
+
+from __future__ import annotations
+
+import json
+
+from cli.commands import brim
+
+MINE = """
+from dataclasses import dataclass
+import numpy as np
+from brim.policies.feed.even import Even
+from brim.policies.fill.none import NoFill
+from brim.policies.place.parts import Consolidate
+from brim.policies.size.as_asked import AsAsked
+from brim.policies.sockets import Policy
+
+@dataclass(frozen=True)
+class {name}:
+    def __call__(self, snapshot, beliefs):
+        {body}
+
+policy = Policy(name="mine", order={name}(), size=AsAsked(), place=Consolidate(), feed=Even(), fill=NoFill())
+"""
+
+
+def test_list_and_show():
+    found = json.loads(brim("policy", "list", "--json").stdout)
+    assert {"fifo", "backfill", "tiresias", "fair"} <= {row["name"] for row in found["policies"]}
+    shown = brim("policy", "show", "tiresias").stdout
+    assert "ServiceQueues" in shown
+    assert "promote_ratio" in shown
+
+
+def test_a_good_policy_of_ones_own_passes(tmp_path):
+    path = tmp_path / "small_first.py"
+    body = "return np.lexsort((snapshot.jobs.gpus, ~snapshot.jobs.holds))"
+    path.write_text(MINE.format(name="SmallFirst", body=body))
+    done = brim("policy", "check", path, "--examples", "5")
+    assert done.returncode == 0, done.stderr
+    assert "keeps the rules" in done.stdout
+
+
+def test_a_policy_that_gambles_is_caught_with_its_rule(tmp_path):
+    path = tmp_path / "gambler.py"
+    body = "return np.random.default_rng().permutation(len(snapshot.jobs))"
+    path.write_text(MINE.format(name="Gambler", body=body))
+    done = brim("policy", "check", path, "--examples", "20")
+    assert done.returncode != 0
+    assert "breaks the rule" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,178 @@
+"""The ``brim sim`` command as a user meets it: a real process, its exit code, its stdout and its stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import polars as pl
+import pytest
+
+from cli.commands import brim
+
+TRACE = "id,submit_s,gpus,run_s,user\na,0,2,100,ann\nb,10,4,50,bob\nc,20,1,10,ann\n"
+RESULT_KEYS = {
+    "policy", "seed", "load", "jobs", "finished", "jct_mean_s", "jct_p50_s", "jct_p99_s", "jct_bound_s", "makespan_s",
+    "makespan_bound_s", "queue_mean_s", "gpu_allocated_fraction", "gpu_busy_fraction", "cpu_busy_fraction",
+    "energy_kwh", "energy_bound_kwh", "cost", "preemptions", "restarts", "lost_gpu_s", "rounds", "round_p99_ms",
+    "wall_s",
+}
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """Sixty synthetic jobs in brim's own format."""
+    path = tmp_path_factory.mktemp("trace") / "small.parquet"
+    done = brim("trace", "synth", "philly", path, "--jobs", 60, "--seed", 3, "--cluster", "2x8xV100", "--load", 1)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def results(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_run_prints_only_json_on_stdout_with_all_the_keys(trace):
+    found = results(brim("sim", "run", trace, "-c", "2x8xV100", "--json"))
+    assert found["schema"] == 1
+    assert found["cluster"] == "2x8xV100"
+    assert found["trace"]["synthetic"] is True
+    (row,) = found["results"]
+    assert set(row) >= RESULT_KEYS
+    assert (row["policy"], row["jobs"], row["finished"]) == ("fifo", 60, 60)
+    assert row["energy_kwh"] is None
+    assert row["cost"] is None
+    assert row["jct_mean_s"] >= row["jct_bound_s"] > 0
+
+
+def test_compare_in_processes_equals_runs_one_by_one(trace, tmp_path):
+    """A pool of processes must not change a single figure."""
+    together = results(brim("sim", "compare", trace, "-c", "2x8xV100", "-p", "fifo,srtf,las", "--json"))
+    measured = {"wall_s", "rounds_per_s", "round_p99_ms"}
+    for row in together["results"]:
+        (alone,) = results(brim("sim", "run", trace, "-c", "2x8xV100", "-p", row["policy"], "--json"))["results"]
+        assert {k: v for k, v in row.items() if k not in measured} == {
+            k: v for k, v in alone.items() if k not in measured
+        }
+
+
+def test_compare_writes_a_page_and_a_row_per_job_and_policy(trace, tmp_path):
+    page, jobs = tmp_path / "page.html", tmp_path / "jobs.parquet"
+    done = brim("sim", "compare", trace, "-c", "2x8xV100", "-p", "fifo,backfill", "--html", page, "--jobs", jobs)
+    assert done.returncode == 0, done.stderr
+    assert "backfill" in done.stdout
+    assert str(page) in done.stderr
+    html = page.read_text()
+    assert "synthetic" in html
+    assert "http://" not in html.replace("http://www.w3.org", "")
+    table = pl.read_parquet(jobs)
+    assert table.group_by("policy").len().sort("policy").rows() == [("backfill", 60), ("fifo", 60)]
+
+
+def test_seeds_give_intervals_and_loads_give_rows(trace):
+    fifo = ("sim", "compare", trace, "-c", "2x8xV100", "-p", "fifo", "--seeds", 2)
+    found = results(brim(*fifo, "--load", "0.5,1", "--json"))
+    assert [(row["load"], row["seed"]) for row in found["results"]] == [(0.5, 0), (0.5, 1), (1.0, 0), (1.0, 1)]
+    assert "+-" in brim(*fifo).stdout
+
+
+def test_oracle_and_estimates_are_marked(trace):
+    found = results(brim("sim", "compare", trace, "-c", "2x8xV100", "-p", "sjf,sjf-oracle,fifo", "--json"))
+    told = {row["policy"]: (row["oracle"], row["estimates"]) for row in found["results"]}
+    assert told == {
+        "sjf": (False, "time limits, else per-user history"), "sjf-oracle": (True, "true run times (oracle)"),
+        "fifo": (False, "none"),
+    }
+    history = results(brim("sim", "run", trace, "-c", "2x8xV100", "-p", "sjf", "--estimates", "history", "--json"))
+    assert history["results"][0]["estimates"].startswith("per-user history")
+
+
+def test_overheads_and_faults_reach_the_replay(trace):
+    plain, doubled, broken = (
+        results(brim("sim", "run", trace, "-c", "2x8xV100", "-p", "las", "--json", *extra))["results"][0]
+        for extra in ((), ("--overheads", "x2"), ("--node-mtbf", "6h", "--job-mtbf", "10h"))
+    )
+    assert any("10 s to save" in line for line in doubled["assumptions"])
+    assert any("Each node fails" in line for line in broken["assumptions"])
+    assert broken["lost_gpu_s"] > plain["lost_gpu_s"] == 0
+    drained = results(brim("sim", "run", trace, "-c", "2x8xV100", "--drain", "0@0s+1d", "--json"))["results"][0]
+    assert drained["queue_mean_s"] >= plain["queue_mean_s"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["-p", "fifoo"], "unknown policy 'fifoo': did you mean 'fifo'?"),
+        (["-p", "nothing.py"], "policy file nothing.py: not found"),
+        (["-c", "4x8"], "cluster '4x8' is not understood"),
+        (["-c", "0x8xV100"], "found 0 nodes"),
+        (["-c", "4x0xV100"], "found 0 GPUs per node"),
+        (["-c", "4x8xV100:cpus=many"], "found cpus='many'"),
+        (["-c", "4x8xV100:disk=3"], "found 'disk=3'"),
+        (["-c", "missing.toml"], "cluster file missing.toml: not found"),
+        (["-c", "1x1xV100"], "could not give it even when empty"),
+        (["--load", "0"], "--load: found '0'"),
+        (["--load", "nan"], "--load: found 'nan'"),
+        (["--load", "1,2"], "expected one number"),
+        (["--overheads", "double"], "--overheads: found 'double'"),
+        (["--estimates", "guess"], "guess"),
+        (["--drain", "9@0s+1h"], "cluster 2x8xV100 has nodes 0 to 1"),
+        (["--drain", "now"], "--drain: found 'now'"),
+        (["--node-mtbf", "often"], "duration 'often' is not understood"),
+        (["--html", "/no/such/folder/page.html"], "cannot write /no/such/folder/page.html"),
+        (["-o", "yaml"], "--output: found 'yaml'"),
+        (["--from", "2090-01-01"], "2090-01-01"),
+        (["--format", "slurmm"], "slurmm"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(trace, args, said):
+    cluster = [] if "-c" in args else ["-c", "2x8xV100"]
+    done = brim("sim", "run", trace, *cluster, *args)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("brim: error: ")]
+    assert said in line
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_policy_file_that_breaks_says_so_in_one_line(trace, tmp_path):
+    policy = tmp_path / "mine.py"
+    policy.write_text("import brim.nowhere\n")
+    done = brim("sim", "run", trace, "-c", "2x8xV100", "-p", policy)
+    assert done.returncode == 2
+    assert "ModuleNotFoundError" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_reports_what_is_done_and_says_partial(tmp_path):
+    path = tmp_path / "big.parquet"
+    brim("trace", "synth", "philly", path, "--jobs", 40_000, "--seed", 3, "--cluster", "16x8xV100", "--load", 1)
+    brim_sim = [sys.executable, "-m", "brim.cli.main", "sim"]
+    args = [*brim_sim, "compare", path, "-c", "16x8xV100", "-p", "srtf,las", "--json"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(args, **pipes, text=True, start_new_session=True) as run:
+        time.sleep(8)
+        assert run.poll() is None, "the replay ended before it could be interrupted"
+        os.killpg(run.pid, signal.SIGINT)
+        out, err = run.communicate(timeout=60)
+    assert run.returncode == 130, err
+    found = json.loads(out)
+    assert found["results"]
+    assert all(row["partial"] for row in found["results"])
+    assert all(row["finished"] < row["jobs"] for row in found["results"])
+    assert "partial" in err
+    assert "Traceback" not in err
+
+
+def test_help_names_every_verb():
+    done = brim("--help")
+    assert done.returncode == 0
+    for verb in ("demo", "sim", "trace", "policy"):
+        assert verb in done.stdout
+    assert brim("sim").returncode == 2  # no verb: the help, and usage
+    assert brim("--version").stdout.startswith("brim 0.")
