@@ -16,7 +16,7 @@ from brim.policies.feed.even import Even
 from brim.policies.fill.none import NoFill
 from brim.policies.place.parts import Consolidate, Fragmentation, Spread
 from brim.policies.size.as_asked import AsAsked
-from brim.policies.sockets import Policy
+from brim.policies.sockets import Policy, Sizes
 from brim.testing import job, snapshot_of
 from brim.testing.room import Ask, FreeRoom, pairs_by_job
 from brim.testing.rules import beliefs_of, check_decision, describe
@@ -139,3 +139,23 @@ def test_grants_of_a_job_stand_together_by_node_then_gpu(snapshot):
     assert len(changes) + 1 == len(set(grants.job.tolist())) or not len(grants)
     for pairs in pairs_by_job(grants.job, grants.node, grants.gpu).values():
         assert pairs == sorted(pairs)
+
+
+@dataclass(frozen=True)
+class NotNow:
+    """Gives nothing to some rows."""
+
+    rows: tuple[int, ...]
+    resizes_running = True
+
+    def __call__(self, snapshot, beliefs, order):
+        return Sizes(gpus=np.where(np.isin(np.arange(len(snapshot.jobs)), self.rows), 0, snapshot.jobs.gpus))
+
+
+def test_a_size_of_nothing_takes_the_gpus_of_who_runs_and_keeps_back_who_waits():
+    snapshot = snapshot_of("1x3xT4", job(on=[(0, 0)]), job(on=[(0, 1)]), job(at=1), job(at=1), now=5)
+    policy = Policy(name="not now", order=NewestFirst(), size=NotNow((0, 2)), place=Consolidate(), feed=Even(),
+                    fill=NoFill())
+    result = run_round(snapshot, beliefs_of(snapshot, policy), policy)
+    assert [one.job for one in result.plan.actions if isinstance(one, Preempt)] == [0]
+    assert result.why.tolist() == [Why.NOT_NOW, Why.RUNS, Why.NOT_NOW, Why.RUNS]
