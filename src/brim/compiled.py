@@ -40,6 +40,11 @@ def _cache_dir() -> Path:
 setattr(numba.config, "CACHE_DIR", str(_cache_dir()))  # noqa: B010 - numba declares no attributes there
 
 
+def is_cold() -> bool:
+    """Nothing is in the cache yet: the first calls will take some ten seconds longer than later ones."""
+    return not any(Path(numba.config.CACHE_DIR).rglob("*.nbi"))
+
+
 def njit(function: FunctionT) -> FunctionT:
     """Compile at the first call; later processes load the machine code from the cache."""
     return cast(FunctionT, numba.njit(cache=True)(function))

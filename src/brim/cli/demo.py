@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from brim.cli.options import JsonOption, OutputOption, output_of
+from brim.cli.options import JsonOption, OutputOption, output_of, tell_if_compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -157,6 +157,7 @@ def run_and_replay(name: str, jobs: tuple[LiveJob, ...], folder: Path, console: 
         folder.mkdir(parents=True)
     except FileExistsError:
         raise ConfigError(f"--out: {folder} exists already, expected a new folder") from None
+    tell_if_compiling()
     warm_up(cluster, policy)
     with (
         (folder / "journal.jsonl").open("w", encoding="utf-8", buffering=1) as sink,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Final
 
 import typer
@@ -26,6 +27,14 @@ def output_of(output: str, as_json: bool) -> str:
     if output not in OUTPUTS:
         raise ConfigError(f"--output: found {output!r}, expected one of {', '.join(OUTPUTS)}")
     return "json" if as_json else output
+
+
+def tell_if_compiling() -> None:
+    """Say on stderr why the first run on a machine takes longer."""
+    from brim.compiled import is_cold
+
+    if is_cold():
+        print("brim: compiling the placement code; this happens once and takes some 20 s", file=sys.stderr)
 
 
 def numbers(text: str, option: str) -> list[float]:

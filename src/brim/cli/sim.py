@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from brim.cli.options import ClusterOption, JsonOption, OutputOption, factor, numbers, output_of
+from brim.cli.options import ClusterOption, JsonOption, OutputOption, factor, numbers, output_of, tell_if_compiling
 from brim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -196,6 +196,7 @@ def _tasks(
 
 
 def _run_and_report(tasks: list[Task], html: Path | None, jobs: Path | None, output: str) -> None:
+    tell_if_compiling()
     from brim.cli.replays import run_all
     from brim.reports.files import dump_json, write_jobs_parquet
     from brim.reports.page import write_page

@@ -84,7 +84,9 @@ def synth(
     *,
     jobs: Annotated[int, typer.Option("--jobs", "-n", help="Number of jobs.")] = 10_000,
     seed: Annotated[int, typer.Option("--seed", help="Equal seeds give equal traces.")] = 0,
-    cluster: _ClusterOption = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", "-c", help="Cluster to be loaded, such as 64x8xH100; needs --load.")
+    ] = None,
     load: Annotated[float | None, typer.Option("--load", help="Offered load of that cluster, such as 0.9.")] = None,
 ) -> None:
     """Draw a synthetic trace from published figures of a cluster."""
