@@ -33,7 +33,7 @@ def test_every_example_prints_what_stands_beside_it():
             [sys.executable, *command, str(EXAMPLES / name)], cwd=ROOT, env=env, capture_output=True, text=True,
             timeout=600, check=False,
         )
-        assert (ran.returncode, ran.stderr) == (0, "")
+        assert ran.returncode == 0, ran.stderr  # which may say that something is compiled for the first time
         assert ran.stdout == (EXAMPLES / name).with_suffix(".out").read_text(encoding="utf-8")
 
 
