@@ -37,12 +37,13 @@ def _cache_dir() -> Path:
     return wanted
 
 
-setattr(numba.config, "CACHE_DIR", str(_cache_dir()))  # noqa: B010 - numba declares no attributes there
+_CACHE_DIR: Final = _cache_dir()
+setattr(numba.config, "CACHE_DIR", str(_CACHE_DIR))  # noqa: B010 - numba declares no attributes there
 
 
 def is_cold() -> bool:
     """Nothing is in the cache yet: the first calls will take some ten seconds longer than later ones."""
-    return not any(Path(numba.config.CACHE_DIR).rglob("*.nbi"))
+    return not any(_CACHE_DIR.rglob("*.nbi"))
 
 
 def njit(function: FunctionT) -> FunctionT:

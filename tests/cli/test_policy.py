@@ -49,3 +49,13 @@ def test_a_policy_that_gambles_is_caught_with_its_rule(tmp_path):
     assert done.returncode != 0
     assert "breaks the rule" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_policy_of_ones_own_is_compared_with_others(tmp_path):
+    """Comparing uses several processes, to which the parts of a user's file cannot be sent."""
+    path, trace = tmp_path / "small_first.py", tmp_path / "t.parquet"
+    path.write_text(MINE.format(name="SmallFirst", body="return np.argsort(~snapshot.jobs.holds, kind='stable')"))
+    brim("trace", "synth", "philly", trace, "--jobs", 50, "--seed", 1, "--cluster", "2x8xV100", "--load", 1)
+    done = brim("sim", "compare", trace, "-c", "2x8xV100", "-p", f"fifo,{path}", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [row["policy"] for row in json.loads(done.stdout)["results"]] == ["fifo", "mine"]

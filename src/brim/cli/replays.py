@@ -18,9 +18,9 @@ import numpy as np
 from brim.core.cluster import Cluster
 from brim.core.replay import Replay
 from brim.core.trace import Trace
-from brim.policies.sockets import Policy
-from brim.sim.twin import Settings
-from brim.sim.twin import replay as run_replay
+from brim.policies.presets import find_policy
+from brim.sim.twin import Progress as OnProgress
+from brim.sim.twin import Settings, replay
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -33,11 +33,11 @@ _NO_ROWS: Final = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One replay to run."""
+    """One replay to run. The policy is named, not carried: parts from a user's file cannot be sent to a process."""
 
     trace: Trace
     cluster: Cluster
-    policy: Policy
+    policy: str
     settings: Settings
 
 
@@ -50,6 +50,10 @@ def run_all(tasks: Sequence[Task]) -> Iterator[Replay]:
         yield from _run_here(tasks)
     else:
         yield from _run_in_processes(tasks)
+
+
+def _replay(task: Task, on_progress: OnProgress) -> Replay:
+    return replay(task.trace, task.cluster, find_policy(task.policy), task.settings, on_progress=on_progress)
 
 
 def _run_here(tasks: Sequence[Task]) -> Iterator[Replay]:
@@ -68,7 +72,7 @@ def _run_here(tasks: Sequence[Task]) -> Iterator[Replay]:
                 bars.show(index, ended)
                 return not stopped
 
-            yield run_replay(task.trace, task.cluster, task.policy, task.settings, on_progress=on_progress)
+            yield _replay(task, on_progress)
 
 
 # -- several processes -------------------------------------------------------------------------------------------------
@@ -90,8 +94,7 @@ def _run_task(index: int) -> Replay | None:
         _shared["ended"][index] = ended
         return not _shared["stop"].value
 
-    result = run_replay(task.trace, task.cluster, task.policy, task.settings, on_progress=on_progress)
-    return replace(result, trace=task.trace.take(_NO_ROWS))  # the parent has the trace
+    return replace(_replay(task, on_progress), trace=task.trace.take(_NO_ROWS))  # the parent has the trace
 
 
 def _run_in_processes(tasks: Sequence[Task]) -> Iterator[Replay]:
@@ -187,6 +190,6 @@ class _Bars:
             if time.monotonic() - self._began_s[index] < QUIET_S:
                 return
             task = self._tasks[index]
-            label = task.policy.name + (f" seed {task.settings.seed}" if task.settings.seed else "")
+            label = task.policy + (f" seed {task.settings.seed}" if task.settings.seed else "")
             self._ids[index] = self._progress.add_task(label, total=total)
         self._progress.update(self._ids[index], completed=ended, visible=ended < total)

@@ -13,8 +13,6 @@ from brim.cli.options import ClusterOption, JsonOption, OutputOption, factor, nu
 from brim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from brim.cli.replays import Task
     from brim.core.cluster import Cluster
     from brim.core.replay import Replay
@@ -116,7 +114,11 @@ def _replay_and_report(
     from brim.sim.twin import Settings
 
     cluster = parse_cluster(cluster_text)
-    policies = [find_policy(name) for name in dict.fromkeys(names)]
+    policies = list(dict.fromkeys(filter(None, names)))
+    if not policies:
+        raise ConfigError("--policies: found no name, expected at least one; see `brim policy list`")
+    for name in policies:
+        find_policy(name)  # unknown names and broken files are found before anything runs
     settings = Settings(
         overheads=Overheads().times(factor(overheads, "--overheads")), estimates=estimates,
         faults=_faults(node_mtbf, job_mtbf, drain, cluster),
@@ -173,7 +175,7 @@ def _check_writable(*paths: Path | None) -> None:
 
 
 def _tasks(
-    trace: Trace, cluster: Cluster, policies: Sequence[object], settings: Settings, loads: list[float],
+    trace: Trace, cluster: Cluster, policies: list[str], settings: Settings, loads: list[float],
     seeds: list[int],
 ) -> list[Task]:
     """One task per load, seed and policy; the tasks of one load and seed share their trace."""
@@ -181,17 +183,15 @@ def _tasks(
 
     from brim import traces
     from brim.cli.replays import Task
-    from brim.policies.sockets import Policy
 
     tasks = []
     for load in loads:
         for seed in seeds:
             drawn = traces.scale_load(traces.resample(trace, seed), load)
-            for policy in policies:
-                assert isinstance(policy, Policy)
-                tasks.append(Task(
-                    trace=drawn, cluster=cluster, policy=policy, settings=replace(settings, seed=seed, load=load)
-                ))
+            drawn_settings = replace(settings, seed=seed, load=load)
+            tasks += [
+                Task(trace=drawn, cluster=cluster, policy=policy, settings=drawn_settings) for policy in policies
+            ]
     return tasks
 
 

@@ -116,6 +116,11 @@ def _best(first: str, best: str, known: dict[str, float]) -> str:
         return f"Under {best} the mean job completes {show_duration(known[best])} after its submission."
     if best == first:
         return f"No policy without an oracle beats {first}'s mean job completion time of {show_duration(known[first])}."
+    if known[first] >= 2 * known[best]:
+        return (
+            f"{best} has the shortest mean job completion time: {show_duration(known[best])}; {first} takes "
+            f"{times(known[first] / known[best])} times as long ({show_duration(known[first])})."
+        )
     gain = 1 - known[best] / known[first]
     return (
         f"{best} has the shortest mean job completion time: {show_duration(known[best])}, {gain:.0%} less than {first} "

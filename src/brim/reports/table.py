@@ -142,10 +142,15 @@ def _bound_in_words(rows: dict[str, list[Summary]]) -> str:
     bounded = next((s for group in rows.values() for s in group if s.bounds.jct_mean_s is not None), None)
     if bounded is None:
         return "No lower bound: no job finished, or jobs did not run as long as recorded."
+    group = rows[bounded.policy]
+    jct_s, makespan_s = (
+        _mean(group, figure, show_duration)
+        for figure in (lambda s: s.bounds.jct_mean_s, lambda s: s.bounds.makespan_s)
+    )
+    seeds = ", on average over the seeds" if len(group) > 1 else ""
     return (
-        f"No schedule of rigid jobs on these GPUs has a mean JCT below {_show(bounded.bounds.jct_mean_s)} or a "
-        f"makespan below {_show(bounded.bounds.makespan_s)} (finished jobs of {bounded.policy}; preemption and "
-        "placement free)."
+        f"No schedule of rigid jobs on these GPUs has a mean JCT below {jct_s} or a makespan below {makespan_s}{seeds} "
+        f"(finished jobs of {bounded.policy}; preemption and placement free)."
     )
 
 

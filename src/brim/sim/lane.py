@@ -148,7 +148,7 @@ def _round(
         j = queue[i]
         runs = nobody
         if misfit == RESERVE and c.head[0] < 0:
-            runs = np.sort(running[: n[_RUNNING]])
+            runs = running[: n[_RUNNING]]
         if serve(room, ahead, c, jobs, j, ask_of(jobs, j), misfit, rule, classes, nobody, runs):
             b.first_start_ms[j] = now_ms
             b.place_of[j] = n[_RUNNING]

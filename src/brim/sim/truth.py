@@ -98,11 +98,12 @@ def check_fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> None:
         if choose(room, Ask(gpus, share, cpu, mem, code), CONSOLIDATE, NO_CLASSES, scratch, pairs):
             continue
         rows = np.flatnonzero(kind_of == kind)
+        alike = f" (and {len(rows) - 1} like it)" if len(rows) > 1 else ""
         extras = [f"{cpu / 1000:g} cores each"] if cpu else []
         extras += [f"{mem / 1024:.4g} GB each"] if mem else []
         extras += [f"of type {cluster.gpu_types[code]}"] if code != NONE else []
         raise ConfigError(
-            f"{trace.name}: job {trace.job_id[rows[0]]} (and {len(rows) - 1} like it) asks for {gpus} GPUs"
+            f"{trace.name}: job {trace.job_id[rows[0]]}{alike} asks for {gpus} GPUs"
             f"{' with ' + ', '.join(extras) if extras else ''}, which cluster {cluster} ({cluster.num_gpus} GPUs) "
             "could not give it even when empty"
         )

@@ -18,6 +18,7 @@ from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserHistory, UserLimits
 from brim.core.actions import Preempt, Start
 from brim.core.arrays import IntArray, frozen
+from brim.core.checks import check_snapshot
 from brim.core.cluster import Cluster
 from brim.core.events import Event, Kind
 from brim.core.replay import Replay, Runs
@@ -40,7 +41,7 @@ _SUBMITTED, _ELIGIBLE, _STARTED, _STOPPED = Kind.SUBMITTED, Kind.ELIGIBLE, Kind.
 _FINISHED, _FAILED = Kind.FINISHED, Kind.FAILED
 _NODE_DOWN, _NODE_DRAIN, _NODE_UP = _OF_NODES = (Kind.NODE_DOWN, Kind.NODE_DRAIN, Kind.NODE_UP)
 PROGRESS_EVERY = 1024
-"""Events between two calls of ``on_progress``: about 10 ms."""
+"""Events between two checks of the whole state and calls of ``on_progress``: some 100 ms."""
 
 Progress = Callable[[int, int], bool]
 """Called with (jobs ended, virtual time in ms); returns False to stop the replay where it is."""
@@ -174,9 +175,11 @@ class _Twin:
                 _, _, _, item, count = heapq.heappop(heap)
                 self._handle(kind, now_ms, item, count)
             events += 1
-            if events % PROGRESS_EVERY == 0 and not on_progress(self._record.ended, now_ms):
-                partial = True
-                break
+            if events % PROGRESS_EVERY == 0:
+                check_snapshot(scheduler.state.freeze(now_ms))
+                if not on_progress(self._record.ended, now_ms):
+                    partial = True
+                    break
         on_progress(self._record.ended, now_ms)
         for job, attempt in self._attempts.items():
             if attempt.begin_ms != now_ms:

@@ -52,14 +52,16 @@ def check_policy(policy: Policy, *, examples: int = 100, seed: int = 0) -> None:
     try:
         import hypothesis  # noqa: F401, PLC0415 - a development dependency, wanted only by who checks
     except ImportError:
-        raise ConfigError("checking a policy needs the package hypothesis: pip install hypothesis") from None
+        raise ConfigError("checking a policy needs the package hypothesis: pip install 'brim[check]'") from None
     from hypothesis import strategies as st  # noqa: PLC0415
 
     from brim.testing import strategies  # noqa: PLC0415
 
-    _search(lambda snapshot: rules.check_decision(snapshot, policy), strategies.snapshots(), examples, seed)
-    cases = strategies.clusters(nodes_max=2).flatmap(
-        lambda cluster: st.tuples(st.just(cluster), strategies.traces(cluster, jobs_max=8), strategies.overheads())
+    clusters = strategies.clusters(groups_max=2, nodes_max=2, gpus_max=3)
+    snapshots = clusters.flatmap(lambda cluster: strategies.snapshots(cluster=cluster, jobs_max=8))
+    _search(lambda snapshot: rules.check_decision(snapshot, policy), snapshots, examples, seed)
+    cases = clusters.flatmap(
+        lambda cluster: st.tuples(st.just(cluster), strategies.traces(cluster, jobs_max=6), strategies.overheads())
     )
     _search(lambda case: check_replays(policy, *case), cases, examples, seed)
 
