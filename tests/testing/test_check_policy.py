@@ -17,7 +17,7 @@ from brim.policies.place.parts import Consolidate
 from brim.policies.presets import PRESETS
 from brim.policies.sockets import Policy, Sizes
 from brim.sim.overheads import Overheads
-from brim.testing import PolicyViolation, check_policy, job, small_trace
+from brim.testing import PolicyViolation, check_policy, job, small_trace, snapshot_of
 from brim.testing.conformance import check_replays
 from brim.testing.rules import (
     ENDS,
@@ -28,6 +28,7 @@ from brim.testing.rules import (
     SOUND,
     STAYS,
     WORK_CONSERVING,
+    check_decision,
 )
 
 FIFO, SKIP = PRESETS["fifo"], replace(PRESETS["fifo"], place=Consolidate("skip"))
@@ -208,7 +209,6 @@ BROKEN = {
     "writes": (replace(SKIP, order=Scribbling(False)), PURE),
     "order of users": (replace(SKIP, order=ByUserCode()), ORDER_FREE),
     "numbers of jobs": (replace(SKIP, order=ByIdParity()), ORDER_FREE),
-    "listing of grants": (replace(SKIP, order=ByListing()), ORDER_FREE),
 }
 ENDLESS = {
     "starving": replace(SKIP, size=NotForEve()),
@@ -232,6 +232,14 @@ def test_a_replay_that_would_never_end_is_given_up(kind):
         check_replays(ENDLESS[kind], parse_cluster("1x1xT4"), trace, Overheads())
     assert caught.value.rule == ENDS
     assert "j1: submitted 1 s by eve, 1 GPU for 5 s" in str(caught.value)
+
+
+def test_a_policy_that_evicts_in_the_order_in_which_grants_are_listed_is_caught():
+    snapshot = snapshot_of("1x2xT4", job(on=[(0, 0)]), job(on=[(0, 1)]), job(at=1), now=5)
+    with pytest.raises(PolicyViolation) as caught:
+        check_decision(snapshot, replace(SKIP, order=ByListing()))
+    assert caught.value.rule == ORDER_FREE
+    assert "with the grants listed in reverse" in str(caught.value)
 
 
 def test_an_order_that_is_no_permutation_is_caught():
@@ -273,5 +281,5 @@ def test_without_hypothesis_the_error_says_what_to_install(monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ConfigError, match="pip install .brim.check"):
+    with pytest.raises(ConfigError, match=r"pip install .brim.check"):
         check_policy(FIFO)
