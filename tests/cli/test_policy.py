@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from cli.commands import brim
+from tests.cli.commands import brim
 
 MINE = """
 from dataclasses import dataclass

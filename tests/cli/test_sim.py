@@ -12,7 +12,7 @@ import time
 import polars as pl
 import pytest
 
-from cli.commands import brim
+from tests.cli.commands import brim
 
 TRACE = "id,submit_s,gpus,run_s,user\na,0,2,100,ann\nb,10,4,50,bob\nc,20,1,10,ann\n"
 RESULT_KEYS = {

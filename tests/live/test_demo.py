@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.live.conftest import FakeExecutor, sleeper
 from typer.testing import CliRunner
 
 from brim.cli import demo as demo_file
@@ -17,6 +16,7 @@ from brim.core.cluster import parse_cluster
 from brim.live.driver import LiveDriver, LiveJob, Watcher
 from brim.live.executor import Command
 from brim.policies.presets import find_policy
+from tests.live.conftest import FakeExecutor, sleeper
 
 SMALL = (
     LiveJob(name="0", user="ana", at_ms=0, gpus=4, command=sleeper(1.0), time_limit_ms=1_200),

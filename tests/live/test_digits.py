@@ -6,10 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.live.test_local import last, until
-
 from brim.live.executor import ENDS, Command, What
 from brim.live.local import LocalExecutor
+from tests.live.test_local import last, until
 
 
 def digits(epochs: int, epoch_ms: int) -> Command:

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.live.conftest import FakeExecutor
 
 from brim.core.actions import Plan, Preempt
 from brim.core.cluster import parse_cluster
@@ -17,6 +16,7 @@ from brim.live.driver import LiveDriver, LiveJob, Watcher, wall_clock, warm_up
 from brim.live.executor import Command, Report, What
 from brim.live.record import Attempt, Measured, measured, preemptions, productive_ms, recorded_trace
 from brim.policies.presets import find_policy
+from tests.live.conftest import FakeExecutor
 
 FOUR = parse_cluster("1x4xcpu-slot")
 NOTHING = Command(argv=("true",))

@@ -10,10 +10,10 @@ import uuid
 from pathlib import Path
 
 import pytest
-from tests.live.conftest import alive_with, python, sleeper
 
 from brim.live.executor import ENDS, Command, Report, What
 from brim.live.local import LocalExecutor
+from tests.live.conftest import alive_with, python, sleeper
 
 
 def until(executor: LocalExecutor, *whats: What, job: int = 0, seconds: float = 8.0) -> list[Report]:

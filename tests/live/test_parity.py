@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.live.conftest import sleeper
 
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import UserLimits
@@ -27,6 +26,7 @@ from brim.policies.presets import find_policy
 from brim.policies.sockets import Policy
 from brim.sim.truth import user_names
 from brim.sim.twin import Settings, _Twin, replay
+from tests.live.conftest import sleeper
 
 GAP_MS = 60
 QUEUES = replace(
