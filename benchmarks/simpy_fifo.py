@@ -1,6 +1,7 @@
 """A straightforward SimPy model of a strict FIFO queue with brim's placement: the peer of replay_speed.
 
-Written as a SimPy user would: one process per job, one scheduler process woken by arrivals and departures, plain lists.
+Written as a SimPy user would: a source process, one process per job, a scheduler process woken by arrivals and
+departures, plain lists.
 The gang goes to the node it fits best, else to the fewest nodes, largest first, the last piece where it fits best.
 """
 
@@ -86,11 +87,15 @@ def simulate(submit: list[int], gpus: list[int], run: list[int], nodes: int, gpu
         if not wake.triggered:
             wake.succeed()
 
-    def job(index: int):
-        yield env.timeout(submit[index])
-        granted = env.event()
-        queue.append((index, granted))
-        poke()
+    def source():
+        for index, submit_at in enumerate(submit):
+            yield env.timeout(submit_at - env.now)
+            granted = env.event()
+            queue.append((index, granted))
+            env.process(job(index, granted))
+            poke()
+
+    def job(index: int, granted: simpy.Event):
         chosen = yield granted
         yield env.timeout(run[index])
         cluster.give(chosen)
@@ -98,7 +103,6 @@ def simulate(submit: list[int], gpus: list[int], run: list[int], nodes: int, gpu
         poke()
 
     env.process(scheduler())
-    for index in range(len(submit)):
-        env.process(job(index))
+    env.process(source())
     env.run()
     return finish

@@ -16,26 +16,34 @@ MS_PER_S: Final = 1_000
 MS_PER_MIN: Final = 60_000
 MS_PER_H: Final = 3_600_000
 MS_PER_DAY: Final = 86_400_000
+CENTURY_MS: Final = 36_525 * MS_PER_DAY
 WHOLE_GPU: Final = 1_000
 """Thousandths of a GPU in a whole one."""
 
 _DURATION_MS = {"ms": 1, "s": MS_PER_S, "m": MS_PER_MIN, "min": MS_PER_MIN, "h": MS_PER_H, "d": MS_PER_DAY,
                 "w": 7 * MS_PER_DAY}
 _MEMORY_MIB = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|s|m|h|d|w)")
-_CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+(?:\.\d+)?))?")
-_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?", re.IGNORECASE)
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|s|m|h|d|w)", re.ASCII)
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+(?:\.\d+)?))?", re.ASCII)
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 
 
 def parse_duration_ms(text: str) -> int:
     """Read ``90s``, ``1h30m``, ``2d``, ``02:00:00`` or Slurm's ``1-12:00:00`` as milliseconds.
 
     Raises:
-        ConfigError: the text is none of these.
+        ConfigError: the text is none of these, or more than a century.
     """
+    duration_ms = _duration_ms(text)
+    if duration_ms > CENTURY_MS:
+        raise ConfigError(f"duration {text!r} is longer than a century")
+    return round(duration_ms)
+
+
+def _duration_ms(text: str) -> float:
     stripped = text.strip().lower()
     if stripped and _DURATION_PART.sub("", stripped).strip() == "":
-        return round(sum(float(n) * _DURATION_MS[unit] for n, unit in _DURATION_PART.findall(stripped)))
+        return sum(float(n) * _DURATION_MS[unit] for n, unit in _DURATION_PART.findall(stripped))
     match = _CLOCK.fullmatch(stripped)
     if match and (":" in stripped or match[1]):
         days, a, b, c = match[1], match[2], match[3], match[4]
@@ -45,7 +53,7 @@ def parse_duration_ms(text: str) -> int:
             seconds = int(a) * 60 + int(b or 0)
         else:
             seconds = int(a) * 3_600 + int(b) * 60 + float(c)
-        return round(seconds * MS_PER_S)
+        return seconds * MS_PER_S
     raise ConfigError(f"duration {text!r} is not understood: expected something like 90s, 1h30m, 2d or 02:00:00")
 
 

@@ -44,7 +44,7 @@ def numbers(text: str, option: str) -> list[float]:
         ConfigError: a part is not a positive number.
     """
     try:
-        values = [float(part) for part in text.split(",")]
+        values = list(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:
         values = [float("nan")]
     if not all(0 < value < float("inf") for value in values):

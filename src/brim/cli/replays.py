@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ import numpy as np
 from brim.core.cluster import Cluster
 from brim.core.replay import Replay
 from brim.core.trace import Trace
+from brim.errors import BrimError
 from brim.policies.presets import find_policy
 from brim.sim.twin import Progress as OnProgress
 from brim.sim.twin import Settings, replay
@@ -127,7 +129,10 @@ def _wait(future: Future[Replay | None], show: Callable[[], object]) -> Replay |
         show()
         time.sleep(_POLL_S)
     show()
-    return future.result()
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        raise BrimError("a replay's process died; `brim sim run` with the same policy shows where") from None
 
 
 # -- Ctrl-C and progress -----------------------------------------------------------------------------------------------

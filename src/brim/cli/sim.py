@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -117,8 +118,11 @@ def _replay_and_report(
     policies = list(dict.fromkeys(filter(None, names)))
     if not policies:
         raise ConfigError("--policies: found no name, expected at least one; see `brim policy list`")
-    for name in policies:
-        find_policy(name)  # unknown names and broken files are found before anything runs
+    called: dict[str, str] = {}
+    for name in policies:  # unknown names and broken files are found before anything runs
+        other = called.setdefault(find_policy(name).name, name)
+        if other != name:
+            raise ConfigError(f"--policies: {other} and {name} are both called {find_policy(name).name!r}; rename one")
     settings = Settings(
         overheads=Overheads().times(factor(overheads, "--overheads")), estimates=estimates,
         faults=_faults(node_mtbf, job_mtbf, drain, cluster),
@@ -142,13 +146,19 @@ def _read(path: str, format: str | None, limit: int | None, from_date: str | Non
 
 def _faults(node_mtbf: str, job_mtbf: str, drain: list[str] | None, cluster: Cluster) -> Faults:
     from brim.sim.overheads import Faults
-    from brim.units import parse_duration_ms
 
     return Faults(
-        node_mtbf_ms=parse_duration_ms(node_mtbf) if node_mtbf else 0,
-        job_mtbf_ms=parse_duration_ms(job_mtbf) if job_mtbf else 0,
+        node_mtbf_ms=_mean_time_ms("--node-mtbf", node_mtbf), job_mtbf_ms=_mean_time_ms("--job-mtbf", job_mtbf),
         drains=tuple(_parse_drain(text, cluster) for text in drain or ()),
     )
+
+
+def _mean_time_ms(option: str, text: str) -> int:
+    from brim.units import parse_duration_ms
+
+    if text and not parse_duration_ms(text):
+        raise ConfigError(f"{option}: found {text!r}, expected a time above zero")
+    return parse_duration_ms(text) if text else 0
 
 
 def _parse_drain(text: str, cluster: Cluster) -> Drain:
@@ -170,8 +180,11 @@ def _parse_drain(text: str, cluster: Cluster) -> Drain:
 def _check_writable(*paths: Path | None) -> None:
     """Find out before an hour of replays that the folder for the results does not exist."""
     for path in paths:
-        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise ConfigError(f"cannot write {path}: expected a file name in an existing folder")
+        if path is None:
+            continue
+        folder = path.absolute().parent
+        if not os.access(folder, os.W_OK) or (path.exists() and not path.is_file()):
+            raise ConfigError(f"cannot write {path}: expected a file name in an existing folder that can be written")
 
 
 def _tasks(

@@ -23,7 +23,7 @@ UNLIMITED: Final = 1 << 40
 MAX_NODES: Final = 1_000_000
 MAX_GPUS_PER_NODE: Final = 64
 
-_GROUP = re.compile(r"(?:(\d+)x)?(\d+)x([A-Za-z][\w.-]*)(?::(.*))?")
+_GROUP = re.compile(r"(?:(\d{1,9})x)?(\d{1,9})x([A-Za-z][\w.-]*)(?::(.*))?", re.ASCII)
 _EXPECTED = "NODESxGPUSxTYPE[:cpus=N,mem=SIZE], for example 64x8xH100 or 16x4xT4:cpus=48,mem=192GB"
 
 
@@ -44,8 +44,8 @@ class NodeGroup:
             raise ConfigError(
                 f"cluster: found {self.gpus} GPUs per node of {self.gpu_type}, expected 1 to {MAX_GPUS_PER_NODE}"
             )
-        if self.cpu_milli <= 0 or self.mem_mib <= 0:
-            raise ConfigError(f"cluster: cpus and mem of {self.gpu_type} nodes must be above zero")
+        if not (0 < self.cpu_milli <= UNLIMITED and 0 < self.mem_mib <= UNLIMITED):
+            raise ConfigError(f"cluster: cpus and mem of {self.gpu_type} nodes must be above zero and below a billion")
 
     def __str__(self) -> str:
         extras = [f"cpus={self.cpu_milli / 1000:g}"] if self.cpu_milli != UNLIMITED else []

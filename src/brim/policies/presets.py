@@ -45,8 +45,6 @@ _ROWS: Final = (
     _rigid("fair", MaxMin(), "skip", "weighted max-min of GPU time over users", period_ms=5 * MS_PER_MIN),
 )
 PRESETS: Final[dict[str, Policy]] = {policy.name: policy for policy in _ROWS}
-CLASSIC: Final = ("fifo", "backfill", "sjf", "srtf", "las", "gittins", "tiresias", "fair")
-"""The eight that ``brim sim compare`` runs unless told otherwise."""
 
 
 def find_policy(name: str) -> Policy:
@@ -74,7 +72,7 @@ def _from_file(path: Path) -> Policy:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"policy file {path}: {type(error).__name__}: {error}") from error
     return _policy_in(vars(module), str(path))
 

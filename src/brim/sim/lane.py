@@ -22,8 +22,8 @@ from brim.core.trace import NONE, Trace
 from brim.policies.order.arrival import Arrival
 from brim.policies.order.shortest import ShortestJob
 from brim.policies.place.parts import MISFIT, NO_CLASSES, Consolidate, Spread
-from brim.policies.place.room import Ask, Room, choose, copy_room, empty_room
-from brim.policies.place.walk import RESERVE, STOP, Ahead, Course, Jobs, ask_of, give_all, serve, set_out, take_pairs
+from brim.policies.place.room import Ask, Room, choose, copy_room, empty_room, give, hopeless, take
+from brim.policies.place.walk import RESERVE, STOP, Ahead, Course, Jobs, ask_of, serve, set_out
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy
 from brim.sim.overheads import Faults, Overheads
@@ -177,57 +177,64 @@ def _advance(
     first_start_ms, finish_ms = b.first_start_ms, b.finish_ms
     gpus, share, cpu, mem, gpu_type = jobs.gpus, jobs.share, jobs.cpu, jobs.mem, jobs.gpu_type
     grant_node, grant_gpu, first, scratch, pairs = c.node, c.gpu, c.first, c.scratch, c.pairs
-    J = len(submit_ms)
-    while n[_ENDED] < J and events > 0:
-        waits = n[_QUEUE_TAIL] > n[_QUEUE_HEAD]
+    size, head, tail, used = n[_HEAP_SIZE], n[_QUEUE_HEAD], n[_QUEUE_TAIL], n[_GRANTS]
+    arrived, ended, since_ms, last_ms, rounds = n[_ARRIVED], n[_ENDED], n[_SINCE], n[_LAST], n[_ROUNDS]
+    J, now_ms = len(submit_ms), n[_NOW]
+    while ended < J and events > 0:
         due_ms = _NEVER
-        if waits and n[_SINCE] >= 0:
-            due_ms = max(n[_SINCE], n[_LAST] + gap_ms) if n[_ROUNDS] else n[_SINCE]
-        end_ms = heap[0, 0] if n[_HEAP_SIZE] else _NEVER
-        arrival_ms = submit_ms[n[_ARRIVED]] if n[_ARRIVED] < J else _NEVER
+        if tail > head and since_ms >= 0:
+            due_ms = max(since_ms, last_ms + gap_ms) if rounds else since_ms
+        end_ms = heap[0, 0] if size else _NEVER
+        arrival_ms = submit_ms[arrived] if arrived < J else _NEVER
         if due_ms < min(end_ms, arrival_ms):
-            n[_NOW], n[_LAST], n[_SINCE] = due_ms, due_ms, -1
-            n[_ROUNDS] += 1
+            now_ms, last_ms, since_ms = due_ms, due_ms, -1
+            rounds += 1
             if misfit != STOP:
+                n[_HEAP_SIZE], n[_QUEUE_HEAD], n[_QUEUE_TAIL], n[_NOW] = size, head, tail, now_ms
                 _round(b, room, ahead, c, jobs, run_ms, estimate_ms, start_ms, misfit, rule, classes)
+                size, tail = n[_HEAP_SIZE], n[_QUEUE_TAIL]
                 continue
-            while n[_QUEUE_TAIL] > n[_QUEUE_HEAD]:
-                j = queue[n[_QUEUE_HEAD]]
+            while tail > head:
+                j = queue[head]
                 ask = Ask(gpus[j], share[j], cpu[j], mem[j], gpu_type[j])
-                if not choose(room, ask, rule, classes, scratch, pairs):
+                if hopeless(room, ask) or not choose(room, ask, rule, classes, scratch, pairs):
                     break
-                take_pairs(room, ask, pairs)
-                first[j] = n[_GRANTS]
+                first[j] = used
                 for i in range(ask.gpus):
-                    grant_node[n[_GRANTS] + i], grant_gpu[n[_GRANTS] + i] = pairs[i, 0], pairs[i, 1]
-                n[_GRANTS] += ask.gpus
-                first_start_ms[j] = due_ms
-                _push(heap, n[_HEAP_SIZE], due_ms + start_ms + run_ms[j], j)
-                n[_HEAP_SIZE] += 1
-                n[_QUEUE_HEAD] += 1
+                    grant_node[used], grant_gpu[used] = pairs[i, 0], pairs[i, 1]
+                    take(room, ask, pairs[i, 0], pairs[i, 1])
+                    used += 1
+                first_start_ms[j] = now_ms
+                _push(heap, size, now_ms + start_ms + run_ms[j], j)
+                size += 1
+                head += 1
             continue
         events -= 1
         if end_ms <= arrival_ms:
-            n[_NOW] = end_ms
-            n[_HEAP_SIZE] -= 1
-            j = _pop(heap, n[_HEAP_SIZE])
+            now_ms = end_ms
+            size -= 1
+            j = _pop(heap, size)
             finish_ms[j] = end_ms
-            n[_ENDED] += 1
+            ended += 1
             if misfit != STOP:
                 n[_RUNNING] -= 1
                 last = running[n[_RUNNING]]
                 running[place_of[j]] = last
                 place_of[last] = place_of[j]
             ask = Ask(gpus[j], share[j], cpu[j], mem[j], gpu_type[j])
-            give_all(room, ask, grant_node, grant_gpu, first[j])
+            for i in range(first[j], first[j] + ask.gpus):
+                give(room, ask, grant_node[i], grant_gpu[i])
         else:
-            n[_NOW] = arrival_ms
-            _enqueue(queue, n[_QUEUE_HEAD], n[_QUEUE_TAIL], n[_ARRIVED], key)
-            n[_QUEUE_TAIL] += 1
-            n[_ARRIVED] += 1
-        if n[_SINCE] < 0 and n[_QUEUE_TAIL] > n[_QUEUE_HEAD]:
-            n[_SINCE] = n[_NOW]
-    return n[_ENDED] == J
+            now_ms = arrival_ms
+            _enqueue(queue, head, tail, arrived, key)
+            tail += 1
+            arrived += 1
+        if since_ms < 0 and tail > head:
+            since_ms = now_ms
+    n[_HEAP_SIZE], n[_QUEUE_HEAD], n[_QUEUE_TAIL], n[_GRANTS] = size, head, tail, used
+    n[_ARRIVED], n[_ENDED], n[_SINCE], n[_LAST], n[_ROUNDS] = arrived, ended, since_ms, last_ms, rounds
+    n[_NOW] = now_ms
+    return ended == J
 
 
 def run_lane(
@@ -291,7 +298,9 @@ def _columns(
     job = job[np.argsort(start[job], kind="stable")]  # by start, then row
     counts = trace.gpus[job]
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    picks = np.repeat(course.first[job] - offsets[:-1], counts) + np.arange(offsets[-1])
+    picks: IntArray | slice = slice(0, int(offsets[-1]))  # grants stand in order of start, unless a run had no length
+    if not np.array_equal(course.first[job], offsets[:-1]):
+        picks = np.repeat(course.first[job] - offsets[:-1], counts) + np.arange(offsets[-1])
     none = np.zeros(len(trace), dtype=np.int64)
     columns = {
         "first_start_ms": start, "finish_ms": finish, "service_gpu_ms": held_ms * weight // WHOLE_GPU,

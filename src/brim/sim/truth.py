@@ -85,9 +85,10 @@ def check_fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> None:
     for column in asks:  # number the distinct combinations; far cheaper than sorting rows of five
         if not len(column) or column.min() == column.max():
             continue
-        values, code_of = np.unique(column, return_inverse=True)
-        _, kind_of = np.unique(kind_of * len(values) + code_of, return_inverse=True)
-    _, first_row = np.unique(kind_of, return_index=True)
+        codes, num_codes = _numbered(column - column.min())
+        kind_of, _ = _numbered(kind_of * num_codes + codes)
+    first_row = np.full(kind_of.max(initial=-1) + 1, -1, dtype=np.int64)
+    first_row[kind_of[::-1]] = np.arange(len(kind_of) - 1, -1, -1)  # the last write, of the first row, stays
     everything: BoolArray = np.ones(cluster.num_nodes, dtype=np.bool_)
     room = empty_room(cluster.gpu_type_N, cluster.gpus_N, cluster.cpu_milli_N, cluster.mem_mib_N, everything,
                       len(cluster.gpu_types))
@@ -107,6 +108,15 @@ def check_fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> None:
             f"{' with ' + ', '.join(extras) if extras else ''}, which cluster {cluster} ({cluster.num_gpus} GPUs) "
             "could not give it even when empty"
         )
+
+
+def _numbered(values: IntArray) -> tuple[IntArray, int]:
+    """Replace non-negative values by their rank among the distinct ones, and count those."""
+    if values.max() < 1 << 20:
+        rank = np.cumsum(np.bincount(values) > 0) - 1
+        return rank[values], int(rank[-1]) + 1
+    distinct, codes = np.unique(values, return_inverse=True)
+    return codes, len(distinct)
 
 
 def describe(trace: Trace, cluster: Cluster) -> list[str]:

@@ -41,7 +41,7 @@ _SUBMITTED, _ELIGIBLE, _STARTED, _STOPPED = Kind.SUBMITTED, Kind.ELIGIBLE, Kind.
 _FINISHED, _FAILED = Kind.FINISHED, Kind.FAILED
 _NODE_DOWN, _NODE_DRAIN, _NODE_UP = _OF_NODES = (Kind.NODE_DOWN, Kind.NODE_DRAIN, Kind.NODE_UP)
 PROGRESS_EVERY = 1024
-"""Events between two checks of the whole state and calls of ``on_progress``: some 100 ms."""
+"""Events and rounds between two checks of the whole state and calls of ``on_progress``: some 100 ms."""
 
 Progress = Callable[[int, int], bool]
 """Called with (jobs ended, virtual time in ms); returns False to stop the replay where it is."""
@@ -164,17 +164,16 @@ class _Twin:
             if due_ms is not None and (next_ms is None or due_ms < next_ms):
                 now_ms = due_ms
                 self._round(now_ms)
-                continue
-            if next_ms is None:
+            elif next_ms is None:
                 raise InvariantError(f"{total - self._record.ended} jobs wait at {now_ms} ms and nothing will happen")
-            now_ms = next_ms
-            if kind is _SUBMITTED:
+            elif kind is _SUBMITTED:
+                now_ms = next_ms
                 self._submit(arrived, now_ms)
                 arrived += 1
             else:
-                _, _, _, item, count = heapq.heappop(heap)
+                now_ms, _, _, item, count = heapq.heappop(heap)
                 self._handle(kind, now_ms, item, count)
-            events += 1
+            events += 1  # rounds too: between two events there may be years of them
             if events % PROGRESS_EVERY == 0:
                 check_snapshot(scheduler.state.freeze(now_ms))
                 if not on_progress(self._record.ended, now_ms):

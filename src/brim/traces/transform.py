@@ -76,7 +76,8 @@ def offered_load(trace: Trace, cluster: Cluster) -> float:
 def resample(trace: Trace, seed: int) -> Trace:
     """Draw another trace of the same kind, for intervals over seeds; seed 0 is the trace as recorded.
 
-    Block bootstrap: the trace is cut into days (hours, if it is shorter than a week) from its first submission; as many
+    Block bootstrap: the trace is cut into days (hours, if it is shorter than a week; 24 equal parts, if shorter than a
+    day; single jobs, if they all arrive together) from its first submission; as many
     are drawn with replacement and put one after the other. A job keeps its time within the block, so the daily (hourly)
     pattern and bursts stay; order between blocks, such as weekends, does not. Copies of a job get ``#2``, ``#3`` after
     their id. A dependency is kept where its predecessor is in the same copy of a block. The span stays, up to a block.
@@ -86,12 +87,14 @@ def resample(trace: Trace, seed: int) -> Trace:
     """
     if seed < 0:
         raise ConfigError(f"seed: found {seed}, expected 0 or more")
-    block_ms = MS_PER_DAY if trace.span_ms >= MIN_DAYS * MS_PER_DAY else MS_PER_H
-    num_blocks = trace.span_ms // block_ms + 1
-    if seed == 0 or num_blocks == 1:
+    if seed == 0 or not len(trace):
         return trace
     rng = np.random.default_rng(seed)
-    edges = np.searchsorted(trace.submit_ms, np.arange(num_blocks + 1) * block_ms)
+    block_ms = _block_ms(trace.span_ms)
+    num_blocks = trace.span_ms // block_ms + 1 if block_ms else len(trace)
+    edges = np.arange(num_blocks + 1)
+    if block_ms:
+        edges = np.searchsorted(trace.submit_ms, edges * block_ms)
     counts = np.diff(edges)
     drawn = rng.integers(num_blocks, size=num_blocks)
     while not counts[drawn].any():
@@ -104,6 +107,13 @@ def resample(trace: Trace, seed: int) -> Trace:
     same_block = (after != NONE) & (after >= edges[drawn][copies]) & (after < edges[drawn + 1][copies])
     after = np.where(same_block, after - edges[drawn][copies] + first[copies], NONE)
     return _rebuilt(trace, rows, submit_ms, after)
+
+
+def _block_ms(span_ms: int) -> int:
+    """Length of a block, 0 for one job each."""
+    if span_ms >= MIN_DAYS * MS_PER_DAY:
+        return MS_PER_DAY
+    return MS_PER_H if span_ms >= MS_PER_DAY else -(-span_ms // 24)
 
 
 def _rebuilt(trace: Trace, rows: IntArray, submit_ms: IntArray, after: IntArray | None = None) -> Trace:

@@ -9,6 +9,7 @@ import numpy as np
 from brim.beliefs.beliefs import Beliefs
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.snapshot import Snapshot
+from brim.errors import ConfigError
 from brim.units import MS_PER_H, MS_PER_MIN, WHOLE_GPU
 
 
@@ -30,6 +31,11 @@ class MaxMin:
     weights: tuple[tuple[str, float], ...] = ()
     horizon_ms: int = MS_PER_H
     quantum_ms: int = 30 * MS_PER_MIN
+
+    def __post_init__(self) -> None:
+        wrong = [name for name, weight in self.weights if not 0 < weight < float("inf")]
+        if wrong:
+            raise ConfigError(f"weight of {wrong[0]!r}: expected a number above 0")
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs) -> IntArray:
         """See ``Order``."""

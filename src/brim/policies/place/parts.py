@@ -26,14 +26,15 @@ NO_CLASSES: Final = np.zeros((0, 3))
 
 
 @dataclass(frozen=True, slots=True)
-class Consolidate:
-    """Fewest nodes, best fit: a gang goes where it leaves the fewest GPUs over.
+class _Walked:
+    """A walk down the order with one rule for choosing GPUs.
 
     Attributes:
-        misfit: At a gang that does not fit: stop, skip it, or reserve the earliest moment it fits (EASY backfill).
+        misfit: At a gang that does not fit: stop, skip it, or reserve the earliest moment it fits (EASY backfill). A
+            gang that needs nodes which are down or draining holds no reservation until they are back, as in Slurm.
     """
 
-    rule: ClassVar[int] = CONSOLIDATE
+    rule: ClassVar[int]
     misfit: Misfit = "skip"
 
     @property
@@ -46,52 +47,29 @@ class Consolidate:
         return _place(snapshot, beliefs, order, sizes, self.rule, self.misfit)
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Most free first: the gang's GPUs on as many nodes as share the load evenly.
+class Consolidate(_Walked):
+    """Fewest nodes, best fit: a gang goes where it leaves the fewest GPUs over."""
 
-    Attributes:
-        misfit: See ``Consolidate``.
-    """
-
-    rule: ClassVar[int] = SPREAD
-    misfit: Misfit = "skip"
-
-    @property
-    def asks_run_times(self) -> bool:
-        """A reservation needs expected ends."""
-        return self.misfit == "reserve"
-
-    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
-        """See ``Place``."""
-        return _place(snapshot, beliefs, order, sizes, self.rule, self.misfit)
+    rule = CONSOLIDATE
 
 
-@dataclass(frozen=True, slots=True)
-class Fragmentation:
+class Spread(_Walked):
+    """Most free first: the gang's GPUs on as many nodes as share the load evenly."""
+
+    rule = SPREAD
+
+
+class Fragmentation(_Walked):
     """Fewest stranded GPUs: a gang goes where the GPUs that typical jobs could no longer use grow least.
 
     The typical jobs are those of the snapshot, waiting or running.
-
-    Attributes:
-        misfit: See ``Consolidate``.
 
     Source:
         Weng et al., Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent,
         USENIX ATC 2023. Differs: the task classes come from the present jobs, not from a target workload.
     """
 
-    rule: ClassVar[int] = FRAGMENTATION
-    misfit: Misfit = "skip"
-
-    @property
-    def asks_run_times(self) -> bool:
-        """A reservation needs expected ends."""
-        return self.misfit == "reserve"
-
-    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
-        """See ``Place``."""
-        return _place(snapshot, beliefs, order, sizes, self.rule, self.misfit)
+    rule = FRAGMENTATION
 
 
 def task_classes(snapshot: Snapshot) -> FloatArray:

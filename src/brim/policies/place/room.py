@@ -97,27 +97,27 @@ def copy_into(room: Room, other: Room) -> None:
 @inline
 def take(room: Room, ask: Ask, node: int, gpu: int) -> None:
     """Give one GPU of a gang away."""
-    row = room.node[node]
-    before = row[gpu]
-    row[gpu] = before - ask.share
+    nodes = room.node
+    before = nodes[node, gpu]
+    nodes[node, gpu] = before - ask.share
     if before == WHOLE:
-        row[WHOLES] -= 1
-        room.total[row[TYPE]] -= row[OPEN]
-    row[CPU] -= ask.cpu
-    row[MEM] -= ask.mem
+        nodes[node, WHOLES] -= 1
+        room.total[nodes[node, TYPE]] -= nodes[node, OPEN]
+    nodes[node, CPU] -= ask.cpu
+    nodes[node, MEM] -= ask.mem
 
 
 @inline
 def give(room: Room, ask: Ask, node: int, gpu: int) -> None:
     """Take one GPU of a gang back: the inverse of ``take``."""
-    row = room.node[node]
-    after = row[gpu] + ask.share
-    row[gpu] = after
+    nodes = room.node
+    after = nodes[node, gpu] + ask.share
+    nodes[node, gpu] = after
     if after == WHOLE:
-        row[WHOLES] += 1
-        room.total[row[TYPE]] += row[OPEN]
-    row[CPU] += ask.cpu
-    row[MEM] += ask.mem
+        nodes[node, WHOLES] += 1
+        room.total[nodes[node, TYPE]] += nodes[node, OPEN]
+    nodes[node, CPU] += ask.cpu
+    nodes[node, MEM] += ask.mem
 
 
 @inline
@@ -272,23 +272,28 @@ def fewest_nodes(most: IntArray, gpus: int, counts: IntArray) -> int:
         counts: Output: GPUs taken of each node (N,).
     """
     counts[:] = 0
-    left, used = gpus, 0
-    while left > 0:
-        best = -1
+    left, used, level = gpus, 0, most.max()
+    while True:  # whole nodes, largest first, until the rest fits on one
+        lower, one_takes_it = 0, False
         for n in range(len(most)):
-            if most[n] == 0 or counts[n]:
-                continue
-            if best < 0:
-                best = n
-            elif most[best] >= left:
-                if left <= most[n] < most[best]:
-                    best = n
-            elif most[n] > most[best]:
-                best = n
-        counts[best] = min(most[best], left)
-        left -= counts[best]
-        used += 1
-    return used
+            if most[n] == level:
+                if left > level:
+                    counts[n] = level
+                    left -= level
+                    used += 1
+                else:
+                    one_takes_it = True
+            elif lower < most[n] < level:
+                lower = most[n]
+        if one_takes_it or left <= lower:
+            break
+        level = lower
+    best = -1
+    for n in range(len(most)):
+        if most[n] >= left and not counts[n] and (best < 0 or most[n] < most[best]):
+            best = n
+    counts[best] = left
+    return used + 1
 
 
 @njit
@@ -349,23 +354,26 @@ def choose(room: Room, ask: Ask, rule: int, classes: FloatArray, scratch: IntArr
         if ask.gpus == 1:
             return False
     most, counts = scratch[0], scratch[1]
-    best_type, best = -1, 0
+    best_type, best, counted = -1, 0, -1
     for t in range(len(room.total)):
         if ask.gpu_type >= 0 and t != ask.gpu_type:
             continue
         total = slots(room, ask, t, most)
         if total < ask.gpus:
             continue
-        score = -total if rule == SPREAD else fewest_nodes(most, ask.gpus, counts)
+        score = -total
+        if rule != SPREAD:
+            score, counted = fewest_nodes(most, ask.gpus, counts), t
         if best_type < 0 or score < best:
             best_type, best = t, score
     if best_type < 0:
         return False
-    slots(room, ask, best_type, most)
-    if rule == SPREAD:
-        most_even(most, ask.gpus, counts)
-    else:
-        fewest_nodes(most, ask.gpus, counts)
+    if counted != best_type:
+        slots(room, ask, best_type, most)
+        if rule == SPREAD:
+            most_even(most, ask.gpus, counts)
+        else:
+            fewest_nodes(most, ask.gpus, counts)
     at = 0
     for n in range(len(counts)):
         if counts[n]:
