@@ -4,24 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.cli.commands import brim
-
-MINE = """
-from dataclasses import dataclass
-import numpy as np
-from brim.policies.feed.even import Even
-from brim.policies.fill.none import NoFill
-from brim.policies.place.parts import Consolidate
-from brim.policies.size.as_asked import AsAsked
-from brim.policies.sockets import Policy
-
-@dataclass(frozen=True)
-class {name}:
-    def __call__(self, snapshot, beliefs):
-        {body}
-
-policy = Policy(name="mine", order={name}(), size=AsAsked(), place=Consolidate(), feed=Even(), fill=NoFill())
-"""
+from tests.cli.commands import MINE, brim
 
 
 def test_list_and_show():

@@ -12,7 +12,7 @@ import time
 import polars as pl
 import pytest
 
-from tests.cli.commands import brim
+from tests.cli.commands import MINE, brim
 
 TRACE = "id,submit_s,gpus,run_s,user\na,0,2,100,ann\nb,10,4,50,bob\nc,20,1,10,ann\n"
 RESULT_KEYS = {
@@ -116,6 +116,12 @@ def test_overheads_and_faults_reach_the_replay(trace):
         (["-c", "4x8xV100:disk=3"], "found 'disk=3'"),
         (["-c", "missing.toml"], "cluster file missing.toml: not found"),
         (["-c", "1x1xV100"], "could not give it even when empty"),
+        (["-c", "1x1xV100:mem=99999999999P"], "must be above zero and below a billion"),
+        (["-c", "2x8xV100:cpus=1e30"], "must be above zero and below a billion"),
+        (["-c", "\u0663x8xV100"], "is not understood"),
+        (["--drain", "0@1d+99999999999999d"], "longer than a century"),
+        (["--node-mtbf", "0s"], "expected a time above zero"),
+        (["--jobs", "/dev/null"], "cannot write /dev/null"),
         (["--load", "0"], "--load: found '0'"),
         (["--load", "nan"], "--load: found 'nan'"),
         (["--load", "1,2"], "expected one number"),
@@ -147,6 +153,51 @@ def test_a_policy_file_that_breaks_says_so_in_one_line(trace, tmp_path):
     assert done.returncode == 2
     assert "ModuleNotFoundError" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_jobs_too_large_are_left_out_only_when_asked_and_said_so(trace):
+    args = ("sim", "run", trace, "-c", "1x2xV100")
+    refused = brim(*args)
+    assert refused.returncode == 2
+    assert "--drop-too-large leaves" in refused.stderr
+    found = results(brim(*args, "--drop-too-large", "--json"))
+    (row,) = found["results"]
+    assert 0 < row["jobs"] < 60
+    assert row["assumptions"][0] == f"{60 - row['jobs']} jobs too large for the cluster left out."
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("np.arange(len(snapshot.jobs)) + 10_000_000", "job rows once"),
+        ("-np.arange(len(snapshot.jobs)) - 1", "job rows once"),
+        ("np.zeros(len(snapshot.jobs), dtype=int)", ""),
+        ("np.arange(len(snapshot.jobs)).astype(float)", "integers, one per job"),
+        ("np.arange(0)", "integers, one per job"),
+        ("list(range(len(snapshot.jobs)))", "integers, one per job"),
+        ("1 / 0", "ZeroDivisionError: division by zero (wrong.py, line 13)"),
+    ],
+)
+def test_a_wrong_answer_of_a_policy_is_one_line_not_a_crash(trace, tmp_path, body, said):
+    """The walk is compiled without bounds checks: an order that is no permutation must not reach it."""
+    policy = tmp_path / "wrong.py"
+    policy.write_text(MINE.format(name="Wrong", body=f"return {body}"))
+    for verb in (("run", "-p", policy), ("compare", "-p", f"fifo,{policy}")):
+        done = brim("sim", verb[0], trace, "-c", "2x8xV100", *verb[1:])
+        if said:
+            assert done.returncode == 1
+            assert "policy 'mine', order: " in done.stderr
+            assert said in done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.returncode in (0, 1)
+
+
+def test_two_policies_of_one_name_are_refused(trace, tmp_path):
+    policy = tmp_path / "same.py"
+    policy.write_text(MINE.replace('name="mine"', 'name="fifo"').format(name="Same", body="return np.arange(0)"))
+    done = brim("sim", "compare", trace, "-c", "2x8xV100", "-p", f"fifo,{policy}")
+    assert done.returncode == 2
+    assert "both called 'fifo'" in done.stderr
 
 
 def test_ctrl_c_reports_what_is_done_and_says_partial(tmp_path):

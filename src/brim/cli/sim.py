@@ -39,6 +39,9 @@ _JobMtbf = Annotated[str, typer.Option("--job-mtbf", help="Mean running time bet
 _Drain = Annotated[
     list[str] | None, typer.Option("--drain", help="NODES@START+LENGTH, such as 0-3@2d+12h; may be repeated.")
 ]
+_DropTooLarge = Annotated[
+    bool, typer.Option("--drop-too-large", help="Leave out jobs that even the empty cluster could not run.")
+]
 _Html = Annotated[Path | None, typer.Option("--html", help="Write one self-contained page.")]
 _Jobs = Annotated[Path | None, typer.Option("--jobs", help="Write one Parquet row per job and policy.")]
 
@@ -58,6 +61,7 @@ def run(
     node_mtbf: _NodeMtbf = "",
     job_mtbf: _JobMtbf = "",
     drain: _Drain = None,
+    drop_too_large: _DropTooLarge = False,
     html: _Html = None,
     jobs: _Jobs = None,
     output: OutputOption = "table",
@@ -69,7 +73,7 @@ def run(
         raise ConfigError(f"--load: found {load!r}, expected one number; `brim sim compare` takes several")
     _replay_and_report(
         trace, cluster, [policy], format, limit, from_date, loads, [seed], overheads, estimates, node_mtbf, job_mtbf,
-        drain, html, jobs, output_of(output, as_json),
+        drain, drop_too_large, html, jobs, output_of(output, as_json),
     )
 
 
@@ -90,6 +94,7 @@ def compare(
     node_mtbf: _NodeMtbf = "",
     job_mtbf: _JobMtbf = "",
     drain: _Drain = None,
+    drop_too_large: _DropTooLarge = False,
     html: _Html = None,
     jobs: _Jobs = None,
     output: OutputOption = "table",
@@ -98,17 +103,19 @@ def compare(
     """Replay a trace under several policies and compare."""
     _replay_and_report(
         trace, cluster, [name.strip() for name in policies.split(",")], format, limit, from_date,
-        numbers(load, "--load"), list(range(seeds)), overheads, estimates, node_mtbf, job_mtbf, drain, html, jobs,
-        output_of(output, as_json),
+        numbers(load, "--load"), list(range(seeds)), overheads, estimates, node_mtbf, job_mtbf, drain, drop_too_large,
+        html, jobs, output_of(output, as_json),
     )
 
 
 def _replay_and_report(
     path: str, cluster_text: str, names: list[str], format: str | None, limit: int | None, from_date: str | None,
     loads: list[float], seeds: list[int], overheads: str, estimates: str, node_mtbf: str, job_mtbf: str,
-    drain: list[str] | None, html: Path | None, jobs: Path | None, output: str,
+    drain: list[str] | None, drop_too_large: bool, html: Path | None, jobs: Path | None, output: str,
 ) -> None:
     """Check all input before the first replay, then run, then report."""
+    from dataclasses import replace
+
     from brim.core.cluster import parse_cluster
     from brim.policies.presets import find_policy
     from brim.sim.overheads import Overheads
@@ -129,6 +136,9 @@ def _replay_and_report(
     )
     _check_writable(html, jobs)
     recorded = _read(path, format, limit, from_date)
+    if drop_too_large:
+        recorded, notes = _without_too_large(recorded, cluster)
+        settings = replace(settings, notes=notes)
     tasks = _tasks(recorded, cluster, policies, settings, loads, seeds)
     _run_and_report(tasks, html, jobs, output)
 
@@ -142,6 +152,22 @@ def _read(path: str, format: str | None, limit: int | None, from_date: str | Non
     if from_date:
         trace = traces.since(trace, from_date)
     return traces.limit(trace, limit) if limit else trace
+
+
+def _without_too_large(trace: Trace, cluster: Cluster) -> tuple[Trace, tuple[str, ...]]:
+    import numpy as np
+
+    from brim.sim.truth import fits, type_codes
+
+    fit = fits(trace, cluster, type_codes(trace, cluster)[trace.gpu_type])
+    if fit.all():
+        return trace, ()
+    if not fit.any():
+        raise ConfigError(f"{trace.name}: every job is too large for cluster {cluster}")
+    left_out = int((~fit).sum())
+    note = f"{left_out} job{'s' if left_out > 1 else ''} too large for the cluster left out."
+    print(f"brim: {note}", file=sys.stderr)
+    return trace.take(np.flatnonzero(fit)), (note,)
 
 
 def _faults(node_mtbf: str, job_mtbf: str, drain: list[str] | None, cluster: Cluster) -> Faults:
@@ -233,12 +259,15 @@ def _run_and_report(tasks: list[Task], html: Path | None, jobs: Path | None, out
         from rich.console import Console
 
         Console().print(comparison(summaries))
-    if jobs:
-        write_jobs_parquet(shown, jobs)
-        print(f"jobs: {jobs}", file=sys.stderr)
-    if html:
-        write_page(shown, html, command=shlex.join(["brim", *sys.argv[1:]]), summaries=summaries)
-        print(f"page: {html}", file=sys.stderr)
+    try:
+        if jobs:
+            write_jobs_parquet(shown, jobs)
+            print(f"jobs: {jobs}", file=sys.stderr)
+        if html:
+            write_page(shown, html, command=shlex.join(["brim", *sys.argv[1:]]), summaries=summaries)
+            print(f"page: {html}", file=sys.stderr)
+    except OSError as error:
+        raise ConfigError(f"cannot write results: {error}") from None
     if len(summaries) < len(tasks) or any(summary.partial for summary in summaries):
         print(f"brim: partial: {len(summaries)} of {len(tasks)} replays were begun", file=sys.stderr)
         raise typer.Exit(130)

@@ -80,6 +80,23 @@ def check_fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> None:
     Raises:
         ConfigError: naming the first such job, what it asks and what the cluster has.
     """
+    misfits = np.flatnonzero(~fits(trace, cluster, gpu_type))
+    if not len(misfits):
+        return
+    row = int(misfits[0])
+    cpu, mem, code = int(trace.cpu_milli[row]), int(trace.mem_mib[row]), int(gpu_type[row])
+    extras = [f"{cpu / 1000:g} cores each"] if cpu else []
+    extras += [f"{mem / 1024:.4g} GB each"] if mem else []
+    extras += [f"of type {cluster.gpu_types[code]}"] if code != NONE else []
+    raise ConfigError(
+        f"{trace.name}: job {trace.job_id[row]} asks for {trace.gpus[row]} GPUs"
+        f"{' with ' + ', '.join(extras) if extras else ''}, which cluster {cluster} ({cluster.num_gpus} GPUs) could "
+        f"not give it even when empty; --drop-too-large leaves {len(misfits)} such job{'s' if len(misfits) > 1 else ''} out"
+    )
+
+
+def fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> BoolArray:
+    """Whether each job could run on the empty cluster (J,)."""
     asks = (trace.gpus, trace.share_milli, trace.cpu_milli, trace.mem_mib, gpu_type)
     kind_of = np.zeros(len(trace), dtype=np.int64)
     for column in asks:  # number the distinct combinations; far cheaper than sorting rows of five
@@ -93,21 +110,12 @@ def check_fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> None:
     room = empty_room(cluster.gpu_type_N, cluster.gpus_N, cluster.cpu_milli_N, cluster.mem_mib_N, everything,
                       len(cluster.gpu_types))
     scratch = np.zeros((2, cluster.num_nodes), dtype=np.int64)
-    for kind, row in enumerate(first_row.tolist()):
-        gpus, share, cpu, mem, code = (int(column[row]) for column in asks)
-        pairs = np.empty((max(gpus, 1), 2), dtype=np.int64)
-        if choose(room, Ask(gpus, share, cpu, mem, code), CONSOLIDATE, NO_CLASSES, scratch, pairs):
-            continue
-        rows = np.flatnonzero(kind_of == kind)
-        alike = f" (and {len(rows) - 1} like it)" if len(rows) > 1 else ""
-        extras = [f"{cpu / 1000:g} cores each"] if cpu else []
-        extras += [f"{mem / 1024:.4g} GB each"] if mem else []
-        extras += [f"of type {cluster.gpu_types[code]}"] if code != NONE else []
-        raise ConfigError(
-            f"{trace.name}: job {trace.job_id[rows[0]]}{alike} asks for {gpus} GPUs"
-            f"{' with ' + ', '.join(extras) if extras else ''}, which cluster {cluster} ({cluster.num_gpus} GPUs) "
-            "could not give it even when empty"
-        )
+    pairs = np.empty((int(trace.gpus.max(initial=1)), 2), dtype=np.int64)
+    kind_fits = np.array([
+        choose(room, Ask(*(int(column[row]) for column in asks)), CONSOLIDATE, NO_CLASSES, scratch, pairs)
+        for row in first_row.tolist()
+    ], dtype=np.bool_)
+    return kind_fits[kind_of]
 
 
 def _numbered(values: IntArray) -> tuple[IntArray, int]:

@@ -58,6 +58,7 @@ class Settings:
         gap_ms: Shortest time between two rounds.
         seed: Of faults.
         load: Arrival rate relative to the trace; for the record, the trace is scaled already.
+        notes: What was done to the trace before, one sentence each; stands first among the assumptions.
     """
 
     overheads: Overheads = field(default_factory=Overheads)
@@ -66,6 +67,7 @@ class Settings:
     gap_ms: int = DEFAULT_GAP_MS
     seed: int = 0
     load: float = 1.0
+    notes: tuple[str, ...] = ()
 
 
 def replay(
@@ -101,7 +103,7 @@ def replay(
         trace=trace, cluster=cluster, policy=policy.name, oracle=policy.oracle,
         estimates=believed.words if policy.asks_run_times else "none", seed=settings.seed, load=settings.load,
         **outcome, wall_s=time.perf_counter() - started,
-        assumptions=assumptions(trace, cluster, settings.overheads, settings.faults, settings.gap_ms),
+        assumptions=settings.notes + assumptions(trace, cluster, settings.overheads, settings.faults, settings.gap_ms),
     )
 
 
