@@ -159,7 +159,7 @@ def test_jobs_too_large_are_left_out_only_when_asked_and_said_so(trace):
     args = ("sim", "run", trace, "-c", "1x2xV100")
     refused = brim(*args)
     assert refused.returncode == 2
-    assert "--drop-too-large leaves" in refused.stderr
+    assert "--drop-too-large leaves out such jobs" in refused.stderr
     found = results(brim(*args, "--drop-too-large", "--json"))
     (row,) = found["results"]
     assert 0 < row["jobs"] < 60

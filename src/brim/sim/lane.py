@@ -108,6 +108,8 @@ def _pop(heap: IntArray, size: int) -> int:
 def _enqueue(queue: IntArray, head: int, tail: int, job: int, key: FloatArray) -> None:
     """Insert into queue[head:tail] by (key, row)."""
     low, high = head, tail
+    if tail > head and key[queue[tail - 1]] <= key[job]:
+        low = tail  # the usual case: it comes last
     while low < high:
         middle = (low + high) // 2
         if key[queue[middle]] <= key[job]:

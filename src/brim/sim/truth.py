@@ -91,7 +91,7 @@ def check_fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> None:
     raise ConfigError(
         f"{trace.name}: job {trace.job_id[row]} asks for {trace.gpus[row]} GPUs"
         f"{' with ' + ', '.join(extras) if extras else ''}, which cluster {cluster} ({cluster.num_gpus} GPUs) could "
-        f"not give it even when empty; --drop-too-large leaves {len(misfits)} such job{'s' if len(misfits) > 1 else ''} out"
+        f"not give it even when empty; --drop-too-large leaves out such jobs ({len(misfits)} of {len(trace)})"
     )
 
 
