@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Final
 
 import typer
@@ -35,6 +37,18 @@ def tell_if_compiling() -> None:
 
     if is_cold():
         print("brim: compiling the placement code; this happens once and takes some 20 s", file=sys.stderr)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show on a terminal's stderr that something is going on."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
 
 
 def numbers(text: str, option: str) -> list[float]:

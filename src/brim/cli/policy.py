@@ -40,9 +40,14 @@ def list_policies(output: OutputOption = "table", as_json: JsonOption = False) -
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="Preset, or a Python file with a Policy.")]) -> None:
+def show(
+    name: Annotated[str, typer.Argument(help="Preset, or a Python file with a Policy.")],
+    output: OutputOption = "table",
+    as_json: JsonOption = False,
+) -> None:
     """Show the five parts of a policy with their constants."""
     import inspect
+    import json
 
     from rich.console import Console
     from rich.markup import escape
@@ -51,6 +56,11 @@ def show(name: Annotated[str, typer.Argument(help="Preset, or a Python file with
     from brim.units import show_duration
 
     policy = find_policy(name)
+    if output_of(output, as_json) == "json":
+        parts = {part: str(getattr(policy, part)) for part in PARTS}
+        facts = {"period_ms": policy.period_ms, "oracle": policy.oracle, "source": policy.source}
+        print(json.dumps({"schema": 1, "policy": {"name": policy.name, **parts, **facts}}, indent=2))
+        return
     console = Console()
     console.print(f"[bold]{escape(policy.name)}[/bold]  {escape(policy.source)}")
     period = show_duration(policy.period_ms / 1000) if policy.period_ms else "on events only"
@@ -66,11 +76,18 @@ def check(
     file: Annotated[str, typer.Argument(help="Python file with a Policy, or a preset.")],
     examples: Annotated[int, typer.Option("--examples", min=1, help="Random cases per rule.")] = 100,
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    output: OutputOption = "table",
+    as_json: JsonOption = False,
 ) -> None:
     """Try a policy against the rules on random clusters; shows the smallest case that breaks one."""
+    import json
+
     from brim.policies.presets import find_policy
     from brim.testing import check_policy
 
-    policy = find_policy(file)
+    wanted, policy = output_of(output, as_json), find_policy(file)
     check_policy(policy, examples=examples, seed=seed)
+    if wanted == "json":
+        print(json.dumps({"schema": 1, "policy": policy.name, "examples": examples, "keeps_the_rules": True}))
+        return
     print(f"{policy.name}: keeps the rules on {examples} random cases each")

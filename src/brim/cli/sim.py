@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from brim.cli.options import ClusterOption, JsonOption, OutputOption, factor, numbers, output_of, tell_if_compiling
+from brim.cli.options import (
+    ClusterOption,
+    JsonOption,
+    OutputOption,
+    factor,
+    numbers,
+    output_of,
+    tell_if_compiling,
+    waiting,
+)
 from brim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -147,7 +156,8 @@ def _read(path: str, format: str | None, limit: int | None, from_date: str | Non
     from brim import traces
     from brim.cli.trace import tell
 
-    trace, report = traces.read(path, format)
+    with waiting(f"reading {path}"):
+        trace, report = traces.read(path, format)
     tell(report)
     if from_date:
         trace = traces.since(trace, from_date)
