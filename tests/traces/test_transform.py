@@ -64,7 +64,16 @@ def test_resample_is_deterministic_and_seed_0_is_the_trace():
     assert not equal(traces.resample(trace, 5), traces.resample(trace, 6))
 
 
-@pytest.mark.parametrize(("step_ms", "block_ms"), [(MS_PER_H // 3, MS_PER_H), (MS_PER_DAY // 3, MS_PER_DAY)])
+def test_resample_of_jobs_that_arrive_together_draws_jobs():
+    """A resampled trace that is the trace itself would give intervals of no width."""
+    trace = small(step_ms=0, jobs=30)
+    other = traces.resample(trace, 1)
+    assert len(other) == 30
+    assert not equal(other, trace)
+    assert other.span_ms == 0
+
+
+@pytest.mark.parametrize(("step_ms", "block_ms"), [(MS_PER_H // 2, MS_PER_H), (MS_PER_DAY // 3, MS_PER_DAY)])
 def test_resample_keeps_the_time_within_the_block(step_ms, block_ms):
     trace = small(step_ms=step_ms, jobs=60)
     other = traces.resample(trace, 3)
