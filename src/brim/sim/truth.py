@@ -42,7 +42,8 @@ def specs_of(trace: Trace, cluster: Cluster) -> list[JobSpec]:
         ConfigError: a job could not run even on the empty cluster.
     """
     gpu_type = type_codes(trace, cluster)[trace.gpu_type] if len(trace) else trace.gpu_type
-    user = np.where(trace.user == NONE, len(trace.users), trace.user)
+    owner = trace.group if _groups_stand_for_users(trace) else trace.user
+    user = np.where(owner == NONE, len(user_names(trace)) - 1, owner)
     columns = (
         np.arange(len(trace)), user, trace.submit_ms, trace.gpus, trace.share_milli, trace.cpu_milli, trace.mem_mib,
         gpu_type, trace.time_limit_ms, trace.after,
@@ -56,8 +57,12 @@ def specs_of(trace: Trace, cluster: Cluster) -> list[JobSpec]:
 
 
 def user_names(trace: Trace) -> tuple[str, ...]:
-    """Users of the trace; the last one stands for jobs without a recorded user."""
-    return (*trace.users, "(not recorded)")
+    """Users of the trace, or its groups where it names no user; the last one stands for jobs without either."""
+    return (*(trace.groups if _groups_stand_for_users(trace) else trace.users), "(not recorded)")
+
+
+def _groups_stand_for_users(trace: Trace) -> bool:
+    return not trace.users and bool(trace.groups)
 
 
 def type_codes(trace: Trace, cluster: Cluster) -> IntArray:
@@ -132,6 +137,10 @@ def describe(trace: Trace, cluster: Cluster) -> list[str]:
     said = ["Run times are those of the trace, whatever the placement (truth: rigid)."]
     if len(cluster.gpu_types) == 1 and (trace.gpu_type != NONE).any():
         said.append(f"GPU types asked in the trace are ignored: every GPU is {cluster.gpu_types[0]}.")
+    if _groups_stand_for_users(trace):
+        said.append("The trace names no users: its groups stand for them in fair shares and run-time histories.")
+    elif not trace.users:
+        said.append("The trace names no users: fair shares and run-time histories see only one.")
     short = int((trace.run_ms < MS_PER_S).sum())
     if short:
         said.append(f"{short} jobs ran for less than a second.")
