@@ -10,6 +10,7 @@ from tests.cli.commands import MINE, brim
 def test_list_and_show():
     found = json.loads(brim("policy", "list", "--json").stdout)
     assert {"fifo", "backfill", "tiresias", "fair"} <= {row["name"] for row in found["policies"]}
+    assert "brim.policies.place.parts.Fragmentation" in found["parts"]["place"]
     assert json.loads(brim("policy", "show", "fifo", "--json").stdout)["policy"]["order"] == "Arrival()"
     shown = brim("policy", "show", "tiresias").stdout
     assert "ServiceQueues" in shown

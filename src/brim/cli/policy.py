@@ -18,6 +18,7 @@ def list_policies(output: OutputOption = "table", as_json: JsonOption = False) -
     """List the presets."""
     import json
 
+    from brim.policies.presets import PARTS as AVAILABLE
     from brim.policies.presets import PRESETS
 
     rows = [
@@ -25,7 +26,8 @@ def list_policies(output: OutputOption = "table", as_json: JsonOption = False) -
         for p in PRESETS.values()
     ]
     if output_of(output, as_json) == "json":
-        print(json.dumps({"schema": 1, "policies": rows}, indent=2))
+        parts = {socket: [f"{k.__module__}.{k.__name__}" for k in kinds] for socket, kinds in AVAILABLE.items()}
+        print(json.dumps({"schema": 1, "policies": rows, "parts": parts}, indent=2))
         return
     from rich.console import Console
     from rich.table import Table
@@ -36,7 +38,11 @@ def list_policies(output: OutputOption = "table", as_json: JsonOption = False) -
     for policy in PRESETS.values():
         place = f"{type(policy.place).__name__.lower()}, {getattr(policy.place, 'misfit', '')} at a misfit"
         table.add_row(policy.name, type(policy.order).__name__, place, policy.source)
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    console.print("\nParts to combine in a file of your own:")
+    for socket, kinds in AVAILABLE.items():
+        console.print(f"  {socket:6} {', '.join(kind.__name__ for kind in kinds)}", highlight=False)
 
 
 @app.command()

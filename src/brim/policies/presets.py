@@ -17,7 +17,7 @@ from brim.policies.order.attained import Gittins, LeastAttained
 from brim.policies.order.fair import MaxMin
 from brim.policies.order.shortest import ShortestJob, ShortestRemaining
 from brim.policies.order.tiresias import ServiceQueues
-from brim.policies.place.parts import Consolidate, Misfit
+from brim.policies.place.parts import Consolidate, Fragmentation, Misfit, Spread
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Order, Policy
 from brim.units import MS_PER_MIN
@@ -44,6 +44,14 @@ _ROWS: Final = (
     _rigid("tiresias", ServiceQueues(), "skip", "discretised 2D-LAS: Tiresias, NSDI 2019", period_ms=MS_PER_MIN),
     _rigid("fair", MaxMin(), "skip", "weighted max-min of GPU time over users", period_ms=5 * MS_PER_MIN),
 )
+PARTS: Final[dict[str, tuple[type, ...]]] = {
+    "order": (Arrival, ShortestJob, ShortestRemaining, LeastAttained, Gittins, ServiceQueues, MaxMin),
+    "size": (AsAsked,),
+    "place": (Consolidate, Spread, Fragmentation),
+    "feed": (Even,),
+    "fill": (NoFill,),
+}
+"""What a policy file may combine, by socket."""
 PRESETS: Final[dict[str, Policy]] = {policy.name: policy for policy in _ROWS}
 
 
