@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
 
 from brim.core.trace import trace_of
-from brim.reports.files import dump_json, results_csv, write_jobs_parquet, write_json
-from brim.reports.summary import interval, result_rows, results_json, summarise
+from brim.reports.files import dump_json, write_jobs_parquet
+from brim.reports.summary import interval, results_json, summarise
 from brim.reports.table import comparison, paired_difference
 
 from .fakes import drawn_replay, drawn_trace, replay_of, runs_of
@@ -64,13 +62,6 @@ def test_json_refuses_nan():
         dump_json({"x": float("nan")})
 
 
-def test_json_file_reads_back(replays, tmp_path):
-    summaries = summarise(replays)
-    write_json(replays, summaries, tmp_path / "r.json")
-    assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["results"] == result_rows(summaries)
-    assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
-
-
 def test_parquet_holds_every_job_of_every_replay_and_equal_input_gives_equal_bytes(replays, tmp_path):
     write_jobs_parquet(iter(replays), tmp_path / "a.parquet")
     write_jobs_parquet(replays, tmp_path / "b.parquet")
@@ -112,12 +103,6 @@ def test_a_failed_write_leaves_the_previous_file(tmp_path):
         write_jobs_parquet(broken(), target)
     assert target.read_bytes() == b"before"
     assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_csv_has_a_line_per_replay(replays):
-    lines = results_csv(summarise(replays)).splitlines()
-    assert len(lines) == 7
-    assert lines[0].startswith("policy,seed,load,jobs,finished")
 
 
 def test_interval_is_student_t():

@@ -6,11 +6,9 @@ write leaves the previous file.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +21,6 @@ from brim.core.arrays import IntArray
 from brim.core.replay import Replay
 from brim.core.trace import Status
 from brim.reports.metrics import finished, held_ms, jct_ms, queue_ms
-from brim.reports.summary import Summary, result_rows, results_json
 from brim.units import MS_PER_S, WHOLE_GPU
 
 _NAME: Final = pa.dictionary(pa.int32(), pa.string())
@@ -52,31 +49,9 @@ def write_jobs_parquet(replays: Replay | Iterable[Replay], path: Path) -> None:
             writer.write_table(job_table(replay))
 
 
-def write_json(replays: Sequence[Replay], summaries: Sequence[Summary], path: Path) -> None:
-    """Write the result JSON (schema 1).
-
-    Args:
-        replays: At least one, for trace and cluster.
-        summaries: One per replay.
-        path: Target; replaced as a whole.
-    """
-    with replacing(path) as part:
-        part.write_text(dump_json(results_json(replays[0], summaries)), encoding="utf-8")
-
-
 def dump_json(payload: dict[str, Any]) -> str:
     """JSON text with a newline at the end; refuses NaN and infinity with ValueError."""
     return json.dumps(payload, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def results_csv(summaries: Sequence[Summary]) -> str:
-    """The results as CSV, one line per replay, assumptions joined by a semicolon, undefined empty."""
-    text = io.StringIO()
-    rows = [row | {"assumptions": "; ".join(row["assumptions"])} for row in result_rows(summaries)]
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def job_table(replay: Replay) -> pa.Table:
