@@ -1,0 +1,319 @@
+"""Measured application profiles: what a real training job would do on a placement, at a batch size, in an epoch.
+
+A folder holds one folder per application in the layout of Pollux (OSDI 2021): step times by placement, and gradient
+statistics by batch size and epoch. Semantics are those of the published simulator, except where it has no answer:
+see ``StepTimes``.
+
+Source: github.com/petuum/adaptdl, branch osdi21-artifact, simulator/applications.py and simulator.py.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from brim.core.arrays import FloatArray
+from brim.errors import ConfigError, InvariantError
+from brim.sim.profile_tables import (
+    PLACEMENTS,
+    SCALABILITY,
+    Placement,
+    Times,
+    Validation,
+    read_placements,
+    read_scalability,
+    read_validation,
+    rotated,
+    shown,
+)
+
+NODES_MAX: Final = 16
+"""More nodes count as this many. Source: the published simulator; it is the most that was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the tables of an application do not say.
+
+    Attributes:
+        epochs: That a job trains.
+        local_batch_max: Most samples per GPU, where it is less than what was measured.
+        fixed_gpus: GPUs of a job that cannot change, None for elastic ones.
+        fixed_batch: Its global batch.
+    """
+
+    epochs: int
+    local_batch_max: int | None = None
+    fixed_gpus: int | None = None
+    fixed_batch: int | None = None
+
+
+KNOWN: Final[Mapping[str, Known]] = {
+    "bert": Known(epochs=2),
+    "cifar10": Known(epochs=100),
+    "deepspeech2": Known(epochs=80),
+    "imagenet": Known(epochs=90),
+    "ncf": Known(epochs=10, fixed_gpus=1, fixed_batch=32_768),
+    "yolov3": Known(epochs=50, local_batch_max=8),
+}
+"""Source: the published simulator, applications.py (epochs, yolov3's limit) and simulator.py (ncf)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Step and sync time by placement and local batch; every answer is kept, so asking again costs a lookup.
+
+    - A placement of ``placements.csv``: linear over the local batch.
+    - Any other: linear in (nodes, GPUs, local batch) over the simplices (Delaunay) of the means of ``placements.csv``
+      by these three together with ``scalability.csv``. More than 16 nodes count as 16.
+    - Fewer samples per GPU than were ever measured take as long as the fewest measured: never faster than the truth.
+    - Anything else outside the measurements is an error: more samples per GPU than measured on a placement, nodes with
+      more GPUs or jobs with more GPUs than measured. The published simulator stops there too; it also stops below the
+      fewest samples.
+
+    Step times are taken as measured even where more samples took less time, which is common (yolov3 on one GPU: 0.45 s
+    at 6 samples, 0.33 s at 8).
+
+    Attributes:
+        name: Application, for messages.
+        curves: Measured times by placement, rotated to its smallest form, and local batch.
+        points: Measured times by (nodes, GPUs, local batch).
+        local_batch_min: Fewest samples per GPU measured.
+    """
+
+    name: str
+    curves: Mapping[Placement, Mapping[int, Times]]
+    points: Mapping[tuple[int, int, int], Times]
+    local_batch_min: int
+    _kept: dict[tuple[Placement, int], Times] = field(default_factory=dict, repr=False, compare=False)
+    _between: list[Callable[[list[list[int]]], FloatArray]] = field(default_factory=list, repr=False, compare=False)
+
+    def times_s(self, placement: Placement, local_batch: int) -> Times:
+        """Seconds of one step and of its exchange of gradients.
+
+        Raises:
+            ConfigError: nothing was measured there or around it.
+            InvariantError: the placement is empty or has a node without GPUs, or there are no samples.
+        """
+        kept = self._kept.get((placement, local_batch))
+        if kept is None:
+            if not placement or min(placement) < 1 or local_batch < 1:
+                raise InvariantError(f"{self.name}: placement {placement} with {local_batch} samples per GPU")
+            smallest, local_batch_measured = rotated(placement), max(local_batch, self.local_batch_min)
+            curve = self.curves.get(smallest)
+            kept = (
+                self._around(smallest, local_batch_measured) if curve is None
+                else self._along(curve, smallest, local_batch_measured)
+            )  # fmt: skip
+            self._kept[placement, local_batch] = kept
+        return kept
+
+    def _along(self, curve: Mapping[int, Times], placement: Placement, local_batch: int) -> Times:
+        if local_batch in curve:
+            return curve[local_batch]
+        above = min((batch for batch in curve if batch > local_batch), default=None)
+        below = max((batch for batch in curve if batch < local_batch), default=None)
+        if above is None:
+            raise self._unmeasured(placement, local_batch, f"at most {max(curve)} there")
+        if below is None:
+            return curve[above]
+        share = (local_batch - below) / (above - below)
+        (step_0, sync_0), (step_1, sync_1) = curve[below], curve[above]
+        return step_0 + share * (step_1 - step_0), sync_0 + share * (sync_1 - sync_0)
+
+    def _around(self, placement: Placement, local_batch: int) -> Times:
+        if not self._between:
+            self._between.append(self._triangulated(placement))
+        nodes, gpus = min(len(placement), NODES_MAX), sum(placement)
+        step_s, sync_s = self._between[0]([[nodes, gpus, local_batch]])[0].tolist()
+        if math.isnan(step_s):
+            raise self._unmeasured(
+                placement, local_batch, f"one within the measurements, which reach {max(map(max, self.curves))} GPUs "
+                f"per node, {max(nodes for nodes, _, _ in self.points)} nodes and "
+                f"{max(gpus for _, gpus, _ in self.points)} GPUs"
+            )  # fmt: skip
+        return step_s, sync_s
+
+    def _triangulated(self, placement: Placement) -> Callable[[list[list[int]]], FloatArray]:
+        from scipy.interpolate import LinearNDInterpolator  # noqa: PLC0415 - a third of a second, often not needed
+        from scipy.spatial import QhullError  # noqa: PLC0415
+
+        try:
+            between: Callable[[list[list[int]]], FloatArray] = LinearNDInterpolator(
+                np.array(list(self.points), dtype=np.float64), np.array(list(self.points.values()), dtype=np.float64)
+            )
+        except (QhullError, ValueError):
+            raise ConfigError(
+                f"{self.name}: found no measurement of placement {shown(placement)}, and {len(self.points)} points "
+                "(nodes, GPUs, local batch) that span no volume, expected enough to interpolate between"
+            ) from None
+        return between
+
+    def _unmeasured(self, placement: Placement, local_batch: int, expected: str) -> ConfigError:
+        return ConfigError(
+            f"{self.name}: found placement {shown(placement)} with {local_batch} samples per GPU, which was not "
+            f"measured, expected {expected}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Application:
+    """One measured training application.
+
+    Attributes:
+        name: Of its folder.
+        batch_min: Initial global batch: the smallest validated.
+        batch_max: Largest validated global batch.
+        local_batch_min: Fewest samples per GPU measured.
+        local_batch_max: Most samples per GPU.
+        epochs: That a job trains.
+        elastic: A policy may choose its GPUs and batch.
+        fixed_gpus: GPUs of a job that is not elastic.
+        fixed_batch: Global batch of a job that is not elastic.
+        progress_E: Progress at which each epoch ends, in iterations of the initial batch; the last ends the job.
+        validation: Gradient statistics.
+        step_times: Step times.
+    """
+
+    name: str
+    batch_min: int
+    batch_max: int
+    local_batch_min: int
+    local_batch_max: int
+    epochs: int
+    elastic: bool
+    fixed_gpus: int | None
+    fixed_batch: int | None
+    progress_E: FloatArray
+    validation: Validation
+    step_times: StepTimes
+
+    def times_s(self, placement: Placement, local_batch: int) -> tuple[float, float]:
+        """Seconds of one step and of its exchange of gradients; the placement is GPUs per node, each above 0.
+
+        Raises:
+            ConfigError: outside what was measured, see ``StepTimes``.
+        """
+        return self.step_times.times_s(placement, local_batch)
+
+    def gradient(self, batch: int, epoch: int) -> tuple[float, float]:
+        """Variance and square norm of the gradient, linear between the neighbouring validated batches.
+
+        Raises:
+            ConfigError: the batch lies outside the validated ones.
+            InvariantError: there is no such epoch.
+        """
+        if not 0 <= epoch < self.epochs:
+            raise InvariantError(f"{self.name}: epoch {epoch} of {self.epochs}")
+        if not self.batch_min <= batch <= self.batch_max:
+            raise ConfigError(
+                f"{self.name}: found a global batch of {batch}, expected one from {self.batch_min} to {self.batch_max}"
+            )
+        known = self.validation
+        above = bisect_left(known.batch_B, batch)
+        high = int(known.batch_B[above])
+        var_1, sqr_1 = float(known.grad_var_BE[above, epoch]), float(known.grad_sqr_BE[above, epoch])
+        if high == batch:
+            return var_1, sqr_1
+        low = int(known.batch_B[above - 1])
+        var_0, sqr_0 = float(known.grad_var_BE[above - 1, epoch]), float(known.grad_sqr_BE[above - 1, epoch])
+        share = (batch - low) / (high - low)
+        return var_0 + share * (var_1 - var_0), sqr_0 + share * (sqr_1 - sqr_0)
+
+    def split(self, gpus: int, batch: int) -> tuple[int, int]:
+        """Local batch and extra accumulation steps for a global batch asked on that many GPUs.
+
+        The batch that results, GPUs times local batch times (accumulation + 1), is the one asked rounded up to whole
+        samples per GPU and step, but never above ``batch_max``. On one GPU, a batch above the initial one is
+        accumulated at least once: gradient statistics need two samples of the gradient.
+
+        Raises:
+            ConfigError: the largest batch has less than one sample for each GPU.
+            InvariantError: no GPUs or no batch.
+        """
+        if gpus < 1 or batch < 1:
+            raise InvariantError(f"{self.name}: batch {batch} on {gpus} GPUs")
+        local_batch = -(-batch // gpus)
+        accumulation = -(-local_batch // self.local_batch_max) - 1
+        if gpus == 1 and batch > self.batch_min:
+            accumulation = max(1, accumulation)
+        steps = accumulation + 1
+        local_batch = min(-(-local_batch // steps), self.batch_max // (gpus * steps))
+        if local_batch < 1:
+            raise ConfigError(
+                f"{self.name}: found {gpus} GPUs asked for batch {batch}, expected at most {self.batch_max} samples, "
+                "one or more for each GPU and step"
+            )
+        return local_batch, accumulation
+
+    def rate(self, placement: Placement, local_batch: int, accumulation: int, epoch: int) -> float:
+        """Progress per second, in iterations of the initial batch: gain over time of one optimizer step.
+
+        Raises:
+            ConfigError: outside what was measured or validated.
+        """
+        step_s, sync_s = self.times_s(placement, local_batch)
+        batch = sum(placement) * local_batch * (accumulation + 1)
+        variance, square = self.gradient(batch, epoch)
+        gain = (variance + square) / (variance * self.batch_min / batch + square)
+        return gain / (step_s + accumulation * (step_s - sync_s))
+
+
+def read_applications(folder: Path) -> dict[str, Application]:
+    """Read all applications of a folder, in order of their names; plain files and hidden folders are passed over.
+
+    Raises:
+        ConfigError: the folder or a table is missing or empty, or a value cannot be meant; with file, row and column.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: found no such folder, expected one with a folder for each profiled application")
+    if (folder / PLACEMENTS).exists():
+        raise ConfigError(f"{folder}: found {PLACEMENTS}, expected a folder above it, with one for each application")
+    inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not inside:
+        raise ConfigError(f"{folder}: found no folders, expected one for each profiled application")
+    return {path.name: _read_application(path) for path in inside}
+
+
+def _read_application(folder: Path) -> Application:
+    name = folder.name
+    known = KNOWN.get(name)
+    curves = read_placements(folder / PLACEMENTS)
+    points = _grouped(curves) | read_scalability(folder / SCALABILITY)
+    validation = read_validation(folder, known.epochs if known else None)
+    measured = {local_batch for curve in curves.values() for local_batch in curve}
+    local_batch_min, local_batch_max = min(measured), max(measured)
+    if known and known.local_batch_max is not None:
+        if known.local_batch_max < local_batch_min:
+            raise ConfigError(
+                f"{folder / PLACEMENTS}: found local_bsz from {local_batch_min}, expected {name}'s limit of "
+                f"{known.local_batch_max} or less among them"
+            )
+        local_batch_max = min(local_batch_max, known.local_batch_max)
+    return Application(
+        name=name, batch_min=int(validation.batch_B[0]), batch_max=int(validation.batch_B[-1]),
+        local_batch_min=local_batch_min, local_batch_max=local_batch_max,
+        epochs=len(validation.progress_E), elastic=known is None or known.fixed_gpus is None,
+        fixed_gpus=known.fixed_gpus if known else None, fixed_batch=known.fixed_batch if known else None,
+        progress_E=validation.progress_E, validation=validation,
+        step_times=StepTimes(name=name, curves=curves, points=points, local_batch_min=local_batch_min),
+    )  # fmt: skip
+
+
+def _grouped(curves: Mapping[Placement, Mapping[int, Times]]) -> dict[tuple[int, int, int], Times]:
+    """Means of the placements with as many nodes, GPUs and samples per GPU, in this order."""
+    groups: dict[tuple[int, int, int], list[Times]] = {}
+    for placement, curve in curves.items():
+        for local_batch, times in curve.items():
+            groups.setdefault((len(placement), sum(placement), local_batch), []).append(times)
+    return {
+        key: (sum(step for step, _ in groups[key]) / len(groups[key]),
+              sum(sync for _, sync in groups[key]) / len(groups[key]))
+        for key in sorted(groups)
+    }  # fmt: skip
