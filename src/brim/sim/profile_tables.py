@@ -35,7 +35,7 @@ NOISE_MIN: Final = 1e-30
 """Least sum of gradient variance and square of a row: with both 0 an optimizer step gains nothing defined. Ours."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Validation:
     """Training at each validated batch size; shape suffixes: B batch sizes (ascending), E epochs.
 
@@ -76,6 +76,15 @@ def read_placements(file: Path) -> dict[Placement, dict[int, Times]]:
             raise _error(file, first_row[placement], "local_bsz", f"{next(iter(curve))} alone for placement "
                          f"{shown(placement)}", "at least two local batches, to interpolate between")  # fmt: skip
     return {placement: _means(curve) for placement, curve in found.items()}
+
+
+def grouped(curves: Mapping[Placement, Mapping[int, Times]]) -> dict[tuple[int, int, int], Times]:
+    """Take the mean over all placements with as many nodes, GPUs and samples per GPU, in ascending order of these."""
+    found: dict[tuple[int, int, int], list[Times]] = {}
+    for placement, curve in curves.items():
+        for local_batch, times in curve.items():
+            found.setdefault((len(placement), sum(placement), local_batch), []).append(times)
+    return _means(dict(sorted(found.items())))
 
 
 def read_scalability(file: Path) -> dict[tuple[int, int, int], Times]:

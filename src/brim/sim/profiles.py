@@ -26,6 +26,7 @@ from brim.sim.profile_tables import (
     Placement,
     Times,
     Validation,
+    grouped,
     read_placements,
     read_scalability,
     read_validation,
@@ -65,13 +66,14 @@ KNOWN: Final[Mapping[str, Known]] = {
 """Source: the published simulator, applications.py (epochs, yolov3's limit) and simulator.py (ncf)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepTimes:
     """Step and sync time by placement and local batch; every answer is kept, so asking again costs a lookup.
 
     - A placement of ``placements.csv``: linear over the local batch.
     - Any other: linear in (nodes, GPUs, local batch) over the simplices (Delaunay) of the means of ``placements.csv``
-      by these three together with ``scalability.csv``. More than 16 nodes count as 16.
+      by these three together with ``scalability.csv``, whose row counts where both have one. More than 16 nodes count
+      as 16.
     - Fewer samples per GPU than were ever measured take as long as the fewest measured: never faster than the truth.
     - Anything else outside the measurements is an error: more samples per GPU than measured on a placement, nodes with
       more GPUs or jobs with more GPUs than measured. The published simulator stops there too; it also stops below the
@@ -91,8 +93,8 @@ class StepTimes:
     curves: Mapping[Placement, Mapping[int, Times]]
     points: Mapping[tuple[int, int, int], Times]
     local_batch_min: int
-    _kept: dict[tuple[Placement, int], Times] = field(default_factory=dict, repr=False, compare=False)
-    _between: list[Callable[[list[list[int]]], FloatArray]] = field(default_factory=list, repr=False, compare=False)
+    _kept: dict[tuple[Placement, int], Times] = field(default_factory=dict, repr=False)
+    _between: list[Callable[[list[list[int]]], FloatArray]] = field(default_factory=list, repr=False)
 
     def times_s(self, placement: Placement, local_batch: int) -> Times:
         """Seconds of one step and of its exchange of gradients.
@@ -162,7 +164,7 @@ class StepTimes:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Application:
     """One measured training application.
 
@@ -226,6 +228,15 @@ class Application:
         share = (batch - low) / (high - low)
         return var_0 + share * (var_1 - var_0), sqr_0 + share * (sqr_1 - sqr_0)
 
+    def gain(self, batch: int, epoch: int) -> float:
+        """Iterations of the initial batch that one optimizer step at this global batch is worth.
+
+        Raises:
+            ConfigError: the batch lies outside the validated ones.
+        """
+        variance, square = self.gradient(batch, epoch)
+        return (variance + square) / (variance / (batch / self.batch_min) + square)
+
     def split(self, gpus: int, batch: int) -> tuple[int, int]:
         """Local batch and extra accumulation steps for a global batch asked on that many GPUs.
 
@@ -259,9 +270,7 @@ class Application:
             ConfigError: outside what was measured or validated.
         """
         step_s, sync_s = self.times_s(placement, local_batch)
-        batch = sum(placement) * local_batch * (accumulation + 1)
-        variance, square = self.gradient(batch, epoch)
-        gain = (variance + square) / (variance * self.batch_min / batch + square)
+        gain = self.gain(sum(placement) * local_batch * (accumulation + 1), epoch)
         return gain / (step_s + accumulation * (step_s - sync_s))
 
 
@@ -285,7 +294,7 @@ def _read_application(folder: Path) -> Application:
     name = folder.name
     known = KNOWN.get(name)
     curves = read_placements(folder / PLACEMENTS)
-    points = _grouped(curves) | read_scalability(folder / SCALABILITY)
+    points = grouped(curves) | read_scalability(folder / SCALABILITY)
     validation = read_validation(folder, known.epochs if known else None)
     measured = {local_batch for curve in curves.values() for local_batch in curve}
     local_batch_min, local_batch_max = min(measured), max(measured)
@@ -304,16 +313,3 @@ def _read_application(folder: Path) -> Application:
         progress_E=validation.progress_E, validation=validation,
         step_times=StepTimes(name=name, curves=curves, points=points, local_batch_min=local_batch_min),
     )  # fmt: skip
-
-
-def _grouped(curves: Mapping[Placement, Mapping[int, Times]]) -> dict[tuple[int, int, int], Times]:
-    """Means of the placements with as many nodes, GPUs and samples per GPU, in this order."""
-    groups: dict[tuple[int, int, int], list[Times]] = {}
-    for placement, curve in curves.items():
-        for local_batch, times in curve.items():
-            groups.setdefault((len(placement), sum(placement), local_batch), []).append(times)
-    return {
-        key: (sum(step for step, _ in groups[key]) / len(groups[key]),
-              sum(sync for _, sync in groups[key]) / len(groups[key]))
-        for key in sorted(groups)
-    }  # fmt: skip
