@@ -5,9 +5,9 @@ exponent says how much of the exchange hides behind the computing. Times are sec
 parameters the last axis of an array (..., P), P = len(PARAMETERS). M observations.
 
 Source:
-    Qiao et al., Pollux, OSDI 2021, section 3.2. Differs: there the exchange grows by ``beta * (k - 2)``. Trained on 1 to 4
-    GPUs of the six applications its authors measured, that misses the step times on 8 and 16 GPUs by 36 % on the mean,
-    ``beta * log2(k - 1)`` by 11 % (tests/realdata/test_throughput.py); the two agree on 2 and 3 GPUs.
+    Qiao et al., Pollux, OSDI 2021, section 3.2. Differs: there the exchange grows by ``beta * (k - 2)``. Trained on 1
+    to 4 GPUs of the six applications its authors measured, that misses the step times on 8 and 16 GPUs by 36 % on the
+    mean, ``beta * log2(k - 1)`` by 11 % (tests/realdata/test_throughput.py). The two agree on 2 and 3 GPUs.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def fit(observations: Observations, prior: FloatArray | None = None) -> Fit:
 
 
 class _Data(NamedTuple):
-    """Observations as the fit wants them, (M,); per parameter (P,) its least logarithm, and whether nothing was seen."""
+    """Observations as the fit wants them, (M,); per parameter (P,) its least logarithm, and if nothing was seen."""
 
     nodes: IntArray
     gpus: IntArray
