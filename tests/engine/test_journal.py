@@ -21,7 +21,7 @@ from brim.engine.scheduler import Scheduler
 from brim.errors import InvariantError
 from brim.policies.presets import PRESETS
 from brim.sim import twin
-from brim.sim.truth import specs_of, user_names
+from brim.sim.truth import Rigid, specs_of, user_names
 from brim.sim.twin import Settings
 from brim.testing import job, small_trace
 from brim.testing.strategies import clusters, faults, overheads, traces
@@ -67,7 +67,8 @@ def test_a_replayed_journal_is_byte_equal_and_ends_in_the_same_state(data):
 @given(st.data())
 def test_every_event_survives_being_written_down(data):
     cluster = data.draw(clusters())
-    for spec in specs_of(data.draw(traces(cluster)), cluster):
+    trace = data.draw(traces(cluster))
+    for spec in specs_of(trace, cluster, Rigid(trace)):
         event = Event(spec.submit_ms, Kind.SUBMITTED, spec.id, spec=spec, held=data.draw(st.booleans()))
         assert read_event(json.loads(json.dumps(event_record(event)))) == event
     for kind in set(Kind) - {Kind.SUBMITTED, Kind.START}:

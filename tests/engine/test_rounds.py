@@ -72,25 +72,24 @@ def test_a_plan_that_can_be_applied_is_not(case):
 
 def test_rounds_wait_for_the_gap_and_come_with_the_period():
     trigger = Trigger(gap_ms=1_000, period_ms=60_000)
-    assert trigger.due_ms(anyone_waits=True) is None
+    assert trigger.due_ms() is None
     trigger.note(Kind.SUBMITTED, 500)
     trigger.note(Kind.SUBMITTED, 700)
-    assert trigger.due_ms(anyone_waits=True) == 500
+    assert trigger.due_ms() == 500
     trigger.done(500)
-    assert trigger.due_ms(anyone_waits=False) is None
-    assert trigger.due_ms(anyone_waits=True) == 60_500
+    assert trigger.due_ms() == 60_500
     trigger.note(Kind.FINISHED, 900)
-    assert trigger.due_ms(anyone_waits=True) == 1_500
+    assert trigger.due_ms() == 1_500
     trigger.done(1_500)
     trigger.note(Kind.FINISHED, 9_000)
-    assert trigger.due_ms(anyone_waits=True) == 9_000
+    assert trigger.due_ms() == 9_000
 
 
 @pytest.mark.parametrize("kind", [Kind.STARTED, Kind.NODE_DRAIN, Kind.NODE_DOWN, Kind.PREEMPT, Kind.START])
 def test_what_cannot_change_a_decision_is_no_cause_for_a_round(kind):
     trigger = Trigger(gap_ms=0, period_ms=0)
     trigger.note(kind, 5)
-    assert trigger.due_ms(anyone_waits=True) is None
+    assert trigger.due_ms() is None
 
 
 def test_no_round_while_nobody_waits():

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from brim.beliefs.beliefs import Beliefs
-from brim.beliefs.runtime import UserLimits
 from brim.core.actions import Preempt, Start
 from brim.core.cluster import Cluster, parse_cluster
 from brim.core.events import Kind
@@ -24,7 +23,7 @@ from brim.live.record import recorded_trace
 from brim.policies.order.tiresias import ServiceQueues
 from brim.policies.presets import find_policy
 from brim.policies.sockets import Policy
-from brim.sim.truth import user_names
+from brim.sim.truth import Rigid, user_names
 from brim.sim.twin import Settings, _Twin, replay
 from tests.live.conftest import sleeper
 
@@ -56,7 +55,7 @@ class TwinOnRecord(_Twin):
 
     def __init__(self, trace: Trace, cluster: Cluster, policy: Policy, journal: Journal, record: list[str]) -> None:
         settings = Settings(gap_ms=GAP_MS)
-        super().__init__(trace, cluster, policy, settings, trace.run_ms, UserLimits(), journal)
+        super().__init__(trace, cluster, policy, settings, Rigid(trace), Beliefs(), journal)
         for event in map(json.loads, record):
             if "e" in event and event["e"] != "SUBMITTED":
                 self._push(event["t"], Kind[event["e"]], event["job"], 0)

@@ -7,7 +7,7 @@ import numpy as np
 from brim.core.cluster import parse_cluster
 from brim.core.trace import trace_of
 from brim.policies.presets import PRESETS
-from brim.sim.truth import specs_of, user_names
+from brim.sim.truth import Rigid, specs_of, user_names
 from brim.sim.twin import replay
 
 
@@ -22,7 +22,7 @@ def two_groups(**names):
 def test_groups_stand_for_users_where_there_are_none():
     trace = two_groups()
     assert user_names(trace) == ("a", "b", "(not recorded)")
-    assert [spec.user for spec in specs_of(trace, parse_cluster("1x1xT4"))] == [0, 0, 0, 0, 1]
+    assert [spec.user for spec in specs_of(trace, parse_cluster("1x1xT4"), Rigid(trace))] == [0, 0, 0, 0, 1]
     result = replay(trace, parse_cluster("1x1xT4"), PRESETS["fair"])
     assert result.finish_ms[4] < np.sort(result.finish_ms[:4])[1]  # b's one job is done before a's second
     assert any("its groups stand for them" in line for line in result.assumptions)

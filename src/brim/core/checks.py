@@ -5,23 +5,26 @@ Numbers refer to the promises of docs/invariants.md: I4 fenced start, I6 no over
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
-from brim.core.actions import Plan, Preempt, Start
+from brim.core.actions import Plan, Preempt, Reject, Resize, Start, Tune
 from brim.core.lifecycle import Phase
 from brim.core.snapshot import Snapshot
 from brim.core.trace import NONE
 from brim.errors import InvariantError, PlanError
 from brim.units import WHOLE_GPU
 
-_PENDING, _HOLDING = int(Phase.PENDING), (int(Phase.STARTING), int(Phase.RUNNING))
+_PENDING, _HELD, _HOLDING = int(Phase.PENDING), int(Phase.HELD), (int(Phase.STARTING), int(Phase.RUNNING))
 
 
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """Refuse a plan that could not be applied as it stands.
 
     Checks that frees come before takes, each job is acted on once and in a phase that allows it, epochs are the next
-    ones (I4), gangs are whole (I8) on open nodes of the right type, and no GPU, core or MiB is granted twice (I6).
+    ones (I4), gangs are whole and of a size the job can run on (I8) on open nodes of the right type, batches lie in
+    the job's range, and no GPU, core or MiB is granted twice (I6).
 
     Raises:
         PlanError: naming the job, and the node or GPU.
@@ -32,52 +35,79 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     rows = np.searchsorted(jobs.id, [action.job for action in plan.actions]).tolist()
     seen: set[int] = set()
     stopped: set[int] = set()
-    starts: list[tuple[int, Start]] = []
+    takes: list[tuple[int, Start | Resize]] = []
+    stage = 0
     for row, action in zip(rows, plan.actions, strict=True):
         if row == len(jobs) or jobs.id[row] != action.job:
             raise PlanError(f"plan acts on job {action.job}, which is not in the snapshot")
         if action.job in seen:
             raise PlanError(f"plan acts twice on job {action.job}")
         seen.add(action.job)
-        phase = jobs.phase[row]
-        if isinstance(action, Preempt):
-            if starts:
-                raise PlanError(f"plan preempts job {action.job} after a start: frees come before takes")
-            if phase not in _HOLDING or action.epoch != jobs.epoch[row]:
-                raise PlanError(f"plan preempts job {action.job} (epoch {action.epoch}), which is {Phase(phase).name}")
+        rank, verb, phases, ahead = _RULES[type(action)]
+        if rank < stage:
+            raise PlanError(f"plan {verb} job {action.job} after a later kind of action: frees come before takes")
+        stage = rank
+        if jobs.phase[row] not in phases or action.epoch != jobs.epoch[row] + ahead:
+            raise PlanError(
+                f"plan {verb} job {action.job} (epoch {action.epoch}), which is {Phase(jobs.phase[row]).name}"
+            )
+        if isinstance(action, Preempt | Resize):
             stopped.add(row)
-        else:
-            if phase != _PENDING or action.epoch != jobs.epoch[row] + 1:
-                raise PlanError(f"plan starts job {action.job} (epoch {action.epoch}), which is {Phase(phase).name}")
+        if isinstance(action, Start | Resize):
             _check_gang(snapshot, row, action)
-            starts.append((row, action))
-    _check_room(snapshot, stopped, starts)
+            takes.append((row, action))
+        if isinstance(action, Start | Resize | Tune):
+            _check_batch(snapshot, row, action.batch)
+    _check_room(snapshot, stopped, takes)
 
 
-def _check_gang(snapshot: Snapshot, row: int, start: Start) -> None:
-    jobs, nodes = snapshot.jobs, snapshot.nodes
-    if len(start.gpus) != jobs.gpus[row] or len(set(start.gpus)) != len(start.gpus):
-        raise PlanError(f"job {start.job} asks for a gang of {jobs.gpus[row]} GPUs, plan grants {start.gpus}")
-    if list(start.gpus) != sorted(start.gpus):
-        raise PlanError(f"grants of job {start.job} are not in increasing order: {start.gpus}")
+_RULES: Final = {
+    Preempt: (0, "preempts", _HOLDING, 0), Reject: (1, "rejects", (_PENDING, _HELD), 0),
+    Resize: (2, "resizes", _HOLDING, 1), Start: (3, "starts", (_PENDING,), 1), Tune: (4, "tunes", _HOLDING, 0),
+}
+"""Per kind of action: rank in the plan, the word for it, phases it applies to, epoch relative to the job's."""
+
+
+def _check_batch(snapshot: Snapshot, row: int, batch: int) -> None:
+    jobs = snapshot.jobs
+    least, most = int(jobs.batch_min[row]), int(jobs.batch_max[row])
+    if NONE in (batch, least) or least <= batch <= most or batch == jobs.batch[row]:
+        return
+    raise PlanError(f"job {jobs.id[row]} trains with batches of {least} to {most}, plan gives it {batch}")
+
+
+def _check_gang(snapshot: Snapshot, row: int, action: Start | Resize) -> None:
+    jobs, nodes, gpus = snapshot.jobs, snapshot.nodes, action.gpus
+    asked = len(gpus) == jobs.gpus[row]
+    if not (asked or jobs.gpus_min[row] <= len(gpus) <= jobs.gpus_max[row]) or len(set(gpus)) != len(gpus):
+        wants = f"{jobs.gpus_min[row]} to {jobs.gpus_max[row]}" if jobs.elastic[row] else f"{jobs.gpus[row]}"
+        raise PlanError(f"job {action.job} asks for a gang of {wants} GPUs, plan grants {gpus}")
+    if list(gpus) != sorted(gpus):
+        raise PlanError(f"grants of job {action.job} are not in increasing order: {gpus}")
     types = set()
-    for node, gpu in start.gpus:
+    for node, gpu in gpus:
         if not (0 <= node < len(nodes) and 0 <= gpu < nodes.gpus[node]):
-            raise PlanError(f"job {start.job} is granted GPU {gpu} of node {node}, which does not exist")
-        if not nodes.is_open[node]:
-            raise PlanError(f"job {start.job} is granted a GPU of node {node}, which is down or drains")
+            raise PlanError(f"job {action.job} is granted GPU {gpu} of node {node}, which does not exist")
+        if not nodes.is_open[node] and not _has(snapshot, row, node, gpu):
+            raise PlanError(f"job {action.job} is granted a GPU of node {node}, which is down or drains")
         types.add(int(nodes.gpu_type[node]))
     if len(types) > 1 or (jobs.gpu_type[row] != NONE and types != {int(jobs.gpu_type[row])}):
-        raise PlanError(f"job {start.job} is granted GPUs of types {sorted(types)}")
+        raise PlanError(f"job {action.job} is granted GPUs of types {sorted(types)}")
 
 
-def _check_room(snapshot: Snapshot, stopped: set[int], starts: list[tuple[int, Start]]) -> None:
-    """Sum what is held after the plan, on the nodes that the plan starts jobs on."""
-    if not starts:
+def _has(snapshot: Snapshot, row: int, node: int, gpu: int) -> bool:
+    """A job that shrinks may stay on a node that drains."""
+    held = snapshot.grants
+    return bool(((held.job == row) & (held.node == node) & (held.gpu == gpu)).any())
+
+
+def _check_room(snapshot: Snapshot, stopped: set[int], takes: list[tuple[int, Start | Resize]]) -> None:
+    """Sum what is held after the plan."""
+    if not takes:
         return
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
     stays = ~np.isin(held.job, list(stopped)) if stopped else np.ones(len(held), dtype=np.bool_)
-    new = np.array([(row, node, gpu) for row, start in starts for node, gpu in start.gpus], dtype=np.int64)
+    new = np.array([(row, node, gpu) for row, action in takes for node, gpu in action.gpus], dtype=np.int64)
     job = np.concatenate((held.job[stays], new[:, 0]))
     node = np.concatenate((held.node[stays], new[:, 1]))
     gpu = np.concatenate((held.gpu[stays], new[:, 2]))
@@ -107,11 +137,11 @@ def check_snapshot(snapshot: Snapshot) -> None:
     if (np.diff(jobs.id) <= 0).any():
         raise InvariantError("job table is not in order of ids")
     counts = np.bincount(held.job, minlength=len(jobs))
-    wrong = np.flatnonzero(counts != np.where(jobs.holds, jobs.gpus, 0))
+    wrong = np.flatnonzero(counts != np.where(jobs.holds, jobs.gpus_now, 0))
     if len(wrong):
         row = int(wrong[0])
         raise InvariantError(
-            f"job {jobs.id[row]} ({Phase(int(jobs.phase[row])).name}) holds {counts[row]} of {jobs.gpus[row]} GPUs"
+            f"job {jobs.id[row]} ({Phase(int(jobs.phase[row])).name}) holds {counts[row]} of {jobs.gpus_now[row]} GPUs"
         )
     if len(held):
         width = int(nodes.gpus.max())

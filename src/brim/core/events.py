@@ -1,13 +1,15 @@
 """What happens to a cluster: one event type with one total order, (time_ms, kind, sequence).
 
-Drivers report events; decisions become events too (START, PREEMPT), so that the journal is one list and the state is
-its fold.
+Drivers report events; decisions become events too (PREEMPT, RESIZE, START ...), so that the journal is one list and the
+state is its fold.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from brim.core.trace import NONE
 from brim.units import WHOLE_GPU
@@ -35,8 +37,52 @@ class Kind(IntEnum):
     """The job this one waits for has ended."""
     STARTED = 11
     """The job makes progress; until then it holds its GPUs and waits for them, or loads."""
-    PREEMPT = 12
-    START = 13
+    REPORTED = 12
+    """The job says how far and how fast it is, and what its steps took."""
+    PREEMPT = 13
+    REJECT = 14
+    """The job is turned away for good."""
+    RESIZE = 15
+    START = 16
+    TUNE = 17
+    """Another batch on the same GPUs; the job goes on."""
+
+
+class Sample(NamedTuple):
+    """Time of one synchronising step in one configuration, as a job measured it.
+
+    Attributes:
+        nodes: Nodes the gang was on.
+        gpus: GPUs of the gang.
+        local_batch: Samples per GPU and micro-step.
+        step_s: Seconds for forward, backward and what of the synchronisation is not hidden behind them.
+        sync_s: The part of it that waits for synchronisation.
+    """
+
+    nodes: int
+    gpus: int
+    local_batch: int
+    step_s: float
+    sync_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a job that makes progress says of itself.
+
+    Attributes:
+        samples_done: Samples whose work counts: as many of the initial batch would have brought the model as far.
+        samples_per_s: How fast that grows now.
+        grad_var: Variance of the gradient at the initial batch, NaN where the job does not say.
+        grad_sqr: Squared norm of the gradient, same unit; NaN where the job does not say.
+        seen: Step times measured since the last report.
+    """
+
+    samples_done: float
+    samples_per_s: float
+    grad_var: float = math.nan
+    grad_sqr: float = math.nan
+    seen: tuple[Sample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +100,14 @@ class JobSpec:
         gpu_type: Code of the cluster's GPU type, NONE for any.
         time_limit_ms: NONE for none.
         after: Id of the job this one waits for, NONE for none.
+        gpus_min: Fewest GPUs it can run on; NONE for ``gpus``: a rigid job.
+        gpus_max: Most GPUs it can run on; NONE for ``gpus``.
+        batch: Global batch its user asked, in samples.
+        batch_min: Smallest global batch that does not harm the result.
+        batch_max: Largest global batch that does not harm the result.
+        local_batch_min: Fewest samples per GPU and micro-step.
+        local_batch_max: Most samples that fit one GPU.
+        profile: Code of the model it trains.
     """
 
     id: int
@@ -66,6 +120,14 @@ class JobSpec:
     gpu_type: int = NONE
     time_limit_ms: int = NONE
     after: int = NONE
+    gpus_min: int = NONE
+    gpus_max: int = NONE
+    batch: int = NONE
+    batch_min: int = NONE
+    batch_max: int = NONE
+    local_batch_min: int = NONE
+    local_batch_max: int = NONE
+    profile: int = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +141,9 @@ class Event:
         node: Which node, for NODE_DOWN, NODE_DRAIN and NODE_UP.
         spec: The submission, for SUBMITTED only; ``held`` says that it waits for another job.
         held: See ``spec``.
-        gpus: Granted (node, gpu) pairs in increasing order, for START only.
+        gpus: Granted (node, gpu) pairs in increasing order, for START and RESIZE only.
+        batch: Global batch from now on, for START, RESIZE and TUNE only.
+        report: What the job says, for REPORTED only.
     """
 
     time_ms: int
@@ -89,3 +153,5 @@ class Event:
     spec: JobSpec | None = None
     held: bool = False
     gpus: tuple[tuple[int, int], ...] = ()
+    batch: int = NONE
+    report: Report | None = None

@@ -8,7 +8,8 @@
                           +----stopped---- STOPPING <--------------+
                           +----evicted, failed-- from any phase that holds GPUs
 
-A job that ends (finished, given up, cancelled) leaves the tables; its record is the event.
+A resize takes a running job back to STARTING, on other GPUs. A job that ends (finished, given up, rejected, cancelled)
+leaves the tables; its record is the event.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ TRANSITIONS: dict[tuple[Phase, Kind], Phase | None] = {
     (Phase.STARTING, Kind.STARTED): Phase.RUNNING,
     (Phase.STARTING, Kind.PREEMPT): Phase.STOPPING,
     (Phase.RUNNING, Kind.PREEMPT): Phase.STOPPING,
+    (Phase.STARTING, Kind.RESIZE): Phase.STARTING,
+    (Phase.RUNNING, Kind.RESIZE): Phase.STARTING,
+    **{(phase, kind): phase for phase in (Phase.STARTING, Phase.RUNNING) for kind in (Kind.TUNE, Kind.REPORTED)},
+    (Phase.STOPPING, Kind.REPORTED): Phase.STOPPING,
+    **{(phase, Kind.REJECT): GONE for phase in (Phase.HELD, Phase.PENDING)},
     (Phase.STOPPING, Kind.STARTED): Phase.STOPPING,  # the word was on its way when the stop was decided
     (Phase.STOPPING, Kind.STOPPED): Phase.PENDING,
     **{(phase, Kind.FINISHED): GONE for phase in _ACTIVE},

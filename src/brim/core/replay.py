@@ -48,6 +48,7 @@ class Replay:
         preemptions: Times the scheduler took the GPUs away.
         restarts: Times the job started again, for whatever reason.
         failed: 1 where the job ended by exhausting its attempts.
+        rejected: 1 where the policy turned the job away.
         runs: Who held which GPU when.
         end_ms: Virtual time at which the replay ended.
         partial: Ended before all jobs did (interrupted).
@@ -72,6 +73,7 @@ class Replay:
     preemptions: IntArray
     restarts: IntArray
     failed: IntArray
+    rejected: IntArray
     runs: Runs
     end_ms: int
     partial: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from brim.core.arrays import IntArray
-from brim.core.tables import Grants, JobTable, NodeTable, UserTable
+from brim.core.tables import Grants, JobTable, NodeTable, SeenSteps, UserTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,7 @@ class Snapshot:
         users: Users and what is known of their past jobs.
         ended_service: How many ended jobs received how much service: counts per bin of ``SERVICE_EDGES_GPU_MS``.
         gpu_types: Names behind gpu_type codes.
+        seen: Step times that jobs reported.
     """
 
     now_ms: int
@@ -29,3 +30,4 @@ class Snapshot:
     users: UserTable
     ended_service: IntArray
     gpu_types: tuple[str, ...]
+    seen: SeenSteps

@@ -10,11 +10,12 @@ from brim.core.arrays import FloatArray, IntArray, frozen
 from brim.core.cluster import Cluster
 from brim.core.events import Event, JobSpec, Kind
 from brim.core.lifecycle import Phase, next_phase
+from brim.core.seen import SeenBook
 from brim.core.snapshot import Snapshot
-from brim.core.tables import EMPTY, JOB_COLUMNS, Grants, JobTable, NodeTable, UserTable
+from brim.core.tables import EMPTY, JOB_COLUMNS, JOB_FLOAT_COLUMNS, Grants, JobTable, NodeTable, UserTable
 from brim.core.trace import NONE
 from brim.errors import InvariantError
-from brim.units import MS_PER_DAY, WHOLE_GPU
+from brim.units import MS_PER_DAY, MS_PER_S, WHOLE_GPU
 
 USAGE_HALF_LIFE_MS: Final = 7 * MS_PER_DAY
 """Half-life of a user's past usage: the default of Slurm's PriorityDecayHalfLife."""
@@ -23,12 +24,17 @@ SERVICE_EDGES_GPU_MS: Final[FloatArray] = frozen(np.concatenate(([0.0], 2.0 ** n
 
 _COLUMN: Final = {name: index for index, name in enumerate(JOB_COLUMNS)}
 _SPEC: Final = ("id", "user", "submit_ms", "gpus", "share_milli", "cpu_milli", "mem_mib", "gpu_type",
-                "time_limit_ms", "after")
+                "time_limit_ms", "after", "gpus_min", "gpus_max", "batch", "batch_min", "batch_max", "local_batch_min",
+                "local_batch_max", "profile")
 _PHASE, _EPOCH, _FIRST, _SINCE = (_COLUMN[c] for c in ("phase", "epoch", "first_start_ms", "since_ms"))
 _RUNNING_SINCE, _RUN, _SERVICE, _MEMO = (
     _COLUMN[c] for c in ("running_since_ms", "run_ms", "service_gpu_ms", "memo")
 )
-_ID, _USER, _GPUS, _SHARE = (_COLUMN[c] for c in ("id", "user", "gpus", "share_milli"))
+_ID, _USER, _SHARE, _PROFILE = (_COLUMN[c] for c in ("id", "user", "share_milli", "profile"))
+_GPUS_NOW, _BATCH_NOW = (_COLUMN[c] for c in ("gpus_now", "batch_now"))
+assert JOB_FLOAT_COLUMNS == ("samples_done", "samples_per_s", "grad_var", "grad_sqr")
+_DONE, _PACE, _VAR, _SQR = range(4)
+_NOTHING_KNOWN: Final = (0.0, 0.0, np.nan, np.nan)
 assert JOB_COLUMNS[: len(_SPEC)] == _SPEC  # layout contract of this file, checked at import
 
 # Enum members as module constants: looking them up on the class is slow before Python 3.12.
@@ -38,7 +44,10 @@ _PHASES: Final = tuple(Phase)
 _HOLDING: Final = (_STARTING, _RUNNING)
 _NODE_KINDS: Final = (Kind.NODE_DOWN, Kind.NODE_DRAIN, Kind.NODE_UP)
 _INITIAL_ROWS: Final = 256
-_FREES: Final = frozenset({Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.EVICTED, Kind.CANCELLED, Kind.PREEMPT})
+_REPORTED, _RESIZE, _TUNE = Kind.REPORTED, Kind.RESIZE, Kind.TUNE
+_FREES: Final = frozenset({
+    Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.EVICTED, Kind.CANCELLED, Kind.PREEMPT, Kind.RESIZE,
+})
 
 
 class ClusterState:
@@ -52,6 +61,9 @@ class ClusterState:
         self.cluster = cluster
         self.now_ms = 0
         self._block = np.zeros((len(JOB_COLUMNS), _INITIAL_ROWS), dtype=np.int64)
+        self._floats = np.zeros((len(JOB_FLOAT_COLUMNS), _INITIAL_ROWS))
+        self._told_ms = np.zeros(_INITIAL_ROWS, dtype=np.int64)  # when ``samples_done`` was true, by slot
+        self._seen = SeenBook()
         self._used = 0
         self._alive = 0
         self._slot_of = np.full(_INITIAL_ROWS, NONE, dtype=np.int64)  # by job id
@@ -138,7 +150,8 @@ class ClusterState:
         if slot and spec.id <= self._block[_ID, slot - 1]:
             raise InvariantError(f"job id {spec.id} does not follow {self._block[_ID, slot - 1]}")
         phase = _HELD if event.held else _PENDING
-        self._block[:, slot] = (*_spec_values(spec), phase, 0, NONE, event.time_ms, NONE, 0, 0, 0)
+        self._block[:, slot] = (*_spec_values(spec), phase, 0, NONE, event.time_ms, NONE, 0, 0, 0, 0, NONE)
+        self._floats[:, slot] = _NOTHING_KNOWN
         while spec.id >= len(self._slot_of):
             self._slot_of = np.concatenate((self._slot_of, np.full_like(self._slot_of, NONE)))
         self._slot_of[spec.id] = slot
@@ -148,15 +161,20 @@ class ClusterState:
 
     def _move(self, event: Event) -> None:
         kind, job = event.kind, event.job
-        column = self._block[:, self._slot(job)]
+        slot = self._slot(job)
+        column = self._block[:, slot]
         before = _PHASES[column[_PHASE]]
         after = next_phase(before, kind, job)
         if before in _HOLDING and kind in _FREES:
-            self._release(event, column)
-        if kind is _START:
+            self._release(event, slot)
+        if kind is _START or kind is _RESIZE:
             self._grant(event, column)
+        elif kind is _TUNE:
+            column[_BATCH_NOW] = event.batch
+        elif kind is _REPORTED:
+            self._hear(event, slot)
         elif kind is _STARTED and after is _RUNNING:
-            column[_RUNNING_SINCE] = event.time_ms
+            column[_RUNNING_SINCE] = self._told_ms[slot] = event.time_ms
         elif kind is _FINISHED:
             self._learn(column)
         self.num_waiting += (after is _PENDING) - (before is _PENDING)
@@ -164,6 +182,7 @@ class ClusterState:
             column[_PHASE] = NONE
             self._slot_of[job] = NONE
             self._alive -= 1
+            self._seen.over(job)
             return
         if after is _PENDING and before is not _PENDING:
             column[_SINCE] = event.time_ms
@@ -178,21 +197,36 @@ class ClusterState:
         self._granted[1:, start:stop] = np.array(event.gpus, dtype=np.int64).T
         self._num_granted = stop
         column[_EPOCH] += 1
+        column[_GPUS_NOW], column[_BATCH_NOW] = len(event.gpus), event.batch
         column[_SINCE] = event.time_ms
         if column[_FIRST] == NONE:
             column[_FIRST] = event.time_ms
 
-    def _release(self, event: Event, column: IntArray) -> None:
-        """Book the attempt's run time and service; the GPUs are no longer the job's."""
+    def _hear(self, event: Event, slot: int) -> None:
+        """Book what a job says of itself."""
+        report = event.report
+        if report is None:
+            raise InvariantError(f"job {event.job} reported nothing")
+        self._floats[:, slot] = (report.samples_done, report.samples_per_s, report.grad_var, report.grad_sqr)
+        self._told_ms[slot] = event.time_ms
+        self._seen.add(event.job, int(self._block[_PROFILE, slot]), report.seen)
+
+    def _release(self, event: Event, slot: int) -> None:
+        """Book the attempt's run time, progress and service; the GPUs are no longer the job's."""
+        column = self._block[:, slot]
         rows = np.flatnonzero(self._granted[0, : self._num_granted] == event.job)
         first, stop = int(rows[0]), int(rows[-1]) + 1
         end = self._num_granted - (stop - first)
         self._granted[:, first:end] = self._granted[:, stop : self._num_granted]
         self._num_granted = end
         held_ms = event.time_ms - int(column[_SINCE])
-        service = held_ms * int(column[_GPUS]) * int(column[_SHARE]) // WHOLE_GPU
+        service = held_ms * int(column[_GPUS_NOW]) * int(column[_SHARE]) // WHOLE_GPU
         if column[_PHASE] == _RUNNING:
             column[_RUN] += event.time_ms - int(column[_RUNNING_SINCE])
+            told = self._floats[:, slot]
+            if told[_PACE]:
+                told[_DONE] += told[_PACE] * (event.time_ms - int(self._told_ms[slot])) / MS_PER_S
+        column[_GPUS_NOW] = 0
         column[_SERVICE] += service
         self._decay_usage(event.time_ms)
         self._usage_U[column[_USER]] += service
@@ -213,6 +247,8 @@ class ClusterState:
         self._close_holes()
         if 2 * self._used > self._block.shape[1]:
             self._block = np.concatenate((self._block, np.zeros_like(self._block)), axis=1)
+            self._floats = np.concatenate((self._floats, np.zeros_like(self._floats)), axis=1)
+            self._told_ms = np.concatenate((self._told_ms, np.zeros_like(self._told_ms)))
 
     def _close_holes(self) -> None:
         if self._alive == self._used:
@@ -220,6 +256,8 @@ class ClusterState:
         kept = np.flatnonzero(self._block[_PHASE, : self._used] != NONE)
         self._used = len(kept)
         self._block[:, : self._used] = self._block[:, kept]
+        self._floats[:, : self._used] = self._floats[:, kept]
+        self._told_ms[: self._used] = self._told_ms[kept]
         self._slot_of[self._block[_ID, : self._used]] = np.arange(self._used)
 
     # -- the frozen view -------------------------------------------------------------------------------------------
@@ -228,15 +266,19 @@ class ClusterState:
         """Return the immutable view at ``now_ms``, run times and service counted up to it."""
         self._close_holes()
         block = self._block[:, : self._used].copy()
-        holds = (block[_PHASE] == _STARTING) | (block[_PHASE] == _RUNNING)
+        runs = block[_PHASE] == _RUNNING
+        holds = (block[_PHASE] == _STARTING) | runs
         held_ms = np.where(holds, now_ms - block[_SINCE], 0)
-        block[_RUN] += np.where(block[_PHASE] == _RUNNING, now_ms - block[_RUNNING_SINCE], 0)
-        block[_SERVICE] += held_ms * block[_GPUS] * block[_SHARE] // WHOLE_GPU
+        block[_RUN] += np.where(runs, now_ms - block[_RUNNING_SINCE], 0)
+        block[_SERVICE] += held_ms * block[_GPUS_NOW] * block[_SHARE] // WHOLE_GPU
         block.setflags(write=False)
+        floats = self._floats[:, : self._used].copy()
+        floats[_DONE] += np.where(runs, floats[_PACE] * (now_ms - self._told_ms[: self._used]) / MS_PER_S, 0.0)
+        floats.setflags(write=False)
         self._decay_usage(now_ms)
         return Snapshot(
             now_ms=now_ms,
-            jobs=JobTable(*block),
+            jobs=JobTable(*block, *floats),
             nodes=NodeTable(
                 gpu_type=self.cluster.gpu_type_N, gpus=self.cluster.gpus_N, cpu_milli=self.cluster.cpu_milli_N,
                 mem_mib=self.cluster.mem_mib_N, up=frozen(self._up_N.copy()),
@@ -249,6 +291,7 @@ class ClusterState:
             ),
             ended_service=frozen(self._ended.copy()),
             gpu_types=self.cluster.gpu_types,
+            seen=self._seen.freeze(self._slot_of),
         )
 
     def _grants(self, block: IntArray) -> Grants:
@@ -262,5 +305,8 @@ class ClusterState:
 
 
 def _spec_values(spec: JobSpec) -> tuple[int, ...]:
+    least = spec.gpus if spec.gpus_min == NONE else spec.gpus_min
+    most = spec.gpus if spec.gpus_max == NONE else spec.gpus_max
     return (spec.id, spec.user, spec.submit_ms, spec.gpus, spec.share_milli, spec.cpu_milli, spec.mem_mib,
-            spec.gpu_type, spec.time_limit_ms, spec.after)
+            spec.gpu_type, spec.time_limit_ms, spec.after, least, most, spec.batch, spec.batch_min, spec.batch_max,
+            spec.local_batch_min, spec.local_batch_max, spec.profile)

@@ -7,6 +7,7 @@ jobs in milliseconds (docs/decisions/0001). ``table[i]`` gives a row view for lo
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,14 @@ class JobTable:
         gpu_type: Code of the type asked for, -1 for any.
         time_limit_ms: -1 for none.
         after: Id of the job this one waits for, -1 for none.
+        gpus_min: Fewest GPUs it can run on; equal to ``gpus_max`` and ``gpus`` for a rigid job.
+        gpus_max: Most GPUs it can run on.
+        batch: Global batch its user asked, in samples, -1 where not known.
+        batch_min: Smallest global batch that does not harm the result, -1 where not known.
+        batch_max: Largest global batch that does not harm the result, -1 where not known.
+        local_batch_min: Fewest samples per GPU and micro-step, -1 where not known.
+        local_batch_max: Most samples that fit one GPU, -1 where not known.
+        profile: Code of the model it trains, -1 where not known.
         phase: ``Phase`` code.
         epoch: Attempts so far; fences stale messages.
         first_start_ms: First time it held GPUs, -1 before.
@@ -40,6 +49,12 @@ class JobTable:
         run_ms: Time it has made progress, all attempts, up to now (stalls of starting not counted).
         service_gpu_ms: GPU time received (2-D service of Tiresias), up to now.
         memo: What the policy's order part remembers of the job between rounds; 0 at first.
+        gpus_now: GPUs it holds, 0 while it waits.
+        batch_now: Global batch it was last given, -1 before.
+        samples_done: Samples whose work counts, up to now (``Report.samples_done``); 0 where the job does not say.
+        samples_per_s: How fast that last grew; 0 where the job does not say.
+        grad_var: Variance of its gradient at the smallest batch; NaN where the job does not say.
+        grad_sqr: Squared norm of its gradient; NaN where the job does not say.
     """
 
     id: IntArray
@@ -52,6 +67,14 @@ class JobTable:
     gpu_type: IntArray
     time_limit_ms: IntArray
     after: IntArray
+    gpus_min: IntArray
+    gpus_max: IntArray
+    batch: IntArray
+    batch_min: IntArray
+    batch_max: IntArray
+    local_batch_min: IntArray
+    local_batch_max: IntArray
+    profile: IntArray
     phase: IntArray
     epoch: IntArray
     first_start_ms: IntArray
@@ -60,6 +83,12 @@ class JobTable:
     run_ms: IntArray
     service_gpu_ms: IntArray
     memo: IntArray
+    gpus_now: IntArray
+    batch_now: IntArray
+    samples_done: FloatArray
+    samples_per_s: FloatArray
+    grad_var: FloatArray
+    grad_sqr: FloatArray
 
     def __len__(self) -> int:
         return len(self.id)
@@ -79,20 +108,28 @@ class JobTable:
         waits: BoolArray = self.phase == _PENDING
         return waits
 
+    @property
+    def elastic(self) -> BoolArray:
+        """May run on more than one number of GPUs, and says which batches do it no harm."""
+        elastic: BoolArray = (self.gpus_min < self.gpus_max) & (self.batch_min > 0) & (self.local_batch_max > 0)
+        return elastic
 
-JOB_COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(JobTable))
+
+JOB_COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(JobTable) if field.type == "IntArray")
+JOB_FLOAT_COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(JobTable) if field.type == "FloatArray")
+assert tuple(field.name for field in fields(JobTable)) == JOB_COLUMNS + JOB_FLOAT_COLUMNS  # the state builds it so
 
 
 class JobRow:
-    """View of one row; attributes are the columns' values as plain integers."""
+    """View of one row; attributes are the columns' values as plain numbers."""
 
     __slots__ = ("_row", "_table")
 
     def __init__(self, table: JobTable, row: int) -> None:
         self._table, self._row = table, row
 
-    def __getattr__(self, column: str) -> int:
-        return int(getattr(self._table, column)[self._row])
+    def __getattr__(self, column: str) -> Any:
+        return getattr(self._table, column)[self._row].item()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +175,32 @@ class Grants:
     share_milli: IntArray
     why: IntArray
     blocker: IntArray
+
+    def __len__(self) -> int:
+        return len(self.job)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenSteps:
+    """Step times jobs have reported: one row per job and configuration, means of what was seen (S rows).
+
+    Attributes:
+        job: Row of the job table, -1 for jobs that are over; those are kept by model.
+        profile: Code of the model, -1 where not known.
+        nodes: Nodes the gang was on.
+        gpus: GPUs of the gang.
+        local_batch: Samples per GPU and micro-step.
+        step_s: Seconds for one step with synchronisation.
+        sync_s: The part of it that waits for synchronisation.
+    """
+
+    job: IntArray
+    profile: IntArray
+    nodes: IntArray
+    gpus: IntArray
+    local_batch: IntArray
+    step_s: FloatArray
+    sync_s: FloatArray
 
     def __len__(self) -> int:
         return len(self.job)

@@ -7,12 +7,13 @@ and the live driver are shown to decide alike.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import MISSING, asdict, fields
+from typing import TYPE_CHECKING, Any, Final
 
-from brim.core.actions import Preempt
-from brim.core.events import Event, JobSpec, Kind
+from brim.core.actions import Action, Preempt, Reject, Resize, Start
+from brim.core.events import Event, JobSpec, Kind, Report, Sample
 from brim.core.trace import NONE
 from brim.engine.round import RoundResult
 from brim.errors import InvariantError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from brim.engine.scheduler import Scheduler
 
 SCHEMA = 1
+_SPEC_DEFAULTS: Final = {field.name: field.default for field in fields(JobSpec) if field.default is not MISSING}
 
 
 class Journal:
@@ -53,20 +55,16 @@ def event_record(event: Event) -> dict[str, Any]:
     if event.node != NONE:
         record["node"] = event.node
     if event.spec is not None:
-        record["spec"] = asdict(event.spec)
+        record["spec"] = {key: value for key, value in asdict(event.spec).items() if value != _SPEC_DEFAULTS.get(key)}
         record["held"] = event.held
+    if event.report is not None:
+        record["report"] = {key: value for key, value in asdict(event.report).items() if not _is_nan(value)}
     return record
 
 
 def decision_record(result: RoundResult) -> dict[str, Any]:
     """A decision as plain data: ``waits`` maps job id to [reason code, blocker id]."""
-    actions = [
-        {"do": "preempt", "job": action.job, "epoch": action.epoch}
-        if isinstance(action, Preempt)
-        else {"do": "start", "job": action.job, "epoch": action.epoch, "gpus": [list(pair) for pair in action.gpus],
-              "loaders": action.loader_workers}
-        for action in result.plan.actions
-    ]
+    actions = [_action_record(action) for action in result.plan.actions]
     waits = {
         str(job): [why, blocker]
         for job, why, blocker in zip(
@@ -80,13 +78,32 @@ def decision_record(result: RoundResult) -> dict[str, Any]:
     return record
 
 
+def _action_record(action: Action) -> dict[str, Any]:
+    """An action as plain data; a batch only for jobs that have one."""
+    record: dict[str, Any] = {"do": type(action).__name__.lower(), "job": action.job, "epoch": action.epoch}
+    if isinstance(action, Start | Resize):
+        record["gpus"] = [list(pair) for pair in action.gpus]
+        record["loaders"] = action.loader_workers
+    if not isinstance(action, Preempt | Reject) and action.batch != NONE:
+        record["batch"] = action.batch
+    if isinstance(action, Start) and action.analyse:
+        record["analyse"] = True
+    return record
+
+
 def read_event(record: dict[str, Any]) -> Event:
     """Inverse of ``event_record``."""
-    spec = record.get("spec")
+    spec, report = record.get("spec"), record.get("report")
+    if report:
+        report = Report(**report | {"seen": tuple(Sample(*sample) for sample in report["seen"])})
     return Event(
         record["t"], Kind[record["e"]], record.get("job", NONE), record.get("node", NONE),
-        JobSpec(**spec) if spec else None, record.get("held", False),
+        JobSpec(**spec) if spec else None, record.get("held", False), report=report,
     )
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def replay(lines: Iterable[str], scheduler: Scheduler) -> Iterator[tuple[str, str]]:

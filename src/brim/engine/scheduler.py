@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import Preempt
+from brim.core.actions import Action, Preempt, Reject, Start, Tune
 from brim.core.cluster import Cluster
 from brim.core.events import Event, Kind
 from brim.core.state import ClusterState
@@ -12,7 +12,7 @@ from brim.engine.round import RoundResult, run_round
 from brim.engine.trigger import DEFAULT_GAP_MS, Trigger
 from brim.policies.sockets import Policy
 
-_PREEMPT, _START = Kind.PREEMPT, Kind.START
+_PREEMPT, _REJECT, _RESIZE, _START, _TUNE = Kind.PREEMPT, Kind.REJECT, Kind.RESIZE, Kind.START, Kind.TUNE
 
 
 class Scheduler:
@@ -43,12 +43,12 @@ class Scheduler:
         self.state = ClusterState(cluster, users)
         self.policy, self.beliefs, self.journal = policy, beliefs, journal
         self.last_round: RoundResult | None = None
-        self._trigger = Trigger(gap_ms=gap_ms, period_ms=policy.period_ms)
+        self._trigger = Trigger(gap_ms=max(gap_ms, policy.gap_ms), period_ms=policy.period_ms)
 
     @property
     def _idle(self) -> bool:
-        """No round could change anything: nobody waits, and the size part leaves running jobs alone."""
-        return not self.state.num_waiting and not self.policy.size.resizes_running
+        """No round could change anything: nobody waits, and nobody runs whom the size part might resize."""
+        return not self.state.num_waiting and not (self.policy.size.resizes_running and len(self.state))
 
     def observe(self, event: Event) -> None:
         """Fold one event into the state."""
@@ -62,11 +62,11 @@ class Scheduler:
         """Time at which the next round is due, None if none is."""
         if self._idle:
             return None
-        due_ms = self._trigger.due_ms(anyone_waits=self.state.num_waiting > 0)
+        due_ms = self._trigger.due_ms()
         return None if due_ms is None else max(due_ms, self.state.now_ms)
 
     def decide(self, now_ms: int) -> RoundResult:
-        """Run a round, write it down, and book its plan as events START and PREEMPT.
+        """Run a round, write it down, and book its plan as events.
 
         Raises:
             PlanError: the policy wants something impossible.
@@ -77,10 +77,19 @@ class Scheduler:
         if result.memo is not None:
             self.state.remember(result.job, result.memo)
         for action in result.plan.actions:
-            if isinstance(action, Preempt):
-                self.state.apply(Event(now_ms, _PREEMPT, action.job))
-            else:
-                self.state.apply(Event(now_ms, _START, action.job, gpus=action.gpus))
+            self.state.apply(event_of(action, now_ms))
         self._trigger.done(now_ms)
         self.last_round = result
         return result
+
+
+def event_of(action: Action, now_ms: int) -> Event:
+    """The event by which the state books an action."""
+    if isinstance(action, Preempt):
+        return Event(now_ms, _PREEMPT, action.job)
+    if isinstance(action, Reject):
+        return Event(now_ms, _REJECT, action.job)
+    if isinstance(action, Tune):
+        return Event(now_ms, _TUNE, action.job, batch=action.batch)
+    kind = _START if isinstance(action, Start) else _RESIZE
+    return Event(now_ms, kind, action.job, gpus=action.gpus, batch=action.batch)

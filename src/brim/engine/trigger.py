@@ -1,4 +1,4 @@
-"""When the next round is due: on events, coalesced with a minimum gap, and after the policy's period while jobs wait.
+"""When the next round is due: on events, coalesced with a minimum gap, and after the policy's period.
 
 The same rule in the twin and live (docs/decisions/0003).
 """
@@ -13,8 +13,12 @@ from brim.units import MS_PER_S
 
 DEFAULT_GAP_MS: Final = MS_PER_S
 """Shortest time between two rounds. Ours; Slurm's batch_sched_delay, which serves the same end, is 3 s."""
-TRIGGERS: Final = frozenset(set(Kind) - {Kind.STARTED, Kind.START, Kind.PREEMPT, Kind.NODE_DOWN, Kind.NODE_DRAIN})
-"""Events that can change a decision. The jobs of a lost node are evicted, which triggers."""
+TRIGGERS: Final = frozenset({
+    Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.STOPPED, Kind.EVICTED, Kind.NODE_UP, Kind.CANCELLED, Kind.SUBMITTED,
+    Kind.ELIGIBLE,
+})
+"""Events that can change a decision. The jobs of a lost node are evicted, which triggers; what jobs report is read at
+the next round, and makes none."""
 
 
 @dataclass(slots=True)
@@ -23,7 +27,7 @@ class Trigger:
 
     Attributes:
         gap_ms: Shortest time between two rounds.
-        period_ms: Longest time between two rounds while a job waits, 0 for none.
+        period_ms: Longest time between two rounds while there is something to decide, 0 for none.
     """
 
     gap_ms: int
@@ -36,12 +40,12 @@ class Trigger:
         if self._since_ms is None and kind in TRIGGERS:
             self._since_ms = time_ms
 
-    def due_ms(self, *, anyone_waits: bool) -> int | None:
+    def due_ms(self) -> int | None:
         """Time of the next round, None if there is no cause for one."""
         due = None
         if self._since_ms is not None:
             due = self._since_ms if self._last_ms is None else max(self._since_ms, self._last_ms + self.gap_ms)
-        if self.period_ms and anyone_waits and self._last_ms is not None:
+        if self.period_ms and self._last_ms is not None:
             periodic = self._last_ms + self.period_ms
             due = periodic if due is None else min(due, periodic)
         return due

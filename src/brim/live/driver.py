@@ -204,8 +204,10 @@ class LiveDriver:
             if isinstance(action, Preempt):
                 self._current[action.job].preempt_ms = now_ms
                 self._executor.stop(action.job, action.epoch)
-            else:
+            elif isinstance(action, Start):
                 self._start(action, now_ms)
+            else:
+                raise RefusedError(f"this executor cannot {type(action).__name__.lower()} a job")
 
     def _start(self, action: Start, now_ms: int) -> None:
         slots = tuple(gpu for _, gpu in action.gpus)

@@ -6,13 +6,17 @@ How elastic sizes, shared GPUs, revocable grants and CPU ranks enter without cha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, Protocol
+
+import numpy as np
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.arrays import IntArray
+from brim.core.arrays import BoolArray, IntArray, frozen
 from brim.core.snapshot import Snapshot
-from brim.core.tables import Grants
+from brim.core.tables import EMPTY, Grants
+
+NOBODY: Final = frozen(np.zeros(0, dtype=np.bool_))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +25,15 @@ class Sizes:
 
     Attributes:
         gpus: GPUs.
+        global_batch: Global batch in samples, -1 for jobs that have none. Empty: what each job has, or its user asked.
+        analyse: Jobs to be timed at several batch sizes before they train, when they start. Empty: none.
+        reject: Waiting jobs to be turned away for good. Empty: none.
     """
 
     gpus: IntArray
+    global_batch: IntArray = field(default_factory=lambda: EMPTY)
+    analyse: BoolArray = field(default_factory=lambda: NOBODY)
+    reject: BoolArray = field(default_factory=lambda: NOBODY)
 
 
 class Order(Protocol):
@@ -83,7 +93,9 @@ class Policy:
         place: Which GPUs.
         feed: How many loader workers.
         fill: What uses the rest.
-        period_ms: Longest time between rounds while a job waits, 0 for rounds on events only.
+        period_ms: Longest time between rounds while a job waits, or runs and may be resized; 0 for rounds on events
+            only.
+        gap_ms: Shortest time between two rounds, where the policy wants more than the driver's.
         oracle: Needs true run times; the live mode refuses it.
         source: Paper or manual the policy comes from.
     """
@@ -95,6 +107,7 @@ class Policy:
     feed: Feed
     fill: Fill
     period_ms: int = 0
+    gap_ms: int = 0
     oracle: bool = False
     source: str = ""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from brim.core.cluster import Cluster
 from brim.core.trace import Trace
 from brim.sim.overheads import Faults, Overheads
-from brim.sim.truth import describe
+from brim.sim.truth import Truth, describe
 from brim.units import show_duration
 
 
 def assumptions(
-    trace: Trace, cluster: Cluster, overheads: Overheads, faults: Faults, gap_ms: int
+    trace: Trace, cluster: Cluster, truth: Truth, overheads: Overheads, faults: Faults, gap_ms: int
 ) -> tuple[str, ...]:
     """List what the replay took for granted."""
 
@@ -18,7 +18,7 @@ def assumptions(
         return show_duration(ms / 1000)
 
     said = [f"The trace is synthetic ({trace.name})."] if trace.synthetic else []
-    said += describe(trace, cluster)
+    said += truth.sentences() + describe(trace, cluster)
     said.append(
         f"A preempted job holds its GPUs {seconds(overheads.save_ms)} to save and loses no step; it needs "
         f"{seconds(overheads.restart_ms)} to get going again; a first start costs {seconds(overheads.start_ms)}."

@@ -42,7 +42,7 @@ def can_take_lane(policy: Policy, trace: Trace, faults: Faults, believed: RunTim
     )
     return (
         fixed and isinstance(policy.order, Arrival | ShortestJob) and isinstance(policy.place, Consolidate | Spread)
-        and isinstance(policy.size, AsAsked) and not policy.period_ms and not faults.any
+        and isinstance(policy.size, AsAsked) and not policy.period_ms and not policy.gap_ms and not faults.any
         and bool((trace.after == NONE).all())
     )
 
@@ -307,7 +307,7 @@ def _columns(
     columns = {
         "first_start_ms": start, "finish_ms": finish, "service_gpu_ms": held_ms * weight // WHOLE_GPU,
         "useful_gpu_ms": moved_ms * weight // WHOLE_GPU, "lost_gpu_ms": none, "preemptions": none, "restarts": none,
-        "failed": none,
+        "failed": none, "rejected": none,
     }
     return {
         **{name: frozen(column) for name, column in columns.items()},

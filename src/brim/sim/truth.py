@@ -1,21 +1,99 @@
 """Ground truth of a replay. Policies never see it, unless they declare themselves an oracle.
 
 ``rigid``: the trace's own run times. The gang is as submitted and the speed-up is unknown, so no elastic claim can be
-made on it.
+made on it. ``measured`` and ``parametric`` stand in files of their own.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import ClassVar, NamedTuple, Protocol
+
 import numpy as np
 
-from brim.core.arrays import BoolArray, IntArray
+from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.cluster import Cluster
-from brim.core.events import JobSpec
+from brim.core.events import JobSpec, Report
 from brim.core.trace import NONE, Trace
 from brim.errors import ConfigError
 from brim.policies.place.parts import NO_CLASSES
 from brim.policies.place.room import CONSOLIDATE, Ask, choose, empty_room
 from brim.units import MS_PER_S
+
+
+class Pace(NamedTuple):
+    """How a job gets on in one configuration, until that changes.
+
+    Attributes:
+        per_ms: Work done per millisecond.
+        until: Work at which the pace changes, or the job ends.
+        ends: The job ends there.
+        report: What the job says of itself; None where nothing can be learnt from it.
+    """
+
+    per_ms: float
+    until: float
+    ends: bool
+    report: Report | None
+
+
+class Truth(Protocol):
+    """What really happens to the jobs of one trace. Work has a unit of the truth's own.
+
+    Attributes:
+        name: Word of the command line.
+        run_ms: Run time of each job as its user asked for it (J,).
+        shortest_ms: Run time of each job on as many GPUs as it could use (J,): a bound for every policy.
+        least_gpu_ms: GPU time each job needs at least, whatever the size (J,): a bound for every policy.
+    """
+
+    name: ClassVar[str]
+    run_ms: IntArray
+    shortest_ms: IntArray
+    least_gpu_ms: IntArray
+
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int) -> Pace:
+        """How the job gets on from ``done`` units of work, on so many GPUs per node, with this global batch."""
+        ...
+
+    def columns(self) -> dict[str, IntArray]:
+        """Columns of ``JobSpec`` that the truth knows better than the trace, each (J,)."""
+        ...
+
+    def total_samples(self) -> FloatArray:
+        """Samples each job needs (``Report.samples_done``), NaN where that has no meaning (J,). For oracles."""
+        ...
+
+    def sentences(self) -> list[str]:
+        """What it assumes."""
+        ...
+
+
+class Rigid:
+    """The run times of the trace, on the GPUs asked. Work is counted in milliseconds."""
+
+    name: ClassVar[str] = "rigid"
+
+    def __init__(self, trace: Trace) -> None:
+        self.run_ms = self.shortest_ms = rigid_run_ms(trace)
+        self.least_gpu_ms = trace.gpu_ms
+        self._run_ms: list[int] = self.run_ms.tolist()
+
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int) -> Pace:
+        """See ``Truth``."""
+        return Pace(1.0, self._run_ms[job], True, None)
+
+    def columns(self) -> dict[str, IntArray]:
+        """See ``Truth``: every job runs on the GPUs asked."""
+        return {}
+
+    def total_samples(self) -> FloatArray:
+        """See ``Truth``."""
+        return np.full(len(self.run_ms), np.nan)
+
+    def sentences(self) -> list[str]:
+        """See ``Truth``."""
+        return ["Run times are those of the trace, whatever the placement (truth: rigid)."]
 
 
 def rigid_run_ms(trace: Trace) -> IntArray:
@@ -33,8 +111,8 @@ def rigid_run_ms(trace: Trace) -> IntArray:
     return trace.run_ms
 
 
-def specs_of(trace: Trace, cluster: Cluster) -> list[JobSpec]:
-    """The submissions, with row numbers as ids and the cluster's GPU type codes.
+def specs_of(trace: Trace, cluster: Cluster, truth: Truth) -> list[JobSpec]:
+    """The submissions, with row numbers as ids, the cluster's GPU type codes, and what the truth says of elasticity.
 
     In a cluster of one GPU type, asked types are ignored: the replay asks what this cluster would have done.
 
@@ -49,11 +127,16 @@ def specs_of(trace: Trace, cluster: Cluster) -> list[JobSpec]:
         gpu_type, trace.time_limit_ms, trace.after,
     )
     check_fits(trace, cluster, gpu_type)
-    return [
+    specs = [
         JobSpec(id=i, user=u, submit_ms=s, gpus=g, share_milli=h, cpu_milli=c, mem_mib=m, gpu_type=t,
                 time_limit_ms=limit, after=after)
         for i, u, s, g, h, c, m, t, limit, after in zip(*(column.tolist() for column in columns), strict=True)
     ]
+    more = truth.columns()
+    if not more:
+        return specs
+    rows = zip(*(column.tolist() for column in more.values()), strict=True)
+    return [replace(spec, **dict(zip(more, row, strict=True))) for spec, row in zip(specs, rows, strict=True)]
 
 
 def user_names(trace: Trace) -> tuple[str, ...]:
@@ -133,8 +216,8 @@ def _numbered(values: IntArray) -> tuple[IntArray, int]:
 
 
 def describe(trace: Trace, cluster: Cluster) -> list[str]:
-    """What ``rigid`` assumes, in sentences."""
-    said = ["Run times are those of the trace, whatever the placement (truth: rigid)."]
+    """What every truth assumes of a trace on a cluster, in sentences."""
+    said = []
     if len(cluster.gpu_types) == 1 and (trace.gpu_type != NONE).any():
         said.append(f"GPU types asked in the trace are ignored: every GPU is {cluster.gpu_types[0]}.")
     if _groups_stand_for_users(trace):

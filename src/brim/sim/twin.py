@@ -7,20 +7,22 @@ no longer the current one is dropped.
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserHistory, UserLimits
-from brim.core.actions import Preempt, Start
+from brim.core.actions import Preempt, Reject, Resize, Start, Tune
 from brim.core.arrays import IntArray, frozen
 from brim.core.checks import check_snapshot
 from brim.core.cluster import Cluster
-from brim.core.events import Event, Kind
+from brim.core.events import Event, Kind, Sample
 from brim.core.replay import Replay, Runs
 from brim.core.trace import NONE, Trace
 from brim.engine.journal import Journal
@@ -31,15 +33,16 @@ from brim.policies.sockets import Policy
 from brim.sim.assumptions import assumptions
 from brim.sim.lane import can_take_lane, run_lane
 from brim.sim.overheads import Faults, Overheads, job_failure_ms, node_failure_ms
-from brim.sim.truth import rigid_run_ms, specs_of, user_names
+from brim.sim.truth import Pace, Rigid, Truth, specs_of, user_names
 from brim.units import WHOLE_GPU
 
 ESTIMATES: dict[str, RunTimes] = {"limits": UserLimits(), "history": UserHistory()}
 # Enum members as module constants: looking them up on the class is slow before Python 3.12.
 _KINDS = tuple(Kind)
 _SUBMITTED, _ELIGIBLE, _STARTED, _STOPPED = Kind.SUBMITTED, Kind.ELIGIBLE, Kind.STARTED, Kind.STOPPED
-_FINISHED, _FAILED = Kind.FINISHED, Kind.FAILED
+_FINISHED, _FAILED, _REPORTED = Kind.FINISHED, Kind.FAILED, Kind.REPORTED
 _NODE_DOWN, _NODE_DRAIN, _NODE_UP = _OF_NODES = (Kind.NODE_DOWN, Kind.NODE_DRAIN, Kind.NODE_UP)
+_OF_STRETCHES = (_FINISHED, _REPORTED)
 PROGRESS_EVERY = 1024
 """Events and rounds between two checks of the whole state and calls of ``on_progress``: some 100 ms."""
 
@@ -76,10 +79,11 @@ def replay(
     policy: Policy,
     settings: Settings | None = None,
     *,
+    truth: Truth | None = None,
     journal: Journal | None = None,
     on_progress: Progress | None = None,
 ) -> Replay:
-    """Replay a trace under a policy until every job is over.
+    """Replay a trace under a policy until every job is over. Without a truth, run times are those of the trace.
 
     Policies whose order is fixed at submission run through a compiled lane that makes the same decisions
     (docs/decisions/0005), unless a journal is wanted or something breaks.
@@ -91,50 +95,80 @@ def replay(
     settings = settings or Settings()
     if settings.estimates not in ESTIMATES:
         raise ConfigError(f"estimates {settings.estimates!r}: expected one of {', '.join(ESTIMATES)}")
-    run_ms = rigid_run_ms(trace)
-    believed: RunTimes = TrueRunTimes(run_ms) if policy.oracle else ESTIMATES[settings.estimates]
+    truth = truth or Rigid(trace)
+    believed: RunTimes = TrueRunTimes(truth.run_ms) if policy.oracle else ESTIMATES[settings.estimates]
     started = time.perf_counter()
-    if journal is None and can_take_lane(policy, trace, settings.faults, believed):
-        outcome = run_lane(trace, cluster, policy, run_ms, believed, settings.overheads, settings.gap_ms, on_progress)
+    if journal is None and isinstance(truth, Rigid) and can_take_lane(policy, trace, settings.faults, believed):
+        outcome = run_lane(
+            trace, cluster, policy, truth.run_ms, believed, settings.overheads, settings.gap_ms, on_progress
+        )
     else:
-        twin = _Twin(trace, cluster, policy, settings, run_ms, believed, journal)
+        beliefs = Beliefs(run_times=believed)
+        twin = _Twin(trace, cluster, policy, settings, truth, beliefs, journal)
         outcome = twin.run(on_progress or (lambda ended, now_ms: True))
     return Replay(
         trace=trace, cluster=cluster, policy=policy.name, oracle=policy.oracle,
         estimates=believed.words if policy.asks_run_times else "none", seed=settings.seed, load=settings.load,
         **outcome, wall_s=time.perf_counter() - started,
-        assumptions=settings.notes + assumptions(trace, cluster, settings.overheads, settings.faults, settings.gap_ms),
+        assumptions=settings.notes + assumptions(
+            trace, cluster, truth, settings.overheads, settings.faults, max(settings.gap_ms, policy.gap_ms)
+        ),
     )
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """A job on GPUs: granted at ``begin_ms``, making progress from ``from_ms``."""
+    """A job on GPUs: granted at ``begin_ms``, making progress from ``from_ms``.
+
+    Attributes:
+        epoch: Number of the attempt.
+        gpus: Global GPU indices.
+        nodes: GPUs per node.
+        begin_ms: When it got the GPUs.
+        from_ms: When it begins to make progress.
+        batch: Global batch.
+        pace: Of the present stretch.
+        stretches: Stretches of equal pace: (begins at, work done by then, work per ms).
+        serial: Of the present stretch; an event with another one is stale.
+        seen: What the job measured before it began to train.
+    """
 
     epoch: int
     gpus: tuple[int, ...]
+    nodes: tuple[int, ...]
     begin_ms: int
     from_ms: int
+    batch: int
+    pace: Pace
+    stretches: list[tuple[int, float, float]] = field(default_factory=list)
+    serial: int = 0
+    seen: tuple[Sample, ...] = ()
+
+    def done_at(self, time_ms: int) -> float:
+        """Work done by then."""
+        for begin_ms, done, per_ms in reversed(self.stretches):
+            if time_ms >= begin_ms:
+                return min(done + per_ms * (time_ms - begin_ms), self.pace.until)
+        return self.stretches[0][1]
 
 
 class _Twin:
     """One replay: the scheduler, and the reality it acts on."""
 
     def __init__(
-        self, trace: Trace, cluster: Cluster, policy: Policy, settings: Settings, run_ms: IntArray,
-        believed: RunTimes, journal: Journal | None,
+        self, trace: Trace, cluster: Cluster, policy: Policy, settings: Settings, truth: Truth, beliefs: Beliefs,
+        journal: Journal | None,
     ) -> None:
-        self._trace, self._cluster = trace, cluster
+        self._trace, self._cluster, self._truth = trace, cluster, truth
         self._overheads, self._faults, self._seed = settings.overheads, settings.faults, settings.seed
-        self._specs = specs_of(trace, cluster)
+        self._specs = specs_of(trace, cluster, truth)
         self._scheduler = Scheduler(
-            cluster, policy, Beliefs(run_times=believed), users=user_names(trace), gap_ms=settings.gap_ms,
-            journal=journal,
+            cluster, policy, beliefs, users=user_names(trace), gap_ms=settings.gap_ms, journal=journal,
         )
-        self._heap: list[tuple[int, int, int, int, int]] = []  # time, kind, sequence, job or node, epoch or count
+        self._heap: list[tuple[int, int, int, int, int]] = []  # time, kind, sequence, job or node, serial or count
         self._sequence = 0
         self._offset = cluster.gpu_offset_N.tolist()
-        self._left_ms = run_ms.tolist()
+        self._done = [0.0] * len(trace)  # work
         self._attempts: dict[int, _Attempt] = {}
         self._leaving: dict[int, int] = {}  # GPU -> time at which the job that leaves it is gone
         self._dependents: dict[int, list[int]] = {}
@@ -203,13 +237,20 @@ class _Twin:
         began = time.perf_counter()
         plan = self._scheduler.decide(now_ms).plan
         self._round_s.append(time.perf_counter() - began)
-        for action in plan.actions:
+        for action in plan.actions:  # all who leave GPUs do so before anyone takes them
             if isinstance(action, Preempt):
                 self._preempt(action, now_ms)
-            else:
+            elif isinstance(action, Resize):
+                self._vacate(action.job, now_ms)
+        for action in plan.actions:
+            if isinstance(action, Start | Resize):
                 self._start(action, now_ms)
+            elif isinstance(action, Tune):
+                self._tune(action, now_ms)
+            elif isinstance(action, Reject):
+                self._reject(action.job, now_ms)
 
-    def _start(self, action: Start, now_ms: int) -> None:
+    def _start(self, action: Start | Resize, now_ms: int) -> None:
         """The gang begins once whoever leaves its GPUs is gone, and makes progress after the start or restart."""
         job, offset = action.job, self._offset
         gpus = tuple(offset[node] + gpu for node, gpu in action.gpus)
@@ -218,33 +259,68 @@ class _Twin:
             begin_ms = max(now_ms, *(self._leaving.get(gpu, 0) for gpu in gpus))
         first = self._record.first_start_ms[job] == NONE
         from_ms = begin_ms + (self._overheads.start_ms if first else self._overheads.restart_ms)
-        self._attempts[job] = _Attempt(action.epoch, gpus, begin_ms, from_ms)
+        nodes = tuple(Counter(node for node, _ in action.gpus).values())
+        pace = self._truth.pace(job, self._done[job], nodes, action.batch)
+        attempt = _Attempt(action.epoch, gpus, nodes, begin_ms, from_ms, action.batch, pace)
+        self._attempts[job] = attempt
         if first:
             self._record.first_start_ms[job] = begin_ms
         else:
             self._record.restarts[job] += 1
-        self._push(from_ms, _STARTED, job, action.epoch)
-        left_ms = self._left_ms[job]
-        if self._faults.job_mtbf_ms:
-            lives_ms = job_failure_ms(self._faults, self._seed, job, action.epoch)
-            if lives_ms < left_ms:
-                self._push(from_ms + lives_ms, _FAILED, job, action.epoch)
-                return
-        self._push(from_ms + left_ms, _FINISHED, job, action.epoch)
+        self._push(attempt.from_ms, _STARTED, job, action.epoch)
+        lives_ms = job_failure_ms(self._faults, self._seed, job, action.epoch) if self._faults.job_mtbf_ms else 0
+        if lives_ms:
+            self._push(attempt.from_ms + lives_ms, _FAILED, job, action.epoch)
+        self._go_on(job, attempt, pace, attempt.from_ms)
+
+    def _change_pace(self, job: int, attempt: _Attempt, from_ms: int) -> None:
+        """The job gets on differently from now on: it has another batch, or reached another part of its work."""
+        attempt.pace = self._truth.pace(job, self._done[job], attempt.nodes, attempt.batch)
+        self._go_on(job, attempt, attempt.pace, from_ms)
+
+    def _go_on(self, job: int, attempt: _Attempt, pace: Pace, from_ms: int) -> None:
+        """Begin a stretch of equal pace at ``from_ms``."""
+        done = self._done[job]
+        attempt.stretches.append((from_ms, done, pace.per_ms))
+        attempt.serial = self._sequence + 1
+        end_ms = from_ms + math.ceil((pace.until - done) / pace.per_ms)
+        self._push(end_ms, _FINISHED if pace.ends else _REPORTED, job, attempt.serial)
 
     def _preempt(self, action: Preempt, now_ms: int) -> None:
-        """The job saves and leaves; before it made progress there is nothing to save."""
-        job = action.job
+        """The job saves and leaves."""
+        self._record.preemptions[action.job] += 1
+        self._push(self._vacate(action.job, now_ms), _STOPPED, action.job, action.epoch)
+
+    def _vacate(self, job: int, now_ms: int) -> int:
+        """Book an attempt that ends here and return when its GPUs are free.
+
+        Before it made progress there is nothing to save.
+        """
         attempt = self._attempts.pop(job)
-        self._record.preemptions[job] += 1
         gone_ms = now_ms
         if now_ms > attempt.from_ms:
             gone_ms += self._overheads.save_ms
-            self._advance(job, attempt, now_ms - attempt.from_ms, 0)
+            self._advance(job, attempt, now_ms, now_ms)
             for gpu in attempt.gpus:
                 self._leaving[gpu] = gone_ms
         self._close_run(job, attempt, gone_ms)
-        self._push(gone_ms, _STOPPED, job, attempt.epoch)
+        return gone_ms
+
+    def _tune(self, action: Tune, now_ms: int) -> None:
+        """Another batch at once, without a stop."""
+        attempt = self._attempts[action.job]
+        attempt.batch = action.batch
+        if now_ms <= attempt.from_ms:
+            attempt.stretches.clear()
+            self._change_pace(action.job, attempt, attempt.from_ms)
+        else:
+            self._done[action.job] = attempt.done_at(now_ms)
+            self._change_pace(action.job, attempt, now_ms)
+            self._tell(now_ms, action.job, attempt)
+
+    def _reject(self, job: int, now_ms: int) -> None:
+        self._record.rejected[job] = 1
+        self._over(job, now_ms)
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
@@ -259,15 +335,28 @@ class _Twin:
             self._observe(now_ms, kind, item)
         else:
             attempt = self._attempts.get(item)
-            if attempt is None or attempt.epoch != count:
-                return  # of an attempt that is over
+            if attempt is None or count != (attempt.serial if kind in _OF_STRETCHES else attempt.epoch):
+                return  # of an attempt, or a stretch of one, that is over
             if kind is _STARTED:
                 self._observe(now_ms, kind, item)
+                self._tell(now_ms, item, attempt)
             elif kind is _FINISHED:
-                self._advance(item, attempt, self._left_ms[item], 0)
+                self._advance(item, attempt, now_ms, now_ms)
                 self._end(item, attempt, now_ms, kind)
+            elif kind is _REPORTED:
+                self._done[item] = attempt.pace.until
+                self._change_pace(item, attempt, now_ms)
+                self._tell(now_ms, item, attempt)
             else:
                 self._fail(item, attempt, now_ms)
+
+    def _tell(self, now_ms: int, job: int, attempt: _Attempt) -> None:
+        """Pass on what a job says of itself, if the truth lets it say anything."""
+        report = attempt.pace.report
+        if report is not None:
+            if attempt.seen:
+                report, attempt.seen = replace(report, seen=attempt.seen + report.seen), ()
+            self._scheduler.observe(Event(now_ms, _REPORTED, job, report=report))
 
     def _fail(self, job: int, attempt: _Attempt, now_ms: int) -> None:
         self._roll_back(job, attempt, now_ms)
@@ -281,6 +370,10 @@ class _Twin:
     def _end(self, job: int, attempt: _Attempt, now_ms: int, kind: Kind) -> None:
         self._leave(job, attempt, now_ms, kind)
         self._record.finish_ms[job] = now_ms
+        self._over(job, now_ms)
+
+    def _over(self, job: int, now_ms: int) -> None:
+        """The job is gone, whichever way; who waited for it may go."""
         self._record.ended += 1
         for dependent in self._dependents.get(job, ()):
             self._push(
@@ -330,18 +423,18 @@ class _Twin:
 
     # -- books -----------------------------------------------------------------------------------------------------
 
-    def _advance(self, job: int, attempt: _Attempt, done_ms: int, lost_ms: int) -> None:
-        """Book progress that lasts, and work that was rolled back."""
-        self._left_ms[job] -= done_ms
+    def _advance(self, job: int, attempt: _Attempt, now_ms: int, kept_ms: int) -> None:
+        """Book the work done until ``kept_ms``, which lasts; what was done from then to ``now_ms`` is lost."""
+        self._done[job] = attempt.done_at(kept_ms)
         weight = len(attempt.gpus) * self._specs[job].share_milli
-        self._record.useful_gpu_ms[job] += done_ms * weight // WHOLE_GPU
-        self._record.lost_gpu_ms[job] += lost_ms * weight // WHOLE_GPU
+        self._record.useful_gpu_ms[job] += (kept_ms - attempt.from_ms) * weight // WHOLE_GPU
+        self._record.lost_gpu_ms[job] += (now_ms - kept_ms) * weight // WHOLE_GPU
 
     def _roll_back(self, job: int, attempt: _Attempt, now_ms: int) -> None:
         """Keep what the last checkpoint has; checkpoints are counted from the attempt's first step."""
-        ran_ms = max(0, now_ms - attempt.from_ms)
-        kept_ms = ran_ms // self._overheads.checkpoint_ms * self._overheads.checkpoint_ms
-        self._advance(job, attempt, kept_ms, ran_ms - kept_ms)
+        now_ms = max(now_ms, attempt.from_ms)
+        kept_ms = now_ms - (now_ms - attempt.from_ms) % self._overheads.checkpoint_ms
+        self._advance(job, attempt, now_ms, kept_ms)
 
     def _close_run(self, job: int, attempt: _Attempt, end_ms: int) -> None:
         if end_ms < attempt.begin_ms:  # whoever was leaving its GPUs still is: it never got them
@@ -360,7 +453,7 @@ class _Record:
         self.ended = 0
         self.first_start_ms, self.finish_ms = [NONE] * jobs, [NONE] * jobs
         self.service_gpu_ms, self.useful_gpu_ms, self.lost_gpu_ms = [0] * jobs, [0] * jobs, [0] * jobs
-        self.preemptions, self.restarts, self.failed = [0] * jobs, [0] * jobs, [0] * jobs
+        self.preemptions, self.restarts, self.failed, self.rejected = ([0] * jobs for _ in range(4))
         self._job, self._start, self._end = array("q"), array("q"), array("q")
         self._first, self._gpu = array("q", [0]), array("q")
 
@@ -380,7 +473,7 @@ class _Record:
         job, start, end = (np.array(values, dtype=np.int64) for values in (self._job, self._start, self._end))
         first, gpu = np.array(self._first, dtype=np.int64), np.array(self._gpu, dtype=np.int64)
         names = ("first_start_ms", "finish_ms", "service_gpu_ms", "useful_gpu_ms", "lost_gpu_ms", "preemptions",
-                 "restarts", "failed")
+                 "restarts", "failed", "rejected")
         return {
             **{name: frozen(np.array(getattr(self, name), dtype=np.int64)) for name in names},
             "runs": sorted_runs(job, start, end, first, gpu),

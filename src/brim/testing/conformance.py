@@ -101,7 +101,7 @@ def _bounded(policy: Policy, trace: Trace, cluster: Cluster, settings: Settings,
 
     def note(snapshot: Snapshot, grants: Grants) -> None:
         nonlocal count
-        rules.check_grants(snapshot, grants)
+        rules.check_grants(snapshot, grants, resizes=policy.size.resizes_running)
         count += 1
         if snapshot.now_ms > latest_ms or count > rounds:
             waiting = ", ".join(trace.job_id[job] for job in snapshot.jobs.id.tolist())

@@ -13,13 +13,13 @@ import numpy as np
 
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserLimits
-from brim.core.actions import Preempt
+from brim.core.actions import Action, Preempt, Reject, Resize, Start
 from brim.core.arrays import IntArray, frozen
 from brim.core.lifecycle import Phase
 from brim.core.replay import Replay
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
-from brim.core.trace import Trace
+from brim.core.trace import NONE, Trace
 from brim.engine.round import RoundResult, run_round
 from brim.errors import BrimError, PlanError
 from brim.policies.sockets import Policy
@@ -88,7 +88,7 @@ def decide(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> Decision:
     seen: list[Grants] = []
 
     def note(now: Snapshot, grants: Grants) -> None:
-        check_grants(now, grants)
+        check_grants(now, grants, resizes=policy.size.resizes_running)
         seen.append(grants)
 
     before = list(_bytes_of(snapshot))
@@ -102,8 +102,11 @@ def decide(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> Decision:
     return Decision(wanted=seen[-1], gpus=snapshot.jobs.gpus, result=result)
 
 
-def check_grants(snapshot: Snapshot, wanted: Grants) -> None:
-    """Gangs are whole, of one type, on GPUs that exist and take jobs or are theirs; nothing is given twice."""
+def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -> None:
+    """Gangs are whole, of one type, on GPUs that exist and take jobs or are theirs; nothing is given twice.
+
+    Unless the policy ``resizes``, running jobs keep the GPUs they have.
+    """
     by_job = pairs_by_job(wanted.job, wanted.node, wanted.gpu)
     room = FreeRoom.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
     kept = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
@@ -111,10 +114,10 @@ def check_grants(snapshot: Snapshot, wanted: Grants) -> None:
         name = _name(snapshot, row)
         if not 0 <= row < len(snapshot.jobs):
             raise PolicyViolation(SOUND, f"it grants GPUs to row {row}, which does not exist", describe(snapshot))
-        asked = int(snapshot.jobs.gpus[row])
-        if len(pairs) != asked:
+        asked, least, most = (int(getattr(snapshot.jobs, c)[row]) for c in ("gpus", "gpus_min", "gpus_max"))
+        if len(pairs) != asked and not least <= len(pairs) <= most:
             raise PolicyViolation(GANG, f"{name} asks for {asked} GPUs and gets {len(pairs)}", describe(snapshot))
-        if row in kept and sorted(pairs) != sorted(kept[row]):
+        if row in kept and sorted(pairs) != sorted(kept[row]) and not resizes:
             raise PolicyViolation(STAYS, f"{name} runs on {kept[row]} and is granted {pairs}", describe(snapshot))
         types = sorted({room.types[node] for node, _ in pairs if 0 <= node < len(room.types)})
         if len(types) > 1 or Ask(snapshot, row).gpu_type not in ("", *types):
@@ -346,12 +349,16 @@ def _bytes_of(value: object) -> Iterator[bytes]:
 
 def show(result: RoundResult) -> str:
     """A plan in words."""
-    said = [
-        f"preempt job {action.job}" if isinstance(action, Preempt) else
-        f"start job {action.job} on {', '.join(f'{node}.{gpu}' for node, gpu in action.gpus)}"
-        for action in result.plan.actions
-    ]
-    return "; ".join(said) or "nothing"
+    return "; ".join(map(_show_action, result.plan.actions)) or "nothing"
+
+
+def _show_action(action: Action) -> str:
+    said = f"{type(action).__name__.lower()} job {action.job}"
+    if isinstance(action, Start | Resize):
+        said += f" on {', '.join(f'{node}.{gpu}' for node, gpu in action.gpus)}"
+    if not isinstance(action, Preempt | Reject) and action.batch != NONE:
+        said += f" with batch {action.batch}"
+    return said
 
 
 def describe(snapshot: Snapshot) -> str:

@@ -1,0 +1,81 @@
+"""What jobs have told of their steps: means by job and configuration, kept by model when a job is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from brim.core.arrays import IntArray, frozen
+from brim.core.events import Sample
+from brim.core.tables import SeenSteps
+from brim.core.trace import NONE
+
+_Key = tuple[int, int, int]
+"""Nodes, GPUs, local batch."""
+_Mean = tuple[int, float, float]
+"""Samples, mean step time, mean synchronisation time."""
+
+
+class SeenBook:
+    """Part of the mutable state of a cluster; changed only by ``ClusterState``."""
+
+    def __init__(self) -> None:
+        self._of_job: dict[int, dict[_Key, _Mean]] = {}
+        self._profile: dict[int, int] = {}
+        self._of_profile: dict[int, dict[_Key, _Mean]] = {}
+        self._columns: tuple[IntArray, SeenSteps] | None = None
+
+    def add(self, job: int, profile: int, seen: Iterable[Sample]) -> None:
+        """Book what a job reported."""
+        book = self._of_job.setdefault(job, {})
+        self._profile[job] = profile
+        for sample in seen:
+            _merge(book, (sample.nodes, sample.gpus, sample.local_batch), (1, sample.step_s, sample.sync_s))
+            self._columns = None
+
+    def over(self, job: int) -> None:
+        """The job is gone; what it told stays as knowledge about its model."""
+        book = self._of_job.pop(job, None)
+        if book is None:
+            return
+        profile = self._profile.pop(job)
+        if profile != NONE:
+            past = self._of_profile.setdefault(profile, {})
+            for key, mean in book.items():
+                _merge(past, key, mean)
+        self._columns = None
+
+    def freeze(self, row_of: IntArray) -> SeenSteps:
+        """Return the table; ``row_of`` maps job ids to rows of the job table."""
+        if self._columns is None:
+            self._columns = self._build()
+        jobs, table = self._columns
+        rows = np.where(jobs == NONE, NONE, row_of[jobs]) if len(jobs) else jobs
+        return SeenSteps(
+            job=frozen(rows), profile=table.profile, nodes=table.nodes, gpus=table.gpus,
+            local_batch=table.local_batch, step_s=table.step_s, sync_s=table.sync_s,
+        )
+
+    def _build(self) -> tuple[IntArray, SeenSteps]:
+        rows = [
+            (job, self._profile[job], *key, step_s, sync_s)
+            for job, book in sorted(self._of_job.items()) for key, (_, step_s, sync_s) in sorted(book.items())
+        ]
+        rows += [
+            (NONE, profile, *key, step_s, sync_s)
+            for profile, book in sorted(self._of_profile.items()) for key, (_, step_s, sync_s) in sorted(book.items())
+        ]
+        block = np.array(rows, dtype=np.float64).reshape(-1, 7).T
+        job, profile, nodes, gpus, local_batch = (frozen(column.astype(np.int64)) for column in block[:5])
+        return job, SeenSteps(
+            job=job, profile=profile, nodes=nodes, gpus=gpus, local_batch=local_batch, step_s=frozen(block[5]),
+            sync_s=frozen(block[6]),
+        )
+
+
+def _merge(book: dict[_Key, _Mean], key: _Key, mean: _Mean) -> None:
+    count, step_s, sync_s = book.get(key, (0, 0.0, 0.0))
+    more, step, sync = mean
+    total = count + more
+    book[key] = (total, step_s + (step - step_s) * more / total, sync_s + (sync - sync_s) * more / total)
