@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar, cast
 import numba
 
 SOURCES: Final = (
-    "beliefs/batching.py", "policies/place/room.py", "policies/place/walk.py", "sim/lane.py", "reports/bounds.py",
-    "reports/charts/gantt.py",
+    "beliefs/batching.py", "policies/place/room.py", "policies/place/walk.py", "policies/size/knapsack.py",
+    "sim/lane.py", "reports/bounds.py", "reports/charts/gantt.py",
 )
 """Every module that compiles, relative to this package; a test keeps the list complete."""
 
