@@ -28,7 +28,7 @@ Only options of no best choice are ever cut, so the answer is the same whichever
 Source:
     Effective Elastic Scaling of Deep Learning Workloads, MASCOTS 2020, arXiv:2006.13878 (the problem; the recurrence as
     in the Voda scheduler's re-implementation). Pisinger, A minimal algorithm for the multiple-choice knapsack problem,
-    EJOR 83 (1995) (core and bounds). Differs: the same answer as the recurrence by fewer sums; the rule for ties is ours.
+    EJOR 83 (1995) (core and bounds). Differs: the recurrence's answer by fewer sums; the rule for ties is ours.
 """
 
 from __future__ import annotations
