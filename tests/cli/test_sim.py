@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 
 from tests.cli.commands import MINE, brim
+from tests.sim.test_profiles import written
 
 TRACE = "id,submit_s,gpus,run_s,user\na,0,2,100,ann\nb,10,4,50,bob\nc,20,1,10,ann\n"
 RESULT_KEYS = {
@@ -134,6 +135,11 @@ def test_overheads_and_faults_reach_the_replay(trace):
         (["-o", "yaml"], "--output: found 'yaml'"),
         (["--from", "2090-01-01"], "2090-01-01"),
         (["--format", "slurmm"], "slurmm"),
+        (["--truth", "hoped"], "--truth: found 'hoped', expected one of rigid, measured"),
+        (["--truth", "measured"], "found no --profiles"),
+        (["--profiles", "."], "--profiles: found . with truth 'rigid', expected --truth measured"),
+        (["--truth", "measured", "--profiles", "/no/such/folder"], "/no/such/folder: found no such folder"),
+        (["--truth", "measured", "--profiles", "tests"], "found no"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(trace, args, said):
@@ -196,6 +202,27 @@ def test_two_policies_of_one_name_are_refused(trace, tmp_path):
     done = brim("sim", "compare", trace, "-c", "2x8xV100", "-p", f"fifo,{policy}")
     assert done.returncode == 2
     assert "both called 'fifo'" in done.stderr
+
+
+def test_jobs_of_applications_that_were_not_measured_are_refused_before_any_replay(trace, tmp_path):
+    done = brim("sim", "compare", trace, "-c", "2x8xV100", "-p", "fifo,las", "--truth", "measured", "--profiles",
+                written(tmp_path))
+    assert done.returncode == 2
+    assert "names no application, expected one that was measured: toy" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_measured_jobs_replay_alike_in_processes_and_pay_thirty_seconds_for_each_change(tmp_path):
+    jobs = tmp_path / "jobs.csv"
+    jobs.write_text("name,time,application,num_replicas,batch_size\na,0,toy,2,16\nb,1,toy,1,8\nc,2,toy,2,16\n")
+    args = ("-c", "1x2xT4", "--truth", "measured", "--profiles", written(tmp_path / "profiles"), "--json")
+    (alone,) = results(brim("sim", "run", jobs, "-p", "fifo", *args))["results"]
+    (doubled,) = results(brim("sim", "run", jobs, "-p", "fifo", "--overheads", "x2", *args))["results"]
+    together = results(brim("sim", "compare", jobs, "-p", "fifo,srtf-oracle", *args))["results"]
+    assert alone["jct_mean_s"] == together[0]["jct_mean_s"] > 0
+    assert any("0 s to save" in line and "30 s to get going" in line for line in alone["assumptions"])
+    assert any("truth: measured" in line for line in alone["assumptions"])
+    assert doubled["makespan_s"] == pytest.approx(alone["makespan_s"] + 3 * 30)
 
 
 def test_ctrl_c_reports_what_is_done_and_says_partial(tmp_path):

@@ -21,6 +21,7 @@ from brim.core.replay import Replay
 from brim.core.trace import Trace
 from brim.errors import BrimError
 from brim.policies.presets import find_policy
+from brim.sim.choice import RIGID, Choice
 from brim.sim.twin import Progress as OnProgress
 from brim.sim.twin import Settings, replay
 
@@ -35,12 +36,16 @@ _NO_ROWS: Final = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One replay to run. The policy is named, not carried: parts from a user's file cannot be sent to a process."""
+    """One replay to run. The policy is named, not carried: parts from a user's file cannot be sent to a process.
+
+    So is the truth: each process makes its own.
+    """
 
     trace: Trace
     cluster: Cluster
     policy: str
     settings: Settings
+    truth: Choice = RIGID
 
 
 def run_all(tasks: Sequence[Task]) -> Iterator[Replay]:
@@ -55,7 +60,10 @@ def run_all(tasks: Sequence[Task]) -> Iterator[Replay]:
 
 
 def _replay(task: Task, on_progress: OnProgress) -> Replay:
-    return replay(task.trace, task.cluster, find_policy(task.policy), task.settings, on_progress=on_progress)
+    truth = task.truth.build(task.trace, task.cluster)
+    return replay(
+        task.trace, task.cluster, find_policy(task.policy), task.settings, truth=truth, on_progress=on_progress
+    )
 
 
 def _run_here(tasks: Sequence[Task]) -> Iterator[Replay]:

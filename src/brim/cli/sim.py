@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from brim.core.cluster import Cluster
     from brim.core.replay import Replay
     from brim.core.trace import Trace
+    from brim.sim.choice import Choice
     from brim.sim.overheads import Drain, Faults
     from brim.sim.twin import Settings
 
@@ -39,6 +40,12 @@ _Trace = Annotated[str, typer.Argument(metavar="TRACE", help="Trace file in any 
 _Format = Annotated[str | None, typer.Option("--format", "-f", help="Trace format; found from the content if absent.")]
 _Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N jobs.")]
 _From = Annotated[str | None, typer.Option("--from", metavar="DATE", help="Only jobs submitted from this date on.")]
+_Truth = Annotated[
+    str, typer.Option("--truth", help="What jobs really do: rigid (as recorded) or measured (as profiled).")
+]
+_Profiles = Annotated[
+    Path | None, typer.Option("--profiles", metavar="DIR", help="Measured applications, for --truth measured.")
+]
 _Overheads = Annotated[str, typer.Option("--overheads", metavar="xF", help="Scale what changes cost, such as x2.")]
 _Estimates = Annotated[
     str, typer.Option("--estimates", help="What policies believe of run times: limits (the user's) or history.")
@@ -65,6 +72,8 @@ def run(
     from_date: _From = None,
     load: Annotated[str, typer.Option("--load", help="Arrival rate relative to the trace.")] = "1",
     seed: Annotated[int, typer.Option("--seed", min=0, help="0 is the trace as recorded; others resample it.")] = 0,
+    truth: _Truth = "rigid",
+    profiles: _Profiles = None,
     overheads: _Overheads = "x1",
     estimates: _Estimates = "limits",
     node_mtbf: _NodeMtbf = "",
@@ -81,8 +90,8 @@ def run(
     if len(loads) != 1:
         raise ConfigError(f"--load: found {load!r}, expected one number; `brim sim compare` takes several")
     _replay_and_report(
-        trace, cluster, [policy], format, limit, from_date, loads, [seed], overheads, estimates, node_mtbf, job_mtbf,
-        drain, drop_too_large, html, jobs, output_of(output, as_json),
+        trace, cluster, [policy], format, limit, from_date, loads, [seed], _choice(truth, profiles), overheads,
+        estimates, node_mtbf, job_mtbf, drain, drop_too_large, html, jobs, output_of(output, as_json),
     )
 
 
@@ -98,6 +107,8 @@ def compare(
     from_date: _From = None,
     load: Annotated[str, typer.Option("--load", help="Arrival rates relative to the trace: 0.7,0.9,1.1.")] = "1",
     seeds: Annotated[int, typer.Option("--seeds", min=1, max=SEEDS_MAX, help="Seeds, for intervals.")] = 1,
+    truth: _Truth = "rigid",
+    profiles: _Profiles = None,
     overheads: _Overheads = "x1",
     estimates: _Estimates = "limits",
     node_mtbf: _NodeMtbf = "",
@@ -112,14 +123,14 @@ def compare(
     """Replay a trace under several policies and compare."""
     _replay_and_report(
         trace, cluster, [name.strip() for name in policies.split(",")], format, limit, from_date,
-        numbers(load, "--load"), list(range(seeds)), overheads, estimates, node_mtbf, job_mtbf, drain, drop_too_large,
-        html, jobs, output_of(output, as_json),
+        numbers(load, "--load"), list(range(seeds)), _choice(truth, profiles), overheads, estimates, node_mtbf,
+        job_mtbf, drain, drop_too_large, html, jobs, output_of(output, as_json),
     )
 
 
 def _replay_and_report(
     path: str, cluster_text: str, names: list[str], format: str | None, limit: int | None, from_date: str | None,
-    loads: list[float], seeds: list[int], overheads: str, estimates: str, node_mtbf: str, job_mtbf: str,
+    loads: list[float], seeds: list[int], truth: Choice, overheads: str, estimates: str, node_mtbf: str, job_mtbf: str,
     drain: list[str] | None, drop_too_large: bool, html: Path | None, jobs: Path | None, output: str,
 ) -> None:
     """Check all input before the first replay, then run, then report."""
@@ -127,7 +138,6 @@ def _replay_and_report(
 
     from brim.core.cluster import parse_cluster
     from brim.policies.presets import find_policy
-    from brim.sim.overheads import Overheads
     from brim.sim.twin import Settings
 
     cluster = parse_cluster(cluster_text)
@@ -140,7 +150,7 @@ def _replay_and_report(
         if other != name:
             raise ConfigError(f"--policies: {other} and {name} are both called {find_policy(name).name!r}; rename one")
     settings = Settings(
-        overheads=Overheads().times(factor(overheads, "--overheads")), estimates=estimates,
+        overheads=truth.overheads().times(factor(overheads, "--overheads")), estimates=estimates,
         faults=_faults(node_mtbf, job_mtbf, drain, cluster),
     )
     _check_writable(html, jobs)
@@ -148,8 +158,15 @@ def _replay_and_report(
     if drop_too_large:
         recorded, notes = _without_too_large(recorded, cluster)
         settings = replace(settings, notes=notes)
-    tasks = _tasks(recorded, cluster, policies, settings, loads, seeds)
+    truth.build(recorded, cluster)  # what is wrong with it is found before the first replay
+    tasks = _tasks(recorded, cluster, policies, settings, loads, seeds, truth)
     _run_and_report(tasks, html, jobs, output)
+
+
+def _choice(truth: str, profiles: Path | None) -> Choice:
+    from brim.sim.choice import Choice
+
+    return Choice(name=truth, profiles=profiles)
 
 
 def _read(path: str, format: str | None, limit: int | None, from_date: str | None) -> Trace:
@@ -225,7 +242,7 @@ def _check_writable(*paths: Path | None) -> None:
 
 def _tasks(
     trace: Trace, cluster: Cluster, policies: list[str], settings: Settings, loads: list[float],
-    seeds: list[int],
+    seeds: list[int], truth: Choice,
 ) -> list[Task]:
     """One task per load, seed and policy; the tasks of one load and seed share their trace."""
     from dataclasses import replace
@@ -239,7 +256,8 @@ def _tasks(
             drawn = traces.scale_load(traces.resample(trace, seed), load)
             drawn_settings = replace(settings, seed=seed, load=load)
             tasks += [
-                Task(trace=drawn, cluster=cluster, policy=policy, settings=drawn_settings) for policy in policies
+                Task(trace=drawn, cluster=cluster, policy=policy, settings=drawn_settings, truth=truth)
+                for policy in policies
             ]
     return tasks
 

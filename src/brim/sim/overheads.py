@@ -33,6 +33,14 @@ class Overheads:
             if getattr(self, name) < least:
                 raise ConfigError(f"overheads: found {name}={getattr(self, name)}, expected at least {least}")
 
+    @classmethod
+    def of_pollux(cls) -> Overheads:
+        """Any change of placement, the first included, stops the job for 30 s and loses no step.
+
+        Source: Qiao et al., Pollux, OSDI 2021, section 5.3 (measured: 15 to 120 s), and its published simulator.
+        """
+        return cls(start_ms=30 * MS_PER_S, save_ms=0, restart_ms=30 * MS_PER_S)
+
     def times(self, factor: float) -> Overheads:
         """Scale what changes cost (not the checkpoint interval): the ``--overheads x2`` of the command line.
 

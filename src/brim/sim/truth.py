@@ -48,9 +48,15 @@ class Truth(Protocol):
     """
 
     name: ClassVar[str]
-    run_ms: IntArray
-    shortest_ms: IntArray
-    least_gpu_ms: IntArray
+
+    @property
+    def run_ms(self) -> IntArray: ...  # noqa: D102 - see the class
+
+    @property
+    def shortest_ms(self) -> IntArray: ...  # noqa: D102
+
+    @property
+    def least_gpu_ms(self) -> IntArray: ...  # noqa: D102
 
     def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int) -> Pace:
         """How the job gets on from ``done`` units of work, on so many GPUs per node, with this global batch."""
@@ -224,7 +230,7 @@ def describe(trace: Trace, cluster: Cluster) -> list[str]:
         said.append("The trace names no users: its groups stand for them in fair shares and run-time histories.")
     elif not trace.users:
         said.append("The trace names no users: fair shares and run-time histories see only one.")
-    short = int((trace.run_ms < MS_PER_S).sum())
+    short = int(((trace.run_ms >= 0) & (trace.run_ms < MS_PER_S)).sum())
     if short:
         said.append(f"{short} jobs ran for less than a second.")
     return said

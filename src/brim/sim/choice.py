@@ -1,0 +1,69 @@
+"""Which truth a replay is run on, as asked at the command line; light, so that it travels to other processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from brim.core.cluster import Cluster
+from brim.core.trace import Trace
+from brim.errors import ConfigError
+from brim.sim.overheads import Overheads
+from brim.sim.truth import Rigid, Truth
+
+if TYPE_CHECKING:
+    from brim.sim.profiles import Application
+
+TRUTHS: Final = ("rigid", "measured")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A truth by name, with what it is made from.
+
+    Attributes:
+        name: One of ``TRUTHS``.
+        profiles: Folder of measured applications, for ``measured``.
+
+    Raises:
+        ConfigError: no such truth, it lacks what it needs, or was given what it has no use for.
+    """
+
+    name: str = "rigid"
+    profiles: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in TRUTHS:
+            raise ConfigError(f"--truth: found {self.name!r}, expected one of {', '.join(TRUTHS)}")
+        if self.name == "measured" and self.profiles is None:
+            raise ConfigError("--truth measured: found no --profiles, expected the folder of the measured applications")
+        if self.name != "measured" and self.profiles is not None:
+            raise ConfigError(f"--profiles: found {self.profiles} with truth {self.name!r}, expected --truth measured")
+
+    def overheads(self) -> Overheads:
+        """What changes cost unless something else is said."""
+        return Overheads.of_pollux() if self.name == "measured" else Overheads()
+
+    def build(self, trace: Trace, cluster: Cluster) -> Truth:
+        """Make the truth of one trace on one cluster.
+
+        Raises:
+            ConfigError: profiles are missing or wrong, or the trace does not go with them.
+        """
+        if self.profiles is not None:
+            from brim.sim.measured import Measured  # noqa: PLC0415 - tables are only read where they are asked for
+
+            return Measured(trace, cluster, _applications(self.profiles))
+        return Rigid(trace)
+
+
+RIGID: Final = Choice()
+
+
+@lru_cache(maxsize=4)
+def _applications(folder: Path) -> dict[str, Application]:
+    from brim.sim.profiles import read_applications  # noqa: PLC0415
+
+    return read_applications(folder)
