@@ -171,6 +171,7 @@ class _Twin:
         self._done = [0.0] * len(trace)  # work
         self._attempts: dict[int, _Attempt] = {}
         self._leaving: dict[int, int] = {}  # GPU -> time at which the job that leaves it is gone
+        self._saved_ms: dict[int, int] = {}  # job -> time at which its last save is done
         self._dependents: dict[int, list[int]] = {}
         for job, after in enumerate(trace.after.tolist()):
             if after != NONE:
@@ -254,9 +255,9 @@ class _Twin:
         """The gang begins once whoever leaves its GPUs is gone, and makes progress after the start or restart."""
         job, offset = action.job, self._offset
         gpus = tuple(offset[node] + gpu for node, gpu in action.gpus)
-        begin_ms = now_ms
+        begin_ms = max(now_ms, self._saved_ms.get(job, 0))  # it may move to GPUs that nobody leaves
         if self._leaving:  # not removed: another share of the same GPU may be granted too
-            begin_ms = max(now_ms, *(self._leaving.get(gpu, 0) for gpu in gpus))
+            begin_ms = max(begin_ms, *(self._leaving.get(gpu, 0) for gpu in gpus))
         first = self._record.first_start_ms[job] == NONE
         from_ms = begin_ms + (self._overheads.start_ms if first else self._overheads.restart_ms)
         nodes = tuple(Counter(node for node, _ in action.gpus).values())
@@ -289,7 +290,8 @@ class _Twin:
     def _preempt(self, action: Preempt, now_ms: int) -> None:
         """The job saves and leaves."""
         self._record.preemptions[action.job] += 1
-        self._push(self._vacate(action.job, now_ms), _STOPPED, action.job, action.epoch)
+        gone_ms = max(self._vacate(action.job, now_ms), self._saved_ms.get(action.job, 0))
+        self._push(gone_ms, _STOPPED, action.job, action.epoch)
 
     def _vacate(self, job: int, now_ms: int) -> int:
         """Book an attempt that ends here and return when its GPUs are free.
@@ -299,7 +301,7 @@ class _Twin:
         attempt = self._attempts.pop(job)
         gone_ms = now_ms
         if now_ms > attempt.from_ms:
-            gone_ms += self._overheads.save_ms
+            gone_ms = self._saved_ms[job] = now_ms + self._overheads.save_ms
             self._advance(job, attempt, now_ms, now_ms)
             for gpu in attempt.gpus:
                 self._leaving[gpu] = gone_ms
@@ -310,7 +312,7 @@ class _Twin:
         """Another batch at once, without a stop."""
         attempt = self._attempts[action.job]
         attempt.batch = action.batch
-        if now_ms <= attempt.from_ms:
+        if now_ms < attempt.from_ms:
             attempt.stretches.clear()
             self._change_pace(action.job, attempt, attempt.from_ms)
         else:
@@ -331,8 +333,11 @@ class _Twin:
     def _handle(self, kind: Kind, now_ms: int, item: int, count: int) -> None:
         if kind in _OF_NODES:
             self._node(kind, now_ms, item, count)
-        elif kind is _STOPPED or kind is _ELIGIBLE:
+        elif kind is _STOPPED:
             self._observe(now_ms, kind, item)
+        elif kind is _ELIGIBLE:
+            if not self._record.rejected[item]:  # turned away while it was held
+                self._observe(now_ms, kind, item)
         else:
             attempt = self._attempts.get(item)
             if attempt is None or count != (attempt.serial if kind in _OF_STRETCHES else attempt.epoch):
@@ -431,10 +436,14 @@ class _Twin:
         self._record.lost_gpu_ms[job] += (now_ms - kept_ms) * weight // WHOLE_GPU
 
     def _roll_back(self, job: int, attempt: _Attempt, now_ms: int) -> None:
-        """Keep what the last checkpoint has; checkpoints are counted from the attempt's first step."""
-        now_ms = max(now_ms, attempt.from_ms)
+        """Keep what the last checkpoint has, and say how far that is; checkpoints count from the first step."""
+        if now_ms <= attempt.from_ms:
+            return
         kept_ms = now_ms - (now_ms - attempt.from_ms) % self._overheads.checkpoint_ms
         self._advance(job, attempt, now_ms, kept_ms)
+        report = self._truth.pace(job, self._done[job], attempt.nodes, attempt.batch).report
+        if report is not None:
+            self._scheduler.observe(Event(now_ms, _REPORTED, job, report=replace(report, seen=())))
 
     def _close_run(self, job: int, attempt: _Attempt, end_ms: int) -> None:
         if end_ms < attempt.begin_ms:  # whoever was leaving its GPUs still is: it never got them
