@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -12,18 +10,19 @@ import pytest
 
 from brim.beliefs import throughput
 from brim.beliefs.throughput import Fit, Observations, fit, spread, step_s
+from tests.realdata.test_read_all import DATA
 
-DATA = Path(os.environ.get("BRIM_DATA", Path(__file__).parents[3] / "shared" / "data")) / "profiles" / "pollux"
+PROFILES = DATA / "profiles" / "pollux"
 APPLICATIONS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
 
 
 def measured(application: str) -> Observations:
     """All rows of both tables: placements of up to 16 GPUs on 4 nodes, then 6 to 64 GPUs on 6 to 16 nodes."""
-    if not (DATA / application).exists():
-        pytest.skip(f"{DATA / application} is not here; set BRIM_DATA")
-    placements = pl.read_csv(DATA / application / "placements.csv", schema_overrides={"placement": pl.String})
+    if not (PROFILES / application).exists():
+        pytest.skip(f"{PROFILES / application} is not here; set BRIM_DATA")
+    placements = pl.read_csv(PROFILES / application / "placements.csv", schema_overrides={"placement": pl.String})
     digits = [[int(digit) for digit in placement] for placement in placements["placement"]]
-    more = pl.read_csv(DATA / application / "scalability.csv")
+    more = pl.read_csv(PROFILES / application / "scalability.csv")
     both = pl.concat([placements.select("local_bsz", "step_time", "sync_time"),
                       more.select("local_bsz", "step_time", "sync_time")])
     return Observations(

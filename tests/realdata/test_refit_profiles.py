@@ -1,0 +1,30 @@
+"""The profiles that come with brim are what their refit command writes, byte for byte."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from brim.beliefs.library import NAMES
+from tests.realdata.test_read_all import DATA
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "refit_profiles.py"
+NEEDED = ("pollux", "gavel", "mlperf_training_v4.0")
+
+
+def test_the_profiles_are_what_the_refit_command_writes(tmp_path):
+    for folder in NEEDED:
+        if not (DATA / "profiles" / folder).exists():
+            pytest.skip(f"{DATA / 'profiles' / folder} is not here; set BRIM_DATA")
+    spec = importlib.util.spec_from_file_location("refit_profiles", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.main([str(DATA), str(tmp_path)])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"{name}.toml" for name in NAMES)
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == files("brim.beliefs").joinpath("profiles", path.name).read_bytes(), path.name
