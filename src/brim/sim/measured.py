@@ -16,9 +16,10 @@ from brim.core.cluster import Cluster
 from brim.core.events import Report, Sample
 from brim.core.trace import NONE, Trace
 from brim.errors import ConfigError
+from brim.sim.least import Ranges, Room, least
 from brim.sim.profiles import Application
 from brim.sim.truth import Pace
-from brim.units import MS_PER_S
+from brim.units import MS_PER_S, WHOLE_GPU
 
 GPUS_MAX: Final = 64
 """Most GPUs of one job: as many as were measured."""
@@ -53,6 +54,7 @@ class Measured:
         self._trace = trace
         self._gpus_max = min(cluster.num_gpus, GPUS_MAX)
         self._width = int(cluster.gpus_N.max())
+        self._room = Room(cluster.num_nodes, self._width)
         self._app_J = _applications_of(trace, applications)
         self._stages: dict[tuple[str, tuple[int, ...], int, int], _Stage] = {}
         self._progress = {app.name: app.progress_E.tolist() for app in applications.values()}
@@ -90,7 +92,7 @@ class Measured:
             gpus, batch = int(self._trace.gpus[row]), int(self._trace.batch[row])
             low, high = (1, self._gpus_max) if app.elastic else (gpus, gpus)
             least, most = (app.batch_min, app.batch_max) if app.elastic else (batch, batch)
-            high = max(low, min(high, most // app.local_batch_min))
+            high = max(gpus, min(high, most // app.local_batch_min))  # what its user asked it can always run on
             rows.append((low, high, batch, least, most, app.local_batch_min, app.local_batch_max))
         names = ("gpus_min", "gpus_max", "batch", "batch_min", "batch_max", "local_batch_min", "local_batch_max")
         table = np.array(rows, dtype=np.int64).reshape(-1, len(names)).T
@@ -120,6 +122,30 @@ class Measured:
         for epoch, part in enumerate(work.tolist()):
             whole += part / self._stage(app, nodes, batch, epoch).per_ms
         return round(whole)
+
+    @property
+    def shortest_ms(self) -> IntArray:
+        """See ``Truth``, and ``sim.least`` for why it is a bound."""
+        return self._least_ms[0]
+
+    @property
+    def least_gpu_ms(self) -> IntArray:
+        """See ``Truth``, and ``sim.least`` for why it is a bound; shares of GPUs counted as shares."""
+        return frozen(self._least_ms[1] * self._trace.share_milli // WHOLE_GPU)
+
+    @cached_property
+    def _least_ms(self) -> tuple[IntArray, IntArray]:
+        limits = self.columns()
+        known: dict[tuple[str, Ranges], tuple[float, float]] = {}
+        table = np.zeros((len(self._app_J), 2))
+        rows = zip(*(limits[name].tolist() for name in Ranges._fields), strict=True)
+        for row, (app, values) in enumerate(zip(self._app_J, rows, strict=True)):
+            ranges = Ranges(*values)
+            if (app.name, ranges) not in known:
+                known[app.name, ranges] = least(app, ranges, self._room)
+            table[row] = known[app.name, ranges]
+        run_ms, gpu_ms = np.floor(table * MS_PER_S).astype(np.int64).T
+        return frozen(run_ms.copy()), frozen(gpu_ms.copy())
 
     def sentences(self) -> list[str]:
         """See ``Truth``."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -34,8 +34,14 @@ from brim.sim.profile_tables import (
     shown,
 )
 
+if TYPE_CHECKING:
+    from scipy.interpolate import LinearNDInterpolator
+
 NODES_MAX: Final = 16
 """More nodes count as this many. Source: the published simulator; it is the most that was measured."""
+
+_NEAR: Final = 1e-8
+"""How far, in barycentric coordinates, a point may lie outside a simplex and still be taken to be on its face."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +100,7 @@ class StepTimes:
     points: Mapping[tuple[int, int, int], Times]
     local_batch_min: int
     _kept: dict[tuple[Placement, int], Times] = field(default_factory=dict, repr=False)
-    _between: list[Callable[[list[list[int]]], FloatArray]] = field(default_factory=list, repr=False)
+    _between: list[LinearNDInterpolator] = field(default_factory=list, repr=False)
 
     def times_s(self, placement: Placement, local_batch: int) -> Times:
         """Seconds of one step and of its exchange of gradients.
@@ -129,11 +135,53 @@ class StepTimes:
         (step_0, sync_0), (step_1, sync_1) = curve[below], curve[above]
         return step_0 + share * (step_1 - step_0), sync_0 + share * (sync_1 - sync_0)
 
+    def between(self, nodes: int, gpus: int, local_batch: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Interpolate step and sync seconds over the simplices for many local batches at once, NaN outside them.
+
+        The barycentric coordinates of a simplex are linear in the local batch, which leaves an interval of each.
+
+        Raises:
+            ConfigError: too few points were measured to interpolate between.
+        """
+        times = np.full((2, len(local_batch)), np.nan)
+        corners, slope, start = self._barycentric(nodes, gpus)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            zero = (-_NEAR - start) / slope
+        low = np.where(slope > 0, zero, -np.inf).max(axis=1)
+        high = np.where(slope < 0, zero, np.inf).min(axis=1)
+        never = ((slope == 0) & (start < -_NEAR)).any(axis=1)
+        for simplex in np.flatnonzero((low <= local_batch.max()) & (high >= local_batch.min()) & ~never):
+            inside = (local_batch >= low[simplex]) & (local_batch <= high[simplex])
+            weights = start[simplex] + local_batch[inside, None] * slope[simplex]
+            times[:, inside] = np.einsum("ik,kt->ti", weights, corners[simplex])
+        return times[0], times[1]
+
+    def _barycentric(self, nodes: int, gpus: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Of the S simplices with a volume: times at the corners (S, 4, 2), and barycentric coordinates as a line.
+
+        Coordinates at a local batch b are start + b * slope, each (S, 4).
+        """
+        triangles = self._interpolator(nodes, gpus).tri
+        corners = triangles.points[triangles.simplices]
+        origin = corners[:, 3]
+        one, two, three = (corners[:, k] - origin for k in range(3))
+        normals = np.stack((np.cross(two, three), np.cross(three, one), np.cross(one, two)), axis=1)
+        volume = (normals[:, 0] * one).sum(axis=1)
+        solid = volume != 0  # exact: coordinates are whole numbers
+        normals, origin = normals[solid] / volume[solid, None, None], origin[solid]
+        away = np.array([min(nodes, NODES_MAX), gpus, 0.0]) - origin
+        slope, start = normals[:, :, 2], (normals * away[:, None]).sum(axis=2)
+        return (
+            self._values()[triangles.simplices[solid]],
+            np.column_stack((slope, -slope.sum(axis=1))), np.column_stack((start, 1 - start.sum(axis=1))),
+        )
+
+    def _values(self) -> FloatArray:
+        return np.array(list(self.points.values()), dtype=np.float64)
+
     def _around(self, placement: Placement, local_batch: int) -> Times:
-        if not self._between:
-            self._between.append(self._triangulated(placement))
         nodes, gpus = min(len(placement), NODES_MAX), sum(placement)
-        step_s, sync_s = self._between[0]([[nodes, gpus, local_batch]])[0].tolist()
+        step_s, sync_s = self._interpolator(nodes, gpus)([[nodes, gpus, local_batch]])[0].tolist()
         if math.isnan(step_s):
             raise self._unmeasured(
                 placement, local_batch, f"one within the measurements, which reach {max(map(max, self.curves))} GPUs "
@@ -142,20 +190,20 @@ class StepTimes:
             )  # fmt: skip
         return step_s, sync_s
 
-    def _triangulated(self, placement: Placement) -> Callable[[list[list[int]]], FloatArray]:
+    def _interpolator(self, nodes: int, gpus: int) -> LinearNDInterpolator:
+        if self._between:
+            return self._between[0]
         from scipy.interpolate import LinearNDInterpolator  # noqa: PLC0415 - a third of a second, often not needed
         from scipy.spatial import QhullError  # noqa: PLC0415
 
         try:
-            between: Callable[[list[list[int]]], FloatArray] = LinearNDInterpolator(
-                np.array(list(self.points), dtype=np.float64), np.array(list(self.points.values()), dtype=np.float64)
-            )
+            self._between.append(LinearNDInterpolator(np.array(list(self.points), dtype=np.float64), self._values()))
         except (QhullError, ValueError):
             raise ConfigError(
-                f"{self.name}: found no measurement of placement {shown(placement)}, and {len(self.points)} points "
-                "(nodes, GPUs, local batch) that span no volume, expected enough to interpolate between"
+                f"{self.name}: found no measurement of {gpus} GPUs on {nodes} nodes so placed, and {len(self.points)} "
+                "points (nodes, GPUs, local batch) that span no volume, expected enough to interpolate between"
             ) from None
-        return between
+        return self._between[0]
 
     def _unmeasured(self, placement: Placement, local_batch: int, expected: str) -> ConfigError:
         return ConfigError(

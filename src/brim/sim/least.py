@@ -1,0 +1,137 @@
+"""The least a job of a measured application can take: in time, and in GPU time. What no policy can beat.
+
+A job's configuration is its placement and its batch; both may change at any time, and the application's gradient
+statistics by the epoch. With r(c, e) the progress per second in configuration c and epoch e, and p(e) its progress:
+
+    run time  >=  sum over e of p(e) / max over c of r(c, e)
+    GPU time  >=  sum over e of p(e) * min over c of GPUs(c) / r(c, e)
+
+since every piece of epoch e, whenever and however it is done, takes at least that per unit of progress. Both are exact
+over the batches: a batch counts only by how ``Application.split`` divides it, and all divisions there are, are tried.
+Over placements they are safe: all measured ones, and every number of nodes that could hold the GPUs by interpolation,
+whether or not the cluster's nodes can form a placement that was not measured. What cannot be interpolated cannot run
+(``StepTimes``) and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from brim.core.arrays import BoolArray, FloatArray, IntArray
+from brim.errors import ConfigError
+from brim.sim.profiles import NODES_MAX, Application
+
+_MARGIN: Final = 1 - 1e-6
+"""For rounding, and for points taken to be on a face of a simplex that they only touch."""
+
+
+class Ranges(NamedTuple):
+    """What a job may be given; all bounds included."""
+
+    gpus_min: int
+    gpus_max: int
+    batch_min: int
+    batch_max: int
+
+
+class Room(NamedTuple):
+    """What a cluster's placements cannot exceed: nodes, and GPUs of the widest one."""
+
+    nodes: int
+    width: int
+
+
+@lru_cache(maxsize=256)
+def least(app: Application, ranges: Ranges, room: Room) -> tuple[float, float]:
+    """Least seconds and least GPU seconds of a job from its start to its end.
+
+    Zero, which bounds nothing, where no configuration in range was measured.
+    """
+    batches, step_s, step_gpu_s = _steps(app, ranges, room)
+    known = np.isfinite(step_s)
+    if not known.any():
+        return 0.0, 0.0
+    batches, step_s, step_gpu_s = batches[known], step_s[known], step_gpu_s[known]
+    gain = _gains(app, batches)
+    work = np.diff(app.progress_E, prepend=0.0)
+    run_s = float((work * (step_s[:, None] / gain).min(axis=0)).sum())
+    gpu_s = float((work * (step_gpu_s[:, None] / gain).min(axis=0)).sum())
+    return run_s * _MARGIN, gpu_s * _MARGIN
+
+
+def _steps(app: Application, ranges: Ranges, room: Room) -> tuple[IntArray, FloatArray, FloatArray]:
+    """Global batches that occur (B,), and the least seconds and GPU seconds of one step of each (B,)."""
+    totals, seconds, gpu_seconds = [], [], []
+    for gpus in range(ranges.gpus_min, min(ranges.gpus_max, ranges.batch_max) + 1):
+        local, extra = divisions(app, gpus, ranges.batch_min, ranges.batch_max)
+        step_s = np.full(len(local), np.inf)
+        measured, at = np.unique(np.maximum(local, app.local_batch_min), return_inverse=True)
+        for step, sync in _times(app, gpus, measured, room):
+            step_s = np.fmin(step_s, step[at] + extra * (step - sync)[at])  # NaN, not measured, loses
+        totals.append(gpus * local * (extra + 1))
+        seconds.append(step_s)
+        gpu_seconds.append(gpus * step_s)
+    total, step_s, step_gpu_s = (np.concatenate(parts) for parts in (totals, seconds, gpu_seconds))
+    batches, row = np.unique(total, return_inverse=True)
+    least_s, least_gpu_s = np.full(len(batches), np.inf), np.full(len(batches), np.inf)
+    np.minimum.at(least_s, row, step_s)
+    np.minimum.at(least_gpu_s, row, step_gpu_s)
+    return batches, least_s, least_gpu_s
+
+
+def divisions(app: Application, gpus: int, batch_min: int, batch_max: int) -> tuple[IntArray, IntArray]:
+    """Every local batch and number of extra steps that ``Application.split`` makes of a batch in the range."""
+    first, last = -(-batch_min // gpus), -(-batch_max // gpus)
+    pairs = {app.split(gpus, min(max(share * gpus, batch_min), batch_max)) for share in range(first, last + 1)}
+    local, extra = np.array(sorted(pairs), dtype=np.int64).T
+    return local, extra
+
+
+def _times(app: Application, gpus: int, local: IntArray, room: Room) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """Step and sync seconds of these local batches on every placement there may be; NaN where not measured."""
+    times = app.step_times
+    measured = local.astype(np.float64)
+    for placement, curve in times.curves.items():
+        if sum(placement) == gpus and len(placement) <= room.nodes and max(placement) <= room.width:
+            known = sorted(curve)
+            within: BoolArray = measured <= known[-1]
+            step, sync = (np.interp(measured, known, [curve[at][part] for at in known]) for part in (0, 1))
+            yield np.where(within, step, np.nan), np.where(within, sync, np.nan)
+    fewest, most = -(-gpus // room.width), min(gpus, room.nodes)
+    for nodes in range(fewest, min(most, max(fewest, NODES_MAX + 1)) + 1):  # more count as NODES_MAX
+        only = _only_placement(nodes, gpus, room.width)
+        if only in times.curves:
+            continue
+        try:
+            yield times.between(nodes, gpus, measured)
+        except ConfigError:  # there is nothing to interpolate between: such placements cannot run
+            return
+
+
+def _only_placement(nodes: int, gpus: int, width: int) -> tuple[int, ...] | None:
+    """The placement of that many GPUs on that many nodes, rotated, where there is only one."""
+    if gpus - nodes <= 1:
+        return (1,) * (2 * nodes - gpus) + (2,) * (gpus - nodes)
+    if nodes * width - gpus <= 1:
+        return (width - 1,) * (nodes * width - gpus) + (width,) * (gpus - nodes * (width - 1))
+    return None
+
+
+def _gains(app: Application, batches: IntArray) -> FloatArray:
+    """``Application.gain`` of each batch in each epoch, (B, E)."""
+    known = app.validation.batch_B
+    above = np.clip(np.searchsorted(known, batches), 1, max(len(known) - 1, 1))
+    if len(known) == 1:
+        var, sqr = (np.repeat(table, len(batches), axis=0)
+                    for table in (app.validation.grad_var_BE, app.validation.grad_sqr_BE))
+    else:
+        share = ((batches - known[above - 1]) / (known[above] - known[above - 1]))[:, None]
+        var, sqr = (table[above - 1] + share * (table[above] - table[above - 1])
+                    for table in (app.validation.grad_var_BE, app.validation.grad_sqr_BE))
+    scale = (batches / app.batch_min)[:, None]
+    gains: FloatArray = (var + sqr) / (var / scale + sqr)
+    return gains
