@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from brim.core.cluster import Cluster, parse_cluster
-from brim.core.events import Event, JobSpec, Kind
+from brim.core.events import Event, JobSpec, Kind, Report
 from brim.core.lifecycle import Phase
 from brim.core.snapshot import Snapshot
 from brim.core.state import ClusterState
@@ -31,18 +31,28 @@ class Job:
     Attributes:
         at: Submission.
         run: Run time.
-        gpus: Whole gang; the length of ``on`` where that is given.
+        gpus: Whole gang; the length of ``on`` where that is given and the job is rigid.
         share: Thousandths of each GPU.
         cpu: Milli-cores per GPU.
         mem: MiB per GPU.
         gpu_type: Name of the type, empty for any.
         limit: Time limit, None for none.
+        gpus_min: Fewest GPUs it can run on; NONE for a rigid job.
+        gpus_max: Most GPUs it can run on; NONE for a rigid job.
+        batch: Global batch asked, NONE for none.
+        batch_min: Smallest global batch; NONE for ``batch``.
+        batch_max: Largest global batch; NONE for ``batch``.
+        local_batch_min: Fewest samples per GPU and micro-step, NONE where not known.
+        local_batch_max: Most samples per GPU, NONE where not known.
+        model: Name of what it trains, empty for none.
         user: Name.
         after: Name of the job this one waits for, empty for none.
         delay: Seconds between that job's end and this one's eligibility.
         name: Id; empty for ``j0``, ``j1``, ... in the order given.
         on: (node, gpu) pairs the job holds.
         start: When it got them; None for at once.
+        batch_now: Global batch it was given with them; NONE for ``batch``.
+        report: What it said as soon as it ran, None for nothing.
         phase: None for RUNNING where ``on`` is given, HELD behind another job, else PENDING.
     """
 
@@ -54,16 +64,38 @@ class Job:
     mem: int = 0
     gpu_type: str = ""
     limit: float | None = None
+    gpus_min: int = NONE
+    gpus_max: int = NONE
+    batch: int = NONE
+    batch_min: int = NONE
+    batch_max: int = NONE
+    local_batch_min: int = NONE
+    local_batch_max: int = NONE
+    model: str = ""
     user: str = "user"
     after: str = ""
     delay: float = 0
     name: str = ""
     on: Sequence[tuple[int, int]] = ()
     start: float | None = None
+    batch_now: int = NONE
+    report: Report | None = None
     phase: Phase | None = None
+
+    @property
+    def asked(self) -> int:
+        """GPUs its user asked for."""
+        return self.gpus if self.gpus_max != NONE else len(self.on) or self.gpus
 
 
 job = Job
+
+
+def limits_of(one: Job, gpus: int) -> tuple[int, ...]:
+    """gpus_min, gpus_max, batch, batch_min, batch_max, local_batch_min, local_batch_max of ``JobSpec``."""
+    least, most = (gpus if limit == NONE else limit for limit in (one.gpus_min, one.gpus_max))
+    small, large = (one.batch if limit == NONE else limit for limit in (one.batch_min, one.batch_max))
+    return least, most, one.batch, small, large, one.local_batch_min, one.local_batch_max
 
 
 def small_trace(*jobs: Job, name: str = "small") -> Trace:
@@ -72,11 +104,14 @@ def small_trace(*jobs: Job, name: str = "small") -> Trace:
     Raises:
         ConfigError: ``after`` names a job that is not there.
     """
-    names = _names(jobs)
+    names = names_of(jobs)
     users = tuple(dict.fromkeys(one.user for one in jobs))
     types = tuple(dict.fromkeys(one.gpu_type for one in jobs if one.gpu_type))
+    models = _models(jobs)
     return trace_of(
         name=name, format="test", synthetic=True, job_id=names, users=users, gpu_types=types,
+        profiles=models, profile=[models.index(one.model) if one.model else NONE for one in jobs],
+        batch=[one.batch for one in jobs],
         submit_ms=[_ms(one.at) for one in jobs],
         run_ms=[_ms(one.run) for one in jobs],
         gpus=[one.gpus for one in jobs],
@@ -101,13 +136,13 @@ def state_with(
         InvariantError: the jobs cannot have come to stand like that.
     """
     where = parse_cluster(cluster) if isinstance(cluster, str) else cluster
-    names = _names(jobs)
+    names = names_of(jobs)
     rows = sorted(range(len(jobs)), key=lambda row: (_ms(jobs[row].at), row))
     id_of = {names[row]: number for number, row in enumerate(rows)}
     state = ClusterState(where, tuple(dict.fromkeys(one.user for one in jobs)))
     events: list[Event] = []
     for number, row in enumerate(rows):
-        events += _story(jobs[row], number, id_of, state)
+        events += _story(jobs[row], number, id_of, state, _models(jobs))
     events += [Event(_ms(now), Kind.NODE_DOWN, node=node) for node in down]
     events += [Event(_ms(now), Kind.NODE_DRAIN, node=node) for node in draining]
     for event in sorted(events, key=lambda event: (event.time_ms, _STORY_ORDER.index(event.kind))):
@@ -122,20 +157,27 @@ def snapshot_of(
     return state_with(cluster, *jobs, now=now, down=down, draining=draining).freeze(_ms(now))
 
 
-_STORY_ORDER = (Kind.SUBMITTED, Kind.START, Kind.STARTED, Kind.PREEMPT, Kind.NODE_DRAIN, Kind.NODE_DOWN)
+_STORY_ORDER = (
+    Kind.SUBMITTED, Kind.START, Kind.STARTED, Kind.REPORTED, Kind.PREEMPT, Kind.NODE_DRAIN, Kind.NODE_DOWN,
+)
 
 
-def _story(one: Job, number: int, id_of: dict[str, int], state: ClusterState) -> list[Event]:
+def _story(
+    one: Job, number: int, id_of: dict[str, int], state: ClusterState, models: tuple[str, ...]
+) -> list[Event]:
     """Events that bring one job where it is."""
     types = state.cluster.gpu_types
     if one.gpu_type and one.gpu_type not in types:
         raise ConfigError(f"job {number} asks for {one.gpu_type!r}, the cluster has {', '.join(types)}")
+    least, most, batch, small, large, local_min, local_max = limits_of(one, one.asked)
     spec = JobSpec(
-        id=number, user=state.user_code(one.user), submit_ms=_ms(one.at), gpus=len(one.on) or one.gpus,
+        id=number, user=state.user_code(one.user), submit_ms=_ms(one.at), gpus=one.asked,
         share_milli=one.share, cpu_milli=one.cpu, mem_mib=one.mem,
         gpu_type=types.index(one.gpu_type) if one.gpu_type else NONE,
         time_limit_ms=NONE if one.limit is None else _ms(one.limit),
-        after=id_of[one.after] if one.after else NONE,
+        after=id_of[one.after] if one.after else NONE, gpus_min=least, gpus_max=most, batch=batch, batch_min=small,
+        batch_max=large, local_batch_min=local_min, local_batch_max=local_max,
+        profile=models.index(one.model) if one.model else NONE,
     )
     phase = one.phase
     if phase is None:
@@ -143,16 +185,24 @@ def _story(one: Job, number: int, id_of: dict[str, int], state: ClusterState) ->
     story = [Event(_ms(one.at), Kind.SUBMITTED, number, spec=spec, held=phase is Phase.HELD)]
     if one.on:
         start_ms = _ms(one.at if one.start is None else one.start)
-        story.append(Event(start_ms, Kind.START, number, gpus=tuple(sorted(one.on))))
+        given = one.batch if one.batch_now == NONE else one.batch_now
+        story.append(Event(start_ms, Kind.START, number, gpus=tuple(sorted(one.on)), batch=given))
         if phase is not Phase.STARTING:
             story.append(Event(start_ms, Kind.STARTED, number))
+            if one.report is not None:
+                story.append(Event(start_ms, Kind.REPORTED, number, report=one.report))
         if phase is Phase.STOPPING:
             story.append(Event(start_ms, Kind.PREEMPT, number))
     return story
 
 
-def _names(jobs: Sequence[Job]) -> list[str]:
+def names_of(jobs: Sequence[Job]) -> list[str]:
+    """Ids of the jobs, in the order given."""
     return [one.name or f"j{row}" for row, one in enumerate(jobs)]
+
+
+def _models(jobs: Sequence[Job]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.model for one in jobs if one.model))
 
 
 def _row_of(name: str, names: Sequence[str]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
@@ -15,8 +15,11 @@ from brim.engine.journal import Journal
 from brim.errors import ConfigError, InvariantError, PlanError
 from brim.policies.sockets import Policy
 from brim.sim.overheads import Overheads
+from brim.sim.truth import Rigid, Truth
 from brim.sim.twin import Settings, replay
 from brim.testing import rules
+from brim.testing.builders import Job, names_of, small_trace
+from brim.testing.elastic import ToyTruth
 from brim.testing.rules import PolicyViolation
 from brim.units import MS_PER_H
 
@@ -58,25 +61,56 @@ def check_policy(policy: Policy, *, examples: int = 100, seed: int = 0) -> None:
     from brim.testing import strategies  # noqa: PLC0415
 
     clusters = strategies.clusters(groups_max=2, nodes_max=2, gpus_max=3)
-    snapshots = clusters.flatmap(lambda cluster: strategies.snapshots(cluster=cluster, jobs_max=8))
+    elastic = policy.size.resizes_running
+    snapshots = clusters.flatmap(
+        lambda cluster: strategies.snapshots(cluster=cluster, jobs_max=8, elastic_too=elastic)
+    )
     _search(lambda snapshot: rules.check_decision(snapshot, policy), snapshots, examples, seed)
     cases = clusters.flatmap(
         lambda cluster: st.tuples(st.just(cluster), strategies.traces(cluster, jobs_max=6), strategies.overheads())
     )
     _search(lambda case: check_replays(policy, *case), cases, examples, seed)
+    if elastic:
+        toys = clusters.flatmap(
+            lambda cluster: st.tuples(
+                st.just(cluster), strategies.elastic_jobs_of(cluster, jobs_max=6), strategies.overheads()
+            )
+        )
+        _search(lambda case: check_elastic_replays(policy, *case), toys, examples, seed)
 
 
-def check_replays(policy: Policy, cluster: Cluster, trace: Trace, overheads: Overheads) -> None:
+def check_elastic_replays(policy: Policy, cluster: Cluster, jobs: Sequence[Job], overheads: Overheads) -> None:
+    """Run every rule about whole replays on jobs whose speed follows a formula of their GPUs and batch.
+
+    Raises:
+        PolicyViolation: a rule is broken.
+    """
+    trace = small_trace(*jobs)
+    limits = dict(zip(names_of(jobs), jobs, strict=True))
+    check_replays(policy, cluster, trace, overheads, lambda trace: ToyTruth(trace, limits))
+
+
+def check_replays(
+    policy: Policy, cluster: Cluster, trace: Trace, overheads: Overheads, truth_of: Callable[[Trace], Truth] = Rigid
+) -> None:
     """Run every rule about whole replays on one case.
+
+    Args:
+        policy: What to check.
+        cluster: Where.
+        trace: What was submitted.
+        overheads: What changes cost.
+        truth_of: What really happens to the jobs of the trace, and of the same trace in another order.
 
     Raises:
         PolicyViolation: a rule is broken.
     """
     settings = Settings(overheads=overheads, gap_ms=0)
     journals = Journal(), Journal()
-    first = _bounded(policy, trace, cluster, settings, journals[0])
-    again = _bounded(policy, trace, cluster, settings, journals[1])
+    first = _bounded(policy, trace, truth_of(trace), cluster, settings, journals[0])
+    again = _bounded(policy, trace, truth_of(trace), cluster, settings, journals[1])
     rules.check_never_shared(first)
+    rules.check_one_place(first)
     rules.check_same(rules.SAME_SEED, "replayed twice", first, again)
     if journals[0].lines != journals[1].lines:
         raise PolicyViolation(
@@ -85,15 +119,17 @@ def check_replays(policy: Policy, cluster: Cluster, trace: Trace, overheads: Ove
     other = trace_of(**rules.permuted(trace, seed=len(trace)))
     rules.check_same(
         rules.ORDER_FREE, "with the rows, users and types of the trace in another order", first,
-        _bounded(policy, other, cluster, settings, Journal()),
+        _bounded(policy, other, truth_of(other), cluster, settings, Journal()),
     )
 
 
-def _bounded(policy: Policy, trace: Trace, cluster: Cluster, settings: Settings, journal: Journal) -> Replay:
+def _bounded(
+    policy: Policy, trace: Trace, truth: Truth, cluster: Cluster, settings: Settings, journal: Journal
+) -> Replay:
     """Replay, checking the grants of every round, and give up when it takes for ever."""
     cost = settings.overheads
     each_ms = cost.start_ms + cost.save_ms + cost.restart_ms
-    serial_ms = int(trace.run_ms.sum() + np.maximum(trace.after_ms, 0).sum()) + len(trace) * each_ms
+    serial_ms = int(truth.run_ms.sum() + np.maximum(trace.after_ms, 0).sum()) + len(trace) * each_ms
     latest_ms = trace.span_ms + _PATIENCE * serial_ms + MS_PER_H
     case = rules.describe_jobs(trace, str(cluster))
     rounds = _ROUNDS_PER_JOB * len(trace) + (latest_ms // policy.period_ms if policy.period_ms else 0)
@@ -111,7 +147,7 @@ def _bounded(policy: Policy, trace: Trace, cluster: Cluster, settings: Settings,
             )
 
     try:
-        return replay(trace, cluster, rules.watched(policy, note), settings, journal=journal)
+        return replay(trace, cluster, rules.watched(policy, note), settings, truth=truth, journal=journal)
     except PlanError as error:
         raise PolicyViolation(rules.SOUND, str(error), case) from error
     except InvariantError as error:

@@ -13,7 +13,7 @@ import numpy as np
 
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserLimits
-from brim.core.actions import Action, Preempt, Reject, Resize, Start
+from brim.core.actions import Action, Preempt, Reject, Resize, Start, Tune
 from brim.core.arrays import IntArray, frozen
 from brim.core.lifecycle import Phase
 from brim.core.replay import Replay
@@ -34,7 +34,14 @@ WORK_CONSERVING: Final = "work conserving"
 ENDS: Final = "no starvation"
 SAME_SEED: Final = "deterministic for a seed"
 SOUND: Final = "plan accepted"
-RULES: Final = (SOUND, OVER_GRANT, GANG, STAYS, PURE, ORDER_FREE, WORK_CONSERVING, ENDS, SAME_SEED)
+BATCH: Final = "batch in its range"
+FOR_NOTHING: Final = "nobody restarts for nothing"
+WAITS: Final = "only who waits is rejected"
+ONE_PLACE: Final = "a job is in one place at a time"
+RULES: Final = (
+    SOUND, OVER_GRANT, GANG, STAYS, BATCH, FOR_NOTHING, WAITS, PURE, ORDER_FREE, WORK_CONSERVING, ENDS, SAME_SEED,
+    ONE_PLACE,
+)
 
 
 class PolicyViolation(BrimError):  # noqa: N818 - a finding about a policy, not an error of brim
@@ -78,6 +85,7 @@ def check_decision(snapshot: Snapshot, policy: Policy) -> None:
     beliefs = beliefs_of(snapshot, policy)
     decision = decide(snapshot, beliefs, policy)
     check_stays(snapshot, decision)
+    check_actions(snapshot, policy, decision.result)
     check_pure(snapshot, beliefs, policy, decision)
     check_order_free(snapshot, beliefs, policy, decision)
     check_work_conserving(snapshot, policy, decision)
@@ -125,7 +133,7 @@ def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -
         for node, gpu in pairs:
             if not (0 <= node < len(room.free) and 0 <= gpu < len(room.free[node])):
                 raise PolicyViolation(SOUND, f"{name} gets GPU {gpu} of node {node}: there is none", describe(snapshot))
-            if not room.is_open[node] and row not in kept:
+            if not room.is_open[node] and (node, gpu) not in kept.get(row, ()):
                 raise PolicyViolation(
                     SOUND, f"{name} gets a GPU of node {node}, which is down or drains", describe(snapshot)
                 )
@@ -151,6 +159,32 @@ def check_stays(snapshot: Snapshot, decision: Decision) -> None:
             raise PolicyViolation(
                 STAYS, f"{_name(snapshot, row)} is {Phase(int(snapshot.jobs.phase[row])).name} and gets GPUs",
                 describe(snapshot),
+            )
+
+
+def check_actions(snapshot: Snapshot, policy: Policy, result: RoundResult) -> None:
+    """Whoever is resized gets other GPUs, whoever is tuned another batch, batches lie in the job's range."""
+    jobs, row_of = snapshot.jobs, {int(job): row for row, job in enumerate(snapshot.jobs.id.tolist())}
+    held = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
+    for action in result.plan.actions:
+        row = row_of[action.job]
+        name, one = _name(snapshot, row), jobs[row]
+        if isinstance(action, Resize | Tune) and not policy.size.resizes_running:
+            raise PolicyViolation(
+                STAYS, f"it says it never resizes who runs: {_show_action(action)}", describe(snapshot)
+            )
+        if isinstance(action, Resize) and sorted(action.gpus) == sorted(held.get(row, ())):
+            raise PolicyViolation(FOR_NOTHING, f"{name} is resized to the GPUs it has", describe(snapshot))
+        if isinstance(action, Tune) and action.batch == one.batch_now:
+            raise PolicyViolation(FOR_NOTHING, f"{name} is tuned to the batch it has", describe(snapshot))
+        if isinstance(action, Reject) and one.phase not in (Phase.PENDING, Phase.HELD):
+            raise PolicyViolation(WAITS, f"{name} is {Phase(one.phase).name} and is rejected", describe(snapshot))
+        if isinstance(action, Start | Resize | Tune) and action.batch != one.batch and not (
+            one.batch_min != NONE and one.batch_min <= action.batch <= one.batch_max
+        ):
+            raise PolicyViolation(
+                BATCH, f"{name} may train with {one.batch_min} to {one.batch_max}, or {one.batch} as asked: "
+                f"{_show_action(action)}", describe(snapshot),
             )
 
 
@@ -206,7 +240,8 @@ def check_same(rule: str, what: str, one: Replay, other: Replay) -> None:
     """Two replays of the same jobs give the same outcome, job by job (matched by id)."""
     row_of = {name: row for row, name in enumerate(other.trace.job_id)}
     rows = np.array([row_of[name] for name in one.trace.job_id], dtype=np.int64)
-    for column in ("first_start_ms", "finish_ms", "service_gpu_ms", "preemptions", "restarts", "failed"):
+    for column in ("first_start_ms", "finish_ms", "service_gpu_ms", "useful_gpu_ms", "lost_gpu_ms", "preemptions",
+                   "restarts", "failed", "rejected"):
         left, right = getattr(one, column), getattr(other, column)[rows]
         if not np.array_equal(left, right):
             row = int(np.flatnonzero(left != right)[0])
@@ -231,6 +266,20 @@ def check_never_shared(replay: Replay) -> None:
         at = order[int(held.argmax())]
         raise PolicyViolation(
             OVER_GRANT, f"GPU {gpu[at]} is held to {held.max() / 10:g} % at {time[at]} ms", describe_trace(replay)
+        )
+
+
+def check_one_place(replay: Replay) -> None:
+    """A job holds one gang at a time: a run begins when the run before it is over."""
+    runs = replay.runs
+    order = np.lexsort((runs.end_ms, runs.start_ms, runs.job))
+    job, start_ms, end_ms = runs.job[order], runs.start_ms[order], runs.end_ms[order]
+    twice = np.flatnonzero((job[1:] == job[:-1]) & (start_ms[1:] < end_ms[:-1]))
+    if len(twice):
+        at = int(twice[0])
+        raise PolicyViolation(
+            ONE_PLACE, f"job {replay.trace.job_id[job[at]]} starts anew at {start_ms[at + 1]} ms and leaves its last "
+            f"GPUs at {end_ms[at]} ms", describe_trace(replay),
         )
 
 
@@ -262,12 +311,12 @@ def watched(policy: Policy, note: Callable[[Snapshot, Grants], None]) -> Policy:
 
 
 def relabelled(snapshot: Snapshot, beliefs: Beliefs) -> Iterator[tuple[str, Snapshot, Beliefs]]:
-    """The same situation written down differently, three times."""
+    """The same situation written down differently, four times."""
     jobs, users, grants = snapshot.jobs, snapshot.users, snapshot.grants
     ids = jobs.id * 3 + 7
     yield "other job ids in the same order", replace(snapshot, jobs=replace(
         jobs, id=frozen(ids), after=frozen(np.where(jobs.after >= 0, jobs.after * 3 + 7, jobs.after)),
-    )), Beliefs(run_times=_spread(beliefs.run_times, ids))
+    )), replace(beliefs, run_times=_spread(beliefs.run_times, ids))
     new = np.arange(len(users))[::-1]
     yield "the users numbered in reverse", replace(
         snapshot, jobs=replace(jobs, user=frozen(new[jobs.user])),
@@ -282,6 +331,17 @@ def relabelled(snapshot: Snapshot, beliefs: Beliefs) -> Iterator[tuple[str, Snap
     yield "the grants listed in reverse", replace(snapshot, grants=replace(
         grants, **{name: frozen(getattr(grants, name)[picks]) for name in ("job", "node", "gpu", "share_milli")},
     )), beliefs
+    seen = snapshot.seen
+    most = int(max(jobs.profile.max(initial=NONE), seen.profile.max(initial=NONE)))
+    turned = np.append(np.arange(most + 1)[::-1], NONE)  # NONE indexes the last cell, which stays NONE
+    profile = turned[seen.profile]
+    listed = np.lexsort((np.arange(len(seen)), np.where(seen.job == NONE, profile, 0), seen.job == NONE))
+    yield "the models numbered in reverse", replace(
+        snapshot, jobs=replace(jobs, profile=frozen(turned[jobs.profile])), seen=replace(seen, **{
+            column.name: frozen((profile if column.name == "profile" else getattr(seen, column.name))[listed])
+            for column in fields(seen)
+        }),
+    ), beliefs
 
 
 def permuted(trace: Trace, seed: int) -> dict[str, Any]:
@@ -327,7 +387,9 @@ def _spread(run_times: RunTimes, ids: IntArray) -> RunTimes:
 def _by_row(result: RoundResult, row_of: dict[int, int]) -> tuple[object, ...]:
     """A round's result in rows instead of ids; the order of starts does not count, that of preemptions neither."""
     actions = frozenset(
-        (type(action).__name__, row_of[action.job], getattr(action, "gpus", ()), getattr(action, "loader_workers", 0))
+        (type(action).__name__, row_of[action.job], *(
+            getattr(action, name, NONE) for name in ("gpus", "loader_workers", "batch", "analyse")
+        ))
         for action in result.plan.actions
     )
     memo = None if result.memo is None else tuple(result.memo.tolist())
@@ -375,10 +437,18 @@ def describe(snapshot: Snapshot) -> str:
         has = " on " + ", ".join(f"{node}.{gpu}" for node, gpu in held[row]) if row in held else ""
         share = f" at {one.share_milli / 10:g} %" if one.share_milli < 1000 else ""
         kind = f" {snapshot.gpu_types[one.gpu_type]}" if one.gpu_type >= 0 else ""
+        if one.gpus_max != one.gpus_min:
+            kind += f" (of {one.gpus_min} to {one.gpus_max})"
         extras = f", {one.cpu_milli} mcpu and {one.mem_mib} MiB per GPU" if one.cpu_milli or one.mem_mib else ""
+        batch = told = ""
+        if one.batch_min != NONE:
+            batch = f"batch {one.batch_now} (asked {one.batch}, {one.batch_min} to {one.batch_max}), "
+        if one.samples_per_s:
+            told = f", did {one.samples_done:g} samples at {one.samples_per_s:g}/s"
         lines.append(
             f"  {_name(snapshot, row)}: {Phase(one.phase).name.lower()}, {one.gpus}{kind} GPU{share}{has}{extras}, "
-            f"submitted {one.submit_ms / 1000:g} s by {snapshot.users.name[one.user]}, ran {one.run_ms / 1000:g} s"
+            f"{batch}submitted {one.submit_ms / 1000:g} s by {snapshot.users.name[one.user]}, "
+            f"ran {one.run_ms / 1000:g} s{told}"
         )
     return "\n".join(lines)
 

@@ -5,15 +5,17 @@ Needs the ``hypothesis`` package (``pip install 'brim[dev]'``); nothing in brim 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from brim.core.cluster import UNLIMITED, Cluster, NodeGroup, cluster_of
+from brim.core.events import Report, Sample
 from brim.core.lifecycle import Phase
 from brim.core.snapshot import Snapshot
-from brim.core.trace import Trace
+from brim.core.trace import NONE, Trace
 from brim.sim.overheads import Drain, Faults, Overheads
 from brim.testing.builders import Job, small_trace, snapshot_of
 from brim.testing.room import FreeRoom
@@ -22,6 +24,7 @@ from brim.units import WHOLE_GPU
 TYPES = ("T4", "V100", "A100")
 SHARES = (WHOLE_GPU, 500, 250, 700)
 USERS = ("ann", "bob", "eve")
+MODELS = ("", "resnet", "bert")
 MEM_STEP_MIB = 1024
 CPU_STEP_MILLI = 1000
 
@@ -89,8 +92,56 @@ def traces(draw: st.DrawFn, cluster: Cluster, *, jobs_max: int = 10, run_s_max: 
 
 
 @st.composite
-def placed_jobs(draw: st.DrawFn, cluster: Cluster, *, jobs_max: int = 8, now_s: int = 100) -> list[Job]:
-    """Jobs in every phase; who holds GPUs holds a whole gang of one type, wherever it happens to fit."""
+def elastic(draw: st.DrawFn, one: Job, cluster: Cluster) -> Job:
+    """The same job with limits on GPUs and batch that hold what it asks, or as it was: rigid."""
+    if draw(st.integers(0, 3)) == 0:
+        return one
+    most = max(FreeRoom.of_cluster(cluster).gpus_of(name) for name in cluster.gpu_types)
+    batch_min = draw(st.sampled_from((1, 8, 32)))
+    batch_max = batch_min * draw(st.integers(1, 8)) + draw(st.integers(0, 3))
+    high = max(one.gpus, min(draw(st.integers(one.gpus, one.gpus + most)), batch_max))
+    return replace(
+        one, gpus_min=draw(st.integers(1, one.gpus)), gpus_max=high,
+        batch=draw(st.integers(batch_min, batch_max)), batch_min=batch_min, batch_max=batch_max, local_batch_min=1,
+        local_batch_max=draw(st.sampled_from((16, 64))), model=draw(st.sampled_from(MODELS)),
+    )
+
+
+@st.composite
+def elastic_jobs_of(
+    draw: st.DrawFn, cluster: Cluster, *, jobs_max: int = 6, run_s_max: int = 60, at_s_max: int = 60, per_s: int = 1
+) -> list[Job]:
+    """``jobs_of``, most of them elastic; ``per_s`` shortens all times by this factor."""
+    jobs = draw(jobs_of(cluster, jobs_max=jobs_max, run_s_max=run_s_max, at_s_max=at_s_max))
+    return [
+        replace(draw(elastic(one, cluster)), at=one.at / per_s, run=one.run / per_s, delay=one.delay / per_s)
+        for one in jobs
+    ]
+
+
+@st.composite
+def reports(draw: st.DrawFn, gpus: int) -> Report:
+    """What a job on so many GPUs might say of itself."""
+    knows = draw(st.booleans())
+    steps = draw(st.lists(
+        st.tuples(st.integers(1, gpus), st.integers(1, gpus), st.integers(1, 32), st.integers(1, 8)), max_size=3,
+    ))
+    return Report(
+        samples_done=draw(st.integers(0, 10_000)) / 4, samples_per_s=draw(st.integers(0, 400)) / 4,
+        grad_var=draw(st.integers(0, 40)) / 8 if knows else math.nan,
+        grad_sqr=draw(st.integers(1, 40)) / 8 if knows else math.nan,
+        seen=tuple(Sample(min(nodes, many), many, local, step / 8, step / 32) for nodes, many, local, step in steps),
+    )
+
+
+@st.composite
+def placed_jobs(
+    draw: st.DrawFn, cluster: Cluster, *, jobs_max: int = 8, now_s: int = 100, elastic_too: bool = False
+) -> list[Job]:
+    """Jobs in every phase; who holds GPUs holds a whole gang of one type, wherever it happens to fit.
+
+    With ``elastic_too`` most jobs are elastic, hold any number of GPUs and any batch of theirs, and have reported.
+    """
     room = FreeRoom.of_cluster(cluster)
     found: list[Job] = []
     for row in range(draw(st.integers(0, jobs_max))):
@@ -99,13 +150,23 @@ def placed_jobs(draw: st.DrawFn, cluster: Cluster, *, jobs_max: int = 8, now_s: 
             draw(asks(cluster)), at=at, user=draw(st.sampled_from(USERS)),
             limit=draw(st.sampled_from((None, 10, 60, 200))),
         )
+        if elastic_too:
+            one = draw(elastic(one, cluster))
         phase = draw(st.sampled_from((Phase.PENDING, Phase.RUNNING, Phase.STARTING, Phase.STOPPING, Phase.HELD)))
         if phase is Phase.HELD and row:
             one = replace(one, phase=phase, after=f"j{draw(st.integers(0, row - 1))}")
         elif phase in (Phase.RUNNING, Phase.STARTING, Phase.STOPPING):
-            gpus = _somewhere(draw, room, one)
+            sized = one
+            if one.gpus_max != NONE:
+                sized = replace(one, gpus=draw(st.integers(one.gpus_min, one.gpus_max)))
+            gpus = _somewhere(draw, room, sized)
             if gpus:
                 one = replace(one, phase=phase, on=gpus, start=draw(st.integers(at, now_s)))
+                if one.gpus_max != NONE:
+                    one = replace(
+                        one, batch_now=draw(st.integers(one.batch_min, one.batch_max)),
+                        report=draw(reports(len(gpus))) if draw(st.booleans()) else None,
+                    )
                 room.take(one, gpus)  # a stopping job's GPUs stay taken here, so that the story is possible
         found.append(one)
     return found
@@ -122,11 +183,12 @@ def _somewhere(draw: st.DrawFn, room: FreeRoom, one: Job) -> Sequence[tuple[int,
 
 @st.composite
 def snapshots(
-    draw: st.DrawFn, *, cluster: Cluster | None = None, jobs_max: int = 8, broken_nodes: bool = True
+    draw: st.DrawFn, *, cluster: Cluster | None = None, jobs_max: int = 8, broken_nodes: bool = True,
+    elastic_too: bool = False,
 ) -> Snapshot:
     """A snapshot whose grants are valid; nodes may drain, and empty ones may be down."""
     where = draw(clusters()) if cluster is None else cluster
-    jobs = draw(placed_jobs(where, jobs_max=jobs_max))
+    jobs = draw(placed_jobs(where, jobs_max=jobs_max, elastic_too=elastic_too))
     draining: list[int] = []
     down: list[int] = []
     if broken_nodes:
