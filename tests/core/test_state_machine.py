@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,9 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from brim.core.checks import check_snapshot
 from brim.core.cluster import parse_cluster
-from brim.core.events import Event, JobSpec, Kind
+from brim.core.events import Event, JobSpec, Kind, Report, Sample
 from brim.core.lifecycle import TRANSITIONS, Phase
 from brim.core.state import USAGE_HALF_LIFE_MS, ClusterState
+from brim.core.trace import NONE
 from brim.errors import InvariantError
 from brim.testing.room import Ask, FreeRoom
 
@@ -30,23 +33,49 @@ class Stories(RuleBasedStateMachine):
         self.ran: dict[int, int] = {}
         self.since: dict[int, int] = {}
         self.running_since: dict[int, int] = {}
-        self.gpus: dict[int, int] = {}
+        self.gpus: dict[int, int] = {}  # held now, as shares of a GPU
+        self.share: dict[int, int] = {}
+        self.batch: dict[int, int] = {}
+        self.told: dict[int, tuple[float, float, int]] = {}  # samples done, samples per second, when
+        self.grad: dict[int, tuple[float, float]] = {}
+        self.profile: dict[int, int] = {}
+        self.steps: dict[int, dict[tuple, list[tuple[float, float]]]] = {}
+        self.past: dict[int, dict[tuple, list[tuple[float, float]]]] = {}  # by profile, of jobs that are over
+
+    def _samples(self, job: int) -> float:
+        done, rate, since = self.told[job]
+        return done + rate * (self.now - since) / 1000 if self.phase[job] is Phase.RUNNING else done
 
     def _tell(self, kind: Kind, job: int, **more) -> None:
         """Apply the event and follow it in the model."""
         before = self.phase[job]
+        done = self._samples(job)
         self.state.apply(Event(self.now, kind, job, **more))
         after = TRANSITIONS[before, kind]
-        if before in (Phase.STARTING, Phase.RUNNING) and after not in (Phase.STARTING, Phase.RUNNING):
+        holding = (Phase.STARTING, Phase.RUNNING)
+        if before in holding and (after not in holding or kind is Kind.RESIZE):
             self.service[job] += (self.now - self.since[job]) * self.gpus[job]
+            self.gpus[job] = 0
             if before is Phase.RUNNING:
                 self.ran[job] += self.now - self.running_since[job]
+                self.told[job] = (done, self.told[job][1], self.now)
         if after is Phase.RUNNING and before is Phase.STARTING:
             self.running_since[job] = self.now
+            self.told[job] = (done, self.told[job][1], self.now)
         if after is None:
             del self.phase[job]
+            steps = self.steps.pop(job, {})
+            if self.profile[job] != NONE:
+                for key, seen in steps.items():
+                    self.past.setdefault(self.profile[job], {}).setdefault(key, []).extend(seen)
         else:
             self.phase[job] = after
+        if kind in (Kind.START, Kind.RESIZE):
+            self.gpus[job] = len(more["gpus"]) * self.share[job] / 1000
+            self.epoch[job] += 1
+            self.since[job] = self.now
+        if kind in (Kind.START, Kind.RESIZE, Kind.TUNE):
+            self.batch[job] = more["batch"]
 
     def _some(self, data, *phases: Phase) -> int:
         return data.draw(st.sampled_from(sorted(job for job, phase in self.phase.items() if phase in phases)))
@@ -58,14 +87,17 @@ class Stories(RuleBasedStateMachine):
     def time_passes(self, step):
         self.now += step
 
-    @rule(gpus=st.integers(1, 4), share=st.sampled_from((1000, 500)), held=st.booleans(), user=st.integers(0, 1))
-    def submit(self, gpus, share, held, user):
+    @rule(gpus=st.integers(1, 4), share=st.sampled_from((1000, 500)), held=st.booleans(), user=st.integers(0, 1),
+          profile=st.sampled_from((NONE, 0, 1)))
+    def submit(self, gpus, share, held, user, profile):
         job, self.next_id = self.next_id, self.next_id + 1
-        spec = JobSpec(id=job, user=user, submit_ms=self.now, gpus=gpus, share_milli=share)
+        spec = JobSpec(id=job, user=user, submit_ms=self.now, gpus=gpus, share_milli=share, gpus_min=1, gpus_max=4,
+                       batch=32, batch_min=8, batch_max=64, profile=profile)
         self.state.apply(Event(self.now, Kind.SUBMITTED, job, spec=spec, held=held))
         self.phase[job] = Phase.HELD if held else Phase.PENDING
         self.epoch[job] = self.service[job] = self.ran[job] = 0
-        self.gpus[job] = gpus * share / 1000
+        self.gpus[job], self.share[job], self.batch[job], self.profile[job] = 0, share, NONE, profile
+        self.told[job], self.grad[job] = (0.0, 0.0, self.now), (math.nan, math.nan)
 
     @precondition(lambda self: self._any(Phase.HELD))
     @rule(data=st.data())
@@ -76,16 +108,57 @@ class Stories(RuleBasedStateMachine):
     @rule(data=st.data())
     def start(self, data):
         job = self._some(data, Phase.PENDING)
+        pairs = self._gang(data, job)
+        if pairs:
+            self._tell(Kind.START, job, gpus=pairs, batch=data.draw(st.sampled_from((NONE, 8, 64))))
+
+    def _gang(self, data, job: int) -> tuple[tuple[int, int], ...]:
+        """One to four GPUs that are free, or are the job's own; none if there are none."""
         snapshot = self.state.freeze(self.now)
         row = snapshot.jobs.id.tolist().index(job)
-        room, ask = FreeRoom.of_snapshot(snapshot), Ask(snapshot, row)
+        room, ask = FreeRoom.of_snapshot(snapshot, gone=[row]), Ask(snapshot, row, data.draw(st.integers(1, 4)))
         types = [name for name in ("T4", "V100") if room.fits(ask, name)]
         if not types:
-            return
-        pairs = room.places(ask, data.draw(st.sampled_from(types)))[: ask.gpus]
-        self._tell(Kind.START, job, gpus=tuple(sorted(pairs)))
-        self.epoch[job] += 1
-        self.since[job] = self.now
+            return ()
+        places = room.places(ask, data.draw(st.sampled_from(types)))
+        return tuple(sorted(data.draw(st.permutations(places))[: ask.gpus]))
+
+    @precondition(lambda self: self._any(Phase.STARTING, Phase.RUNNING))
+    @rule(data=st.data())
+    def resize(self, data):
+        job = self._some(data, Phase.STARTING, Phase.RUNNING)
+        pairs = self._gang(data, job)
+        if pairs:
+            self._tell(Kind.RESIZE, job, gpus=pairs, batch=data.draw(st.sampled_from((NONE, 8, 64))))
+            assert self.state.gpus_of(job) == pairs
+
+    @precondition(lambda self: self._any(Phase.STARTING, Phase.RUNNING))
+    @rule(data=st.data(), batch=st.integers(8, 64))
+    def tune(self, data, batch):
+        job = self._some(data, Phase.STARTING, Phase.RUNNING)
+        held = self.state.gpus_of(job)
+        self._tell(Kind.TUNE, job, batch=batch)
+        assert self.state.gpus_of(job) == held
+
+    @precondition(lambda self: self._any(Phase.STARTING, Phase.RUNNING, Phase.STOPPING))
+    @rule(data=st.data(), done=st.integers(0, 400), rate=st.sampled_from((0.0, 0.25, 8.0)), knows=st.booleans(),
+          steps=st.lists(st.tuples(st.integers(1, 2), st.integers(2, 4), st.just(4), st.integers(1, 9)), max_size=3))
+    def report(self, data, done, rate, knows, steps):
+        job = self._some(data, Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+        self.grad[job] = (0.5, 2.0) if knows else (math.nan, math.nan)
+        seen = tuple(Sample(nodes, gpus, local, step / 8, step / 64) for nodes, gpus, local, step in steps)
+        self._tell(Kind.REPORTED, job, report=Report(
+            samples_done=done / 4, samples_per_s=rate, grad_var=self.grad[job][0], grad_sqr=self.grad[job][1],
+            seen=seen,
+        ))
+        self.told[job] = (done / 4, rate, self.now)
+        for sample in seen:
+            self.steps.setdefault(job, {}).setdefault(sample[:3], []).append(sample[3:])
+
+    @precondition(lambda self: self._any(Phase.HELD, Phase.PENDING))
+    @rule(data=st.data())
+    def reject(self, data):
+        self._tell(Kind.REJECT, self._some(data, Phase.HELD, Phase.PENDING))
 
     @precondition(lambda self: self._any(Phase.STARTING, Phase.STOPPING))
     @rule(data=st.data())
@@ -150,13 +223,37 @@ class Stories(RuleBasedStateMachine):
         for row, job in enumerate(sorted(self.phase)):
             holds = self.phase[job] in (Phase.STARTING, Phase.RUNNING)
             held = (self.now - self.since[job]) * self.gpus[job] if holds else 0
+            assert (jobs.gpus_now[row] > 0) == holds
             assert abs(jobs.service_gpu_ms[row] - self.service[job] - held) <= self.epoch[job] + 1
             runs = self.now - self.running_since[job] if self.phase[job] is Phase.RUNNING else 0
             assert jobs.run_ms[row] == self.ran[job] + runs
+            assert jobs.gpus_now[row] == len(self.state.gpus_of(job)) == round(self.gpus[job] * 1000 / self.share[job])
+            assert jobs.batch_now[row] == self.batch[job]
+            assert jobs.samples_done[row] == pytest.approx(self._samples(job), abs=1e-9)
+            assert jobs.samples_per_s[row] == self.told[job][1]
+            grad = jobs[row].grad_var, jobs[row].grad_sqr
+            assert grad == self.grad[job] or (math.isnan(grad[0]) and math.isnan(self.grad[job][0]))
+        assert sum(snapshot.users.usage_gpu_ms.tolist()) <= sum(self.service.values()) + 1e-6
+
+    @invariant()
+    def the_table_of_steps_has_the_mean_of_all_that_was_told(self):
+        snapshot = self.state.freeze(self.now)
+        seen, rows = snapshot.seen, dict(enumerate(snapshot.jobs.id.tolist()))
+        expected = [
+            (job, self.profile[job], *key, values) for job in sorted(self.steps) for key, values in
+            sorted(self.steps[job].items())
+        ] + [(NONE, profile, *key, values) for profile in sorted(self.past) for key, values in
+             sorted(self.past[profile].items())]
+        assert len(seen) == len(expected)
+        for row, (job, profile, nodes, gpus, local_batch, values) in enumerate(expected):
+            assert (rows.get(int(seen.job[row]), NONE), seen.profile[row]) == (job, profile)
+            assert (seen.nodes[row], seen.gpus[row], seen.local_batch[row]) == (nodes, gpus, local_batch)
+            assert seen.step_s[row] == pytest.approx(sum(step for step, _ in values) / len(values))
+            assert seen.sync_s[row] == pytest.approx(sum(sync for _, sync in values) / len(values))
 
 
 TestStories = Stories.TestCase
-TestStories.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+TestStories.settings = settings(max_examples=100, stateful_step_count=40, deadline=None, derandomize=True)
 
 
 def test_more_jobs_than_the_first_block_holds():
@@ -210,3 +307,62 @@ def test_past_usage_is_halved_every_half_life_however_often_it_is_read():
         state.freeze(3_000 + part * USAGE_HALF_LIFE_MS // 4)
     assert state.freeze(3_000 + USAGE_HALF_LIFE_MS).users.usage_gpu_ms[0] == pytest.approx(3_000)
     assert state.freeze(3_000 + 3 * USAGE_HALF_LIFE_MS).users.usage_gpu_ms[0] == pytest.approx(750)
+
+
+def elastic_state(gpus: int = 2) -> ClusterState:
+    """One job of one user, submitted at 0, started at 1 s on one GPU with batch 32, running from 2 s."""
+    state = ClusterState(parse_cluster("1x4xT4"), ("ann",))
+    spec = JobSpec(id=0, user=0, submit_ms=0, gpus=gpus, gpus_min=1, gpus_max=4, batch=32, batch_min=8, batch_max=64)
+    state.apply(Event(0, Kind.SUBMITTED, 0, spec=spec))
+    state.apply(Event(1_000, Kind.START, 0, gpus=((0, 0),), batch=32))
+    state.apply(Event(2_000, Kind.STARTED, 0))
+    return state
+
+
+def test_service_and_usage_count_the_gpus_held_not_those_asked():
+    state = elastic_state(gpus=2)
+    assert state.freeze(3_000).jobs.service_gpu_ms.tolist() == [2_000]
+    state.apply(Event(3_000, Kind.RESIZE, 0, gpus=((0, 1), (0, 2), (0, 3)), batch=64))
+    now = state.freeze(4_000)
+    assert now.jobs.service_gpu_ms.tolist() == [2_000 + 3_000]
+    assert (now.jobs.gpus.tolist(), now.jobs.gpus_now.tolist(), now.jobs.epoch.tolist()) == ([2], [3], [2])
+    assert now.users.usage_gpu_ms.tolist() == pytest.approx([2_000], rel=1e-5)
+    state.apply(Event(5_000, Kind.FINISHED, 0))
+    assert state.freeze(5_000).users.usage_gpu_ms.tolist() == pytest.approx([8_000], rel=1e-5)
+
+
+def test_samples_grow_while_a_job_runs_and_stand_still_while_it_starts():
+    state = elastic_state()
+    state.apply(Event(2_000, Kind.REPORTED, 0, report=Report(samples_done=100, samples_per_s=10)))
+    assert state.freeze(5_000).jobs.samples_done.tolist() == [130]
+    state.apply(Event(5_000, Kind.RESIZE, 0, gpus=((0, 1),), batch=32))
+    assert state.freeze(9_000).jobs.samples_done.tolist() == [130]
+    state.apply(Event(9_000, Kind.STARTED, 0))
+    assert state.freeze(10_000).jobs.samples_done.tolist() == [140]
+    state.apply(Event(10_000, Kind.PREEMPT, 0))
+    state.apply(Event(11_000, Kind.STOPPED, 0))
+    assert state.freeze(12_000).jobs.samples_done.tolist() == [140]
+
+
+def test_limits_not_given_are_those_of_a_rigid_job():
+    state = ClusterState(parse_cluster("1x4xT4"), ("ann",))
+    state.apply(Event(0, Kind.SUBMITTED, 0, spec=JobSpec(id=0, user=0, submit_ms=0, gpus=3)))
+    state.apply(Event(0, Kind.SUBMITTED, 1, spec=JobSpec(id=1, user=0, submit_ms=0, gpus=3, gpus_min=2)))
+    jobs = state.freeze(0).jobs
+    assert (jobs.gpus_min.tolist(), jobs.gpus_max.tolist(), jobs.elastic.tolist()) == ([3, 2], [3, 3], [False, False])
+    assert jobs.batch_now.tolist() == [NONE, NONE]
+
+
+def test_reports_of_more_jobs_than_the_first_block_holds():
+    state = ClusterState(parse_cluster("1x1xT4"), ("ann",))
+    for job in range(1_000):
+        state.apply(Event(job, Kind.SUBMITTED, job, spec=JobSpec(id=job, user=0, submit_ms=job, gpus=1, profile=0)))
+        state.apply(Event(job, Kind.START, job, gpus=((0, 0),)))
+        sample = Sample(1, 1, job % 2, float(job % 2 + 1), 0.0)
+        state.apply(Event(job, Kind.REPORTED, job, report=Report(samples_done=job, samples_per_s=1, seen=(sample,))))
+        state.apply(Event(job, Kind.PREEMPT if job % 5 == 0 else Kind.FINISHED, job))
+    snapshot = state.freeze(1_000)
+    assert snapshot.jobs.id.tolist() == list(range(0, 1_000, 5))
+    assert snapshot.jobs.samples_done.tolist() == snapshot.jobs.id.tolist()
+    assert snapshot.seen.job.tolist() == [*range(200), NONE, NONE]
+    assert snapshot.seen.step_s.tolist() == pytest.approx([1, 2] * 101)

@@ -13,18 +13,22 @@ from hypothesis import strategies as st
 
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import TrueRunTimes
+from brim.core.actions import Plan, Preempt, Reject, Resize, Start, Tune
 from brim.core.checks import check_snapshot
 from brim.core.cluster import parse_cluster
-from brim.core.events import Event, Kind
-from brim.engine.journal import Journal, event_record, read_event, replay
+from brim.core.events import Event, JobSpec, Kind, Sample
+from brim.engine.journal import Journal, decision_record, event_record, read_event, replay
+from brim.engine.round import RoundResult
 from brim.engine.scheduler import Scheduler
 from brim.errors import InvariantError
 from brim.policies.presets import PRESETS
 from brim.sim import twin
+from brim.sim.overheads import Faults, Overheads
 from brim.sim.truth import Rigid, specs_of, user_names
 from brim.sim.twin import Settings
-from brim.testing import job, small_trace
-from brim.testing.strategies import clusters, faults, overheads, traces
+from brim.testing import job, rules, small_trace
+from brim.testing.elastic import ToyTruth, restless
+from brim.testing.strategies import clusters, elastic_jobs_of, faults, overheads, reports, traces
 
 
 def fields_of(value) -> list[object]:
@@ -62,6 +66,66 @@ def test_a_replayed_journal_is_byte_equal_and_ends_in_the_same_state(data):
     assert again.journal.lines == journal.lines
     assert again.state.now_ms == seen[0].state.now_ms
     assert fields_of(again.state.freeze(10**9)) == fields_of(seen[0].state.freeze(10**9))
+
+
+@given(st.data())
+def test_a_replayed_journal_of_elastic_jobs_is_byte_equal_and_ends_in_the_same_state(data):
+    cluster = data.draw(clusters(groups_max=2, nodes_max=2, gpus_max=3))
+    jobs = data.draw(elastic_jobs_of(cluster, jobs_max=5, run_s_max=40, at_s_max=30, per_s=10))
+    trace = small_trace(*jobs)
+    truth = ToyTruth(trace, {f"j{row}": one for row, one in enumerate(jobs)})
+    policy = restless(calm_ms=4_000, seed=data.draw(st.integers(0, 9)))
+    costs = Overheads(start_ms=10, save_ms=data.draw(st.sampled_from((0, 80))), restart_ms=30, checkpoint_ms=500)
+    broken = Faults(job_mtbf_ms=data.draw(st.sampled_from((0, 2_000))), node_mtbf_ms=5_000, repair_ms=100)
+    journal, states = Journal(), []
+    settings = Settings(overheads=costs, faults=broken, gap_ms=0)
+    watch = rules.watched(policy, lambda snapshot, grants: states.append(fields_of(snapshot)))
+    twin.replay(trace, cluster, watch, settings, truth=truth, journal=journal)
+    again, others = Journal(), []
+    watch = rules.watched(policy, lambda snapshot, grants: others.append(fields_of(snapshot)))
+    scheduler = Scheduler(cluster, watch, Beliefs(), users=user_names(trace), gap_ms=0, journal=again)
+    for line, now in replay(journal.lines, scheduler):
+        assert line == now
+    assert again.lines == journal.lines
+    assert repr(others) == repr(states)  # NaN is not equal to itself
+
+
+def event_of_record(event):
+    return read_event(json.loads(json.dumps(event_record(event))))
+
+
+@given(st.data())
+def test_every_report_survives_being_written_down(data):
+    report = data.draw(reports(4))
+    back = event_of_record(Event(3, Kind.REPORTED, 4, report=report)).report
+    assert repr(back) == repr(report)
+    assert all(type(sample) is Sample for sample in back.seen)
+
+
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(
+    ("gpus_min", "gpus_max", "batch", "batch_min", "batch_max", "local_batch_min", "local_batch_max", "profile"),
+    st.integers(-1, 70),
+)))
+def test_every_limit_of_a_submission_survives_being_written_down(limits):
+    event = Event(2, Kind.SUBMITTED, 1, spec=JobSpec(id=1, user=0, submit_ms=2, gpus=3, **limits))
+    assert event_of_record(event) == event
+
+
+def test_every_kind_of_action_is_written_down_with_all_it_carries():
+    actions = (
+        Preempt(0, 1), Reject(1, 0), Resize(2, 3, ((0, 1), (1, 0)), 64, 2), Start(3, 1, ((0, 0),), 1, 8, True),
+        Start(4, 1, ((1, 1),)), Tune(5, 2, 16),
+    )
+    none = np.zeros(0, dtype=np.int64)
+    record = decision_record(RoundResult(plan=Plan(7, actions), job=none, why=none, blocker=none, memo=None))
+    assert record["d"] == [
+        {"do": "preempt", "job": 0, "epoch": 1},
+        {"do": "reject", "job": 1, "epoch": 0},
+        {"do": "resize", "job": 2, "epoch": 3, "gpus": [[0, 1], [1, 0]], "loaders": 2, "batch": 64},
+        {"do": "start", "job": 3, "epoch": 1, "gpus": [[0, 0]], "loaders": 1, "batch": 8, "analyse": True},
+        {"do": "start", "job": 4, "epoch": 1, "gpus": [[1, 1]], "loaders": 0},
+        {"do": "tune", "job": 5, "epoch": 2, "batch": 16},
+    ]
 
 
 @given(st.data())

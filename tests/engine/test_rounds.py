@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import Plan, Preempt, Start
+from brim.core.actions import Plan, Preempt, Reject, Resize, Start, Tune
 from brim.core.checks import check_plan
 from brim.core.cluster import parse_cluster
-from brim.core.events import Event, JobSpec, Kind
+from brim.core.events import Event, JobSpec, Kind, Report
+from brim.core.lifecycle import Phase
+from brim.core.reasons import Why
 from brim.engine.explain import explain
 from brim.engine.round import run_round
 from brim.engine.scheduler import Scheduler
@@ -16,6 +21,7 @@ from brim.engine.trigger import Trigger
 from brim.errors import PlanError
 from brim.policies.presets import PRESETS
 from brim.testing import job, snapshot_of
+from brim.testing.elastic import Line, scripted
 
 BUSY = snapshot_of(
     "1x2xT4:cpus=4,mem=8GB+1x2xV100", job(on=[(0, 0)], cpu=3_000), job(at=1), job(at=1, gpus=2),
@@ -24,7 +30,67 @@ BUSY = snapshot_of(
 )
 DRAINING = snapshot_of("2x1xT4", job(at=1), now=5, draining=[0])
 
+ELASTIC = snapshot_of(
+    "2x4xT4",
+    job(name="runs", on=[(0, 0), (0, 1)], gpus=1, gpus_min=1, gpus_max=4, batch=32, batch_min=8, batch_max=64),
+    job(name="rigid", on=[(0, 2)]), job(name="batch", on=[(0, 3)], batch=32),
+    job(name="waits", gpus=2, gpus_min=1, gpus_max=3, batch=128, batch_min=8, batch_max=64),
+    job(name="loads", on=[(1, 0)], gpus=2, gpus_min=1, gpus_max=3, phase=Phase.STARTING),
+    job(name="stops", on=[(1, 1)], gpus=1, gpus_min=1, gpus_max=3, phase=Phase.STOPPING), job(after="waits"),
+    job(gpus=4, gpus_min=3, gpus_max=4), now=5,
+)
+"""Jobs 0 to 7; node 0 is full, of node 1 GPU 0 is held and GPU 1 is being left."""
+LEAVING = snapshot_of(
+    "2x2xT4", job(on=[(0, 0), (1, 0)], gpus=1, gpus_min=1, gpus_max=4), now=5, draining=[0],
+)
+
 REFUSED = {
+    "resize of a stranger": (ELASTIC, (Resize(9, 2, ((1, 2),)),), "not in the snapshot"),
+    "resize and preempt": (ELASTIC, (Preempt(0, 1), Resize(0, 2, ((0, 0),), 32)), "acts twice"),
+    "resize and tune": (ELASTIC, (Resize(0, 2, ((0, 0),), 32), Tune(0, 1, 16)), "acts twice"),
+    "start before resize": (
+        ELASTIC, (Start(3, 1, ((1, 2), (1, 3)), batch=8), Resize(0, 2, ((0, 0),), 32)), "frees come before takes",
+    ),
+    "resize before reject": (ELASTIC, (Resize(0, 2, ((0, 0),), 32), Reject(3, 0)), "frees come before takes"),
+    "resize before preempt": (ELASTIC, (Resize(0, 2, ((0, 0),), 32), Preempt(1, 1)), "frees come before takes"),
+    "tune before start": (ELASTIC, (Tune(0, 1, 8), Start(3, 1, ((1, 2), (1, 3)), batch=8)), "frees come before takes"),
+    "resize with the old epoch": (ELASTIC, (Resize(0, 1, ((0, 0),), 32),), "epoch 1"),
+    "resize with an epoch left out": (ELASTIC, (Resize(0, 3, ((0, 0),), 32),), "epoch 3"),
+    "resizes who waits": (ELASTIC, (Resize(3, 1, ((1, 2),), 8),), "PENDING"),
+    "resizes who stops": (ELASTIC, (Resize(5, 2, ((1, 2),)),), "STOPPING"),
+    "resizes who is held": (ELASTIC, (Resize(6, 1, ((1, 2),)),), "HELD"),
+    "a rigid job grows": (ELASTIC, (Resize(1, 2, ((0, 2), (1, 2))),), "gang of 1 GPU"),
+    "too many GPUs": (ELASTIC, (Start(3, 1, ((1, 0), (1, 1), (1, 2), (1, 3)), batch=8),), "gang of 1 to 3"),
+    "too few GPUs": (ELASTIC, (Start(7, 1, ((1, 2), (1, 3))),), "gang of 3 to 4"),
+    "no GPUs at all": (ELASTIC, (Resize(0, 2, (), 32),), "gang of 1 to 4"),
+    "resize to the same GPU twice": (ELASTIC, (Resize(0, 2, ((0, 0), (0, 0)), 32),), "gang of 1 to 4"),
+    "resize not in order": (ELASTIC, (Resize(0, 2, ((0, 1), (0, 0)), 32),), "increasing order"),
+    "resize to what another holds": (ELASTIC, (Resize(0, 2, ((0, 1), (0, 2)), 32),), "200 %"),
+    "two resized to one GPU": (
+        ELASTIC, (Resize(0, 2, ((1, 2),), 32), Resize(1, 2, ((1, 2),))), "200 %",
+    ),
+    "resize beyond the cores": (
+        snapshot_of("1x2xT4:cpus=3", job(on=[(0, 0)], gpus=1, gpus_min=1, gpus_max=2, cpu=2_000), now=5),
+        (Resize(0, 2, ((0, 0), (0, 1))),), "cores of node 0",
+    ),
+    "resize below the batches": (ELASTIC, (Resize(0, 2, ((0, 0),), 7),), "8 to 64"),
+    "start above the batches": (ELASTIC, (Start(3, 1, ((1, 2),), batch=127),), "8 to 64"),
+    "start without its batch": (ELASTIC, (Start(3, 1, ((1, 2),)),), "8 to 64"),
+    "tune above the batches": (ELASTIC, (Tune(0, 1, 65),), "8 to 64"),
+    "tune to no batch": (ELASTIC, (Tune(0, 1, -1),), "8 to 64"),
+    "tune to nothing": (ELASTIC, (Tune(0, 1, 0),), "8 to 64"),
+    "tunes who has no batch": (ELASTIC, (Tune(1, 1, 16),), "no size of its own"),
+    "tunes who has no range": (ELASTIC, (Tune(2, 1, 16),), "32 to 32"),
+    "tune with the next epoch": (ELASTIC, (Tune(0, 2, 16),), "epoch 2"),
+    "tunes who waits": (ELASTIC, (Tune(3, 0, 16),), "PENDING"),
+    "tunes who stops": (ELASTIC, (Tune(5, 1, 16),), "STOPPING"),
+    "rejects who runs": (ELASTIC, (Reject(0, 1),), "RUNNING"),
+    "rejects who starts": (ELASTIC, (Reject(4, 1),), "STARTING"),
+    "rejects who stops": (ELASTIC, (Reject(5, 1),), "STOPPING"),
+    "rejects with another epoch": (ELASTIC, (Reject(3, 1),), "epoch 1"),
+    "rejects and starts": (ELASTIC, (Reject(3, 0), Start(3, 1, ((1, 2), (1, 3)), batch=8)), "acts twice"),
+    "grows on a draining node": (LEAVING, (Resize(0, 2, ((0, 0), (0, 1))),), "down or drains"),
+    "moves to a draining node": (LEAVING, (Resize(0, 2, ((0, 1), (1, 0))),), "down or drains"),
     "unknown job": (BUSY, (Start(99, 1, ((0, 1),)),), "not in the snapshot"),
     "twice": (BUSY, (Start(1, 1, ((0, 1),)), Start(1, 1, ((1, 0),))), "acts twice"),
     "take before free": (BUSY, (Start(1, 1, ((0, 1),)), Preempt(0, 1)), "frees come before takes"),
@@ -47,6 +113,23 @@ REFUSED = {
     "draining node": (DRAINING, (Start(0, 1, ((0, 0),)),), "down or drains"),
 }
 ALLOWED = {
+    "a job shrinks": (ELASTIC, (Resize(0, 2, ((0, 1),), 32),)),
+    "a job grows on what another leaves": (ELASTIC, (Preempt(1, 1), Resize(0, 2, ((0, 0), (0, 1), (0, 2)), 8))),
+    "two swap": (ELASTIC, (Resize(1, 2, ((0, 3),)), Resize(2, 2, ((0, 2),), 32))),
+    "one grows onto what the next one leaves": (
+        ELASTIC, (Resize(0, 2, ((0, 0), (0, 1), (0, 2)), 64), Resize(1, 2, ((1, 3),))),
+    ),
+    "a loading job moves": (ELASTIC, (Resize(4, 2, ((1, 1), (1, 2))),)),
+    "a start on the GPUs asked": (ELASTIC, (Start(3, 1, ((1, 2), (1, 3)), batch=64),)),
+    "a start with the batch asked, above the range": (ELASTIC, (Start(3, 1, ((1, 2),), batch=128),)),
+    "a tune": (ELASTIC, (Tune(0, 1, 64),)),
+    "the waiting rejected": (ELASTIC, (Reject(3, 0), Reject(6, 0))),
+    "all kinds in order": (
+        ELASTIC, (Preempt(1, 1), Reject(6, 0), Resize(0, 2, ((0, 2),), 8), Start(3, 1, ((0, 0),), batch=8),
+                  Tune(2, 1, 32)),
+    ),
+    "shrinks on a draining node": (LEAVING, (Resize(0, 2, ((0, 0),)),)),
+    "leaves a draining node": (LEAVING, (Resize(0, 2, ((1, 0), (1, 1))),)),
     "nothing": (BUSY, ()),
     "a start": (BUSY, (Start(1, 1, ((0, 1),)),)),
     "a gang": (BUSY, (Start(2, 1, ((1, 0), (1, 1))),)),
@@ -85,7 +168,41 @@ def test_rounds_wait_for_the_gap_and_come_with_the_period():
     assert trigger.due_ms() == 9_000
 
 
-@pytest.mark.parametrize("kind", [Kind.STARTED, Kind.NODE_DRAIN, Kind.NODE_DOWN, Kind.PREEMPT, Kind.START])
+def test_a_period_shorter_than_the_gap_does_not_undercut_it():
+    trigger = Trigger(gap_ms=1_000, period_ms=300)
+    trigger.note(Kind.SUBMITTED, 0)
+    trigger.done(0)
+    assert trigger.due_ms() == 1_000
+
+
+def test_a_policy_may_want_a_longer_gap_than_the_driver():
+    policy = replace(PRESETS["fifo"], gap_ms=5_000)
+    for gap_ms, due_ms in ((1_000, 5_000), (9_000, 9_000)):
+        scheduler = Scheduler(parse_cluster("1x1xT4"), policy, Beliefs(), users=("ann",), gap_ms=gap_ms)
+        scheduler.observe(Event(0, Kind.SUBMITTED, 0, spec=JobSpec(id=0, user=0, submit_ms=0, gpus=1)))
+        scheduler.decide(0)
+        scheduler.observe(Event(2, Kind.SUBMITTED, 1, spec=JobSpec(id=1, user=0, submit_ms=2, gpus=1)))
+        assert scheduler.due_ms() == due_ms
+
+
+def test_a_policy_that_resizes_has_rounds_while_somebody_runs_and_nobody_waits():
+    policy = scripted(Line(at=0, has={0: (((0, 0),), -1)}), period_ms=700)
+    scheduler = Scheduler(parse_cluster("1x2xT4"), policy, Beliefs(), users=("ann",), gap_ms=0)
+    assert scheduler.due_ms() is None
+    scheduler.observe(Event(5, Kind.SUBMITTED, 0, spec=JobSpec(id=0, user=0, submit_ms=5, gpus=1)))
+    scheduler.decide(5)
+    scheduler.observe(Event(5, Kind.STARTED, 0))
+    assert scheduler.due_ms() == 705
+    scheduler.observe(Event(9, Kind.REPORTED, 0, report=Report(samples_done=1, samples_per_s=1)))
+    assert scheduler.due_ms() == 705
+    scheduler.observe(Event(600, Kind.FINISHED, 0))
+    assert scheduler.due_ms() is None
+
+
+@pytest.mark.parametrize("kind", [
+    Kind.REPORTED, Kind.RESIZE, Kind.TUNE, Kind.REJECT, Kind.STARTED, Kind.NODE_DRAIN, Kind.NODE_DOWN, Kind.PREEMPT,
+    Kind.START,
+])
 def test_what_cannot_change_a_decision_is_no_cause_for_a_round(kind):
     trigger = Trigger(gap_ms=0, period_ms=0)
     trigger.note(kind, 5)
@@ -117,3 +234,53 @@ def test_every_job_is_explained_in_words():
         said = explain(BUSY, result, number)
         assert said.startswith(f"job {number} ")
         assert WORDS.get(number, "") in said or result.why[number] == 0
+
+
+def test_a_resized_job_is_explained_with_the_gpus_it_has_after_the_plan():
+    """Job 0 shrinks from two GPUs to one of node 1; so 1 of 4 is left on node 0 and none is left of the 4 of node 1."""
+    snapshot = snapshot_of(
+        "2x2xT4", job(on=[(0, 0), (0, 1)], gpus=1, gpus_min=1, gpus_max=4), job(gpus=4), now=5,
+    )
+    policy = scripted(Line(at=0, has={0: (((1, 0),), -1)}))
+    result = run_round(snapshot, Beliefs(), policy)
+    assert result.plan.actions == (Resize(0, 2, ((1, 0),), -1, 0),)
+    assert explain(snapshot, result, 0) == "job 0 has its 1 GPU."
+    waiting = replace(result, why=np.array([0, int(Why.TOO_FEW_FREE)]))
+    assert explain(snapshot, waiting, 1) == "job 1 needs 4 GPUs; 3 are free; it would start with 1 more."
+
+
+# -- what a plan is made of ---------------------------------------------------------------------------------------
+
+
+def round_of(**jobs):
+    return run_round(ELASTIC, Beliefs(), scripted(Line(at=0, has={int(n[1:]): want for n, want in jobs.items()})))
+
+
+NOW = {"j0": (((0, 0), (0, 1)), 32), "j1": (((0, 2),), -1), "j2": (((0, 3),), 32), "j4": (((1, 0),), -1)}
+"""What runs in ELASTIC, as it is."""
+
+
+def test_a_round_that_wants_what_is_there_does_nothing():
+    assert round_of(**NOW).plan.actions == ()
+
+
+@pytest.mark.parametrize(("changed", "actions"), [
+    ({"j0": (((0, 0),), 32)}, (Resize(0, 2, ((0, 0),), 32),)),
+    ({"j0": (((1, 2), (1, 3)), 32)}, (Resize(0, 2, ((1, 2), (1, 3)), 32),)),
+    ({"j0": (((0, 0), (0, 1)), 64)}, (Tune(0, 1, 64),)),
+    ({"j0": (((0, 0),), 64)}, (Resize(0, 2, ((0, 0),), 64),)),
+    ({"j1": (((1, 2),), -1), "j0": (((0, 0), (0, 1), (0, 2)), 32)},
+     (Resize(0, 2, ((0, 0), (0, 1), (0, 2)), 32), Resize(1, 2, ((1, 2),)))),
+    ({"j3": (((1, 1), (1, 2)), 8)}, (Start(3, 1, ((1, 1), (1, 2)), 0, 8),)),
+], ids=["shrinks", "moves", "tunes", "shrinks and tunes", "grows onto what another leaves", "starts"])
+def test_a_plan_is_the_difference_between_what_is_wanted_and_what_is_there(changed, actions):
+    assert round_of(**NOW | changed).plan.actions == actions
+
+
+def test_who_is_not_wanted_is_preempted():
+    assert round_of(j0=NOW["j0"]).plan.actions == (Preempt(1, 1), Preempt(2, 1), Preempt(4, 1))
+
+
+def test_a_size_the_job_cannot_run_on_is_refused():
+    with pytest.raises(PlanError, match=r"job 0 runs on 1 to 4 GPUs, found 5"):
+        round_of(**NOW | {"j0": (((0, 0), (0, 1), (1, 1), (1, 2), (1, 3)), 32)})

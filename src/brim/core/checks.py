@@ -69,18 +69,21 @@ _RULES: Final = {
 
 
 def _check_batch(snapshot: Snapshot, row: int, batch: int) -> None:
+    """As asked, or in the range that does no harm; NONE only for a job that has no batch."""
     jobs = snapshot.jobs
-    least, most = int(jobs.batch_min[row]), int(jobs.batch_max[row])
-    if NONE in (batch, least) or least <= batch <= most or batch == jobs.batch[row]:
+    least, most, asked = int(jobs.batch_min[row]), int(jobs.batch_max[row]), int(jobs.batch[row])
+    if batch == asked or (least != NONE and least <= batch <= most):
         return
-    raise PlanError(f"job {jobs.id[row]} trains with batches of {least} to {most}, plan gives it {batch}")
+    range_of = f"{least} to {most}" if least != NONE else f"{asked}" if asked != NONE else "no size of its own"
+    raise PlanError(f"job {jobs.id[row]} trains with batches of {range_of}, plan gives it {batch}")
 
 
 def _check_gang(snapshot: Snapshot, row: int, action: Start | Resize) -> None:
     jobs, nodes, gpus = snapshot.jobs, snapshot.nodes, action.gpus
     asked = len(gpus) == jobs.gpus[row]
     if not (asked or jobs.gpus_min[row] <= len(gpus) <= jobs.gpus_max[row]) or len(set(gpus)) != len(gpus):
-        wants = f"{jobs.gpus_min[row]} to {jobs.gpus_max[row]}" if jobs.elastic[row] else f"{jobs.gpus[row]}"
+        least, most = int(jobs.gpus_min[row]), int(jobs.gpus_max[row])
+        wants = f"{least} to {most}" if least < most else f"{jobs.gpus[row]}"
         raise PlanError(f"job {action.job} asks for a gang of {wants} GPUs, plan grants {gpus}")
     if list(gpus) != sorted(gpus):
         raise PlanError(f"grants of job {action.job} are not in increasing order: {gpus}")

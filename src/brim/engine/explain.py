@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from brim.core.actions import Preempt, Start
+from brim.core.actions import Preempt, Resize, Start
 from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import JobRow
@@ -26,7 +26,7 @@ def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
     free = _free_gpus(snapshot, result)
     need = _need(me, snapshot)
     sentences = {
-        Why.RUNS: f"job {job} has its {need}",
+        Why.RUNS: f"job {job} has its {_need(me, snapshot, _gpus_after(me, result))}",
         Why.HELD: f"job {job} waits for job {me.after} to end; it can run after that",
         Why.STOPPING: f"job {job} was preempted and is saving; it goes back to the queue when its GPUs are free",
         Why.TOO_FEW_FREE: f"job {job} needs {need}; {free} are free; it would start with {me.gpus - free} more",
@@ -42,19 +42,28 @@ def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
     return sentences[why] + "."
 
 
-def _need(me: JobRow, snapshot: Snapshot) -> str:
+def _gpus_after(me: JobRow, result: RoundResult) -> int:
+    """GPUs a job has after the plan; those asked where it has none."""
+    for action in result.plan.actions:
+        if isinstance(action, Start | Resize) and action.job == me.id:
+            return len(action.gpus)
+    return int(me.gpus_now or me.gpus)
+
+
+def _need(me: JobRow, snapshot: Snapshot, gpus: int | None = None) -> str:
+    gpus = me.gpus if gpus is None else gpus
     kind = f" {snapshot.gpu_types[me.gpu_type]}" if me.gpu_type >= 0 else ""
     share = f" at {me.share_milli / 10:g} %" if me.share_milli < 1000 else ""
-    return f"{me.gpus}{kind} GPU{'s' if me.gpus != 1 else ''}{share}"
+    return f"{gpus}{kind} GPU{'s' if gpus != 1 else ''}{share}"
 
 
 def _free_gpus(snapshot: Snapshot, result: RoundResult) -> int:
     """GPUs of open nodes on which nobody holds a share after the plan."""
     nodes, held = snapshot.nodes, snapshot.grants
-    stopped = [action.job for action in result.plan.actions if isinstance(action, Preempt)]
+    stopped = [action.job for action in result.plan.actions if isinstance(action, Preempt | Resize)]
     stays = ~np.isin(snapshot.jobs.id[held.job], stopped)
     taken = set(zip(held.node[stays].tolist(), held.gpu[stays].tolist(), strict=True))
     for action in result.plan.actions:
-        if isinstance(action, Start):
+        if isinstance(action, Start | Resize):
             taken.update(action.gpus)
     return int(nodes.gpus[nodes.is_open].sum()) - sum(bool(nodes.is_open[node]) for node, _ in taken)

@@ -27,7 +27,7 @@ class Trigger:
 
     Attributes:
         gap_ms: Shortest time between two rounds.
-        period_ms: Longest time between two rounds while there is something to decide, 0 for none.
+        period_ms: Longest time between two rounds while there is something to decide, 0 for none; the gap if shorter.
     """
 
     gap_ms: int
@@ -46,7 +46,7 @@ class Trigger:
         if self._since_ms is not None:
             due = self._since_ms if self._last_ms is None else max(self._since_ms, self._last_ms + self.gap_ms)
         if self.period_ms and self._last_ms is not None:
-            periodic = self._last_ms + self.period_ms
+            periodic = self._last_ms + max(self.period_ms, self.gap_ms)
             due = periodic if due is None else min(due, periodic)
         return due
 
