@@ -39,6 +39,8 @@ def replay_of(trace: Trace, cluster: str, runs: Runs, finish_ms: Sequence[int] |
         "trace": trace, "cluster": parse_cluster(cluster), "policy": "fifo", "oracle": False, "estimates": "none",
         "seed": 0, "load": 1.0, "first_start_ms": first, "finish_ms": np.asarray(finish_ms, dtype=np.int64),
         "service_gpu_ms": held, "useful_gpu_ms": held, "lost_gpu_ms": zeros, "preemptions": zeros, "restarts": zeros,
+        "run_ms": trace.run_ms, "ideal_run_ms": trace.run_ms, "ideal_gpu_ms": trace.gpu_ms, "gpus_min": trace.gpus,
+        "gpus_max": trace.gpus, "resizes": zeros, "unmeasured": zeros, "rejected_ms": zeros - 1,
         "failed": zeros, "rejected": zeros, "runs": runs, "end_ms": int(max(finish_ms, default=0)), "partial": False,
         "rounds": size,
         "round_s": np.full(4, 0.002), "wall_s": 0.5, "assumptions": ("Jobs are rigid.",),

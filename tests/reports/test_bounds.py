@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -125,3 +125,69 @@ def test_replays_of_drawn_traces_respect_the_bounds(seed, cluster):
     found, metrics = bounds(trace, replay.cluster), measure(replay)
     assert found.jct_mean_s <= metrics.jct_mean_s
     assert found.makespan_s <= metrics.makespan_s
+
+
+def best_elastic_schedules(release, work, speed, num_gpus):
+    """The same for jobs of whole units of work that may change their GPUs in every slot; ``speed[j][g]`` per slot.
+
+    Speeds do not fall with GPUs, so that leaving GPUs free gains nothing.
+    """
+    jobs = range(len(work))
+
+    @cache
+    def least(now, left):
+        if not any(left):
+            return 0, 0
+        sizes = [range(len(speed[j])) if left[j] and release[j] <= now else (0,) for j in jobs]
+        total, last = INFINITY, INFINITY
+        used = min(num_gpus, sum(len(size) - 1 for size in sizes))
+        for given_gpus in product(*sizes):
+            if sum(given_gpus) != used:
+                continue
+            after = tuple(max(0, left[j] - speed[j][given_gpus[j]]) for j in jobs)
+            ended = sum(now + 1 for j in jobs if left[j] and not after[j])
+            rest, rest_last = least(now + 1, after)
+            total, last = min(total, ended + rest), min(last, max(rest_last, now + 1 if ended else 0))
+        return total, last
+
+    return least(0, tuple(work))
+
+
+@st.composite
+def elastic_instances(draw):
+    size, num_gpus = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    release = sorted(draw(st.lists(st.integers(0, 3), min_size=size, max_size=size)))
+    work = draw(st.lists(st.integers(1, 5), min_size=size, max_size=size))
+    speed = [
+        [0, *np.maximum.accumulate(draw(st.lists(st.integers(1, 4), min_size=1, max_size=num_gpus))).tolist()]
+        for _ in range(size)
+    ]
+    return release, work, speed, num_gpus
+
+
+@settings(deadline=None, max_examples=100)
+@given(elastic_instances())
+def test_no_schedule_of_a_tiny_elastic_instance_beats_the_bounds(instance):
+    release, work, speed, num_gpus = instance
+    total, last = best_elastic_schedules(release, work, speed, num_gpus)
+    run = np.array([amount / max(row) for amount, row in zip(work, speed, strict=True)])
+    gpu_time = np.array([
+        amount * min(gpus / per_slot for gpus, per_slot in enumerate(row) if gpus)
+        for amount, row in zip(work, speed, strict=True)
+    ])
+    most = np.array([len(row) - 1.0 for row in speed])
+    start = np.array(release, dtype=np.float64)
+    assert sum_of_completions(start, run, most, num_gpus, gpu_time) <= total * (1 + 1e-12) + 1e-9
+    assert last_completion(start, run, np.ones(len(work)), num_gpus, gpu_time) <= last + 1e-9
+
+
+def test_jobs_that_could_all_use_the_whole_cluster_are_bound_by_their_work():
+    """Two jobs of 4 GPU-s at once on 2 GPUs, at best: one after the other on both GPUs end at 2 and 4."""
+    arrays = np.zeros(2), np.full(2, 2.0), np.full(2, 2.0)
+    assert sum_of_completions(*arrays, 2, np.full(2, 4.0)) == pytest.approx(6.0)
+
+
+def test_a_job_that_asks_for_most_of_the_cluster_but_may_shrink_does_not_block_it():
+    run, gpu_time = np.full(2, 4.0), np.full(2, 4.0)
+    assert last_completion(np.zeros(2), run, np.array([2.0, 2.0]), 2, gpu_time) == 8.0
+    assert last_completion(np.zeros(2), run, np.array([1.0, 1.0]), 2, gpu_time) == 4.0

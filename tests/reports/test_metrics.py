@@ -63,7 +63,7 @@ def test_owners_are_active_while_their_jobs_would_run_alone():
         name="t", format="test", job_id=list("abcd"), submit_ms=[0, 5, 8, 10], gpus=[1] * 4, run_ms=[10, 2, 1, 5],
         users=["x", "y", "z"], user=[0, 0, 1, 2],
     )
-    assert active_owners(trace).tolist() == [1, 1, 2, 1]
+    assert active_owners(trace, trace.run_ms).tolist() == [1, 1, 2, 1]
 
 
 def test_unfinished_and_failed_jobs_are_counted_and_left_out():

@@ -123,7 +123,7 @@ def test_large_clusters_get_a_row_per_node_with_the_largest_job_and_a_level():
     """Node 0 of 200 has one GPU of job 0 and three of job 1 of its eight."""
     trace = trace_of(name="t", format="test", job_id=["a", "b"], submit_ms=[0, 0], gpus=[1, 3], run_ms=[1000, 1000])
     replay = replay_of(trace, "200x8xT4", runs_of([(0, 0, 1000, [0]), (1, 0, 1000, [1, 2, 3])]), [1000, 1000])
-    data = gantt_data([replay], owners_of(trace))
+    data = gantt_data([replay], owners_of(replay))
     assert data["rows"] == 100  # two nodes to a row
     shown = data["policies"][0]
     level = np.frombuffer(base64.b64decode(shown["level"]), dtype="<u1")

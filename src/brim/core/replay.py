@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.cluster import Cluster
 from brim.core.trace import Trace
+from brim.units import WHOLE_GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +43,24 @@ class Replay:
         estimates: What the policy was told of run times, in words ("none", "time limits", "true run times").
         seed: Seed of faults and draws.
         load: Arrival rate relative to the trace, 1.0 as recorded.
+        run_ms: Run time as its user asked for the job; NONE where not known.
+        ideal_run_ms: Least run time under any policy: ``run_ms`` where it cannot change its GPUs.
+        ideal_gpu_ms: Least GPU time under any policy, shares counted as shares.
+        gpus_min: Fewest GPUs the job could run on.
+        gpus_max: Most GPUs the job could run on.
         first_start_ms: First time the job held GPUs.
         finish_ms: Completion.
         service_gpu_ms: GPU time held, stalls included, shares counted as shares.
         useful_gpu_ms: Part of it that moved the job forward for good.
         lost_gpu_ms: Part of it whose work was rolled back.
         preemptions: Times the scheduler took the GPUs away.
-        restarts: Times the job started again, for whatever reason.
+        restarts: Times the job started again, for whatever reason, resizes included.
+        resizes: Times the scheduler moved it to other GPUs while it held some.
         failed: 1 where the job ended by exhausting its attempts.
         rejected: 1 where the policy turned the job away.
+        rejected_ms: When it did.
+        unmeasured: 1 where a policy that chooses sizes knew nothing of how an elastic job scales when it first started
+            it, did not have it measured, and left it as its user asked throughout.
         runs: Who held which GPU when.
         end_ms: Virtual time at which the replay ended.
         partial: Ended before all jobs did (interrupted).
@@ -65,6 +77,11 @@ class Replay:
     estimates: str
     seed: int
     load: float
+    run_ms: IntArray
+    ideal_run_ms: IntArray
+    ideal_gpu_ms: IntArray
+    gpus_min: IntArray
+    gpus_max: IntArray
     first_start_ms: IntArray
     finish_ms: IntArray
     service_gpu_ms: IntArray
@@ -72,8 +89,11 @@ class Replay:
     lost_gpu_ms: IntArray
     preemptions: IntArray
     restarts: IntArray
+    resizes: IntArray
     failed: IntArray
     rejected: IntArray
+    rejected_ms: IntArray
+    unmeasured: IntArray
     runs: Runs
     end_ms: int
     partial: bool
@@ -81,3 +101,8 @@ class Replay:
     round_s: FloatArray
     wall_s: float
     assumptions: tuple[str, ...]
+
+    @property
+    def asked_gpu_ms(self) -> IntArray:
+        """GPU time of each job as its user asked for it, shares counted as shares; 0 where the run time is unknown."""
+        return self.trace.gpus * np.maximum(self.run_ms, 0) * self.trace.share_milli // WHOLE_GPU

@@ -1,39 +1,48 @@
 """Lower bounds: what no schedule of these jobs on this many GPUs can beat.
 
-The jobs are rigid: job j is released at r_j, holds s_j GPUs (gang x share) for p_j in all, whenever it runs, and ends
-at C_j; the cluster has m GPUs. Preemption is free and placement does not matter, which only lowers the optimum. Then
+Job j is released at r_j and ends at C_j. It needs at least p_j of running time and g_j of GPU time, and holds at most
+s_j GPUs (times share) at once; the cluster has m GPUs. A rigid job holds s_j for p_j, whenever it runs: g_j = s_j p_j.
+An elastic one may change its GPUs and batch at any time; p_j is what it takes at its fastest, g_j at its most frugal,
+of every piece of its work (``sim.truth.Truth``). Preemption is free and placement does not matter, which only lowers
+the optimum. Then
 
-    w_j = s_j p_j / m                                  its work, in time of the whole cluster
+    w_j = g_j / m                                      its work, in time of the whole cluster
+    q_j = g_j / s_j <= p_j                             time its work takes on all GPUs it may hold
     C_j >= r_j + p_j                                   (run)   it needs its own run time
 
+Count a piece of an elastic job's work as the GPU time it needs at least; then at each instant it is worked on at a
+speed of at most the GPUs the job holds, which are at most s_j, and g_j is all its work.
+
 **A, fast machine.** Replace the cluster by one machine of speed m which may split its speed at will. Every schedule of
-the cluster is one of it (job j at speed s_j, sum of s_j <= m), with the same C_j. On one preemptive machine the
-shortest remaining processing time first (SRPT) minimises the sum of C_j (Schrage 1968). So
+the cluster is one of it (job j at a speed of at most its GPUs, in sum <= m), with the same C_j. On one preemptive
+machine the shortest remaining processing time first (SRPT) minimises the sum of C_j (Schrage 1968). So
 sum C_j >= sum C_j(SRPT on w).
 
-**B, mean busy time.** Let M_j be the mean of the instants at which j runs, each weighed by its speed. In a schedule of
-the cluster j runs at one speed for p_j in all, and all of it before C_j; the latest such instants are [C_j - p_j, C_j],
-so M_j <= C_j - p_j / 2, or C_j >= M_j + p_j / 2. Any convex combination with (run) holds too: for every l_j in [0, 1]
+**B, mean busy time.** Let M_j be the mean of the instants at which j is worked on, each weighed by its speed. In a
+schedule of the cluster that speed is at most s_j, and all of it lies before C_j; the latest such instants are
+[C_j - q_j, C_j], so M_j <= C_j - q_j / 2, or C_j >= M_j + q_j / 2. Any convex combination with (run) holds too: for
+every l_j in [0, 1]
 
-    sum C_j >= sum l_j M_j + sum l_j p_j / 2 + (1 - l_j)(r_j + p_j).
+    sum C_j >= sum l_j M_j + sum l_j q_j / 2 + (1 - l_j)(r_j + p_j).
 
 Over the fast machine, sum l_j M_j is a linear function of the schedule and is least where at each instant the released,
 unfinished job with the largest l_j / w_j runs (Goemans et al. 2002, after Goemans 1997: the preemptive LP schedule).
 Every choice of l gives a valid bound; l = 1 is the bound of Eastman, Even and Isaacs (1964) with release dates, l = 0
-is (run). The right-hand side, minimised over schedules, is concave in l, with supergradient M_j - r_j - p_j / 2, so
-moving l_j towards 1 where that is positive and towards 0 elsewhere, by ever smaller steps, makes it larger.
+is (run). The right-hand side, minimised over schedules, is concave in l, with supergradient
+M_j + q_j / 2 - r_j - p_j, so moving l_j towards 1 where that is positive and towards 0 elsewhere, by ever smaller
+steps, makes it larger.
 
 **C.** A and (run) on two disjoint sets of jobs: leaving jobs out of A is a relaxation, so for every set S
 sum C_j >= sum over S of C_j(SRPT on S) + sum over the rest of r_j + p_j. S drops the jobs for which (run) is stronger.
 
 The bound on the sum is the largest of A, B, C. With one GPU, A is the optimum.
 
-**Makespan.** With everything released at or after t: t + work / m, t + the runs of the gangs of more than half the
-cluster (no two overlap), and r_j + p_j.
+**Makespan.** With everything released at or after t: t + work / m, t + the runs of the gangs of never less than more
+than half the cluster (no two overlap), and r_j + p_j.
 
 ``after``: r_j is also at least the earliest end of the job it waits for plus the delay, where that job is counted.
 
-What the bounds do not cover: jobs that resize, or GPUs whose co-located jobs together do more than one GPU's work.
+What the bounds do not cover: GPUs whose co-located jobs together do more than one GPU's work.
 
 Source:
     Schrage, Oper. Res. 16 (1968); Eastman, Even, Isaacs, Management Science 11 (1964); Goemans, Queyranne, Schulz,
@@ -53,6 +62,7 @@ import numpy as np
 from brim.compiled import njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.cluster import Cluster
+from brim.core.replay import Replay
 from brim.core.trace import Trace
 from brim.units import MS_PER_S, WHOLE_GPU
 
@@ -79,7 +89,41 @@ class Bounds:
     makespan_s: float | None
 
 
-def bounds(trace: Trace, cluster: Cluster, *, counted: BoolArray | None = None) -> Bounds:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What each job needs at least, whatever the policy, shape (J,).
+
+    Attributes:
+        run_ms: Running time; below 0 where not known, which counts as none.
+        gpu_ms: GPU time, shares counted as shares.
+        gpus_min: GPUs it never holds fewer of while it runs, times share.
+        gpus_max: GPUs it never holds more of, times share.
+    """
+
+    run_ms: IntArray
+    gpu_ms: FloatArray
+    gpus_min: FloatArray
+    gpus_max: FloatArray
+
+
+def as_recorded(trace: Trace) -> Needs:
+    """Needs of rigid jobs with the run times of the trace."""
+    gpus = (trace.gpus * trace.share_milli) / WHOLE_GPU
+    return Needs(run_ms=trace.run_ms, gpu_ms=np.maximum(trace.run_ms, 0) * gpus, gpus_min=gpus, gpus_max=gpus)
+
+
+def needs_of(replay: Replay) -> Needs:
+    """Needs of the jobs of a replay."""
+    share = replay.trace.share_milli / WHOLE_GPU
+    gpus_min, gpus_max = replay.gpus_min * share, replay.gpus_max * share
+    rigid = gpus_min == gpus_max  # not rounded down to whole GPU milliseconds
+    gpu_ms = np.where(rigid, np.maximum(replay.ideal_run_ms, 0) * gpus_max, replay.ideal_gpu_ms)
+    return Needs(run_ms=replay.ideal_run_ms, gpu_ms=gpu_ms, gpus_min=gpus_min, gpus_max=gpus_max)
+
+
+def bounds(
+    trace: Trace, cluster: Cluster, needs: Needs | None = None, *, counted: BoolArray | None = None
+) -> Bounds:
     """Lower bounds over the counted jobs; a job without recorded run time counts with none.
 
     O(n log n) per step. Leaving jobs out is a relaxation, so the bounds of the finished jobs of a replay also hold
@@ -88,6 +132,7 @@ def bounds(trace: Trace, cluster: Cluster, *, counted: BoolArray | None = None) 
     Args:
         trace: J jobs.
         cluster: All GPUs count, of whatever type.
+        needs: What the jobs need; as recorded by default.
         counted: Jobs the mean is over, shape (J,); all by default.
 
     Returns:
@@ -96,45 +141,53 @@ def bounds(trace: Trace, cluster: Cluster, *, counted: BoolArray | None = None) 
     kept = np.ones(len(trace), dtype=np.bool_) if counted is None else counted
     if not kept.any():
         return Bounds(jct_mean_s=None, makespan_s=None)
-    run_ms = np.where(kept, np.maximum(trace.run_ms, 0), 0)
+    needs = needs or as_recorded(trace)
+    run_ms = np.where(kept, np.maximum(needs.run_ms, 0), 0)
     release_ms = _earliest_ms(trace.submit_ms, run_ms, trace.after, np.maximum(trace.after_ms, 0))
     order = np.flatnonzero(kept)[np.argsort(release_ms[kept], kind="stable")]
     release = release_ms[order].astype(np.float64)
     run = run_ms[order].astype(np.float64)
-    gpus = (trace.gpus[order] * trace.share_milli[order]) / WHOLE_GPU
-    total = sum_of_completions(release, run, gpus, cluster.num_gpus)
+    gpu_time, most = needs.gpu_ms[order], needs.gpus_max[order]
+    total = sum_of_completions(release, run, most, cluster.num_gpus, gpu_time)
     jct_ms = (total - float(trace.submit_ms[order].sum())) / len(order)
     return Bounds(
         jct_mean_s=max(math.floor(jct_ms * 1000), 0) / 1000 / MS_PER_S,  # whole microseconds: below is float noise
-        makespan_s=last_completion(release, run, gpus, cluster.num_gpus) / MS_PER_S,
+        makespan_s=last_completion(release, run, needs.gpus_min[order], cluster.num_gpus, gpu_time) / MS_PER_S,
     )
 
 
-def sum_of_completions(release: FloatArray, run: FloatArray, gpus: FloatArray, num_gpus: int) -> float:
+def sum_of_completions(
+    release: FloatArray, run: FloatArray, gpus: FloatArray, num_gpus: int, gpu_time: FloatArray | None = None
+) -> float:
     """Lower bound on the sum of completion times; the module's docstring has the proof.
 
     Args:
         release: Sorted release times, shape (n,), any unit.
         run: Time each job must run, same unit.
-        gpus: GPUs it holds while it runs.
+        gpus: GPUs it holds at most while it runs.
         num_gpus: GPUs of the cluster.
+        gpu_time: GPU time each job must have; for rigid jobs, by default, ``run`` times ``gpus``.
 
     Returns:
         A sum no schedule is below, same unit.
     """
     alone = release + run
-    work = run * gpus / num_gpus
+    work = (run * gpus if gpu_time is None else gpu_time) / num_gpus
+    whole = run if gpu_time is None else np.minimum(gpu_time / gpus, run)
     busy = work > 0  # the others end at release + run in the relaxation, and get in nobody's way
     rest = float(alone[~busy].sum())
-    release, run, work, alone = release[busy], run[busy], work[busy], alone[busy]
+    release, whole, work, alone = release[busy], whole[busy], work[busy], alone[busy]
     if not len(work):
         return rest
-    return rest + max(_fast_machine(release, work, alone), _mean_busy(release, run, work))
+    return rest + max(_fast_machine(release, work, alone), _mean_busy(release, whole, work, alone))
 
 
-def last_completion(release: FloatArray, run: FloatArray, gpus: FloatArray, num_gpus: int) -> float:
-    """Lower bound on the last completion; arguments as ``sum_of_completions``."""
-    work_after = np.cumsum((run * gpus / num_gpus)[::-1])[::-1]
+def last_completion(
+    release: FloatArray, run: FloatArray, gpus: FloatArray, num_gpus: int, gpu_time: FloatArray | None = None
+) -> float:
+    """Lower bound on the last completion; as ``sum_of_completions``, but ``gpus`` is what jobs hold at least."""
+    work = (run * gpus if gpu_time is None else gpu_time) / num_gpus
+    work_after = np.cumsum(work[::-1])[::-1]
     wide_after = np.cumsum(np.where(2 * gpus > num_gpus, run, 0.0)[::-1])[::-1]
     return float(np.max(release + np.maximum(np.maximum(work_after, wide_after), run)))
 
@@ -153,7 +206,7 @@ def _fast_machine(release: FloatArray, work: FloatArray, alone: FloatArray) -> f
     return best
 
 
-def _mean_busy(release: FloatArray, run: FloatArray, work: FloatArray) -> float:
+def _mean_busy(release: FloatArray, whole: FloatArray, work: FloatArray, alone: FloatArray) -> float:
     """Bound B, from l = 1 (all mean busy time) by steps of 1/2, 1/3, ... towards the sign of the supergradient."""
     steps = int(np.clip(_ASCENT_JOBS // len(work), *_ASCENT_STEPS))
     weight = np.ones(len(work))
@@ -162,9 +215,9 @@ def _mean_busy(release: FloatArray, run: FloatArray, work: FloatArray) -> float:
         with np.errstate(divide="ignore"):
             priority = work / weight
         middle = _busy_means(release, work, priority)
-        bound = weight * (middle + run / 2) + (1 - weight) * (release + run)
+        bound = weight * (middle + whole / 2) + (1 - weight) * alone
         best = max(best, float(bound.sum()))
-        weight += ((middle - release - run / 2 > 0) - weight) / (2 + step)
+        weight += ((middle + whole / 2 - alone > 0) - weight) / (2 + step)
     return best
 
 

@@ -26,14 +26,16 @@ from brim.units import MS_PER_S, WHOLE_GPU
 _NAME: Final = pa.dictionary(pa.int32(), pa.string())
 JOB_SCHEMA: Final = pa.schema([
     ("policy", _NAME), ("seed", pa.int64()), ("load", pa.float64()), ("job_id", pa.string()), ("user", _NAME),
-    ("group", _NAME), ("gpus", pa.int64()), ("share", pa.float64()), ("submit_s", pa.float64()),
-    ("first_start_s", pa.float64()), ("finish_s", pa.float64()), ("jct_s", pa.float64()), ("queue_s", pa.float64()),
-    ("wait_s", pa.float64()), ("run_s", pa.float64()), ("service_gpu_s", pa.float64()),
-    ("useful_gpu_s", pa.float64()), ("lost_gpu_s", pa.float64()), ("preemptions", pa.int64()),
-    ("restarts", pa.int64()), ("status", _NAME), ("recorded_wait_s", pa.float64()), ("recorded_status", _NAME),
+    ("group", _NAME), ("gpus", pa.int64()), ("gpus_min", pa.int64()), ("gpus_max", pa.int64()), ("application", _NAME),
+    ("batch", pa.int64()), ("share", pa.float64()), ("submit_s", pa.float64()), ("first_start_s", pa.float64()),
+    ("finish_s", pa.float64()), ("jct_s", pa.float64()), ("queue_s", pa.float64()), ("wait_s", pa.float64()),
+    ("run_s", pa.float64()), ("ideal_run_s", pa.float64()), ("ideal_gpu_s", pa.float64()),
+    ("service_gpu_s", pa.float64()), ("useful_gpu_s", pa.float64()), ("lost_gpu_s", pa.float64()),
+    ("preemptions", pa.int64()), ("restarts", pa.int64()), ("resizes", pa.int64()), ("status", _NAME),
+    ("recorded_wait_s", pa.float64()), ("recorded_status", _NAME),
 ])
 """Columns of the job table; null where it did not happen or was not recorded. Times count from the first submission."""
-_STATUS: Final = ("unfinished", "finished", "failed")
+_STATUS: Final = ("unfinished", "finished", "failed", "rejected")
 
 
 def write_jobs_parquet(replays: Replay | Iterable[Replay], path: Path) -> None:
@@ -59,7 +61,7 @@ def job_table(replay: Replay) -> pa.Table:
     trace = replay.trace
     jct = jct_ms(replay)
     wait = np.where(jct >= 0, jct - held_ms(replay), -1) if len(replay.runs.job) else np.full(len(trace), -1)
-    status = np.where(finished(replay), 1, np.where(replay.failed > 0, 2, 0))
+    status = np.where(finished(replay), 1, np.where(replay.failed > 0, 2, np.where(replay.rejected > 0, 3, 0)))
     columns = {
         "policy": _constant(replay.policy, len(trace)),
         "seed": pa.array(np.full(len(trace), replay.seed)),
@@ -68,6 +70,10 @@ def job_table(replay: Replay) -> pa.Table:
         "user": _named(trace.user, trace.users),
         "group": _named(trace.group, trace.groups),
         "gpus": pa.array(trace.gpus),
+        "gpus_min": pa.array(replay.gpus_min),
+        "gpus_max": pa.array(replay.gpus_max),
+        "application": _named(trace.profile, trace.profiles),
+        "batch": pa.array(trace.batch, mask=trace.batch < 0),
         "share": pa.array(trace.share_milli / WHOLE_GPU),
         "submit_s": _seconds(trace.submit_ms),
         "first_start_s": _seconds(replay.first_start_ms),
@@ -75,12 +81,15 @@ def job_table(replay: Replay) -> pa.Table:
         "jct_s": _seconds(jct),
         "queue_s": _seconds(queue_ms(replay)),
         "wait_s": _seconds(wait),
-        "run_s": _seconds(trace.run_ms),
+        "run_s": _seconds(replay.run_ms),
+        "ideal_run_s": _seconds(replay.ideal_run_ms),
+        "ideal_gpu_s": _seconds(replay.ideal_gpu_ms),
         "service_gpu_s": _seconds(replay.service_gpu_ms),
         "useful_gpu_s": _seconds(replay.useful_gpu_ms),
         "lost_gpu_s": _seconds(replay.lost_gpu_ms),
         "preemptions": pa.array(replay.preemptions),
         "restarts": pa.array(replay.restarts),
+        "resizes": pa.array(replay.resizes),
         "status": _named(status, _STATUS),
         "recorded_wait_s": _seconds(trace.wait_ms),
         "recorded_status": _named(trace.status, tuple(status.name.lower() for status in Status)),

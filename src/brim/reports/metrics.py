@@ -1,8 +1,8 @@
 """The figures of one replay, each defined once, for the table, the JSON and the page.
 
 Which jobs count: a job has *finished* when it completed without exhausting its attempts. JCT, queueing delay, waiting
-and fairness are over finished jobs; failed and unfinished jobs are counted and left out. Percentiles interpolate
-linearly (NumPy's default). A figure that is not defined for a replay is None, never NaN.
+and fairness are over finished jobs; failed, rejected and unfinished jobs are counted and left out. Percentiles
+interpolate linearly (NumPy's default). A figure that is not defined for a replay is None, never NaN.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ class Metrics:
         jobs: Jobs of the trace.
         finished: Completed without exhausting their attempts.
         failed: Ended by exhausting their attempts.
-        unfinished: Neither, because the replay was interrupted.
+        rejected: Turned away by the policy.
+        rejected_fraction: Of all jobs: the drop rate.
+        unfinished: None of these, because the replay was interrupted.
+        elastic: Jobs that could run on several numbers of GPUs.
+        unmeasured: Elastic jobs that ran as asked because nothing was known of how they scale (``Replay.unmeasured``).
         jct_mean_s: Completion minus submission, waiting included, over finished jobs.
         jct_p50_s: Its median.
         jct_p99_s: Its 99th percentile.
@@ -45,7 +49,8 @@ class Metrics:
         cpu_busy_fraction: Cores held by jobs with GPUs / all cores over the same time; None where the trace asks no
             cores or the cluster states none.
         preemptions: Times the scheduler took GPUs away.
-        restarts: Times a job started again.
+        restarts: Times a job started again, resizes included.
+        resizes: Times a job that held GPUs was moved to others.
         lost_gpu_s: GPU time whose work was rolled back.
         ftf_rho_mean: Finish-time fairness, see ``finish_time_fairness``.
         ftf_rho_p95: Its 95th percentile.
@@ -59,7 +64,11 @@ class Metrics:
     jobs: int
     finished: int
     failed: int
+    rejected: int
+    rejected_fraction: float | None
     unfinished: int
+    elastic: int
+    unmeasured: int
     jct_mean_s: float | None
     jct_p50_s: float | None
     jct_p99_s: float | None
@@ -73,6 +82,7 @@ class Metrics:
     cpu_busy_fraction: float | None
     preemptions: int
     restarts: int
+    resizes: int
     lost_gpu_s: float
     ftf_rho_mean: float | None
     ftf_rho_p95: float | None
@@ -97,14 +107,18 @@ def measure(replay: Replay) -> Metrics:
     queue_s = queue_ms(replay)[done] / MS_PER_S
     wait_s = jct_s - held_ms(replay)[done] / MS_PER_S
     rho = finish_time_fairness(replay)
-    failed = int(replay.failed.sum())
-    num_done = int(done.sum())
+    failed, rejected, num_done = (int(column.sum()) for column in (replay.failed, replay.rejected, done))
+    unfinished = len(replay.trace) - num_done - failed - rejected
     capacity_ms = replay.cluster.num_gpus * replay.end_ms
     return Metrics(
         jobs=len(replay.trace),
         finished=num_done,
         failed=failed,
-        unfinished=len(replay.trace) - num_done - failed,
+        rejected=rejected,
+        rejected_fraction=_ratio(rejected, len(replay.trace)),
+        unfinished=unfinished,
+        elastic=int((replay.gpus_min < replay.gpus_max).sum()),
+        unmeasured=int(replay.unmeasured.sum()),
         jct_mean_s=_mean(jct_s),
         jct_p50_s=percentile(jct_s, 50),
         jct_p99_s=percentile(jct_s, 99),
@@ -112,12 +126,13 @@ def measure(replay: Replay) -> Metrics:
         queue_p50_s=percentile(queue_s, 50),
         queue_p99_s=percentile(queue_s, 99),
         wait_mean_s=_mean(wait_s) if len(replay.runs.job) else None,
-        makespan_s=_makespan_s(replay) if num_done and num_done + failed == len(replay.trace) else None,
+        makespan_s=_makespan_s(replay) if num_done and not unfinished else None,
         gpu_allocated_fraction=_ratio(float(replay.service_gpu_ms.sum()), capacity_ms),
         gpu_busy_fraction=_ratio(float(replay.useful_gpu_ms.sum()), capacity_ms),
         cpu_busy_fraction=_cpu_busy_fraction(replay),
         preemptions=int(replay.preemptions.sum()),
         restarts=int(replay.restarts.sum()),
+        resizes=int(replay.resizes.sum()),
         lost_gpu_s=float(replay.lost_gpu_ms.sum()) / MS_PER_S,
         ftf_rho_mean=_mean(rho),
         ftf_rho_p95=percentile(rho, 95),
@@ -169,10 +184,11 @@ def percentile(values: FloatArray, percent: float) -> float | None:
 
 
 def finish_time_fairness(replay: Replay) -> FloatArray:
-    """Finish-time fairness rho of the finished jobs with a recorded run time.
+    """Finish-time fairness rho of the finished jobs whose run time as asked is known.
 
     rho = JCT / JCT on an equal share of the cluster. The equal share of a job is (all GPUs / n), n the users active at
-    its submission; a rigid job needing more GPUs than that takes turns: ideal = run x max(1, gpus x n / all GPUs).
+    its submission; a job that asks for more GPUs than that takes turns: ideal = run x max(1, gpus x n / all GPUs). An
+    elastic job counts as its user asked for it, so that rho below 1 is what a policy's sizes gained it.
     A user is active from a submission until that job would end had it started at once, so n and the ideal are the
     same under every policy. Owners are users, else groups where no user is recorded, else everybody is one owner.
 
@@ -184,19 +200,19 @@ def finish_time_fairness(replay: Replay) -> FloatArray:
         own queue, which would forgive a slow policy for being slow.
     """
     trace = replay.trace
-    counted = finished(replay) & (trace.run_ms > 0)
-    active = active_owners(trace)[counted]
+    counted = finished(replay) & (replay.run_ms > 0)
+    active = active_owners(trace, replay.run_ms)[counted]
     gpus = trace.gpus[counted] * trace.share_milli[counted] / WHOLE_GPU
-    ideal_ms = trace.run_ms[counted] * np.maximum(1.0, gpus * active / replay.cluster.num_gpus)
+    ideal_ms = replay.run_ms[counted] * np.maximum(1.0, gpus * active / replay.cluster.num_gpus)
     rho: FloatArray = jct_ms(replay)[counted] / ideal_ms
     return rho
 
 
-def active_owners(trace: Trace) -> IntArray:
+def active_owners(trace: Trace, run_ms: IntArray) -> IntArray:
     """Owners with a job in [submission, submission + run) when each job is submitted, shape (J,), at least 1."""
     owner = trace.user if (trace.user >= 0).any() else trace.group
     order = np.lexsort((trace.submit_ms, owner))
-    start, end = trace.submit_ms[order], (trace.submit_ms + np.maximum(trace.run_ms, 0))[order]
+    start, end = trace.submit_ms[order], (trace.submit_ms + np.maximum(run_ms, 0))[order]
     if not len(start):
         return np.zeros(0, dtype=np.int64)
     lift = (owner[order] - owner.min()) * (int(end.max()) + 1)  # keeps the running maximum inside one owner

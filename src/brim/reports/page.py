@@ -64,7 +64,7 @@ def page(replays: Sequence[Replay], *, command: str, summaries: Sequence[Summary
         replace(summary, policy=names[summary.policy]) for summary in tuple(summaries) or summarise(replays)
     ]
     shown = _one_per_policy([replace(replay, policy=names[replay.policy]) for replay in replays])
-    owners = gantt.owners_of(shown[0].trace)
+    owners = gantt.owners_of(shown[0])
     script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -105,12 +105,15 @@ def _header(replay: Replay, summaries: Sequence[Summary]) -> str:
     span_s = trace.span_ms / MS_PER_S
     loads = ", ".join(f"{load:g}x" for load in dict.fromkeys(s.load for s in summaries))
     seeds = len(dict.fromkeys(s.seed for s in summaries))
-    asked = float(trace.gpu_ms.sum()) / (cluster.num_gpus * trace.span_ms) if trace.span_ms else 0.0
+    asked = float(replay.asked_gpu_ms.sum()) / (cluster.num_gpus * trace.span_ms) if trace.span_ms else 0.0
     facts = [f"{len(trace):,} jobs over {show_duration(span_s)}", f"{cluster.num_gpus:,} GPUs ({cluster})"]
     if asked:
         facts.append(f"jobs ask for {asked:.0%} of the GPU time until the last submission")
     badges = [_badge(f"load {loads}"), _badge(f"{seeds} seeds" if seeds > 1 else f"seed {summaries[0].seed}")]
     badges += [_badge(f"format {trace.format}")]
+    elastic = int((replay.gpus_min < replay.gpus_max).sum())
+    if elastic:
+        facts.append(f"{elastic:,} jobs are elastic")
     if trace.synthetic:
         badges.append(_badge("synthetic trace", warn=True))
     badges += [_badge(f"oracle: {p}", warn=True) for p in dict.fromkeys(s.policy for s in summaries if s.oracle)]
@@ -234,9 +237,10 @@ def _bounds_section(shown: Sequence[Replay], summaries: Sequence[Summary]) -> st
     mine = [found[replay.policy, replay.seed, replay.load] for replay in shown]
     jct = [(s.policy, s.jct_ratio, s.bounds.jct_mean_s) for s in mine]
     span = [(s.policy, s.makespan_ratio, s.bounds.makespan_s) for s in mine]
+    what = "jobs, at any size and batch they may have," if mine[0].metrics.elastic else "rigid jobs"
     return (
         '<section><h2>Distance to the lower bound</h2><p class="note">Multiples of a value that no schedule of these '
-        "rigid jobs on these GPUs can beat (the line at 1x), preemption and placement being free. "
+        f"{what} on these GPUs can beat (the line at 1x), preemption and placement being free. "
         "Bars that fade go on.</p>"
         f'<div class="halves"><div>{_ratio_rows("Mean JCT", jct)}</div><div>{_ratio_rows("Makespan", span)}</div></div>'
         "</section>"
@@ -246,7 +250,7 @@ def _bounds_section(shown: Sequence[Replay], summaries: Sequence[Summary]) -> st
 def _ratio_rows(title: str, values: Sequence[tuple[str, float | None, float | None]]) -> str:
     known = [ratio for _, ratio, _ in values if ratio is not None]
     if not known:
-        why = "Not defined: jobs are unfinished, have no recorded run time, or ran shorter than recorded."
+        why = "Not defined: jobs are unfinished, have no known run time, or ran shorter than they can."
         return f'<h3>{title}</h3><p class="note">{why}</p>'
     longest = min(max(known), _LONGEST_RATIO * statistics.median_low(known))
     bound = next(bound for _, ratio, bound in values if ratio is not None and bound is not None)

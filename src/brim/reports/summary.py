@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from brim.core.replay import Replay
-from brim.reports.bounds import Bounds, bounds
+from brim.reports.bounds import Bounds, bounds, needs_of
 from brim.reports.metrics import Metrics, finished, held_ms, measure
 from brim.units import MS_PER_S
 
@@ -27,10 +27,11 @@ NO_POWER: Final = "Energy and cost are not modelled: no power or price was given
 CONFIDENCE: Final = 0.95
 
 _RESULT_KEYS: Final = (
-    "jobs", "finished", "failed", "unfinished", "jct_mean_s", "jct_p50_s", "jct_p99_s", "jct_bound_s", "makespan_s",
-    "makespan_bound_s", "queue_mean_s", "queue_p50_s", "queue_p99_s", "wait_mean_s", "gpu_allocated_fraction",
-    "gpu_busy_fraction", "cpu_busy_fraction", "energy_kwh", "energy_bound_kwh", "cost", "preemptions", "restarts",
-    "lost_gpu_s", "ftf_rho_mean", "ftf_rho_p95", "ftf_rho_max", "rounds", "round_p99_ms", "rounds_per_s", "wall_s",
+    "jobs", "finished", "failed", "rejected", "rejected_fraction", "unfinished", "elastic", "unmeasured", "jct_mean_s",
+    "jct_p50_s", "jct_p99_s", "jct_bound_s", "makespan_s", "makespan_bound_s", "queue_mean_s", "queue_p50_s",
+    "queue_p99_s", "wait_mean_s", "gpu_allocated_fraction", "gpu_busy_fraction", "cpu_busy_fraction", "energy_kwh",
+    "energy_bound_kwh", "cost", "preemptions", "restarts", "resizes", "lost_gpu_s", "ftf_rho_mean", "ftf_rho_p95",
+    "ftf_rho_max", "rounds", "round_p99_ms", "rounds_per_s", "wall_s",
 )
 
 
@@ -47,7 +48,7 @@ class Summary:
         partial: The replay was interrupted.
         assumptions: One sentence each.
         metrics: Figures.
-        bounds: Lower bounds over the jobs this replay finished; None where jobs did not run as recorded.
+        bounds: Lower bounds over the jobs this replay finished; None where jobs ran shorter than they can.
     """
 
     policy: str
@@ -99,8 +100,8 @@ def summarise(replays: Iterable[Replay]) -> tuple[Summary, ...]:
         done = finished(replay)
         key = _bounds_key(replay)
         if key not in known:
-            known[key] = bounds(replay.trace, replay.cluster, counted=done)
-        found = known[key] if ran_as_recorded(replay) else Bounds(jct_mean_s=None, makespan_s=None)
+            known[key] = bounds(replay.trace, replay.cluster, needs_of(replay), counted=done)
+        found = known[key] if ran_as_needed(replay) else Bounds(jct_mean_s=None, makespan_s=None)
         summaries.append(Summary(
             policy=replay.policy, seed=replay.seed, load=replay.load, oracle=replay.oracle,
             estimates=replay.estimates, partial=replay.partial, assumptions=replay.assumptions,
@@ -111,9 +112,11 @@ def summarise(replays: Iterable[Replay]) -> tuple[Summary, ...]:
 
 def _bounds_key(replay: Replay) -> bytes:
     """Digest of everything the bounds depend on: replays of one trace may hold copies of it."""
-    trace = replay.trace
+    trace, needs = replay.trace, needs_of(replay)
     digest = hashlib.blake2b(str(replay.cluster).encode(), digest_size=16)
-    for column in (trace.submit_ms, trace.run_ms, trace.gpus, trace.share_milli, trace.after, trace.after_ms):
+    for column in (
+        trace.submit_ms, needs.run_ms, needs.gpu_ms, needs.gpus_min, needs.gpus_max, trace.after, trace.after_ms,
+    ):
         digest.update(np.ascontiguousarray(column).tobytes())
     digest.update(finished(replay).tobytes())
     return digest.digest()
@@ -126,15 +129,15 @@ def short_names(policies: Iterable[str]) -> dict[str, str]:
     return short if len(set(short.values())) == len(known) else {policy: policy for policy in known}
 
 
-def ran_as_recorded(replay: Replay) -> bool:
-    """Whether every finished job held GPUs for at least its recorded run time: without that the bounds do not hold.
+def ran_as_needed(replay: Replay) -> bool:
+    """Whether every finished job held GPUs for at least its least run time: without that the bounds do not hold.
 
-    A job that was resized, or ran on faster GPUs than recorded, may end sooner than a rigid one can.
+    A job that ran on faster GPUs than recorded may end sooner.
     """
     done = finished(replay)
     rounding_ms = 1
     return not len(replay.runs.job) or bool(
-        (held_ms(replay)[done] + rounding_ms >= replay.trace.run_ms[done]).all()
+        (held_ms(replay)[done] + rounding_ms >= replay.ideal_run_ms[done]).all()
     )
 
 
@@ -155,7 +158,7 @@ def results_json(replay: Replay, summaries: Sequence[Summary]) -> dict[str, Any]
         "schema": SCHEMA,
         "trace": {
             "name": trace.name, "format": trace.format, "synthetic": trace.synthetic, "jobs": len(trace),
-            "span_s": trace.span_ms / MS_PER_S, "gpu_h": float(trace.gpu_ms.sum()) / MS_PER_S / 3600,
+            "span_s": trace.span_ms / MS_PER_S, "gpu_h": float(replay.asked_gpu_ms.sum()) / MS_PER_S / 3600,
         },
         "cluster": str(replay.cluster),
         "results": result_rows(summaries),

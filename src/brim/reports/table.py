@@ -15,8 +15,8 @@ from brim.units import show_duration
 
 _PAIRED: Final = "against first"
 _DROPPED_FIRST: Final = (
-    "rounds/s", "wall", "rho p95", "busy", "told", "makespan x bound", "lost GPU-h", "p50", "makespan", "queue mean",
-    "preempt", _PAIRED, "p99", "alloc",
+    "rounds/s", "wall", "rho p95", "busy", "told", "makespan x bound", "lost GPU-h", "resize", "p50", "makespan",
+    "queue mean", "preempt", _PAIRED, "p99", "alloc",
 )
 
 
@@ -92,7 +92,8 @@ def _table(rows: dict[str, list[Summary]], load: float, left_out: set[str]) -> T
 def cells(rows: dict[str, list[Summary]]) -> dict[str, dict[str, str]]:
     """Figures of each policy over its seeds as text, by column heading; undefined is a dash."""
     first = next(iter(rows.values()))
-    texts = {policy: _cells(policy, group) for policy, group in rows.items()}
+    rare = [heading for heading, figure in _RARE.items() if any(figure(s) for group in rows.values() for s in group)]
+    texts = {policy: _cells(policy, group, rare) for policy, group in rows.items()}
     if max(len(group) for group in rows.values()) > 1:
         for policy, group in rows.items():
             paired = "" if group is first else paired_difference(first, group) or "-"
@@ -101,7 +102,14 @@ def cells(rows: dict[str, list[Summary]]) -> dict[str, dict[str, str]]:
     return texts
 
 
-def _cells(policy: str, group: Sequence[Summary]) -> dict[str, str]:
+_RARE: Final[dict[str, Callable[[Summary], float]]] = {
+    "resize": lambda s: s.metrics.resizes, "rejected": lambda s: s.metrics.rejected,
+    "unmeasured": lambda s: s.metrics.unmeasured,
+}
+"""Columns that are there only where a policy of the table has something in them."""
+
+
+def _cells(policy: str, group: Sequence[Summary], rare: Sequence[str]) -> dict[str, str]:
     head = group[0]
     oracle = " (oracle)" if head.oracle and "oracle" not in policy else ""
     marks = oracle + (" (partial)" if any(s.incomplete for s in group) else "")
@@ -118,6 +126,7 @@ def _cells(policy: str, group: Sequence[Summary]) -> dict[str, str]:
         "busy": _mean(group, lambda s: s.metrics.gpu_busy_fraction, lambda x: f"{x:.1%}"),
         "rho p95": _mean(group, lambda s: s.metrics.ftf_rho_p95, times),
         "preempt": _mean(group, lambda s: s.metrics.preemptions, lambda x: f"{x:,.0f}"),
+        **{heading: _mean(group, _RARE[heading], lambda x: f"{x:,.0f}") for heading in rare},
         "lost GPU-h": _mean(group, lambda s: s.metrics.lost_gpu_s / 3600, lambda x: f"{x:,.1f}"),
         "told": head.estimates,
         "rounds/s": _mean(group, lambda s: s.metrics.rounds_per_s, lambda x: f"{x:,.0f}"),
@@ -128,6 +137,8 @@ def _cells(policy: str, group: Sequence[Summary]) -> dict[str, str]:
 def _notes(rows: dict[str, list[Summary]]) -> list[Text]:
     first = next(iter(rows.values()))[0]
     lines = [f"{first.metrics.jobs:,} jobs. {_bound_in_words(rows)}"]
+    if first.metrics.elastic:
+        lines.append(f"{first.metrics.elastic:,} of the jobs are elastic: a policy may choose their GPUs and batch.")
     seeds = max(len(group) for group in rows.values())
     if seeds > 1:
         lines.append(f"{seeds} seeds: mean +- 95 % interval (Student t); differences are paired by seed.")
@@ -135,21 +146,28 @@ def _notes(rows: dict[str, list[Summary]]) -> list[Text]:
     if any(failed.values()):
         counts = ", ".join(f"{policy} {count}" for policy, count in failed.items() if count)
         lines.append(f"Failed jobs, left out of every mean: {counts}.")
+    if any(s.metrics.rejected for group in rows.values() for s in group):
+        lines.append("Rejected jobs are left out of every mean: compare only policies that reject the same ones.")
+    if any(s.metrics.unmeasured for group in rows.values() for s in group):
+        lines.append(
+            "Unmeasured jobs are elastic and ran as asked: when they started, nothing was known of how they scale."
+        )
     return [Text(line, style="dim") for line in lines]
 
 
 def _bound_in_words(rows: dict[str, list[Summary]]) -> str:
     bounded = next((s for group in rows.values() for s in group if s.bounds.jct_mean_s is not None), None)
     if bounded is None:
-        return "No lower bound: no job finished, or jobs did not run as long as recorded."
+        return "No lower bound: no job finished, or jobs ran shorter than they can."
     group = rows[bounded.policy]
     jct_s, makespan_s = (
         _mean(group, figure, show_duration)
         for figure in (lambda s: s.bounds.jct_mean_s, lambda s: s.bounds.makespan_s)
     )
     seeds = ", on average over the seeds" if len(group) > 1 else ""
+    what = "these jobs, at any size and batch they may have," if bounded.metrics.elastic else "rigid jobs"
     return (
-        f"No schedule of rigid jobs on these GPUs has a mean JCT below {jct_s} or a makespan below {makespan_s}{seeds} "
+        f"No schedule of {what} on these GPUs has a mean JCT below {jct_s} or a makespan below {makespan_s}{seeds} "
         f"(finished jobs of {bounded.policy}; preemption and placement free)."
     )
 

@@ -307,7 +307,8 @@ def _columns(
     columns = {
         "first_start_ms": start, "finish_ms": finish, "service_gpu_ms": held_ms * weight // WHOLE_GPU,
         "useful_gpu_ms": moved_ms * weight // WHOLE_GPU, "lost_gpu_ms": none, "preemptions": none, "restarts": none,
-        "failed": none, "rejected": none,
+        "resizes": none, "failed": none, "rejected": none, "unmeasured": none,
+        "rejected_ms": np.full(len(trace), NONE, dtype=np.int64),
     }
     return {
         **{name: frozen(column) for name, column in columns.items()},

@@ -13,6 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -109,11 +110,20 @@ def replay(
     return Replay(
         trace=trace, cluster=cluster, policy=policy.name, oracle=policy.oracle,
         estimates=believed.words if policy.asks_run_times else "none", seed=settings.seed, load=settings.load,
-        **outcome, wall_s=time.perf_counter() - started,
+        **_ideals(trace, truth), **outcome, wall_s=time.perf_counter() - started,
         assumptions=settings.notes + assumptions(
             trace, cluster, truth, settings.overheads, settings.faults, max(settings.gap_ms, policy.gap_ms)
         ),
     )
+
+
+def _ideals(trace: Trace, truth: Truth) -> dict[str, Any]:
+    """What no policy can beat, as columns of ``Replay``."""
+    limits = truth.columns()
+    return {
+        "run_ms": truth.run_ms, "ideal_run_ms": truth.shortest_ms, "ideal_gpu_ms": truth.least_gpu_ms,
+        "gpus_min": limits.get("gpus_min", trace.gpus), "gpus_max": limits.get("gpus_max", trace.gpus),
+    }
 
 
 @dataclass(slots=True)
@@ -172,6 +182,8 @@ class _Twin:
         self._attempts: dict[int, _Attempt] = {}
         self._leaving: dict[int, int] = {}  # GPU -> time at which the job that leaves it is gone
         self._saved_ms: dict[int, int] = {}  # job -> time at which its last save is done
+        self._chooses = policy.size.resizes_running and not policy.oracle
+        self._heard: set[int] = set()  # models of which some job reported steps
         self._dependents: dict[int, list[int]] = {}
         for job, after in enumerate(trace.after.tolist()):
             if after != NONE:
@@ -242,6 +254,7 @@ class _Twin:
             if isinstance(action, Preempt):
                 self._preempt(action, now_ms)
             elif isinstance(action, Resize):
+                self._record.resizes[action.job] += 1
                 self._vacate(action.job, now_ms)
         for action in plan.actions:
             if isinstance(action, Start | Resize):
@@ -264,6 +277,7 @@ class _Twin:
         pace = self._truth.pace(job, self._done[job], nodes, action.batch)
         attempt = _Attempt(action.epoch, gpus, nodes, begin_ms, from_ms, action.batch, pace)
         self._attempts[job] = attempt
+        self._note_unmeasured(action, first)
         if first:
             self._record.first_start_ms[job] = begin_ms
         else:
@@ -273,6 +287,18 @@ class _Twin:
         if lives_ms:
             self._push(attempt.from_ms + lives_ms, _FAILED, job, action.epoch)
         self._go_on(job, attempt, pace, attempt.from_ms)
+
+    def _note_unmeasured(self, action: Start | Resize, first: bool) -> None:
+        """See ``Replay.unmeasured``."""
+        spec = self._specs[action.job]
+        if not self._chooses or spec.gpus_min >= spec.gpus_max:
+            return
+        as_asked = len(action.gpus) == spec.gpus and action.batch == spec.batch
+        analysed = isinstance(action, Start) and action.analyse
+        if not as_asked or analysed:
+            self._record.unmeasured[action.job] = 0
+        elif first and spec.profile not in self._heard:
+            self._record.unmeasured[action.job] = 1
 
     def _change_pace(self, job: int, attempt: _Attempt, from_ms: int) -> None:
         """The job gets on differently from now on: it has another batch, or reached another part of its work."""
@@ -312,6 +338,7 @@ class _Twin:
         """Another batch at once, without a stop."""
         attempt = self._attempts[action.job]
         attempt.batch = action.batch
+        self._record.unmeasured[action.job] = 0
         if now_ms < attempt.from_ms:
             attempt.stretches.clear()
             self._change_pace(action.job, attempt, attempt.from_ms)
@@ -321,7 +348,7 @@ class _Twin:
             self._tell(now_ms, action.job, attempt)
 
     def _reject(self, job: int, now_ms: int) -> None:
-        self._record.rejected[job] = 1
+        self._record.rejected[job], self._record.rejected_ms[job] = 1, now_ms
         self._over(job, now_ms)
 
     # -- what happens ----------------------------------------------------------------------------------------------
@@ -361,6 +388,8 @@ class _Twin:
         if report is not None:
             if attempt.seen:
                 report, attempt.seen = replace(report, seen=attempt.seen + report.seen), ()
+            if report.seen and self._specs[job].profile != NONE:
+                self._heard.add(self._specs[job].profile)
             self._scheduler.observe(Event(now_ms, _REPORTED, job, report=report))
 
     def _fail(self, job: int, attempt: _Attempt, now_ms: int) -> None:
@@ -460,9 +489,10 @@ class _Record:
 
     def __init__(self, jobs: int) -> None:
         self.ended = 0
-        self.first_start_ms, self.finish_ms = [NONE] * jobs, [NONE] * jobs
+        self.first_start_ms, self.finish_ms, self.rejected_ms = ([NONE] * jobs for _ in range(3))
         self.service_gpu_ms, self.useful_gpu_ms, self.lost_gpu_ms = [0] * jobs, [0] * jobs, [0] * jobs
-        self.preemptions, self.restarts, self.failed, self.rejected = ([0] * jobs for _ in range(4))
+        self.preemptions, self.restarts, self.resizes = ([0] * jobs for _ in range(3))
+        self.failed, self.rejected, self.unmeasured = ([0] * jobs for _ in range(3))
         self._job, self._start, self._end = array("q"), array("q"), array("q")
         self._first, self._gpu = array("q", [0]), array("q")
 
@@ -482,7 +512,7 @@ class _Record:
         job, start, end = (np.array(values, dtype=np.int64) for values in (self._job, self._start, self._end))
         first, gpu = np.array(self._first, dtype=np.int64), np.array(self._gpu, dtype=np.int64)
         names = ("first_start_ms", "finish_ms", "service_gpu_ms", "useful_gpu_ms", "lost_gpu_ms", "preemptions",
-                 "restarts", "failed", "rejected")
+                 "restarts", "resizes", "failed", "rejected", "rejected_ms", "unmeasured")
         return {
             **{name: frozen(np.array(getattr(self, name), dtype=np.int64)) for name in names},
             "runs": sorted_runs(job, start, end, first, gpu),

@@ -146,7 +146,7 @@
     const when = "about " + show(at * step) + " to " + show((at + chosen.len[i]) * step);
     const who = job ? jobs.names[jobs.who[job - 1]] : "";
     tip.textContent = job
-      ? jobs.id[job - 1] + (who ? ", " + who : "") + ", " + jobs.gpus[job - 1] + (jobs.gpus[job - 1] === 1 ? " GPU, " : " GPUs, ") + when
+      ? jobs.id[job - 1] + (who ? ", " + who : "") + ", " + jobs.gpus[job - 1] + (jobs.gpus[job - 1] === 1 ? " GPU" : " GPUs") + data.jobs.gpus_as + ", " + when
       : "idle, " + when;
     tip.hidden = false;
     tip.style.left = Math.max(0, Math.min(x + 12, box.width - tip.offsetWidth)) + "px";

@@ -49,11 +49,12 @@ class Owners:
     code: IntArray
 
 
-def owners_of(trace: Trace) -> Owners:
+def owners_of(replay: Replay) -> Owners:
     """Owners that get a colour: groups where the trace has them, else users, else size classes."""
+    trace, gpu_ms = replay.trace, replay.asked_gpu_ms
     for kind, code, names in (("group", trace.group, trace.groups), ("user", trace.user, trace.users)):
         if (code >= 0).any():
-            weight = np.bincount(code[code >= 0], weights=trace.gpu_ms[code >= 0], minlength=len(names))
+            weight = np.bincount(code[code >= 0], weights=gpu_ms[code >= 0], minlength=len(names))
             order = np.argsort(-weight, kind="stable")
             order = order[: _NAMED_OWNERS]
             place = np.full(len(names) + 1, len(order), dtype=np.int64)
@@ -93,6 +94,7 @@ def gantt_data(replays: Sequence[Replay], owners: Owners) -> dict[str, Any]:
             "owner": _packed(owners.code[shown], "<u1"),
             "size": _packed(sizes[shown], "<u1"),
             "gpus": _packed(trace.gpus[shown], "<u4"),
+            "gpus_as": " asked" if (first.gpus_min < first.gpus_max).any() else "",
             "who": _who(trace, shown),
         },
         "policies": [

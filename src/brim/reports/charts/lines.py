@@ -155,6 +155,7 @@ def _queue_steps(replay: Replay) -> tuple[FloatArray, FloatArray]:
     last_run_ms = np.zeros(len(replay.trace), dtype=np.int64)
     np.maximum.at(last_run_ms, runs.job, ends)
     left_ms = np.where(replay.finish_ms >= 0, replay.finish_ms, np.where(replay.failed > 0, last_run_ms, -1))
+    left_ms = np.maximum(left_ms, replay.rejected_ms)
     left_ms = left_ms[left_ms >= 0]
     return _steps(
         (replay.trace.submit_ms, 1.0), (left_ms, -1.0), (runs.start_ms, -1.0), (ends, 1.0),
