@@ -15,8 +15,10 @@ SOURCE = ROOT / "src" / "brim"
 PURE = ("core", "beliefs", "policies", "engine")
 CLOCKS = {"time", "datetime", "random", "secrets", "uuid", "socket", "asyncio", "threading", "subprocess", "requests"}
 OUTSIDE = {"torch", "polars", "pyarrow", "rich", "typer"}
-READS_FILES = {"core/cluster.py": "cluster TOML", "policies/presets.py": "policy files"}
-"""The two places in deciding packages that open a file, and what they read."""
+READS_FILES = {
+    "core/cluster.py": "cluster TOML", "policies/presets.py": "policy files", "beliefs/library.py": "fitted profiles",
+}
+"""The places in deciding packages that open a file, and what they read."""
 
 
 def modules(package: str) -> list[Path]:

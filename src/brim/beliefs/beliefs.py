@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from brim.beliefs.runtime import RunTimes, UserLimits
+from brim.beliefs.speeds import SeenSpeeds
+from brim.beliefs.work import AsMuchAgain, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +15,10 @@ class Beliefs:
 
     Attributes:
         run_times: How long does a job run?
+        speeds: How fast is it, on any number of GPUs?
+        work: How much of it is left?
     """
 
     run_times: RunTimes = field(default_factory=UserLimits)
+    speeds: SeenSpeeds = field(default_factory=SeenSpeeds)
+    work: Work = field(default_factory=AsMuchAgain)

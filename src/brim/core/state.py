@@ -31,7 +31,9 @@ _RUNNING_SINCE, _RUN, _SERVICE, _MEMO = (
     _COLUMN[c] for c in ("running_since_ms", "run_ms", "service_gpu_ms", "memo")
 )
 _ID, _USER, _SHARE, _PROFILE = (_COLUMN[c] for c in ("id", "user", "share_milli", "profile"))
-_GPUS_NOW, _BATCH_NOW = (_COLUMN[c] for c in ("gpus_now", "batch_now"))
+_GPUS_NOW, _BATCH_NOW, _STARTS, _STALLED = (
+    _COLUMN[c] for c in ("gpus_now", "batch_now", "starts", "stalled_ms")
+)
 assert JOB_FLOAT_COLUMNS == ("samples_done", "samples_per_s", "grad_var", "grad_sqr")
 _DONE, _PACE, _VAR, _SQR = range(4)
 _NOTHING_KNOWN: Final = (0.0, 0.0, np.nan, np.nan)
@@ -150,7 +152,7 @@ class ClusterState:
         if slot and spec.id <= self._block[_ID, slot - 1]:
             raise InvariantError(f"job id {spec.id} does not follow {self._block[_ID, slot - 1]}")
         phase = _HELD if event.held else _PENDING
-        self._block[:, slot] = (*_spec_values(spec), phase, 0, NONE, event.time_ms, NONE, 0, 0, 0, 0, NONE)
+        self._block[:, slot] = (*_spec_values(spec), phase, 0, NONE, event.time_ms, NONE, 0, 0, 0, 0, NONE, 0, 0)
         self._floats[:, slot] = _NOTHING_KNOWN
         while spec.id >= len(self._slot_of):
             self._slot_of = np.concatenate((self._slot_of, np.full_like(self._slot_of, NONE)))
@@ -175,6 +177,8 @@ class ClusterState:
             self._hear(event, slot)
         elif kind is _STARTED and after is _RUNNING:
             column[_RUNNING_SINCE] = self._told_ms[slot] = event.time_ms
+            column[_STARTS] += 1
+            column[_STALLED] += event.time_ms - column[_SINCE]
         elif kind is _FINISHED:
             self._learn(column)
         self.num_waiting += (after is _PENDING) - (before is _PENDING)

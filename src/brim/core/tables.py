@@ -51,6 +51,8 @@ class JobTable:
         memo: What the policy's order part remembers of the job between rounds; 0 at first.
         gpus_now: GPUs it holds, 0 while it waits.
         batch_now: Global batch it was last given, -1 before.
+        starts: Attempts that came to make progress.
+        stalled_ms: Time in which these held GPUs before they did.
         samples_done: Samples whose work counts, up to now (``Report.samples_done``); 0 where the job does not say.
         samples_per_s: How fast that last grew; 0 where the job does not say.
         grad_var: Variance of its gradient at the smallest batch; NaN where the job does not say.
@@ -85,6 +87,8 @@ class JobTable:
     memo: IntArray
     gpus_now: IntArray
     batch_now: IntArray
+    starts: IntArray
+    stalled_ms: IntArray
     samples_done: FloatArray
     samples_per_s: FloatArray
     grad_var: FloatArray

@@ -18,9 +18,13 @@ from brim.policies.order.fair import MaxMin
 from brim.policies.order.shortest import ShortestJob, ShortestRemaining
 from brim.policies.order.tiresias import ServiceQueues
 from brim.policies.place.parts import Consolidate, Fragmentation, Misfit, Spread
+from brim.policies.place.repack import Repack
 from brim.policies.size.as_asked import AsAsked
-from brim.policies.sockets import Order, Policy
-from brim.units import MS_PER_MIN
+from brim.policies.size.dynamic_program import DynamicProgram
+from brim.policies.size.goodput import Goodput, PolluxFitness
+from brim.policies.size.marginal import MarginalGain
+from brim.policies.sockets import Order, Policy, Size
+from brim.units import MS_PER_H, MS_PER_MIN, MS_PER_S
 
 
 def _rigid(
@@ -32,6 +36,17 @@ def _rigid(
     )
 
 
+def _elastic(
+    name: str, size: Size, source: str, *, period_ms: int, gap_ms: int = 30 * MS_PER_S, oracle: bool = False
+) -> Policy:
+    """A policy that resizes running jobs; rounds at least 30 s apart: the rate limit of Voda, an elastic scheduler."""
+    return Policy(
+        name=name, order=Arrival(), size=size, place=Repack(), feed=Even(), fill=NoFill(), period_ms=period_ms,
+        gap_ms=gap_ms, oracle=oracle, source=source,
+    )
+
+
+_PAPER: Final = "Effective Elastic Scaling, MASCOTS 2020"
 _ROWS: Final = (
     _rigid("fifo", Arrival(), "stop", "strict first come, first served"),
     _rigid("backfill", Arrival(), "reserve", "EASY: Lifka, JSSPP 1995"),
@@ -42,12 +57,28 @@ _ROWS: Final = (
     _rigid("las", LeastAttained(), "skip", "least attained service", period_ms=5 * MS_PER_MIN),
     _rigid("gittins", Gittins(), "skip", "2D-Gittins: Tiresias, NSDI 2019", period_ms=5 * MS_PER_MIN),
     _rigid("tiresias", ServiceQueues(), "skip", "discretised 2D-LAS: Tiresias, NSDI 2019", period_ms=MS_PER_MIN),
+    replace(
+        _rigid("tiresias-pollux", ServiceQueues((16 * MS_PER_H,), promote_ratio=0.0), "skip",
+               "Tiresias as Pollux compares with it: one threshold of 16 GPU-h, OSDI 2021", period_ms=MS_PER_MIN),
+        gap_ms=MS_PER_MIN,
+    ),
     _rigid("fair", MaxMin(), "skip", "weighted max-min of GPU time over users", period_ms=5 * MS_PER_MIN),
+    _elastic("elastic", DynamicProgram(), _PAPER, period_ms=10 * MS_PER_MIN),
+    _elastic("elastic-fixed", DynamicProgram("asked", accumulation=True), f"{_PAPER}: batch as asked",
+             period_ms=10 * MS_PER_MIN),
+    _elastic("elastic-max", DynamicProgram("largest", accumulation=True), f"{_PAPER}: largest batch",
+             period_ms=10 * MS_PER_MIN),
+    _elastic("elastic-random", DynamicProgram("random", accumulation=True), f"{_PAPER}: random batch",
+             period_ms=10 * MS_PER_MIN),
+    _elastic("optimus", MarginalGain(), "Optimus, EuroSys 2018; true remaining work", period_ms=MS_PER_MIN,
+             gap_ms=MS_PER_MIN, oracle=True),
+    _elastic("pollux", PolluxFitness(), "Pollux, OSDI 2021", period_ms=MS_PER_MIN, gap_ms=MS_PER_MIN),
+    _elastic("goodput", Goodput(), "ours: exact search on goodput, young jobs first", period_ms=MS_PER_MIN),
 )
 PARTS: Final[dict[str, tuple[type, ...]]] = {
     "order": (Arrival, ShortestJob, ShortestRemaining, LeastAttained, Gittins, ServiceQueues, MaxMin),
-    "size": (AsAsked,),
-    "place": (Consolidate, Spread, Fragmentation),
+    "size": (AsAsked, DynamicProgram, MarginalGain, PolluxFitness, Goodput),
+    "place": (Consolidate, Spread, Fragmentation, Repack),
     "feed": (Even,),
     "fill": (NoFill,),
 }

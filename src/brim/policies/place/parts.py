@@ -83,8 +83,9 @@ def _place(
     snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes, rule: int, misfit: Misfit
 ) -> Grants:
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
+    gpus = np.where(jobs.holds, jobs.gpus_now, jobs.gpus)
     columns = Jobs(
-        jobs.gpus, jobs.share_milli, jobs.cpu_milli, jobs.mem_mib, jobs.gpu_type, jobs.holds, jobs.waits,
+        gpus, jobs.share_milli, jobs.cpu_milli, jobs.mem_mib, jobs.gpu_type, jobs.holds, jobs.waits,
         _end_ms(snapshot, beliefs) if misfit == "reserve" else np.zeros(len(jobs)),
     )
     job, node, gpu, why, blocker = walk(

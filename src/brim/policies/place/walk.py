@@ -62,6 +62,13 @@ def take_pairs(room: Room, ask: Ask, pairs: IntArray) -> None:
         take(room, ask, pairs[i, 0], pairs[i, 1])
 
 
+@njit
+def give_pairs(room: Room, ask: Ask, pairs: IntArray) -> None:
+    """Take the GPUs of (node, gpu) pairs back."""
+    for i in range(ask.gpus):
+        give(room, ask, pairs[i, 0], pairs[i, 1])
+
+
 class Held(NamedTuple):
     """Grants before the round (G rows); a job's rows stand together."""
 

@@ -1,0 +1,86 @@
+"""How fast is each job of a snapshot, on any number of GPUs? Fits of ``throughput`` to what jobs have reported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from brim.beliefs.throughput import PARAMETERS, Fit, Observations, fit
+from brim.core.arrays import BoolArray, FloatArray, IntArray
+from brim.core.snapshot import Snapshot
+from brim.core.tables import SeenSteps
+
+_FITS_KEPT: Final = 20_000
+"""Fits remembered: they depend on nothing but the observations, and most of those do not change between rounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """What is believed of the jobs of one snapshot (J).
+
+    Attributes:
+        parameters: Step-time parameters (J, P), NaN where nothing is known.
+        known: Something was seen and could be fitted (J,).
+        gpus_seen: Most GPUs seen in use, 0 for none (J,).
+    """
+
+    parameters: FloatArray
+    known: BoolArray
+    gpus_seen: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class SeenSpeeds:
+    """Fits step times to reports. Pure: what it remembers only saves time."""
+
+    _fits: dict[bytes, Fit] = field(default_factory=dict, repr=False, compare=False)
+
+    def of_jobs(self, snapshot: Snapshot) -> Speeds:
+        """What each job told of itself."""
+        seen, size = snapshot.seen, len(snapshot.jobs)
+        alive = int(np.count_nonzero(seen.job >= 0))
+        first = np.searchsorted(seen.job[:alive], np.arange(size + 1))
+        return self._speeds(size, seen, [slice(first[row], first[row + 1]) for row in range(size)])
+
+    def of_models(self, snapshot: Snapshot) -> Speeds:
+        """What all jobs told of the model that each job trains, those that are over included."""
+        seen, jobs = snapshot.seen, snapshot.jobs
+        rows: dict[int, IntArray] = {
+            profile: np.flatnonzero(seen.profile == profile) for profile in np.unique(jobs.profile).tolist()
+        }
+        own = np.arange(len(jobs))
+        return self._speeds(len(jobs), seen, [
+            rows[profile] if profile >= 0 else np.flatnonzero(seen.job == row)
+            for row, profile in zip(own.tolist(), jobs.profile.tolist(), strict=True)
+        ])
+
+    def _speeds(self, size: int, seen: SeenSteps, rows: Sequence[slice | IntArray]) -> Speeds:
+        parameters = np.full((size, len(PARAMETERS)), np.nan)
+        known = np.zeros(size, dtype=np.bool_)
+        gpus_seen = np.zeros(size, dtype=np.int64)
+        columns = (seen.nodes, seen.gpus, seen.local_batch, seen.step_s, seen.sync_s)
+        block: FloatArray = np.stack(columns, axis=1, dtype=np.float64)
+        for row, where in enumerate(rows):
+            part = block[where]
+            if not len(part):
+                continue
+            fitted = self._fit(part)
+            gpus_seen[row] = part[:, 1].max()
+            if fitted.ok:
+                parameters[row], known[row] = fitted.parameters, True
+        return Speeds(parameters=parameters, known=known, gpus_seen=gpus_seen)
+
+    def _fit(self, part: FloatArray) -> Fit:
+        key = part.tobytes()
+        found = self._fits.get(key)
+        if found is None:
+            if len(self._fits) >= _FITS_KEPT:
+                self._fits.clear()
+            found = self._fits[key] = fit(Observations(
+                nodes=part[:, 0].astype(np.int64), gpus=part[:, 1].astype(np.int64), local_batch=part[:, 2],
+                step_s=part[:, 3], sync_s=part[:, 4],
+            ))
+        return found

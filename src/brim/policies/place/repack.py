@@ -1,0 +1,193 @@
+"""Placing jobs whose sizes change: who keeps its size keeps its GPUs, unless it tears a larger gang apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from brim.beliefs.beliefs import Beliefs
+from brim.core.arrays import IntArray
+from brim.core.lifecycle import Phase
+from brim.core.reasons import Why
+from brim.core.snapshot import Snapshot
+from brim.core.tables import Grants
+from brim.policies.place.parts import NO_CLASSES
+from brim.policies.place.room import CONSOLIDATE, WHOLE, WHOLES, Ask, Room, choose, empty_room
+from brim.policies.place.walk import give_pairs, take_pairs
+from brim.policies.sockets import Sizes
+
+_WHY: Final = {int(Phase.HELD): int(Why.HELD), int(Phase.STOPPING): int(Why.STOPPING)}
+
+
+@dataclass(frozen=True, slots=True)
+class Repack:
+    """Fewest nodes for every gang, largest first.
+
+    A job that keeps its size stays where it is. The others are placed anew, the largest first; where such a gang would
+    be torn over more nodes than it fills, jobs smaller than it that stand in the way of the fewest GPUs move elsewhere.
+    With sizes that are powers of two up to a node, and whole nodes above, every gang stands together whenever all fit.
+
+    Source:
+        Effective Elastic Scaling asks for few nodes per job and leaves open how; this rule is ours.
+    """
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
+        """See ``Place``."""
+        jobs, want = snapshot.jobs, sizes.gpus.copy()
+        board = _Board(snapshot, want)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        anew = np.flatnonzero((want > 0) & (jobs.waits | (jobs.holds & (want != jobs.gpus_now))))
+        queue = anew[np.lexsort((rank[anew], -want[anew]))].tolist()
+        while queue:
+            queue = sorted(queue[1:] + board.settle(queue[0]), key=lambda row: (-want[row], rank[row]))
+        return board.grants(jobs.phase)
+
+
+@dataclass(slots=True)
+class _Board:
+    """Who stands where while a round's placement is made."""
+
+    snapshot: Snapshot
+    want: IntArray
+    room: Room = field(init=False)
+    pairs_of: dict[int, IntArray] = field(init=False)
+    scratch: IntArray = field(init=False)
+    too_few: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        nodes, jobs, held = self.snapshot.nodes, self.snapshot.jobs, self.snapshot.grants
+        self.room = empty_room(
+            nodes.gpu_type, nodes.gpus, nodes.cpu_milli, nodes.mem_mib, nodes.is_open, len(self.snapshot.gpu_types)
+        )
+        self.scratch = np.zeros((2, len(nodes)), dtype=np.int64)
+        self.pairs_of = {}
+        stays = jobs.holds & (self.want == jobs.gpus_now)
+        if len(held):
+            starts = np.flatnonzero(np.diff(held.job, prepend=-1))
+            for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(held)], strict=True):
+                row = int(held.job[start])
+                if stays[row]:
+                    pairs = np.stack((held.node[start:stop], held.gpu[start:stop]), axis=1)
+                    self._put(row, np.ascontiguousarray(pairs))
+
+    def _ask(self, row: int) -> Ask:
+        jobs = self.snapshot.jobs
+        return Ask(int(self.want[row]), int(jobs.share_milli[row]), int(jobs.cpu_milli[row]), int(jobs.mem_mib[row]),
+                   int(jobs.gpu_type[row]))
+
+    def _put(self, row: int, pairs: IntArray) -> None:
+        self.pairs_of[row] = pairs
+        take_pairs(self.room, self._ask(row), pairs)
+
+    def _lift(self, row: int) -> None:
+        give_pairs(self.room, self._ask(row), self.pairs_of.pop(row))
+
+    def _find(self, ask: Ask) -> IntArray | None:
+        pairs = np.empty((ask.gpus, 2), dtype=np.int64)
+        return pairs if choose(self.room, ask, CONSOLIDATE, NO_CLASSES, self.scratch, pairs) else None
+
+    def settle(self, row: int) -> list[int]:
+        """Place one gang; returns the rows of jobs that had to move and are to be placed again."""
+        ask = self._ask(row)
+        pairs = self._find(ask)
+        moved: list[int] = []
+        if pairs is None or len(np.unique(pairs[:, 0])) > self._fewest(ask.gpus):
+            moved = self._in_the_way(ask)
+            for other in moved:
+                self._lift(other)
+            if moved:
+                pairs = self._find(ask)
+        if pairs is None:
+            pairs = self._make_do(row)
+        if pairs is None:
+            self.too_few.append(row)
+        else:
+            self._put(row, pairs)
+        return moved
+
+    def _make_do(self, row: int) -> IntArray | None:
+        """What to give a gang for which there is no room, as nodes differ: what it has, else fewer GPUs."""
+        jobs, held = self.snapshot.jobs, self.snapshot.grants
+        if jobs.holds[row]:
+            mine = held.job == row
+            pairs = np.ascontiguousarray(np.stack((held.node[mine], held.gpu[mine]), axis=1))
+            if (self.room.node[pairs[:, 0], pairs[:, 1]] >= jobs.share_milli[row]).all():
+                self.want[row] = len(pairs)
+                return pairs
+        for fewer in range(int(self.want[row]) - 1, int(jobs.gpus_min[row]) - 1, -1):
+            self.want[row] = fewer
+            found = self._find(self._ask(row))
+            if found is not None:
+                return found
+        return None
+
+    def _fewest(self, gpus: int) -> int:
+        return -(-gpus // int(self.snapshot.nodes.gpus.max()))
+
+    def _in_the_way(self, ask: Ask) -> list[int]:
+        """Jobs smaller than the gang whose moving lets it stand on the fewest nodes; none if that cannot be.
+
+        Of the nodes, those with the fewest GPUs in the way; on a node, the largest such jobs.
+        """
+        nodes = self.snapshot.nodes
+        by_node: dict[int, list[int]] = {}
+        for other, pairs in self.pairs_of.items():
+            if len(pairs) < ask.gpus and pairs[0, 0] == pairs[-1, 0] and not self._shares(other):
+                by_node.setdefault(int(pairs[0, 0]), []).append(other)
+        width = int(nodes.gpus.max())
+        full, rest = divmod(ask.gpus, width)
+        parts = [width] * full + ([rest] if rest else [])
+        free = self.room.node[:, WHOLES]
+        moved: list[int] = []
+        taken: set[int] = set()
+        for part in parts:
+            best: tuple[int, int, list[int]] | None = None
+            for node in np.flatnonzero(nodes.is_open & (nodes.gpus >= part)).tolist():
+                if node in taken or (ask.gpu_type >= 0 and nodes.gpu_type[node] != ask.gpu_type):
+                    continue
+                leaving = _enough([(len(self.pairs_of[o]), o) for o in by_node.get(node, ())], part - int(free[node]))
+                if leaving is None:
+                    continue
+                cost = sum(len(self.pairs_of[other]) for other in leaving)
+                if best is None or (cost, node) < best[:2]:
+                    best = cost, node, leaving
+            if best is None:
+                return []
+            taken.add(best[1])
+            moved += best[2]
+        return moved
+
+    def _shares(self, row: int) -> bool:
+        return bool(self.snapshot.jobs.share_milli[row] < WHOLE)
+
+    def grants(self, phase: IntArray) -> Grants:
+        """The grants, and why whoever has none waits."""
+        why = np.array([_WHY.get(code, int(Why.NOT_NOW)) for code in phase.tolist()], dtype=np.int64)
+        why[self.too_few] = int(Why.TOO_FEW_FREE)
+        rows = sorted(self.pairs_of)
+        why[rows] = int(Why.RUNS)
+        pairs = np.concatenate([self.pairs_of[row] for row in rows]) if rows else np.zeros((0, 2), dtype=np.int64)
+        job = np.repeat(rows, [len(self.pairs_of[row]) for row in rows]).astype(np.int64)
+        return Grants(
+            job=job, node=pairs[:, 0].copy(), gpu=pairs[:, 1].copy(), share_milli=self.snapshot.jobs.share_milli[job],
+            why=why, blocker=np.full(len(phase), -1, dtype=np.int64),
+        )
+
+
+def _enough(jobs: list[tuple[int, int]], gpus: int) -> list[int] | None:
+    """Fewest jobs (size, row) whose GPUs add up to at least so many; None if all are too few."""
+    leaving: list[int] = []
+    if gpus <= 0:
+        return leaving
+    for size, row in sorted(jobs):
+        if size >= gpus:  # one that is just large enough, instead of many
+            return [row]
+    for size, row in sorted(jobs, reverse=True):
+        leaving.append(row)
+        gpus -= size
+        if gpus <= 0:
+            return leaving
+    return None

@@ -1,0 +1,145 @@
+"""What each job would make of each number of GPUs: the table that elastic size parts choose from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from brim.beliefs.batching import Limits, Noise, best_batches, fewest_nodes, fixed_batches
+from brim.beliefs.speeds import Speeds
+from brim.core.arrays import BoolArray, FloatArray, IntArray
+from brim.core.snapshot import Snapshot
+from brim.core.trace import NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """J jobs, 0 to G GPUs.
+
+    Attributes:
+        rate_JG: Samples per second (J, G + 1); -inf where the job cannot or may not run; column 0 is always that.
+        batch_JG: Global batch that gives it, -1 for jobs that have none (J, G + 1).
+        least: Fewest GPUs it may run on, 0 for a job that cannot run on the nodes that are open (J,).
+        fitted: The rates are those of a fitted model; the others know one size only, at rate 1 (J,).
+        active: Takes part: waits or holds GPUs (J,).
+    """
+
+    rate_JG: FloatArray
+    batch_JG: IntArray
+    least: IntArray
+    fitted: BoolArray
+    active: BoolArray
+
+    @property
+    def speedup(self) -> FloatArray:
+        """Rates relative to the fewest GPUs a job may run on (J, G + 1), -inf where it cannot run."""
+        base = np.take_along_axis(self.rate_JG, self.least[:, None], axis=1)
+        return self.rate_JG / np.where(self.least[:, None] > 0, base, 1.0)
+
+    def batches(self, gpus: IntArray, snapshot: Snapshot) -> IntArray:
+        """The batch of each job on the GPUs chosen (J,); a job without GPUs keeps the last one."""
+        chosen = np.take_along_axis(self.batch_JG, gpus[:, None], axis=1)[:, 0]
+        return np.where(gpus > 0, chosen, snapshot.jobs.batch_now)
+
+
+def candidates(
+    snapshot: Snapshot, speeds: Speeds, *, gpus_max: int, growth: int | None = None, noise: bool = True,
+    batch: IntArray | None = None, accumulation: bool = True,
+) -> Candidates:
+    """Evaluate all sizes of all jobs.
+
+    A job of which nothing is known yet is offered its fewest GPUs only, at its smallest batch: it is measured there. A
+    rigid job is offered what its user asked, and so is one whose batches no size can split. Sizes are powers of two up
+    to a node and whole nodes above: these fit together without holes.
+
+    Args:
+        snapshot: The cluster.
+        speeds: What is believed of its jobs.
+        gpus_max: Most GPUs for an elastic job.
+        growth: A job may get so many times the most GPUs it was seen on; None for no such limit.
+        noise: Discount large batches by what they add less to progress.
+        batch: Each job's batch, if it is not to be chosen (J,).
+        accumulation: Whether a GPU may do several micro-steps per step; if not, it still may for jobs that could not
+            run otherwise.
+    """
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    width, reach = int(nodes.gpus.max()), _reach(snapshot)
+    active = jobs.holds | jobs.waits
+    elastic = jobs.elastic
+    G = int(max(min(gpus_max, reach.max(initial=1)), jobs.gpus.max(initial=1), 1))
+    rate = np.full((len(jobs), G + 1), -np.inf)
+    batches = np.full((len(jobs), G + 1), NONE, dtype=np.int64)
+    fitted = active & elastic & speeds.known
+    new = np.flatnonzero(active & elastic & ~speeds.known)
+    rate[new], batches[new] = 1.0, (jobs.batch_min if batch is None else batch)[new, None]
+    most = np.minimum(np.minimum(jobs.gpus_max, gpus_max), reach)
+    if growth is not None:
+        most = np.minimum(most, growth * np.maximum(speeds.gpus_seen, jobs.gpus_min))
+    size = np.arange(G + 1)
+    inside: BoolArray = (size >= jobs.gpus_min[:, None]) & (size <= most[:, None])
+    allowed = inside & _fits_together(G, width)
+    allowed |= ~allowed.any(axis=1)[:, None] & (size == jobs.gpus_min[:, None])
+    first = np.where(allowed.any(axis=1), allowed.argmax(axis=1), 0)
+    allowed[new] &= size == first[new, None]
+    rate[~allowed] = -np.inf
+    rows = np.flatnonzero(fitted)
+    for accumulate in (False, True) if not accumulation else (True,):
+        _evaluate(rate, batches, allowed, rows, snapshot, speeds, noise, batch, accumulate)
+        rows = rows[~np.isfinite(rate[rows]).any(axis=1)]
+    fitted[rows] = False  # no batch will do on any size
+    rigid = np.flatnonzero(active & ~fitted & ~np.isin(np.arange(len(jobs)), new))
+    rate[rigid, :], batches[rigid, :] = -np.inf, jobs.batch[rigid, None]
+    rigid = rigid[jobs.gpus[rigid] <= reach[rigid]]
+    rate[rigid, jobs.gpus[rigid]] = 1.0
+    rate[:, 0] = -np.inf
+    finite = np.isfinite(rate)
+    return Candidates(
+        rate_JG=rate, batch_JG=batches, least=np.where(finite.any(axis=1), finite.argmax(axis=1), 0), fitted=fitted,
+        active=active,
+    )
+
+
+def _reach(snapshot: Snapshot) -> IntArray:
+    """Most GPUs of one type that open nodes could give each job if nobody else were there (J,)."""
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    asks = np.stack((jobs.gpu_type, jobs.cpu_milli, jobs.mem_mib))
+    kinds, kind_of = np.unique(asks, axis=1, return_inverse=True)
+    reach = np.zeros(kinds.shape[1], dtype=np.int64)
+    for kind, (gpu_type, cpu, mem) in enumerate(kinds.T.tolist()):
+        slots = np.where(nodes.is_open & ((gpu_type == NONE) | (nodes.gpu_type == gpu_type)), nodes.gpus, 0)
+        if cpu:
+            slots = np.minimum(slots, nodes.cpu_milli // cpu)
+        if mem:
+            slots = np.minimum(slots, nodes.mem_mib // mem)
+        reach[kind] = np.bincount(nodes.gpu_type, weights=slots).max()
+    return reach[kind_of.reshape(-1)]
+
+
+def _evaluate(
+    rate: FloatArray, batches: IntArray, allowed: BoolArray, rows: IntArray, snapshot: Snapshot, speeds: Speeds,
+    noise: bool, batch: IntArray | None, accumulation: bool,
+) -> None:
+    """Fill in rates and batches of some rows from their fitted models, where a size is allowed."""
+    if not len(rows):
+        return
+    jobs = snapshot.jobs
+    limits = Limits(
+        batch_min=jobs.batch_min[rows], batch_max=jobs.batch_max[rows],
+        local_batch_min=jobs.local_batch_min[rows], local_batch_max=jobs.local_batch_max[rows],
+    )
+    known = Noise(jobs.grad_var[rows], jobs.grad_sqr[rows]) if noise else None
+    where = speeds.parameters[rows], fewest_nodes(rate.shape[1] - 1, int(snapshot.nodes.gpus.max()))
+    found, batches[rows] = (
+        best_batches(*where, limits, known, accumulation=accumulation) if batch is None
+        else fixed_batches(*where, batch[rows], limits, known, accumulation=accumulation)
+    )
+    rate[rows] = np.where(allowed[rows], found, -np.inf)
+
+
+def _fits_together(gpus_max: int, width: int) -> BoolArray:
+    """Sizes that pack nodes of ``width`` GPUs without holes: powers of two up to it, and its multiples (G + 1,)."""
+    size = np.arange(gpus_max + 1)
+    power_of_two = (size & (size - 1)) == 0
+    together: BoolArray = (size > 0) & np.where(size < width, power_of_two, size % width == 0)
+    return together

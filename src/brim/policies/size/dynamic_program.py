@@ -1,0 +1,129 @@
+"""Effective Elastic Scaling: the GPUs and batch of all jobs together, by the exact maximum of their scaling factors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from brim.beliefs.beliefs import Beliefs
+from brim.beliefs.speeds import Speeds
+from brim.beliefs.throughput import grad_s
+from brim.core.arrays import BoolArray, FloatArray, IntArray
+from brim.core.snapshot import Snapshot
+from brim.core.tables import JobTable
+from brim.core.trace import NONE
+from brim.policies.size.candidates import Candidates, candidates
+from brim.policies.size.goodput import restart_ms
+from brim.policies.size.knapsack import best_sizes
+from brim.policies.sockets import Sizes
+from brim.units import MS_PER_MIN
+
+Batch = Literal["best", "asked", "largest", "random"]
+Mode = Literal["queue", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicProgram:
+    """Greatest total scaling factor over GPUs and batch, for the jobs there is room for.
+
+    A scaling factor is throughput over that of one GPU with the largest batch that fits it. Running jobs are kept;
+    those that wait are admitted in the order given while the fewest GPUs of all fit, which decides feasibility
+    exactly; the first that does not fit ends admission (``queue``), or it and whoever else does not fit are turned
+    away (``drop``).
+
+    A running job that would change loses the share of ``horizon_ms`` its restart takes. Leaving every running job as it
+    is stands among the choices at no such loss, so a plan that changes anything has won against it as a whole.
+
+    A job whose model nobody has timed yet starts on its fewest GPUs and is analysed there (``beliefs.analyser``).
+
+    Attributes:
+        batch: Chosen for each size (``best``), or fixed: what the user asked, the largest, or one drawn at random from
+            the range when the job is submitted: the baselines of the paper.
+        mode: What happens to whom there is no room for.
+        accumulation: Whether a GPU may do several micro-steps per step. Where not, a job that could not run otherwise
+            still may.
+        gpus_max: Most GPUs of a job.
+        horizon_ms: Time for which a plan is expected to stand: the interval of the autoscaler.
+
+    Source:
+        Saxena et al., Effective Elastic Scaling of Deep Learning Workloads, MASCOTS 2020, arXiv:2006.13878. Interval
+        and restart cost are not published; 10 min is ours. Differs: sizes fit together on nodes (``candidates``).
+    """
+
+    resizes_running: ClassVar[bool] = True
+    batch: Batch = "best"
+    mode: Mode = "queue"
+    accumulation: bool = False
+    gpus_max: int = 32
+    horizon_ms: int = 10 * MS_PER_MIN
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> Sizes:
+        """See ``Size``."""
+        jobs = snapshot.jobs
+        speeds = beliefs.speeds.of_models(snapshot)
+        found = candidates(
+            snapshot, speeds, gpus_max=self.gpus_max, noise=False, batch=self._batch(jobs),
+            accumulation=self.accumulation,
+        )
+        room = int(snapshot.nodes.gpus[snapshot.nodes.is_open].sum())
+        admitted, misfits = _admit(found.least, jobs, order, room, drop=self.mode == "drop")
+        kept = np.maximum(1.0 - restart_ms(snapshot) / self.horizon_ms, 0.0)
+        value = scaling_factors(found, jobs, speeds)
+        changes = jobs.holds[:, None] & (np.arange(value.shape[1]) != jobs.gpus_now[:, None])
+        value *= np.where(changes & np.isfinite(value), kept[:, None], 1.0)
+        value[~admitted] = -np.inf
+        value[:, 0] = np.where(admitted, -np.inf, 0.0)
+        gpus = best_sizes(value, room)
+        assert gpus is not None  # the fewest GPUs of all admitted fit
+        return Sizes(
+            gpus=gpus, global_batch=found.batches(gpus, snapshot), analyse=jobs.elastic & ~speeds.known, reject=misfits,
+        )
+
+    def _batch(self, jobs: JobTable) -> IntArray | None:
+        """The batch of each job where it is fixed (J,)."""
+        if self.batch == "best":
+            return None
+        if self.batch == "largest":
+            return jobs.batch_max
+        if self.batch == "asked":
+            return np.where(jobs.batch == NONE, jobs.batch_min, jobs.batch)
+        drawn: IntArray = jobs.batch_min + scattered(jobs.submit_ms) % np.maximum(jobs.batch_max - jobs.batch_min + 1, 1)
+        return drawn
+
+
+def scaling_factors(found: Candidates, jobs: JobTable, speeds: Speeds) -> FloatArray:
+    """Throughput over that of one GPU with the largest batch that fits it (J, G + 1); 1 for a job of one known size."""
+    local = np.minimum(jobs.batch_max, jobs.local_batch_max)
+    one = np.where(found.fitted, local / np.where(found.fitted, grad_s(speeds.parameters, local), 1.0), 1.0)
+    return found.rate_JG / one[:, None]
+
+
+def scattered(number: IntArray) -> IntArray:
+    """Numbers without a pattern, >= 0 (SplitMix64): a draw that stays the same from round to round."""
+    x = number.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    numbers: IntArray = ((x ^ (x >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)
+    return numbers
+
+
+def _admit(
+    least: IntArray, jobs: JobTable, order: IntArray, room: int, *, drop: bool
+) -> tuple[BoolArray, BoolArray]:
+    """Who takes part, and who is turned away (J,): running jobs first, then waiting ones in order."""
+    admitted, misfits = np.zeros(len(least), dtype=np.bool_), np.zeros(len(least), dtype=np.bool_)
+    for row in order[jobs.holds[order]].tolist():
+        if 0 < least[row] <= room:
+            admitted[row] = True
+            room -= least[row]
+    for row in order[jobs.waits[order]].tolist():
+        if 0 < least[row] <= room:
+            admitted[row] = True
+            room -= least[row]
+        elif drop:
+            misfits[row] = True
+        else:
+            break
+    return admitted, misfits

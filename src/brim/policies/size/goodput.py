@@ -1,0 +1,132 @@
+"""GPUs and batch of all jobs together, by goodput: samples per second, discounted by what large batches add less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from brim.beliefs.beliefs import Beliefs
+from brim.beliefs.overheads import Observed, costs
+from brim.core.arrays import FloatArray, IntArray
+from brim.core.snapshot import Snapshot
+from brim.policies.size.candidates import Candidates, candidates
+from brim.policies.size.knapsack import best_sizes
+from brim.policies.sockets import Sizes
+from brim.units import MS_PER_S
+
+WITHOUT_GPUS: float = 0.01
+"""Speed-up that stands for having no GPUs at all, where a utility needs one above 0. Ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolluxFitness:
+    """Pollux: the generalised mean of the jobs' speed-ups is greatest, restarts weighed against each job's age.
+
+    With exponent p < 0 the mean is greatest where the sum of ``-speedup ** p`` is, so the search over allocations is a
+    knapsack and is solved exactly (the original searches genetically). A job that would change counts
+    (T - R d) / (T + d) of its speed-up: T its age, R its restarts so far, d what a restart costs.
+
+    Attributes:
+        power: p.
+        gpus_max: Most GPUs of a job.
+        growth: A job may get so many times the most GPUs it was seen on.
+
+    Source:
+        Qiao et al., Pollux, OSDI 2021, section 4.2; limits of its published simulator. Differs: the search is exact; a
+        speed-up is relative to the fewest GPUs the job runs on; sizes fit together on nodes (``candidates``).
+    """
+
+    resizes_running: ClassVar[bool] = True
+    power: float = -1.0
+    gpus_max: int = 64
+    growth: int = 2
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> Sizes:
+        """See ``Size``."""
+        jobs = snapshot.jobs
+        found = candidates(snapshot, beliefs.speeds.of_jobs(snapshot), gpus_max=self.gpus_max, growth=self.growth)
+        age_ms, cost_ms = snapshot.now_ms - jobs.submit_ms, restart_ms(snapshot)
+        restarts = np.maximum(jobs.epoch - 1, 0)
+        kept = np.maximum((age_ms - restarts * cost_ms) / np.maximum(age_ms + cost_ms, 1.0), 0.0)
+        utility = np.power(WITHOUT_GPUS, self.power) / self.power
+        with np.errstate(divide="ignore"):
+            value = np.power(_after_change(found, snapshot, kept), self.power) / self.power
+        return chosen(snapshot, found, value, np.full(len(jobs), utility))
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Proportional fairness of speed-ups, young jobs first, and no change that does not pay soon.
+
+    Chooses the sizes with the greatest sum of ``weight * log(speedup)``. A job's weight falls with the work it has
+    done, because the more a job has done the more it can be expected to have ahead. A job that would start or change
+    loses the share of ``horizon_ms`` that this takes.
+
+    Attributes:
+        gpus_max: Most GPUs of a job.
+        growth: A job may get so many times the most GPUs it was seen on.
+        horizon_ms: Time within which a change must pay.
+        young_ms: Work, as time on the fewest GPUs, at which a job stops being young.
+        ageing: Power of work with which the weight falls in the end.
+
+    Source:
+        Ours. Goodput is Pollux' (OSDI 2021), the exact search over GPUs and batch that of Effective Elastic Scaling
+        (MASCOTS 2020), less weight for who has had more that of Tiresias (NSDI 2019). Constants were chosen on the six
+        workloads of Pollux (docs/decisions/0009).
+    """
+
+    resizes_running: ClassVar[bool] = True
+    gpus_max: int = 64
+    growth: int = 4
+    horizon_ms: int = 120 * MS_PER_S
+    young_ms: int = 1_800 * MS_PER_S
+    ageing: float = 0.25
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> Sizes:
+        """See ``Size``."""
+        found = candidates(snapshot, beliefs.speeds.of_jobs(snapshot), gpus_max=self.gpus_max, growth=self.growth)
+        kept = np.maximum(1.0 - restart_ms(snapshot) / self.horizon_ms, WITHOUT_GPUS)
+        weight = (1.0 + work_ms(snapshot, found) / self.young_ms) ** -self.ageing
+        value = np.log(_after_change(found, snapshot, kept, starts=True), where=np.isfinite(found.rate_JG),
+                       out=np.full(found.rate_JG.shape, -np.inf))
+        return chosen(snapshot, found, weight[:, None] * value, weight * np.log(WITHOUT_GPUS))
+
+
+def restart_ms(snapshot: Snapshot) -> FloatArray:
+    """What a change of GPUs is believed to cost each job: as long as its starts took so far (J,)."""
+    jobs = snapshot.jobs
+    starts = Observed(count=jobs.starts, total_ms=jobs.stalled_ms)
+    nothing = Observed(count=np.zeros_like(jobs.starts), total_ms=np.zeros_like(jobs.starts))
+    return costs(start=nothing, save=nothing, restart=starts).restart_ms
+
+
+def work_ms(snapshot: Snapshot, found: Candidates) -> FloatArray:
+    """Work done so far, as time on the fewest GPUs the job may run on; GPU time where no rate is known (J,)."""
+    jobs = snapshot.jobs
+    rate = np.take_along_axis(found.rate_JG, found.least[:, None], axis=1)[:, 0]
+    known = found.fitted & (found.least > 0)
+    return np.where(known, jobs.samples_done / np.where(known, rate, 1.0) * MS_PER_S, jobs.service_gpu_ms)
+
+
+def _after_change(found: Candidates, snapshot: Snapshot, kept: FloatArray, *, starts: bool = False) -> FloatArray:
+    """Speed-ups (J, G + 1), -inf where a job cannot run.
+
+    A running job keeps a share (J,) of those of other sizes, and with ``starts`` a waiting one of all.
+    """
+    jobs, speedup = snapshot.jobs, found.speedup
+    changes = np.arange(speedup.shape[1]) != jobs.gpus_now[:, None]
+    if not starts:
+        changes &= jobs.holds[:, None]
+    return speedup * np.where(changes & np.isfinite(speedup), kept[:, None], 1.0)
+
+
+def chosen(snapshot: Snapshot, found: Candidates, value_JG: FloatArray, value_none: FloatArray) -> Sizes:
+    """The sizes of greatest total value; ``value_none`` (J,) is that of having no GPUs."""
+    nodes = snapshot.nodes
+    value = np.where(np.isfinite(found.rate_JG), value_JG, -np.inf)
+    value[:, 0] = np.where(found.active, value_none, 0.0)
+    gpus = best_sizes(value, int(nodes.gpus[nodes.is_open].sum()))
+    assert gpus is not None  # nobody needs GPUs
+    return Sizes(gpus=gpus, global_batch=found.batches(gpus, snapshot))
