@@ -78,8 +78,9 @@ def candidates(
         most = np.minimum(most, growth * np.maximum(speeds.gpus_seen, jobs.gpus_min))
     size = np.arange(G + 1)
     inside: BoolArray = (size >= jobs.gpus_min[:, None]) & (size <= most[:, None])
-    allowed = inside & _fits_together(G, width)
-    allowed |= ~allowed.any(axis=1)[:, None] & (size == jobs.gpus_min[:, None])
+    allowed: BoolArray = np.where(inside, _fits_together(G, width), False)
+    least_only = (allowed.sum(axis=1) == 0)[:, None] & (size == jobs.gpus_min[:, None])
+    allowed |= least_only
     first = np.where(allowed.any(axis=1), allowed.argmax(axis=1), 0)
     allowed[new] &= size == first[new, None]
     rate[~allowed] = -np.inf

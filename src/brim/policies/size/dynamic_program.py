@@ -89,7 +89,8 @@ class DynamicProgram:
             return jobs.batch_max
         if self.batch == "asked":
             return np.where(jobs.batch == NONE, jobs.batch_min, jobs.batch)
-        drawn: IntArray = jobs.batch_min + scattered(jobs.submit_ms) % np.maximum(jobs.batch_max - jobs.batch_min + 1, 1)
+        width = np.maximum(jobs.batch_max - jobs.batch_min + 1, 1)
+        drawn: IntArray = jobs.batch_min + scattered(jobs.submit_ms) % width
         return drawn
 
 
