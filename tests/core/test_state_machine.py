@@ -333,7 +333,8 @@ def test_service_and_usage_count_the_gpus_held_not_those_asked():
 
 def test_samples_grow_while_a_job_runs_and_stand_still_while_it_starts():
     state = elastic_state()
-    state.apply(Event(2_000, Kind.REPORTED, 0, report=Report(samples_done=100, samples_per_s=10)))
+    state.apply(Event(2_000, Kind.REPORTED, 0, report=Report(samples_done=1, samples_per_s=1)))
+    state.apply(Event(3_000, Kind.REPORTED, 0, report=Report(samples_done=110, samples_per_s=10)))
     assert state.freeze(5_000).jobs.samples_done.tolist() == [130]
     state.apply(Event(5_000, Kind.RESIZE, 0, gpus=((0, 1),), batch=32))
     assert state.freeze(9_000).jobs.samples_done.tolist() == [130]

@@ -151,6 +151,15 @@ def test_two_jobs_that_swap_their_gpus_both_wait_for_both():
     assert gpus_of(outcome, 1) == [[2], [0]]
 
 
+def test_a_job_with_nothing_to_save_waits_for_the_one_it_swaps_with():
+    """j0 still loads at 10 and moves at once; j1, which it swaps with, saves on that GPU until 15."""
+    outcome, _ = play([elastic(), elastic()], has(0, j1=[C]), has(9, j0=[A], j1=[C]), has(10, j0=[C], j1=[A]))
+    assert gpus_of(outcome, 0) == [[0], [2]]
+    assert [begin for begin, _ in stretches(outcome, 0)] == [9, 15]
+    assert stretches(outcome, 0)[0] == (9, 10)
+    assert [begin for begin, _ in stretches(outcome, 1)] == [0, 15]
+
+
 def test_one_shrinks_and_another_grows_onto_what_it_leaves_in_one_plan():
     outcome, _ = play(
         [elastic(), elastic()], has(0, j0=[A, B], j1=[C]), has(10, j0=[A], j1=[B, C]),
@@ -230,17 +239,23 @@ def test_a_node_lost_while_a_job_moves_to_it_sends_it_back_to_the_queue():
 
 
 def test_a_job_that_failed_can_start_with_another_size_and_falls_back_to_its_checkpoint():
-    """Fails after 13 s of progress, checkpoints every 10 s: restarts on two GPUs with the work of 10 s."""
-    with _dies({(0, 1): 13_000}):
+    """Fails after 29 s of progress, checkpoints every 10 s: restarts on two GPUs with the work of 20 s.
+
+    It was in the third quarter of its work (from 27.25 s on), and falls back into the second.
+    """
+    with _dies({(0, 1): 29_000}):
         outcome, journal = play(
-            [elastic()], has(0, j0=[A]), has(15, j0=[A, B]), faults=Faults(job_mtbf_ms=1),
+            [elastic()], has(0, j0=[A]), has(31, j0=[A, B]), faults=Faults(job_mtbf_ms=1),
         )
-    kept = work_after(10_000, WORK, (10_000, (1,), NONE))
-    assert outcome.finish_ms.tolist() == [22_000 + ends_after(kept, WORK, (2,))]
-    assert outcome.lost_gpu_ms.tolist() == [3_000]
-    back = [line for line in journal.lines if '"REPORTED"' in line and '"t":15000}' in line]
+    kept = work_after(20_000, WORK, (20_000, (1,), NONE))
+    assert WORK / PARTS < kept < work_after(29_000, WORK, (29_000, (1,), NONE)) - WORK / PARTS / 2
+    assert outcome.finish_ms.tolist() == [38_000 + ends_after(kept, WORK, (2,))]
+    assert outcome.lost_gpu_ms.tolist() == [9_000]
+    assert outcome.useful_gpu_ms.tolist() == [20_000 + 2 * (outcome.finish_ms[0] - 38_000)]
+    back = [line for line in journal.lines if '"REPORTED"' in line and '"t":31000}' in line]
     assert len(back) == 1
     assert f'"samples_done":{kept * 2}' in back[0]
+    assert '"seen":[]' in back[0]
 
 
 def test_who_waits_for_a_rejected_job_may_go():
