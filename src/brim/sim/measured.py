@@ -5,12 +5,14 @@ Work is counted as progress in iterations of the application's initial batch, as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Final
 
 import numpy as np
 
+from brim.beliefs.analyser import Steps
 from brim.core.arrays import FloatArray, IntArray, frozen
 from brim.core.cluster import Cluster
 from brim.core.events import Report, Sample
@@ -34,6 +36,22 @@ class _Stage:
     grad_var: float
     grad_sqr: float
     seen: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _OneGpu:
+    """Steps of an application on one GPU, without noise."""
+
+    app: Application
+
+    def step_s(self, local_batch: int, steps: int) -> Sequence[float] | None:
+        """See ``Steps``."""
+        if local_batch > self.app.local_batch_max:
+            return None
+        try:
+            return [self.app.times_s((1,), local_batch)[0]] * steps
+        except ConfigError:
+            return None
 
 
 class Measured:
@@ -84,6 +102,10 @@ class Measured:
                 rate / MS_PER_S, rate * app.batch_min, variance, square, (sample,),
             )
         return found
+
+    def steps(self, job: int) -> Steps:
+        """See ``Timed``: the measured times of one GPU; what was not measured there does not fit."""
+        return _OneGpu(self._app_J[job])
 
     def columns(self) -> dict[str, IntArray]:
         """See ``Truth``: elastic jobs may run on any number of GPUs that was measured."""

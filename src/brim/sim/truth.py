@@ -7,10 +7,11 @@ made on it. ``measured`` and ``parametric`` stand in files of their own.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from brim.beliefs.analyser import Steps
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.cluster import Cluster
 from brim.core.events import JobSpec, Report
@@ -72,6 +73,15 @@ class Truth(Protocol):
 
     def sentences(self) -> list[str]:
         """What it assumes."""
+        ...
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """A truth whose jobs can be timed before they train."""
+
+    def steps(self, job: int) -> Steps:
+        """The job's steps on one device."""
         ...
 
 

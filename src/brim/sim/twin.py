@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from brim.beliefs.analyser import Analysis, analyse
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserHistory, UserLimits
 from brim.core.actions import Preempt, Reject, Resize, Start, Tune
@@ -34,8 +35,8 @@ from brim.policies.sockets import Policy
 from brim.sim.assumptions import assumptions
 from brim.sim.lane import can_take_lane, run_lane
 from brim.sim.overheads import Faults, Overheads, job_failure_ms, node_failure_ms
-from brim.sim.truth import Pace, Rigid, Truth, specs_of, user_names
-from brim.units import WHOLE_GPU
+from brim.sim.truth import Pace, Rigid, Timed, Truth, specs_of, user_names
+from brim.units import MS_PER_S, WHOLE_GPU
 
 ESTIMATES: dict[str, RunTimes] = {"limits": UserLimits(), "history": UserHistory()}
 # Enum members as module constants: looking them up on the class is slow before Python 3.12.
@@ -44,6 +45,7 @@ _SUBMITTED, _ELIGIBLE, _STARTED, _STOPPED = Kind.SUBMITTED, Kind.ELIGIBLE, Kind.
 _FINISHED, _FAILED, _REPORTED = Kind.FINISHED, Kind.FAILED, Kind.REPORTED
 _NODE_DOWN, _NODE_DRAIN, _NODE_UP = _OF_NODES = (Kind.NODE_DOWN, Kind.NODE_DRAIN, Kind.NODE_UP)
 _OF_STRETCHES = (_FINISHED, _REPORTED)
+_NOT_ANALYSED = Analysis(samples=(), local_batch_max=0, seconds=0.0)
 PROGRESS_EVERY = 1024
 """Events and rounds between two checks of the whole state and calls of ``on_progress``: some 100 ms."""
 
@@ -273,9 +275,13 @@ class _Twin:
             begin_ms = max(begin_ms, *(self._leaving.get(gpu, 0) for gpu in gpus))
         first = self._record.first_start_ms[job] == NONE
         from_ms = begin_ms + (self._overheads.start_ms if first else self._overheads.restart_ms)
+        analysis = self._analysis(action)
+        from_ms += math.ceil(analysis.seconds * MS_PER_S)
         nodes = tuple(Counter(node for node, _ in action.gpus).values())
         pace = self._truth.pace(job, self._done[job], nodes, action.batch)
-        attempt = _Attempt(action.epoch, gpus, nodes, begin_ms, from_ms, action.batch, pace)
+        attempt = _Attempt(
+            action.epoch, gpus, nodes, begin_ms, from_ms, action.batch, pace, seen=analysis.samples
+        )
         self._attempts[job] = attempt
         self._note_unmeasured(action, first)
         if first:
@@ -287,6 +293,18 @@ class _Twin:
         if lives_ms:
             self._push(attempt.from_ms + lives_ms, _FAILED, job, action.epoch)
         self._go_on(job, attempt, pace, attempt.from_ms)
+
+    def _analysis(self, action: Start | Resize) -> Analysis:
+        """What timing the job first takes and tells; nothing where that was not asked for or cannot be done."""
+        spec = self._specs[action.job]
+        if not (isinstance(action, Start) and action.analyse and isinstance(self._truth, Timed)):
+            return _NOT_ANALYSED
+        if min(spec.batch_min, spec.gpus_max, spec.local_batch_max) < 1:
+            return _NOT_ANALYSED
+        return analyse(
+            self._truth.steps(action.job), batch_min=spec.batch_min, gpus_max=spec.gpus_max,
+            local_batch_max=spec.local_batch_max, local_batch_min=max(spec.local_batch_min, 1),
+        )
 
     def _note_unmeasured(self, action: Start | Resize, first: bool) -> None:
         """See ``Replay.unmeasured``."""
