@@ -281,6 +281,13 @@ def test_who_is_not_wanted_is_preempted():
     assert round_of(j0=NOW["j0"]).plan.actions == (Preempt(1, 1), Preempt(2, 1), Preempt(4, 1))
 
 
+def test_only_who_waits_and_gets_nothing_is_rejected():
+    """Said of all: of job 0, which runs, of 3, which is started, and of 6 and 7, which are held and wait."""
+    has = {int(name[1:]): want for name, want in (NOW | {"j3": (((1, 1), (1, 2)), 8)}).items()}
+    result = run_round(ELASTIC, Beliefs(), scripted(Line(at=0, has=has, reject=(0, 3, 6, 7))))
+    assert result.plan.actions == (Reject(6, 0), Reject(7, 0), Start(3, 1, ((1, 1), (1, 2)), 0, 8))
+
+
 def test_a_size_the_job_cannot_run_on_is_refused():
     with pytest.raises(PlanError, match=r"job 0 runs on 1 to 4 GPUs, found 5"):
         round_of(**NOW | {"j0": (((0, 0), (0, 1), (1, 1), (1, 2), (1, 3)), 32)})

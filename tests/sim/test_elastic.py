@@ -18,6 +18,7 @@ from brim.testing.elastic import ToyTruth, restless
 from brim.testing.strategies import clusters, elastic_jobs_of
 
 from .slow import Slow
+from .test_elastic_scripts import ends_soon
 
 COST_MS = st.sampled_from((0, 1, 7, 90, 350))
 
@@ -60,7 +61,7 @@ def replayed(cluster, jobs, costs, broken, policy, note=None, *, trace=None):
     truth, journal = ToyTruth(trace, limits(jobs)), Journal()
     outcome = replay(
         trace, cluster, rules.watched(policy, note) if note else policy,
-        Settings(overheads=costs, faults=broken, gap_ms=0), truth=truth, journal=journal,
+        Settings(overheads=costs, faults=broken, gap_ms=0), truth=truth, journal=journal, on_progress=ends_soon,
     )
     return outcome, truth, journal
 
