@@ -135,11 +135,14 @@ def test_overheads_and_faults_reach_the_replay(trace):
         (["-o", "yaml"], "--output: found 'yaml'"),
         (["--from", "2090-01-01"], "2090-01-01"),
         (["--format", "slurmm"], "slurmm"),
-        (["--truth", "hoped"], "--truth: found 'hoped', expected one of rigid, measured"),
+        (["--truth", "hoped"], "--truth: found 'hoped', expected one of rigid, measured, parametric"),
         (["--truth", "measured"], "found no --profiles"),
         (["--profiles", "."], "--profiles: found . with truth 'rigid', expected --truth measured"),
         (["--truth", "measured", "--profiles", "/no/such/folder"], "/no/such/folder: found no such folder"),
         (["--truth", "measured", "--profiles", "tests"], "found no"),
+        (["--elastic-share", "0.5"], "--elastic-share: found 0.5 with truth 'rigid', expected --truth parametric"),
+        (["--truth", "parametric", "--elastic-share", "1.5"], "--elastic-share: found 1.5, expected a number from"),
+        (["--truth", "parametric", "--elastic-share", "nan"], "--elastic-share: found nan, expected a number from"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(trace, args, said):
@@ -223,6 +226,18 @@ def test_measured_jobs_replay_alike_in_processes_and_pay_thirty_seconds_for_each
     assert any("0 s to save" in line and "30 s to get going" in line for line in alone["assumptions"])
     assert any("truth: measured" in line for line in alone["assumptions"])
     assert doubled["makespan_s"] == pytest.approx(alone["makespan_s"] + 3 * 30)
+
+
+def test_a_share_of_the_jobs_is_elastic_the_same_under_every_policy(trace):
+    args = ("-c", "2x8xV100", "--truth", "parametric", "--elastic-share", "0.5", "--json")
+    rows = results(brim("sim", "compare", trace, "-p", "fifo,las", *args))["results"]
+    assert 20 < rows[0]["elastic"] == rows[1]["elastic"] < 40
+    assert rows[0]["jct_bound_s"] == rows[1]["jct_bound_s"] <= min(row["jct_mean_s"] for row in rows)
+    assert rows[0]["resizes"] == rows[0]["rejected"] == rows[0]["unmeasured"] == 0
+    (rigid,) = results(brim("sim", "run", trace, "-c", "2x8xV100", "--json"))["results"]
+    assert rigid["elastic"] == 0
+    assert rigid["jct_bound_s"] > rows[0]["jct_bound_s"]
+    assert any("Who is elastic was drawn (share 0.5, seed 0)" in line for line in rows[0]["assumptions"])
 
 
 def test_ctrl_c_reports_what_is_done_and_says_partial(tmp_path):

@@ -60,7 +60,7 @@ def run_all(tasks: Sequence[Task]) -> Iterator[Replay]:
 
 
 def _replay(task: Task, on_progress: OnProgress) -> Replay:
-    truth = task.truth.build(task.trace, task.cluster)
+    truth = task.truth.build(task.trace, task.cluster, task.settings.seed)
     return replay(
         task.trace, task.cluster, find_policy(task.policy), task.settings, truth=truth, on_progress=on_progress
     )

@@ -41,10 +41,14 @@ _Format = Annotated[str | None, typer.Option("--format", "-f", help="Trace forma
 _Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N jobs.")]
 _From = Annotated[str | None, typer.Option("--from", metavar="DATE", help="Only jobs submitted from this date on.")]
 _Truth = Annotated[
-    str, typer.Option("--truth", help="What jobs really do: rigid (as recorded) or measured (as profiled).")
+    str, typer.Option("--truth", help="What jobs really do: rigid (as recorded), measured or parametric (elastic).")
 ]
 _Profiles = Annotated[
     Path | None, typer.Option("--profiles", metavar="DIR", help="Measured applications, for --truth measured.")
+]
+_ElasticShare = Annotated[
+    float | None,
+    typer.Option("--elastic-share", help="Share of jobs that may be resized, for --truth parametric; 0.3 if absent."),
 ]
 _Overheads = Annotated[str, typer.Option("--overheads", metavar="xF", help="Scale what changes cost, such as x2.")]
 _Estimates = Annotated[
@@ -74,6 +78,7 @@ def run(
     seed: Annotated[int, typer.Option("--seed", min=0, help="0 is the trace as recorded; others resample it.")] = 0,
     truth: _Truth = "rigid",
     profiles: _Profiles = None,
+    elastic_share: _ElasticShare = None,
     overheads: _Overheads = "x1",
     estimates: _Estimates = "limits",
     node_mtbf: _NodeMtbf = "",
@@ -90,8 +95,8 @@ def run(
     if len(loads) != 1:
         raise ConfigError(f"--load: found {load!r}, expected one number; `brim sim compare` takes several")
     _replay_and_report(
-        trace, cluster, [policy], format, limit, from_date, loads, [seed], _choice(truth, profiles), overheads,
-        estimates, node_mtbf, job_mtbf, drain, drop_too_large, html, jobs, output_of(output, as_json),
+        trace, cluster, [policy], format, limit, from_date, loads, [seed], _choice(truth, profiles, elastic_share),
+        overheads, estimates, node_mtbf, job_mtbf, drain, drop_too_large, html, jobs, output_of(output, as_json),
     )
 
 
@@ -109,6 +114,7 @@ def compare(
     seeds: Annotated[int, typer.Option("--seeds", min=1, max=SEEDS_MAX, help="Seeds, for intervals.")] = 1,
     truth: _Truth = "rigid",
     profiles: _Profiles = None,
+    elastic_share: _ElasticShare = None,
     overheads: _Overheads = "x1",
     estimates: _Estimates = "limits",
     node_mtbf: _NodeMtbf = "",
@@ -123,8 +129,8 @@ def compare(
     """Replay a trace under several policies and compare."""
     _replay_and_report(
         trace, cluster, [name.strip() for name in policies.split(",")], format, limit, from_date,
-        numbers(load, "--load"), list(range(seeds)), _choice(truth, profiles), overheads, estimates, node_mtbf,
-        job_mtbf, drain, drop_too_large, html, jobs, output_of(output, as_json),
+        numbers(load, "--load"), list(range(seeds)), _choice(truth, profiles, elastic_share), overheads, estimates,
+        node_mtbf, job_mtbf, drain, drop_too_large, html, jobs, output_of(output, as_json),
     )
 
 
@@ -163,10 +169,10 @@ def _replay_and_report(
     _run_and_report(tasks, html, jobs, output)
 
 
-def _choice(truth: str, profiles: Path | None) -> Choice:
+def _choice(truth: str, profiles: Path | None, elastic_share: float | None) -> Choice:
     from brim.sim.choice import Choice
 
-    return Choice(name=truth, profiles=profiles)
+    return Choice(name=truth, profiles=profiles, elastic_share=elastic_share)
 
 
 def _read(path: str, format: str | None, limit: int | None, from_date: str | None) -> Trace:

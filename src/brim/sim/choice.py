@@ -16,7 +16,7 @@ from brim.sim.truth import Rigid, Truth
 if TYPE_CHECKING:
     from brim.sim.profiles import Application
 
-TRUTHS: Final = ("rigid", "measured")
+TRUTHS: Final = ("rigid", "measured", "parametric")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,7 @@ class Choice:
     Attributes:
         name: One of ``TRUTHS``.
         profiles: Folder of measured applications, for ``measured``.
+        elastic_share: Share of jobs that can change their size, for ``parametric``; None for its default.
 
     Raises:
         ConfigError: no such truth, it lacks what it needs, or was given what it has no use for.
@@ -33,6 +34,7 @@ class Choice:
 
     name: str = "rigid"
     profiles: Path | None = None
+    elastic_share: float | None = None
 
     def __post_init__(self) -> None:
         if self.name not in TRUTHS:
@@ -41,13 +43,21 @@ class Choice:
             raise ConfigError("--truth measured: found no --profiles, expected the folder of the measured applications")
         if self.name != "measured" and self.profiles is not None:
             raise ConfigError(f"--profiles: found {self.profiles} with truth {self.name!r}, expected --truth measured")
+        if self.elastic_share is not None:
+            if self.name != "parametric":
+                raise ConfigError(
+                    f"--elastic-share: found {self.elastic_share:g} with truth {self.name!r}, expected --truth "
+                    "parametric"
+                )
+            if not 0 <= self.elastic_share <= 1:
+                raise ConfigError(f"--elastic-share: found {self.elastic_share:g}, expected a number from 0 to 1")
 
     def overheads(self) -> Overheads:
         """What changes cost unless something else is said."""
         return Overheads.of_pollux() if self.name == "measured" else Overheads()
 
-    def build(self, trace: Trace, cluster: Cluster) -> Truth:
-        """Make the truth of one trace on one cluster.
+    def build(self, trace: Trace, cluster: Cluster, seed: int = 0) -> Truth:
+        """Make the truth of one trace on one cluster; the seed is of what is drawn, where anything is.
 
         Raises:
             ConfigError: profiles are missing or wrong, or the trace does not go with them.
@@ -56,6 +66,11 @@ class Choice:
             from brim.sim.measured import Measured  # noqa: PLC0415 - tables are only read where they are asked for
 
             return Measured(trace, cluster, _applications(self.profiles))
+        if self.name == "parametric":
+            from brim.sim.categories import ELASTIC_SHARE, drawn_jobs  # noqa: PLC0415
+
+            share = ELASTIC_SHARE if self.elastic_share is None else self.elastic_share
+            return drawn_jobs(trace, cluster, share, seed)
         return Rigid(trace)
 
 

@@ -112,7 +112,7 @@ class Rigid:
         return ["Run times are those of the trace, whatever the placement (truth: rigid)."]
 
 
-def rigid_run_ms(trace: Trace) -> IntArray:
+def rigid_run_ms(trace: Trace, truth: str = "rigid") -> IntArray:
     """Run time of every job as recorded, shape (J,).
 
     Raises:
@@ -122,7 +122,7 @@ def rigid_run_ms(trace: Trace) -> IntArray:
     if len(unknown):
         raise ConfigError(
             f"{trace.name}: {len(unknown)} of {len(trace)} jobs have no recorded run time (first: job "
-            f"{trace.job_id[unknown[0]]}), truth 'rigid' needs one for each"
+            f"{trace.job_id[unknown[0]]}), truth {truth!r} needs one for each"
         )
     return trace.run_ms
 
