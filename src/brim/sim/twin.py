@@ -20,6 +20,7 @@ import numpy as np
 from brim.beliefs.analyser import Analysis, analyse
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserHistory, UserLimits
+from brim.beliefs.work import TrueWork
 from brim.core.actions import Preempt, Reject, Resize, Start, Tune
 from brim.core.arrays import IntArray, frozen
 from brim.core.checks import check_snapshot
@@ -107,6 +108,8 @@ def replay(
         )
     else:
         beliefs = Beliefs(run_times=believed)
+        if policy.oracle:
+            beliefs = replace(beliefs, work=TrueWork(truth.total_samples()))
         twin = _Twin(trace, cluster, policy, settings, truth, beliefs, journal)
         outcome = twin.run(on_progress or (lambda ended, now_ms: True))
     return Replay(
