@@ -1,0 +1,131 @@
+"""What is said arrives as it was said; what is no message is answered and harms nobody."""
+
+import json
+import math
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brim.gang import protocol
+from brim.gang.protocol import (
+    LINE_BYTES_MAX,
+    Answer,
+    Decoder,
+    Form,
+    Hello,
+    Message,
+    Progress,
+    ProtocolError,
+    Ready,
+    Tune,
+    decode,
+    encode,
+)
+
+KINDS = Message.__args__
+VALUES = {
+    int: st.integers(0, 2**53),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    str: st.text(max_size=20),
+    bool: st.booleans(),
+    tuple[int, ...]: st.lists(st.integers(0, 99), max_size=5).map(tuple),
+    int | None: st.none() | st.integers(),
+    float | None: st.none() | st.floats(allow_nan=False, allow_infinity=False),
+}
+
+
+def messages():
+    def build(kind):
+        hints = protocol._HINTS[kind]
+        return st.builds(kind, **{f.name: VALUES[hints[f.name]] for f in fields(kind) if hints[f.name] in VALUES})
+
+    return st.one_of([build(kind) for kind in KINDS])
+
+
+@given(st.lists(messages(), max_size=5), st.data())
+def test_what_is_said_arrives_however_the_bytes_are_cut(said, data):
+    stream = b"".join(encode(message) for message in said)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
+    decoder, heard = Decoder(), []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        heard += decoder.feed(stream[start:end])
+    assert heard == said
+
+
+@given(st.lists(st.binary(max_size=40), max_size=5))
+def test_rubbish_never_raises_and_what_follows_is_understood(lines):
+    decoder = Decoder()
+    rubbish = [line.replace(b"\n", b" ") for line in lines]
+    heard = list(decoder.feed(b"\n".join([*rubbish, encode(Hello(1, 2))])))
+    assert heard[-1] == Hello(1, 2)
+    assert all(isinstance(error, ProtocolError) and not error.fatal for error in heard[:-1])
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+@given(ANY, st.sampled_from(KINDS), st.data())
+def test_fields_of_the_wrong_kind_are_errors_or_a_message_of_the_declared_kinds(value, kind, data):
+    if not fields(kind):
+        return
+    good = json.loads(encode(data.draw(messages().filter(lambda m: type(m) is kind))))
+    good[data.draw(st.sampled_from(fields(kind))).name] = value
+    try:
+        message = decode(json.dumps(good).encode())
+    except ProtocolError:
+        return
+    assert decode(encode(message)) == message
+
+
+def test_unknown_fields_are_ignored():
+    assert decode(b'{"v":1,"type":"hello","id":1,"pid":2,"colour":"red"}') == Hello(1, 2)
+
+
+def test_fields_with_a_default_may_be_left_out():
+    assert decode(b'{"v":1,"type":"ready","id":1}') == Ready(1)
+
+
+def test_another_version_is_fatal_and_names_both():
+    decoder = Decoder()
+    (error,) = decoder.feed(b'{"v":2,"type":"hello","id":1,"pid":2}\n' + encode(Hello(1, 2)))
+    assert isinstance(error, ProtocolError)
+    assert error.fatal
+    assert "2" in error.detail
+    assert "1" in error.detail
+    assert list(decoder.feed(encode(Hello(1, 2)))) == []
+
+
+@pytest.mark.parametrize(("line", "expected"), [
+    (b"[]", "JSON object"), (b"nonsense", "JSON object"), (b'{"type":"hello"}', "version"),
+    (b'{"v":true,"type":"hello"}', "version"), (b'{"v":1}', "type"), (b'{"v":1,"type":["x"]}', "type"),
+    (b'{"v":1,"type":"dance"}', "one of: form"), (b'{"v":1,"type":"hello","id":1}', "found no pid"),
+    (b'{"v":1,"type":"hello","id":true,"pid":1}', "hello.id: found True, expected int"),
+    (b'{"v":1,"type":"form","epoch":1,"members":[1,"2"],"leader":1,"command":1}', "form.members"),
+    (b"[" * 100_000, "JSON object"),
+])  # fmt: skip
+def test_errors_say_what_was_found_and_expected(line, expected):
+    with pytest.raises(ProtocolError) as caught:
+        decode(line)
+    assert expected in caught.value.detail
+    assert len(caught.value.detail) < 600
+
+
+def test_a_line_without_end_is_fatal_and_not_kept():
+    decoder = Decoder()
+    heard = []
+    for _ in range(LINE_BYTES_MAX // 65536 + 2):
+        heard += decoder.feed(b"x" * 65536)
+    assert [error.fatal for error in heard] == [True]
+    assert not decoder._rest
+
+
+def test_a_loss_that_is_not_a_number_is_sent_as_null():
+    assert decode(encode(Progress(1, 2, math.nan))) == Progress(1, 2, None)
+    assert decode(encode(Tune(1))) == Tune(1)
+    assert decode(encode(Answer(True, "x", {"ranks": [1]}))) == Answer(True, "x", {"ranks": [1]})
+    assert decode(encode(Form(1, (2, 3), 2, 4))) == Form(1, (2, 3), 2, 4)
