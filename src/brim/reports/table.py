@@ -15,8 +15,8 @@ from brim.units import show_duration
 
 _PAIRED: Final = "against first"
 _DROPPED_FIRST: Final = (
-    "rounds/s", "wall", "rho p95", "busy", "told", "makespan x bound", "lost GPU-h", "resize", "p50", "makespan",
-    "queue mean", "preempt", _PAIRED, "p99", "alloc",
+    "rounds/s", "wall", "rho p95", "busy", "told", "makespan x bound", "lost GPU-h", "p50", "makespan",
+    "queue mean", "preempt", "resize", _PAIRED, "p99", "alloc",
 )
 
 
