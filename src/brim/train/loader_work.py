@@ -1,0 +1,174 @@
+"""Loading one micro-batch: the same bits whoever does it, in a worker process or in the training process.
+
+Before every sample the generators of Python, numpy and torch are seeded from (seed, epoch, sample), so augmentation
+depends neither on the process nor on what it loaded before. One intra-op thread, because sums over several differ.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import seed as seed_python
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.random import seed as seed_numpy
+from torch.utils.data import default_collate
+
+from brim.errors import ConfigError
+
+Collate = Callable[[list[Any]], Any]
+
+MIX_A, MIX_B, MIX_C = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""splitmix64 (Steele, Lea, Flood 2014): neighbouring numbers give unrelated seeds."""
+
+START_OF_STREAM = -1
+"""The sample number under which ``iter(dataset)`` itself is seeded."""
+
+
+def mixed(*numbers: int) -> int:
+    """Hash whole numbers to 64 bits."""
+    state = 0
+    for number in numbers:
+        state = (state + MIX_A + number) % 2**64
+        state = ((state ^ (state >> 30)) * MIX_B) % 2**64
+        state = ((state ^ (state >> 27)) * MIX_C) % 2**64
+        state ^= state >> 31
+    return state
+
+
+def reseed(value: int) -> None:
+    """Seed the global generators of Python, numpy and torch (CPU)."""
+    seed_python(value)
+    seed_numpy(value % 2**32)
+    torch.default_generator.manual_seed(value % 2**63)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Load as a worker process would, and leave the caller's generators and threads as they were."""
+    python, numpy, pytorch = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.default_generator.set_state(pytorch)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the samples of a span become a batch; equal in every process.
+
+    Attributes:
+        length: Samples of an epoch.
+        stream: The dataset is iterable: samples come in the order of the stream.
+        sample_rng: Seed before every sample; without it augmentation is not reproducible.
+    """
+
+    dataset: Any
+    length: int
+    seed: int
+    stream: bool
+    collate: Collate = default_collate
+    sample_rng: bool = True
+
+    def map_style(self, epoch: int, ids: list[int]) -> Any:
+        """Load the samples with these ids. ``__getitems__`` gets them all at once, seeded by the first."""
+        base = mixed(self.seed, epoch)
+        several = getattr(self.dataset, "__getitems__", None)
+        if several is not None:
+            self._seed(base, ids[0])
+            samples = several(ids)
+        else:
+            samples = []
+            for sample in ids:
+                self._seed(base, sample)
+                samples.append(self.dataset[sample])
+        self._seed(base, ids[0])
+        return self.collate(samples)
+
+    def _seed(self, base: int, sample: int) -> None:
+        if self.sample_rng:
+            reseed(mixed(base, sample))
+
+
+class Streams:
+    """Loads spans of an iterable dataset: goes on where it stands, skips ahead, or starts the epoch's stream anew."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._epoch, self._place = -1, 0
+        self._iterator: Iterator[Any] = iter(())
+
+    def load(self, epoch: int, start: int, stop: int) -> Any:
+        """Return the batch of places ``start`` to ``stop`` of the epoch's stream."""
+        recipe = self._recipe
+        if epoch != self._epoch or start < self._place:
+            self._restart(epoch, start)
+        base = mixed(recipe.seed, epoch)
+        try:
+            while self._place < start:
+                self._next(base)
+            samples = [self._next(base) for _ in range(start, stop)]
+            if stop == recipe.length:
+                self._expect_end(base)
+            recipe._seed(base, start)
+            return recipe.collate(samples)
+        except BaseException:
+            self._epoch = -1
+            raise
+
+    def _restart(self, epoch: int, start: int) -> None:
+        recipe = self._recipe
+        if hasattr(recipe.dataset, "set_epoch"):
+            recipe.dataset.set_epoch(epoch)
+        recipe._seed(mixed(recipe.seed, epoch), START_OF_STREAM)
+        if hasattr(recipe.dataset, "iterate_from"):
+            self._iterator, self._place = iter(recipe.dataset.iterate_from(start)), start
+        else:
+            self._iterator, self._place = iter(recipe.dataset), 0
+        self._epoch = epoch
+
+    def _next(self, base: int) -> Any:
+        self._recipe._seed(base, self._place)
+        try:
+            sample = next(self._iterator)
+        except StopIteration:
+            raise ConfigError(
+                f"the stream of epoch {self._epoch} ended after {self._place} samples, expected {self._recipe.length}: "
+                "an iterable dataset has to give the same samples every time; correct its length, or repeat or cut it"
+            ) from None
+        self._place += 1
+        return sample
+
+    def _expect_end(self, base: int) -> None:
+        self._recipe._seed(base, self._place)
+        try:
+            next(self._iterator)
+        except StopIteration:
+            return
+        raise ConfigError(
+            f"the stream of epoch {self._epoch} goes on after {self._recipe.length} samples: "
+            "an iterable dataset has to give the same samples every time; correct its length, or repeat or cut it"
+        )
+
+
+def count(dataset: Any, seed: int) -> int:
+    """Run through an iterable dataset once, as in epoch 0, and count."""
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(0)
+    base = mixed(seed, 0)
+    with undisturbed():
+        reseed(mixed(base, START_OF_STREAM))
+        total = 0
+        for _ in dataset:
+            total += 1
+            reseed(mixed(base, total))
+    return total
