@@ -14,7 +14,7 @@ from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.policies.place.parts import NO_CLASSES
-from brim.policies.place.room import CONSOLIDATE, WHOLE, WHOLES, Ask, Room, choose, empty_room
+from brim.policies.place.room import CONSOLIDATE, CPU, MEM, WHOLE, WHOLES, Ask, Room, choose, empty_room
 from brim.policies.place.walk import give_pairs, take_pairs
 from brim.policies.sockets import Sizes
 
@@ -82,8 +82,10 @@ class _Board:
         self.pairs_of[row] = pairs
         take_pairs(self.room, self._ask(row), pairs)
 
-    def _lift(self, row: int) -> None:
-        give_pairs(self.room, self._ask(row), self.pairs_of.pop(row))
+    def _lift(self, row: int) -> IntArray:
+        pairs = self.pairs_of.pop(row)
+        give_pairs(self.room, self._ask(row), pairs)
+        return pairs
 
     def _find(self, ask: Ask) -> IntArray | None:
         pairs = np.empty((ask.gpus, 2), dtype=np.int64)
@@ -94,12 +96,8 @@ class _Board:
         ask = self._ask(row)
         pairs = self._find(ask)
         moved: list[int] = []
-        if pairs is None or len(np.unique(pairs[:, 0])) > self._fewest(ask.gpus):
-            moved = self._in_the_way(ask)
-            for other in moved:
-                self._lift(other)
-            if moved:
-                pairs = self._find(ask)
+        if pairs is None or _nodes(pairs) > self._fewest(ask.gpus):
+            moved, pairs = self._clear(ask, pairs)
         if pairs is None:
             pairs = self._make_do(row)
         if pairs is None:
@@ -108,13 +106,23 @@ class _Board:
             self._put(row, pairs)
         return moved
 
+    def _clear(self, ask: Ask, pairs: IntArray | None) -> tuple[list[int], IntArray | None]:
+        """Let jobs move out of the way; nobody moves where the gang would not stand on fewer nodes for it."""
+        stood = {other: self._lift(other) for other in self._in_the_way(ask)}
+        better = self._find(ask) if stood else None
+        if better is not None and (pairs is None or _nodes(better) < _nodes(pairs)):
+            return list(stood), better
+        for other, at in stood.items():
+            self._put(other, at)
+        return [], pairs
+
     def _make_do(self, row: int) -> IntArray | None:
         """What to give a gang for which there is no room, as nodes differ: what it has, else fewer GPUs."""
         jobs, held = self.snapshot.jobs, self.snapshot.grants
         if jobs.holds[row]:
             mine = held.job == row
             pairs = np.ascontiguousarray(np.stack((held.node[mine], held.gpu[mine]), axis=1))
-            if (self.room.node[pairs[:, 0], pairs[:, 1]] >= jobs.share_milli[row]).all():
+            if self._are_free(pairs, self._ask(row)):
                 self.want[row] = len(pairs)
                 return pairs
         for fewer in range(int(self.want[row]) - 1, int(jobs.gpus_min[row]) - 1, -1):
@@ -124,29 +132,43 @@ class _Board:
                 return found
         return None
 
+    def _are_free(self, pairs: IntArray, ask: Ask) -> bool:
+        """Whether a gang may stand there; unlike ``choose``, also on a node that takes no new jobs."""
+        node, (where, count) = self.room.node, np.unique(pairs[:, 0], return_counts=True)
+        return bool(
+            (node[pairs[:, 0], pairs[:, 1]] >= ask.share).all()
+            and (node[where, CPU] >= count * ask.cpu).all() and (node[where, MEM] >= count * ask.mem).all()
+        )
+
     def _fewest(self, gpus: int) -> int:
         return -(-gpus // int(self.snapshot.nodes.gpus.max()))
 
     def _in_the_way(self, ask: Ask) -> list[int]:
         """Jobs smaller than the gang whose moving lets it stand on the fewest nodes; none if that cannot be.
 
-        Of the nodes, those with the fewest GPUs in the way; on a node, the largest such jobs.
+        Of types and nodes, those with the fewest GPUs in the way.
         """
-        nodes = self.snapshot.nodes
         by_node: dict[int, list[int]] = {}
         for other, pairs in self.pairs_of.items():
             if len(pairs) < ask.gpus and pairs[0, 0] == pairs[-1, 0] and not self._shares(other):
                 by_node.setdefault(int(pairs[0, 0]), []).append(other)
-        width = int(nodes.gpus.max())
-        full, rest = divmod(ask.gpus, width)
-        parts = [width] * full + ([rest] if rest else [])
+        kinds = [ask.gpu_type] if ask.gpu_type >= 0 else range(len(self.snapshot.gpu_types))
+        ways = [way for kind in kinds if (way := self._way(ask.gpus, kind, by_node)) is not None]
+        return min(ways, key=lambda way: way[0])[1] if ways else []
+
+    def _way(self, gpus: int, kind: int, by_node: dict[int, list[int]]) -> tuple[int, list[int]] | None:
+        """GPUs in the way of a gang on the nodes of one type, and the jobs; None if they cannot hold it so."""
+        nodes = self.snapshot.nodes
+        full, rest = divmod(gpus, int(nodes.gpus.max()))
+        parts = [int(nodes.gpus.max())] * full + ([rest] if rest else [])
         free = self.room.node[:, WHOLES]
         moved: list[int] = []
         taken: set[int] = set()
+        total = 0
         for part in parts:
             best: tuple[int, int, list[int]] | None = None
-            for node in np.flatnonzero(nodes.is_open & (nodes.gpus >= part)).tolist():
-                if node in taken or (ask.gpu_type >= 0 and nodes.gpu_type[node] != ask.gpu_type):
+            for node in np.flatnonzero(nodes.is_open & (nodes.gpus >= part) & (nodes.gpu_type == kind)).tolist():
+                if node in taken:
                     continue
                 leaving = _enough([(len(self.pairs_of[o]), o) for o in by_node.get(node, ())], part - int(free[node]))
                 if leaving is None:
@@ -155,10 +177,11 @@ class _Board:
                 if best is None or (cost, node) < best[:2]:
                     best = cost, node, leaving
             if best is None:
-                return []
+                return None
             taken.add(best[1])
+            total += best[0]
             moved += best[2]
-        return moved
+        return total, moved
 
     def _shares(self, row: int) -> bool:
         return bool(self.snapshot.jobs.share_milli[row] < WHOLE)
@@ -177,17 +200,17 @@ class _Board:
         )
 
 
+def _nodes(pairs: IntArray) -> int:
+    return len(np.unique(pairs[:, 0]))
+
+
 def _enough(jobs: list[tuple[int, int]], gpus: int) -> list[int] | None:
-    """Fewest jobs (size, row) whose GPUs add up to at least so many; None if all are too few."""
-    leaving: list[int] = []
-    if gpus <= 0:
-        return leaving
-    for size, row in sorted(jobs):
-        if size >= gpus:  # one that is just large enough, instead of many
-            return [row]
+    """Jobs (size, row) that hold at least so many GPUs: fewest GPUs, then fewest jobs; None if all are too few."""
+    best: dict[int, list[int]] = {0: []}
     for size, row in sorted(jobs, reverse=True):
-        leaving.append(row)
-        gpus -= size
-        if gpus <= 0:
-            return leaving
-    return None
+        for total, rows in list(best.items()):
+            so_far = best.get(total + size)
+            if total < gpus and (so_far is None or not rows or len(rows) + 1 < len(so_far)):
+                best[total + size] = [*rows, row]
+    enough = [total for total in best if total >= gpus]
+    return best[min(enough)] if enough else None

@@ -11,6 +11,8 @@ from brim.beliefs.speeds import Speeds
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.snapshot import Snapshot
 from brim.core.trace import NONE
+from brim.policies.sockets import Sizes
+from brim.units import WHOLE_GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +24,9 @@ class Candidates:
         batch_JG: Global batch that gives it, -1 for jobs that have none (J, G + 1).
         least: Fewest GPUs it may run on, 0 for a job that cannot run on the nodes that are open (J,).
         fitted: The rates are those of a fitted model; the others know one size only, at rate 1 (J,).
-        active: Takes part: waits or holds GPUs (J,).
+        active: Takes part: waits, or holds GPUs and may be given others (J,).
+        stays: GPUs of a job that is left alone because it holds some of a node that takes no new jobs; else 0 (J,).
+        room: GPUs for those that take part.
     """
 
     rate_JG: FloatArray
@@ -30,6 +34,8 @@ class Candidates:
     least: IntArray
     fitted: BoolArray
     active: BoolArray
+    stays: IntArray
+    room: int
 
     @property
     def speedup(self) -> FloatArray:
@@ -37,10 +43,10 @@ class Candidates:
         base = np.take_along_axis(self.rate_JG, self.least[:, None], axis=1)
         return self.rate_JG / np.where(self.least[:, None] > 0, base, 1.0)
 
-    def batches(self, gpus: IntArray, snapshot: Snapshot) -> IntArray:
-        """The batch of each job on the GPUs chosen (J,); a job without GPUs keeps the last one."""
+    def sizes(self, gpus: IntArray, snapshot: Snapshot) -> Sizes:
+        """The GPUs chosen (J,) with their batches; a job without GPUs, or left alone, keeps its last batch."""
         chosen = np.take_along_axis(self.batch_JG, gpus[:, None], axis=1)[:, 0]
-        return np.where(gpus > 0, chosen, snapshot.jobs.batch_now)
+        return Sizes(gpus=gpus + self.stays, global_batch=np.where(gpus > 0, chosen, snapshot.jobs.batch_now))
 
 
 def candidates(
@@ -65,7 +71,8 @@ def candidates(
     """
     jobs, nodes = snapshot.jobs, snapshot.nodes
     width, reach = int(nodes.gpus.max()), _reach(snapshot)
-    active = jobs.holds | jobs.waits
+    stays, room = _left_alone(snapshot)
+    active = (jobs.holds & (stays == 0)) | jobs.waits
     elastic = jobs.elastic
     G = int(max(min(gpus_max, reach.max(initial=1)), jobs.gpus.max(initial=1), 1))
     rate = np.full((len(jobs), G + 1), -np.inf)
@@ -79,8 +86,8 @@ def candidates(
     size = np.arange(G + 1)
     inside: BoolArray = (size >= jobs.gpus_min[:, None]) & (size <= most[:, None])
     allowed: BoolArray = np.where(inside, _fits_together(G, width), False)
-    least_only = (allowed.sum(axis=1) == 0)[:, None] & (size == jobs.gpus_min[:, None])
-    allowed |= least_only
+    fewest_only = ~allowed.any(axis=1) & (jobs.gpus_min <= reach)
+    allowed |= fewest_only[:, None] & (size == jobs.gpus_min[:, None])
     first = np.where(allowed.any(axis=1), allowed.argmax(axis=1), 0)
     allowed[new] &= size == first[new, None]
     rate[~allowed] = -np.inf
@@ -97,8 +104,19 @@ def candidates(
     finite = np.isfinite(rate)
     return Candidates(
         rate_JG=rate, batch_JG=batches, least=np.where(finite.any(axis=1), finite.argmax(axis=1), 0), fitted=fitted,
-        active=active,
+        active=active, stays=stays, room=room,
     )
+
+
+def _left_alone(snapshot: Snapshot) -> tuple[IntArray, int]:
+    """GPUs of each job that holds some of a closed node (J,), and those of open nodes that these do not hold."""
+    jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
+    is_open = nodes.is_open[held.node]
+    stays = np.zeros(len(jobs), dtype=np.int64)
+    stuck = held.job[~is_open]
+    stays[stuck] = jobs.gpus_now[stuck]
+    theirs = held.share_milli[is_open & (stays[held.job] > 0)].sum()
+    return stays, max(int(nodes.gpus[nodes.is_open].sum()) - -(-int(theirs) // WHOLE_GPU), 0)
 
 
 def _reach(snapshot: Snapshot) -> IntArray:

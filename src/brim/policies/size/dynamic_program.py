@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -67,19 +67,16 @@ class DynamicProgram:
             snapshot, speeds, gpus_max=self.gpus_max, noise=False, batch=self._batch(jobs),
             accumulation=self.accumulation,
         )
-        room = int(snapshot.nodes.gpus[snapshot.nodes.is_open].sum())
-        admitted, misfits = _admit(found.least, jobs, order, room, drop=self.mode == "drop")
+        admitted, misfits = _admit(found.least, jobs, order, found.room, drop=self.mode == "drop")
         kept = np.maximum(1.0 - restart_ms(snapshot) / self.horizon_ms, 0.0)
         value = scaling_factors(found, jobs, speeds)
         changes = jobs.holds[:, None] & (np.arange(value.shape[1]) != jobs.gpus_now[:, None])
         value *= np.where(changes & np.isfinite(value), kept[:, None], 1.0)
         value[~admitted] = -np.inf
         value[:, 0] = np.where(admitted, -np.inf, 0.0)
-        gpus = best_sizes(value, room)
+        gpus = best_sizes(value, found.room)
         assert gpus is not None  # the fewest GPUs of all admitted fit
-        return Sizes(
-            gpus=gpus, global_batch=found.batches(gpus, snapshot), analyse=jobs.elastic & ~speeds.known, reject=misfits,
-        )
+        return replace(found.sizes(gpus, snapshot), analyse=jobs.elastic & ~speeds.known, reject=misfits)
 
     def _batch(self, jobs: JobTable) -> IntArray | None:
         """The batch of each job where it is fixed (J,)."""

@@ -18,6 +18,8 @@ from brim.units import MS_PER_S
 
 WITHOUT_GPUS: float = 0.01
 """Speed-up that stands for having no GPUs at all, where a utility needs one above 0. Ours."""
+KEPT_LEAST: float = 2 * WITHOUT_GPUS
+"""Share of its speed-up that a job keeps whatever a start costs it: more than without GPUs, or it never starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Goodput:
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> Sizes:
         """See ``Size``."""
         found = candidates(snapshot, beliefs.speeds.of_jobs(snapshot), gpus_max=self.gpus_max, growth=self.growth)
-        kept = np.maximum(1.0 - restart_ms(snapshot) / self.horizon_ms, WITHOUT_GPUS)
+        kept = np.maximum(1.0 - restart_ms(snapshot) / self.horizon_ms, KEPT_LEAST)
         weight = (1.0 + work_ms(snapshot, found) / self.young_ms) ** -self.ageing
         value = np.log(_after_change(found, snapshot, kept, starts=True), where=np.isfinite(found.rate_JG),
                        out=np.full(found.rate_JG.shape, -np.inf))
@@ -124,9 +126,8 @@ def _after_change(found: Candidates, snapshot: Snapshot, kept: FloatArray, *, st
 
 def chosen(snapshot: Snapshot, found: Candidates, value_JG: FloatArray, value_none: FloatArray) -> Sizes:
     """The sizes of greatest total value; ``value_none`` (J,) is that of having no GPUs."""
-    nodes = snapshot.nodes
     value = np.where(np.isfinite(found.rate_JG), value_JG, -np.inf)
     value[:, 0] = np.where(found.active, value_none, 0.0)
-    gpus = best_sizes(value, int(nodes.gpus[nodes.is_open].sum()))
+    gpus = best_sizes(value, found.room)
     assert gpus is not None  # nobody needs GPUs
-    return Sizes(gpus=gpus, global_batch=found.batches(gpus, snapshot))
+    return found.sizes(gpus, snapshot)

@@ -46,9 +46,7 @@ class MarginalGain:
         left = beliefs.work.remaining_samples(snapshot)
         time_s = np.where(np.isfinite(found.rate_JG), left[:, None] / np.maximum(found.rate_JG, 1e-300), np.inf)
         time_s[~found.fitted | ~np.isfinite(left)] = 0.0
-        room = int(snapshot.nodes.gpus[snapshot.nodes.is_open].sum())
-        gpus = _hand_out(found.rate_JG, time_s, found.least, order, room)
-        return Sizes(gpus=gpus, global_batch=found.batches(gpus, snapshot))
+        return found.sizes(_hand_out(found.rate_JG, time_s, found.least, order, found.room), snapshot)
 
 
 def _hand_out(rate: FloatArray, time_s: FloatArray, least: IntArray, order: IntArray, room: int) -> IntArray:

@@ -1,0 +1,1 @@
+"""The headline experiments of the papers, under conditions that are written down."""

@@ -1,0 +1,265 @@
+"""Effective Elastic Scaling: does choosing the batch with the GPUs complete more jobs, sooner?
+
+The paper compares with elastic GPUs at a fixed batch, and says: up to about twice as many jobs completed, up to about ten
+times shorter mean completion time. It publishes neither cluster, models, arrivals nor load where we could look, so the
+conditions are ours (reference experiment of the reconstruction): one cluster of 40 GPUs and one of 400, four categories
+of jobs and their mix, Poisson arrivals and bursts, load relative to what the baseline can sustain.
+
+Jobs scale as in ``sim.categories``, three models per category. A batch may be from an eighth of what one GPU holds to
+eight times that (``small``: to half of it). The batch asked, which the baselines keep, is drawn log-uniformly from that
+range, and the GPUs asked are as many, a power of two, as hold it. Work is log-normal with a mean of one hour on one GPU
+whose memory the batch fills.
+
+Source:
+    Saxena et al., MASCOTS 2020, arXiv:2006.13878: the claims. Everything else: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+from scipy.special import ndtri
+
+from brim.beliefs.throughput import grad_s
+from brim.core.arrays import FloatArray, IntArray
+from brim.core.cluster import Cluster, parse_cluster
+from brim.core.replay import Replay
+from brim.core.trace import NONE, Trace, trace_of
+from brim.policies.presets import PRESETS
+from brim.policies.size.dynamic_program import DynamicProgram
+from brim.policies.sockets import Policy
+from brim.sim.categories import CATEGORIES, jobs_of
+from brim.sim.parametric import ElasticJobs, Parametric
+from brim.units import MS_PER_H, MS_PER_S
+
+Arrivals = Literal["poisson", "burst"]
+
+WINDOW_H: Final = 8
+"""Hours of arrivals."""
+BURST_PERIOD_H: Final = 2
+"""A burst pattern's period: half of it at 1.6 times the mean rate, half at 0.4 times."""
+BURST_HIGH: Final = 1.6
+MODELS: Final = 3
+"""Models per category."""
+BATCH_MIN, BATCH_MAX, BATCH_MAX_SMALL = 1 / 8, 8.0, 1 / 2
+"""Smallest and largest batch over what one GPU holds, and the largest for ``small``; ours."""
+GPUS_MAX: Final = 32
+WORK_H, WORK_SIGMA = 1.0, 1.0
+"""Work of a job in hours on one GPU: mean, and sigma of its logarithm."""
+MIX: Final = "mix"
+CATEGORY_NAMES: Final = (*(category.name for category in CATEGORIES), MIX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One point of the experiment.
+
+    Attributes:
+        gpus: In the cluster, four per node.
+        category: Of ``CATEGORY_NAMES``.
+        arrivals: Poisson, or bursts.
+        load: Arrival rate over what the baseline sustains.
+        drop: Jobs for which there is no room are turned away; else they wait.
+        seed: Of everything drawn.
+    """
+
+    gpus: int
+    category: str
+    arrivals: Arrivals
+    load: float
+    drop: bool
+    seed: int = 0
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where it runs."""
+        return parse_cluster(f"{self.gpus // 4}x4xT4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """A choice of truth: jobs with parameters of their own. See ``sim.choice.Choice``."""
+
+    jobs: ElasticJobs
+    seed: int
+
+    def build(self, trace: Trace, cluster: Cluster) -> Parametric:
+        """Make the truth."""
+        return Parametric(trace, cluster, self.jobs, seed=self.seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one condition under one policy.
+
+    Attributes:
+        condition: Which.
+        policy: Its name.
+        submitted: Jobs.
+        completed: Of them, within the hours of arrivals.
+        jct_mean_s: Mean completion time of the jobs that were not turned away.
+        jct_p95_s: 95th percentile of it.
+        dropped: Share of jobs turned away.
+        useful: Share of GPU time within the hours of arrivals that moved jobs forward, relative to all GPUs.
+        restarts: Per completed job.
+        stalled: Share of the GPU time held in which jobs stood still to start or restart.
+        round_median_ms: Wall time of a round.
+        round_p99_ms: 99th percentile of it.
+    """
+
+    condition: Condition
+    policy: str
+    submitted: int
+    completed: int
+    jct_mean_s: float
+    jct_p95_s: float
+    dropped: float
+    useful: float
+    restarts: float
+    stalled: float
+    round_median_ms: float
+    round_p99_ms: float
+
+
+BASELINE: Final = "elastic-fixed"
+_STRONGER: Final = replace(
+    PRESETS[BASELINE], name="elastic-fixed-accumulating", size=DynamicProgram("asked", accumulation=True)
+)
+"""A stronger baseline than the paper's: a batch that one GPU does not hold may be accumulated there."""
+_OURS: Final = replace(PRESETS["elastic"], name="elastic-accumulating", size=DynamicProgram(accumulation=True))
+POLICIES: Final[dict[str, Policy]] = {
+    name: PRESETS[name] for name in ("elastic", BASELINE, "elastic-max", "elastic-random", "goodput", "fifo")
+} | {_STRONGER.name: _STRONGER, _OURS.name: _OURS}
+
+
+def policy_for(name: str, *, drop: bool) -> Policy:
+    """A policy of the experiment; where ``drop`` is asked, one that turns jobs away."""
+    policy = POLICIES[name]
+    if drop and isinstance(policy.size, DynamicProgram):
+        return replace(policy, size=replace(policy.size, mode="drop"))
+    return policy
+
+
+def can_drop(name: str) -> bool:
+    """Whether the policy can turn jobs away."""
+    return isinstance(POLICIES[name].size, DynamicProgram)
+
+
+def arrivals_ms(condition: Condition, rate_per_h: float) -> IntArray:
+    """Arrival times within the window, increasing (J,). The same draws at every load: a higher one moves them closer."""
+    mean = rate_per_h * condition.load
+    rng = np.random.default_rng([condition.seed, condition.gpus, 0])
+    most = int(2 * mean * WINDOW_H + 10 * np.sqrt(mean * WINDOW_H) + 100)
+    expected = np.cumsum(rng.exponential(1.0, most))  # arrivals expected until each one
+    hours = expected / mean
+    if condition.arrivals == "burst":
+        hours = _bursts(hours)
+    at_ms: IntArray = np.rint(hours[hours < WINDOW_H] * MS_PER_H).astype(np.int64)
+    return at_ms
+
+
+def _bursts(hours: FloatArray) -> FloatArray:
+    """Move arrivals of a steady rate to where a rate that alternates would have them; periods keep their arrivals."""
+    period, within = np.divmod(hours, BURST_PERIOD_H)
+    half = BURST_PERIOD_H / 2
+    early = within < half * BURST_HIGH
+    moved = np.where(early, within / BURST_HIGH, half + (within - half * BURST_HIGH) / (2 - BURST_HIGH))
+    return period * BURST_PERIOD_H + moved
+
+
+def workload(condition: Condition, submit_ms: IntArray) -> tuple[Trace, Jobs]:
+    """Draw the jobs that arrive at these times: the first is the same at every load, and so on."""
+    size = len(submit_ms)
+    seed = [condition.seed, CATEGORY_NAMES.index(condition.category)]
+    uniform_J4 = np.random.default_rng(seed).uniform(0, 1, (size, 4))
+    kinds = range(len(CATEGORIES)) if condition.category == MIX else [CATEGORY_NAMES.index(condition.category)]
+    category = np.array(kinds)[(uniform_J4[:, 0] * len(kinds)).astype(np.int64)]
+    model = category * MODELS + (uniform_J4[:, 1] * MODELS).astype(np.int64)
+    figures = np.random.default_rng(len(CATEGORIES)).uniform(0.2, 0.8, (len(CATEGORIES) * MODELS, 3))  # of the models
+    row, one = np.arange(size), np.ones(size, dtype=np.int64)
+    jobs = jobs_of(row, category, one, one * min(GPUS_MAX, condition.gpus), figures[model])
+    full = jobs.local_batch_max
+    most = np.where(category == CATEGORY_NAMES.index("small"), BATCH_MAX_SMALL, BATCH_MAX)
+    ratio = BATCH_MIN * (most / BATCH_MIN) ** uniform_J4[:, 2]
+    batch = np.rint(full * ratio).astype(np.int64)
+    gpus = 2 ** np.ceil(np.log2(np.maximum(batch / full, 1))).astype(np.int64)
+    batch_max = (full * most).astype(np.int64)
+    jobs = replace(
+        jobs, batch=batch, batch_min=(full * BATCH_MIN).astype(np.int64), batch_max=batch_max,
+        gpus_max=np.minimum(min(GPUS_MAX, condition.gpus), batch_max // jobs.local_batch_min),
+    )
+    hours = WORK_H * np.exp(WORK_SIGMA * ndtri(uniform_J4[:, 3]) - WORK_SIGMA**2 / 2)
+    jobs = replace(jobs, samples=hours * 3600 * _full_rate(jobs), profile=model)
+    trace = trace_of(
+        name=f"elastic {condition.category} {condition.arrivals}", format="drawn", synthetic=True,
+        job_id=[f"j{number}" for number in row], submit_ms=submit_ms, gpus=gpus, run_ms=np.full(size, NONE),
+        profiles=[f"{kind.name}-{number}" for kind in CATEGORIES for number in range(MODELS)], profile=model,
+        batch=jobs.batch,
+    )
+    return trace, Jobs(jobs=jobs, seed=condition.seed)
+
+
+def _full_rate(jobs: ElasticJobs) -> FloatArray:
+    """Samples per second on one GPU whose memory the batch fills (J,)."""
+    rate: FloatArray = jobs.local_batch_max / grad_s(jobs.parameters, jobs.local_batch_max)
+    return rate
+
+
+def drawn(condition: Condition, rate_per_h: float) -> tuple[Trace, Jobs]:
+    """The jobs of one condition."""
+    return workload(condition, arrivals_ms(condition, rate_per_h))
+
+
+_BACKLOG: Final = 6
+"""Jobs per GPU that stand in line when the baseline's capacity is measured."""
+
+
+def backlog(condition: Condition) -> tuple[Trace, Jobs]:
+    """Jobs that all arrive at once: as many as keep the cluster full for hours."""
+    return workload(condition, np.arange(_BACKLOG * condition.gpus))
+
+
+def sustained_per_h(replay: Replay) -> float:
+    """Jobs completed per hour between the first fifth and seven tenths of a backlog."""
+    ends_ms = np.sort(replay.finish_ms)
+    first, last = len(ends_ms) // 5, 7 * len(ends_ms) // 10
+    return float((last - first) / (ends_ms[last] - ends_ms[first]) * MS_PER_H)
+
+
+def outcome(replay: Replay, condition: Condition) -> Outcome:
+    """Figures of one replay."""
+    window_ms = WINDOW_H * MS_PER_H
+    done = replay.finish_ms != NONE
+    jct_s = (replay.finish_ms - replay.trace.submit_ms)[done] / MS_PER_S
+    held, useful = int(replay.service_gpu_ms.sum()), int(replay.useful_gpu_ms.sum())
+    inside = np.minimum(replay.runs.end_ms, window_ms) - np.minimum(replay.runs.start_ms, window_ms)
+    held_inside = float((inside * np.diff(replay.runs.first_gpu)).sum())
+    round_ms = replay.round_s * MS_PER_S if len(replay.round_s) else np.zeros(1)
+    return Outcome(
+        condition=condition, policy=replay.policy, submitted=len(replay.trace),
+        completed=int((done & (replay.finish_ms <= window_ms)).sum()),
+        jct_mean_s=float(jct_s.mean()), jct_p95_s=float(np.percentile(jct_s, 95)),
+        dropped=float(replay.rejected.mean()), useful=held_inside / (condition.gpus * window_ms) * useful / max(held, 1),
+        restarts=float(replay.restarts.sum() / max(done.sum(), 1)), stalled=1 - useful / max(held, 1),
+        round_median_ms=float(np.median(round_ms)), round_p99_ms=float(np.percentile(round_ms, 99)),
+    )
+
+
+def mm1_ratio(load: float, capacity: float) -> float:
+    """How many times longer a job stays in an M/M/1 queue than in one of so many times its capacity."""
+    return (capacity - load) / (1 - load) if load < 1 else float("inf")
+
+
+def best_points(outcomes: Sequence[Outcome], policy: str, baseline: str) -> tuple[float, float]:
+    """Largest ratios over the conditions both ran: jobs completed, and mean completion time the other way round."""
+    by_condition = {(o.condition, o.policy): o for o in outcomes}
+    pairs = [
+        (o, by_condition[o.condition, baseline]) for o in outcomes
+        if o.policy == policy and (o.condition, baseline) in by_condition
+    ]
+    completed = [ours.completed / max(theirs.completed, 1) for ours, theirs in pairs]
+    sooner = [theirs.jct_mean_s / ours.jct_mean_s for ours, theirs in pairs if not ours.condition.drop]
+    return max(completed, default=float("nan")), max(sooner, default=float("nan"))
