@@ -290,7 +290,7 @@ def test_every_preset_has_its_case():
 
 @pytest.mark.parametrize("policy", sorted(PRESETS))
 def test_two_equal_jobs_on_one_gpu_run_one_after_the_other(policy):
-    """J0 0-10, J1 10-20, whatever the policy: nothing is gained by interrupting an equal. Rounds may be farther apart."""
+    """J0 0-10, J1 10-20 or at the next round: whatever the policy, nothing is gained by interrupting an equal."""
     outcome = run(small_trace(job(run=10), job(run=10, user="other")), "1x1xT4", policy)
     then = max(10, PRESETS[policy].gap_ms // 1_000)
     assert (stretches(outcome, 0), stretches(outcome, 1)) == ([(0, 10)], [(then, then + 10)])
