@@ -1,0 +1,326 @@
+"""Checkpoints that survive a kill, a power cut or a full disk at any moment, written while training goes on.
+
+Tensors are copied at the step boundary. A thread writes the files aside and syncs them, writes the manifest (sizes,
+SHA-256) and syncs it and the folder, checks that it still may, renames the folder and syncs its parent. Then it reads
+all of it back, and only if every sum matches are older checkpoints deleted. A crash at any point leaves either what
+was, or that and a complete new one. Names and fencing: ``folder.py``.
+
+State is replicated: a checkpoint can be restored at any world size. **Not supported:** sharded state.
+``torch.distributed.checkpoint`` keeps its metadata as a pickle and offers neither sums nor an atomic publish; gather a
+full state first (``get_model_state_dict`` with ``full_state_dict=True``). Host memory for one copy of the state is held
+between saves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from brim.train.files import Files, RealFiles
+from brim.train.folder import (
+    CheckpointError,
+    Folder,
+    ForeignError,
+    SetAside,
+    SpaceError,
+    StaleError,
+    is_damage,
+    number_of,
+    words,
+)
+from brim.train.manifest import MANIFEST, BadError, Origin, checked_json, write_manifest
+from brim.train.reading import Expected, MismatchError, Restored, file_sum, read_newest
+from brim.train.shards import SHARD_BYTES, HostCopy, Spec, spec_of
+from brim.train.states import flatten_state, unflatten_state
+
+__all__ = [
+    "CheckpointError", "Checkpointer", "ForeignError", "MismatchError", "Restored", "Saving", "SetAside", "SpaceError",
+    "StaleError", "flatten_state", "unflatten_state",
+]  # fmt: skip
+
+CHUNK_BYTES = 8 << 20
+"""Written, hashed and read back in pieces of this size: the second use finds it in cache; ours."""
+
+SPARE_BYTES = 1 << 20
+"""Free bytes asked for beside those of the tensors, for folder and manifest; ours."""
+
+_log = logging.getLogger(__name__)
+_JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(slots=True, eq=False)
+class Saving:
+    """One checkpoint on its way. ``stall_s`` is what training waited, ``total_s`` the time until it was verified."""
+
+    step: int
+    bytes: int = 0
+    stall_s: float = 0.0
+    total_s: float = 0.0
+    path: Path | None = None
+    error: Exception | None = None
+    _done: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or badly."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> Path:
+        """Return where it is once it is verified; raise its error, or `CheckpointError` after ``timeout_s``."""
+        if not self._done.wait(timeout_s):
+            raise CheckpointError(f"checkpoint of step {self.step} is still being written after {timeout_s} s")
+        if self.error is not None:
+            raise self.error
+        assert self.path is not None
+        return self.path
+
+
+class Checkpointer:
+    """Saves and restores checkpoints in one folder. One process saves; any may restore.
+
+    Args:
+        folder: Created if missing. May be a symbolic link, may be on another file system.
+        keep: Verified checkpoints that stay, the newest included.
+        job_id: A folder that another job wrote to is refused; "" takes any.
+        epoch: The fencing token, raised by whoever starts the processes of a job. A process with a lower one than the
+            folder has seen cannot publish. Among equal ones the last process to begin saving may.
+        fsync: False for folders that need not survive a power cut.
+        files: What the operations go through; the file system of this machine if not given.
+        on_error: Called in place of raising when a save failed, so that training goes on; by default the error of a
+            save is raised by the next `save` or `wait`. A `StaleError` is always raised.
+        shard_bytes: A file holds about this much.
+        chunk_bytes: Size of one write.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        keep: int = 2,
+        job_id: str = "",
+        epoch: int = 0,
+        fsync: bool = True,
+        files: Files | None = None,
+        on_error: Callable[[CheckpointError], None] | None = None,
+        shard_bytes: int = SHARD_BYTES,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        if keep < 1:
+            raise ValueError(f"keep is {keep}, expected at least 1")
+        if job_id and not _JOB_ID.fullmatch(job_id):
+            raise ValueError(f"job_id is {job_id!r}, expected up to 64 letters, digits, '.', '_' or '-'")
+        if epoch < 0:
+            raise ValueError(f"epoch is {epoch}, expected 0 or more")
+        self._files: Files = files if files is not None else RealFiles()
+        self._folder = Folder(str(folder), files=self._files, fsync=fsync, job_id=job_id, epoch=epoch)
+        self._keep = keep
+        self._on_error = on_error
+        self._chunk_bytes = chunk_bytes
+        self._copy = HostCopy(shard_bytes=shard_bytes)
+        self._saving: Saving | None = None
+        self._thread: threading.Thread | None = None
+
+    # In the caller's thread.
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written; `save` would wait for it."""
+        return self._saving is not None and not self._saving.done
+
+    def advance(self, epoch: int) -> None:
+        """Take a new fencing token; also, with an equal one, become the process that saves when another was."""
+        if epoch < self._folder.epoch:
+            raise ValueError(f"epoch is {epoch}, expected at least {self._folder.epoch}")
+        self._join()
+        self._folder.advance(epoch)
+
+    def reserve(self, tensors: Mapping[str, Tensor]) -> None:
+        """Get the host memory for tensors like these, so that the first `save` stalls no longer than the next."""
+        self._join()
+        self._copy.reserve(tensors)
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, wait: bool = False) -> Saving:
+        """Copy the state and write it in the background.
+
+        When this returns the tensors and ``meta`` may change: all has been copied. If an earlier checkpoint is still
+        being written, this waits for it (see `busy`). The error of an earlier one is raised here before anything is
+        done, once; call again to save.
+
+        Args:
+            step: The step that this is the state after.
+            tensors: By name; dense, on any device. Tied ones are stored once.
+            meta: JSON: str-keyed dicts, lists, str, int, float, bool, None.
+            wait: Return only when it is verified, and raise its own error.
+
+        Raises:
+            CheckpointError: an earlier save failed; with ``wait`` this one.
+            TypeError: something that cannot be saved; the message says where.
+        """
+        began_s = time.perf_counter()
+        if step < 0:
+            raise ValueError(f"step is {step}, expected 0 or more")
+        self._join()
+        self._surface()
+        text = json.dumps(checked_json(meta, "meta"))
+        self._copy.take(tensors)
+        saving = Saving(step, self._copy.bytes, time.perf_counter() - began_s)
+        self._saving = saving
+        self._thread = threading.Thread(target=self._run, args=(saving, text, began_s), name=f"checkpoint-{step}")
+        self._thread.start()
+        if wait:
+            self.wait()
+            saving.stall_s = time.perf_counter() - began_s
+        return saving
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return once nothing is being written; raise the error of the last save, if it was not raised yet."""
+        if self._saving is not None and not self._saving._done.wait(timeout_s):
+            raise CheckpointError(f"checkpoint of step {self._saving.step} is still being written after {timeout_s} s")
+        self._join()
+        self._surface()
+
+    def close(self) -> None:
+        """`wait`, then give the host memory back."""
+        try:
+            self.wait()
+        finally:
+            self._copy.release()
+
+    def restore(
+        self, expected: Mapping[str, Tensor] | Mapping[str, Spec] | None = None, *, within: str = ""
+    ) -> Restored | None:
+        """Read the newest checkpoint that can be verified.
+
+        One that is truncated, has a wrong sum, lacks a file or has a format of the future is renamed to ``aside-...``
+        and reported, and the next older one is tried. With an epoch above 0, processes of lower epochs can publish no
+        more once this returns.
+
+        Args:
+            expected: Tensors (or what they are) that the checkpoint must have, with equal shapes and types.
+            within: Names that begin with this are compared: with ``"model."`` the checkpoint may hold others, such as
+                those of an optimizer.
+
+        Returns:
+            Tensors in host memory, tied ones one object; None if nothing was ever saved here.
+
+        Raises:
+            MismatchError: it is of another model; nothing is renamed.
+            CheckpointError: there are checkpoints, and none can be used.
+            StaleError: the folder has seen a higher epoch.
+        """
+        wanted = None
+        if expected is not None:
+            specs = {name: it if isinstance(it, Spec) else spec_of(name, it) for name, it in expected.items()}
+            wanted = Expected(specs, within)
+        self._join()
+        try:
+            if not self._folder.exists():
+                return None
+            self._folder.fence_off()
+            return read_newest(self._folder, wanted)
+        except OSError as error:
+            raise self._folder.in_words(error, doing="restoring") from error
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _surface(self) -> None:
+        saving, self._saving = self._saving, None
+        if saving is None or saving.error is None:
+            return
+        error = saving.error
+        if self._on_error is None or isinstance(error, StaleError) or not isinstance(error, CheckpointError):
+            raise error
+        self._on_error(error)
+
+    # In the thread: the order of these steps is the promise.
+
+    def _run(self, saving: Saving, meta: str, began_s: float) -> None:
+        try:
+            saving.path = Path(self._folder.path(self._write(saving.step, meta)))
+        except OSError as error:
+            saving.error = self._folder.in_words(error, doing=f"saving step {saving.step}")
+            saving.error.__cause__ = error
+        except Exception as error:
+            saving.error = error
+        if saving.error is not None:
+            _log.warning("%s", saving.error)
+        saving.total_s = time.perf_counter() - began_s
+        saving._done.set()
+
+    def _write(self, step: int, meta: str) -> str:
+        self._folder.claim()
+        self._folder.empty_trash()
+        self._folder.check_space(self._copy.bytes + len(meta) + SPARE_BYTES, step=step)
+        aside = self._folder.new_aside()
+        try:
+            sums = self._write_aside(aside, step, meta)
+            name = self._folder.publish(aside, step)
+        except Exception:
+            self._folder.discard(aside)
+            raise
+        self._verify(name, step, sums)
+        self._delete_older(name)
+        return name
+
+    def _write_aside(self, aside: str, step: int, meta: str) -> dict[str, str]:
+        """Write all files of a checkpoint; their SHA-256 by name."""
+        self._files.make_folder(self._folder.path(aside))
+        copy = self._copy
+        sums = {shard.file: self._write_file(f"{aside}/{shard.file}", copy.image(shard)) for shard in copy.shards}
+        origin = Origin(step=step, epoch=self._folder.epoch, job_id=self._folder.job_id)
+        manifest = memoryview(write_manifest(origin, copy, list(sums.values()), meta))
+        sums[MANIFEST] = self._write_file(f"{aside}/{MANIFEST}", manifest)
+        if self._folder.fsync:
+            self._files.sync_folder(self._folder.path(aside))
+        return sums
+
+    def _write_file(self, name: str, data: memoryview) -> str:
+        """Write and sync one file; its SHA-256."""
+        sums = hashlib.sha256()
+        handle = self._files.create(self._folder.path(name))
+        try:
+            for at in range(0, len(data), self._chunk_bytes):
+                piece = data[at : at + self._chunk_bytes]
+                self._files.write(handle, piece)
+                sums.update(piece)
+            if self._folder.fsync:
+                self._files.sync(handle)
+        finally:
+            self._files.close(handle)
+        return sums.hexdigest()
+
+    def _verify(self, name: str, step: int, sums: Mapping[str, str]) -> None:
+        """Read back what was published; a bad one is set aside, and those before it stay."""
+        try:
+            for file, sha256 in sums.items():
+                if file_sum(self._files, self._folder.path(f"{name}/{file}"), chunk_bytes=self._chunk_bytes) != sha256:
+                    raise BadError(f"{file} was read back with another SHA-256 than it was written with")
+        except (BadError, OSError) as error:
+            if isinstance(error, OSError) and not is_damage(error):
+                raise
+            self._folder.check_fence()
+            reason = words(error) if isinstance(error, OSError) else str(error)
+            bad = self._folder.set_aside(name, reason)
+            raise CheckpointError(
+                f"checkpoint of step {step}: {reason}; kept as {bad.name}, older ones are untouched: check the disk"
+            ) from error
+
+    def _delete_older(self, newest: str) -> None:
+        """Once ``newest`` is verified: all older ones but the ``keep`` - 1 before it."""
+        self._folder.check_fence()
+        older = [name for name in self._folder.saved() if number_of(name) < number_of(newest)]
+        for name in older[self._keep - 1 :]:
+            self._folder.discard(name)
