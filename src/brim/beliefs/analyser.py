@@ -34,6 +34,8 @@ STEPS_AT_ONCE: Final = 10
 """Timed steps between two looks at their spread, and the fewest; ours."""
 SPREAD_SMALL: Final = 0.05
 """Inter-quartile range over median at which more steps would say no more; ours."""
+REPETITIONS: Final = 5
+"""All-reduces behind each figure of the cluster, one to warm up among them; ours."""
 BYTES_MIN_EXP, BYTES_MAX_EXP = 20, 31
 """Exchanges measured: 1 MiB to 2 GiB, the gradients of a million to half a billion parameters."""
 
@@ -156,6 +158,7 @@ class ExchangeTimes:
         bytes_S: Sizes, ascending.
         packed_s_KS: Seconds on as few nodes as hold the GPUs.
         spread_s_KS: Seconds on as many nodes as there are.
+        seconds: What measuring took, all repetitions.
     """
 
     gpus_per_node: int
@@ -163,6 +166,7 @@ class ExchangeTimes:
     bytes_S: FloatArray
     packed_s_KS: FloatArray
     spread_s_KS: FloatArray
+    seconds: float
 
     def all_reduce_s(self, num_bytes: float, gpus: int, nodes: int) -> float:
         """Interpolate: linear in the logarithms of bytes and GPUs; 0 on one GPU.
@@ -210,6 +214,7 @@ def measure_exchange(measure: Exchange, *, num_nodes: int, gpus_per_node: int) -
     return ExchangeTimes(
         gpus_per_node=gpus_per_node, gpus_K=frozen(np.array(gpus_K, dtype=np.int64)),
         bytes_S=frozen(np.array(bytes_S, dtype=np.float64)), packed_s_KS=frozen(packed), spread_s_KS=frozen(spread),
+        seconds=REPETITIONS * float(packed.sum() + spread.sum()),
     )
 
 

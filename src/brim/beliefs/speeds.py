@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
-from brim.beliefs.throughput import PARAMETERS, Fit, Observations, fit
+from brim.beliefs.analyser import ExchangeTimes
+from brim.beliefs.throughput import ALPHA_R, GAMMA_TYPICAL, PARAMETERS, Fit, Observations, fit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.snapshot import Snapshot
 from brim.core.tables import SeenSteps
@@ -45,8 +47,11 @@ class SeenSpeeds:
         first = np.searchsorted(seen.job[:alive], np.arange(size + 1))
         return self._speeds(size, seen, [slice(first[row], first[row + 1]) for row in range(size)])
 
-    def of_models(self, snapshot: Snapshot) -> Speeds:
-        """What all jobs told of the model that each job trains, those that are over included."""
+    def of_models(self, snapshot: Snapshot, exchange: ExchangeTimes | None = None) -> Speeds:
+        """What all jobs told of the model that each job trains, those that are over included.
+
+        With ``exchange``, exchanges not seen yet are expected to take what the cluster takes for as many bytes.
+        """
         seen, jobs = snapshot.seen, snapshot.jobs
         rows: dict[int, IntArray] = {
             profile: np.flatnonzero(seen.profile == profile) for profile in np.unique(jobs.profile).tolist()
@@ -55,9 +60,12 @@ class SeenSpeeds:
         return self._speeds(len(jobs), seen, [
             rows[profile] if profile >= 0 else np.flatnonzero(seen.job == row)
             for row, profile in zip(own.tolist(), jobs.profile.tolist(), strict=True)
-        ])
+        ], None if exchange is None else [_exchanging(exchange, size) for size in jobs.gradient_bytes.tolist()])
 
-    def _speeds(self, size: int, seen: SeenSteps, rows: Sequence[slice | IntArray]) -> Speeds:
+    def _speeds(
+        self, size: int, seen: SeenSteps, rows: Sequence[slice | IntArray],
+        exchanges: Sequence[tuple[float, ...] | None] | None = None,
+    ) -> Speeds:
         parameters = np.full((size, len(PARAMETERS)), np.nan)
         known = np.zeros(size, dtype=np.bool_)
         gpus_seen = np.zeros(size, dtype=np.int64)
@@ -67,20 +75,38 @@ class SeenSpeeds:
             part = block[where]
             if not len(part):
                 continue
-            fitted = self._fit(part)
+            fitted = self._fit(part, exchanges[row] if exchanges else None)
             gpus_seen[row] = part[:, 1].max()
             if fitted.ok:
                 parameters[row], known[row] = fitted.parameters, True
         return Speeds(parameters=parameters, known=known, gpus_seen=gpus_seen)
 
-    def _fit(self, part: FloatArray) -> Fit:
-        key = part.tobytes()
+    def _fit(self, part: FloatArray, exchanging: tuple[float, ...] | None) -> Fit:
+        key = part.tobytes() + repr(exchanging).encode()
         found = self._fits.get(key)
         if found is None:
             if len(self._fits) >= _FITS_KEPT:
                 self._fits.clear()
-            found = self._fits[key] = fit(Observations(
+            observations = Observations(
                 nodes=part[:, 0].astype(np.int64), gpus=part[:, 1].astype(np.int64), local_batch=part[:, 2],
                 step_s=part[:, 3], sync_s=part[:, 4],
-            ))
+            )
+            found = fit(observations)
+            if exchanging is not None and found.ok:
+                computing = found.parameters[:ALPHA_R].tolist()
+                found = fit(observations, np.array([*computing, *exchanging, GAMMA_TYPICAL]))
+            self._fits[key] = found
         return found
+
+
+@lru_cache(maxsize=1024)
+def _exchanging(exchange: ExchangeTimes, num_bytes: int) -> tuple[float, ...] | None:
+    """Parameters of the exchange, inside a node and across, that the cluster's table gives for so many bytes."""
+    if num_bytes < 0:
+        return None
+    found: list[float] = []
+    for most, nodes in ((exchange.gpus_per_node, 1), (int(exchange.gpus_K[-1]), 2)):
+        two = exchange.all_reduce_s(num_bytes, 2, nodes)
+        all_of_them = exchange.all_reduce_s(num_bytes, most, -(-most // exchange.gpus_per_node))
+        found += (two, max(all_of_them - two, 0.0) / np.log2(most - 1) if most > 2 else 0.0)
+    return tuple(found)

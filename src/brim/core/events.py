@@ -108,6 +108,7 @@ class JobSpec:
         local_batch_min: Fewest samples per GPU and micro-step.
         local_batch_max: Most samples that fit one GPU.
         profile: Code of the model it trains.
+        gradient_bytes: What its ranks exchange each step.
     """
 
     id: int
@@ -128,6 +129,7 @@ class JobSpec:
     local_batch_min: int = NONE
     local_batch_max: int = NONE
     profile: int = NONE
+    gradient_bytes: int = NONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ SERVICE_EDGES_GPU_MS: Final[FloatArray] = frozen(np.concatenate(([0.0], 2.0 ** n
 _COLUMN: Final = {name: index for index, name in enumerate(JOB_COLUMNS)}
 _SPEC: Final = ("id", "user", "submit_ms", "gpus", "share_milli", "cpu_milli", "mem_mib", "gpu_type",
                 "time_limit_ms", "after", "gpus_min", "gpus_max", "batch", "batch_min", "batch_max", "local_batch_min",
-                "local_batch_max", "profile")
+                "local_batch_max", "profile", "gradient_bytes")
 _PHASE, _EPOCH, _FIRST, _SINCE = (_COLUMN[c] for c in ("phase", "epoch", "first_start_ms", "since_ms"))
 _RUNNING_SINCE, _RUN, _SERVICE, _MEMO = (
     _COLUMN[c] for c in ("running_since_ms", "run_ms", "service_gpu_ms", "memo")
@@ -313,4 +313,4 @@ def _spec_values(spec: JobSpec) -> tuple[int, ...]:
     most = spec.gpus if spec.gpus_max == NONE else spec.gpus_max
     return (spec.id, spec.user, spec.submit_ms, spec.gpus, spec.share_milli, spec.cpu_milli, spec.mem_mib,
             spec.gpu_type, spec.time_limit_ms, spec.after, least, most, spec.batch, spec.batch_min, spec.batch_max,
-            spec.local_batch_min, spec.local_batch_max, spec.profile)
+            spec.local_batch_min, spec.local_batch_max, spec.profile, spec.gradient_bytes)

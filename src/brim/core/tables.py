@@ -41,6 +41,7 @@ class JobTable:
         local_batch_min: Fewest samples per GPU and micro-step, -1 where not known.
         local_batch_max: Most samples that fit one GPU, -1 where not known.
         profile: Code of the model it trains, -1 where not known.
+        gradient_bytes: What its ranks exchange each step, -1 where not known.
         phase: ``Phase`` code.
         epoch: Attempts so far; fences stale messages.
         first_start_ms: First time it held GPUs, -1 before.
@@ -77,6 +78,7 @@ class JobTable:
     local_batch_min: IntArray
     local_batch_max: IntArray
     profile: IntArray
+    gradient_bytes: IntArray
     phase: IntArray
     epoch: IntArray
     first_start_ms: IntArray

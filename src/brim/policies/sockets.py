@@ -116,3 +116,8 @@ class Policy:
         """Some part reads estimates of run times."""
         parts = (self.order, self.size, self.place, self.feed, self.fill)
         return any(getattr(part, "asks_run_times", False) for part in parts)
+
+    @property
+    def asks_exchange(self) -> bool:
+        """The size part reads how long the cluster takes to exchange gradients, which is measured before it begins."""
+        return bool(getattr(self.size, "asks_exchange", False))

@@ -90,6 +90,20 @@ OVERLAP_SPREAD: Final = 0.35
 """Logarithmic spread of gamma around its typical value: Pollux's six have 1.0 to 2.6."""
 _SEVEN: Final = float(np.log2(7))
 """Doublings of the peers of a GPU among eight."""
+BYTES_S: Final = 5e9
+"""Bytes per second that two GPUs of a node exchange: makes sizes of gradients of the times above. Ours."""
+
+
+class _Links:
+    """The cluster on which the parameters of this module hold. See ``beliefs.analyser.Exchange``."""
+
+    def all_reduce_s(self, num_bytes: int, gpus: int, nodes: int) -> float:
+        """Seconds of one all-reduce."""
+        grown = 1 + GROWTH * float(np.log2(max(gpus - 1, 1)))
+        return num_bytes / BYTES_S * grown * (ACROSS if nodes > 1 else 1.0)
+
+
+LINKS: Final = _Links()
 
 
 def drawn_jobs(trace: Trace, cluster: Cluster, share: float = ELASTIC_SHARE, seed: int = 0) -> Parametric:
@@ -113,7 +127,7 @@ def drawn_jobs(trace: Trace, cluster: Cluster, share: float = ELASTIC_SHARE, see
         "could have been resized, nor how it would have scaled.",
         "As its user asked for it, on the fewest nodes, an elastic job takes exactly as long as recorded.",
     ]
-    return Parametric(trace, cluster, jobs, seed=seed, said=said)
+    return Parametric(trace, cluster, jobs, seed=seed, said=said, exchange=LINKS)
 
 
 def category_of(gpus: IntArray, run_ms: IntArray, width: int) -> IntArray:
@@ -156,6 +170,7 @@ def jobs_of(row: IntArray, category: IntArray, gpus: IntArray, gpus_max: IntArra
         row=row, parameters=parameters, batch=asked, batch_min=np.maximum(asked // 4, 1), batch_max=batch_max,
         local_batch_min=local_min, local_batch_max=full, gpus_min=np.ones_like(gpus),
         gpus_max=np.maximum(gpus, np.minimum(gpus_max, batch_max // local_min)),
+        gradient_bytes=np.rint(alpha_r * BYTES_S).astype(np.int64),
     )
 
 

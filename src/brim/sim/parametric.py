@@ -16,7 +16,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from brim.beliefs.analyser import Steps
+from brim.beliefs.analyser import Exchange, Steps
 from brim.beliefs.batching import Limits, Noise, best_batches, fewest_nodes, gain, split
 from brim.beliefs.throughput import GAMMA, GAMMA_MAX, PARAMETERS, grad_s, step_s
 from brim.core.arrays import FloatArray, IntArray, frozen
@@ -54,6 +54,7 @@ class ElasticJobs:
             jobs that run as asked, on the fewest nodes.
         noise: Gradient statistics at the initial batch; None where any batch in range is as good per sample.
         profile: Code of the model, so that jobs of one model are known by each other (E,); None for no models.
+        gradient_bytes: What ranks exchange each step (E,); None where jobs do not say.
 
     Raises:
         ConfigError: columns do not go together; the message names the row.
@@ -71,6 +72,7 @@ class ElasticJobs:
     samples: FloatArray | None = None
     noise: Noise | None = None
     profile: IntArray | None = None
+    gradient_bytes: IntArray | None = None
 
     def __post_init__(self) -> None:
         size = len(self.row)
@@ -122,6 +124,7 @@ class Parametric:
         seed: Of the noise on reported step times; draws depend on it, the job's id and the configuration only.
         step_noise: Logarithmic spread of that noise.
         said: How the jobs were chosen, sentences for the report.
+        exchange: How long the cluster takes to exchange so many bytes, where that is known; jobs' parameters agree.
 
     Raises:
         ConfigError: a job asks for GPUs or shares that do not go with its limits, or has no run time.
@@ -131,8 +134,10 @@ class Parametric:
 
     def __init__(
         self, trace: Trace, cluster: Cluster, jobs: ElasticJobs, *, seed: int = 0, step_noise: float = STEP_NOISE,
-        said: Sequence[str] = (),
+        said: Sequence[str] = (), exchange: Exchange | None = None,
     ) -> None:
+        if exchange is not None:
+            self.exchange = exchange
         self._trace, self._cluster, self._jobs = trace, cluster, jobs
         self._width = int(cluster.gpus_N.max())
         self._seed, self._step_noise, self._said = seed, step_noise, tuple(said)
@@ -207,7 +212,9 @@ class Parametric:
             columns[name] = frozen(column)
         profile = np.full(len(trace), NONE, dtype=np.int64)
         profile[jobs.row] = NONE if jobs.profile is None else jobs.profile
-        return columns | {"profile": frozen(profile)}
+        gradient_bytes = np.full(len(trace), NONE, dtype=np.int64)
+        gradient_bytes[jobs.row] = NONE if jobs.gradient_bytes is None else jobs.gradient_bytes
+        return columns | {"profile": frozen(profile), "gradient_bytes": frozen(gradient_bytes)}
 
     def total_samples(self) -> FloatArray:
         """See ``Truth``."""

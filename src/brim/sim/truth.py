@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from brim.beliefs.analyser import Steps
+from brim.beliefs.analyser import Exchange, Steps
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.cluster import Cluster
 from brim.core.events import JobSpec, Report
@@ -83,6 +83,13 @@ class Timed(Protocol):
     def steps(self, job: int) -> Steps:
         """The job's steps on one device."""
         ...
+
+
+@runtime_checkable
+class Wired(Protocol):
+    """A truth that knows how the cluster's GPUs are joined."""
+
+    exchange: Exchange
 
 
 class Rigid:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from brim.beliefs.analyser import Analysis, analyse
+from brim.beliefs.analyser import Analysis, analyse, measure_exchange
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserHistory, UserLimits
 from brim.beliefs.work import TrueWork
@@ -36,8 +36,8 @@ from brim.policies.sockets import Policy
 from brim.sim.assumptions import assumptions
 from brim.sim.lane import can_take_lane, run_lane
 from brim.sim.overheads import Faults, Overheads, job_failure_ms, node_failure_ms
-from brim.sim.truth import Pace, Rigid, Timed, Truth, specs_of, user_names
-from brim.units import MS_PER_S, WHOLE_GPU
+from brim.sim.truth import Pace, Rigid, Timed, Truth, Wired, specs_of, user_names
+from brim.units import MS_PER_S, WHOLE_GPU, show_duration
 
 ESTIMATES: dict[str, RunTimes] = {"limits": UserLimits(), "history": UserHistory()}
 # Enum members as module constants: looking them up on the class is slow before Python 3.12.
@@ -101,25 +101,40 @@ def replay(
         raise ConfigError(f"estimates {settings.estimates!r}: expected one of {', '.join(ESTIMATES)}")
     truth = truth or Rigid(trace)
     believed: RunTimes = TrueRunTimes(truth.run_ms) if policy.oracle else ESTIMATES[settings.estimates]
-    started = time.perf_counter()
+    started, notes = time.perf_counter(), settings.notes
     if journal is None and isinstance(truth, Rigid) and can_take_lane(policy, trace, settings.faults, believed):
         outcome = run_lane(
             trace, cluster, policy, truth.run_ms, believed, settings.overheads, settings.gap_ms, on_progress
         )
     else:
-        beliefs = Beliefs(run_times=believed)
-        if policy.oracle:
-            beliefs = replace(beliefs, work=TrueWork(truth.total_samples()))
+        beliefs = _beliefs(policy, cluster, truth, believed)
+        if beliefs.exchange is not None:
+            notes += (
+                "Before its first job the cluster is closed for "
+                f"{show_duration(math.ceil(beliefs.exchange.seconds))}: exchanges of gradients are timed.",
+            )
         twin = _Twin(trace, cluster, policy, settings, truth, beliefs, journal)
         outcome = twin.run(on_progress or (lambda ended, now_ms: True))
     return Replay(
         trace=trace, cluster=cluster, policy=policy.name, oracle=policy.oracle,
         estimates=believed.words if policy.asks_run_times else "none", seed=settings.seed, load=settings.load,
         **_ideals(trace, truth), **outcome, wall_s=time.perf_counter() - started,
-        assumptions=settings.notes + assumptions(
+        assumptions=notes + assumptions(
             trace, cluster, truth, settings.overheads, settings.faults, max(settings.gap_ms, policy.gap_ms)
         ),
     )
+
+
+def _beliefs(policy: Policy, cluster: Cluster, truth: Truth, run_times: RunTimes) -> Beliefs:
+    """What a policy may believe at the start: what is learnt of jobs comes with their reports."""
+    beliefs = Beliefs(run_times=run_times)
+    if policy.oracle:
+        beliefs = replace(beliefs, work=TrueWork(truth.total_samples()))
+    if policy.asks_exchange and isinstance(truth, Wired) and cluster.num_gpus > 1:
+        beliefs = replace(beliefs, exchange=measure_exchange(
+            truth.exchange, num_nodes=cluster.num_nodes, gpus_per_node=int(cluster.gpus_N.max()),
+        ))
+    return beliefs
 
 
 def _ideals(trace: Trace, truth: Truth) -> dict[str, Any]:
@@ -203,6 +218,7 @@ class _Twin:
 
     def run(self, on_progress: Progress) -> dict[str, object]:
         """Handle events and rounds in order of time until every job is over, or progress says stop."""
+        self._schedule_measuring()
         self._schedule_faults()
         arrivals = self._trace.submit_ms.tolist()
         total, arrived, events, now_ms = len(arrivals), 0, 0, 0
@@ -466,6 +482,14 @@ class _Twin:
 
     def _observe_node(self, now_ms: int, kind: Kind, node: int) -> None:
         self._scheduler.observe(Event(now_ms, kind, node=node))
+
+    def _schedule_measuring(self) -> None:
+        """The cluster takes no jobs while its exchange of gradients is measured, once, at the beginning."""
+        exchange = self._scheduler.beliefs.exchange
+        if exchange is not None:
+            for node in range(self._cluster.num_nodes):
+                self._push(0, _NODE_DRAIN, node, 0)
+                self._push(math.ceil(exchange.seconds * MS_PER_S), _NODE_UP, node, 0)
 
     def _schedule_faults(self) -> None:
         if self._faults.node_mtbf_ms:

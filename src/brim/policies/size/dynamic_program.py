@@ -53,6 +53,7 @@ class DynamicProgram:
     """
 
     resizes_running: ClassVar[bool] = True
+    asks_exchange: ClassVar[bool] = True
     batch: Batch = "best"
     mode: Mode = "queue"
     accumulation: bool = False
@@ -62,7 +63,7 @@ class DynamicProgram:
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> Sizes:
         """See ``Size``."""
         jobs = snapshot.jobs
-        speeds = beliefs.speeds.of_models(snapshot)
+        speeds = beliefs.speeds.of_models(snapshot, beliefs.exchange)
         found = candidates(
             snapshot, speeds, gpus_max=self.gpus_max, noise=False, batch=self._batch(jobs),
             accumulation=self.accumulation,

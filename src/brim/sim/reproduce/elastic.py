@@ -31,7 +31,7 @@ from brim.core.trace import NONE, Trace, trace_of
 from brim.policies.presets import PRESETS
 from brim.policies.size.dynamic_program import DynamicProgram
 from brim.policies.sockets import Policy
-from brim.sim.categories import CATEGORIES, jobs_of
+from brim.sim.categories import CATEGORIES, LINKS, jobs_of
 from brim.sim.parametric import ElasticJobs, Parametric
 from brim.units import MS_PER_H, MS_PER_S
 
@@ -88,7 +88,7 @@ class Jobs:
 
     def build(self, trace: Trace, cluster: Cluster) -> Parametric:
         """Make the truth."""
-        return Parametric(trace, cluster, self.jobs, seed=self.seed)
+        return Parametric(trace, cluster, self.jobs, seed=self.seed, exchange=LINKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
