@@ -282,6 +282,94 @@ def test_fair():
     """, trace, "1x1xT4")
 
 
+AS_FIFO = """
+    A: 0-4
+    B: 4-6
+    C: 6-9
+    D: 6-7
+    E: 7-9
+"""
+
+
+def test_elastic():
+    """Rigid jobs are admitted in order of arrival, the first misfit ends it, and who runs stays: as under fifo."""
+    check("elastic", AS_FIFO)
+
+
+def test_elastic_fixed():
+    check("elastic-fixed", AS_FIFO)
+
+
+def test_elastic_max():
+    check("elastic-max", AS_FIFO)
+
+
+def test_elastic_random():
+    check("elastic-random", AS_FIFO)
+
+
+def test_optimus():
+    """Everybody's fewest GPUs in order of arrival, misfits skipped: C goes before B, at 4 B comes first.
+
+    ::
+
+        hour  0   1   2   3   4   5   6   7   8
+        gpu 0 A   A   A   A   B   B   D
+        gpu 1     C   C   C   B   B   E   E
+    """
+    check("optimus", """
+        A: 0-4
+        B: 4-6
+        C: 1-4
+        D: 6-7
+        E: 6-8
+    """)
+
+
+def test_tiresias_pollux():
+    """Nobody reaches 16 GPU-hours: one queue by submission. B needs both GPUs and may not drive out A, who comes first."""
+    check("tiresias-pollux", """
+        A: 0-4
+        B: 4-6
+        C: 1-4
+        D: 6-7
+        E: 6-8
+    """)
+
+
+def test_pollux():
+    """The more jobs run the better, at equal speed-ups; of equal choices the fewer GPUs, then the earlier jobs.
+
+    At 4 D and E together beat B; at 5 E alone takes fewer GPUs than B; B goes at 6.
+
+    ::
+
+        hour  0   1   2   3   4   5   6   7
+        gpu 0 A   A   A   A   D       B   B
+        gpu 1     C   C   C   E   E   B   B
+    """
+    check("pollux", """
+        A: 0-4
+        B: 6-8
+        C: 1-4
+        D: 4-5
+        E: 4-6
+    """)
+
+
+def test_goodput():
+    """One GPU. The young B replaces A once A is worth less than B and the 30 s that B's start is believed to cost.
+
+    With log(100) for having a GPU at all: (1 + work / 30 min) ** -0.25 * log(100) < log(100) + log(1 - 30 / 120), that
+    is work > 530 s. Rounds come every minute, so B starts at 0:09; A goes on when it has ended.
+    """
+    trace = small_trace(job(name="A", at=0, run=2 * H), job(name="B", at=300, run=300))
+    check("goodput", """
+        A: 0-0:09 0:14-2:05
+        B: 0:09-0:14
+    """, trace, "1x1xT4")
+
+
 def test_every_preset_has_its_case():
     """A new preset needs a case of its own here."""
     cases = {name.removeprefix("test_").replace("_", "-") for name in globals() if name.startswith("test_")}
