@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -107,14 +108,29 @@ class _Board:
         return moved
 
     def _clear(self, ask: Ask, pairs: IntArray | None) -> tuple[list[int], IntArray | None]:
-        """Let jobs move out of the way; nobody moves where the gang would not stand on fewer nodes for it."""
+        """Let jobs move out of the way, if the gang stands on fewer nodes for it and there is room for them too."""
         stood = {other: self._lift(other) for other in self._in_the_way(ask)}
         better = self._find(ask) if stood else None
-        if better is not None and (pairs is None or _nodes(better) < _nodes(pairs)):
+        if better is not None and (pairs is None or _nodes(better) < _nodes(pairs)) and self._fit(ask, better, stood):
             return list(stood), better
         for other, at in stood.items():
             self._put(other, at)
         return [], pairs
+
+    def _fit(self, ask: Ask, pairs: IntArray, others: Iterable[int]) -> bool:
+        """Whether jobs that have no place at the moment would all find one beside a gang."""
+        take_pairs(self.room, ask, pairs)
+        tried = sorted(others, key=lambda row: (-int(self.want[row]), row))
+        for other in tried:
+            found = self._find(self._ask(other))
+            if found is None:
+                break
+            self._put(other, found)
+        placed = [other for other in tried if other in self.pairs_of]
+        for other in placed:
+            self._lift(other)
+        give_pairs(self.room, ask, pairs)
+        return len(placed) == len(tried)
 
     def _make_do(self, row: int) -> IntArray | None:
         """What to give a gang for which there is no room, as nodes differ: what it has, else fewer GPUs."""

@@ -56,8 +56,8 @@ def candidates(
     """Evaluate all sizes of all jobs.
 
     A job of which nothing is known yet is offered its fewest GPUs only, at its smallest batch: it is measured there. A
-    rigid job is offered what its user asked, and so is one whose batches no size can split. Sizes are powers of two up
-    to a node and whole nodes above: these fit together without holes.
+    rigid job is offered what its user asked, and so is one whose batches no size can split, or whose step times fit no
+    model. Sizes are powers of two up to a node and whole nodes above: these fit together without holes.
 
     Args:
         snapshot: The cluster.
@@ -78,7 +78,7 @@ def candidates(
     rate = np.full((len(jobs), G + 1), -np.inf)
     batches = np.full((len(jobs), G + 1), NONE, dtype=np.int64)
     fitted = active & elastic & speeds.known
-    new = np.flatnonzero(active & elastic & ~speeds.known)
+    new = np.flatnonzero(active & elastic & ~speeds.known & ~speeds.failed)
     rate[new], batches[new] = 1.0, (jobs.batch_min if batch is None else batch)[new, None]
     most = np.minimum(np.minimum(jobs.gpus_max, gpus_max), reach)
     if growth is not None:
@@ -145,7 +145,7 @@ def _evaluate(
     jobs = snapshot.jobs
     limits = Limits(
         batch_min=jobs.batch_min[rows], batch_max=jobs.batch_max[rows],
-        local_batch_min=jobs.local_batch_min[rows], local_batch_max=jobs.local_batch_max[rows],
+        local_batch_min=np.maximum(jobs.local_batch_min[rows], 1), local_batch_max=jobs.local_batch_max[rows],
     )
     known = Noise(jobs.grad_var[rows], jobs.grad_sqr[rows]) if noise else None
     where = speeds.parameters[rows], fewest_nodes(rate.shape[1] - 1, int(snapshot.nodes.gpus.max()))
