@@ -327,7 +327,7 @@ def test_optimus():
 
 
 def test_tiresias_pollux():
-    """Nobody reaches 16 GPU-hours: one queue by submission. B needs both GPUs and may not drive out A, who comes first."""
+    """Nobody reaches 16 GPU-hours: one queue by submission. B needs both GPUs and may not drive out A, who is first."""
     check("tiresias-pollux", """
         A: 0-4
         B: 4-6

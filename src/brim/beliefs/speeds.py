@@ -13,7 +13,6 @@ from brim.beliefs.analyser import ExchangeTimes
 from brim.beliefs.throughput import ALPHA_R, GAMMA_TYPICAL, PARAMETERS, Fit, Observations, fit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.snapshot import Snapshot
-from brim.core.tables import SeenSteps
 
 _FITS_KEPT: Final = 20_000
 """Fits remembered: they depend on nothing but the observations, and most of those do not change between rounds."""
@@ -26,18 +25,25 @@ class Speeds:
     Attributes:
         parameters: Step-time parameters (J, P), NaN where nothing is known.
         known: Something was seen and could be fitted (J,).
+        failed: Something was seen and could not be fitted (J,).
         gpus_seen: Most GPUs seen in use, 0 for none (J,).
     """
 
     parameters: FloatArray
     known: BoolArray
+    failed: BoolArray
     gpus_seen: IntArray
 
 
 @dataclass(frozen=True, slots=True)
 class SeenSpeeds:
-    """Fits step times to reports. Pure: what it remembers only saves time."""
+    """Fits step times to reports. Pure: what it remembers saves time, and tells the report what failed.
 
+    Attributes:
+        failures: Per job id whose step times could not be fitted: why, in words.
+    """
+
+    failures: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
     _fits: dict[bytes, Fit] = field(default_factory=dict, repr=False, compare=False)
 
     def of_jobs(self, snapshot: Snapshot) -> Speeds:
@@ -45,7 +51,7 @@ class SeenSpeeds:
         seen, size = snapshot.seen, len(snapshot.jobs)
         alive = int(np.count_nonzero(seen.job >= 0))
         first = np.searchsorted(seen.job[:alive], np.arange(size + 1))
-        return self._speeds(size, seen, [slice(first[row], first[row + 1]) for row in range(size)])
+        return self._speeds(snapshot, [slice(first[row], first[row + 1]) for row in range(size)])
 
     def of_models(self, snapshot: Snapshot, exchange: ExchangeTimes | None = None) -> Speeds:
         """What all jobs told of the model that each job trains, those that are over included.
@@ -57,17 +63,18 @@ class SeenSpeeds:
             profile: np.flatnonzero(seen.profile == profile) for profile in np.unique(jobs.profile).tolist()
         }
         own = np.arange(len(jobs))
-        return self._speeds(len(jobs), seen, [
+        return self._speeds(snapshot, [
             rows[profile] if profile >= 0 else np.flatnonzero(seen.job == row)
             for row, profile in zip(own.tolist(), jobs.profile.tolist(), strict=True)
         ], None if exchange is None else [_exchanging(exchange, size) for size in jobs.gradient_bytes.tolist()])
 
     def _speeds(
-        self, size: int, seen: SeenSteps, rows: Sequence[slice | IntArray],
+        self, snapshot: Snapshot, rows: Sequence[slice | IntArray],
         exchanges: Sequence[tuple[float, ...] | None] | None = None,
     ) -> Speeds:
+        seen, size = snapshot.seen, len(snapshot.jobs)
         parameters = np.full((size, len(PARAMETERS)), np.nan)
-        known = np.zeros(size, dtype=np.bool_)
+        known, failed = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
         gpus_seen = np.zeros(size, dtype=np.int64)
         columns = (seen.nodes, seen.gpus, seen.local_batch, seen.step_s, seen.sync_s)
         block: FloatArray = np.stack(columns, axis=1, dtype=np.float64)
@@ -79,7 +86,10 @@ class SeenSpeeds:
             gpus_seen[row] = part[:, 1].max()
             if fitted.ok:
                 parameters[row], known[row] = fitted.parameters, True
-        return Speeds(parameters=parameters, known=known, gpus_seen=gpus_seen)
+            else:
+                failed[row] = True
+                self.failures[int(snapshot.jobs.id[row])] = f"{fitted.status}, residual {fitted.residual:.3g}"
+        return Speeds(parameters=parameters, known=known, failed=failed, gpus_seen=gpus_seen)
 
     def _fit(self, part: FloatArray, exchanging: tuple[float, ...] | None) -> Fit:
         key = part.tobytes() + repr(exchanging).encode()

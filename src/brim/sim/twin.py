@@ -115,6 +115,7 @@ def replay(
             )
         twin = _Twin(trace, cluster, policy, settings, truth, beliefs, journal)
         outcome = twin.run(on_progress or (lambda ended, now_ms: True))
+        notes += _failures(trace, beliefs)
     return Replay(
         trace=trace, cluster=cluster, policy=policy.name, oracle=policy.oracle,
         estimates=believed.words if policy.asks_run_times else "none", seed=settings.seed, load=settings.load,
@@ -135,6 +136,18 @@ def _beliefs(policy: Policy, cluster: Cluster, truth: Truth, run_times: RunTimes
             truth.exchange, num_nodes=cluster.num_nodes, gpus_per_node=int(cluster.gpus_N.max()),
         ))
     return beliefs
+
+
+def _failures(trace: Trace, beliefs: Beliefs) -> tuple[str, ...]:
+    """Whose step times no model fitted, in a sentence."""
+    failures = sorted(beliefs.speeds.failures.items())
+    if not failures:
+        return ()
+    job, why = failures[0]
+    return (
+        f"{len(failures)} job{'s' if len(failures) > 1 else ''} kept what was asked because the step times reported "
+        f"fit no model (first: job {trace.job_id[job]}: {why}).",
+    )
 
 
 def _ideals(trace: Trace, truth: Truth) -> dict[str, Any]:

@@ -77,7 +77,8 @@ class DynamicProgram:
         value[:, 0] = np.where(admitted, -np.inf, 0.0)
         gpus = best_sizes(value, found.room)
         assert gpus is not None  # the fewest GPUs of all admitted fit
-        return replace(found.sizes(gpus, snapshot), analyse=jobs.elastic & ~speeds.known & ~speeds.failed, reject=misfits)
+        unknown = jobs.elastic & ~speeds.known & ~speeds.failed
+        return replace(found.sizes(gpus, snapshot), analyse=unknown, reject=misfits)
 
     def _batch(self, jobs: JobTable) -> IntArray | None:
         """The batch of each job where it is fixed (J,)."""
