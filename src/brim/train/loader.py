@@ -7,16 +7,51 @@ contains depends on (dataset, seed, epoch, places) alone.
 
 from __future__ import annotations
 
+import os
 import time
+import weakref
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
+import torch
 from torch.utils.data import default_collate
+from torch.utils.data._utils.pin_memory import pin_memory as page_locked
 
 from brim.errors import ConfigError
+from brim.train.loader_ahead import Ahead, Orders
+from brim.train.loader_climb import Climb
+from brim.train.loader_pool import LoaderError, Pool, Task
+from brim.train.loader_process import SLOTS
 from brim.train.loader_work import Collate, Recipe, Streams, count, undisturbed
-from brim.train.sampler import LastBatch, Sampler
+from brim.train.sampler import LastBatch, Sampler, Span
+
+WORKERS_PER_CORE = 4
+"""Up to where "auto" looks: more than one, because workers may wait for a disk or a network."""
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """How a loader has served so far.
+
+    Attributes:
+        workers: Processes it is to have; 0: loaded inside ``fetch``.
+        prefetch: Micro-batches loaded ahead per process.
+        fetches, samples: Handed out.
+        wait_s: Time ``fetch`` has taken in all; ``wait_s_last``, the last time.
+        supply_sps: Samples per second these workers would load if they never waited, lately.
+        settled: "auto" has found its number, or there is nothing to find.
+    """
+
+    workers: int
+    prefetch: int
+    fetches: int
+    samples: int
+    wait_s: float
+    wait_s_last: float
+    supply_sps: float
+    settled: bool
 
 
 class Loader:
@@ -69,9 +104,18 @@ class Loader:
         )
         self._recipe = Recipe(dataset, total, seed, stream, collate or default_collate, sample_rng)
         self._streams = Streams(self._recipe)
-        self._orders: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = {}
+        self._orders = Orders(self._sampler, stream=stream)
+        self._pinner = ThreadPoolExecutor(1, "brim-pin") if pin_memory and torch.cuda.is_available() else None
+        self._timeout_s = timeout_s
+        self._ahead: Ahead | None = None
+        self._pool: Pool | None = None
+        self._climb: Climb | None = None
+        self._closed = False
         self._assigned = range(logical_workers)
+        self._workers, self._prefetch = 0, checked(prefetch, "prefetch", 1, 10_000)
+        self._fetches, self._samples, self._load_s, self._wait_s_last = 0, 0, 0.0, 0.0
         self.wait_s = 0.0
+        self.set_workers(workers)
 
     @property
     def global_batch(self) -> int:
@@ -106,27 +150,46 @@ class Loader:
         """Return how many samples a logical worker has in a step; 0 only in the last step of an epoch."""
         return self._sampler.samples(epoch, step, worker)
 
+    @property
+    def workers(self) -> int:
+        """Loading processes there are to be."""
+        return self._workers
+
+    @property
+    def supply(self) -> Supply:
+        """How it has served so far."""
+        pool_sps = self._pool.supply_sps if self._pool is not None and self._workers else 0.0
+        here_sps = self._samples / self.wait_s if self.wait_s and not self._workers else 0.0
+        return Supply(
+            self._workers, self._prefetch, self._fetches, self._samples, self.wait_s, self._wait_s_last,
+            pool_sps or here_sps, self._climb is None or self._climb.settled,
+        )
+
     def assign(self, epoch: int, step: int, workers: range) -> None:
         """Say whose micro-batches this process will fetch, from which step on. At any time, as often as wanted."""
         if workers.step != 1 or not 0 <= workers.start < workers.stop <= self.logical_workers:
             raise ConfigError(f"assign of workers {workers}: expected a range inside 0 to {self.logical_workers - 1}")
+        self._check(epoch, step)
         self._assigned = workers
+        self._restart(epoch, step, workers.start)
 
     def fetch(self, epoch: int, step: int, worker: int) -> Any:
-        """Return the micro-batch of a logical worker, waiting for it if need be; None where its share is empty."""
-        span = self._sampler.share(epoch, step, worker)
+        """Return the micro-batch of a logical worker, waiting for it if need be; None where its share is empty.
+
+        Asked for in the order of steps and workers it was loaded ahead; any other order, and asking again, works too.
+        An exception of the dataset comes out here, with the traceback of the loading process as a note; asking again
+        tries again.
+        """
+        self._check(epoch, step)
         if worker not in self._assigned:
             raise ConfigError(f"fetch for logical worker {worker}, assigned are {self._assigned}: call assign first")
+        span = self._sampler.share(epoch, step, worker)
         if not len(span):
             return None
         began = time.perf_counter()
-        with undisturbed():
-            if self._recipe.stream:
-                batch = self._streams.load(epoch, span.start, span.stop)
-            else:
-                ids = self._order(epoch)[span.start:span.stop].tolist()
-                batch = self._recipe.map_style(epoch, ids)
-        self.wait_s += time.perf_counter() - began
+        batch = self._obtain(span, step, worker)
+        now = time.perf_counter()
+        self._count(span, now - began, now)
         return batch
 
     def commit(self, epoch: int, step: int) -> None:
@@ -134,14 +197,24 @@ class Loader:
         self._sampler.commit(epoch, step)
 
     def set_global_batch(self, global_batch: int) -> None:
-        """Change the batch from the next step on; only between two steps."""
+        """Change the batch from the next step to commit on; only between two steps."""
         self._sampler.set_global_batch(global_batch)
+        self._restart(self.epoch, self.step, self._assigned.start)
 
-    def set_workers(self, workers: int) -> None:
-        """Change the number of loading processes; ends the search of "auto"."""
+    def set_workers(self, workers: int | Literal["auto"]) -> None:
+        """Change the number of loading processes; a number ends the search of "auto"."""
+        if workers == "auto":
+            self._climb = Climb(WORKERS_PER_CORE * len(os.sched_getaffinity(0)))
+            workers = self._climb.workers
+        else:
+            checked(workers, "workers", 0, SLOTS - 1)
+            self._climb = None
+        self._resize(workers)
 
     def set_prefetch(self, prefetch: int) -> None:
-        """Change how many micro-batches are loaded ahead per process."""
+        """Change how many micro-batches are loaded ahead per process; what was begun is kept."""
+        self._prefetch = checked(prefetch, "prefetch", 1, 10_000)
+        self._resize(self._workers)
 
     def ledger(self) -> dict[str, Any]:
         """Return what was consumed, as plain JSON; see :func:`brim.train.ledger.verify`."""
@@ -153,10 +226,17 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; ``assign`` follows."""
+        if self._ahead is not None:
+            self._ahead.clear()
         self._sampler.load_state_dict(state)
 
     def close(self) -> None:
-        """End all processes and give back all memory; may be called twice."""
+        """End all processes and give back all memory but that of batches still held; may be called twice."""
+        self._closed = True
+        if self._pinner is not None:
+            self._pinner.shutdown(cancel_futures=True)
+        if self._pool is not None:
+            self._pool.close()
 
     def __enter__(self) -> Loader:
         return self
@@ -164,10 +244,95 @@ class Loader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        if epoch not in self._orders:
-            self._orders = {epoch: self._sampler.order(epoch)}
-        return self._orders[epoch]
+    def _check(self, epoch: int, step: int) -> None:
+        """Refuse what cannot be served."""
+        if self._closed:
+            raise LoaderError("the loader is closed")
+        sampler = self._sampler
+        if not (sampler.epoch, sampler.step) <= (epoch, step) or epoch > sampler.epoch + 1:
+            raise ConfigError(
+                f"epoch {epoch} step {step}: expected at least the next to commit, epoch {sampler.epoch} step "
+                f"{sampler.step}, and at most the epoch after"
+            )
+        check_length(self._recipe)
+
+    def _obtain(self, span: Span, step: int, worker: int) -> Any:
+        ahead, pool = self._ahead, self._pool
+        if ahead is None or pool is None:
+            return self._load_here(span)
+        task = ahead.take(span)
+        if task is None and self._workers:
+            ahead.restart(span.epoch, step, worker, self._assigned)
+            task = ahead.take(span)
+        ahead.top_up()
+        if task is None:
+            return self._load_here(span)
+        try:
+            done = pool.wait(task, self._timeout_s)
+        except BaseException:
+            pool.cancel([task])
+            raise
+        if not done:
+            pool.cancel([task])
+            return self._load_here(span)
+        pool.trim(ahead.depth)
+        return pool.take(task) if self._pinner is None else self._take_pinned(task, pool, ahead, self._pinner)
+
+    @staticmethod
+    def _take_pinned(task: Task, pool: Pool, ahead: Ahead, pinner: ThreadPoolExecutor) -> Any:
+        """Return a batch in page-locked memory, and have those that wait behind it copied there meanwhile."""
+        for each in (task, *ahead.done()):
+            if each.pinned is None and (each is task or not each.failed):
+                each.pinned = pinner.submit(page_locked, pool.take(each))
+        assert task.pinned is not None
+        return task.pinned.result()
+
+    def _load_here(self, span: Span) -> Any:
+        with undisturbed():
+            if self._recipe.stream:
+                return self._streams.load(span.epoch, span.start, span.stop)
+            return self._recipe.map_style(span.epoch, self._orders.ids(span))
+
+    def _count(self, span: Span, wait_s: float, now_s: float) -> None:
+        self.wait_s += wait_s
+        self._wait_s_last = wait_s
+        self._fetches += 1
+        self._samples += len(span)
+        climb = self._climb
+        if climb is not None:
+            depth = self._ahead.depth if self._ahead is not None else 0
+            if climb.observe(now_s=now_s, wait_s=wait_s, samples=len(span), ahead=depth):
+                self._resize(climb.workers)
+
+    def _resize(self, workers: int) -> None:
+        if workers and self._pool is None:
+            self._pool = Pool(self._recipe, self._orders.rows)
+            self._ahead = Ahead(self._sampler, self._orders, self._pool)
+            weakref.finalize(self, Pool.close, self._pool)
+        self._workers = workers
+        if self._pool is not None and self._ahead is not None:
+            self._ahead.depth = workers * self._prefetch
+            self._pool.resize(workers)
+
+    def _restart(self, epoch: int, step: int, worker: int) -> None:
+        if self._ahead is not None:
+            self._ahead.restart(epoch, step, worker, self._assigned)
+
+
+def checked(value: int, name: str, least: int, most: int) -> int:
+    """Return a whole number between bounds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(f"{name}={value!r}: expected a whole number from {least} to {most}")
+    return value
+
+
+def check_length(recipe: Recipe) -> None:
+    """Refuse a dataset that has become longer or shorter."""
+    if hasattr(recipe.dataset, "__len__") and len(recipe.dataset) != recipe.length:
+        raise ConfigError(
+            f"the dataset had {recipe.length} samples when the loader was made and has {len(recipe.dataset)} now: keep "
+            "its length fixed while training, or make a new loader for the changed dataset"
+        )
 
 
 def length_of(dataset: Any, *, stream: bool, length: int | Literal["count"] | None, seed: int) -> int:

@@ -1,0 +1,103 @@
+"""What is loaded before it is asked for: the next micro-batches of the assigned logical workers, in order."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brim.train.loader_pool import Pool, Task
+from brim.train.loader_process import shared_array
+from brim.train.sampler import Sampler, Span
+
+
+class Orders:
+    """The orders of two epochs, the present and the next, in memory that the loading processes see.
+
+    The order of an epoch is overwritten by that of the next but one; by then all its steps are committed.
+    """
+
+    def __init__(self, sampler: Sampler, *, stream: bool) -> None:
+        self._sampler, self._stream = sampler, stream
+        self.rows: NDArray[np.int64] = shared_array(0 if stream else 2 * sampler.length).reshape(2, -1)
+        self._epochs = [-1, -1]
+
+    def ids(self, span: Span) -> list[int]:
+        """Return the sample ids of a span of a map-style dataset."""
+        self.prepare(span.epoch)
+        found: list[int] = self.rows[span.epoch % 2, span.start:span.stop].tolist()
+        return found
+
+    def prepare(self, epoch: int) -> None:
+        """Have the order of this epoch in its row."""
+        if not self._stream and self._epochs[epoch % 2] != epoch:
+            self._sampler.order(epoch, out=self.rows[epoch % 2])
+            self._epochs[epoch % 2] = epoch
+
+
+class Ahead:
+    """Tasks that were given out and not asked for yet.
+
+    Attributes:
+        depth: Tasks to have given out at a time.
+    """
+
+    def __init__(self, sampler: Sampler, orders: Orders, pool: Pool) -> None:
+        self._sampler, self._orders, self._pool = sampler, orders, pool
+        self.depth = 0
+        self._workers = range(0)
+        self._tasks: dict[Span, Task] = {}
+        self._next: tuple[int, int, int] | None = None
+
+    def done(self) -> list[Task]:
+        """Return tasks that are loaded and were not asked for yet."""
+        return [task for task in self._tasks.values() if task.done]
+
+    def restart(self, epoch: int, step: int, worker: int, workers: range) -> None:
+        """Plan anew from a place; what was given out and is still wanted stays, the rest is forgotten."""
+        self._workers, self._next = workers, (epoch, step, worker)
+        given_out, self._tasks = self._tasks, {}
+        wanted: dict[Span, None] = {}
+        while len(wanted) < self.depth and (span := self._advance()) is not None:
+            wanted[span] = None
+        self._pool.cancel([task for span, task in given_out.items() if span not in wanted])
+        for span in wanted:
+            self._tasks[span] = given_out.get(span) or self._submit(span)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._pool.cancel(list(self._tasks.values()))
+        self._tasks.clear()
+        self._next = None
+
+    def take(self, span: Span) -> Task | None:
+        """Hand over the task of a span, if it was given out."""
+        return self._tasks.pop(span, None)
+
+    def top_up(self) -> None:
+        """Give out tasks up to the depth."""
+        while self._next is not None and len(self._tasks) < self.depth:
+            span = self._advance()
+            if span is None:
+                return
+            if span not in self._tasks:
+                self._tasks[span] = self._submit(span)
+
+    def _submit(self, span: Span) -> Task:
+        self._orders.prepare(span.epoch)
+        return self._pool.submit(span)
+
+    def _advance(self) -> Span | None:
+        """Return the next span that is not empty; None where it is of an epoch whose order has no place yet."""
+        while self._next is not None:
+            epoch, step, worker = self._next
+            if epoch > self._sampler.epoch + 1:
+                return None
+            if step >= self._sampler.steps_in(epoch):
+                self._next = (epoch + 1, 0, self._workers.start)
+                continue
+            last = worker + 1 == self._workers.stop
+            self._next = (epoch, step + 1, self._workers.start) if last else (epoch, step, worker + 1)
+            span = self._sampler.share(epoch, step, worker)
+            if len(span):
+                return span
+        return None

@@ -1,0 +1,397 @@
+"""The training process's side of the loading processes: tasks out, batches in, whoever died replaced.
+
+Nothing here runs by itself: no thread, no lock. Messages that came in are looked at when the training process asks for
+a batch or changes something. A task that a killed worker had, or may have had, is given out again under a new id;
+answers with an id that is no longer wanted are ignored. So a batch can be loaded twice, and is never lost or used
+twice.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brim.errors import BrimError
+from brim.train.loader_pack import Slab, read, write
+from brim.train.loader_process import (
+    ANSWER,
+    DIED,
+    FAILED,
+    FLOOR,
+    LOADED,
+    SLOTS,
+    STOP,
+    TASK,
+    Failure,
+    Shared,
+    shared_array,
+    start_nursery,
+)
+from brim.train.loader_work import Recipe
+from brim.train.sampler import Span
+
+TRIES = 3
+"""Workers that may be killed over one task before fetching it fails; ours."""
+
+IDLE_DEATHS_MAX = 32
+"""Workers that may die in a row with nothing loaded in between; ours."""
+
+LENT_SLABS_MAX = 64
+"""Batches in use that stay in shared memory; beyond, copies. Two file descriptors each, of often 1,024."""
+
+RECENT = 0.95
+"""Weight that the past keeps with each batch in the estimate of the supply; ours."""
+
+CLOSE_S = 5.0
+"""Time the nursery has to end its workers before it is killed; it needs milliseconds."""
+
+
+class LoaderError(BrimError):
+    """Loading processes were killed or did not answer; the message says by what and over which samples."""
+
+
+class Task:
+    """A span on its way: given out under ``id``, then ``done`` with ``size`` bytes in ``slab``, then ``taken``."""
+
+    __slots__ = ("done", "failed", "id", "pinned", "size", "slab", "span", "taken", "tries")
+
+    def __init__(self, span: Span, number: int, slab: Slab) -> None:
+        self.span, self.id, self.slab = span, number, slab
+        self.done, self.failed, self.taken, self.size, self.tries = False, False, False, 0, 0
+        self.pinned: Future[Any] | None = None
+
+
+class Pool:
+    """Processes that load spans.
+
+    Attributes:
+        target: Workers there should be.
+    """
+
+    def __init__(self, recipe: Recipe, orders: NDArray[np.int64]) -> None:
+        self._recipe, self._orders, self._owner = recipe, orders, os.getpid()
+        self._wanted: dict[int, Task] = {}
+        self._unsent: deque[Task | None] = deque()  # None: a worker is to stop
+        self._free: list[Slab] = []
+        self._returned: deque[Slab] = deque()
+        self._lent: set[Slab] = set()
+        self._next_id = 1
+        self._nursery = 0
+        self._alive: set[int] = set()
+        self._stopping, self._idle_deaths = 0, 0
+        self.target = 0
+        self._recent_s, self._recent_samples = 0.0, 0.0
+        self._open()
+
+    @property
+    def alive(self) -> int:
+        """Workers there are, those told to stop included."""
+        return len(self._alive)
+
+    @property
+    def outstanding(self) -> int:
+        """Tasks that are not loaded yet."""
+        return len(self._wanted)
+
+    @property
+    def supply_sps(self) -> float:
+        """Samples per second that the workers load when they never wait, lately; 0 before the first."""
+        return self.target * self._recent_samples / self._recent_s if self._recent_s else 0.0
+
+    def resize(self, target: int) -> None:
+        """Have ``target`` workers: new ones start now, surplus ones leave when the tasks given out are done."""
+        self.target = target
+        self._reconcile()
+        self._send()
+
+    def submit(self, span: Span) -> Task:
+        """Give out a span."""
+        task = Task(span, self._new_id(), self._slab())
+        self._wanted[task.id] = task
+        self._unsent.append(task)
+        self._send()
+        return task
+
+    def cancel(self, tasks: list[Task]) -> None:
+        """Forget tasks; those no worker has begun are not begun."""
+        begun = False
+        for task in tasks:
+            if task.taken:
+                continue
+            if task.done:
+                self._free.append(task.slab)
+            else:
+                del self._wanted[task.id]
+                task.slab.close()
+                begun = True
+        if begun:
+            self._give_out_again()
+
+    def wait(self, task: Task, timeout_s: float | None = None) -> bool:
+        """Wait until a task is done; False where nobody is left to do it."""
+        self._poll(0)
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while not task.done:
+            if not self._alive and self.target == 0:
+                return False
+            left_s = None if until is None else until - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise LoaderError(
+                    f"{place(task.span)} not loaded after {timeout_s:g} s by {self.alive} processes that are alive: "
+                    "the dataset hangs, or timeout_s is too short for it"
+                )
+            self._poll(left_s)
+        return True
+
+    def take(self, task: Task) -> Any:
+        """Return the batch of a task that is done, or raise what its dataset raised."""
+        task.taken = True
+        if task.failed:
+            self._fail(task)
+        self._collect()
+        if len(self._lent) >= LENT_SLABS_MAX:
+            batch = read(task.slab.copy(task.size))
+            self._free.append(task.slab)
+            return batch
+        self._lent.add(task.slab)
+        return read(task.slab.lend(task.size, self._returned))
+
+    def worker_ids(self) -> list[int]:
+        """Return the process ids of nursery and workers, for tests and reports."""
+        return [self._nursery, *children(self._nursery)]
+
+    def close(self) -> None:
+        """End all processes, wait for them, and give up all files. Does nothing in a fork of the owner."""
+        if self._owner != os.getpid() or not self._nursery:
+            return
+        self._end_nursery()
+        for task in self._wanted.values():
+            task.slab.close()
+        self._wanted.clear()
+        self.trim(0)
+        for slab in self._lent:
+            slab.close()
+        self._lent.clear()
+
+    def trim(self, keep: int) -> None:
+        """Close free files beyond ``keep``."""
+        self._collect()
+        while len(self._free) > keep:
+            self._free.pop().close()
+
+    def _open(self) -> None:
+        kind = socket.SOCK_SEQPACKET
+        self._tasks, tasks = socket.socketpair(socket.AF_UNIX, kind)
+        self._answers, answers = socket.socketpair(socket.AF_UNIX, kind)
+        self._control, control = socket.socketpair(socket.AF_UNIX, kind)
+        self._board = shared_array(SLOTS + 1)
+        shared = Shared(tasks, answers, control, self._board, self._orders, self._recipe)
+        on_main = threading.current_thread() is threading.main_thread()
+        self._nursery = start_nursery(shared, with_parent_thread=on_main)
+        for end in (tasks, answers, control):
+            end.close()
+        self._tasks.setblocking(False)
+        self._poller = select.poll()
+        self._poller.register(self._answers, select.POLLIN)
+
+    def _reopen(self) -> None:
+        """Go on after the nursery was killed, and with it all workers."""
+        self._end_nursery()
+        self._alive.clear()
+        self._stopping = 0
+        self._unsent.clear()
+        self._died("the nursery")
+        self._open()
+        self._reconcile()
+        self._give_out_again()
+
+    def _end_nursery(self) -> None:
+        for end in (self._tasks, self._answers, self._control):
+            end.close()
+        child, self._nursery = self._nursery, 0
+        until, ended = time.monotonic() + CLOSE_S, 0
+        with suppress(ChildProcessError):  # somebody else's waitpid may have taken it
+            while not ended:
+                ended, _ = os.waitpid(child, os.WNOHANG)
+                if not ended and time.monotonic() > until:
+                    os.kill(child, signal.SIGKILL)
+                time.sleep(0 if ended else 0.001)
+
+    def _reconcile(self) -> None:
+        while len(self._alive) - self._stopping < self.target:
+            slot = next(slot for slot in range(SLOTS) if slot not in self._alive)
+            self._alive.add(slot)
+            with suppress(OSError):  # the nursery is gone: its answers end, and all is begun anew
+                self._control.send(slot.to_bytes(8, "little"))
+        while len(self._alive) - self._stopping > self.target:
+            self._stopping += 1
+            self._unsent.append(None)
+
+    def _send(self) -> None:
+        """Send what the socket takes; the rest goes when answers have come."""
+        while self._unsent:
+            task = self._unsent[0]
+            try:
+                if task is None:
+                    self._tasks.send(TASK.pack(STOP, 0, 0, 0))
+                else:
+                    span = task.span
+                    message = TASK.pack(task.id, span.epoch, span.start, span.stop)
+                    socket.send_fds(self._tasks, [message], [task.slab.handle])
+            except OSError:  # full, too many files under way, or the nursery is gone, which the answers tell
+                return
+            self._unsent.popleft()
+
+    def _poll(self, timeout_s: float | None) -> None:
+        """Take in what has come, waiting for something if nothing has."""
+        if not self._poller.poll(None if timeout_s is None else timeout_s * 1000):
+            return
+        while True:
+            try:
+                message = self._answers.recv(ANSWER.size, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                message = b""
+            if not message:
+                self._reopen()
+                break
+            kind, number, value, size, seconds = ANSWER.unpack(message)
+            if kind == DIED:
+                self._worker_ended(slot=number, status=value)
+            else:
+                self._answered(kind, number, size, seconds)
+        self._send()
+
+    def _answered(self, kind: int, number: int, size: int, seconds: float) -> None:
+        task = self._wanted.get(number)
+        if task is None:
+            return
+        if kind not in (LOADED, FAILED):  # passed over although wanted: give it out again
+            self._unsent.append(task)
+            self._renumber(task)
+            return
+        del self._wanted[number]
+        task.done, task.failed, task.size = True, kind == FAILED, size
+        self._idle_deaths = 0
+        self._recent_s = self._recent_s * RECENT + seconds
+        self._recent_samples = self._recent_samples * RECENT + len(task.span)
+
+    def _worker_ended(self, *, slot: int, status: int) -> None:
+        held = int(self._board[slot])
+        self._board[slot] = 0
+        self._alive.discard(slot)
+        if held == STOP:
+            self._stopping -= 1
+            return
+        task = self._wanted.get(held)
+        if task is not None:
+            task.tries += 1
+            if task.tries >= TRIES:
+                raise_later(task, status)
+                del self._wanted[held]
+        else:
+            self._died(f"a loading process ({ending(status)})")
+        self._reconcile()
+        self._give_out_again()
+
+    def _died(self, what: str) -> None:
+        self._idle_deaths += 1
+        if self._idle_deaths > IDLE_DEATHS_MAX:
+            raise LoaderError(
+                f"{self._idle_deaths} times in a row {what} died before it loaded anything: look for memory limits and "
+                "for native code in the dataset that does not survive fork; workers=0 loads without processes"
+            )
+
+    def _give_out_again(self) -> None:
+        """Give new ids to all tasks that no worker is seen with, and send them in order."""
+        self._board[FLOOR] = self._next_id + 1
+        begun = {int(self._board[slot]) for slot in self._alive}
+        stops = [entry for entry in self._unsent if entry is None]
+        unsent = {id(entry) for entry in self._unsent}
+        self._unsent.clear()
+        for task in sorted(self._wanted.values(), key=lambda task: task.id):
+            if task.id not in begun or id(task) in unsent:
+                if id(task) not in unsent:  # somebody may still write to the old one
+                    task.slab.close()
+                    task.slab = self._slab()
+                self._renumber(task)
+                self._unsent.append(task)
+        self._unsent.extend(stops)
+        self._send()
+
+    def _renumber(self, task: Task) -> None:
+        del self._wanted[task.id]
+        task.id = self._new_id()
+        self._wanted[task.id] = task
+
+    def _fail(self, task: Task) -> None:
+        try:
+            failure = read(task.slab.copy(task.size)) if task.size else None
+        finally:
+            self._free.append(task.slab)
+        if not isinstance(failure, Failure):
+            if isinstance(failure, LoaderError):
+                raise failure
+            raise LoaderError(f"{place(task.span)}: loading failed and there was no memory to say how")
+        note = f"in a loading process, at {place(task.span)}:\n{failure.text}"
+        if failure.error is None:
+            raise LoaderError(note)
+        failure.error.add_note(note)
+        raise failure.error
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def _slab(self) -> Slab:
+        self._collect()
+        return self._free.pop() if self._free else Slab()
+
+    def _collect(self) -> None:
+        while self._returned:
+            slab = self._returned.popleft()
+            self._lent.discard(slab)
+            self._free.append(slab)
+
+
+def raise_later(task: Task, status: int) -> None:
+    """Make a task fail over which several workers were killed."""
+    error = LoaderError(
+        f"{place(task.span)}: {task.tries} loading processes one after the other {ending(status)} over it; "
+        "a signal 9 is mostly a lack of memory, 11 or 7 native code of the dataset"
+    )
+    task.slab.close()
+    task.slab = Slab()
+    task.size, task.done, task.failed = write(task.slab.handle, error), True, True
+
+
+def place(span: Span) -> str:
+    """Say which samples a span is."""
+    return f"samples {span.start} to {span.stop - 1} in the order of epoch {span.epoch}"
+
+
+def ending(status: int) -> str:
+    """Say how a process ended."""
+    return f"killed by signal {-status}" if status < 0 else f"exited with {status}"
+
+
+def children(process: int) -> list[int]:
+    """Return the process ids of the children of a process."""
+    try:
+        with open(f"/proc/{process}/task/{process}/children") as found:
+            return [int(word) for word in found.read().split()]
+    except FileNotFoundError:
+        return []
+

@@ -1,0 +1,257 @@
+"""The processes that load: a nursery, and the workers that it forks.
+
+The nursery is forked once from the training process, early, and does nothing but fork workers and reap them. So workers
+start in milliseconds from a small process with one thread, also years into a job whose training process has a GPU
+context, communication threads and gigabytes of tables; and no script is imported twice, as ``spawn`` and ``forkserver``
+would. All workers take tasks from one socket and answer on another: a message is taken whole or not at all and no lock
+is held, so a worker may be killed at any instant.
+
+Both ignore SIGTERM and the signals of the training process, and die with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import stat
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from brim.train.loader_pack import write
+from brim.train.loader_work import Recipe, Streams
+
+TASK = struct.Struct("<qqqq")     # id, epoch, start, stop
+ANSWER = struct.Struct("<bqqqd")  # kind, task, slot (or wait status), bytes, seconds
+LOADED, FAILED, SKIPPED, DIED = range(4)
+STOP = -1
+"""Task id that makes whoever takes it leave."""
+
+SLOTS = 256
+"""Most workers at a time; a bound on a table, far above any use."""
+
+FLOOR = SLOTS
+"""Place on the board of the lowest task id that is still wanted; the places before are the workers' present tasks."""
+
+PR_SET_PDEATHSIG = 1
+NVIDIA_MAJOR = 195
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the processes have in common.
+
+    Attributes:
+        tasks: TASK messages with the file to write to; all workers take from it.
+        answers: ANSWER messages of workers and nursery.
+        control: slots to fill; end of file ends everything.
+        board: Present task id by slot, and the floor.
+        orders: Two rows: sample ids in the order of even and of odd epochs.
+    """
+
+    tasks: socket.socket
+    answers: socket.socket
+    control: socket.socket
+    board: NDArray[np.int64]
+    orders: NDArray[np.int64]
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception of the dataset, as text and, where it can be pickled, as itself."""
+
+    error: BaseException | None
+    text: str
+
+
+def start_nursery(shared: Shared, *, with_parent_thread: bool) -> int:
+    """Fork the nursery; return its process id."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    parent = os.getpid()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        child = os.fork()
+        if child == 0:
+            run_and_exit(lambda: nursery(shared, parent if with_parent_thread else None))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return child
+
+
+def run_and_exit(body: Callable[[], None]) -> NoReturn:
+    """Run the body of a forked process; nothing of the parent's exit handlers runs."""
+    code = 1
+    try:
+        body()
+        code = 0
+    except (BrokenPipeError, ConnectionResetError):  # the training process has closed the loader
+        pass
+    except BaseException:
+        with suppress(Exception):
+            traceback.print_exc()
+            sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def nursery(shared: Shared, parent: int | None) -> None:
+    """Fork a worker for each slot that comes in, say which died; on end of file, end all."""
+    gc.freeze()
+    detach(keep={shared.tasks.fileno(), shared.answers.fileno(), shared.control.fileno()})
+    ignore_signals()
+    if parent is not None:
+        die_with(parent)
+    torch.set_num_threads(1)
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+    slots: dict[int, int] = {}
+    poll = select.poll()
+    for handle in (shared.control.fileno(), woken):
+        poll.register(handle, select.POLLIN)
+    while True:
+        ready = {handle for handle, _ in poll.poll()}
+        if woken in ready:
+            with suppress(BlockingIOError):
+                os.read(woken, 4096)
+            report_dead(shared, slots)
+        if shared.control.fileno() in ready:
+            message = shared.control.recv(8)
+            if not message:
+                break
+            slot = int.from_bytes(message, "little")
+            slots[fork_worker(shared, slot)] = slot
+    for child in slots:
+        os.kill(child, signal.SIGKILL)
+    for child in slots:
+        os.waitpid(child, 0)
+
+
+def report_dead(shared: Shared, slots: dict[int, int]) -> None:
+    """Reap workers that ended and tell the training process."""
+    while slots:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if child == 0:
+            return
+        slot = slots.pop(child)
+        shared.answers.send(ANSWER.pack(DIED, slot, os.waitstatus_to_exitcode(status), 0, 0.0))
+
+
+def fork_worker(shared: Shared, slot: int) -> int:
+    """Fork a worker; return its process id."""
+    nursery_id = os.getpid()
+    child = os.fork()
+    if child == 0:
+        def body() -> None:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            die_with(nursery_id)
+            shared.control.close()
+            work(shared, slot)
+        run_and_exit(body)
+    return child
+
+
+def work(shared: Shared, slot: int) -> None:
+    """Take tasks and answer them until told to stop."""
+    streams = Streams(shared.recipe)
+    while True:
+        message, handles, _, _ = socket.recv_fds(shared.tasks, TASK.size, 1)
+        if not message:
+            return
+        task, epoch, start, stop = TASK.unpack(message)
+        if task == STOP:
+            shared.board[slot] = STOP
+            return
+        # The floor is read before the slot is written: who is seen in a slot has passed the floor.
+        wanted = task >= shared.board[FLOOR]
+        shared.board[slot] = task
+        began, kind, size = time.monotonic(), SKIPPED, 0
+        if wanted:
+            kind, size = answer(shared, streams, handles[0], epoch, start, stop)
+        for handle in handles:
+            os.close(handle)
+        shared.answers.send(ANSWER.pack(kind, task, slot, size, time.monotonic() - began))
+        shared.board[slot] = 0
+
+
+def answer(shared: Shared, streams: Streams, handle: int, epoch: int, start: int, stop: int) -> tuple[int, int]:
+    """Load a span into the file; an exception goes there in its place."""
+    recipe = shared.recipe
+    try:
+        if recipe.stream:
+            batch = streams.load(epoch, start, stop)
+        else:
+            batch = recipe.map_style(epoch, shared.orders[epoch % 2, start:stop].tolist())
+        return LOADED, write(handle, batch)
+    except BaseException as error:  # whatever the dataset raises belongs to whoever fetches
+        text = traceback.format_exc()
+        with suppress(Exception):
+            return FAILED, write(handle, Failure(error if survives(error) else None, text))
+        return FAILED, 0
+
+
+def survives(error: BaseException) -> bool:
+    """Tell whether an exception can be sent to another process."""
+    try:
+        return type(pickle.loads(pickle.dumps(error))) is type(error)
+    except Exception:
+        return False
+
+
+def ignore_signals() -> None:
+    """Ignore what is meant for the training process; it decides when its workers end."""
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        if callable(handler) or number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread that forked it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def detach(keep: set[int]) -> None:
+    """Let go of inherited sockets and GPUs: a peer of a killed rank has to see its connection close at once.
+
+    Numbers are pointed at /dev/null, not closed, so that nothing inherited can close a file that came later. Ordinary
+    files stay: a dataset may read from them.
+    """
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number in keep or number <= 2:
+            continue
+        with suppress(OSError):
+            found = os.fstat(number)
+            gpu = stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) == NVIDIA_MAJOR
+            if stat.S_ISSOCK(found.st_mode) or gpu:
+                os.dup2(null, number, inheritable=False)
+
+
+def shared_array(places: int) -> NDArray[np.int64]:
+    """Return zeros that a process shares with the processes it forks."""
+    memory: Any = mmap.mmap(-1, max(places, 1) * 8)
+    return np.frombuffer(memory, np.int64, places)
