@@ -47,7 +47,13 @@ class Climb:
 
     def __init__(self, most: int) -> None:
         self._numbers = [number for number in TRIED if number <= most]
-        self._begin()
+        self.workers, self.settled = self._numbers[0], False
+        self._rates: dict[int, list[float]] = {}
+        self._again: list[int] = []
+        self._confirming = False
+        self._kept_rate, self._drifted = 0.0, 0
+        self._skip: int | None = None
+        self._since_s, self._waited_s, self._fetches, self._samples = 0.0, 0.0, 0, 0
 
     def observe(self, *, now_s: float, wait_s: float, samples: int, ahead: int) -> bool:
         """Take in one fetch; tell whether ``workers`` has changed.
@@ -82,15 +88,9 @@ class Climb:
             self._skip = None
         return self.workers != before
 
-    def _begin(self) -> None:
-        self.settled = False
-        self.workers = self._numbers[0]
-        self._rates: dict[int, list[float]] = {}
-        self._again: list[int] = []
-        self._confirming = False
-        self._kept_rate, self._drifted = 0.0, 0
-        self._skip: int | None = None
-        self._clear(0.0)
+    def _begin_again(self) -> None:
+        self.workers, self.settled, self._confirming, self._drifted = self._numbers[0], False, False, 0
+        self._rates.clear()
 
     def _clear(self, now_s: float) -> None:
         self._since_s, self._fetches, self._waited_s, self._samples = now_s, 0, 0.0, 0
@@ -119,7 +119,7 @@ class Climb:
 
     def _past_the_best(self) -> bool:
         """Tell whether the last two numbers were no better than one before them."""
-        tried = [number for number in sorted(self._rates)]
+        tried = sorted(self._rates)
         if len(tried) < 4:
             return False
         before = max(self._rate(number) for number in tried[:-2])
@@ -129,4 +129,4 @@ class Climb:
         changed = abs(rate / self._kept_rate - 1) > DRIFT and waiting > NO_WAIT
         self._drifted = self._drifted + 1 if changed else 0
         if self._drifted >= DRIFT_WINDOWS:
-            self._begin()
+            self._begin_again()

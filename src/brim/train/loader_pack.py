@@ -37,7 +37,8 @@ class Packer(pickle.Pickler):
         shape, stride = tuple(value.shape), value.stride()
         covered = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if value.numel() else 0
         flat = value.as_strided((covered,), (1,)).view(torch.uint8)
-        return tensor_from, (pickle.PickleBuffer(flat.numpy()), value.dtype, shape, stride)
+        contents: Any = flat.numpy()
+        return tensor_from, (pickle.PickleBuffer(contents), value.dtype, shape, stride)
 
 
 def shareable(value: torch.Tensor) -> bool:
