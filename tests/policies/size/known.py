@@ -25,7 +25,7 @@ class KnownSpeeds:
     parameters: tuple[tuple[float, ...], ...]
     seen: tuple[int, ...] = ()
 
-    def of_jobs(self, snapshot) -> Speeds:
+    def of_jobs(self, snapshot, exchange=None) -> Speeds:
         table = np.array(self.parameters, dtype=np.float64).reshape(-1, 7)
         known = ~np.isnan(table[:, 0])
         seen = np.array(self.seen, dtype=np.int64) if self.seen else np.where(known, 64, 0)

@@ -1,4 +1,4 @@
-"""Pollux and goodput: the sizes are those of greatest fitness among all there are; costs, weights and limits by hand."""
+"""Pollux and goodput: sizes are the fittest of all there are; costs, weights and limits by hand."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def speedups(snapshot, jobs, speeds, width, room):
 
 @given(cases())
 def test_pollux_is_the_exhaustive_search_of_the_generalised_mean(case):
-    snapshot, jobs, speeds, width, room = case
+    snapshot, jobs, speeds, _, room = case
     now, options = snapshot.jobs.gpus_now, speedups(*case)
     table = snapshot.jobs
 
