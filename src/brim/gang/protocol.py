@@ -13,13 +13,14 @@ line without end, closes it.
 
 Rules that the words alone do not say:
 
-- A rank connects to ``$BRIM_CONTROL``, says ``hello`` with ``$BRIM_ID`` at once, and ``ready`` when it could be put into
+- A rank connects to ``$BRIM_CONTROL``, says ``hello`` with ``$BRIM_ID`` at once, ``ready`` when it could be put into
   an epoch. A rank that never says ``hello`` is a plain command: it gets SIGTERM instead of ``prepare``.
-- Epochs and commands only grow. A ``form`` overrides every ``form`` and ``resize`` of a lower epoch that was not acted
-  on. A rank that waits for the next epoch, or for an ``address``, takes a newer ``form`` in its place at any time.
-- ``form`` goes to everybody at the start and after ``broken``, and to newcomers; to survivors of a planned change goes
-  ``resize``, acted on at the agreed step. Both name the same epoch, members and leader. Who gets one that does not list
-  it says ``leaving`` and exits with 0.
+- Epochs and commands only grow. Whatever names a higher epoch takes the place of what named a lower one, also while a
+  rank waits for an ``address`` or for others to join.
+- ``form`` goes to ranks that are in no group: at the start, newcomers, after ``broken``. ``resize`` goes to ranks that
+  are, or may be: in a whole group it is acted on at the agreed step; a rank that is in none, or finds its group broken,
+  takes the newest ``form`` or ``resize`` it has heard at once, and takes the same epoch only once. Both name the same
+  epoch, members and leader. Who gets one that does not list it says ``leaving`` and exits with 0.
 - ``leader`` is a rank that holds the state, where there is one. Its ``address`` is passed on to the other members only.
 """
 

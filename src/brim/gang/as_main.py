@@ -1,0 +1,274 @@
+"""Make a forked process what ``python script.py args`` would have made: same argv, ``__main__``, paths, exit code.
+
+``read_command`` says what a command line asks of Python, or why only a fresh interpreter can give it; ``why_not_fork``
+adds what this interpreter has already done that a fresh one would do otherwise. ``become`` undoes what fork carries
+over. ``run`` is the rest of the process's life: it returns or raises as the end of ``python script.py`` would.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib.machinery
+import io
+import json
+import os
+import runpy
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+ERROR_FILE_VARIABLE: Final = "BRIM_ERROR_FILE"
+"""Environment: where a forked rank writes the exception that ends it: ``{"at_ns": monotonic, "traceback": text}``."""
+FORBID_VARIABLE: Final = "BRIM_ZYGOTE"
+"""Environment: ``off`` asks for fresh interpreters. A site hook may set it."""
+_READ_AT_START: Final = (
+    "PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "VECLIB_", "ATEN_", "TORCH_",
+    "PYTORCH_", "MALLOC_", "LC_", "LANG", "GLIBC_", "TCMALLOC_",
+)  # fmt: skip
+"""Variables that shape an interpreter or a library once, when it starts. Ours, from the documentation of each."""
+_GPU_DEVICES: Final = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+
+
+@dataclass(frozen=True, slots=True)
+class PythonRun:
+    """What a command asks of Python: ``kind`` is ``script``, ``folder``, ``module`` or ``code``."""
+
+    kind: str
+    target: str
+    args: tuple[str, ...]
+    unbuffered: bool = False
+
+
+def read_command(command: Iterable[str], cwd: str) -> PythonRun | str:
+    """What ``python ...`` would run, or why it takes a fresh interpreter. ``command`` is without the interpreter."""
+    words = list(command)
+    unbuffered = False
+    while words and words[0] == "-u":
+        unbuffered = True
+        words.pop(0)
+    if not words or words[0] == "-":
+        return "it reads its program from standard input"
+    if words[0] in ("-m", "-c") and len(words) > 1:
+        kind = "module" if words[0] == "-m" else "code"
+        return PythonRun(kind, words[1], tuple(words[2:]), unbuffered)
+    if words[0].startswith("-"):
+        return f"the interpreter option {words[0]}"
+    path = os.path.join(cwd, words[0])
+    if words[0].endswith((".pyc", ".pyw")):
+        return "it is compiled already"
+    kind = "folder" if os.path.isdir(path) or _is_zip(path) else "script"
+    return PythonRun(kind, words[0], tuple(words[1:]), unbuffered)
+
+
+def why_not_fork(run: PythonRun, env: Mapping[str, str], cwd: str, at_start: Mapping[str, str]) -> str | None:
+    """Why this interpreter, started with ``at_start``, cannot stand in for a fresh one; None if it can."""
+    if env.get(FORBID_VARIABLE) == "off":
+        return f"{FORBID_VARIABLE}=off"
+    for name in sorted(env.keys() | at_start.keys()):
+        if name.startswith(_READ_AT_START) and env.get(name) != at_start.get(name):
+            return f"{name} is {env.get(name)!r} for it and was {at_start.get(name)!r} here when libraries were loaded"
+    if any(not os.path.isabs(entry) for entry in env.get("PYTHONPATH", "/").split(":")) and cwd != _CWD_AT_START:
+        return "PYTHONPATH has relative folders"
+    return _hidden_module(_first_path(run, cwd))
+
+
+def why_never_fork(threads: int) -> str | None:
+    """Why no copy of this interpreter could be sound: a site hook, or a preloaded module, did what fork breaks."""
+    if os.environ.get(FORBID_VARIABLE) == "off":
+        return f"{FORBID_VARIABLE}=off, set by a site hook"
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return "CUDA is initialised in the zygote"
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if (path := os.readlink(f"/proc/self/fd/{fd}")).startswith(_GPU_DEVICES):
+                return f"the zygote has {path} open"
+    if threads > 1:
+        return f"{threads - 1} threads run in the zygote: a site hook or a preloaded module started them"
+    return None
+
+
+def why_child_unsound() -> str | None:
+    """Asked in a forked child: whether a library knows that fork has broken it."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda._is_in_bad_fork():
+        return "CUDA's driver was touched in the zygote"
+    return None
+
+
+_CWD_AT_START: Final = os.getcwd()
+
+
+def _is_zip(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"PK\3\4"
+    except OSError:
+        return False
+
+
+def _first_path(run: PythonRun, cwd: str) -> str:
+    """What Python puts at the front of ``sys.path``."""
+    if run.kind == "script":
+        return os.path.dirname(os.path.realpath(os.path.join(cwd, run.target)))
+    return {"module": cwd, "code": "", "folder": os.path.join(cwd, run.target)}[run.kind]
+
+
+def _hidden_module(first: str) -> str | None:
+    """A module beside the script that a fresh interpreter would import, where this one has another of that name."""
+    try:
+        names = os.listdir(first or ".")
+    except OSError:
+        return None
+    for entry in names:
+        name, _, rest = entry.partition(".")
+        loaded = sys.modules.get(name)
+        if loaded is None or (rest and rest[-2:] not in ("py", "so")):
+            continue
+        if name in ("__main__", *sys.builtin_module_names):
+            continue
+        path = os.path.join(first, entry)
+        if not rest and not os.path.exists(os.path.join(path, "__init__.py")):
+            continue
+        origin = getattr(loaded, "__file__", None)
+        frozen = getattr(getattr(loaded, "__spec__", None), "origin", None) == "frozen"
+        inside = os.path.join(path, "__init__.py") if not rest else path
+        if not frozen and not (origin and os.path.exists(origin) and os.path.samefile(origin, inside)):
+            return f"{path} would be imported by a fresh interpreter; here {name} is already loaded from {origin}"
+    return None
+
+
+# -- in the forked child -------------------------------------------------------------------------------------------
+
+
+def become(run: PythonRun, env: Mapping[str, str], cwd: str, base_path: list[str]) -> None:
+    """Put everything that a fresh interpreter would have its own way into that state. Descriptors 0 to 2 are set."""
+    os.environ.clear()
+    os.environ.update(env)  # CUDA_VISIBLE_DEVICES before anything could look at it
+    os.chdir(cwd)
+    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    time.tzset()
+    tempfile.tempdir = None
+    _reopen_streams(unbuffered=run.unbuffered)
+    _fresh_multiprocessing(cwd)
+    _fresh_random()
+    first = {"module": cwd, "code": "", "script": None, "folder": run.target}[run.kind]
+    first = _first_path(run, cwd) if first is None else first
+    sys.path[:] = base_path if sys.flags.safe_path and run.kind != "folder" else [first, *base_path]
+    sys.path_importer_cache.pop(first, None)
+    argv0 = {"module": "-m", "code": "-c"}.get(run.kind, run.target)
+    sys.argv[:] = [argv0, *run.args]
+    asked = [argv0, run.target] if run.kind in ("module", "code") else [run.target]
+    sys.orig_argv[:] = [sys.executable, *(["-u"] if run.unbuffered else []), *asked, *run.args]
+
+
+def _reopen_streams(*, unbuffered: bool) -> None:
+    """Streams over the new descriptors, as Python opens them: line by line on a terminal, in blocks elsewhere."""
+    for name, fd in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        old: Any = getattr(sys, f"__{name}__")
+        mode = "rb" if fd == 0 else "wb"
+        raw: Any = open(fd, mode, buffering=0 if unbuffered and fd else -1, closefd=False)  # noqa: SIM115
+        (raw.raw if hasattr(raw, "raw") else raw).name = f"<{name}>"
+        stream = io.TextIOWrapper(
+            raw, encoding=old.encoding if old else "utf-8", errors=old.errors if old else "backslashreplace",
+            newline=None if fd == 0 else "\n", line_buffering=fd == 2 or raw.isatty(),
+            write_through=unbuffered and fd > 0,
+        )  # fmt: skip
+        stream.mode = "r" if fd == 0 else "w"  # type: ignore[misc]
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _fresh_multiprocessing(cwd: str) -> None:
+    """What multiprocessing noted when it was imported: the folder to start children in, and the key they share."""
+    module: Any = sys.modules.get("multiprocessing.process")
+    if module is not None:
+        module.ORIGINAL_DIR = cwd
+        module.current_process().authkey = os.urandom(32)
+
+
+def _fresh_random() -> None:
+    """Python's own generator is reseeded by fork; numpy's is not; torch starts at its constant, like a fresh one."""
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed()
+    torch: Any = sys.modules.get("torch")
+    generator = getattr(torch, "default_generator", None)
+    if generator is not None:
+        generator.manual_seed(generator.initial_seed())
+
+
+def run(what: PythonRun) -> None:
+    """Run it as ``__main__``; returns, or raises what ends the interpreter with the right exit code."""
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=builtins, __annotations__={})
+    for name in ("__loader__", "__spec__", "__package__"):
+        setattr(module, name, None)
+    sys.modules["__main__"] = module
+    try:
+        if what.kind == "module":
+            runpy._run_module_as_main(what.target)  # type: ignore[attr-defined]
+        elif what.kind == "folder":
+            runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        else:
+            exec(_code(what, module), module.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _report(error)
+
+
+def _code(what: PythonRun, module: types.ModuleType) -> types.CodeType:
+    if what.kind == "code":
+        module.__loader__ = importlib.machinery.BuiltinImporter
+        return compile(what.target, "<string>", "exec", dont_inherit=True)
+    path = os.path.abspath(what.target)
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
+        raise SystemExit(2) from None
+    module.__file__ = path
+    module.__dict__["__cached__"] = None
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    return compile(source, path, "exec", dont_inherit=True)
+
+
+def _report(error: BaseException) -> None:
+    """What the interpreter does with an exception that nobody caught: the frames of this module are not shown."""
+    trace = error.__traceback__.tb_next if error.__traceback__ else None
+    if isinstance(error, SyntaxError) and trace is not None and trace.tb_frame.f_code is _code.__code__:
+        trace = None
+    error.__traceback__ = trace
+    _write_error_file(error)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    try:
+        sys.excepthook(type(error), error, trace)
+    except BaseException:
+        sys.__excepthook__(type(error), error, trace)
+    if isinstance(error, KeyboardInterrupt):
+        sys.excepthook = lambda *_: None  # shown already; Python now ends itself by SIGINT, so that a shell sees it
+        raise error
+    raise SystemExit(1)
+
+
+def _write_error_file(error: BaseException) -> None:
+    path = os.environ.get(ERROR_FILE_VARIABLE)
+    if not path or isinstance(error, KeyboardInterrupt):
+        return
+    text = "".join(traceback.format_exception(error))
+    with contextlib.suppress(OSError):
+        with open(path + ".part", "w", encoding="utf-8", errors="backslashreplace") as file:
+            json.dump({"at_ns": time.monotonic_ns(), "traceback": text}, file)
+        os.replace(path + ".part", path)

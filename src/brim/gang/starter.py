@@ -1,0 +1,158 @@
+"""The supervisor's end of a zygote: asks for processes, hears how they started and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from brim.gang import zygote
+
+_READ_BYTES: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ZygoteReady:
+    """It can fork now; ``never`` is why it starts only fresh interpreters, if so."""
+
+    preload_s: float
+    pid: int
+    never: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process is there. ``handle`` is a descriptor of it, now ours to close; ``why`` is why it was not forked."""
+
+    number: int
+    pid: int
+    handle: int
+    how: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It could not be started; ``status`` is what a shell would exit with."""
+
+    number: int
+    status: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """It has ended, with this wait status."""
+
+    number: int
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class ZygoteLost:
+    """The connection has ended. What it had started goes on where this process is its subreaper."""
+
+
+Word: TypeAlias = ZygoteReady | Started | Refused | Ended | ZygoteLost
+
+
+class Starter:
+    """A connection to a zygote: one of our own, or one that listens on a path."""
+
+    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
+        self._connection, self._process = connection, process
+        self._rest = b""
+        self._fds: list[int] = []
+
+    @classmethod
+    def private(
+        cls, python: str, preload: Sequence[str], env: Mapping[str, str], cwd: str, grace_s: float, marker: str
+    ) -> Starter:
+        """Start a zygote below this process. ``marker`` is added to its environment, so that it can be found."""
+        ours, theirs = socket.socketpair()
+        name, _, value = marker.partition("=")
+        process = subprocess.Popen(
+            [python, "-c", zygote.SHORT, "--fd", str(theirs.fileno()), "--preload", ",".join(preload),
+             "--grace-s", str(grace_s)],
+            env={**env, name: value}, cwd=cwd, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        theirs.close()
+        return cls(ours, process)
+
+    @classmethod
+    def shared(cls, path: str) -> Starter:
+        """Connect to a zygote that listens.
+
+        Raises:
+            OSError: there is none.
+        """
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(path)
+        except OSError:
+            connection.close()
+            raise
+        return cls(connection, None)
+
+    def fileno(self) -> int:
+        """For a selector."""
+        return self._connection.fileno()
+
+    @property
+    def pid(self) -> int | None:
+        """Our own zygote's process."""
+        return None if self._process is None else self._process.pid
+
+    def start(self, number: int, command: Sequence[str], env: Mapping[str, str], cwd: str, fds: Sequence[int]) -> None:
+        """Ask for a process with these three descriptors; they may be closed on return.
+
+        Raises:
+            OSError: the zygote is gone.
+        """
+        request = {"start": number, "command": list(command), "env": dict(env), "cwd": cwd}
+        data = json.dumps(request).encode() + b"\n"
+        sent = socket.send_fds(self._connection, [data], list(fds))
+        self._connection.sendall(data[sent:])
+
+    def receive(self) -> list[Word]:
+        """What it says now; called when the connection is readable."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self._connection, _READ_BYTES, 64)
+        except OSError:
+            data, fds = b"", []
+        self._fds += fds
+        if not data:
+            return [ZygoteLost()]
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [self._word(json.loads(line)) for line in lines]
+
+    def _word(self, said: dict[str, Any]) -> Word:
+        if "started" in said:
+            return Started(said["started"], said["pid"], self._fds.pop(0), said["how"], said["why"])
+        if "refused" in said:
+            return Refused(said["refused"], said["status"], said["detail"])
+        if "ended" in said:
+            return Ended(said["ended"], said["status"])
+        return ZygoteReady(said["ready"], said["pid"], said["never"])
+
+    def close(self) -> None:
+        """Let go: the zygote ends what is left below it, then itself. A zygote of our own is collected elsewhere."""
+        self._connection.close()
+        for fd in self._fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._fds.clear()
+        if self._process is not None and self._process.returncode is None:
+            self._process.returncode = 0  # its end is collected with that of all children, by whoever reaps
+
+
+def this_python() -> str:
+    """The interpreter whose environment this is."""
+    return sys.executable

@@ -1,0 +1,234 @@
+"""Epochs: whoever dies, leaves, comes or breaks whenever, those who are left end up together in one."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brim.gang.membership import Membership, Where
+from brim.gang.protocol import Address, Form, Resize
+
+
+class Gang:
+    """Model ranks that obey the protocol at their own pace, around a real Membership."""
+
+    def __init__(self, size, sizes=(), replace=0):
+        self.membership = Membership(size, replace)
+        self.sizes = sizes
+        self.mail = {}  # messages on their way, by rank
+        self.epoch_of = {}  # epoch each living rank is training in, or None
+        self.wants = {}  # the newest order a rank has heard and not yet acted on
+        self.next_id = 0
+        self.members_of = {}  # by epoch
+        self.retired = []
+        self.obey(self.membership.begin())
+
+    def obey(self, orders):
+        assert not orders.hopeless
+        for rank, message in orders.send:
+            self.mail.setdefault(rank, []).append(message)
+        for rank in orders.retire:
+            self.retired.append(rank)
+            self.die(rank)
+        for _ in range(orders.start):
+            rank, self.next_id = self.next_id, self.next_id + 1
+            self.membership.added(rank)
+            self.epoch_of[rank] = None
+            self.mail.setdefault(rank, [])
+
+    def die(self, rank):
+        del self.epoch_of[rank]
+        self.mail.pop(rank, None)
+        self.wants.pop(rank, None)
+        self.obey(self.membership.gone(rank))
+
+    def group(self, rank):
+        """Those who are training in the same group now, and whether all are there."""
+        members = self.members_of.get(self.epoch_of[rank], ())
+        return members, all(self.epoch_of.get(other) == self.epoch_of[rank] for other in members)
+
+    def act(self, rank):
+        """One thing the rank might do next; whether it did anything."""
+        where = self.membership.ranks[rank].where
+        if where in (Where.STARTING, Where.BUILDING):
+            self.membership.hello(rank)
+            self.obey(self.membership.ready(rank, self.sizes))
+            return True
+        if self.mail[rank]:
+            message = self.mail[rank].pop(0)
+            if isinstance(message, (Form, Resize)):
+                if message.epoch > getattr(self.wants.get(rank), "epoch", 0):
+                    self.wants[rank] = message
+                self.members_of[message.epoch] = message.members
+            return True
+        want = self.wants.get(rank)
+        training = self.epoch_of[rank] is not None
+        if training:
+            _, whole = self.group(rank)
+            if not whole:
+                epoch, self.epoch_of[rank] = self.epoch_of[rank], None
+                self.obey(self.membership.broken(rank, epoch))
+                return True
+            if not self.agreed(rank):
+                return False
+            for other in self.group(rank)[0]:
+                self.epoch_of[other] = None  # all leave the old group at the same step
+            return True
+        if want is None:
+            return False
+        if rank not in want.members:
+            self.obey(self.membership.leaving(rank))
+            self.die(rank)
+            return True
+        return self.join(want)
+
+    def agreed(self, rank):
+        return all(isinstance(self.wants.get(other), Resize) for other in self.group(rank)[0])
+
+    def join(self, want):
+        """A group forms when all its members want it and none is in another."""
+        for other in want.members:
+            if self.epoch_of.get(other, 0) is not None or getattr(self.wants.get(other), "epoch", 0) != want.epoch:
+                return False
+        for other in want.members:
+            self.epoch_of[other] = want.epoch
+        for other in want.members:
+            del self.wants[other]
+            self.obey(self.membership.formed(other, want.epoch))
+        return True
+
+    def run(self):
+        for _ in range(2_000):
+            acted = [self.act(rank) for rank in list(self.epoch_of) if rank in self.epoch_of]
+            if not any(acted):
+                return
+        raise AssertionError("never comes to rest")
+
+    def check(self):
+        members = self.membership.members
+        assert set(self.epoch_of) == set(members), (self.epoch_of, members)
+        assert all(epoch == self.membership.epoch for epoch in self.epoch_of.values())
+        if self.sizes:
+            assert len(members) in self.sizes
+
+
+@settings(max_examples=300)
+@given(st.sampled_from([(), (1, 2, 4)]), st.integers(0, 3), st.data())
+def test_after_any_storm_all_living_ranks_are_in_one_epoch(sizes, replace, data):
+    gang = Gang(data.draw(st.sampled_from([1, 2, 4])), sizes, replace)
+    gang.run()
+    gang.check()
+    epochs = [gang.membership.epoch]
+    for _ in range(data.draw(st.integers(0, 25))):
+        what = data.draw(st.sampled_from(["act", "act", "act", "act", "kill", "resize", "break"]))
+        living = sorted(gang.epoch_of)
+        if what == "resize":
+            size = data.draw(st.sampled_from([1, 2, 3, 4]))
+            why_not, orders = gang.membership.resize(size)
+            assert bool(why_not) == (bool(gang.membership.sizes) and size not in gang.membership.sizes)
+            gang.obey(orders)
+        elif what == "kill":
+            victim = data.draw(st.sampled_from(living))
+            if gang.membership.survives(victim):
+                gang.die(victim)
+        elif what == "break":
+            training = [rank for rank in living if gang.epoch_of[rank] is not None]
+            if training:
+                rank = data.draw(st.sampled_from(training))
+                epoch, gang.epoch_of[rank] = gang.epoch_of[rank], None
+                gang.obey(gang.membership.broken(rank, epoch))
+        else:
+            gang.act(data.draw(st.sampled_from(living)))
+        assert gang.membership.epoch >= epochs[-1]
+        epochs.append(gang.membership.epoch)
+        if not gang.epoch_of:
+            return
+    gang.run()
+    gang.check()
+
+
+def formed(size, **options):
+    gang = Gang(size, **options)
+    gang.run()
+    return gang
+
+
+def test_the_first_epoch_waits_for_all():
+    gang = Gang(3)
+    assert not gang.membership.ready(0).send
+    assert not gang.membership.ready(1).send
+    orders = gang.membership.ready(2)
+    assert orders.send == [(rank, Form(1, (0, 1, 2), 0, 1)) for rank in range(3)]
+
+
+def test_growth_names_survivors_first_and_one_of_them_leads():
+    gang = formed(2)
+    why_not, orders = gang.membership.resize(4)
+    assert (why_not, orders.start, orders.send) == ("", 2, [])
+    gang.obey(orders)
+    gang.membership.ready(2)
+    sent = dict(gang.membership.ready(3).send)
+    assert sent[0] == Resize(2, 2, (0, 1, 2, 3), 0)
+    assert sent[2] == Form(2, (0, 1, 2, 3), 0, 2)
+
+
+def test_the_address_goes_to_the_other_members_and_from_the_leader_only():
+    gang = formed(3)
+    said = Address(1, "127.0.0.1", 1234)
+    assert [rank for rank, _ in gang.membership.address(0, said).send] == [1, 2]
+    assert not gang.membership.address(1, said).send
+    assert not gang.membership.address(0, Address(9, "x", 1)).send
+
+
+def test_survivors_form_when_all_have_said_broken():
+    gang = formed(4)
+    gang.die(1)
+    assert not gang.membership.broken(0, 1).send
+    assert not gang.membership.broken(3, 1).send
+    orders = gang.membership.broken(2, 1)
+    assert {rank for rank, _ in orders.send} == {0, 2, 3}
+    assert orders.send[0][1].members == (0, 2, 3)
+
+
+def test_a_job_that_needs_a_power_of_two_goes_on_with_two_of_three():
+    gang = formed(4, sizes=(1, 2, 4))
+    gang.die(0)
+    gang.run()
+    assert gang.membership.members == (1, 2)
+    assert sorted(gang.epoch_of) == [1, 2]
+
+
+def test_a_dead_rank_is_replaced_when_that_was_asked_for():
+    gang = formed(4, sizes=(1, 2, 4), replace=1)
+    gang.die(0)
+    gang.run()
+    assert gang.membership.members == (1, 2, 3, 4)
+
+
+def test_growth_that_is_taken_back_ends_the_newcomers():
+    gang = formed(2)
+    gang.obey(gang.membership.resize(4)[1])
+    gang.obey(gang.membership.resize(2)[1])
+    assert gang.retired == [2, 3]
+    gang.run()
+    gang.check()
+
+
+def test_after_a_rank_finished_nobody_is_started():
+    gang = formed(4, replace=3)
+    del gang.epoch_of[0]
+    gang.obey(gang.membership.finished(0))
+    gang.run()
+    assert gang.next_id == 4
+    assert gang.membership.resize(8)[0]
+
+
+def test_epochs_that_never_get_together_end_the_gang():
+    membership = Membership(2)
+    orders = membership.begin()
+    for rank in range(orders.start):
+        membership.added(rank)
+    for rank in range(2):
+        membership.ready(rank)
+    hopeless = []
+    for _ in range(10):
+        hopeless += [membership.broken(0, membership.epoch).hopeless, membership.broken(1, membership.epoch).hopeless]
+    assert any(hopeless)
