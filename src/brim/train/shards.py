@@ -26,6 +26,9 @@ SHARD_BYTES = 512 << 20
 ALIGN_BYTES = 64
 """Where a shard and its data begin in the buffer, a cache line; ours. Safetensors asks for 8."""
 
+LARGE_PAGE_BYTES = 2 << 20
+"""A large page on x86-64 and arm64 with 4 KiB pages."""
+
 RESERVED_NAME = "__metadata__"
 
 STORED = {
@@ -146,8 +149,8 @@ def empty_bytes(size: int, *, pinned: bool = False) -> Tensor:
     """Memory as a flat uint8 tensor: pinned for copies from a GPU, else in large pages, of which fewer fault in."""
     if pinned:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    if size == 0:
-        return torch.empty(0, dtype=torch.uint8)
+    if size < LARGE_PAGE_BYTES:
+        return torch.empty(size, dtype=torch.uint8)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without large pages: small ones serve
