@@ -152,7 +152,7 @@ def _kind(nodes: IntArray, gpus: IntArray) -> IntArray:
     return np.where(gpus <= 1, 0, np.where(nodes <= 1, 1, 2))
 
 
-# --- the fit: maximum a posteriori in the logarithms of the parameters, by Levenberg-Marquardt
+# --- the fit: maximum a posteriori in the logarithms of the parameters
 
 NOISE: Final = 0.1
 """Logarithmic error of the model on one observation: its residual on Pollux's applications is 0.09 to 0.19 with
@@ -170,10 +170,10 @@ NOTHING: Final = 1e-6
 """Smallest share of the shortest step seen that a parameter is followed down to; below it is 0."""
 STEPS_MAX: Final = 60
 """A fit takes 2 to 10; one that takes more is reported as not converged."""
-STEP_MAX: Final = 2.0
-"""Longest step, in natural logarithms of a parameter."""
+INSIDE: Final = 1e-9
+"""How far inside the box, in logarithms of parameters, a fit begins."""
 TOLERANCE: Final = 1e-4
-"""A fit has converged when the next step promises less than this share of the squared error."""
+"""A fit has converged when a step gains less than this share of the squared error."""
 
 
 def fit(observations: Observations, prior: FloatArray | None = None) -> Fit:
@@ -289,31 +289,25 @@ def _line(x: FloatArray, y: FloatArray) -> tuple[float, float]:
 def _descend(
     data: _Data, theta: FloatArray, center: FloatArray, width: FloatArray
 ) -> tuple[FloatArray, bool]:
-    """Levenberg-Marquardt (damping after Nielsen 1999) from ``theta`` within the box; whether it converged."""
+    """Least squares from ``theta`` within the box, over the parameters of which something was seen."""
+    from scipy.optimize import least_squares  # noqa: PLC0415 - a quarter of a second that rigid replays do not need
+
+    free = ~data.frozen
     ceiling = np.full(len(theta), np.inf)
     ceiling[GAMMA] = np.log(GAMMA_MAX)
-    theta = np.clip(theta, data.floor, ceiling)
-    residuals, jacobian = _residuals(data, theta, center, width)
-    cost, damping, harder = float(residuals @ residuals), 1e-2, 2.0
-    for _ in range(STEPS_MAX):
-        gradient, normal = jacobian.T @ residuals, jacobian.T @ jacobian
-        stuck = data.frozen | ((theta <= data.floor) & (gradient > 0)) | ((theta >= ceiling) & (gradient < 0))
-        gradient[stuck], normal[stuck], normal[:, stuck] = 0.0, 0.0, 0.0
-        damped = normal + np.diag(damping * np.diag(normal) + 1e-12)
-        step = np.clip(np.linalg.solve(damped, -gradient), -STEP_MAX, STEP_MAX)
-        promised = -float(step @ (2.0 * gradient + normal @ step))
-        if promised <= TOLERANCE * cost + 1e-12:
-            return theta, True
-        tried = np.clip(theta + step, data.floor, ceiling)
-        new_residuals, new_jacobian = _residuals(data, tried, center, width)
-        new_cost = float(new_residuals @ new_residuals)
-        kept = (cost - new_cost) / promised
-        if kept > 0:
-            theta, residuals, jacobian, cost = tried, new_residuals, new_jacobian, new_cost
-            damping, harder = damping * max(1 / 3, 1 - (2 * kept - 1) ** 3), 2.0
-        else:
-            damping, harder = damping * harder, harder * 2.0
-    return theta, False
+    start = np.clip(theta, data.floor + INSIDE, ceiling - INSIDE)
+
+    def whole(part: FloatArray) -> FloatArray:
+        theta = start.copy()
+        theta[free] = part
+        return theta
+
+    found = least_squares(
+        lambda part: _residuals(data, whole(part), center, width)[0], start[free],
+        jac=lambda part: _residuals(data, whole(part), center, width)[1][:, free],
+        bounds=(data.floor[free], ceiling[free]), ftol=TOLERANCE, max_nfev=STEPS_MAX,
+    )
+    return whole(found.x), bool(found.success)
 
 
 def _residuals(
