@@ -30,7 +30,8 @@ regold: .venv/made  ## write the golden tables again; say why in the commit mess
 
 bench: .venv/made  ## the figures of docs/measurements; quote medians
 	cd benchmarks && ../$(BIN)/python replay_speed.py && ../$(BIN)/python replay_speed.py --growth \
-	  && ../$(BIN)/python replay_speed.py --large && ../$(BIN)/python round_latency.py && ../$(BIN)/python read_sacct.py
+	  && ../$(BIN)/python replay_speed.py --large && ../$(BIN)/python round_latency.py && ../$(BIN)/python read_sacct.py \
+	  && ../$(BIN)/python best_sizes.py --large
 
 clean:
 	rm -rf .venv out

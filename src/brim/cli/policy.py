@@ -33,11 +33,12 @@ def list_policies(output: OutputOption = "table", as_json: JsonOption = False) -
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for column in ("policy", "order", "place", "source"):
+    for column in ("policy", "order", "size", "place", "source"):
         table.add_column(column)
     for policy in PRESETS.values():
-        place = f"{type(policy.place).__name__.lower()}, {getattr(policy.place, 'misfit', '')} at a misfit"
-        table.add_row(policy.name, type(policy.order).__name__, place, policy.source)
+        misfit = getattr(policy.place, "misfit", "")
+        place = type(policy.place).__name__ + (f", {misfit}" if misfit else "")
+        table.add_row(policy.name, type(policy.order).__name__, type(policy.size).__name__, place, policy.source)
     console = Console()
     console.print(table)
     console.print("\nParts to combine in a file of your own:")
@@ -64,12 +65,13 @@ def show(
     policy = find_policy(name)
     if output_of(output, as_json) == "json":
         parts = {part: str(getattr(policy, part)) for part in PARTS}
-        facts = {"period_ms": policy.period_ms, "oracle": policy.oracle, "source": policy.source}
+        facts = {"period_ms": policy.period_ms, "gap_ms": policy.gap_ms, "oracle": policy.oracle, "source": policy.source}
         print(json.dumps({"schema": 1, "policy": {"name": policy.name, **parts, **facts}}, indent=2))
         return
     console = Console()
     console.print(f"[bold]{escape(policy.name)}[/bold]  {escape(policy.source)}")
-    period = show_duration(policy.period_ms / 1000) if policy.period_ms else "on events only"
+    period = f"every {show_duration(policy.period_ms / 1000)}, and on events" if policy.period_ms else "on events only"
+    period += f", at least {show_duration(policy.gap_ms / 1000)} apart" if policy.gap_ms else ""
     console.print(f"rounds  {period}{'; needs true run times (oracle)' if policy.oracle else ''}")
     for part in PARTS:
         value = getattr(policy, part)
