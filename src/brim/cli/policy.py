@@ -70,7 +70,7 @@ def show(
         return
     console = Console()
     console.print(f"[bold]{escape(policy.name)}[/bold]  {escape(policy.source)}")
-    period = f"every {show_duration(policy.period_ms / 1000)}, and on events" if policy.period_ms else "on events only"
+    period = f"on events, and every {show_duration(policy.period_ms / 1000)}" if policy.period_ms else "on events"
     period += f", at least {show_duration(policy.gap_ms / 1000)} apart" if policy.gap_ms else ""
     console.print(f"rounds  {period}{'; needs true run times (oracle)' if policy.oracle else ''}")
     for part in PARTS:
