@@ -152,3 +152,10 @@ def test_a_line_that_is_neither_event_nor_decision_is_refused():
     scheduler = Scheduler(parse_cluster("1x1xT4"), PRESETS["fifo"], Beliefs())
     with pytest.raises(InvariantError, match="neither"):
         list(replay(['{"x":1}'], scheduler))
+
+
+def test_a_report_that_says_nothing_of_progress_can_be_read_back():
+    event = Event(5, Kind.REPORTED, 3, report=Report(samples_done=float("nan"), samples_per_s=2.0))
+    again = read_event(json.loads(json.dumps(event_record(event))))
+    assert np.isnan(again.report.samples_done)
+    assert again.report.samples_per_s == 2.0

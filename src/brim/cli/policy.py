@@ -65,7 +65,7 @@ def show(
     policy = find_policy(name)
     if output_of(output, as_json) == "json":
         parts = {part: str(getattr(policy, part)) for part in PARTS}
-        facts = {"period_ms": policy.period_ms, "gap_ms": policy.gap_ms, "oracle": policy.oracle, "source": policy.source}
+        facts = {name: getattr(policy, name) for name in ("period_ms", "gap_ms", "oracle", "source")}
         print(json.dumps({"schema": 1, "policy": {"name": policy.name, **parts, **facts}}, indent=2))
         return
     console = Console()

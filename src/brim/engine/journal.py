@@ -95,7 +95,8 @@ def read_event(record: dict[str, Any]) -> Event:
     """Inverse of ``event_record``."""
     spec, report = record.get("spec"), record.get("report")
     if report:
-        report = Report(**report | {"seen": tuple(Sample(*sample) for sample in report["seen"])})
+        seen = tuple(Sample(*sample) for sample in report["seen"])
+        report = Report(**{"samples_done": math.nan, "samples_per_s": math.nan} | report | {"seen": seen})
     return Event(
         record["t"], Kind[record["e"]], record.get("job", NONE), record.get("node", NONE),
         JobSpec(**spec) if spec else None, record.get("held", False), report=report,

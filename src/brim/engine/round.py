@@ -174,6 +174,13 @@ def _moved(snapshot: Snapshot, wanted: Grants, keeps: BoolArray) -> BoolArray:
     if all(np.array_equal(was[before], will[after]) for was, will in columns):
         return moved  # the walk hands back what it was given, in the same order
     span = int(snapshot.nodes.gpus.max())
+    nowhere = (wanted.node < 0) | (wanted.node >= len(snapshot.nodes)) | (wanted.gpu < 0) | (wanted.gpu >= span)
+    if nowhere.any():
+        row = int(np.argmax(nowhere))
+        raise PlanError(
+            f"job {snapshot.jobs.id[wanted.job[row]]} is granted GPU {wanted.gpu[row]} of node {wanted.node[row]}, "
+            "which does not exist"
+        )
     was, will = (
         (grants.job[rows] * len(snapshot.nodes) + grants.node[rows]) * span + grants.gpu[rows]
         for grants, rows in ((held, before), (wanted, after))
