@@ -16,7 +16,7 @@ from brim.beliefs.runtime import TrueRunTimes
 from brim.core.actions import Plan, Preempt, Reject, Resize, Start, Tune
 from brim.core.checks import check_snapshot
 from brim.core.cluster import parse_cluster
-from brim.core.events import Event, JobSpec, Kind, Sample
+from brim.core.events import Event, JobSpec, Kind, Report, Sample
 from brim.engine.journal import Journal, decision_record, event_record, read_event, replay
 from brim.engine.round import RoundResult
 from brim.engine.scheduler import Scheduler
