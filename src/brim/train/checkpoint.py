@@ -262,7 +262,7 @@ class Checkpointer:
 
     def _write(self, step: int, meta: str) -> str:
         self._folder.claim()
-        self._folder.empty_trash()
+        self._folder.tidy()
         self._folder.check_space(self._copy.bytes + len(meta) + SPARE_BYTES, step=step)
         aside = self._folder.new_aside()
         try:

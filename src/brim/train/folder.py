@@ -236,10 +236,14 @@ class Folder:
             return
         self._delete(trash)
 
-    def empty_trash(self) -> None:
-        """Delete what earlier deletions left."""
+    def tidy(self) -> None:
+        """Delete what could not be deleted before: half a checkpoint of this process, and trash."""
+        assert self._fence is not None
+        ours = f"writing-{self._fence.epoch:08d}-{self._fence.owner}-"
         for name in self.names():
-            if name.startswith("trash-"):
+            if name.startswith(ours):
+                self.discard(name)
+            elif name.startswith("trash-"):
                 self._delete(name)
 
     def _delete(self, trash: str) -> None:
