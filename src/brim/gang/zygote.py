@@ -89,7 +89,7 @@ class Zygote:
         """What to become by fork, or why not."""
         if self.never:
             return self.never
-        if not _is_this_python(command[0], env):
+        if not is_this_python(command[0], env):
             return f"{command[0]} is not {sys.executable}"
         run = as_main.read_command(command[1:], cwd)
         if isinstance(run, str):
@@ -319,7 +319,7 @@ def _uid_of(connection: socket.socket) -> int:
     return uid
 
 
-def _is_this_python(word: str, env: Mapping[str, str]) -> bool:
+def is_this_python(word: str, env: Mapping[str, str]) -> bool:
     """Whether the word would start this interpreter in this environment: same folder, so that venvs differ."""
     found = shutil.which(word, path=env.get("PATH"))
     if found is None:

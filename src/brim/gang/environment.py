@@ -1,0 +1,56 @@
+"""What a rank finds in its environment: what torchrun would set, and brim's own variables."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from brim.gang.as_main import ERROR_FILE_VARIABLE
+from brim.gang.protocol import CONTROL_VARIABLE, GANG_VARIABLE, ID_VARIABLE
+
+HOST: Final = "127.0.0.1"
+_PORTS: Final = range(20_000, 32_768)
+"""Below what Linux gives to outgoing connections (ip_local_port_range), so that none takes it before rank 0 does."""
+_TRIES: Final = 100
+
+
+def for_gang(env: Mapping[str, str], gang: str, control: str) -> dict[str, str]:
+    """What all ranks, and their zygote, share. Threads are fixed: bits depend on them, and ranks come and go."""
+    return {"OMP_NUM_THREADS": "1", **env, GANG_VARIABLE: gang, CONTROL_VARIABLE: control}
+
+
+def for_rank(
+    shared: Mapping[str, str], rank: int, slot: int, size: int, port: int, devices: Sequence[str], error_file: str
+) -> dict[str, str]:
+    """What one rank gets; its place in the group is its slot until it is told of an epoch."""
+    env = dict(shared)
+    if devices:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    return env | {
+        "RANK": str(slot), "LOCAL_RANK": str(slot), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
+        "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_RANK": str(slot), "ROLE_WORLD_SIZE": str(size),
+        "ROLE_NAME": "default", "MASTER_ADDR": HOST, "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": shared[GANG_VARIABLE], "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "False",
+        ID_VARIABLE: str(rank), ERROR_FILE_VARIABLE: error_file,
+    }  # fmt: skip
+
+
+def free_port() -> int:
+    """A port nobody listens on now.
+
+    Raises:
+        OSError: none was found.
+    """
+    dice = random.SystemRandom()
+    for _ in range(_TRIES):
+        port = dice.choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no free port among {_TRIES} tries in {_PORTS}")

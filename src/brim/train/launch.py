@@ -1,0 +1,139 @@
+"""Start, resize, preempt and kill the ranks of a training job by hand; no service is needed.
+
+    python -m brim.train.launch --nproc 4 --control /tmp/job.sock script.py --epochs 3
+    python -m brim.train.launch --nproc 4 -m package.module --epochs 3
+    python -m brim.train.launch --nproc 2 --command ./any-program its arguments
+
+    python -m brim.train.launch --send /tmp/job.sock resize 2
+    python -m brim.train.launch --send /tmp/job.sock status | preempt [GRACE_S] | stop | kill ID
+    python -m brim.train.launch --send /tmp/job.sock tune global_batch=512 loader_workers=4 prefetch=2
+
+Exit code: 0 finished; 75 preempted, start it again to resume; otherwise that of the rank that failed first, 128 plus
+the number where a signal ended it; 2 for a command line that cannot be meant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from brim.gang import supervisor, zygote
+from brim.gang.protocol import Ask, AskKill, AskPreempt, AskResize, AskStatus, AskStop, AskTune
+from brim.gang.supervisor import Job, Supervisor
+
+_TUNABLE = ("global_batch", "loader_workers", "prefetch")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = _parser()
+    options = parser.parse_args(words)
+    try:
+        if options.send:
+            return _send(options.send, options.rest)
+        return _launch(options)
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"brim: {error}\n")
+        return 2 if isinstance(error, ValueError) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m brim.train.launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--nproc", type=int, default=1, metavar="N", help="ranks to start with (default 1)")
+    add("--control", metavar="PATH", help="socket to listen on (default: one in a new folder; it is printed)")
+    add("--send", metavar="PATH", help="ask the supervisor that listens on PATH instead")
+    add("--devices", default="", metavar="A,B", help="GPUs of the job, in the order of LOCAL_RANK (default: all)")
+    add("--grace", type=float, default=supervisor.GRACE_S, metavar="S", help="from an announced stop to SIGKILL")
+    add("--term", type=float, default=supervisor.TERM_S, metavar="S", help="last part of the grace, after SIGTERM")
+    add("--failure-grace", type=float, default=supervisor.FAILURE_GRACE_S, metavar="S",
+        help="from one rank's exception to SIGKILL of the others")  # fmt: skip
+    add("--hang", type=float, default=supervisor.HANG_S, metavar="S",
+        help="a rank that keeps all others waiting this long is killed")  # fmt: skip
+    add("--replace", type=int, default=0, metavar="N", help="ranks that may be replaced after a crash (default 0)")
+    add("--logs", metavar="FOLDER", help="output of each rank in a file there (default: ours)")
+    add("--zygote", metavar="PATH", help="a zygote that listens (default: start one)")
+    add("--preload", default=",".join(zygote.PRELOAD), metavar="A,B", help="modules a zygote of our own imports")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("-m", dest="module", action="store_true", help="the next word is a module, as for python -m")
+    what.add_argument("--command", action="store_true", help="the next word is a program, not a Python script")
+    add("rest", nargs=argparse.REMAINDER, metavar="...", help="script.py and its arguments; with --send, what to ask")
+    return parser
+
+
+def _launch(options: argparse.Namespace) -> int:
+    rest = options.rest[1:] if options.rest[:1] == ["--"] else options.rest
+    if not rest:
+        raise ValueError("found nothing to run, expected script.py and its arguments")
+    if options.nproc < 1:
+        raise ValueError(f"--nproc: found {options.nproc}, expected at least 1")
+    python = [] if options.command else [sys.executable, *(["-m"] if options.module else [])]
+    control = os.path.abspath(options.control) if options.control else _new_path()
+    sys.stderr.write(f"brim: control {control}\n")
+    job = Job(
+        command=(*python, *rest), nproc=options.nproc, control=control, cwd=os.getcwd(),
+        devices=tuple(name for name in options.devices.split(",") if name), grace_s=options.grace,
+        term_s=min(options.term, options.grace), failure_grace_s=options.failure_grace, hang_s=options.hang,
+        replace=options.replace, log_folder=options.logs, zygote=options.zygote,
+        preload=tuple(name for name in options.preload.split(",") if name),
+    )  # fmt: skip
+    try:
+        return Supervisor(job).run().code
+    finally:
+        if not options.control:
+            os.rmdir(os.path.dirname(control))
+
+
+def _new_path() -> str:
+    return os.path.join(tempfile.mkdtemp(prefix="brim-"), "control")
+
+
+def _send(path: str, words: Sequence[str]) -> int:
+    answer = supervisor.send(path, _ask(words))
+    if answer.status is not None:
+        sys.stdout.write(json.dumps(answer.status, indent=2) + "\n")
+    if answer.detail:
+        sys.stderr.write(f"brim: {answer.detail}\n")
+    return 0 if answer.ok else 4
+
+
+def _ask(words: Sequence[str]) -> Ask:
+    """What the words ask for.
+
+    Raises:
+        ValueError: nothing that can be asked.
+    """
+    match list(words):
+        case ["status"]:
+            return AskStatus()
+        case ["resize", size]:
+            return AskResize(int(size))
+        case ["preempt"]:
+            return AskPreempt()
+        case ["preempt", grace_s]:
+            return AskPreempt(float(grace_s))
+        case ["stop"]:
+            return AskStop()
+        case ["kill", number]:
+            return AskKill(int(number))
+        case ["tune", *pairs] if pairs:
+            return AskTune(**dict(_tuned(pair) for pair in pairs))
+    expected = "status, resize N, preempt [GRACE_S], stop, kill ID, or tune NAME=VALUE ..."
+    raise ValueError(f"found {' '.join(words)!r}, expected {expected}")
+
+
+def _tuned(pair: str) -> tuple[str, int]:
+    name, _, value = pair.partition("=")
+    if name not in _TUNABLE or not value.isdecimal():
+        raise ValueError(f"tune: found {pair!r}, expected NAME=NUMBER with a name out of {', '.join(_TUNABLE)}")
+    return name, int(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
