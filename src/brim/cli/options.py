@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -79,3 +81,17 @@ def factor(text: str, option: str) -> float:
     if not 0 <= value < float("inf"):
         raise ConfigError(f"{option}: found {text!r}, expected a factor such as x2")
     return value
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Find out before an hour of replays that the folder for the results does not exist.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    for path in paths:
+        if path is None:
+            continue
+        folder = path.absolute().parent
+        if not os.access(folder, os.W_OK) or (path.exists() and not path.is_file()):
+            raise ConfigError(f"cannot write {path}: expected a file name in an existing folder that can be written")

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -21,7 +21,9 @@ from brim.core.replay import Replay
 from brim.core.trace import Trace
 from brim.errors import BrimError
 from brim.policies.presets import find_policy
-from brim.sim.choice import RIGID, Choice
+from brim.policies.sockets import Policy
+from brim.sim.choice import RIGID
+from brim.sim.truth import Truth
 from brim.sim.twin import Progress as OnProgress
 from brim.sim.twin import Settings, replay
 
@@ -30,22 +32,32 @@ if TYPE_CHECKING:
 
 QUIET_S: Final = 2.0
 """A replay shorter than this shows no progress bar."""
+MANY: Final = 16
+"""With more replays than this, one bar more shows how many are done."""
 _POLL_S: Final = 0.1
 _NO_ROWS: Final = np.zeros(0, dtype=np.int64)
 
 
+class Buildable(Protocol):
+    """What a truth is made from; light, so that it travels to other processes."""
+
+    def build(self, trace: Trace, cluster: Cluster, seed: int = 0) -> Truth:
+        """Make the truth of one trace on one cluster."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One replay to run. The policy is named, not carried: parts from a user's file cannot be sent to a process.
+    """One replay to run. A policy of a user is named, not carried: parts from a file cannot be sent to a process.
 
-    So is the truth: each process makes its own.
+    The truth is made by each process from what it takes.
     """
 
     trace: Trace
     cluster: Cluster
-    policy: str
+    policy: str | Policy
     settings: Settings
-    truth: Choice = RIGID
+    truth: Buildable = RIGID
 
 
 def run_all(tasks: Sequence[Task]) -> Iterator[Replay]:
@@ -61,9 +73,8 @@ def run_all(tasks: Sequence[Task]) -> Iterator[Replay]:
 
 def _replay(task: Task, on_progress: OnProgress) -> Replay:
     truth = task.truth.build(task.trace, task.cluster, task.settings.seed)
-    return replay(
-        task.trace, task.cluster, find_policy(task.policy), task.settings, truth=truth, on_progress=on_progress
-    )
+    policy = find_policy(task.policy) if isinstance(task.policy, str) else task.policy
+    return replay(task.trace, task.cluster, policy, task.settings, truth=truth, on_progress=on_progress)
 
 
 def _run_here(tasks: Sequence[Task]) -> Iterator[Replay]:
@@ -161,13 +172,15 @@ def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
 
 
 class _Bars:
-    """One progress bar per replay that takes more than two seconds, on a terminal's stderr only."""
+    """One progress bar per replay that takes more than two seconds, on a terminal's stderr only; one for many."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = tasks
         self._began_s = [0.0] * len(tasks)
         self._progress: Progress | None = None
         self._ids: dict[int, TaskID] = {}
+        self._ended = [0] * len(tasks)
+        self._all: TaskID | None = None
 
     def __enter__(self) -> _Bars:
         if sys.stderr.isatty():
@@ -180,6 +193,9 @@ class _Bars:
                 console=Console(stderr=True), transient=True,
             )
             self._progress.start()
+            if len(self._tasks) > MANY:
+                jobs = sum(len(task.trace) for task in self._tasks)
+                self._all = self._progress.add_task(f"all {len(self._tasks)} replays", total=jobs)
         return self
 
     def __exit__(self, *args: object) -> None:
@@ -196,6 +212,9 @@ class _Bars:
         if self._progress is None:
             return
         total = len(self._tasks[index].trace)
+        if self._all is not None:
+            self._progress.advance(self._all, ended - self._ended[index])
+            self._ended[index] = ended
         if index not in self._ids:
             if not ended:
                 return
@@ -203,6 +222,7 @@ class _Bars:
             if time.monotonic() - self._began_s[index] < QUIET_S:
                 return
             task = self._tasks[index]
-            label = task.policy + (f" seed {task.settings.seed}" if task.settings.seed else "")
+            name = task.policy if isinstance(task.policy, str) else task.policy.name
+            label = name + (f" seed {task.settings.seed}" if task.settings.seed else "")
             self._ids[index] = self._progress.add_task(label, total=total)
         self._progress.update(self._ids[index], completed=ended, visible=ended < total)

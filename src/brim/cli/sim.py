@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -14,12 +13,14 @@ from brim.cli.options import (
     ClusterOption,
     JsonOption,
     OutputOption,
+    check_writable,
     factor,
     numbers,
     output_of,
     tell_if_compiling,
     waiting,
 )
+from brim.cli.reproduce import reproduce
 from brim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from brim.sim.twin import Settings
 
 app = typer.Typer(name="sim", help="The twin: what would another policy have changed?", no_args_is_help=True)
+app.command("reproduce")(reproduce)
 
 DEFAULT_POLICIES: Final = "fifo,backfill,sjf,srtf,las,gittins,tiresias,fair"
 SEEDS_MAX: Final = 1000
@@ -159,7 +161,7 @@ def _replay_and_report(
         overheads=truth.overheads().times(factor(overheads, "--overheads")), estimates=estimates,
         faults=_faults(node_mtbf, job_mtbf, drain, cluster),
     )
-    _check_writable(html, jobs)
+    check_writable(html, jobs)
     recorded = _read(path, format, limit, from_date)
     if drop_too_large:
         recorded, notes = _without_too_large(recorded, cluster)
@@ -234,16 +236,6 @@ def _parse_drain(text: str, cluster: Cluster) -> Drain:
         raise ConfigError(f"--drain: found nodes {nodes}, cluster {cluster} has nodes 0 to {cluster.num_nodes - 1}")
     start_ms = parse_duration_ms(start)
     return Drain(nodes=tuple(numbers_of), start_ms=start_ms, end_ms=start_ms + parse_duration_ms(length))
-
-
-def _check_writable(*paths: Path | None) -> None:
-    """Find out before an hour of replays that the folder for the results does not exist."""
-    for path in paths:
-        if path is None:
-            continue
-        folder = path.absolute().parent
-        if not os.access(folder, os.W_OK) or (path.exists() and not path.is_file()):
-            raise ConfigError(f"cannot write {path}: expected a file name in an existing folder that can be written")
 
 
 def _tasks(

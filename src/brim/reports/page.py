@@ -65,7 +65,7 @@ def page(replays: Sequence[Replay], *, command: str, summaries: Sequence[Summary
     ]
     shown = _one_per_policy([replace(replay, policy=names[replay.policy]) for replay in replays])
     owners = gantt.owners_of(shown[0])
-    script = _asset("page.js")
+    script = asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     head = shown[0]
@@ -85,7 +85,7 @@ def page(replays: Sequence[Replay], *, command: str, summaries: Sequence[Summary
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>{escape(head.trace.name)} on {escape(head.cluster)} - brim</title>"
-        f"<style>{_asset('page.css')}</style></head><body><main>"
+        f"<style>{asset('page.css')}</style></head><body><main>"
         + "\n".join(body)
         + f"</main><script>{script}</script></body></html>\n"
     )
@@ -356,6 +356,7 @@ def _pair(left: str, right: str) -> str:
     return f'<div class="pair">{left}{right}</div>'
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a file that pages carry."""
     return (files("brim.reports") / "assets" / name).read_text(encoding="utf-8")
 

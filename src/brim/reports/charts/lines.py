@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 
@@ -35,6 +36,8 @@ from brim.units import WHOLE_GPU, show_duration
 _HEIGHT: Final = 250
 _POINTS: Final = 240
 """Points per line; the plot is 424 units wide."""
+_LABEL_GAP: Final = 36
+"""Least distance of two labels of loads, in units."""
 _STRIP: Final = 52
 _FULL: Final = 30
 
@@ -115,21 +118,84 @@ def jct_by_load(points: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> 
     Args:
         points: Policy name, and (load, seconds) in order of load.
     """
-    seconds = [value for _, line in points for _, value in line]
-    loads = sorted({load for _, line in points for load, _ in line})
-    scale = LogTime.around(min(seconds, default=1.0), max(seconds, default=10.0))
+    curves = [Curve(name, index, tuple(line)) for index, (name, line) in enumerate(points)]
+    return by_load(curves, scale="time", label="Mean JCT by load, one line per policy")
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line over loads.
+
+    Attributes:
+        name: In the legend.
+        index: Of its colour: the same policy has the same in all charts of a page.
+        points: (load, value) in order of load.
+    """
+
+    name: str
+    index: int
+    points: tuple[tuple[float, float], ...]
+
+
+Scale = Literal["time", "count", "fraction", "ratio"]
+"""Seconds on a logarithmic axis; numbers from 0; shares of 1 from 0 as percent; multiples, logarithmic, 1 included."""
+
+
+def by_load(curves: Sequence[Curve], *, scale: Scale, label: str) -> str:
+    """Values against load, one line per curve.
+
+    Args:
+        curves: At least one, none empty.
+        scale: Of the values.
+        label: Description.
+    """
+    loads = sorted({load for curve in curves for load, _ in curve.points})
+    values = np.array([value for curve in curves for _, value in curve.points])
     low, span = loads[0], max(loads[-1] - loads[0], 1e-9)
-    body = [
-        x_axis([Tick((load - low) / span, f"{load:g}x") for load in loads], _HEIGHT),
-        y_axis([Tick(tick.at, tick.label.lstrip("\u2264")) for tick in scale.ticks()], _HEIGHT),
-    ]
-    keys = []
-    for index, (name, line) in enumerate(points):
-        at_x = np.array([(load - low) / span for load, _ in line])
-        at_y = scale.at(np.array([value for _, value in line]))
-        body.append(_line(index, polyline(at_x, at_y, _HEIGHT), name))
-        keys.append(Key(index, name))
-    return legend(keys) + frame(_HEIGHT, label="Mean JCT by load, one line per policy", body=body)
+    place, ticks = _scaled(values, scale)
+    at_loads = _apart([Tick((load - low) / span, f"{load:g}x") for load in loads])
+    body = [x_axis(at_loads, _HEIGHT), y_axis(ticks, _HEIGHT)]
+    for curve in curves:
+        at_x, value = np.array(curve.points).T
+        title = f"{curve.name}: " + ", ".join(f"{_shown(v, scale)} at {load:g}x" for load, v in curve.points)
+        body.append(_line(curve.index, polyline((at_x - low) / span, place(value), _HEIGHT), title))
+    return legend(Key(curve.index, curve.name) for curve in curves) + frame(_HEIGHT, label=label, body=body)
+
+
+_MULTIPLES: Final = (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+def _scaled(values: FloatArray, scale: Scale) -> tuple[Callable[[FloatArray], FloatArray], list[Tick]]:
+    """Where values stand in [0, 1], and the marks of their axis."""
+    if scale == "time":
+        time = LogTime.around(float(values.min()), float(values.max()))
+        return time.at, [Tick(tick.at, tick.label.lstrip("\u2264")) for tick in time.ticks()]
+    if scale == "ratio":
+        bottom, top = np.log(min(float(values.min()), 0.9)), np.log(max(float(values.max()), 2.2))
+        marks = [(float((np.log(m) - bottom) / (top - bottom)), m) for m in _MULTIPLES]
+        return (
+            lambda value: np.asarray((np.log(value) - bottom) / (top - bottom)),
+            [Tick(at, f"{multiple:g}x") for at, multiple in marks if 0 <= at <= 1],
+        )
+    largest = max(float(values.max()), 0.1 if scale == "fraction" else 1.0)
+    ticks = count_ticks(100 * largest) if scale == "fraction" else count_ticks(largest)
+    sign = " %" if scale == "fraction" else ""
+    return lambda value: value / largest, [Tick(tick.at, tick.label + sign) for tick in ticks]
+
+
+def _shown(value: float, scale: Scale) -> str:
+    if scale == "time":
+        return show_duration(value)
+    return f"{value:.0%}" if scale == "fraction" else f"{value:.2f}x" if scale == "ratio" else _count(value)
+
+
+def _apart(ticks: Sequence[Tick]) -> list[Tick]:
+    """Without labels that would run into the one before."""
+    kept: list[Tick] = []
+    for tick in ticks:
+        if not kept or (tick.at - kept[-1].at) * PLOT_WIDTH >= _LABEL_GAP:
+            kept.append(tick)
+    return kept
 
 
 def binned_mean(times: FloatArray, steps: FloatArray, edges: FloatArray) -> FloatArray:

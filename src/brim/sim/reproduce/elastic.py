@@ -1,14 +1,16 @@
 """Effective Elastic Scaling: does choosing the batch with the GPUs complete more jobs, sooner?
 
-The paper compares with elastic GPUs at a fixed batch, and says: up to about twice as many jobs completed, up to about ten
-times shorter mean completion time. It publishes neither cluster, models, arrivals nor load where we could look, so the
-conditions are ours (reference experiment of the reconstruction): one cluster of 40 GPUs and one of 400, four categories
-of jobs and their mix, Poisson arrivals and bursts, load relative to what the baseline can sustain.
+The paper compares with elastic GPUs at a fixed batch, and says: up to about twice as many jobs completed, up to about
+ten times shorter mean completion time. It publishes neither cluster, models, arrivals nor load where we could look, so
+the conditions are ours (reference experiment of the reconstruction): one cluster of 40 GPUs and one of 400, four
+categories of jobs and their mix, Poisson arrivals and bursts, load relative to what the baseline can sustain.
 
 Jobs scale as in ``sim.categories``, three models per category. A batch may be from an eighth of what one GPU holds to
 eight times that (``small``: to half of it). The batch asked, which the baselines keep, is drawn log-uniformly from that
 range, and the GPUs asked are as many, a power of two, as hold it. Work is log-normal with a mean of one hour on one GPU
-whose memory the batch fills.
+whose memory the batch fills. Common random numbers: the first job is the same at every load and under every policy,
+and so on; at a higher load jobs come closer together. (The batch that ``elastic-random`` draws is not: it depends on
+when a job comes.)
 
 Source:
     Saxena et al., MASCOTS 2020, arXiv:2006.13878: the claims. Everything else: ours.
@@ -16,7 +18,6 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -79,16 +80,21 @@ class Condition:
         return parse_cluster(f"{self.gpus // 4}x4xT4")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Jobs:
-    """A choice of truth: jobs with parameters of their own. See ``sim.choice.Choice``."""
+    """A choice of truth: jobs with parameters of their own. See ``sim.choice.Choice``.
+
+    Attributes:
+        jobs: What is true of them.
+        work_h: Hours that each would take on one GPU whose memory its batch fills (J,); ``WORK_H`` on average.
+    """
 
     jobs: ElasticJobs
-    seed: int
+    work_h: FloatArray
 
-    def build(self, trace: Trace, cluster: Cluster) -> Parametric:
-        """Make the truth."""
-        return Parametric(trace, cluster, self.jobs, seed=self.seed, exchange=LINKS)
+    def build(self, trace: Trace, cluster: Cluster, seed: int = 0) -> Parametric:
+        """Make the truth; the seed is of the noise on reported step times."""
+        return Parametric(trace, cluster, self.jobs, seed=seed, exchange=LINKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +108,10 @@ class Outcome:
         completed: Of them, within the hours of arrivals.
         jct_mean_s: Mean completion time of the jobs that were not turned away.
         jct_p95_s: 95th percentile of it.
-        dropped: Share of jobs turned away.
-        useful: Share of GPU time within the hours of arrivals that moved jobs forward, relative to all GPUs.
-        restarts: Per completed job.
-        stalled: Share of the GPU time held in which jobs stood still to start or restart.
+        dropped_fraction: Share of jobs turned away.
+        allocated_fraction: Share of GPU time held within the hours of arrivals.
+        restarts_per_job: Starts after the first, resizes and moves included, per completed job.
+        stalled_fraction: Share of the GPU time held in which jobs did not train: they started, restarted, were timed.
         round_median_ms: Wall time of a round.
         round_p99_ms: 99th percentile of it.
     """
@@ -116,23 +122,23 @@ class Outcome:
     completed: int
     jct_mean_s: float
     jct_p95_s: float
-    dropped: float
-    useful: float
-    restarts: float
-    stalled: float
+    dropped_fraction: float
+    allocated_fraction: float
+    restarts_per_job: float
+    stalled_fraction: float
     round_median_ms: float
     round_p99_ms: float
 
 
 BASELINE: Final = "elastic-fixed"
-_STRONGER: Final = replace(
-    PRESETS[BASELINE], name="elastic-fixed-accumulating", size=DynamicProgram("asked", accumulation=True)
-)
+OURS: Final = "elastic"
+STRONGER: Final = "elastic-fixed-accumulating"
+_STRONGER: Final = replace(PRESETS[BASELINE], name=STRONGER, size=DynamicProgram("asked", accumulation=True))
 """A stronger baseline than the paper's: a batch that one GPU does not hold may be accumulated there."""
-_OURS: Final = replace(PRESETS["elastic"], name="elastic-accumulating", size=DynamicProgram(accumulation=True))
+_ACCUMULATING: Final = replace(PRESETS[OURS], name="elastic-accumulating", size=DynamicProgram(accumulation=True))
 POLICIES: Final[dict[str, Policy]] = {
-    name: PRESETS[name] for name in ("elastic", BASELINE, "elastic-max", "elastic-random", "goodput", "fifo")
-} | {_STRONGER.name: _STRONGER, _OURS.name: _OURS}
+    name: PRESETS[name] for name in (OURS, BASELINE, "elastic-max", "elastic-random", "goodput", "fifo")
+} | {_STRONGER.name: _STRONGER, _ACCUMULATING.name: _ACCUMULATING}
 
 
 def policy_for(name: str, *, drop: bool) -> Policy:
@@ -149,7 +155,7 @@ def can_drop(name: str) -> bool:
 
 
 def arrivals_ms(condition: Condition, rate_per_h: float) -> IntArray:
-    """Arrival times within the window, increasing (J,). The same draws at every load: a higher one moves them closer."""
+    """Arrival times within the window, rising (J,). The same draws at every load: a higher one moves them closer."""
     mean = rate_per_h * condition.load
     rng = np.random.default_rng([condition.seed, condition.gpus, 0])
     most = int(2 * mean * WINDOW_H + 10 * np.sqrt(mean * WINDOW_H) + 100)
@@ -178,28 +184,34 @@ def workload(condition: Condition, submit_ms: IntArray) -> tuple[Trace, Jobs]:
     kinds = range(len(CATEGORIES)) if condition.category == MIX else [CATEGORY_NAMES.index(condition.category)]
     category = np.array(kinds)[(uniform_J4[:, 0] * len(kinds)).astype(np.int64)]
     model = category * MODELS + (uniform_J4[:, 1] * MODELS).astype(np.int64)
-    figures = np.random.default_rng(len(CATEGORIES)).uniform(0.2, 0.8, (len(CATEGORIES) * MODELS, 3))  # of the models
-    row, one = np.arange(size), np.ones(size, dtype=np.int64)
-    jobs = jobs_of(row, category, one, one * min(GPUS_MAX, condition.gpus), figures[model])
+    jobs = _scaling(category, model, min(GPUS_MAX, condition.gpus))
     full = jobs.local_batch_max
-    most = np.where(category == CATEGORY_NAMES.index("small"), BATCH_MAX_SMALL, BATCH_MAX)
-    ratio = BATCH_MIN * (most / BATCH_MIN) ** uniform_J4[:, 2]
+    ratio = BATCH_MIN * (jobs.batch_max / full / BATCH_MIN) ** uniform_J4[:, 2]
     batch = np.rint(full * ratio).astype(np.int64)
     gpus = 2 ** np.ceil(np.log2(np.maximum(batch / full, 1))).astype(np.int64)
-    batch_max = (full * most).astype(np.int64)
-    jobs = replace(
-        jobs, batch=batch, batch_min=(full * BATCH_MIN).astype(np.int64), batch_max=batch_max,
-        gpus_max=np.minimum(min(GPUS_MAX, condition.gpus), batch_max // jobs.local_batch_min),
-    )
-    hours = WORK_H * np.exp(WORK_SIGMA * ndtri(uniform_J4[:, 3]) - WORK_SIGMA**2 / 2)
-    jobs = replace(jobs, samples=hours * 3600 * _full_rate(jobs), profile=model)
+    work_h = WORK_H * np.exp(WORK_SIGMA * ndtri(uniform_J4[:, 3]) - WORK_SIGMA**2 / 2)
+    jobs = replace(jobs, batch=batch, samples=work_h * 3600 * _full_rate(jobs), profile=model)
     trace = trace_of(
-        name=f"elastic {condition.category} {condition.arrivals}", format="drawn", synthetic=True,
-        job_id=[f"j{number}" for number in row], submit_ms=submit_ms, gpus=gpus, run_ms=np.full(size, NONE),
+        name=f"elastic {condition.category} {condition.arrivals}", format="drawn", synthetic=True, origin_ms=0,
+        job_id=[f"j{number}" for number in range(size)], submit_ms=submit_ms, gpus=gpus, run_ms=np.full(size, NONE),
         profiles=[f"{kind.name}-{number}" for kind in CATEGORIES for number in range(MODELS)], profile=model,
         batch=jobs.batch,
     )
-    return trace, Jobs(jobs=jobs, seed=condition.seed)
+    return trace, Jobs(jobs=jobs, work_h=work_h)
+
+
+def _scaling(category: IntArray, model: IntArray, gpus_max: int) -> ElasticJobs:
+    """How jobs of these models scale, and the batches they may have."""
+    figures = np.random.default_rng(len(CATEGORIES)).uniform(0.2, 0.8, (len(CATEGORIES) * MODELS, 3))  # of the models
+    one = np.ones(len(category), dtype=np.int64)
+    jobs = jobs_of(np.arange(len(category)), category, one, one * gpus_max, figures[model])
+    full = jobs.local_batch_max
+    most = np.where(category == CATEGORY_NAMES.index("small"), BATCH_MAX_SMALL, BATCH_MAX)
+    batch_min, batch_max = (full * BATCH_MIN).astype(np.int64), (full * most).astype(np.int64)
+    return replace(
+        jobs, batch=batch_min, batch_min=batch_min, batch_max=batch_max,
+        gpus_max=np.minimum(gpus_max, batch_max // jobs.local_batch_min),
+    )
 
 
 def _full_rate(jobs: ElasticJobs) -> FloatArray:
@@ -213,53 +225,71 @@ def drawn(condition: Condition, rate_per_h: float) -> tuple[Trace, Jobs]:
     return workload(condition, arrivals_ms(condition, rate_per_h))
 
 
-_BACKLOG: Final = 6
-"""Jobs per GPU that stand in line when the baseline's capacity is measured."""
+def backlog(condition: Condition, per_gpu: int) -> tuple[Trace, Jobs]:
+    """Jobs that all arrive at once, so many per GPU."""
+    return workload(condition, np.arange(per_gpu * condition.gpus))
 
 
-def backlog(condition: Condition) -> tuple[Trace, Jobs]:
-    """Jobs that all arrive at once: as many as keep the cluster full for hours."""
-    return workload(condition, np.arange(_BACKLOG * condition.gpus))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sustained:
+    """What a policy gets done of a backlog while more waits than can run.
+
+    Attributes:
+        gpus: In the cluster.
+        category: Of the jobs.
+        policy: Its name.
+        per_h: Jobs of mean work per hour.
+        halves_per_h: The same over either half of the jobs that were counted; alike where the state was steady.
+    """
+
+    gpus: int
+    category: str
+    policy: str
+    per_h: float
+    halves_per_h: tuple[float, float]
 
 
-def sustained_per_h(replay: Replay) -> float:
-    """Jobs completed per hour between the first fifth and seven tenths of a backlog."""
-    ends_ms = np.sort(replay.finish_ms)
-    first, last = len(ends_ms) // 5, 7 * len(ends_ms) // 10
-    return float((last - first) / (ends_ms[last] - ends_ms[first]) * MS_PER_H)
+_COUNTED: Final = (0.25, 0.55, 0.85)
+"""Shares of a backlog's jobs where counting begins, is halved and ends: the long jobs among the first must have had
+time to end, and jobs must still wait."""
 
 
-def outcome(replay: Replay, condition: Condition) -> Outcome:
-    """Figures of one replay."""
-    window_ms = WINDOW_H * MS_PER_H
-    done = replay.finish_ms != NONE
-    jct_s = (replay.finish_ms - replay.trace.submit_ms)[done] / MS_PER_S
-    held, useful = int(replay.service_gpu_ms.sum()), int(replay.useful_gpu_ms.sum())
-    inside = np.minimum(replay.runs.end_ms, window_ms) - np.minimum(replay.runs.start_ms, window_ms)
-    held_inside = float((inside * np.diff(replay.runs.first_gpu)).sum())
-    round_ms = replay.round_s * MS_PER_S if len(replay.round_s) else np.zeros(1)
-    return Outcome(
-        condition=condition, policy=replay.policy, submitted=len(replay.trace),
-        completed=int((done & (replay.finish_ms <= window_ms)).sum()),
-        jct_mean_s=float(jct_s.mean()), jct_p95_s=float(np.percentile(jct_s, 95)),
-        dropped=float(replay.rejected.mean()), useful=held_inside / (condition.gpus * window_ms) * useful / max(held, 1),
-        restarts=float(replay.restarts.sum() / max(done.sum(), 1)), stalled=1 - useful / max(held, 1),
-        round_median_ms=float(np.median(round_ms)), round_p99_ms=float(np.percentile(round_ms, 99)),
+def sustained(replay: Replay, work_h: FloatArray, condition: Condition) -> Sustained:
+    """Capacity from a backlog: the work of the jobs that ended over the time it took, in jobs of mean work.
+
+    Work, not jobs, is counted: what a few hundred jobs weigh differs by several percent from draw to draw, and short
+    jobs end first.
+    """
+    order = np.argsort(replay.finish_ms, kind="stable")
+    done_h, ends_h = np.cumsum(work_h[order]), replay.finish_ms[order] / MS_PER_H
+    first, middle, last = (int(share * len(order)) for share in _COUNTED)
+
+    def rate(start: int, end: int) -> float:
+        return float((done_h[end] - done_h[start]) / (ends_h[end] - ends_h[start]) / WORK_H)
+
+    return Sustained(
+        gpus=condition.gpus, category=condition.category, policy=replay.policy, per_h=rate(first, last),
+        halves_per_h=(rate(first, middle), rate(middle, last)),
     )
 
 
-def mm1_ratio(load: float, capacity: float) -> float:
-    """How many times longer a job stays in an M/M/1 queue than in one of so many times its capacity."""
-    return (capacity - load) / (1 - load) if load < 1 else float("inf")
-
-
-def best_points(outcomes: Sequence[Outcome], policy: str, baseline: str) -> tuple[float, float]:
-    """Largest ratios over the conditions both ran: jobs completed, and mean completion time the other way round."""
-    by_condition = {(o.condition, o.policy): o for o in outcomes}
-    pairs = [
-        (o, by_condition[o.condition, baseline]) for o in outcomes
-        if o.policy == policy and (o.condition, baseline) in by_condition
-    ]
-    completed = [ours.completed / max(theirs.completed, 1) for ours, theirs in pairs]
-    sooner = [theirs.jct_mean_s / ours.jct_mean_s for ours, theirs in pairs if not ours.condition.drop]
-    return max(completed, default=float("nan")), max(sooner, default=float("nan"))
+def outcome(replay: Replay, condition: Condition) -> Outcome:
+    """Figures of one replay, run to its end."""
+    trace = replay.trace
+    window_ms = WINDOW_H * MS_PER_H
+    until_ms = window_ms - (trace.origin_ms or 0)  # traces start with their first job
+    done = replay.finish_ms != NONE
+    jct_s = (replay.finish_ms - trace.submit_ms)[done] / MS_PER_S
+    held, useful = int(replay.service_gpu_ms.sum()), int(replay.useful_gpu_ms.sum())
+    inside = np.minimum(replay.runs.end_ms, until_ms) - np.minimum(replay.runs.start_ms, until_ms)
+    held_inside = float((inside * np.diff(replay.runs.first_gpu)).sum())
+    round_ms = replay.round_s * MS_PER_S
+    return Outcome(
+        condition=condition, policy=replay.policy, submitted=len(trace),
+        completed=int((done & (replay.finish_ms <= until_ms)).sum()),
+        jct_mean_s=float(jct_s.mean()), jct_p95_s=float(np.percentile(jct_s, 95)),
+        dropped_fraction=float(replay.rejected.mean()),
+        allocated_fraction=held_inside / (condition.gpus * window_ms),
+        restarts_per_job=float(replay.restarts.sum() / done.sum()), stalled_fraction=1 - useful / held,
+        round_median_ms=float(np.median(round_ms)), round_p99_ms=float(np.percentile(round_ms, 99)),
+    )

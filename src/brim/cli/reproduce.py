@@ -1,0 +1,168 @@
+"""``brim sim reproduce``: the headline experiments of the papers, under conditions that are written down."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from brim.cli.options import JsonOption, OutputOption, check_writable, output_of, tell_if_compiling
+from brim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from brim.cli.replays import Task
+    from brim.core.replay import Replay
+    from brim.sim.reproduce.elastic import Condition, Outcome, Sustained
+    from brim.sim.reproduce.grid import Part
+    from brim.sim.reproduce.results import Results
+    from brim.sim.twin import Settings
+
+EXPERIMENTS: Final = {
+    "elastic": "Effective Elastic Scaling (MASCOTS 2020): GPUs and batch chosen together, against a fixed batch",
+}
+SEEDS_MAX: Final = 100
+INTERRUPTED: Final = 130
+PIPE_WIDTH: Final = 150
+"""Columns of the tables where no terminal says how many there are."""
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which experiment: elastic.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="A few points only: under a minute on two cores.")] = False,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, max=SEEDS_MAX, help="Seeds to average over.")] = 1,
+    html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page.")] = None,
+    output: OutputOption = "table",
+    as_json: JsonOption = False,
+) -> None:
+    """Run the headline experiment of a paper: what was published beside what is measured here, with the conditions."""
+    _check_name(name)
+    wanted = output_of(output, as_json)
+    check_writable(html)
+    tell_if_compiling()
+    from brim.sim.reproduce.grid import FULL, QUICK
+    from brim.sim.reproduce.results import Results
+
+    began_s = time.monotonic()
+    parts = QUICK if quick else FULL
+    capacities = _capacities(parts)
+    tasks = list(_tasks(parts, seeds, capacities))
+    outcomes = _outcomes(tasks)
+    if not outcomes:
+        raise typer.Exit(INTERRUPTED)
+    _report(Results(capacities=tuple(capacities), outcomes=tuple(outcomes)), len(tasks), seeds, html, wanted)
+    minutes, cores = (time.monotonic() - began_s) / 60, os.cpu_count()
+    print(f"brim: {len(outcomes):,} replays took {minutes:.1f} min on {cores} cores", file=sys.stderr)
+    if len(outcomes) < len(tasks):
+        print(f"brim: partial: {len(outcomes)} of {len(tasks)} replays are complete", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED)
+
+
+def _check_name(name: str) -> None:
+    if name in EXPERIMENTS:
+        return
+    known = "; ".join(f"{known} - {what}" for known, what in EXPERIMENTS.items())
+    near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    found = f"unknown experiment {name!r}" if name else "found no experiment"
+    raise ConfigError(f"reproduce: {found}: {hint}What can be reproduced: {known}")
+
+
+def _capacities(parts: tuple[Part, ...]) -> list[Sustained]:
+    """What the main policies sustain, from backlogs; ends the command where it was interrupted."""
+    from brim.cli.replays import Task, run_all
+    from brim.sim.reproduce.elastic import backlog, policy_for, sustained
+    from brim.sim.reproduce.grid import backlogs
+
+    wanted = list(backlogs(parts))
+    drawn = {(condition, per_gpu): backlog(condition, per_gpu) for condition, _, per_gpu in wanted}
+    tasks = [
+        Task(
+            trace=drawn[condition, per_gpu][0], cluster=condition.cluster, policy=policy_for(name, drop=False),
+            settings=_settings(condition), truth=drawn[condition, per_gpu][1],
+        )
+        for condition, name, per_gpu in wanted
+    ]
+    print(f"brim: measuring what the baseline sustains: {len(tasks)} replays of a backlog", file=sys.stderr)
+    found = [
+        sustained(replay, drawn[condition, per_gpu][1].work_h, condition)
+        for replay, (condition, _, per_gpu) in zip(_complete(run_all(tasks)), wanted, strict=False)
+    ]
+    if len(found) < len(tasks):
+        print("brim: stopped before the loads were known: nothing to report", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED)
+    return found
+
+
+def _tasks(
+    parts: tuple[Part, ...], seeds: int, capacities: Sequence[Sustained]
+) -> Iterator[tuple[Condition, Task]]:
+    from dataclasses import replace
+    from functools import lru_cache
+
+    from brim.cli.replays import Task
+    from brim.sim.reproduce.elastic import BASELINE, drawn, policy_for
+    from brim.sim.reproduce.grid import points
+
+    rate_per_h = {(c.gpus, c.category): c.per_h for c in capacities if c.policy == BASELINE}
+    jobs_of = lru_cache(maxsize=1)(drawn)  # the policies of a condition share its jobs
+    for condition, name in points(parts, seeds):
+        trace, truth = jobs_of(replace(condition, drop=False), rate_per_h[condition.gpus, condition.category])
+        yield condition, Task(
+            trace=trace, cluster=condition.cluster, policy=policy_for(name, drop=condition.drop),
+            settings=_settings(condition), truth=truth,
+        )
+
+
+def _settings(condition: Condition) -> Settings:
+    from brim.sim.overheads import Overheads
+    from brim.sim.twin import Settings
+
+    return Settings(overheads=Overheads.of_pollux(), seed=condition.seed, load=condition.load)
+
+
+def _complete(replays: Iterator[Replay]) -> Iterator[Replay]:
+    """Until the first that was interrupted: those after it were not begun, or stopped where they were, too."""
+    for replay in replays:
+        if replay.partial:
+            return
+        yield replay
+
+
+def _outcomes(tasks: Sequence[tuple[Condition, Task]]) -> list[Outcome]:
+    from brim.cli.replays import run_all
+    from brim.sim.reproduce.elastic import outcome
+
+    print(f"brim: {len(tasks):,} replays", file=sys.stderr)
+    replays = _complete(run_all([task for _, task in tasks]))
+    return [outcome(replay, condition) for replay, (condition, _) in zip(replays, tasks, strict=False)]
+
+
+def _report(results: Results, asked: int, seeds: int, html: Path | None, output: str) -> None:
+    from brim.cli.reproduce_pages import experiment_of
+    from brim.reports.experiment import terminal, write_experiment
+    from brim.reports.files import dump_json
+    from brim.sim.reproduce.results import results_json
+
+    complete = len(results.outcomes) == asked
+    experiment = experiment_of(
+        results, seeds=seeds, missing=asked - len(results.outcomes), command=shlex.join(["brim", *sys.argv[1:]])
+    )
+    if output == "json":
+        print(dump_json(results_json(results, complete=complete)))
+    else:
+        from rich.console import Console
+
+        Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(terminal(experiment))
+    if html:
+        try:
+            write_experiment(experiment, html)
+        except OSError as error:
+            raise ConfigError(f"cannot write results: {error}") from None
+        print(f"page: {html}", file=sys.stderr)

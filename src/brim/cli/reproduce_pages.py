@@ -1,0 +1,164 @@
+"""The elastic experiment laid out for its report: which figures stand in which table and chart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from brim.reports.charts.lines import Curve, Scale
+from brim.reports.charts.svg import COLOURS
+from brim.reports.experiment import Chart, Experiment, Panel, Table
+from brim.sim.reproduce.elastic import BASELINE, OURS, STRONGER, WINDOW_H, Condition
+from brim.sim.reproduce.grid import MAIN
+from brim.sim.reproduce.results import DIFFERENCES, Ratio, Results, headlines
+from brim.units import show_duration
+
+_BRIEF: Final = (*MAIN, "fifo")
+"""Policies in the terminal's tables; the page and the JSON have all."""
+_HEADINGS: Final = (
+    "load", "policy", "jobs", "done", "done x", "mean", "mean x", "M/M/1", "p95", "held", "restarts", "stalled",
+    "round ms", "drop: done", "drop: done x", "dropped",
+)
+_DROPPED_FIRST: Final = ("jobs", "held", "round ms", "stalled", "restarts", "p95", "drop: done", "drop: done x", "done")
+_TERMS: Final = (
+    ("load", "arrival rate over what elastic-fixed sustains of these jobs on this cluster"),
+    ("done", f"jobs completed within the {WINDOW_H} h of arrivals; a job that does not fit waits"),
+    ("mean, p95", "completion time of all jobs, waiting included"),
+    ("done x, mean x", "elastic over the policy of the row: jobs completed, and mean time the other way round"),
+    ("M/M/1", "mean x of two M/M/1 queues with the capacities measured; none from the capacity of the row's policy on"),
+    ("held", f"share of GPU time held within the {WINDOW_H} h"),
+    ("restarts", "starts after a job's first, resizes and moves included, per job"),
+    ("stalled", "share of the GPU time held in which jobs did not train: they started, restarted or were timed"),
+    ("round ms", "wall time of a scheduling round, all of its parts: median / 99th percentile"),
+    ("drop", "the same arrivals where a job that does not fit when it comes is turned away; dropped: share of those"),
+)
+
+
+def experiment_of(results: Results, *, seeds: int, missing: int, command: str) -> Experiment:
+    """Everything the reports show, as plain data."""
+    conditions = [condition for condition in results.conditions() if not condition.drop]
+    groups: dict[tuple[int, str, str], list[Condition]] = {}
+    for condition in conditions:
+        groups.setdefault((condition.gpus, condition.category, condition.arrivals), []).append(condition)
+    sizes = " and ".join(str(gpus) for gpus in dict.fromkeys(gpus for gpus, _, _ in groups))
+    alarm = f"{missing:,} replays are missing or were interrupted; best points are of what is there." if missing else ""
+    return Experiment(
+        title="Effective Elastic Scaling, re-measured",
+        about=f"GPUs and batch chosen together (elastic) against elastic GPUs at the batch asked ({BASELINE}), on "
+        f"clusters of {sizes} GPUs; {WINDOW_H} h of arrivals, then to the last job.",
+        badges=(f"{seeds} seeds" if seeds > 1 else "seed 0", "synthetic jobs", *(["partial"] if missing else [])),
+        alarm=alarm, findings=tuple(headlines(results)),
+        panels=tuple(_panel(results, group) for group in groups.values()), terms=_TERMS, notes=DIFFERENCES,
+        command=command,
+    )
+
+
+def _panel(results: Results, conditions: list[Condition]) -> Panel:
+    head = conditions[0]
+    pattern = "Poisson" if head.arrivals == "poisson" else "bursts"
+    return Panel(
+        title=f"{head.gpus} GPUs, {head.category}, {pattern}", note=_capacity_words(results, head),
+        charts=_charts(results, conditions), table=_table(results, conditions),
+    )
+
+
+def _capacity_words(results: Results, condition: Condition) -> str:
+    base = results.per_h(condition, BASELINE)
+    if base is None:
+        return ""
+    others = [
+        f"{name} sustains {per_h / base:.2f} times as much" for name in (OURS, STRONGER)
+        if (per_h := results.per_h(condition, name)) is not None
+    ]
+    return f"Load 1 is {base:.1f} jobs per hour, what {BASELINE} sustains; " + ", ".join(others) + "."
+
+
+def _table(results: Results, conditions: list[Condition]) -> Table:
+    rows: list[tuple[str, ...]] = []
+    brief: list[int] = []
+    for condition in conditions:
+        for policy in results.policies():
+            row = _row(results, condition, policy)
+            if row is not None:
+                if policy in _BRIEF:
+                    brief.append(len(rows))
+                rows.append(row)
+    return Table(
+        headings=_HEADINGS, rows=tuple(rows), text_columns=2, dropped_first=_DROPPED_FIRST, brief=tuple(brief)
+    )
+
+
+def _row(results: Results, condition: Condition, policy: str) -> tuple[str, ...] | None:
+    mean = results.mean(condition, policy)
+    if mean is None:
+        return None
+    turned = _dropping(condition)
+    dropped = results.mean(turned, policy)
+    other = policy != OURS
+    done = results.ratio(condition, "completed", OURS, policy) if other else None
+    sooner = results.ratio(condition, "jct_mean_s", OURS, policy) if other else None
+    turned_done = results.ratio(turned, "completed", OURS, policy) if other else None
+    return (
+        f"{condition.load:g}", policy, f"{mean['submitted']:,.0f}", f"{mean['completed']:,.0f}",
+        _value(done), show_duration(mean["jct_mean_s"]), _value(sooner),
+        _times(sooner.mm1 if sooner else None), show_duration(mean["jct_p95_s"]), f"{mean['allocated_fraction']:.0%}",
+        f"{mean['restarts_per_job']:.2f}", f"{mean['stalled_fraction']:.1%}",
+        f"{mean['round_median_ms']:.1f}/{mean['round_p99_ms']:.0f}",
+        f"{dropped['completed']:,.0f}" if dropped else "", _value(turned_done),
+        f"{dropped['dropped_fraction']:.0%}" if dropped else "",
+    )
+
+
+def _value(ratio: Ratio | None) -> str:
+    return _times(ratio.value if ratio else None)
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"
+
+
+def _charts(results: Results, conditions: list[Condition]) -> tuple[Chart, ...]:
+    def chart(title: str, note: str, scale: Scale, name: str, *, drop: bool = False) -> Chart:
+        curves = []
+        for index, policy in enumerate(results.policies()):
+            found = [(c.load, results.mean(_dropping(c) if drop else c, policy)) for c in conditions]
+            points = tuple((load, mean[name]) for load, mean in found if mean is not None)
+            if points:
+                curves.append(Curve(policy, index, points))
+        return Chart(title=title, note=note, scale=scale, curves=tuple(curves))
+
+    return (
+        chart("Mean completion time", "Waiting included; jobs that do not fit wait.", "time", "jct_mean_s"),
+        _ratio_chart(results, conditions),
+        chart("Jobs completed", f"Within the {WINDOW_H} h of arrivals; jobs that do not fit wait.", "count",
+              "completed"),
+        chart("Jobs completed, others turned away", "Jobs that do not fit when they come are turned away.", "count",
+              "completed", drop=True),
+        chart("Jobs turned away", "Share of the jobs that came, where those that do not fit are turned away.",
+              "fraction", "dropped_fraction", drop=True),
+        chart("GPUs held", f"Share of GPU time within the {WINDOW_H} h; jobs that do not fit wait.", "fraction",
+              "allocated_fraction"),
+    )
+
+
+def _ratio_chart(results: Results, conditions: list[Condition]) -> Chart:
+    """How many times sooner; the reference of a line has its colour, dotted."""
+    curves = []
+    policies = results.policies()
+    for theirs in (name for name in (BASELINE, STRONGER) if name in policies):
+        index = policies.index(theirs)
+        ratios = [r for c in conditions if (r := results.ratio(c, "jct_mean_s", OURS, theirs))]
+        measured = tuple((r.condition.load, r.value) for r in ratios)
+        reference = tuple((r.condition.load, r.mm1) for r in ratios if r.mm1 is not None)
+        if measured:
+            curves.append(Curve(f"against {theirs}", index, measured))
+        if reference:
+            curves.append(Curve("M/M/1 of the same capacities", index + COLOURS, reference))
+    return Chart(
+        title="How many times sooner elastic completes", scale="ratio", curves=tuple(curves),
+        note="Mean completion time of the other over that of elastic; the reference ends at the other's capacity.",
+    )
+
+
+def _dropping(condition: Condition) -> Condition:
+    return replace(condition, drop=True)

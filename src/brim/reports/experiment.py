@@ -1,0 +1,229 @@
+"""An experiment over loads, as one HTML page and as text for the terminal: plain data in, nothing computed here.
+
+The page is as self-contained as that of a comparison: no network, escaped names, and a content security policy that
+lets nothing run but the page's own script.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from brim.reports.charts.lines import Curve, Scale, by_load
+from brim.reports.charts.svg import escape
+from brim.reports.files import replacing
+from brim.reports.page import asset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Curves over loads.
+
+    Attributes:
+        title: Heading.
+        note: What is drawn.
+        scale: Of the values.
+        curves: None empty; a chart without curves is left out.
+    """
+
+    title: str
+    note: str
+    scale: Scale
+    curves: tuple[Curve, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Cells as text.
+
+    Attributes:
+        headings: Of the columns.
+        rows: As many cells each.
+        text_columns: How many of the first columns are words, not figures.
+        dropped_first: Headings of columns that a narrow terminal goes without, the least needed first.
+        brief: Rows for the terminal, by number; None for all.
+    """
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    text_columns: int = 1
+    dropped_first: tuple[str, ...] = ()
+    brief: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One group of conditions: its charts, and its table."""
+
+    title: str
+    note: str
+    charts: tuple[Chart, ...]
+    table: Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """Everything a report says.
+
+    Attributes:
+        title: Heading.
+        about: What was run, one line.
+        badges: Short marks; those that begin with "partial" stand out.
+        alarm: What makes the results not to be compared; empty for nothing.
+        findings: Sentences, the most important first.
+        panels: Conditions.
+        terms: Headings of the tables with what they mean.
+        notes: What carries the results, one sentence each.
+        command: Command line that makes this again.
+    """
+
+    title: str
+    about: str
+    badges: tuple[str, ...]
+    alarm: str
+    findings: tuple[str, ...]
+    panels: tuple[Panel, ...]
+    terms: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+    command: str
+
+
+# -- the terminal ------------------------------------------------------------------------------------------------------
+
+
+def terminal(experiment: Experiment) -> RenderableType:
+    """Tables, then what they say, then what carries it."""
+    parts: list[RenderableType] = [Text(experiment.title, style="bold"), Text(experiment.about)]
+    if experiment.alarm:
+        parts.append(Text(f"PARTIAL: {experiment.alarm}", style="bold red"))
+    for panel in experiment.panels:
+        parts += [Text(f"\n{panel.title}", style="bold"), Text(panel.note, style="dim"), _Fitting(panel.table)]
+    parts.append(Text())
+    parts += [Text(f"{term}: {meaning}", style="dim") for term, meaning in experiment.terms]
+    parts.append(Text())
+    parts += [Text(line) for line in experiment.findings]
+    parts.append(Text())
+    parts += [Text(f"- {line}") for line in experiment.notes]
+    return Group(*parts)
+
+
+class _Fitting:
+    """A table without its least needed columns where the terminal is too narrow for all of them."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        left_out: set[str] = set()
+        drawn = _drawn(self.table, left_out)
+        for heading in self.table.dropped_first:
+            if console.measure(drawn, options=options.update(max_width=1_000)).maximum <= options.max_width:
+                break
+            left_out.add(heading)
+            drawn = _drawn(self.table, left_out)
+        yield drawn
+
+
+def _drawn(table: Table, left_out: set[str]) -> RichTable:
+    drawn = RichTable(pad_edge=False, box=None, header_style="bold")
+    kept = [at for at, heading in enumerate(table.headings) if heading not in left_out]
+    for at in kept:
+        drawn.add_column(table.headings[at], justify="left" if at < table.text_columns else "right", no_wrap=True)
+    numbers = range(len(table.rows)) if table.brief is None else table.brief
+    for number in numbers:
+        drawn.add_row(*(Text(table.rows[number][at]) for at in kept))
+    return drawn
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def write_experiment(experiment: Experiment, path: Path) -> None:
+    """Write ``experiment_page`` to a file; replaced as a whole."""
+    with replacing(path) as part:
+        part.write_text(experiment_page(experiment), encoding="utf-8")
+
+
+def experiment_page(experiment: Experiment) -> str:
+    """Lay an experiment out as one HTML page."""
+    script = asset("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    body = [_header(experiment), _findings(experiment), _panels(experiment.panels), _carries(experiment)]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<title>{escape(experiment.title)} - brim</title><style>{asset('page.css')}</style></head><body><main>"
+        + "\n".join(body)
+        + f"</main><script>{script}</script></body></html>\n"
+    )
+
+
+def _header(experiment: Experiment) -> str:
+    badges = "".join(
+        f'<span class="badge{" warn" if badge.startswith("partial") else ""}">{escape(badge)}</span>'
+        for badge in experiment.badges
+    )
+    alarm = f'<p class="alarm" role="alert"><b>Partial.</b> {escape(experiment.alarm)}</p>' if experiment.alarm else ""
+    return (
+        f'<header><h1>{escape(experiment.title)}</h1><p class="soft">{escape(experiment.about)}</p>'
+        f'<div class="badges">{badges}</div>{alarm}</header>'
+    )
+
+
+def _findings(experiment: Experiment) -> str:
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in experiment.findings)
+    return f'<ul class="findings" aria-label="Findings">{items}</ul>'
+
+
+def _panels(panels: Sequence[Panel]) -> str:
+    buttons = "".join(
+        f'<button type="button" value="{at}" aria-pressed="{str(at == 0).lower()}">{escape(panel.title)}</button>'
+        for at, panel in enumerate(panels)
+    )
+    shown = "".join(
+        f"<div data-panel><h2>{escape(panel.title)}</h2>"
+        f'<p class="note">{escape(panel.note)}</p>{_charts(panel.charts)}'
+        f"<section><h2>All figures</h2>{_table(panel.table)}</section></div>"
+        for panel in panels
+    )
+    return f'<div data-panels><div class="tabs" hidden><span class="soft">conditions</span>{buttons}</div>{shown}</div>'
+
+
+def _charts(charts: Sequence[Chart]) -> str:
+    drawn = [
+        f'<section class="chart"><h2>{escape(chart.title)}</h2><p class="note">{escape(chart.note)}</p>'
+        f"{by_load(chart.curves, scale=chart.scale, label=chart.title)}</section>"
+        for chart in charts if chart.curves
+    ]
+    return "".join(f'<div class="pair">{"".join(drawn[at:at + 2])}</div>' for at in range(0, len(drawn), 2))
+
+
+def _table(table: Table) -> str:
+    def row(cells: Sequence[str], tag: str) -> str:
+        parts = []
+        for at, cell in enumerate(cells):
+            kind = ' class="text"' if at < table.text_columns else ""
+            parts.append(f"<{tag}{kind}>{escape(cell)}</{tag}>")
+        return f"<tr>{''.join(parts)}</tr>"
+
+    body = "".join(row(cells, "td") for cells in table.rows)
+    return f'<div class="scroll"><table><thead>{row(table.headings, "th")}</thead><tbody>{body}</tbody></table></div>'
+
+
+def _carries(experiment: Experiment) -> str:
+    words = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in experiment.terms)
+    items = "".join(f"<li>{escape(line)}</li>" for line in experiment.notes)
+    return (
+        f"<section><h2>The columns</h2><dl>{words}</dl></section>"
+        f'<section><h2>What carries these results</h2><ul class="assumptions">{items}</ul></section>'
+        f"<section><h2>Make this page again</h2><pre>{escape(experiment.command)}</pre></section>"
+    )
