@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import random
@@ -19,7 +20,7 @@ from brim.train import reading
 from brim.train.checkpoint import Checkpointer, CheckpointError
 from brim.train.files import RealFiles
 from brim.train.folder import Folder
-from brim.train.manifest import BadError
+from brim.train.manifest import MANIFEST, BadError
 from tests.train.simulated_disk import ROOT, Disk, Op, after_kill, after_power_cut
 
 CUTS = 20_000
@@ -198,10 +199,10 @@ class NoSyncOfFolder(Checkpointer):
         self._folder.fsync = not name.endswith("manifest.json")
         return sums
 
-    def _verify(self, name, step, sums):
+    def _verify(self, name, step, written):
         self._folder.fsync = True
         self._folder.sync()
-        super()._verify(name, step, sums)
+        super()._verify(name, step, written)
 
 
 class NoSyncOfFiles(Checkpointer):
@@ -226,31 +227,26 @@ class ManifestBeforeShards(Checkpointer):
     """Publishes as soon as the manifest is there; the shards follow."""
 
     def _write(self, step, meta):
-        import hashlib
-
-        from brim.train.manifest import MANIFEST, Origin, write_manifest
-
         self._folder.claim()
         aside = self._folder.new_aside()
         self._files.make_folder(self._folder.path(aside))
-        copy = self._copy
-        sums = {shard.file: hashlib.sha256(copy.image(shard)).hexdigest() for shard in copy.shards}
-        origin = Origin(step=step, epoch=self._folder.epoch, job_id="")
-        manifest = write_manifest(origin, copy, list(sums.values()), meta)
-        sums[MANIFEST] = self._write_file(f"{aside}/{MANIFEST}", memoryview(manifest))
+        written = {shard.file: self._copy.image(shard) for shard in self._copy.shards}
+        sums = [hashlib.sha256(image).hexdigest() for image in written.values()]
+        manifest = self._manifest(step, sums, meta)
+        self._write_file(f"{aside}/{MANIFEST}", manifest)
         name = self._folder.publish(aside, step)
-        for shard in copy.shards:
-            self._write_file(f"{name}/{shard.file}", copy.image(shard))
+        for file, image in written.items():
+            self._write_file(f"{name}/{file}", image)
         self._files.sync_folder(self._folder.path(name))
-        self._verify(name, step, sums)
+        self._verify(name, step, written | {MANIFEST: manifest})
         self._delete_older(name)
         return name
 
 
 class DeleteBeforeVerify(Checkpointer):
-    def _verify(self, name, step, sums):
+    def _verify(self, name, step, written):
         self._delete_older(name)
-        super()._verify(name, step, sums)
+        super()._verify(name, step, written)
 
 
 class DeleteBeforePublish(Checkpointer):
@@ -261,7 +257,7 @@ class DeleteBeforePublish(Checkpointer):
 
 
 class NoVerify(Checkpointer):
-    def _verify(self, name, step, sums):
+    def _verify(self, name, step, written):
         pass
 
 

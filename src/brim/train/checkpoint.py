@@ -39,7 +39,7 @@ from brim.train.folder import (
     words,
 )
 from brim.train.manifest import MANIFEST, BadError, Origin, checked_json, write_manifest
-from brim.train.reading import Expected, MismatchError, Restored, file_sum, read_newest
+from brim.train.reading import Expected, MismatchError, Restored, holds, read_newest
 from brim.train.shards import SHARD_BYTES, HostCopy, Spec, spec_of
 from brim.train.states import flatten_state, unflatten_state
 
@@ -266,26 +266,29 @@ class Checkpointer:
         self._folder.check_space(self._copy.bytes + len(meta) + SPARE_BYTES, step=step)
         aside = self._folder.new_aside()
         try:
-            sums = self._write_aside(aside, step, meta)
+            written = self._write_aside(aside, step, meta)
             name = self._folder.publish(aside, step)
         except Exception:
             self._folder.discard(aside)
             raise
-        self._verify(name, step, sums)
+        self._verify(name, step, written)
         self._delete_older(name)
         return name
 
-    def _write_aside(self, aside: str, step: int, meta: str) -> dict[str, str]:
-        """Write all files of a checkpoint; their SHA-256 by name."""
+    def _write_aside(self, aside: str, step: int, meta: str) -> dict[str, memoryview]:
+        """Write all files of a checkpoint; their bytes by name."""
         self._files.make_folder(self._folder.path(aside))
-        copy = self._copy
-        sums = {shard.file: self._write_file(f"{aside}/{shard.file}", copy.image(shard)) for shard in copy.shards}
-        origin = Origin(step=step, epoch=self._folder.epoch, job_id=self._folder.job_id)
-        manifest = memoryview(write_manifest(origin, copy, list(sums.values()), meta))
-        sums[MANIFEST] = self._write_file(f"{aside}/{MANIFEST}", manifest)
+        written = {shard.file: self._copy.image(shard) for shard in self._copy.shards}
+        sums = [self._write_file(f"{aside}/{file}", image) for file, image in written.items()]
+        written[MANIFEST] = self._manifest(step, sums, meta)
+        self._write_file(f"{aside}/{MANIFEST}", written[MANIFEST])
         if self._folder.fsync:
             self._files.sync_folder(self._folder.path(aside))
-        return sums
+        return written
+
+    def _manifest(self, step: int, sums: list[str], meta: str) -> memoryview:
+        origin = Origin(step=step, epoch=self._folder.epoch, job_id=self._folder.job_id)
+        return memoryview(write_manifest(origin, self._copy, sums, meta))
 
     def _write_file(self, name: str, data: memoryview) -> str:
         """Write and sync one file; its SHA-256."""
@@ -302,12 +305,12 @@ class Checkpointer:
             self._files.close(handle)
         return sums.hexdigest()
 
-    def _verify(self, name: str, step: int, sums: Mapping[str, str]) -> None:
+    def _verify(self, name: str, step: int, written: Mapping[str, memoryview]) -> None:
         """Read back what was published; a bad one is set aside, and those before it stay."""
         try:
-            for file, sha256 in sums.items():
-                if file_sum(self._files, self._folder.path(f"{name}/{file}"), chunk_bytes=self._chunk_bytes) != sha256:
-                    raise BadError(f"{file} was read back with another SHA-256 than it was written with")
+            for file, image in written.items():
+                if not holds(self._files, self._folder.path(f"{name}/{file}"), image, chunk_bytes=self._chunk_bytes):
+                    raise BadError(f"{file} was read back with other bytes than it was written with")
         except (BadError, OSError) as error:
             if isinstance(error, OSError) and not is_damage(error):
                 raise

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -213,17 +214,23 @@ class HostCopy:
             self._places |= {name: _raw(place(self._memory, at, stored[name])) for name, at in shard.offsets.items()}
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy all tensors; they may change as soon as this returns."""
+        """Copy all tensors; they may change as soon as this returns.
+
+        Tensors in host memory are copied by this thread alone. Torch would divide each among its threads and wait for
+        all of them; beside loaders and other ranks that took ten times as long (0.85 against 0.03 s for 100 MB).
+        """
         self.reserve(tensors)
         devices = set()
-        with torch.no_grad():
-            for name, into in self._places.items():
-                source = tensors[name].detach().resolve_conj().resolve_neg()
-                into.copy_(_raw(source), non_blocking=True)
-                if source.is_cuda:
-                    devices.add(source.device)
+        for name, into in self._places.items():
+            source = _raw(tensors[name].detach().resolve_conj().resolve_neg())
+            if source.device.type == "cpu":
+                np.copyto(into.numpy(), source.numpy())
+            else:
+                into.copy_(source, non_blocking=source.is_cuda)
+                devices.add(source.device)
         for device in devices:
-            torch.cuda.current_stream(device).synchronize()
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
 
     def release(self) -> None:
         """Give the memory back."""
