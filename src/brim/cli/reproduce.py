@@ -80,7 +80,7 @@ def _capacities(parts: tuple[Part, ...]) -> list[Sustained]:
     from brim.sim.reproduce.elastic import backlog, policy_for, sustained
     from brim.sim.reproduce.grid import backlogs
 
-    wanted = list(backlogs(parts))
+    wanted = backlogs(parts)
     drawn = {(condition, per_gpu): backlog(condition, per_gpu) for condition, _, per_gpu in wanted}
     tasks = [
         Task(

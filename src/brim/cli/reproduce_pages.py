@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
 from brim.reports.charts.lines import Curve, Scale
 from brim.reports.charts.svg import COLOURS
 from brim.reports.experiment import Chart, Experiment, Panel, Table
@@ -20,6 +22,9 @@ _HEADINGS: Final = (
     "round ms", "drop: done", "drop: done x", "dropped",
 )
 _DROPPED_FIRST: Final = ("jobs", "held", "round ms", "stalled", "restarts", "p95", "drop: done", "drop: done x", "done")
+_REFERENCE_POINTS: Final = 400
+_REFERENCE_MAX: Final = 20.0
+"""Where the curve of the reference ends: it has no bound."""
 _TERMS: Final = (
     ("load", "arrival rate over what elastic-fixed sustains of these jobs on this cluster"),
     ("done", f"jobs completed within the {WINDOW_H} h of arrivals; a job that does not fit waits"),
@@ -149,11 +154,13 @@ def _ratio_chart(results: Results, conditions: list[Condition]) -> Chart:
         index = policies.index(theirs)
         ratios = [r for c in conditions if (r := results.ratio(c, "jct_mean_s", OURS, theirs))]
         measured = tuple((r.condition.load, r.value) for r in ratios)
-        reference = tuple((r.condition.load, r.mm1) for r in ratios if r.mm1 is not None)
+        loads = np.linspace(conditions[0].load, conditions[-1].load, _REFERENCE_POINTS).tolist()
+        at = [(load, results.mm1(replace(conditions[0], load=load), OURS, theirs)) for load in loads]
+        reference = tuple((load, ratio) for load, ratio in at if ratio is not None and ratio <= _REFERENCE_MAX)
         if measured:
             curves.append(Curve(f"against {theirs}", index, measured))
         if reference:
-            curves.append(Curve("M/M/1 of the same capacities", index + COLOURS, reference))
+            curves.append(Curve(f"M/M/1 against {theirs}", index + COLOURS, reference))
     return Chart(
         title="How many times sooner elastic completes", scale="ratio", curves=tuple(curves),
         note="Mean completion time of the other over that of elastic; the reference ends at the other's capacity.",

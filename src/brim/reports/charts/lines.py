@@ -38,6 +38,8 @@ _POINTS: Final = 240
 """Points per line; the plot is 424 units wide."""
 _LABEL_GAP: Final = 36
 """Least distance of two labels of loads, in units."""
+_SPOKEN: Final = 20
+"""Curves of more points are formulas: their loads are not marked, their values not listed."""
 _STRIP: Final = 52
 _FULL: Final = 30
 
@@ -149,7 +151,7 @@ def by_load(curves: Sequence[Curve], *, scale: Scale, label: str) -> str:
         scale: Of the values.
         label: Description.
     """
-    loads = sorted({load for curve in curves for load, _ in curve.points})
+    loads = sorted({load for curve in curves if len(curve.points) <= _SPOKEN for load, _ in curve.points})
     values = np.array([value for curve in curves for _, value in curve.points])
     low, span = loads[0], max(loads[-1] - loads[0], 1e-9)
     place, ticks = _scaled(values, scale)
@@ -157,8 +159,10 @@ def by_load(curves: Sequence[Curve], *, scale: Scale, label: str) -> str:
     body = [x_axis(at_loads, _HEIGHT), y_axis(ticks, _HEIGHT)]
     for curve in curves:
         at_x, value = np.array(curve.points).T
-        title = f"{curve.name}: " + ", ".join(f"{_shown(v, scale)} at {load:g}x" for load, v in curve.points)
-        body.append(_line(curve.index, polyline((at_x - low) / span, place(value), _HEIGHT), title))
+        shown = curve.points if len(curve.points) <= _SPOKEN else ()
+        title = ", ".join([curve.name, *(f"{_shown(v, scale)} at {load:g}x" for load, v in shown)])
+        path = polyline((at_x - low) / span, place(value), _HEIGHT)
+        body.append(_line(curve.index, path if len(value) > 1 else f"{path}h1", title))
     return legend(Key(curve.index, curve.name) for curve in curves) + frame(_HEIGHT, label=label, body=body)
 
 
