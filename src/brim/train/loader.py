@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory as page_locked
 
 from brim.errors import ConfigError
@@ -24,7 +24,7 @@ from brim.train.loader_ahead import Ahead, Orders
 from brim.train.loader_climb import Climb
 from brim.train.loader_pool import LoaderError, Pool, Task
 from brim.train.loader_process import SLOTS
-from brim.train.loader_work import Collate, Recipe, Streams, count, undisturbed
+from brim.train.loader_work import Collate, Recipe, Samples, Streams, count, undisturbed
 from brim.train.sampler import LastBatch, Sampler, Span
 
 WORKERS_PER_CORE = 4
@@ -69,8 +69,8 @@ class Loader:
         shuffle: A new order in every epoch; by default for map-style datasets, never for iterable ones.
         last: What becomes of the rest of an epoch smaller than a global batch: "keep" or "drop".
         length: Samples in an epoch of an iterable dataset without ``__len__``; "count" runs through it once.
-        sample_rng: Seed Python, numpy and torch before every sample. Without it, a few microseconds less per sample
-            and augmentation that depends on who loads.
+        sample_rng: Seed Python, numpy and torch for every sample: 20 us for datasets that draw random numbers. Without
+            it augmentation depends on who loads.
         timeout_s: Longest time ``fetch`` waits for a process that is alive.
 
     Attributes:
@@ -94,7 +94,7 @@ class Loader:
         sample_rng: bool = True,
         timeout_s: float | None = None,
     ) -> None:
-        stream = not hasattr(dataset, "__getitem__")
+        stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
         if stream and shuffle:
             raise ConfigError("shuffle=True with an iterable dataset: it comes in its own order; shuffle inside it")
         total = length_of(dataset, stream=stream, length=length, seed=seed)
@@ -103,7 +103,7 @@ class Loader:
             shuffle=not stream if shuffle is None else shuffle, last=last,
         )
         self._recipe = Recipe(dataset, total, seed, stream, collate or default_collate, sample_rng)
-        self._streams = Streams(self._recipe)
+        self._streams, self._maps = Streams(self._recipe), Samples(self._recipe)
         self._orders = Orders(self._sampler, stream=stream)
         self._pinner = ThreadPoolExecutor(1, "brim-pin") if pin_memory and torch.cuda.is_available() else None
         self._timeout_s = timeout_s
@@ -201,6 +201,11 @@ class Loader:
         self._sampler.set_global_batch(global_batch)
         self._restart(self.epoch, self.step, self._assigned.start)
 
+    def set_logical_workers(self, logical_workers: int) -> None:
+        """Cut steps into another number of shares, for a job whose result may depend on it; ``assign`` follows."""
+        self._sampler.set_logical_workers(logical_workers)
+        self._assigned = range(logical_workers)
+
     def set_workers(self, workers: int | Literal["auto"]) -> None:
         """Change the number of loading processes; a number ends the search of "auto"."""
         if workers == "auto":
@@ -291,7 +296,7 @@ class Loader:
         with undisturbed():
             if self._recipe.stream:
                 return self._streams.load(span.epoch, span.start, span.stop)
-            return self._recipe.map_style(span.epoch, self._orders.ids(span))
+            return self._maps.load(span.epoch, self._orders.ids(span))
 
     def _count(self, span: Span, wait_s: float, now_s: float) -> None:
         self.wait_s += wait_s

@@ -12,7 +12,7 @@ from statistics import median
 TRIED = (1, 0, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Numbers in the order they are tried. Supply is concave in them, so between neighbours little is lost."""
 
-WINDOW_S, WINDOW_FETCHES = 0.3, 12
+WINDOW_S, WINDOW_FETCHES = 0.4, 12
 """A number is measured for at least so long and so many micro-batches; ours."""
 
 NO_WAIT = 0.01
@@ -21,13 +21,13 @@ NO_WAIT = 0.01
 GAIN = 1.03
 """What a greater number has to gain to be better, above the noise of one window; ours."""
 
-CLOSE = 0.90
+CLOSE = 0.80
 """Numbers with this share of the best rate are measured again."""
 
-ROUNDS = 2
+ROUNDS = 3
 """Times the best few are measured again."""
 
-FEW = 3
+FEW = 4
 """How many they are at most."""
 
 SAME = 0.98

@@ -27,6 +27,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -34,7 +35,7 @@ import torch
 from numpy.typing import NDArray
 
 from brim.train.loader_pack import write
-from brim.train.loader_work import Recipe, Streams
+from brim.train.loader_work import Recipe, Samples, Streams
 
 TASK = struct.Struct("<qqqq")     # id, epoch, start, stop
 ANSWER = struct.Struct("<bqqqd")  # kind, task, slot (or wait status), bytes, seconds
@@ -173,7 +174,7 @@ def fork_worker(shared: Shared, slot: int) -> int:
 
 def work(shared: Shared, slot: int) -> None:
     """Take tasks and answer them until told to stop."""
-    streams = Streams(shared.recipe)
+    streams, maps = Streams(shared.recipe), Samples(shared.recipe)
     while True:
         message, handles, _, _ = socket.recv_fds(shared.tasks, TASK.size, 1)
         if not message:
@@ -187,22 +188,21 @@ def work(shared: Shared, slot: int) -> None:
         shared.board[slot] = task
         began, kind, size = time.monotonic(), SKIPPED, 0
         if wanted:
-            kind, size = answer(shared, streams, handles[0], epoch, start, stop)
+            if shared.recipe.stream:
+                load = partial(streams.load, epoch, start, stop)
+            else:
+                load = partial(maps.load, epoch, shared.orders[epoch % 2, start:stop].tolist())
+            kind, size = answer(load, handles[0])
         for handle in handles:
             os.close(handle)
         shared.answers.send(ANSWER.pack(kind, task, slot, size, time.monotonic() - began))
         shared.board[slot] = 0
 
 
-def answer(shared: Shared, streams: Streams, handle: int, epoch: int, start: int, stop: int) -> tuple[int, int]:
-    """Load a span into the file; an exception goes there in its place."""
-    recipe = shared.recipe
+def answer(load: Callable[[], Any], handle: int) -> tuple[int, int]:
+    """Load a batch into the file; an exception goes there in its place."""
     try:
-        if recipe.stream:
-            batch = streams.load(epoch, start, stop)
-        else:
-            batch = recipe.map_style(epoch, shared.orders[epoch % 2, start:stop].tolist())
-        return LOADED, write(handle, batch)
+        return LOADED, write(handle, load())
     except BaseException as error:  # whatever the dataset raises belongs to whoever fetches
         text = traceback.format_exc()
         with suppress(Exception):
