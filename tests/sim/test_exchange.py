@@ -50,6 +50,26 @@ def test_what_was_never_seen_is_expected_to_take_what_the_cluster_takes(gpus, no
     assert step_s(untold, nodes, gpus, 16) == pytest.approx(computing_s, rel=0.02)
 
 
+def test_a_model_of_the_library_is_known_before_it_runs_and_corrected_when_it_does():
+    state = ClusterState(CLUSTER, ("ann",))
+    spec = JobSpec(id=0, user=0, submit_ms=0, gpus=1, gpus_max=16, batch=8, batch_min=4, batch_max=64,
+                   local_batch_min=1, local_batch_max=16, profile=3)
+    state.apply(Event(0, Kind.SUBMITTED, 0, spec=spec))
+    prior = np.array([0.2, 0.01, 0.1, 0.02, 0.3, 0.05, 2.0])
+    speeds = SeenSpeeds(library={3: prior})
+    told = speeds.of_models(state.freeze(1))
+    assert told.known.all()
+    np.testing.assert_array_equal(told.parameters[0], prior)
+    assert not speeds.of_jobs(state.freeze(1)).known.any()
+    state.apply(Event(2, Kind.START, 0, gpus=((0, 0),), batch=8))
+    state.apply(Event(3, Kind.STARTED, 0))
+    seen = tuple(Sample(1, 1, size, 2 * (0.2 + 0.01 * size), 0.0) for size in (2, 4, 8, 16))
+    state.apply(Event(3, Kind.REPORTED, 0, report=Report(samples_done=0.0, samples_per_s=40.0, seen=seen)))
+    corrected = speeds.of_models(state.freeze(4)).parameters[0]
+    assert step_s(corrected, 1, 1, 8) == pytest.approx(2 * step_s(prior, 1, 1, 8), rel=0.05)
+    np.testing.assert_allclose(corrected[2:6], prior[2:6])
+
+
 def test_a_job_that_does_not_say_its_bytes_is_believed_without_the_table():
     table = measure_exchange(LINKS, num_nodes=4, gpus_per_node=4)
     speeds, snapshot = SeenSpeeds(), one_gpu_snapshot(-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from brim.beliefs.analyser import ExchangeTimes
-from brim.beliefs.throughput import ALPHA_R, GAMMA_TYPICAL, PARAMETERS, Fit, Observations, fit
-from brim.core.arrays import BoolArray, FloatArray, IntArray
+from brim.beliefs.throughput import ALPHA_N, ALPHA_R, GAMMA, GAMMA_TYPICAL, PARAMETERS, Fit, Observations, fit
+from brim.core.arrays import BoolArray, FloatArray, IntArray, frozen
 from brim.core.snapshot import Snapshot
 
 _FITS_KEPT: Final = 20_000
@@ -40,9 +40,11 @@ class SeenSpeeds:
     """Fits step times to reports. Pure: what it remembers saves time, and tells the report what failed.
 
     Attributes:
+        library: Parameters (P,) of models known beforehand, by profile code; read by ``of_models``.
         failures: Per job id whose step times could not be fitted: why, in words.
     """
 
+    library: Mapping[int, FloatArray] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
     _fits: dict[bytes, Fit] = field(default_factory=dict, repr=False, compare=False)
 
@@ -51,26 +53,27 @@ class SeenSpeeds:
         seen, size = snapshot.seen, len(snapshot.jobs)
         alive = int(np.count_nonzero(seen.job >= 0))
         first = np.searchsorted(seen.job[:alive], np.arange(size + 1))
-        return self._speeds(snapshot, [slice(first[row], first[row + 1]) for row in range(size)])
+        rows = [slice(first[row], first[row + 1]) for row in range(size)]
+        return self._speeds(snapshot, rows, [None] * size)
 
     def of_models(self, snapshot: Snapshot, exchange: ExchangeTimes | None = None) -> Speeds:
         """What all jobs told of the model that each job trains, those that are over included.
 
-        With ``exchange``, exchanges not seen yet are expected to take what the cluster takes for as many bytes.
+        What was not seen yet is expected to be as in the library, where the model is in it; else, with ``exchange``,
+        exchanges are expected to take what the cluster takes for as many bytes.
         """
         seen, jobs = snapshot.seen, snapshot.jobs
-        rows: dict[int, IntArray] = {
+        of_model: dict[int, IntArray] = {
             profile: np.flatnonzero(seen.profile == profile) for profile in np.unique(jobs.profile).tolist()
         }
-        own = np.arange(len(jobs))
-        return self._speeds(snapshot, [
-            rows[profile] if profile >= 0 else np.flatnonzero(seen.job == row)
-            for row, profile in zip(own.tolist(), jobs.profile.tolist(), strict=True)
-        ], None if exchange is None else [_exchanging(exchange, size) for size in jobs.gradient_bytes.tolist()])
+        rows, priors = [], []
+        for row, (profile, size) in enumerate(zip(jobs.profile.tolist(), jobs.gradient_bytes.tolist(), strict=True)):
+            rows.append(of_model[profile] if profile >= 0 else np.flatnonzero(seen.job == row))
+            priors.append(self.library[profile] if profile in self.library else _exchanging(exchange, size))
+        return self._speeds(snapshot, rows, priors)
 
     def _speeds(
-        self, snapshot: Snapshot, rows: Sequence[slice | IntArray],
-        exchanges: Sequence[tuple[float, ...] | None] | None = None,
+        self, snapshot: Snapshot, rows: Sequence[slice | IntArray], priors: Sequence[FloatArray | None]
     ) -> Speeds:
         seen, size = snapshot.seen, len(snapshot.jobs)
         parameters = np.full((size, len(PARAMETERS)), np.nan)
@@ -78,11 +81,13 @@ class SeenSpeeds:
         gpus_seen = np.zeros(size, dtype=np.int64)
         columns = (seen.nodes, seen.gpus, seen.local_batch, seen.step_s, seen.sync_s)
         block: FloatArray = np.stack(columns, axis=1, dtype=np.float64)
-        for row, where in enumerate(rows):
+        for row, (where, prior) in enumerate(zip(rows, priors, strict=True)):
             part = block[where]
             if not len(part):
+                if prior is not None and np.isfinite(prior).all():
+                    parameters[row], known[row] = prior, True
                 continue
-            fitted = self._fit(part, exchanges[row] if exchanges else None)
+            fitted = self._fit(part, prior)
             gpus_seen[row] = part[:, 1].max()
             if fitted.ok:
                 parameters[row], known[row] = fitted.parameters, True
@@ -91,8 +96,8 @@ class SeenSpeeds:
                 self.failures[int(snapshot.jobs.id[row])] = f"{fitted.status}, residual {fitted.residual:.3g}"
         return Speeds(parameters=parameters, known=known, failed=failed, gpus_seen=gpus_seen)
 
-    def _fit(self, part: FloatArray, exchanging: tuple[float, ...] | None) -> Fit:
-        key = part.tobytes() + repr(exchanging).encode()
+    def _fit(self, part: FloatArray, prior: FloatArray | None) -> Fit:
+        key = part.tobytes() + (b"" if prior is None else prior.tobytes())
         found = self._fits.get(key)
         if found is None:
             if len(self._fits) >= _FITS_KEPT:
@@ -101,22 +106,21 @@ class SeenSpeeds:
                 nodes=part[:, 0].astype(np.int64), gpus=part[:, 1].astype(np.int64), local_batch=part[:, 2],
                 step_s=part[:, 3], sync_s=part[:, 4],
             )
-            found = fit(observations)
-            if exchanging is not None and found.ok:
-                computing = found.parameters[:ALPHA_R].tolist()
-                found = fit(observations, np.array([*computing, *exchanging, GAMMA_TYPICAL]))
-            self._fits[key] = found
+            if prior is not None and not np.isfinite(prior).all():  # computing is known from the job alone
+                prior = np.where(np.isfinite(prior), prior, fit(observations).parameters)
+            found = self._fits[key] = fit(observations, prior)
         return found
 
 
 @lru_cache(maxsize=1024)
-def _exchanging(exchange: ExchangeTimes, num_bytes: int) -> tuple[float, ...] | None:
-    """Parameters of the exchange, inside a node and across, that the cluster's table gives for so many bytes."""
-    if num_bytes < 0:
+def _exchanging(exchange: ExchangeTimes | None, num_bytes: int) -> FloatArray | None:
+    """Parameters of the exchange that the cluster's table gives for so many bytes; NaN for computing (P,)."""
+    if exchange is None or num_bytes < 0:
         return None
-    found: list[float] = []
-    for most, nodes in ((exchange.gpus_per_node, 1), (int(exchange.gpus_K[-1]), 2)):
+    found = np.full(len(PARAMETERS), np.nan)
+    found[GAMMA] = GAMMA_TYPICAL
+    for alpha, most, nodes in ((ALPHA_R, exchange.gpus_per_node, 1), (ALPHA_N, int(exchange.gpus_K[-1]), 2)):
         two = exchange.all_reduce_s(num_bytes, 2, nodes)
         all_of_them = exchange.all_reduce_s(num_bytes, most, -(-most // exchange.gpus_per_node))
-        found += (two, max(all_of_them - two, 0.0) / np.log2(most - 1) if most > 2 else 0.0)
-    return tuple(found)
+        found[alpha : alpha + 2] = two, max(all_of_them - two, 0.0) / np.log2(most - 1) if most > 2 else 0.0
+    return frozen(found)

@@ -56,6 +56,9 @@ _Overheads = Annotated[str, typer.Option("--overheads", metavar="xF", help="Scal
 _Estimates = Annotated[
     str, typer.Option("--estimates", help="What policies believe of run times: limits (the user's) or history.")
 ]
+_Library = Annotated[
+    str, typer.Option("--library", help="Models known beforehand to policies that ask: pollux, gavel or mlperf.")
+]
 _NodeMtbf = Annotated[str, typer.Option("--node-mtbf", help="Mean time between failures of a node, such as 30d.")]
 _JobMtbf = Annotated[str, typer.Option("--job-mtbf", help="Mean running time between a job's own failures.")]
 _Drain = Annotated[
@@ -83,6 +86,7 @@ def run(
     elastic_share: _ElasticShare = None,
     overheads: _Overheads = "x1",
     estimates: _Estimates = "limits",
+    library: _Library = "",
     node_mtbf: _NodeMtbf = "",
     job_mtbf: _JobMtbf = "",
     drain: _Drain = None,
@@ -98,7 +102,8 @@ def run(
         raise ConfigError(f"--load: found {load!r}, expected one number; `brim sim compare` takes several")
     _replay_and_report(
         trace, cluster, [policy], format, limit, from_date, loads, [seed], _choice(truth, profiles, elastic_share),
-        overheads, estimates, node_mtbf, job_mtbf, drain, drop_too_large, html, jobs, output_of(output, as_json),
+        overheads, estimates, library, node_mtbf, job_mtbf, drain, drop_too_large, html, jobs,
+        output_of(output, as_json),
     )
 
 
@@ -119,6 +124,7 @@ def compare(
     elastic_share: _ElasticShare = None,
     overheads: _Overheads = "x1",
     estimates: _Estimates = "limits",
+    library: _Library = "",
     node_mtbf: _NodeMtbf = "",
     job_mtbf: _JobMtbf = "",
     drain: _Drain = None,
@@ -132,13 +138,14 @@ def compare(
     _replay_and_report(
         trace, cluster, [name.strip() for name in policies.split(",")], format, limit, from_date,
         numbers(load, "--load"), list(range(seeds)), _choice(truth, profiles, elastic_share), overheads, estimates,
-        node_mtbf, job_mtbf, drain, drop_too_large, html, jobs, output_of(output, as_json),
+        library, node_mtbf, job_mtbf, drain, drop_too_large, html, jobs, output_of(output, as_json),
     )
 
 
 def _replay_and_report(
     path: str, cluster_text: str, names: list[str], format: str | None, limit: int | None, from_date: str | None,
-    loads: list[float], seeds: list[int], truth: Choice, overheads: str, estimates: str, node_mtbf: str, job_mtbf: str,
+    loads: list[float], seeds: list[int], truth: Choice, overheads: str, estimates: str, library: str,
+    node_mtbf: str, job_mtbf: str,
     drain: list[str] | None, drop_too_large: bool, html: Path | None, jobs: Path | None, output: str,
 ) -> None:
     """Check all input before the first replay, then run, then report."""
@@ -158,7 +165,7 @@ def _replay_and_report(
         if other != name:
             raise ConfigError(f"--policies: {other} and {name} are both called {find_policy(name).name!r}; rename one")
     settings = Settings(
-        overheads=truth.overheads().times(factor(overheads, "--overheads")), estimates=estimates,
+        overheads=truth.overheads().times(factor(overheads, "--overheads")), estimates=estimates, library=library,
         faults=_faults(node_mtbf, job_mtbf, drain, cluster),
     )
     check_writable(html, jobs)

@@ -19,10 +19,12 @@ import numpy as np
 
 from brim.beliefs.analyser import Analysis, analyse, measure_exchange
 from brim.beliefs.beliefs import Beliefs
+from brim.beliefs.library import load
 from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserHistory, UserLimits
+from brim.beliefs.speeds import SeenSpeeds
 from brim.beliefs.work import TrueWork
 from brim.core.actions import Preempt, Reject, Resize, Start, Tune
-from brim.core.arrays import IntArray, frozen
+from brim.core.arrays import FloatArray, IntArray, frozen
 from brim.core.checks import check_snapshot
 from brim.core.cluster import Cluster
 from brim.core.events import Event, Kind, Sample
@@ -62,6 +64,8 @@ class Settings:
         overheads: What changes cost.
         faults: What breaks.
         estimates: What policies believe of run times: ``limits`` or ``history``. Oracle policies get the truth.
+        library: Profile library of which policies know the models beforehand, by the names the trace gives them; empty
+            for none. Read by policies that ask what is known of a model.
         gap_ms: Shortest time between two rounds.
         seed: Of faults.
         load: Arrival rate relative to the trace; for the record, the trace is scaled already.
@@ -71,6 +75,7 @@ class Settings:
     overheads: Overheads = field(default_factory=Overheads)
     faults: Faults = field(default_factory=Faults)
     estimates: str = "limits"
+    library: str = ""
     gap_ms: int = DEFAULT_GAP_MS
     seed: int = 0
     load: float = 1.0
@@ -107,7 +112,13 @@ def replay(
             trace, cluster, policy, truth.run_ms, believed, settings.overheads, settings.gap_ms, on_progress
         )
     else:
-        beliefs = _beliefs(policy, cluster, truth, believed)
+        library = _library(settings.library, trace)
+        beliefs = _beliefs(policy, cluster, truth, believed, library)
+        if settings.library:
+            notes += (
+                f"Step times of {', '.join(trace.profiles[code] for code in library) or 'no model'} are known "
+                f"beforehand to policies that ask for models (profile library {settings.library}).",
+            )
         if beliefs.exchange is not None:
             notes += (
                 "Before its first job the cluster is closed for "
@@ -126,9 +137,19 @@ def replay(
     )
 
 
-def _beliefs(policy: Policy, cluster: Cluster, truth: Truth, run_times: RunTimes) -> Beliefs:
+def _library(name: str, trace: Trace) -> dict[int, FloatArray]:
+    """Parameters of the trace's models that are in a profile library, by profile code."""
+    if not name:
+        return {}
+    known = load(name).steps
+    return {code: known[model].parameters for code, model in enumerate(trace.profiles) if model in known}
+
+
+def _beliefs(
+    policy: Policy, cluster: Cluster, truth: Truth, run_times: RunTimes, library: dict[int, FloatArray]
+) -> Beliefs:
     """What a policy may believe at the start: what is learnt of jobs comes with their reports."""
-    beliefs = Beliefs(run_times=run_times)
+    beliefs = Beliefs(run_times=run_times, speeds=SeenSpeeds(library=library))
     if policy.oracle:
         beliefs = replace(beliefs, work=TrueWork(truth.total_samples()))
     if policy.asks_exchange and isinstance(truth, Wired) and cluster.num_gpus > 1:
