@@ -80,7 +80,7 @@ def test_a_job_that_does_not_say_its_bytes_is_believed_without_the_table():
 
 def test_nobody_starts_while_the_cluster_is_measured_and_the_report_says_so():
     condition = Condition(gpus=16, category="communication", arrivals="poisson", load=1.0, drop=False)
-    trace, jobs = backlog(condition)
+    trace, jobs = backlog(condition, 1)
     trace = trace.take(np.arange(4))
     truth = jobs.build(*_first(trace, jobs, 4))
     table = measure_exchange(LINKS, num_nodes=4, gpus_per_node=4)
