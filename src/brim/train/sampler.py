@@ -138,6 +138,12 @@ class Sampler:
         self.global_batch = global_batch
         self._roll()
 
+    def set_logical_workers(self, logical_workers: int) -> None:
+        """Cut steps into another number of shares, which need not divide the batch: they then differ by one."""
+        if logical_workers < 1:
+            raise ConfigError(f"logical_workers={logical_workers}: expected at least 1")
+        self.logical_workers = logical_workers
+
     def ledger(self) -> dict[str, Any]:
         """Return what was consumed along this lineage, as plain JSON; see :func:`verify`."""
         return {

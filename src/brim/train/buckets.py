@@ -1,0 +1,456 @@
+"""Gradients on their way from backward to the optimizer: gathered in buckets, folded into the tree, summed over ranks.
+
+A hook on every parameter counts; when the last gradient of a bucket is there, the bucket takes the leaf of this
+micro-batch, and in the last micro-batch of a step its sum goes around while backward goes on with earlier layers.
+Buckets go around in a fixed order, the last layers first.
+
+The last bucket ends in the tail: a few numbers that every rank needs at the end of the step (see `session`).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from brim.errors import UserError
+from brim.train import reduce
+from brim.train.group import Group
+from brim.train.reduce import Counter, Pending, chunks, halves
+
+BUCKET_BYTES = 25 << 20
+"""Size of a bucket, that of DistributedDataParallel."""
+
+FIRST_BUCKET_BYTES = 1 << 20
+"""Size of the first bucket to go around, small so that it begins early; that of DistributedDataParallel."""
+
+ALIGN_BYTES = 64
+"""Parameters begin at a cache line inside a bucket: kernels then see them as they see tensors of their own."""
+
+PAD_ELEMENTS = 1024
+"""Buckets are a multiple of this long, so that they can be cut into equal chunks for up to as many ranks."""
+
+TAIL_DTYPE = torch.float32
+
+_cuda: Any = torch.cuda
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class UnusedParameterError(UserError):
+    """A parameter got no gradient, and nobody said that this is meant."""
+
+
+class Summer(Protocol):
+    """Sums a vector over all ranks in place."""
+
+    def begin(self, vector: Tensor) -> Pending:
+        """Start; in the order of calls, which is the same on every rank."""
+
+    def close(self) -> None:
+        """End; what is under way fails or has failed."""
+
+
+class Alone:
+    """One rank: the sum is there."""
+
+    def begin(self, vector: Tensor) -> Pending:
+        """Nothing to do."""
+        return _Ready()
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class _Ready:
+    def wait(self) -> None:
+        return
+
+
+class Framework:
+    """The framework's own all-reduce: any number of ranks, its own order of additions."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def begin(self, vector: Tensor) -> Pending:
+        """Start an all-reduce; the back-end runs it."""
+        if vector.is_cuda and not self._group.nccl:
+            return _staged(vector, lambda host: self._group.all_reduce(host).wait())
+        return self._group.all_reduce(vector)
+
+    def close(self) -> None:
+        """The group is closed by who made it."""
+
+
+class _Task:
+    """A sum that a `Tree` thread is to make."""
+
+    def __init__(self, vector: Tensor) -> None:
+        self.vector = vector
+        self.ready = _cuda.Event() if vector.is_cuda else None
+        if self.ready is not None:
+            self.ready.record()
+        self.done = threading.Event()
+        self.error: BaseException | None = None
+
+    def wait(self) -> None:
+        self.done.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class Tree:
+    """The fixed tree over messages between pairs (gloo), made by a thread of its own beside backward."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._spare = torch.empty(0, dtype=torch.uint8)
+        self._thread = threading.Thread(target=self._run, name="brim-sum", daemon=True)
+        self._thread.start()
+
+    def begin(self, vector: Tensor) -> Pending:
+        """Hand over to the thread."""
+        task = _Task(vector)
+        self._tasks.put(task)
+        return task
+
+    def close(self) -> None:
+        """End the thread; the group has been aborted or nothing is under way."""
+        self._tasks.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        broken: BaseException | None = None
+        while (task := self._tasks.get()) is not None:
+            try:
+                if broken is not None:
+                    raise broken
+                self._sum(task)
+            except Exception as error:
+                broken = task.error = error
+            task.done.set()
+            del task
+
+    def _sum(self, task: _Task) -> None:
+        if task.ready is not None:
+            task.ready.synchronize()
+            _through_host(task.vector, self._sum_host)
+        else:
+            self._sum_host(task.vector)
+
+    @torch.no_grad()
+    def _sum_host(self, vector: Tensor) -> None:
+        wanted = min(vector.nbytes, reduce.WINDOW * reduce.PIECE_BYTES)
+        if self._spare.numel() < wanted:
+            self._spare = torch.empty(wanted, dtype=torch.uint8)
+        halves(self._group, vector, self._spare[: wanted - wanted % 8].view(vector.dtype))
+
+
+class TreeOfChunks:
+    """The fixed tree over NCCL: on a stream of its own beside backward."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._stream: Any = _cuda.Stream(device=group.device)
+
+    def begin(self, vector: Tensor) -> Pending:
+        """Queue exchange, additions and exchange behind what the current stream has queued."""
+        self._stream.wait_stream(torch.cuda.current_stream(vector.device))
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            vector.record_stream(self._stream)
+            chunks(self._group, vector, torch.empty_like(vector))
+        return _Queued(self._stream, vector.device)
+
+    def close(self) -> None:
+        """The group is closed by who made it."""
+
+
+@dataclass(frozen=True)
+class _Queued:
+    stream: Any
+    device: torch.device
+
+    def wait(self) -> None:
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+
+def summer(group: Group | None, *, exact: bool) -> Summer:
+    """What sums over the ranks of a group."""
+    if group is None or group.size == 1:
+        return Alone()
+    if not exact:
+        return Framework(group)
+    return TreeOfChunks(group) if group.nccl else Tree(group)
+
+
+def _through_host(vector: Tensor, work: Callable[[Tensor], None]) -> None:
+    host = vector.cpu()
+    work(host)
+    vector.copy_(host)
+
+
+def _staged(vector: Tensor, work: Callable[[Tensor], None]) -> Pending:
+    _through_host(vector, work)
+    return _Ready()
+
+
+@dataclass
+class _Bucket:
+    """Parameters whose gradients travel together."""
+
+    dtype: torch.dtype
+    device: torch.device
+    members: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    length: int = 0
+    counter: Counter = field(default_factory=Counter)
+    missing: int = 0
+    folded: bool = False
+    sum: Tensor | None = None
+    work: Pending | None = None
+
+    @property
+    def bytes(self) -> int:
+        return self.length * self.dtype.itemsize
+
+    def room(self, elements: int) -> int:
+        """Where the next ``elements`` begin."""
+        offset = self.length
+        step = ALIGN_BYTES // self.dtype.itemsize
+        self.length += -(-elements // step) * step
+        return offset
+
+
+class Buckets:
+    """All gradients of a model.
+
+    Args:
+        named: Parameters that get gradients, in the order of the model.
+        tail: Numbers in the tail.
+        unused: What a parameter without gradient in a micro-batch means: "error" or "zeros".
+    """
+
+    def __init__(self, named: Sequence[tuple[str, Tensor]], tail: int, *, unused: str = "error") -> None:
+        self.names = [name for name, _ in named]
+        self.params = [param for _, param in named]
+        self._unused = unused
+        self._check()
+        self._index = {id(param): index for index, param in enumerate(self.params)}
+        self._buckets = _layout(self.params)
+        self._of: dict[int, _Bucket] = {i: bucket for bucket in self._buckets for i in bucket.members}
+        self._tail_size = tail
+        self._tail_at = self._place_tail(tail)
+        self._views: dict[int, list[Tensor]] = {}
+        self._zeros: dict[int, Tensor] = {}
+        self._fired = [False] * len(self.params)
+        self._summer: Summer = Alone()
+        self._launched = 0
+        self._last = self._active = self._plain = False
+        self._norms: Callable[[list[Tensor]], None] | None = None
+        self._plain_tail = torch.empty(0)
+        hooked: list[Any] = self.params
+        self._hooks = [param.register_post_accumulate_grad_hook(self._hook) for param in hooked]
+
+    def _check(self) -> None:
+        for name, param in zip(self.names, self.params, strict=True):
+            if param.dtype not in FLOATS or param.layout != torch.strided:
+                raise UserError(f"parameter {name!r} is {param.dtype}, {param.layout}; expected dense floats")
+
+    def _place_tail(self, size: int) -> int:
+        device = self.params[0].device if self.params else torch.device("cpu")
+        if not self._buckets or self._buckets[-1].dtype != TAIL_DTYPE:
+            self._buckets.append(_Bucket(TAIL_DTYPE, device))
+        at = self._buckets[-1].room(size)
+        for bucket in self._buckets:
+            bucket.length = -(-bucket.length // PAD_ELEMENTS) * PAD_ELEMENTS
+        return at
+
+    @property
+    def bytes(self) -> int:
+        """Of all buckets together."""
+        return sum(bucket.bytes for bucket in self._buckets)
+
+    def use(self, how: Summer) -> None:
+        """Sum by ``how`` from now on; steps under way are dropped."""
+        self._summer.close()
+        self.drop()
+        self._summer = how
+
+    def close(self) -> None:
+        """Leave the parameters alone."""
+        for hook in self._hooks:
+            hook.remove()
+        self._summer.close()
+
+    def drop(self) -> None:
+        """Forget the step under way."""
+        for bucket in self._buckets:
+            bucket.counter.clear()
+            bucket.work = bucket.sum = None
+        self._active = False
+        for param in self.params:
+            param.grad = None
+
+    def begin_micro(self, *, first: bool, last: bool, norms: Callable[[list[Tensor]], None] | None = None) -> None:
+        """Before the backward of a micro-batch.
+
+        Args:
+            first: Whether it is this rank's first of the step.
+            last: Whether it is this rank's last of the step.
+            norms: Is given the gradients of this micro-batch alone, bucket by bucket.
+        """
+        if first:
+            for bucket in self._buckets:
+                bucket.counter.clear()
+        for bucket in self._buckets:
+            bucket.missing, bucket.folded, bucket.work, bucket.sum = len(bucket.members), False, None, None
+        for param in self.params:
+            param.grad = None
+        self._fired = [False] * len(self.params)
+        self._launched, self._last, self._norms, self._active = 0, last, norms, True
+        self._plain = first and last and isinstance(self._summer, Alone)
+
+    def _hook(self, param: Tensor) -> None:
+        if not self._active:
+            return
+        index = self._index[id(param)]
+        if self._fired[index]:
+            raise UserError(
+                f"parameter {self.names[index]!r} got a second gradient in one micro-batch: call run.backward once per "
+                "iteration, with the sum of the losses"
+            )
+        self._fired[index] = True
+        bucket = self._of[index]
+        bucket.missing -= 1
+        if bucket.missing == 0 and not self._plain and bucket is not self._buckets[-1]:
+            self._fold(bucket)
+            self._launch()
+
+    def end_micro(self, tail: Callable[[], Tensor], *, empty: bool = False) -> None:
+        """After the backward of a micro-batch: fold what is left, with the tail's leaf of this micro-batch.
+
+        Args:
+            tail: Gives the leaf.
+            empty: The micro-batch had no sample and no backward.
+        """
+        self._active = False
+        if empty:
+            self._plain = False
+        elif self._unused == "error" and not all(self._fired):
+            raise UnusedParameterError(self._unused_words())
+        if self._plain:
+            self._end_plain(tail)
+            return
+        for bucket in self._buckets[:-1]:
+            if not bucket.folded:
+                self._fold(bucket)
+        self._fold(self._buckets[-1], tail)
+        self._launch()
+
+    def _end_plain(self, tail: Callable[[], Tensor]) -> None:
+        for param in self.params:
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
+        if self._norms is not None:
+            for bucket in self._buckets:
+                self._norms(self._leaf(bucket))
+        self._plain_tail = tail()
+
+    def _unused_words(self) -> str:
+        unused = [name for name, fired in zip(self.names, self._fired, strict=True) if not fired]
+        shown = ", ".join(unused[:8]) + (f" and {len(unused) - 8} more" if len(unused) > 8 else "")
+        return (
+            f"no gradient for {shown}: the loss of this micro-batch does not depend on it. If that is meant, use "
+            "run.prepare(..., unused='zeros'); if it is never trained, parameter.requires_grad_(False) before prepare"
+        )
+
+    def _leaf(self, bucket: _Bucket) -> list[Tensor]:
+        leaf = []
+        for index in bucket.members:
+            grad = self.params[index].grad
+            if grad is None:
+                grad = self._zeros.setdefault(index, torch.zeros_like(self.params[index]))
+            elif grad.layout != torch.strided:
+                raise UserError(f"the gradient of {self.names[index]!r} is sparse, expected a dense one (sparse=False)")
+            leaf.append(grad.detach())
+        return leaf
+
+    def _fold(self, bucket: _Bucket, tail: Callable[[], Tensor] | None = None) -> None:
+        with torch.no_grad():
+            leaf = self._leaf(bucket)
+            if self._norms is not None and leaf:
+                self._norms(leaf)
+            if tail is not None:
+                leaf = [*leaf, tail()]
+            bucket.counter.add(
+                lambda: self._make(bucket),
+                lambda flat: reduce.put_leaf(self._views[id(flat)], leaf),
+                lambda flat: reduce.add_leaf(self._views[id(flat)], leaf),
+            )
+        for index in bucket.members:
+            self.params[index].grad = None
+        bucket.folded = True
+
+    def _make(self, bucket: _Bucket) -> Tensor:
+        flat = torch.zeros(bucket.length, dtype=bucket.dtype, device=bucket.device)
+        views = []
+        for index, at in zip(bucket.members, bucket.offsets, strict=True):
+            param = self.params[index]
+            views.append(torch.as_strided(flat, param.shape, _strides(param), at))
+        if bucket is self._buckets[-1]:
+            views.append(flat[self._tail_at : self._tail_at + self._tail_size])
+        self._views[id(flat)] = views
+        return flat
+
+    def _launch(self) -> None:
+        if not self._last:
+            return
+        while self._launched < len(self._buckets) and self._buckets[self._launched].folded:
+            bucket = self._buckets[self._launched]
+            bucket.sum = bucket.counter.total()
+            bucket.work = self._summer.begin(bucket.sum)
+            self._launched += 1
+
+    def finish(self) -> Tensor:
+        """After the last micro-batch: wait for all sums, set every ``grad``, return the summed tail."""
+        if self._plain:
+            return self._plain_tail
+        for bucket in self._buckets:
+            assert bucket.work is not None
+            bucket.work.wait()
+        for bucket in self._buckets:
+            assert bucket.sum is not None
+            for index, view in zip(bucket.members, self._views[id(bucket.sum)], strict=False):
+                self.params[index].grad = view
+        total = self._buckets[-1].sum
+        assert total is not None
+        return total[self._tail_at : self._tail_at + self._tail_size]
+
+
+def _strides(param: Tensor) -> tuple[int, ...]:
+    """As the parameter lies, where it is dense (channels last, say); else row by row."""
+    return tuple(torch.empty_like(param, device="meta").stride())
+
+
+def _layout(params: Sequence[Tensor]) -> list[_Bucket]:
+    """Buckets in the order in which they go around: the model from its end."""
+    open_buckets: dict[tuple[torch.dtype, torch.device], _Bucket] = {}
+    buckets: list[_Bucket] = []
+    for index in reversed(range(len(params))):
+        param = params[index]
+        key = (param.dtype, param.device)
+        bucket = open_buckets.get(key)
+        limit = FIRST_BUCKET_BYTES if buckets and bucket is buckets[0] else BUCKET_BYTES
+        if bucket is None or (bucket.members and bucket.bytes + param.nbytes > limit):
+            bucket = open_buckets[key] = _Bucket(*key)
+            buckets.append(bucket)
+        bucket.members.append(index)
+        bucket.offsets.append(bucket.room(param.numel()))
+    return buckets

@@ -1,0 +1,194 @@
+"""Everything that is equal on every rank after a committed step, as one nested state."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from brim.errors import ConfigError
+from brim.train.states import flatten_state, unflatten_state
+
+
+class Stateful(Protocol):
+    """An object with a state: a schedule, a gradient scaler, a loader, or one of the user's."""
+
+    def state_dict(self) -> Any:
+        """The state."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Take it."""
+
+
+class State:
+    """What a job carries.
+
+    Attributes:
+        models, optimizers: In the order of ``prepare``.
+        parts: Other objects with a state, by name.
+        numbers: Small values of the session, by name.
+    """
+
+    def __init__(self) -> None:
+        self.models: list[nn.Module] = []
+        self.optimizers: list[Optimizer] = []
+        self.parts: dict[str, Stateful] = {}
+        self.numbers: dict[str, Any] = {}
+
+    def give(self) -> tuple[dict[str, Tensor], Any]:
+        """Named tensors, not copied, and JSON for the rest."""
+        state = {
+            "model": [_model_tensors(model) for model in self.models],
+            "optimizer": [_optimizer_state(optimizer) for optimizer in self.optimizers],
+            "part": {name: part.state_dict() for name, part in self.parts.items()},
+            "numbers": self.numbers,
+        }
+        return flatten_state(state)
+
+    def take(self, tensors: Mapping[str, Tensor], tree: Any) -> None:
+        """Make this state one's own.
+
+        Raises:
+            ConfigError: it is of another job; nothing was changed.
+        """
+        state = unflatten_state(tensors, tree)
+        self._check(state)
+        with torch.no_grad():
+            for model, values in zip(self.models, state["model"], strict=True):
+                for name, tensor in _model_tensors(model).items():
+                    tensor.copy_(values[name])
+        for optimizer, values in zip(self.optimizers, state["optimizer"], strict=True):
+            _load_optimizer(optimizer, values)
+        for name, part in self.parts.items():
+            part.load_state_dict(state["part"][name])
+        self.numbers.clear()
+        self.numbers.update(state["numbers"])
+
+    def _check(self, state: Any) -> None:
+        for kind, ours in (("model", self.models), ("optimizer", self.optimizers)):
+            if len(state[kind]) != len(ours):
+                raise ConfigError(f"the state has {len(state[kind])} {kind}s, this script prepared {len(ours)}")
+        for model, values in zip(self.models, state["model"], strict=True):
+            _check_model(_model_tensors(model), values)
+        for optimizer, values in zip(self.optimizers, state["optimizer"], strict=True):
+            here, there = _sizes(optimizer), [len(group["params"]) for group in values["groups"]]
+            if here != there:
+                raise ConfigError(f"the state's optimizer has parameter groups of {there}, this one of {here}")
+        if missing := sorted(set(self.parts) ^ set(state["part"])):
+            raise ConfigError(f"only one of the state and this script has: {', '.join(missing)}")
+
+    def digest(self) -> str:
+        """SHA-256 over parameters, buffers and optimizer state."""
+        state: dict[str, Any] = {
+            "model": [_model_tensors(model) for model in self.models],
+            "optimizer": [_optimizer_state(optimizer)["state"] for optimizer in self.optimizers],
+        }
+        return hashlib.sha256("".join(f"{n} {h}\n" for n, h in sorted(hashes(state).items())).encode()).hexdigest()
+
+    def hashes(self) -> dict[str, str]:
+        """SHA-256 of every tensor that `digest` covers, to find the first that differs."""
+        return hashes(
+            {
+                "model": [_model_tensors(model) for model in self.models],
+                "optimizer": [_optimizer_state(optimizer)["state"] for optimizer in self.optimizers],
+            }
+        )
+
+
+def hashes(state: Any) -> dict[str, str]:
+    """SHA-256 of every tensor in a nested state, by name; and of the rest."""
+    tensors, tree = flatten_state(state)
+    found = {name: hashlib.sha256(_raw(tensor)).hexdigest() for name, tensor in tensors.items()}
+    return found | {"": hashlib.sha256(repr(tree).encode()).hexdigest()}
+
+
+def _raw(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, those that are not saved by PyTorch included."""
+    return {name: param.detach() for name, param in model.named_parameters()} | {
+        name: buffer.detach() for name, buffer in model.named_buffers()
+    }
+
+
+def _check_model(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+    if missing := sorted(set(ours) ^ set(theirs)):
+        raise ConfigError(f"the state is of another model: only one of the two has {', '.join(missing[:5])}")
+    for name, tensor in ours.items():
+        if tensor.shape != theirs[name].shape or tensor.dtype != theirs[name].dtype:
+            raise ConfigError(
+                f"the state is of another model: {name} is {theirs[name].dtype} {list(theirs[name].shape)} there, "
+                f"{tensor.dtype} {list(tensor.shape)} here"
+            )
+
+
+def _params(optimizer: Optimizer) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _sizes(optimizer: Optimizer) -> list[int]:
+    return [len(group["params"]) for group in optimizer.param_groups]
+
+
+def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
+    """As ``state_dict`` says it, without what hooks add."""
+    index = {id(param): number for number, param in enumerate(_params(optimizer))}
+    return {
+        "state": {index[id(param)]: dict(values) for param, values in optimizer.state.items() if id(param) in index},
+        "groups": [
+            {name: value for name, value in group.items() if name != "params"} | {"params": [0] * len(group["params"])}
+            for group in optimizer.param_groups
+        ],
+    }
+
+
+def _load_optimizer(optimizer: Optimizer, values: Mapping[str, Any]) -> None:
+    """Bit for bit: unlike ``load_state_dict``, nothing is cast to another type."""
+    params = _params(optimizer)
+    on_device = [
+        bool(group.get("capturable") or group.get("fused"))
+        for group in optimizer.param_groups
+        for _ in group["params"]
+    ]
+    optimizer.state.clear()
+    for number, state in values["state"].items():
+        param = params[number]
+        optimizer.state[param] = {
+            name: _placed(value, param, counter=name == "step" and not on_device[number])
+            for name, value in state.items()
+        }
+    for group, saved in zip(optimizer.param_groups, values["groups"], strict=True):
+        group.update({name: value for name, value in saved.items() if name != "params"})
+
+
+def _placed(value: Any, param: Tensor, *, counter: bool) -> Any:
+    """A counter stays in host memory; everything else lies beside its parameter, in its layout."""
+    if not isinstance(value, Tensor):
+        return value
+    if counter:
+        return value.clone()
+    placed = value.to(param.device)
+    if placed.shape == param.shape and placed.stride() != param.stride():
+        return torch.empty_like(param, dtype=placed.dtype).copy_(placed)
+    return placed.clone() if placed.untyped_storage().nbytes() != placed.nbytes else placed
+
+
+class Lambda:
+    """A state made of two functions."""
+
+    def __init__(self, give: Callable[[], Any], take: Callable[[Any], None]) -> None:
+        self._give, self._take = give, take
+
+    def state_dict(self) -> Any:
+        """The state."""
+        return self._give()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Take it."""
+        self._take(state)

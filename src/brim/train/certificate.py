@@ -1,0 +1,107 @@
+"""What was fixed in a run, so that a claim of equal bits can be checked later.
+
+Bits are equal for every number of ranks if all of these are equal. What is not in the certificate and matters: the code
+of the script, and the data.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import torch
+
+from brim.errors import RefusedError
+
+VERSION: Final = 1
+
+_backends: Any = torch.backends
+
+NOT_BINDING: Final = frozenset({"python", "ranks", "brim"})
+"""Recorded, and without influence on bits."""
+
+
+def certificate(
+    *, logical_workers: int | None, seed: int, device: torch.device, dtypes: Iterable[torch.dtype] = (), ranks: int = 1,
+    rules: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What is fixed now, as plain JSON.
+
+    Args:
+        logical_workers: V of exact mode; None: fast mode, whose bits depend on the number of ranks.
+        seed: Of the run.
+        device: Where the model is.
+        dtypes: Of the parameters.
+        ranks: Present number of ranks.
+        rules: Other settings that decide a result.
+    """
+    found: dict[str, Any] = {
+        "version": VERSION,
+        "exact": logical_workers is not None,
+        "logical_workers": logical_workers,
+        "seed": seed,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "device": device.type,
+        "dtypes": sorted({str(dtype).removeprefix("torch.") for dtype in dtypes}),
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "mkl": _backends.mkl.is_available(),
+        "mkldnn": _backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled),
+        "flush_denormal": _flushes_denormals(),
+        "ranks": ranks,
+        "rules": dict(rules or {}),
+    }
+    return found | (_cuda(device) if device.type == "cuda" else {})
+
+
+def _cuda(device: torch.device) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "gpu": properties.name,
+        "capability": [properties.major, properties.minor],
+        "cuda": torch.version.cuda,
+        "cudnn": _backends.cudnn.version(),
+        "cudnn_deterministic": bool(torch.backends.cudnn.deterministic),
+        "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
+        "tf32_matmul": bool(torch.backends.cuda.matmul.allow_tf32),
+        "tf32_cudnn": bool(torch.backends.cudnn.allow_tf32),
+        "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
+    }
+
+
+def _flushes_denormals() -> bool:
+    return bool(torch.tensor(1e-320, dtype=torch.float64).mul(1.0).item() == 0.0)
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """What differs between two certificates and may change bits, in words; empty: equal bits may be expected."""
+    names = sorted((set(one) | set(other)) - NOT_BINDING)
+    return [
+        f"{name}: {one.get(name)!r} and {other.get(name)!r}" for name in names if one.get(name) != other.get(name)
+    ]
+
+
+def doubts(one: Mapping[str, Any]) -> list[str]:
+    """What a certificate leaves open: settings under which one and the same machine may give other bits."""
+    found = []
+    if not one.get("exact"):
+        found.append("fast mode: bits depend on the number of ranks; use start(logical_workers=V)")
+    if one.get("device") == "cuda":
+        if not one.get("deterministic_algorithms"):
+            found.append("torch.use_deterministic_algorithms(True) is not set: some CUDA kernels add in any order")
+        if one.get("cudnn_benchmark"):
+            found.append("torch.backends.cudnn.benchmark is set: each process chooses kernels by timing")
+    return found
+
+
+def require_equal(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise `RefusedError` if the two differ in what decides bits."""
+    if found := differences(saved, now):
+        raise RefusedError("this run cannot have the bits of the saved one: " + "; ".join(found))

@@ -1,0 +1,238 @@
+"""The rank's end of the control socket: a thread that listens, and what it has heard, for the step boundary to read.
+
+The thread never acts on the training state. It does one thing at once: it ends the process group when a newer epoch is
+formed, since the main thread may be inside a collective that nothing else would wake. Where the socket vanishes,
+training goes on with the group as it is, and the thread tries to connect again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from brim.gang.protocol import (
+    CONTROL_VARIABLE,
+    ID_VARIABLE,
+    Address,
+    Decoder,
+    Error,
+    Form,
+    Hello,
+    Message,
+    Prepare,
+    Progress,
+    ProtocolError,
+    Resize,
+    Stop,
+    Tune,
+    Waiting,
+    encode,
+)
+
+Command = Form | Prepare | Resize | Stop | Tune
+
+TICK_S: Final = 1.0
+"""Between looks at whether the main thread is waiting, and between attempts to connect again."""
+
+PROGRESS_S: Final = 1.0
+"""Progress is said once in this time at most."""
+
+
+class Control:
+    """Connection to the supervisor; all methods from any thread.
+
+    Args:
+        path: Of the Unix socket.
+        ident: ``$BRIM_ID``.
+    """
+
+    def __init__(self, path: str, ident: int) -> None:
+        self.ident = ident
+        self._path = path
+        self._changed = threading.Condition()
+        self._form: Form | None = None
+        self._addresses: dict[int, Address] = {}
+        self._commands: dict[int, Command] = {}
+        self._heard = 0
+        self._ready: Message | None = None
+        self._newer_epoch: Callable[[int], None] = lambda _: None
+        self._waiting: tuple[int, int, float] | None = None
+        self._said_progress = 0.0
+        self._closed = False
+        self._send_lock = threading.Lock()
+        self._connection: socket.socket | None = None
+        self._connect()
+        self._thread = threading.Thread(target=self._listen, name="brim-control", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Control | None:
+        """Control of this process, None if no supervisor started it."""
+        path, ident = environment.get(CONTROL_VARIABLE), environment.get(ID_VARIABLE)
+        return cls(path, int(ident)) if path and ident else None
+
+    def on_newer_epoch(self, call: Callable[[int], None]) -> None:
+        """Call this from the listening thread when a form arrives."""
+        self._newer_epoch = call
+
+    @property
+    def connected(self) -> bool:
+        """Whether the supervisor is there."""
+        return self._connection is not None
+
+    @property
+    def heard(self) -> int:
+        """Number of the newest command that has arrived."""
+        with self._changed:
+            return self._heard
+
+    def commands(self, above: int, up_to: int) -> list[Command]:
+        """Commands with these numbers, in order."""
+        with self._changed:
+            return [self._commands[n] for n in sorted(self._commands) if above < n <= up_to]
+
+    def forget(self, up_to: int) -> None:
+        """Commands up to this number have been acted on, or overridden."""
+        with self._changed:
+            for number in [n for n in self._commands if n <= up_to]:
+                del self._commands[number]
+
+    def newest_form(self, above: int) -> Form | None:
+        """The form of the highest epoch, if that is above this one."""
+        with self._changed:
+            return self._form if self._form is not None and self._form.epoch > above else None
+
+    def wait_for_form(self, above: int, timeout_s: float | None) -> Form | None:
+        """Wait until a form of a higher epoch is there."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._form is not None and self._form.epoch > above, timeout_s)
+        return self.newest_form(above)
+
+    def wait_for_address(self, epoch: int, timeout_s: float) -> Address | None:
+        """Wait for the address of the leader's store; None if time is up or a newer form has come."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: epoch in self._addresses or (self._form is not None and self._form.epoch > epoch), timeout_s
+            )
+            return self._addresses.get(epoch)
+
+    def waiting(self, epoch: int = 0, step: int = 0) -> None:
+        """The main thread goes into a collective of this step."""
+        self._waiting = (epoch, step, time.monotonic())
+
+    def going_on(self) -> None:
+        """The main thread has left the collective."""
+        self._waiting = None
+
+    def ready(self, message: Message) -> None:
+        """Say this now, and again after a new connection."""
+        self._ready = message
+        self.send(message)
+
+    def progress(self, step: int, samples: int, loss: Callable[[], float | None]) -> None:
+        """Say how far it is, unless that was said just now; the loss is asked for only if it is said."""
+        now = time.monotonic()
+        if now - self._said_progress >= PROGRESS_S:
+            self._said_progress = now
+            self.send(Progress(step, samples, loss()))
+
+    def send(self, message: Message) -> bool:
+        """Send; False if nobody is there."""
+        with self._send_lock:
+            connection = self._connection
+            if connection is None:
+                return False
+            try:
+                connection.sendall(encode(message))
+            except OSError:
+                return False
+            return True
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._closed = True
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(2 * TICK_S)
+
+    def _connect(self) -> None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(self._path)
+        except OSError:
+            connection.close()
+            return
+        connection.settimeout(TICK_S)
+        self._decoder = Decoder()
+        with self._send_lock:
+            self._connection = connection
+        self.send(Hello(self.ident, os.getpid()))
+        if self._ready is not None:
+            self.send(self._ready)
+
+    def _listen(self) -> None:
+        while not self._closed:
+            connection = self._connection
+            if connection is None:
+                time.sleep(TICK_S)
+                self._connect()
+                continue
+            try:
+                data = connection.recv(65_536)
+            except TimeoutError:
+                self._tick()
+                continue
+            except OSError:
+                data = b""
+            self._tick()
+            if not data or not self._take(data):
+                with self._send_lock:
+                    self._connection = None
+                connection.close()
+
+    def _take(self, data: bytes) -> bool:
+        """Take what has arrived; False if the connection cannot go on."""
+        for message in self._decoder.feed(data):
+            if isinstance(message, ProtocolError):
+                self.send(message.answer())
+                if message.fatal:
+                    return False
+                continue
+            self._hear(message)
+        return True
+
+    def _hear(self, message: Any) -> None:
+        match message:
+            case Form():
+                with self._changed:
+                    if self._form is None or message.epoch > self._form.epoch:
+                        self._form = message
+                    self._changed.notify_all()
+                self._newer_epoch(message.epoch)
+            case Address():
+                with self._changed:
+                    self._addresses[message.epoch] = message
+                    self._changed.notify_all()
+            case Prepare() | Resize() | Tune() | Stop():
+                with self._changed:
+                    self._commands[message.command] = message
+                    self._heard = max(self._heard, message.command)
+                    self._changed.notify_all()
+            case Error():
+                pass
+            case _:
+                self.send(Error(f"{type(message).__name__} is not for a rank"))
+
+    def _tick(self) -> None:
+        if self._form is not None:  # said before, too early perhaps for the main thread to be woken
+            self._newer_epoch(self._form.epoch)
+        waiting = self._waiting
+        if waiting is not None and (for_s := time.monotonic() - waiting[2]) >= TICK_S:
+            self.send(Waiting(waiting[0], waiting[1], for_s))

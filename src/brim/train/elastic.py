@@ -1,0 +1,267 @@
+"""Membership: forming the group of an epoch, giving the state to who lacks it, being broken and formed again.
+
+A rank is behind if it has committed fewer steps than another; a new one has committed none. Whoever holds the most is a
+sender: all senders hold the same bits, so the receivers are spread over them. What is received becomes the rank's own
+only when all of it is there, so a sender may die at any moment.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+from brim.errors import BrimError
+from brim.gang.protocol import Address, Broken, Form, Formed, Ready, Resize
+from brim.train import group as groups
+from brim.train.control import Control
+from brim.train.group import BrokenGroupError, Group, join_store, open_sockets, open_store
+
+NEW: Final = -1
+"""Committed steps of a rank that has no state yet."""
+
+STATE_TAG: Final = 1000
+"""Messages that carry state; the sums use small tags."""
+
+SMALL_BYTES: Final = 256 << 10
+"""Tensors up to this size travel together. Ours: a message costs about as much as the copy of so many bytes."""
+
+TOGETHER_BYTES: Final = 16 << 20
+"""Bytes of small tensors in one message. Ours."""
+
+FORM_TIMEOUT_S: Final = 60.0
+"""Longest time to wait for the others while a group forms. Ours: joiners are ready before, so milliseconds is usual."""
+
+LOOK_S: Final = 2.0
+"""How often a rank that waits for its epoch looks whether the supervisor is still there."""
+
+
+class NotWantedError(BrimError):
+    """The new epoch is without this rank: it leaves."""
+
+
+class AloneError(BrimError):
+    """The group is broken and nobody is there to form another."""
+
+
+class Carried(Protocol):
+    """What is equal on every rank after every committed step."""
+
+    step: int
+
+    def begin(self) -> None:
+        """Nobody has state: restore it from a checkpoint, or start at step 0."""
+
+    def give(self) -> tuple[dict[str, Tensor], Any]:
+        """The state as named tensors and JSON; not copied."""
+
+    def take(self, tensors: dict[str, Tensor], tree: Any) -> None:
+        """Make it one's own."""
+
+
+class Membership:
+    """The group that this rank is in, as the supervisor wants it.
+
+    Attributes:
+        group: None while there is none, and in a group of one.
+        command: Commands up to this number have been acted on, or overridden.
+    """
+
+    def __init__(self, control: Control, device: torch.device, timeout_s: float) -> None:
+        self.control, self._device, self._timeout_s = control, device, timeout_s
+        self.group: Group | None = None
+        self.epoch, self.rank, self.size, self.command = 0, 0, 1, 0
+        self.formed = False
+        self._forming: frozenset[int] | None = None
+        self._wanted_epoch = 0
+        control.on_newer_epoch(self._end_older)
+
+    def _end_older(self, epoch: int) -> None:
+        """In the listening thread: nobody waits in a group whose time is over."""
+        if epoch <= self._wanted_epoch:
+            return
+        if self.group is not None:
+            self.group.abort()
+        elif self._forming is not None:
+            groups.shut(open_sockets() - self._forming)
+
+    def join(self, carried: Carried, sizes: tuple[int, ...]) -> None:
+        """Everything is built: say so, and become part of the first epoch that wants this rank."""
+        self.control.ready(Ready(self.control.ident, sizes))
+        self.enter(self._next_form(0), carried)
+
+    def _next_form(self, above: int) -> Form:
+        gone_s = 0.0
+        while True:
+            form = self.control.wait_for_form(above, LOOK_S)
+            if form is not None:
+                return form
+            gone_s = 0.0 if self.control.connected else gone_s + LOOK_S
+            if gone_s > self._timeout_s:
+                raise AloneError(f"epoch {above} is over and the supervisor is gone: nobody can form the next one")
+
+    def enter(self, form: Form | Resize, carried: Carried) -> None:
+        """Become part of this epoch, or of a newer one that takes its place.
+
+        Raises:
+            NotWantedError: the epoch is without this rank.
+        """
+        while True:
+            newer = self.control.newest_form(form.epoch)
+            form = newer if newer is not None else form
+            self.close()
+            if self.control.ident not in form.members:
+                self.command = max(self.command, form.command)
+                raise NotWantedError(f"epoch {form.epoch} is without rank {self.control.ident}")
+            try:
+                self._form(form, carried)
+                return
+            except BrokenGroupError as error:
+                self.broken(str(error), carried.step)
+                form = self._next_form(form.epoch)
+
+    def _form(self, form: Form | Resize, carried: Carried) -> None:
+        began_s = time.monotonic()
+        self._wanted_epoch = self.epoch = form.epoch
+        self.rank, self.size = form.members.index(self.control.ident), len(form.members)
+        self.control.waiting(form.epoch, max(carried.step, 0))
+        try:
+            if self.size > 1:
+                self.group = self._meet(form)
+                share_state(self.group, carried)
+            elif carried.step == NEW:
+                carried.begin()
+        finally:
+            self._forming = None
+            self.control.going_on()
+        self.command = max(self.command, form.command)
+        self.control.forget(self.command)
+        self.formed = True
+        self.control.send(Formed(form.epoch, carried.step, time.monotonic() - began_s))
+
+    def _meet(self, form: Form | Resize) -> Group:
+        before = self._forming = open_sockets()
+        if self.control.newest_form(form.epoch) is not None:
+            raise BrokenGroupError(f"epoch {form.epoch}: a newer one is wanted")
+        if form.leader == self.control.ident:
+            store, host, port = open_store(FORM_TIMEOUT_S)
+            self.control.send(Address(form.epoch, host, port))
+        else:
+            address = self.control.wait_for_address(form.epoch, FORM_TIMEOUT_S)
+            if address is None:
+                raise BrokenGroupError(f"epoch {form.epoch}: no address of a store")
+            wanted = lambda: self.control.newest_form(form.epoch) is None  # noqa: E731
+            store = join_store(address.host, address.port, FORM_TIMEOUT_S, wanted)
+        return Group(
+            store, self.rank, self.size, epoch=form.epoch, device=self._device, timeout_s=self._timeout_s,
+            sockets=before,
+        )  # fmt: skip
+
+    def broken(self, detail: str, step: int) -> None:
+        """A collective failed: end the group at once, so that the others are free, and say so."""
+        self.close()
+        self.formed = False
+        self.control.send(Broken(self.epoch, max(step, 0), detail))
+
+    def again(self, carried: Carried) -> None:
+        """After `broken`: become part of the next epoch."""
+        self.enter(self._next_form(self.epoch), carried)
+
+    def close(self) -> None:
+        """Leave the group."""
+        group, self.group = self.group, None
+        if group is not None:
+            group.close()
+
+
+def share_state(group: Group, carried: Carried) -> None:
+    """Make the state equal on all ranks: that of who has committed the most steps.
+
+    If nobody has any, rank 0 begins: from a checkpoint, or with what it was built with.
+    """
+    steps = [row[0] for row in group.share([carried.step])]
+    if max(steps) == NEW:
+        if group.rank == 0:
+            carried.begin()
+        steps = [row[0] for row in group.share([carried.step])]
+    senders = [rank for rank, step in enumerate(steps) if step == max(steps)]
+    receivers = [rank for rank, step in enumerate(steps) if step < max(steps)]
+    pairs = {receiver: senders[index % len(senders)] for index, receiver in enumerate(receivers)}
+    if group.rank in pairs:
+        _receive(group, pairs[group.rank], carried)
+    else:
+        _send(group, [receiver for receiver, sender in pairs.items() if sender == group.rank], carried)
+    if pairs:
+        group.share([carried.step])
+
+
+def _send(group: Group, receivers: list[int], carried: Carried) -> None:
+    if not receivers:
+        return
+    tensors, tree = carried.give()
+    specs = [[name, str(t.dtype).removeprefix("torch."), list(t.shape), t.is_cuda] for name, t in tensors.items()]
+    try:
+        group.store.set(f"state/{group.rank}", json.dumps({"specs": specs, "tree": tree}))
+    except RuntimeError as error:
+        raise BrokenGroupError(f"state was not sent: {error}") from None
+    works = []
+    keep = []
+    for part in _parts(list(tensors.values())):
+        payload = torch.cat([_bytes(t, group) for t in part]) if len(part) > 1 else _bytes(part[0], group)
+        keep.append(payload)
+        works += [group.send(payload, receiver, STATE_TAG) for receiver in receivers]
+    for work in works:
+        work.wait()
+
+
+def _receive(group: Group, sender: int, carried: Carried) -> None:
+    try:
+        head = json.loads(group.store.get(f"state/{sender}"))
+    except RuntimeError as error:
+        raise BrokenGroupError(f"no state: {error}") from None
+    device = group.device if group.nccl else torch.device("cpu")
+    tensors = {
+        name: torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+        for name, dtype, shape, _ in head["specs"]
+    }
+    works: list[Any] = []
+    together: list[tuple[Tensor, list[Tensor]]] = []
+    for part in _parts(list(tensors.values())):
+        if len(part) == 1:
+            payload = part[0].reshape(-1).view(torch.uint8)
+        else:
+            payload = torch.empty(sum(t.nbytes for t in part), dtype=torch.uint8, device=device)
+            together.append((payload, part))
+        works.append(group.recv(payload, sender, STATE_TAG))
+    for work in works:
+        work.wait()
+    for payload, part in together:
+        for piece, tensor in zip(torch.split(payload, [t.nbytes for t in part]), part, strict=True):
+            tensor.view(-1).view(torch.uint8).copy_(piece)
+    if group.nccl:
+        on_host = [name for name, _, _, is_cuda in head["specs"] if not is_cuda]
+        tensors |= {name: tensors[name].cpu() for name in on_host}
+    carried.take(tensors, head["tree"])
+
+
+def _bytes(tensor: Tensor, group: Group) -> Tensor:
+    plain = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return plain.to(group.device) if group.nccl else plain.cpu()
+
+
+def _parts(tensors: list[Tensor]) -> list[list[Tensor]]:
+    """What travels in one message: large tensors alone, small ones together. Empty ones do not travel."""
+    parts: list[list[Tensor]] = []
+    small: list[Tensor] = []
+    for tensor in tensors:
+        if tensor.nbytes > SMALL_BYTES:
+            parts.append([tensor])
+        elif tensor.nbytes:
+            small.append(tensor)
+            if sum(t.nbytes for t in small) > TOGETHER_BYTES:
+                parts.append(small)
+                small = []
+    return [*parts, small] if small else parts

@@ -1,0 +1,43 @@
+"""The run's folder of checkpoints: when to save, and what a session gives and takes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from torch import Tensor
+
+from brim.train.checkpoint import Checkpointer, CheckpointError
+from brim.train.intervals import Autosave
+
+
+class Checkpoints:
+    """The run's folder of checkpoints."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._saver = Checkpointer(os.fspath(folder), on_error=_warn)
+        self._autosave = Autosave()
+
+    def restore(self) -> tuple[dict[str, Tensor], Any] | None:
+        """The newest verified state, if any."""
+        found = self._saver.restore()
+        return None if found is None else (found.tensors, found.meta["tree"])
+
+    def due(self) -> bool:
+        """Whether to save now."""
+        return self._autosave.due()
+
+    def save(self, step: int, tensors: dict[str, Tensor], tree: Any, *, wait: bool) -> str | None:
+        """Begin to save; with ``wait`` return where it is once verified."""
+        saving = self._saver.save(step, tensors, {"tree": tree, "autosave": self._autosave.state()})
+        self._autosave.began(saving)
+        return str(saving.wait()) if wait else None
+
+    def wait(self) -> None:
+        """Return once nothing is being written."""
+        self._saver.wait()
+
+
+def _warn(error: CheckpointError) -> None:
+    sys.stderr.write(f"brim: {error}\n")

@@ -1,0 +1,773 @@
+"""A training run: what stands between the user's loop and the ranks that come and go beneath it.
+
+A step is V/P micro-batches on each of P ranks, one update, one commit. Everything else happens between two steps:
+taking up commands that all ranks have heard, forming a new group, saving, leaving. If a collective fails in a step, its
+gradients are dropped, the buffers go back to the start of the step, and it is done again by whoever is left.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, Literal, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from brim.errors import ConfigError, UserError
+from brim.gang.protocol import PREEMPTED, Error, Leaving, Measured, Prepare, Resize, Saved, Stop, Tune
+from brim.train import certificate as certificates
+from brim.train.buckets import Alone, Buckets, summer
+from brim.train.carried import Lambda, State
+from brim.train.control import Control
+from brim.train.elastic import NEW, Membership, NotWantedError, share_state
+from brim.train.group import BrokenGroupError, Group
+from brim.train.noise import Noise, Rule, rule_for
+from brim.train.reduce import is_power_of_two
+from brim.train.saving import Checkpoints
+from brim.train.steps import Meter, Micro, Plan
+from brim.train.surroundings import choose_device, moved, on_sigterm, seed_everything, static_group, tell_exceptions
+from brim.train.tail import Tail
+from brim.train.update import Schedule, Update
+
+TIMEOUT_S: Final = 300.0
+"""Longest time in one collective. Ours: longer than an evaluation that one rank makes while the others wait."""
+
+NOISE_EVERY: Final = 10
+"""Steps between two looks at the gradient noise. Ours: the norms cost about a fiftieth of a step on a CPU."""
+
+FAST_RANKS_MAX: Final = 256
+"""Ranks in fast mode, for which the tail has room."""
+
+
+class Batches(Protocol):
+    """What the loop needs of a loader: batches for (epoch, step, logical worker), a cursor that commits."""
+
+    wait_s: float
+
+    @property
+    def epoch(self) -> int:
+        """Of the next step to commit."""
+
+    @property
+    def step(self) -> int:
+        """The next step to commit, counted in its epoch."""
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of the next step."""
+
+    @property
+    def logical_workers(self) -> int:
+        """Shares of a step."""
+
+    def samples(self, epoch: int, step: int, worker: int) -> int:
+        """Samples of one share; may be 0."""
+
+    def assign(self, epoch: int, step: int, workers: range) -> None:
+        """These shares will be fetched, from this step on."""
+
+    def fetch(self, epoch: int, step: int, worker: int) -> Any:
+        """The batch of one share."""
+
+    def commit(self, epoch: int, step: int) -> None:
+        """The step is done."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Cursor and ledger."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+
+
+def start(
+    *, logical_workers: int | None = None, seed: int = 0, device: str | torch.device | None = None,
+    checkpoint: str | os.PathLike[str] | None = None, timeout_s: float = TIMEOUT_S,
+    noise_every: int | None = NOISE_EVERY,
+) -> Run:  # fmt: skip
+    """Begin a run: under brim in its gang, under ``torchrun`` in that one, else as one process.
+
+    Args:
+        logical_workers: V, a power of two: exact mode, the same bits on every number of ranks that divides V. None:
+            fast mode, the same samples and batches, other rounding.
+        seed: Of parameters built after this call, and of every micro-batch.
+        device: By default this rank's GPU, else the CPU.
+        checkpoint: Folder to restore from and save to.
+        timeout_s: Longest time in one collective.
+        noise_every: Steps between two looks at the gradient noise; None: never.
+    """
+    return Run(
+        logical_workers=logical_workers, seed=seed, device=device, checkpoint=checkpoint, timeout_s=timeout_s,
+        noise_every=noise_every,
+    )  # fmt: skip
+
+
+class Run:
+    """One training job, as seen from one rank. Made by `start`.
+
+    Attributes:
+        device: Where this rank computes.
+        samples: Samples in committed steps.
+        epoch: Of the next step.
+        values: What was last given to `report`.
+    """
+
+    def __init__(
+        self, *, logical_workers: int | None, seed: int, device: str | torch.device | None,
+        checkpoint: str | os.PathLike[str] | None, timeout_s: float, noise_every: int | None,
+    ) -> None:  # fmt: skip
+        if logical_workers is not None and not is_power_of_two(logical_workers):
+            raise ConfigError(f"logical_workers={logical_workers}: expected a power of two (1, 2, 4, 8, ...)")
+        self.device = choose_device(device)
+        self.values: dict[str, Any] = {}
+        self._workers, self.seed, self._timeout_s, self._noise_every = logical_workers, seed, timeout_s, noise_every
+        self._state, self._update = State(), Update()
+        self._buckets: Buckets | None = None
+        self._tail: Tail | None = None
+        self._loader: Batches | None = None
+        self._noise: Noise | None = None
+        self._rule: Rule | None = None
+        self._pending_state: dict[str, Any] | None = None
+        self.samples = self.epoch = 0
+        self._step = NEW
+        self._calls = 0
+        self._micro: Micro | None = None
+        self._plan: Plan | None = None
+        self._agreed = self._acted = 0
+        self._leave_asked = self._leave_agreed = self._broken = False
+        self._loss: Tensor | None = None
+        self._meter = Meter()
+        self._group: Group | None = None
+        self._checkpoints: Checkpoints | None = None if checkpoint is None else Checkpoints(checkpoint)
+        self._state.parts["run"] = Lambda(self._give_numbers, self._take_numbers)
+        self._carried = _Carried(self)
+        self._control = Control.from_environment()
+        self._membership: Membership | None = None
+        if self._control is not None:
+            self._membership = Membership(self._control, self.device, timeout_s)
+        else:
+            self._group = static_group(self.device, timeout_s)
+        if threading.current_thread() is threading.main_thread():
+            on_sigterm(self._ask_to_leave)
+        if self._control is not None:
+            tell_exceptions(self._control)
+        atexit.register(self.close)
+        seed_everything(seed, "build")
+
+    # -- what the user calls ---------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """Place among the ranks, from 0; changes when ranks come and go."""
+        if self._membership is not None:
+            return self._membership.rank
+        return self._group.rank if self._group is not None else 0
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks now."""
+        if self._membership is not None:
+            return self._membership.size
+        return self._group.size if self._group is not None else 1
+
+    @property
+    def steps_done(self) -> int:
+        """Committed optimizer steps."""
+        return max(self._step, 0)
+
+    @property
+    def logical_workers(self) -> int | None:
+        """V in exact mode."""
+        return self._workers
+
+    def prepare(
+        self, *things: Any, unused: Literal["error", "zeros"] = "error", lr_rule: str | Rule = "auto"
+    ) -> Any:
+        """Take models, optimizers, schedules of PyTorch and a gradient scaler into the run; gives them back.
+
+        Models are moved to the device and otherwise left as they are.
+
+        Args:
+            things: In any order.
+            unused: What a parameter without gradient in a micro-batch means.
+            lr_rule: Factor on the learning rate of a changed batch: "auto", "none", "linear", "sqrt", "adascale".
+        """
+        for thing in things:
+            self._take_in(thing)
+        if self._buckets is not None:
+            raise UserError("run.prepare was called twice; give it all models and optimizers at once")
+        if not self._state.models:
+            raise UserError("run.prepare got no model, expected a torch.nn.Module at least")
+        optimizer = self._state.optimizers[0] if self._state.optimizers else None
+        self._rule = rule_for(optimizer, lr_rule) if isinstance(lr_rule, str) else lr_rule
+        self._tail = Tail(self._state.models, self._workers or FAST_RANKS_MAX)
+        named = _named_parameters(self._state.models)
+        self._buckets = Buckets(named, self._tail.size, unused=unused)
+        return things[0] if len(things) == 1 else things
+
+    def _take_in(self, thing: Any) -> None:
+        if isinstance(thing, nn.Module):
+            thing.to(self.device)
+            self._state.models.append(thing)
+        elif isinstance(thing, Optimizer):
+            self._state.optimizers.append(thing)
+            self._update.optimizers.append(thing)
+        elif hasattr(thing, "unscale_") and hasattr(thing, "update"):
+            self._update.scaler = thing
+            self._state.parts["scaler"] = thing
+        elif hasattr(thing, "step") and hasattr(thing, "state_dict"):
+            self._update.schedulers.append(thing)
+            self._state.parts[f"scheduler{len(self._update.schedulers)}"] = thing
+        else:
+            kind = type(thing).__name__
+            raise UserError(f"run.prepare got a {kind}, expected models, optimizers, schedules, scalers")
+
+    def carry(self, name: str, thing: Any) -> None:
+        """Carry one more object that has ``state_dict`` and ``load_state_dict``, equal on every rank."""
+        self._state.parts[f"user.{name}"] = thing
+
+    def loader(self, dataset: Any, global_batch: int, **options: Any) -> Any:
+        """A loader for this run; options are those of `brim.train.loader.Loader`.
+
+        In fast mode ``micro_batch`` bounds the samples of one micro-batch: gradients are accumulated over several.
+        """
+        from brim.train.loader import Loader  # noqa: PLC0415  (imports multiprocessing, which a rank may not need)
+
+        micro_batch = options.pop("micro_batch", None)
+        options.setdefault("seed", self.seed)
+        options.setdefault("pin_memory", self.device.type == "cuda")
+        loader = Loader(dataset, global_batch, logical_workers=self._workers or 1, **options)
+        if micro_batch is not None:
+            self._micro_batch = int(micro_batch)
+        return loader
+
+    _micro_batch: int | None = None
+
+    def _fast_shares(self, global_batch: int, micro_batch: int | None) -> int:
+        ranks = self.world_size
+        per_rank = 1 if micro_batch is None else -(-global_batch // (ranks * micro_batch))
+        return ranks * per_rank
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """Epochs still to do, of ``number``."""
+        self._form()
+        while self.epoch < number:
+            before = self.epoch
+            self._calls = before
+            yield before
+            if self.epoch == before:
+                if self._loader is not None and (self._loader.epoch, self._loader.step) == (before, 0):
+                    raise UserError("an epoch without a step: iterate over run.steps(loader) in it")
+                return
+        self.finish()
+
+    def steps(self, loader: Batches) -> Iterator[Any]:
+        """Micro-batches of the epoch, each followed by ``run.backward`` and ``run.step``."""
+        if self._buckets is None:
+            raise UserError("run.steps before run.prepare(model, optimizer)")
+        self._attach(loader)
+        self._form()
+        call, self._calls = self._calls, self._calls + 1
+        if call < self.epoch:
+            return
+        epoch = self.epoch
+        while True:
+            self._boundary()
+            if loader.epoch > epoch:
+                self.epoch = loader.epoch
+                return
+            yield from self._one_step(loader)
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward of this micro-batch; ``loss`` is the mean over its samples."""
+        micro, buckets, tail = self._micro, self._buckets, self._tail
+        if micro is None or micro.done or buckets is None or tail is None:
+            raise UserError("run.backward outside of run.steps, or twice in one iteration: call it once, with the sum")
+        if loss.numel() != 1:
+            raise UserError(f"the loss has shape {tuple(loss.shape)}, expected one number: the mean over the batch")
+        micro.done = True
+        norms: list[Tensor] = []
+        buckets.begin_micro(first=micro.first, last=micro.last, norms=_squares(norms) if micro.noise else None)
+        scaled = loss if micro.share == 1.0 else loss * micro.share
+        scaled = self._update.scaler.scale(scaled) if self._update.scaler is not None else scaled
+        scaled.backward()
+        buckets.end_micro(lambda: self._leaf(micro, loss, norms))
+
+    def _leaf(self, micro: Micro, loss: Tensor, norms: list[Tensor]) -> Tensor:
+        assert self._tail is not None
+        assert self._plan is not None
+        leaf_sq = None
+        if norms:
+            weight = (micro.share * self._update.scale()) ** 2 * self._plan.shares
+            leaf_sq = torch.stack([norm.to(norms[0].device) for norm in norms]).sum() / weight
+        heard = self._control.heard if self._control is not None else 0
+        said = (self.rank, heard, self._leave_asked) if micro.last else None
+        return self._tail.leaf(micro.share, loss, leaf_sq, said)
+
+    def clip(self, max_norm: float | None) -> None:
+        """From now on scale gradients down to this norm, over all parameters; None: no more."""
+        self._update.max_norm = max_norm
+
+    def schedule(self, factor: Schedule) -> None:
+        """Multiply the learning rates with ``factor(samples consumed)`` in every step."""
+        self._update.schedule = factor
+
+    def step(self) -> bool:
+        """After the last micro-batch of a step: update and commit. True if that happened."""
+        micro = self._micro
+        if micro is None or not micro.done:
+            raise UserError("run.step without run.backward before it")
+        if not micro.last or micro.stepped:
+            return False
+        micro.stepped = True
+        return self._finish_step()
+
+    def report(self, **values: Any) -> None:
+        """Say how it goes; tensors are looked at only when that is sent."""
+        self.values.update(values)
+        self._tell_progress()
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss over the global batch of the last committed step."""
+        return None if self._loss is None else float(self._loss)
+
+    @property
+    def noise(self) -> Noise | None:
+        """Estimate of the gradient noise."""
+        return self._noise
+
+    def digest(self) -> str:
+        """SHA-256 over parameters, buffers and optimizer state."""
+        return self._state.digest()
+
+    def hashes(self) -> dict[str, str]:
+        """SHA-256 of each tensor of `digest`, by name."""
+        return self._state.hashes()
+
+    def certificate(self) -> dict[str, Any]:
+        """What is fixed in this run; see `brim.train.certificate`."""
+        dtypes = {p.dtype for model in self._state.models for p in model.parameters()}
+        batch = self._loader.global_batch if self._loader is not None else None
+        return certificates.certificate(
+            logical_workers=self._workers, seed=self.seed, device=self.device, dtypes=dtypes, ranks=self.world_size,
+            rules={"global_batch": batch, "max_norm": self._update.max_norm},
+        )  # fmt: skip
+
+    def finish(self) -> None:
+        """All steps are done: wait until everybody has committed the last, since who has not may need our state."""
+        while True:
+            if self._size() > 1:
+                try:
+                    assert self._live_group() is not None
+                    with self._in_collective():
+                        cast(Group, self._live_group()).share([self._step])
+                except BrokenGroupError as error:
+                    self._drop_step(error)
+                    self._form()
+                    continue
+            break
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
+
+    def close(self) -> None:
+        """Leave the group; done at exit."""
+        atexit.unregister(self.close)
+        if self._group is not None:
+            self._group.abort()
+        if self._membership is not None and self._membership.group is not None:
+            self._membership.group.abort()
+        if self._buckets is not None:
+            self._buckets.use(Alone())
+        if self._membership is not None:
+            self._membership.close()
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+        if self._control is not None:
+            self._control.close()
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def _one_step(self, loader: Batches) -> Iterator[Any]:
+        plan = self._plan = self._plan_step(loader)
+        assert self._tail is not None
+        self._tail.begin_step()
+        self._meter.begin()
+        for index, worker in enumerate(plan.mine):
+            first, last = index == 0, index == len(plan.mine) - 1
+            if not first:
+                self._tail.restore()
+            share = plan.samples[worker] / plan.total
+            micro = self._micro = Micro(first, last, share, plan.noise)
+            if plan.samples[worker] == 0:
+                self._empty(micro)
+                continue
+            batch = moved(loader.fetch(plan.epoch, plan.step, worker), self.device)
+            seed_everything(self.seed, "step", self.steps_done, worker)
+            yield batch
+            if self._broken:
+                return
+            if not micro.done or (last and not micro.stepped):
+                call = "run.step" if micro.done else "run.backward"
+                raise UserError(f"{call} was not called in this iteration of run.steps")
+        self._micro = None
+
+    def _empty(self, micro: Micro) -> None:
+        """A share without samples, in the last step of an epoch: a leaf of zeros."""
+        assert self._buckets is not None
+        self._buckets.begin_micro(first=micro.first, last=micro.last)
+        self._buckets.end_micro(lambda: self._leaf(micro, torch.zeros((), device=self.device), []), empty=True)
+        if micro.last:
+            self._finish_step()
+
+    def _plan_step(self, loader: Batches) -> Plan:
+        epoch, step, shares = loader.epoch, loader.step, loader.logical_workers
+        samples = [loader.samples(epoch, step, worker) for worker in range(shares)]
+        each = shares // self._size()
+        mine = range(self.rank * each, (self.rank + 1) * each)
+        even = len(set(samples)) == 1 and shares > 1
+        noise = bool(self._noise_every) and even and self.steps_done % (self._noise_every or 1) == 0
+        return Plan(epoch, step, samples, sum(samples), mine, noise, shares)
+
+    def _finish_step(self) -> bool:
+        buckets, tail, plan = self._buckets, self._tail, self._plan
+        assert buckets is not None
+        assert tail is not None
+        assert plan is not None
+        began_s = time.perf_counter()
+        try:
+            with self._in_collective():
+                total = buckets.finish()
+                late = self.device.type == "cuda" and self._membership is None
+                said = tail.read(total, self._size(), late=late)
+            group = self._live_group()
+            if group is not None and group.aborted:
+                raise BrokenGroupError(f"the group of epoch {group.epoch} has ended")
+        except BrokenGroupError as error:
+            self._drop_step(error)
+            return False
+        self._meter.sync_s += time.perf_counter() - began_s
+        tail.apply(total)
+        self._change_parameters(plan, said.leaf_sq)
+        self._commit(plan)
+        self._loss = said.loss
+        self._agreed, self._leave_agreed = min(said.heard, default=0), said.leave
+        return True
+
+    def _change_parameters(self, plan: Plan, leaf_sq: Tensor) -> None:
+        assert self._buckets is not None
+        if self._noise is not None and self._rule is not None and plan.total:
+            scale = self._loader.global_batch / self._noise.base if self._loader is not None else 1.0
+            self._update.factor = self._rule(self._noise, scale) if scale != 1.0 else 1.0
+        self._update.apply(self._buckets.params, self.samples, want_norm=plan.noise)
+        if plan.noise and self._noise is not None and self._update.norm is not None:
+            self._noise.add(plan.shares, plan.total, float(leaf_sq), float(self._update.norm) ** 2)
+
+    def _commit(self, plan: Plan) -> None:
+        assert self._loader is not None
+        self._loader.commit(plan.epoch, plan.step)
+        self._step += 1
+        self.samples += plan.total
+        self._meter.end(plan.total // max(self._size(), 1), self._loader.wait_s)
+
+    def _drop_step(self, error: BrokenGroupError) -> None:
+        """A collective failed: nothing of the step stays."""
+        if self._membership is None:
+            raise error
+        self._broken = True
+        self._micro = None
+        group = self._membership.group
+        if group is not None:
+            group.abort()
+        if self._buckets is not None:
+            self._buckets.use(Alone())
+        if self._tail is not None:
+            self._tail.restore()
+        self._membership.broken(str(error), self._step)
+
+    # -- between two steps -----------------------------------------------------------------------------------------
+
+    def _boundary(self) -> None:
+        """Act on what all ranks have heard."""
+        self._broken = False
+        self._form()
+        control, member = self._control, self._membership
+        if control is not None and member is not None:
+            if control.newest_form(member.epoch) is not None:
+                self._drop_step(BrokenGroupError("a newer epoch is wanted"))
+                self._form()
+            for command in control.commands(self._acted, self._agreed):
+                self._acted = command.command
+                self._act(command)
+            self._acted = max(self._acted, member.command)
+            control.forget(self._acted)
+            self._tell_progress()
+        if self._leave_agreed:
+            self._leave(PREEMPTED, self._acted)
+        self._autosave()
+
+    def _act(self, command: Any) -> None:
+        assert self._control is not None
+        assert self._membership is not None
+        match command:
+            case Resize() if command.epoch > self._membership.epoch:
+                self._enter(command)
+            case Prepare(new_size=0):
+                self._leave(PREEMPTED, command.command)
+            case Stop():
+                self._leave(0, command.command)
+            case Tune():
+                self._tune(command)
+
+    def _tune(self, command: Tune) -> None:
+        loader: Any = self._loader
+        if command.global_batch is not None:
+            try:
+                loader.set_global_batch(command.global_batch)
+            except UserError as error:
+                assert self._control is not None
+                self._control.send(Error(str(error)))
+        if command.loader_workers is not None and hasattr(loader, "set_workers"):
+            loader.set_workers(command.loader_workers)
+        if command.prefetch is not None and hasattr(loader, "set_prefetch"):
+            loader.set_prefetch(command.prefetch)
+        self._assign()
+
+    def _form(self) -> None:
+        """Be in a group, with everybody's state."""
+        member = self._membership
+        if member is None:
+            if self._step == NEW:
+                self._begin_static()
+            return
+        if member.formed:
+            return
+        try:
+            if member.epoch == 0:
+                member.join(self._carried, self._sizes())
+            else:
+                member.again(self._carried)
+        except NotWantedError:
+            self._go()
+        self._formed()
+
+    def _enter(self, command: Resize) -> None:
+        assert self._membership is not None
+        assert self._buckets is not None
+        self._buckets.use(Alone())
+        try:
+            self._membership.enter(command, self._carried)
+        except NotWantedError:
+            self._go()
+        self._formed()
+
+    def _begin_static(self) -> None:
+        if self._group is not None and self._group.size > 1:
+            self._check_size(self._group.size)
+            share_state(self._group, self._carried)
+        else:
+            self._carried.begin()
+        self._formed()
+
+    def _formed(self) -> None:
+        self._check_size(self._size())
+        member = self._membership
+        if member is not None:
+            self._acted = max(self._acted, member.command)
+            self._agreed = max(self._agreed, self._acted)
+        if self._buckets is not None:
+            self._buckets.use(summer(self._live_group(), exact=self._workers is not None))
+        self._leave_agreed = False
+        self._micro = None
+        self._assign()
+
+    def _assign(self) -> None:
+        loader: Any = self._loader
+        if loader is None:
+            return
+        if self._workers is None:
+            shares = self._fast_shares(loader.global_batch, self._micro_batch)
+            if loader.logical_workers != shares:
+                loader.set_logical_workers(shares)
+        elif loader.logical_workers != self._workers:
+            raise ConfigError(
+                f"the loader has {loader.logical_workers} logical workers, the run {self._workers}: use run.loader(...)"
+            )
+        each = loader.logical_workers // self._size()
+        loader.assign(loader.epoch, loader.step, range(self.rank * each, (self.rank + 1) * each))
+
+    def _attach(self, loader: Batches) -> None:
+        if self._loader is loader:
+            return
+        if self._loader is not None:
+            raise UserError("run.steps got a second loader; one loader trains, others are for evaluation")
+        self._loader = loader
+        if self._noise is None:
+            self._noise = Noise(loader.global_batch)
+        if self._pending_state is not None:
+            self._load_late(self._pending_state)
+            self._pending_state = None
+        if self._step != NEW:
+            self._assign()
+
+    # -- leaving ---------------------------------------------------------------------------------------------------
+
+    def _leave(self, code: int, command: int) -> None:
+        """Save, wait until that is done, and exit."""
+        if self._checkpoints is not None and self.rank == 0:
+            path = self._checkpoints.save(self._step, *self._state.give(), wait=True)
+            if path is not None and self._control is not None:
+                self._control.send(Saved(command, self._step, path))
+        group = self._live_group()
+        if group is not None:
+            try:
+                with self._in_collective():
+                    group.share([self._step])
+            except BrokenGroupError as error:
+                if self._membership is None:
+                    raise SystemExit(code) from None
+                self._drop_step(error)
+                self._form()
+                return
+        if self._control is not None:
+            self._control.send(Leaving(command, self._step))
+        self.close()
+        raise SystemExit(code)
+
+    def _go(self) -> None:
+        """The new epoch is without this rank."""
+        if self._control is not None and self._membership is not None:
+            self._control.send(Leaving(self._membership.command, self.steps_done))
+        self.close()
+        raise SystemExit(0)
+
+    def _ask_to_leave(self) -> None:
+        self._leave_asked = True
+
+    def _autosave(self) -> None:
+        if self._checkpoints is not None and self.rank == 0 and self._step > 0 and self._checkpoints.due():
+            self._checkpoints.save(self._step, *self._state.give(), wait=False)
+
+    # -- small things ----------------------------------------------------------------------------------------------
+
+    def _live_group(self) -> Group | None:
+        return self._membership.group if self._membership is not None else self._group
+
+    def _size(self) -> int:
+        return self.world_size
+
+    def _sizes(self) -> tuple[int, ...]:
+        """Numbers of ranks this run can have; empty: any."""
+        if self._workers is None:
+            return ()
+        return tuple(1 << k for k in range(self._workers.bit_length()))
+
+    def _check_size(self, size: int) -> None:
+        if self._workers is not None and self._workers % size:
+            sizes = ", ".join(str(n) for n in self._sizes())
+            raise ConfigError(f"{size} ranks with logical_workers={self._workers}: expected one of {sizes} ranks")
+
+    @contextlib.contextmanager
+    def _in_collective(self) -> Iterator[None]:
+        if self._control is not None and self._membership is not None:
+            self._control.waiting(self._membership.epoch, self.steps_done)
+        try:
+            yield
+        finally:
+            if self._control is not None:
+                self._control.going_on()
+
+    def _tell_progress(self) -> None:
+        if self._control is None:
+            return
+        self._control.progress(self.steps_done, self.samples, lambda: self.loss)
+        if (found := self._meter.due()) is not None:
+            noise = self._noise.scale_samples if self._noise is not None else None
+            self._control.send(Measured(self.steps_done, gradient_noise=noise, **found))
+
+    def _give_numbers(self) -> dict[str, Any]:
+        return {
+            "step": self._step, "samples": self.samples, "epoch": self.epoch, "workers": self._workers,
+            "seed": self.seed,
+            "loader": self._loader.state_dict() if self._loader is not None else None,
+            "noise": self._noise.state_dict() if self._noise is not None else None,
+        }  # fmt: skip
+
+    def _take_numbers(self, state: dict[str, Any]) -> None:
+        for name, ours in (("workers", self._workers), ("seed", self.seed)):
+            if state[name] != ours:
+                raise ConfigError(f"the state has {name}={state[name]!r}, this run {ours!r}: make them equal")
+        self._step, self.samples, self.epoch = state["step"], state["samples"], state["epoch"]
+        self._broken = False
+        if self._loader is None:
+            self._pending_state = state
+        else:
+            self._load_late(state)
+
+    def _load_late(self, state: dict[str, Any]) -> None:
+        assert self._loader is not None
+        if state["loader"] is not None:
+            saved = dict(state["loader"])
+            if self._workers is None and "logical_workers" in saved:
+                saved["logical_workers"] = self._loader.logical_workers
+            self._loader.load_state_dict(saved)
+        if state["noise"] is not None:
+            self._noise = self._noise or Noise(1)
+            self._noise.load_state_dict(state["noise"])
+        self.epoch = self._loader.epoch
+
+
+class _Carried:
+    """The state of a run, as membership sees it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def step(self) -> int:
+        """Committed steps."""
+        return self._run._step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._run._step = value
+
+    def begin(self) -> None:
+        """From the newest checkpoint, or from what was built."""
+        saved = self._run._checkpoints.restore() if self._run._checkpoints is not None else None
+        if saved is None:
+            self._run._step = 0
+        else:
+            self._run._state.take(*saved)
+
+    def give(self) -> tuple[dict[str, Tensor], Any]:
+        """Not copied."""
+        return self._run._state.give()
+
+    def take(self, tensors: dict[str, Tensor], tree: Any) -> None:
+        """All of it is there."""
+        self._run._state.take(tensors, tree)
+
+
+def _squares(into: list[Tensor]) -> Any:
+    def take(leaf: list[Tensor]) -> None:
+        norms = torch._foreach_norm(leaf)
+        into.append(torch.stack([norm.float() for norm in norms]).square().sum())
+
+    return take
+
+
+def _named_parameters(models: Iterable[nn.Module]) -> list[tuple[str, Tensor]]:
+    several = len(list(models)) > 1
+    return [
+        (f"{number}.{name}" if several else name, param)
+        for number, model in enumerate(models)
+        for name, param in model.named_parameters()
+        if param.requires_grad
+    ]

@@ -1,0 +1,67 @@
+"""The parts of a step, and how long steps take."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+MEASURED_EVERY_S: Final = 10.0
+"""Between two reports of measurements. Ours."""
+
+
+class Micro:
+    """One micro-batch under way."""
+
+    __slots__ = ("done", "first", "last", "noise", "share", "stepped")
+
+    def __init__(self, first: bool, last: bool, share: float, noise: bool) -> None:
+        self.first, self.last, self.share, self.noise = first, last, share, noise
+        self.done = self.stepped = False
+
+
+class Plan:
+    """One step: whose shares are computed here."""
+
+    __slots__ = ("epoch", "mine", "noise", "samples", "shares", "step", "total")
+
+    def __init__(
+        self, epoch: int, step: int, samples: list[int], total: int, mine: range, noise: bool, shares: int
+    ) -> None:
+        self.epoch, self.step, self.samples, self.total = epoch, step, samples, total
+        self.mine, self.noise, self.shares = mine, noise, shares
+
+
+class Meter:
+    """Step times between two reports."""
+
+    def __init__(self) -> None:
+        self._said_s = time.perf_counter()
+        self._began_s = 0.0
+        self.sync_s = self._step_s = self._wait_s = self._waited_s = 0.0
+        self._steps = self._batch = 0
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._began_s = time.perf_counter()
+
+    def end(self, local_batch: int, wait_s: float) -> None:
+        """It was committed; ``wait_s`` is the loader's sum of all waits."""
+        self._step_s += time.perf_counter() - self._began_s
+        self._wait_s += wait_s - self._waited_s
+        self._waited_s = wait_s
+        self._steps += 1
+        self._batch = local_batch
+
+    def due(self) -> dict[str, Any] | None:
+        """Means since the last report, now and then."""
+        now = time.perf_counter()
+        if now - self._said_s < MEASURED_EVERY_S or not self._steps:
+            return None
+        n = self._steps
+        found = {
+            "local_batch": self._batch, "step_s": self._step_s / n, "sync_s": self.sync_s / n,
+            "loader_wait_s": self._wait_s / n,
+        }  # fmt: skip
+        self._said_s, self._steps = now, 0
+        self.sync_s = self._step_s = self._wait_s = 0.0
+        return found

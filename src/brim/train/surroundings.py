@@ -1,0 +1,98 @@
+"""What a run finds around it: device, gang, signals; and the random numbers it sets."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import sys
+import traceback
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from brim.gang.protocol import Failed
+from brim.train.control import Control
+from brim.train.group import Group, open_sockets
+
+_c10d: Any = dist
+_made = 0
+_meeting: tuple[Any, int, int] | None = None
+
+
+def seed_everything(*what: int | str) -> None:
+    """Seed Python, PyTorch and NumPy (where it is loaded) from all of these."""
+    digest = hashlib.blake2b(repr(what).encode(), digest_size=8).digest()
+    number = int.from_bytes(digest, "big") >> 1
+    random.seed(number)
+    torch.manual_seed(number)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(number & 0xFFFFFFFF)
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """The batch on the device; containers of the usual kinds are looked into."""
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return type(batch)({key: moved(value, device) for key, value in batch.items()})
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(moved(value, device) for value in batch)
+    return batch.to(device) if hasattr(batch, "to") else batch
+
+
+def choose_device(wanted: str | torch.device | None) -> torch.device:
+    """The device asked for, else this rank's GPU, else the CPU."""
+    if wanted is not None:
+        device = torch.device(wanted)
+    elif torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    else:
+        device = torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def static_group(device: torch.device, timeout_s: float) -> Group | None:
+    """The gang that ``torchrun`` has started, if it has."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "MASTER_ADDR" not in os.environ:
+        return None
+    global _made, _meeting  # noqa: PLW0603  (one store for the whole life of the process)
+    if _meeting is None:
+        _meeting = next(_c10d.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+    store, rank, size = _meeting
+    _made += 1
+    epoch = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) * 1000 + _made
+    return Group(store, rank, size, epoch=epoch, device=device, timeout_s=timeout_s, sockets=open_sockets())
+
+
+def on_sigterm(call: Any) -> None:
+    """A first SIGTERM asks to leave after the step; a handler that is there already is called, too."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def handle(number: int, frame: Any) -> None:
+        call()
+        if callable(before):
+            before(number, frame)
+
+    signal.signal(signal.SIGTERM, handle)
+
+
+def tell_exceptions(control: Control) -> None:
+    """Say to the supervisor what ends this process."""
+    before = sys.excepthook
+
+    def tell(kind: Any, error: BaseException, trace: Any) -> None:
+        control.send(Failed("".join(traceback.format_exception(kind, error, trace))))
+        before(kind, error, trace)
+
+    sys.excepthook = tell

@@ -1,0 +1,82 @@
+"""The optimizer step once gradients are summed: unscale, clip, learning rate, update. The same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+Schedule = Callable[[int], float]
+"""Factor on the learning rate after so many samples."""
+
+
+class Update:
+    """What ``run.step`` does with the gradients.
+
+    Attributes:
+        max_norm: Gradients are scaled down to this norm over all parameters; None: never.
+        schedule: Factor on the learning rates by samples consumed.
+        factor: Another factor, that of a changed batch.
+        norm: Norm of the last gradient, before clipping, where it was computed.
+    """
+
+    def __init__(self) -> None:
+        self.optimizers: list[Optimizer] = []
+        self.schedulers: list[Any] = []
+        self.scaler: Any = None
+        self.max_norm: float | None = None
+        self.schedule: Schedule | None = None
+        self.factor = 1.0
+        self.norm: Tensor | None = None
+
+    def scale(self) -> float:
+        """What losses are multiplied with before backward, beside their share."""
+        return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+
+    def apply(self, params: Sequence[Tensor], samples: int, *, want_norm: bool = False) -> None:
+        """Update the parameters.
+
+        Args:
+            params: All that have gradients.
+            samples: Consumed before this step.
+            want_norm: Compute `norm` even if nothing is clipped.
+        """
+        if self.scaler is not None:
+            for optimizer in self.optimizers:
+                self.scaler.unscale_(optimizer)
+        self.norm = None
+        if self.max_norm is not None:
+            self.norm = torch.nn.utils.clip_grad_norm_(params, self.max_norm)
+        elif want_norm:
+            self.norm = _norm(params)
+        factor = self.factor * (self.schedule(samples) if self.schedule is not None else 1.0)
+        for optimizer in self.optimizers:
+            self._step(optimizer, factor)
+        if self.scaler is not None:
+            self.scaler.update()
+        for scheduler in self.schedulers:
+            scheduler.step()
+
+    def _step(self, optimizer: Optimizer, factor: float) -> None:
+        """One step at ``factor`` times the learning rates, which are then as before: schedules may go on from them."""
+        rates = [group["lr"] for group in optimizer.param_groups]
+        if factor != 1.0:
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * factor
+        try:
+            if self.scaler is not None:
+                self.scaler.step(optimizer)
+            else:
+                optimizer.step()
+        finally:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+
+def _norm(params: Sequence[Tensor]) -> Tensor:
+    norms = torch._foreach_norm([param.grad for param in params if param.grad is not None])
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.float().to(norms[0].device) for norm in norms]))
+    return total

@@ -1,0 +1,214 @@
+"""The loop: the same bits on every number of ranks, and what it says when it is used wrongly."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import brim.train as bt
+from brim.errors import ConfigError, UserError
+from tests.train.gangs import on_ranks
+from tests.train.models import JOBS, Rows, loss_of
+
+WORKERS = 4
+
+
+def train(name, epochs=2, workers=WORKERS, batch=16, **options):
+    """Two epochs whose last steps are smaller; what every rank must agree on."""
+    run = bt.start(logical_workers=workers, seed=5, noise_every=2, **options)
+    model, optimizer, kind, max_norm = JOBS[name]()
+    model, optimizer = run.prepare(model, optimizer)
+    run.clip(max_norm)
+    run.schedule(lambda samples: 1 / (1 + samples / 100))
+    loader = run.loader(Rows(kind), batch, workers=0)
+    losses = []
+    for _ in run.epochs(epochs):
+        for x, y in run.steps(loader):
+            run.backward(loss_of(model(x), y))
+            if run.step():
+                losses.append(run.loss)
+        run.report(loss=losses[-1])
+    result = run.digest(), tuple(losses), run.samples, run.steps_done, run.noise.state_dict()
+    run.close()
+    loader.close()
+    return result
+
+
+def train_all(names):
+    return {name: train(name) for name in names}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return on_ranks(1, train_all, list(JOBS))[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_bits_are_equal_on_every_number_of_ranks(alone, ranks):
+    for found in on_ranks(ranks, train_all, list(JOBS)):
+        assert found == alone
+
+
+def test_training_learns_and_counts_samples(alone):
+    for name, (_, losses, samples, steps, noise) in alone.items():
+        assert samples == 2 * 78, name
+        assert steps == 10
+        assert sum(losses[5:9]) < sum(losses[:4]), name
+        assert noise["steps"] == 4  # not at step 4, whose shares differ
+
+
+def by_hand(name):
+    """The same job without brim.train, as a check of what exact mode computes."""
+    from brim.train.loader import Loader
+    from brim.train.surroundings import seed_everything
+
+    seed_everything(5, "build")
+    model, optimizer, kind, max_norm = JOBS[name]()
+    loader = Loader(Rows(kind), 16, logical_workers=WORKERS, seed=5, workers=0)
+    step, losses = 0, []
+    for epoch in range(2):
+        while loader.epoch == epoch:
+            samples = [loader.samples(epoch, loader.step, worker) for worker in range(WORKERS)]
+            rates = [group["lr"] for group in optimizer.param_groups]
+            optimizer.zero_grad()
+            losses.append(0.0)
+            for worker, count in enumerate(samples):
+                x, y = loader.fetch(epoch, loader.step, worker)
+                seed_everything(5, "step", step, worker)
+                loss = loss_of(model(x), y) * (count / sum(samples))
+                loss.backward()
+                losses[-1] += loss.item()
+            if max_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            done = step * 16 - (2 if step > 4 else 0)
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] / (1 + done / 100)
+            optimizer.step()
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            loader.commit(epoch, loader.step)
+            step += 1
+    return losses
+
+
+@pytest.mark.parametrize("name", ["mlp", "transformer"])
+def test_the_losses_are_those_of_a_loop_by_hand(alone, name):
+    torch.set_num_threads(1)
+    assert alone[name][1] == pytest.approx(by_hand(name), rel=1e-3)
+
+
+def fast(name, micro_batch=None):
+    run = bt.start(seed=5)
+    model, optimizer, kind, _ = JOBS[name]()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    run.prepare(model, optimizer)
+    loader = run.loader(Rows(kind), 16, workers=0, micro_batch=micro_batch)
+    sizes = []
+    for _ in run.epochs(2):
+        for x, y in run.steps(loader):
+            sizes.append(len(x))
+            run.backward(loss_of(model(x), y))
+            run.step()
+    run.close()
+    return [p.detach().numpy() for p in model.parameters()], sizes
+
+
+def misuse(kind):
+    """What is said when the loop is written wrongly."""
+    run = bt.start(logical_workers=4)
+    model = nn.Linear(20, 5)
+    left_out = nn.Linear(2, 2)
+    both = nn.ModuleDict({"used": model, "left_out": left_out})
+    run.prepare(both if kind == "unused" else model, torch.optim.SGD(both.parameters(), lr=0.1))
+    loader = run.loader(Rows("rows"), 18 if kind == "batch" else 16, workers=0)
+    for x, y in run.steps(loader):
+        loss = loss_of(model(x), y)
+        if kind == "shape":
+            loss = loss.expand(2)
+        if kind != "no backward":
+            run.backward(loss)
+        if kind == "twice":
+            run.backward(loss_of(model(x), y))
+        if kind != "no step":
+            run.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("unused", UserError, "no gradient for left_out.weight, left_out.bias"),
+        ("batch", ConfigError, "global_batch=18 does not split over 4"),
+        ("shape", UserError, "expected one number"),
+        ("twice", UserError, "once"),
+        ("no backward", UserError, "run.step without run.backward"),
+        ("no step", UserError, "run.step was not called"),
+    ],
+)
+def test_misuse_is_named(kind, error, words):
+    with pytest.raises(error, match=words):
+        misuse(kind)
+
+
+def test_the_number_of_logical_workers_is_a_power_of_two():
+    with pytest.raises(ConfigError, match="power of two"):
+        bt.start(logical_workers=6)
+
+
+def zeros():
+    run = bt.start(logical_workers=4)
+    both = nn.ModuleDict({"used": nn.Linear(20, 5), "left_out": nn.Linear(2, 2)})
+    before = both["left_out"].weight.clone()
+    run.prepare(both, torch.optim.SGD(both.parameters(), lr=0.1), unused="zeros")
+    loader = run.loader(Rows("rows"), 16, workers=0)
+    for x, y in run.steps(loader):
+        run.backward(loss_of(both["used"](x), y))
+        run.step()
+    run.close()
+    return torch.equal(before, both["left_out"].weight), run.digest()
+
+
+def test_unused_parameters_may_count_as_zeros():
+    found = {*on_ranks(1, zeros), *on_ranks(2, zeros)}
+    assert len(found) == 1
+    assert found.pop()[0]
+
+
+def few_samples():
+    """An epoch that ends in a step of two samples: two of four workers have none, rank 0 of 4 has no iteration."""
+    run = bt.start(logical_workers=4)
+    model = nn.Sequential(nn.Linear(20, 8), nn.Linear(8, 5))
+    run.prepare(model, torch.optim.Adam(model.parameters()))
+    loader = run.loader(Rows("rows", samples=18), 16, workers=0)
+    iterations = 0
+    for _ in run.epochs(2):
+        for x, y in run.steps(loader):
+            iterations += 1
+            run.backward(loss_of(model(x), y))
+            run.step()
+    run.close()
+    return run.digest(), run.samples, run.steps_done, iterations
+
+
+def test_a_worker_without_samples_counts_for_nothing():
+    found = [on_ranks(ranks, few_samples) for ranks in (1, 2, 4)]
+    assert {row[:3] for rows in found for row in rows} == {found[0][0][:3]}
+    assert found[0][0][1:3] == (36, 4)
+    assert {sum(row[3] for row in rows) for rows in found} == {12}
+
+
+@pytest.fixture(scope="module")
+def fast_alone():
+    torch.set_num_threads(1)
+    return fast("mlp")[0]
+
+
+@pytest.mark.parametrize(("ranks", "micro_batch", "most"), [(1, None, 16), (2, None, 8), (3, None, 6), (2, 3, 3)])
+def test_fast_mode_gives_the_same_up_to_rounding(fast_alone, ranks, micro_batch, most):
+    results = on_ranks(ranks, fast, "mlp", micro_batch)
+    for found, sizes in results:
+        assert max(sizes) <= most
+        for a, b in zip(found, fast_alone, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert sum(sum(sizes) for _, sizes in results) == 2 * 78
