@@ -85,7 +85,8 @@ class Pool:
         self._unsent: deque[Task | None] = deque()  # None: a worker is to stop
         self._free: list[Slab] = []
         self._returned: deque[Slab] = deque()
-        self._lent: set[Slab] = set()
+        self._slabs: set[Slab] = set()  # all, wherever they are
+        self._lent = 0
         self._next_id = 1
         self._nursery = 0
         self._alive: set[int] = set()
@@ -133,7 +134,7 @@ class Pool:
                 self._free.append(task.slab)
             else:
                 del self._wanted[task.id]
-                task.slab.close()
+                self._give_up(task.slab)
                 begun = True
         if begun:
             self._give_out_again()
@@ -160,11 +161,11 @@ class Pool:
         if task.failed:
             self._fail(task)
         self._collect()
-        if len(self._lent) >= LENT_SLABS_MAX:
+        if self._lent >= LENT_SLABS_MAX:
             batch = read(task.slab.copy(task.size))
             self._free.append(task.slab)
             return batch
-        self._lent.add(task.slab)
+        self._lent += 1
         return read(task.slab.lend(task.size, self._returned))
 
     def worker_ids(self) -> list[int]:
@@ -176,19 +177,16 @@ class Pool:
         if self._owner != os.getpid() or not self._nursery:
             return
         self._end_nursery()
-        for task in self._wanted.values():
-            task.slab.close()
         self._wanted.clear()
-        self.trim(0)
-        for slab in self._lent:
-            slab.close()
-        self._lent.clear()
+        self._free.clear()
+        for slab in list(self._slabs):
+            self._give_up(slab)
 
     def trim(self, keep: int) -> None:
         """Close free files beyond ``keep``."""
         self._collect()
         while len(self._free) > keep:
-            self._free.pop().close()
+            self._give_up(self._free.pop())
 
     def _open(self) -> None:
         kind = socket.SOCK_SEQPACKET
@@ -299,7 +297,9 @@ class Pool:
         if task is not None:
             task.tries += 1
             if task.tries >= TRIES:
-                raise_later(task, status)
+                self._give_up(task.slab)
+                task.slab = self._slab()
+                fail_later(task, status)
                 del self._wanted[held]
         else:
             self._died(f"a loading process ({ending(status)})")
@@ -324,7 +324,7 @@ class Pool:
         for task in sorted(self._wanted.values(), key=lambda task: task.id):
             if task.id not in begun or id(task) in unsent:
                 if id(task) not in unsent:  # somebody may still write to the old one
-                    task.slab.close()
+                    self._give_up(task.slab)
                     task.slab = self._slab()
                 self._renumber(task)
                 self._unsent.append(task)
@@ -357,23 +357,30 @@ class Pool:
 
     def _slab(self) -> Slab:
         self._collect()
-        return self._free.pop() if self._free else Slab()
+        if self._free:
+            return self._free.pop()
+        slab = Slab()
+        self._slabs.add(slab)
+        return slab
+
+    def _give_up(self, slab: Slab) -> None:
+        """Close a file that somebody may still write to or read from: its memory goes when nobody does."""
+        self._slabs.discard(slab)
+        slab.close()
 
     def _collect(self) -> None:
         while self._returned:
             slab = self._returned.popleft()
-            self._lent.discard(slab)
+            self._lent -= 1
             self._free.append(slab)
 
 
-def raise_later(task: Task, status: int) -> None:
+def fail_later(task: Task, status: int) -> None:
     """Make a task fail over which several workers were killed."""
     error = LoaderError(
         f"{place(task.span)}: {task.tries} loading processes one after the other {ending(status)} over it; "
         "a signal 9 is mostly a lack of memory, 11 or 7 native code of the dataset"
     )
-    task.slab.close()
-    task.slab = Slab()
     task.size, task.done, task.failed = write(task.slab.handle, error), True, True
 
 
