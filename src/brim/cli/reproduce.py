@@ -76,7 +76,7 @@ def _check_name(name: str) -> None:
 
 def _capacities(parts: tuple[Part, ...]) -> list[Sustained]:
     """What the main policies sustain, from backlogs; ends the command where it was interrupted."""
-    from brim.cli.replays import Task, run_all
+    from brim.cli.replays import Task
     from brim.sim.reproduce.elastic import backlog, policy_for, sustained
     from brim.sim.reproduce.grid import backlogs
 
@@ -92,7 +92,7 @@ def _capacities(parts: tuple[Part, ...]) -> list[Sustained]:
     print(f"brim: measuring what the baseline sustains: {len(tasks)} replays of a backlog", file=sys.stderr)
     found = [
         sustained(replay, drawn[condition, per_gpu][1].work_h, condition)
-        for replay, (condition, _, per_gpu) in zip(_complete(run_all(tasks)), wanted, strict=False)
+        for replay, (condition, _, per_gpu) in zip(_complete(tasks), wanted, strict=False)
     ]
     if len(found) < len(tasks):
         print("brim: stopped before the loads were known: nothing to report", file=sys.stderr)
@@ -127,20 +127,21 @@ def _settings(condition: Condition) -> Settings:
     return Settings(overheads=Overheads.of_pollux(), seed=condition.seed, load=condition.load)
 
 
-def _complete(replays: Iterator[Replay]) -> Iterator[Replay]:
-    """Until the first that was interrupted: those after it were not begun, or stopped where they were, too."""
-    for replay in replays:
-        if replay.partial:
+def _complete(tasks: Sequence[Task]) -> Iterator[Replay]:
+    """Run tasks until the first that was interrupted or not begun: so the replays are those of the first tasks."""
+    from brim.cli.replays import run_all
+
+    for replay, task in zip(run_all(tasks), tasks, strict=False):
+        if replay.partial or replay.trace is not task.trace:
             return
         yield replay
 
 
 def _outcomes(tasks: Sequence[tuple[Condition, Task]]) -> list[Outcome]:
-    from brim.cli.replays import run_all
     from brim.sim.reproduce.elastic import outcome
 
     print(f"brim: {len(tasks):,} replays", file=sys.stderr)
-    replays = _complete(run_all([task for _, task in tasks]))
+    replays = _complete([task for _, task in tasks])
     return [outcome(replay, condition) for replay, (condition, _) in zip(replays, tasks, strict=False)]
 
 

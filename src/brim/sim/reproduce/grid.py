@@ -1,7 +1,7 @@
 """Which points of the elastic experiment are run: clusters, categories, arrivals, loads, policies.
 
 The full grid was cut where it says least, so that it ends in some 20 minutes on two cores: under bursts and on the
-large cluster fewer policies run, and on the large cluster jobs wait only.
+large cluster fewer policies and loads run, and on the large cluster jobs wait only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from brim.sim.reproduce.elastic import (
     STRONGER,
     Arrivals,
     Condition,
-    can_drop,
 )
 
 MAIN: Final = (OURS, BASELINE, STRONGER)
@@ -50,19 +49,18 @@ class Part:
     backlog_per_gpu: int
 
 
-_LOADS: Final = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 FULL: Final = (
     Part(
-        gpus=40, categories=CATEGORY_NAMES, arrivals="poisson", loads=_LOADS, policies=tuple(POLICIES),
-        dropping=tuple(name for name in POLICIES if can_drop(name)), backlog_per_gpu=20,
-    ),
-    Part(
-        gpus=40, categories=CATEGORY_NAMES, arrivals="burst", loads=_LOADS, policies=(*MAIN, "goodput", "fifo"),
-        dropping=MAIN, backlog_per_gpu=20,
+        gpus=40, categories=CATEGORY_NAMES, arrivals="poisson", loads=(0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0),
+        policies=tuple(POLICIES), dropping=(*MAIN, "elastic-max", "elastic-random"), backlog_per_gpu=20,
     ),
     Part(
         gpus=400, categories=(MIX, "communication"), arrivals="poisson", loads=(0.75, 1.0, 1.25, 1.5), policies=MAIN,
         dropping=(), backlog_per_gpu=8,
+    ),
+    Part(
+        gpus=40, categories=CATEGORY_NAMES, arrivals="burst", loads=(0.5, 0.75, 1.0, 1.25, 1.5),
+        policies=(*MAIN, "fifo"), dropping=(OURS, BASELINE), backlog_per_gpu=20,
     ),
 )
 QUICK: Final = (
@@ -84,7 +82,7 @@ def backlogs(parts: Iterable[Part]) -> list[tuple[Condition, str, int]]:
 
 
 def points(parts: Iterable[Part], seeds: int) -> Iterator[tuple[Condition, str]]:
-    """Conditions and policies to run, in the order of reports; the large cluster last."""
+    """Conditions and policies to run, in the order of reports."""
     for part in parts:
         for category in part.categories:
             for load in part.loads:
