@@ -104,7 +104,8 @@ def test_strides_types_and_odd_values_survive_the_way():
             "bf16": torch.ones(3, dtype=torch.bfloat16), "bool": torch.tensor([True, False]),
             "complex": torch.ones(2, dtype=torch.complex64), "numpy": np.arange(6).reshape(2, 3).T,
             "object": np.array(["a", None], dtype=object), "sparse": torch.eye(3).to_sparse().to_dense(),
-            "ids": samples, "gradient": torch.ones(2, requires_grad=True), "many": [torch.tensor([i]) for i in range(1500)],
+            "ids": samples, "gradient": torch.ones(2, requires_grad=True),
+            "many": [torch.tensor([i]) for i in range(1500)],
         }
 
     def batch(workers: int) -> dict:
@@ -303,6 +304,15 @@ def test_waiting_and_supply_are_measured():
         assert 0 < supply.wait_s_last <= supply.wait_s == loader.wait_s
         assert 200 < supply.supply_sps < 400
         assert supply.settled
+
+
+def test_steps_can_be_cut_into_other_shares():
+    with Loader(Plain(64), 16, logical_workers=2, workers=2, shuffle=False) as loader:
+        take_step(loader)
+        loader.set_logical_workers(4)
+        assert torch.cat([batch[0] for batch in take_step(loader)]).tolist() == list(range(16, 32))
+        loader.set_logical_workers(3)
+        assert [len(batch[0]) for batch in take_step(loader)] == [5, 5, 6]
 
 
 def test_an_empty_share_is_none_and_counts_nothing():

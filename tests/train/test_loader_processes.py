@@ -83,7 +83,8 @@ def test_an_exception_in_the_loop_leaves_nothing_after_the_with_block():
     processes = []
 
     def train() -> None:
-        with Loader(Raising(3, ValueError("bad sample")), 8, workers=2) as loader:
+        with Loader(Raising(50, ValueError("bad sample")), 8, shuffle=False, workers=2) as loader:
+            take_step(loader)
             processes.extend(loader._pool.worker_ids())
             take(loader)
 
@@ -203,7 +204,7 @@ def test_workers_can_be_killed_all_the_time():
             loader.commit(0, step)
         assert kills >= 18
         assert sorted(seen) == list(range(3_000))
-        assert wait_until(lambda: len(descendants(os.getpid())) >= 3)
+        assert wait_until(lambda: take_step(loader) and len(descendants(os.getpid())) == 3)
 
 
 def test_a_process_forked_from_a_zygote_with_threads_can_load():

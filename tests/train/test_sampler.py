@@ -52,7 +52,8 @@ def test_shares_of_a_partial_batch_differ_by_one_at_most():
     sampler = Sampler(103, global_batch=16, logical_workers=4)
     assert [sampler.samples(0, 0, worker) for worker in range(4)] == [4, 4, 4, 4]
     assert [sampler.samples(0, 6, worker) for worker in range(4)] == [1, 2, 2, 2]
-    assert [Sampler(18, global_batch=16, logical_workers=4).samples(0, 1, worker) for worker in range(4)] == [0, 1, 0, 1]
+    short = Sampler(18, global_batch=16, logical_workers=4)
+    assert [short.samples(0, 1, worker) for worker in range(4)] == [0, 1, 0, 1]
 
 
 def test_the_rest_is_dropped_where_asked_and_the_ledger_says_how_much():
@@ -212,13 +213,28 @@ def test_errors_say_what_to_change(arguments, says):
 
 
 @pytest.mark.parametrize("changes", [
-    {"seed": 1}, {"shuffle": False}, {"last": "drop"}, {"logical_workers": 4, "global_batch": 8}, {"length": 65},
+    {"logical_workers": 4}, {"seed": 1}, {"shuffle": False}, {"last": "drop"}, {"length": 65},
 ])
 def test_a_state_of_other_samples_is_refused(changes):
     made = {"length": 64, "global_batch": 8, "logical_workers": 2, "seed": 0}
     state = Sampler(**made).state_dict()
     with pytest.raises(ConfigError, match="make them equal"):
         Sampler(**made | changes).load_state_dict(state)
+
+
+def test_other_shares_take_the_same_samples():
+    one, other = Sampler(64, global_batch=8, logical_workers=2), Sampler(64, global_batch=8, logical_workers=4)
+    one.commit(0, 0)
+    one.set_logical_workers(2)
+    other.load_state_dict(one.state_dict())
+    assert taken(one, 0, 1).tolist() == taken(other, 0, 1).tolist()
+    one.set_logical_workers(8)
+    assert taken(one, 0, 1).tolist() == taken(other, 0, 1).tolist()
+    one.set_logical_workers(3)
+    assert [one.samples(0, 1, worker) for worker in range(3)] == [2, 3, 3]
+    one.set_global_batch(10)
+    other.load_state_dict(one.state_dict() | {"global_batch": 12})
+    assert other.logical_workers == 4
 
 
 def test_asking_beyond_the_epoch_or_for_a_stranger_says_so():

@@ -60,7 +60,7 @@ class Loader:
     Args:
         dataset: Map-style (``__len__``, ``__getitem__``, optionally ``__getitems__``) or iterable.
         global_batch: Samples of one optimizer step over all logical workers.
-        logical_workers: Shares a step is cut into; fixed for the life of the job.
+        logical_workers: Shares a step is cut into; fixed for the life of a job that wants equal bits.
         seed: Of the order and of the augmentation.
         workers: Processes that load; 0 loads inside ``fetch``; "auto" finds the number by measurement.
         prefetch: Micro-batches loaded ahead per process.
@@ -205,6 +205,8 @@ class Loader:
         """Cut steps into another number of shares, for a job whose result may depend on it; ``assign`` follows."""
         self._sampler.set_logical_workers(logical_workers)
         self._assigned = range(logical_workers)
+        if self._ahead is not None:
+            self._ahead.clear()
 
     def set_workers(self, workers: int | Literal["auto"]) -> None:
         """Change the number of loading processes; a number ends the search of "auto"."""

@@ -77,6 +77,7 @@ class Sampler:
         self.length, self.global_batch, self.logical_workers = length, global_batch, logical_workers
         self.seed, self.shuffle, self.last = seed, shuffle, last
         self.epoch, self.step, self.cursor = 0, 0, 0
+        self._even_shares = logical_workers  # the batch has to split over so many
         self._runs: list[Run] = []
         self._dropped: list[Dropped] = []
 
@@ -134,7 +135,7 @@ class Sampler:
 
     def set_global_batch(self, global_batch: int) -> None:
         """Change the batch from the next step on. Where the rest is dropped, this may end the epoch."""
-        check_batch(self.length, global_batch, self.logical_workers)
+        check_batch(self.length, global_batch, self._even_shares)
         self.global_batch = global_batch
         self._roll()
 
@@ -142,7 +143,7 @@ class Sampler:
         """Cut steps into another number of shares, which need not divide the batch: they then differ by one."""
         if logical_workers < 1:
             raise ConfigError(f"logical_workers={logical_workers}: expected at least 1")
-        self.logical_workers = logical_workers
+        self.logical_workers, self._even_shares = logical_workers, 1
 
     def ledger(self) -> dict[str, Any]:
         """Return what was consumed along this lineage, as plain JSON; see :func:`verify`."""
@@ -156,23 +157,24 @@ class Sampler:
         """Return everything that a job of any size needs to go on, as plain JSON, equal on every rank."""
         return {
             "epoch": self.epoch, "step": self.step, "cursor": self.cursor, "global_batch": self.global_batch,
-            "logical_workers": self.logical_workers, "ledger": self.ledger(),
+            "even_shares": self._even_shares, "ledger": self.ledger(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; it has to be of the same dataset, seed, rule and logical workers."""
+        """Go on from a saved state of the same dataset, seed, rule and, unless they may change, logical workers."""
         ledger = state["ledger"]
         read_version(ledger)
-        ours = {"logical_workers": self.logical_workers, "length": self.length, "seed": self.seed,
-                "shuffle": self.shuffle, "last": self.last}
+        ours = {"length": self.length, "seed": self.seed, "shuffle": self.shuffle, "last": self.last}
+        theirs = {name: ledger[name] for name in ours}
+        if 1 not in (self._even_shares, state["even_shares"]):
+            ours["logical_workers"], theirs["logical_workers"] = self._even_shares, state["even_shares"]
         for name, here in ours.items():
-            saved = state[name] if name == "logical_workers" else ledger[name]
-            if saved != here:
+            if theirs[name] != here:
                 raise ConfigError(
-                    f"the saved state has {name}={saved!r}, this loader {name}={here!r}: make them equal, or start "
-                    "the epoch anew without the state; otherwise samples would be repeated or left out"
+                    f"the saved state has {name}={theirs[name]!r}, this loader {name}={here!r}: make them equal, or "
+                    "start the epoch anew without the state; otherwise samples or sums would differ silently"
                 )
-        check_batch(self.length, state["global_batch"], self.logical_workers)
+        check_batch(self.length, state["global_batch"], self._even_shares)
         self.global_batch = state["global_batch"]
         self.epoch, self.step, self.cursor = state["epoch"], state["step"], state["cursor"]
         self._runs = [Run(**run) for run in ledger["runs"]]
