@@ -18,6 +18,7 @@ class Gang:
         self.wants = {}  # the newest order a rank has heard and not yet acted on
         self.next_id = 0
         self.members_of = {}  # by epoch
+        self.heard = {}  # the highest epoch each rank has heard of: told twice, formed once
         self.retired = []
         self.obey(self.membership.begin())
 
@@ -55,7 +56,8 @@ class Gang:
         if self.mail[rank]:
             message = self.mail[rank].pop(0)
             if isinstance(message, (Form, Resize)):
-                if message.epoch > getattr(self.wants.get(rank), "epoch", 0):
+                if message.epoch > self.heard.get(rank, 0):
+                    self.heard[rank] = message.epoch
                     self.wants[rank] = message
                 self.members_of[message.epoch] = message.members
             return True
@@ -66,6 +68,9 @@ class Gang:
             if not whole:
                 epoch, self.epoch_of[rank] = self.epoch_of[rank], None
                 self.obey(self.membership.broken(rank, epoch))
+                return True
+            if isinstance(want, Form):
+                self.epoch_of[rank] = None  # at once; the others find their group broken
                 return True
             if not self.agreed(rank):
                 return False

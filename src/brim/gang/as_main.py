@@ -162,8 +162,7 @@ def become(run: PythonRun, env: Mapping[str, str], cwd: str, base_path: list[str
     _reopen_streams(unbuffered=run.unbuffered)
     _fresh_multiprocessing(cwd)
     _fresh_random()
-    first = {"module": cwd, "code": "", "script": None, "folder": run.target}[run.kind]
-    first = _first_path(run, cwd) if first is None else first
+    first = _first_path(run, cwd)
     sys.path[:] = base_path if sys.flags.safe_path and run.kind != "folder" else [first, *base_path]
     sys.path_importer_cache.pop(first, None)
     argv0 = {"module": "-m", "code": "-c"}.get(run.kind, run.target)
@@ -174,17 +173,17 @@ def become(run: PythonRun, env: Mapping[str, str], cwd: str, base_path: list[str
 
 def _reopen_streams(*, unbuffered: bool) -> None:
     """Streams over the new descriptors, as Python opens them: line by line on a terminal, in blocks elsewhere."""
+    unbuffered = unbuffered or bool(os.environ.get("PYTHONUNBUFFERED"))
     for name, fd in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
         old: Any = getattr(sys, f"__{name}__")
-        mode = "rb" if fd == 0 else "wb"
-        raw: Any = open(fd, mode, buffering=0 if unbuffered and fd else -1, closefd=False)  # noqa: SIM115
+        raw: Any = open(fd, "wb" if fd else "rb", buffering=0 if unbuffered and fd else -1, closefd=False)  # noqa: SIM115
         (raw.raw if hasattr(raw, "raw") else raw).name = f"<{name}>"
         stream = io.TextIOWrapper(
             raw, encoding=old.encoding if old else "utf-8", errors=old.errors if old else "backslashreplace",
-            newline=None if fd == 0 else "\n", line_buffering=fd == 2 or raw.isatty(),
-            write_through=unbuffered and fd > 0,
+            newline="\n" if fd else None, line_buffering=not unbuffered and (fd == 2 or raw.isatty()),
+            write_through=unbuffered,
         )  # fmt: skip
-        stream.mode = "r" if fd == 0 else "w"  # type: ignore[misc]
+        stream.mode = "w" if fd else "r"  # type: ignore[misc]
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
@@ -225,31 +224,30 @@ def run(what: PythonRun) -> None:
     except SystemExit:
         raise
     except BaseException as error:
-        _report(error)
+        _report(what, error)
 
 
 def _code(what: PythonRun, module: types.ModuleType) -> types.CodeType:
     if what.kind == "code":
         module.__loader__ = importlib.machinery.BuiltinImporter
         return compile(what.target, "<string>", "exec", dont_inherit=True)
-    path = os.path.abspath(what.target)
+    path = os.path.join(os.getcwd(), what.target)  # not normalised, as Python does not
     try:
         with io.open_code(path) as file:
-            source = file.read()
-    except OSError as error:
-        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
-        raise SystemExit(2) from None
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+    except (OSError, SyntaxError, ValueError):
+        os.execv(sys.executable, sys.orig_argv)  # nothing has run: the interpreter itself says best what is wrong
     module.__file__ = path
     module.__dict__["__cached__"] = None
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    return compile(source, path, "exec", dont_inherit=True)
+    return code
 
 
-def _report(error: BaseException) -> None:
+def _report(what: PythonRun, error: BaseException) -> None:
     """What the interpreter does with an exception that nobody caught: the frames of this module are not shown."""
     trace = error.__traceback__.tb_next if error.__traceback__ else None
-    if isinstance(error, SyntaxError) and trace is not None and trace.tb_frame.f_code is _code.__code__:
-        trace = None
+    if what.kind == "code" and trace is not None and trace.tb_frame.f_code is _code.__code__:
+        trace = None  # it could not be compiled
     error.__traceback__ = trace
     _write_error_file(error)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace

@@ -22,9 +22,10 @@ _BACKLOG: Final = 128
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One peer. ``rank`` is set once it has said hello."""
+    """One peer: ``pid`` is what the kernel says. ``rank`` is set once it has said hello."""
 
     socket: socket.socket
+    pid: int
     decoder: Decoder = field(default_factory=Decoder)
     unsent: bytearray = field(default_factory=bytearray)
     rank: int | None = None
@@ -76,11 +77,12 @@ class Channel:
         with contextlib.suppress(OSError):
             peer, _ = self._server.accept()
             found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            if struct.unpack("3i", found)[1] != os.getuid():
+            pid, uid, _ = struct.unpack("3i", found)
+            if uid != os.getuid():
                 peer.close()
                 return
             peer.setblocking(False)
-            connection = Connection(peer)
+            connection = Connection(peer, pid)
             self._connections.add(connection)
             self._selector.register(peer, selectors.EVENT_READ, connection)
 

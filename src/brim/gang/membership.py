@@ -3,9 +3,8 @@
 Each rank is STARTING (no word yet), BUILDING (said hello), FREE (in no group: ready, or its group is broken), FORMING
 (told to form the newest epoch), IN (formed it), LEAVING (said so) or gone. An epoch is changed in two ways. Planned:
 all are IN; survivors get ``resize``, newcomers ``form``. Unplanned: a member died or a collective failed; when every
-living member is FREE, those that remain get ``form``. Death while an epoch forms is answered by the next epoch at once:
-``resize`` to those that may still be in a whole group, ``form`` to newcomers. A rank that says ``broken`` for an older
-epoch while it is expected in the newest is sent that ``form`` again.
+living member is FREE, those that remain get ``form``. Death while an epoch forms is answered by the next ``form`` at
+once. A rank that says ``broken`` for an older epoch while it is expected in the newest is sent that ``form`` again.
 """
 
 from __future__ import annotations
@@ -193,6 +192,12 @@ class Membership:
             return "the gang has not formed yet: its ranks never said ready (a plain command cannot be resized)"
         return ""
 
+    def form_again(self, rank: int) -> Orders:
+        """What a rank that had lost its connection may have missed."""
+        member = self.ranks.get(rank)
+        missed = member is not None and member.where is Where.FORMING and rank in self.members
+        return Orders(send=[(rank, self._form_message())] if missed else [])
+
     def next_command(self) -> int:
         """A number for a command to all."""
         self.command += 1
@@ -259,15 +264,13 @@ class Membership:
         new = [m.id for m in self.ranks.values() if m.where in usable and m.id not in old]
         both = sorted([*old, *new], key=lambda rank: not self.ranks[rank].holds)
         size = self._fitting(min(self.target, len(both)))
-        in_a_group = {rank for rank in both if self.ranks[rank].where is not Where.FREE and self.ranks[rank].holds}
         orders = self._fill()
         if size == 0:
             return orders
         spare = both[size:]
         self._form(tuple(both[:size]))
         told = both[:size]
-        resize = Resize(self.command, self.epoch, self.members, self._leader())
-        orders.send += [(rank, resize if rank in in_a_group else self._form_message()) for rank in told]
+        orders.send += [(rank, self._form_message()) for rank in told]
         coming = self._coming()
         for rank in spare:
             member = self.ranks[rank]

@@ -17,10 +17,10 @@ Rules that the words alone do not say:
   an epoch. A rank that never says ``hello`` is a plain command: it gets SIGTERM instead of ``prepare``.
 - Epochs and commands only grow. Whatever names a higher epoch takes the place of what named a lower one, also while a
   rank waits for an ``address`` or for others to join.
-- ``form`` goes to ranks that are in no group: at the start, newcomers, after ``broken``. ``resize`` goes to ranks that
-  are, or may be: in a whole group it is acted on at the agreed step; a rank that is in none, or finds its group broken,
-  takes the newest ``form`` or ``resize`` it has heard at once, and takes the same epoch only once. Both name the same
-  epoch, members and leader. Who gets one that does not list it says ``leaving`` and exits with 0.
+- ``form`` is acted on at once: whoever still is in an older group leaves it, its step undone. It comes at the start, to
+  newcomers, after ``broken``, and when a rank is lost while an epoch forms. ``resize`` is acted on at the agreed step;
+  it comes to survivors of a planned change. Both name the same epoch, members and leader. Who gets one that does not list
+  it says ``leaving`` and exits with 0. The same epoch may be told twice, and is formed once.
 - ``leader`` is a rank that holds the state, where there is one. Its ``address`` is passed on to the other members only.
 """
 

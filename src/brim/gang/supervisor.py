@@ -68,6 +68,8 @@ TERM_S: Final = 5.0
 """The last part of the grace, after SIGTERM. Ours."""
 FAILURE_GRACE_S: Final = 5.0
 """From the exception of one rank to SIGKILL of the others. Ours: they cannot go on, but may write what they have."""
+LAST_WORDS_S: Final = 0.5
+"""The part of it before SIGTERM: a peer's death may be noticed before the exception that caused it is shown. Ours."""
 HANG_S: Final = 300.0
 """How long all other ranks wait before the one that does not is taken to hang. Ours: longer than any step."""
 ZYGOTES_MAX: Final = 3
@@ -138,6 +140,7 @@ class Rank:
     ended: bool = False
     code: int | None = None
     ended_s: float = 0.0
+    is_cause: bool = False
     failed_s: float | None = None
     traceback: str = ""
     ladder: list[tuple[float, int]] = field(default_factory=list)
@@ -354,7 +357,7 @@ class Supervisor:
         rank.ended, rank.code, rank.ended_s = True, status, time.monotonic()
         rank.ladder.clear()
         self.membership.gone(rank.id)
-        self._fail(detail)
+        self._fail(detail, rank)
 
     def _lost_zygote(self) -> None:
         """What it started goes on: as our children, or by its descriptor. What it had not yet is asked for again."""
@@ -411,11 +414,14 @@ class Supervisor:
                 rank = self.ranks.get(number)
                 if rank is None or not rank.living:
                     self._channel.refuse(connection, f"hello: found id {number}, expected ${ID_VARIABLE} of a rank")
-                elif rank.connection is not None:
+                elif rank.connection is not None and rank.connection.pid != connection.pid:
                     self._channel.refuse(connection, f"hello: rank {number} is connected already")
                 else:
+                    if rank.connection is not None:
+                        self._channel.close_one(rank.connection)  # it came back before we saw it go
                     connection.rank, rank.connection = number, connection
                     self.membership.hello(number)
+                    self._obey(self.membership.form_again(number))
                     if self._announced and rank.ladder:
                         self._tell(number, Prepare(self.membership.command, self._left_s(rank), 0))
             case AskStatus() | AskResize() | AskPreempt() | AskStop() | AskKill() | AskTune():
@@ -449,7 +455,7 @@ class Supervisor:
                 self._hangs.waiting(rank.id, for_s, now_s)
             case Failed(traceback=text):
                 rank.traceback, rank.failed_s = text, now_s
-                self._fail(f"rank {rank.id} failed")
+                self._fail(f"rank {rank.id} failed", rank)
             case Error(detail=detail):
                 self._say(f"rank {rank.id} could not use a message: {detail}"[:500])
             case Progress() | Saved() | Measured():
@@ -616,10 +622,10 @@ class Supervisor:
             if survives:
                 self._obey(orders)
             else:
-                self._fail(f"rank {rank.id} ended by {_signal_name(-code)}")
+                self._fail(f"rank {rank.id} {_how(code)}", rank)
         else:
             self.membership.gone(rank.id)
-            self._fail(f"rank {rank.id} {_how(code)}")
+            self._fail(f"rank {rank.id} {_how(code)}", rank)
 
     def _sweep(self, rank: Rank, now_s: float) -> None:
         """What a rank leaves behind when it has ended, until nothing is left."""
@@ -645,17 +651,19 @@ class Supervisor:
             self._hangs.busy(number)
             self._kill_now(self._tree(rank))
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str, cause: Rank | None = None) -> None:
         """One rank cannot go on, and so the gang cannot."""
         if self._failing:
             return
+        if cause is not None:
+            cause.is_cause = True
         self._failing = self.membership.closing = True
         self._failure = why
         if self._forwarder is not None:
             self._forwarder.failing()
         for rank in self.ranks.values():
             if rank.living:
-                self._set_ladder(rank, 0.0, self.job.failure_grace_s)
+                self._set_ladder(rank, min(LAST_WORDS_S, self.job.failure_grace_s / 2), self.job.failure_grace_s)
 
     def _conclude(self) -> Outcome:
         ranks = list(self.ranks.values())
@@ -665,7 +673,7 @@ class Supervisor:
             first = causes[0] if causes else None
             if first is not None and first.traceback and self._forwarder is None:
                 sys.stderr.write(first.traceback)
-            detail = f"rank {first.id} failed first: {_how(first.code)}" if first and first.code else self._failure
+            detail = f"rank {first.id} failed first: {_how(first.code)}" if first and first.pid else self._failure
             self._say(detail)
             code = 1 if first is None or first.code is None or first.failed_s is not None else first.code
             return Outcome("failed", code if code > 0 else 128 - code, detail)
@@ -678,7 +686,7 @@ class Supervisor:
 
     def _is_cause(self, rank: Rank) -> bool:
         """Whether it ended as nobody had asked it to."""
-        if rank.failed_s is not None:
+        if rank.failed_s is not None or rank.is_cause:
             return True
         if self._failing:
             return rank.code not in (0, None) and rank.code not in _BY_OUR_SIGNAL and rank.code not in RESUMABLE

@@ -1,0 +1,156 @@
+"""Gangs of real processes, and a hunt for whatever they left behind after every test."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from brim.gang import supervisor
+from brim.gang.protocol import AskStatus, Decoder, encode
+
+RANK = Path(__file__).parent / "rank.py"
+
+
+class Launched:
+    """A supervisor in a process of its own, started by the command line."""
+
+    def __init__(self, folder, *words, preload="", env=None, control=None):
+        self.control = str(control or folder / "s")
+        self.folder = folder
+        self.err = (folder / "stderr").open("w+")
+        self.out = (folder / "stdout").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "brim.train.launch", "--control", self.control, "--preload", preload,
+             *map(str, words)],
+            cwd=folder, stdout=self.out, stderr=self.err, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})},
+        )  # fmt: skip
+
+    def ask(self, message):
+        return supervisor.send(self.control, message)
+
+    def status(self):
+        return json.loads(json.dumps(supervisor.send(self.control, AskStatus()).status))
+
+    def until(self, holds, timeout_s=15):
+        """Wait until ``holds(status)`` is true; the status."""
+        deadline_s = time.monotonic() + timeout_s
+        status = None
+        while time.monotonic() < deadline_s:
+            with contextlib.suppress(OSError):
+                status = self.status()
+                if holds(status):
+                    return status
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise AssertionError(f"never came true: {status}\n{self.stderr()}")
+
+    def wait(self, timeout_s=30):
+        return self.process.wait(timeout_s)
+
+    def stderr(self):
+        self.err.flush()
+        return (self.folder / "stderr").read_text()
+
+    def stdout(self):
+        return (self.folder / "stdout").read_text()
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(8)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.err.close()
+        self.out.close()
+
+
+@pytest.fixture
+def launch(tmp_path):
+    started = []
+
+    def start(*words, **options):
+        folder = tmp_path / f"gang{len(started)}"
+        folder.mkdir()
+        started.append(Launched(folder, "--grace", "4", "--term", "1", "--failure-grace", "1", *words, **options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path):
+    """No process, listening port or shared memory of the test is there after it."""
+    shared = set(os.listdir("/dev/shm"))
+    mark = f"BRIM_TEST_MARK={tmp_path}"
+    os.environ["BRIM_TEST_MARK"] = str(tmp_path)
+    yield
+    del os.environ["BRIM_TEST_MARK"]
+    left = hunt(mark)
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    assert not left, [(p.pid, p.cmdline()) for p in left if p.is_running()]
+    mine = {name for name in set(os.listdir("/dev/shm")) - shared if name.startswith("brim-test")}
+    assert not mine
+
+
+def hunt(mark):
+    """Processes that were executed with this mark, and all below them."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            raw = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+            if mark.encode() in raw and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+class Peer:
+    """A hand-made end of the protocol."""
+
+    def __init__(self, path):
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(5)
+        self.socket.connect(path)
+        self.decoder = Decoder()
+        self.heard = []
+
+    def say(self, message):
+        self.socket.sendall(message if isinstance(message, bytes) else encode(message))
+
+    def hear(self):
+        while not self.heard:
+            data = self.socket.recv(65536)
+            if not data:
+                return None
+            self.heard += self.decoder.feed(data)
+        return self.heard.pop(0)
+
+    def close(self):
+        self.socket.close()
+
+
+@pytest.fixture
+def peer():
+    peers = []
+
+    def connect(path):
+        peers.append(Peer(path))
+        return peers[-1]
+
+    yield connect
+    for one in peers:
+        one.close()

@@ -1,0 +1,515 @@
+"""Gangs of real processes: they form, change, break, stop and end as ordered, and leave nothing behind."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from brim.gang.protocol import (
+    Address,
+    Answer,
+    AskKill,
+    AskPreempt,
+    AskResize,
+    AskStatus,
+    AskStop,
+    AskTune,
+    Error,
+    Form,
+    Formed,
+    Hello,
+    Prepare,
+    Progress,
+    Ready,
+    Resize,
+    Tune,
+    encode,
+)
+from tests.gang.conftest import RANK
+
+
+def training(size):
+    """The status says that so many ranks are in the newest epoch."""
+
+    def holds(status):
+        inside = [rank["id"] for rank in status["ranks"] if rank["where"] == "in" and rank["living"]]
+        return len(inside) == size and sorted(inside) == sorted(status["members"])
+
+    return holds
+
+
+def pids(status):
+    return {rank["id"]: rank["pid"] for rank in status["ranks"] if rank["living"]}
+
+
+def stepping(gang):
+    """Wait until steps are made after now."""
+    steps = lambda status: max(rank.get("step", 0) for rank in status["ranks"] if rank["living"])  # noqa: E731
+    before = steps(gang.status())
+    gang.until(lambda status: steps(status) > before + 2)
+
+
+def test_a_gang_forms_trains_and_finishes(launch):
+    gang = launch("--nproc", 3, RANK, "steps=20")
+    assert gang.wait() == 0
+    assert sorted(gang.stdout().splitlines()) == [f"rank {n} done at 20 in epoch 1 of 3" for n in range(3)]
+    assert gang.stderr() == f"brim: control {gang.control}\n"
+    assert not os.path.exists(gang.control)
+
+
+def test_it_grows_and_shrinks_in_place(launch):
+    gang = launch("--nproc", 2, RANK)
+    before = pids(gang.until(training(2)))
+    for size in (4, 1, 3, 2):
+        assert gang.ask(AskResize(size)).ok
+        status = gang.until(training(size))
+        stepping(gang)
+    assert status["ranks"][0]["pid"] == before[0]
+    assert gang.ask(AskStop()).ok
+    assert gang.wait() == 0
+
+
+def test_sizes_the_job_cannot_run_on_are_refused(launch):
+    gang = launch("--nproc", 2, RANK, "sizes=1,2,4")
+    gang.until(training(2))
+    assert gang.ask(AskResize(3)).detail == "found size 3, expected one of [1, 2, 4]: the job splits its batch that way"
+    assert "at least 1" in gang.ask(AskResize(0)).detail
+    assert gang.ask(AskKill(9)).detail == "found id 9, expected one of [0, 1]"
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_survivors_of_a_killed_rank_go_on(launch, victim):
+    gang = launch("--nproc", 3, RANK)
+    os.kill(pids(gang.until(training(3)))[victim], signal.SIGKILL)
+    status = gang.until(training(2))
+    assert victim not in status["members"]
+    assert status["epoch"] == 2
+    stepping(gang)
+    assert f"rank {victim}" in gang.stderr()
+    assert "SIGKILL" in gang.stderr()
+
+
+def test_a_killed_rank_is_replaced_where_that_was_asked_for(launch):
+    gang = launch("--nproc", 2, "--replace", 1, RANK, "sizes=1,2")
+    gang.until(training(2))
+    assert gang.ask(AskKill(0)).ok
+    status = gang.until(lambda status: training(2)(status) and status["epoch"] > 1)
+    assert status["members"] == [1, 2]
+
+
+def test_a_preemption_is_announced_and_ends_with_75(launch):
+    gang = launch("--nproc", 3, RANK)
+    gang.until(training(3))
+    start_s = time.monotonic()
+    gang.process.send_signal(signal.SIGTERM)
+    assert gang.wait() == 75
+    assert time.monotonic() - start_s < 2
+    assert "SIGKILL" not in gang.stderr()
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 75), (75, 75), (85, 75), (99, 75), (3, 3)])
+def test_codes_after_an_announced_stop(launch, code, expected):
+    gang = launch("--nproc", 2, RANK, f"code={code}")
+    gang.until(training(2))
+    assert gang.ask(AskPreempt()).ok
+    assert gang.wait() == expected
+
+
+def test_who_ignores_all_words_is_killed_at_the_end_of_the_grace(launch):
+    gang = launch("--nproc", 2, RANK, "ignore")
+    gang.until(training(2))
+    start_s = time.monotonic()
+    assert gang.ask(AskPreempt(grace_s=1.5)).ok
+    assert gang.wait() == 75
+    assert 1.4 < time.monotonic() - start_s < 3
+    assert gang.stderr().count("is still there: SIGKILL") == 2
+
+
+def test_a_stopped_process_is_killed_too(launch):
+    gang = launch("--nproc", 2, RANK)
+    os.kill(pids(gang.until(training(2)))[1], signal.SIGSTOP)
+    gang.ask(AskPreempt(grace_s=1.2))
+    assert gang.wait() == 75
+
+
+def test_the_exception_of_one_rank_ends_all_with_its_traceback_first(launch):
+    gang = launch("--nproc", 4, RANK, "fail=2:5")
+    assert gang.wait() == 1
+    lines = gang.stderr().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("Traceback"))
+    assert not [line for line in lines[:first] if "brim: control" not in line and "broke" not in line]
+    rest = "\n".join(lines[first:])
+    assert rest.index("ValueError: the user's own mistake in 2") < len(rest)
+    assert rest.count("Traceback") == 1 or rest.index("mistake in 2") < rest.index("Traceback", 10)
+    assert lines[-1] == "brim: rank 2 failed first: exited with 1"
+
+
+def test_peers_that_fail_sooner_do_not_hide_the_first_cause(launch, tmp_path):
+    script = tmp_path / "gloo.py"
+    script.write_text(
+        "import os, socket, sys, time\n"
+        "port = int(os.environ['MASTER_PORT'])\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    server = socket.create_server(('127.0.0.1', port)); peer, _ = server.accept()\n"
+        "    try: raise ValueError('the cause')\n"
+        "    finally: peer.close(); time.sleep(0.3)\n"
+        "for _ in range(100):\n"
+        "    try: peer = socket.create_connection(('127.0.0.1', port)); break\n"
+        "    except OSError: time.sleep(0.02)\n"
+        "if not peer.recv(1): raise ConnectionError('a consequence')\n"
+    )
+    gang = launch("--nproc", 2, script)
+    assert gang.wait() == 1
+    text = gang.stderr()
+    assert "the cause" in text
+    assert "a consequence" in text
+
+
+def test_with_logs_the_first_traceback_is_shown_and_each_rank_has_its_file(launch, tmp_path):
+    gang = launch("--nproc", 2, "--logs", tmp_path / "logs", RANK, "fail=1:3")
+    assert gang.wait() == 1
+    assert "mistake in 1" in gang.stderr()
+    assert "mistake in 1" in (tmp_path / "logs" / "rank-1.log").read_text()
+    assert (tmp_path / "logs" / "rank-0.log").exists()
+
+
+def test_a_crash_of_a_plain_command_ends_the_gang(launch):
+    gang = launch("--nproc", 2, "--command", "bash", "-c", 'if [ $RANK = 1 ]; then exit 5; fi; sleep 60')
+    start_s = time.monotonic()
+    assert gang.wait() == 5
+    assert time.monotonic() - start_s < 10
+    assert "rank 1 failed first: exited with 5" in gang.stderr()
+
+
+def test_a_command_that_cannot_be_started_is_said(launch):
+    gang = launch("--nproc", 2, "--command", "no-such-program", "x")
+    assert gang.wait() == 127
+    assert "cannot start no-such-program" in gang.stderr()
+
+
+def test_a_plain_command_is_terminated_and_resumable(launch):
+    gang = launch("--nproc", 2, "--command", "bash", "-c", "sleep 60 & wait")
+    gang.until(lambda status: all(rank["pid"] for rank in status["ranks"]))
+    assert "never said ready" in gang.ask(AskResize(1)).detail
+    gang.process.send_signal(signal.SIGTERM)
+    assert gang.wait(5) == 75
+
+
+def test_a_plain_command_has_what_torchrun_sets(launch):
+    gang = launch("--nproc", 2, "--devices", "4,7", "--command", "env")
+    assert gang.wait() == 0
+    lines = gang.stdout().splitlines()
+    for name in ("RANK=0", "RANK=1", "LOCAL_RANK=1", "LOCAL_RANK=0"):
+        assert lines.count(name) == 1
+    for name in ("WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "CUDA_VISIBLE_DEVICES=4,7",
+                 "GROUP_RANK=0", "OMP_NUM_THREADS=1"):
+        assert lines.count(name) == 2
+    assert sum(line.startswith("MASTER_PORT=") for line in lines) == 2
+
+
+def test_a_hung_rank_is_named_and_killed_and_the_others_go_on(launch):
+    gang = launch("--nproc", 3, "--hang", 1, RANK, "hang=1:5", "pause=0.01")
+    gang.until(lambda status: training(2)(status) and status["epoch"] == 2)
+    stepping(gang)
+    assert "rank 1 (process " in gang.stderr()
+    assert "hangs: all others have waited for 1 s, its last step was 5" in gang.stderr()
+
+
+def test_a_frozen_rank_that_says_nothing_is_found_once_the_others_are_free(launch):
+    gang = launch("--nproc", 3, "--hang", 1, RANK, "mute")
+    ids = pids(gang.until(training(3)))
+    os.kill(ids[2], signal.SIGSTOP)
+    os.kill(ids[1], signal.SIGKILL)
+    gang.until(training(1))
+    assert "rank 2 (process " in gang.stderr()
+
+
+def test_a_segmentation_fault_is_survived(launch):
+    gang = launch("--nproc", 2, RANK, "segv=1:5")
+    gang.until(lambda status: training(1)(status) and status["epoch"] == 2)
+    assert "SIGSEGV" in gang.stderr()
+
+
+def test_growth_overlaps_training(launch):
+    gang = launch("--nproc", 1, RANK, "build=0.7")
+    gang.until(training(1))
+    gang.ask(AskResize(2))
+    stepping(gang)
+    assert training(1)(gang.status())
+    gang.until(training(2))
+
+
+def test_growth_taken_back_before_newcomers_are_ready(launch):
+    gang = launch("--nproc", 1, RANK, "build=0.5")
+    gang.until(training(1))
+    gang.ask(AskResize(3))
+    gang.until(lambda status: len(pids(status)) == 3)
+    gang.ask(AskResize(1))
+    gang.until(lambda status: len(pids(status)) == 1)
+    stepping(gang)
+    assert gang.status()["target"] == 1
+
+
+ORPHAN = """
+import os, sys, time, signal
+def daemon():
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if "exec" in sys.argv: os.execv("/bin/sleep", ["sleep", "60"])
+            os.environ.clear()
+            time.sleep(60)
+        os._exit(0)
+    os.wait()
+daemon()
+open(f"ready{os.environ['RANK']}", "w").close()
+if "wait" in sys.argv: time.sleep(60)
+if "fail" in sys.argv: 1/0
+"""
+
+
+@pytest.mark.parametrize("words", [["exec"], ["fork"], ["fork", "fail"], ["exec", "wait"]])
+def test_daemons_that_double_forked_away_are_gone_with_the_gang(launch, tmp_path, words):
+    (tmp_path / "orphan.py").write_text(ORPHAN)
+    gang = launch("--nproc", 2, tmp_path / "orphan.py", *words)
+    if "wait" in words:
+        while not all((gang.folder / f"ready{n}").exists() for n in range(2)):
+            time.sleep(0.02)
+        gang.process.send_signal(signal.SIGTERM)
+    assert gang.wait() == {"fail": 1, "wait": 75}.get(words[-1], 0)
+
+
+def test_daemons_of_a_killed_rank_go_with_it_while_the_others_stay(launch, tmp_path):
+    (tmp_path / "both.py").write_text(ORPHAN + "\nimport runpy\nsys.argv = ['rank.py']\n"
+                                      f"runpy.run_path({str(RANK)!r}, run_name='__main__')")
+    gang = launch("--nproc", 2, tmp_path / "both.py", "exec")
+    ids = pids(gang.until(training(2)))
+    assert asleep(gang) == {"0", "1"}
+    os.kill(ids[1], signal.SIGKILL)
+    gang.until(training(1))
+    deadline_s = time.monotonic() + 3
+    while asleep(gang) != {"0"} and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert asleep(gang) == {"0"}
+
+
+def asleep(gang):
+    """Ranks whose daemons are there."""
+    mark, found = gang.status()["gang"], set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cmdline() == ["sleep", "60"] and process.environ().get("BRIM_GANG") == mark:
+                found.add(process.environ()["BRIM_ID"])
+    return found
+
+
+def test_shared_memory_of_a_killed_rank_is_unlinked(launch, tmp_path):
+    (tmp_path / "shared.py").write_text(
+        "from multiprocessing.shared_memory import SharedMemory\nimport os, time\n"
+        "m = SharedMemory(name='brim-test-' + os.environ['BRIM_GANG'] + os.environ['RANK'], create=True, size=4096)\n"
+        "open('ready' + os.environ['RANK'], 'w').close()\ntime.sleep(60)\n"
+    )
+    gang = launch("--nproc", 2, tmp_path / "shared.py")
+    while not all((gang.folder / f"ready{n}").exists() for n in range(2)):
+        time.sleep(0.02)
+    assert len([n for n in os.listdir("/dev/shm") if n.startswith("brim-test")]) == 2
+    gang.ask(AskKill(0))
+    assert gang.wait() == 128 + signal.SIGKILL
+    assert not [n for n in os.listdir("/dev/shm") if n.startswith("brim-test")]
+
+
+def test_when_the_supervisor_is_killed_nothing_is_left(launch):
+    gang = launch("--nproc", 3, RANK, "ignore")
+    ids = pids(gang.until(training(3)))
+    zygote = gang.status()["zygote"]
+    gang.process.kill()
+    gang.wait()
+    deadline_s = time.monotonic() + 5
+    while time.monotonic() < deadline_s and any(psutil.pid_exists(pid) for pid in [*ids.values(), zygote]):
+        time.sleep(0.02)
+    assert not [pid for pid in [*ids.values(), zygote] if psutil.pid_exists(pid)]
+    again = launch("--nproc", 1, RANK, "steps=3", control=gang.control)
+    assert again.wait() == 0
+
+
+def test_when_the_zygote_is_killed_the_gang_goes_on_and_can_grow(launch):
+    gang = launch("--nproc", 2, RANK)
+    os.kill(gang.until(training(2))["zygote"], signal.SIGKILL)
+    stepping(gang)
+    gang.ask(AskResize(3))
+    gang.until(training(3))
+    os.kill(pids(gang.status())[0], signal.SIGKILL)
+    gang.until(training(2))
+    assert gang.ask(AskPreempt()).ok
+    assert gang.wait() == 75
+
+
+def test_a_second_supervisor_on_the_same_path_is_refused(launch):
+    gang = launch("--nproc", 1, RANK)
+    gang.until(training(1))
+    other = launch("--nproc", 1, RANK, control=gang.control)
+    assert other.wait() == 1
+    assert "another supervisor listens there" in other.stderr()
+    stepping(gang)
+
+
+def test_rubbish_half_lines_and_other_versions_harm_nobody(launch, peer):
+    gang = launch("--nproc", 2, RANK)
+    gang.until(training(2))
+    dice = random.Random(4)
+    for _ in range(30):
+        one = peer(gang.control)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            one.say(dice.randbytes(dice.choice([1, 10, 5000])))
+        one.close()
+    half = peer(gang.control)
+    half.say(encode(AskStatus())[:9])
+    future = peer(gang.control)
+    future.say(b'{"v": 2, "type": "hello", "id": 0, "pid": 1}\n')
+    said = future.hear()
+    assert isinstance(said, Error)
+    assert "version 2" in said.detail
+    assert "expected 1" in said.detail
+    assert future.hear() is None
+    half.say(encode(AskStatus())[9:])
+    assert isinstance(half.hear(), Answer)
+    stepping(gang)
+
+
+def test_a_stranger_cannot_be_a_rank(launch, peer):
+    gang = launch("--nproc", 1, RANK)
+    gang.until(training(1))
+    for message, why in [(Hello(0, 1), "connected already"), (Hello(7, 1), "found id 7"),
+                         (Progress(1, 1), "expected hello first"), (Prepare(1, 1.0), "expected hello first")]:
+        one = peer(gang.control)
+        one.say(message)
+        assert why in one.hear().detail
+    stepping(gang)
+
+
+def test_a_peer_that_never_reads_holds_nobody_up(launch, peer):
+    gang = launch("--nproc", 1, RANK)
+    gang.until(training(1))
+    deaf = peer(gang.control)
+    deaf.socket.setblocking(False)
+    sent = 0
+    with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+        for _ in range(20_000):
+            sent += deaf.socket.send(encode(AskStatus()))
+    start_s = time.monotonic()
+    stepping(gang)
+    assert time.monotonic() - start_s < 3
+
+
+def test_a_rank_says_what_is_not_for_it_to_say_and_is_told(launch, peer, tmp_path):
+    (tmp_path / "wait.py").write_text("import time; time.sleep(60)")
+    gang = launch("--nproc", 1, tmp_path / "wait.py")
+    gang.until(lambda status: status["ranks"][0]["pid"])
+    rank = peer(gang.control)
+    rank.say(Hello(0, 1))
+    rank.say(Ready(0))
+    assert rank.hear() == Form(1, (0,), 0, 1)
+    rank.say(Form(1, (0,), 0, 1))
+    assert "not for a rank" in rank.hear().detail
+    rank.say(b'{"v":1,"type":"dance"}\n')
+    assert "one of" in rank.hear().detail
+    rank.say(Formed(1, 0))
+    gang.until(training(1))
+    gang.ask(AskTune(global_batch=64))
+    assert rank.hear() == Tune(2, 64)
+    rank.say(b'{"v":1,"type":"prog')
+    rank.close()
+    assert gang.until(lambda status: not status["ranks"][0]["connected"])
+
+
+def test_addresses_and_orders_reach_those_they_are_for(launch, peer, tmp_path):
+    (tmp_path / "wait.py").write_text("import time; time.sleep(60)")
+    gang = launch("--nproc", 2, tmp_path / "wait.py")
+    gang.until(lambda status: all(rank["pid"] for rank in status["ranks"]))
+    first, second = peer(gang.control), peer(gang.control)
+    for number, one in enumerate((first, second)):
+        one.say(Hello(number, 1))
+        one.say(Ready(number))
+    assert first.hear() == second.hear() == Form(1, (0, 1), 0, 1)
+    first.say(Address(1, "127.0.0.1", 4242))
+    assert second.hear() == Address(1, "127.0.0.1", 4242)
+    for one in (first, second):
+        one.say(Formed(1, 0))
+    gang.until(training(2))
+    gang.ask(AskResize(1))
+    assert first.hear() == second.hear() == Resize(2, 2, (0,), 0)
+    gang.ask(AskPreempt(grace_s=2.0))
+    assert first.hear() == Prepare(3, 1.0, 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kills_at_random_moments_leave_nothing(launch, seed):
+    dice = random.Random(seed)
+    gang = launch("--nproc", 4, RANK, "sizes=1,2,4")
+    time.sleep(dice.uniform(0.2, 0.6))
+    for _ in range(8):
+        with contextlib.suppress(OSError):
+            status = gang.status()
+            ranks = [pid for pid in pids(status).values() if pid]
+            what = dice.choice(["rank", "rank", "zygote", "resize", "resize"])
+            if what == "resize":
+                gang.ask(AskResize(dice.choice([1, 2, 4])))
+            elif what == "zygote" and status["zygote"]:
+                os.kill(status["zygote"], signal.SIGKILL)
+            elif len(ranks) > 1:
+                os.kill(dice.choice(ranks), signal.SIGKILL)
+        time.sleep(dice.uniform(0, 0.15))
+    if gang.process.poll() is None:
+        gang.process.send_signal(dice.choice([signal.SIGKILL, signal.SIGTERM]))
+    code = gang.wait(15)
+    assert code in (75, -9, 137, 0), gang.stderr()
+    if code == -9:
+        time.sleep(1.5)
+
+
+def test_fifty_gangs_leak_no_descriptor_thread_file_or_port(tmp_path):
+    program = f"""
+import os, sys, threading, glob, tempfile
+from brim.gang.supervisor import Job, Supervisor
+def count():
+    files = glob.glob(tempfile.gettempdir() + '/brim-*')
+    return len(os.listdir('/proc/self/fd')), threading.active_count(), len(files)
+for n in range(51):
+    if n == 1: before = count()
+    outcome = Supervisor(Job((sys.executable, '-c', ''), 2, {str(tmp_path / "s")!r}, '/', preload=())).run()
+    assert outcome.code == 0, outcome
+print(before == count(), before, count())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False,
+                          env={**os.environ, "TMPDIR": str(tmp_path)})  # fmt: skip
+    assert done.stdout.startswith("True"), done.stdout + done.stderr
+    listening = [c for c in psutil.net_connections() if c.status == psutil.CONN_LISTEN and c.pid == os.getpid()]
+    assert not listening
+
+
+def test_the_fork_of_a_shared_zygote_serves_a_gang(launch, tmp_path):
+    path = tmp_path / "z"
+    root = subprocess.Popen([sys.executable, "-m", "brim.gang.zygote", "--listen", path, "--preload", "json"],
+                            env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE)  # fmt: skip
+    try:
+        assert b"listening" in root.stderr.readline()
+        gang = launch("--nproc", 2, "--zygote", path, RANK)
+        status = gang.until(training(2))
+        assert {rank["how"] for rank in status["ranks"]} == {"fork"}
+        gang.ask(AskKill(1))
+        gang.until(training(1))
+        gang.process.send_signal(signal.SIGTERM)
+        assert gang.wait() == 75
+        assert not Path(f"/proc/{status['ranks'][0]['pid']}").exists()
+    finally:
+        root.terminate()
+        root.wait()
+        root.stderr.close()
