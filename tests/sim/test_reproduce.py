@@ -96,6 +96,17 @@ def test_jobs_have_the_work_and_the_batches_that_are_said(category):
     assert kinds.max() < 0.27 if category == "mix" else kinds.max() == 1
 
 
+def test_a_batch_that_fits_one_gpu_takes_one_micro_step_there():
+    condition = at(category="compute")
+    trace, jobs = workload(condition, np.arange(20))
+    truth = jobs.build(trace, condition.cluster)
+    for batch in (8, 9, 32, 64):
+        (sample,) = truth.pace(0, 0.0, (1,), batch).report.seen
+        assert sample.local_batch == batch
+    (sample,) = truth.pace(0, 0.0, (1,), 128).report.seen
+    assert sample.local_batch == 64
+
+
 def test_work_is_hours_on_one_full_gpu():
     condition = at(category="compute")
     trace, jobs = workload(condition, np.arange(50))

@@ -33,6 +33,9 @@ DIFFERENCES: Final = (
     "the fewest GPUs of its job. elastic-fixed-accumulating may, and is the stronger baseline; elastic does not.",
     "Starting and restarting a job takes 30 s, its first start included, and loses no step (Pollux, OSDI 2021: 15 to "
     "120 s measured). The first jobs of each model are timed on the GPUs they hold, and that time counts.",
+    "On one GPU a batch that fits is one micro-step. The policies that accumulate expect two there above the smallest "
+    "batch (a rule of Pollux, to estimate gradient noise), so they think a little less of one GPU than it is worth.",
+    "Where jobs are turned away, so is the first: the cluster is closed while exchanges of gradients are timed on it.",
     "Sizes are powers of two up to a node of four GPUs and whole nodes above, so that they fit together; rounds at "
     "least 30 s apart.",
 )
