@@ -3,7 +3,8 @@
 The work is synthetic and real: *decode* inflates compressed images, crops, flips and normalises them; *tokens* cuts
 windows out of a file of token ids; *rows* picks rows of a table. Each is measured with nothing else to do (how fast can
 it supply?) and under a training step that leaves the CPU free, as a GPU does (does training wait?). Candidates take
-turns, so that a machine that others use disturbs all of them alike; figures are medians of the turns' ratios.
+turns, so that a machine that others use disturbs all of them alike; ratios are medians of the ratios of each turn.
+Processor time per batch is what such a machine disturbs least.
 
     python benchmarks/loader.py [--turns 15] [--seconds 0.3] [--only decode]
 """
@@ -11,6 +12,8 @@ turns, so that a machine that others use disturbs all of them alike; figures are
 from __future__ import annotations
 
 import argparse
+import glob
+import os
 import random
 import statistics
 import tempfile
@@ -19,7 +22,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from brim.train.loader import Loader
+from brim.train.loader_pool import children
 
 FIXED = (0, 1, 2, 3, 4)
 SIDE = 128
@@ -105,25 +109,43 @@ def endless_torch(loader: DataLoader) -> Iterator[Any]:
         yield from loader
 
 
+def processor_s() -> float:
+    """Processor time of this process and all below it; only one candidate works at a time."""
+    total, processes = 0, [os.getpid()]
+    while processes:
+        process = processes.pop()
+        for path in glob.glob(f"/proc/{process}/task/*/schedstat"):
+            try:
+                total += int(Path(path).read_text().split()[0])
+            except FileNotFoundError:
+                continue
+        processes += children(process)
+    return total / 1e9
+
+
 @dataclass
 class Candidate:
     """An open loader that takes turns with others; between turns its workers have filled what is loaded ahead."""
 
     batches: Iterator[Any]
     ahead: int
-    rates: list[float]
+    rates: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
+    fetches: int = 0
 
     def turn(self, batch: int, step_s: float, seconds: float) -> None:
         for _ in range(self.ahead + 2):
             next(self.batches)
             time.sleep(step_s)
-        began, count = time.perf_counter(), 0
+        began, used_s, count = time.perf_counter(), processor_s(), 0
         while time.perf_counter() - began < seconds:
             next(self.batches)
             if step_s:
                 time.sleep(step_s)
-            count += batch
-        self.rates.append(count / (time.perf_counter() - began))
+            count += 1
+        self.rates.append(count * batch / (time.perf_counter() - began))
+        self.cpu_s += processor_s() - used_s
+        self.fetches += count
 
 
 def settle(loader: Loader, batches: Iterator[Any], step_s: float) -> float:
@@ -148,12 +170,12 @@ def compare(name: str, pipeline: Pipeline, step_s: float, turns: int, seconds: f
         batches = endless(auto)
         took_s = settle(auto, batches, step_s)
         found = auto.workers
-        open_now: dict[tuple[str, int], Candidate] = {("auto", -1): Candidate(batches, 2 * found, [])}
+        open_now: dict[tuple[str, int], Candidate] = {("auto", -1): Candidate(batches, 2 * found)}
         for workers in FIXED:
             loader = stack.enter_context(Loader(data, batch, workers=workers))
-            open_now["brim", workers] = Candidate(endless(loader), 2 * workers, [])
+            open_now["brim", workers] = Candidate(endless(loader), 2 * workers)
             torch_loader = DataLoader(data, batch, shuffle=True, num_workers=workers)
-            open_now["torch", workers] = Candidate(endless_torch(torch_loader), 2 * workers, [])
+            open_now["torch", workers] = Candidate(endless_torch(torch_loader), 2 * workers)
         for turn in range(turns):
             names = list(open_now)
             random.Random(turn).shuffle(names)
@@ -167,9 +189,12 @@ def compare(name: str, pipeline: Pipeline, step_s: float, turns: int, seconds: f
             print(f"| {kind} | " + " | ".join(f"{rate:,.0f}" for rate in row) + " |")
         row = [ratio(open_now["brim", workers], open_now["torch", workers]) for workers in FIXED]
         print("| brim / torch | " + " | ".join(f"{value:.2f}" for value in row) + " |")
+        for kind in ("brim", "torch"):
+            used = [open_now[kind, workers].cpu_s / open_now[kind, workers].fetches for workers in FIXED]
+            print(f"| {kind}, CPU ms per batch | " + " | ".join(f"{1e3 * value:.2f}" for value in used) + " |")
         best = max(FIXED, key=lambda workers: statistics.median(open_now["brim", workers].rates))
         share = ratio(open_now["auto", -1], open_now["brim", best])
-        print(f"auto: {share:.3f} of the best fixed number ({best}); found {found} after {took_s:.1f} s")
+        print(f"auto: {share:.3f} of the best fixed number ({best}); found {found} after {took_s:.1f} s", flush=True)
 
 
 def latencies(data: Dataset, batch: int, turns: int) -> None:

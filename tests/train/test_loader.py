@@ -306,6 +306,11 @@ def test_waiting_and_supply_are_measured():
         assert supply.settled
 
 
+def test_a_very_long_way_ahead_works():
+    with Loader(Plain(3_000), 2, workers=2, prefetch=10_000, shuffle=False) as loader:
+        assert torch.cat([batch[0] for batch in take(loader)]).tolist() == list(range(3_000))
+
+
 def test_steps_can_be_cut_into_other_shares():
     with Loader(Plain(64), 16, logical_workers=2, workers=2, shuffle=False) as loader:
         take_step(loader)

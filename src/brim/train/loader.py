@@ -31,6 +31,10 @@ WORKERS_PER_CORE = 4
 """Up to where "auto" looks: more than one, because workers may wait for a disk or a network."""
 
 
+AHEAD_MAX = 256
+"""Micro-batches loaded ahead at most, each with an open file, of often 1,024; ours."""
+
+
 @dataclass(frozen=True, slots=True)
 class Supply:
     """How a loader has served so far.
@@ -63,7 +67,7 @@ class Loader:
         logical_workers: Shares a step is cut into; fixed for the life of a job that wants equal bits.
         seed: Of the order and of the augmentation.
         workers: Processes that load; 0 loads inside ``fetch``; "auto" finds the number by measurement.
-        prefetch: Micro-batches loaded ahead per process.
+        prefetch: Micro-batches loaded ahead per process; 256 in all at most.
         collate: Samples to batch; torch's ``default_collate`` unless given.
         pin_memory: Copy batches to page-locked memory, on a machine with a GPU.
         shuffle: A new order in every epoch; by default for map-style datasets, never for iterable ones.
@@ -318,7 +322,7 @@ class Loader:
             weakref.finalize(self, Pool.close, self._pool)
         self._workers = workers
         if self._pool is not None and self._ahead is not None:
-            self._ahead.depth = workers * self._prefetch
+            self._ahead.depth = min(workers * self._prefetch, AHEAD_MAX)
             self._pool.resize(workers)
 
     def _restart(self, epoch: int, step: int, worker: int) -> None:

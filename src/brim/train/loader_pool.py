@@ -53,6 +53,9 @@ LENT_SLABS_MAX = 64
 RECENT = 0.95
 """Weight that the past keeps with each batch in the estimate of the supply; ours."""
 
+RETRY_S = 0.05
+"""Time after which a full socket is tried again although no answer has come; ours."""
+
 CLOSE_S = 5.0
 """Time the nursery has to end its workers before it is killed; it needs milliseconds."""
 
@@ -152,7 +155,10 @@ class Pool:
                     f"{place(task.span)} not loaded after {timeout_s:g} s by {self.alive} processes that are alive: "
                     "the dataset hangs, or timeout_s is too short for it"
                 )
+            if self._unsent:  # files under way are counted for all processes of a user: others may have made room
+                left_s = RETRY_S if left_s is None else min(left_s, RETRY_S)
             self._poll(left_s)
+            self._send()
         return True
 
     def take(self, task: Task) -> Any:

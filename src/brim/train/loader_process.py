@@ -24,6 +24,7 @@ import struct
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -89,7 +90,10 @@ def start_nursery(shared: Shared, *, with_parent_thread: bool) -> int:
     parent = os.getpid()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        child = os.fork()
+        with warnings.catch_warnings():
+            # Newer Pythons warn of threads. The child runs nothing of theirs: it ignores signals, forks and reaps.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
         if child == 0:
             run_and_exit(lambda: nursery(shared, parent if with_parent_thread else None))
     finally:
