@@ -74,6 +74,8 @@ def test_an_error_at_any_operation_is_told_and_loses_nothing(number, lasting):
         except CheckpointError as error:
             told = error
         disk.before = lambda kind, path: None
+        if not lasting:
+            assert not [name for name in disk.names(ROOT) if name.startswith("writing")], "space is given back at once"
         restored = Checkpointer(ROOT, files=disk).restore()
         assert restored.step >= (2 if told else 3)
         assert same(restored.step, restored.tensors)
@@ -164,9 +166,11 @@ def test_of_equal_epochs_the_last_to_begin_saving_may():
     assert second.restore().step == 1
     save(first, 2)  # restoring does not take over
     save(second, 3)
+    before = len(disk.log)
     for _ in range(2):  # and it stays so
         with pytest.raises(StaleError, match="another process of epoch 0"):
             save(first, 4)
+    assert len(disk.log) == before, "the one that was replaced writes nothing"
     save(second, 5)
     first.advance(0)
     save(first, 6)
@@ -363,6 +367,39 @@ def test_when_everything_is_bad_nobody_starts_from_the_beginning_unasked(tmp_pat
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"has checkpoints and none can be used.*remove them or give another"):
             Checkpointer(tmp_path).restore()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.ENOMEM])
+def test_a_process_that_cannot_read_does_not_blame_the_files(number):
+    disk = Disk()
+    checkpointer = Checkpointer(ROOT, files=disk)
+    save(checkpointer, 1)
+    save(checkpointer, 2)
+
+    def refuse(kind: str, path: str) -> None:
+        if kind == "open":
+            raise OSError(number, os.strerror(number), path)
+
+    disk.before = refuse
+    with pytest.raises(CheckpointError, match=f"restoring in /disk: {os.strerror(number)}"):
+        checkpointer.restore()
+    disk.before = lambda kind, path: None
+    assert checkpointer.restore().step == 2
+
+
+def test_a_checkpoint_that_its_writer_deletes_while_it_is_read_is_not_called_bad():
+    disk = Disk()
+    checkpointer = Checkpointer(ROOT, files=disk, keep=1)
+    save(checkpointer, 1)
+
+    def newer(kind: str, path: str) -> None:
+        if kind == "open" and path.endswith("safetensors"):
+            disk.before = lambda kind, path: None
+            save(checkpointer, 2)
+
+    disk.before = newer
+    restored = Checkpointer(ROOT, files=disk).restore()
+    assert (restored.step, restored.set_aside) == (2, ())
 
 
 def test_nothing_saved_is_none(tmp_path):
