@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from brim.beliefs.beliefs import Beliefs
@@ -114,6 +114,7 @@ def test_one_gang_moves_the_fewest_gpus_and_none_where_there_is_room(nodes_hold,
     assert moved == min(max(gang - left, 0) for left, small in zip(free, movable, strict=True) if left + small >= gang)
 
 
+@example([8, 5, 2, 2, 1], 9)
 @given(st.lists(st.integers(1, 8), max_size=7), st.integers(-1, 12))
 def test_of_a_node_s_jobs_those_with_the_fewest_gpus_go_then_the_fewest_jobs(sizes, gpus):
     jobs = [(size, row) for row, size in enumerate(sizes)]
@@ -149,8 +150,10 @@ def test_a_gang_of_any_type_clears_nodes_of_one_type():
 
 def test_nobody_moves_where_that_would_not_bring_the_gang_together():
     """Cores of a node suffice for one GPU of the gang, whoever leaves."""
-    snapshot = snapshot_of("2x2xT4:cpus=2", elastic(on=[(0, 0)]), elastic(at=1, cpu=2000), now=2)
-    assert placed(snapshot, 1, 2)[0] == {0: [(0, 0)], 1: [(0, 1), (1, 0)]}
+    snapshot = snapshot_of(
+        "2x2xT4:cpus=2", elastic(on=[(0, 0)]), elastic(on=[(1, 0)]), elastic(at=1, cpu=2000), now=2,
+    )
+    assert placed(snapshot, 1, 1, 2)[0] == {0: [(0, 0)], 1: [(1, 0)], 2: [(0, 1), (1, 1)]}
 
 
 def test_nobody_moves_for_a_gang_that_finds_no_room_even_so():
@@ -175,15 +178,22 @@ def test_a_waiting_job_for_which_there_is_no_room_gets_what_there_is_and_at_leas
     assert grants.why[2] == int(Why.TOO_FEW_FREE)
 
 
-def test_what_a_job_had_is_given_back_to_it_only_if_cores_and_memory_are_left_too():
-    """The gang that came first takes the cores: a job that found no room for more once kept its GPUs without them."""
+@pytest.mark.parametrize(("limit", "each"), [("cpus=4", {"cpu": 1000}), ("mem=4GiB", {"mem": 1024})])
+def test_what_a_job_had_is_given_back_to_it_only_if_cores_and_memory_are_left_too(limit, each):
+    """It is to shrink to two halves of GPUs; a gang of three came first and left one core, or one GiB."""
     snapshot = snapshot_of(
-        "1x4xT4:cpus=4", elastic(on=[(0, 0), (0, 1), (0, 2)], share=500, cpu=1000, gpus=3, gpus_min=2),
-        job(at=1, gpus=3, share=500, cpu=1000), now=2,
+        f"1x4xT4:{limit}", elastic(on=[(0, 0), (0, 1), (0, 2)], share=500, gpus_min=2, **each),
+        job(at=1, gpus=3, share=500, **each), now=2,
     )
-    found, grants = placed(snapshot, 4, 3)
-    assert sum(len(pairs) for pairs in found.values()) <= 4
-    assert grants.why.tolist().count(0) == 1
+    found, grants = placed(snapshot, 2, 3)
+    assert [len(found.get(row, ())) for row in range(2)] == [0, 3]
+    assert grants.why.tolist() == [int(Why.TOO_FEW_FREE), 0]
+
+
+def test_no_job_as_large_as_the_gang_moves_for_it():
+    three = [[(node, gpu) for gpu in range(3)] for node in range(2)]
+    snapshot = snapshot_of("2x4xT4", elastic(on=three[0]), elastic(on=three[1]), elastic(at=1), now=2)
+    assert placed(snapshot, 3, 3, 2)[0] == {0: three[0], 1: three[1], 2: [(0, 3), (1, 3)]}
 
 
 def test_who_stands_on_a_node_that_drains_keeps_it_and_nobody_comes():

@@ -120,7 +120,7 @@ def test_goodput_is_the_exhaustive_search_of_weighted_logarithms(case):
             weight = (1 + work_s / 1_800) ** -0.25
             speed = options[row][size] if size else 0.01
             if size and size != table.gpus_now[row]:
-                speed *= max(1 - cost_s / 120, 0.02)
+                speed *= max(1 - cost_s / 120, 0.5)
             value += weight * math.log(speed)
         return value
 
@@ -154,6 +154,14 @@ def test_goodput_changes_a_job_when_that_pays_within_the_horizon(cost_s, gpus):
     """Twice the speed for 120 s less the cost is worth more than 120 s as it is, if the cost is below 60 s."""
     snapshot = snapshot_of("1x2xT4", one_batch(on=[(0, 0)]), now=10)
     snapshot = with_columns(snapshot, stalled_ms=[cost_s * 1000])
+    assert sized(Goodput(), snapshot, beliefs(PERFECT)).tolist() == [gpus]
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(2, 1), (3, 3)])
+def test_a_dear_change_may_take_twice_its_cost_to_pay(nodes, gpus):
+    """At three times the speed an hour is won back in one and a half, at twice the speed in two: not in less."""
+    one = one_batch(gpus_max=nodes, batch=60, batch_min=60, batch_max=60, on=[(0, 0)])
+    snapshot = with_columns(snapshot_of(f"{nodes}x1xT4", one, now=10), stalled_ms=[3_600_000])
     assert sized(Goodput(), snapshot, beliefs(PERFECT)).tolist() == [gpus]
 
 

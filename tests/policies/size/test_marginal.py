@@ -37,6 +37,8 @@ def test_gpus_go_where_they_save_most_time_each():
         assert sized(snapshot, PERFECT, PERFECT, left=[6400, 2400]).gpus.tolist() == expected
     snapshot = snapshot_of("1x4xT4+1x2xT4", one_batch(), one_batch(at=1), now=2)
     assert sized(snapshot, PERFECT, PERFECT, left=[6400, 2400]).gpus.tolist() == [4, 2]
+    snapshot = snapshot_of("1x4xT4+1x1xT4", one_batch(), one_batch(at=1), now=2)
+    assert sized(snapshot, PERFECT, PERFECT, left=[6400, 2400]).gpus.tolist() == [2, 2]  # one is left, two are a step
 
 
 def test_everybody_gets_its_fewest_first_in_order_and_who_does_not_fit_is_passed_over():

@@ -18,8 +18,9 @@ from brim.units import MS_PER_S
 
 WITHOUT_GPUS: float = 0.01
 """Speed-up that stands for having no GPUs at all, where a utility needs one above 0. Ours."""
-KEPT_LEAST: float = 2 * WITHOUT_GPUS
-"""Share of its speed-up that a job keeps whatever a start costs it: more than without GPUs, or it never starts."""
+KEPT_LEAST: float = 0.5
+"""Share of its speed-up that a job keeps whatever a change costs: one that costs much may take twice that to pay. Ours;
+without it, jobs whose starts take as long as the horizon would stay at the size they were first measured on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Goodput:
     Attributes:
         gpus_max: Most GPUs of a job.
         growth: A job may get so many times the most GPUs it was seen on.
-        horizon_ms: Time within which a change must pay.
+        horizon_ms: Time within which a change must pay, or twice what it costs if that is longer.
         young_ms: Work, as time on the fewest GPUs, at which a job stops being young.
         ageing: Power of work with which the weight falls in the end.
 
