@@ -196,6 +196,20 @@ ENDINGS = {
     "no future": "try:\n  def f(x: nothing): ...\nexcept NameError: print('evaluated')",
     "pickle": "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))) is A)",
     "warning": "import warnings; warnings.warn('look', stacklevel=1)",
+    "file left open": "f = open('left', 'w'); f.write('text')",
+    "left in a module": "import sys, types; open('mod.py', 'w').write('f = open(\"left2\", \"w\")')\n"
+                        "import mod; mod.f.write('text')",
+    "last words": "class A:\n  def __del__(self): print('last words')\na = A(); b = [a]; b.append(b)",
+    "exit in a thread": "import threading, sys; threading.Thread(target=lambda: sys.exit(3)).start()",
+    "daemon": "import threading, time\ndef loop():\n  while True: time.sleep(0.001)\n"
+              "threading.Thread(target=loop, daemon=True).start(); time.sleep(0.05)",
+    "exit function fails": "import atexit; atexit.register(lambda: 1/0)",
+    "exit in exit function": "import atexit, sys; atexit.register(lambda: sys.exit(4))",
+    "executor": "from concurrent.futures import ThreadPoolExecutor as E; E().submit(lambda: print('done'))",
+    "forks": "import os, multiprocessing as m\ndef f(): print('child', flush=True)\n"
+             "if __name__ == '__main__':\n  p = m.get_context('fork').Process(target=f); p.start(); p.join()",
+    "no stdout": "import os; print('x'); os.close(1)",
+    "closed stdout": "import sys; sys.stdout.close()",
     "recursion": "def f(): f()\nf()",
 }
 
@@ -207,11 +221,21 @@ def test_it_ends_as_a_fresh_interpreter_would(one_zygote, name):
     command = [sys.executable, "end.py", "x"]
     code, out, err, how, _ = zygote.run(command, b"in\nput\n")
     assert how == "fork"
+    left = taken(folder)
     wanted_code, wanted_out, wanted_err = fresh(command, folder, b"in\nput\n")
+    assert left == taken(folder)
     assert code == wanted_code
     assert out == wanted_out
     ours_alone = r"0x[0-9a-f]+|repeated \d+ more"  # addresses, and a stack that is four frames deep already
     assert re.sub(ours_alone, "", err) == re.sub(ours_alone, "", wanted_err)
+
+
+def taken(folder):
+    """What was left in files, which are taken away."""
+    texts = {path.name: path.read_text() for path in folder.glob("left*")}
+    for name in texts:
+        (folder / name).unlink()
+    return texts
 
 
 @pytest.fixture(scope="module")

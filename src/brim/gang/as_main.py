@@ -2,13 +2,16 @@
 
 ``read_command`` says what a command line asks of Python, or why only a fresh interpreter can give it; ``why_not_fork``
 adds what this interpreter has already done that a fresh one would do otherwise. ``become`` undoes what fork carries
-over. ``run`` is the rest of the process's life: it returns or raises as the end of ``python script.py`` would.
+over. ``run`` is the rest of the process's life.
 """
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
+import ctypes
+import gc
 import importlib.machinery
 import io
 import json
@@ -17,12 +20,13 @@ import runpy
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, NoReturn
 
 ERROR_FILE_VARIABLE: Final = "BRIM_ERROR_FILE"
 """Environment: where a forked rank writes the exception that ends it: ``{"at_ns": monotonic, "traceback": text}``."""
@@ -33,6 +37,8 @@ _READ_AT_START: Final = (
     "PYTORCH_", "MALLOC_", "LC_", "LANG", "GLIBC_", "TCMALLOC_",
 )  # fmt: skip
 """Variables that shape an interpreter or a library once, when it starts. Ours, from the documentation of each."""
+_TORCH_CONSTANT: Final = 67280421310721
+"""What torch seeds itself with at import (c10::detail::default_rng_seed_val); newer ones draw a seed instead."""
 _GPU_DEVICES: Final = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
@@ -197,23 +203,28 @@ def _fresh_multiprocessing(cwd: str) -> None:
 
 
 def _fresh_random() -> None:
-    """Python's own generator is reseeded by fork; numpy's is not; torch starts at its constant, like a fresh one."""
+    """Python's own generator is reseeded by fork; numpy's is not, and torch's neither."""
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed()
-    torch: Any = sys.modules.get("torch")
-    generator = getattr(torch, "default_generator", None)
-    if generator is not None:
-        generator.manual_seed(generator.initial_seed())
+    generator: Any = getattr(sys.modules.get("torch"), "default_generator", None)
+    if generator is None:
+        return
+    if generator.initial_seed() == _TORCH_CONSTANT:
+        generator.manual_seed(_TORCH_CONSTANT)
+    else:
+        generator.seed()
 
 
-def run(what: PythonRun) -> None:
-    """Run it as ``__main__``; returns, or raises what ends the interpreter with the right exit code."""
+def run(what: PythonRun) -> NoReturn:
+    """Run it as ``__main__``, and end the process as the interpreter would: see ``_end``."""
+    not_its_own = set(sys.modules)
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=builtins, __annotations__={})
     for name in ("__loader__", "__spec__", "__package__"):
         setattr(module, name, None)
     sys.modules["__main__"] = module
+    interrupted = False
     try:
         if what.kind == "module":
             runpy._run_module_as_main(what.target)  # type: ignore[attr-defined]
@@ -221,10 +232,72 @@ def run(what: PythonRun) -> None:
             runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         else:
             exec(_code(what, module), module.__dict__)
-    except SystemExit:
-        raise
+        status = 0
+    except SystemExit as end:
+        status = _status(end)
     except BaseException as error:
-        _report(what, error)
+        status = _report(what, error)
+        interrupted = isinstance(error, KeyboardInterrupt)
+    _end([module, *(sys.modules[name] for name in reversed(sys.modules) if name not in not_its_own)])
+    if interrupted:  # so that a shell sees it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status)
+
+
+def _status(end: SystemExit) -> int:
+    """The exit code, and a text that is none on stderr."""
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code & 0xFF
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"{end.code}\n")
+    return 1
+
+
+def _end(modules: list[types.ModuleType]) -> None:
+    """What the interpreter does at its end, but for taking preloaded libraries apart.
+
+    Threads are waited for, exit functions run, and what the script's own modules hold is let go, so that files are
+    written and objects say their last words. To unload torch as well would take each rank half a second of computing;
+    that the process ends does the same. Exit functions of C libraries are not called.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    _flush()
+    threading.excepthook = lambda _: None  # daemon threads trip over what is let go: nobody needs to know
+    for module in modules:
+        names = vars(module)
+        for hidden in (True, False):
+            for name in list(names):
+                if name != "__builtins__" and name.startswith("_") is hidden:
+                    names[name] = None
+    gc.collect()
+    _flush()
+    ctypes.PyDLL(None).fflush(None)
+
+
+def _flush() -> None:
+    """Write what the streams hold; 120 is Python's word for "could not"."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except Exception as error:
+            if stream is sys.stdout:
+                said: Any = _Unraisable(type(error), error, error.__traceback__, None, stream)
+                sys.unraisablehook(said)
+                os._exit(120)
+
+
+class _Unraisable(NamedTuple):
+    exc_type: type[BaseException]
+    exc_value: BaseException
+    exc_traceback: types.TracebackType | None
+    err_msg: str | None
+    object: object
 
 
 def _code(what: PythonRun, module: types.ModuleType) -> types.CodeType:
@@ -243,7 +316,7 @@ def _code(what: PythonRun, module: types.ModuleType) -> types.CodeType:
     return code
 
 
-def _report(what: PythonRun, error: BaseException) -> None:
+def _report(what: PythonRun, error: BaseException) -> int:
     """What the interpreter does with an exception that nobody caught: the frames of this module are not shown."""
     trace = error.__traceback__.tb_next if error.__traceback__ else None
     if what.kind == "code" and trace is not None and trace.tb_frame.f_code is _code.__code__:
@@ -255,10 +328,7 @@ def _report(what: PythonRun, error: BaseException) -> None:
         sys.excepthook(type(error), error, trace)
     except BaseException:
         sys.__excepthook__(type(error), error, trace)
-    if isinstance(error, KeyboardInterrupt):
-        sys.excepthook = lambda *_: None  # shown already; Python now ends itself by SIGINT, so that a shell sees it
-        raise error
-    raise SystemExit(1)
+    return 1
 
 
 def _write_error_file(error: BaseException) -> None:

@@ -19,8 +19,8 @@ Rules that the words alone do not say:
   rank waits for an ``address`` or for others to join.
 - ``form`` is acted on at once: whoever still is in an older group leaves it, its step undone. It comes at the start, to
   newcomers, after ``broken``, and when a rank is lost while an epoch forms. ``resize`` is acted on at the agreed step;
-  it comes to survivors of a planned change. Both name the same epoch, members and leader. Who gets one that does not list
-  it says ``leaving`` and exits with 0. The same epoch may be told twice, and is formed once.
+  it comes to survivors of a planned change. Both name the same epoch, members and leader. Who gets one that does not
+  list it says ``leaving`` and exits with 0. The same epoch may be told twice, and is formed once.
 - ``leader`` is a rank that holds the state, where there is one. Its ``address`` is passed on to the other members only.
 """
 

@@ -1,0 +1,200 @@
+"""``python -m brim.train.launch``: unmodified torch scripts, and sessions that are resized and killed by hand."""
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from brim.gang import as_main
+from brim.train import launch
+
+REDUCE = """
+import os, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+optimizer = torch.optim.AdamW(torch.nn.Linear(4, 4).parameters())
+total = torch.full((3,), float(dist.get_rank() + 1))
+dist.all_reduce(total)
+found = (dist.get_rank(), total.tolist(), torch.get_num_threads(), sys.argv[1:], torch.rand(1).item())
+sys.stdout.write(f"{found}\\n")
+dist.destroy_process_group()
+"""
+
+SESSION = """
+import hashlib, sys, time
+import torch
+import brim.train as bt
+from brim.train.session import start
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, i): return torch.full((8,), i / 64), torch.tensor([i / 32 - 1])
+
+if __name__ == "__main__":
+    run = start(logical_workers=4, seed=1)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.2), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model, optimizer = run.prepare(model, optimizer)
+    loader = run.loader(Numbers(), global_batch=8, workers=0)
+    for epoch in run.epochs(int(sys.argv[1])):
+        for x, y in run.steps(loader):
+            run.backward(torch.nn.functional.mse_loss(model(x), y))
+            if run.step():
+                time.sleep(float(sys.argv[2]))
+    bits = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+    sys.stdout.write(f"{run.steps_done} {bits}\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory):
+    """One zygote for all tests here, so that torch is imported once."""
+    path = tmp_path_factory.mktemp("zygote") / "z"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "brim.gang.zygote", "--listen", path], stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    while b"listening" not in (line := process.stderr.readline()):
+        assert line
+    yield path
+    process.terminate()
+    process.wait()
+    process.stderr.close()
+
+
+class Launched:
+    """The command, in a folder of its own."""
+
+    def __init__(self, folder, *words):
+        self.folder, self.control = folder, folder / "s"
+        with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
+            command = [sys.executable, "-m", "brim.train.launch", "--control", self.control, "--grace", "8"]
+            self.process = subprocess.Popen([*command, *map(str, words)], stdout=out, stderr=err, cwd=folder)
+
+    def ask(self, *words):
+        done = subprocess.run([sys.executable, "-m", "brim.train.launch", "--send", self.control, *map(str, words)],
+                              capture_output=True, text=True, check=False)  # fmt: skip
+        return done.returncode, done.stdout, done.stderr
+
+    def status(self):
+        code, out, _ = self.ask("status")
+        return json.loads(out) if code == 0 else None
+
+    def until(self, holds):
+        for _ in range(150):
+            status = self.status()
+            if status and holds(status):
+                return status
+            assert self.process.poll() is None, (self.folder / "err").read_text()
+            time.sleep(0.05)
+        raise AssertionError(f"{status}\n{(self.folder / 'err').read_text()}")
+
+    def lines(self):
+        return sorted((self.folder / "out").read_text().splitlines())
+
+
+@pytest.fixture
+def launched(tmp_path, zygote):
+    started = []
+
+    def start(*words):
+        folder = tmp_path / f"gang{len(started)}"
+        folder.mkdir()
+        started.append(Launched(folder, "--zygote", zygote, *words))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.terminate()
+            one.process.wait()
+
+
+def inside(size):
+    return lambda status: sum(rank["where"] == "in" for rank in status["ranks"]) == size == len(status["members"])
+
+
+def test_a_plain_torch_script_reduces_over_its_gang(tmp_path, launched):
+    (tmp_path / "reduce.py").write_text(REDUCE)
+    gang = launched("--nproc", 4, tmp_path / "reduce.py", "--lr", "1")
+    assert gang.process.wait(30) == 0
+    found = [ast.literal_eval(line) for line in gang.lines()]
+    assert [row[:4] for row in found] == [(n, [10.0, 10.0, 10.0], 1, ["--lr", "1"]) for n in range(4)]
+    fresh = subprocess.run([sys.executable, "-c", "import torch; print(torch.initial_seed())"], capture_output=True,
+                           check=True)  # fmt: skip
+    assert len({row[4] for row in found}) == (1 if int(fresh.stdout) == as_main._TORCH_CONSTANT else 4)
+    assert "fresh" not in (gang.folder / "err").read_text()
+
+
+def test_one_that_fails_in_a_collective_ends_all_and_is_named(tmp_path, launched):
+    (tmp_path / "fails.py").write_text(REDUCE.replace("total =", "assert dist.get_rank() != 2, 'mine'\ntotal ="))
+    gang = launched("--nproc", 3, "--failure-grace", 2, tmp_path / "fails.py")
+    assert gang.process.wait(30) == 1
+    text = (gang.folder / "err").read_text()
+    assert "AssertionError: mine" in text[: text.index("Traceback") + 300]
+    assert text.splitlines()[-1] == "brim: rank 2 failed first: exited with 1"
+
+
+def test_sessions_are_resized_killed_and_tuned_by_hand_and_the_bits_are_the_same(tmp_path, launched):
+    (tmp_path / "session.py").write_text(SESSION)
+    still = launched("--nproc", 1, tmp_path / "session.py", 8, 0)
+    assert still.process.wait(60) == 0
+    gang = launched("--nproc", 2, tmp_path / "session.py", 8, 0.05)
+    gang.until(inside(2))
+    assert gang.ask("resize", 3)[0] == 4
+    assert gang.ask("resize", 4)[0] == 0
+    status = gang.until(inside(4))
+    assert gang.ask("kill", status["members"][1])[0] == 0
+    gang.until(lambda status: inside(2)(status) and status["epoch"] > 2)
+    assert gang.ask("resize", 1)[0] == 0
+    gang.until(inside(1))
+    assert gang.process.wait(60) == 0
+    assert set(gang.lines()) == set(still.lines())
+    assert len(gang.lines()) == 1
+
+
+def test_sigterm_to_the_supervisor_preempts_a_session(tmp_path, launched):
+    (tmp_path / "session.py").write_text(SESSION)
+    gang = launched("--nproc", 2, tmp_path / "session.py", 800, 0.01)
+    gang.until(inside(2))
+    start_s = time.monotonic()
+    gang.process.send_signal(signal.SIGTERM)
+    assert gang.process.wait(20) == 75
+    assert time.monotonic() - start_s < 3
+
+
+def test_without_an_answer_it_says_so(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "brim.train.launch", "--send", tmp_path / "nothing", "status"],
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 1
+    assert "No such file" in done.stderr
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    (["dance"], "found 'dance', expected status"), (["resize"], "expected status"),
+    (["resize", "x"], "invalid literal"),
+    (["tune", "colour=3"], "expected NAME=NUMBER"), (["tune"], "expected status"), (["kill"], "expected status"),
+])  # fmt: skip
+def test_what_cannot_be_asked_is_refused(words, expected, capsys):
+    assert launch.main(["--send", "/nowhere", *words]) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    ([], "found nothing to run"), (["--nproc", "0", "x.py"], "expected at least 1"),
+    (["--control", "/tmp/" + "x" * 120, "x.py"], "expected at most 107"),
+])  # fmt: skip
+def test_what_cannot_be_meant_is_refused(words, expected, capsys):
+    assert launch.main(words) != 0
+    assert expected in capsys.readouterr().err
+
+
+def test_words_become_messages():
+    assert launch._ask(["preempt", "2.5"]) == launch.AskPreempt(2.5)
+    assert launch._ask(["tune", "global_batch=64", "prefetch=2"]) == launch.AskTune(global_batch=64, prefetch=2)
+    assert launch._ask(["kill", "3"]) == launch.AskKill(3)
