@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from brim.errors import BrimError
+from brim.errors import BrimError, InvariantError
 from brim.gang.protocol import Address, Broken, Form, Formed, Ready, Resize
 from brim.train import group as groups
 from brim.train.control import Control
@@ -54,6 +54,9 @@ class Carried(Protocol):
 
     def begin(self) -> None:
         """Nobody has state: restore it from a checkpoint, or start at step 0."""
+
+    def mark(self) -> list[int]:
+        """A few numbers that must be equal on every rank once the state is."""
 
     def give(self) -> tuple[dict[str, Tensor], Any]:
         """The state as named tensors and JSON; not copied."""
@@ -194,8 +197,9 @@ def share_state(group: Group, carried: Carried) -> None:
         _receive(group, pairs[group.rank], carried)
     else:
         _send(group, [receiver for receiver, sender in pairs.items() if sender == group.rank], carried)
-    if pairs:
-        group.share([carried.step])
+    marks = group.share(carried.mark())
+    if any(mark != marks[0] for mark in marks):
+        raise InvariantError(f"ranks differ after sharing state: {marks}")
 
 
 def _send(group: Group, receivers: list[int], carried: Carried) -> None:

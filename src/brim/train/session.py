@@ -692,11 +692,12 @@ class Run:
             self._control.send(Measured(self.steps_done, gradient_noise=noise, **found))
 
     def _give_numbers(self) -> dict[str, Any]:
+        loader, noise, late = self._loader, self._noise, self._pending_state or {}
         return {
-            "step": self._step, "samples": self.samples, "epoch": self.epoch, "workers": self._workers,
-            "seed": self.seed,
-            "loader": self._loader.state_dict() if self._loader is not None else None,
-            "noise": self._noise.state_dict() if self._noise is not None else None,
+            "step": self._step, "samples": self.samples, "workers": self._workers, "seed": self.seed,
+            "epoch": self.epoch if loader is None else loader.epoch,
+            "loader": late.get("loader") if loader is None else loader.state_dict(),
+            "noise": late.get("noise") if noise is None else noise.state_dict(),
         }  # fmt: skip
 
     def _take_numbers(self, state: dict[str, Any]) -> None:
@@ -737,6 +738,11 @@ class _Carried:
     @step.setter
     def step(self, value: int) -> None:
         self._run._step = value
+
+    def mark(self) -> list[int]:
+        """Numbers that are equal wherever the state is."""
+        run = self._run
+        return [run._step, run.samples]
 
     def begin(self) -> None:
         """From the newest checkpoint, or from what was built."""

@@ -1,0 +1,57 @@
+"""A training job as a user would write it; it says at the end what it has come to."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+torch.set_num_threads(1)
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import brim.train as bt  # noqa: E402
+from tests.train.models import JOBS, Rows, loss_of  # noqa: E402
+
+parser = argparse.ArgumentParser()
+parser.add_argument("out", type=Path)
+parser.add_argument("--model", default="mlp")
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--samples", type=int, default=78)
+parser.add_argument("--pause", type=float, default=0.0, help="seconds in every micro-batch")
+parser.add_argument("--workers", type=int, default=4)
+parser.add_argument("--fast", action="store_true")
+parser.add_argument("--checkpoint")
+parser.add_argument("--loader-workers", type=int, default=0)
+parser.add_argument("--fail-at", type=int)
+options = parser.parse_args()
+
+run = bt.start(
+    logical_workers=None if options.fast else options.workers, seed=5, checkpoint=options.checkpoint, noise_every=3
+)
+model, optimizer, kind, max_norm = JOBS[options.model]()
+model, optimizer = run.prepare(model, optimizer)
+run.clip(max_norm)
+run.schedule(lambda samples: 1 / (1 + samples / 500))
+loader = run.loader(Rows(kind, options.samples), 16, workers=options.loader_workers)
+first, losses = None, {}
+steps = os.open(options.out / "step", os.O_CREAT | os.O_WRONLY)  # for who decides what happens when
+for _ in run.epochs(options.epochs):
+    for x, y in run.steps(loader):
+        first = run.steps_done if first is None else first
+        if options.pause:
+            time.sleep(options.pause)
+        if options.fail_at == run.steps_done and run.rank == 1:
+            raise RuntimeError("the user's own mistake")
+        run.backward(loss_of(model(x), y))
+        if run.step():
+            losses[run.steps_done] = run.loss
+            os.pwrite(steps, b"%8d" % run.steps_done, 0)
+said = {
+    "digest": run.digest(), "samples": run.samples, "steps": run.steps_done, "rank": run.rank, "first": first,
+    "losses": losses, "ledger": loader.ledger(), "noise": run.noise.state_dict(), "size": run.world_size,
+}  # fmt: skip
+(options.out / f"{os.environ.get('BRIM_ID', 'alone')}-{os.getpid()}.json").write_text(json.dumps(said))
+loader.close()

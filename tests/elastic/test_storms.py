@@ -1,0 +1,108 @@
+"""Ranks come, go and are killed: the bits stay."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from brim.train.ledger import verify
+from tests.elastic.storm import JOB, Event, random_events, shared_zygote, storm
+
+STEPS = 60  # 12 epochs of 5 steps
+WORDS = ("--epochs", 12, "--pause", 0.02)
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory):
+    with shared_zygote(tmp_path_factory.mktemp("zygote")) as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Digest and losses of a job in one process without brim around it."""
+    known = {}
+
+    def digest(model):
+        if model not in known:
+            folder = tmp_path_factory.mktemp(model)
+            words = [sys.executable, JOB, folder, "--epochs", 12, "--model", model]
+            subprocess.run([*map(str, words)], check=True, timeout=60)
+            (answer,) = folder.glob("*.json")
+            known[model] = json.loads(answer.read_text())
+        return known[model]
+
+    return digest
+
+
+def check(weather, expected):
+    assert weather.code == 0, weather.stderr
+    assert weather.digests == {expected["digest"]}, weather.stderr
+    for answer in weather.answers:
+        assert (answer["samples"], answer["steps"]) == (expected["samples"], expected["steps"])
+        assert answer["noise"] == expected["noise"]
+        assert answer["ledger"] == expected["ledger"]
+        assert answer["losses"].items() <= expected["losses"].items()
+        verify(answer["ledger"], 78)
+
+
+@pytest.mark.parametrize("model", ["mlp", "conv", "transformer"])
+def test_growing_and_shrinking_keeps_the_bits(tmp_path, zygote, undisturbed, model):
+    events = [Event(5, "resize", 4), Event(25, "resize", 1), Event(40, "resize", 2)]
+    weather = storm(tmp_path, events, *WORDS, "--model", model, zygote=zygote)
+    check(weather, undisturbed(model))
+    assert len(weather.done) == 3
+    assert any(answer["first"] for answer in weather.answers)  # somebody joined later
+
+
+@pytest.mark.parametrize("model", ["mlp", "conv", "transformer"])
+def test_a_kill_without_notice_keeps_the_bits(tmp_path, zygote, undisturbed, model):
+    events = [Event(8, "kill", 1), Event(30, "kill", 0)]
+    weather = storm(tmp_path, events, *WORDS, "--model", model, ranks=4, zygote=zygote)
+    check(weather, undisturbed(model))
+    assert [event.what for event in weather.done] == ["kill", "kill"]
+
+
+def test_a_killed_rank_may_be_replaced(tmp_path, zygote, undisturbed):
+    weather = storm(tmp_path, [Event(8, "kill", 0), Event(25, "kill", 1)], *WORDS, zygote=zygote, replace=4)
+    check(weather, undisturbed("mlp"))
+    assert {answer["size"] for answer in weather.answers} == {2}
+
+
+def test_preempt_and_resume_at_another_size(tmp_path, zygote, undisturbed):
+    words = (*WORDS, "--model", "conv", "--checkpoint", tmp_path / "saved")
+    events = [Event(10, "resize", 4), Event(20, "preempt"), Event(35, "preempt")]
+    weather = storm(tmp_path, events, *words, zygote=zygote)
+    check(weather, undisturbed("conv"))
+    assert weather.starts == 3
+
+
+def test_a_random_storm(tmp_path, zygote, undisturbed):
+    words = (*WORDS, "--model", "transformer", "--checkpoint", tmp_path / "saved")
+    weather = storm(tmp_path, random_events(1, STEPS - 5, 8), *words, zygote=zygote, replace=20, timeout_s=120)
+    check(weather, undisturbed("transformer"))
+
+
+def test_fast_mode_goes_on_with_any_number_of_ranks(tmp_path, zygote):
+    events = [Event(5, "resize", 3), Event(20, "kill", 1), Event(35, "resize", 1)]
+    weather = storm(tmp_path, events, *WORDS, "--fast", zygote=zygote)
+    assert weather.code == 0, weather.stderr
+    assert {answer["samples"] for answer in weather.answers} == {12 * 78}
+    for answer in weather.answers:
+        verify(answer["ledger"], 78)
+
+
+def test_a_changed_batch_is_taken_up_by_all_at_one_step(tmp_path, zygote):
+    weather = storm(tmp_path, [Event(10, "tune", 32), Event(20, "resize", 4)], *WORDS, zygote=zygote)
+    assert weather.code == 0, weather.stderr
+    assert len(weather.digests) == 1
+    assert {answer["samples"] for answer in weather.answers} == {12 * 78}
+    assert {run["global_batch"] for run in weather.answers[0]["ledger"]["runs"]} == {16, 32}
+
+
+def test_a_users_exception_ends_the_gang_with_its_traceback(tmp_path, zygote):
+    weather = storm(tmp_path, [], *WORDS, "--fail-at", 7, zygote=zygote)
+    assert weather.code == 1
+    assert "the user's own mistake" in weather.stderr
+    assert weather.answers == []
