@@ -143,6 +143,23 @@ def test_what_a_write_damaged_in_silence_is_found_by_reading_back():
     assert Checkpointer(ROOT, files=disk).restore().step == 3
 
 
+def test_a_write_whose_end_never_arrived_is_found_by_reading_back():
+    disk = Disk()
+    checkpointer = Checkpointer(ROOT, files=disk, keep=1)
+    save(checkpointer, 1)
+
+    def shorten(kind: str, path: str) -> None:
+        if kind == "rename" and "save-00000002" in path:
+            disk.before = lambda kind, path: None
+            inside = disk.folders[disk.folder(path.split(maxsplit=1)[0])]
+            del disk.files[inside[SHARD]][-5:]
+
+    disk.before = shorten
+    with pytest.raises(CheckpointError, match="read back with other bytes"):
+        save(checkpointer, 2)
+    assert Checkpointer(ROOT, files=disk).restore().step == 1
+
+
 # Two processes.
 
 
@@ -532,6 +549,14 @@ class Short(RealFiles):
 
     def read(self, handle: int, into: memoryview) -> int:
         return super().read(handle, into[:37])
+
+
+def test_writes_that_are_taken_in_small_parts_are_carried_on(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:101]))
+    save(Checkpointer(tmp_path), 1)
+    monkeypatch.undo()
+    assert same(1, Checkpointer(tmp_path).restore().tensors)
 
 
 def test_reads_that_come_in_small_parts_are_put_together(tmp_path):

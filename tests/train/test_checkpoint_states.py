@@ -176,6 +176,19 @@ def test_tied_tensors_are_stored_once_and_come_back_as_one(tmp_path):
     assert all(torch.equal(state[name], tensors[name]) for name in state)
 
 
+def test_views_that_only_look_tied_are_kept_apart(tmp_path):
+    square = torch.arange(9.0).view(3, 3)
+    pair = torch.tensor([1 + 2j, 3 - 4j])
+    state = {"a": square, "b": square.t(), "c": pair, "d": pair.conj(), "e": pair.conj().imag, "f": square.view(9)}
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, state, {}, wait=True)
+    tensors = checkpointer.restore(state).tensors
+    for name, tensor in state.items():
+        assert torch.equal(tensors[name], tensor.resolve_conj().resolve_neg()), name
+    taken, tree = flatten_state(state)
+    assert equal(unflatten_state(taken, tree), state)
+
+
 def test_names_that_would_collide_stay_apart():
     state = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1), 1: torch.full((1,), 2), "1": torch.full((1,), 3)},
              "__metadata__": torch.full((1,), 4)}  # fmt: skip
