@@ -19,7 +19,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from brim.gang.supervisor import Job, Supervisor
+from brim.gang.job import Job
+from brim.gang.supervisor import Supervisor
 
 SCRIPT = """
 import sys, time

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from brim.gang import supervisor
+from brim.gang.asking import ask
 from brim.gang.protocol import AskStatus, Decoder, encode
 
 RANK = Path(__file__).parent / "rank.py"
@@ -34,10 +34,10 @@ class Launched:
         )  # fmt: skip
 
     def ask(self, message):
-        return supervisor.send(self.control, message)
+        return ask(self.control, message)
 
     def status(self):
-        return json.loads(json.dumps(supervisor.send(self.control, AskStatus()).status))
+        return json.loads(json.dumps(ask(self.control, AskStatus()).status))
 
     def until(self, holds, timeout_s=15):
         """Wait until ``holds(status)`` is true; the status."""

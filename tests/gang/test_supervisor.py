@@ -478,7 +478,8 @@ def test_kills_at_random_moments_leave_nothing(launch, seed):
 def test_fifty_gangs_leak_no_descriptor_thread_file_or_port(tmp_path):
     program = f"""
 import os, sys, threading, glob, tempfile
-from brim.gang.supervisor import Job, Supervisor
+from brim.gang.job import Job
+from brim.gang.supervisor import Supervisor
 def count():
     files = glob.glob(tempfile.gettempdir() + '/brim-*')
     return len(os.listdir('/proc/self/fd')), threading.active_count(), len(files)

@@ -8,31 +8,27 @@ SIGKILL to it and to all it has started, each with a bounded wait, and a look wh
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import selectors
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from brim.gang import processes
+from brim.gang.belongings import Belongings, kill
 from brim.gang.channel import Channel, Connection
 from brim.gang.environment import for_gang, for_rank, free_port
 from brim.gang.hangs import Hangs
+from brim.gang.job import LAST_WORDS_S, Job, Outcome
 from brim.gang.membership import Membership, Orders, Where
+from brim.gang.nursery import Nursery
 from brim.gang.output import Forwarder
 from brim.gang.protocol import (
-    GANG_VARIABLE,
     ID_VARIABLE,
-    PREEMPTED,
-    RESUMABLE,
     Address,
     Answer,
     AskKill,
@@ -59,98 +55,12 @@ from brim.gang.protocol import (
     Tune,
     Waiting,
 )
-from brim.gang.starter import Ended, Refused, Started, Starter, ZygoteLost, ZygoteReady
-from brim.gang.zygote import PRELOAD, is_this_python
+from brim.gang.ranks import Rank, causes, failure, how, success
+from brim.gang.starter import Ended, Refused, Started, ZygoteLost, ZygoteReady
 
-GRACE_S: Final = 30.0
-"""From an announced stop to SIGKILL. Ours: what preemptible machines of the large clouds give."""
-TERM_S: Final = 5.0
-"""The last part of the grace, after SIGTERM. Ours."""
-FAILURE_GRACE_S: Final = 5.0
-"""From the exception of one rank to SIGKILL of the others. Ours: they cannot go on, but may write what they have."""
-LAST_WORDS_S: Final = 0.5
-"""The part of it before SIGTERM: a peer's death may be noticed before the exception that caused it is shown. Ours."""
-HANG_S: Final = 300.0
-"""How long all other ranks wait before the one that does not is taken to hang. Ours: longer than any step."""
-ZYGOTES_MAX: Final = 3
-"""How often a zygote is started again. Ours."""
 _TICK_S: Final = 0.02
 _LOOK_S: Final = 0.5
-_BY_OUR_SIGNAL: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to run and how.
-
-    Args:
-        command: With the interpreter in front, where it is Python.
-        nproc: Ranks to start with.
-        control: Path of the socket to listen on.
-        cwd: Folder to run in.
-        env: What ranks get, apart from what brim sets; None: as this process.
-        devices: Names for CUDA_VISIBLE_DEVICES, all visible to every rank, in the order of LOCAL_RANK; none: as it is.
-        grace_s: From an announced stop to SIGKILL; the last ``term_s`` of it after SIGTERM.
-        failure_grace_s: From the exception of one rank to SIGKILL of the others.
-        hang_s: How long all other ranks wait before the one that does not is killed.
-        replace: How many dead ranks may be replaced; otherwise the others go on without.
-        log_folder: Each rank's output goes to ``rank-ID.log`` there; None: to ours.
-        zygote: Path of a zygote that listens; None: one of our own.
-        preload: What our own zygote imports.
-    """
-
-    command: tuple[str, ...]
-    nproc: int
-    control: str
-    cwd: str
-    env: Mapping[str, str] | None = None
-    devices: tuple[str, ...] = ()
-    grace_s: float = GRACE_S
-    term_s: float = TERM_S
-    failure_grace_s: float = FAILURE_GRACE_S
-    hang_s: float = HANG_S
-    replace: int = 0
-    log_folder: str | None = None
-    zygote: str | None = None
-    preload: tuple[str, ...] = PRELOAD
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How it ended. ``kind`` is ``finished``, ``preempted`` or ``failed``; ``code`` is what to exit with."""
-
-    kind: str
-    code: int
-    detail: str = ""
-
-
-@dataclass(slots=True)
-class Rank:
-    """One process of the gang, from the order to start it until all it has started is gone."""
-
-    id: int
-    slot: int
-    asked_s: float
-    pid: int = 0
-    handle: int = -1
-    how: str = ""
-    connection: Connection | None = None
-    told: bool = False
-    left: bool = False
-    ended: bool = False
-    code: int | None = None
-    ended_s: float = 0.0
-    is_cause: bool = False
-    failed_s: float | None = None
-    traceback: str = ""
-    ladder: list[tuple[float, int]] = field(default_factory=list)
-    sweep_s: float | None = None
-    last: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def living(self) -> bool:
-        """Whether its process may run."""
-        return not self.ended
+_PAUSE_S: Final = 0.002
 
 
 class Supervisor:
@@ -176,23 +86,22 @@ class Supervisor:
         self._reasons: set[str] = set()
         self._failure = ""
         self._signals: list[int] = []
-        self._not_ours: frozenset[int] = frozenset()
-        self._zygote_pid = 0
-        self._zygotes = 0
         self._looked_s = 0.0
         self._unkillable: list[int] = []
-        self._starter: Starter | None = None
         self._selector = selectors.DefaultSelector()
         self._channel = Channel(job.control, self._selector)
         self._folder = tempfile.mkdtemp(prefix="brim-gang-")
         self._forwarder = Forwarder(2) if job.log_folder is None else None
+        self._nursery = Nursery(job, self._env, self._selector, self._forwarder)
+        self._belongings = Belongings(self.gang)
+        self._belongings.shared = job.zygote is not None
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
         """Until all is over, and nothing is left."""
         processes.become_subreaper()
-        self._not_ours = frozenset(p.pid for p in processes.everybody() if p.parent == os.getpid())
+        self._belongings.begin()
         wake_fd, waker_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
         before = {number: signal.signal(number, lambda number, _: self._signals.append(number)) for number in numbers}
@@ -217,8 +126,9 @@ class Supervisor:
             if key.data == "wake":
                 with contextlib.suppress(BlockingIOError):
                     os.read(key.fd, 4096)
-            elif key.data == "zygote":
-                self._hear_zygote()
+            elif isinstance(key.data, Nursery):
+                if key.data.alive:
+                    self._hear_zygote()
             elif isinstance(key.data, Channel):
                 key.data.accept()
             elif isinstance(key.data, Rank):
@@ -263,14 +173,14 @@ class Supervisor:
         for number in orders.retire:
             rank = self.ranks[number]
             rank.told = True
-            self._set_ladder(rank, 0.0, self.job.term_s)
+            rank.plan(time.monotonic(), 0.0, self.job.term_s)
         if orders.hopeless:
             self._fail(orders.hopeless)
 
     def _add_rank(self) -> None:
         used = {rank.slot for rank in self.ranks.values() if rank.living or rank.sweep_s is not None}
         slot = next(number for number in range(len(used) + 1) if number not in used)
-        rank = Rank(self._next_id, slot, time.monotonic())
+        rank = Rank(self._next_id, slot)
         self._next_id += 1
         self.ranks[rank.id] = rank
         self.membership.added(rank.id)
@@ -278,63 +188,26 @@ class Supervisor:
 
     def _request(self, rank: Rank) -> None:
         size = max(self.membership.target, self.job.nproc)
-        env = for_rank(
-            self._env, rank.id, rank.slot, size, self._port, self.job.devices, self._error_file(rank)
-        )  # fmt: skip
-        fds = self._streams(rank)
+        error_file = self._error_file(rank)
+        env = for_rank(self._env, rank.id, rank.slot, size, self._port, self.job.devices, error_file)
         try:
-            while True:
-                try:
-                    self._the_starter().start(rank.id, self.job.command, env, self.job.cwd, fds)
-                except OSError as error:
-                    if self._zygotes >= ZYGOTES_MAX:
-                        self._cannot_start(rank, 126, f"no zygote: {error}")
-                        return
-                    self._drop_starter()
-                else:
-                    return
-        finally:
-            for fd in fds:
-                os.close(fd)
-
-    def _streams(self, rank: Rank) -> list[int]:
-        stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        if self.job.log_folder is not None:
-            os.makedirs(self.job.log_folder, exist_ok=True)
-            path = os.path.join(self.job.log_folder, f"rank-{rank.id}.log")
-            log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            return [stdin, log, os.dup(log)]
-        assert self._forwarder is not None
-        return [stdin, os.dup(1), self._forwarder.add(rank.id)]
-
-    def _the_starter(self) -> Starter:
-        if self._starter is None:
-            self._zygotes += 1
-            if self.job.zygote is not None:
-                self._starter = Starter.shared(self.job.zygote)
+            self._nursery.start(rank.id, env)
+            rank.asked = True
+        except OSError as error:
+            if self._nursery.exhausted:
+                self._cannot_start(rank, 126, f"no zygote: {error}")
             else:
-                python, preload = self._interpreter()
-                self._starter = Starter.private(
-                    python, preload, self._env, self.job.cwd, self.job.term_s, f"{GANG_VARIABLE}={self.gang}"
-                )
-                self._zygote_pid = self._starter.pid or 0
-            self._selector.register(self._starter, selectors.EVENT_READ, "zygote")
-        return self._starter
-
-    def _interpreter(self) -> tuple[str, tuple[str, ...]]:
-        """Whose environment to preload: that of the command, if it is this one; a bare one otherwise."""
-        found = shutil.which(self.job.command[0], path=self._env.get("PATH"))
-        if found and is_this_python(self.job.command[0], self._env):
-            return sys.executable, self.job.preload
-        return sys.executable, ()
+                while self._nursery.alive:  # its last words; then this rank, too, is asked for again
+                    self._hear_zygote()
+                if not rank.asked and rank.living:
+                    self._request(rank)
+        self._belongings.zygote = self._nursery.pid or self._belongings.zygote
 
     def _hear_zygote(self) -> None:
-        if self._starter is None:
-            return
-        for word in self._starter.receive():
+        for word in self._nursery.receive():
             match word:
                 case ZygoteReady(pid=pid):
-                    self._zygote_pid = pid
+                    self._belongings.zygote = pid
                 case Started():
                     self._started(word)
                 case Refused(number=number, status=status, detail=detail):
@@ -351,7 +224,7 @@ class Supervisor:
             self._reasons.add(word.why)
             self._say(f"starts fresh processes: {word.why}")
         if rank.ladder and rank.connection is None:  # told to end before it was there
-            self._set_ladder(rank, 0.0, self.job.term_s)
+            rank.plan(time.monotonic(), 0.0, self.job.term_s)
 
     def _cannot_start(self, rank: Rank, status: int, detail: str) -> None:
         rank.ended, rank.code, rank.ended_s = True, status, time.monotonic()
@@ -361,24 +234,21 @@ class Supervisor:
 
     def _lost_zygote(self) -> None:
         """What it started goes on: as our children, or by its descriptor. What it had not yet is asked for again."""
-        self._drop_starter()
+        self._nursery.drop()
         self._say("the zygote is gone; running ranks go on")
-        for rank in list(self.ranks.values()):
-            if not rank.living:
-                continue
-            if rank.pid:
+        living = [rank for rank in self.ranks.values() if rank.living]
+        for rank in living:
+            rank.asked = rank.pid > 0
+            if rank.pid and rank.handle not in self._selector.get_map():
                 self._selector.register(rank.handle, selectors.EVENT_READ, rank)
-            elif self._announced or self._failing:
+        for rank in living:
+            if rank.asked:
+                continue
+            kill(self._belongings.of(rank.id, 0))
+            if self._announced or self._failing:
                 self._cannot_start(rank, 126, "the zygote was gone before it started")
             else:
-                self._kill_now(self._tree(rank))
                 self._request(rank)
-
-    def _drop_starter(self) -> None:
-        if self._starter is not None:
-            self._selector.unregister(self._starter)
-            self._starter.close()
-            self._starter = None
 
     def _lost_rank(self, rank: Rank) -> None:
         """The descriptor of a rank without a zygote says that it has ended."""
@@ -499,7 +369,7 @@ class Supervisor:
                 if rank is None or not rank.living or not rank.pid:
                     living = [rank.id for rank in self.ranks.values() if rank.living]
                     return Answer(ok=False, detail=f"found id {number}, expected one of {living}")
-                self._kill_now(self._tree(rank))
+                kill(self._belongings.of(rank.id, rank.pid))
                 return Answer(ok=True)
             case AskTune(global_batch=batch, loader_workers=workers, prefetch=prefetch):
                 self._tell_all(Tune(self.membership.next_command(), batch, workers, prefetch))
@@ -515,7 +385,7 @@ class Supervisor:
         return {
             "gang": self.gang, "state": "running" if running else stopping, "epoch": self.membership.epoch,
             "command": self.membership.command, "target": self.membership.target,
-            "members": list(self.membership.members), "zygote": self._zygote_pid, "supervisor": os.getpid(),
+            "members": list(self.membership.members), "zygote": self._belongings.zygote, "supervisor": os.getpid(),
             "ranks": [
                 {"id": rank.id, "slot": rank.slot, "pid": rank.pid, "how": rank.how, "where": where.get(rank.id, ""),
                  "connected": rank.connection is not None, "code": rank.code, "living": rank.living, **rank.last}
@@ -535,16 +405,9 @@ class Supervisor:
             if rank.living:
                 rank.told = True
                 self._tell(rank.id, Prepare(command, term_after_s, 0))
-                self._set_ladder(rank, 0.0 if rank.connection is None else term_after_s, kill_after_s)
+                rank.plan(time.monotonic(), 0.0 if rank.connection is None else term_after_s, kill_after_s)
 
     # -- ending ----------------------------------------------------------------------------------------------------
-
-    def _set_ladder(self, rank: Rank, term_after_s: float, kill_after_s: float) -> None:
-        """SIGTERM and SIGKILL at these times from now, or earlier where that was planned already."""
-        now_s = time.monotonic()
-        planned = {number: at_s for at_s, number in rank.ladder}
-        kill_s = min(now_s + kill_after_s, planned.get(signal.SIGKILL, float("inf")))
-        rank.ladder = [(min(now_s + term_after_s, kill_s), signal.SIGTERM), (kill_s, signal.SIGKILL)]
 
     def _left_s(self, rank: Rank) -> float:
         return max(0.0, rank.ladder[0][0] - time.monotonic())
@@ -557,7 +420,7 @@ class Supervisor:
                 self._terminate(rank)
             else:
                 self._say(f"rank {rank.id} (process {rank.pid}) is still there: SIGKILL")
-                self._kill_now(self._tree(rank))
+                kill(self._belongings.of(rank.id, rank.pid))
 
     def _terminate(self, rank: Rank) -> None:
         """SIGTERM to the rank's group: a shell does not pass it on."""
@@ -569,35 +432,6 @@ class Supervisor:
             else:
                 signal.pidfd_send_signal(rank.handle, signal.SIGTERM)
 
-    def _tree(self, rank: Rank) -> list[processes.Process]:
-        """All that the rank has started, as far as it can be told from what others have started."""
-        everybody = processes.everybody()
-        ours = self._ours(everybody)
-        below = {found.pid for found in processes.descendants(rank.pid, everybody)} if rank.pid else set()
-        marks = (ID_VARIABLE.encode(), str(rank.id).encode(), GANG_VARIABLE.encode(), self.gang.encode())
-
-        def belongs(process: processes.Process) -> bool:
-            if rank.pid in (process.pid, process.session) or process.pid in below:
-                return True
-            env = processes.environ_of(process.pid)
-            return env.get(marks[0]) == marks[1] and env.get(marks[2]) == marks[3]
-
-        return [process for process in ours if process.state not in "ZX" and belongs(process)]
-
-    def _ours(self, everybody: list[processes.Process]) -> list[processes.Process]:
-        """All processes of the gang but the zygote."""
-        me = os.getpid()
-        mine = [p for p in everybody if p.parent == me and p.pid not in self._not_ours]
-        found = mine + [below for one in mine for below in processes.descendants(one.pid, everybody)]
-        if self.job.zygote is not None and self._zygote_pid:
-            found += processes.descendants(self._zygote_pid, everybody)
-        return [process for process in found if process.pid != self._zygote_pid]
-
-    def _kill_now(self, tree: list[processes.Process], *, janitors: bool = False) -> None:
-        for process in tree:
-            if janitors or not processes.is_janitor(process.pid):
-                processes.send(process, signal.SIGKILL)
-
     def _ended(self, rank: Rank, code: int | None) -> None:
         """Its process is gone; ``code`` as ``Popen.returncode``, None if nobody could collect it."""
         now_s = time.monotonic()
@@ -608,32 +442,33 @@ class Supervisor:
             self._selector.unregister(rank.handle)
         os.close(rank.handle)
         rank.handle = -1
-        self._read_error_file(rank)
+        rank.read_error(self._error_file(rank))
         member = self.membership.ranks.get(rank.id)
-        expected = self._failing or self._announced
-        if expected or (rank.told and (code == 0 or code in RESUMABLE or code in _BY_OUR_SIGNAL)):
+        known = member is not None and member.where is not Where.STARTING  # it speaks the protocol
+        if self._failing or self._announced or rank.as_told():
             self._obey(self.membership.gone(rank.id))
         elif code == 0:
             self._obey(self.membership.finished(rank.id))
-        elif code is not None and code < 0 and member and member.where is not Where.STARTING:
-            self._say(f"rank {rank.id} (process {rank.pid}) ended by {_signal_name(-code)}")
+        elif code is not None and code < 0 and (known or self.membership.epoch):
+            self._say(f"rank {rank.id} (process {rank.pid}) {how(code)}")
             survives = self.membership.survives(rank.id)
             orders = self.membership.gone(rank.id)
             if survives:
                 self._obey(orders)
             else:
-                self._fail(f"rank {rank.id} {_how(code)}", rank)
+                self._fail(f"rank {rank.id} {how(code)}", rank)
         else:
             self.membership.gone(rank.id)
-            self._fail(f"rank {rank.id} {_how(code)}", rank)
+            self._fail(f"rank {rank.id} {how(code)}", rank)
 
     def _sweep(self, rank: Rank, now_s: float) -> None:
         """What a rank leaves behind when it has ended, until nothing is left."""
         if rank.sweep_s is None:
             return
-        left = self._tree(rank)
-        if left and now_s - rank.sweep_s < processes.KILL_DEADLINE_S:
-            self._kill_now(left, janitors=now_s - rank.sweep_s > processes.JANITOR_S)
+        left = self._belongings.of(rank.id, rank.pid)
+        waited_s = now_s - rank.sweep_s
+        if left and waited_s < processes.KILL_DEADLINE_S:
+            kill(left, janitors=waited_s > processes.JANITOR_S)
             return
         rank.sweep_s = None
         self._unkillable += [process.pid for process in left]
@@ -649,7 +484,7 @@ class Supervisor:
                 f"its last step was {step}; SIGKILL"
             )
             self._hangs.busy(number)
-            self._kill_now(self._tree(rank))
+            kill(self._belongings.of(rank.id, rank.pid))
 
     def _fail(self, why: str, cause: Rank | None = None) -> None:
         """One rank cannot go on, and so the gang cannot."""
@@ -663,53 +498,37 @@ class Supervisor:
             self._forwarder.failing()
         for rank in self.ranks.values():
             if rank.living:
-                self._set_ladder(rank, min(LAST_WORDS_S, self.job.failure_grace_s / 2), self.job.failure_grace_s)
+                last_words_s = min(LAST_WORDS_S, self.job.failure_grace_s / 2)
+                rank.plan(time.monotonic(), last_words_s, self.job.failure_grace_s)
 
     def _conclude(self) -> Outcome:
         ranks = list(self.ranks.values())
-        causes = sorted((r for r in ranks if self._is_cause(r)), key=lambda r: r.failed_s or r.ended_s)
-        self._end_everything([rank.id for rank in causes])
-        if self._failing or causes:
-            first = causes[0] if causes else None
-            if first is not None and first.traceback and self._forwarder is None:
-                sys.stderr.write(first.traceback)
-            detail = f"rank {first.id} failed first: {_how(first.code)}" if first and first.pid else self._failure
-            self._say(detail)
-            code = 1 if first is None or first.code is None or first.failed_s is not None else first.code
-            return Outcome("failed", code if code > 0 else 128 - code, detail)
-        if self._announced and not all(rank.code == 0 and not rank.left for rank in ranks if not self._is_spare(rank)):
-            return Outcome("preempted", PREEMPTED)
-        return Outcome("finished", 0)
-
-    def _is_spare(self, rank: Rank) -> bool:
-        return rank.id not in self.membership.members and self.membership.epoch > 0
-
-    def _is_cause(self, rank: Rank) -> bool:
-        """Whether it ended as nobody had asked it to."""
-        if rank.failed_s is not None or rank.is_cause:
-            return True
-        if self._failing:
-            return rank.code not in (0, None) and rank.code not in _BY_OUR_SIGNAL and rank.code not in RESUMABLE
-        return rank.told and rank.code != 0 and rank.code not in RESUMABLE and rank.code not in _BY_OUR_SIGNAL
+        failed = causes(ranks, failing=self._failing)
+        self._end_everything([rank.id for rank in failed])
+        if not self._failing and not failed:
+            # who left for a smaller epoch says nothing about the others
+            last = [rank for rank in ranks if rank.id in self.membership.members or not self.membership.epoch]
+            return success(last, announced=self._announced)
+        first = failed[0] if failed else None
+        if first is not None and self._forwarder is None:
+            sys.stderr.write(first.traceback)
+        outcome = failure(first, self._failure)
+        self._say(outcome.detail)
+        return outcome
 
     def _end_everything(self, order: list[int] | None = None) -> None:
         """Nothing of this gang is left when this returns; if it is, it is named."""
         if self._folder == "":
             return
-        left = processes.kill_all(lambda: self._ours(processes.everybody()), self._reaped)
-        self._drop_starter()
-        if self.job.zygote is None:
-            self._zygote_pid = 0
+        left = processes.kill_all(self._belongings.all, self._reaped)
+        self._nursery.drop()
+        if not self._belongings.shared:
+            self._belongings.zygote = 0  # it ends by itself; if it does not, like all others
             deadline_s = time.monotonic() + self.job.term_s
-
-            def late() -> list[processes.Process]:  # the zygote ends by itself
-                found = self._ours(processes.everybody())
-                return found if time.monotonic() > deadline_s else [p for p in found if p.state == "Z"]
-
-            while self._ours(processes.everybody()) and time.monotonic() < deadline_s:
+            while self._belongings.all() and time.monotonic() < deadline_s:
                 self._reaped(processes.reap())
-                time.sleep(0.002)
-            left = processes.kill_all(late, self._reaped)
+                time.sleep(_PAUSE_S)
+            left = processes.kill_all(self._belongings.all, self._reaped)
         if left or self._unkillable:
             self._say(f"still there after SIGKILL: {sorted({p.pid for p in left} | set(self._unkillable))}")
         self._channel.close()
@@ -726,50 +545,7 @@ class Supervisor:
     def _error_file(self, rank: Rank) -> str:
         return os.path.join(self._folder, f"error-{rank.id}.json")
 
-    def _read_error_file(self, rank: Rank) -> None:
-        try:
-            with open(self._error_file(rank), encoding="utf-8") as file:
-                said = json.load(file)
-            rank.traceback, rank.failed_s = str(said["traceback"]), float(said["at_ns"]) / 1e9
-        except (OSError, ValueError, KeyError, TypeError):
-            return
-
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):
             sys.stderr.write(f"brim: {text}\n")
             sys.stderr.flush()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _how(code: int | None) -> str:
-    if code is None:
-        return "ended, and nobody could collect how"
-    return f"ended by {_signal_name(-code)}" if code < 0 else f"exited with {code}"
-
-
-def send(path: str, message: Message, timeout_s: float = 10.0) -> Answer:
-    """Ask a supervisor by hand, and wait for its answer.
-
-    Raises:
-        OSError: nobody listens there, or does not answer in time.
-    """
-    from brim.gang.protocol import Decoder, encode  # noqa: PLC0415
-
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(timeout_s)
-        connection.connect(path)
-        connection.sendall(encode(message))
-        decoder = Decoder()
-        while data := connection.recv(1 << 16):
-            for said in decoder.feed(data):
-                if isinstance(said, Answer):
-                    return said
-                detail = getattr(said, "detail", str(said))
-                return Answer(ok=False, detail=str(detail))
-    raise ConnectionError(f"{path}: the connection ended without an answer")

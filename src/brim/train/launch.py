@@ -21,9 +21,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from brim.gang import supervisor, zygote
+from brim.gang import job as jobs
+from brim.gang import zygote
+from brim.gang.asking import ask
+from brim.gang.job import Job
 from brim.gang.protocol import Ask, AskKill, AskPreempt, AskResize, AskStatus, AskStop, AskTune
-from brim.gang.supervisor import Job, Supervisor
+from brim.gang.supervisor import Supervisor
 
 _TUNABLE = ("global_batch", "loader_workers", "prefetch")
 
@@ -50,11 +53,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--control", metavar="PATH", help="socket to listen on (default: one in a new folder; it is printed)")
     add("--send", metavar="PATH", help="ask the supervisor that listens on PATH instead")
     add("--devices", default="", metavar="A,B", help="GPUs of the job, in the order of LOCAL_RANK (default: all)")
-    add("--grace", type=float, default=supervisor.GRACE_S, metavar="S", help="from an announced stop to SIGKILL")
-    add("--term", type=float, default=supervisor.TERM_S, metavar="S", help="last part of the grace, after SIGTERM")
-    add("--failure-grace", type=float, default=supervisor.FAILURE_GRACE_S, metavar="S",
+    add("--grace", type=float, default=jobs.GRACE_S, metavar="S", help="from an announced stop to SIGKILL")
+    add("--term", type=float, default=jobs.TERM_S, metavar="S", help="last part of the grace, after SIGTERM")
+    add("--failure-grace", type=float, default=jobs.FAILURE_GRACE_S, metavar="S",
         help="from one rank's exception to SIGKILL of the others")  # fmt: skip
-    add("--hang", type=float, default=supervisor.HANG_S, metavar="S",
+    add("--hang", type=float, default=jobs.HANG_S, metavar="S",
         help="a rank that keeps all others waiting this long is killed")  # fmt: skip
     add("--replace", type=int, default=0, metavar="N", help="ranks that may be replaced after a crash (default 0)")
     add("--logs", metavar="FOLDER", help="output of each rank in a file there (default: ours)")
@@ -95,7 +98,7 @@ def _new_path() -> str:
 
 
 def _send(path: str, words: Sequence[str]) -> int:
-    answer = supervisor.send(path, _ask(words))
+    answer = ask(path, _ask(words))
     if answer.status is not None:
         sys.stdout.write(json.dumps(answer.status, indent=2) + "\n")
     if answer.detail:

@@ -1,0 +1,63 @@
+"""Which processes of this machine belong to a gang, and to which of its ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+
+from brim.gang import processes
+from brim.gang.processes import Process
+from brim.gang.protocol import GANG_VARIABLE, ID_VARIABLE
+
+
+class Belongings:
+    """All that a gang has started, directly or not.
+
+    Args:
+        gang: Its mark, in the environment of what its ranks execute.
+
+    Attributes:
+        zygote: Process of its zygote, which belongs to nobody here; 0: unknown.
+        shared: The zygote is not a child of this process.
+    """
+
+    def __init__(self, gang: str) -> None:
+        self.zygote, self.shared = 0, False
+        self._gang = gang.encode()
+        self._before: frozenset[int] = frozenset()
+
+    def begin(self) -> None:
+        """Whoever is a child of this process now is none of the gang."""
+        me = os.getpid()
+        self._before = frozenset(process.pid for process in processes.everybody() if process.parent == me)
+
+    def all(self, everybody: Iterable[Process] | None = None) -> list[Process]:
+        """All processes of the gang, zombies included."""
+        everybody = processes.everybody() if everybody is None else list(everybody)
+        me = os.getpid()
+        top = [process for process in everybody if process.parent == me and process.pid not in self._before]
+        found = top + [below for one in top for below in processes.descendants(one.pid, everybody)]
+        if self.shared and self.zygote:
+            found += processes.descendants(self.zygote, everybody)
+        return [process for process in found if process.pid != self.zygote]
+
+    def of(self, rank: int, pid: int) -> list[Process]:
+        """What this rank has started, as far as it can be told from what others have, and the rank itself."""
+        everybody = processes.everybody()
+        below = {found.pid for found in processes.descendants(pid, everybody)} if pid else set()
+
+        def belongs(process: Process) -> bool:
+            if pid in (process.pid, process.session) or process.pid in below:
+                return True
+            env = processes.environ_of(process.pid)
+            return env.get(ID_VARIABLE.encode()) == str(rank).encode() and env.get(GANG_VARIABLE.encode()) == self._gang
+
+        return [process for process in self.all(everybody) if process.state not in "ZX" and belongs(process)]
+
+
+def kill(whom: Iterable[Process], *, janitors: bool = False) -> None:
+    """SIGKILL them; those that clean up after others only if asked to."""
+    for process in whom:
+        if janitors or not processes.is_janitor(process.pid):
+            processes.send(process, signal.SIGKILL)

@@ -1,0 +1,100 @@
+"""Where ranks come from: a zygote, started when the first is asked for and again when it is lost."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from brim.gang.job import Job
+from brim.gang.output import Forwarder
+from brim.gang.protocol import GANG_VARIABLE
+from brim.gang.starter import Starter, Word, ZygoteLost
+from brim.gang.zygote import is_this_python
+
+ZYGOTES_MAX: Final = 3
+"""How often a zygote is started again. Ours."""
+
+
+class Nursery:
+    """Asks zygotes for ranks.
+
+    Args:
+        job: What to run.
+        env: What all ranks share.
+        selector: The zygote's connection is registered there, with ``self`` as data.
+        forwarder: What ranks write to stderr goes through it; None: all goes to files.
+    """
+
+    def __init__(
+        self, job: Job, env: Mapping[str, str], selector: selectors.BaseSelector, forwarder: Forwarder | None
+    ) -> None:
+        self._job, self._env, self._selector, self._forwarder = job, env, selector, forwarder
+        self._starter: Starter | None = None
+        self._zygotes = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a zygote, as far as we know."""
+        return self._starter is not None
+
+    @property
+    def pid(self) -> int:
+        """A zygote of our own; 0: none."""
+        return (self._starter.pid or 0) if self._starter is not None else 0
+
+    def start(self, number: int, env: Mapping[str, str]) -> None:
+        """Ask for a rank; the answer comes through ``receive``.
+
+        Raises:
+            OSError: the zygote is gone, or none can be had.
+        """
+        fds = self._streams(number)
+        try:
+            self._the_starter().start(number, self._job.command, env, self._job.cwd, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether zygotes were lost so often that another is not worth trying."""
+        return self._zygotes >= ZYGOTES_MAX
+
+    def receive(self) -> list[Word]:
+        """What the zygote says; that it is lost, if there is none. Blocks while it says nothing."""
+        return [ZygoteLost()] if self._starter is None else self._starter.receive()
+
+    def drop(self) -> None:
+        """Let go of the zygote: it ends what is left below it, and itself."""
+        if self._starter is not None:
+            self._selector.unregister(self._starter)
+            self._starter.close()
+            self._starter = None
+
+    def _the_starter(self) -> Starter:
+        if self._starter is None:
+            self._zygotes += 1
+            if self._job.zygote is not None:
+                self._starter = Starter.shared(self._job.zygote)
+            else:
+                here = is_this_python(self._job.command[0], self._env)
+                self._starter = Starter.private(
+                    sys.executable, self._job.preload if here else (), self._env, self._job.cwd, self._job.term_s,
+                    f"{GANG_VARIABLE}={self._env[GANG_VARIABLE]}",
+                )  # fmt: skip
+            self._selector.register(self._starter, selectors.EVENT_READ, self)
+        return self._starter
+
+    def _streams(self, number: int) -> list[int]:
+        """Descriptors for stdin, stdout and stderr."""
+        stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        if self._forwarder is not None:
+            return [stdin, os.dup(1), self._forwarder.add(number)]
+        assert self._job.log_folder is not None
+        os.makedirs(self._job.log_folder, exist_ok=True)
+        path = os.path.join(self._job.log_folder, f"rank-{number}.log")
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return [stdin, log, os.dup(log)]

@@ -1,0 +1,102 @@
+"""What a supervisor knows of each of its ranks, and what their ends together mean."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from brim.gang.channel import Connection
+from brim.gang.job import Outcome
+from brim.gang.protocol import PREEMPTED, RESUMABLE
+
+BY_OUR_SIGNAL: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
+"""What a command that knows nothing of stops ends with when it is told to; the second pair comes from shells."""
+
+
+@dataclass(slots=True)
+class Rank:
+    """One process of the gang, from the order to start it until all it has started is gone."""
+
+    id: int
+    slot: int
+    asked: bool = False
+    pid: int = 0
+    handle: int = -1
+    how: str = ""
+    connection: Connection | None = None
+    told: bool = False
+    left: bool = False
+    ended: bool = False
+    code: int | None = None
+    ended_s: float = 0.0
+    is_cause: bool = False
+    failed_s: float | None = None
+    traceback: str = ""
+    ladder: list[tuple[float, int]] = field(default_factory=list)
+    sweep_s: float | None = None
+    last: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def living(self) -> bool:
+        """Whether its process may run."""
+        return not self.ended
+
+    def plan(self, now_s: float, term_after_s: float, kill_after_s: float) -> None:
+        """SIGTERM and SIGKILL so long from now, or earlier where that was planned already."""
+        planned = {number: at_s for at_s, number in self.ladder}
+        kill_s = min(now_s + kill_after_s, planned.get(signal.SIGKILL, float("inf")))
+        self.ladder = [(min(now_s + term_after_s, kill_s), signal.SIGTERM), (kill_s, signal.SIGKILL)]
+
+    def as_told(self) -> bool:
+        """Whether it ended as one does that was told to."""
+        return self.told and (self.code == 0 or self.code in RESUMABLE or self.code in BY_OUR_SIGNAL)
+
+    def read_error(self, path: str) -> None:
+        """The exception that ended it, where it was forked and has written it down."""
+        try:
+            with open(path, encoding="utf-8") as file:
+                said = json.load(file)
+            self.traceback, self.failed_s = str(said["traceback"]), float(said["at_ns"]) / 1e9
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+
+
+def causes(ranks: Iterable[Rank], *, failing: bool) -> list[Rank]:
+    """Those that ended as nobody had asked them to, the first first."""
+    return sorted((rank for rank in ranks if _is_cause(rank, failing)), key=lambda rank: rank.failed_s or rank.ended_s)
+
+
+def _is_cause(rank: Rank, failing: bool) -> bool:
+    if rank.failed_s is not None or rank.is_cause:
+        return True
+    expected = rank.code == 0 or rank.code in RESUMABLE or rank.code in BY_OUR_SIGNAL
+    return not expected and rank.code is not None and (failing or rank.told)
+
+
+def failure(first: Rank | None, why: str) -> Outcome:
+    """The outcome of a gang that failed, by its first cause."""
+    detail = f"rank {first.id} failed first: {how(first.code)}" if first and first.pid else why
+    code = 1 if first is None or first.code is None or first.failed_s is not None else first.code
+    return Outcome("failed", code if code > 0 else 128 - code, detail)
+
+
+def success(ranks: Iterable[Rank], *, announced: bool) -> Outcome:
+    """The outcome of a gang that did not: after an announced stop it is over only if all were through."""
+    if announced and not all(rank.code == 0 and not rank.left for rank in ranks):
+        return Outcome("preempted", PREEMPTED)
+    return Outcome("finished", 0)
+
+
+def how(code: int | None) -> str:
+    """An exit code in words."""
+    if code is None:
+        return "ended, and nobody could collect how"
+    if code >= 0:
+        return f"exited with {code}"
+    try:
+        return f"ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"ended by signal {-code}"
