@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from brim.gang import supervisor
+from brim.gang.asking import ask
 from brim.gang.protocol import AskKill, AskPreempt, AskResize, AskStatus, AskStop, AskTune
 
 JOB = Path(__file__).parent / "job.py"
@@ -82,7 +82,7 @@ class Gang:
         )  # fmt: skip
 
     def ask(self, message):
-        return supervisor.send(self.control, message)
+        return ask(self.control, message)
 
     def status(self):
         with contextlib.suppress(OSError):

@@ -1,0 +1,281 @@
+"""Ratios of brim.train against a hand-written DistributedDataParallel loop and the framework's all-reduce.
+
+    python benchmarks/train_core.py                 all of it
+    python benchmarks/train_core.py reduce steps    parts: reduce, steps, resize
+
+Every figure is a ratio measured in one run: the sides take turns, medians are compared. CPU, gloo, one thread per rank.
+"""
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parents[1]))
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _rank(function, arguments, rank, size, port, answers):
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    answers.put((rank, function(*arguments)))
+    time.sleep(0.3)
+
+
+def on_ranks(size, function, *arguments):
+    """What rank 0 returns."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.nn.parallel", "torch._dynamo", "brim.train.session"])
+    answers, port = context.Queue(), free_port()
+    ranks = [
+        context.Process(target=_rank, args=(function, arguments, rank, size, port, answers)) for rank in range(size)
+    ]
+    for rank in ranks:
+        rank.start()
+    found = dict(answers.get(timeout=600) for _ in ranks)
+    for rank in ranks:
+        rank.join()
+    return found[0]
+
+
+def in_turns(sides, rounds, barrier):
+    """Seconds of each side, taking turns."""
+    taken = {name: [] for name in sides}
+    for round_ in range(rounds + 1):
+        for name, call in sides.items():
+            barrier()
+            began = time.perf_counter()
+            call()
+            barrier()
+            if round_:
+                taken[name].append(time.perf_counter() - began)
+    return taken
+
+
+def show(title, taken, base):
+    middle = {name: statistics.median(values) for name, values in taken.items()}
+    for name, value in middle.items():
+        least = min(taken[name]) / min(taken[base])
+        ratio = value / middle[base]
+        print(f"{title:34} {name:22} {value * 1e3:8.1f} ms   {ratio:5.2f} x {base}   (least: {least:.2f})")
+
+
+# -- the ordered reduction against the framework's all-reduce
+
+
+def reduction(megabytes, rounds):
+    import torch
+
+    from brim.train.buckets import Tree
+    from brim.train.surroundings import static_group
+
+    group = static_group(torch.device("cpu"), 120)
+    vector = torch.randn(int(megabytes * 1e6 / 4))
+    buckets = list(vector.split((25 << 20) // 4))
+    tree = Tree(group)
+
+    def all_reduce():
+        group.all_reduce(vector).wait()
+
+    def all_reduce_buckets():
+        for work in [group.all_reduce(bucket) for bucket in buckets]:
+            work.wait()
+
+    def ordered():
+        tree.begin(vector).wait()
+
+    def ordered_buckets():
+        for work in [tree.begin(bucket) for bucket in buckets]:
+            work.wait()
+
+    def plain():
+        n = group.size
+        rows = torch.empty_like(vector)
+        group.all_to_all(rows, vector).wait()
+        first, *others = rows.view(n, -1).unbind()
+        for other in others:
+            first.add_(other)
+        group.all_gather(vector, first).wait()
+
+    sides = {
+        "all-reduce": all_reduce, "ordered": ordered, "all-reduce, buckets": all_reduce_buckets,
+        "ordered, buckets": ordered_buckets, "all-to-all, gather": plain,
+    }  # fmt: skip
+    taken = in_turns(sides, rounds, lambda: group.share([0]))
+    vector.zero_()
+    tree.close()
+    group.share([0])
+    return taken
+
+
+# -- a step against DistributedDataParallel
+
+
+class Data:
+    """Batches that cost nothing."""
+
+    wait_s = 0.0
+
+    def __init__(self, batch, shares, make):
+        self.epoch = self.step = 0
+        self.global_batch, self.logical_workers = batch, shares
+        self._batch = make(batch // shares)
+        self._make = make
+
+    def samples(self, epoch, step, worker):
+        return self.global_batch // self.logical_workers
+
+    def set_logical_workers(self, shares):
+        self.logical_workers = shares
+        self._batch = self._make(self.global_batch // shares)
+
+    def assign(self, epoch, step, workers):
+        pass
+
+    def fetch(self, epoch, step, worker):
+        return self._batch
+
+    def commit(self, epoch, step):
+        self.step += 1
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def model_of(kind):
+    import torch
+    from torch import nn
+
+    torch.manual_seed(1)
+    if kind == "mlp":  # 21 MB of gradients
+        layers = [part for _ in range(5) for part in (nn.Linear(1024, 1024), nn.ReLU())]
+        return nn.Sequential(*layers, nn.Linear(1024, 10)), lambda n: (torch.randn(n, 1024), torch.randint(0, 10, (n,)))
+    blocks, width = [], 32
+    for _ in range(6):
+        blocks += [nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)]
+    model = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), *blocks, *head)
+    return model, lambda n: (torch.randn(n, 3, 24, 24), torch.randint(0, 10, (n,)))
+
+
+def steps(kind, batch, modes, rounds, per_round):
+    """Take turns: a loop by hand over DDP, and the loop of brim in each mode; in one process per rank."""
+    import torch
+    from torch import distributed as dist
+    from torch.nn.functional import cross_entropy
+    from torch.nn.parallel import DistributedDataParallel
+
+    import brim.train as bt
+    from brim.train.surroundings import static_group
+
+    barrier_group = static_group(torch.device("cpu"), 120) if int(os.environ["WORLD_SIZE"]) > 1 else None
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{int(os.environ['MASTER_PORT']) + 1}",
+        rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))  # fmt: skip
+    size = dist.get_world_size()
+    sides = {}
+
+    model, make = model_of(kind)
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-4, momentum=0.9)
+    mine = make(batch // size)
+
+    def by_hand():
+        for _ in range(per_round):
+            optimizer.zero_grad()
+            cross_entropy(wrapped(mine[0]), mine[1]).backward()
+            optimizer.step()
+
+    sides["DDP"] = by_hand
+    runs = []
+    for name, workers in modes.items():
+        run = bt.start(logical_workers=workers)
+        model, make = model_of(kind)
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9))
+        loop = run.steps(Data(batch, workers or 1, make))
+        runs.append(run)
+
+        def ours(run=run, model=model, loop=loop):
+            done = 0
+            while done < per_round:
+                x, y = next(loop)
+                run.backward(cross_entropy(model(x), y))
+                done += run.step()
+
+        sides[name] = ours
+    taken = in_turns(sides, rounds, (lambda: barrier_group.share([0])) if barrier_group else lambda: None)
+    taken = {name: [value / per_round for value in values] for name, values in taken.items()}
+    for run in runs:
+        run.close()
+    dist.destroy_process_group()
+    return taken
+
+
+# -- resize in place
+
+
+def resize(times):
+    from tests.elastic.storm import Gang, shared_zygote
+
+    from brim.gang.protocol import AskResize
+
+    script = HERE.parent / "train_resize_job.py"
+    with tempfile.TemporaryDirectory() as name, shared_zygote(Path(name)) as zygote:
+        gang = Gang(Path(name), 2, Path(name), 60, zygote=zygote, job=script)
+        try:
+            gang.until(lambda s: len(s["members"]) == 2 and all(r.get("step") for r in s["ranks"]), 60)
+            for target in [4, 2] * times:
+                time.sleep(2.0)
+                gang.ask(AskResize(target))
+                gang.until(lambda s, t=target: len(s["members"]) == t, 60)
+            time.sleep(2.0)
+            gang.process.terminate()
+            gang.process.wait(60)
+        finally:
+            with contextlib.suppress(Exception):
+                gang.close()
+        return [json.loads(line) for path in Path(name).glob("*.gaps") for line in path.read_text().splitlines()]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", default=["reduce", "steps", "resize"])
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    print(f"cores {os.cpu_count()}, load {os.getloadavg()[0]:.1f}; medians of {options.rounds}, sides take turns")
+    if "reduce" in options.parts:
+        for ranks in (2, 4):
+            show(f"100 MB, {ranks} ranks", on_ranks(ranks, reduction, 100, options.rounds), "all-reduce")
+    if "steps" in options.parts:
+        for kind, batch in (("mlp", 256), ("conv", 64)):
+            for ranks in (1, 2):
+                modes = {"fast": None, "exact V=P": ranks, "exact V=2P": 2 * ranks, "exact V=4P": 4 * ranks}
+                taken = on_ranks(ranks, steps, kind, batch, modes, options.rounds, 4)
+                show(f"{kind}, batch {batch}, {ranks} rank(s)", taken, "DDP")
+    if "resize" in options.parts:
+        gaps = resize(3)
+        for change in sorted({(gap["from"], gap["to"]) for gap in gaps}):
+            lost = sorted(gap["lost_s"] for gap in gaps if (gap["from"], gap["to"]) == change)
+            print(f"{gaps[0]['megabytes']:.0f} MB of state, {change[0]} -> {change[1]} ranks: survivors lose "
+                f"{statistics.median(lost):.3f} s (most {lost[-1]:.3f}, {len(lost)} seen)")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
