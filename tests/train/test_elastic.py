@@ -1,0 +1,227 @@
+"""Groups that end at once, state that comes from who has it, and leaving when asked to by a signal."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import brim.train as bt
+from brim.errors import RefusedError
+from brim.train.elastic import NEW, share_state
+from brim.train.group import BrokenGroupError
+from brim.train.surroundings import static_group
+from tests.train.gangs import on_ranks
+from tests.train.models import Rows, loss_of
+
+HOST = torch.device("cpu")
+
+
+def blocked(ranks):
+    """Rank 0 ends its group while everybody waits for a message that never comes."""
+    group = static_group(HOST, 30)
+    group.share([0])
+    if group.rank == 0:
+        threading.Timer(0.3, group.abort).start()
+    began = time.monotonic()
+    try:
+        group.recv(torch.empty(4), (group.rank + 1) % ranks, 5).wait()
+    except BrokenGroupError as error:
+        group.close()
+        return time.monotonic() - began, str(error)
+    return None
+
+
+def test_ending_a_group_wakes_who_waits_in_it_everywhere():
+    for waited_s, detail in on_ranks(4, blocked, 4):
+        assert waited_s < 5
+        assert detail
+
+
+def silent():
+    """Rank 1 never comes: the collective is bounded in time."""
+    group = static_group(HOST, 2)
+    if group.rank == 1:
+        time.sleep(4)
+        return None
+    began = time.monotonic()
+    with pytest.raises(BrokenGroupError):
+        group.share([0])
+    return time.monotonic() - began
+
+
+def test_a_collective_is_bounded_in_time():
+    waited_s, _ = on_ranks(2, silent)
+    assert 1 < waited_s < 3.9
+
+
+class Holding:
+    """State that says where it comes from."""
+
+    def __init__(self, step, origin):
+        self.step, self.origin = step, origin
+        generator = torch.Generator().manual_seed(3)
+        self.tensors = {
+            "large": torch.randn(300, 400, generator=generator), "empty": torch.empty(0), "one": torch.tensor(7),
+            "half": torch.randn(33, generator=generator).bfloat16(), "flags": torch.tensor([True, False]),
+            "turned": torch.randn(20, 30, generator=generator).t(),
+        }  # fmt: skip
+        self.taken = False
+
+    def begin(self):
+        self.step = 0
+
+    def mark(self):
+        return [self.step]
+
+    def give(self):
+        return self.tensors, {"step": self.step, "origin": self.origin}
+
+    def take(self, tensors, tree):
+        self.taken = True
+        for name, tensor in self.tensors.items():
+            assert torch.equal(tensors[name], tensor), name
+            assert tensors[name].dtype == tensor.dtype
+        self.step, self.origin = tree["step"], tree["origin"]
+
+
+def shared(steps):
+    group = static_group(HOST, 30)
+    holding = Holding(steps[group.rank], group.rank)
+    share_state(group, holding)
+    group.share([0])
+    group.close()
+    return holding.step, holding.origin, holding.taken
+
+
+@pytest.mark.parametrize(
+    ("steps", "origins"),
+    [
+        ([7, NEW, 7, NEW], [0, 0, 2, 2]),  # newcomers, spread over those who hold the state
+        ([6, 7, 6, NEW], [1, 1, 1, 1]),  # one has committed the last step, the others had not
+        ([NEW, NEW, NEW, NEW], [0, 0, 0, 0]),  # nobody has any
+        ([7, 7, 7, 7], [0, 1, 2, 3]),
+    ],
+)
+def test_the_state_comes_from_who_has_committed_the_most(steps, origins):
+    found = on_ranks(4, shared, steps)
+    assert [row[1] for row in found] == origins
+    assert len({row[0] for row in found}) == 1
+    assert [row[2] for row in found] == [origin != rank for rank, origin in enumerate(origins)]
+
+
+SCRIPT = """
+import os, signal, sys, time
+import torch
+torch.set_num_threads(1)
+import brim.train as bt
+from brim.errors import RefusedError
+from tests.train.models import JOBS, Rows, loss_of
+folder, stop_at = sys.argv[1], int(sys.argv[2])
+run = bt.start(logical_workers=4, seed=5, checkpoint=folder)
+model, optimizer, kind, max_norm = JOBS["conv"]()
+run.prepare(model, optimizer)
+loader = run.loader(Rows(kind), 16, workers=0)
+for _ in run.epochs(3):
+    for x, y in run.steps(loader):
+        if run.steps_done == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        run.backward(loss_of(model(x), y))
+        run.step()
+print(run.digest(), run.steps_done)
+"""
+
+
+def lone(folder, stop_at):
+    words = [sys.executable, "-c", SCRIPT, str(folder), str(stop_at)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=os.getcwd(), check=False)
+
+
+def test_sigterm_finishes_the_step_saves_and_says_resume_me(tmp_path):
+    undisturbed = lone(tmp_path / "a", -1)
+    first = lone(tmp_path / "b", 6)
+    assert (first.returncode, first.stdout) == (75, "")
+    second = lone(tmp_path / "b", -1)
+    assert (second.returncode, second.stdout) == (0, undisturbed.stdout), second.stderr
+    assert undisturbed.stdout.split()[1] == "15"
+
+
+def signalled(folder):
+    """Only rank 1 hears it; all leave after the same step."""
+    run = bt.start(logical_workers=4, checkpoint=folder)
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = run.loader(Rows("rows"), 16, workers=0)
+    try:
+        for _ in run.epochs(3):
+            for x, y in run.steps(loader):
+                if run.steps_done == 3 and run.rank == 1:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                run.backward(loss_of(model(x), y))
+                run.step()
+    except SystemExit as leaving:
+        return leaving.code, run.steps_done, loader.step
+    return None
+
+
+def test_a_signal_that_one_rank_hears_stops_all_after_the_same_step(tmp_path):
+    assert set(on_ranks(2, signalled, tmp_path)) == {(75, 4, 4)}
+    assert list(tmp_path.glob("save-*-step-4"))
+
+
+def mixed(kind):
+    """Half precision, with and without a scaled loss; two micro-batches per rank and more."""
+    run = bt.start(logical_workers=4, seed=3)
+    dtype = torch.bfloat16 if kind == "parameters" else torch.float32
+    model = nn.Sequential(nn.Linear(20, 32), nn.GELU(), nn.Linear(32, 5)).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    things = (model, optimizer, scaler) if kind == "scaler" else (model, optimizer)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+    run.prepare(*things, schedule)
+    run.clip(1.0)
+    loader = run.loader(Rows("rows"), 16, workers=0)
+    for _ in run.epochs(2):
+        for x, y in run.steps(loader):
+            with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+                loss = loss_of(model(x.to(dtype)).float(), y)
+            run.backward(loss)
+            run.step()
+    rate = optimizer.param_groups[0]["lr"]
+    found = run.digest(), run.loss, rate, scaler.get_scale() if kind == "scaler" else None
+    run.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["autocast", "parameters", "scaler"])
+def test_half_precision_keeps_the_bits(kind):
+    found = {*on_ranks(1, mixed, kind), *on_ranks(2, mixed, kind)}
+    assert len(found) == 1
+    _, loss, rate, scale = found.pop()
+    assert loss < 1.7
+    assert rate == pytest.approx(1e-2 / 4)
+    assert scale in (None, 8192.0)
+
+
+def test_a_certificate_says_what_was_fixed():
+    from brim.train.certificate import differences, doubts, require_equal
+
+    run = bt.start(logical_workers=4, seed=9)
+    model = nn.Linear(2, 2)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    found = run.certificate()
+    run.close()
+    assert (found["torch"], found["logical_workers"], found["seed"], found["dtypes"]) == (
+        torch.__version__, 4, 9, ["float32"],
+    )  # fmt: skip
+    assert differences(found, found | {"ranks": 3}) == []
+    assert differences(found, found | {"threads": 3}) == [f"threads: {found['threads']} and 3"]
+    assert doubts(found) == []
+    assert doubts(found | {"exact": False, "device": "cuda", "deterministic_algorithms": False})
+    with pytest.raises(RefusedError, match="threads"):
+        require_equal(found, found | {"threads": 3})
