@@ -212,3 +212,25 @@ def test_fast_mode_gives_the_same_up_to_rounding(fast_alone, ranks, micro_batch,
         for a, b in zip(found, fast_alone, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     assert sum(sum(sizes) for _, sizes in results) == 2 * 78
+
+
+def some_steps(last, epochs=3):
+    run = bt.start(logical_workers=4, seed=5)
+    model, optimizer, kind, _ = JOBS["mlp"]()
+    run.prepare(model, optimizer)
+    loader = run.loader(Rows(kind), 16, workers=0)
+    bodies = 0
+    for _ in run.epochs(epochs, steps=last):
+        for x, y in run.steps(loader):
+            run.backward(loss_of(model(x), y))
+            run.step()
+        bodies += 1
+    run.close()
+    return run.digest(), run.steps_done, bodies
+
+
+@pytest.mark.parametrize(("last", "steps", "bodies"), [(0, 0, 0), (3, 3, 1), (5, 5, 1), (7, 7, 2), (99, 15, 3)])
+def test_a_job_may_end_after_a_number_of_steps(last, steps, bodies):
+    found = {*on_ranks(1, some_steps, last), *on_ranks(2, some_steps, last)}
+    assert {row[1:] for row in found} == {(steps, bodies)}
+    assert len(found) == 1

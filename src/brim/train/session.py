@@ -253,13 +253,22 @@ class Run:
         per_rank = 1 if micro_batch is None else -(-global_batch // (ranks * micro_batch))
         return ranks * per_rank
 
-    def epochs(self, number: int) -> Iterator[int]:
-        """Epochs still to do, of ``number``."""
+    def epochs(self, number: int, *, steps: int | None = None) -> Iterator[int]:
+        """Epochs still to do, of ``number``.
+
+        Args:
+            number: Of the whole job.
+            steps: End after so many optimizer steps of the whole job, also within an epoch. Unlike a ``break`` it holds
+                for a rank, too, that learns of the last step from another.
+        """
+        self._last_step = steps
         self._form()
-        while self.epoch < number:
+        while self.epoch < number and not self._over():
             before = self.epoch
             self._calls = before
             yield before
+            if self._over():
+                break
             if self.epoch == before:
                 if self._loader is not None and (self._loader.epoch, self._loader.step) == (before, 0):
                     raise UserError("an epoch without a step: iterate over run.steps(loader) in it")
@@ -281,7 +290,14 @@ class Run:
             if loader.epoch > epoch:
                 self.epoch = loader.epoch
                 return
+            if self._over():
+                return
             yield from self._one_step(loader)
+
+    _last_step: int | None = None
+
+    def _over(self) -> bool:
+        return self._last_step is not None and self.steps_done >= self._last_step
 
     def backward(self, loss: Tensor) -> None:
         """Backward of this micro-batch; ``loss`` is the mean over its samples."""
