@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from brim.gang.protocol import (
     CONTROL_VARIABLE,
@@ -107,11 +107,19 @@ class Control:
         with self._changed:
             return self._form if self._form is not None and self._form.epoch > above else None
 
-    def wait_for_form(self, above: int, timeout_s: float | None) -> Form | None:
-        """Wait until a form of a higher epoch is there."""
+    def wait_for_form(self, above: int, command: int, timeout_s: float) -> Form | Prepare | Stop | None:
+        """Wait until a form of a higher epoch is there, or a later command that ends the job."""
         with self._changed:
-            self._changed.wait_for(lambda: self._form is not None and self._form.epoch > above, timeout_s)
-        return self.newest_form(above)
+            self._changed.wait_for(
+                lambda: self.newest_form(above) is not None or self._ending(command) is not None, timeout_s
+            )
+            return self.newest_form(above) or self._ending(command)
+
+    def _ending(self, above: int) -> Prepare | Stop | None:
+        for number, command in sorted(self._commands.items()):
+            if number > above and (isinstance(command, Stop) or getattr(command, "new_size", 1) == 0):
+                return cast("Prepare | Stop", command)
+        return None
 
     def wait_for_address(self, epoch: int, timeout_s: float) -> Address | None:
         """Wait for the address of the leader's store; None if time is up or a newer form has come."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from brim.errors import BrimError, InvariantError
-from brim.gang.protocol import Address, Broken, Form, Formed, Ready, Resize
+from brim.gang.protocol import Address, Broken, Form, Formed, Prepare, Ready, Resize, Stop
 from brim.train import group as groups
 from brim.train.control import Control
 from brim.train.group import BrokenGroupError, Group, join_store, open_sockets, open_store
@@ -41,6 +41,14 @@ LOOK_S: Final = 2.0
 
 class NotWantedError(BrimError):
     """The new epoch is without this rank: it leaves."""
+
+
+class EndedError(BrimError):
+    """The job is to end while this rank is in no group."""
+
+    def __init__(self, command: Prepare | Stop) -> None:
+        super().__init__(f"command {command.command} ends the job")
+        self.command = command
 
 
 class AloneError(BrimError):
@@ -99,9 +107,12 @@ class Membership:
     def _next_form(self, above: int) -> Form:
         gone_s = 0.0
         while True:
-            form = self.control.wait_for_form(above, LOOK_S)
-            if form is not None:
+            form = self.control.wait_for_form(above, self.command, LOOK_S)
+            if isinstance(form, Form):
                 return form
+            if form is not None:
+                self.command = form.command
+                raise EndedError(form)
             gone_s = 0.0 if self.control.connected else gone_s + LOOK_S
             if gone_s > self._timeout_s:
                 raise AloneError(f"epoch {above} is over and the supervisor is gone: nobody can form the next one")

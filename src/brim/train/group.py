@@ -26,6 +26,9 @@ LOOPBACK: Final = "127.0.0.1"
 HOST_VARIABLE: Final = "BRIM_HOST"
 """Environment: address of this node as other nodes reach it, where a gang spans nodes."""
 
+BACKEND_VARIABLE: Final = "BRIM_BACKEND"
+"""Environment: "gloo" sends what lies on GPUs through host memory, where several ranks share a GPU, say."""
+
 POLL_S: Final = 0.02
 """How often a wait looks up whether it is still wanted."""
 
@@ -72,7 +75,7 @@ class Group:
         sockets: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
         self.rank, self.size, self.epoch, self.device = rank, size, epoch, device
-        self.nccl = device.type == "cuda" and dist.is_nccl_available()
+        self.nccl = device.type == "cuda" and dist.is_nccl_available() and os.environ.get(BACKEND_VARIABLE) != "gloo"
         self._before = sockets
         self._sockets: frozenset[int] | None = None
         self._aborted = False

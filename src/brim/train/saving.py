@@ -11,6 +11,9 @@ from torch import Tensor
 from brim.train.checkpoint import Checkpointer, CheckpointError
 from brim.train.intervals import Autosave
 
+EPOCH = 0
+"""The fencing token is the same for all ranks: of those, the last to begin saving may publish."""
+
 
 class Checkpoints:
     """The run's folder of checkpoints."""
@@ -18,6 +21,7 @@ class Checkpoints:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._saver = Checkpointer(os.fspath(folder), on_error=_warn)
         self._autosave = Autosave()
+        self._ours = False
 
     def restore(self) -> tuple[dict[str, Tensor], Any] | None:
         """The newest verified state, if any."""
@@ -33,6 +37,21 @@ class Checkpoints:
         saving = self._saver.save(step, tensors, {"tree": tree, "autosave": self._autosave.state()})
         self._autosave.began(saving)
         return str(saving.wait()) if wait else None
+
+    def save_if_free(self, step: int, tensors: dict[str, Tensor], tree: Any) -> str | None:
+        """Save and wait, unless another process has begun to."""
+        try:
+            self._saver.advance(EPOCH)
+            return self.save(step, tensors, tree, wait=True)
+        except CheckpointError as error:
+            _warn(error)
+            return None
+
+    def is_ours(self, ours: bool) -> None:
+        """Whether this process saves from now on; it may have been another in between."""
+        if ours and not self._ours:
+            self._saver.advance(EPOCH)
+        self._ours = ours
 
     def wait(self) -> None:
         """Return once nothing is being written."""

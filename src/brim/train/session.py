@@ -25,7 +25,7 @@ from brim.train import certificate as certificates
 from brim.train.buckets import Alone, Buckets, summer
 from brim.train.carried import Lambda, State
 from brim.train.control import Control
-from brim.train.elastic import NEW, Membership, NotWantedError, share_state
+from brim.train.elastic import NEW, EndedError, Membership, NotWantedError, share_state
 from brim.train.group import BrokenGroupError, Group
 from brim.train.noise import Noise, Rule, rule_for
 from brim.train.reduce import is_power_of_two
@@ -571,6 +571,8 @@ class Run:
                 member.again(self._carried)
         except NotWantedError:
             self._go()
+        except EndedError as ended:
+            self._end_alone(ended)
         self._formed()
 
     def _enter(self, command: Resize) -> None:
@@ -581,6 +583,8 @@ class Run:
             self._membership.enter(command, self._carried)
         except NotWantedError:
             self._go()
+        except EndedError as ended:
+            self._end_alone(ended)
         self._formed()
 
     def _begin_static(self) -> None:
@@ -601,6 +605,8 @@ class Run:
             self._buckets.use(summer(self._live_group(), exact=self._workers is not None))
         self._leave_agreed = False
         self._micro = None
+        if self._checkpoints is not None:
+            self._checkpoints.is_ours(self.rank == 0)
         self._assign()
 
     def _assign(self) -> None:
@@ -662,6 +668,18 @@ class Run:
             self._control.send(Leaving(self._membership.command, self.steps_done))
         self.close()
         raise SystemExit(0)
+
+    def _end_alone(self, ended: EndedError) -> None:
+        """The job is to end while no group is there: whoever has state saves it; of several, the last may publish."""
+        command = ended.command
+        if self._step > 0 and self._checkpoints is not None:
+            path = self._checkpoints.save_if_free(self._step, *self._state.give())
+            if path is not None and self._control is not None:
+                self._control.send(Saved(command.command, self._step, path))
+        if self._control is not None:
+            self._control.send(Leaving(command.command, self.steps_done))
+        self.close()
+        raise SystemExit(0 if isinstance(command, Stop) else PREEMPTED)
 
     def _ask_to_leave(self) -> None:
         self._leave_asked = True

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 import signal
 import sys
 import traceback
 from datetime import timedelta
+from random import seed as seed_python
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ def seed_everything(*what: int | str) -> None:
     """Seed Python, PyTorch and NumPy (where it is loaded) from all of these."""
     digest = hashlib.blake2b(repr(what).encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "big") >> 1
-    random.seed(number)
+    seed_python(number)
     torch.manual_seed(number)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(number & 0xFFFFFFFF)
