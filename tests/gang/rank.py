@@ -205,6 +205,8 @@ class Rank:
                 if isinstance(self.order, Resize) and heard >= self.order.epoch:
                     training = False
             except BrokeError:
+                if "brittle" in OPTIONS:
+                    raise RuntimeError(f"{ME} lost its peers") from None
                 self.close_group()
                 training = False
                 self.say(Broken(self.epoch, self.step, "a peer is gone"))

@@ -40,6 +40,7 @@ if __name__ == "__main__":
         "mask": [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, ())], "leader": os.getsid(0) == os.getpid(),
         "children": len(multiprocessing.active_children()), "exit": str(sys.excepthook),
         "wakeup": signal.set_wakeup_fd(-1), "flags": str(sys.flags), "tmp": tempfile.gettempdir(),
+        "origin": multiprocessing.process.ORIGINAL_DIR,
         "annotations": __annotations__, "executable": sys.executable,
     }
     found["names"] = [n for n in found["names"]]
@@ -72,10 +73,16 @@ def folder(tmp_path):
 class Forks:
     """A zygote without torch, and what becomes of those it starts."""
 
-    def __init__(self, cwd, preload=("json",), env=None):
+    def __init__(self, cwd, preload=("json",), env=None, path=None):
         self.cwd = str(cwd)
         self.env = {**os.environ, **(env or {})}
-        self.starter = Starter.private(sys.executable, preload, self.env, self.cwd, 1.0, "BRIM_GANG=test")
+        python = sys.executable
+        if path is not None:  # a folder that only the zygote knows: no variable that a rank could be told apart by
+            python = str(path / "python")
+            known = f"import sys; sys.path.append('{path}'); $program"
+            Path(python).write_text(f'#!/bin/sh\nprogram="$2"; shift 2\nexec {sys.executable} -c "{known}" "$@"\n')
+            os.chmod(python, 0o755)
+        self.starter = Starter.private(python, preload, self.env, self.cwd, 1.0, "BRIM_GANG=test")
         self.number = 0
         ready = self.words()[0]
         assert isinstance(ready, ZygoteReady)
@@ -154,12 +161,16 @@ def fresh(command, cwd, stdin=b""):
 ], ids=" ".join)  # fmt: skip
 def test_everything_a_script_can_see_is_as_in_a_fresh_interpreter(forks, folder, words):
     command = [sys.executable, *(word.format(abs=folder) for word in words)]
-    code, out, err, how, why = forks().run(command)
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "has_looked.py").write_text("import multiprocessing, tempfile; tempfile.gettempdir()")
+    zygote = forks(preload=("has_looked",), cwd=folder / "elsewhere", env={"TMPDIR": "/"}, path=folder / "elsewhere")
+    code, out, err, how, why = zygote.run(command, env=dict(os.environ), cwd=folder)
     assert (how, why) == ("fork", "")
     expected = fresh(command, folder)
     found, wanted = (json.loads(text[: text.rindex("}") + 1]) for text in (out, expected[1]))
     for one in (found, wanted):
         one["env"] = [item for item in one["env"] if item[0] != "BRIM_GANG"]
+    found["path"].remove(str(folder / "elsewhere"))
     wanted["fds"], found["fds"] = [fd for fd in wanted["fds"] if fd < 3], found["fds"]
     assert found == wanted
     assert (code, out[out.rindex("}") :], err) == (expected[0], expected[1][expected[1].rindex("}") :], expected[2])

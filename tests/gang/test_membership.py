@@ -55,7 +55,7 @@ class Gang:
             return True
         if self.mail[rank]:
             message = self.mail[rank].pop(0)
-            if isinstance(message, (Form, Resize)):
+            if isinstance(message, Form) or (isinstance(message, Resize) and self.epoch_of[rank] is not None):
                 if message.epoch > self.heard.get(rank, 0):
                     self.heard[rank] = message.epoch
                     self.wants[rank] = message
@@ -66,8 +66,7 @@ class Gang:
         if training:
             _, whole = self.group(rank)
             if not whole:
-                epoch, self.epoch_of[rank] = self.epoch_of[rank], None
-                self.obey(self.membership.broken(rank, epoch))
+                self.break_group(rank)
                 return True
             if isinstance(want, Form):
                 self.epoch_of[rank] = None  # at once; the others find their group broken
@@ -84,6 +83,14 @@ class Gang:
             self.die(rank)
             return True
         return self.join(want)
+
+    def break_group(self, rank):
+        """Out of a broken group; what was to be done at an agreed step is void, a form comes."""
+        epoch, self.epoch_of[rank] = self.epoch_of[rank], None
+        if isinstance(self.wants.get(rank), Resize):
+            del self.wants[rank]
+            self.heard[rank] = epoch
+        self.obey(self.membership.broken(rank, epoch))
 
     def agreed(self, rank):
         return all(isinstance(self.wants.get(other), Resize) for other in self.group(rank)[0])
@@ -138,8 +145,7 @@ def test_after_any_storm_all_living_ranks_are_in_one_epoch(sizes, replace, data)
             training = [rank for rank in living if gang.epoch_of[rank] is not None]
             if training:
                 rank = data.draw(st.sampled_from(training))
-                epoch, gang.epoch_of[rank] = gang.epoch_of[rank], None
-                gang.obey(gang.membership.broken(rank, epoch))
+                gang.break_group(rank)
         else:
             gang.act(data.draw(st.sampled_from(living)))
         assert gang.membership.epoch >= epochs[-1]

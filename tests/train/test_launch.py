@@ -1,6 +1,7 @@
 """``python -m brim.train.launch``: unmodified torch scripts, and sessions that are resized and killed by hand."""
 
 import ast
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,8 @@ import time
 import pytest
 
 from brim.gang import as_main
+from brim.gang.asking import ask
+from brim.gang.protocol import AskStatus
 from brim.train import launch
 
 REDUCE = """
@@ -26,7 +29,7 @@ dist.destroy_process_group()
 """
 
 SESSION = """
-import hashlib, sys, time
+import hashlib, os, sys, time
 import torch
 import brim.train as bt
 from brim.train.session import start
@@ -44,8 +47,8 @@ if __name__ == "__main__":
     for epoch in run.epochs(int(sys.argv[1])):
         for x, y in run.steps(loader):
             run.backward(torch.nn.functional.mse_loss(model(x), y))
-            if run.step():
-                time.sleep(float(sys.argv[2]))
+            if run.step() and os.path.exists("slow"):
+                time.sleep(0.1)
     bits = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
     sys.stdout.write(f"{run.steps_done} {bits}\\n")
 """
@@ -72,6 +75,7 @@ class Launched:
 
     def __init__(self, folder, *words):
         self.folder, self.control = folder, folder / "s"
+        (folder / "slow").touch()
         with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
             command = [sys.executable, "-m", "brim.train.launch", "--control", self.control, "--grace", "8"]
             self.process = subprocess.Popen([*command, *map(str, words)], stdout=out, stderr=err, cwd=folder)
@@ -82,11 +86,11 @@ class Launched:
         return done.returncode, done.stdout, done.stderr
 
     def status(self):
-        code, out, _ = self.ask("status")
-        return json.loads(out) if code == 0 else None
+        with contextlib.suppress(OSError):
+            return ask(str(self.control), AskStatus()).status
 
     def until(self, holds):
-        for _ in range(150):
+        for _ in range(400):
             status = self.status()
             if status and holds(status):
                 return status
@@ -142,9 +146,10 @@ def test_one_that_fails_in_a_collective_ends_all_and_is_named(tmp_path, launched
 
 def test_sessions_are_resized_killed_and_tuned_by_hand_and_the_bits_are_the_same(tmp_path, launched):
     (tmp_path / "session.py").write_text(SESSION)
-    still = launched("--nproc", 1, tmp_path / "session.py", 8, 0)
+    still = launched("--nproc", 1, tmp_path / "session.py", 30)
+    (still.folder / "slow").unlink()
     assert still.process.wait(60) == 0
-    gang = launched("--nproc", 2, tmp_path / "session.py", 8, 0.05)
+    gang = launched("--nproc", 2, tmp_path / "session.py", 30)
     gang.until(inside(2))
     assert gang.ask("resize", 3)[0] == 4
     assert gang.ask("resize", 4)[0] == 0
@@ -153,6 +158,7 @@ def test_sessions_are_resized_killed_and_tuned_by_hand_and_the_bits_are_the_same
     gang.until(lambda status: inside(2)(status) and status["epoch"] > 2)
     assert gang.ask("resize", 1)[0] == 0
     gang.until(inside(1))
+    (gang.folder / "slow").unlink()
     assert gang.process.wait(60) == 0
     assert set(gang.lines()) == set(still.lines())
     assert len(gang.lines()) == 1
@@ -160,8 +166,10 @@ def test_sessions_are_resized_killed_and_tuned_by_hand_and_the_bits_are_the_same
 
 def test_sigterm_to_the_supervisor_preempts_a_session(tmp_path, launched):
     (tmp_path / "session.py").write_text(SESSION)
-    gang = launched("--nproc", 2, tmp_path / "session.py", 800, 0.01)
+    gang = launched("--nproc", 2, tmp_path / "session.py", 800)
     gang.until(inside(2))
+    code, out, _ = gang.ask("status")
+    assert (code, len(json.loads(out)["ranks"])) == (0, 2)
     start_s = time.monotonic()
     gang.process.send_signal(signal.SIGTERM)
     assert gang.process.wait(20) == 75

@@ -16,8 +16,8 @@ FAILURE_GRACE_S: Final = 5.0
 """From the exception of one rank to SIGKILL of the others. Ours: they cannot go on, but may write what they have."""
 LAST_WORDS_S: Final = 0.5
 """The part of it before SIGTERM: a peer's death may be noticed before the exception that caused it is shown. Ours."""
-HANG_S: Final = 300.0
-"""How long all other ranks wait before the one that does not is taken to hang. Ours: longer than any step."""
+HANG_S: Final = 600.0
+"""How long all other ranks wait before the one that does not is taken to hang: as long as NCCL's own time-out."""
 
 
 @dataclass(frozen=True, slots=True)
