@@ -1,0 +1,71 @@
+"""The examples that train: alone, on two ranks, they come to the same bits."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("train_*.py"))
+TIMEOUT_S = 240
+
+
+def ran(*words):
+    """What the command prints."""
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT_S,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def on_ranks(size, *words):
+    return ran("-m", "brim.train.launch", "--nproc", size, *words)
+
+
+def last_line(printed):
+    found = re.findall(r"^(\d+) steps, sha256 ([0-9a-f]{64})$", printed, re.MULTILINE)
+    assert len(found) == 1, printed
+    return found[0]
+
+
+def test_there_are_three():
+    assert [path.stem for path in EXAMPLES] == ["train_characters", "train_digits", "train_proteins"]
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
+def test_one_and_two_ranks_come_to_the_same_bits(script):
+    alone = last_line(ran(script, "--steps", 6))
+    assert alone == last_line(on_ranks(2, script, "--steps", 6))
+    assert alone[0] == "6"
+
+
+def test_the_digits_are_learned():
+    printed = ran(ROOT / "examples" / "train_digits.py", "--steps", 160)
+    accuracies = [float(found) for found in re.findall(r"not seen (\S+)", printed)]
+    assert max(accuracies[-2:]) > 0.85, printed
+
+
+def test_the_proteins_are_what_is_stated():
+    """Every sequence matches the pattern of its family, and residues are as frequent as stated."""
+    source = (ROOT / "examples" / "train_proteins.py").read_text()
+    found = {}
+    head, _, _ = source.partition("class Proteins")
+    head = re.sub(r"^(parser|options).*\n", "", head, flags=re.MULTILINE)
+    exec(compile(head, "train_proteins.py", "exec"), found)
+    patterns = [
+        re.sub(r"\((\d+(?:,\d+)?)\)", r"{\1}", re.sub(r"\{(\w+)\}", r"[^\1]", motif)).replace("x", ".").replace("-", "")
+        for motif in found["MOTIFS"].values()
+    ]
+    made = [found["sequence"](number) for number in range(800)]
+    assert all(re.search(patterns[family], letters) for letters, family in made)
+    assert {family for _, family in made} == {0, 1, 2, 3}
+    assert all(40 <= len(letters) <= 100 for letters, _ in made)
+    background = "".join(letters for letters, family in made if family == 0)
+    for letter, percent in found["PERCENT"].items():
+        assert 100 * background.count(letter) / len(background) == pytest.approx(percent, abs=1.0)
