@@ -291,9 +291,10 @@ def test_a_task_that_kills_every_worker_fails_with_its_samples(tmp_path):
 
 
 def test_a_dataset_that_hangs_is_named():
-    with Loader(Slow(30.0), 8, shuffle=False, workers=1, timeout_s=0.3) as loader, \
-            pytest.raises(LoaderError, match=r"samples 0 to 7 in the order of epoch 0 not loaded after 0\.3 s"):
-        loader.fetch(0, 0, 0)
+    with Loader(Slow(30.0), 8, shuffle=False, workers=1, prefetch=1, timeout_s=0.3) as loader:
+        with pytest.raises(LoaderError, match=r"samples 0 to 7 in the order of epoch 0 not loaded after 0\.3 s"):
+            loader.fetch(0, 0, 0)
+        assert loader._pool.outstanding == 1
 
 
 def test_waiting_and_supply_are_measured():

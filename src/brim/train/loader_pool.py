@@ -56,6 +56,9 @@ RECENT = 0.95
 RETRY_S = 0.05
 """Time after which a full socket is tried again although no answer has come; ours."""
 
+READY_S = (1, 2, 4, 8, 16)
+"""Times a nursery has to get ready, one after the other; it needs hundredths of a second; ours."""
+
 CLOSE_S = 5.0
 """Time the nursery has to end its workers before it is killed; it needs milliseconds."""
 
@@ -195,6 +198,19 @@ class Pool:
             self._give_up(self._free.pop())
 
     def _open(self) -> None:
+        """Start a nursery; one that was forked with a lock held in it does not get ready and is started again."""
+        for timeout_s in READY_S:
+            self._start()
+            if self._poller.poll(timeout_s * 1000) and self._answers.recv(ANSWER.size):
+                return
+            os.kill(self._nursery, signal.SIGKILL)
+            self._end_nursery()
+        raise LoaderError(
+            f"{len(READY_S)} times the process that forks workers stood still: a thread of this process holds a lock "
+            "all the time; make the loader before that thread starts, or use workers=0"
+        )
+
+    def _start(self) -> None:
         kind = socket.SOCK_SEQPACKET
         self._tasks, tasks = socket.socketpair(socket.AF_UNIX, kind)
         self._answers, answers = socket.socketpair(socket.AF_UNIX, kind)

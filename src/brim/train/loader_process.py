@@ -36,11 +36,11 @@ import torch
 from numpy.typing import NDArray
 
 from brim.train.loader_pack import write
-from brim.train.loader_work import Recipe, Samples, Streams
+from brim.train.loader_work import Recipe, Samples, Streams, reseed
 
 TASK = struct.Struct("<qqqq")     # id, epoch, start, stop
 ANSWER = struct.Struct("<bqqqd")  # kind, task, slot (or wait status), bytes, seconds
-LOADED, FAILED, SKIPPED, DIED = range(4)
+LOADED, FAILED, SKIPPED, DIED, READY = range(5)
 STOP = -1
 """Task id that makes whoever takes it leave."""
 
@@ -125,6 +125,8 @@ def nursery(shared: Shared, parent: int | None) -> None:
     if parent is not None:
         die_with(parent)
     torch.set_num_threads(1)
+    rehearse()
+    shared.answers.send(ANSWER.pack(READY, 0, 0, 0, 0.0))
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -149,6 +151,20 @@ def nursery(shared: Shared, parent: int | None) -> None:
         os.kill(child, signal.SIGKILL)
     for child in slots:
         os.waitpid(child, 0)
+
+
+def rehearse() -> None:
+    """Load and write a batch of nothing.
+
+    A lock that another thread of the training process held when this one was forked stays locked here for good, such as
+    the one of torch's generator. Whoever gets past this has none of those that loading takes, and nor have its workers.
+    """
+    samples: list[Any] = [(torch.rand(2), np.zeros(2), index, "") for index in range(2)]
+    recipe = Recipe(samples, len(samples), 0, stream=False)
+    handle = os.memfd_create("brim-rehearsal", os.MFD_CLOEXEC)
+    write(handle, Samples(recipe).load(0, [0, 1]))
+    os.close(handle)
+    reseed(0)
 
 
 def report_dead(shared: Shared, slots: dict[int, int]) -> None:
