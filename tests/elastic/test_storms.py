@@ -84,6 +84,11 @@ def test_a_random_storm(tmp_path, zygote, undisturbed):
     check(weather, undisturbed("transformer"))
 
 
+def test_who_comes_after_the_last_step_has_the_state_too(tmp_path, zygote, undisturbed):
+    weather = storm(tmp_path, [Event(59, "resize", 4)], *WORDS, zygote=zygote)
+    check(weather, undisturbed("mlp"))
+
+
 def test_fast_mode_goes_on_with_any_number_of_ranks(tmp_path, zygote):
     events = [Event(5, "resize", 3), Event(20, "kill", 1), Event(35, "resize", 1)]
     weather = storm(tmp_path, events, *WORDS, "--fast", zygote=zygote)

@@ -232,7 +232,7 @@ class Run:
         self._state.parts[f"user.{name}"] = thing
 
     def loader(self, dataset: Any, global_batch: int, **options: Any) -> Any:
-        """A loader for this run; options are those of `brim.train.loader.Loader`.
+        """A loader for this run; options are those of `brim.train.loader.Loader`. The first one made is for training.
 
         In fast mode ``micro_batch`` bounds the samples of one micro-batch: gradients are accumulated over several.
         """
@@ -244,6 +244,8 @@ class Run:
         loader = Loader(dataset, global_batch, logical_workers=self._workers or 1, **options)
         if micro_batch is not None:
             self._micro_batch = int(micro_batch)
+        if self._loader is None:
+            self._attach(loader)
         return loader
 
     _micro_batch: int | None = None
@@ -628,7 +630,7 @@ class Run:
         if self._loader is loader:
             return
         if self._loader is not None:
-            raise UserError("run.steps got a second loader; one loader trains, others are for evaluation")
+            raise UserError("run.steps got a second loader: the first one made is for training, others for evaluation")
         self._loader = loader
         if self._noise is None:
             self._noise = Noise(loader.global_batch)
