@@ -339,7 +339,7 @@ STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 
 def test_when_the_supervisor_is_killed_nothing_is_left(launch, tmp_path):
     (tmp_path / "stubborn.py").write_text(STUBBORN)
-    gang = launch("--nproc", 2, tmp_path / "stubborn.py")
+    gang = launch("--nproc", 2, tmp_path / "stubborn.py", env={"TMPDIR": str(tmp_path)})
     ids = pids(gang.until(lambda status: all(rank["pid"] for rank in status["ranks"])))
     zygote = gang.status()["zygote"]
     gang.process.kill()
@@ -348,6 +348,7 @@ def test_when_the_supervisor_is_killed_nothing_is_left(launch, tmp_path):
     while time.monotonic() < deadline_s and any(psutil.pid_exists(pid) for pid in [*ids.values(), zygote]):
         time.sleep(0.02)
     assert not [pid for pid in [*ids.values(), zygote] if psutil.pid_exists(pid)]
+    assert not list(tmp_path.glob("brim-*"))
     again = launch("--nproc", 1, RANK, "steps=3", control=gang.control)
     assert again.wait() == 0
 

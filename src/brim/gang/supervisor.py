@@ -57,6 +57,7 @@ from brim.gang.protocol import (
 )
 from brim.gang.ranks import Rank, causes, failure, how, success
 from brim.gang.starter import Ended, Refused, Started, ZygoteLost, ZygoteReady
+from brim.gang.zygote import FOLDER_PREFIX
 
 _TICK_S: Final = 0.02
 _LOOK_S: Final = 0.5
@@ -90,7 +91,7 @@ class Supervisor:
         self._unkillable: list[int] = []
         self._selector = selectors.DefaultSelector()
         self._channel = Channel(job.control, self._selector)
-        self._folder = tempfile.mkdtemp(prefix="brim-gang-")
+        self._folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX)
         self._forwarder = Forwarder(2) if job.log_folder is None else None
         self._nursery = Nursery(job, self._env, self._selector, self._forwarder)
         self._belongings = Belongings(self.gang)

@@ -45,6 +45,8 @@ GRACE_S: Final = 5.0
 """From SIGTERM to SIGKILL for ranks whose supervisor is gone. Ours."""
 SHORT: Final = "import sys; sys.flags.safe_path or sys.path.pop(0); from brim.gang.zygote import main; main()"
 """How a private zygote is started: ``-m`` would let a module in the current folder take the place of one it needs."""
+FOLDER_PREFIX: Final = "brim-gang-"
+"""Temporary folders of supervisors are called so."""
 _BACKLOG: Final = 16
 
 
@@ -117,6 +119,7 @@ class Branch:
     def __init__(self, zygote: Zygote, connection: socket.socket, grace_s: float) -> None:
         self._zygote, self._connection, self._grace_s = zygote, connection, grace_s
         self._ids: dict[int, int] = {}  # by process
+        self._folders: set[str] = set()  # of the supervisor, which may not live to remove them
         self._rest = b""
         self._fds: list[int] = []
         self._wake_fd, self._waker_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -163,6 +166,8 @@ class Branch:
     def _start(self, request: dict[str, Any]) -> Child | None:
         number, command, env, cwd = request["start"], request["command"], request["env"], request["cwd"]
         fds, self._fds = self._fds[:3], self._fds[3:]
+        if as_main.ERROR_FILE_VARIABLE in env:
+            self._folders.add(os.path.dirname(env[as_main.ERROR_FILE_VARIABLE]))
         what = self._zygote.why_fresh(command, env, cwd)
         try:
             if isinstance(what, str):
@@ -244,6 +249,9 @@ class Branch:
         left = processes.kill_all(lambda: processes.descendants(os.getpid()))
         if left:
             self._zygote.say(f"still there after SIGKILL: {[process.pid for process in left]}")
+        for folder in self._folders:
+            if os.path.basename(folder).startswith(FOLDER_PREFIX):
+                shutil.rmtree(folder, ignore_errors=True)
         signal.set_wakeup_fd(-1)
         self._close()
 
