@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from brim.errors import ConfigError
 from brim.train.ledger import consumed, verify
 from brim.train.loader import Loader
-from brim.train.loader_pool import LoaderError
+from brim.train.loader_pool import LENT_SLABS_MAX, LoaderError
 from tests.train.datasets import (
     AwkwardError,
     Deadly,
@@ -32,7 +32,7 @@ from tests.train.datasets import (
     Together,
     Unsized,
 )
-from tests.train.loading import copied, same, take, take_step
+from tests.train.loading import copied, open_files, same, take, take_step
 
 
 @pytest.mark.parametrize("kind", [Drawn, Plain, Sometimes, Together, Stream])
@@ -235,6 +235,7 @@ def test_batches_that_are_held_are_never_overwritten():
             step = loader.step
             held.append(loader.fetch(0, step, 0))
             loader.commit(0, step)
+        assert sum("brim-batch" in name for name in open_files()) <= 2 * LENT_SLABS_MAX + 16
     assert sorted(torch.cat([ids for ids, _ in held]).tolist()) == list(range(2_000))
     assert all(torch.equal(values, ids[:, None].float().expand(-1, 4)) for ids, values in held)
 
@@ -321,6 +322,11 @@ def test_what_is_no_longer_wanted_is_not_loaded_first():
         loader.assign(0, 70, range(1))
         loader.fetch(0, 70, 0)
         assert time.monotonic() - began < 5
+
+
+def test_epochs_shorter_than_what_is_loaded_ahead_keep_their_orders():
+    with Loader(Drawn(8), 8, workers=2, prefetch=20) as loader, Loader(Drawn(8), 8, workers=0) as plain:
+        assert same(take(loader, epochs=30), take(plain, epochs=30))
 
 
 def test_steps_can_be_cut_into_other_shares():
