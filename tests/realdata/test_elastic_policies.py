@@ -45,6 +45,7 @@ def test_goodput_completes_jobs_sooner_than_pollux(number):
     assert jct_s("goodput", number) < jct_s("pollux", number)
 
 
+@pytest.mark.slow
 def test_dearer_changes_never_make_goodput_gain_more_and_leave_most_of_the_gain():
     """Where starts took as long as the horizon, jobs once stayed on their first GPU: 4.6 times as slow at 120 s."""
     gain = [jct_s("tiresias-pollux", 6, times) / jct_s("goodput", 6, times) for times in (1, 2, 4)]
