@@ -1,0 +1,270 @@
+"""Whether a training script goes on, after a stop and at another size, with the bits it would have had without.
+
+    python -m brim.train.check script.py its arguments
+    python -m brim.train.check --sizes 2,4 --steps 50 script.py
+
+The script runs 20 steps without a stop. Then it runs 10, saves, ends, and goes on on another number of ranks. After
+every step, all tensors of models and optimizers and all else that `brim.train` carries are compared. Checkpoints of the
+script itself are neither read nor written.
+
+Exit code: 0 "resume exact: yes"; 1 "resume exact: no", with the first tensor that differs; 2 nothing can be said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from brim.errors import UserError
+
+STEPS: Final = 20
+"""Steps of a run; ours: enough for momentum, schedules and running statistics to have moved."""
+TIMEOUT_S: Final = 600.0
+"""Longest time of one of the three runs; ours."""
+GRACE_S: Final = 5.0
+"""From the end of that time to SIGKILL; ours."""
+NO_CHECKPOINTS: Final = "-"
+"""As in ``check_rank.py``, which imports torch."""
+
+Sums = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one run has shown: a certificate, and sums of tensors by step."""
+
+    certificate: dict[str, Any] = field(default_factory=dict)
+    gpus: int = 0
+    steps: dict[int, Sums] = field(default_factory=dict)
+
+    @property
+    def last(self) -> int:
+        """Steps made."""
+        return max(self.steps, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first one: after how many steps, and in what. ``when`` is ``before``, ``restored`` or ``after`` the stop."""
+
+    when: str
+    step: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What to run, and how."""
+
+    words: tuple[str, ...]
+    folder: Path
+    timeout_s: float
+    zygote: str | None
+    show: bool
+
+    def run(self, name: str, *, size: int, stop: int, checkpoints: str = NO_CHECKPOINTS) -> Seen:
+        """Run it on ``size`` ranks, up to ``stop`` steps of the whole job.
+
+        Raises:
+            UserError: it failed, or took too long.
+        """
+        zygote = ["--zygote", self.zygote] if self.zygote else []
+        command = [
+            sys.executable, "-m", "brim.train.launch", "--nproc", str(size), "--grace", str(GRACE_S), *zygote, "-m",
+            "brim.train.check_rank", str(self.folder), name, str(stop), checkpoints, *self.words,
+        ]  # fmt: skip
+        printed = self.folder / f"{name}.out"
+        with printed.open("wb") as out:
+            said = None if self.show else out
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+            try:
+                code = process.wait(self.timeout_s)
+            except subprocess.TimeoutExpired:
+                raise UserError(
+                    f"{self.words[0]} on {ranks(size)} did not get to step {stop} in {self.timeout_s:g} s: give it a "
+                    "smaller task, or the check a longer --timeout"
+                ) from None
+            finally:
+                _end(process)
+        seen = read(self.folder / f"{name}.jsonl")
+        if code:
+            self._explain(name, size, code, seen)
+        return seen
+
+    def _explain(self, name: str, size: int, code: int, seen: Seen) -> None:
+        failed = self.folder / f"{name}.failed"
+        why = failed.read_text(encoding="utf-8") if failed.exists() else f"exit code {code}"
+        raise UserError(f"{self.words[0]} failed on {ranks(size)} after {seen.last} steps: {why}; --show shows it all")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The launcher ends its ranks when it is asked to, and a zygote does if it is killed."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(2 * GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def read(path: Path) -> Seen:
+    """What a run has written; a last line that is not complete is left out."""
+    if not path.exists():
+        return Seen()
+    header: dict[str, Any] = {}
+    steps: dict[int, Sums] = {}
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if not line.endswith("\n"):
+            break
+        found = json.loads(line)
+        if "certificate" in found:
+            header = header or found
+        else:
+            steps[found["step"]] = found["sums"]
+    return Seen(header.get("certificate", {}), header.get("gpus", 0), steps)
+
+
+def first_difference(undisturbed: Seen, before: Seen, after: Seen, stop: int) -> Difference | None:
+    """Where the run with a stop leaves the one without."""
+    for step in sorted(undisturbed.steps):
+        for seen, when in ((before, "before"), (after, "restored" if step == stop else "after")):
+            expected_here = step <= stop if seen is before else step >= stop
+            if not expected_here:
+                continue
+            name = _differing(undisturbed.steps[step], seen.steps.get(step, {}))
+            if name is not None:
+                return Difference(when, step, name)
+    return None
+
+
+def _differing(one: Sums, other: Sums) -> str | None:
+    return next((name for name in (one | other) if one.get(name) != other.get(name)), None)
+
+
+def ranks(size: int) -> str:
+    """The number in words."""
+    return f"{size} rank" if size == 1 else f"{size} ranks"
+
+
+def second_size(seen: Seen, first: int, wanted: int | None) -> int:
+    """On how many ranks to go on.
+
+    Raises:
+        UserError: there cannot be so many.
+    """
+    workers = seen.certificate.get("logical_workers")
+    size = wanted if wanted is not None else (2 * first if workers is None or workers % (2 * first) == 0 else 1)
+    if workers is not None and workers % size:
+        raise UserError(f"--sizes: found {size} with logical_workers={workers}, expected a divisor of it")
+    if seen.gpus and size > seen.gpus:
+        raise UserError(
+            f"resuming on {ranks(size)} takes as many GPUs, found {seen.gpus}: give --sizes {first},{seen.gpus}, or "
+            "CUDA_VISIBLE_DEVICES= to check on the CPU"
+        )
+    return size
+
+
+def check(script: Script, *, steps: int, first: int, second: int | None) -> int:
+    """Run it three times and say what was found; returns the exit code."""
+    undisturbed = script.run("undisturbed", size=first, stop=steps)
+    if not undisturbed.steps:
+        raise UserError(
+            f"{script.words[0]} ended without a step of brim.train: expected a loop over run.steps(loader), as in "
+            "docs/how-to-train-elastically.md"
+        )
+    if undisturbed.last < 2:
+        raise UserError(f"{script.words[0]} made {undisturbed.last} steps: expected 2 at least, to stop between them")
+    second = second_size(undisturbed, first, second)
+    stop, checkpoints = undisturbed.last // 2, str(script.folder / "checkpoints")
+    before = script.run("before", size=first, stop=stop, checkpoints=checkpoints)
+    after = script.run("after", size=second, stop=undisturbed.last, checkpoints=checkpoints)
+    what = f"{undisturbed.last} steps on {ranks(first)}; stopped after {stop}, resumed on {ranks(second)}"
+    found = first_difference(undisturbed, before, after, stop)
+    if found is None:
+        sys.stdout.write(f"resume exact: yes ({what}; {len(undisturbed.steps[stop])} sums compared at every step)\n")
+        if first == second:
+            sys.stdout.write("  the number of ranks was the same: another one was not tried\n")
+        return 0
+    sys.stdout.write(f"resume exact: no ({what})\n  first difference: {found.name} after step {found.step}\n")
+    for hint in hints(found, undisturbed, after, first, second):
+        sys.stdout.write(f"  {hint}\n")
+    return 1
+
+
+def hints(found: Difference, undisturbed: Seen, after: Seen, first: int, second: int) -> list[str]:
+    """What it may be."""
+    from brim.train.certificate import differences, doubts  # noqa: PLC0415  (imports torch)
+
+    said = [*doubts(undisturbed.certificate)]
+    if after.certificate:
+        said += [f"the runs differ in {each}" for each in differences(undisturbed.certificate, after.certificate)]
+    if found.when == "before":
+        return [
+            "before the stop: two runs of the script are not equal. Something draws numbers that start() does not seed "
+            "(an own generator, os.urandom, the time, the order of a set), or weights are made before start()", *said,
+        ]  # fmt: skip
+    if found.when == "restored":
+        return ["what was restored is not what was saved: does something change it between two steps?", *said]
+    if first != second:
+        said.append(f"--sizes {first},{first} tells whether it is the stop or the number of ranks")
+    return [
+        "after the stop: state that run.prepare and run.carry were not given, numbers drawn outside of run.steps, or "
+        "sums that depend on the number of ranks", *said,
+    ]  # fmt: skip
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m brim.train.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--steps", type=int, default=STEPS, metavar="N", help=f"optimizer steps, stop in the middle (default {STEPS})")
+    add("--sizes", default="1", metavar="A,B", help="ranks before and after the stop (default: 1 and, if it can be, 2)")
+    add("--timeout", type=float, default=TIMEOUT_S, metavar="S", help=f"for each of three runs (default {TIMEOUT_S:g})")
+    add("--zygote", metavar="PATH", help="a zygote that listens, to save start-up time (default: one for each run)")
+    add("--show", action="store_true", help="show what the script prints")
+    add("script", help="a Python file that uses brim.train")
+    add("args", nargs=argparse.REMAINDER, help="its arguments")
+    return parser
+
+
+def _sizes(text: str) -> tuple[int, int | None]:
+    words = text.split(",")
+    if len(words) > 2 or not all(word.isdecimal() and int(word) >= 1 for word in words):
+        raise UserError(f"--sizes: found {text!r}, expected one or two numbers of ranks such as 1,2")
+    return int(words[0]), int(words[1]) if len(words) == 2 else None
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    options = _parser().parse_args(words)
+    try:
+        first, second = _sizes(options.sizes)
+        if options.steps < 2:
+            raise UserError(f"--steps: found {options.steps}, expected 2 at least")
+        if options.timeout <= 0:
+            raise UserError(f"--timeout: found {options.timeout:g}, expected more than 0 seconds")
+        if not os.path.isfile(options.script):
+            raise UserError(f"{options.script}: found no such file, expected a Python script")
+        with tempfile.TemporaryDirectory(prefix="brim-check-") as folder:
+            script = Script(
+                (options.script, *options.args), Path(folder), options.timeout, options.zygote, options.show
+            )
+            return check(script, steps=options.steps, first=first, second=second)
+    except UserError as error:
+        sys.stderr.write(f"brim: {error}\n")
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""A script as `brim.train.check` runs it: unmodified, watched at every step boundary, stopped at one of them.
+
+    python -m brim.train.check_rank FOLDER NAME STOP CHECKPOINTS script.py its arguments
+
+Rank 0 writes what it sees to ``FOLDER/NAME.jsonl``: a certificate, then one line per step with the sums of all tensors.
+An exception that ends a rank goes to ``FOLDER/NAME.failed``, the first alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from brim.train import session
+from brim.train.carried import hashes
+
+NO_CHECKPOINTS: Final = "-"
+"""In place of a folder of checkpoints: begin anew, save nothing."""
+
+
+def watched(record: Path, stop: int, checkpoints: str | None) -> type[session.Run]:
+    """A run that writes down its state between steps, leaves after ``stop`` of them, and saves where it is told to."""
+
+    class Watched(session.Run):
+        """A `Run` under observation; where the script would save is left alone."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options | {"checkpoint": checkpoints})
+            self._recorded: int | None = None
+
+        def _boundary(self) -> None:
+            super()._boundary()
+            if self.rank == 0:
+                self._record()
+            if self._step >= stop:
+                self._stop()
+
+        def _stop(self) -> None:
+            """As a job that is done: the launcher would replace ranks that leave without having been asked."""
+            if self._checkpoints is not None and self.rank == 0:
+                self._checkpoints.save(self._step, *self._state.give(), wait=True)
+            self.finish()
+            self.close()
+            raise SystemExit(0)
+
+        def _record(self) -> None:
+            if self._recorded == self._step:
+                return
+            with record.open("a", encoding="utf-8") as file:
+                if self._recorded is None:
+                    gpus = torch.cuda.device_count() if self.device.type == "cuda" else 0
+                    file.write(json.dumps({"certificate": self.certificate(), "gpus": gpus}) + "\n")
+                file.write(json.dumps({"step": self._step, "sums": self._sums()}) + "\n")
+            self._recorded = self._step
+
+        def _sums(self) -> dict[str, str]:
+            """Models first, then optimizers, then everything else that is carried."""
+            found = self.hashes()
+            for name, part in self._state.parts.items():
+                found |= {f"{name}.{which}".rstrip("."): each for which, each in hashes(part.state_dict()).items()}
+            return found
+
+    return Watched
+
+
+def main(words: Sequence[str]) -> None:
+    """Become the script."""
+    folder, name, stop, checkpoints, script = words[:5]
+    run = watched(Path(folder, f"{name}.jsonl"), int(stop), None if checkpoints == NO_CHECKPOINTS else checkpoints)
+    session.Run = run  # type: ignore[misc]
+    sys.argv = [script, *words[5:]]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except BaseException as error:
+        if not isinstance(error, SystemExit) or error.code not in (None, 0):
+            _tell(Path(folder, f"{name}.failed"), error, script)
+        raise
+
+
+def _tell(path: Path, error: BaseException, script: str) -> None:
+    """The exception in one line, with the line of the script that it came through."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
+    where = f" (line {frames[-1].lineno})" if frames else ""
+    with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+        file.write("".join(traceback.format_exception_only(error)).strip().splitlines()[0] + where)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
