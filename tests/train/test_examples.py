@@ -69,3 +69,25 @@ def test_the_proteins_are_what_is_stated():
     background = "".join(letters for letters, family in made if family == 0)
     for letter, percent in found["PERCENT"].items():
         assert 100 * background.count(letter) / len(background) == pytest.approx(percent, abs=1.0)
+
+
+AROUND = """
+import torch
+from torch.nn.functional import cross_entropy
+torch.set_num_threads(1)
+generator = torch.Generator().manual_seed(0)
+dataset = torch.utils.data.TensorDataset(
+    torch.randn(512, 4, generator=generator), torch.randint(0, 3, (512,), generator=generator)
+)
+"""
+
+
+def test_the_loop_of_the_document_runs(tmp_path):
+    document = (ROOT / "docs" / "how-to-train-elastically.md").read_text(encoding="utf-8")
+    loop = re.findall(r"^```python\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)[0]
+    start, prepare = loop.index("run = "), loop.index("model, optimizer = ")
+    model = "model = torch.nn.Linear(4, 3)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    loop = loop[:prepare] + model + loop[prepare:] + "print(run.steps_done, run.samples)\n"
+    script = tmp_path / "loop.py"
+    script.write_text(AROUND + loop[:start] + loop[start:].replace("out/job", str(tmp_path / "job")))
+    assert ran(script).split() == ["20", "5120"]
