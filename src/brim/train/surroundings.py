@@ -29,7 +29,10 @@ def seed_everything(*what: int | str) -> None:
     digest = hashlib.blake2b(repr(what).encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "big") >> 1
     seed_python(number)
-    torch.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.manual_seed(number)
+    else:  # a call before that is kept for later, with a stack trace: 1 ms, and memory for ever
+        torch.default_generator.manual_seed(number)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(number & 0xFFFFFFFF)
 
@@ -58,6 +61,7 @@ def choose_device(wanted: str | torch.device | None) -> torch.device:
     else:
         device = torch.device("cpu")
     if device.type == "cuda":
+        torch.cuda.init()
         torch.cuda.set_device(device)
     return device
 
