@@ -20,6 +20,7 @@ from brim.train.control import Control
 from brim.train.group import Group, open_sockets
 
 _c10d: Any = dist
+_cuda: Any = torch.cuda
 _made = 0
 _meeting: tuple[Any, int, int] | None = None
 
@@ -61,7 +62,7 @@ def choose_device(wanted: str | torch.device | None) -> torch.device:
     else:
         device = torch.device("cpu")
     if device.type == "cuda":
-        torch.cuda.init()
+        _cuda.init()
         torch.cuda.set_device(device)
     return device
 
