@@ -30,7 +30,7 @@ def seed_everything(*what: int | str) -> None:
     digest = hashlib.blake2b(repr(what).encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "big") >> 1
     seed_python(number)
-    if torch.cuda.is_initialized():
+    if _cuda.is_initialized():
         torch.manual_seed(number)
     else:  # a call before that is kept for later, with a stack trace: 1 ms, and memory for ever
         torch.default_generator.manual_seed(number)
