@@ -76,6 +76,19 @@ def test_the_mean_rate_is_the_one_asked_for(arrivals):
     assert np.mean(counts) == pytest.approx(expected, abs=4 * np.sqrt(expected / 40))
 
 
+def test_more_hours_of_arrivals_are_the_same_arrivals_and_go_on():
+    short, long = (arrivals_ms(at(hours=hours), 20.0) for hours in (8, 32))
+    np.testing.assert_array_equal(short, long[: len(short)])
+    assert 24 * MS_PER_H < long[-1] < 32 * MS_PER_H
+    done = replay_of(*_one_job_of_an_hour(), finish_ms=[MS_PER_H])
+    assert outcome(done, at(gpus=4, hours=32)).allocated_fraction == pytest.approx(1 / 128)
+
+
+def _one_job_of_an_hour():
+    trace = trace_of(name="t", format="t", origin_ms=0, job_id=["a"], submit_ms=[0], gpus=[1], run_ms=[1])
+    return trace, "1x4xT4", runs_of([(0, 0, MS_PER_H, [0])])
+
+
 def test_bursts_keep_the_arrivals_of_each_period_and_move_four_in_five_into_its_first_half():
     steady, bursts = (arrivals_ms(at(arrivals=kind), 5000.0) / MS_PER_H for kind in ("poisson", "burst"))
     np.testing.assert_array_equal(np.floor(steady / 2), np.floor(bursts / 2))
@@ -243,7 +256,9 @@ def test_the_grid_covers_what_is_promised_and_quick_is_a_part_of_it():
     assert {c.gpus for c, _ in run_} == {40, 400}
     for category in CATEGORY_NAMES:
         for arrivals, loads in (("poisson", {0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5}), ("burst", {0.5, 1.0, 1.5})):
-            mine = [(c, p) for c, p in run_ if (c.gpus, c.category, c.arrivals) == (40, category, arrivals)]
+            mine = [
+                (c, p) for c, p in run_ if (c.gpus, c.category, c.arrivals, c.hours) == (40, category, arrivals, 8)
+            ]
             assert {c.load for c, _ in mine} >= loads
             assert {p for c, p in mine if c.drop} >= {OURS, BASELINE}
             assert {p for c, p in mine if not c.drop} >= {*MAIN, "fifo"}

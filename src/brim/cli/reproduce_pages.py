@@ -27,11 +27,11 @@ _REFERENCE_MAX: Final = 20.0
 """Where the curve of the reference ends: it has no bound."""
 _TERMS: Final = (
     ("load", "arrival rate over what elastic-fixed sustains of these jobs on this cluster"),
-    ("done", f"jobs completed within the {WINDOW_H} h of arrivals; a job that does not fit waits"),
+    ("done", "jobs completed within the hours of arrivals; a job that does not fit waits"),
     ("mean, p95", "completion time of all jobs, waiting included"),
     ("done x, mean x", "elastic over the policy of the row: jobs completed, and mean time the other way round"),
     ("M/M/1", "mean x of two M/M/1 queues with the capacities measured; none from the capacity of the row's policy on"),
-    ("held", f"share of GPU time held within the {WINDOW_H} h"),
+    ("held", "share of GPU time held within the hours of arrivals"),
     ("restarts", "starts after a job's first, resizes and moves included, per job"),
     ("stalled", "share of the GPU time held in which jobs did not train: they started, restarted or were timed"),
     ("round ms", "wall time of a scheduling round, all of its parts: median / 99th percentile"),
@@ -42,15 +42,15 @@ _TERMS: Final = (
 def experiment_of(results: Results, *, seeds: int, missing: int, command: str) -> Experiment:
     """Everything the reports show, as plain data."""
     conditions = [condition for condition in results.conditions() if not condition.drop]
-    groups: dict[tuple[int, str, str], list[Condition]] = {}
+    groups: dict[Condition, list[Condition]] = {}
     for condition in conditions:
-        groups.setdefault((condition.gpus, condition.category, condition.arrivals), []).append(condition)
-    sizes = " and ".join(str(gpus) for gpus in dict.fromkeys(gpus for gpus, _, _ in groups))
+        groups.setdefault(replace(condition, load=1.0), []).append(condition)
+    sizes = " and ".join(str(gpus) for gpus in dict.fromkeys(condition.gpus for condition in groups))
     alarm = f"{missing:,} replays are missing or were interrupted; best points are of what is there." if missing else ""
     return Experiment(
         title="Effective Elastic Scaling, re-measured",
         about=f"GPUs and batch chosen together (elastic) against elastic GPUs at the batch asked ({BASELINE}), on "
-        f"clusters of {sizes} GPUs; {WINDOW_H} h of arrivals, then to the last job.",
+        f"clusters of {sizes} GPUs; {WINDOW_H} h of arrivals unless said otherwise, then to the last job.",
         badges=(f"{seeds} seeds" if seeds > 1 else "seed 0", "synthetic jobs", *(["partial"] if missing else [])),
         alarm=alarm, findings=tuple(headlines(results)),
         panels=tuple(_panel(results, group) for group in groups.values()), terms=_TERMS, notes=DIFFERENCES,
@@ -62,7 +62,8 @@ def _panel(results: Results, conditions: list[Condition]) -> Panel:
     head = conditions[0]
     pattern = "Poisson" if head.arrivals == "poisson" else "bursts"
     return Panel(
-        title=f"{head.gpus} GPUs, {head.category}, {pattern}", note=_capacity_words(results, head),
+        title=f"{head.gpus} GPUs, {head.category}, {pattern}" + (f", {head.hours} h" if head.hours != WINDOW_H else ""),
+        note=_capacity_words(results, head),
         charts=_charts(results, conditions), table=_table(results, conditions),
     )
 
@@ -135,13 +136,13 @@ def _charts(results: Results, conditions: list[Condition]) -> tuple[Chart, ...]:
     return (
         chart("Mean completion time", "Waiting included; jobs that do not fit wait.", "time", "jct_mean_s"),
         _ratio_chart(results, conditions),
-        chart("Jobs completed", f"Within the {WINDOW_H} h of arrivals; jobs that do not fit wait.", "count",
+        chart("Jobs completed", "Within the hours of arrivals; jobs that do not fit wait.", "count",
               "completed"),
         chart("Jobs completed, others turned away", "Jobs that do not fit when they come are turned away.", "count",
               "completed", drop=True),
         chart("Jobs turned away", "Share of the jobs that came, where those that do not fit are turned away.",
               "fraction", "dropped_fraction", drop=True),
-        chart("GPUs held", f"Share of GPU time within the {WINDOW_H} h; jobs that do not fit wait.", "fraction",
+        chart("GPUs held", "Share of GPU time within the hours of arrivals; jobs that do not fit wait.", "fraction",
               "allocated_fraction"),
     )
 

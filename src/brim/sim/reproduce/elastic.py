@@ -41,7 +41,7 @@ from brim.units import MS_PER_H, MS_PER_S
 Arrivals = Literal["poisson", "burst"]
 
 WINDOW_H: Final = 8
-"""Hours of arrivals."""
+"""Hours of arrivals, unless something else is said."""
 BURST_PERIOD_H: Final = 2
 """A burst pattern's period: half of it at 1.6 times the mean rate, half at 0.4 times."""
 BURST_HIGH: Final = 1.6
@@ -66,6 +66,7 @@ class Condition:
         arrivals: Poisson, or bursts.
         load: Arrival rate over what the baseline sustains.
         drop: Jobs for which there is no room are turned away; else they wait.
+        hours: Of arrivals.
         seed: Of everything drawn.
     """
 
@@ -74,6 +75,7 @@ class Condition:
     arrivals: Arrivals
     load: float
     drop: bool
+    hours: int = WINDOW_H
     seed: int = 0
 
     @property
@@ -178,12 +180,12 @@ def arrivals_ms(condition: Condition, rate_per_h: float) -> IntArray:
     """Arrival times within the window, rising (J,). The same draws at every load: a higher one moves them closer."""
     mean = rate_per_h * condition.load
     rng = np.random.default_rng([condition.seed, condition.gpus, 0])
-    most = int(2 * mean * WINDOW_H + 10 * np.sqrt(mean * WINDOW_H) + 100)
+    most = int(2 * mean * condition.hours + 10 * np.sqrt(mean * condition.hours) + 100)
     expected = np.cumsum(rng.exponential(1.0, most))  # arrivals expected until each one
     hours = expected / mean
     if condition.arrivals == "burst":
         hours = _bursts(hours)
-    at_ms: IntArray = np.rint(hours[hours < WINDOW_H] * MS_PER_H).astype(np.int64)
+    at_ms: IntArray = np.rint(hours[hours < condition.hours] * MS_PER_H).astype(np.int64)
     return at_ms
 
 
@@ -296,7 +298,7 @@ def sustained(replay: Replay, work_h: FloatArray, condition: Condition) -> Susta
 def outcome(replay: Replay, condition: Condition) -> Outcome:
     """Figures of one replay, run to its end."""
     trace = replay.trace
-    window_ms = WINDOW_H * MS_PER_H
+    window_ms = condition.hours * MS_PER_H
     until_ms = window_ms - (trace.origin_ms or 0)  # traces start with their first job
     done = replay.finish_ms != NONE
     jct_s = (replay.finish_ms - trace.submit_ms)[done] / MS_PER_S

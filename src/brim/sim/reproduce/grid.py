@@ -18,6 +18,7 @@ from brim.sim.reproduce.elastic import (
     OURS,
     POLICIES,
     STRONGER,
+    WINDOW_H,
     Arrivals,
     Condition,
 )
@@ -39,6 +40,7 @@ class Part:
         dropping: By name, where they are turned away.
         backlog_per_gpu: Jobs in line when capacity is measured. It ends some 15 % before they do, and a fourth of them
             go before it begins, so there must be several.
+        hours: Of arrivals.
     """
 
     gpus: int
@@ -48,6 +50,7 @@ class Part:
     policies: tuple[str, ...]
     dropping: tuple[str, ...]
     backlog_per_gpu: int
+    hours: int = WINDOW_H
 
 
 FULL: Final = (
@@ -62,6 +65,10 @@ FULL: Final = (
     Part(
         gpus=40, categories=CATEGORY_NAMES, arrivals="burst", loads=(0.5, 0.75, 1.0, 1.25, 1.5),
         policies=(*MAIN, "fifo"), dropping=(OURS, BASELINE), backlog_per_gpu=15,
+    ),
+    Part(  # a line that grows has no mean: how long it grows decides the ratio
+        gpus=40, categories=("communication",), arrivals="poisson", loads=(0.9, 1.0, 1.25, 1.5, 1.75),
+        policies=(*MAIN, "fifo"), dropping=(OURS, BASELINE), backlog_per_gpu=15, hours=32,
     ),
 )
 QUICK: Final = (
@@ -89,7 +96,8 @@ def points(parts: Iterable[Part], seeds: int) -> Iterator[tuple[Condition, str]]
             for load in part.loads:
                 for seed in range(seeds):
                     waiting = Condition(
-                        gpus=part.gpus, category=category, arrivals=part.arrivals, load=load, drop=False, seed=seed
+                        gpus=part.gpus, category=category, arrivals=part.arrivals, load=load, drop=False,
+                        hours=part.hours, seed=seed,
                     )
                     yield from ((waiting, policy) for policy in part.policies)
                     yield from ((replace(waiting, drop=True), policy) for policy in part.dropping)

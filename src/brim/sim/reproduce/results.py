@@ -24,7 +24,7 @@ DIFFERENCES: Final = (
     "arrivals, load nor restart cost.",
     "Ours: jobs scale by formula in four categories of three models each; work is log-normal with a mean of one hour "
     "on one full GPU; the batch asked, which the fixed baselines keep, is log-uniform from an eighth of what one GPU "
-    "holds to eight times that; arrivals last 8 h, then all jobs run to their end.",
+    "holds to eight times that; arrivals last 8 h (32 h in one panel), then all jobs run to their end.",
     "Any batch in a job's range counts as equally good per sample, as the paper assumes: a larger one is never worse "
     "for the result.",
     "Load 1 is what elastic-fixed sustains of the same jobs with an endless line of them, measured, on each cluster "
@@ -137,7 +137,8 @@ def words(condition: Condition) -> str:
     """A condition as a reader wants it."""
     mode = "jobs without room are turned away" if condition.drop else "jobs wait"
     pattern = "Poisson" if condition.arrivals == "poisson" else "bursts"
-    return f"{condition.gpus} GPUs, {condition.category}, {pattern}, load {condition.load:g}, {mode}"
+    where = f"{condition.gpus} GPUs, {condition.category}, {pattern}"
+    return f"{where}, {condition.hours} h of arrivals, load {condition.load:g}, {mode}"
 
 
 def headlines(results: Results) -> list[str]:
