@@ -103,6 +103,7 @@ def test_curves_stay_inside_the_plot_and_labels_apart(scale):
     assert all(44 <= float(x) <= 468 and 10 <= float(y) <= 224 for x, y in points)
     at = [float(x) for x in re.findall(r'<text x="([\d.]+)" y="241"', drawn)]
     assert at == sorted(at)
+    assert ">1x<" in drawn  # rounder than its neighbours 0.9x and 1.1x
     assert min(b - a for a, b in pairwise(at)) >= 36
 
 

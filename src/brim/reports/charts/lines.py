@@ -194,12 +194,12 @@ def _shown(value: float, scale: Scale) -> str:
 
 
 def _apart(ticks: Sequence[Tick]) -> list[Tick]:
-    """Without labels that would run into the one before."""
+    """Without labels that would run into others; rounder numbers stay, at equal length the first."""
     kept: list[Tick] = []
-    for tick in ticks:
-        if not kept or (tick.at - kept[-1].at) * PLOT_WIDTH >= _LABEL_GAP:
+    for tick in sorted(ticks, key=lambda tick: len(tick.label)):
+        if all(abs(tick.at - other.at) * PLOT_WIDTH >= _LABEL_GAP for other in kept):
             kept.append(tick)
-    return kept
+    return sorted(kept, key=lambda tick: tick.at)
 
 
 def binned_mean(times: FloatArray, steps: FloatArray, edges: FloatArray) -> FloatArray:
