@@ -45,9 +45,7 @@ def watched(record: Path, stop: int, checkpoints: str | None) -> type[session.Ru
                 self._stop()
 
         def _stop(self) -> None:
-            """As a job that is done: the launcher would replace ranks that leave without having been asked."""
-            if self._checkpoints is not None and self.rank == 0:
-                self._checkpoints.save(self._step, *self._state.give(), wait=True)
+            """As a job that is done."""
             self.finish()
             self.close()
             raise SystemExit(0)

@@ -75,6 +75,10 @@ class Saving:
         """Whether it has ended, well or badly."""
         return self._done.is_set()
 
+    def wait_a_while(self, timeout_s: float) -> None:
+        """Return once it has ended, or the time is up."""
+        self._done.wait(timeout_s)
+
     def wait(self, timeout_s: float | None = None) -> Path:
         """Return where it is once it is verified; raise its error, or `CheckpointError` after ``timeout_s``."""
         if not self._done.wait(timeout_s):
@@ -136,6 +140,15 @@ class Checkpointer:
     def busy(self) -> bool:
         """Whether a checkpoint is being written; `save` would wait for it."""
         return self._saving is not None and not self._saving.done
+
+    def newest_epoch(self) -> int:
+        """The highest fencing token that the folder has seen; 0 where there is none."""
+        try:
+            return self._folder.newest_epoch()
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise self._folder.in_words(error, doing="restoring") from error
 
     def advance(self, epoch: int) -> None:
         """Take a new fencing token; also, with an equal one, become the process that saves when another was."""

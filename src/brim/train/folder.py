@@ -180,6 +180,11 @@ class Folder:
             return  # published or given up just before
         self._delete(trash)
 
+    def newest_epoch(self) -> int:
+        """The highest epoch that this folder has seen; 0 for none."""
+        top = self._top_fence()
+        return 0 if top is None else top.epoch
+
     def _top_fence(self) -> Fence | None:
         return max((fence for fence in map(Fence.of, self.names()) if fence is not None), default=None)
 

@@ -1,61 +1,111 @@
-"""The run's folder of checkpoints: when to save, and what a session gives and takes."""
+"""The run's folder of checkpoints: when to save, who may, and what a session gives and takes."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from brim.train.checkpoint import Checkpointer, CheckpointError
+from brim.train.certificate import differences
+from brim.train.checkpoint import Checkpointer, CheckpointError, Saving
 from brim.train.intervals import Autosave
-
-EPOCH = 0
-"""The fencing token is the same for all ranks: of those, the last to begin saving may publish."""
 
 
 class Checkpoints:
-    """The run's folder of checkpoints."""
+    """The run's folder of checkpoints.
+
+    Attributes:
+        token: Fencing token of this start of the job, equal on all ranks: who finds that nobody has state takes the
+            next one, and processes of an earlier start can publish no more. Of ranks with the same token the last to
+            begin saving may publish.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._saver = Checkpointer(os.fspath(folder), on_error=_warn)
         self._autosave = Autosave()
         self._ours = False
+        self._ended_at = -1
+        self.token = 0
 
-    def restore(self) -> tuple[dict[str, Tensor], Any] | None:
-        """The newest verified state, if any."""
+    def restore(self, certificate: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any] | None:
+        """Begin a start of the job: shut out earlier ones, and read the newest verified state, if any.
+
+        Where this run cannot have the bits of the one that saved, that is said on standard error.
+        """
+        self.belong_to(self._saver.newest_epoch() + 1)
         found = self._saver.restore()
-        return None if found is None else (found.tensors, found.meta["tree"])
+        if found is None:
+            return None
+        announced = bool(found.meta.get("announced"))
+        self._autosave = Autosave(found.meta.get("autosave"), stopped=not announced)
+        self._ended_at = found.step if announced else -1
+        _tell_differences(found.meta.get("certificate"), certificate)
+        return found.tensors, found.meta["tree"]
+
+    def belong_to(self, token: int) -> None:
+        """Take the token of the start of the job that this process is part of."""
+        if token > self.token:
+            self.token = token
+            self._saver.advance(token)
+
+    def take_over(self) -> None:
+        """This process saves from now on; it may have been another in between."""
+        self._saver.advance(self.token)
+
+    def is_ours(self, ours: bool) -> None:
+        """Whether this process saves from now on."""
+        if ours and not self._ours:
+            self.take_over()
+        self._ours = ours
 
     def due(self) -> bool:
         """Whether to save now."""
         return self._autosave.due()
 
-    def save(self, step: int, tensors: dict[str, Tensor], tree: Any, *, wait: bool) -> str | None:
-        """Begin to save; with ``wait`` return where it is once verified."""
-        saving = self._saver.save(step, tensors, {"tree": tree, "autosave": self._autosave.state()})
-        self._autosave.began(saving)
-        return str(saving.wait()) if wait else None
+    def has_end(self, step: int) -> bool:
+        """Whether the state after this step was saved as that of an announced end."""
+        return step == self._ended_at
 
-    def save_if_free(self, step: int, tensors: dict[str, Tensor], tree: Any) -> str | None:
-        """Save and wait, unless another process has begun to."""
+    def begin(
+        self, step: int, state: tuple[dict[str, Tensor], Any], certificate: Mapping[str, Any], *, announced: bool
+    ) -> Saving:
+        """Begin to save; ``announced``: before an end that loses nothing, so it does not count as a stop."""
+        tensors, tree = state
+        meta = {
+            "tree": tree, "autosave": self._autosave.state(), "certificate": dict(certificate), "announced": announced,
+        }  # fmt: skip
+        saving = self._saver.save(step, tensors, meta)
+        self._autosave.began(saving)
+        return saving
+
+    def end(self, saving: Saving) -> str | None:
+        """Where a checkpoint is, once it is verified; None if that failed, which is said."""
         try:
-            self._saver.advance(EPOCH)
-            return self.save(step, tensors, tree, wait=True)
+            path = str(saving.wait())
         except CheckpointError as error:
             _warn(error)
             return None
-
-    def is_ours(self, ours: bool) -> None:
-        """Whether this process saves from now on; it may have been another in between."""
-        if ours and not self._ours:
-            self._saver.advance(EPOCH)
-        self._ours = ours
+        self._ended_at = saving.step
+        return path
 
     def wait(self) -> None:
         """Return once nothing is being written."""
         self._saver.wait()
+
+
+def _tell_differences(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    """The script's own settings may be changed by whoever tunes a job: they are not compared."""
+    if saved is None or not (saved.get("exact") and now.get("exact")):
+        return
+    found = differences({**saved, "rules": None}, {**now, "rules": None})
+    if found:
+        sys.stderr.write(
+            "brim: the bits will not be those of an undisturbed run, since the checkpoint was written with another "
+            f"{'; '.join(found)}\n"
+        )
 
 
 def _warn(error: CheckpointError) -> None:

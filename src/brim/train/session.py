@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from brim.gang.protocol import PREEMPTED, Error, Leaving, Measured, Prepare, Res
 from brim.train import certificate as certificates
 from brim.train.buckets import Alone, Buckets, summer
 from brim.train.carried import Lambda, State
+from brim.train.checkpoint import Saving
 from brim.train.control import Control
 from brim.train.elastic import NEW, EndedError, Membership, NotWantedError, share_state
 from brim.train.group import BrokenGroupError, Group
@@ -40,6 +41,9 @@ TIMEOUT_S: Final = 300.0
 
 NOISE_EVERY: Final = 10
 """Steps between two looks at the gradient noise. Ours: the norms cost about a fiftieth of a step on a CPU."""
+
+LOOK_S: Final = 0.2
+"""How often the others look whether the rank that saves is done. Ours."""
 
 FAST_RANKS_MAX: Final = 256
 """Ranks in fast mode, for which the tail has room."""
@@ -378,20 +382,14 @@ class Run:
         )  # fmt: skip
 
     def finish(self) -> None:
-        """All steps are done: wait until everybody has committed the last, since who has not may need our state."""
+        """All steps are done: save, once everybody has committed the last; who has not may need our state."""
         while True:
-            if self._size() > 1:
-                try:
-                    assert self._live_group() is not None
-                    with self._in_collective():
-                        cast(Group, self._live_group()).share([self._step])
-                except BrokenGroupError as error:
-                    self._drop_step(error)
-                    self._form()
-                    continue
-            break
-        if self._checkpoints is not None:
-            self._checkpoints.wait()
+            try:
+                self._save_together()
+                return
+            except BrokenGroupError as error:
+                self._drop_step(error)
+                self._form()
 
     def close(self) -> None:
         """Leave the group; done at exit."""
@@ -644,21 +642,14 @@ class Run:
 
     def _leave(self, code: int, command: int) -> None:
         """Save, wait until that is done, and exit."""
-        if self._checkpoints is not None and self.rank == 0:
-            path = self._checkpoints.save(self._step, *self._state.give(), wait=True)
-            if path is not None and self._control is not None:
-                self._control.send(Saved(command, self._step, path))
-        group = self._live_group()
-        if group is not None:
-            try:
-                with self._in_collective():
-                    group.share([self._step])
-            except BrokenGroupError as error:
-                if self._membership is None:
-                    raise SystemExit(code) from None
-                self._drop_step(error)
-                self._form()
-                return
+        try:
+            self._save_together(command)
+        except BrokenGroupError as error:
+            if self._membership is None:
+                raise SystemExit(code) from None
+            self._drop_step(error)
+            self._form()
+            return
         if self._control is not None:
             self._control.send(Leaving(command, self._step))
         self.close()
@@ -675,9 +666,8 @@ class Run:
         """The job is to end while no group is there: whoever has state saves it; of several, the last may publish."""
         command = ended.command
         if self._step > 0 and self._checkpoints is not None:
-            path = self._checkpoints.save_if_free(self._step, *self._state.give())
-            if path is not None and self._control is not None:
-                self._control.send(Saved(command.command, self._step, path))
+            self._checkpoints.take_over()
+            self._end_save(self._begin_save(announced=True), command.command)
         if self._control is not None:
             self._control.send(Leaving(command.command, self.steps_done))
         self.close()
@@ -688,7 +678,40 @@ class Run:
 
     def _autosave(self) -> None:
         if self._checkpoints is not None and self.rank == 0 and self._step > 0 and self._checkpoints.due():
-            self._checkpoints.save(self._step, *self._state.give(), wait=False)
+            self._begin_save(announced=False)
+
+    def _begin_save(self, *, announced: bool) -> Saving:
+        assert self._checkpoints is not None
+        return self._checkpoints.begin(self._step, self._state.give(), self.certificate(), announced=announced)
+
+    def _end_save(self, saving: Saving, command: int | None) -> None:
+        assert self._checkpoints is not None
+        path = self._checkpoints.end(saving)
+        if path is not None and command is not None and self._control is not None:
+            self._control.send(Saved(command, self._step, path))
+
+    def _save_together(self, command: int | None = None) -> None:
+        """Save the state before an end; return on all ranks once that is done, whoever saves.
+
+        The others look again and again, so that a long save is no long collective. If who saves dies, they know at
+        once and still have the state.
+
+        Raises:
+            BrokenGroupError: a rank has died.
+        """
+        saving: Saving | None = None
+        checkpoints, group = self._checkpoints, self._live_group()
+        if checkpoints is not None and self.rank == 0 and self._step > 0 and not checkpoints.has_end(self._step):
+            saving = self._begin_save(announced=True)
+        while group is not None:
+            with self._in_collective():
+                done = group.share([int(saving is None or saving.done)])
+            if all(row == [1] for row in done):
+                break
+            if saving is not None:
+                saving.wait_a_while(LOOK_S)
+        if saving is not None:
+            self._end_save(saving, command)
 
     # -- small things ----------------------------------------------------------------------------------------------
 
@@ -782,19 +805,24 @@ class _Carried:
 
     def begin(self) -> None:
         """From the newest checkpoint, or from what was built."""
-        saved = self._run._checkpoints.restore() if self._run._checkpoints is not None else None
+        run = self._run
+        saved = run._checkpoints.restore(run.certificate()) if run._checkpoints is not None else None
         if saved is None:
             self._run._step = 0
         else:
             self._run._state.take(*saved)
 
     def give(self) -> tuple[dict[str, Tensor], Any]:
-        """Not copied."""
-        return self._run._state.give()
+        """Not copied. Beside the state of training goes what this start of the job saves under."""
+        tensors, tree = self._run._state.give()
+        checkpoints = self._run._checkpoints
+        return tensors, {"state": tree, "token": 0 if checkpoints is None else checkpoints.token}
 
     def take(self, tensors: dict[str, Tensor], tree: Any) -> None:
         """All of it is there."""
-        self._run._state.take(tensors, tree)
+        self._run._state.take(tensors, tree["state"])
+        if self._run._checkpoints is not None:
+            self._run._checkpoints.belong_to(tree["token"])
 
 
 def _squares(into: list[Tensor]) -> Any:
