@@ -13,8 +13,10 @@ from torch import nn
 
 import brim.train as bt
 from brim.errors import RefusedError
+from brim.train.checkpoint import StaleError
 from brim.train.elastic import NEW, share_state
 from brim.train.group import BrokenGroupError
+from brim.train.saving import Checkpoints
 from brim.train.surroundings import static_group
 from tests.train.gangs import on_ranks
 from tests.train.models import Rows, loss_of
@@ -149,6 +151,58 @@ def test_sigterm_finishes_the_step_saves_and_says_resume_me(tmp_path):
     second = lone(tmp_path / "b", -1)
     assert (second.returncode, second.stdout) == (0, undisturbed.stdout), second.stderr
     assert undisturbed.stdout.split()[1] == "15"
+
+
+def test_a_finished_job_is_saved_and_not_done_again(tmp_path):
+    first = lone(tmp_path, -1)
+    (saved,) = [path.name for path in tmp_path.glob("save-*")]
+    assert saved.endswith("step-15")
+    again = lone(tmp_path, -1)
+    assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
+    assert [path.name for path in tmp_path.glob("save-*")] == [saved]
+
+
+def test_each_start_shuts_out_the_one_before(tmp_path):
+    for stop_at, token in ((4, 1), (8, 2), (-1, 3)):
+        lone(tmp_path, stop_at)
+        (fence,) = tmp_path.glob("fence-*")
+        assert int(fence.name.split("-")[1]) == token
+
+
+def test_a_frozen_start_cannot_publish_over_the_next_one(tmp_path):
+    state, certificate = ({"x": torch.zeros(2)}, {}), {"exact": True, "torch": "1"}
+    frozen, new = Checkpoints(tmp_path), Checkpoints(tmp_path)
+    frozen.restore(certificate)
+    frozen.end(frozen.begin(1, state, certificate, announced=False))
+    tensors, _ = new.restore(certificate)
+    assert tensors["x"].tolist() == [0, 0]
+    with pytest.raises(StaleError):
+        frozen.begin(2, state, certificate, announced=False).wait()
+    assert new.end(new.begin(2, state, certificate, announced=False)).endswith("step-2")
+
+
+def test_what_makes_bits_differ_is_said_when_a_run_goes_on(tmp_path, capsys):
+    state, certificate = ({"x": torch.zeros(2)}, {}), {"exact": True, "torch": "1", "rules": {"global_batch": 8}}
+    first = Checkpoints(tmp_path)
+    first.restore(certificate)
+    first.end(first.begin(1, state, certificate, announced=True))
+    Checkpoints(tmp_path).restore(certificate | {"rules": {"global_batch": 16}, "ranks": 4})
+    assert capsys.readouterr().err == ""
+    Checkpoints(tmp_path).restore(certificate | {"torch": "2"})
+    assert "the bits will not be those of an undisturbed run" in (said := capsys.readouterr().err)
+    assert "torch: '1' and '2'" in said
+
+
+def test_only_stops_without_notice_count_against_the_interval(tmp_path):
+    state = ({"x": torch.zeros(2)}, {})
+    mtbf_s = []
+    for announced in (True, False, True):
+        checkpoints = Checkpoints(tmp_path)
+        checkpoints.restore({})
+        mtbf_s.append(checkpoints._autosave.mtbf_s)
+        checkpoints.end(checkpoints.begin(1, state, {}, announced=announced))
+    assert mtbf_s[1] == pytest.approx(mtbf_s[0], rel=0.01)
+    assert mtbf_s[2] == pytest.approx(mtbf_s[0] / 2, rel=0.01)
 
 
 def signalled(folder):

@@ -173,6 +173,16 @@ def test_sigterm_to_the_supervisor_preempts_a_session(tmp_path, launched):
     assert time.monotonic() - start_s < 3
 
 
+def test_sigterm_to_one_rank_preempts_its_gang(tmp_path, launched):
+    """As under torchrun or Slurm: nobody is replaced, and what was trained is not begun anew."""
+    (tmp_path / "session.py").write_text(SESSION)
+    gang = launched("--nproc", 2, "--replace", 1, tmp_path / "session.py", 800)
+    status = gang.until(inside(2))
+    os.kill(status["ranks"][1]["pid"], signal.SIGTERM)
+    assert gang.process.wait(20) == 75
+    assert "asked by a signal to leave" in (gang.folder / "err").read_text()
+
+
 def test_without_an_answer_it_says_so(tmp_path):
     done = subprocess.run([sys.executable, "-m", "brim.train.launch", "--send", tmp_path / "nothing", "status"],
                           capture_output=True, text=True, check=False)  # fmt: skip

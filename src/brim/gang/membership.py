@@ -127,14 +127,18 @@ class Membership:
         return self._settle()
 
     def leaving(self, rank: int) -> Orders:
-        """It is about to exit, as it was told to or since it is done."""
+        """It is about to exit, as it was told to."""
         member = self.ranks.get(rank)
         if member is None:
             return Orders()
-        if rank in self.members and not self.closing and member.where is not Where.LEAVING:
-            self._replace_or_shrink()  # of its own accord
         member.where = Where.LEAVING
         return self._reform() if self._is_missed(rank) else self._settle()
+
+    def is_wanted(self, rank: int) -> bool:
+        """Whether nobody has told it to leave."""
+        member = self.ranks.get(rank)
+        leaving = member is None or member.where is Where.LEAVING
+        return rank in self.members and not leaving and not self.closing and not self.finishing
 
     def gone(self, rank: int) -> Orders:
         """Its process has ended. Whether the gang can go on without it is not asked here."""

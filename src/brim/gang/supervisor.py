@@ -320,6 +320,9 @@ class Supervisor:
                 self._hangs.free(rank.id, now_s)
                 self._obey(self.membership.broken(rank.id, epoch))
             case Leaving():
+                if self.membership.is_wanted(rank.id):  # a signal: its gang has agreed to leave with it
+                    self._say(f"rank {rank.id} was asked by a signal to leave: so are all {self._living()} ranks")
+                    self.preempt()
                 rank.left = rank.told = True
                 self._obey(self.membership.leaving(rank.id))
             case Waiting(for_s=for_s):

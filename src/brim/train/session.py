@@ -32,7 +32,15 @@ from brim.train.noise import Noise, Rule, rule_for
 from brim.train.reduce import is_power_of_two
 from brim.train.saving import Checkpoints
 from brim.train.steps import Meter, Micro, Plan
-from brim.train.surroundings import choose_device, moved, on_sigterm, seed_everything, static_group, tell_exceptions
+from brim.train.surroundings import (
+    choose_device,
+    fix_threads,
+    moved,
+    on_sigterm,
+    seed_everything,
+    static_group,
+    tell_exceptions,
+)
 from brim.train.tail import Tail
 from brim.train.update import Schedule, Update
 
@@ -97,8 +105,9 @@ def start(
     """Begin a run: under brim in its gang, under ``torchrun`` in that one, else as one process.
 
     Args:
-        logical_workers: V, a power of two: exact mode, the same bits on every number of ranks that divides V. None:
-            fast mode, the same samples and batches, other rounding.
+        logical_workers: V, a power of two: exact mode, the same bits on every number of ranks that divides V. PyTorch
+            gets ``OMP_NUM_THREADS`` threads, or one: sums depend on it. None: fast mode, the same samples and batches,
+            other rounding.
         seed: Of parameters built after this call, and of every micro-batch.
         device: By default this rank's GPU, else the CPU.
         checkpoint: Folder to restore from and save to.
@@ -127,6 +136,8 @@ class Run:
     ) -> None:  # fmt: skip
         if logical_workers is not None and not is_power_of_two(logical_workers):
             raise ConfigError(f"logical_workers={logical_workers}: expected a power of two (1, 2, 4, 8, ...)")
+        if logical_workers is not None:
+            fix_threads()
         self.device = choose_device(device)
         self.values: dict[str, Any] = {}
         self._workers, self.seed, self._timeout_s, self._noise_every = logical_workers, seed, timeout_s, noise_every

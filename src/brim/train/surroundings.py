@@ -67,6 +67,12 @@ def choose_device(wanted: str | torch.device | None) -> torch.device:
     return device
 
 
+def fix_threads() -> None:
+    """As many threads as ``OMP_NUM_THREADS`` says, else one, as ranks have: the order of sums depends on it."""
+    said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    torch.set_num_threads(int(said) if said.isdecimal() and int(said) else 1)
+
+
 def static_group(device: torch.device, timeout_s: float) -> Group | None:
     """The gang that ``torchrun`` has started, if it has."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "MASTER_ADDR" not in os.environ:
