@@ -326,12 +326,13 @@ def test_mean_times_of_jobs_that_were_let_in_make_no_best_point():
 
 
 def test_headlines_name_the_published_figure_and_the_stronger_baseline():
-    means = {OURS: 10.0, BASELINE: 80.0, STRONGER: 20.0, "fifo": 90.0}
+    means = {OURS: 10.0, BASELINE: 80.0, STRONGER: 20.0, "fifo": 90.0, "elastic-max": 120.0}
     outcomes = tuple(made(policy, jct_s=jct_s) for policy, jct_s in means.items())
     said = " ".join(headlines(Results(capacities=(), outcomes=outcomes)))
     assert "8.00 times shorter mean completion" in said
     assert "2.00 against elastic-fixed-accumulating" in said
     assert "9.00 against fifo" in said
+    assert "Best point against elastic-max: 12.00 times shorter mean completion" in said
     assert "Published: up to about 10, conditions not published" in said
 
 
