@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint regold bench clean
+.PHONY: demo test storms lint regold bench clean
 
 .venv/made: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -20,6 +20,9 @@ test: .venv/made  ## everything; what needs absent data or a browser is skipped 
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -q
+
+storms: .venv/made  ## 50 jobs through kills and resizes, and one through 1,000 of them: a quarter of an hour
+	$(BIN)/python -m tests.elastic.many
 
 lint: .venv/made
 	$(BIN)/ruff check .

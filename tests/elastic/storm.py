@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -22,7 +23,10 @@ PREEMPTED = 75
 
 @dataclass(frozen=True)
 class Event:
-    """From ``step`` on, do ``what``: resize (to number), kill (a living member by place), preempt, stop, tune."""
+    """From ``step`` on, do ``what``: resize (to number), kill (a living member by place), crash, preempt, stop, tune.
+
+    Crash kills the supervisor: its ranks go with it, and the job is started again.
+    """
 
     step: int
     what: str
@@ -159,7 +163,7 @@ def storm(folder, events, *words, ranks=2, zygote=None, timeout_s=60, replace=0,
                     weather.refused += 1
                     continue
                 weather.done.append(event)
-                if event.what in ("preempt", "stop"):
+                if event.what in ("preempt", "stop", "crash"):
                     break
             weather.code = gang.process.wait(max(deadline_s - time.monotonic(), 1))
         except subprocess.TimeoutExpired:
@@ -167,7 +171,7 @@ def storm(folder, events, *words, ranks=2, zygote=None, timeout_s=60, replace=0,
         finally:
             gang.close()
         base = weather.epochs
-        if weather.code != PREEMPTED:
+        if weather.code not in (PREEMPTED, -signal.SIGKILL):
             break
         weather.starts += 1
     weather.answers = [json.loads(path.read_text()) for path in sorted(answers.glob("*.json"))]
@@ -183,6 +187,7 @@ def _do(gang, event, status, left):
         return False
     message = {
         "resize": lambda: AskResize(event.number),
+        "crash": AskStatus,
         "kill": lambda: AskKill(members[event.number % len(members)]),
         "preempt": AskPreempt,
         "stop": AskStop,
@@ -190,6 +195,9 @@ def _do(gang, event, status, left):
         "loader": lambda: AskTune(loader_workers=event.number),
     }[event.what]()
     del left
+    if event.what == "crash":
+        gang.process.kill()
+        return True
     try:
         return gang.ask(message).ok
     except OSError:

@@ -162,9 +162,10 @@ def headlines(results: Results) -> list[str]:
             f"{OURS} against {BASELINE}, best point: {best.value:.2f} {what}{reference}, at {words(at)}{there}. "
             f"Published: up to about {PUBLISHED[figure]:g}, conditions not published."
         )
-        for name in OTHERS:
-            if other := results.best(figure, OURS, name):
-                said.append(f"Best point against {name}: {other.value:.2f} {what}, at {words(other.condition)}.")
+        said += [
+            f"Best point against {name}: {other.value:.2f} {what}, at {words(other.condition)}."
+            for name in OTHERS if (other := results.best(figure, OURS, name))
+        ]
     return said
 
 
