@@ -93,3 +93,20 @@ def test_a_name_stands_once():
 def test_an_unknown_file_names_the_known_ones():
     with pytest.raises(NotFoundError, match="found 'philly', expected one of pollux, gavel, mlperf"):
         load("philly")
+
+
+def test_a_file_of_ones_own_is_read_anew_every_time(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD)
+    assert list(load(str(path)).steps) == ["a"]
+    path.write_text(GOOD.replace('"a"', '"c"'))
+    assert list(load(str(path)).steps) == ["c"]
+
+
+@pytest.mark.parametrize(("content", "error"), [(None, NotFoundError), (b"\xff", ConfigError), (b"a = ", ConfigError)])
+def test_a_file_that_cannot_be_read_is_named(tmp_path, content, error):
+    path = tmp_path / "mine.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(error, match=r"mine\.toml"):
+        load(str(path))

@@ -191,8 +191,17 @@ def _along(x: FloatArray, y: Sequence[float], at: float) -> float:
     return y[-1] + max(slope, 0.0) * (at - float(x[-1]))
 
 
-def measure_exchange(measure: Exchange, *, num_nodes: int, gpus_per_node: int) -> ExchangeTimes:
+def exchange_sizes(bytes_max_exp: int = BYTES_MAX_EXP) -> list[int]:
+    """Bytes of the exchanges that are measured, ascending: powers of two."""
+    return [2**power for power in range(BYTES_MIN_EXP, bytes_max_exp + 1)]
+
+
+def measure_exchange(
+    measure: Exchange, *, num_nodes: int, gpus_per_node: int, bytes_max_exp: int = BYTES_MAX_EXP
+) -> ExchangeTimes:
     """Time all-reduces on the cluster, once: powers of two of GPUs and of bytes, packed and spread.
+
+    ``bytes_max_exp`` ends the sizes earlier, where 2 GiB would take too long or too much memory.
 
     Raises:
         ConfigError: the cluster has fewer than two GPUs.
@@ -202,7 +211,7 @@ def measure_exchange(measure: Exchange, *, num_nodes: int, gpus_per_node: int) -
     if most < 2:
         raise ConfigError(f"exchange of gradients: found {num_nodes} nodes of {gpus_per_node} GPUs, expected 2 GPUs")
     gpus_K = sorted({min(2**power, most) for power in range(1, most.bit_length() + 1)})
-    bytes_S = [2**power for power in range(BYTES_MIN_EXP, BYTES_MAX_EXP + 1)]
+    bytes_S = exchange_sizes(bytes_max_exp)
     packed, spread = (
         np.array([[measure.all_reduce_s(size, gpus, nodes) for size in bytes_S]
                   for gpus in gpus_K for nodes in [-(-gpus // gpus_per_node) if close else min(gpus, num_nodes)]])

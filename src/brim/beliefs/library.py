@@ -1,7 +1,8 @@
 """Profiles that come with brim: fitted to published measurements, with source, licence and error.
 
 They are priors for jobs of a known kind, and parameters for the twin. The files in ``profiles/`` are written by
-benchmarks/refit_profiles.py and hold no measurement itself.
+benchmarks/refit_profiles.py and hold no measurement itself. ``brim profile`` writes the same form for one job, with
+what it measured in further tables, which are not read here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -91,16 +93,27 @@ class Library:
     scaling: Mapping[str, Scaling]
 
 
-@cache
 def load(name: str) -> Library:
-    """Load one of ``NAMES``.
+    """Load one of ``NAMES``, or the file at a path that ends in ``.toml``, as ``brim profile`` writes it.
 
     Raises:
         NotFoundError: there is no such file.
         ConfigError: the file is broken.
     """
-    if name not in NAMES:
-        raise NotFoundError(f"profiles: found {name!r}, expected one of {', '.join(NAMES)}")
+    if name in NAMES:
+        return _ours(name)
+    if not name.endswith(".toml"):
+        raise NotFoundError(f"profiles: found {name!r}, expected one of {', '.join(NAMES)}, or a .toml file")
+    try:
+        return parse(Path(name).read_text(encoding="utf-8"), name)
+    except OSError as error:
+        raise NotFoundError(f"profiles: cannot read {name}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{name}: not TOML: it is not UTF-8") from None
+
+
+@cache
+def _ours(name: str) -> Library:
     content = files("brim.beliefs").joinpath("profiles", f"{name}.toml").read_bytes()
     return parse(content.decode(), f"{name}.toml")
 

@@ -57,7 +57,11 @@ _Estimates = Annotated[
     str, typer.Option("--estimates", help="What policies believe of run times: limits (the user's) or history.")
 ]
 _Library = Annotated[
-    str, typer.Option("--library", help="Models known beforehand to policies that ask: pollux, gavel or mlperf.")
+    str,
+    typer.Option(
+        "--library",
+        help="Models known beforehand to policies that ask: pollux, gavel, mlperf, or a file that brim profile wrote.",
+    ),
 ]
 _NodeMtbf = Annotated[str, typer.Option("--node-mtbf", help="Mean time between failures of a node, such as 30d.")]
 _JobMtbf = Annotated[str, typer.Option("--job-mtbf", help="Mean running time between a job's own failures.")]
