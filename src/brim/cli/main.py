@@ -10,6 +10,7 @@ import typer
 
 from brim.cli import policy, sim, trace
 from brim.cli.demo import demo
+from brim.cli.profile import profile
 from brim.errors import BrimError
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app.add_typer(sim.app)
 app.add_typer(trace.app)
 app.add_typer(policy.app)
 app.command("demo")(demo)
+app.command("profile", context_settings={"allow_interspersed_args": False})(profile)
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells use it (128 + SIGINT)."""

@@ -1,0 +1,110 @@
+"""``brim profile`` as a real process: an example's profile, bad input, interruption, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from brim.beliefs.library import load
+from brim.sim.twin import _library
+from tests.cli.commands import brim
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_digits.py"
+MARK = "BRIM_TEST_PROFILE"
+
+
+def marked(value):
+    """Living processes with this mark in their environment: all that the command has started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == value and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def profile(tmp_path, *words):
+    mark = str(tmp_path)
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", MARK: mark, "TMPDIR": mark}
+    done = brim("profile", *words, cwd=tmp_path, env=env)
+    assert marked(mark) == []
+    assert not list(tmp_path.glob("brim-*"))  # no folder either
+    return done
+
+
+def test_the_profile_of_an_example_is_a_library_for_replays(tmp_path):
+    done = profile(tmp_path, "--batch", "16-32", "--ranks", "1", "--", "python", EXAMPLE, "--steps", "20")
+    assert done.returncode == 0, done.stderr
+    assert "largest local batch: 32 (where the range ended)" in done.stdout
+    assert "samples/s by processes: " in done.stdout
+    path = tmp_path / "train_digits.toml"
+    assert done.stdout.splitlines()[-1] == "train_digits.toml"
+    assert load(str(path)).steps["train_digits"].local_batch == (16, 32)
+    known = _library(str(path), SimpleNamespace(profiles=("another", "train_digits")))
+    assert list(known) == [1]  # what brim sim run --library FILE tells policies
+
+
+def test_a_script_that_raises_ends_it_with_its_traceback_and_code(tmp_path):
+    (tmp_path / "raises.py").write_text("import sys\nraise ValueError(sys.argv[1:])\n")
+    done = profile(tmp_path, "raises.py", "--epochs", "3")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "ValueError: ['--epochs', '3']" in done.stderr
+    assert 'File "raises.py", line 2' in done.stderr
+    assert "brim/" not in done.stderr
+    assert not (tmp_path / "raises.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["no.py"], "no.py: found no such file"),
+        (["--", "python"], "found nothing where a script should be"),
+        (["--", "python", "-m", "job"], "found '-m' where a script should be"),
+        (["--batch", "32-16", "job.py"], "--batch: found '32-16', expected the smallest and the largest"),
+        (["--batch", "x", "job.py"], "--batch: found 'x'"),
+        (["--ranks", "1,3", "job.py"], "--ranks: found '1,3', expected powers of two"),
+        (["--timeout", "0", "job.py"], "--timeout: found 0"),
+        (["-o", "nowhere/p.toml", "job.py"], "cannot write nowhere/p.toml"),
+        (["-o", ".", "job.py"], "cannot write ."),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(tmp_path, words, said):
+    (tmp_path / "job.py").write_text("raise SystemExit('started')")
+    done = profile(tmp_path, *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("brim: error: ")
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_when_it_is_ended(tmp_path, number):
+    mark = str(tmp_path)
+    (tmp_path / "job.py").write_text("import time; open('there', 'w').close(); time.sleep(300)")
+    command = [sys.executable, "-m", "brim.cli.main", "profile", "job.py"]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", MARK: mark}
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+    until_s = time.monotonic() + 60
+    while not (tmp_path / "there").exists():
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    assert len(marked(mark)) > 2
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert "Traceback" not in said
+    assert process.returncode != 0
+    until_s = time.monotonic() + 20
+    while marked(mark):
+        assert time.monotonic() < until_s, marked(mark)
+        time.sleep(0.05)
