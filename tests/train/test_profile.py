@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,10 @@ import pytest
 
 from brim.beliefs.analyser import REPETITIONS, analyse, exchange_sizes, measure_exchange
 from brim.beliefs.library import load, parse
-from brim.beliefs.throughput import step_s
+from brim.beliefs.throughput import fit, step_s
 from brim.errors import BrimError, UserError
 from brim.live import profile as profiles
-from brim.live.profile import Steps, as_toml, gpu_type, measure, observations
+from brim.live.profile import Profile, Steps, as_toml, gpu_type, measure, observations
 from brim.train.profile.gang import BoxExchange, Header, Script, ScriptError, ScriptSteps, Seen, largest_that_fits
 
 SCRIPT = """
@@ -144,11 +145,6 @@ def test_a_script_without_enough_steps_is_told_what_was_expected(script, text, s
         steps.step_s(4, 10)
 
 
-def test_a_range_beyond_the_dataset_is_refused(script):
-    with pytest.raises(UserError, match=r"found up to 97, expected at most the 96 samples of the dataset: 8-96"):
-        measure(script(), ranks=(1,), batch=(8, 97))
-
-
 def test_all_reduces_are_timed_on_real_ranks(script):
     sizes = exchange_sizes(21)
     assert sizes == [2**20, 2**21]
@@ -244,10 +240,24 @@ def test_exchange_is_what_a_step_takes_longer_than_alone():
     assert np.array_equal(seen.gpus, [1, 1, 2, 2, 2])
 
 
-def test_power_stands_in_the_file_only_where_it_was_read(script):
-    found = measure(script(), ranks=(1,), batch=(4, 4))
-    text = as_toml(replace(found, steps=[replace(row, power_w=71.26) for row in found.steps]))
-    assert tomllib.loads(text)["measured"][0]["power_w"] == 71.26
-    assert found.exchange is None
-    assert "exchange" not in tomllib.loads(text)
-    assert parse(text, "x").steps["s"].gpus_max == 1
+def test_a_range_beyond_the_dataset_is_refused():
+    profiles._check_range(8, 96, 96)
+    with pytest.raises(UserError, match=r"found up to 97, expected at most the 96 samples of the dataset: 8-96"):
+        profiles._check_range(8, 97, 96)
+
+
+def test_what_was_not_measured_is_not_in_the_file():
+    """One rank, one batch, a GPU that says its power and then one that does not; words that TOML has to escape."""
+    steps = rows((1, 8, 0.1))
+    words = ("a b.py", '--name="\u00e9\x7f\n"')
+    found = Profile(
+        name="a b", header=made_header(), command=words, at=datetime(2026, 5, 4, tzinfo=UTC), took_s=1.0,
+        steps=tuple(steps), batch_max_fits=False, supply={}, exchange=None, fitted=fit(observations(steps)),
+    )  # fmt: skip
+    content = tomllib.loads(as_toml(found))
+    assert "power_w" not in content["measured"][0]
+    assert not {"exchange", "loader"} & set(content)
+    assert content["conditions"]["command"] == list(words)
+    assert parse(as_toml(found), "x").steps["a b"].gpus_max == 1
+    content = tomllib.loads(as_toml(replace(found, steps=(replace(steps[0], power_w=71.26),))))
+    assert content["measured"][0]["power_w"] == 71.26

@@ -125,7 +125,7 @@ def _ended_by_signals() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
     before = [signal.signal(number, stop) for number in numbers]
     try:
         yield

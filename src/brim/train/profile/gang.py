@@ -113,6 +113,7 @@ def launch(script: Script, size: int, words: Sequence[str], name: str) -> subpro
     with (script.folder / f"{name}.err").open("wb") as errors:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
+            process_group=0,  # Ctrl-C is for us; what we end in answer has not failed
             preexec_fn=_end_with_parent,  # noqa: PLW1509  (one call of the kernel; there is no other way to ask for it)
         )  # fmt: skip
 

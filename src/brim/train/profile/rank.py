@@ -7,7 +7,8 @@ the script says of logical workers and accumulation; ``tune global_batch`` chang
 since a changed batch must not make the loss diverge. Checkpoints are neither read nor written. It ends when it is told.
 
 Rank 0 appends lines of JSON to RECORD: ``header``, a ``supply`` for each of DRAIN numbers of loading processes ("1,2",
-"-" for none), then a ``step_s`` per committed step of a whole batch. Any rank may say ``out_of_memory`` last.
+"-" for none), then a ``step_s`` per committed step, the last of an epoch may have fewer samples. Any rank may say
+``out_of_memory`` last.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -107,10 +108,9 @@ def profiled(record: Path, local_batch: int, drain: Sequence[int]) -> type[sessi
             if self.device.type == "cuda":
                 _cuda.synchronize(self.device)
             took_s = time.perf_counter() - self._began_s
-            loader: Any = self._loader
-            whole, wait_s = plan.total == loader.global_batch, loader.wait_s - self._waited_s
+            wait_s = cast(session.Batches, self._loader).wait_s - self._waited_s
             super()._commit(plan)
-            if whole and self.rank == 0:
+            if self.rank == 0:
                 append(record, {
                     "step_s": took_s - wait_s, "loader_wait_s": wait_s, "local_batch": plan.total // self.world_size,
                     "memory_bytes": peak_bytes(self.device), "power_w": self._power.now_w(),
