@@ -93,7 +93,7 @@ def test_nothing_is_left_when_it_is_ended(tmp_path, number):
     mark = str(tmp_path)
     (tmp_path / "job.py").write_text("import time; open('there', 'w').close(); time.sleep(300)")
     command = [sys.executable, "-m", "brim.cli.main", "profile", "job.py"]
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", MARK: mark}
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", MARK: mark, "TMPDIR": mark}
     process = subprocess.Popen(
         command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True, process_group=0,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509  (a shell may have it ignored)
