@@ -48,7 +48,12 @@ def write_manifest(origin: Origin, copy: HostCopy, sums: list[str], meta: str) -
         "tied": copy.tied,
         "meta": json.loads(meta),
     }
-    return json.dumps(body | {"sha256": _seal(body)}).encode()
+    return sealed(body)
+
+
+def sealed(body: Mapping[str, Any]) -> bytes:
+    """A manifest with the sum over itself, which `read_manifest` checks."""
+    return json.dumps({**body, "sha256": _seal(body)}).encode()
 
 
 def read_manifest(raw: bytes) -> dict[str, Any]:

@@ -1,0 +1,9 @@
+"""Preemption and exact resume for training loops that are not ours; each needs its own library.
+
+- `brim.train.callbacks.hugging_face`: ``Trainer(..., callbacks=[BrimCallback()])``
+- `brim.train.callbacks.accelerate`: ``BrimLoop(accelerator, folder)`` for a loop by hand
+- `brim.train.callbacks.lightning`: ``Trainer(..., callbacks=[BrimCallback(folder)])``
+
+What they share: `handshake` hears that the job is to end and lets all ranks agree on the step, `sealed` marks a
+checkpoint that another library wrote as whole. The number of ranks is fixed while such a loop runs.
+"""

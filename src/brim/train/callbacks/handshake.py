@@ -1,0 +1,181 @@
+"""Between a loop that is not ours and whoever may end its job: a supervisor's socket, or SIGTERM.
+
+After every optimizer step all ranks exchange one small message, so that an end which any of them has heard of is acted
+on by all at the same step. It travels over a group of gloo's own, beside that of the loop: no GPU waits for it, and it
+fails at once where a rank is gone.
+
+The number of ranks is fixed: the supervisor is told so with ``ready``, and says why not when asked to resize.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from brim.errors import ConfigError
+from brim.gang.protocol import PREEMPTED, Error, Formed, Leaving, Prepare, Ready, Saved, Stop, Tune
+from brim.train.callbacks import sealed
+from brim.train.control import Control
+from brim.train.group import BrokenGroupError
+from brim.train.surroundings import on_sigterm, tell_exceptions
+
+_NOT, _STOP, _PREPARE = range(3)
+_CODES: Final = {_STOP: 0, _PREPARE: PREEMPTED}
+_dist: Any = dist
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """All ranks save and leave now, with this exit code."""
+
+    command: int
+    code: int
+
+
+class Handshake:
+    """One rank's side. SIGTERM asks for the end from now on."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._formed = 0
+        self._group: Any = None
+        self._control = Control.from_environment()
+        if threading.current_thread() is threading.main_thread():
+            on_sigterm(self.ask)
+        if self._control is not None:
+            tell_exceptions(self._control)
+            self._control.on_newer_epoch(self._form)
+            atexit.register(self._control.close)
+
+    @property
+    def rank(self) -> int:
+        """Place among the ranks, from 0."""
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return dist.get_world_size() if dist.is_initialized() else 1
+
+    def ask(self) -> None:
+        """Ask for the end, as SIGTERM does."""
+        self._asked = True
+
+    def own_sigterm(self) -> None:
+        """Take SIGTERM away from whoever has it now."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda _number, _frame: self.ask())
+
+    def begin(self, step: int, resumed: str | None = None) -> None:
+        """Everything is built, on every rank; an end that was asked for before needs no checkpoint.
+
+        Args:
+            step: Optimizer steps that are done.
+            resumed: The checkpoint they come from, where that is known.
+        """
+        wanted = int(os.environ.get("WORLD_SIZE", "1"))
+        if self.size != wanted and "RANK" in os.environ:
+            raise ConfigError(f"found {self.size} ranks in the process group, expected WORLD_SIZE={wanted}")
+        if self.size > 1 and self._group is None:
+            self._group = _dist.new_group(backend="gloo")
+        before = sealed.ranks_of(resumed) if resumed else None
+        if before not in (None, self.size):
+            self.say(f"{resumed} was written by {before} ranks, these are {self.size}: batches and bits will be others")
+        if self._control is not None:
+            self._control.ready(Ready(self._control.ident, (self.size,)))
+        if (ending := self.agree(step)) is not None:
+            self.leave(ending, step)
+
+    def agree(self, step: int) -> Ending | None:
+        """Called by every rank after the same step: whether the job ends here."""
+        kind, command = self._wanted()
+        if self._group is not None:
+            said = torch.tensor([kind, command])
+            with self._waiting(step):
+                dist.all_reduce(said, dist.ReduceOp.MAX, group=self._group)
+            kind, command = said.tolist()
+        return None if kind == _NOT else Ending(command, _CODES[kind])
+
+    def progress(self, step: int, samples: int, loss: float | None) -> None:
+        """Say how far it is."""
+        if self._control is not None:
+            self._control.progress(step, samples, lambda: loss)
+
+    def seal(self, folder: str, step: int) -> None:
+        """Mark a checkpoint as whole once all ranks have written their part of it; nobody goes on before."""
+        self._meet(step)
+        if self.rank == 0:
+            sealed.seal(folder, step=step, ranks=self.size)
+        self._meet(step)
+
+    def leave(self, ending: Ending, step: int, path: str | None = None) -> NoReturn:
+        """Say so and exit; ``path`` is the checkpoint of this step, verified."""
+        if self._control is not None:
+            if path is not None and self.rank == 0:
+                self._control.send(Saved(ending.command, step, os.path.abspath(path)))
+            self._control.send(Leaving(ending.command, step))
+            self._control.close()
+        raise SystemExit(ending.code)
+
+    def gather(self, thing: Any) -> list[Any]:
+        """Everybody's, in rank order."""
+        if self._group is None:
+            return [thing]
+        found: list[Any] = [None] * self.size
+        _dist.all_gather_object(found, thing, group=self._group)
+        return found
+
+    def say(self, text: str) -> None:
+        """One line for whoever reads the log, once in a gang."""
+        if self.rank == 0:
+            sys.stderr.write(f"brim: {text}\n")
+
+    def _wanted(self) -> tuple[int, int]:
+        """What this rank has heard: kind of end, number of the command."""
+        kind, number = (_PREPARE if self._asked else _NOT), 0
+        for command in self._control.commands(0, self._control.heard) if self._control is not None else ():
+            if isinstance(command, Stop) or (isinstance(command, Prepare) and command.new_size == 0):
+                kind = max(kind, _STOP if isinstance(command, Stop) else _PREPARE)
+                number = max(number, command.command)
+            elif isinstance(command, Tune):
+                self._refuse(command)
+        return kind, number
+
+    def _refuse(self, command: Tune) -> None:
+        assert self._control is not None
+        self._control.forget(command.command)
+        self._control.send(Error("this loop is not brim's own: batch and loader cannot be changed while it runs"))
+
+    def _form(self, epoch: int) -> None:
+        """In the listening thread: the supervisor counts us in; there is nothing to form, the group is torch's own."""
+        if self._control is not None and epoch > self._formed:
+            self._formed = epoch
+            self._control.send(Formed(epoch, 0))
+
+    def _meet(self, step: int) -> None:
+        if self._group is not None:
+            with self._waiting(step):
+                _dist.barrier(group=self._group)
+
+    @contextlib.contextmanager
+    def _waiting(self, step: int) -> Iterator[None]:
+        if self._control is not None:
+            self._control.waiting(self._formed, step)
+        try:
+            yield
+        except RuntimeError as error:
+            why = str(error).splitlines()[0]
+            raise BrokenGroupError(f"another rank is gone at step {step}; start again to resume: {why}") from None
+        finally:
+            if self._control is not None:
+                self._control.going_on()

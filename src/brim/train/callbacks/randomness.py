@@ -1,0 +1,34 @@
+"""The random numbers of this process: Python's, NumPy's, PyTorch's on the CPU and on its GPUs."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+_legacy: Any = np.random  # the generators that datasets and models of today draw from
+
+
+def taken() -> dict[str, Any]:
+    """Where they are now, in types that ``torch.load(weights_only=True)`` reads."""
+    version, numbers, gauss = random.getstate()
+    name, keys, *rest = _legacy.get_state()
+    return {
+        "python": [version, list(numbers), gauss],
+        "numpy": [str(name), torch.from_numpy(keys.astype(np.int64)), *rest],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def put_back(state: dict[str, Any]) -> None:
+    """Draw on from there."""
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    name, keys, *rest = state["numpy"]
+    _legacy.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])

@@ -1,0 +1,156 @@
+"""Checkpoints that another library wrote, marked as whole.
+
+A manifest inside the folder has the size and SHA-256 of every file. It is written last, when all files are durable, and
+then everything is read back from the disk. A folder without it was cut short, or written without brim; either way
+nobody can say that it is whole, and it is not resumed from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+from brim.train.files import RealFiles
+from brim.train.folder import CheckpointError, is_damage, words
+from brim.train.manifest import FORMAT, BadError, read_manifest, sealed
+
+NAME: Final = "brim-manifest.json"
+_CHECKPOINT: Final = re.compile(r"(?:checkpoint|step)-(\d+)")
+
+
+def seal(folder: str, *, step: int, ranks: int) -> None:
+    """Mark what is in this folder as whole, and check that it is.
+
+    Raises:
+        CheckpointError: what is read back is not what was written.
+    """
+    files = RealFiles()
+    found = []
+    for name in _names(folder):
+        size, sha256 = _sum(os.path.join(folder, name), fresh=False)
+        found.append({"name": name, "bytes": size, "sha256": sha256})
+    raw = sealed({"format": FORMAT, "step": step, "ranks": ranks, "files": found})
+    part = os.path.join(folder, NAME + ".part")
+    with open(part, "wb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+    for below, _, _ in os.walk(folder):
+        files.sync_folder(below)
+    files.rename(part, os.path.join(folder, NAME))
+    files.sync_folder(folder)
+    files.sync_folder(os.path.dirname(os.path.abspath(folder)))
+    try:
+        verify(folder)
+    except BadError as error:
+        raise CheckpointError(f"checkpoint {folder} was written and cannot be read back: {error}") from None
+
+
+def verify(folder: str) -> dict[str, Any]:
+    """The manifest of a folder in which every file is as it says.
+
+    Raises:
+        BadError: the folder cannot be used; the message is the reason.
+    """
+    try:
+        with open(os.path.join(folder, NAME), "rb") as file:
+            manifest = read_manifest(file.read())
+        for listed in manifest["files"]:
+            size, sha256 = _sum(os.path.join(folder, listed["name"]), fresh=True)
+            if size != listed["bytes"]:
+                raise BadError(f"{listed['name']} has {size} bytes, expected {listed['bytes']}")
+            if sha256 != listed["sha256"]:
+                raise BadError(f"{listed['name']} does not have the SHA-256 of the manifest")
+    except FileNotFoundError as error:
+        name = os.path.basename(str(error.filename))
+        why = "cut short, or written without brim" if name == NAME else "it is in the manifest"
+        raise BadError(f"it has no {name}: {why}") from None
+    except OSError as error:
+        if is_damage(error):
+            raise BadError(words(error)) from None
+        raise
+    return manifest
+
+
+def newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
+    """The newest checkpoint in which every file is as it was written; None if there is none.
+
+    Others are tried from the newest on. What cannot be used is given another name, and reported; among several ranks
+    rank 0 does that, and all come to the same answer.
+    """
+    root = os.fspath(folder)
+    for name in _checkpoints(root):
+        path = os.path.join(root, name)
+        try:
+            verify(path)
+        except BadError as error:
+            if int(os.environ.get("RANK", "0")) == 0:
+                _set_aside(root, name, str(error))
+        else:
+            return path
+    return None
+
+
+def ranks_of(folder: str) -> int | None:
+    """On how many ranks a checkpoint was written; None if it does not say."""
+    try:
+        with open(os.path.join(folder, NAME), "rb") as file:
+            return int(read_manifest(file.read())["ranks"])
+    except (OSError, BadError, KeyError, ValueError):
+        return None
+
+
+def keep_newest(folder: str, number: int) -> None:
+    """Delete older checkpoints."""
+    for name in _checkpoints(folder)[number:]:
+        trash = os.path.join(folder, f"trash-{secrets.token_hex(4)}-{name}")
+        with contextlib.suppress(OSError):
+            os.rename(os.path.join(folder, name), trash)
+            shutil.rmtree(trash, ignore_errors=True)
+
+
+def _checkpoints(root: str) -> list[str]:
+    """Names of checkpoints in a folder, the newest first."""
+    try:
+        names = os.listdir(root)
+    except FileNotFoundError:
+        return []
+    found = [(int(match[1]), name) for name in names if (match := _CHECKPOINT.fullmatch(name))]
+    return [name for _, name in sorted(found, reverse=True)]
+
+
+def _set_aside(root: str, name: str, reason: str) -> None:
+    kept = f"aside-{secrets.token_hex(2)}-{name}"
+    try:
+        os.rename(os.path.join(root, name), os.path.join(root, kept))
+    except OSError:
+        kept = name
+    sys.stderr.write(f"brim: checkpoint {os.path.join(root, name)} cannot be used: {reason}; kept as {kept}\n")
+
+
+def _names(folder: str) -> Iterator[str]:
+    """Paths of all files below a folder, but for manifests."""
+    for below, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(files):
+            path = os.path.relpath(os.path.join(below, name), folder)
+            if path not in (NAME, NAME + ".part"):
+                yield path
+
+
+def _sum(path: str, *, fresh: bool) -> tuple[int, str]:
+    """Size and SHA-256 of a file; made durable, or ``fresh`` from the disk, as far as that can be had."""
+    with open(path, "rb") as file:
+        if not fresh:
+            os.fsync(file.fileno())
+        elif hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
