@@ -35,7 +35,7 @@ def after(step, out):
         while not all(rank["where"] == "in" for rank in _status()["ranks"]):
             time.sleep(0.01)
         answer = ask(os.environ["BRIM_CONTROL"], message)
-        Path(out).mkdir(exist_ok=True)
+        Path(out).mkdir(parents=True, exist_ok=True)
         (Path(out) / f"answer-{what}").write_text(answer.detail)
         time.sleep(0.1)
 
@@ -59,6 +59,6 @@ def say(out, module, steps, first):
     """What the test compares."""
     bits = b"".join(tensor.detach().numpy().tobytes() for tensor in module.state_dict().values())
     said = {"bits": hashlib.sha256(bits).hexdigest(), "steps": steps, "first": first}
-    Path(out).mkdir(exist_ok=True)
+    Path(out).mkdir(parents=True, exist_ok=True)
     (Path(out) / f"said-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(said))
     sys.stdout.flush()

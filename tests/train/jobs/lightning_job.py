@@ -65,17 +65,15 @@ def main(out, *options):
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     seed_everything(5)
-    options = dict(option.split("=") for option in options)
-    kind = DataLoader if options.pop("plain", None) else ResumableLoader
-    workers = int(options.pop("workers", 0))
+    kind = DataLoader if "plain" in options else ResumableLoader
     size, seen = int(os.environ.get("WORLD_SIZE", "1")), Events(out)
     trainer = Trainer(
         max_epochs=3, accelerator="cpu", devices=size, strategy="ddp" if size > 1 else "auto", logger=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[seen, BrimCallback(out)],
-        accumulate_grad_batches=2, **{name: float(value) for name, value in options.items()},
+        accumulate_grad_batches=2, limit_train_batches=6, max_steps=100 if "max_steps" in options else -1,
     )  # fmt: skip
     model = Model()
-    loader = kind(Rows(), batch_size=4, shuffle=True, num_workers=workers)
+    loader = kind(Rows(), batch_size=4, shuffle=True, num_workers=int("worker" in options))
     trainer.fit(model, loader, DataLoader(Rows(), batch_size=4), ckpt_path=newest_checkpoint(out))
     say(out, model.net, trainer.global_step, seen.first)
 
