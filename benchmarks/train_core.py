@@ -1,20 +1,17 @@
 """Ratios of brim.train against a hand-written DistributedDataParallel loop and the framework's all-reduce.
 
     python benchmarks/train_core.py                 all of it
-    python benchmarks/train_core.py reduce steps    parts: reduce, steps, resize
+    python benchmarks/train_core.py reduce          one part: reduce, steps
 
 Every figure is a ratio measured in one run: the sides take turns, medians are compared. CPU, gloo, one thread per rank.
 """
 
 import argparse
-import contextlib
-import json
 import multiprocessing
 import os
 import socket
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -228,35 +225,9 @@ def steps(kind, batch, modes, rounds, per_round):
     return taken
 
 
-# -- resize in place
-
-
-def resize(times):
-    from tests.elastic.storm import Gang, shared_zygote
-
-    from brim.gang.protocol import AskResize
-
-    script = HERE.parent / "train_resize_job.py"
-    with tempfile.TemporaryDirectory() as name, shared_zygote(Path(name)) as zygote:
-        gang = Gang(Path(name), 2, Path(name), 60, zygote=zygote, job=script)
-        try:
-            gang.until(lambda s: len(s["members"]) == 2 and all(r.get("step") for r in s["ranks"]), 60)
-            for target in [4, 2] * times:
-                time.sleep(2.0)
-                gang.ask(AskResize(target))
-                gang.until(lambda s, t=target: len(s["members"]) == t, 60)
-            time.sleep(2.0)
-            gang.process.terminate()
-            gang.process.wait(60)
-        finally:
-            with contextlib.suppress(Exception):
-                gang.close()
-        return [json.loads(line) for path in Path(name).glob("*.gaps") for line in path.read_text().splitlines()]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["reduce", "steps", "resize"])
+    parser.add_argument("parts", nargs="*", default=["reduce", "steps"])
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     print(f"cores {os.cpu_count()}, load {os.getloadavg()[0]:.1f}; medians of {options.rounds}, sides take turns")
@@ -269,12 +240,6 @@ def main():
                 modes = {"fast": None, "exact V=P": ranks, "exact V=2P": 2 * ranks, "exact V=4P": 4 * ranks}
                 taken = on_ranks(ranks, steps, kind, batch, modes, options.rounds, 4)
                 show(f"{kind}, batch {batch}, {ranks} rank(s)", taken, "DDP")
-    if "resize" in options.parts:
-        gaps = resize(3)
-        for change in sorted({(gap["from"], gap["to"]) for gap in gaps}):
-            lost = sorted(gap["lost_s"] for gap in gaps if (gap["from"], gap["to"]) == change)
-            print(f"{gaps[0]['megabytes']:.0f} MB of state, {change[0]} -> {change[1]} ranks: survivors lose "
-                f"{statistics.median(lost):.3f} s (most {lost[-1]:.3f}, {len(lost)} seen)")  # fmt: skip
 
 
 if __name__ == "__main__":

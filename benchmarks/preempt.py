@@ -1,0 +1,82 @@
+"""From a request to leave until the last process is gone, with 100 MB of state to save.
+
+    python preempt.py [--times 5] [--ranks 2]
+
+Beside it, in the same run: the time of a step, and what this disk needs for the bytes (a synchronous save of as much:
+written, synced, read back and compared). What is left is the overhead.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+
+def save_s(folder):
+    """A synchronous save of the same state by a process that does nothing else."""
+    import torch
+
+    from brim.train.checkpoint import Checkpointer
+
+    state = {f"t{number}": torch.randn(1024, 1025) for number in range(24)}
+    saver = Checkpointer(folder)
+    saver.reserve(state)
+    began = time.monotonic()
+    saver.save(1, state, {}, wait=True)
+    return time.monotonic() - began
+
+
+def preempted(zygote, ranks):
+    """Seconds from the request to the end of the last process, and those of the median step before."""
+    from tests.elastic.storm import Gang
+
+    from brim.gang.protocol import AskPreempt
+    from resize import JOB, last_of, steps_in, until
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        gang = Gang(folder, ranks, folder, "--checkpoint", folder / "saved", zygote=zygote, job=JOB)
+        try:
+            until(lambda: last_of(folder, ranks), 60, "training")
+            time.sleep(1.5)
+            began = time.monotonic()
+            gang.ask(AskPreempt())
+            code = gang.process.wait(60)
+            took = time.monotonic() - began
+        finally:
+            gang.close()
+        assert code == 75, gang.stderr()
+        assert list((folder / "saved").glob("save-*"))
+        return took, statistics.median(ended - begun for _, begun, ended in steps_in(folder))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--ranks", type=int, default=2)
+    options = parser.parse_args()
+    from tests.elastic.storm import shared_zygote
+
+    from resize import MEGABYTES
+
+    taken, steps, disk = [], [], []
+    with tempfile.TemporaryDirectory() as name, shared_zygote(Path(name)) as zygote:
+        for number in range(options.times):
+            took, step = preempted(zygote, options.ranks)
+            taken.append(took)
+            steps.append(step)
+            disk.append(save_s(Path(name) / f"alone{number}"))
+    total, step, alone = (statistics.median(values) for values in (taken, steps, disk))
+    print(f"{MEGABYTES:.0f} MB, {options.ranks} ranks, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(f"request to last process gone {total:.2f} s (most {max(taken):.2f} of {len(taken)}); a step {step:.3f} s; "
+          f"a synchronous save of as much {alone:.2f} s; beyond both {total - step - alone:.2f} s")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
