@@ -1,6 +1,7 @@
-"""Hypothesis profiles: the same examples on every run, unless exploring (HYPOTHESIS_PROFILE=explore)."""
+"""Hypothesis profiles: the same examples on every run, unless exploring (HYPOTHESIS_PROFILE=explore); signals."""
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -8,3 +9,5 @@ _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_t
 settings.register_profile("ci", max_examples=60, deadline=None, derandomize=True, suppress_health_check=_QUIET)
 settings.register_profile("explore", max_examples=2_000, deadline=None, suppress_health_check=_QUIET)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background, and by all started from it
