@@ -403,11 +403,34 @@ def test_a_stranger_cannot_be_a_rank(launch, peer):
     gang = launch("--nproc", 1, RANK)
     gang.until(training(1))
     for message, why in [(Hello(0, 1), "connected already"), (Hello(7, 1), "found id 7"),
+                         (Hello(0, 1, "another"), "found gang another, expected"),
                          (Progress(1, 1), "expected hello first"), (Prepare(1, 1.0), "expected hello first")]:
         one = peer(gang.control)
         one.say(message)
         assert why in one.hear().detail
     stepping(gang)
+
+
+def test_a_rank_of_a_killed_supervisor_is_no_rank_of_the_next(launch, peer):
+    """On the same path, before the rank of that number has come: it would take its place, and all would wait."""
+    gang = launch("--nproc", 1, RANK, "build=1")
+    gang.until(lambda status: status["ranks"])
+    one = peer(gang.control)
+    one.say(Hello(0, 1, "of-before"))
+    assert "yours is gone" in one.hear().detail
+    gang.until(training(1))
+
+
+def test_nohup_is_heeded(launch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        gang = launch("--nproc", 1, RANK)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    gang.until(training(1))
+    gang.process.send_signal(signal.SIGHUP)
+    stepping(gang)
+    assert gang.status()["state"] == "running"
 
 
 def test_a_peer_that_never_reads_holds_nobody_up(launch, peer):

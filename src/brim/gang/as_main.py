@@ -159,8 +159,10 @@ def become(run: PythonRun, env: Mapping[str, str], cwd: str, base_path: list[str
     os.environ.clear()
     os.environ.update(env)  # CUDA_VISIBLE_DEVICES before anything could look at it
     os.chdir(cwd)
-    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # that is what nohup does, and it is inherited
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     time.tzset()

@@ -104,10 +104,14 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Rank: the connection is made. ``id`` is ``$BRIM_ID``."""
+    """Rank: the connection is made. ``id`` is ``$BRIM_ID``, ``gang`` is ``$BRIM_GANG``.
+
+    A rank whose supervisor was killed may find its next one on the same path; the gang says that it is none of its.
+    """
 
     id: int
     pid: int
+    gang: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
 import selectors
 import shutil
 import signal
@@ -105,7 +106,8 @@ class Supervisor:
         self._belongings.begin()
         wake_fd, waker_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-        before = {number: signal.signal(number, lambda number, _: self._signals.append(number)) for number in numbers}
+        caught = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # as by nohup
+        before = {number: signal.signal(number, lambda number, _: self._signals.append(number)) for number in caught}
         waker_before = signal.set_wakeup_fd(waker_fd, warn_on_full_buffer=False)
         self._selector.register(wake_fd, selectors.EVENT_READ, "wake")
         try:
@@ -281,9 +283,11 @@ class Supervisor:
 
     def _hear_stranger(self, connection: Connection, message: Message) -> None:
         match message:
-            case Hello(id=number):
+            case Hello(id=number, gang=gang):
                 rank = self.ranks.get(number)
-                if rank is None or not rank.living:
+                if gang not in ("", self.gang):
+                    self._channel.refuse(connection, f"hello: found gang {gang}, expected {self.gang}: yours is gone")
+                elif rank is None or not rank.living:
                     self._channel.refuse(connection, f"hello: found id {number}, expected ${ID_VARIABLE} of a rank")
                 elif rank.connection is not None and rank.connection.pid != connection.pid:
                     self._channel.refuse(connection, f"hello: rank {number} is connected already")
@@ -438,6 +442,7 @@ class Supervisor:
 
     def _ended(self, rank: Rank, code: int | None) -> None:
         """Its process is gone; ``code`` as ``Popen.returncode``, None if nobody could collect it."""
+        self._hear_last_words(rank)
         now_s = time.monotonic()
         rank.ended, rank.code, rank.ended_s, rank.sweep_s = True, code, now_s, now_s
         rank.ladder.clear()
@@ -464,6 +469,12 @@ class Supervisor:
         else:
             self.membership.gone(rank.id)
             self._fail(f"rank {rank.id} {how(code)}", rank)
+
+    def _hear_last_words(self, rank: Rank) -> None:
+        """What it said and nobody has read yet: its end may be seen sooner than the word that it leaves."""
+        connection = rank.connection
+        while connection is not None and not connection.closing and select.select([connection.socket], [], [], 0)[0]:
+            self._hear(connection, selectors.EVENT_READ)
 
     def _sweep(self, rank: Rank, now_s: float) -> None:
         """What a rank leaves behind when it has ended, until nothing is left."""

@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 
 from brim.gang.protocol import (
     CONTROL_VARIABLE,
+    GANG_VARIABLE,
     ID_VARIABLE,
     Address,
     Decoder,
@@ -49,10 +50,12 @@ class Control:
     Args:
         path: Of the Unix socket.
         ident: ``$BRIM_ID``.
+        gang: ``$BRIM_GANG``.
     """
 
-    def __init__(self, path: str, ident: int) -> None:
+    def __init__(self, path: str, ident: int, gang: str = "") -> None:
         self.ident = ident
+        self._gang = gang
         self._path = path
         self._changed = threading.Condition()
         self._form: Form | None = None
@@ -74,7 +77,7 @@ class Control:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Control | None:
         """Control of this process, None if no supervisor started it."""
         path, ident = environment.get(CONTROL_VARIABLE), environment.get(ID_VARIABLE)
-        return cls(path, int(ident)) if path and ident else None
+        return cls(path, int(ident), environment.get(GANG_VARIABLE, "")) if path and ident else None
 
     def on_newer_epoch(self, call: Callable[[int], None]) -> None:
         """Call this from the listening thread when a form arrives."""
@@ -181,7 +184,7 @@ class Control:
         self._decoder = Decoder()
         with self._send_lock:
             self._connection = connection
-        self.send(Hello(self.ident, os.getpid()))
+        self.send(Hello(self.ident, os.getpid(), self._gang))
         if self._ready is not None:
             self.send(self._ready)
 
