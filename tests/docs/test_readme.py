@@ -36,6 +36,10 @@ def test_the_policy_shown_is_the_policy_that_is_checked():
     assert text.endswith("\n\n" + blocks("python")[1])
 
 
+def test_the_loop_shown_is_the_one_of_the_example():
+    assert blocks("python")[2] in (ROOT / "examples/train_digits.py").read_text(encoding="utf-8")
+
+
 def tree_paths() -> list[str]:
     """Paths of the file tree; two spaces a level."""
     found: list[str] = []
