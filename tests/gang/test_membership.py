@@ -1,5 +1,6 @@
 """Epochs: whoever dies, leaves, comes or breaks whenever, those who are left end up together in one."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -230,6 +231,28 @@ def test_after_a_rank_finished_nobody_is_started():
     gang.run()
     assert gang.next_id == 4
     assert gang.membership.resize(8)[0]
+
+
+@pytest.mark.parametrize("acts", [0, 1, 2, 3, 4, 5, 6])
+def test_newcomers_of_a_job_that_has_finished_do_not_begin_it_anew(acts):
+    gang = formed(2)
+    gang.obey(gang.membership.resize(4)[1])
+    for _ in range(acts):
+        next((rank for rank in (2, 3) if gang.act(rank)), None)
+    for rank in (0, 1):
+        del gang.epoch_of[rank]
+        gang.obey(gang.membership.finished(rank))
+    gang.run()
+    assert sorted(gang.retired) == [2, 3]
+
+
+def test_a_job_that_is_to_end_does_not_survive_those_who_hold_its_state():
+    gang = formed(1)
+    gang.obey(gang.membership.resize(2)[1])
+    assert gang.membership.survives(0)
+    gang.membership.finishing = True
+    assert not gang.membership.survives(0)
+    assert gang.membership.survives(1)
 
 
 def test_epochs_that_never_get_together_end_the_gang():

@@ -163,6 +163,8 @@ class Membership:
     def survives(self, rank: int) -> bool:
         """Whether the gang can go on without this rank: there is another in an epoch, or it may be replaced."""
         others = [member for member in self.ranks.values() if member.id != rank and member.where is not Where.LEAVING]
+        if self.finishing and self.epoch > 0:
+            return not self.closing and any(member.holds for member in others)
         return not self.closing and (self._replace > 0 or (self.epoch > 0 and bool(others)))
 
     # -- what is asked ---------------------------------------------------------------------------------------------
@@ -215,7 +217,11 @@ class Membership:
     def _is_missed(self, rank: int) -> bool:
         """Whether an epoch was forming that cannot be completed without this rank."""
         forming = any(self.ranks[other].where is Where.FORMING for other in self.members if other in self.ranks)
-        return rank in self.members and forming and not self.closing
+        return rank in self.members and forming and not self.closing and not self._is_over()
+
+    def _is_over(self) -> bool:
+        """Whether the job has ended and all who held its state are gone: newcomers would begin it anew."""
+        return self.finishing and self.epoch > 0 and not any(member.holds for member in self.ranks.values())
 
     def _replace_or_shrink(self) -> None:
         if self.closing:
@@ -229,6 +235,8 @@ class Membership:
         """Whatever can be done now."""
         if self.closing:
             return Orders()
+        if self._is_over():
+            return self._end()
         if self._failed_forms >= FAILED_FORMS_MAX:
             return Orders(hopeless=f"{self._failed_forms} epochs in a row broke before everybody was in")
         members = [self.ranks[rank] for rank in self.members if rank in self.ranks]
@@ -308,12 +316,18 @@ class Membership:
         early = (Where.STARTING, Where.BUILDING)
         return self._asked_to_start > 0 or any(member.where in early for member in self.ranks.values())
 
+    def _end(self) -> Orders:
+        """Newcomers of a job that is over are ended, also those that were forming an epoch."""
+        left = [member.id for member in self.ranks.values() if member.where is not Where.LEAVING]
+        if left:
+            self._form(())
+        return self._dismiss(left, Orders())
+
     def _dismiss(self, spare: Iterable[int], orders: Orders) -> Orders:
-        """End those that nothing is there for: who knows epochs leaves by itself, newcomers are ended."""
+        """End those that nothing is there for: who knows epochs leaves by itself; newcomers may not be as far yet."""
         for rank in spare:
-            if self.ranks[rank].holds:
-                orders.send.append((rank, self._form_message()))
-            else:
+            orders.send.append((rank, self._form_message()))
+            if not self.ranks[rank].holds:
                 orders.retire.append(rank)
             self.ranks[rank].where = Where.LEAVING
         return orders
@@ -330,4 +344,5 @@ class Membership:
             self.ranks[rank].where = Where.FORMING
 
     def _leader(self) -> int:
-        return next((rank for rank in self.members if rank in self.ranks and self.ranks[rank].holds), self.members[0])
+        holders = (rank for rank in self.members if rank in self.ranks and self.ranks[rank].holds)
+        return next(holders, next(iter(self.members), -1))

@@ -173,12 +173,20 @@ class Supervisor:
             self._add_rank()
         for number, message in orders.send:
             self._tell(number, message)
+        if orders.retire:
+            self._say(self._why_retired(orders.retire))
         for number in orders.retire:
             rank = self.ranks[number]
             rank.told = True
             rank.plan(time.monotonic(), 0.0, self.job.term_s)
         if orders.hopeless:
             self._fail(orders.hopeless)
+
+    def _why_retired(self, retired: list[int]) -> str:
+        size, sizes = len(self.membership.members), sorted(self.membership.sizes)
+        possible = f" (it can on {', '.join(map(str, sizes))})" if sizes else ""
+        job = f"runs on {size} ranks{possible}" if size else "is over"
+        return f"the job {job}: rank {', '.join(map(str, retired))} is not needed and ends"
 
     def _add_rank(self) -> None:
         used = {rank.slot for rank in self.ranks.values() if rank.living or rank.sweep_s is not None}
@@ -299,6 +307,8 @@ class Supervisor:
                     self._obey(self.membership.form_again(number))
                     if self._announced and rank.ladder:
                         self._tell(number, Prepare(self.membership.command, self._left_s(rank), 0))
+                    elif self._stopping:
+                        self._tell(number, Stop(self.membership.command))
             case AskStatus() | AskResize() | AskPreempt() | AskStop() | AskKill() | AskTune():
                 self._channel.send(connection, self.ask(message))
             case Error():
@@ -319,6 +329,8 @@ class Supervisor:
                 self._obey(self.membership.address(rank.id, message))
             case Formed(epoch=epoch):
                 self._obey(self.membership.formed(rank.id, epoch))
+                if self._stopping:  # a new epoch makes earlier commands void
+                    self._tell_all(Stop(self.membership.next_command()))
             case Broken(epoch=epoch, detail=detail):
                 self._say(f"rank {rank.id}: epoch {epoch} broke: {detail}"[:500])
                 self._hangs.free(rank.id, now_s)

@@ -94,10 +94,11 @@ class Membership:
         """In the listening thread: nobody waits in a group whose time is over."""
         if epoch <= self._wanted_epoch:
             return
-        if self.group is not None:
-            self.group.abort()
-        elif self._forming is not None:
-            groups.shut(open_sockets() - self._forming)
+        group, forming = self.group, self._forming  # the main thread changes both
+        if group is not None:
+            group.abort()
+        elif forming is not None:
+            groups.shut(open_sockets() - forming)
 
     def join(self, carried: Carried, sizes: tuple[int, ...]) -> None:
         """Everything is built: say so, and become part of the first epoch that wants this rank."""
