@@ -12,7 +12,7 @@ import time
 import pytest
 
 from brim.gang.asking import ask
-from brim.gang.protocol import AskStatus
+from brim.gang.protocol import AskPreempt, AskResize, AskStatus, AskStop
 from brim.train import launch
 
 REDUCE = """
@@ -159,6 +159,70 @@ def test_sessions_are_resized_killed_and_tuned_by_hand_and_the_bits_are_the_same
     assert gang.process.wait(60) == 0
     assert set(gang.lines()) == set(still.lines())
     assert len(gang.lines()) == 1
+
+
+@pytest.mark.parametrize("order", ["stop", "preempt"])
+def test_who_is_on_the_way_when_the_end_is_announced_ends_too(tmp_path, launched, order):
+    (tmp_path / "session.py").write_text(SESSION)
+    gang = launched("--nproc", 2, tmp_path / "session.py", 800)
+    gang.until(inside(2))
+    assert ask(str(gang.control), AskResize(4)).ok
+    assert ask(str(gang.control), AskStop() if order == "stop" else AskPreempt()).ok
+    assert gang.process.wait(20) == (0 if order == "stop" else 75), (gang.folder / "err").read_text()
+    assert "SIGKILL" not in (gang.folder / "err").read_text()
+
+
+def test_a_stop_before_anybody_has_connected_is_heard(tmp_path, launched):
+    (tmp_path / "session.py").write_text("import time\ntime.sleep(1)\n" + SESSION)
+    gang = launched("--nproc", 2, tmp_path / "session.py", 800)
+    gang.until(lambda status: status["ranks"])
+    assert gang.ask("stop")[0] == 0
+    assert gang.process.wait(20) == 0
+    assert gang.lines() == []
+
+
+def test_who_comes_when_a_job_is_through_does_not_begin_it_anew(tmp_path, launched):
+    (tmp_path / "session.py").write_text(SESSION + "    time.sleep(1)\n")
+    gang = launched("--nproc", 1, tmp_path / "session.py", 1)
+    (gang.folder / "slow").unlink()
+    status = gang.until(lambda status: any(rank.get("step", 0) or rank["where"] == "in" for rank in status["ranks"]))
+    assert status["members"] == [0]
+    while not gang.lines():
+        time.sleep(0.01)
+    assert ask(str(gang.control), AskResize(2)).ok
+    assert gang.process.wait(20) == 0
+    assert len(gang.lines()) == 1
+    assert "the job is over: rank 1 is not needed" in (gang.folder / "err").read_text()
+
+
+def test_ranks_that_do_not_divide_the_logical_workers_are_said_and_ended(tmp_path, launched):
+    (tmp_path / "session.py").write_text(SESSION)
+    gang = launched("--nproc", 3, tmp_path / "session.py", 2)
+    (gang.folder / "slow").unlink()
+    assert gang.process.wait(30) == 0
+    said = (gang.folder / "err").read_text()
+    assert "the job runs on 2 ranks (it can on 1, 2, 4): rank 2 is not needed and ends" in said
+    assert "SIGKILL" not in said
+
+
+def test_without_a_socket_training_goes_on(tmp_path, launched):
+    (tmp_path / "session.py").write_text(SESSION)
+    gang = launched("--nproc", 2, tmp_path / "session.py", 4)
+    gang.until(inside(2))
+    gang.control.unlink()
+    (gang.folder / "slow").unlink()
+    assert gang.process.wait(30) == 0
+    assert len(gang.lines()) == 2
+
+
+def test_who_is_through_leaves_at_once_when_asked_by_a_signal(tmp_path, launched):
+    (tmp_path / "session.py").write_text(SESSION + "    sys.stdout.flush()\n    time.sleep(60)\n")
+    gang = launched("--nproc", 2, tmp_path / "session.py", 1)
+    (gang.folder / "slow").unlink()
+    status = gang.until(lambda status: len(gang.lines()) == 2)
+    os.kill(status["ranks"][1]["pid"], signal.SIGTERM)
+    assert gang.process.wait(20) == 75
+    assert "SIGKILL" not in (gang.folder / "err").read_text()
 
 
 def test_sigterm_to_the_supervisor_preempts_a_session(tmp_path, launched):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -154,7 +155,7 @@ class Run:
         self._micro: Micro | None = None
         self._plan: Plan | None = None
         self._agreed = self._acted = 0
-        self._leave_asked = self._leave_agreed = self._broken = False
+        self._leave_asked = self._leave_agreed = self._broken = self._through = False
         self._loss: Tensor | None = None
         self._meter = Meter()
         self._group: Group | None = None
@@ -397,14 +398,19 @@ class Run:
         while True:
             try:
                 self._save_together()
-                return
+                break
             except BrokenGroupError as error:
                 self._drop_step(error)
                 self._form()
+        self._through = True
+        if self._leave_asked:
+            raise SystemExit(PREEMPTED)
 
     def close(self) -> None:
         """Leave the group; done at exit."""
         atexit.unregister(self.close)
+        if self._through and self._leave_asked and self._control is not None:
+            self._control.send(Leaving(self._acted, self._step))
         if self._group is not None:
             self._group.abort()
         if self._membership is not None and self._membership.group is not None:
@@ -522,7 +528,7 @@ class Run:
 
     def _boundary(self) -> None:
         """Act on what all ranks have heard."""
-        self._broken = False
+        self._broken = self._through = False
         self._form()
         control, member = self._control, self._membership
         if control is not None and member is not None:
@@ -685,7 +691,10 @@ class Run:
         raise SystemExit(0 if isinstance(command, Stop) else PREEMPTED)
 
     def _ask_to_leave(self) -> None:
+        """In the handler of SIGTERM. Once all steps are done and saved, there is no step to wait for."""
         self._leave_asked = True
+        if self._through:
+            raise SystemExit(PREEMPTED)
 
     def _autosave(self) -> None:
         if self._checkpoints is not None and self.rank == 0 and self._step > 0 and self._checkpoints.due():
@@ -784,10 +793,13 @@ class Run:
     def _load_late(self, state: dict[str, Any]) -> None:
         assert self._loader is not None
         if state["loader"] is not None:
-            saved = dict(state["loader"])
-            if self._workers is None and "logical_workers" in saved:
-                saved["logical_workers"] = self._loader.logical_workers
-            self._loader.load_state_dict(saved)
+            asked = self._loader.global_batch
+            self._loader.load_state_dict(state["loader"])
+            if self.rank == 0 and self._loader.global_batch != asked:
+                sys.stderr.write(
+                    f"brim: goes on with the global batch of the checkpoint, {self._loader.global_batch}, not with "
+                    f"{asked} as the script says: change it with tune, or begin in another folder\n"
+                )
         if state["noise"] is not None:
             self._noise = self._noise or Noise(1)
             self._noise.load_state_dict(state["noise"])
