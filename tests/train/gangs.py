@@ -7,6 +7,8 @@ import socket
 import traceback
 
 TIMEOUT_S = 60
+PRELOAD = ["torch", "torch._dynamo", "brim.train.session", "brim.train.loader", "tests.train.models"]
+"""The second is imported by the construction of the first optimizer, for seconds."""
 
 
 def free_port():
@@ -30,7 +32,7 @@ def _rank(function, arguments, rank, size, port, answers):
 def on_ranks(size, function, *arguments, timeout_s=TIMEOUT_S):
     """What the function returns on each of ``size`` ranks, as torchrun would start them."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "brim.train.session", "brim.train.loader", "tests.train.models"])
+    context.set_forkserver_preload(PRELOAD)
     answers, port = context.Queue(), free_port()
     ranks = [
         context.Process(target=_rank, args=(function, arguments, rank, size, port, answers), daemon=True)

@@ -1,7 +1,10 @@
 """Groups that end at once, state that comes from who has it, and leaving when asked to by a signal."""
 
+import contextlib
+import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,9 +15,11 @@ import torch
 from torch import nn
 
 import brim.train as bt
-from brim.errors import RefusedError
-from brim.train.checkpoint import StaleError
+from brim.errors import BrimError, RefusedError, UserError
+from brim.gang.protocol import Decoder, Error, Form, encode
+from brim.train.checkpoint import Checkpointer, StaleError
 from brim.train.elastic import NEW, share_state
+from brim.train.files import RealFiles
 from brim.train.group import BrokenGroupError
 from brim.train.saving import Checkpoints
 from brim.train.surroundings import static_group
@@ -228,9 +233,9 @@ def test_a_signal_that_one_rank_hears_stops_all_after_the_same_step(tmp_path):
     assert list(tmp_path.glob("save-*-step-4"))
 
 
-def mixed(kind):
-    """Half precision, with and without a scaled loss; two micro-batches per rank and more."""
-    run = bt.start(logical_workers=4, seed=3)
+def mixed(kind, folder=None, stop_at=None):
+    """Half precision, with and without a scaled loss; clipping, a schedule of PyTorch, a smaller last step."""
+    run = bt.start(logical_workers=4, seed=3, checkpoint=folder)
     dtype = torch.bfloat16 if kind == "parameters" else torch.float32
     model = nn.Sequential(nn.Linear(20, 32), nn.GELU(), nn.Linear(32, 5)).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -242,7 +247,9 @@ def mixed(kind):
     loader = run.loader(Rows("rows"), 16, workers=0)
     for _ in run.epochs(2):
         for x, y in run.steps(loader):
-            with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+            if run.steps_done == stop_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            with torch.autocast("cpu", torch.bfloat16, enabled=kind in ("autocast", "scaler")):
                 loss = loss_of(model(x.to(dtype)).float(), y)
             run.backward(loss)
             run.step()
@@ -254,12 +261,121 @@ def mixed(kind):
 
 @pytest.mark.parametrize("kind", ["autocast", "parameters", "scaler"])
 def test_half_precision_keeps_the_bits(kind):
-    found = {*on_ranks(1, mixed, kind), *on_ranks(2, mixed, kind)}
+    found = {result for ranks in (1, 2, 4) for result in on_ranks(ranks, mixed, kind)}
     assert len(found) == 1
     _, loss, rate, scale = found.pop()
     assert loss < 1.7
     assert rate == pytest.approx(1e-2 / 4)
     assert scale in (None, 8192.0)
+
+
+def stopped_and_resumed(folder, stop_at):
+    try:
+        return mixed("scaler", folder, stop_at)
+    except SystemExit as leaving:
+        return leaving.code
+
+
+def test_half_precision_is_carried_over_a_stop_and_to_other_sizes(tmp_path):
+    assert on_ranks(2, stopped_and_resumed, tmp_path, 4) == [75, 75]
+    assert on_ranks(4, stopped_and_resumed, tmp_path, 7) == [75] * 4
+    assert on_ranks(1, stopped_and_resumed, tmp_path, None) == on_ranks(1, mixed, "scaler")
+
+
+def going_on(folder, changes):
+    """What is said by each changed script that goes on from the checkpoint of one that was not."""
+    said = []
+    for change in ({}, *changes):
+        how = {"workers": 4, "seed": 0, "width": 8, "kind": "SGD", "samples": 40, "batch": 16, "epochs": 2} | change
+        run = bt.start(logical_workers=how["workers"], seed=how["seed"], checkpoint=folder)
+        model = nn.Sequential(nn.Linear(20, how["width"]), nn.Linear(how["width"], 5))
+        run.prepare(model, getattr(torch.optim, how["kind"])(model.parameters(), lr=0.1))
+        with contextlib.redirect_stderr(io.StringIO()) as printed:
+            try:
+                loader = run.loader(Rows("rows", how["samples"]), how["batch"], workers=0)
+                for _ in run.epochs(how["epochs"] if change else 1):
+                    for x, y in run.steps(loader):
+                        run.backward(loss_of(model(x), y))
+                        run.step()
+            except BrimError as error:
+                printed.write(f"{type(error).__name__}: {error}")
+        run.close()
+        said.append(printed.getvalue())
+    return said[1:]
+
+
+def test_a_checkpoint_of_another_script_is_refused_or_its_settings_are_said(tmp_path):
+    changes = {
+        "another model: 0.weight": {"width": 9}, "another optimizer: SGD there, Adam here": {"kind": "Adam"},
+        "workers=4, this run 2": {"workers": 2}, "workers=4, this run None": {"workers": None},
+        "seed=0, this run 1": {"seed": 1}, "length=40, this loader length=41": {"samples": 41},
+        "goes on with the global batch of the checkpoint, 16, not with 32": {"batch": 32},
+    }  # fmt: skip
+    for expected, found in zip(changes, on_ranks(1, going_on, tmp_path, [*changes.values()])[0], strict=True):
+        assert expected in found
+        assert ("ConfigError" in found) == ("goes on" not in expected)
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_first_step(tmp_path):
+    (tmp_path / "file").touch()
+    (said,) = on_ranks(1, going_on, tmp_path / "file" / "folder", [{}])[0]
+    assert "Not a directory" in said
+
+
+def stopped_while_saving(folder):
+    """SIGTERM twice before the save, and at every file of it."""
+    sync = RealFiles.sync
+
+    def interrupted(self, handle):
+        os.kill(os.getpid(), signal.SIGTERM)
+        sync(self, handle)
+
+    RealFiles.sync = interrupted
+    code = stopped_and_resumed(folder, 3)
+    (saved,) = folder.glob("save-*")
+    return code, Checkpointer(folder, epoch=9).restore().step, saved.name
+
+
+def test_signals_while_saving_change_nothing(tmp_path):
+    assert on_ranks(1, stopped_while_saving, tmp_path) == [(75, 4, "save-00000001-step-4")]
+
+
+def misled(folder):
+    """A supervisor of a future version, then one that talks nonsense, then one of ours."""
+    os.environ.update(BRIM_CONTROL=f"{folder}/s", BRIM_ID="0")
+    server = socket.create_server(f"{folder}/s", family=socket.AF_UNIX)
+    said = []
+
+    def serve():
+        future, _ = server.accept()
+        future.sendall(b'{"v": 99, "type": "form"}\n')
+        ours, _ = server.accept()  # it gives that one up, and comes again
+        ours.sendall(b"\xff nonsense\n[]\n" + b'{"v": 1, "type": "dance"}\n' + encode(Form(1, (0,), 0, 1)))
+        for connection in (future, ours):
+            said.extend(Decoder().feed(connection.recv(65_536)))
+        said.extend(Decoder().feed(ours.recv(65_536)))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    found = mixed("autocast")
+    thread.join(5)
+    return found, [message.detail for message in said if isinstance(message, Error)]
+
+
+def test_what_a_rank_cannot_understand_is_answered_and_does_no_harm(tmp_path):
+    ((found, said),) = on_ranks(1, misled, tmp_path)
+    assert [found] == on_ranks(1, mixed, "autocast")
+    assert "found protocol version 99" in said[0]
+    assert any("expected one JSON object" in line for line in said)
+
+
+def test_sharded_and_wrapped_models_are_refused():
+    run = bt.start(logical_workers=2)
+    wrapped = type("FSDPLinear", (type("FSDPModule", (), {}), nn.Linear), {})(2, 2)  # as fully_shard makes it
+    for thing in (nn.Sequential(wrapped), type("ZeroRedundancyOptimizer", (torch.optim.SGD,), {})([torch.zeros(1)])):
+        with pytest.raises(UserError, match="not supported"):
+            run.prepare(thing)
+    run.close()
 
 
 def test_a_certificate_says_what_was_fixed():

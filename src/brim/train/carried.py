@@ -75,6 +75,9 @@ class State:
         for model, values in zip(self.models, state["model"], strict=True):
             _check_model(_model_tensors(model), values)
         for optimizer, values in zip(self.optimizers, state["optimizer"], strict=True):
+            kind, saved = type(optimizer).__name__, values.get("type")
+            if saved not in (None, kind):
+                raise ConfigError(f"the state is of another optimizer: {saved} there, {kind} here")
             here, there = _sizes(optimizer), [len(group["params"]) for group in values["groups"]]
             if here != there:
                 raise ConfigError(f"the state's optimizer has parameter groups of {there}, this one of {here}")
@@ -140,6 +143,7 @@ def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
     """As ``state_dict`` says it, without what hooks add."""
     index = {id(param): number for number, param in enumerate(_params(optimizer))}
     return {
+        "type": type(optimizer).__name__,
         "state": {index[id(param)]: dict(values) for param, values in optimizer.state.items() if id(param) in index},
         "groups": [
             {name: value for name, value in group.items() if name != "params"} | {"params": [0] * len(group["params"])}

@@ -215,8 +215,8 @@ class Checkpointer:
         """Read the newest checkpoint that can be verified.
 
         One that is truncated, has a wrong sum, lacks a file or has a format of the future is renamed to ``aside-...``
-        and reported, and the next older one is tried. With an epoch above 0, processes of lower epochs can publish no
-        more once this returns.
+        and reported, and the next older one is tried. With an epoch above 0 the folder is made if missing, so that one
+        that cannot be written to is found now, and processes of lower epochs can publish no more once this returns.
 
         Args:
             expected: Tensors (or what they are) that the checkpoint must have, with equal shapes and types.
@@ -237,7 +237,7 @@ class Checkpointer:
             wanted = Expected(specs, within)
         self._join()
         try:
-            if not self._folder.exists():
+            if self._folder.epoch == 0 and not self._folder.exists():
                 return None
             self._folder.fence_off()
             return read_newest(self._folder, wanted)

