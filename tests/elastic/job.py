@@ -26,7 +26,23 @@ parser.add_argument("--fast", action="store_true")
 parser.add_argument("--checkpoint")
 parser.add_argument("--loader-workers", type=int, default=0)
 parser.add_argument("--fail-at", type=int)
+parser.add_argument("--stream", action="store_true", help="an iterable dataset, in another order in every epoch")
 options = parser.parse_args()
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, rows):
+        self.rows, self.epoch = rows, 0
+
+    def __len__(self):
+        return len(self.rows)
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return (self.rows[(place + 5 * self.epoch) % len(self.rows)] for place in range(len(self.rows)))
+
 
 run = bt.start(
     logical_workers=None if options.fast else options.workers, seed=5, checkpoint=options.checkpoint, noise_every=3
@@ -35,7 +51,10 @@ model, optimizer, kind, max_norm = JOBS[options.model]()
 model, optimizer = run.prepare(model, optimizer)
 run.clip(max_norm)
 run.schedule(lambda samples: 1 / (1 + samples / 500))
-loader = run.loader(Rows(kind, options.samples), 16, workers=options.loader_workers)
+dataset = Rows(kind, options.samples)
+if options.stream:
+    dataset = Stream(dataset)
+loader = run.loader(dataset, 16, workers=options.loader_workers)
 first, losses = None, {}
 steps = os.open(options.out / "step", os.O_CREAT | os.O_WRONLY)  # for who decides what happens when
 for _ in run.epochs(options.epochs):

@@ -26,8 +26,8 @@ def undisturbed(tmp_path_factory):
 
     def digest(model):
         if model not in known:
-            folder = tmp_path_factory.mktemp(model)
-            words = [sys.executable, JOB, folder, "--epochs", 12, "--model", model]
+            folder = tmp_path_factory.mktemp(model.split()[0])
+            words = [sys.executable, JOB, folder, "--epochs", 12, "--model", *model.split()]
             subprocess.run([*map(str, words)], check=True, timeout=60)
             (answer,) = folder.glob("*.json")
             known[model] = json.loads(answer.read_text())
@@ -75,6 +75,14 @@ def test_preempt_and_resume_at_another_size(tmp_path, zygote, undisturbed):
     events = [Event(10, "resize", 4), Event(20, "preempt"), Event(35, "preempt")]
     weather = storm(tmp_path, events, *words, zygote=zygote)
     check(weather, undisturbed("conv"))
+    assert weather.starts == 3
+
+
+def test_a_stream_gives_every_sample_once_over_sizes_kills_and_stops(tmp_path, zygote, undisturbed):
+    words = (*WORDS, "--stream", "--loader-workers", 1, "--checkpoint", tmp_path / "saved")
+    events = [Event(7, "resize", 4), Event(18, "preempt"), Event(33, "kill", 1), Event(47, "preempt")]
+    weather = storm(tmp_path, events, *words, zygote=zygote)
+    check(weather, undisturbed("mlp --stream"))
     assert weather.starts == 3
 
 
