@@ -93,6 +93,12 @@ def test_fast_mode_is_named(checked):
     assert "fast mode: bits depend on the number of ranks" in out
 
 
+def test_what_settings_leave_open_is_said_beside_a_yes(checked):
+    code, out, _ = checked("--sizes", "1,1", workers=None)
+    assert code == 0
+    assert "not for sure: fast mode: bits depend on the number of ranks" in out
+
+
 def test_one_logical_worker_resumes_on_one_rank_and_it_is_said(checked):
     code, out, _ = checked(workers=1, epochs=1, steps=20)
     assert code == 0

@@ -194,6 +194,8 @@ def check(script: Script, *, steps: int, first: int, second: int | None) -> int:
         sys.stdout.write(f"resume exact: yes ({what}; {len(undisturbed.steps[stop])} sums compared at every step)\n")
         if first == second:
             sys.stdout.write("  the number of ranks was the same: another one was not tried\n")
+        for doubt in _doubts(undisturbed):
+            sys.stdout.write(f"  not for sure: {doubt}\n")
         return 0
     sys.stdout.write(f"resume exact: no ({what})\n  first difference: {found.name} after step {found.step}\n")
     for hint in hints(found, undisturbed, after, first, second):
@@ -203,9 +205,9 @@ def check(script: Script, *, steps: int, first: int, second: int | None) -> int:
 
 def hints(found: Difference, undisturbed: Seen, after: Seen, first: int, second: int) -> list[str]:
     """What it may be."""
-    from brim.train.certificate import differences, doubts  # noqa: PLC0415  (imports torch)
+    from brim.train.certificate import differences  # noqa: PLC0415  (imports torch)
 
-    said = [*doubts(undisturbed.certificate)]
+    said = _doubts(undisturbed)
     if after.certificate:
         said += [f"the runs differ in {each}" for each in differences(undisturbed.certificate, after.certificate)]
     if found.when == "before":
@@ -221,6 +223,12 @@ def hints(found: Difference, undisturbed: Seen, after: Seen, first: int, second:
         "after the stop: state that run.prepare and run.carry were not given, numbers drawn outside of run.steps, or "
         "sums that depend on the number of ranks", *said,
     ]  # fmt: skip
+
+
+def _doubts(seen: Seen) -> list[str]:
+    from brim.train.certificate import doubts  # noqa: PLC0415  (imports torch)
+
+    return doubts(seen.certificate)
 
 
 def _parser() -> argparse.ArgumentParser:
