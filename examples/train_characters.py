@@ -77,7 +77,6 @@ def write(model: nn.Module, beginning: str, characters: int, device: torch.devic
     return bytes(letters).decode("ascii")
 
 
-torch.set_num_threads(1)  # sums depend on it; ranks started by brim have one thread unless OMP_NUM_THREADS says more
 run = bt.start(logical_workers=4, seed=0, checkpoint=options.checkpoint)  # brim: first, so that weights are seeded
 model = Writer()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

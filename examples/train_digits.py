@@ -31,7 +31,6 @@ def network() -> nn.Module:
     )
 
 
-torch.set_num_threads(1)  # sums depend on it; ranks started by brim have one thread unless OMP_NUM_THREADS says more
 digits = load_digits()
 images = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None]
 labels = torch.tensor(digits.target)

@@ -105,7 +105,6 @@ class Families(nn.Module):
         return self.out(h.masked_fill((x == 0)[:, None], float("-inf")).amax(2))
 
 
-torch.set_num_threads(1)  # sums depend on it; ranks started by brim have one thread unless OMP_NUM_THREADS says more
 run = bt.start(logical_workers=4, seed=0, checkpoint=options.checkpoint)  # brim: first, so that weights are seeded
 model = Families()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

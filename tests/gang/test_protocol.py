@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -133,3 +135,10 @@ def test_a_loss_that_is_not_a_number_is_sent_as_null():
     assert decode(encode(Tune(1))) == Tune(1)
     assert decode(encode(Answer(True, "x", {"ranks": [1]}))) == Answer(True, "x", {"ranks": [1]})
     assert decode(encode(Form(1, (2, 3), 2, 4))) == Form(1, (2, 3), 2, 4)
+
+
+def test_the_table_of_messages_is_complete():
+    text = (Path(__file__).parents[2] / "docs" / "decisions" / "0010-inside-the-job.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\|", text.partition("### Messages")[2], re.MULTILINE)
+    told = {(name, frozenset(re.findall(r"`(\w+)`", said))) for name, said in rows}
+    assert told == {(name, frozenset(field.name for field in fields(kind))) for name, kind in protocol._KINDS.items()}
