@@ -12,7 +12,7 @@ import time
 import pytest
 
 from brim.gang.asking import ask
-from brim.gang.protocol import AskPreempt, AskResize, AskStatus, AskStop
+from brim.gang.protocol import AskPreempt, AskResize, AskStatus, AskStop, AskTune
 from brim.train import launch
 
 REDUCE = """
@@ -170,6 +170,23 @@ def test_who_is_on_the_way_when_the_end_is_announced_ends_too(tmp_path, launched
     assert ask(str(gang.control), AskStop() if order == "stop" else AskPreempt()).ok
     assert gang.process.wait(20) == (0 if order == "stop" else 75), (gang.folder / "err").read_text()
     assert "SIGKILL" not in (gang.folder / "err").read_text()
+
+
+@pytest.mark.parametrize("order", ["stop", "preempt", "tune"])
+def test_what_is_asked_between_a_resize_and_the_step_that_takes_it_up_waits_for_the_newcomers(
+    tmp_path, launched, order
+):
+    (tmp_path / "session.py").write_text(SESSION.replace("0.1)", "1.0)"))
+    gang = launched("--nproc", 2, tmp_path / "session.py", 4)
+    gang.until(inside(2))
+    assert ask(str(gang.control), AskResize(4)).ok
+    gang.until(lambda status: status["epoch"] == 2)  # said to ranks 0 and 1, which are in a step of a second
+    message = {"stop": AskStop(), "preempt": AskPreempt(), "tune": AskTune(global_batch=16)}[order]
+    assert ask(str(gang.control), message).ok
+    (gang.folder / "slow").unlink()
+    assert gang.process.wait(20) == {"stop": 0, "preempt": 75, "tune": 0}[order], (gang.folder / "err").read_text()
+    assert "SIGKILL" not in (gang.folder / "err").read_text()
+    assert len(set(gang.lines())) == (1 if order == "tune" else 0)
 
 
 def test_a_stop_before_anybody_has_connected_is_heard(tmp_path, launched):

@@ -69,7 +69,7 @@ class Membership:
         self._replace = replace
         self._broken = False
         self._asked_to_start = 0
-        self._failed_forms = 0
+        self._failed_forms = self._form_command = 0
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
@@ -333,11 +333,11 @@ class Membership:
         return orders
 
     def _form_message(self) -> Form:
-        return Form(self.epoch, self.members, self._leader(), self.command)
+        return Form(self.epoch, self.members, self._leader(), self._form_command)
 
     def _form(self, members: tuple[int, ...]) -> None:
         self.epoch += 1
-        self.next_command()
+        self._form_command = self.next_command()  # however often it is said: all have to take up later commands
         self.members = members
         self._broken = False
         for rank in members:

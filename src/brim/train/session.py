@@ -545,9 +545,9 @@ class Run:
             if control.newest_form(member.epoch) is not None:
                 self._drop_step(BrokenGroupError("a newer epoch is wanted"))
                 self._form()
-            for command in control.commands(self._acted, self._agreed):
-                self._acted = command.command
-                self._act(command)
+            while commands := control.commands(self._acted, self._agreed):
+                self._acted = commands[0].command
+                self._act(commands[0])
             self._acted = max(self._acted, member.command)
             control.forget(self._acted)
             self._tell_progress()
@@ -627,7 +627,7 @@ class Run:
         member = self._membership
         if member is not None:
             self._acted = max(self._acted, member.command)
-            self._agreed = max(self._agreed, self._acted)
+            self._agreed = self._acted  # newcomers have heard, and agreed on, no more than this
         if self._buckets is not None:
             self._buckets.use(summer(self._live_group(), exact=self._workers is not None))
         self._leave_agreed = False
