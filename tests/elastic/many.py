@@ -65,10 +65,11 @@ def long_storm(folder, zygote, options):
     """Joins and leaves in one gang, one after the other; steps in between are few."""
     steps = 3 * options.events
     expected = undisturbed(folder, "conv", steps)
-    events = random_events(options.seed, steps - 5, options.events, kinds=("resize", "resize", "kill"))
+    drawn = options.events * 4 // 3  # a kill is refused where one rank is left
+    events = random_events(options.seed, steps - 5, drawn, kinds=("resize", "resize", "kill"))
     weather = storm(
-        new(folder, "long"), events, *words("conv", steps), ranks=2, zygote=zygote, replace=options.events,
-        timeout_s=3 * options.events + 120,
+        new(folder, "long"), events, *words("conv", steps), ranks=2, zygote=zygote, replace=drawn,
+        timeout_s=4 * options.events + 120,
     )  # fmt: skip
     counts = dict(collections.Counter(event.what for event in weather.done))
     sys.stdout.write(f"long storm: {counts}, {weather.refused} refused, {weather.epochs} epochs in one gang\n")
