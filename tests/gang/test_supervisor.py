@@ -21,6 +21,7 @@ from brim.gang.protocol import (
     AskStatus,
     AskStop,
     AskTune,
+    Broken,
     Error,
     Form,
     Formed,
@@ -485,6 +486,41 @@ def test_a_rank_that_comes_back_is_told_again_what_it_may_have_missed(launch, pe
         rank.say(Ready(0))
         assert rank.hear() == Form(1, (0,), 0, 1)
         rank.close()
+
+
+@pytest.mark.parametrize("taken_up", [False, True])
+def test_a_tune_that_an_epoch_makes_void_is_said_again_once_unless_it_was_taken_up(launch, peer, tmp_path, taken_up):
+    (tmp_path / "wait.py").write_text("import time; time.sleep(60)")
+    gang = launch("--nproc", 2, tmp_path / "wait.py")
+    gang.until(lambda status: sum(rank["pid"] > 0 for rank in status["ranks"]) == 2)
+    first, second = peer(gang.control), peer(gang.control)
+    for number, one in enumerate((first, second)):
+        one.say(Hello(number, 1))
+        one.say(Ready(number))
+    for one in (first, second):
+        assert one.hear() == Form(1, (0, 1), 0, 1)
+        one.say(Formed(1, 0))
+    gang.until(training(2))
+    gang.ask(AskTune(global_batch=64))
+    assert first.hear() == Tune(2, 64)
+    gang.ask(AskKill(1))
+    first.say(Broken(1, 5))
+    assert first.hear() == Form(2, (0,), 0, 3)
+    first.say(Formed(2, 5, tuned=2 if taken_up else 0))
+    gang.until(training(1))
+    gang.ask(AskTune(prefetch=3))
+    assert first.hear() == (Tune(4, prefetch=3) if taken_up else Tune(4, 64))
+    if not taken_up:
+        assert first.hear() == Tune(5, prefetch=3)
+
+
+@pytest.mark.parametrize(("sizes", "words"), [
+    ("1,2,4", "rank 2 is not needed and ends"), ("1,4", "ranks 1, 2 are not needed and end"),
+])  # fmt: skip
+def test_who_is_not_needed_is_said_in_words(launch, sizes, words):
+    gang = launch("--nproc", 3, RANK, f"sizes={sizes}", "steps=3")
+    assert gang.wait() == 0
+    assert words in gang.stderr()
 
 
 def test_addresses_and_orders_reach_those_they_are_for(launch, peer, tmp_path):

@@ -222,6 +222,19 @@ def test_ranks_that_do_not_divide_the_logical_workers_are_said_and_ended(tmp_pat
     assert "SIGKILL" not in said
 
 
+def test_a_tune_that_is_pending_when_a_rank_dies_is_taken_up_by_the_others(tmp_path, launched):
+    (tmp_path / "session.py").write_text(SESSION.replace("0.1)", "1.0)"))
+    gang = launched("--nproc", 2, tmp_path / "session.py", 4)
+    status = gang.until(inside(2))
+    assert ask(str(gang.control), AskTune(global_batch=16)).ok
+    os.kill(status["ranks"][1]["pid"], signal.SIGKILL)
+    gang.until(inside(1))
+    (gang.folder / "slow").unlink()
+    assert gang.process.wait(20) == 0
+    (line,) = gang.lines()
+    assert int(line.split()[0]) < 32
+
+
 def test_without_a_socket_training_goes_on(tmp_path, launched):
     (tmp_path / "session.py").write_text(SESSION)
     gang = launched("--nproc", 2, tmp_path / "session.py", 4)
@@ -262,6 +275,15 @@ def test_sigterm_to_one_rank_preempts_its_gang(tmp_path, launched):
     os.kill(status["ranks"][1]["pid"], signal.SIGTERM)
     assert gang.process.wait(20) == 75
     assert "asked by a signal to leave" in (gang.folder / "err").read_text()
+
+
+def test_sigterm_to_one_rank_before_it_has_begun_preempts_its_gang(tmp_path, launched):
+    (tmp_path / "session.py").write_text("import time\ntime.sleep(2)\n" + SESSION)
+    gang = launched("--nproc", 2, "--replace", 1, tmp_path / "session.py", 800)
+    status = gang.until(lambda status: len(status["ranks"]) == 2 and all(rank["pid"] for rank in status["ranks"]))
+    os.kill(status["ranks"][1]["pid"], signal.SIGTERM)
+    assert gang.process.wait(20) == 75
+    assert "ended by SIGTERM before it was ready: all are to leave" in (gang.folder / "err").read_text()
 
 
 def test_without_an_answer_it_says_so(tmp_path):

@@ -109,7 +109,7 @@ class Membership:
         if member is None or epoch != self.epoch or member.where is not Where.FORMING:
             return Orders()
         member.where, member.holds = Where.IN, True
-        if self._all(Where.IN):
+        if self.all_are_in():
             self._failed_forms = 0
         return self._settle()
 
@@ -203,6 +203,14 @@ class Membership:
         member = self.ranks.get(rank)
         missed = member is not None and member.where is Where.FORMING and rank in self.members
         return Orders(send=[(rank, self._form_message())] if missed else [])
+
+    def all_are_in(self) -> bool:
+        """Whether the newest epoch is complete."""
+        return bool(self.members) and self._all(Where.IN)
+
+    def is_void(self, command: int) -> bool:
+        """Whether the newest epoch is later than this command: who had not taken it up then, never will."""
+        return command < self._form_command
 
     def next_command(self) -> int:
         """A number for a command to all."""

@@ -124,11 +124,12 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """Rank: in the group of this epoch, state equal, next step is ``step``."""
+    """Rank: in the group of this epoch, state equal, next step is ``step``, newest `Tune` taken up is ``tuned``."""
 
     epoch: int
     step: int
     took_s: float = 0.0
+    tuned: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from typing import Any, Final
 
 from brim.gang import processes
@@ -85,6 +86,8 @@ class Supervisor:
         self._port = free_port()
         self._next_id = 0
         self._announced = self._failing = self._stopping = False
+        self._tunes: list[Tune] = []
+        self._tuned = 0
         self._reasons: set[str] = set()
         self._failure = ""
         self._signals: list[int] = []
@@ -185,8 +188,9 @@ class Supervisor:
     def _why_retired(self, retired: list[int]) -> str:
         size, sizes = len(self.membership.members), sorted(self.membership.sizes)
         possible = f" (it can on {', '.join(map(str, sizes))})" if sizes else ""
-        job = f"runs on {size} ranks{possible}" if size else "is over"
-        return f"the job {job}: rank {', '.join(map(str, retired))} is not needed and ends"
+        job = f"runs on {size} rank{'s' if size > 1 else ''}{possible}" if size else "is over"
+        who, is_not, ends = ("rank", "is not", "ends") if len(retired) == 1 else ("ranks", "are not", "end")
+        return f"the job {job}: {who} {', '.join(map(str, retired))} {is_not} needed and {ends}"
 
     def _add_rank(self) -> None:
         used = {rank.slot for rank in self.ranks.values() if rank.living or rank.sweep_s is not None}
@@ -327,10 +331,10 @@ class Supervisor:
                 self._obey(self.membership.ready(rank.id, sizes))
             case Address():
                 self._obey(self.membership.address(rank.id, message))
-            case Formed(epoch=epoch):
+            case Formed(epoch=epoch, tuned=tuned):
                 self._obey(self.membership.formed(rank.id, epoch))
-                if self._stopping:  # a new epoch makes earlier commands void
-                    self._tell_all(Stop(self.membership.next_command()))
+                self._tuned = max(self._tuned, tuned)
+                self._say_again()
             case Broken(epoch=epoch, detail=detail):
                 self._say(f"rank {rank.id}: epoch {epoch} broke: {detail}"[:500])
                 self._hangs.free(rank.id, now_s)
@@ -366,6 +370,22 @@ class Supervisor:
             if rank.living:
                 self._tell(rank.id, message)
 
+    def _say_again(self) -> None:
+        """A new epoch makes earlier commands void: of those that stand, a stop at once, a tune when all are in."""
+        if self._stopping:
+            self._tell_all(Stop(self.membership.next_command()))
+        self._tunes = [tune for tune in self._tunes if tune.command > self._tuned]
+        if self.membership.all_are_in():
+            void = [tune for tune in self._tunes if self.membership.is_void(tune.command)]
+            self._tunes = [tune for tune in self._tunes if tune not in void]
+            for tune in void:
+                self._tune(tune)
+
+    def _tune(self, tune: Tune) -> None:
+        numbered = replace(tune, command=self.membership.next_command())
+        self._tunes.append(numbered)
+        self._tell_all(numbered)
+
     # -- what can be asked -----------------------------------------------------------------------------------------
 
     def ask(self, message: Message) -> Answer:
@@ -392,7 +412,7 @@ class Supervisor:
                 kill(self._belongings.of(rank.id, rank.pid))
                 return Answer(ok=True)
             case AskTune(global_batch=batch, loader_workers=workers, prefetch=prefetch):
-                self._tell_all(Tune(self.membership.next_command(), batch, workers, prefetch))
+                self._tune(Tune(0, batch, workers, prefetch))
                 return Answer(ok=True)
             case _:
                 return Answer(ok=False, detail=f"{type(message).__name__} is nothing to ask")
@@ -470,6 +490,10 @@ class Supervisor:
             self._obey(self.membership.gone(rank.id))
         elif code == 0:
             self._obey(self.membership.finished(rank.id))
+        elif code == -signal.SIGTERM and member is not None and member.where in (Where.STARTING, Where.BUILDING):
+            self._say(f"rank {rank.id} {how(code)} before it was ready: all are to leave")
+            self.preempt()
+            self._obey(self.membership.gone(rank.id))
         elif code is not None and code < 0 and (known or self.membership.epoch):
             self._say(f"rank {rank.id} (process {rank.pid}) {how(code)}")
             survives = self.membership.survives(rank.id)

@@ -60,6 +60,10 @@ class Carried(Protocol):
 
     step: int
 
+    @property
+    def tuned(self) -> int:
+        """Newest `tune` that is in it."""
+
     def begin(self) -> None:
         """Nobody has state: restore it from a checkpoint, or start at step 0."""
 
@@ -155,7 +159,7 @@ class Membership:
         self.command = max(self.command, form.command)
         self.control.forget(self.command)
         self.formed = True
-        self.control.send(Formed(form.epoch, carried.step, time.monotonic() - began_s))
+        self.control.send(Formed(form.epoch, carried.step, time.monotonic() - began_s, carried.tuned))
 
     def _meet(self, form: Form | Resize) -> Group:
         before = self._forming = open_sockets()

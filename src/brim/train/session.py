@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
 from typing import Any, Final, Literal, Protocol
 
 import torch
@@ -163,7 +164,7 @@ class Run:
         self._calls = 0
         self._micro: Micro | None = None
         self._plan: Plan | None = None
-        self._agreed = self._acted = 0
+        self._agreed = self._acted = self._tuned = 0
         self._leave_asked = self._leave_agreed = self._broken = self._through = False
         self._loss: Tensor | None = None
         self._meter = Meter()
@@ -542,6 +543,10 @@ class Run:
         self._form()
         control, member = self._control, self._membership
         if control is not None and member is not None:
+            agreed = control.commands(self._acted, self._agreed)
+            for tune in takewhile(lambda command: isinstance(command, Tune), agreed):
+                self._acted = tune.command  # part of the step: others that have committed it may have taken it up
+                self._act(tune)
             if control.newest_form(member.epoch) is not None:
                 self._drop_step(BrokenGroupError("a newer epoch is wanted"))
                 self._form()
@@ -567,6 +572,7 @@ class Run:
                 self._leave(0, command.command)
             case Tune():
                 self._tune(command)
+                self._tuned = command.command
 
     def _tune(self, command: Tune) -> None:
         loader: Any = self._loader
@@ -831,6 +837,11 @@ class _Carried:
     def step(self, value: int) -> None:
         self._run._step = value
 
+    @property
+    def tuned(self) -> int:
+        """Newest `tune` that is in it."""
+        return self._run._tuned
+
     def mark(self) -> list[int]:
         """Numbers that are equal wherever the state is."""
         run = self._run
@@ -846,14 +857,17 @@ class _Carried:
             self._run._state.take(*saved)
 
     def give(self) -> tuple[dict[str, Tensor], Any]:
-        """Not copied. Beside the state of training goes what this start of the job saves under."""
+        """Not copied. Beside the state of training goes what holds for this start of the job alone."""
         tensors, tree = self._run._state.give()
         checkpoints = self._run._checkpoints
-        return tensors, {"state": tree, "token": 0 if checkpoints is None else checkpoints.token}
+        return tensors, {
+            "state": tree, "token": 0 if checkpoints is None else checkpoints.token, "tuned": self._run._tuned,
+        }  # fmt: skip
 
     def take(self, tensors: dict[str, Tensor], tree: Any) -> None:
         """All of it is there."""
         self._run._state.take(tensors, tree["state"])
+        self._run._tuned = tree["tuned"]
         if self._run._checkpoints is not None:
             self._run._checkpoints.belong_to(tree["token"])
 
