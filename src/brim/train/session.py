@@ -676,7 +676,8 @@ class Run:
     def _leave(self, code: int, command: int) -> None:
         """Save, wait until that is done, and exit."""
         if self._checkpoints is None and self.rank == 0 and code == PREEMPTED:
-            sys.stderr.write(f"brim: {self.steps_done} steps are lost: start(checkpoint=...) names no folder to save to\n")
+            why = "start(checkpoint=...) names no folder to save to"
+            sys.stderr.write(f"brim: {self.steps_done} steps are lost: {why}\n")
         try:
             self._save_together(command)
         except BrokenGroupError as error:
