@@ -2,7 +2,9 @@
 
 import os
 import signal
+import sys
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
@@ -11,3 +13,12 @@ settings.register_profile("explore", max_examples=2_000, deadline=None, suppress
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background, and by all started from it
+
+
+@pytest.fixture(autouse=True)
+def _handlers():
+    """A run that a test starts in this process leaves no handler to the next test: their order is random."""
+    sigterm, hook = signal.getsignal(signal.SIGTERM), sys.excepthook
+    yield
+    signal.signal(signal.SIGTERM, sigterm)
+    sys.excepthook = hook

@@ -207,14 +207,7 @@ def test_a_library_that_is_absent_is_named_in_a_line(kind, monkeypatch):
     assert str(caught.value) == wanted
 
 
-@pytest.fixture
-def sigterm():
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
-def test_an_end_asked_for_before_training_needs_no_checkpoint(sigterm):
+def test_an_end_asked_for_before_training_needs_no_checkpoint():
     from brim.train.callbacks.handshake import Handshake
 
     handshake = Handshake()
@@ -226,7 +219,7 @@ def test_an_end_asked_for_before_training_needs_no_checkpoint(sigterm):
 
 
 @only("hugging_face")
-def test_arguments_that_cannot_be_resumed_with_are_refused(kind, sigterm):
+def test_arguments_that_cannot_be_resumed_with_are_refused(kind):
     from brim.errors import ConfigError
     from brim.train.callbacks.hugging_face import BrimCallback
 

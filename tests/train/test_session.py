@@ -1,5 +1,9 @@
 """The loop: the same bits on every number of ranks, and what it says when it is used wrongly."""
 
+import contextlib
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -237,3 +241,27 @@ def test_a_job_may_end_after_a_number_of_steps(last, steps, bodies):
     found = {*on_ranks(1, some_steps, last), *on_ranks(2, some_steps, last)}
     assert {row[1:] for row in found} == {(steps, bodies)}
     assert len(found) == 1
+
+
+def test_of_two_runs_in_one_process_a_sigterm_asks_the_second(tmp_path):
+    done = []
+    for name in ("first", "second"):
+        run = bt.start(seed=5, checkpoint=tmp_path / name)
+        model = nn.Linear(20, 5)
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        loader = run.loader(Rows("rows"), 16, workers=0)
+        with contextlib.ExitStack() as ended:
+            if name == "second":
+                caught = ended.enter_context(pytest.raises(SystemExit))
+            for _ in run.epochs(1):
+                for x, y in run.steps(loader):
+                    if name == "second" and run.steps_done == 1:
+                        os.kill(os.getpid(), signal.SIGTERM)
+                    run.backward(loss_of(model(x), y))
+                    run.step()
+        done.append(run.steps_done)
+        run.close()
+    assert caught.value.code == 75
+    assert done[0] > 2
+    assert done[1] == 2  # the step in flight is finished, and saved
+    assert [path.name for path in (tmp_path / "second").iterdir() if "2" in path.name]

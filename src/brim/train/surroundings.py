@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from random import seed as seed_python
 from typing import Any
@@ -86,16 +87,27 @@ def static_group(device: torch.device, timeout_s: float) -> Group | None:
     return Group(store, rank, size, epoch=epoch, device=device, timeout_s=timeout_s, sockets=open_sockets())
 
 
-def on_sigterm(call: Any) -> None:
-    """A first SIGTERM asks to leave after the step; a handler that is there already is called, too."""
-    before = signal.getsignal(signal.SIGTERM)
+class _OnSigterm:
+    """Asks to leave, then calls the handler that was there before."""
 
-    def handle(number: int, frame: Any) -> None:
-        call()
-        if callable(before):
-            before(number, frame)
+    def __init__(self, call: Callable[[], None], before: Any) -> None:
+        self._call, self.before = call, before
 
-    signal.signal(signal.SIGTERM, handle)
+    def __call__(self, number: int, frame: Any) -> None:
+        self._call()
+        if callable(self.before):
+            self.before(number, frame)
+
+
+def on_sigterm(call: Callable[[], None]) -> None:
+    """A first SIGTERM asks to leave after the step; a handler that is there already is called, too.
+
+    Of several runs in one process the newest alone is asked: one that is through would end the process at once.
+    """
+    before: Any = signal.getsignal(signal.SIGTERM)
+    if isinstance(before, _OnSigterm):
+        before = before.before
+    signal.signal(signal.SIGTERM, _OnSigterm(call, before))
 
 
 def tell_exceptions(control: Control) -> None:
