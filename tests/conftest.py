@@ -12,6 +12,9 @@ settings.register_profile("ci", max_examples=60, deadline=None, derandomize=True
 settings.register_profile("explore", max_examples=2_000, deadline=None, suppress_health_check=_QUIET)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
+    os.environ.pop(_name, None)  # processes under test run as a user's do
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background, and by all started from it
 
 

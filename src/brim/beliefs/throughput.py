@@ -277,7 +277,7 @@ def _line(x: FloatArray, y: FloatArray) -> tuple[float, float]:
     spread = (weight * (x - x_mean) ** 2).sum()
     if spread <= 1e-12 * total * max(x_mean, 1.0) ** 2:
         return (float(y_mean / 2), float(y_mean / 2 / x_mean)) if x_mean > 0 else (float(y_mean), 0.0)
-    slope = (weight * (x - x_mean) * (y - y_mean)).sum() / spread
+    slope = float((weight * (x - x_mean) * (y - y_mean)).sum() / spread)
     slope = max(slope, 0.01 * y_mean / max(x_mean, 1.0))
     constant = y_mean - slope * x_mean
     if constant <= 0.01 * y_mean:

@@ -26,7 +26,7 @@ import traceback
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 ERROR_FILE_VARIABLE: Final = "BRIM_ERROR_FILE"
 """Environment: where a forked rank writes the exception that ends it: ``{"at_ns": monotonic, "traceback": text}``."""
@@ -289,17 +289,22 @@ def _flush() -> None:
                 stream.flush()
         except Exception as error:
             if stream is sys.stdout:
-                said: Any = _Unraisable(type(error), error, error.__traceback__, None, stream)
-                sys.unraisablehook(said)
+                sys.unraisablehook(_unraisable_type()((type(error), error, None, None, stream)))
                 os._exit(120)
 
 
-class _Unraisable(NamedTuple):
-    exc_type: type[BaseException]
-    exc_value: BaseException
-    exc_traceback: types.TracebackType | None
-    err_msg: str | None
-    object: object
+def _unraisable_type() -> Any:
+    """The type that hooks take, which Python names nowhere: that of what they are given."""
+    given: list[Any] = []
+    hook, sys.unraisablehook = sys.unraisablehook, given.append
+    _Fails()
+    sys.unraisablehook = hook
+    return type(given.pop())
+
+
+class _Fails:
+    def __del__(self) -> None:
+        raise RuntimeError
 
 
 def _code(what: PythonRun, module: types.ModuleType) -> types.CodeType:

@@ -272,7 +272,7 @@ def fewest_nodes(most: IntArray, gpus: int, counts: IntArray) -> int:
         counts: Output: GPUs taken of each node (N,).
     """
     counts[:] = 0
-    left, used, level = gpus, 0, most.max()
+    left, used, level = gpus, 0, int(most.max())
     while True:  # whole nodes, largest first, until the rest fits on one
         lower, one_takes_it = 0, False
         for n in range(len(most)):

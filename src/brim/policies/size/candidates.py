@@ -74,7 +74,7 @@ def candidates(
     stays, room = _left_alone(snapshot)
     active = (jobs.holds & (stays == 0)) | jobs.waits
     elastic = jobs.elastic
-    G = int(max(min(gpus_max, reach.max(initial=1)), jobs.gpus.max(initial=1), 1))
+    G = max(min(gpus_max, int(reach.max(initial=1))), int(jobs.gpus.max(initial=1)), 1)
     rate = np.full((len(jobs), G + 1), -np.inf)
     batches = np.full((len(jobs), G + 1), NONE, dtype=np.int64)
     fitted = active & elastic & speeds.known
