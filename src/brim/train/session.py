@@ -13,9 +13,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import takewhile
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,14 @@ from torch.optim import Optimizer
 from brim.errors import ConfigError, UserError
 from brim.gang.protocol import PREEMPTED, Error, Leaving, Measured, Prepare, Resize, Saved, Stop, Tune
 from brim.train import certificate as certificates
+from brim.train.batches import Batches
 from brim.train.buckets import Alone, Buckets, summer
 from brim.train.carried import Lambda, State
 from brim.train.checkpoint import Saving
 from brim.train.control import Control
 from brim.train.elastic import NEW, EndedError, Membership, NotWantedError, share_state
 from brim.train.group import BrokenGroupError, Group
+from brim.train.models import named_parameters, refuse_wrapped
 from brim.train.noise import Noise, Rule, rule_for
 from brim.train.reduce import is_power_of_two
 from brim.train.saving import Checkpoints
@@ -57,55 +59,6 @@ LOOK_S: Final = 0.2
 
 FAST_RANKS_MAX: Final = 256
 """Ranks in fast mode, for which the tail has room."""
-
-
-WRAPPERS: Final = frozenset(
-    {
-        "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DTensor", "ZeroRedundancyOptimizer",
-        "DeepSpeedEngine",
-    }
-)  # fmt: skip
-"""Classes that shard state over ranks, or sum gradients over them by themselves."""
-
-
-class Batches(Protocol):
-    """What the loop needs of a loader: batches for (epoch, step, logical worker), a cursor that commits."""
-
-    wait_s: float
-
-    @property
-    def epoch(self) -> int:
-        """Of the next step to commit."""
-
-    @property
-    def step(self) -> int:
-        """The next step to commit, counted in its epoch."""
-
-    @property
-    def global_batch(self) -> int:
-        """Samples of the next step."""
-
-    @property
-    def logical_workers(self) -> int:
-        """Shares of a step."""
-
-    def samples(self, epoch: int, step: int, worker: int) -> int:
-        """Samples of one share; may be 0."""
-
-    def assign(self, epoch: int, step: int, workers: range) -> None:
-        """These shares will be fetched, from this step on."""
-
-    def fetch(self, epoch: int, step: int, worker: int) -> Any:
-        """The batch of one share."""
-
-    def commit(self, epoch: int, step: int) -> None:
-        """The step is done."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Cursor and ledger."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
 
 
 def start(
@@ -232,12 +185,12 @@ class Run:
         optimizer = self._state.optimizers[0] if self._state.optimizers else None
         self._rule = rule_for(optimizer, lr_rule) if isinstance(lr_rule, str) else lr_rule
         self._tail = Tail(self._state.models, self._workers or FAST_RANKS_MAX)
-        named = _named_parameters(self._state.models)
+        named = named_parameters(self._state.models)
         self._buckets = Buckets(named, self._tail.size, unused=unused)
         return things[0] if len(things) == 1 else things
 
     def _take_in(self, thing: Any) -> None:
-        _refuse_wrapped(thing)
+        refuse_wrapped(thing)
         if isinstance(thing, nn.Module):
             thing.to(self.device)
             self._state.models.append(thing)
@@ -881,24 +834,3 @@ def _squares(into: list[Tensor]) -> Any:
         into.append(torch.stack([norm.float() for norm in norms]).square().sum())
 
     return take
-
-
-def _refuse_wrapped(thing: Any) -> None:
-    """By name, so that nothing is imported for it."""
-    parts = [*thing.modules(), *thing.parameters()] if isinstance(thing, nn.Module) else [thing]
-    for part in parts:
-        if names := WRAPPERS & {kind.__name__ for kind in type(part).__mro__}:
-            raise UserError(
-                f"run.prepare got a {min(names)}, which is not supported: state sharded over ranks cannot be carried, "
-                "and gradients are summed by brim. Give it the plain model and optimizer"
-            )
-
-
-def _named_parameters(models: Iterable[nn.Module]) -> list[tuple[str, Tensor]]:
-    several = len(list(models)) > 1
-    return [
-        (f"{number}.{name}" if several else name, param)
-        for number, model in enumerate(models)
-        for name, param in model.named_parameters()
-        if param.requires_grad
-    ]

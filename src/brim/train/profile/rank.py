@@ -29,6 +29,7 @@ from typing import Any, Final, cast
 import torch
 
 from brim.train import session
+from brim.train.batches import Batches
 from brim.train.steps import Plan
 
 FIRST_SHARE: Final = 8
@@ -108,7 +109,7 @@ def profiled(record: Path, local_batch: int, drain: Sequence[int]) -> type[sessi
             if self.device.type == "cuda":
                 _cuda.synchronize(self.device)
             took_s = time.perf_counter() - self._began_s
-            wait_s = cast(session.Batches, self._loader).wait_s - self._waited_s
+            wait_s = cast(Batches, self._loader).wait_s - self._waited_s
             super()._commit(plan)
             if self.rank == 0:
                 append(record, {
