@@ -352,13 +352,14 @@ def misled(folder):
         ours, _ = server.accept()  # it gives that one up, and comes again
         ours.sendall(b"\xff nonsense\n[]\n" + b'{"v": 1, "type": "dance"}\n' + encode(Form(1, (0,), 0, 1)))
         for connection in (future, ours):
-            said.extend(Decoder().feed(connection.recv(65_536)))
-        said.extend(Decoder().feed(ours.recv(65_536)))
+            decoder = Decoder()
+            while data := connection.recv(65_536):  # until it hangs up
+                said.extend(decoder.feed(data))
 
     thread = threading.Thread(target=serve)
     thread.start()
     found = mixed("autocast")
-    thread.join(5)
+    thread.join(20)
     return found, [message.detail for message in said if isinstance(message, Error)]
 
 
