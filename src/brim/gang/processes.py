@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -125,6 +126,18 @@ def reap() -> list[tuple[int, int]]:
                 break
             ended.append((pid, status))
     return ended
+
+
+def end_launcher(process: subprocess.Popen[bytes], within_s: float) -> None:
+    """Ask a launcher to end, which ends its ranks; killed where it does not, and then its zygote ends them."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def kill_all(

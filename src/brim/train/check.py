@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from brim.errors import UserError
+from brim.gang.processes import end_launcher
 
 STEPS: Final = 20
 """Steps of a run; ours: enough for momentum, schedules and running statistics to have moved."""
@@ -93,7 +94,7 @@ class Script:
                     "smaller task, or the check a longer --timeout"
                 ) from None
             finally:
-                _end(process)
+                end_launcher(process, 2 * GRACE_S)
         seen = read(self.folder / f"{name}.jsonl")
         if code:
             self._explain(name, size, code, seen)
@@ -103,18 +104,6 @@ class Script:
         failed = self.folder / f"{name}.failed"
         why = failed.read_text(encoding="utf-8") if failed.exists() else f"exit code {code}"
         raise UserError(f"{self.words[0]} failed on {ranks(size)} after {seen.last} steps: {why}; --show shows it all")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The launcher ends its ranks when it is asked to, and a zygote does if it is killed."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(2 * GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def read(path: Path) -> Seen:

@@ -23,6 +23,7 @@ from typing import Any, Final, TextIO
 
 from brim.errors import BrimError, UserError
 from brim.gang.asking import ask
+from brim.gang.processes import end_launcher
 from brim.gang.protocol import AskTune
 
 GRACE_S: Final = 5.0
@@ -122,18 +123,6 @@ def _end_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a launcher to end; if it must be killed, the zygote ends the ranks."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(2 * GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def said(script: Script, name: str) -> str:
     """What a gang wrote to stderr, without our own word about where to reach it."""
     text = (script.folder / f"{name}.err").read_bytes()[-SAID_BYTES_MAX:].decode(errors="replace")
@@ -182,7 +171,7 @@ class Gang:
 
     def end(self) -> None:
         """Until none of its processes is left."""
-        end(self._process)
+        end_launcher(self._process, 2 * GRACE_S)
         if self._file is not None:
             self._file.close()
 
@@ -347,7 +336,7 @@ class BoxExchange:
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            end(process)
+            end_launcher(process, 2 * GRACE_S)
         if code != 0:
             how = f"took over {self._script.timeout_s:g} s" if code is None else f"ended with code {code}"
             last = (said(self._script, name).strip().splitlines() or ["it said nothing"])[-1]
