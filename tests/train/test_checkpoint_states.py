@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from brim.train.checkpoint import Checkpointer, flatten_state, unflatten_state
 from brim.train.shards import STORED, HostCopy
 
-TYPES = [*STORED, torch.complex64, torch.complex128, torch.float8_e4m3fnuz, torch.float8_e8m0fnu]
+TYPES = [*STORED, torch.complex64, torch.complex128, torch.float8_e4m3fnuz]
+TYPES += [getattr(torch, name) for name in ("float8_e8m0fnu",) if hasattr(torch, name)]  # not in torch 2.6
 
 
 def bits(tensor: torch.Tensor) -> bytes:
