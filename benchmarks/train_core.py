@@ -3,7 +3,8 @@
     python benchmarks/train_core.py                 all of it
     python benchmarks/train_core.py reduce          one part: reduce, steps
 
-Every figure is a ratio measured in one run: the sides take turns, medians are compared. CPU, gloo, one thread per rank.
+Every figure is a ratio measured in one run: the sides take turns, medians are compared. CPU, gloo, one thread per rank;
+on a machine with a GPU for each rank: these, and NCCL.
 """
 
 import argparse
@@ -75,16 +76,36 @@ def show(title, taken, base):
 # -- the ordered reduction against the framework's all-reduce
 
 
+def device_of_rank():
+    """Its own GPU where each rank has one, else the CPU."""
+    import torch
+
+    if torch.cuda.device_count() < int(os.environ["WORLD_SIZE"]):
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def finished(device):
+    """What was queued is done."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def reduction(megabytes, rounds):
     import torch
 
-    from brim.train.buckets import Tree
+    from brim.train.buckets import summer
     from brim.train.surroundings import static_group
 
-    group = static_group(torch.device("cpu"), 120)
-    vector = torch.randn(int(megabytes * 1e6 / 4))
+    device = device_of_rank()
+    group = static_group(device, 120)
+    vector = torch.randn(int(megabytes * 1e6 / 4), device=device)
     buckets = list(vector.split((25 << 20) // 4))
-    tree = Tree(group)
+    tree = summer(group, exact=True)
 
     def all_reduce():
         group.all_reduce(vector).wait()
@@ -113,7 +134,12 @@ def reduction(megabytes, rounds):
         "all-reduce": all_reduce, "ordered": ordered, "all-reduce, buckets": all_reduce_buckets,
         "ordered, buckets": ordered_buckets, "all-to-all, gather": plain,
     }  # fmt: skip
-    taken = in_turns(sides, rounds, lambda: group.share([0]))
+
+    def barrier():
+        finished(device)
+        group.share([0])
+
+    taken = in_turns(sides, rounds, barrier)
     vector.zero_()
     tree.close()
     group.share([0])
@@ -183,16 +209,18 @@ def steps(kind, batch, modes, rounds, per_round):
     import brim.train as bt
     from brim.train.surroundings import static_group
 
+    device = device_of_rank()
     barrier_group = static_group(torch.device("cpu"), 120) if int(os.environ["WORLD_SIZE"]) > 1 else None
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{int(os.environ['MASTER_PORT']) + 1}",
+    backend, port = "nccl" if device.type == "cuda" else "gloo", int(os.environ["MASTER_PORT"]) + 1
+    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}",
         rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))  # fmt: skip
     size = dist.get_world_size()
     sides = {}
 
     model, make = model_of(kind)
-    wrapped = DistributedDataParallel(model)
+    wrapped = DistributedDataParallel(model.to(device))
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-4, momentum=0.9)
-    mine = make(batch // size)
+    mine = [tensor.to(device) for tensor in make(batch // size)]
 
     def by_hand():
         for _ in range(per_round):
@@ -203,10 +231,10 @@ def steps(kind, batch, modes, rounds, per_round):
     sides["DDP"] = by_hand
     runs = []
     for name, workers in modes.items():
-        run = bt.start(logical_workers=workers)
+        run = bt.start(logical_workers=workers, device=device)
         model, make = model_of(kind)
         run.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9))
-        loop = run.steps(Data(batch, workers or 1, make))
+        loop = run.steps(Data(batch, workers or 1, lambda n, make=make: [tensor.to(device) for tensor in make(n)]))
         runs.append(run)
 
         def ours(run=run, model=model, loop=loop):
@@ -217,7 +245,13 @@ def steps(kind, batch, modes, rounds, per_round):
                 done += run.step()
 
         sides[name] = ours
-    taken = in_turns(sides, rounds, (lambda: barrier_group.share([0])) if barrier_group else lambda: None)
+
+    def barrier():
+        finished(device)
+        if barrier_group is not None:
+            barrier_group.share([0])
+
+    taken = in_turns(sides, rounds, barrier)
     taken = {name: [value / per_round for value in values] for name, values in taken.items()}
     for run in runs:
         run.close()
@@ -230,6 +264,10 @@ def main():
     parser.add_argument("parts", nargs="*", default=["reduce", "steps"])
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
+    import torch
+
+    gpus = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "none"
+    print(f"GPUs {gpus}, torch {torch.__version__}")
     print(f"cores {os.cpu_count()}, load {os.getloadavg()[0]:.1f}; medians of {options.rounds}, sides take turns")
     if "reduce" in options.parts:
         for ranks in (2, 4):

@@ -18,6 +18,12 @@ for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background, and by all started from it
 
 
+def pytest_configure(config):
+    """All tests but those of tests/gpu compute on the CPU: `pytest tests/gpu` is a run of its own."""
+    if not all("tests/gpu" in str(folder) for folder in config.args):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.fixture(autouse=True)
 def _handlers():
     """A run that a test starts in this process leaves no handler to the next test: their order is random."""

@@ -1,6 +1,7 @@
 """A rank without torch: speaks the protocol, and "trains" by meeting the others at the leader's socket in each step.
 
-python rank.py [steps=N] [pause=S] [sizes=1,2,4] [ignore] [hang=ID:STEP] [fail=ID:STEP] [segv=ID:STEP] [build=S] [mute]
+python rank.py [steps=N] [pause=S] [sizes=1,2,4] [ignore] [hang=ID:STEP] [fail=ID:STEP] [segv=ID:STEP] [build=S]
+               [mute] [deaf]
 """
 
 import contextlib
@@ -207,6 +208,8 @@ class Rank:
             except BrokeError:
                 if "brittle" in OPTIONS:
                     raise RuntimeError(f"{ME} lost its peers") from None
+                while "deaf" in OPTIONS and not isinstance(self.order, Form):  # as NCCL is to the end of a peer
+                    self.listen(0.5)
                 self.close_group()
                 training = False
                 self.say(Broken(self.epoch, self.step, "a peer is gone"))

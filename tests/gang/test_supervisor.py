@@ -97,6 +97,25 @@ def test_survivors_of_a_killed_rank_go_on(launch, victim):
     assert "SIGKILL" in gang.stderr()
 
 
+@pytest.mark.parametrize("victim", [0, 2])
+def test_survivors_that_do_not_notice_are_told(launch, victim):
+    gang = launch("--nproc", 3, RANK, "deaf")
+    os.kill(pids(gang.until(training(3)))[victim], signal.SIGKILL)
+    status = gang.until(lambda status: training(2)(status) and status["epoch"] == 2)
+    assert victim not in status["members"]
+    stepping(gang)
+    assert f"the others go on without rank {victim}" in gang.stderr()
+
+
+def test_a_replacement_takes_the_place_of_the_dead(launch):
+    """Places are GPUs: one that is not there cannot be had, and one that is taken cannot be shared."""
+    gang = launch("--nproc", 2, "--replace", 1, RANK, "sizes=1,2")
+    gang.until(training(2))
+    assert gang.ask(AskKill(1)).ok
+    status = gang.until(lambda status: training(2)(status) and status["epoch"] > 1)
+    assert sorted(rank["slot"] for rank in status["ranks"] if rank["living"]) == [0, 1]
+
+
 def test_a_killed_rank_is_replaced_where_that_was_asked_for(launch):
     gang = launch("--nproc", 2, "--replace", 1, RANK, "sizes=1,2")
     gang.until(training(2))

@@ -31,10 +31,65 @@ def train(backend):
     return found
 
 
+START_S = 300
+"""Four processes that each wake a driver."""
+
+
 def test_bits_are_equal_where_ranks_share_a_gpu():
-    assert {*on_ranks(1, train, "gloo"), *on_ranks(2, train, "gloo")} == {on_ranks(4, train, "gloo")[0]}
+    one, two, four = (on_ranks(size, train, "gloo", timeout_s=START_S) for size in (1, 2, 4))
+    assert {*one, *two} == {four[0]}
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
 def test_bits_are_equal_over_nccl():
-    assert set(on_ranks(1, train, "nccl")) == set(on_ranks(2, train, "nccl"))
+    assert set(on_ranks(1, train, "nccl", timeout_s=START_S)) == set(on_ranks(2, train, "nccl", timeout_s=START_S))
+
+
+def test_what_was_said_is_read_once_it_is_there():
+    from brim.train.tail import Tail
+
+    tail = Tail([torch.nn.Linear(2, 2).cuda()], ranks=4)
+    total = torch.zeros(tail.size, device="cuda")
+    heard = []
+    for step in range(4):
+        torch.cuda._sleep(200_000_000)  # the device lags behind the host, here by a tenth of a second a step
+        total[2] = step + 7
+        heard.append(tail.read(total, 4, late=True).heard[0])
+    assert heard == [0, 7, 8, 9]
+
+
+def test_a_device_without_a_number_and_an_optimizer_that_begins_with_state():
+    import brim.train as bt
+    from tests.train.models import Rows
+
+    run = bt.start(device="cuda", seed=1)
+    assert run.device.index is not None
+    model = torch.nn.Linear(20, 5)
+    run.prepare(model, torch.optim.Adagrad(model.parameters()))
+    for _ in run.epochs(1):
+        for x, y in run.steps(run.loader(Rows("rows"), 16, workers=0)):
+            run.backward(torch.nn.functional.cross_entropy(model(x), y))
+            run.step()
+    assert run.loss < 3
+    run.close()
+
+
+def test_a_group_of_one_over_nccl():
+    from brim.train.group import BrokenGroupError, Group, open_store
+
+    device = torch.device("cuda", 0)
+    store, _, _ = open_store(60)
+    group = Group(store, 0, 1, epoch=1, device=device, timeout_s=60)
+    assert group.nccl
+    assert group.share([3, 4]) == [[3, 4]]
+    vector = torch.arange(8.0, device=device)
+    out = torch.empty_like(vector)
+    group.all_to_all(out, vector).wait()
+    group.all_gather(out, vector).wait()
+    group.all_reduce(out).wait()
+    assert out.tolist() == vector.tolist()
+    group.abort()
+    group.abort()
+    with pytest.raises(BrokenGroupError):
+        group.share([1])
+    group.close()

@@ -17,6 +17,7 @@ from torch import nn
 import brim.train as bt
 from brim.errors import BrimError, RefusedError, UserError
 from brim.gang.protocol import Decoder, Error, Form, encode
+from brim.train.buckets import summer
 from brim.train.checkpoint import Checkpointer, StaleError
 from brim.train.elastic import NEW, share_state
 from brim.train.files import RealFiles
@@ -396,3 +397,37 @@ def test_a_certificate_says_what_was_fixed():
     assert doubts(found | {"exact": False, "device": "cuda", "deterministic_algorithms": False})
     with pytest.raises(RefusedError, match="threads"):
         require_equal(found, found | {"threads": 3})
+
+
+def ended_before_its_sum():
+    group = static_group(torch.device("cpu"), 20)
+    vector = torch.ones(5)
+    summed = summer(group, exact=False).begin(vector)
+    summed.wait()
+    time.sleep(0.5)  # the other's sum is there, too
+    group.abort()
+    late = summer(group, exact=False).begin(vector)  # in a hook of autograd: nothing is raised here
+    try:
+        late.wait()
+    except BrokenGroupError:
+        return vector.tolist()
+    return "not said"
+
+
+def test_a_group_that_ends_in_backward_is_told_of_after_it():
+    assert on_ranks(2, ended_before_its_sum) == [[2.0] * 5] * 2
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="an older PyTorch")
+def test_a_precision_set_by_its_new_name_is_in_the_certificate():
+    from brim.train.certificate import differences
+
+    run = bt.start(seed=9)
+    before = run.certificate()
+    matmul = torch.backends.cuda.matmul
+    was, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+    try:
+        assert "fp32_precision" in str(differences(before, run.certificate()))
+    finally:
+        matmul.fp32_precision = was
+    run.close()

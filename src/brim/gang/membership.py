@@ -152,6 +152,17 @@ class Membership:
             self._replace_or_shrink()
         return self._settle()
 
+    def lost(self) -> list[int]:
+        """Members of the newest epoch that are gone, where nobody who is in it has noticed."""
+        inside = any(member.where is Where.IN for rank in self.members if (member := self.ranks.get(rank)))
+        if self.closing or self._broken or not inside:
+            return []
+        return [rank for rank in self.members if rank not in self.ranks]
+
+    def go_on_without_lost(self) -> Orders:
+        """A new epoch: word of it ends the collectives that those who are left still wait in."""
+        return self._reform()
+
     def finished(self, rank: int) -> Orders:
         """Its process has ended as a script does that is through: the others will, too, and nobody is to come."""
         self.finishing = True

@@ -8,6 +8,7 @@ SIGKILL to it and to all it has started, each with a bounded wait, and a look wh
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import select
@@ -64,6 +65,8 @@ from brim.gang.zygote import FOLDER_PREFIX
 _TICK_S: Final = 0.02
 _LOOK_S: Final = 0.5
 _PAUSE_S: Final = 0.002
+_UNNOTICED_S: Final = 2.0
+"""How long members of an epoch that has lost one may not have noticed. Ours: gloo does in milliseconds, NCCL never."""
 
 
 class Supervisor:
@@ -149,6 +152,7 @@ class Supervisor:
         if now_s - self._looked_s >= _LOOK_S:
             self._looked_s = now_s
             self._look_for_hung(now_s)
+            self._look_for_unnoticed(now_s)
 
     def _until_next_s(self) -> float:
         if any(rank.sweep_s is not None for rank in self.ranks.values()):
@@ -193,13 +197,27 @@ class Supervisor:
         return f"the job {job}: {who} {', '.join(map(str, retired))} {is_not} needed and {ends}"
 
     def _add_rank(self) -> None:
-        used = {rank.slot for rank in self.ranks.values() if rank.living or rank.sweep_s is not None}
-        slot = next(number for number in range(len(used) + 1) if number not in used)
-        rank = Rank(self._next_id, slot)
+        rank = Rank(self._next_id, self._free_slot())
         self._next_id += 1
         self.ranks[rank.id] = rank
         self.membership.added(rank.id)
         self._request(rank)
+
+    def _free_slot(self) -> int:
+        """The least place that nobody has.
+
+        Places are GPUs: before there are more of them than ranks wanted, that of a rank whose processes are being
+        cleared away, or that leaves, is given on.
+        """
+        held: dict[int, int] = {}
+        for rank in self.ranks.values():
+            member = self.membership.ranks.get(rank.id)
+            leaves = rank.told or (member is not None and member.where is Where.LEAVING)
+            stage = (2 if leaves else 3) if rank.living else 1 if rank.sweep_s is not None else 0
+            held[rank.slot] = max(held.get(rank.slot, 0), stage)
+        wanted = range(max(self.membership.target, self.job.nproc))
+        slot = min(wanted, key=lambda slot: (held.get(slot, 0), slot))
+        return slot if held.get(slot, 0) < 3 else next(n for n in itertools.count() if not held.get(n))
 
     def _request(self, rank: Rank) -> None:
         size = max(self.membership.target, self.job.nproc)
@@ -536,6 +554,13 @@ class Supervisor:
             )
             self._hangs.busy(number)
             kill(self._belongings.of(rank.id, rank.pid))
+
+    def _look_for_unnoticed(self, now_s: float) -> None:
+        lost = [self.ranks[number] for number in self.membership.lost()]
+        late = [rank.id for rank in lost if rank.code != 0 and now_s - rank.ended_s >= _UNNOTICED_S]
+        if late:
+            self._say(f"the others go on without rank {', '.join(map(str, late))}")
+            self._obey(self.membership.go_on_without_lost())
 
     def _fail(self, why: str, cause: Rank | None = None) -> None:
         """One rank cannot go on, and so the gang cannot."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from brim.errors import UserError
 from brim.train import reduce
-from brim.train.group import Group
+from brim.train.group import BrokenGroupError, Group
 from brim.train.reduce import Counter, Pending, chunks, halves
 
 BUCKET_BYTES = 25 << 20
@@ -72,6 +72,16 @@ class _Ready:
         return
 
 
+class _Broken:
+    """Could not begin. That is told by `wait`, at the end of the step: hooks of autograd are no place for it."""
+
+    def __init__(self, error: BrokenGroupError) -> None:
+        self._error = error
+
+    def wait(self) -> None:
+        raise self._error
+
+
 class Framework:
     """The framework's own all-reduce: any number of ranks, its own order of additions."""
 
@@ -80,9 +90,12 @@ class Framework:
 
     def begin(self, vector: Tensor) -> Pending:
         """Start an all-reduce; the back-end runs it."""
-        if vector.is_cuda and not self._group.nccl:
-            return _staged(vector, lambda host: self._group.all_reduce(host).wait())
-        return self._group.all_reduce(vector)
+        try:
+            if vector.is_cuda and not self._group.nccl:
+                return _staged(vector, lambda host: self._group.all_reduce(host).wait())
+            return self._group.all_reduce(vector)
+        except BrokenGroupError as error:
+            return _Broken(error)
 
     def close(self) -> None:
         """The group is closed by who made it."""
@@ -163,9 +176,12 @@ class TreeOfChunks:
     def begin(self, vector: Tensor) -> Pending:
         """Queue exchange, additions and exchange behind what the current stream has queued."""
         self._stream.wait_stream(torch.cuda.current_stream(vector.device))
-        with torch.cuda.stream(self._stream), torch.no_grad():
-            vector.record_stream(self._stream)
-            chunks(self._group, vector, torch.empty_like(vector))
+        try:
+            with torch.cuda.stream(self._stream), torch.no_grad():
+                vector.record_stream(self._stream)
+                chunks(self._group, vector, torch.empty_like(vector))
+        except BrokenGroupError as error:
+            return _Broken(error)
         return _Queued(self._stream, vector.device)
 
     def close(self) -> None:

@@ -155,11 +155,7 @@ def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
 def _load_optimizer(optimizer: Optimizer, values: Mapping[str, Any]) -> None:
     """Bit for bit: unlike ``load_state_dict``, nothing is cast to another type."""
     params = _params(optimizer)
-    on_device = [
-        bool(group.get("capturable") or group.get("fused"))
-        for group in optimizer.param_groups
-        for _ in group["params"]
-    ]
+    on_device = _counts_on_device(optimizer)
     optimizer.state.clear()
     for number, state in values["state"].items():
         param = params[number]
@@ -169,6 +165,23 @@ def _load_optimizer(optimizer: Optimizer, values: Mapping[str, Any]) -> None:
         }
     for group, saved in zip(optimizer.param_groups, values["groups"], strict=True):
         group.update({name: value for name, value in saved.items() if name != "params"})
+
+
+def place_optimizer(optimizer: Optimizer) -> None:
+    """Move state that was made together with the optimizer (Adagrad's, say) to where the model has been moved."""
+    on_device = dict(zip(map(id, _params(optimizer)), _counts_on_device(optimizer), strict=True))
+    for param, state in optimizer.state.items():
+        counts = on_device.get(id(param), False)
+        state.update({n: _placed(v, param, counter=n == "step" and not counts) for n, v in state.items()})
+
+
+def _counts_on_device(optimizer: Optimizer) -> list[bool]:
+    """Whether the counter of steps of each parameter lies beside it."""
+    return [
+        bool(group.get("capturable") or group.get("fused"))
+        for group in optimizer.param_groups
+        for _ in group["params"]
+    ]
 
 
 def _placed(value: Any, param: Tensor, *, counter: bool) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -51,7 +51,8 @@ def certificate(
         "dtypes": sorted({str(dtype).removeprefix("torch.") for dtype in dtypes}),
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_precision": _said(torch.get_float32_matmul_precision),
+        "fp32_precision": _fp32_precision(),
         "mkl": _backends.mkl.is_available(),
         "mkldnn": _backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled),
         "flush_denormal": _flushes_denormals(),
@@ -70,10 +71,25 @@ def _cuda(device: torch.device) -> dict[str, Any]:
         "cudnn": _backends.cudnn.version(),
         "cudnn_deterministic": bool(torch.backends.cudnn.deterministic),
         "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
-        "tf32_matmul": bool(torch.backends.cuda.matmul.allow_tf32),
-        "tf32_cudnn": bool(torch.backends.cudnn.allow_tf32),
+        "tf32_matmul": _said(lambda: bool(torch.backends.cuda.matmul.allow_tf32)),
+        "tf32_cudnn": _said(lambda: bool(torch.backends.cudnn.allow_tf32)),
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
     }
+
+
+def _fp32_precision() -> dict[str, str]:
+    """What float32 may be rounded to inside of operations, by the names of PyTorch 2.9 and later."""
+    wanted = (("cuda", "matmul"), ("cudnn", "conv"), ("cudnn", "rnn"), ("mkldnn", "matmul"), ("mkldnn", "conv"))
+    parts: dict[str, Any] = {f"{back}.{name}": getattr(getattr(_backends, back), name, None) for back, name in wanted}
+    return {name: part.fp32_precision for name, part in parts.items() if hasattr(part, "fp32_precision")}
+
+
+def _said(ask: Callable[[], Any]) -> Any:
+    """None where PyTorch refuses to say by an old name what was set by a new one."""
+    try:
+        return ask()
+    except RuntimeError:
+        return None
 
 
 def _flushes_denormals() -> bool:

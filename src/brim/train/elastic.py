@@ -264,6 +264,8 @@ def _receive(group: Group, sender: int, carried: Carried) -> None:
     if group.nccl:
         on_host = [name for name, _, _, is_cuda in head["specs"] if not is_cuda]
         tensors |= {name: tensors[name].cpu() for name in on_host}
+        torch.cuda.current_stream(device).synchronize()
+        group.check_complete()
     carried.take(tensors, head["tree"])
 
 

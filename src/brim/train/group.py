@@ -9,6 +9,7 @@ them down. The peers' collectives fail too, and the whole group is free within m
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from brim.errors import BrimError
+from brim.gang.protocol import CONTROL_VARIABLE
 
 LOOPBACK: Final = "127.0.0.1"
 HOST_VARIABLE: Final = "BRIM_HOST"
@@ -28,6 +30,9 @@ HOST_VARIABLE: Final = "BRIM_HOST"
 
 BACKEND_VARIABLE: Final = "BRIM_BACKEND"
 """Environment: "gloo" sends what lies on GPUs through host memory, where several ranks share a GPU, say."""
+
+CLEAN_UP_ONLY: Final = "2"
+"""For NCCL's watchdog: a collective that has failed is ended, the process is not (ErrorHandlingMode of PyTorch)."""
 
 POLL_S: Final = 0.02
 """How often a wait looks up whether it is still wanted."""
@@ -98,6 +103,8 @@ class Group:
 
     def _make_nccl(self, store: Any, timeout_s: float) -> Any:
         torch.cuda.set_device(self.device)
+        if CONTROL_VARIABLE in os.environ:  # who ends a group, ends its collectives, not the process
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", CLEAN_UP_ONLY)
         options = _c10d.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout_s)
         return _c10d.ProcessGroupNCCL(store, self.rank, self.size, options)
@@ -115,7 +122,8 @@ class Group:
         if self.nccl and self._backend is not None:
             for name in ("abort", "_abort"):  # the name has changed between releases
                 if hasattr(self._backend, name):
-                    getattr(self._backend, name)()
+                    with contextlib.suppress(RuntimeError):  # the listening thread goes on
+                        getattr(self._backend, name)()
                     return
 
     def close(self) -> None:
@@ -158,7 +166,16 @@ class Group:
         out = torch.empty(self.size * len(numbers), dtype=torch.int64, device=mine.device)
         self.all_gather(out, mine).wait()
         rows: list[list[int]] = out.view(self.size, -1).tolist()
+        self.check_complete()
         return rows
+
+    def check_complete(self) -> None:
+        """Raise if an end of the group may have cut short what NCCL has transferred: its ``wait`` does not say so.
+
+        To be called once the stream has been waited for.
+        """
+        if self.nccl and self._aborted:
+            raise BrokenGroupError(f"the group of epoch {self.epoch} has ended")
 
 
 def open_store(timeout_s: float) -> tuple[Any, str, int]:

@@ -26,7 +26,7 @@ from brim.gang.protocol import PREEMPTED, Error, Leaving, Measured, Prepare, Res
 from brim.train import certificate as certificates
 from brim.train.batches import Batches
 from brim.train.buckets import Alone, Buckets, summer
-from brim.train.carried import Lambda, State
+from brim.train.carried import Lambda, State, place_optimizer
 from brim.train.checkpoint import Saving
 from brim.train.control import Control
 from brim.train.elastic import NEW, EndedError, Membership, NotWantedError, share_state
@@ -178,12 +178,14 @@ class Run:
         """
         for thing in things:
             self._take_in(thing)
+        for optimizer in self._state.optimizers:
+            place_optimizer(optimizer)
         if self._buckets is not None:
             raise UserError("run.prepare was called twice; give it all models and optimizers at once")
         if not self._state.models:
             raise UserError("run.prepare got no model, expected a torch.nn.Module at least")
-        optimizer = self._state.optimizers[0] if self._state.optimizers else None
-        self._rule = rule_for(optimizer, lr_rule) if isinstance(lr_rule, str) else lr_rule
+        first = self._state.optimizers[0] if self._state.optimizers else None
+        self._rule = rule_for(first, lr_rule) if isinstance(lr_rule, str) else lr_rule
         self._tail = Tail(self._state.models, self._workers or FAST_RANKS_MAX)
         named = named_parameters(self._state.models)
         self._buckets = Buckets(named, self._tail.size, unused=unused)
@@ -437,11 +439,13 @@ class Run:
         assert buckets is not None
         assert tail is not None
         assert plan is not None
+        late = self.device.type == "cuda" and self._membership is None
+        if self.device.type == "cuda" and not late:  # else the rest of backward would count as exchange
+            torch.cuda.current_stream(self.device).synchronize()
         began_s = time.perf_counter()
         try:
             with self._in_collective():
                 total = buckets.finish()
-                late = self.device.type == "cuda" and self._membership is None
                 said = tail.read(total, self._size(), late=late)
             group = self._live_group()
             if group is not None and group.aborted:

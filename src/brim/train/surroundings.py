@@ -56,14 +56,11 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 def choose_device(wanted: str | torch.device | None) -> torch.device:
     """The device asked for, else this rank's GPU, else the CPU."""
-    if wanted is not None:
-        device = torch.device(wanted)
-    elif torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    else:
-        device = torch.device("cpu")
+    device = torch.device(wanted if wanted is not None else "cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         _cuda.init()
+        if device.index is None:
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     return device
 

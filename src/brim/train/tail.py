@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from brim.train.buckets import FLOATS, TAIL_DTYPE
 CARRIED_ELEMENTS_MAX = 65_536
 """A buffer of a module other than batch-norm is taken to be a constant if it is larger (a causal mask, say), and that
 is checked. Ours."""
+
+_cuda: Any = torch.cuda
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -54,7 +57,7 @@ class Tail:
         self._buffers = sum(buffer.numel() for buffer in carried)
         device = carried[0].device if carried else None
         self._device = device or next((p.device for m in modules for p in m.parameters()), torch.device("cpu"))
-        self._late: Tensor | None = None
+        self._late: tuple[Tensor, Any] | None = None
         self.size = self._buffers + 2 + 2 * ranks
 
     def begin_step(self) -> None:
@@ -133,14 +136,25 @@ class Tail:
         """
         at = self._buffers
         now = total[at + 2 :]
-        said: Tensor | None = now
-        if late:
-            said, self._late = self._late, now.to("cpu", non_blocking=True)
-        words = said.tolist() if said is not None else [0.0] * (2 * self._ranks)
+        words = self._said_before(now) if late else now.tolist()
         return Summary(
             loss=total[at].clone(), leaf_sq=total[at + 1].clone(), heard=[round(n) for n in words[:ranks]],
             leave=any(words[self._ranks : self._ranks + ranks]),
         )  # fmt: skip
+
+
+    def _said_before(self, now: Tensor) -> list[float]:
+        """What was said one step ago; begins to fetch what is said now."""
+        before = self._late
+        copy = now.to("cpu", non_blocking=True)
+        copied: Any = _cuda.Event()
+        copied.record()
+        self._late = copy, copied
+        if before is None:
+            return [0.0] * (2 * self._ranks)
+        before[1].synchronize()  # the copy, not the step that is being computed
+        words: list[float] = before[0].tolist()
+        return words
 
 
 def _sort_buffers(modules: Sequence[nn.Module]) -> tuple[list[Tensor], list[tuple[str, Tensor]]]:

@@ -42,8 +42,8 @@ POWER_EVERY_S: Final = 0.25
 """Between two questions for the power, which NVML averages over up to a second; ours."""
 NONE: Final = "-"
 """In place of numbers of loading processes."""
-_OUT_OF_MEMORY: Final = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
-"""What PyTorch, its allocator for the CPU, cuBLAS and cuDNN say."""
+_OUT_OF_MEMORY: Final = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "nable to find an engine")
+"""What PyTorch, its allocator for the CPU, cuBLAS and cuDNN (which also finds no engine then) say."""
 
 _cuda: Any = torch.cuda
 
@@ -194,7 +194,7 @@ class Power:
             self._asked_s = now_s
             try:
                 self._power_w = _cuda.power_draw(self._device) / 1000
-            except (ImportError, RuntimeError):  # no nvidia-ml-py, or no driver that says it
+            except Exception:  # no nvidia-ml-py, or no driver that says it: NVML has errors of its own
                 self._device = self._power_w = None
         return self._power_w
 
