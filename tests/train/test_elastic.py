@@ -16,7 +16,7 @@ from torch import nn
 
 import brim.train as bt
 from brim.errors import BrimError, RefusedError, UserError
-from brim.gang.protocol import Decoder, Error, Form, encode
+from brim.gang.protocol import Decoder, Error, Form, Tune, encode
 from brim.train.buckets import summer
 from brim.train.checkpoint import Checkpointer, StaleError
 from brim.train.elastic import NEW, share_state
@@ -369,6 +369,32 @@ def test_what_a_rank_cannot_understand_is_answered_and_does_no_harm(tmp_path):
     assert [found] == on_ranks(1, mixed, "autocast")
     assert "found protocol version 99" in said[0]
     assert any("expected one JSON object" in line for line in said)
+
+
+def mistuned(folder):
+    """Numbers that the loader refuses: the run goes on with those it has."""
+    os.environ.update(BRIM_CONTROL=f"{folder}/s", BRIM_ID="0")
+    server = socket.create_server(f"{folder}/s", family=socket.AF_UNIX)
+    said = []
+
+    def serve():
+        ours, _ = server.accept()
+        ours.sendall(encode(Form(1, (0,), 0, 1)) + encode(Tune(2, 0, 100_000, 7_777_777)))
+        decoder = Decoder()
+        while data := ours.recv(65_536):
+            said.extend(decoder.feed(data))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    found = mixed("autocast")
+    thread.join(20)
+    return found, sorted(message.detail.partition("=")[0] for message in said if isinstance(message, Error))
+
+
+def test_a_tune_that_cannot_be_followed_is_answered_and_does_no_harm(tmp_path):
+    ((found, said),) = on_ranks(1, mistuned, tmp_path)
+    assert [found] == on_ranks(1, mixed, "autocast")
+    assert said == ["global_batch", "prefetch", "workers"]
 
 
 def test_sharded_and_wrapped_models_are_refused():

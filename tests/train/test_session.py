@@ -122,11 +122,13 @@ def fast(name, micro_batch=None):
 
 def misuse(kind):
     """What is said when the loop is written wrongly."""
-    run = bt.start(logical_workers=4)
+    run = bt.start(logical_workers=None if kind == "clip alone" else 4)
     model = nn.Linear(20, 5)
     left_out = nn.Linear(2, 2)
     both = nn.ModuleDict({"used": model, "left_out": left_out})
-    run.prepare(both if kind == "unused" else model, torch.optim.SGD(both.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(both.parameters(), lr=0.1)
+    rates = torch.optim.lr_scheduler.StepLR(optimizer, 4)
+    run.prepare(both if kind == "unused" else model, optimizer, rates)
     loader = run.loader(Rows("rows"), 18 if kind == "batch" else 16, workers=0)
     for x, y in run.steps(loader):
         loss = loss_of(model(x), y)
@@ -136,8 +138,14 @@ def misuse(kind):
             run.backward(loss)
         if kind == "twice":
             run.backward(loss_of(model(x), y))
+        if kind.startswith("clip"):
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        if kind == "optimizer":
+            optimizer.step()
         if kind != "no step":
             run.step()
+        if kind == "schedule" and run.steps_done:
+            rates.step()
 
 
 @pytest.mark.parametrize(
@@ -149,6 +157,10 @@ def misuse(kind):
         ("twice", UserError, "once"),
         ("no backward", UserError, "run.step without run.backward"),
         ("no step", UserError, "run.step was not called"),
+        ("clip", UserError, "to clip use run.clip"),
+        ("clip alone", UserError, "to clip use run.clip"),
+        ("optimizer", UserError, "leave optimizer.step"),
+        ("schedule", UserError, "stepped by the script, and by run.step, too"),
     ],
 )
 def test_misuse_is_named(kind, error, words):
@@ -265,3 +277,77 @@ def test_of_two_runs_in_one_process_a_sigterm_asks_the_second(tmp_path):
     assert done[0] > 2
     assert done[1] == 2  # the step in flight is finished, and saved
     assert [path.name for path in (tmp_path / "second").iterdir() if "2" in path.name]
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"timeout_s": 0}, "timeout_s=0: expected more than 0"),
+        ({"noise_every": -1}, "noise_every=-1: expected at least 1, or None"),
+        ({"unused": "ignore"}, "unused='ignore': expected 'error' or 'zeros'"),
+        ({"micro_batch": 0}, "micro_batch=0: expected a whole number from 1"),
+        ({"batch_range": (32, 64)}, r"global_batch=16: expected 32 to 64 \(batch_range\)"),
+    ],
+)
+def test_options_are_checked(option, words):
+    def of(*names):
+        return {name: option[name] for name in names if name in option}
+
+    def begin():
+        run = bt.start(**of("timeout_s", "noise_every"))
+        run.prepare(nn.Linear(20, 5), **of("unused"))
+        run.loader(Rows("rows"), 16, workers=0, **of("micro_batch", "batch_range"))
+
+    with pytest.raises(ConfigError, match=words):
+        begin()
+
+
+def test_the_batch_stays_in_its_range():
+    loader = bt.start().loader(Rows("rows"), 16, workers=0, batch_range=(8, 32))
+    loader.set_global_batch(32)
+    with pytest.raises(ConfigError, match="expected 8 to 32"):
+        loader.set_global_batch(64)
+    assert loader.global_batch == 32
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.lr_scheduler.ReduceLROnPlateau])
+def test_what_asks_for_more_than_a_gradient_is_refused(kind):
+    model = nn.Linear(2, 2)
+    thing = kind(model.parameters() if kind is torch.optim.LBFGS else torch.optim.SGD(model.parameters()))
+    with pytest.raises(UserError, match=f"run.prepare got {kind.__name__}"):
+        bt.start().prepare(model, thing)
+
+
+def test_an_epoch_that_is_left_early_is_no_silent_end():
+    run = bt.start()
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = run.loader(Rows("rows"), 16, workers=0)
+
+    def train_a_little():
+        for _ in run.epochs(3):
+            for x, y in run.steps(loader):
+                run.backward(loss_of(model(x), y))
+                run.step()
+                if run.steps_done == 2:
+                    break
+
+    with pytest.raises(UserError, match=r"left in epoch 0 before its end: to end early use run\.epochs"):
+        train_a_little()
+
+
+def test_a_checkpoint_that_does_not_fit_is_named_with_its_folder(tmp_path):
+    for width in (5, 6):
+        run = bt.start(checkpoint=tmp_path / "job")
+        model = nn.Linear(20, width)
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        loader = run.loader(Rows("rows"), 16, workers=0)
+        with contextlib.ExitStack() as fails:
+            if width == 6:
+                words = f"the checkpoint in {tmp_path}/job does not fit: "
+                fails.enter_context(pytest.raises(ConfigError, match=words))
+            for _ in run.epochs(1):
+                for x, y in run.steps(loader):
+                    run.backward(loss_of(model(x), y))
+                    run.step()
+        run.close()

@@ -46,6 +46,17 @@ class UnusedParameterError(UserError):
     """A parameter got no gradient, and nobody said that this is meant."""
 
 
+class _Elsewhere(Tensor):
+    """Stands for a gradient whose sum is not there yet: clipping by the script itself would change nothing."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise UserError(
+            "gradients were used between run.backward and run.step, which sums and applies them: to clip use "
+            "run.clip(max_norm), and leave optimizer.step, scaler.step and scaler.unscale_ to run.step"
+        )
+
+
 class Summer(Protocol):
     """Sums a vector over all ranks in place."""
 
@@ -269,6 +280,7 @@ class Buckets:
         self._summer: Summer = Alone()
         self._launched = 0
         self._last = self._active = self._plain = False
+        self._watched = True
         self._norms: Callable[[list[Tensor]], None] | None = None
         self._plain_tail = torch.empty(0)
         hooked: list[Any] = self.params
@@ -331,7 +343,7 @@ class Buckets:
             param.grad = None
         self._fired = [False] * len(self.params)
         self._launched, self._last, self._norms, self._active = 0, last, norms, True
-        self._plain = first and last and isinstance(self._summer, Alone)
+        self._plain = first and last and isinstance(self._summer, Alone) and not self._watched
 
     def _hook(self, param: Tensor) -> None:
         if not self._active:
@@ -369,6 +381,11 @@ class Buckets:
                 self._fold(bucket)
         self._fold(self._buckets[-1], tail)
         self._launch()
+        if self._last and self._watched:  # a mistake in the loop shows in its first step
+            for param in self.params:
+                param.grad = torch.zeros((), dtype=param.dtype, device=param.device).expand(param.shape).as_subclass(
+                    _Elsewhere
+                )
 
     def _end_plain(self, tail: Callable[[], Tensor]) -> None:
         for param in self.params:
@@ -441,6 +458,7 @@ class Buckets:
         for bucket in self._buckets:
             assert bucket.work is not None
             bucket.work.wait()
+        self._watched = False
         for bucket in self._buckets:
             assert bucket.sum is not None
             for index, view in zip(bucket.members, self._views[id(bucket.sum)], strict=False):

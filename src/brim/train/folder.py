@@ -199,7 +199,8 @@ class Folder:
             )
         if top.epoch > self.epoch:
             raise StaleError(
-                f"{self.root} has been taken over by epoch {top.epoch}, this process has epoch {self.epoch}"
+                f"{self.root} has been taken over by a later start (epoch {top.epoch}, this process has {self.epoch}): "
+                "if that is another job, give each its own folder"
             )
 
     # Publishing, setting aside, deleting.
@@ -283,7 +284,7 @@ class Folder:
         if needed_bytes > free_bytes:
             raise SpaceError(
                 f"checkpoint of step {step} needs {needed_bytes:,} bytes in {self.root}, {free_bytes:,} are free; "
-                "nothing was written, the one before is kept. Make room or lower keep"
+                "nothing was written, and what is there is kept. Make room or lower keep"
             )
 
     def in_words(self, error: OSError, *, doing: str) -> CheckpointError:

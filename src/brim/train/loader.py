@@ -76,6 +76,8 @@ class Loader:
         sample_rng: Seed Python, numpy and torch for every sample: 20 us for datasets that draw random numbers. Without
             it augmentation depends on who loads.
         timeout_s: Longest time ``fetch`` waits for a process that is alive.
+        batch_range: Least and largest global batch it may be changed to, by who schedules the job, say; None: any that
+            the dataset fills.
 
     Attributes:
         wait_s: Seconds that ``fetch`` has waited in all.
@@ -97,11 +99,14 @@ class Loader:
         length: int | Literal["count"] | None = None,
         sample_rng: bool = True,
         timeout_s: float | None = None,
+        batch_range: tuple[int, int] | None = None,
     ) -> None:
         stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
         if stream and shuffle:
             raise ConfigError("shuffle=True with an iterable dataset: it comes in its own order; shuffle inside it")
         total = length_of(dataset, stream=stream, length=length, seed=seed)
+        self._batch_range = batch_range
+        self._check_range(global_batch)
         self._sampler = Sampler(
             total, global_batch=global_batch, logical_workers=logical_workers, seed=seed,
             shuffle=not stream if shuffle is None else shuffle, last=last,
@@ -202,6 +207,7 @@ class Loader:
 
     def set_global_batch(self, global_batch: int) -> None:
         """Change the batch from the next step to commit on; only between two steps."""
+        self._check_range(global_batch)
         self._sampler.set_global_batch(global_batch)
         self._restart(self.epoch, self.step, self._assigned.start)
 
@@ -254,6 +260,11 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _check_range(self, global_batch: int) -> None:
+        if self._batch_range is not None and not self._batch_range[0] <= global_batch <= self._batch_range[1]:
+            least, most = self._batch_range
+            raise ConfigError(f"global_batch={global_batch}: expected {least} to {most} (batch_range)")
 
     def _check(self, epoch: int, step: int) -> None:
         """Refuse what cannot be served."""

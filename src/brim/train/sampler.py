@@ -49,6 +49,7 @@ def check_batch(length: int, global_batch: int, logical_workers: int) -> None:
     if length < global_batch:
         fits = str(length // logical_workers * logical_workers)
         change = f"use global_batch={fits} or less" if fits != "0" else f"use at most {length} logical workers"
+        change = change if length else "is it the right one?"
         raise ConfigError(f"the dataset has {length} samples, fewer than one global batch of {global_batch}: {change}")
 
 
@@ -171,8 +172,8 @@ class Sampler:
         for name, here in ours.items():
             if theirs[name] != here:
                 raise ConfigError(
-                    f"the saved state has {name}={theirs[name]!r}, this loader {name}={here!r}: make them equal, or "
-                    "start the epoch anew without the state; otherwise samples or sums would differ silently"
+                    f"the state to go on from (a checkpoint's, or another rank's) has {name}={theirs[name]!r}, this "
+                    f"loader {name}={here!r}: make them equal; otherwise samples or sums would differ silently"
                 )
         check_batch(self.length, state["global_batch"], self._even_shares)
         self.global_batch = state["global_batch"]

@@ -24,7 +24,8 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._saver = Checkpointer(os.fspath(folder), on_error=_go_on)
+        self.folder = os.fspath(folder)
+        self._saver = Checkpointer(self.folder, on_error=_go_on)
         self._autosave = Autosave()
         self._ours = False
         self._ended_at = -1

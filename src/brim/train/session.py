@@ -100,6 +100,10 @@ class Run:
     ) -> None:  # fmt: skip
         if logical_workers is not None and not is_power_of_two(logical_workers):
             raise ConfigError(f"logical_workers={logical_workers}: expected a power of two (1, 2, 4, 8, ...)")
+        if not timeout_s > 0:
+            raise ConfigError(f"timeout_s={timeout_s}: expected more than 0 seconds")
+        if noise_every is not None and noise_every < 1:
+            raise ConfigError(f"noise_every={noise_every}: expected at least 1, or None for never")
         if logical_workers is not None:
             fix_threads()
         self.device = choose_device(device)
@@ -176,6 +180,8 @@ class Run:
             unused: What a parameter without gradient in a micro-batch means.
             lr_rule: Factor on the learning rate of a changed batch: "auto", "none", "linear", "sqrt", "adascale".
         """
+        if unused not in ("error", "zeros"):
+            raise ConfigError(f"unused={unused!r}: expected 'error' or 'zeros'")
         for thing in things:
             self._take_in(thing)
         for optimizer in self._state.optimizers:
@@ -196,6 +202,13 @@ class Run:
         if isinstance(thing, nn.Module):
             thing.to(self.device)
             self._state.models.append(thing)
+        elif isinstance(thing, torch.optim.LBFGS):
+            raise UserError("run.prepare got LBFGS, which asks for several losses per step; expected another optimizer")
+        elif isinstance(thing, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise UserError(
+                "run.prepare got ReduceLROnPlateau, which steps on a measured value: give it to run.carry(name, it), "
+                "and step it yourself with the same value on every rank"
+            )
         elif isinstance(thing, Optimizer):
             self._state.optimizers.append(thing)
             self._update.optimizers.append(thing)
@@ -218,14 +231,14 @@ class Run:
 
         In fast mode ``micro_batch`` bounds the samples of one micro-batch: gradients are accumulated over several.
         """
-        from brim.train.loader import Loader  # noqa: PLC0415  (imports multiprocessing, which a rank may not need)
+        from brim.train.loader import Loader, checked  # noqa: PLC0415  (imports multiprocessing, which a rank may not need)
 
         micro_batch = options.pop("micro_batch", None)
         options.setdefault("seed", self.seed)
         options.setdefault("pin_memory", self.device.type == "cuda")
         loader = Loader(dataset, global_batch, logical_workers=self._workers or 1, **options)
         if micro_batch is not None:
-            self._micro_batch = int(micro_batch)
+            self._micro_batch = checked(micro_batch, "micro_batch", 1, sys.maxsize)
         if self._loader is None:
             self._attach(loader)
         return loader
@@ -251,12 +264,16 @@ class Run:
             before = self.epoch
             self._calls = before
             yield before
+            self._update.check_schedules()
             if self._over():
                 break
             if self.epoch == before:
                 if self._loader is not None and (self._loader.epoch, self._loader.step) == (before, 0):
                     raise UserError("an epoch without a step: iterate over run.steps(loader) in it")
-                return
+                raise UserError(
+                    f"run.steps was left in epoch {before} before its end: to end early use run.epochs(..., steps=N), "
+                    "or leave the loop over run.epochs, too, and call run.finish()"
+                )
         self.finish()
 
     def steps(self, loader: Batches) -> Iterator[Any]:
@@ -415,6 +432,7 @@ class Run:
             if not micro.done or (last and not micro.stepped):
                 call = "run.step" if micro.done else "run.backward"
                 raise UserError(f"{call} was not called in this iteration of run.steps")
+        self._update.check_schedules()
         self._micro = None
 
     def _empty(self, micro: Micro) -> None:
@@ -533,16 +551,17 @@ class Run:
 
     def _tune(self, command: Tune) -> None:
         loader: Any = self._loader
-        if command.global_batch is not None:
-            try:
-                loader.set_global_batch(command.global_batch)
-            except UserError as error:
-                assert self._control is not None
-                self._control.send(Error(str(error)))
-        if command.loader_workers is not None and hasattr(loader, "set_workers"):
-            loader.set_workers(command.loader_workers)
-        if command.prefetch is not None and hasattr(loader, "set_prefetch"):
-            loader.set_prefetch(command.prefetch)
+        wanted = {
+            "set_global_batch": command.global_batch, "set_workers": command.loader_workers,
+            "set_prefetch": command.prefetch,
+        }  # fmt: skip
+        for change, value in wanted.items():
+            if value is not None and hasattr(loader, change):
+                try:
+                    getattr(loader, change)(value)
+                except UserError as error:  # equal on all ranks, which go on with what they have
+                    assert self._control is not None
+                    self._control.send(Error(str(error)))
         self._assign()
 
     def _form(self) -> None:
@@ -756,11 +775,12 @@ class Run:
         }  # fmt: skip
 
     def _take_numbers(self, state: dict[str, Any]) -> None:
-        for name, ours in (("workers", self._workers), ("seed", self.seed)):
+        for option, name, ours in (("logical_workers", "workers", self._workers), ("seed", "seed", self.seed)):
             if state[name] != ours:
-                raise ConfigError(f"the state has {name}={state[name]!r}, this run {ours!r}: make them equal")
+                raise ConfigError(f"the state has {option}={state[name]!r}, this run {ours!r}: make them equal")
         self._step, self.samples, self.epoch = state["step"], state["samples"], state["epoch"]
         self._broken = False
+        self._update.schedules_were_loaded()
         if self._loader is None:
             self._pending_state = state
         else:
@@ -814,7 +834,11 @@ class _Carried:
         if saved is None:
             self._run._step = 0
         else:
-            self._run._state.take(*saved)
+            try:
+                self._run._state.take(*saved)
+            except ConfigError as error:
+                folder = run._checkpoints.folder if run._checkpoints is not None else ""
+                raise ConfigError(f"the checkpoint in {folder} does not fit: {error}; or use another folder") from None
 
     def give(self) -> tuple[dict[str, Tensor], Any]:
         """Not copied. Beside the state of training goes what holds for this start of the job alone."""

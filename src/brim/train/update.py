@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from brim.errors import UserError
+
 Schedule = Callable[[int], float]
 """Factor on the learning rate after so many samples."""
 
@@ -31,6 +33,7 @@ class Update:
         self.schedule: Schedule | None = None
         self.factor = 1.0
         self.norm: Tensor | None = None
+        self._scheduled: list[int | None] = []
 
     def scale(self) -> float:
         """What losses are multiplied with before backward, beside their share."""
@@ -59,6 +62,20 @@ class Update:
             self.scaler.update()
         for scheduler in self.schedulers:
             scheduler.step()
+        self._scheduled = [getattr(scheduler, "_step_count", None) for scheduler in self.schedulers]
+
+    def check_schedules(self) -> None:
+        """Raise if the script itself has stepped a schedule since the last update."""
+        now = [getattr(scheduler, "_step_count", None) for scheduler in self.schedulers]
+        if self._scheduled and now != self._scheduled:
+            raise UserError(
+                "a schedule was stepped by the script, and by run.step, too: leave it to run.step, which steps it once "
+                "per optimizer step, or do not give it to run.prepare"
+            )
+
+    def schedules_were_loaded(self) -> None:
+        """They may stand anywhere now."""
+        self._scheduled = []
 
     def _step(self, optimizer: Optimizer, factor: float) -> None:
         """One step at ``factor`` times the learning rates, which are then as before: schedules may go on from them."""
