@@ -121,6 +121,14 @@ def test_a_script_that_crashes(checked):
     bad(checked(inside=crash), "failed on 1 rank after 2 steps: ValueError: my mistake (line 18)")
 
 
+def test_a_script_that_python_cannot_read(checked, tmp_path):
+    said = "after 0 steps: SyntaxError: '(' was never closed (script.py, line 2); --show"
+    bad(checked(script="x = 1\ny = (\n"), said)
+    (tmp_path / "helper.py").write_text("def f():\nreturn 1\n")
+    said = "IndentationError: expected an indented block after function definition on line 1 (helper.py, line 2) "
+    bad(checked(script="x = 1\n\nimport helper\n"), said + "(line 3)")
+
+
 def test_a_script_that_ends_hard(checked):
     bad(checked(inside="if run.steps_done == 1: os._exit(7)"), "after 1 steps: exit code 7")
 

@@ -90,7 +90,14 @@ def _tell(path: Path, error: BaseException, script: str) -> None:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
     where = f" (line {frames[-1].lineno})" if frames else ""
     with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
-        file.write("".join(traceback.format_exception_only(error)).strip().splitlines()[0] + where)
+        file.write(_first_line(error) + where)
+
+
+def _first_line(error: BaseException) -> str:
+    """Kind and message; of a syntax error with its file and line, which Python prints before them."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
 
 
 if __name__ == "__main__":
