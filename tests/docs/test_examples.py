@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,30 @@ def test_the_policy_serves_least_work_first_and_then_the_patient():
     )
     finish = (replay(late, parse_cluster("1x1xT4"), policy).finish_ms / 1000).tolist()
     assert finish == [25 * hour, 25 * hour + 10, 25 * hour + 20]
+
+
+LOOP_AROUND = """
+import torch
+from torch.nn.functional import cross_entropy
+dataset = torch.utils.data.TensorDataset(torch.randn(600, 4), torch.randint(0, 3, (600,)))
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+def test_the_ledger_of_the_training_loop_is_proved_as_the_document_says(tmp_path):
+    document = (ROOT / "docs/how-to-train-elastically.md").read_text(encoding="utf-8")
+    loop, proof = re.findall(r"^```python\n(.*?)^```$", document, re.M | re.S)[:2]
+    script = tmp_path / "loop.py"
+    script.write_text(LOOP_AROUND + loop.replace("out/job", str(tmp_path / "job")) + proof, encoding="utf-8")
+    said = re.search(r"`(Verified\(.*?\))`", document)[1]
+    for _ in range(2):  # the second start does no step and has the ledger of the first
+        ran = subprocess.run(
+            [sys.executable, script], cwd=tmp_path, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True,
+            text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stderr
+        assert ran.stdout == said + "\n"
 
 
 def test_a_policy_file_replays_from_the_command_line(tmp_path, monkeypatch):
