@@ -31,6 +31,7 @@ from brim.gang.protocol import (
     Ready,
     Resize,
     Tune,
+    Waiting,
     encode,
 )
 from tests.gang.conftest import RANK
@@ -178,6 +179,29 @@ def test_of_several_tracebacks_the_first_cause_comes_first(launch):
     assert text.splitlines()[-1] == "brim: rank 1 failed first: exited with 1"
 
 
+@pytest.mark.parametrize("steps", [5, 0])
+def test_survivors_that_wait_for_a_new_epoch_end_with_a_gang_that_fails(launch, steps):
+    """They ask for no step to leave after, so SIGTERM is not heard by a session."""
+    gang = launch("--nproc", 3, "--failure-grace", 6, RANK, f"fail=1:{steps}", "ignore")
+    start_s = time.monotonic()
+    assert gang.wait() == 1
+    assert time.monotonic() - start_s < 5
+    assert "SIGKILL" not in gang.stderr()
+
+
+def test_who_raised_and_is_then_ended_by_our_sigterm_failed_by_its_exception(launch, tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import os, socket, time\nfrom brim.gang.protocol import Failed, Hello, encode\n"
+        "s = socket.socket(socket.AF_UNIX); s.connect(os.environ['BRIM_CONTROL'])\n"
+        "s.sendall(encode(Hello(int(os.environ['BRIM_ID']), os.getpid())))\n"
+        "if os.environ['BRIM_ID'] == '1': s.sendall(encode(Failed('ValueError: mine\\n')))\n"
+        "time.sleep(60)\n"
+    )
+    gang = launch("--nproc", 2, tmp_path / "slow.py")
+    assert gang.wait() == 1
+    assert gang.stderr().splitlines()[-1] == "brim: rank 1 failed first: by an exception"
+
+
 def test_peers_that_fail_sooner_do_not_hide_the_first_cause(launch, tmp_path):
     script = tmp_path / "gloo.py"
     script.write_text(
@@ -205,6 +229,58 @@ def test_with_logs_the_first_traceback_is_shown_and_each_rank_has_its_file(launc
     assert "mistake in 1" in gang.stderr()
     assert "mistake in 1" in (tmp_path / "logs" / "rank-1.log").read_text()
     assert (tmp_path / "logs" / "rank-0.log").exists()
+
+
+@pytest.mark.parametrize("wrong", ["file", "log"])
+def test_logs_that_cannot_be_opened_at_the_start_end_it(launch, tmp_path, wrong):
+    logs = tmp_path / "logs"
+    if wrong == "file":
+        logs.write_text("x")
+    else:
+        (logs / "rank-1.log").mkdir(parents=True)
+    gang = launch("--nproc", 2, "--logs", logs, RANK)
+    assert gang.wait() == (2 if wrong == "file" else 126)
+    last = gang.stderr().splitlines()[-1]
+    expected = {"file": f"brim: --logs: found {logs}: File exists; expected a folder to write to",
+                "log": f"brim: rank 1: its output cannot be opened: Is a directory: {logs / 'rank-1.log'}"}  # fmt: skip
+    assert last == expected[wrong]
+    assert "Traceback" not in gang.stderr()
+
+
+@pytest.mark.parametrize("replace", [0, 5])
+def test_a_newcomer_whose_log_cannot_be_opened_does_not_come_and_the_gang_goes_on(launch, tmp_path, replace):
+    logs = tmp_path / "logs"
+    gang = launch("--nproc", 2, "--replace", replace, "--logs", logs, RANK)
+    gang.until(training(2))
+    logs.rename(tmp_path / "elsewhere")
+    logs.write_text("x")
+    answer = gang.ask(AskResize(4))
+    assert not answer.ok
+    assert answer.detail.startswith("rank 3: its output cannot be opened: File exists")
+    status = gang.status()
+    assert status["target"] == 2
+    assert training(2)(status)
+    assert gang.stderr().count("cannot be opened") == 2
+    stepping(gang)
+    logs.unlink()
+    assert gang.ask(AskResize(3)).ok
+    gang.until(training(3))
+    gang.process.send_signal(signal.SIGTERM)
+    assert gang.wait() == 75
+
+
+def test_a_replacement_that_cannot_be_started_does_not_end_the_others(launch, tmp_path):
+    logs = tmp_path / "logs"
+    gang = launch("--nproc", 2, "--replace", 3, "--logs", logs, RANK)
+    gang.until(training(2))
+    logs.rename(tmp_path / "elsewhere")
+    logs.write_text("x")
+    assert gang.ask(AskKill(1)).ok
+    gang.until(lambda status: training(1)(status) and status["epoch"] == 2)
+    stepping(gang)
+    assert gang.stderr().count("cannot be opened") == 1
+    assert gang.ask(AskStop()).ok
+    assert gang.wait() == 0
 
 
 def test_a_crash_of_a_plain_command_ends_the_gang(launch):
@@ -246,7 +322,27 @@ def test_a_hung_rank_is_named_and_killed_and_the_others_go_on(launch):
     gang.until(lambda status: training(2)(status) and status["epoch"] == 2)
     stepping(gang)
     assert "rank 1 (process " in gang.stderr()
-    assert "hangs: all others have waited for 1 s, its last step was 5" in gang.stderr()
+    assert "hangs: all others have waited for 1 s, in step 5; SIGKILL" in gang.stderr()
+
+
+def test_the_step_of_a_hang_is_that_in_which_the_others_wait(launch, peer, tmp_path):
+    """Progress is said once a second: a rank that hangs soon after may have done many steps since."""
+    (tmp_path / "wait.py").write_text("import time; time.sleep(60)")
+    gang = launch("--nproc", 2, "--hang", 1, tmp_path / "wait.py")
+    gang.until(lambda status: sum(rank["pid"] > 0 for rank in status["ranks"]) == 2)
+    ranks = [peer(gang.control), peer(gang.control)]
+    for number, one in enumerate(ranks):
+        one.say(Hello(number, 1))
+        one.say(Ready(number))
+    for one in ranks:
+        assert one.hear() == Form(1, (0, 1), 0, 1)
+        one.say(Formed(1, 0))
+        one.say(Progress(1, 8))
+    gang.until(training(2))
+    ranks[0].say(Waiting(1, 10, 1.5))
+    gang.until(lambda status: not status["ranks"][1]["living"])
+    assert "rank 1 (process " in gang.stderr()
+    assert "s, in step 10; SIGKILL" in gang.stderr()
 
 
 def test_a_frozen_rank_that_says_nothing_is_found_once_the_others_are_free(launch):
@@ -394,6 +490,53 @@ def test_a_second_supervisor_on_the_same_path_is_refused(launch):
     assert other.wait() == 1
     assert "another supervisor listens there" in other.stderr()
     stepping(gang)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "missing"])
+def test_what_is_no_socket_is_not_taken_away(launch, tmp_path, kind):
+    path = tmp_path / "precious"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to(tmp_path / "nothing")
+    elif kind == "file":
+        path.write_text("of somebody")
+    else:
+        path = tmp_path / "no-folder" / "s"
+    before = os.path.lexists(path)
+    gang = launch("--nproc", 1, RANK, control=path)
+    assert gang.wait() == 1
+    expected = "No such file or directory; expected a path in a folder" if kind == "missing" else "expected a socket"
+    assert f"brim: {path}: " in gang.stderr().splitlines()[-1]
+    assert expected in gang.stderr().splitlines()[-1]
+    assert os.path.lexists(path) == before
+    if kind == "file":
+        assert path.read_text() == "of somebody"
+
+
+def test_what_nobody_can_mean_is_refused_and_reaches_no_rank(launch, peer, tmp_path):
+    (tmp_path / "wait.py").write_text("import time; time.sleep(60)")
+    gang = launch("--nproc", 1, tmp_path / "wait.py")
+    gang.until(lambda status: status["ranks"][0]["pid"])
+    rank = peer(gang.control)
+    rank.say(Hello(0, 1))
+    rank.say(Ready(0))
+    assert rank.hear() == Form(1, (0,), 0, 1)
+    rank.say(Formed(1, 0))
+    gang.until(training(1))
+    for message, why in [
+        (AskPreempt(-5.0), "preempt: found -5 s, expected a finite time of at least 0"),
+        (AskTune(global_batch=0), "tune: found global_batch 0, expected at least 1"),
+        (AskTune(loader_workers=-1), "tune: found loader_workers -1, expected at least 0"),
+        (AskTune(prefetch=0), "tune: found prefetch 0, expected at least 1"),
+    ]:
+        assert gang.ask(message) == Answer(ok=False, detail=why)
+    raw = peer(gang.control)
+    raw.say(b'{"v":1,"type":"ask_preempt","grace_s":NaN}\n')
+    assert not raw.hear().ok
+    assert gang.ask(AskTune(loader_workers=0)).ok
+    assert rank.hear() == Tune(2, loader_workers=0)
+    assert gang.status()["state"] == "running"
 
 
 def test_rubbish_half_lines_and_other_versions_harm_nobody(launch, peer):
@@ -626,3 +769,13 @@ def test_the_fork_of_a_shared_zygote_serves_a_gang(launch, tmp_path):
         root.terminate()
         root.wait()
         root.stderr.close()
+    assert not path.exists()
+
+
+def test_a_shared_zygote_takes_no_file_away(tmp_path):
+    (tmp_path / "z").write_text("of somebody")
+    done = subprocess.run([sys.executable, "-m", "brim.gang.zygote", "--listen", tmp_path / "z", "--preload", "json"],
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"brim zygote: --listen {tmp_path / 'z'}: ")
+    assert (tmp_path / "z").read_text() == "of somebody"

@@ -275,7 +275,7 @@ def test_sigterm_to_one_rank_preempts_its_gang(tmp_path, launched):
     os.kill(status["ranks"][1]["pid"], signal.SIGTERM)
     assert gang.process.wait(20) == 75
     said = (gang.folder / "err").read_text()
-    assert "asked by a signal to leave" in said
+    assert "brim: a rank was asked by a signal to leave: so are all 2 ranks" in said
     assert said.count("steps are lost: start(checkpoint=...) names no folder to save to") == 1
 
 
@@ -292,12 +292,18 @@ def test_without_an_answer_it_says_so(tmp_path):
     done = subprocess.run([sys.executable, "-m", "brim.train.launch", "--send", tmp_path / "nothing", "status"],
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 1
-    assert "No such file" in done.stderr
+    why = "No such file or directory; expected the socket of a supervisor"
+    assert done.stderr == f"brim: {tmp_path / 'nothing'}: {why}\n"
 
 
 @pytest.mark.parametrize(("words", "expected"), [
     (["dance"], "found 'dance', expected status"), (["resize"], "expected status"),
-    (["resize", "x"], "invalid literal"),
+    (["resize", "x"], "resize: found 'x', expected a whole number"),
+    (["kill", "x"], "kill: found 'x', expected a whole number"),
+    (["preempt", "x"], "preempt: found 'x', expected a number of seconds"),
+    (["preempt", "-5"], "preempt: found -5 s, expected a finite time of at least 0"),
+    (["preempt", "nan"], "preempt: found nan s, expected a finite time of at least 0"),
+    (["tune", "prefetch=0"], "tune: found prefetch 0, expected at least 1"),
     (["tune", "colour=3"], "expected NAME=NUMBER"), (["tune"], "expected status"), (["kill"], "expected status"),
 ])  # fmt: skip
 def test_what_cannot_be_asked_is_refused(words, expected, capsys):
@@ -307,6 +313,10 @@ def test_what_cannot_be_asked_is_refused(words, expected, capsys):
 
 @pytest.mark.parametrize(("words", "expected"), [
     ([], "found nothing to run"), (["--nproc", "0", "x.py"], "expected at least 1"),
+    (["--grace", "-1", "x.py"], "--grace: found -1, expected at least 0"),
+    (["--failure-grace", "nan", "x.py"], "--failure-grace: found nan, expected at least 0"),
+    (["--replace", "-1", "x.py"], "--replace: found -1, expected at least 0"),
+    (["--logs", "/proc/x", "x.py"], "--logs: found /proc/x: No such file or directory; expected a folder"),
     (["--control", "/tmp/" + "x" * 120, "x.py"], "expected at most 107"),
 ])  # fmt: skip
 def test_what_cannot_be_meant_is_refused(words, expected, capsys):

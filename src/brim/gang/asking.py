@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import socket
 
-from brim.gang.protocol import Answer, Ask, Decoder, encode
+from brim.gang.protocol import Answer, Ask, AskPreempt, AskTune, Decoder, Message, encode
 
 
 def ask(path: str, message: Ask, timeout_s: float = 10.0) -> Answer:
@@ -13,14 +14,30 @@ def ask(path: str, message: Ask, timeout_s: float = 10.0) -> Answer:
     Raises:
         OSError: nobody listens there, or does not answer in time.
     """
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(timeout_s)
-        connection.connect(path)
-        connection.sendall(encode(message))
-        decoder = Decoder()
-        while data := connection.recv(1 << 16):
-            for said in decoder.feed(data):
-                if isinstance(said, Answer):
-                    return said
-                return Answer(ok=False, detail=str(getattr(said, "detail", said)))
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(path)
+            connection.sendall(encode(message))
+            decoder = Decoder()
+            while data := connection.recv(1 << 16):
+                for said in decoder.feed(data):
+                    if isinstance(said, Answer):
+                        return said
+                    return Answer(ok=False, detail=str(getattr(said, "detail", said)))
+    except OSError as error:
+        raise ConnectionError(f"{path}: {error.strerror or error}; expected the socket of a supervisor") from None
     raise ConnectionError(f"{path}: the connection ended without an answer")
+
+
+def why_senseless(message: Message) -> str:
+    """Why nobody can mean that; an empty text if somebody can."""
+    match message:
+        case AskPreempt(grace_s=float(grace_s)) if not 0 <= grace_s < math.inf:
+            return f"preempt: found {grace_s:g} s, expected a finite time of at least 0"
+        case AskTune():
+            for name, least in (("global_batch", 1), ("loader_workers", 0), ("prefetch", 1)):
+                found = getattr(message, name)
+                if found is not None and found < least:
+                    return f"tune: found {name} {found}, expected at least {least}"
+    return ""

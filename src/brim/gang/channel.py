@@ -6,6 +6,7 @@ import contextlib
 import os
 import selectors
 import socket
+import stat
 import struct
 from dataclasses import dataclass, field
 from typing import Final
@@ -60,7 +61,7 @@ class Channel:
         selector.register(self._server, selectors.EVENT_READ, self)
 
     def _bind(self) -> None:
-        if os.path.exists(self.path):
+        if is_socket(self.path):
             with socket.socket(socket.AF_UNIX) as probe:
                 try:
                     probe.connect(self.path)
@@ -68,7 +69,10 @@ class Channel:
                     os.unlink(self.path)  # of a supervisor that is gone
                 else:
                     raise OSError(f"{self.path}: another supervisor listens there")
-        self._server.bind(self.path)
+        try:
+            self._server.bind(self.path)
+        except OSError as error:
+            raise OSError(f"{self.path}: {error.strerror}; expected a path in a folder to make a socket in") from None
         os.chmod(self.path, 0o600)
         self._server.listen(_BACKLOG)
 
@@ -148,3 +152,18 @@ class Channel:
         with contextlib.suppress(OSError):
             if os.stat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
+
+
+def is_socket(path: str) -> bool:
+    """Whether a socket is there, which may be replaced if it is dead; False: nothing is.
+
+    Raises:
+        OSError: something else is there, which is not ours to take away.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if not stat.S_ISSOCK(mode):
+        raise OSError(f"{path}: found something that is no socket, expected a socket or nothing")
+    return True

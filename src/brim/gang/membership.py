@@ -65,7 +65,7 @@ class Membership:
         self.members: tuple[int, ...] = ()
         self.sizes: frozenset[int] = frozenset()
         self.ranks: dict[int, Member] = {}
-        self.closing = self.finishing = False
+        self.closing = self.finishing = self._dissolved = False
         self._replace = replace
         self._broken = False
         self._asked_to_start = 0
@@ -150,6 +150,23 @@ class Membership:
             return self._reform() if self._is_missed(rank) else self._settle()
         if not member.holds and member.where is not Where.LEAVING:  # a newcomer that never came
             self._replace_or_shrink()
+        return self._settle()
+
+    def not_started(self, rank: int) -> Orders:
+        """Its process cannot be started: the gang goes on with the ranks it has, and does not try again."""
+        if self.ranks.pop(rank, None) is not None:
+            self.target = max(1, self.target - 1)
+        return self._settle()
+
+    def can_do_without(self, rank: int) -> bool:
+        """Whether a rank that cannot be started is no reason to end: there is another with the state."""
+        others = (member for member in self.ranks.values() if member.id != rank and member.where is not Where.LEAVING)
+        return not self.closing and any(member.holds for member in others)
+
+    def dissolve(self) -> Orders:
+        """The gang fails: who is in no group, now or later, is not to wait for one."""
+        self.closing = self._dissolved = True
+        self._form(())
         return self._settle()
 
     def lost(self) -> list[int]:
@@ -252,6 +269,8 @@ class Membership:
 
     def _settle(self) -> Orders:
         """Whatever can be done now."""
+        if self._dissolved:
+            return Orders(send=[(m.id, self._form_message()) for m in self.ranks.values() if m.where is Where.FREE])
         if self.closing:
             return Orders()
         if self._is_over():

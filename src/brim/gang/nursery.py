@@ -18,6 +18,10 @@ ZYGOTES_MAX: Final = 3
 """How often a zygote is started again. Ours."""
 
 
+class OutputError(Exception):
+    """What a rank is to write to cannot be opened: other zygotes would not help."""
+
+
 class Nursery:
     """Asks zygotes for ranks.
 
@@ -50,9 +54,15 @@ class Nursery:
 
         Raises:
             OSError: the zygote is gone, or none can be had.
+            OutputError: there is nothing for the rank to write to.
         """
-        fds = self._streams(number)
+        fds: list[int] = []
         try:
+            try:
+                self._open_streams(number, fds)
+            except OSError as error:
+                where = f": {error.filename}" if error.filename else ""
+                raise OutputError(f"its output cannot be opened: {error.strerror}{where}") from None
             self._the_starter().start(number, self._job.command, env, self._job.cwd, fds)
         finally:
             for fd in fds:
@@ -88,13 +98,15 @@ class Nursery:
             self._selector.register(self._starter, selectors.EVENT_READ, self)
         return self._starter
 
-    def _streams(self, number: int) -> list[int]:
-        """Descriptors for stdin, stdout and stderr."""
-        stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    def _open_streams(self, number: int, fds: list[int]) -> None:
+        """Add descriptors for stdin, stdout and stderr, for the caller to close also if some cannot be had."""
+        fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         if self._forwarder is not None:
-            return [stdin, os.dup(1), self._forwarder.add(number)]
+            fds.append(os.dup(1))
+            fds.append(self._forwarder.add(number))
+            return
         assert self._job.log_folder is not None
         os.makedirs(self._job.log_folder, exist_ok=True)
         path = os.path.join(self._job.log_folder, f"rank-{number}.log")
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        return [stdin, log, os.dup(log)]
+        fds.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
+        fds.append(os.dup(fds[-1]))

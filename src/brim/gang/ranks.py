@@ -38,6 +38,7 @@ class Rank:
     ladder: list[tuple[float, int]] = field(default_factory=list)
     sweep_s: float | None = None
     last: dict[str, Any] = field(default_factory=dict)
+    waits_in: int | None = None
 
     @property
     def living(self) -> bool:
@@ -78,9 +79,15 @@ def _is_cause(rank: Rank, failing: bool) -> bool:
 
 def failure(first: Rank | None, why: str) -> Outcome:
     """The outcome of a gang that failed, by its first cause."""
-    detail = f"rank {first.id} failed first: {how(first.code)}" if first and first.pid else why
+    detail = f"rank {first.id} failed first: {_how_it_failed(first)}" if first and first.pid else why
     code = 1 if first is None or first.code is None or first.failed_s is not None else first.code
     return Outcome("failed", code if code > 0 else 128 - code, detail)
+
+
+def _how_it_failed(rank: Rank) -> str:
+    """Not by the signal that ended it while it was still at its exception."""
+    raised = rank.failed_s is not None and rank.code in BY_OUR_SIGNAL
+    return "by an exception" if raised else how(rank.code)
 
 
 def success(ranks: Iterable[Rank], *, announced: bool) -> Outcome:

@@ -96,9 +96,9 @@ class Starter:
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(path)
-        except OSError:
+        except OSError as error:
             connection.close()
-            raise
+            raise OSError(f"{path}: {error.strerror or error}; expected the socket of one") from None
         return cls(connection, None)
 
     def fileno(self) -> int:

@@ -22,13 +22,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from brim.gang import processes
+from brim.gang.asking import why_senseless
 from brim.gang.belongings import Belongings, kill
 from brim.gang.channel import Channel, Connection
 from brim.gang.environment import for_gang, for_rank, free_port
 from brim.gang.hangs import Hangs
 from brim.gang.job import LAST_WORDS_S, Job, Outcome
 from brim.gang.membership import Membership, Orders, Where
-from brim.gang.nursery import Nursery
+from brim.gang.nursery import Nursery, OutputError
 from brim.gang.output import Forwarder
 from brim.gang.protocol import (
     ID_VARIABLE,
@@ -92,7 +93,7 @@ class Supervisor:
         self._tunes: list[Tune] = []
         self._tuned = 0
         self._reasons: set[str] = set()
-        self._failure = ""
+        self._failure = self._not_started = ""
         self._signals: list[int] = []
         self._looked_s = 0.0
         self._unkillable: list[int] = []
@@ -226,6 +227,8 @@ class Supervisor:
         try:
             self._nursery.start(rank.id, env)
             rank.asked = True
+        except OutputError as error:
+            self._cannot_start(rank, 126, str(error))
         except OSError as error:
             if self._nursery.exhausted:
                 self._cannot_start(rank, 126, f"no zygote: {error}")
@@ -260,8 +263,15 @@ class Supervisor:
             rank.plan(time.monotonic(), 0.0, self.job.term_s)
 
     def _cannot_start(self, rank: Rank, status: int, detail: str) -> None:
-        rank.ended, rank.code, rank.ended_s = True, status, time.monotonic()
+        rank.ended, rank.ended_s = True, time.monotonic()
         rank.ladder.clear()
+        detail = f"rank {rank.id}: {detail}"
+        if self.membership.can_do_without(rank.id):  # it has no exit code: it is no cause of what may come
+            self._say(f"{detail}; the others go on without it")
+            self._not_started = detail
+            self._obey(self.membership.not_started(rank.id))
+            return
+        rank.code = status
         self.membership.gone(rank.id)
         self._fail(detail, rank)
 
@@ -344,6 +354,7 @@ class Supervisor:
             rank.last |= {name: getattr(message, name) for name in message.__dataclass_fields__}
         if not isinstance(message, (Waiting, Measured, Saved, Error)):
             self._hangs.busy(rank.id)
+            rank.waits_in = None
         match message:
             case Ready(sizes=sizes):
                 self._obey(self.membership.ready(rank.id, sizes))
@@ -358,13 +369,14 @@ class Supervisor:
                 self._hangs.free(rank.id, now_s)
                 self._obey(self.membership.broken(rank.id, epoch))
             case Leaving():
-                if self.membership.is_wanted(rank.id):  # a signal: its gang has agreed to leave with it
-                    self._say(f"rank {rank.id} was asked by a signal to leave: so are all {self._living()} ranks")
+                if self.membership.is_wanted(rank.id):  # a signal to any of its gang, which has agreed to leave
+                    self._say(f"a rank was asked by a signal to leave: so are all {self._living()} ranks")
                     self.preempt()
                 rank.left = rank.told = True
                 self._obey(self.membership.leaving(rank.id))
-            case Waiting(for_s=for_s):
+            case Waiting(step=step, for_s=for_s):
                 self._hangs.waiting(rank.id, for_s, now_s)
+                rank.waits_in = step
             case Failed(traceback=text):
                 rank.traceback, rank.failed_s = text, now_s
                 self._fail(f"rank {rank.id} failed", rank)
@@ -408,12 +420,16 @@ class Supervisor:
 
     def ask(self, message: Message) -> Answer:
         """Do what somebody asks by hand."""
+        if why_not := why_senseless(message):
+            return Answer(ok=False, detail=why_not)
         match message:
             case AskStatus():
                 return Answer(ok=True, status=self.status())
             case AskResize(size=size):
+                self._not_started = ""
                 why_not, orders = self.membership.resize(size)
                 self._obey(orders)
+                why_not = why_not or self._not_started
                 return Answer(not why_not, why_not)
             case AskPreempt(grace_s=grace_s):
                 self.preempt(grace_s)
@@ -547,11 +563,10 @@ class Supervisor:
         hung, waited_s = self._hangs.hung([m for m in members if self.ranks[m].living], now_s)
         for number in hung:
             rank = self.ranks[number]
-            step = rank.last.get("step", "none")
-            self._say(
-                f"rank {number} (process {rank.pid}) hangs: all others have waited for {waited_s:.0f} s, "
-                f"its last step was {step}; SIGKILL"
-            )
+            waits_in = [step for m in members if (step := self.ranks[m].waits_in) is not None and m not in hung]
+            where = f"in step {max(waits_in)}" if waits_in else f"its last step was {rank.last.get('step', 'none')}"
+            who = f"rank {number} (process {rank.pid})"
+            self._say(f"{who} hangs: all others have waited for {waited_s:.0f} s, {where}; SIGKILL")
             self._hangs.busy(number)
             kill(self._belongings.of(rank.id, rank.pid))
 
@@ -576,6 +591,8 @@ class Supervisor:
             if rank.living:
                 last_words_s = min(LAST_WORDS_S, self.job.failure_grace_s / 2)
                 rank.plan(time.monotonic(), last_words_s, self.job.failure_grace_s)
+        if not self._announced:  # then all have been told to leave, and to save before
+            self._obey(self.membership.dissolve())
 
     def _conclude(self) -> Outcome:
         ranks = list(self.ranks.values())

@@ -33,11 +33,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from brim.gang import as_main, processes
+from brim.gang.channel import is_socket
 
 PRELOAD: Final = ("torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch.utils.data", "torch._dynamo")
 """``torch._dynamo`` is imported by the construction of the first optimizer, which costs a second of its own."""
@@ -264,7 +265,7 @@ def listen(zygote: Zygote, path: str, grace_s: float) -> Child | None:
     branches: set[int] = set()
     wake_fd, waker_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(waker_fd, warn_on_full_buffer=False)
-    with _listener(path) as server, selectors.DefaultSelector() as selector:
+    with _listening(path) as server, selectors.DefaultSelector() as selector:
         selector.register(server, selectors.EVENT_READ)
         selector.register(wake_fd, selectors.EVENT_READ)
         zygote.say(f"ready after {zygote.preload_s:.2f} s, listening on {path}")
@@ -294,14 +295,26 @@ def listen(zygote: Zygote, path: str, grace_s: float) -> Child | None:
                 connection.close()
 
 
-def _listener(path: str) -> socket.socket:
-    server = socket.socket(socket.AF_UNIX)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    server.bind(path)
-    os.chmod(path, 0o600)
-    server.listen(_BACKLOG)
-    return server
+@contextlib.contextmanager
+def _listening(path: str) -> Iterator[socket.socket]:
+    """The path is taken away at the end, if it is still ours, by the process that made it and by none of its copies."""
+    me = os.getpid()
+    with socket.socket(socket.AF_UNIX) as server:
+        try:
+            if is_socket(path):
+                os.unlink(path)
+            server.bind(path)
+        except OSError as error:
+            raise SystemExit(f"brim zygote: --listen {path}: {error.strerror or error}") from None
+        os.chmod(path, 0o600)
+        server.listen(_BACKLOG)
+        inode = os.stat(path).st_ino
+        try:
+            yield server
+        finally:
+            with contextlib.suppress(OSError):
+                if os.getpid() == me and os.stat(path).st_ino == inode:
+                    os.unlink(path)
 
 
 def _kill_strays(branches: set[int]) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from brim.gang import job as jobs
 from brim.gang import zygote
-from brim.gang.asking import ask
+from brim.gang.asking import ask, why_senseless
 from brim.gang.job import Job
 from brim.gang.protocol import Ask, AskKill, AskPreempt, AskResize, AskStatus, AskStop, AskTune
 from brim.gang.supervisor import Supervisor
@@ -76,6 +76,11 @@ def _launch(options: argparse.Namespace) -> int:
         raise ValueError("found nothing to run, expected script.py and its arguments")
     if options.nproc < 1:
         raise ValueError(f"--nproc: found {options.nproc}, expected at least 1")
+    for name in ("grace", "term", "failure_grace", "hang", "replace"):
+        if not getattr(options, name) >= 0:
+            raise ValueError(f"--{name.replace('_', '-')}: found {getattr(options, name):g}, expected at least 0")
+    if options.logs:
+        _make_folder(options.logs)
     python = [] if options.command else [sys.executable, *(["-m"] if options.module else [])]
     control = os.path.abspath(options.control) if options.control else _new_path()
     sys.stderr.write(f"brim: control {control}\n")
@@ -93,12 +98,22 @@ def _launch(options: argparse.Namespace) -> int:
             os.rmdir(os.path.dirname(control))
 
 
+def _make_folder(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--logs: found {path}: {error.strerror}; expected a folder to write to") from None
+
+
 def _new_path() -> str:
     return os.path.join(tempfile.mkdtemp(prefix="brim-"), "control")
 
 
 def _send(path: str, words: Sequence[str]) -> int:
-    answer = ask(path, _ask(words))
+    message = _ask(words)
+    if why_not := why_senseless(message):
+        raise ValueError(why_not)
+    answer = ask(path, message)
     if answer.status is not None:
         sys.stdout.write(json.dumps(answer.status, indent=2) + "\n")
     if answer.detail:
@@ -116,19 +131,33 @@ def _ask(words: Sequence[str]) -> Ask:
         case ["status"]:
             return AskStatus()
         case ["resize", size]:
-            return AskResize(int(size))
+            return AskResize(_number("resize", size))
         case ["preempt"]:
             return AskPreempt()
         case ["preempt", grace_s]:
-            return AskPreempt(float(grace_s))
+            return AskPreempt(_seconds(grace_s))
         case ["stop"]:
             return AskStop()
         case ["kill", number]:
-            return AskKill(int(number))
+            return AskKill(_number("kill", number))
         case ["tune", *pairs] if pairs:
             return AskTune(**dict(_tuned(pair) for pair in pairs))
     expected = "status, resize N, preempt [GRACE_S], stop, kill ID, or tune NAME=VALUE ..."
     raise ValueError(f"found {' '.join(words)!r}, expected {expected}")
+
+
+def _number(what: str, word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise ValueError(f"{what}: found {word!r}, expected a whole number") from None
+
+
+def _seconds(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise ValueError(f"preempt: found {word!r}, expected a number of seconds") from None
 
 
 def _tuned(pair: str) -> tuple[str, int]:
