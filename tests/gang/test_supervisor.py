@@ -775,7 +775,7 @@ def test_the_fork_of_a_shared_zygote_serves_a_gang(launch, tmp_path):
 def test_a_shared_zygote_takes_no_file_away(tmp_path):
     (tmp_path / "z").write_text("of somebody")
     done = subprocess.run([sys.executable, "-m", "brim.gang.zygote", "--listen", tmp_path / "z", "--preload", "json"],
-                          capture_output=True, text=True, check=False)  # fmt: skip
+                          capture_output=True, text=True, check=False, timeout=20)  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"brim zygote: --listen {tmp_path / 'z'}: ")
     assert (tmp_path / "z").read_text() == "of somebody"
