@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -69,6 +71,31 @@ def test_exit_codes_mean_resume_me_only_after_an_announced_stop(
         if last(heard).what not in ENDS:
             heard = until(executor, *ENDS)
     assert last(heard).what is what
+
+
+@pytest.mark.parametrize("exit_first", [False, True])
+def test_last_words_and_the_exit_are_heard_in_one_go_in_either_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exit_first: bool
+) -> None:
+    code = "import os; os.write(int(os.environ['BRIM_REPORT_FD']), b'1/2\\n')"
+    with LocalExecutor(1, tmp_path) as executor:
+        executor.start(0, 1, (0,), python(code, reports=True))
+        heard = executor.wait(0)
+        both = select.poll()
+        for key in list(executor._selector.get_map().values()):
+            if key.data is not None:
+                both.register(key.fd, select.POLLIN)
+        while len(both.poll()) < 2:
+            time.sleep(0.01)
+        ready = executor._selector.select
+        monkeypatch.setattr(executor._selector, "select", lambda s: sorted(ready(s), key=_fd, reverse=exit_first))
+        heard += until(executor, *ENDS)
+    words = [(report.what, report.fraction) for report in heard]
+    assert words == [(What.LAUNCHED, 0), (What.STARTED, 0), (What.PROGRESS, 0.5), (What.FINISHED, 0)]
+
+
+def _fd(event: tuple[selectors.SelectorKey, int]) -> int:
+    return event[0].fd
 
 
 def test_a_command_that_knows_nothing_of_stops_is_resumable(tmp_path: Path) -> None:

@@ -226,8 +226,7 @@ class LocalExecutor:
         except BlockingIOError:
             return
         if not data:
-            self._close_fd(attempt.report_fd)
-            attempt.report_fd = -1
+            self._close_reports(attempt)
             return
         *lines, attempt.text = (attempt.text + data).split(b"\n")
         attempt.text = attempt.text[-_TEXT_MAX:]
@@ -263,7 +262,7 @@ class LocalExecutor:
         if attempt.report_fd >= 0:
             self._read_reports(attempt)
         if attempt.report_fd >= 0:
-            self._close_fd(attempt.report_fd)
+            self._close_reports(attempt)
         del self._attempts[attempt.job]
         self._free |= set(attempt.slots)
         if code == 0:
@@ -276,6 +275,11 @@ class LocalExecutor:
 
     def _say(self, attempt: _Attempt, what: What, detail: str = "") -> None:
         self._reports.append(Report(attempt.job, attempt.epoch, what, detail=detail))
+
+    def _close_reports(self, attempt: _Attempt) -> None:
+        """The selector may have said of this pipe, too, that it is ready, and its number may soon be another's."""
+        self._close_fd(attempt.report_fd)
+        attempt.report_fd = -1
 
     def _close_fd(self, fd: int) -> None:
         self._selector.unregister(fd)
