@@ -1,7 +1,7 @@
 """A rank without torch: speaks the protocol, and "trains" by meeting the others at the leader's socket in each step.
 
-python rank.py [steps=N] [pause=S] [sizes=1,2,4] [ignore] [hang=ID:STEP] [fail=ID:STEP] [segv=ID:STEP] [build=S]
-               [mute] [deaf]
+python rank.py [steps=N] [pause=S] [sizes=1,2,4] [ignore] [hang=ID:STEP] [fail=ID:STEP] [linger=S] [segv=ID:STEP]
+               [build=S] [mute] [deaf]
 """
 
 import contextlib
@@ -194,6 +194,8 @@ class Rank:
                     while True:
                         time.sleep(60)
                 if at("fail", self.step):
+                    self.close_group()
+                    time.sleep(float(OPTIONS.get("linger", "0")))
                     raise ValueError(f"the user's own mistake in {ME}")
                 if at("segv", self.step):
                     os.kill(os.getpid(), signal.SIGSEGV)

@@ -272,8 +272,7 @@ class Supervisor:
             self._obey(self.membership.not_started(rank.id))
             return
         rank.code = status
-        self.membership.gone(rank.id)
-        self._fail(detail, rank)
+        self._fail_without(rank, detail)
 
     def _lost_zygote(self) -> None:
         """What it started goes on: as our children, or by its descriptor. What it had not yet is asked for again."""
@@ -530,15 +529,12 @@ class Supervisor:
             self._obey(self.membership.gone(rank.id))
         elif code is not None and code < 0 and (known or self.membership.epoch):
             self._say(f"rank {rank.id} (process {rank.pid}) {how(code)}")
-            survives = self.membership.survives(rank.id)
-            orders = self.membership.gone(rank.id)
-            if survives:
-                self._obey(orders)
+            if self.membership.survives(rank.id):
+                self._obey(self.membership.gone(rank.id))
             else:
-                self._fail(f"rank {rank.id} {how(code)}", rank)
+                self._fail_without(rank, f"rank {rank.id} {how(code)}")
         else:
-            self.membership.gone(rank.id)
-            self._fail(f"rank {rank.id} {how(code)}", rank)
+            self._fail_without(rank, f"rank {rank.id} {how(code)}")
 
     def _hear_last_words(self, rank: Rank) -> None:
         """What it said and nobody has read yet: its end may be seen sooner than the word that it leaves."""
@@ -593,6 +589,11 @@ class Supervisor:
                 rank.plan(time.monotonic(), last_words_s, self.job.failure_grace_s)
         if not self._announced:  # then all have been told to leave, and to save before
             self._obey(self.membership.dissolve())
+
+    def _fail_without(self, rank: Rank, why: str) -> None:
+        """The rank that failed is gone. In this order: else the others might be in an epoch that they never hear of."""
+        self._fail(why, rank)
+        self._obey(self.membership.gone(rank.id))
 
     def _conclude(self) -> Outcome:
         ranks = list(self.ranks.values())
