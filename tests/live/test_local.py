@@ -80,16 +80,17 @@ def test_last_words_and_the_exit_are_heard_in_one_go_in_either_order(
     code = "import os; os.write(int(os.environ['BRIM_REPORT_FD']), b'1/2\\n')"
     with LocalExecutor(1, tmp_path) as executor:
         executor.start(0, 1, (0,), python(code, reports=True))
-        heard = executor.wait(0)
         both = select.poll()
         for key in list(executor._selector.get_map().values()):
             if key.data is not None:
                 both.register(key.fd, select.POLLIN)
-        while len(both.poll()) < 2:
+        end_s = time.monotonic() + 30
+        while len(both.poll(0)) < 2:
+            assert time.monotonic() < end_s
             time.sleep(0.01)
         ready = executor._selector.select
         monkeypatch.setattr(executor._selector, "select", lambda s: sorted(ready(s), key=_fd, reverse=exit_first))
-        heard += until(executor, *ENDS)
+        heard = until(executor, *ENDS)
     words = [(report.what, report.fraction) for report in heard]
     assert words == [(What.LAUNCHED, 0), (What.STARTED, 0), (What.PROGRESS, 0.5), (What.FINISHED, 0)]
 
