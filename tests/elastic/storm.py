@@ -93,7 +93,7 @@ class Gang:
             return self.ask(AskStatus()).status
         return None
 
-    def until(self, holds, timeout_s=60):
+    def until(self, holds, timeout_s=30):
         """The first status that holds; None if the gang has ended before."""
         deadline_s = time.monotonic() + timeout_s
         status = None
@@ -135,7 +135,7 @@ def living(status):
     return [m for m in status["members"] if m in there and there[m]["living"] and there[m]["where"] == "in"]
 
 
-def storm(folder, events, *words, ranks=2, zygote=None, timeout_s=120, replace=0, job=JOB):
+def storm(folder, events, *words, ranks=2, zygote=None, timeout_s=60, replace=0, job=JOB):
     """Run the job to its end through the events; preempted jobs are started again with as many ranks.
 
     Args:

@@ -39,7 +39,7 @@ class Launched:
     def status(self):
         return json.loads(json.dumps(ask(self.control, AskStatus()).status))
 
-    def until(self, holds, timeout_s=60):
+    def until(self, holds, timeout_s=15):
         """Wait until ``holds(status)`` is true; the status."""
         deadline_s = time.monotonic() + timeout_s
         status = None
@@ -53,7 +53,7 @@ class Launched:
             time.sleep(0.02)
         raise AssertionError(f"never came true: {status}\n{self.stderr()}")
 
-    def wait(self, timeout_s=60):
+    def wait(self, timeout_s=30):
         return self.process.wait(timeout_s)
 
     def stderr(self):

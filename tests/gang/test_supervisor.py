@@ -131,7 +131,7 @@ def test_a_preemption_is_announced_and_ends_with_75(launch):
     start_s = time.monotonic()
     gang.process.send_signal(signal.SIGTERM)
     assert gang.wait() == 75
-    assert time.monotonic() - start_s < 15  # half the grace
+    assert time.monotonic() - start_s < 2
     assert "SIGKILL" not in gang.stderr()
 
 
@@ -149,7 +149,7 @@ def test_who_ignores_all_words_is_killed_at_the_end_of_the_grace(launch):
     start_s = time.monotonic()
     assert gang.ask(AskPreempt(grace_s=1.5)).ok
     assert gang.wait() == 75
-    assert 1.4 < time.monotonic() - start_s < 15
+    assert 1.4 < time.monotonic() - start_s < 3
     assert gang.stderr().count("is still there: SIGKILL") == 2
 
 
@@ -183,10 +183,10 @@ def test_of_several_tracebacks_the_first_cause_comes_first(launch):
 @pytest.mark.parametrize("steps", [5, 0])
 def test_survivors_that_wait_for_a_new_epoch_end_with_a_gang_that_fails(launch, steps, linger_s):
     """They ask for no step to leave after, so SIGTERM is not heard by a session."""
-    gang = launch("--nproc", 3, "--failure-grace", 40, RANK, f"fail=1:{steps}", f"linger={linger_s}", "ignore")
+    gang = launch("--nproc", 3, "--failure-grace", 6, RANK, f"fail=1:{steps}", f"linger={linger_s}", "ignore")
     start_s = time.monotonic()
     assert gang.wait() == 1
-    assert time.monotonic() - start_s < 20
+    assert time.monotonic() - start_s < 5
     assert "SIGKILL" not in gang.stderr()
 
 
@@ -605,7 +605,9 @@ def test_a_peer_that_never_reads_holds_nobody_up(launch, peer):
     deadline_s = time.monotonic() + 10
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
         ask_until(deaf, deadline_s)
+    start_s = time.monotonic()
     stepping(gang)
+    assert time.monotonic() - start_s < 3
 
 
 def ask_until(deaf, deadline_s):

@@ -18,7 +18,7 @@ from brim.live.local import LocalExecutor
 from tests.live.conftest import alive_with, python, sleeper
 
 
-def until(executor: LocalExecutor, *whats: What, job: int = 0, seconds: float = 30.0) -> list[Report]:
+def until(executor: LocalExecutor, *whats: What, job: int = 0, seconds: float = 8.0) -> list[Report]:
     """Listen until one of these words about the job is heard."""
     heard: list[Report] = []
     end_s = time.monotonic() + seconds

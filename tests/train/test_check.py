@@ -44,7 +44,7 @@ def zygote(tmp_path_factory):
         assert line
     yield str(path)
     process.terminate()
-    process.wait(60)
+    process.wait(20)
     process.stderr.close()
 
 

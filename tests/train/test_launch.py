@@ -168,7 +168,7 @@ def test_who_is_on_the_way_when_the_end_is_announced_ends_too(tmp_path, launched
     gang.until(inside(2))
     assert ask(str(gang.control), AskResize(4)).ok
     assert ask(str(gang.control), AskStop() if order == "stop" else AskPreempt()).ok
-    assert gang.process.wait(60) == (0 if order == "stop" else 75), (gang.folder / "err").read_text()
+    assert gang.process.wait(20) == (0 if order == "stop" else 75), (gang.folder / "err").read_text()
     assert "SIGKILL" not in (gang.folder / "err").read_text()
 
 
@@ -184,7 +184,7 @@ def test_what_is_asked_between_a_resize_and_the_step_that_takes_it_up_waits_for_
     message = {"stop": AskStop(), "preempt": AskPreempt(), "tune": AskTune(global_batch=16)}[order]
     assert ask(str(gang.control), message).ok
     (gang.folder / "slow").unlink()
-    assert gang.process.wait(60) == {"stop": 0, "preempt": 75, "tune": 0}[order], (gang.folder / "err").read_text()
+    assert gang.process.wait(20) == {"stop": 0, "preempt": 75, "tune": 0}[order], (gang.folder / "err").read_text()
     assert "SIGKILL" not in (gang.folder / "err").read_text()
     assert len(set(gang.lines())) == (1 if order == "tune" else 0)
 
@@ -194,7 +194,7 @@ def test_a_stop_before_anybody_has_connected_is_heard(tmp_path, launched):
     gang = launched("--nproc", 2, tmp_path / "session.py", 800)
     gang.until(lambda status: status["ranks"])
     assert gang.ask("stop")[0] == 0
-    assert gang.process.wait(60) == 0
+    assert gang.process.wait(20) == 0
     assert gang.lines() == []
 
 
@@ -207,7 +207,7 @@ def test_who_comes_when_a_job_is_through_does_not_begin_it_anew(tmp_path, launch
     while not gang.lines():
         time.sleep(0.01)
     assert ask(str(gang.control), AskResize(2)).ok
-    assert gang.process.wait(60) == 0
+    assert gang.process.wait(20) == 0
     assert len(gang.lines()) == 1
     assert "the job is over: rank 1 is not needed" in (gang.folder / "err").read_text()
 
@@ -230,7 +230,7 @@ def test_a_tune_that_is_pending_when_a_rank_dies_is_taken_up_by_the_others(tmp_p
     os.kill(status["ranks"][1]["pid"], signal.SIGKILL)
     gang.until(inside(1))
     (gang.folder / "slow").unlink()
-    assert gang.process.wait(60) == 0
+    assert gang.process.wait(20) == 0
     (line,) = gang.lines()
     assert int(line.split()[0]) < 32
 
@@ -251,7 +251,7 @@ def test_who_is_through_leaves_at_once_when_asked_by_a_signal(tmp_path, launched
     (gang.folder / "slow").unlink()
     status = gang.until(lambda status: len(gang.lines()) == 2)
     os.kill(status["ranks"][1]["pid"], signal.SIGTERM)
-    assert gang.process.wait(60) == 75
+    assert gang.process.wait(20) == 75
     assert "SIGKILL" not in (gang.folder / "err").read_text()
 
 
@@ -263,8 +263,8 @@ def test_sigterm_to_the_supervisor_preempts_a_session(tmp_path, launched):
     assert (code, len(json.loads(out)["ranks"])) == (0, 2)
     start_s = time.monotonic()
     gang.process.send_signal(signal.SIGTERM)
-    assert gang.process.wait(60) == 75
-    assert time.monotonic() - start_s < 15  # half the grace
+    assert gang.process.wait(20) == 75
+    assert time.monotonic() - start_s < 3
 
 
 def test_sigterm_to_one_rank_preempts_its_gang(tmp_path, launched):
@@ -273,7 +273,7 @@ def test_sigterm_to_one_rank_preempts_its_gang(tmp_path, launched):
     gang = launched("--nproc", 2, "--replace", 1, tmp_path / "session.py", 800)
     status = gang.until(inside(2))
     os.kill(status["ranks"][1]["pid"], signal.SIGTERM)
-    assert gang.process.wait(60) == 75
+    assert gang.process.wait(20) == 75
     said = (gang.folder / "err").read_text()
     assert "brim: a rank was asked by a signal to leave: so are all 2 ranks" in said
     assert said.count("steps are lost: start(checkpoint=...) names no folder to save to") == 1
@@ -284,7 +284,7 @@ def test_sigterm_to_one_rank_before_it_has_begun_preempts_its_gang(tmp_path, lau
     gang = launched("--nproc", 2, "--replace", 1, tmp_path / "session.py", 800)
     status = gang.until(lambda status: len(status["ranks"]) == 2 and all(rank["pid"] for rank in status["ranks"]))
     os.kill(status["ranks"][1]["pid"], signal.SIGTERM)
-    assert gang.process.wait(60) == 75
+    assert gang.process.wait(20) == 75
     assert "ended by SIGTERM before it was ready: all are to leave" in (gang.folder / "err").read_text()
 
 

@@ -73,7 +73,7 @@ def test_close_leaves_no_process_no_file_and_no_memory():
     held = loader.fetch(0, 1, 0)
     began = time.monotonic()
     loader.close()
-    assert time.monotonic() - began < 4.5  # then they would be killed
+    assert time.monotonic() - began < 2
     loader.close()
     assert not living(processes)
     assert sorted(held[0].tolist()) == sorted(set(held[0].tolist()))

@@ -307,6 +307,8 @@ def test_the_batch_stays_in_its_range():
     loader.set_global_batch(32)
     with pytest.raises(ConfigError, match="expected 8 to 32"):
         loader.set_global_batch(64)
+    with pytest.raises(ConfigError, match="expected 8 to 32"):  # of a checkpoint from before the range was set
+        loader.load_state_dict({**loader.state_dict(), "global_batch": 64})
     assert loader.global_batch == 32
 
 

@@ -243,6 +243,7 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; ``assign`` follows."""
+        self._check_range(state["global_batch"])
         if self._ahead is not None:
             self._ahead.clear()
         self._sampler.load_state_dict(state)

@@ -142,7 +142,6 @@ class Tail:
             leave=any(words[self._ranks : self._ranks + ranks]),
         )  # fmt: skip
 
-
     def _said_before(self, now: Tensor) -> list[float]:
         """What was said one step ago; begins to fetch what is said now."""
         before = self._late
