@@ -63,7 +63,7 @@ def users() -> Trace:
 
 def write(trace: Trace) -> None:
     """Write a trace as ``cases.load`` reads it."""
-    columns = [name for name in INT_COLUMNS if name not in ("group", "wait_ms", "status", "profile", "batch")]
+    columns = [name for name in INT_COLUMNS if name not in ("group", "wait_ms", "jct_ms", "status", "profile", "batch")]
     lines = [f"# users: {' '.join(trace.users)}", f"# types: {' '.join(trace.gpu_types)}"]
     lines.append(",".join(("job_id", *columns)))
     for row, name in enumerate(trace.job_id):

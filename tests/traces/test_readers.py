@@ -53,6 +53,7 @@ def test_sacct(tmp_path):
     assert trace.submit_ms.tolist() == [0, 7_000, 9_000]
     assert trace.run_ms.tolist() == [3_000_000, 1_800_000, 1_000]  # less ten minutes suspended; two attempts; 0 s
     assert trace.wait_ms.tolist() == [10_000, 293_000, 0]
+    assert trace.jct_ms.tolist() == [3_610_000, 2_393_000, 1_000]  # the requeued job waited between its attempts
     assert trace.gpus.tolist() == [4, 2, 1]
     assert trace.cpu_milli.tolist() == [8_000, 1_500, 4_000]
     assert trace.mem_mib.tolist() == [30_720, 2_500, 4_096]
@@ -99,6 +100,7 @@ def test_philly_adds_attempts_up(tmp_path):
     assert trace.job_id == ("app_3", "app_1")
     assert trace.run_ms.tolist() == [1_000, 3_660_000]
     assert trace.wait_ms.tolist() == [60_000, 30_000]
+    assert trace.jct_ms.tolist() == [61_000, 3_720_000]  # 30 s between the attempts of app_1
     assert trace.gpus.tolist() == [1, 2]
     assert report.dropped == {"never started": 1, "still running when the record ends": 1}
 
@@ -114,6 +116,7 @@ def test_helios(tmp_path):
     trace, report = read(tmp_path, "helios")
     assert trace.cpu_milli.tolist() == [3_000, 2_500]
     assert trace.wait_ms.tolist() == [5_000, 0]
+    assert trace.jct_ms.tolist() == [3_605_000, 240_000]
     assert trace.status.tolist() == [Status.COMPLETED, Status.FAILED]
     assert report.dropped == {"asks for no GPU": 1, "never started": 1}
 
@@ -159,6 +162,7 @@ def test_swf_dependencies_and_unknowns(tmp_path):
     assert trace.job_id == ("1", "2", "6")
     assert trace.origin_ms == 1_000_000_000_000
     assert trace.after.tolist() == [NONE, 0, NONE]
+    assert trace.jct_ms.tolist() == [105_000, NONE, NONE]
     assert trace.after_ms.tolist() == [0, 30_000, 0]
     assert trace.gpus.tolist() == [4, 8, 1]
     assert trace.time_limit_ms.tolist() == [200_000, NONE, NONE]
@@ -181,6 +185,7 @@ def test_pai_tables_are_joined_from_a_folder_or_one_file(tmp_path, path, header)
     assert trace.cpu_milli.tolist() == [7_000, 2_000]
     assert trace.mem_mib.tolist() == [25_240, 10_240]
     assert trace.wait_ms.tolist() == [15_000, 5_000]
+    assert trace.jct_ms.tolist() == [1_000_000, 400_000]
     assert trace.run_ms.tolist() == [985_000, 395_000]
     assert report.rows == report.used + sum(report.dropped.values())
     assert report.repaired == {"more than one GPU, not a whole number: rounded up": 1}

@@ -57,6 +57,8 @@ class Trace:
         time_limit_ms: The user's time limit, NONE where not recorded.
         run_ms: Recorded run time of all attempts together, queueing excluded; NONE where it must come from a profile.
         wait_ms: Recorded time from submission to first start, NONE where not recorded.
+        jct_ms: Recorded time from submission to the last end (of all attempts, suspensions included), NONE where not
+            recorded. What is neither in ``wait_ms`` nor in ``run_ms`` was spent between attempts or suspended.
         status: Status code.
         after: Row of the job that must end first, NONE for none.
         after_ms: Delay between that end and this job's eligibility.
@@ -84,6 +86,7 @@ class Trace:
     time_limit_ms: IntArray
     run_ms: IntArray
     wait_ms: IntArray
+    jct_ms: IntArray
     status: IntArray
     after: IntArray
     after_ms: IntArray
@@ -142,7 +145,8 @@ def trace_of(
 ) -> Trace:
     """Build a trace from columns in any row order: sorts by (submission, id), moves the first submission to 0.
 
-    Columns not given take their neutral value (whole GPUs, no limit, not recorded). ``after`` holds input rows.
+    Columns not given take their neutral value (whole GPUs, no limit, not recorded); ``jct_ms`` is then the recorded
+    wait and run time together. ``after`` holds input rows.
     ``origin_ms``, where given, is the wall clock of submission time 0 of the *input*; it moves with the shift.
 
     Raises:
@@ -163,6 +167,9 @@ def trace_of(
     }
     if any(values.shape != (size,) for values in table.values()):
         raise InvariantError("trace columns differ in length")
+    if "jct_ms" not in given:
+        recorded = (table["wait_ms"] != NONE) & (table["run_ms"] != NONE)
+        table["jct_ms"] = np.where(recorded, table["wait_ms"] + table["run_ms"], NONE)
     if len(set(ids)) != size:
         raise InvariantError("trace ids repeat")
     names: dict[str, Sequence[str]] = {

@@ -97,6 +97,12 @@ def no_negative_wait(wait_ms: IntArray, report: ReadReport) -> IntArray:
     return np.maximum(wait_ms, 0)
 
 
+def recorded_jct(end_ms: IntArray, submit_ms: IntArray, wait_ms: IntArray, run_ms: IntArray) -> IntArray:
+    """Return the time from submission to the last end, never less than the wait and the run time together."""
+    jct_ms: IntArray = np.maximum(end_ms - submit_ms, wait_ms + run_ms)
+    return jct_ms
+
+
 def per_gpu(amount: IntArray, gpus: IntArray) -> IntArray:
     """Divide what a job asks for by its GPUs, rounded up."""
     return -(-amount // np.maximum(gpus, 1))

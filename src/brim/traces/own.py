@@ -38,7 +38,8 @@ _STATES: Final = {**{status.name.lower(): status for status in Status}, "": Stat
 _BOUNDS: Final = {
     "submit_ms": (0, MAX_TIME_MS), "gpus": (1, MAX_GPUS), "share_milli": (1, WHOLE_GPU), "cpu_milli": (0, MAX_AMOUNT),
     "mem_mib": (0, MAX_AMOUNT), "time_limit_ms": (NONE, MAX_RUN_MS), "run_ms": (NONE, MAX_RUN_MS),
-    "wait_ms": (NONE, MAX_TIME_MS), "after_ms": (0, MAX_RUN_MS), "batch": (NONE, MAX_AMOUNT),
+    "wait_ms": (NONE, MAX_TIME_MS), "jct_ms": (NONE, MAX_TIME_MS), "after_ms": (0, MAX_RUN_MS),
+    "batch": (NONE, MAX_AMOUNT),
 }  # fmt: skip
 
 

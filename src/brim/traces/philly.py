@@ -24,6 +24,7 @@ from brim.traces.lifecycle import (
     at_least_a_second,
     check_run,
     no_negative_wait,
+    recorded_jct,
 )
 from brim.traces.report import ReadReport
 from brim.traces.source import Source
@@ -65,7 +66,8 @@ def read(source: Source, report: ReadReport) -> Trace:
         rows,
         schema={
             LINE: pl.Int64, "jobid": pl.String, "user": pl.String, "vc": pl.String, "status": pl.String,
-            "submitted_time": pl.Int64, "start": pl.Int64, "run": pl.Int64, "gpus": pl.Int64, "running": pl.Boolean,
+            "submitted_time": pl.Int64, "start": pl.Int64, "end": pl.Int64, "run": pl.Int64, "gpus": pl.Int64,
+            "running": pl.Boolean,
         },
         orient="row",
     )  # fmt: skip
@@ -74,15 +76,16 @@ def read(source: Source, report: ReadReport) -> Trace:
     table = table.drop((table.frame["start"] == NONE).to_numpy(), NEVER_STARTED)
     table = table.drop(table.frame["running"].to_numpy(), STILL_RUNNING)
     table = table.drop((table.frame["gpus"] == 0).to_numpy(), CPU_ONLY)
-    run_ms = table.frame["run"].to_numpy()
-    check_run(table, run_ms, "attempts")
-    submit_ms = table.frame["submitted_time"].to_numpy()
+    submit_ms, start_ms, end_ms = (table.frame[column].to_numpy() for column in ("submitted_time", "start", "end"))
+    check_run(table, table.frame["run"].to_numpy(), "attempts")
+    run_ms = at_least_a_second(table.frame["run"].to_numpy(), report)
+    wait_ms = no_negative_wait(start_ms - submit_ms, report)
     user, users = table.names("user")
     group, groups = table.names("vc")
     return trace_of(
         name=source.name, format=NAME, origin_ms=0, job_id=table.ids("jobid"), submit_ms=submit_ms,
-        gpus=table.frame["gpus"].to_numpy(), run_ms=at_least_a_second(run_ms, report),
-        wait_ms=no_negative_wait(table.frame["start"].to_numpy() - submit_ms, report),
+        gpus=table.frame["gpus"].to_numpy(), run_ms=run_ms, wait_ms=wait_ms,
+        jct_ms=recorded_jct(end_ms, submit_ms, wait_ms, run_ms),
         status=table.statuses("status", _STATES, "Pass, Killed or Failed"),
         user=user, users=users, group=group, groups=groups,
     )  # fmt: skip
@@ -134,6 +137,7 @@ def _row(file: str, row: int, job: Any, report: ReadReport) -> tuple[object, ...
     return (
         row, job["jobid"], job.get("user"), job.get("vc"), job.get("status"), submit_ms,
         min(started, default=NONE) if whole or running else NONE,
+        max((attempt.end_ms for attempt in whole), default=NONE),
         sum(attempt.end_ms - attempt.start_ms for attempt in whole),
         max((attempt.gpus for attempt in attempts), default=0), running,
     )  # fmt: skip

@@ -26,6 +26,7 @@ from brim.traces.lifecycle import (
     check_run,
     no_negative_wait,
     per_gpu,
+    recorded_jct,
 )
 from brim.traces.report import ReadReport
 from brim.traces.source import Source
@@ -73,6 +74,8 @@ def read(source: Source, report: ReadReport) -> Trace:
     column = {name: table.frame[name].to_numpy() for name in table.frame.columns if table.frame[name].dtype == pl.Int64}
     check_run(table, column["run"], "End")
     gpus = column["gpus"]
+    run_ms = at_least_a_second(column["run"], report)
+    wait_ms = no_negative_wait(column["start"] - column["submit"], report)
     names: dict[str, Any] = {}
     for key, plural, source_column in (("user", "users", "User"), ("group", "groups", _group_column(table))):
         if source_column in table:
@@ -80,8 +83,8 @@ def read(source: Source, report: ReadReport) -> Trace:
     names["gpu_type"], names["gpu_types"] = table.names("type")
     return trace_of(
         name=source.name, format=NAME, origin_ms=0, job_id=table.frame["id"].to_list(), submit_ms=column["submit"],
-        gpus=gpus, run_ms=at_least_a_second(column["run"], report),
-        wait_ms=no_negative_wait(column["start"] - column["submit"], report),
+        gpus=gpus, run_ms=run_ms, wait_ms=wait_ms,
+        jct_ms=recorded_jct(column["end"], column["submit"], wait_ms, run_ms),
         cpu_milli=per_gpu(column["cpu"] * 1_000, gpus), mem_mib=per_gpu(column["mem"], gpus),
         time_limit_ms=column["limit"],
         status=table.statuses("State", SLURM_STATES, "a state of Slurm, such as COMPLETED"), **names,
