@@ -13,9 +13,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import takewhile
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from brim.train.carried import Lambda, State, place_optimizer
 from brim.train.checkpoint import Saving
 from brim.train.control import Control
 from brim.train.elastic import NEW, EndedError, Membership, NotWantedError, share_state
+from brim.train.evaluation import Evaluation, Operation, random_numbers_kept, reduced
 from brim.train.group import BrokenGroupError, Group
 from brim.train.models import named_parameters, refuse_wrapped
 from brim.train.noise import Noise, Rule, rule_for
@@ -47,6 +48,8 @@ from brim.train.surroundings import (
 )
 from brim.train.tail import Tail
 from brim.train.update import Schedule, Update
+
+T = TypeVar("T")
 
 TIMEOUT_S: Final = 300.0
 """Longest time in one collective. Ours: longer than an evaluation that one rank makes while the others wait."""
@@ -129,6 +132,7 @@ class Run:
         self._checkpoints: Checkpoints | None = None if checkpoint is None else Checkpoints(checkpoint)
         self._state.parts["run"] = Lambda(self._give_numbers, self._take_numbers)
         self._carried = _Carried(self)
+        self._evaluation = Evaluation(self.device, timeout_s)
         self._control = Control.from_environment()
         self._membership: Membership | None = None
         if self._control is not None:
@@ -137,8 +141,7 @@ class Run:
             self._group = static_group(self.device, timeout_s)
         if threading.current_thread() is threading.main_thread():
             on_sigterm(self._ask_to_leave)
-        if self._control is not None:
-            tell_exceptions(self._control)
+        tell_exceptions(self._control)
         atexit.register(self.close)
         seed_everything(seed, "build")
 
@@ -147,6 +150,8 @@ class Run:
     @property
     def rank(self) -> int:
         """Place among the ranks, from 0; changes when ranks come and go."""
+        if (place := self._evaluation.place) is not None:
+            return place[0]
         if self._membership is not None:
             return self._membership.rank
         return self._group.rank if self._group is not None else 0
@@ -154,6 +159,8 @@ class Run:
     @property
     def world_size(self) -> int:
         """Number of ranks now."""
+        if (place := self._evaluation.place) is not None:
+            return place[1]
         if self._membership is not None:
             return self._membership.size
         return self._group.size if self._group is not None else 1
@@ -162,6 +169,15 @@ class Run:
     def steps_done(self) -> int:
         """Committed optimizer steps."""
         return max(self._step, 0)
+
+    @property
+    def begins_step(self) -> bool:
+        """Whether this micro-batch is the first one of an optimizer step on this rank.
+
+        True again where the step is done again, because ranks came or died, and in the first step of a rank that joins:
+        what is to be done once per step, before ``run.backward`` (setting a learning rate, say), belongs behind it.
+        """
+        return self._micro is not None and self._micro.begins
 
     @property
     def logical_workers(self) -> int | None:
@@ -303,6 +319,8 @@ class Run:
     def backward(self, loss: Tensor) -> None:
         """Backward of this micro-batch; ``loss`` is the mean over its samples."""
         micro, buckets, tail = self._micro, self._buckets, self._tail
+        if self._broken:
+            return  # an evaluation in this iteration has found the group broken: the step is done again
         if micro is None or micro.done or buckets is None or tail is None:
             raise UserError("run.backward outside of run.steps, or twice in one iteration: call it once, with the sum")
         if loss.numel() != 1:
@@ -335,7 +353,15 @@ class Run:
         self._update.schedule = factor
 
     def step(self) -> bool:
-        """After the last micro-batch of a step: update and commit. True if that happened."""
+        """After the last micro-batch of a step: update and commit.
+
+        Returns:
+            True if this rank has committed a step. A rank whose step was undone gets False, and may be given a later
+            state by the others: it never gets True for that step. So ask `begins_step`, not this, before setting what
+            the next step needs.
+        """
+        if self._broken:
+            return False
         micro = self._micro
         if micro is None or not micro.done:
             raise UserError("run.step without run.backward before it")
@@ -343,6 +369,66 @@ class Run:
             return False
         micro.stepped = True
         return self._finish_step()
+
+    def evaluate(self, function: Callable[[], T]) -> T:
+        """Call an evaluation that uses `gather`, `broadcast` or `reduce`; returns what it returns.
+
+        If a rank dies meanwhile, the others form a new group and call the function again, with the `rank` and
+        `world_size` of those who take part: it should change nothing beside its result. Random numbers of the training
+        stay as they are.
+        """
+        self._evaluation.again = True
+        try:
+            with random_numbers_kept(self.device):
+                while True:
+                    try:
+                        return function()
+                    except BrokenGroupError as error:
+                        self._evaluate_again(error)
+        finally:
+            self._evaluation.again = False
+            self._evaluation.everybody()
+
+    def _evaluate_again(self, error: BrokenGroupError) -> None:
+        while True:
+            self._drop_step(error)
+            self._form()
+            try:
+                self._evaluation.restrict()
+                return
+            except BrokenGroupError as again:
+                error = again
+
+    def gather(self, value: Any) -> list[Any]:
+        """What every rank gives, in the order of the ranks: any object that can be pickled, tensors included.
+
+        Every rank has to call it. For values of an evaluation, not for gradients.
+
+        Raises:
+            BrokenGroupError: a rank has died; within `evaluate` that function is called again.
+            UserError: a rank did not call it within ``timeout_s``, or has no micro-batch in this step.
+        """
+        if self._micro is not None and self._plan is not None and (idle := self._plan.idle(self._size())):
+            raise UserError(
+                f"run.gather, run.broadcast or run.reduce inside run.steps: rank {idle[0]} has no sample in this step, "
+                "and so does not come there; call it between two epochs, or use run.loader(..., last='drop')"
+            )
+        with self._in_collective():
+            return self._evaluation.gather(value)
+
+    def broadcast(self, value: Any = None, *, source: int = 0) -> Any:
+        """What rank ``source`` gives; see `gather`."""
+        if not 0 <= source < self.world_size:
+            raise UserError(f"run.broadcast(source={source}): expected a rank from 0 to {self.world_size - 1}")
+        return self.gather(value if self.rank == source else None)[source]
+
+    def reduce(self, value: Any, operation: Operation = "sum") -> Any:
+        """The sum, "min" or "max" of a number or tensor over all ranks, on every rank; see `gather`.
+
+        Ranks are added in their order, so all get the same bits. Those of floats depend on the number of ranks; those
+        of whole numbers (samples, correct answers) do not.
+        """
+        return reduced(self.gather(value), operation)
 
     def report(self, **values: Any) -> None:
         """Say how it goes; tensors are looked at only when that is sent."""
@@ -415,6 +501,7 @@ class Run:
         assert self._tail is not None
         self._tail.begin_step()
         self._meter.begin()
+        begins = True
         for index, worker in enumerate(plan.mine):
             first, last = index == 0, index == len(plan.mine) - 1
             if not first:
@@ -424,6 +511,7 @@ class Run:
             if plan.samples[worker] == 0:
                 self._empty(micro)
                 continue
+            micro.begins, begins = begins, False
             batch = moved(loader.fetch(plan.epoch, plan.step, worker), self.device)
             seed_everything(self.seed, "step", self.steps_done, worker)
             yield batch
@@ -612,6 +700,7 @@ class Run:
             self._agreed = self._acted  # newcomers have heard, and agreed on, no more than this
         if self._buckets is not None:
             self._buckets.use(summer(self._live_group(), exact=self._workers is not None))
+        self._evaluation.use(self._live_group())
         self._leave_agreed = False
         self._micro = None
         if self._checkpoints is not None:

@@ -12,11 +12,11 @@ MEASURED_EVERY_S: Final = 10.0
 class Micro:
     """One micro-batch under way."""
 
-    __slots__ = ("done", "first", "last", "noise", "share", "stepped")
+    __slots__ = ("begins", "done", "first", "last", "noise", "share", "stepped")
 
     def __init__(self, first: bool, last: bool, share: float, noise: bool) -> None:
         self.first, self.last, self.share, self.noise = first, last, share, noise
-        self.done = self.stepped = False
+        self.begins = self.done = self.stepped = False
 
 
 class Plan:
@@ -29,6 +29,11 @@ class Plan:
     ) -> None:
         self.epoch, self.step, self.samples, self.total = epoch, step, samples, total
         self.mine, self.noise, self.shares = mine, noise, shares
+
+    def idle(self, ranks: int) -> list[int]:
+        """Ranks without a sample in this step, and so without an iteration of ``run.steps``."""
+        each = self.shares // ranks
+        return [rank for rank in range(ranks) if not any(self.samples[rank * each : (rank + 1) * each])]
 
 
 class Meter:

@@ -107,12 +107,22 @@ def on_sigterm(call: Callable[[], None]) -> None:
     signal.signal(signal.SIGTERM, _OnSigterm(call, before))
 
 
-def tell_exceptions(control: Control) -> None:
-    """Say to the supervisor what ends this process."""
+NO_DEFAULT_GROUP = "Default process group has not been initialized"
+"""How PyTorch begins its complaint."""
+
+
+def tell_exceptions(control: Control | None) -> None:
+    """Say to the supervisor what ends this process; and beside PyTorch's words what a script can do instead."""
     before = sys.excepthook
 
     def tell(kind: Any, error: BaseException, trace: Any) -> None:
-        control.send(Failed("".join(traceback.format_exception(kind, error, trace))))
+        if str(error).startswith(NO_DEFAULT_GROUP):
+            error.add_note(
+                "brim.train has a group of its own, and makes no default group: use run.gather, run.broadcast and "
+                "run.reduce in place of torch.distributed"
+            )
+        if control is not None:
+            control.send(Failed("".join(traceback.format_exception(kind, error, trace))))
         before(kind, error, trace)
 
     sys.excepthook = tell

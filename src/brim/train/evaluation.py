@@ -1,0 +1,169 @@
+"""Values that ranks exchange in an evaluation, and an evaluation that is done again when a rank dies in it.
+
+The values go through the store where the group met, not through its collectives: a rank that joins in the middle of an
+evaluation already waits in the sums of its first step, and must not meet the values of the others there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import operator
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor
+
+from brim.errors import UserError
+from brim.train.group import BrokenGroupError, Group
+
+Operation = Literal["sum", "min", "max"]
+
+
+class Evaluation:
+    """The exchange of one rank with the others of its group.
+
+    Attributes:
+        again: Whether an evaluation is under way: a broken group then leads to another attempt.
+    """
+
+    def __init__(self, device: torch.device, timeout_s: float) -> None:
+        self._device, self._timeout = device, timedelta(seconds=timeout_s)
+        self._group: Group | None = None
+        self._members: tuple[int, ...] = ()
+        self._counts: dict[tuple[int, ...], int] = {}
+        self.again = False
+
+    def use(self, group: Group | None) -> None:
+        """Exchange in this group from now on; tells its other members whether an evaluation is under way here."""
+        self._group, self._counts = group, {}
+        self._members = tuple(range(group.size)) if group is not None else ()
+        if group is not None:
+            with contextlib.suppress(RuntimeError):  # the group has ended; whoever waits in it will notice
+                group.store.set(f"evaluating/{group.rank}", str(int(self.again)))
+
+    def restrict(self) -> None:
+        """Leave out the ranks that are not in this evaluation, because they have joined or are through with it.
+
+        Raises:
+            BrokenGroupError: the group has ended.
+        """
+        group = self._group
+        if group is None:
+            return
+        keys = [f"evaluating/{rank}" for rank in range(group.size)]
+        with _broken_group():
+            group.store.wait(keys, self._timeout)
+            said = [group.store.get(key) for key in keys]
+        self._members = tuple(rank for rank, word in enumerate(said) if word == b"1")
+
+    def everybody(self) -> None:
+        """The evaluation is done: all ranks take part in the next one."""
+        self._members = tuple(range(self._group.size)) if self._group is not None else ()
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """Own place among the ranks that take part, and their number; None where all do."""
+        group = self._group
+        if group is None or len(self._members) == group.size or group.rank not in self._members:
+            return None
+        return self._members.index(group.rank), len(self._members)
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of the ranks that take part, in their order.
+
+        Raises:
+            BrokenGroupError: a rank has died.
+            UserError: a rank did not call it in time.
+        """
+        group = self._group
+        if group is None:
+            return [value]
+        number = self._counts[self._members] = self._counts.get(self._members, 0) + 1
+        who = "-".join(map(str, self._members)) if len(self._members) < group.size else "all"
+        keys = {rank: f"gather/{who}/{number}/{rank}" for rank in self._members}
+        packed = _pack(value)
+        with _broken_group():
+            group.store.set(keys[group.rank], packed)
+        self._wait(group, keys)
+        with _broken_group():
+            found = [group.store.get(key) for key in keys.values()]
+            if number > 2:  # everybody has answered the last one, so everybody has read the one before
+                group.store.delete_key(f"gather/{who}/{number - 2}/{group.rank}")
+        return [_unpack(each, self._device) for each in found]
+
+    def _wait(self, group: Group, keys: dict[int, str]) -> None:
+        try:
+            group.store.wait([*keys.values()], self._timeout)
+        except RuntimeError as error:
+            if group.aborted:
+                raise BrokenGroupError(f"the group of epoch {group.epoch} has ended") from None
+            with _broken_group():
+                missing = [str(rank) for rank, key in keys.items() if not group.store.check([key])]
+            if not missing:
+                raise BrokenGroupError(str(error)) from None
+            waited = f"{self._timeout.total_seconds():g} s"
+            raise UserError(
+                f"run.gather, run.broadcast or run.reduce: rank {group.rank} waited {waited} "
+                f"for rank {', '.join(missing)}; every rank has to call it, equally often (or allow more time by "
+                "start(timeout_s=...))"
+            ) from None
+
+
+@contextlib.contextmanager
+def _broken_group() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise BrokenGroupError(f"the store of the group: {str(error).splitlines()[0]}") from None
+
+
+def _pack(value: Any) -> bytes:
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
+def _unpack(packed: bytes, device: torch.device) -> Any:
+    """Tensors come from host memory to host memory, and from any GPU to that of this rank."""
+
+    def place(storage: Any, where: str) -> Any:
+        return storage if where == "cpu" else storage.to(device=device)
+
+    return torch.load(io.BytesIO(packed), map_location=place, weights_only=False)
+
+
+_OPERATIONS: Final[dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor], Tensor]]]] = {
+    "sum": (operator.add, torch.add),
+    "min": (min, torch.minimum),
+    "max": (max, torch.maximum),
+}
+
+
+def reduced(values: Sequence[Any], operation: str) -> Any:
+    """Numbers or tensors, combined from left to right.
+
+    Raises:
+        UserError: the operation is unknown.
+    """
+    if operation not in _OPERATIONS:
+        raise UserError(f"run.reduce(operation={operation!r}): expected 'sum', 'min' or 'max'")
+    of_numbers, of_tensors = _OPERATIONS[operation]
+    return functools.reduce(of_tensors if isinstance(values[0], Tensor) else of_numbers, values)
+
+
+@contextlib.contextmanager
+def random_numbers_kept(device: torch.device) -> Iterator[None]:
+    """Python, NumPy and PyTorch draw afterwards what they would have drawn before."""
+    python, numpy = random.getstate(), sys.modules.get("numpy")
+    drawn = numpy.random.get_state() if numpy is not None else None
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+    random.setstate(python)
+    if numpy is not None and drawn is not None:
+        numpy.random.set_state(drawn)

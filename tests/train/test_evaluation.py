@@ -1,0 +1,207 @@
+"""What ranks tell each other in an evaluation, also when one of them dies in it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import brim.train as bt
+from brim.errors import UserError
+from tests.elastic.storm import shared_zygote, storm
+from tests.train.gangs import on_ranks
+from tests.train.models import Rows, loss_of
+
+
+def exchanged():
+    run = bt.start()
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = run.loader(Rows("rows"), 16, workers=0)
+    found = []
+    for _ in run.epochs(1, steps=5):
+        for x, y in run.steps(loader):
+            run.backward(loss_of(model(x), y))
+            run.step()
+        for turn in range(4):
+            rank = run.rank
+            gathered = run.gather({"rank": rank, "rows": torch.full((2,), rank + turn)})
+            greatest = run.reduce(torch.tensor([float(rank), -rank]), "max").tolist()
+            word = run.broadcast(f"from {rank}", source=run.world_size - 1)
+            gathered = [(row["rank"], row["rows"].tolist()) for row in gathered]
+            found.append((gathered, word, run.reduce(rank + 1), greatest, run.reduce(rank, "min")))
+    run.close()
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_rank_gets_the_values_of_all_in_the_order_of_the_ranks(ranks):
+    for found in on_ranks(ranks, exchanged):
+        assert len(found) == 4
+        for turn, (gathered, word, total, greatest, least) in enumerate(found):
+            assert gathered == [(rank, [rank + turn] * 2) for rank in range(ranks)]
+            assert word == f"from {ranks - 1}"
+            assert (total, least) == (ranks * (ranks + 1) // 2, 0)
+            assert greatest == [ranks - 1, 0]
+
+
+def with_evaluations(evaluates):
+    """Dropout draws random numbers in training; the evaluation draws some, too."""
+    run = bt.start(logical_workers=4, seed=5)
+    model = nn.Sequential(nn.Linear(20, 8), nn.Dropout(0.3), nn.Linear(8, 5))
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = run.loader(Rows("rows", 80), 16, workers=0)
+    times = 0
+    for _ in run.epochs(1):
+        for x, y in run.steps(loader):
+            if evaluates and run.begins_step:
+                times += run.evaluate(lambda: run.reduce(int(torch.rand(3).sum() < 4)))
+            run.backward(loss_of(model(x), y))
+            run.step()
+    run.close()
+    return run.digest(), times
+
+
+def test_an_evaluation_leaves_the_random_numbers_of_training_alone():
+    expected, _ = on_ranks(1, with_evaluations, False)[0]
+    for ranks in (1, 2, 4):
+        assert set(on_ranks(ranks, with_evaluations, True)) == {(expected, 5 * ranks)}
+
+
+def one_is_missing():
+    run = bt.start(timeout_s=1.5)
+    run.prepare(nn.Linear(2, 2))
+    run.loader(Rows("rows"), 16, workers=0)
+    for _ in run.epochs(1):
+        if run.rank == 0:
+            with pytest.raises(UserError, match=r"rank 0 waited 1\.5 s for rank 1; every rank has to call it"):
+                run.gather(0)
+        break
+    run.close()
+
+
+def test_a_rank_that_does_not_take_part_is_named():
+    on_ranks(2, one_is_missing)
+
+
+def a_rank_without_samples():
+    run = bt.start(logical_workers=4)
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = run.loader(Rows("rows", samples=18), 16, workers=0)
+    began, said = [], []
+    for _ in run.epochs(1):
+        for x, y in run.steps(loader):
+            if run.begins_step:
+                began.append(run.steps_done)
+                try:
+                    run.gather(0)
+                except UserError as error:
+                    said.append(str(error))
+            run.backward(loss_of(model(x), y))
+            run.step()
+    run.close()
+    return began, said
+
+
+def test_a_rank_that_cannot_come_to_it_is_named_by_the_others():
+    found = on_ranks(4, a_rank_without_samples)
+    steps = [began for began, _ in found]
+    assert sorted(steps) == [[0], [0], [0, 1], [0, 1]]
+    for began, said in found:
+        assert len(said) == len(began) - 1
+        assert all(f"rank {steps.index([0])} has no sample in this step" in each for each in said)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda run: run.reduce(1, "average"), "operation='average'.*expected 'sum', 'min' or 'max'"),
+        (lambda run: run.broadcast(1, source=3), r"source=3.*expected a rank from 0 to 0"),
+    ],
+)
+def test_what_cannot_be_exchanged_is_said(call, words):
+    with pytest.raises(UserError, match=words):
+        call(bt.start())
+
+
+def test_torchs_own_collectives_are_answered_with_those_of_the_run():
+    script = "import torch.distributed as dist, brim.train as bt; run = bt.start(); dist.barrier()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert "use run.gather, run.broadcast and run.reduce in place of torch.distributed" in done.stderr
+
+
+JOB = '''
+import json, os, signal, sys, time
+sys.path.insert(0, {root!r})
+import torch
+torch.set_num_threads(1)
+import brim.train as bt
+from pathlib import Path
+from torch import nn
+from tests.train.models import Rows, loss_of
+out, where = Path(sys.argv[1]), sys.argv[2]
+run = bt.start(logical_workers=4, seed=5)
+model = nn.Sequential(nn.Linear(20, 8), nn.Dropout(0.3), nn.Linear(8, 5))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run.prepare(model, optimizer)
+rows = Rows("rows", 80)
+loader = run.loader(rows, 16, workers=0)
+found = {{}}
+
+def evaluate():
+    mine = [run.rank, run.world_size]
+    if os.environ["BRIM_ID"] == "1" and run.steps_done == 5:  # in the middle of it
+        os.kill(os.getpid(), signal.SIGKILL)
+    chosen = range(run.rank, len(rows), run.world_size)
+    with torch.no_grad():
+        right = sum(int(model(rows[n][0]).argmax() == rows[n][1]) for n in chosen)
+    return run.reduce(right), run.reduce(len(chosen)), run.gather(mine)
+
+model.eval()
+for epoch in run.epochs(4):
+    for x, y in run.steps(loader):
+        if where == "step" and run.begins_step and run.steps_done % 5 == 0:
+            found[run.steps_done] = run.evaluate(evaluate)
+        model.train()
+        run.backward(loss_of(model(x), y))
+        model.eval()
+        run.step()
+    if where == "epoch":
+        found[run.steps_done] = run.evaluate(evaluate)
+name = os.environ.get("BRIM_ID", "alone")
+(out / f"{{name}}.json").write_text(json.dumps({{"digest": run.digest(), "found": found, "rank": run.rank}}))
+'''
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory):
+    with shared_zygote(tmp_path_factory.mktemp("zygote")) as path:
+        yield path
+
+
+@pytest.mark.parametrize("replace", [0, 1])
+@pytest.mark.parametrize("where", ["step", "epoch"])
+def test_an_evaluation_in_which_a_rank_dies_is_done_again(tmp_path, zygote, where, replace):
+    job = tmp_path / "job.py"
+    job.write_text(JOB.format(root=os.getcwd()))
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    environment = {**os.environ, "BRIM_ID": "alone"}
+    subprocess.run([sys.executable, job, alone, where], check=True, timeout=60, env=environment)
+    expected = json.loads((alone / "alone.json").read_text())
+    weather = storm(tmp_path, [], where, ranks=2, zygote=zygote, replace=replace, job=job)
+    assert weather.code == 0, weather.stderr
+    assert weather.digests == {expected["digest"]}
+    (survivor,) = [answer for answer in weather.answers if len(answer["found"]) == len(expected["found"])][:1]
+    for steps, (right, all_of_them, _) in expected["found"].items():
+        assert survivor["found"][steps][:2] == [right, all_of_them] == [right, 80]
+    if where == "epoch":  # at step 5 by the survivor alone, with or without a newcomer in the group
+        assert survivor["found"]["5"][2] == [[0, 1]]
+    if replace:
+        assert survivor["found"]["15"][2] == [[0, 2], [1, 2]]
+        assert len(weather.answers) == 2
