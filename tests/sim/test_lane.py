@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brim.beliefs.runtime import UserLimits
+from brim.core.cluster import parse_cluster
 from brim.core.replay import Replay
+from brim.core.trace import NONE
 from brim.engine.journal import Journal
-from brim.policies.place.parts import Spread
+from brim.errors import ConfigError, PlanError
+from brim.policies.feed.even import Even
+from brim.policies.fill.none import NoFill
+from brim.policies.order.arrival import Arrival
+from brim.policies.place.parts import Consolidate, Fragmentation, Spread
 from brim.policies.presets import PRESETS
+from brim.policies.size.as_asked import AsAsked
+from brim.policies.sockets import Policy
 from brim.sim.lane import can_take_lane
 from brim.sim.overheads import Overheads
+from brim.sim.truth import Rigid
 from brim.sim.twin import Settings, replay
 from brim.testing import job, small_trace
 from brim.testing.strategies import clusters, jobs_of
+from tests.golden.cases import CLUSTERS, TRACES, load
 
-from .exact import run
+from .exact import NO_FAULTS, ends, run, starts
 
 COLUMNS = ("first_start_ms", "finish_ms", "service_gpu_ms", "useful_gpu_ms", "lost_gpu_ms", "preemptions", "restarts",
            "failed")
@@ -67,6 +78,119 @@ def test_policies_that_interrupt_do_not_take_it(name):
 def test_dependencies_do_not_take_it():
     trace = small_trace(job(run=5), job(run=5, after="j0"))
     assert not can_take_lane(PRESETS["fifo"], trace, Settings().faults, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Lifo(Arrival):
+    """Running jobs first, then the latest submission."""
+
+    def __call__(self, snapshot, beliefs):
+        return np.lexsort((-np.arange(len(snapshot.jobs)), ~snapshot.jobs.holds))
+
+
+class Broken(Consolidate):
+    """Does not place anything."""
+
+    def __call__(self, snapshot, beliefs, order, sizes):
+        raise ZeroDivisionError("no GPUs today")
+
+
+class Robbing(NoFill):
+    """Takes everything away again."""
+
+    def __call__(self, snapshot, beliefs, grants):
+        raise ZeroDivisionError("no filling today")
+
+
+class Hungry(Even):
+    """Fails while it counts cores."""
+
+    def __call__(self, snapshot, beliefs, grants):
+        raise ZeroDivisionError("no cores today")
+
+
+class Remembering(Arrival):
+    """Remembers how often it was asked: only the general loop asks."""
+
+    def remember(self, snapshot):
+        return snapshot.jobs.memo + 1
+
+
+class Slow(Policy):
+    """A policy of its own kind."""
+
+    @property
+    def asks_run_times(self):
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Longest(UserLimits):
+    """Believes the opposite of the limits."""
+
+    def total_ms(self, snapshot):
+        return 10_000_000.0 - snapshot.jobs.time_limit_ms
+
+
+THREE = small_trace(*(job(at=at, run=10, limit=20) for at in (0, 1, 2)))
+FIFO = PRESETS["fifo"]
+
+
+def test_an_order_that_is_overridden_decides():
+    assert starts(run(THREE, "1x1xT4", replace(FIFO, order=Lifo()))) == [0, 20, 10]
+
+
+@pytest.mark.parametrize(("parts", "socket"), [
+    ({"place": Broken("stop")}, "place"), ({"fill": Robbing()}, "fill"), ({"feed": Hungry()}, "feed"),
+])
+def test_a_part_that_is_overridden_runs(parts, socket):
+    with pytest.raises(PlanError, match=f"policy 'fifo', {socket}: ZeroDivisionError: no .* today"):
+        run(THREE, "1x1xT4", replace(FIFO, **parts))
+
+
+@pytest.mark.parametrize("policy", [
+    replace(FIFO, order=Remembering()), Slow(**{name: getattr(FIFO, name) for name in FIFO.__slots__}),
+    replace(FIFO, size=type("Mine", (AsAsked,), {})()), replace(FIFO, place=Fragmentation("stop")),
+])
+def test_subclasses_do_not_take_it(policy):
+    assert len(run(THREE, "1x1xT4", policy).round_s) > 0
+
+
+def test_estimates_that_are_overridden_are_asked():
+    assert can_take_lane(PRESETS["sjf"], THREE, NO_FAULTS, UserLimits())
+    assert not can_take_lane(PRESETS["sjf"], THREE, NO_FAULTS, Longest())
+
+
+def test_a_truth_that_is_overridden_is_asked():
+    class Double(Rigid):
+        """Everything takes twice as long."""
+
+        def pace(self, job, done, nodes, batch):
+            return super().pace(job, done, nodes, batch)._replace(per_ms=0.5)
+
+    outcome = replay(THREE, parse_cluster("1x1xT4"), FIFO, truth=Double(THREE))
+    assert ends(outcome) == [20, 40, 60]
+
+
+def test_the_constants_of_a_part_are_what_its_class_says():
+    """The lane reads rule and misfit of the instance: nothing else may be set on one."""
+    with pytest.raises(AttributeError):
+        object.__setattr__(Consolidate("stop"), "rule", 1)
+    with pytest.raises(ConfigError, match="misfit 'wait': expected one of stop, skip, reserve"):
+        Consolidate("wait")
+
+
+@pytest.mark.parametrize("name", ["fifo", "backfill", "sjf", "sjf-oracle"])
+@pytest.mark.parametrize("golden", TRACES)
+def test_the_golden_traces_are_the_same_in_both(name, golden):
+    """Without dependencies, and with limits on every job: so all three may take the lane."""
+    trace = load(golden)
+    limits = np.where(trace.time_limit_ms == NONE, trace.run_ms * 2, trace.time_limit_ms)
+    trace = replace(trace, after=np.full(len(trace), NONE), after_ms=np.zeros(len(trace), dtype=np.int64),
+                    time_limit_ms=limits)
+    outcome = run(trace, CLUSTERS[golden], name)
+    assert len(outcome.round_s) == 0
+    assert_equal(outcome, run(trace, CLUSTERS[golden], name, lane=False))
 
 
 def test_a_busy_cluster_of_400_jobs_is_the_same_in_both():

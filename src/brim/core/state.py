@@ -232,7 +232,8 @@ class ClusterState:
                 told[_DONE] += told[_PACE] * (event.time_ms - int(self._told_ms[slot])) / MS_PER_S
         column[_GPUS_NOW] = 0
         column[_SERVICE] += service
-        self._decay_usage(event.time_ms)
+        self._usage_U = self._usage_at(event.time_ms)
+        self._usage_at_ms = event.time_ms
         self._usage_U[column[_USER]] += service
 
     def _learn(self, column: IntArray) -> None:
@@ -242,10 +243,10 @@ class ClusterState:
         self._runs_U2[0, user] = column[_RUN]
         self._ended[np.searchsorted(SERVICE_EDGES_GPU_MS, column[_SERVICE], side="right") - 1] += 1
 
-    def _decay_usage(self, now_ms: int) -> None:
-        if now_ms > self._usage_at_ms:
-            self._usage_U *= 0.5 ** ((now_ms - self._usage_at_ms) / USAGE_HALF_LIFE_MS)
-            self._usage_at_ms = now_ms
+    def _usage_at(self, now_ms: int) -> FloatArray:
+        """Past usage of each user, halved every half-life; a new array (U,)."""
+        usage: FloatArray = self._usage_U * 0.5 ** (max(now_ms - self._usage_at_ms, 0) / USAGE_HALF_LIFE_MS)
+        return usage
 
     def _make_room(self) -> None:
         self._close_holes()
@@ -267,7 +268,7 @@ class ClusterState:
     # -- the frozen view -------------------------------------------------------------------------------------------
 
     def freeze(self, now_ms: int) -> Snapshot:
-        """Return the immutable view at ``now_ms``, run times and service counted up to it."""
+        """Return the immutable view at ``now_ms``, run times and service counted up to it. Looking changes nothing."""
         self._close_holes()
         block = self._block[:, : self._used].copy()
         runs = block[_PHASE] == _RUNNING
@@ -279,7 +280,6 @@ class ClusterState:
         floats = self._floats[:, : self._used].copy()
         floats[_DONE] += np.where(runs, floats[_PACE] * (now_ms - self._told_ms[: self._used]) / MS_PER_S, 0.0)
         floats.setflags(write=False)
-        self._decay_usage(now_ms)
         return Snapshot(
             now_ms=now_ms,
             jobs=JobTable(*block, *floats),
@@ -290,7 +290,7 @@ class ClusterState:
             ),
             grants=self._grants(block),
             users=UserTable(
-                name=tuple(self._users), usage_gpu_ms=frozen(self._usage_U.copy()),
+                name=tuple(self._users), usage_gpu_ms=frozen(self._usage_at(now_ms)),
                 last_run_ms=frozen(self._runs_U2[0].copy()), previous_run_ms=frozen(self._runs_U2[1].copy()),
             ),
             ended_service=frozen(self._ended.copy()),

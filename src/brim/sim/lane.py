@@ -19,6 +19,8 @@ from brim.core.arrays import FloatArray, IntArray, frozen
 from brim.core.cluster import Cluster
 from brim.core.replay import Runs
 from brim.core.trace import NONE, Trace
+from brim.policies.feed.even import Even
+from brim.policies.fill.none import NoFill
 from brim.policies.order.arrival import Arrival
 from brim.policies.order.shortest import ShortestJob
 from brim.policies.place.parts import MISFIT, NO_CLASSES, Consolidate, Spread
@@ -36,13 +38,17 @@ _NEVER: Final = np.iinfo(np.int64).max
 
 
 def can_take_lane(policy: Policy, trace: Trace, faults: Faults, believed: RunTimes) -> bool:
-    """Whether the policy's order is fixed at submission here, and nothing interrupts a job."""
-    fixed = not policy.asks_run_times or isinstance(believed, TrueRunTimes) or (
-        isinstance(believed, UserLimits) and bool((trace.time_limit_ms != NONE).all())
+    """Whether the policy's order is fixed at submission here, and nothing interrupts a job.
+
+    Types are compared exactly: the lane stands in for the parts it knows, and a subclass may decide otherwise.
+    """
+    fixed = not policy.asks_run_times or type(believed) is TrueRunTimes or (
+        type(believed) is UserLimits and bool((trace.time_limit_ms != NONE).all())
     )
     return (
-        fixed and isinstance(policy.order, Arrival | ShortestJob) and isinstance(policy.place, Consolidate | Spread)
-        and isinstance(policy.size, AsAsked) and not policy.period_ms and not policy.gap_ms and not faults.any
+        type(policy) is Policy and type(policy.order) in (Arrival, ShortestJob) and type(policy.size) is AsAsked
+        and type(policy.place) in (Consolidate, Spread) and type(policy.feed) is Even and type(policy.fill) is NoFill
+        and fixed and not policy.period_ms and not policy.gap_ms and not faults.any
         and bool((trace.after == NONE).all())
     )
 

@@ -107,7 +107,7 @@ def replay(
     truth = truth or Rigid(trace)
     believed: RunTimes = TrueRunTimes(truth.run_ms) if policy.oracle else ESTIMATES[settings.estimates]
     started, notes = time.perf_counter(), settings.notes
-    if journal is None and isinstance(truth, Rigid) and can_take_lane(policy, trace, settings.faults, believed):
+    if journal is None and type(truth) is Rigid and can_take_lane(policy, trace, settings.faults, believed):
         outcome = run_lane(
             trace, cluster, policy, truth.run_ms, believed, settings.overheads, settings.gap_ms, on_progress
         )

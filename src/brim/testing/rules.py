@@ -22,6 +22,7 @@ from brim.core.tables import Grants
 from brim.core.trace import NONE, Trace
 from brim.engine.round import RoundResult, run_round
 from brim.errors import BrimError, PlanError
+from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy
 from brim.testing.room import Ask, FreeRoom, pairs_by_job
 
@@ -230,7 +231,7 @@ def check_work_conserving(snapshot: Snapshot, policy: Policy, decision: Decision
 
 def claims_work_conserving(policy: Policy) -> bool:
     """The place part skips jobs that do not fit, and the size part gives every job what it asks."""
-    return getattr(policy.place, "misfit", None) == "skip" and type(policy.size).__name__ == "AsAsked"
+    return getattr(policy.place, "misfit", None) == "skip" and type(policy.size) is AsAsked
 
 
 # -- a whole replay -----------------------------------------------------------------------------------------------

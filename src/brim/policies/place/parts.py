@@ -14,6 +14,7 @@ from brim.core.lifecycle import Phase
 from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
+from brim.errors import ConfigError
 from brim.policies.place.room import CONSOLIDATE, FRAGMENTATION, SPREAD
 from brim.policies.place.walk import RESERVE, SKIP, STOP, Held, Jobs, walk
 from brim.policies.sockets import Sizes
@@ -37,6 +38,10 @@ class _Walked:
     rule: ClassVar[int]
     misfit: Misfit = "skip"
 
+    def __post_init__(self) -> None:
+        if self.misfit not in MISFIT:
+            raise ConfigError(f"misfit {self.misfit!r}: expected one of {', '.join(MISFIT)}")
+
     @property
     def asks_run_times(self) -> bool:
         """A reservation needs expected ends."""
@@ -50,12 +55,14 @@ class _Walked:
 class Consolidate(_Walked):
     """Fewest nodes, best fit: a gang goes where it leaves the fewest GPUs over."""
 
+    __slots__ = ()
     rule = CONSOLIDATE
 
 
 class Spread(_Walked):
     """Most free first: the gang's GPUs on as many nodes as share the load evenly."""
 
+    __slots__ = ()
     rule = SPREAD
 
 
@@ -69,6 +76,7 @@ class Fragmentation(_Walked):
         USENIX ATC 2023. Differs: the task classes come from the present jobs, not from a target workload.
     """
 
+    __slots__ = ()
     rule = FRAGMENTATION
 
 
