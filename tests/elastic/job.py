@@ -21,6 +21,8 @@ parser.add_argument("--model", default="mlp")
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--samples", type=int, default=78)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in every micro-batch")
+parser.add_argument("--pause-last", type=float, default=0.0, help="the same in the last step of an epoch")
+parser.add_argument("--anneal", action="store_true", help="divide the learning rate at the end of every epoch")
 parser.add_argument("--workers", type=int, default=4)
 parser.add_argument("--fast", action="store_true")
 parser.add_argument("--checkpoint")
@@ -62,15 +64,21 @@ for _ in run.epochs(options.epochs):
         first = run.steps_done if first is None else first
         if options.pause:
             time.sleep(options.pause)
+        if options.pause_last and loader.step == loader.steps_per_epoch - 1:
+            time.sleep(options.pause_last)
         if options.fail_at == run.steps_done and run.rank == 1:
             raise RuntimeError("the user's own mistake")
         run.backward(loss_of(model(x), y))
         if run.step():
             losses[run.steps_done] = run.loss
             os.pwrite(steps, b"%8d" % run.steps_done, 0)
+    if options.anneal:
+        for group in optimizer.param_groups:
+            group["lr"] /= 1.5
 said = {
     "digest": run.digest(), "samples": run.samples, "steps": run.steps_done, "rank": run.rank, "first": first,
     "losses": losses, "ledger": loader.ledger(), "noise": run.noise.state_dict(), "size": run.world_size,
+    "rate": optimizer.param_groups[0]["lr"],
 }  # fmt: skip
 (options.out / f"{os.environ.get('BRIM_ID', 'alone')}-{os.getpid()}.json").write_text(json.dumps(said))
 loader.close()

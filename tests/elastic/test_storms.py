@@ -97,6 +97,17 @@ def test_who_comes_after_the_last_step_has_the_state_too(tmp_path, zygote, undis
     check(weather, undisturbed("mlp"))
 
 
+@pytest.mark.parametrize("kind", ["resize", "kill", "preempt"])
+def test_code_at_the_end_of_an_epoch_runs_once_on_every_rank(tmp_path, zygote, undisturbed, kind):
+    """Most events come in the last step of an epoch, which takes long; its end divides the learning rate."""
+    sizes = (4, 1, 2, 4, 2, 1, 4, 2, 1, 2)
+    events = [Event(5 * epoch + 4, kind, sizes[epoch]) for epoch in range(10)]
+    words = ("--epochs", 12, "--anneal", "--pause-last", 0.15, "--checkpoint", tmp_path / "saved")
+    weather = storm(tmp_path, events, *words, ranks=2, zygote=zygote, replace=10, timeout_s=150)
+    check(weather, undisturbed("mlp --anneal"))
+    assert {answer["rate"] for answer in weather.answers} == {undisturbed("mlp --anneal")["rate"]}
+
+
 def test_fast_mode_goes_on_with_any_number_of_ranks(tmp_path, zygote):
     events = [Event(5, "resize", 3), Event(20, "kill", 1), Event(35, "resize", 1)]
     weather = storm(tmp_path, events, *WORDS, "--fast", zygote=zygote)

@@ -79,7 +79,10 @@ class Holding:
             "half": torch.randn(33, generator=generator).bfloat16(), "flags": torch.tensor([True, False]),
             "turned": torch.randn(20, 30, generator=generator).t(),
         }  # fmt: skip
-        self.taken = False
+        self.taken = self.closed = False
+
+    def seen(self, closed):
+        assert not closed
 
     def begin(self):
         self.step = 0

@@ -61,6 +61,13 @@ class Carried(Protocol):
     step: int
 
     @property
+    def closed(self) -> bool:
+        """Whether the script has run its code at the end of the epoch since the last step."""
+
+    def seen(self, closed: bool) -> None:
+        """Whether that holds for any rank with the most steps."""
+
+    @property
     def tuned(self) -> int:
         """Newest `tune` that is in it."""
 
@@ -199,15 +206,18 @@ class Membership:
 def share_state(group: Group, carried: Carried) -> None:
     """Make the state equal on all ranks: that of who has committed the most steps.
 
-    If nobody has any, rank 0 begins: from a checkpoint, or with what it was built with.
+    If nobody has any, rank 0 begins: from a checkpoint, or with what it was built with. Of ranks with as many steps,
+    those give it that have run their code at the end of the epoch; the others run it themselves.
     """
-    steps = [row[0] for row in group.share([carried.step])]
-    if max(steps) == NEW:
+    rows = group.share([carried.step, int(carried.closed)])
+    if max(rows)[0] == NEW:
         if group.rank == 0:
             carried.begin()
-        steps = [row[0] for row in group.share([carried.step])]
-    senders = [rank for rank, step in enumerate(steps) if step == max(steps)]
-    receivers = [rank for rank, step in enumerate(steps) if step < max(steps)]
+        rows = group.share([carried.step, int(carried.closed)])
+    most = max(rows)
+    senders = [rank for rank, row in enumerate(rows) if row == most]
+    receivers = [rank for rank, row in enumerate(rows) if row[0] < most[0]]
+    carried.seen(bool(most[1]))
     pairs = {receiver: senders[index % len(senders)] for index, receiver in enumerate(receivers)}
     if group.rank in pairs:
         _receive(group, pairs[group.rank], carried)

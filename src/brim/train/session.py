@@ -93,7 +93,7 @@ class Run:
     Attributes:
         device: Where this rank computes.
         samples: Samples in committed steps.
-        epoch: Of the next step.
+        epoch: At hand; the next one begins when the code behind its loop over `steps` has run.
         values: What was last given to `report`.
     """
 
@@ -126,6 +126,8 @@ class Run:
         self._plan: Plan | None = None
         self._agreed = self._acted = self._tuned = 0
         self._leave_asked = self._leave_agreed = self._broken = self._through = False
+        self._closed = True  # the code behind the loop over `steps` has run since the last step
+        self._closed_elsewhere = False
         self._loss: Tensor | None = None
         self._meter = Meter()
         self._group: Group | None = None
@@ -276,21 +278,26 @@ class Run:
         """
         self._last_step = steps
         self._form()
-        while self.epoch < number and not self._over():
+        while self.epoch < number and not (self._over() and self._closed):
             before = self.epoch
             self._calls = before
             yield before
             self._update.check_schedules()
-            if self._over():
-                break
-            if self.epoch == before:
-                if self._loader is not None and (self._loader.epoch, self._loader.step) == (before, 0):
+            if not self._over() and (self._loader is None or self._loader.epoch == before):
+                if self._loader is not None and self._loader.step == 0:
                     raise UserError("an epoch without a step: iterate over run.steps(loader) in it")
                 raise UserError(
                     f"run.steps was left in epoch {before} before its end: to end early use run.epochs(..., steps=N), "
                     "or leave the loop over run.epochs, too, and call run.finish()"
                 )
+            self._close_epoch()
         self.finish()
+
+    def _close_epoch(self) -> None:
+        """The code behind the loop over `steps` has run: who takes the state from now on goes on behind it."""
+        self._closed = True
+        if self._loader is not None:
+            self.epoch = self._loader.epoch
 
     def steps(self, loader: Batches) -> Iterator[Any]:
         """Micro-batches of the epoch, each followed by ``run.backward`` and ``run.step``."""
@@ -301,15 +308,30 @@ class Run:
         call, self._calls = self._calls, self._calls + 1
         if call < self.epoch:
             return
+        if call > self.epoch:  # a loop without run.epochs
+            self._close_epoch()
         epoch = self.epoch
         while True:
             self._boundary()
-            if loader.epoch > epoch:
-                self.epoch = loader.epoch
-                return
-            if self._over():
+            if loader.epoch > epoch or self._over():
+                self._wait_for_all()
                 return
             yield from self._one_step(loader)
+
+    def _wait_for_all(self) -> None:
+        """Return once all ranks have committed the last step: state is not taken from behind the end of an epoch.
+
+        A rank that lacks the step takes the state here and then runs the code at the end of the epoch itself. Where
+        another rank has run that code already, all had come here in the group before.
+        """
+        while (group := self._live_group()) is not None and not self._closed_elsewhere:
+            try:
+                with self._in_collective():
+                    group.share([0])  # as `_save_together`, where ranks may be that have run the code
+                return
+            except BrokenGroupError as error:
+                self._drop_step(error)
+                self._form()
 
     _last_step: int | None = None
 
@@ -580,6 +602,7 @@ class Run:
         assert self._loader is not None
         self._loader.commit(plan.epoch, plan.step)
         self._step += 1
+        self._closed = self._closed_elsewhere = False
         self.samples += plan.total
         self._meter.end(plan.total // max(self._size(), 1), self._loader.wait_s)
 
@@ -858,7 +881,7 @@ class Run:
         loader, noise, late = self._loader, self._noise, self._pending_state or {}
         return {
             "step": self._step, "samples": self.samples, "workers": self._workers, "seed": self.seed,
-            "epoch": self.epoch if loader is None else loader.epoch,
+            "epoch": self.epoch, "closed": self._closed,
             "loader": late.get("loader") if loader is None else loader.state_dict(),
             "noise": late.get("noise") if noise is None else noise.state_dict(),
         }  # fmt: skip
@@ -868,6 +891,7 @@ class Run:
             if state[name] != ours:
                 raise ConfigError(f"the state has {option}={state[name]!r}, this run {ours!r}: make them equal")
         self._step, self.samples, self.epoch = state["step"], state["samples"], state["epoch"]
+        self._closed = state.get("closed", True)  # checkpoints of earlier versions do not say
         self._broken = False
         self._update.schedules_were_loaded()
         if self._loader is None:
@@ -888,7 +912,6 @@ class Run:
         if state["noise"] is not None:
             self._noise = self._noise or Noise(1)
             self._noise.load_state_dict(state["noise"])
-        self.epoch = self._loader.epoch
 
 
 class _Carried:
@@ -905,6 +928,15 @@ class _Carried:
     @step.setter
     def step(self, value: int) -> None:
         self._run._step = value
+
+    @property
+    def closed(self) -> bool:
+        """Whether the code at the end of the epoch has run since the last step."""
+        return self._run._closed
+
+    def seen(self, closed: bool) -> None:
+        """Whether that holds for any rank with the most steps."""
+        self._run._closed_elsewhere = closed
 
     @property
     def tuned(self) -> int:
