@@ -24,6 +24,22 @@ class Stateful(Protocol):
         """Take it."""
 
 
+class Values:
+    """A dict of plain values, changed in place."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy."""
+        return dict(self._values)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take them."""
+        self._values.clear()
+        self._values.update(state)
+
+
 class State:
     """What a job carries.
 

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any, Final, Literal, TypeVar
 
@@ -26,7 +26,7 @@ from brim.gang.protocol import PREEMPTED, Error, Leaving, Measured, Prepare, Res
 from brim.train import certificate as certificates
 from brim.train.batches import Batches
 from brim.train.buckets import Alone, Buckets, summer
-from brim.train.carried import Lambda, State, place_optimizer
+from brim.train.carried import Lambda, State, Values, place_optimizer
 from brim.train.checkpoint import Saving
 from brim.train.control import Control
 from brim.train.elastic import NEW, EndedError, Membership, NotWantedError, share_state
@@ -34,6 +34,7 @@ from brim.train.evaluation import Evaluation, Operation, random_numbers_kept, re
 from brim.train.group import BrokenGroupError, Group
 from brim.train.models import named_parameters, refuse_wrapped
 from brim.train.noise import Noise, Rule, rule_for
+from brim.train.per_worker import PerWorker
 from brim.train.reduce import is_power_of_two
 from brim.train.saving import Checkpoints
 from brim.train.steps import Meter, Micro, Plan
@@ -113,6 +114,7 @@ class Run:
         self.values: dict[str, Any] = {}
         self._workers, self.seed, self._timeout_s, self._noise_every = logical_workers, seed, timeout_s, noise_every
         self._state, self._update = State(), Update()
+        self._per_worker: list[PerWorker] = []
         self._buckets: Buckets | None = None
         self._tail: Tail | None = None
         self._loader: Batches | None = None
@@ -210,7 +212,7 @@ class Run:
             raise UserError("run.prepare got no model, expected a torch.nn.Module at least")
         first = self._state.optimizers[0] if self._state.optimizers else None
         self._rule = rule_for(first, lr_rule) if isinstance(lr_rule, str) else lr_rule
-        self._tail = Tail(self._state.models, self._workers or FAST_RANKS_MAX)
+        self._tail = Tail(self._state.models, self._workers or FAST_RANKS_MAX, self._per_worker)
         named = named_parameters(self._state.models)
         self._buckets = Buckets(named, self._tail.size, unused=unused)
         return things[0] if len(things) == 1 else things
@@ -240,9 +242,46 @@ class Run:
             kind = type(thing).__name__
             raise UserError(f"run.prepare got a {kind}, expected models, optimizers, schedules, scalers")
 
-    def carry(self, name: str, thing: Any) -> None:
-        """Carry one more object that has ``state_dict`` and ``load_state_dict``, equal on every rank."""
-        self._state.parts[f"user.{name}"] = thing
+    def carry(self, name: str, thing: Any) -> Any:
+        """Carry one more object, equal on every rank, and give it back.
+
+        Args:
+            name: One that no other thing has.
+            thing: An object with ``state_dict`` and ``load_state_dict``, or a dict of plain values, which is filled
+                when state is taken: ``best = run.carry("best", {"loss": None})``.
+        """
+        part = Values(thing) if isinstance(thing, dict) else thing
+        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+            kind = type(thing).__name__
+            raise UserError(f"run.carry {name!r} got a {kind}, expected a dict, or state_dict and load_state_dict")
+        self._add_part("run.carry", f"user.{name}", part)
+        return thing
+
+    def per_worker(self, name: str, first: Tensor | Sequence[Tensor]) -> PerWorker:
+        """Carry a value for each logical worker from step to step: the hidden state of a recurrent network, say.
+
+        Its ``value`` is that of the logical worker whose micro-batch is at hand; what is assigned to it there is
+        committed with the step. Called before `prepare`.
+
+        Args:
+            name: One that no other thing has.
+            first: A tensor, or several, of floats: the value of every worker before the first step.
+        """
+        if self._workers is None:
+            raise UserError("run.per_worker in fast mode has no logical workers: expected start(logical_workers=V)")
+        if self._tail is not None:
+            raise UserError("run.per_worker after run.prepare, expected before it")
+        made = PerWorker(name, first, self._workers, self.device)
+        self._add_part("run.per_worker", f"worker.{name}", made)
+        self._per_worker.append(made)
+        return made
+
+    def _add_part(self, call: str, name: str, part: Any) -> None:
+        if name in self._state.parts:
+            raise UserError(f"{call} got the name {name.partition('.')[2]!r} twice, expected another for each thing")
+        if self._step != NEW:
+            raise UserError(f"{call} after the first step was asked for, expected before run.epochs")
+        self._state.parts[name] = part
 
     def loader(self, dataset: Any, global_batch: int, **options: Any) -> Any:
         """A loader for this run; options are those of `brim.train.loader.Loader`. The first one made is for training.
@@ -530,6 +569,8 @@ class Run:
                 self._tail.restore()
             share = plan.samples[worker] / plan.total
             micro = self._micro = Micro(first, last, share, plan.noise)
+            for each in self._per_worker:
+                each.begin_micro(worker)
             if plan.samples[worker] == 0:
                 self._empty(micro)
                 continue

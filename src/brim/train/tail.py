@@ -7,7 +7,7 @@ weighted mean of the changes over the tree. A buffer that nobody changes keeps i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from brim.errors import UserError
 from brim.train.buckets import FLOATS, TAIL_DTYPE
+from brim.train.per_worker import PerWorker
 
 CARRIED_ELEMENTS_MAX = 65_536
 """A buffer of a module other than batch-norm is taken to be a constant if it is larger (a causal mask, say), and that
@@ -43,10 +44,11 @@ class Tail:
     Args:
         modules: Whose buffers are carried.
         ranks: Ranks there can be at most.
+        per_worker: Values of logical workers; they come behind all else.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], ranks: int) -> None:
-        self._ranks = ranks
+    def __init__(self, modules: Sequence[nn.Module], ranks: int, per_worker: Sequence[PerWorker] = ()) -> None:
+        self._ranks, self._per_worker = ranks, per_worker
         carried, self._fixed = _sort_buffers(modules)
         self._kinds: dict[torch.dtype, list[Tensor]] = {}
         for buffer in carried:
@@ -58,7 +60,7 @@ class Tail:
         device = carried[0].device if carried else None
         self._device = device or next((p.device for m in modules for p in m.parameters()), torch.device("cpu"))
         self._late: tuple[Tensor, Any] | None = None
-        self.size = self._buffers + 2 + 2 * ranks
+        self.size = self._buffers + 2 + 2 * ranks + sum(each.size for each in per_worker)
 
     def begin_step(self) -> None:
         """Remember the buffers: every worker of the step starts from them, and so does a step that is done again."""
@@ -113,11 +115,19 @@ class Tail:
             rank, heard, leave = said
             out[at + 2 + rank] = heard
             out[at + 2 + self._ranks + rank] = leave
+        for each, place in self._places():
+            each.put(out[place])
         return out
+
+    def _places(self) -> Iterator[tuple[PerWorker, slice]]:
+        at = self._buffers + 2 + 2 * self._ranks
+        for each in self._per_worker:
+            yield each, slice(at, at + each.size)
+            at += each.size
 
     @torch.no_grad()
     def apply(self, total: Tensor) -> None:
-        """Give the buffers their new values."""
+        """Give the buffers and the logical workers their new values."""
         at = 0
         for dtype, buffers in self._kinds.items():
             start = self._start[dtype]
@@ -125,6 +135,8 @@ class Tail:
             start += change.to(dtype) if dtype in FLOATS else change.round().to(dtype)
             torch._foreach_copy_(buffers, self._views[dtype])
             at += len(start)
+        for each, place in self._places():
+            each.apply(total[place])
 
     def read(self, total: Tensor, ranks: int, *, late: bool = False) -> Summary:
         """What everybody has said.
@@ -135,7 +147,7 @@ class Tail:
             late: Take what was said one step ago, so that nobody waits for a GPU.
         """
         at = self._buffers
-        now = total[at + 2 :]
+        now = total[at + 2 : at + 2 + 2 * self._ranks]
         words = self._said_before(now) if late else now.tolist()
         return Summary(
             loss=total[at].clone(), leaf_sq=total[at + 1].clone(), heard=[round(n) for n in words[:ranks]],
