@@ -59,7 +59,7 @@ def test_sacct(tmp_path):
     assert trace.mem_mib.tolist() == [30_720, 2_500, 4_096]
     assert trace.time_limit_ms.tolist() == [7_200_000, NONE, 1_800_000]
     assert trace.status.tolist() == [Status.COMPLETED, Status.COMPLETED, Status.FAILED]
-    assert [trace.gpu_types[code] if code >= 0 else None for code in trace.gpu_type] == ["a100", None, None]
+    assert [trace.gpu_types[code] if code >= 0 else None for code in trace.gpu_type] == ["a100", None, "t4"]
     assert [trace.users[code] for code in trace.user] == ["ana", "cy", "ana"]
     assert [trace.groups[code] for code in trace.group] == ["vision"] * 3
     assert trace.origin_ms == 1_777_622_400_000  # 2026-05-01 08:00:00
@@ -85,14 +85,119 @@ def test_sacct_export_written_twice_counts_each_record_once(tmp_path):
     assert report.rows == report.used + sum(report.dropped.values())
 
 
-def test_sacct_clock_set_back_at_night_is_repaired_and_other_negative_times_are_not(tmp_path):
+def test_sacct_job_during_which_the_clock_was_set_back_is_left_out_and_no_hour_invented(tmp_path):
     head = "JobID|Submit|Start|End|State|AllocTRES\n"
     row = "1|2026-10-25T02:00:00|2026-10-25T02:50:00|2026-10-25T02:10:00|COMPLETED|gres/gpu=1\n"
-    trace, report = traces.read(save(tmp_path, "s", head + row))
-    assert trace.run_ms.tolist() == [20 * 60_000]
-    assert report.repaired["clock set back during the job: an hour added"] == 1
     with pytest.raises(TraceError, match="row 2, column 'End': found a run time of -2400 s"):
-        traces.read(save(tmp_path, "s", head + row.replace("T02", "T12")))
+        traces.read(save(tmp_path, "s", head + row))
+    trace, report = traces.read(save(tmp_path, "s", head + row + sacct_rows(2, 20)))
+    assert "1" not in trace.job_id
+    assert len(trace) == 19
+    assert list(report.unusable) == [2]
+    assert report.dropped == {"cannot be used": 1}
+    assert set(report.repaired) == {"no column Timelimit: no time limit"}
+
+
+def sacct_rows(first, end, tres="gres/gpu=1"):
+    return "".join(
+        f"{job}|2026-10-25T12:00:00|2026-10-25T12:50:00|2026-10-25T13:10:00|COMPLETED|{tres}\n"
+        for job in range(first, end + 1)
+    )
+
+
+@pytest.mark.parametrize(("tres", "share", "kind"), [
+    ("gres/gpu:a100_3g.20gb=1,gres/gpu=1", 428, "a100"), ("gres/gpu:1g.5gb=2,gres/gpu=2", 142, None),
+    ("gres/gpu:nvidia_a30_2g.12gb=1", 500, "nvidia_a30"), ("gres/gpu:7g.80gb=1", 1_000, None),
+    ("gres/gpu:a100=4,gres/gpu=4", 1_000, "a100"),
+])  # fmt: skip
+def test_sacct_slices_of_a_gpu_are_named_and_count_as_their_share(tmp_path, tres, share, kind):
+    head = "JobID|Submit|Start|End|State|AllocTRES\n"
+    trace, report = traces.read(save(tmp_path, "s", head + sacct_rows(1, 3, tres)))
+    assert trace.share_milli.tolist() == [share] * 3
+    assert [trace.gpu_types[code] if code >= 0 else None for code in trace.gpu_type] == [kind] * 3
+    profile = tres.split("=")[0].rpartition(":")[2].rpartition("_")[2]
+    named = {f"slices of a GPU (MIG {profile}) counted as their share of it": 3} if "gb" in tres else {}
+    assert {reason: rows for reason, rows in report.repaired.items() if "Timelimit" not in reason} == named
+
+
+def test_sacct_jobs_with_shards_are_left_out_by_name(tmp_path):
+    text = "JobID|Submit|Start|End|State|AllocTRES\n" + sacct_rows(1, 2) + sacct_rows(3, 5, "cpu=2,gres/shard=2")
+    trace, report = traces.read(save(tmp_path, "s", text))
+    assert trace.job_id == ("1", "2")
+    (reason,) = report.dropped
+    assert "shards of a GPU" in reason
+    assert report.dropped[reason] == 3
+
+
+@pytest.mark.parametrize(("text", "found"), [
+    ("JobID           JobName      State\n------------ ---------- ----------\n1  a COMPLETED\n", "a fixed width"),
+    ("JobID,State,AllocTRES,Start,End\n1,COMPLETED,cpu=1,gres/gpu=1,2026-10-25T12:00:00,\n", "separated by commas"),
+    ('{"meta": {"Slurm": {"release": "22.05.8"}},\n "jobs": []}', "the JSON of sacct --json"),
+    (sacct_rows(1, 2), "without a header line"),
+])  # fmt: skip
+def test_other_forms_of_sacct_get_a_hint(tmp_path, text, found):
+    with pytest.raises(TraceError, match=found) as caught:
+        traces.read(save(tmp_path, "s", text))
+    assert "sacct -P" in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["sacct", "philly-csv", "helios", "acme", "itp", "openb", "pollux", "gavel", "swf"])
+def test_a_row_that_cannot_be_used_is_left_out_counted_and_shown(tmp_path, key):
+    """Many good rows and a few bad ones: the trace is the one without the bad ones."""
+    name, text = EXAMPLES[key]
+    lines = text.replace("|\\\n", "|").splitlines(keepends=True)
+    fixed = {"gavel": 0, "swf": 2}.get(key, 1)
+    good = lines[fixed]
+    name_of = ID_OF.get(key, "no id")
+    rows = "".join(good.replace(name_of, f"{name_of}9{number}", 1) for number in range(1_000, 1_060))
+    separator = {"sacct": "|", "gavel": "\t", "swf": " "}.get(key, ",")
+    head = "".join(lines[:fixed])
+    plain, before = traces.read(save(tmp_path, name, head + rows))
+    bad = good.rstrip("\n") + separator + "1\n"
+    trace, report = traces.read(save(tmp_path, name, head + rows + bad + bad))
+    assert equal(trace, plain)
+    assert report.rows == before.rows + 2
+    assert report.dropped == {**before.dropped, "cannot be used": 2}
+    assert [error.row for error in report.first_unusable(3)] == [fixed + 61, fixed + 62]
+    with pytest.raises(TraceError, match=r"20 of 80 rows cannot be used; more than 10% are refused"):
+        traces.read(save(tmp_path, name, head + rows + bad * 20))
+
+
+ID_OF = {
+    "sacct": "101", "helios": "12", "acme": "1", "itp": "aa-1", "openb": "pod-1", "pollux": "cifar10-0", "swf": "  1",
+}  # fmt: skip
+"""What stands for the id in the first row."""
+
+
+def test_sacct_odd_rows_of_every_kind_are_left_out_with_their_job(tmp_path):
+    head = "JobID|User|Submit|Start|End|State|AllocTRES\n"
+    good = [f"{job}|ana|2026-10-25T12:00:00|2026-10-25T12:50:00|2026-10-25T13:10:00|COMPLETED|gres/gpu=1"
+            for job in range(1, 101)]  # fmt: skip
+    odd = {
+        10: good[9].replace("ana", "an|a"),
+        20: good[19].replace("13:10:00", "11:10:00"),
+        30: good[29].replace("COMPLETED", "VANISHED"),
+        40: good[39].replace("ana", "Ren\xe9"),
+        50: good[49].replace("gres/gpu=1", "gres/gpu=one"),
+        100: good[99][:-30],  # the last line is cut off
+    }
+    lines = [odd.get(job, row).encode("latin-1") for job, row in enumerate(good, 1)]
+    other_attempt = good[19].replace("2026-10-25T12", "2026-10-24T12").encode()
+    data = head.encode() + b"\n".join([*lines[:99], other_attempt, lines[99]])
+    trace, report = traces.read(save(tmp_path, "s", data))
+    assert sorted(set(map(str, range(1, 101))) - set(trace.job_id), key=int) == [str(job) for job in odd]
+    assert report.dropped == {"cannot be used": 6, "another record of a job with a row that cannot be used": 1}
+    assert {row: error.found for row, error in sorted(report.unusable.items())} == {
+        11: "8 fields", 21: "a run time of -6000 s", 31: "'VANISHED'", 41: "byte 0xe9", 51: "'gres/gpu=one'",
+        102: "a last line that does not end",
+    }  # fmt: skip
+
+
+def test_sacct_last_line_that_does_not_end_is_not_believed(tmp_path):
+    text = "JobID|Submit|Start|End|State|AllocTRES\n" + sacct_rows(1, 20, "gres/gpu=16")
+    trace, report = traces.read(save(tmp_path, "s", text[:-2]))  # gres/gpu=1
+    assert trace.gpus.tolist() == [16] * 19
+    assert [error.found for error in report.first_unusable(3)] == ["a last line that does not end"]
 
 
 def test_philly_adds_attempts_up(tmp_path):

@@ -24,6 +24,8 @@ SCHEMA: Final = 1
 BAR_WIDTH: Final = 40
 SPARK_WIDTH: Final = 60
 MAX_SIZE_BARS: Final = 16
+SHOWN_UNUSABLE: Final = 3
+"""Rows that cannot be used and are shown, of any number that is counted."""
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _PLAIN_BARS: Final = " .:-=+*#@"
 
@@ -122,6 +124,10 @@ def tell(report: ReadReport) -> None:
     for verb, reasons in (("repaired", report.repaired), ("dropped", report.dropped)):
         for reason, rows in reasons.items():
             _say(f"  {verb} {rows:,}: {reason}")
+    for error in report.first_unusable(SHOWN_UNUSABLE):
+        _say(f"    {str(error).removeprefix(f'{error.file}, ')}")
+    if report.cluster:
+        _say(f"  the record shows {report.cluster}")
 
 
 def _span(trace: Trace) -> str:

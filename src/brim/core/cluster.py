@@ -53,13 +53,13 @@ class NodeGroup:
         return f"{self.count}x{self.gpus}x{self.gpu_type}" + (":" + ",".join(extras) if extras else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cluster:
-    """A cluster: its groups, and one row per node in group order (N nodes).
+    """A cluster: its groups, and one row per node in group order (N nodes). Clusters of equal groups are equal.
 
     Attributes:
         groups: As given.
-        gpu_types: Names behind the codes in ``gpu_type_N``.
+        gpu_types: Names behind the codes in ``gpu_type_N``; case makes no difference between types.
         gpu_type_N: Code of the node's GPU type.
         gpus_N: GPUs per node.
         cpu_milli_N: Milli-cores per node.
@@ -85,6 +85,12 @@ class Cluster:
         """GPUs of all groups."""
         return int(self.gpu_offset_N[-1])
 
+    def __eq__(self, other: object) -> bool:
+        return self.groups == other.groups if isinstance(other, Cluster) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.groups)
+
     def __str__(self) -> str:
         return "+".join(str(group) for group in self.groups)
 
@@ -97,7 +103,9 @@ def cluster_of(groups: tuple[NodeGroup, ...]) -> Cluster:
     """
     if not groups:
         raise ConfigError("cluster: found no node group, expected at least one")
-    types = tuple(dict.fromkeys(group.gpu_type for group in groups))
+    spelled: dict[str, str] = {}  # a100 and A100 are one type, spelled as it came first
+    names = [spelled.setdefault(group.gpu_type.casefold(), group.gpu_type) for group in groups]
+    types = tuple(spelled.values())
     counts = [group.count for group in groups]
 
     def column(values: list[int]) -> IntArray:
@@ -107,7 +115,7 @@ def cluster_of(groups: tuple[NodeGroup, ...]) -> Cluster:
     return Cluster(
         groups=groups,
         gpu_types=types,
-        gpu_type_N=column([types.index(group.gpu_type) for group in groups]),
+        gpu_type_N=column([types.index(name) for name in names]),
         gpus_N=gpus_N,
         cpu_milli_N=column([group.cpu_milli for group in groups]),
         mem_mib_N=column([group.mem_mib for group in groups]),

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brim.core.arrays import IntArray, frozen
+from brim.core.cluster import Cluster
 from brim.errors import InvariantError
 from brim.units import WHOLE_GPU
 
@@ -41,6 +42,7 @@ class Trace:
         format: Name of the reader or generator.
         synthetic: Drawn from published marginals, not recorded.
         origin_ms: Unix (or the cluster's local wall clock) milliseconds of time 0, None where the publisher hid it.
+        cluster: What the record shows of the cluster that ran it, a lower bound; None where it names no nodes.
         job_id: The publisher's ids, unique.
         users: Names behind ``user``.
         groups: Names behind ``group`` (account, virtual cluster, queue).
@@ -70,6 +72,7 @@ class Trace:
     format: str
     synthetic: bool
     origin_ms: int | None
+    cluster: Cluster | None
     job_id: tuple[str, ...]
     users: tuple[str, ...]
     groups: tuple[str, ...]
@@ -137,6 +140,7 @@ def trace_of(
     gpus: Sequence[int] | IntArray,
     synthetic: bool = False,
     origin_ms: int | None = None,
+    cluster: Cluster | None = None,
     users: Sequence[str] = (),
     groups: Sequence[str] = (),
     gpu_types: Sequence[str] = (),
@@ -189,7 +193,7 @@ def trace_of(
     return Trace(
         name=name, format=format, synthetic=synthetic,
         origin_ms=None if origin_ms is None else origin_ms + start,
-        job_id=tuple(ids[order]), users=tuple(users), groups=tuple(groups), gpu_types=tuple(gpu_types),
+        cluster=cluster, job_id=tuple(ids[order]), users=tuple(users), groups=tuple(groups), gpu_types=tuple(gpu_types),
         profiles=tuple(profiles), **{column: frozen(values) for column, values in table.items()},
     )
 

@@ -175,13 +175,13 @@ def type_codes(trace: Trace, cluster: Cluster) -> IntArray:
     """Cluster code of each of the trace's GPU types; the last cell is for jobs that ask for none."""
     if len(cluster.gpu_types) == 1:
         return np.full(len(trace.gpu_types) + 1, NONE, dtype=np.int64)
-    codes = []
+    codes, types = [], [name.casefold() for name in cluster.gpu_types]
     for code, name in enumerate(trace.gpu_types):
-        if name not in cluster.gpu_types and (trace.gpu_type == code).any():
+        if name.casefold() not in types and (trace.gpu_type == code).any():
             raise ConfigError(
                 f"{trace.name}: jobs ask for GPU type {name!r}, the cluster has {', '.join(cluster.gpu_types)}"
             )
-        codes.append(cluster.gpu_types.index(name) if name in cluster.gpu_types else NONE)
+        codes.append(types.index(name.casefold()) if name.casefold() in types else NONE)
     return np.array([*codes, NONE], dtype=np.int64)
 
 

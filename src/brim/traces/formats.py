@@ -21,16 +21,18 @@ class Format:
         title: As people know it.
         score: How much a file looks like it, 0 to 1.
         read: Reader.
+        strict: Rows depend on each other, so that one that cannot be used refuses the file instead of being left out.
     """
 
     name: str
     title: str
     score: Callable[[Source], float]
     read: Callable[[Source, ReadReport], Trace]
+    strict: bool = False
 
 
 FORMATS: Final = (
-    Format(own.NAME, "brim's own Parquet or CSV", own.score, own.read),
+    Format(own.NAME, "brim's own Parquet or CSV", own.score, own.read, strict=True),
     Format(sacct.NAME, "Slurm sacct -P", sacct.score, sacct.read),
     Format(swf.NAME, "Standard Workload Format", swf.score, swf.read),
     Format(philly.NAME, "Microsoft Philly cluster_job_log", philly.score, philly.read),
@@ -39,7 +41,7 @@ FORMATS: Final = (
     Format(acme.NAME, "Shanghai AI Lab Acme (Seren, Kalos)", acme.score, acme.read),
     Format(itp.NAME, "Microsoft ITP (ElasticFlow)", itp.score, itp.read),
     Format(openb.NAME, "Alibaba openb 2023 pods", openb.score, openb.read),
-    Format(pai.NAME, "Alibaba PAI 2020 tables", pai.score, pai.read),
+    Format(pai.NAME, "Alibaba PAI 2020 tables", pai.score, pai.read, strict=True),
     Format(pollux.NAME, "Pollux workloads", pollux.score, pollux.read),
     Format(gavel.NAME, "Gavel .trace", gavel.score, gavel.read),
     Format(gavel.SHOCKWAVE, "Shockwave .trace", gavel.shockwave_score, gavel.read_shockwave),

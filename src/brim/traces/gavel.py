@@ -74,7 +74,7 @@ def _trace(source: Source, format_name: str, table: Table, run_ms: IntArray) -> 
     steps = table.number("total_steps", "a number of steps", low=0, high=1e15)
     profile, profiles = table.names("job_type")
     if (unnamed := profile < 0).any():
-        raise table.error(int(unnamed.argmax()), "job_type", "a job type")
+        raise table.unusable(unnamed, "job_type", "a job type")
     order = np.lexsort((run_ms, steps, gpus, profile, submit_ms))
     return trace_of(
         name=source.name, format=format_name, job_id=numbered(len(table)), submit_ms=submit_ms[order],

@@ -77,9 +77,8 @@ def check_run(table: Table, run_ms: IntArray, column: str) -> None:
     """
     bad = (run_ms < 0) | (run_ms > MAX_RUN_MS)
     if bad.any():
-        index = int(bad.argmax())
-        raise table.error(
-            index, column, "a run time from 0 to ten years", f"a run time of {run_ms[index] / MS_PER_S:g} s"
+        raise table.unusable(
+            bad, column, "a run time from 0 to ten years", lambda row: f"a run time of {run_ms[row] / MS_PER_S:g} s"
         )
 
 

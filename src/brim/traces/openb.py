@@ -56,7 +56,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     gpus = table.gpus("num_gpu")
     share = table.number("gpu_milli", "thousandths of a GPU, 1 to 1000", low=1, high=WHOLE_GPU, whole=True)
     if (odd := (share < WHOLE_GPU) & (gpus > 1)).any():
-        raise table.error(int(odd.argmax()), "gpu_milli", "1000 for a pod with several GPUs")
+        raise table.unusable(odd, "gpu_milli", "1000 for a pod with several GPUs")
     submit_ms, start_ms, end_ms = (table.seconds_ms(f"{event}_time") for event in ("creation", "scheduled", "deletion"))
     check_run(table, end_ms - start_ms, "deletion_time")
     spec = table.text("gpu_spec")

@@ -12,6 +12,7 @@ import gzip
 import io
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.core.arrays import BoolArray, IntArray
+from brim.core.cluster import Cluster, NodeGroup, cluster_of
 from brim.core.trace import DEFAULTS, INT_COLUMNS, NONE, Status, Trace, trace_of
 from brim.errors import ConfigError, TraceError
 from brim.traces.report import ReadReport
@@ -103,12 +105,15 @@ def read(source: Source, report: ReadReport) -> Trace:
         columns["after"] = _after_rows(table, ids)
     return trace_of(
         name=facts.get("name", source.name), format=facts.get("format", NAME),
-        synthetic=facts.get("synthetic", False), origin_ms=facts.get("origin_ms"), job_id=ids, **columns,
+        synthetic=facts.get("synthetic", False), origin_ms=facts.get("origin_ms"),
+        cluster=_cluster(source.file, facts.get("cluster")), job_id=ids, **columns,
     )  # fmt: skip
 
 
 def _facts(trace: Trace) -> str:
     facts = {name: getattr(trace, name) for name in ("name", "format", "synthetic", "origin_ms", *NAMED.values())}
+    if trace.cluster is not None:
+        facts["cluster"] = [asdict(group) for group in trace.cluster.groups]
     return json.dumps({"schema": SCHEMA, **facts}, ensure_ascii=True)
 
 
@@ -170,6 +175,15 @@ def _checked_facts(file: str, text: bytes) -> dict[str, Any]:
     return facts
 
 
+def _cluster(file: str, groups: Any) -> Cluster | None:
+    if groups is None:
+        return None
+    try:
+        return cluster_of(tuple(NodeGroup(**group) for group in groups))
+    except (ConfigError, TypeError):
+        raise TraceError(file, row=1, column="cluster", found=shown(groups), expected="what brim wrote") from None
+
+
 def _codes(table: Table, column: str, names: list[str]) -> tuple[IntArray, tuple[str, ...]]:
     """Code by the names of the description first, then by those it lacks, sorted."""
     text = _verbatim(table, column)
@@ -194,10 +208,10 @@ def _after_rows(table: Table, ids: list[str]) -> IntArray:
     rows = text.replace_strict(ids, list(range(len(ids))), default=NONE, return_dtype=pl.Int64).to_numpy()
     unknown = (rows == NONE) & text.is_not_null().to_numpy() & (text != "").fill_null(False).to_numpy()
     if unknown.any():
-        raise table.error(int(unknown.argmax()), "after", "the id of another job")
+        raise table.unusable(unknown, "after", "the id of another job")
     circular = _leads_back(rows)
     if circular.any():
-        raise table.error(int(circular.argmax()), "after", "no circle of jobs that wait for each other")
+        raise table.unusable(circular, "after", "no circle of jobs that wait for each other")
     return rows
 
 

@@ -131,7 +131,7 @@ def _trace(name: str, table: Table) -> Trace:
     table = table.drop(running | (table.seconds_ms("end_time", missing=NONE) == NONE), STILL_RUNNING)
     gpus, share, start_ms = (table.frame[column].to_numpy() for column in ("gpus", "share", "first_start"))
     if (odd := gpus > MAX_GPUS).any():
-        raise table.error(int(odd.argmax()), "job_name", f"at most {MAX_GPUS} GPUs", f"{gpus[odd.argmax()]} GPUs")
+        raise table.unusable(odd, "job_name", f"at most {MAX_GPUS} GPUs", lambda row: f"{gpus[row]} GPUs")
     unlike = (table.frame["share"] != table.frame["share_min"]).sum()
     report.repair("tasks ask for unlike shares of a GPU: the largest is used", int(unlike))
     report.repair("more than one GPU, not a whole number: rounded up", int(table.frame["rounded"].sum()))
@@ -147,12 +147,13 @@ def _trace(name: str, table: Table) -> Trace:
 
 
 def _table(source: Source, kind: str, report: ReadReport) -> Table:
+    report.unusable.update(source.unusable)
     named = source.first_line.split(",")[0].strip() == "job_name"
     table = csv_table(source, report, columns=None if named else TABLES[kind])
     table.require(*TABLES[kind])
     names = table.text("job_name")
     if names.null_count():
-        raise table.error(int(names.is_null().to_numpy().argmax()), "job_name", "a job name")
+        raise table.unusable(names.is_null().to_numpy(), "job_name", "a job name")
     return Table(file=table.file, frame=table.frame.with_columns(names.alias("job_name")), report=report)
 
 

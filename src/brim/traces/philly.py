@@ -28,7 +28,7 @@ from brim.traces.lifecycle import (
 )
 from brim.traces.report import ReadReport
 from brim.traces.source import Source
-from brim.traces.table import LINE, MAX_GPUS, MISSING, Table, shown
+from brim.traces.table import LINE, MAX_GPUS, MISSING, Table, shown, without_unusable
 
 NAME: Final = "philly"
 _STATES: Final = {"Pass": Status.COMPLETED, "Killed": Status.CANCELLED, "Failed": Status.FAILED, "": Status.UNKNOWN}
@@ -60,8 +60,13 @@ def read(source: Source, report: ReadReport) -> Trace:
         TraceError: it is not that list, or a job in it is corrupt.
     """
     jobs = _decoded(source)
-    report.rows += len(jobs)
-    rows = [_row(source.file, row, job, report) for row, job in enumerate(jobs, 1)]
+    rows = []
+    for row, job in enumerate(jobs, 1):
+        try:
+            rows.append(_row(source.file, row, job, report))
+        except TraceError as error:
+            report.unusable.setdefault(row, error)
+    report.rows += len(jobs) - len(rows)
     frame = pl.DataFrame(
         rows,
         schema={
@@ -71,7 +76,7 @@ def read(source: Source, report: ReadReport) -> Trace:
         },
         orient="row",
     )  # fmt: skip
-    table = Table(file=source.file, frame=frame, report=report)
+    table = without_unusable(Table(file=source.file, frame=frame, report=report))
     table.ids("jobid")
     table = table.drop((table.frame["start"] == NONE).to_numpy(), NEVER_STARTED)
     table = table.drop(table.frame["running"].to_numpy(), STILL_RUNNING)

@@ -31,7 +31,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     table.require(*COLUMNS)
     profile, profiles = table.names("application")
     if (unnamed := profile < 0).any():
-        raise table.error(int(unnamed.argmax()), "application", "the name of an application")
+        raise table.unusable(unnamed, "application", "the name of an application")
     return trace_of(
         name=source.name, format=NAME, job_id=table.ids("name"), submit_ms=table.seconds_ms("time"),
         gpus=table.gpus("num_replicas"), profile=profile, profiles=profiles,

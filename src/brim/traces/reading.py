@@ -11,7 +11,7 @@ from brim.errors import ConfigError, InvariantError, TraceError
 from brim.traces import pai
 from brim.traces.formats import FORMATS, Format
 from brim.traces.lifecycle import check_gpu_time
-from brim.traces.report import ReadReport
+from brim.traces.report import UNUSABLE, ReadReport
 from brim.traces.source import Source, open_source
 from brim.traces.table import shown
 
@@ -30,19 +30,18 @@ def read(path: str | Path, format: str | None = None) -> tuple[Trace, ReadReport
         The trace, and how many rows were used, repaired and dropped: rows = used + dropped.
 
     Raises:
-        TraceError: the file cannot be read; the message names file, row, column, what was found and expected.
+        TraceError: the file cannot be read, or too many of its rows cannot be used; the message names file, row,
+            column, what was found and expected.
         ConfigError: no format has that name.
     """
     chosen = None if format is None else _named(format)
     if Path(path).is_dir():
         if (chosen is None or chosen.name == pai.NAME) and pai.is_folder(Path(path)):
             report = ReadReport(file=str(path), format=pai.NAME)
-            return _balanced(pai.read_folder(Path(path), report), report)
+            return _balanced(pai.read_folder(Path(path), report), report, strict=True)
         raise TraceError(str(path), found="a folder", expected="a trace file, or a folder with the tables of PAI")
     source = open_source(path)
-    chosen = chosen or _detected(source)
-    report = ReadReport(file=source.file, format=chosen.name)
-    return _balanced(chosen.read(source, report), report)
+    return _read_usable(chosen or _detected(source), source)
 
 
 def _named(name: str) -> Format:
@@ -62,10 +61,33 @@ def _detected(source: Source) -> Format:
     return best
 
 
-def _balanced(trace: Trace, report: ReadReport) -> tuple[Trace, ReadReport]:
+def _read_usable(chosen: Format, source: Source) -> tuple[Trace, ReadReport]:
+    """Read again without the rows that could not be used, until the rest is fine or too little.
+
+    A check of a reader books all rows that fail it, so there are at most as many passes as checks.
+    """
+    unusable = dict(source.unusable)
+    while True:
+        known = len(unusable)
+        report = ReadReport(file=source.file, format=chosen.name, rows=len(source.unusable), unusable=unusable)
+        try:
+            trace = chosen.read(source, report)
+        except TraceError:
+            if chosen.strict or len(unusable) == known:
+                raise
+            report.check_unusable(report.rows - len(unusable))
+        else:
+            return _balanced(trace, report, chosen.strict)
+
+
+def _balanced(trace: Trace, report: ReadReport, strict: bool) -> tuple[Trace, ReadReport]:
+    if strict and report.unusable:
+        raise report.first_unusable(1)[0]
     report.used = len(trace)
+    report.drop(UNUSABLE, len(report.unusable))
     if report.rows != report.used + sum(report.dropped.values()):
         raise InvariantError(f"{report.file}: {report.rows} rows, but {report.used} used and {report.dropped} dropped")
+    report.check_unusable(len(trace))
     if not len(trace):
         reasons = ", ".join(f"{rows} {reason}" for reason, rows in report.dropped.items())
         raise TraceError(report.file, found=f"no usable job ({reasons})", expected="at least one GPU job that ran")

@@ -1,22 +1,26 @@
 """Slurm accounting: ``sacct -P`` (pipe-separated, with header, columns in any order).
 
-Meant for ``sacct -a -X -D -P --noconvert -o JobIDRaw,User,Account,Partition,Submit,Start,End,Timelimit,State,ReqTRES,
-AllocTRES,Suspended``. Records of one job id are the attempts of a requeued job: run times add up, the submission is the
-earliest, the state the last. Without ``-X``, job steps are dropped. Resources are what was allocated, else what was
-asked; the GPU type counts as a constraint only where the request names it. Times are the cluster's wall clock; where
-the clock went back during a job (end before start by up to an hour, at night), an hour is added. A slice of a
-partitioned GPU (MIG) counts as a GPU. Source: Slurm manual, sacct(1).
+Meant for ``TZ=UTC sacct -a -X -D -P --noconvert -o JobIDRaw,User,Account,Partition,Submit,Start,End,Timelimit,State,
+ReqTRES,AllocTRES,Suspended,NodeList``. Records of one job id are the attempts of a requeued job: run times add up, the
+submission is the earliest, the state the last. Without ``-X``, job steps are dropped. Resources are what was allocated,
+else what was asked. The GPU type is the one the request names, else the one that was allocated: the recorded run time
+holds for it. Times are taken as they stand: where a clock was set back during a job, so that it ends before it starts,
+the job is left out. A slice of a partitioned GPU (MIG) is its share of the GPU's compute slices; what part of a GPU a
+shard is, the record does not say, so jobs with shards are left out. Source: Slurm manual, sacct(1).
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import numpy as np
 import polars as pl
 
 from brim.core.arrays import BoolArray, IntArray
+from brim.core.cluster import Cluster
 from brim.core.trace import NONE, Trace, trace_of
+from brim.errors import TraceError
 from brim.traces.lifecycle import (
     CPU_ONLY,
     NEVER_STARTED,
@@ -28,22 +32,28 @@ from brim.traces.lifecycle import (
     per_gpu,
     recorded_jct,
 )
+from brim.traces.nodes import cluster_seen, node_names
 from brim.traces.report import ReadReport
 from brim.traces.source import Source
 from brim.traces.table import LINE, MAX_AMOUNT, MAX_GPUS, MAX_RUN_MS, Table, csv_table, parsed_once
-from brim.units import MS_PER_DAY, MS_PER_H, MS_PER_MIN, MS_PER_S
+from brim.units import MS_PER_MIN, MS_PER_S, WHOLE_GPU
 
 NAME: Final = "sacct"
 COLUMNS: Final = ("Submit", "Start", "End", "State")
 WANTED: Final = (
     "JobIDRaw", "JobID", "User", "Account", "Partition", "Submit", "Start", "End", "Timelimit", "TimelimitRaw",
-    "State", "ReqTRES", "AllocTRES", "Suspended",
+    "State", "ReqTRES", "AllocTRES", "Suspended", "NodeList",
 )  # fmt: skip
 _ID: Final = r"^\d+([_+.].*)?$"
+_KNOWN: Final = frozenset(
+    (*WANTED, "QOS", "Eligible", "ExitCode", "Restarts", "Reason", "JobName", "AllocCPUS", "Elapsed")
+)
 _UNFINISHED: Final = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _NO_LIMIT: Final = ("UNLIMITED", "Partition_Limit", "INVALID")
-_NIGHT_MS: Final = 4 * MS_PER_H
-"""Clocks are set back between midnight and 04:00 local time everywhere."""
+SHARDED: Final = "asks for shards of a GPU (gres/shard or gres/mps): what part they are is not in the record"
+_HINT: Final = "the output of sacct -P: names and values separated by |, and a header line"
+_SLICE: Final = r"(\d)g\.(\d+)gb"
+"""MIG profile, such as 3g.20gb: compute slices and memory."""
 _MEMORY_MIB: Final = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _CLOCK: Final = r"^(?:(\d{1,5})-)?(\d{1,7}):(\d{1,2})(?::(\d{1,2}))?(?:\.\d+)?$"
 _TEXT: Final = pl.col("text")
@@ -54,11 +64,29 @@ _BAD_TRES: Final = (
 
 def score(source: Source) -> float:
     """Say how much the content looks like this format, 0 to 1."""
+    if _other_form(source):
+        return 0.9
     names = {name.strip() for name in source.first_line.split("|")}
     if len(names) < 3:
         return 0.0
-    known = names.intersection((*WANTED, "QOS", "Eligible", "ExitCode", "NodeList", "Restarts", "Reason", "JobName"))
+    known = names.intersection(_KNOWN)
     return max(len(known) / len(names), 0.6 if "|" in source.first_line and known else 0.0)
+
+
+def _other_form(source: Source) -> str:
+    """Name the form of sacct's output that this is, where it is one that cannot be read; empty otherwise."""
+    first, second, *_ = *(line for line in source.head if line.strip()), "", ""
+    if first.lstrip().startswith("{"):
+        text = "\n".join(source.head)
+        return "the JSON of sacct --json" if '"jobs"' in text and "slurm" in text.lower() else ""
+    if first.count("|") >= 3:
+        is_row = not _KNOWN.intersection(first.split("|")) and re.match(_ID, first.split("|")[0])
+        return "rows of sacct without a header line (-n)" if is_row else ""
+    if len(_KNOWN.intersection(first.split())) >= 3 and second and not second.strip("- "):
+        return "columns of sacct cut to a fixed width"
+    if len(_KNOWN.intersection(first.split(","))) >= 3:
+        return "columns of sacct separated by commas, which stand in AllocTRES too"
+    return ""
 
 
 def read(source: Source, report: ReadReport) -> Trace:
@@ -67,13 +95,19 @@ def read(source: Source, report: ReadReport) -> Trace:
     Raises:
         TraceError: a column is missing or a value corrupt.
     """
-    table = csv_table(source, report, separator="|", quoted=False, wanted=WANTED)
-    table = _merged(_records(_with_gpus(_jobs(table))))
+    if form := _other_form(source):
+        raise TraceError(source.file, row=1, found=form, expected=_HINT)
+    _check_last_line(source, report)
+    id_column = "JobIDRaw" if "JobIDRaw" in source.first_line else "JobID"
+    table = csv_table(source, report, separator="|", quoted=False, wanted=WANTED, together=id_column)
+    records = _records(_with_gpus(_jobs(table)))
+    cluster = _cluster_seen(records)
+    table = _merged(records)
     table = table.drop((table.frame["start"] == NONE).to_numpy(), NEVER_STARTED)
     table = table.drop(table.frame["running"].to_numpy(), STILL_RUNNING)
     column = {name: table.frame[name].to_numpy() for name in table.frame.columns if table.frame[name].dtype == pl.Int64}
     check_run(table, column["run"], "End")
-    gpus = column["gpus"]
+    gpus, share = column["gpus"], column["share"]
     run_ms = at_least_a_second(column["run"], report)
     wait_ms = no_negative_wait(column["start"] - column["submit"], report)
     names: dict[str, Any] = {}
@@ -82,8 +116,8 @@ def read(source: Source, report: ReadReport) -> Trace:
             names[key], names[plural] = table.names(source_column)
     names["gpu_type"], names["gpu_types"] = table.names("type")
     return trace_of(
-        name=source.name, format=NAME, origin_ms=0, job_id=table.frame["id"].to_list(), submit_ms=column["submit"],
-        gpus=gpus, run_ms=run_ms, wait_ms=wait_ms,
+        name=source.name, format=NAME, origin_ms=0, cluster=cluster, job_id=table.frame["id"].to_list(),
+        submit_ms=column["submit"], gpus=gpus, share_milli=share, run_ms=run_ms, wait_ms=wait_ms,
         jct_ms=recorded_jct(column["end"], column["submit"], wait_ms, run_ms),
         cpu_milli=per_gpu(column["cpu"] * 1_000, gpus), mem_mib=per_gpu(column["mem"], gpus),
         time_limit_ms=column["limit"],
@@ -104,7 +138,7 @@ def _jobs(table: Table) -> Table:
     text = table.text(id_column)
     odd = (~text.str.contains(_ID)).fill_null(True).to_numpy()
     if odd.any():
-        raise table.error(int(odd.argmax()), id_column, "a job id such as 1234, 1234_5 or 1234+1")
+        raise table.unusable(odd, id_column, "a job id such as 1234, 1234_5 or 1234+1")
     renamed = Table(file=table.file, frame=table.frame.with_columns(text.alias("id")), report=table.report)
     return renamed.drop(text.str.contains(".", literal=True).to_numpy(), "a job step, not a job")
 
@@ -113,7 +147,15 @@ def _with_gpus(table: Table) -> Table:
     """Add the resources of each record and drop those without a GPU."""
     frame = table.frame.with_columns(_resources(table).get_columns())
     wide = Table(file=table.file, frame=frame, report=table.report)
-    return wide.drop((frame["gpus"] == 0).to_numpy(), CPU_ONLY)
+    wide = wide.drop((frame["sharded"] & (frame["gpus"] == 0)).to_numpy(), SHARDED)
+    wide = wide.drop((wide.frame["gpus"] == 0).to_numpy(), CPU_ONLY)
+    wide.report.repair(
+        "GPU type taken from the allocation: the request names none", int(wide.frame["type_allocated"].sum())
+    )
+    sliced = wide.frame["slice"].drop_nulls()
+    profiles = ", ".join(sliced.unique().sort().to_list())
+    wide.report.repair(f"slices of a GPU (MIG {profiles}) counted as their share of it", len(sliced))
+    return wide
 
 
 def _records(table: Table) -> Table:
@@ -127,13 +169,12 @@ def _records(table: Table) -> Table:
     whole = (start_ms != NONE) & (end_ms != NONE)
     suspended_ms = _clock_ms(table, "Suspended") if "Suspended" in table else np.zeros(len(table), dtype=np.int64)
     run_ms = np.where(whole, end_ms - start_ms, 0)
-    set_back = whole & (run_ms < 0) & (run_ms >= -MS_PER_H) & (start_ms % MS_PER_DAY < _NIGHT_MS)
-    table.report.repair("clock set back during the job: an hour added", int(set_back.sum()))
-    run_ms = np.where(set_back, run_ms + MS_PER_H, run_ms)
     check_run(table, run_ms, "End")
-    suspended_ms = np.where(whole, np.clip(suspended_ms, 0, run_ms), 0)
+    suspended_ms = np.where(whole, np.maximum(suspended_ms, 0), 0)
+    if (odd := suspended_ms > run_ms).any():
+        raise table.unusable(odd, "Suspended", "at most the time from Start to End")
     table.report.repair("time suspended left out of the run time", int((suspended_ms > 0).sum()))
-    keep = ("id", LINE, "User", "Account", "Partition", "gpus", "cpu", "mem", "type")
+    keep = ("id", LINE, "User", "Account", "Partition", "gpus", "share", "cpu", "mem", "type", "NodeList")
     frame = table.frame.select(name for name in keep if name in table).with_columns(
         state.alias("State"),
         *(
@@ -145,6 +186,10 @@ def _records(table: Table) -> Table:
         ),
     )  # fmt: skip
     return Table(file=table.file, frame=frame, report=table.report)
+
+
+_LAST: Final = ("end", "State", "limit", "type", "User", "Account", "Partition", "NodeList")
+"""Of a requeued job, the last attempt tells these."""
 
 
 def _merged(table: Table) -> Table:
@@ -167,10 +212,9 @@ def _merged(table: Table) -> Table:
             pl.col("start").filter(begun).min().fill_null(NONE),
             pl.col("run").sum(),
             pl.col("gpus").max(),
-            pl.col("cpu", "mem").sort_by("gpus", maintain_order=True).last(),
+            pl.col("share", "cpu", "mem").sort_by("gpus", maintain_order=True).last(),
             (pl.col("running").last() | pl.col("State").last().is_in(_UNFINISHED)).alias("running"),
-            *(pl.col(name).last() for name in ("end", "State", "limit", "type", "User", "Account", "Partition")
-              if name in records.columns),
+            *(pl.col(name).last() for name in _LAST if name in records.columns),
         )
     )  # fmt: skip
     table.report.drop("earlier attempt of a requeued job, merged", distinct.height - merged.height)
@@ -180,23 +224,27 @@ def _merged(table: Table) -> Table:
 
 
 def _resources(table: Table) -> pl.DataFrame:
-    """Columns gpus, cpu, mem (MiB) of the job, and the GPU type that it names."""
+    """Columns gpus, share, cpu, mem (MiB) of the job, its MIG profile and GPU type, and whether it holds shards."""
     if not ("ReqTRES" in table and "AllocTRES" in table):
-        return _tres(table, "AllocTRES" if "AllocTRES" in table else "ReqTRES")
+        only = _tres(table, "AllocTRES" if "AllocTRES" in table else "ReqTRES")
+        return only.with_columns(type_allocated=pl.lit(False))
     asked, given = _tres(table, "ReqTRES"), _tres(table, "AllocTRES")
     from_given = given["gpus"] > 0
-    columns = [given[name].zip_with(from_given, asked[name]) for name in ("gpus", "cpu", "mem")]
-    return pl.DataFrame([*columns, asked["type"]])
+    columns = [given[name].zip_with(from_given, asked[name]) for name in ("gpus", "share", "cpu", "mem", "slice")]
+    type_allocated = (asked["type"].is_null() & given["type"].is_not_null()).alias("type_allocated")
+    kind, sharded = asked["type"].fill_null(given["type"]), asked["sharded"] | given["sharded"]
+    return pl.DataFrame([*columns, kind, sharded, type_allocated])
 
 
 def _tres(table: Table, column: str) -> pl.DataFrame:
     text = table.text(column)
     bad = text.str.contains(_BAD_TRES).fill_null(False)
     if bad.any():
-        raise table.error(int(bad.arg_max() or 0), column, "resources like cpu=32,mem=120G,gres/gpu:a100=4")
+        raise table.unusable(bad.to_numpy(), column, "resources like cpu=32,mem=120G,gres/gpu:a100=4")
     typed = _TEXT.str.extract_all(r"(?:^|,)gres/gpu:[^=,]+=\d+")
     number = _TEXT.str.extract(r"(?:^|,)mem=(\d+(?:\.\d+)?)").cast(pl.Float64)
     unit = _TEXT.str.extract(r"(?:^|,)mem=[\d.]+([KMGTP]?)")
+    kinds = typed.list.eval(pl.element().str.extract(r"gres/gpu:([^=,]+)="))
     resources = parsed_once(
         text,
         pl.struct(
@@ -208,13 +256,51 @@ def _tres(table: Table, column: str) -> pl.DataFrame:
             _TEXT.str.extract(r"(?:^|,)cpu=(\d+)").cast(pl.Int64).fill_null(0).alias("cpu"),
             (number * unit.replace_strict(_MEMORY_MIB, default=0.0, return_dtype=pl.Float64))
             .ceil().fill_null(0).clip(0, 2.0**62).cast(pl.Int64).alias("mem"),
-            pl.when(typed.list.len() == 1).then(_TEXT.str.extract(r"(?:^|,)gres/gpu:([^=,]+)=")).alias("type"),
+            kinds.list.eval(_slice_milli(pl.element())).list.max().fill_null(WHOLE_GPU).alias("share"),
+            _TEXT.str.extract(rf"gres/gpu:[^=,]*?({_SLICE})").alias("slice"),
+            pl.when(kinds.list.len() == 1).then(kinds.list.first().str.replace(rf"[_.-]?{_SLICE}.*$", ""))
+            .replace("", None).alias("type"),
+            _TEXT.str.contains(r"(?:^|,)gres/(?:shard|mps)[:=]").fill_null(False).alias("sharded"),
         ),
     )  # fmt: skip
     absurd = (resources["gpus"] > MAX_GPUS) | (resources["cpu"] > MAX_GPUS * 1_000) | (resources["mem"] > MAX_AMOUNT)
     if absurd.any():
-        raise table.error(int(absurd.arg_max() or 0), column, f"at most {MAX_GPUS} GPUs and 2^40 MiB")
+        raise table.unusable(absurd.to_numpy(), column, f"at most {MAX_GPUS} GPUs and 2^40 MiB")
     return resources
+
+
+def _slice_milli(kind: pl.Expr) -> pl.Expr:
+    """Return thousandths of a GPU: a MIG profile has so many of 7 compute slices, on an A30 (6 GB each) of 4."""
+    slices, memory_gb = (kind.str.extract(_SLICE, group).cast(pl.Int64) for group in (1, 2))
+    of = pl.when(memory_gb == 6 * slices).then(4).otherwise(7)
+    return pl.min_horizontal(slices * WHOLE_GPU // of, pl.lit(WHOLE_GPU)).fill_null(WHOLE_GPU)
+
+
+def _cluster_seen(records: Table) -> Cluster | None:
+    if "NodeList" not in records:
+        return None
+    frame = records.frame.filter(pl.col("start") != NONE).unique(subset=["id", "start"])
+    names = frame["NodeList"].unique()
+    nodes = names.drop_nulls().to_list()
+    lists = pl.DataFrame(
+        {"NodeList": nodes, "nodes": [node_names(text) for text in nodes]},
+        schema={"NodeList": pl.String, "nodes": pl.List(pl.String)},
+    )
+    gpu_milli = pl.col("gpus") * pl.col("share")
+    held = frame.join(lists, on="NodeList").select(
+        "nodes", "start", pl.when(~pl.col("running")).then(pl.col("end")).alias("end"), gpu_milli.alias("gpu_milli"),
+        (-(-pl.col("cpu") * 1_000 // pl.col("gpus")) * pl.col("gpus")).alias("cpu_milli"),
+        (-(-pl.col("mem") // pl.col("gpus")) * pl.col("gpus")).alias("mem_mib"), "type",
+    )  # fmt: skip
+    return cluster_seen(held, records.report)
+
+
+def _check_last_line(source: Source, report: ReadReport) -> None:
+    """Book a last line without an end: what is missing from its last field cannot be seen."""
+    if not source.data.endswith(b"\n") and source.first_line.split("|")[-1].strip() in WANTED:
+        row = source.data.count(b"\n") + 1
+        error = TraceError(source.file, row=row, found="a last line that does not end", expected="a whole line")
+        report.unusable.setdefault(row, error)
 
 
 def _limit_ms(table: Table) -> IntArray:
@@ -241,5 +327,5 @@ def _clock_ms(table: Table, column: str) -> IntArray:
     values = (parsed.set(absent, None).fill_null(NONE) * MS_PER_S).to_numpy()
     bad: BoolArray = (parsed.is_null() & ~absent).to_numpy() | (values > MAX_RUN_MS)
     if bad.any():
-        raise table.error(int(bad.argmax()), column, "a duration like 1-12:00:00, at most ten years")
+        raise table.unusable(bad, column, "a duration like 1-12:00:00, at most ten years")
     return np.where(absent.to_numpy(), NONE, values)

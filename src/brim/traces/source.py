@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -23,10 +24,12 @@ class Source:
     Attributes:
         file: Path as the user gave it.
         data: The whole content.
+        unusable: Line -> what is wrong with it, for lines that are no UTF-8 text; they are blank in ``data``.
     """
 
     file: str
     data: bytes
+    unusable: Mapping[int, TraceError] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -53,7 +56,7 @@ def open_source(path: str | Path) -> Source:
     """Read a file, through gzip where it is gzip.
 
     Raises:
-        TraceError: it is missing, a folder, unreadable, empty, a broken gzip file, binary, or not UTF-8.
+        TraceError: it is missing, a folder, unreadable, empty, a broken gzip file, binary, or its header not UTF-8.
     """
     file = str(path)
     try:
@@ -69,7 +72,12 @@ def open_source(path: str | Path) -> Source:
         data = _unpacked(file, data)
     if data.startswith(PARQUET_MAGIC):
         return Source(file=file, data=data)
-    return Source(file=file, data=_text(file, data))
+    text = _text(file, data)
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError:
+        return _without_odd_lines(file, text)
+    return Source(file=file, data=text)
 
 
 def _unpacked(file: str, data: bytes) -> bytes:
@@ -84,12 +92,6 @@ def _text(file: str, data: bytes) -> bytes:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise TraceError(file, found="UTF-16 text", expected="UTF-8 text")
     data = data.removeprefix(b"\xef\xbb\xbf")
-    if not data.isascii():
-        try:
-            data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            row = data.count(b"\n", 0, error.start) + 1
-            raise TraceError(file, row=row, found=f"byte 0x{data[error.start]:02x}", expected="UTF-8 text") from None
     if b"\0" in data:
         row = data.count(b"\n", 0, data.index(b"\0")) + 1
         raise TraceError(file, row=row, found="a zero byte (binary data)", expected="text or Parquet")
@@ -98,3 +100,20 @@ def _text(file: str, data: bytes) -> bytes:
     if not data or data.isspace():
         raise TraceError(file, found="an empty file", expected="a trace")
     return data
+
+
+def _without_odd_lines(file: str, data: bytes) -> Source:
+    """Blank the lines that are no UTF-8 text; in a header, or in JSON, such a line refuses the file."""
+    lines = data.split(b"\n")
+    first = next(index for index, line in enumerate(lines) if line.strip())
+    unusable = {}
+    for index, line in enumerate(lines):
+        try:
+            line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            found, expected = f"byte 0x{line[error.start]:02x}", "UTF-8 text; iconv -f latin1 -t utf-8 may convert it"
+            unusable[index + 1] = TraceError(file, row=index + 1, found=found, expected=expected)
+            if index <= first or lines[first].lstrip().startswith((b"[", b"{")):
+                raise unusable[index + 1] from None
+            lines[index] = b""
+    return Source(file=file, data=b"\n".join(lines), unusable=unusable)

@@ -20,7 +20,7 @@ from brim.errors import TraceError
 from brim.traces.lifecycle import NEVER_STARTED, at_least_a_second
 from brim.traces.report import ReadReport
 from brim.traces.source import Source
-from brim.traces.table import LINE, MAX_AMOUNT, MAX_GPUS, MAX_RUN_MS, MAX_TIME_MS, Table, coded
+from brim.traces.table import LINE, MAX_AMOUNT, MAX_GPUS, MAX_RUN_MS, MAX_TIME_MS, Table, coded, without_unusable
 from brim.units import MS_PER_S
 
 NAME: Final = "swf"
@@ -87,16 +87,12 @@ def _table(source: Source, report: ReadReport) -> Table:
     if not frame.height:
         raise TraceError(source.file, found="no rows", expected="at least one job")
     fields = frame["text"].str.replace_all(r"\s+", " ").str.split(" ")
-    odd = (fields.list.len() != len(COLUMNS)).to_numpy()
-    if odd.any():
-        index = int(odd.argmax())
-        raise TraceError(
-            source.file, row=int(frame[LINE][index]), found=f"{fields.list.len()[index]} fields",
-            expected=f"{len(COLUMNS)} fields",
-        )  # fmt: skip
+    for row, count in zip(frame[LINE], fields.list.len(), strict=True):
+        if count != len(COLUMNS):
+            found, expected = f"{count} fields", f"{len(COLUMNS)} fields"
+            report.unusable.setdefault(row, TraceError(source.file, row=row, found=found, expected=expected))
     table = fields.list.to_struct(fields=list(COLUMNS)).struct.unnest().with_columns(frame[LINE])
-    report.rows += table.height
-    return Table(file=source.file, frame=table, report=report)
+    return without_unusable(Table(file=source.file, frame=table, report=report))
 
 
 def _origin_ms(source: Source) -> int | None:
@@ -124,7 +120,7 @@ def _dependencies(table: Table) -> tuple[IntArray, IntArray]:
     number = table.number("job", "a job number, 1 or more", low=1, whole=True)
     before = table.number("preceding", "the number of an earlier job, or -1", low=-1, whole=True)
     if (odd := before >= number).any():
-        raise table.error(int(odd.argmax()), "preceding", "the number of an earlier job, or -1")
+        raise table.unusable(odd, "preceding", "the number of an earlier job, or -1")
     order = np.argsort(number)
     place = np.minimum(np.searchsorted(number[order], before), len(number) - 1)
     found = (before > 0) & (number[order][place] == before) if len(number) else before > 0

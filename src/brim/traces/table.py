@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -60,15 +60,25 @@ class Table:
         """Line of the file that a row came from."""
         return int(self.frame[LINE][index])
 
-    def error(self, index: int, column: str, expected: str, found: str | None = None) -> TraceError:
-        """Describe what is wrong with one value."""
-        return TraceError(
-            self.file,
-            row=self.line(index),
-            column=column,
-            found=shown(self.frame[column][index]) if found is None else found,
-            expected=expected,
-        )
+    def unusable(
+        self, bad: BoolArray, column: str, expected: str, found: Callable[[int], str] | None = None
+    ) -> TraceError:
+        """Book the rows of the mask as rows that cannot be used, and return what is wrong with the first, to be raised.
+
+        Args:
+            bad: The rows; at least one.
+            column: Where it stands.
+            expected: What should stand there.
+            found: Describes the value of one row; None quotes it.
+        """
+        describe = found or (lambda index: shown(self.frame[column][index]))
+        errors = [
+            TraceError(self.file, row=self.line(index), column=column, found=describe(index), expected=expected)
+            for index in np.flatnonzero(bad).tolist()
+        ]
+        for error in errors:
+            self.report.unusable.setdefault(error.row or 0, error)
+        return errors[0]
 
     def require(self, *columns: str) -> None:
         """Check that these columns exist.
@@ -141,7 +151,7 @@ class Table:
             values = np.where(blank, missing / unit, values)
             good |= blank
         if not good.all():
-            raise self.error(int(np.argmin(good)), column, expected)
+            raise self.unusable(~good, column, expected)
         return np.rint(values * unit).astype(np.int64)
 
     def seconds_ms(self, column: str, *, high_ms: int = MAX_TIME_MS, missing: int | None = None) -> IntArray:
@@ -167,7 +177,7 @@ class Table:
         if not missing:
             bad |= blank
         if bad.any():
-            raise self.error(int(np.argmax(bad)), column, "a time like 2017-10-07 01:11:39 between 1970 and 2100")
+            raise self.unusable(bad, column, "a time like 2017-10-07 01:11:39 between 1970 and 2100")
         return values
 
     def ids(self, column: str) -> list[str]:
@@ -185,13 +195,13 @@ class Table:
             TraceError: an id is missing, or two rows carry the same.
         """
         if text.null_count():
-            raise self.error(int(text.is_null().to_numpy().argmax()), column, "an id")
-        repeated = text.is_duplicated().to_numpy()
-        if repeated.any():
-            first = int(repeated.argmax())
-            again = int(np.flatnonzero((text == text[first]).to_numpy())[1])
-            found = f"{shown(text[first])} again (first in row {self.line(first)})"
-            raise self.error(again, column, "each id once", found)
+            raise self.unusable(text.is_null().to_numpy(), column, "an id")
+        again = ~text.is_first_distinct().to_numpy()
+        if again.any():
+            first = dict(zip(reversed(text.to_list()), reversed(self.frame[LINE].to_list()), strict=True))
+            raise self.unusable(
+                again, column, "each id once", lambda row: f"{shown(text[row])} again (first in row {first[text[row]]})"
+            )
         return text.to_list()
 
     def names(self, column: str) -> tuple[IntArray, tuple[str, ...]]:
@@ -207,7 +217,7 @@ class Table:
         text = self.text(column).fill_null("")
         codes = text.replace_strict(list(known), list(known.values()), default=None, return_dtype=pl.Int64)
         if codes.null_count():
-            raise self.error(int(codes.is_null().to_numpy().argmax()), column, expected)
+            raise self.unusable(codes.is_null().to_numpy(), column, expected)
         return codes.to_numpy()
 
     def _castable(self, column: str) -> pl.Series:
@@ -265,8 +275,11 @@ def csv_table(
     wanted: Iterable[str] | None = None,
     skip_lines: int = 0,
     missing: Sequence[str] = MISSING,
+    together: str | None = None,
 ) -> Table:
-    """Split a file into columns of text; blank lines are skipped.
+    """Split a file into columns of text; blank lines are skipped, and rows already known not to be usable left out.
+
+    A row that has more or fewer fields than the header is booked as one that cannot be used, and left out.
 
     Args:
         source: The file.
@@ -277,9 +290,10 @@ def csv_table(
         wanted: Read only those of these that the file has; None reads all.
         skip_lines: Lines before the header.
         missing: Spellings of "not recorded".
+        together: Column of an id; rows that share it with one that cannot be used are left out with it.
 
     Raises:
-        TraceError: a row has more or fewer fields than the header, or a name stands twice in it.
+        TraceError: a name stands twice in the header, or there are no rows.
     """
     data, begin, first = source.data, 0, 1
     while first <= skip_lines or data.startswith(b"\n", begin):
@@ -296,12 +310,23 @@ def csv_table(
     lines = _Lines(
         file=source.file, body=body, names=names, first=first, separator=separator, quoted=quoted, missing=missing
     )
-    frame = _split(lines, kept)
-    frame = frame.with_columns(pl.int_range(first, first + frame.height, dtype=pl.Int64, eager=True).alias(LINE))
+    frame = _split(lines, kept, report)
     empty = frame.select(pl.all_horizontal(pl.exclude(LINE).is_null())).to_series().to_numpy()
     table = Table(file=source.file, frame=frame, report=report).keep(~empty)
-    report.rows += len(table)
-    return table
+    return without_unusable(table, together)
+
+
+def without_unusable(table: Table, together: str | None = None) -> Table:
+    """Count the rows of a file, and leave out those that are already known not to be usable."""
+    table.report.rows += len(table)
+    bad = table.frame[LINE].is_in(list(table.report.unusable))
+    if not bad.any():
+        return table
+    usable = table.keep(~bad.to_numpy())
+    if together is None or together not in table:
+        return usable
+    tied = usable.frame[together].is_in(table.frame.filter(bad)[together].drop_nulls().to_list()).fill_null(False)
+    return usable.drop(tied.to_numpy(), "another record of a job with a row that cannot be used")
 
 
 def _next_line(data: bytes, begin: int) -> int:
@@ -334,49 +359,79 @@ class _Lines:
     missing: Sequence[str]
 
 
-def _split(lines: _Lines, kept: list[str]) -> pl.DataFrame:
+def _split(lines: _Lines, kept: list[str], report: ReadReport) -> pl.DataFrame:
+    """Return the wanted columns and the line of each row; rows that cannot be split are booked and left out."""
     if not lines.body or lines.body.isspace():
         raise TraceError(lines.file, found="no rows", expected="at least one job")
+    frame, reason = None, ""
     try:
-        frame = pl.read_csv(
-            lines.body,
-            has_header=False,
-            separator=lines.separator,
-            quote_char='"' if lines.quoted else None,
-            schema=dict.fromkeys(lines.names, pl.String),
-            columns=[lines.names.index(name) for name in kept],
-            null_values=[spelling for spelling in lines.missing if spelling] or None,
-        )
+        frame = _parsed(lines, lines.body, kept)
     except pl.exceptions.PolarsError as error:
-        _check_fields(lines)
         reason = str(error).partition("\n")[0][:80]
-        found = f"text that cannot be split ({reason})"
-        raise TraceError(lines.file, found=found, expected="one job per line") from None
-    blank_lines = int(frame.select(pl.all_horizontal(pl.all().is_null()).sum()).item())
-    separators = (len(lines.names) - 1) * (frame.height - blank_lines)
-    if lines.quoted or lines.body.count(lines.separator.encode()) != separators:
-        _check_fields(lines)
-    return frame
+    if frame is not None:
+        blank_lines = int(frame.select(pl.all_horizontal(pl.all().is_null()).sum()).item())
+        separators = (len(lines.names) - 1) * (frame.height - blank_lines)
+        if not lines.quoted and lines.body.count(lines.separator.encode()) == separators:
+            return frame.with_columns(_line_numbers(range(lines.first, lines.first + frame.height)))
+    sound = _sound_rows(lines, report)
+    if frame is None or len(sound) < frame.height:
+        try:
+            frame = _parsed(lines, b"\n".join(row for _, row in sound) + b"\n", kept)
+        except pl.exceptions.PolarsError as error:
+            reason = str(error).partition("\n")[0][:80]
+    if frame is None or len(sound) != frame.height:
+        found = f"text that cannot be split ({reason})" if reason else "text that cannot be split"
+        raise TraceError(lines.file, found=found, expected="one job per line")
+    return frame.with_columns(_line_numbers([line for line, _ in sound]))
 
 
-def _check_fields(lines: _Lines) -> None:
-    """Find the row whose number of fields is not the header's, or in which nothing is recorded."""
+def _parsed(lines: _Lines, body: bytes, kept: list[str]) -> pl.DataFrame:
+    return pl.read_csv(
+        body,
+        has_header=False,
+        separator=lines.separator,
+        quote_char='"' if lines.quoted else None,
+        schema=dict.fromkeys(lines.names, pl.String),
+        columns=[lines.names.index(name) for name in kept],
+        null_values=[spelling for spelling in lines.missing if spelling] or None,
+    )
+
+
+def _line_numbers(lines: Sequence[int]) -> pl.Series:
+    return pl.Series(LINE, lines, dtype=pl.Int64)
+
+
+def _sound_rows(lines: _Lines, report: ReadReport) -> list[tuple[int, bytes]]:
+    """Return line and text of the rows with as many fields as the header; the lines of the others are booked."""
+    texts = lines.body.split(b"\n")
     rows = csv.reader(
-        lines.body.decode("utf-8").split("\n"),
+        (text.decode("utf-8") + "\n" for text in texts),
         delimiter=lines.separator,
         quoting=csv.QUOTE_MINIMAL if lines.quoted else csv.QUOTE_NONE,
     )
-    expected = f"{len(lines.names)} fields"
+    expected, sound, begin = f"{len(lines.names)} fields", [], 0
     try:
         for fields in rows:
-            row = lines.first + rows.line_num - 1
+            end = min(rows.line_num, len(texts))
             if fields and len(fields) != len(lines.names):
-                raise TraceError(lines.file, row=row, found=f"{len(fields)} fields", expected=expected)
-            if fields and all(field == "" or field in lines.missing for field in fields):
-                raise TraceError(lines.file, row=row, found="a row without values", expected="a job")
+                _book(lines, range(begin, end), f"{len(fields)} fields", expected, report)
+            elif fields and all(field == "" or field in lines.missing for field in fields):
+                _book(lines, range(begin, end), "a row without values", "a job", report)
+            elif fields:
+                sound.append((lines.first + begin, b"\n".join(texts[begin:end])))
+            begin = end
     except csv.Error as error:
         row, found = lines.first + rows.line_num, f"a broken field ({error})"
         raise TraceError(lines.file, row=row, found=found, expected="one job per line") from None
+    return sound
+
+
+def _book(lines: _Lines, rows: range, found: str, expected: str, report: ReadReport) -> None:
+    """Book the lines of one row that cannot be used; a quote that is not closed makes one row of many lines."""
+    for line in range(lines.first + rows.start, lines.first + rows.stop):
+        if line not in report.unusable:
+            report.unusable[line] = TraceError(lines.file, row=line, found=found, expected=expected)
+    report.rows += len(rows)
 
 
 def _parse_clock(text: pl.Series) -> pl.Series:

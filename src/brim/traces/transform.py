@@ -122,8 +122,8 @@ def _rebuilt(trace: Trace, rows: IntArray, submit_ms: IntArray, after: IntArray 
     columns |= {"submit_ms": submit_ms, "after": trace.after if after is None else after}
     return trace_of(
         name=trace.name, format=trace.format, synthetic=trace.synthetic, origin_ms=trace.origin_ms,
-        job_id=_distinct_ids(trace, rows), users=trace.users, groups=trace.groups, gpu_types=trace.gpu_types,
-        profiles=trace.profiles, **columns,
+        cluster=trace.cluster, job_id=_distinct_ids(trace, rows), users=trace.users, groups=trace.groups,
+        gpu_types=trace.gpu_types, profiles=trace.profiles, **columns,
     )  # fmt: skip
 
 

@@ -1,0 +1,132 @@
+"""The cluster behind a record: which nodes its jobs ran on, and the most that was in use at once on each.
+
+What is inferred is a lower bound. A node that never ran a GPU job is not seen; a node has at least the GPUs, cores and
+memory that its jobs held at once. Nodes whose names differ in digits alone and that have the same GPU type are taken as
+alike, each as large as the largest of them. A job on several nodes holds as many GPUs on each, where their number can
+be divided so; otherwise it is known to hold one on each, and on one of them no less than the mean.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any, Final
+
+import polars as pl
+
+from brim.core.cluster import MAX_GPUS_PER_NODE, Cluster, NodeGroup, cluster_of
+from brim.core.trace import natural_key
+from brim.traces.report import ReadReport
+from brim.units import WHOLE_GPU
+
+UNNAMED_TYPE: Final = "GPU"
+"""Type of the GPUs where the record names none."""
+MAX_NODES_OF_JOB: Final = 100_000
+_PART: Final = re.compile(r"([^,\[\]]*)(?:\[([\d,-]+)\])?")
+_NAME: Final = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
+
+
+def node_names(text: str) -> list[str]:
+    """Expand a Slurm node list such as ``n[1-3,07],login``; empty where it is not one."""
+    names: list[str] = []
+    if " " in text:  # "None assigned"
+        return names
+    for item in _NAME.findall(text):
+        parts = [(match[1], match[2]) for match in _PART.finditer(item) if match[0]]
+        choices = [[stem + number for number in _numbers(numbers)] for stem, numbers in parts]
+        if not all(choices) or sum(map(len, choices)) > MAX_NODES_OF_JOB:
+            return []
+        names += ["".join(pieces) for pieces in itertools.islice(itertools.product(*choices), MAX_NODES_OF_JOB)]
+    return names
+
+
+def _numbers(ranges: str | None) -> list[str]:
+    """Expand ``1-3,07``; a node without brackets has one empty number."""
+    if ranges is None:
+        return [""]
+    numbers: list[str] = []
+    for item in ranges.split(","):
+        first, dash, last = item.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(first) + len(last) > 12:
+            return []
+        count = int(last or first) - int(first) + 1
+        if not 0 < count <= MAX_NODES_OF_JOB:
+            return []
+        numbers += [f"{number:0{len(first)}}" for number in range(int(first), int(first) + count)]
+    return numbers
+
+
+def cluster_seen(held: pl.DataFrame, report: ReadReport) -> Cluster | None:
+    """Infer the cluster from what jobs held, and say in the report what it rests on; None where no node is named.
+
+    Args:
+        held: One row per attempt that started: ``nodes`` (a list of names), ``start`` and ``end`` (ms, null while it
+            runs), ``gpu_milli``, ``cpu_milli`` and ``mem_mib`` of all its nodes together, ``type`` (null for none).
+        report: Where it is said.
+    """
+    held = held.with_columns(pl.col("nodes").list.len().alias("count")).filter(
+        (pl.col("count") > 0) & (pl.col("gpu_milli") > 0)
+    )
+    if not held.height:
+        return None
+    gpus = pl.col("gpu_milli") / WHOLE_GPU
+    parts = pl.when(gpus % pl.col("count") == 0).then(pl.col("count")).otherwise(pl.max_horizontal(gpus, "count"))
+    shared = held.with_columns(
+        *(((pl.col(name) / parts).floor()).cast(pl.Int64) for name in ("gpu_milli", "cpu_milli", "mem_mib")),
+        ((gpus / pl.col("count")).ceil() * WHOLE_GPU).cast(pl.Int64).alias("most_milli"),
+    ).explode("nodes")
+    nodes = _most_at_once(shared).join(_types(shared), on="nodes").with_columns(
+        pl.col("nodes").str.replace_all(r"\d+", "#").alias("stem")
+    )
+    alike = nodes.group_by("stem", "type").agg(
+        pl.len().alias("count"), pl.col("gpu_milli", "cpu_milli", "mem_mib").max(),
+        (pl.col("gpu_milli") < pl.col("gpu_milli").max()).sum().alias("smaller"),
+    )  # fmt: skip
+    if alike["gpu_milli"].max() > MAX_GPUS_PER_NODE * WHOLE_GPU:  # type: ignore[operator]  # not None: there are rows
+        return None
+    rows = sorted(alike.iter_rows(named=True), key=lambda row: (natural_key(row["stem"]), row["type"]))
+    cluster = cluster_of(tuple(_group(row) for row in rows))
+    smaller = int(alike["smaller"].sum())
+    report.cluster = (
+        f"{cluster} ({cluster.num_nodes:,} nodes, {cluster.num_gpus:,} GPUs), the most that jobs held at once on each "
+        "kind of node; nodes that never ran a GPU job are not seen"
+        + (f"; {smaller:,} never held as many GPUs as others of their kind" if smaller else "")
+    )
+    return cluster
+
+
+def _group(row: dict[str, Any]) -> NodeGroup:
+    """Make a group of nodes, in whole GPUs, cores and GB."""
+    extras = {
+        name: -(-row[name] // unit) * unit for name, unit in (("cpu_milli", 1_000), ("mem_mib", 1_024)) if row[name]
+    }
+    return NodeGroup(count=row["count"], gpus=-(-row["gpu_milli"] // WHOLE_GPU), gpu_type=row["type"], **extras)
+
+
+def _most_at_once(shared: pl.DataFrame) -> pl.DataFrame:
+    """Return for each node the most GPUs, cores and memory in use at once; who ends makes room for who starts."""
+    amounts = ("gpu_milli", "cpu_milli", "mem_mib")
+    starts = shared.select("nodes", pl.col("start").alias("at"), *amounts)
+    ends = shared.filter(pl.col("end").is_not_null()).select(
+        "nodes", pl.col("end").alias("at"), *(-pl.col(name) for name in amounts)
+    )
+    moments = pl.concat([ends, starts]).group_by("nodes", "at").agg(pl.col(*amounts).sum())
+    running = moments.sort("nodes", "at").select("nodes", *(pl.col(name).cum_sum().over("nodes") for name in amounts))
+    most = running.group_by("nodes").agg(pl.col(*amounts).max())
+    single = shared.group_by("nodes").agg(pl.col("most_milli").max())
+    return most.join(single, on="nodes").with_columns(pl.max_horizontal("gpu_milli", "most_milli").alias("gpu_milli"))
+
+
+def _types(shared: pl.DataFrame) -> pl.DataFrame:
+    """Return for each node the GPU type that most GPU time named, without regard to case."""
+    spelled = shared.select(
+        "nodes", "gpu_milli", pl.col("type").alias("spelling"), pl.col("type").str.to_lowercase().alias("type")
+    )
+    named = spelled.filter(pl.col("type").is_not_null())
+    best = named.group_by("nodes", "type").agg(pl.col("gpu_milli").sum()).sort(
+        ["nodes", "gpu_milli", "type"], descending=[False, True, False]
+    ).unique("nodes", keep="first")  # fmt: skip
+    spelling = named.sort("spelling").unique("type", keep="first").select("type", "spelling")
+    chosen = best.join(spelling, on="type").select("nodes", pl.col("spelling").alias("type"))
+    everything = spelled.select("nodes").unique().join(chosen, on="nodes", how="left")
+    return everything.with_columns(pl.col("type").fill_null(UNNAMED_TYPE))

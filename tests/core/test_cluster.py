@@ -1,0 +1,32 @@
+"""Clusters as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from brim.core.cluster import parse_cluster
+from brim.core.trace import trace_of
+from brim.errors import ConfigError
+from brim.sim.truth import type_codes
+
+
+def test_types_that_differ_in_case_alone_are_one_type():
+    cluster = parse_cluster("2x4xA100+3x8xa100+1x2xT4")
+    assert cluster.gpu_types == ("A100", "T4")
+    assert cluster.gpu_type_N.tolist() == [0, 0, 0, 0, 0, 1]
+
+
+def test_types_of_a_trace_are_found_without_regard_to_case():
+    trace = trace_of(
+        name="x", format="test", job_id=["1", "2", "3"], submit_ms=[0, 0, 0], gpus=[1, 1, 1],
+        gpu_types=("a100", "t4"), gpu_type=[0, 1, -1],
+    )  # fmt: skip
+    assert type_codes(trace, parse_cluster("2x4xA100+1x2xT4")).tolist() == [0, 1, -1]
+    with pytest.raises(ConfigError, match="jobs ask for GPU type 't4', the cluster has A100, V100"):
+        type_codes(trace, parse_cluster("2x4xA100+1x2xV100"))
+
+
+def test_clusters_of_equal_groups_are_equal():
+    assert parse_cluster("2x4xT4") == parse_cluster("2x4xT4")
+    assert parse_cluster("2x4xT4") != parse_cluster("4x2xT4")
+    assert len({parse_cluster("2x4xT4"), parse_cluster("2x4xT4")}) == 1
