@@ -141,7 +141,6 @@ def reduction(megabytes, rounds):
 
     taken = in_turns(sides, rounds, barrier)
     vector.zero_()
-    tree.close()
     group.share([0])
     return taken
 

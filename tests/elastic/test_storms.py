@@ -1,13 +1,16 @@
 """Ranks come, go and are killed: the bits stay."""
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from brim.train.ledger import verify
-from tests.elastic.storm import JOB, Event, random_events, shared_zygote, storm
+from tests.elastic.storm import JOB, Event, Gang, living, random_events, shared_zygote, storm
 
 STEPS = 60  # 12 epochs of 5 steps
 WORDS = ("--epochs", 12, "--pause", 0.02)
@@ -130,3 +133,28 @@ def test_a_users_exception_ends_the_gang_with_its_traceback(tmp_path, zygote):
     assert weather.code == 1
     assert "the user's own mistake" in weather.stderr
     assert weather.answers == []
+
+
+def listening(pids):
+    """Addresses that these processes listen on, as hexadecimal words of /proc/net."""
+    inodes = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            inodes |= {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            row = line.split()
+            if row[3] == "0A" and f"socket:[{row[9]}]" in inodes:
+                yield row[1].partition(":")[0]
+
+
+def test_a_gang_listens_on_the_loopback_address_only(tmp_path, zygote):
+    (tmp_path / "answers").mkdir()
+    gang = Gang(tmp_path, 2, tmp_path / "answers", "--epochs", 200, "--pause", 0.02, zygote=zygote)
+    try:
+        status = gang.until(lambda status: len(living(status)) == 2)
+        found = list(listening([gang.process.pid, *(rank["pid"] for rank in status["ranks"])]))
+    finally:
+        gang.close()
+    assert len(found) >= 3  # the store of the leader, and gloo on each rank
+    assert set(found) == {"0100007F"}

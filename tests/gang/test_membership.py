@@ -5,13 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brim.gang.membership import Membership, Where
-from brim.gang.protocol import Address, Form, Resize
+from brim.gang.protocol import Address, Form, Lost, Resize
 
 
 class Gang:
-    """Model ranks that obey the protocol at their own pace, around a real Membership."""
+    """Model ranks that obey the protocol at their own pace, around a real Membership.
 
-    def __init__(self, size, sizes=(), replace=0):
+    Where they are ``stuck`` no collective fails by itself: a rank learns of a loss by word of the supervisor alone.
+    """
+
+    def __init__(self, size, sizes=(), replace=0, *, stuck=False):
+        self.stuck = stuck
         self.membership = Membership(size, replace)
         self.sizes = sizes
         self.mail = {}  # messages on their way, by rank
@@ -56,7 +60,10 @@ class Gang:
             return True
         if self.mail[rank]:
             message = self.mail[rank].pop(0)
-            if isinstance(message, Form) or (isinstance(message, Resize) and self.epoch_of[rank] is not None):
+            if isinstance(message, Lost):
+                if self.epoch_of[rank] is not None and self.epoch_of[rank] <= message.epoch:
+                    self.break_group(rank)
+            elif isinstance(message, Form) or (isinstance(message, Resize) and self.epoch_of[rank] is not None):
                 if message.epoch > self.heard.get(rank, 0):
                     self.heard[rank] = message.epoch
                     self.wants[rank] = message
@@ -66,13 +73,13 @@ class Gang:
         training = self.epoch_of[rank] is not None
         if training:
             _, whole = self.group(rank)
-            if not whole:
+            if not whole and not self.stuck:
                 self.break_group(rank)
                 return True
             if isinstance(want, Form):
                 self.epoch_of[rank] = None  # at once; the others find their group broken
                 return True
-            if not self.agreed(rank):
+            if not whole or not self.agreed(rank):
                 return False
             for other in self.group(rank)[0]:
                 self.epoch_of[other] = None  # all leave the old group at the same step
@@ -126,7 +133,7 @@ class Gang:
 @settings(max_examples=300)
 @given(st.sampled_from([(), (1, 2, 4)]), st.integers(0, 3), st.data())
 def test_after_any_storm_all_living_ranks_are_in_one_epoch(sizes, replace, data):
-    gang = Gang(data.draw(st.sampled_from([1, 2, 4])), sizes, replace)
+    gang = Gang(data.draw(st.sampled_from([1, 2, 4])), sizes, replace, stuck=data.draw(st.booleans()))
     gang.run()
     gang.check()
     epochs = [gang.membership.epoch]
@@ -190,10 +197,41 @@ def test_the_address_goes_to_the_other_members_and_from_the_leader_only():
     assert not gang.membership.address(0, Address(9, "x", 1)).send
 
 
+def test_all_others_are_told_of_a_death_whoever_has_noticed_it():
+    gang = formed(4)
+    orders = gang.membership.broken(0, 1)  # its collective has failed; those of ranks 2 and 3 never will
+    assert dict(orders.send) == {1: Lost(1), 2: Lost(1), 3: Lost(1)}
+    orders = gang.membership.gone(1)
+    assert dict(orders.send) == {2: Lost(1), 3: Lost(1)}
+
+
+def test_a_death_after_the_word_of_a_smaller_epoch_ends_the_one_before():
+    gang = formed(4)
+    _, orders = gang.membership.resize(2)
+    assert {type(message) for _, message in orders.send} == {Resize}
+    orders = gang.membership.gone(3)  # before the agreed step, which the others may never reach
+    assert dict(orders.send) == {0: Lost(1), 1: Lost(1), 2: Lost(1)}
+
+
+def test_a_rank_that_was_to_leave_stays_where_the_one_that_was_to_stay_has_died():
+    gang = formed(2)
+    gang.obey(gang.membership.resize(1)[1])
+    gang.die(0)
+    gang.run()
+    assert gang.epoch_of == {1: 3}
+
+
+def test_a_rank_that_waits_for_one_that_has_finished_is_told():
+    gang = formed(2)
+    assert not gang.membership.waiting(0, 1).send
+    gang.membership.finished(1)
+    assert gang.membership.waiting(0, 1).send == [(0, Lost(1))]
+
+
 def test_survivors_form_when_all_have_said_broken():
     gang = formed(4)
     gang.die(1)
-    assert not gang.membership.broken(0, 1).send
+    assert dict(gang.membership.broken(0, 1).send) == {2: Lost(1), 3: Lost(1)}
     assert not gang.membership.broken(3, 1).send
     orders = gang.membership.broken(2, 1)
     assert {rank for rank, _ in orders.send} == {0, 2, 3}

@@ -79,7 +79,8 @@ def test_a_group_of_one_over_nccl():
 
     device = torch.device("cuda", 0)
     store, _, _ = open_store(60)
-    group = Group(store, 0, 1, epoch=1, device=device, timeout_s=60)
+    group = Group(0, 1, epoch=1, device=device, timeout_s=60)
+    group.connect(lambda: store)
     assert group.nccl
     assert group.share([3, 4]) == [[3, 4]]
     vector = torch.arange(8.0, device=device)

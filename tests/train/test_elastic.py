@@ -24,7 +24,7 @@ from brim.train.files import RealFiles
 from brim.train.group import BrokenGroupError
 from brim.train.saving import Checkpoints
 from brim.train.surroundings import static_group
-from tests.train.gangs import on_ranks
+from tests.train.gangs import free_port, on_ranks
 from tests.train.models import Rows, loss_of
 
 HOST = torch.device("cpu")
@@ -66,6 +66,51 @@ def silent():
 def test_a_collective_is_bounded_in_time():
     waited_s, _ = on_ranks(2, silent)
     assert 1 < waited_s < 3.9
+
+
+PARTLY = """
+import os, sys, time, threading
+import torch
+from brim.train import group as groups
+from brim.train.group import BrokenGroupError
+from brim.train.surroundings import static_group
+group = static_group(torch.device("cpu"), 60)
+group.share([0])
+tensor = torch.zeros(64 << 20, dtype=torch.uint8)
+if group.rank == 1:
+    work = group.send(tensor, 0, 5)
+    time.sleep(0.004)
+    group.abort()  # its sockets end within the message, as they do when it is killed
+    os._exit(0)
+work = group.recv(tensor, 1, 5)
+threading.Timer(1.0, group.abort).start()
+try:
+    work.wait()
+except BrokenGroupError:
+    group.close()
+    print("left behind" if groups._left._living() else "woken", flush=True)
+"""
+
+
+def test_a_wait_for_a_message_that_stopped_within_is_given_up_and_left_behind():
+    port, began_s = str(free_port()), time.monotonic()
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PARTLY], env={**environment, "RANK": str(rank)}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+    try:
+        out, err = ranks[0].communicate(timeout=30)  # gloo's own time-out is 60 s: nor does its exit wait for that
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert (ranks[0].returncode, out) == (0, "left behind\n"), err
+    assert "left behind with 67 MB" in err
+    assert time.monotonic() - began_s < 30
 
 
 class Holding:

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.train import reduce
+from brim.train.buckets import Buckets
+from brim.train.group import BrokenGroupError
 from brim.train.reduce import Counter, chunks, halves, tree_sum
 
 pytest.importorskip("torch")
@@ -174,3 +176,43 @@ def test_a_counter_keeps_log_many_vectors():
         assert counter.total().tolist() == [64, 64, 64]
         counter.clear()
     assert len(made) <= 7
+
+
+class Sums:
+    """Sums over ranks that are gone, or over none."""
+
+    def __init__(self, broken):
+        self.broken, self.vectors = broken, []
+
+    def begin(self, vector):
+        self.vectors.append(vector)
+        return self
+
+    def wait(self):
+        if self.broken:
+            raise BrokenGroupError("a rank is gone")
+
+
+def step_of(buckets, param):
+    buckets.begin_micro(first=True, last=True)
+    (param * 3.0).sum().backward()
+    buckets.end_micro(lambda: torch.ones(2))
+
+
+def test_a_vector_whose_sum_may_still_be_under_way_is_not_used_again():
+    param = torch.nn.Parameter(torch.ones(5_000))
+    buckets, broken, whole = Buckets([("param", param)], 2), Sums(broken=True), Sums(broken=False)
+    buckets.use(broken)
+    step_of(buckets, param)
+    with pytest.raises(BrokenGroupError):
+        buckets.finish()
+    buckets.use(whole)
+    (abandoned,) = broken.vectors
+    abandoned.fill_(7.0)  # what gloo may do as long as its thread has not come back
+    step_of(buckets, param)
+    buckets.finish()
+    assert param.grad.eq(3.0).all()
+    assert abandoned.eq(7.0).all()
+    step_of(buckets, param)  # a vector whose sum is complete is
+    buckets.finish()
+    assert whole.vectors[0] is whole.vectors[1]

@@ -2,9 +2,10 @@
 
 Each rank is STARTING (no word yet), BUILDING (said hello), FREE (in no group: ready, or its group is broken), FORMING
 (told to form the newest epoch), IN (formed it), LEAVING (said so) or gone. An epoch is changed in two ways. Planned:
-all are IN; survivors get ``resize``, newcomers ``form``. Unplanned: a member died or a collective failed; when every
-living member is FREE, those that remain get ``form``. Death while an epoch forms is answered by the next ``form`` at
-once. A rank that says ``broken`` for an older epoch while it is expected in the newest is sent that ``form`` again.
+all are IN; survivors get ``resize``, newcomers ``form``. Unplanned: a member died or a collective failed. The others
+are told at once that a member is ``lost``, since the collective they are in may never fail by itself; when every living
+member is FREE, those that remain get ``form``. Death while an epoch forms is answered by the next ``form`` at once. A
+rank that says ``broken`` for an older epoch while it is expected in the newest is sent that ``form`` again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from brim.gang.protocol import Address, Form, Message, Resize
+from brim.gang.protocol import Address, Form, Lost, Message, Resize
 
 FAILED_FORMS_MAX: Final = 5
 """Epochs in a row that broke before everybody was in: then it is not bad luck. Ours."""
@@ -48,6 +49,13 @@ class Orders:
     start: int = 0
     retire: list[int] = field(default_factory=list)
     hopeless: str = ""
+
+    def and_then(self, later: Orders) -> Orders:
+        """These, followed by others."""
+        return Orders(
+            self.send + later.send, self.start + later.start, self.retire + later.retire,
+            self.hopeless or later.hopeless,
+        )  # fmt: skip
 
 
 class Membership:
@@ -119,12 +127,21 @@ class Membership:
         if member is None or epoch > self.epoch or member.where is Where.LEAVING:
             return Orders()
         if epoch < self.epoch or rank not in self.members:
-            return Orders(send=[(rank, self._form_message())])  # it may have missed that another was ordered
+            again = Orders(send=[(rank, self._form_message())])  # it may have missed that another was ordered
+            return again.and_then(self._tell_of_loss(epoch, but=rank))
         if member.where is Where.FORMING and not self._broken:
             self._failed_forms += 1
         member.where = Where.FREE
+        tell = Orders() if self._broken else self._tell_of_loss(epoch, but=rank)
         self._broken = True
-        return self._settle()
+        return tell.and_then(self._settle())
+
+    def waiting(self, rank: int, epoch: int) -> Orders:
+        """It has been inside a collective of this epoch for a while: it may wait for one that is gone for good."""
+        member = self.ranks.get(rank)
+        if member is None or epoch != self.epoch or all(other in self.ranks for other in self.members):
+            return Orders()
+        return Orders(send=[(rank, Lost(epoch))])
 
     def leaving(self, rank: int) -> Orders:
         """It is about to exit, as it was told to."""
@@ -147,7 +164,11 @@ class Membership:
             return Orders()
         if member.where in (Where.IN, Where.FORMING, Where.FREE) and rank in self.members:
             self._replace_or_shrink()
-            return self._reform() if self._is_missed(rank) else self._settle()
+            if self._is_missed(rank) or (member.where is Where.FORMING and not self.closing and not self._is_over()):
+                return self._reform()
+            return self._tell_of_loss(self.epoch).and_then(self._settle())
+        if member.holds and member.where is not Where.LEAVING:  # left out of an epoch that it had not taken up yet
+            return self._tell_of_loss(self.epoch - 1).and_then(self._settle())
         if not member.holds and member.where is not Where.LEAVING:  # a newcomer that never came
             self._replace_or_shrink()
         return self._settle()
@@ -168,17 +189,6 @@ class Membership:
         self.closing = self._dissolved = True
         self._form(())
         return self._settle()
-
-    def lost(self) -> list[int]:
-        """Members of the newest epoch that are gone, where nobody who is in it has noticed."""
-        inside = any(member.where is Where.IN for rank in self.members if (member := self.ranks.get(rank)))
-        if self.closing or self._broken or not inside:
-            return []
-        return [rank for rank in self.members if rank not in self.ranks]
-
-    def go_on_without_lost(self) -> Orders:
-        """A new epoch: word of it ends the collectives that those who are left still wait in."""
-        return self._reform()
 
     def finished(self, rank: int) -> Orders:
         """Its process has ended as a script does that is through: the others will, too, and nobody is to come."""
@@ -246,6 +256,11 @@ class Membership:
         return self.command
 
     # -- decisions -------------------------------------------------------------------------------------------------
+
+    def _tell_of_loss(self, epoch: int, but: int = -1) -> Orders:
+        """Whoever may be in a collective of this epoch leaves it."""
+        there = [member.id for member in self.ranks.values() if member.where in (Where.IN, Where.FORMING)]
+        return Orders(send=[(rank, Lost(epoch)) for rank in there if rank != but])
 
     def _all(self, where: Where) -> bool:
         return all(rank in self.ranks and self.ranks[rank].where is where for rank in self.members)

@@ -21,6 +21,8 @@ Rules that the words alone do not say:
   newcomers, after ``broken``, and when a rank is lost while an epoch forms. ``resize`` is acted on at the agreed step;
   it comes to survivors of a planned change. Both name the same epoch, members and leader. Who gets one that does not
   list it says ``leaving`` and exits with 0. The same epoch may be told twice, and is formed once.
+- ``lost`` is acted on at once, too: a rank in a group of that epoch, or of an older one, aborts it, undoes its step and
+  says ``broken``. A rank whose collective has failed by then has said ``broken`` already.
 - ``leader`` is a rank that holds the state, where there is one. Its ``address`` is passed on to the other members only.
 """
 
@@ -64,6 +66,13 @@ class Address:
     epoch: int
     host: str
     port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Supervisor to rank: a member of this epoch is gone, so its collectives cannot complete."""
+
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +265,7 @@ class Answer:
 
 
 Message: TypeAlias = (
-    Form | Address | Prepare | Resize | Tune | Stop
+    Form | Address | Lost | Prepare | Resize | Tune | Stop
     | Hello | Ready | Formed | Broken | Saved | Leaving | Progress | Waiting | Measured | Failed | Error
     | AskStatus | AskResize | AskPreempt | AskStop | AskKill | AskTune | Answer
 )  # fmt: skip

@@ -66,8 +66,6 @@ from brim.gang.zygote import FOLDER_PREFIX
 _TICK_S: Final = 0.02
 _LOOK_S: Final = 0.5
 _PAUSE_S: Final = 0.002
-_UNNOTICED_S: Final = 2.0
-"""How long members of an epoch that has lost one may not have noticed. Ours: gloo does in milliseconds, NCCL never."""
 
 
 class Supervisor:
@@ -153,7 +151,6 @@ class Supervisor:
         if now_s - self._looked_s >= _LOOK_S:
             self._looked_s = now_s
             self._look_for_hung(now_s)
-            self._look_for_unnoticed(now_s)
 
     def _until_next_s(self) -> float:
         if any(rank.sweep_s is not None for rank in self.ranks.values()):
@@ -373,9 +370,10 @@ class Supervisor:
                     self.preempt()
                 rank.left = rank.told = True
                 self._obey(self.membership.leaving(rank.id))
-            case Waiting(step=step, for_s=for_s):
+            case Waiting(epoch=epoch, step=step, for_s=for_s):
                 self._hangs.waiting(rank.id, for_s, now_s)
                 rank.waits_in = step
+                self._obey(self.membership.waiting(rank.id, epoch))
             case Failed(traceback=text):
                 rank.traceback, rank.failed_s = text, now_s
                 self._fail(f"rank {rank.id} failed", rank)
@@ -565,13 +563,6 @@ class Supervisor:
             self._say(f"{who} hangs: all others have waited for {waited_s:.0f} s, {where}; SIGKILL")
             self._hangs.busy(number)
             kill(self._belongings.of(rank.id, rank.pid))
-
-    def _look_for_unnoticed(self, now_s: float) -> None:
-        lost = [self.ranks[number] for number in self.membership.lost()]
-        late = [rank.id for rank in lost if rank.code != 0 and now_s - rank.ended_s >= _UNNOTICED_S]
-        if late:
-            self._say(f"the others go on without rank {', '.join(map(str, late))}")
-            self._obey(self.membership.go_on_without_lost())
 
     def _fail(self, why: str, cause: Rank | None = None) -> None:
         """One rank cannot go on, and so the gang cannot."""

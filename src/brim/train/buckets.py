@@ -9,8 +9,6 @@ The last bucket ends in the tail: a few numbers that every rank needs at the end
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -63,9 +61,6 @@ class Summer(Protocol):
     def begin(self, vector: Tensor) -> Pending:
         """Start; in the order of calls, which is the same on every rank."""
 
-    def close(self) -> None:
-        """End; what is under way fails or has failed."""
-
 
 class Alone:
     """One rank: the sum is there."""
@@ -73,9 +68,6 @@ class Alone:
     def begin(self, vector: Tensor) -> Pending:
         """Nothing to do."""
         return _Ready()
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
 
 class _Ready:
@@ -108,73 +100,45 @@ class Framework:
         except BrokenGroupError as error:
             return _Broken(error)
 
-    def close(self) -> None:
-        """The group is closed by who made it."""
-
-
-class _Task:
-    """A sum that a `Tree` thread is to make."""
-
-    def __init__(self, vector: Tensor) -> None:
-        self.vector = vector
-        self.ready = _cuda.Event() if vector.is_cuda else None
-        if self.ready is not None:
-            self.ready.record()
-        self.done = threading.Event()
-        self.error: BaseException | None = None
-
-    def wait(self) -> None:
-        self.done.wait()
-        if self.error is not None:
-            raise self.error
-
 
 class Tree:
-    """The fixed tree over messages between pairs (gloo), made by a thread of its own beside backward."""
+    """The fixed tree over messages between pairs (gloo), made by the thread of the group beside backward."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._spare = torch.empty(0, dtype=torch.uint8)
-        self._thread = threading.Thread(target=self._run, name="brim-sum", daemon=True)
-        self._thread.start()
+        self._broken: BaseException | None = None
 
     def begin(self, vector: Tensor) -> Pending:
         """Hand over to the thread."""
-        task = _Task(vector)
-        self._tasks.put(task)
-        return task
+        ready = _cuda.Event() if vector.is_cuda else None
+        if ready is not None:
+            ready.record()
+        return self._group.do(lambda: self._sum(vector, ready), vector.nbytes + _spare_bytes(vector))
 
-    def close(self) -> None:
-        """End the thread; the group has been aborted or nothing is under way."""
-        self._tasks.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        broken: BaseException | None = None
-        while (task := self._tasks.get()) is not None:
-            try:
-                if broken is not None:
-                    raise broken
-                self._sum(task)
-            except Exception as error:
-                broken = task.error = error
-            task.done.set()
-            del task
-
-    def _sum(self, task: _Task) -> None:
-        if task.ready is not None:
-            task.ready.synchronize()
-            _through_host(task.vector, self._sum_host)
-        else:
-            self._sum_host(task.vector)
+    def _sum(self, vector: Tensor, ready: Any) -> None:
+        if self._broken is not None:
+            raise self._broken
+        try:
+            if ready is not None:
+                ready.synchronize()
+                _through_host(vector, self._sum_host)
+            else:
+                self._sum_host(vector)
+        except Exception as error:
+            self._broken = error
+            raise
 
     @torch.no_grad()
     def _sum_host(self, vector: Tensor) -> None:
-        wanted = min(vector.nbytes, reduce.WINDOW * reduce.PIECE_BYTES)
+        wanted = _spare_bytes(vector)
         if self._spare.numel() < wanted:
             self._spare = torch.empty(wanted, dtype=torch.uint8)
         halves(self._group, vector, self._spare[: wanted - wanted % 8].view(vector.dtype))
+
+
+def _spare_bytes(vector: Tensor) -> int:
+    return min(vector.nbytes, reduce.WINDOW * reduce.PIECE_BYTES)
 
 
 class TreeOfChunks:
@@ -194,9 +158,6 @@ class TreeOfChunks:
         except BrokenGroupError as error:
             return _Broken(error)
         return _Queued(self._stream, vector.device)
-
-    def close(self) -> None:
-        """The group is closed by who made it."""
 
 
 @dataclass(frozen=True)
@@ -307,7 +268,6 @@ class Buckets:
 
     def use(self, how: Summer) -> None:
         """Sum by ``how`` from now on; steps under way are dropped."""
-        self._summer.close()
         self.drop()
         self._summer = how
 
@@ -315,11 +275,13 @@ class Buckets:
         """Leave the parameters alone."""
         for hook in self._hooks:
             hook.remove()
-        self._summer.close()
 
     def drop(self) -> None:
-        """Forget the step under way."""
+        """Forget the step under way. Vectors that may still be summed are not used again."""
         for bucket in self._buckets:
+            if bucket.work is not None:
+                self._views.pop(id(bucket.sum), None)
+                bucket.counter.abandon()
             bucket.counter.clear()
             bucket.work = bucket.sum = None
         self._active = False
@@ -458,6 +420,8 @@ class Buckets:
         for bucket in self._buckets:
             assert bucket.work is not None
             bucket.work.wait()
+        for bucket in self._buckets:
+            bucket.work = None
         self._watched = False
         for bucket in self._buckets:
             assert bucket.sum is not None

@@ -1,8 +1,8 @@
 """The rank's end of the control socket: a thread that listens, and what it has heard, for the step boundary to read.
 
-The thread never acts on the training state. It does one thing at once: it ends the process group when a newer epoch is
-formed, since the main thread may be inside a collective that nothing else would wake. Where the socket vanishes,
-training goes on with the group as it is, and the thread tries to connect again.
+The thread never acts on the training state. It does one thing at once: it aborts the process group when a newer epoch
+is formed or a member of the group is lost, since the main thread may be inside a collective that nothing else would
+wake. Where the socket vanishes, training goes on with the group as it is, and the thread tries to connect again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from brim.gang.protocol import (
     Error,
     Form,
     Hello,
+    Lost,
     Message,
     Prepare,
     Progress,
@@ -63,7 +64,9 @@ class Control:
         self._commands: dict[int, Command] = {}
         self._heard = 0
         self._ready: Message | None = None
-        self._newer_epoch: Callable[[int], None] = lambda _: None
+        self._over = 0
+        self._formed: Callable[[int], None] = lambda _: None
+        self._epoch_over: Callable[[int], None] = lambda _: None
         self._waiting: tuple[int, int, float] | None = None
         self._said_progress = 0.0
         self._closed = False
@@ -79,9 +82,17 @@ class Control:
         path, ident = environment.get(CONTROL_VARIABLE), environment.get(ID_VARIABLE)
         return cls(path, int(ident), environment.get(GANG_VARIABLE, "")) if path and ident else None
 
-    def on_newer_epoch(self, call: Callable[[int], None]) -> None:
-        """Call this from the listening thread when a form arrives."""
-        self._newer_epoch = call
+    def on_form(self, call: Callable[[int], None]) -> None:
+        """Call this from the listening thread with the epoch of a form when it arrives."""
+        self._formed = call
+
+    def on_epoch_over(self, call: Callable[[int], None]) -> None:
+        """Call this from the listening thread when the groups up to an epoch cannot go on, perhaps more than once."""
+        self._epoch_over = call
+
+    def is_over(self, epoch: int) -> bool:
+        """Whether a newer epoch is formed, or a member of this one is lost."""
+        return epoch <= self._over
 
     @property
     def connected(self) -> bool:
@@ -125,11 +136,9 @@ class Control:
         return None
 
     def wait_for_address(self, epoch: int, timeout_s: float) -> Address | None:
-        """Wait for the address of the leader's store; None if time is up or a newer form has come."""
+        """Wait for the address of the leader's store; None if time is up or the epoch is over."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: epoch in self._addresses or (self._form is not None and self._form.epoch > epoch), timeout_s
-            )
+            self._changed.wait_for(lambda: epoch in self._addresses or self.is_over(epoch), timeout_s)
             return self._addresses.get(epoch)
 
     def waiting(self, epoch: int = 0, step: int = 0) -> None:
@@ -225,8 +234,10 @@ class Control:
                 with self._changed:
                     if self._form is None or message.epoch > self._form.epoch:
                         self._form = message
-                    self._changed.notify_all()
-                self._newer_epoch(message.epoch)
+                self._end_epochs(message.epoch - 1)
+                self._formed(message.epoch)
+            case Lost():
+                self._end_epochs(message.epoch)
             case Address():
                 with self._changed:
                     self._addresses[message.epoch] = message
@@ -241,9 +252,15 @@ class Control:
             case _:
                 self.send(Error(f"{type(message).__name__} is not for a rank"))
 
+    def _end_epochs(self, up_to: int) -> None:
+        with self._changed:
+            self._over = max(self._over, up_to)
+            self._changed.notify_all()
+        self._epoch_over(self._over)
+
     def _tick(self) -> None:
-        if self._form is not None:  # said before, too early perhaps for the main thread to be woken
-            self._newer_epoch(self._form.epoch)
+        if self._over:  # a collective of NCCL may have begun while its group was aborted
+            self._epoch_over(self._over)
         waiting = self._waiting
         if waiting is not None and (for_s := time.monotonic() - waiting[2]) >= TICK_S:
             self.send(Waiting(waiting[0], waiting[1], for_s))

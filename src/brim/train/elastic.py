@@ -16,9 +16,8 @@ from torch import Tensor
 
 from brim.errors import BrimError, InvariantError
 from brim.gang.protocol import Address, Broken, Form, Formed, Prepare, Ready, Resize, Stop
-from brim.train import group as groups
 from brim.train.control import Control
-from brim.train.group import BrokenGroupError, Group, join_store, open_sockets, open_store
+from brim.train.group import BrokenGroupError, Group, Work, join_store, open_store
 
 NEW: Final = -1
 """Committed steps of a rank that has no state yet."""
@@ -97,19 +96,13 @@ class Membership:
         self.group: Group | None = None
         self.epoch, self.rank, self.size, self.command = 0, 0, 1, 0
         self.formed = False
-        self._forming: frozenset[int] | None = None
-        self._wanted_epoch = 0
-        control.on_newer_epoch(self._end_older)
+        control.on_epoch_over(self._abort)
 
-    def _end_older(self, epoch: int) -> None:
-        """In the listening thread: nobody waits in a group whose time is over."""
-        if epoch <= self._wanted_epoch:
-            return
-        group, forming = self.group, self._forming  # the main thread changes both
-        if group is not None:
+    def _abort(self, epoch: int) -> None:
+        """In the listening thread: groups up to this epoch are over, and nobody is to wait in them."""
+        group = self.group  # the main thread changes it
+        if group is not None and group.epoch <= epoch:
             group.abort()
-        elif forming is not None:
-            groups.shut(open_sockets() - forming)
 
     def join(self, carried: Carried, sizes: tuple[int, ...]) -> None:
         """Everything is built: say so, and become part of the first epoch that wants this rank."""
@@ -151,17 +144,15 @@ class Membership:
 
     def _form(self, form: Form | Resize, carried: Carried) -> None:
         began_s = time.monotonic()
-        self._wanted_epoch = self.epoch = form.epoch
+        self.epoch = form.epoch
         self.rank, self.size = form.members.index(self.control.ident), len(form.members)
         self.control.waiting(form.epoch, max(carried.step, 0))
         try:
             if self.size > 1:
-                self.group = self._meet(form)
-                share_state(self.group, carried)
+                share_state(self._meet(form), carried)
             elif carried.step == NEW:
                 carried.begin()
         finally:
-            self._forming = None
             self.control.going_on()
         self.command = max(self.command, form.command)
         self.control.forget(self.command)
@@ -169,22 +160,24 @@ class Membership:
         self.control.send(Formed(form.epoch, carried.step, time.monotonic() - began_s, carried.tuned))
 
     def _meet(self, form: Form | Resize) -> Group:
-        before = self._forming = open_sockets()
-        if self.control.newest_form(form.epoch) is not None:
-            raise BrokenGroupError(f"epoch {form.epoch}: a newer one is wanted")
+        group = self.group = Group(
+            self.rank, self.size, epoch=form.epoch, device=self._device, timeout_s=self._timeout_s
+        )  # fmt: skip
+        if self.control.is_over(form.epoch):  # said before the group could be aborted
+            group.abort()
+        group.connect(lambda: self._store(form))
+        return group
+
+    def _store(self, form: Form | Resize) -> Any:
         if form.leader == self.control.ident:
             store, host, port = open_store(FORM_TIMEOUT_S)
             self.control.send(Address(form.epoch, host, port))
-        else:
-            address = self.control.wait_for_address(form.epoch, FORM_TIMEOUT_S)
-            if address is None:
-                raise BrokenGroupError(f"epoch {form.epoch}: no address of a store")
-            wanted = lambda: self.control.newest_form(form.epoch) is None  # noqa: E731
-            store = join_store(address.host, address.port, FORM_TIMEOUT_S, wanted)
-        return Group(
-            store, self.rank, self.size, epoch=form.epoch, device=self._device, timeout_s=self._timeout_s,
-            sockets=before,
-        )  # fmt: skip
+            return store
+        address = self.control.wait_for_address(form.epoch, FORM_TIMEOUT_S)
+        if address is None:
+            raise BrokenGroupError(f"epoch {form.epoch}: no address of a store")
+        wanted = lambda: not self.control.is_over(form.epoch)  # noqa: E731
+        return join_store(address.host, address.port, FORM_TIMEOUT_S, wanted)
 
     def broken(self, detail: str, step: int) -> None:
         """A collective failed: end the group at once, so that the others are free, and say so."""
@@ -233,23 +226,21 @@ def _send(group: Group, receivers: list[int], carried: Carried) -> None:
         return
     tensors, tree = carried.give()
     specs = [[name, str(t.dtype).removeprefix("torch."), list(t.shape), t.is_cuda] for name, t in tensors.items()]
+    head = json.dumps({"specs": specs, "tree": tree})
     try:
-        group.store.set(f"state/{group.rank}", json.dumps({"specs": specs, "tree": tree}))
+        group.do(lambda: group.store.set(f"state/{group.rank}", head)).wait()
     except RuntimeError as error:
         raise BrokenGroupError(f"state was not sent: {error}") from None
     works = []
-    keep = []
     for part in _parts(list(tensors.values())):
         payload = torch.cat([_bytes(t, group) for t in part]) if len(part) > 1 else _bytes(part[0], group)
-        keep.append(payload)
         works += [group.send(payload, receiver, STATE_TAG) for receiver in receivers]
-    for work in works:
-        work.wait()
+    _wait(group, works)
 
 
 def _receive(group: Group, sender: int, carried: Carried) -> None:
     try:
-        head = json.loads(group.store.get(f"state/{sender}"))
+        head = json.loads(group.do(lambda: group.store.get(f"state/{sender}")).wait())
     except RuntimeError as error:
         raise BrokenGroupError(f"no state: {error}") from None
     device = group.device if group.nccl else torch.device("cpu")
@@ -257,7 +248,7 @@ def _receive(group: Group, sender: int, carried: Carried) -> None:
         name: torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         for name, dtype, shape, _ in head["specs"]
     }
-    works: list[Any] = []
+    works: list[Work] = []
     together: list[tuple[Tensor, list[Tensor]]] = []
     for part in _parts(list(tensors.values())):
         if len(part) == 1:
@@ -266,8 +257,7 @@ def _receive(group: Group, sender: int, carried: Carried) -> None:
             payload = torch.empty(sum(t.nbytes for t in part), dtype=torch.uint8, device=device)
             together.append((payload, part))
         works.append(group.recv(payload, sender, STATE_TAG))
-    for work in works:
-        work.wait()
+    _wait(group, works)
     for payload, part in together:
         for piece, tensor in zip(torch.split(payload, [t.nbytes for t in part]), part, strict=True):
             tensor.view(-1).view(torch.uint8).copy_(piece)
@@ -277,6 +267,16 @@ def _receive(group: Group, sender: int, carried: Carried) -> None:
         torch.cuda.current_stream(device).synchronize()
         group.check_complete()
     carried.take(tensors, head["tree"])
+
+
+def _wait(group: Group, works: list[Work]) -> None:
+    """For all transfers; what they fill or send is kept as long as the thread of the group needs it."""
+
+    def wait() -> None:
+        for work in works:
+            work.wait()
+
+    group.do(wait, sum(work.bytes for work in works)).wait()
 
 
 def _bytes(tensor: Tensor, group: Group) -> Tensor:

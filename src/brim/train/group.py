@@ -2,16 +2,22 @@
 
 The back-ends of ``torch.distributed`` are used directly, beside the default group that the user's script may have.
 
-A gloo collective whose peer is gone or hung cannot be called back (``abort`` does not wake it). What does wake it is
-the end of its sockets: so a group remembers which sockets came into being while it was made, and `Group.abort` shuts
-them down. The peers' collectives fail too, and the whole group is free within milliseconds.
+A gloo collective whose peer is gone or hung cannot be called back (``abort`` does not wake it). The end of its sockets
+wakes most: a group remembers which sockets came into being while it was made, and `Group.abort` shuts them down, so
+that the peers' collectives fail, too. It does not wake a wait for a message of which a part has arrived: gloo forgets
+that one. So every wait in gloo happens in a thread of the group, and whoever waits for that thread (`Task.wait`) gives
+up when the group is aborted. A thread that does not come back is left behind, together with the tensors it works on,
+until gloo's own time-out ends its wait; the next group has a thread, a store and tensors of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -37,6 +43,14 @@ CLEAN_UP_ONLY: Final = "2"
 POLL_S: Final = 0.02
 """How often a wait looks up whether it is still wanted."""
 
+JOIN_S: Final = 0.1
+"""How long the end of a group waits for its thread, which most often returns within milliseconds. Ours."""
+
+LEFT_MAX: Final = 8
+"""Threads that may be left behind at a time. Ours: each holds a bucket of gradients or a copy of the state."""
+
+_BACKLOG: Final = 1024
+
 _c10d: Any = dist  # its typed exports leave out what is used here
 
 _devices: dict[tuple[int, str], Any] = {}
@@ -46,16 +60,70 @@ class BrokenGroupError(BrimError):
     """A collective failed or ran out of time: a member is gone or hung. The group cannot be used any more."""
 
 
+class Task:
+    """Something that is done in the thread of a group.
+
+    Attributes:
+        bytes: Size of the tensors that it works on.
+    """
+
+    __slots__ = ("_call", "_done", "_error", "_value", "bytes")
+
+    def __init__(self, call: Callable[[], Any], num_bytes: int = 0) -> None:
+        self._call: Callable[[], Any] | None = call
+        self._done = threading.Event()
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self.bytes = num_bytes
+
+    def run(self) -> None:
+        """Do it; errors are raised by `wait`."""
+        call, self._call = self._call, None
+        assert call is not None
+        try:
+            self._value = call()
+        except Exception as error:
+            self._error = error
+        self._done.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Let `wait` raise this, unless the task is done."""
+        if not self._done.is_set():
+            self._error = error
+            self._done.set()
+
+    def wait(self) -> Any:
+        """The result, once it is there.
+
+        Raises:
+            BrokenGroupError: a transfer failed, or the group was aborted.
+        """
+        self._done.wait()
+        if isinstance(self._error, BrokenGroupError):
+            raise BrokenGroupError(str(self._error)) from None
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
 class Work:
-    """A transfer in flight; failures come as `BrokenGroupError`."""
+    """A transfer in flight, with its tensors; failures come as `BrokenGroupError`."""
 
-    __slots__ = ("_work",)
+    __slots__ = ("_group", "_tensors", "_work")
 
-    def __init__(self, work: Any) -> None:
-        self._work = work
+    def __init__(self, group: Group, work: Any, tensors: tuple[Tensor, ...]) -> None:
+        self._group, self._work, self._tensors = group, work, tensors
+
+    @property
+    def bytes(self) -> int:
+        """Size of its tensors."""
+        return sum(tensor.nbytes for tensor in self._tensors)
 
     def wait(self) -> None:
         """Return when it is complete (with NCCL: once the current stream will wait for it)."""
+        self._group.do(self._wait, self.bytes).wait()
+
+    def _wait(self) -> None:
         try:
             self._work.wait()
         except RuntimeError as error:
@@ -63,51 +131,103 @@ class Work:
 
 
 class Group:
-    """Ranks 0 to ``size`` - 1 of one epoch.
+    """Ranks 0 to ``size`` - 1 of one epoch. `connect` makes the group; until then it can only be aborted.
 
     Args:
-        store: Where the members meet; nothing else uses it.
         rank: Own place.
         size: Number of members.
         epoch: Membership epoch; keys in the store carry it.
         device: Where the tensors to be exchanged lie.
         timeout_s: After this a collective fails.
-        sockets: Inodes of all sockets that were open before the store was opened.
     """
 
-    def __init__(
-        self, store: Any, rank: int, size: int, *, epoch: int, device: torch.device, timeout_s: float,
-        sockets: frozenset[int] = frozenset(),
-    ) -> None:  # fmt: skip
+    def __init__(self, rank: int, size: int, *, epoch: int, device: torch.device, timeout_s: float) -> None:
         self.rank, self.size, self.epoch, self.device = rank, size, epoch, device
         self.nccl = device.type == "cuda" and dist.is_nccl_available() and os.environ.get(BACKEND_VARIABLE) != "gloo"
-        self._before = sockets
-        self._sockets: frozenset[int] | None = None
-        self._aborted = False
-        self.store: Any = _c10d.PrefixStore(f"brim/{epoch}", store)
+        self.store: Any = None
+        self._timeout_s = timeout_s
         self._backend: Any = None
+        self._aborted = False
+        self._lock = threading.Lock()
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._open: list[Task] = []
+        self._thread: threading.Thread | None = None
+        if not self.nccl:
+            _left.make_room(timeout_s)
+            self._thread = threading.Thread(target=self._work, name=f"brim-group-{epoch}", daemon=True)
+            self._thread.start()
+        self._before = open_sockets()
+        self._sockets: frozenset[int] | None = None
+
+    def connect(self, meet: Callable[[], Any]) -> None:
+        """Meet the other members.
+
+        Args:
+            meet: Gives the store; nothing else uses it.
+        """
+        try:
+            self.do(lambda: self._connect(meet)).wait()
+        except BrokenGroupError:
+            self.abort()
+            raise
+
+    def _connect(self, meet: Callable[[], Any]) -> None:
+        self.store = _c10d.PrefixStore(f"brim/{self.epoch}", meet())
         make = self._make_nccl if self.nccl else self._make_gloo
         try:
-            self._backend = make(_c10d.PrefixStore("group", self.store), timeout_s)
+            self._backend = make(_c10d.PrefixStore("group", self.store))
         except RuntimeError as error:
-            self.abort()
-            raise BrokenGroupError(f"epoch {epoch} did not form: {_first_line(error)}") from None
+            raise BrokenGroupError(f"epoch {self.epoch} did not form: {_first_line(error)}") from None
         self._sockets = open_sockets() - self._before
 
-    def _make_gloo(self, store: Any, timeout_s: float) -> Any:
+    def _make_gloo(self, store: Any) -> Any:
         options = _c10d.ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=timeout_s)
+        options._timeout = timedelta(seconds=self._timeout_s)
         options._threads = 2
-        options._devices = [_device(os.environ.get(HOST_VARIABLE, LOOPBACK))]
+        options._devices = [_device(_own_host())]
         return _c10d.ProcessGroupGloo(store, self.rank, self.size, options)
 
-    def _make_nccl(self, store: Any, timeout_s: float) -> Any:
+    def _make_nccl(self, store: Any) -> Any:
         torch.cuda.set_device(self.device)
-        if CONTROL_VARIABLE in os.environ:  # who ends a group, ends its collectives, not the process
+        if CONTROL_VARIABLE in os.environ:  # aborting a group ends its collectives, not the process
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", CLEAN_UP_ONLY)
         options = _c10d.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=timeout_s)
+        options._timeout = timedelta(seconds=self._timeout_s)
         return _c10d.ProcessGroupNCCL(store, self.rank, self.size, options)
+
+    def do(self, call: Callable[[], Any], num_bytes: int = 0) -> Task:
+        """Do this in the thread of the group, after what was given to it before; with NCCL at once.
+
+        Args:
+            call: What to do. Waits for transfers in it are waits of that thread.
+            num_bytes: Size of the tensors that it works on.
+        """
+        task = Task(call, num_bytes)
+        if self._thread is None or threading.current_thread() is self._thread:
+            task.run()
+            return task
+        with self._lock:
+            if self._aborted:
+                task.fail(self._ended())
+            else:
+                self._open.append(task)
+                self._tasks.put(task)
+        return task
+
+    def _work(self) -> None:
+        """The thread: it alone gives the back-end back, which may have to wait for a transfer."""
+        while (task := self._tasks.get()) is not None:
+            if self._aborted:
+                task.fail(self._ended())
+            else:
+                task.run()
+            with self._lock:
+                self._open.remove(task)
+            del task
+        self._backend = self.store = None
+
+    def _ended(self) -> BrokenGroupError:
+        return BrokenGroupError(f"the group of epoch {self.epoch} has ended")
 
     @property
     def aborted(self) -> bool:
@@ -116,9 +236,12 @@ class Group:
 
     def abort(self) -> None:
         """End the group: every collective under way fails, here and at the peers. From any thread, more than once."""
-        self._aborted = True
-        ours = self._sockets if self._sockets is not None else open_sockets() - self._before
-        shut(ours)
+        with self._lock:
+            self._aborted = True
+            waited_for = list(self._open)
+        shut(self._sockets if self._sockets is not None else open_sockets() - self._before)
+        for task in waited_for:
+            task.fail(self._ended())
         if self.nccl and self._backend is not None:
             for name in ("abort", "_abort"):  # the name has changed between releases
                 if hasattr(self._backend, name):
@@ -127,38 +250,49 @@ class Group:
                     return
 
     def close(self) -> None:
-        """`abort`, and give everything back. Only the thread that made the group."""
+        """`abort`, and give everything back; a thread that does not come back from gloo is left behind."""
         self.abort()
-        self._backend = None
-        self.store = None
+        if self._thread is None:
+            self._backend = self.store = None
+            return
+        self._tasks.put(None)
+        self._thread.join(JOIN_S)
+        if self._thread.is_alive():
+            _left.add(self, self._thread)
 
-    def _begin(self, call: Callable[[], Any]) -> Work:
+    @property
+    def bytes(self) -> int:
+        """Size of the tensors that the thread works on."""
+        with self._lock:
+            return sum(task.bytes for task in self._open)
+
+    def _begin(self, call: Callable[[], Any], *tensors: Tensor) -> Work:
         if self._aborted:
-            raise BrokenGroupError(f"the group of epoch {self.epoch} has ended")
+            raise self._ended()
         try:
-            return Work(call())
+            return Work(self, call(), tensors)
         except RuntimeError as error:
             raise BrokenGroupError(_first_line(error)) from None
 
     def send(self, tensor: Tensor, to: int, tag: int) -> Work:
         """Begin to send."""
-        return self._begin(lambda: self._backend.send([tensor], to, tag))
+        return self._begin(lambda: self._backend.send([tensor], to, tag), tensor)
 
     def recv(self, tensor: Tensor, source: int, tag: int) -> Work:
         """Begin to fill."""
-        return self._begin(lambda: self._backend.recv([tensor], source, tag))
+        return self._begin(lambda: self._backend.recv([tensor], source, tag), tensor)
 
     def all_reduce(self, vector: Tensor) -> Work:
         """Sum over all ranks in place, in the framework's own order."""
-        return self._begin(lambda: self._backend.allreduce([vector]))
+        return self._begin(lambda: self._backend.allreduce([vector]), vector)
 
     def all_to_all(self, out: Tensor, vector: Tensor) -> Work:
         """Chunk p of ``vector`` goes to rank p; chunk p of ``out`` comes from rank p."""
-        return self._begin(lambda: self._backend.alltoall_base(out, vector, [], []))
+        return self._begin(lambda: self._backend.alltoall_base(out, vector, [], []), out, vector)
 
     def all_gather(self, out: Tensor, chunk: Tensor) -> Work:
         """Chunk p of ``out`` comes from rank p."""
-        return self._begin(lambda: self._backend._allgather_base(out, chunk))
+        return self._begin(lambda: self._backend._allgather_base(out, chunk), out, chunk)
 
     def share(self, numbers: list[int]) -> list[list[int]]:
         """Everybody's numbers, in rank order; also a barrier."""
@@ -175,20 +309,65 @@ class Group:
         To be called once the stream has been waited for.
         """
         if self.nccl and self._aborted:
-            raise BrokenGroupError(f"the group of epoch {self.epoch} has ended")
+            raise self._ended()
+
+
+class _LeftBehind:
+    """Threads that wait in gloo for a rank that is gone. Nothing they work on is used again or freed under them."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+
+    def add(self, group: Group, thread: threading.Thread) -> None:
+        """Say so: the memory is missed until the thread returns."""
+        self._threads = [*self._living(), thread]
+        _say(
+            f"a thread of epoch {group.epoch} still waits in gloo for a rank that is gone: it is left behind with "
+            f"{group.bytes / 1e6:.0f} MB until its time-out ({len(self._threads)} of at most {LEFT_MAX} threads)"
+        )
+
+    def make_room(self, timeout_s: float) -> None:
+        """Return when another thread may be left behind."""
+        while len(living := self._living()) >= LEFT_MAX:
+            _say(f"{LEFT_MAX} threads wait in gloo for ranks that are gone: the next group waits until one returns")
+            living[0].join(timeout_s)
+
+    def _living(self) -> list[threading.Thread]:
+        return [thread for thread in self._threads if thread.is_alive()]
+
+
+_left = _LeftBehind()
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"brim: process {os.getpid()}: {text}\n")
 
 
 def open_store(timeout_s: float) -> tuple[Any, str, int]:
-    """Open a store on a free port: the store, and where others reach it."""
-    host = os.environ.get(HOST_VARIABLE, LOOPBACK)
-    store = _c10d.TCPStore(
-        host, 0, None, True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
-    )
-    return store, host, store.port
+    """Open a store on a free port of this node's own address: the store, and where others reach it."""
+    host = _own_host()
+    listener = socket.create_server((host, 0), family=_family(host), backlog=_BACKLOG)
+    port: int = listener.getsockname()[1]
+    try:
+        store = _c10d.TCPStore(
+            host, port, None, True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
+    except RuntimeError as error:
+        raise BrokenGroupError(f"no store at {host}:{port}: {_first_line(error)}") from None
+    return store, host, port
+
+
+def _own_host() -> str:
+    return os.environ.get(HOST_VARIABLE, LOOPBACK)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
 
 
 def join_store(host: str, port: int, timeout_s: float, wanted: Callable[[], bool]) -> Any:
-    """The leader's store. Knocks first, since a knock can be given up once it is not ``wanted`` any more."""
+    """The leader's store. Connects by hand first: that can be given up once it is not ``wanted`` any more."""
     until = time.monotonic() + timeout_s
     while True:
         try:

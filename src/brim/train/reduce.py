@@ -86,6 +86,10 @@ class Counter:
         self._free.extend(flat for _, flat in self._waiting)
         self._waiting.clear()
 
+    def abandon(self) -> None:
+        """Forget all leaves and the memory of their sum, which is used elsewhere."""
+        self._waiting.clear()
+
     def add(
         self, make: Callable[[], Tensor], put: Callable[[Tensor], None], add: Callable[[Tensor], None]
     ) -> None:

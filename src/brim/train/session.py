@@ -674,8 +674,8 @@ class Run:
             for tune in takewhile(lambda command: isinstance(command, Tune), agreed):
                 self._acted = tune.command  # part of the step: others that have committed it may have taken it up
                 self._act(tune)
-            if control.newest_form(member.epoch) is not None:
-                self._drop_step(BrokenGroupError("a newer epoch is wanted"))
+            if control.is_over(member.epoch):
+                self._drop_step(BrokenGroupError(f"epoch {member.epoch} is over"))
                 self._form()
             while commands := control.commands(self._acted, self._agreed):
                 self._acted = commands[0].command

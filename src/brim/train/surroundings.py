@@ -18,7 +18,7 @@ from torch import Tensor
 
 from brim.gang.protocol import Failed
 from brim.train.control import Control
-from brim.train.group import Group, open_sockets
+from brim.train.group import Group
 
 _c10d: Any = dist
 _cuda: Any = torch.cuda
@@ -81,7 +81,9 @@ def static_group(device: torch.device, timeout_s: float) -> Group | None:
     store, rank, size = _meeting
     _made += 1
     epoch = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) * 1000 + _made
-    return Group(store, rank, size, epoch=epoch, device=device, timeout_s=timeout_s, sockets=open_sockets())
+    group = Group(rank, size, epoch=epoch, device=device, timeout_s=timeout_s)
+    group.connect(lambda: store)
+    return group
 
 
 class _OnSigterm:

@@ -54,7 +54,7 @@ class Handshake:
             on_sigterm(self.ask)
         if self._control is not None:
             tell_exceptions(self._control)
-            self._control.on_newer_epoch(self._form)
+            self._control.on_form(self._form)
             atexit.register(self._control.close)
 
     @property
