@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -258,6 +260,36 @@ def test_ctrl_c_reports_what_is_done_and_says_partial(tmp_path):
     assert all(row["finished"] < row["jobs"] for row in found["results"])
     assert "partial" in err
     assert "Traceback" not in err
+
+
+def test_ctrl_c_while_the_worker_processes_start_ends_the_comparison(tmp_path):
+    """A worker that Ctrl-C ended while it started left its parent writing the trace to a pipe without a reader."""
+    path = tmp_path / "big.parquet"
+    brim("trace", "synth", "philly", path, "--jobs", 40_000, "--seed", 3, "--cluster", "16x8xV100", "--load", 1)
+    args = [sys.executable, "-m", "brim.cli.main", "sim", "compare", path, "-c", "16x8xV100", "-p", "srtf,las"]
+    with subprocess.Popen(
+        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as run:
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+        while not any("spawn_main" in _command(pid) for pid in children.read_text().split()):
+            assert run.poll() is None
+            time.sleep(0.002)
+        os.killpg(run.pid, signal.SIGINT)
+        try:
+            _, err = run.communicate(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
+    assert run.returncode == 130, err
+    assert "Traceback" not in err
+
+
+def _command(pid):
+    """The command line of a process; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
 
 
 def test_help_names_every_verb():

@@ -132,7 +132,8 @@ def _run_in_processes(tasks: Sequence[Task]) -> Iterator[Replay]:
         _on_interrupt(set_stop),
         _Bars(tasks) as bars,
     ):
-        futures = [pool.submit(_run_task, index) for index in range(len(tasks))]
+        with _interrupts_blocked():
+            futures = [pool.submit(_run_task, index) for index in range(len(tasks))]
         try:
             for index, future in enumerate(futures):
                 result = _wait(future, lambda: bars.show_all(ended))
@@ -169,6 +170,20 @@ def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Start processes that Ctrl-C cannot end before they ignore it.
+
+    A process inherits the signal mask. One that died while it was being started would leave its parent writing the
+    trace to a pipe that nobody reads.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Bars:
