@@ -20,6 +20,7 @@ from brim.gang.protocol import (
     Formed,
     Hello,
     Leaving,
+    Lost,
     Prepare,
     Progress,
     Ready,
@@ -54,6 +55,7 @@ class Rank:
         self.order = None  # newest form or resize
         self.addresses = {}
         self.prepare = self.stop = None
+        self.lost = 0  # newest epoch that has lost a member
         self.epoch, self.members, self.step = 0, (), 0
         self.peers, self.server = {}, None
 
@@ -70,6 +72,8 @@ class Rank:
                     self.epoch, self.order.epoch if self.order else 0
                 ):
                     self.order = message
+                elif isinstance(message, Lost):
+                    self.lost = message.epoch
                 elif isinstance(message, Address):
                     self.addresses[message.epoch] = message
                 elif isinstance(message, Prepare):
@@ -210,7 +214,7 @@ class Rank:
             except BrokeError:
                 if "brittle" in OPTIONS:
                     raise RuntimeError(f"{ME} lost its peers") from None
-                while "deaf" in OPTIONS and not isinstance(self.order, Form):  # as NCCL is to the end of a peer
+                while "deaf" in OPTIONS and self.lost < self.epoch:  # as NCCL is to the end of a peer
                     self.listen(0.5)
                 self.close_group()
                 training = False

@@ -178,6 +178,24 @@ def test_the_first_epoch_waits_for_all():
     assert orders.send == [(rank, Form(1, (0, 1, 2), 0, 1)) for rank in range(3)]
 
 
+@pytest.mark.parametrize(("size", "asked"), [(1, 3), (4, 2), (4, 1), (2, 2)])
+def test_a_resize_before_the_first_epoch_holds_for_it(size, asked):
+    gang = Gang(size)
+    gang.membership.hello(0)
+    why_not, orders = gang.membership.resize(asked)
+    assert not why_not
+    gang.obey(orders)
+    gang.run()
+    gang.check()
+    assert len(gang.membership.members) == asked
+
+
+def test_a_resize_before_any_rank_has_connected_is_refused_with_the_reason():
+    why_not, orders = Gang(2).membership.resize(4)
+    assert why_not.startswith("no rank has connected yet: ask again")
+    assert (orders.send, orders.start, orders.retire) == ([], 0, [])
+
+
 def test_growth_names_survivors_first_and_one_of_them_leads():
     gang = formed(2)
     why_not, orders = gang.membership.resize(4)

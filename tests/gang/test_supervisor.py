@@ -26,6 +26,7 @@ from brim.gang.protocol import (
     Form,
     Formed,
     Hello,
+    Lost,
     Prepare,
     Progress,
     Ready,
@@ -106,6 +107,14 @@ def test_survivors_that_do_not_notice_are_told(launch, victim):
     assert victim not in status["members"]
     stepping(gang)
     assert f"the others go on without rank {victim}" in gang.stderr()
+
+
+def test_a_gang_that_is_building_takes_a_resize(launch):
+    gang = launch("--nproc", 1, RANK, "build=2")
+    gang.until(lambda status: status["ranks"][0]["where"] == "building")
+    assert gang.ask(AskResize(2)).ok
+    status = gang.until(training(2))
+    assert status["epoch"] == 1
 
 
 def test_a_replacement_takes_the_place_of_the_dead(launch):
@@ -667,6 +676,7 @@ def test_a_tune_that_an_epoch_makes_void_is_said_again_once_unless_it_was_taken_
     gang.ask(AskTune(global_batch=64))
     assert first.hear() == Tune(2, 64)
     gang.ask(AskKill(1))
+    assert first.hear() == Lost(1)
     first.say(Broken(1, 5))
     assert first.hear() == Form(2, (0,), 0, 3)
     first.say(Formed(2, 5, tuned=2 if taken_up else 0))

@@ -328,3 +328,41 @@ def test_words_become_messages():
     assert launch._ask(["preempt", "2.5"]) == launch.AskPreempt(2.5)
     assert launch._ask(["tune", "global_batch=64", "prefetch=2"]) == launch.AskTune(global_batch=64, prefetch=2)
     assert launch._ask(["kill", "3"]) == launch.AskKill(3)
+
+
+LEAVES = """
+import sys
+import torch
+import brim.train as bt
+
+def main():
+    run = bt.start(logical_workers=2)
+    model = torch.nn.Linear(8, 1)
+    run.prepare(model, torch.optim.SGD(model.parameters(), 0.01))
+    loader = run.loader(torch.utils.data.TensorDataset(torch.randn(512, 8)), global_batch=8, workers=0)
+    for epoch in run.epochs(10):
+        for (x,) in run.steps(loader):
+            run.backward(model(x).square().mean())
+            if run.step() and run.rank == 0 and run.steps_done == 17:
+                if sys.argv[1] == "exit":
+                    sys.exit(0)
+                if sys.argv[1] == "finish":
+                    run.finish()
+                return
+
+main()
+"""
+
+
+@pytest.mark.parametrize(("how", "words"), [
+    ("return", "rank 0 left the training loop after step 17 and ended, while rank 1 goes on"),
+    ("exit", "rank 0 left the training loop after step 17 and ended, while rank 1 goes on"),
+    ("finish", "rank 0 in the save at the end after step 17, rank 1 in step 18"),
+])  # fmt: skip
+def test_a_rank_that_alone_leaves_the_loop_ends_the_job_by_name(tmp_path, launched, how, words):
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    gang = launched("--nproc", 2, tmp_path / "leaves.py", how)
+    assert gang.process.wait(60) == 1
+    last = (gang.folder / "err").read_text().splitlines()[-1]
+    assert words in last
+    assert "every rank has to do the same steps; to end early use run.epochs(..., steps=N)" in last

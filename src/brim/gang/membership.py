@@ -232,8 +232,8 @@ class Membership:
             return f"found size {size}, expected at least 1"
         if self.sizes and size not in self.sizes:
             return f"found size {size}, expected one of {sorted(self.sizes)}: the job splits its batch that way"
-        if not self.epoch:
-            return "the gang has not formed yet: its ranks never said ready (a plain command cannot be resized)"
+        if not self.epoch and all(member.where is Where.STARTING for member in self.ranks.values()):
+            return "no rank has connected yet: ask again when one has (a plain command never does: it keeps its size)"
         return ""
 
     def form_again(self, rank: int) -> Orders:

@@ -180,13 +180,22 @@ class Progress:
 class Waiting:
     """Rank: its main thread has been inside a collective of this step for ``for_s``.
 
-    Said by the listening thread, about every second from the first second on. Who is not waiting while all others are
-    is who hangs.
+    Said by the listening thread, about every second from the first second on. A rank that is not waiting while all
+    others are hangs; ranks that wait for different things (``what``) or in different steps wait for ever.
     """
 
     epoch: int
     step: int
     for_s: float
+    what: str = "step"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Rank: its script has ended after so many steps; ``together``: all ranks had done the last one by then."""
+
+    step: int
+    together: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +275,7 @@ class Answer:
 
 Message: TypeAlias = (
     Form | Address | Lost | Prepare | Resize | Tune | Stop
-    | Hello | Ready | Formed | Broken | Saved | Leaving | Progress | Waiting | Measured | Failed | Error
+    | Hello | Ready | Formed | Broken | Saved | Leaving | Progress | Waiting | Finished | Measured | Failed | Error
     | AskStatus | AskResize | AskPreempt | AskStop | AskKill | AskTune | Answer
 )  # fmt: skip
 Ask: TypeAlias = AskStatus | AskResize | AskPreempt | AskStop | AskKill | AskTune

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from brim.gang.channel import Connection
 from brim.gang.job import Outcome
-from brim.gang.protocol import PREEMPTED, RESUMABLE
+from brim.gang.protocol import PREEMPTED, RESUMABLE, Broken, Finished, Waiting
 
 BY_OUR_SIGNAL: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
 """What a command that knows nothing of stops ends with when it is told to; the second pair comes from shells."""
@@ -38,7 +38,9 @@ class Rank:
     ladder: list[tuple[float, int]] = field(default_factory=list)
     sweep_s: float | None = None
     last: dict[str, Any] = field(default_factory=dict)
-    waits_in: int | None = None
+    waits_in: Waiting | None = None
+    broke_in: Broken | None = None
+    finished: Finished | None = None
 
     @property
     def living(self) -> bool:

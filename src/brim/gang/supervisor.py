@@ -44,6 +44,7 @@ from brim.gang.protocol import (
     Broken,
     Error,
     Failed,
+    Finished,
     Form,
     Formed,
     Hello,
@@ -66,6 +67,14 @@ from brim.gang.zygote import FOLDER_PREFIX
 _TICK_S: Final = 0.02
 _LOOK_S: Final = 0.5
 _PAUSE_S: Final = 0.002
+
+
+_DIFFERENT_S: Final = 10.0
+"""How long all ranks wait in different places before that is taken for a mistake. Ours: what is on its way arrives."""
+_SAME_STEPS: Final = (
+    "every rank has to do the same steps; to end early use run.epochs(..., steps=N), or leave the loop on all ranks "
+    "after the same step"
+)
 
 
 class Supervisor:
@@ -357,12 +366,15 @@ class Supervisor:
             case Address():
                 self._obey(self.membership.address(rank.id, message))
             case Formed(epoch=epoch, tuned=tuned):
+                rank.broke_in = None
                 self._obey(self.membership.formed(rank.id, epoch))
                 self._tuned = max(self._tuned, tuned)
                 self._say_again()
             case Broken(epoch=epoch, detail=detail):
                 self._say(f"rank {rank.id}: epoch {epoch} broke: {detail}"[:500])
                 self._hangs.free(rank.id, now_s)
+                rank.broke_in = message
+                self._look_for_early_end()
                 self._obey(self.membership.broken(rank.id, epoch))
             case Leaving():
                 if self.membership.is_wanted(rank.id):  # a signal to any of its gang, which has agreed to leave
@@ -370,10 +382,13 @@ class Supervisor:
                     self.preempt()
                 rank.left = rank.told = True
                 self._obey(self.membership.leaving(rank.id))
-            case Waiting(epoch=epoch, step=step, for_s=for_s):
+            case Waiting(epoch=epoch, for_s=for_s):
                 self._hangs.waiting(rank.id, for_s, now_s)
-                rank.waits_in = step
+                rank.waits_in = message
+                self._look_for_different_waits()
                 self._obey(self.membership.waiting(rank.id, epoch))
+            case Finished():
+                rank.finished = message
             case Failed(traceback=text):
                 rank.traceback, rank.failed_s = text, now_s
                 self._fail(f"rank {rank.id} failed", rank)
@@ -521,6 +536,7 @@ class Supervisor:
             self._obey(self.membership.gone(rank.id))
         elif code == 0:
             self._obey(self.membership.finished(rank.id))
+            self._look_for_early_end()
         elif code == -signal.SIGTERM and member is not None and member.where in (Where.STARTING, Where.BUILDING):
             self._say(f"rank {rank.id} {how(code)} before it was ready: all are to leave")
             self.preempt()
@@ -528,6 +544,8 @@ class Supervisor:
         elif code is not None and code < 0 and (known or self.membership.epoch):
             self._say(f"rank {rank.id} (process {rank.pid}) {how(code)}")
             if self.membership.survives(rank.id):
+                if self.membership.epoch:
+                    self._say(f"the others go on without rank {rank.id}")
                 self._obey(self.membership.gone(rank.id))
             else:
                 self._fail_without(rank, f"rank {rank.id} {how(code)}")
@@ -557,12 +575,33 @@ class Supervisor:
         hung, waited_s = self._hangs.hung([m for m in members if self.ranks[m].living], now_s)
         for number in hung:
             rank = self.ranks[number]
-            waits_in = [step for m in members if (step := self.ranks[m].waits_in) is not None and m not in hung]
+            waits_in = [wait.step for m in members if (wait := self.ranks[m].waits_in) is not None and m not in hung]
             where = f"in step {max(waits_in)}" if waits_in else f"its last step was {rank.last.get('step', 'none')}"
             who = f"rank {number} (process {rank.pid})"
             self._say(f"{who} hangs: all others have waited for {waited_s:.0f} s, {where}; SIGKILL")
             self._hangs.busy(number)
             kill(self._belongings.of(rank.id, rank.pid))
+
+    def _look_for_early_end(self) -> None:
+        """A script that has ended on one rank while another goes on: nobody can do the other's next step with it."""
+        for rank in self.ranks.values():
+            said = rank.finished
+            if said is None or said.together or rank.left or rank.code != 0:
+                continue
+            for other in self.ranks.values():
+                if other.living and other.broke_in is not None and other.broke_in.step >= said.step:
+                    left = f"rank {rank.id} left the training loop after step {said.step} and ended"
+                    self._fail(f"{left}, while rank {other.id} goes on: {_SAME_STEPS}")
+
+    def _look_for_different_waits(self) -> None:
+        """Ranks that all wait, but not for the same: one has left the loop, and the others will never meet it."""
+        members = [self.ranks[number] for number in self.membership.members]
+        waits = [rank.waits_in for rank in members if rank.living and rank.waits_in is not None]
+        if len(waits) < len(members) or any(wait.epoch != self.membership.epoch for wait in waits):
+            return
+        if len({(wait.step, wait.what) for wait in waits}) > 1 and min(wait.for_s for wait in waits) >= _DIFFERENT_S:
+            told = [f"rank {rank.id} in {_where(wait)}" for rank, wait in zip(members, waits, strict=True)]
+            self._fail(f"the ranks wait for one another in different places ({', '.join(told)}): {_SAME_STEPS}")
 
     def _fail(self, why: str, cause: Rank | None = None) -> None:
         """One rank cannot go on, and so the gang cannot."""
@@ -634,3 +673,7 @@ class Supervisor:
         with contextlib.suppress(OSError):
             sys.stderr.write(f"brim: {text}\n")
             sys.stderr.flush()
+
+
+def _where(wait: Waiting) -> str:
+    return f"step {wait.step + 1}" if wait.what == "step" else f"{wait.what} after step {wait.step}"

@@ -67,7 +67,7 @@ class Control:
         self._over = 0
         self._formed: Callable[[int], None] = lambda _: None
         self._epoch_over: Callable[[int], None] = lambda _: None
-        self._waiting: tuple[int, int, float] | None = None
+        self._waiting: tuple[int, int, float, str] | None = None
         self._said_progress = 0.0
         self._closed = False
         self._send_lock = threading.Lock()
@@ -141,9 +141,9 @@ class Control:
             self._changed.wait_for(lambda: epoch in self._addresses or self.is_over(epoch), timeout_s)
             return self._addresses.get(epoch)
 
-    def waiting(self, epoch: int = 0, step: int = 0) -> None:
-        """The main thread goes into a collective of this step."""
-        self._waiting = (epoch, step, time.monotonic())
+    def waiting(self, epoch: int = 0, step: int = 0, what: str = "step") -> None:
+        """The main thread goes into a collective of this step: its sum, or what else it is."""
+        self._waiting = (epoch, step, time.monotonic(), what)
 
     def going_on(self) -> None:
         """The main thread has left the collective."""
@@ -263,4 +263,4 @@ class Control:
             self._epoch_over(self._over)
         waiting = self._waiting
         if waiting is not None and (for_s := time.monotonic() - waiting[2]) >= TICK_S:
-            self.send(Waiting(waiting[0], waiting[1], for_s))
+            self.send(Waiting(waiting[0], waiting[1], for_s, waiting[3]))

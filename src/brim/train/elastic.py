@@ -146,7 +146,7 @@ class Membership:
         began_s = time.monotonic()
         self.epoch = form.epoch
         self.rank, self.size = form.members.index(self.control.ident), len(form.members)
-        self.control.waiting(form.epoch, max(carried.step, 0))
+        self.control.waiting(form.epoch, max(carried.step, 0), "the new group")
         try:
             if self.size > 1:
                 share_state(self._meet(form), carried)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from brim.errors import ConfigError, UserError
-from brim.gang.protocol import PREEMPTED, Error, Leaving, Measured, Prepare, Resize, Saved, Stop, Tune
+from brim.gang.protocol import PREEMPTED, Error, Finished, Leaving, Measured, Prepare, Resize, Saved, Stop, Tune
 from brim.train import certificate as certificates
 from brim.train.batches import Batches
 from brim.train.buckets import Alone, Buckets, summer
@@ -541,6 +541,8 @@ class Run:
         atexit.unregister(self.close)
         if self._through and self._leave_asked and self._control is not None:
             self._control.send(Leaving(self._acted, self._step))
+        if self._control is not None and self._step != NEW:
+            self._control.send(Finished(self._step, self._through))
         if self._group is not None:
             self._group.abort()
         if self._membership is not None and self._membership.group is not None:
@@ -872,7 +874,7 @@ class Run:
         if checkpoints is not None and self.rank == 0 and self._step > 0 and not checkpoints.has_end(self._step):
             saving = self._begin_save(announced=True)
         while group is not None:
-            with self._in_collective():
+            with self._in_collective("the save at the end"):
                 done = group.share([int(saving is None or saving.done)])
             if all(row == [1] for row in done):
                 break
@@ -901,9 +903,9 @@ class Run:
             raise ConfigError(f"{size} ranks with logical_workers={self._workers}: expected one of {sizes} ranks")
 
     @contextlib.contextmanager
-    def _in_collective(self) -> Iterator[None]:
+    def _in_collective(self, what: str = "step") -> Iterator[None]:
         if self._control is not None and self._membership is not None:
-            self._control.waiting(self._membership.epoch, self.steps_done)
+            self._control.waiting(self._membership.epoch, self.steps_done, what)
         try:
             yield
         finally:
