@@ -16,6 +16,7 @@ MS_PER_S: Final = 1_000
 MS_PER_MIN: Final = 60_000
 MS_PER_H: Final = 3_600_000
 MS_PER_DAY: Final = 86_400_000
+S_PER_H: Final = 3_600
 CENTURY_MS: Final = 36_525 * MS_PER_DAY
 WHOLE_GPU: Final = 1_000
 """Thousandths of a GPU in a whole one."""

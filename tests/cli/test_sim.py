@@ -137,6 +137,8 @@ def test_overheads_and_faults_reach_the_replay(trace):
         (["-o", "yaml"], "--output: found 'yaml'"),
         (["--from", "2090-01-01"], "2090-01-01"),
         (["--format", "slurmm"], "slurmm"),
+        (["--price", "nan"], "--price: found nan, expected a price per GPU-hour, such as 2.50"),
+        (["--price", "-1"], "--price: found -1, expected a price per GPU-hour, such as 2.50"),
         (["--truth", "hoped"], "--truth: found 'hoped', expected one of rigid, measured, parametric"),
         (["--truth", "measured"], "found no --profiles"),
         (["--profiles", "."], "--profiles: found . with truth 'rigid', expected --truth measured"),
@@ -240,6 +242,53 @@ def test_a_share_of_the_jobs_is_elastic_the_same_under_every_policy(trace):
     assert rigid["elastic"] == 0
     assert rigid["jct_bound_s"] > rows[0]["jct_bound_s"]
     assert any("Who is elastic was drawn (share 0.5, seed 0)" in line for line in rows[0]["assumptions"])
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Three jobs of a cluster of four GPUs that ran them one after the other."""
+    path = tmp_path_factory.mktemp("recorded") / "jobs.csv"
+    path.write_text(
+        "job_id,submit_ms,gpus,run_ms,wait_ms\na,0,2,100000,0\nb,10000,2,50000,90000\nc,20000,1,10000,130000\n"
+    )
+    return path
+
+
+def test_the_record_stands_beside_the_policies(recorded):
+    args = ("sim", "compare", recorded, "-c", "1x4xV100", "-p", "fifo,srtf")
+    found = results(brim(*args, "--json", "--price", "2.5"))
+    assert found["recorded"]["jobs"] == found["recorded"]["covered"] == 3
+    assert found["recorded"]["jct_mean_s"] == pytest.approx((100 + 140 + 140) / 3)
+    assert found["recorded"]["wait_mean_s"] == pytest.approx((0 + 90 + 130) / 3)
+    for row in found["results"]:
+        assert row["saved_against"] == "as recorded"
+        assert row["saved_wait_s"] == pytest.approx(220 - 3 * row["wait_mean_s"])
+        assert row["cost"] == pytest.approx(2.5 * row["held_gpu_s"] / 3600)
+    shown = brim(*args).stdout
+    assert any(line.startswith("as recorded") for line in shown.splitlines())
+    assert "(as recorded) to " in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "said"),
+    [
+        ("run", ["--load", "2"], "with --load, jobs do not arrive when they did"),
+        ("run", ["--seed", "1"], "with --seed or --seeds, jobs do not arrive when they did"),
+        ("compare", ["--seeds", "2"], "with --seed or --seeds, jobs do not arrive when they did"),
+        ("run", ["--limit", "2"], "--limit and --from replay a part of the jobs"),
+        ("run", ["--truth", "parametric", "--elastic-share", "0.5"], "with --truth parametric, jobs do not run as"),
+    ],
+)
+def test_the_record_is_left_out_with_the_reason_where_the_replay_is_of_something_else(recorded, verb, args, said):
+    found = results(brim("sim", verb, recorded, "-c", "1x4xV100", "-p", "fifo", "--json", *args))
+    assert found["recorded"] is None
+    assert said in found["recorded_left_out"]
+    assert all(row["saved_against"] in (None, "fifo") for row in found["results"])
+
+
+def test_a_trace_that_records_no_starts_has_no_row_as_recorded(trace):
+    found = results(brim("sim", "run", trace, "-c", "2x8xV100", "--json"))
+    assert found["recorded_left_out"] == "the trace records no start times"
 
 
 def test_ctrl_c_reports_what_is_done_and_says_partial(tmp_path):

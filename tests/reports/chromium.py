@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,18 @@ os.dup2(pipes[1], 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
 """Chromium reads its pipe at descriptor 3 and writes at 4."""
+_LOADED = """
+location.href.startsWith('file:') && document.readyState === 'complete'
+&& (!document.querySelector('#gantt') || document.querySelector('#gantt').dataset.ready === '1')
+"""
 
 
 class Chromium:
     """One page. ``events`` holds everything the browser reported; messages are JSON ended by a zero byte."""
 
-    def __init__(self, profile: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+    def __init__(
+        self, profile: Path, *, width: int = 1280, height: int = 900, dark: bool = False, touch: bool = False
+    ) -> None:
         assert PROGRAM is not None
         to_read, to_write = os.pipe()
         from_read, from_write = os.pipe()
@@ -48,6 +55,8 @@ class Chromium:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        if touch:
+            self.call("Emulation.setTouchEmulationEnabled", enabled=True, maxTouchPoints=2)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -76,10 +85,18 @@ class Chromium:
     def open(self, path: Path) -> None:
         self.call("Page.navigate", url=path.as_uri())
         for _ in range(600):
-            if self.evaluate("location.href.startsWith('file:') && document.readyState === 'complete'"):
+            if self.evaluate(_LOADED):
                 return
             time.sleep(0.05)
         raise TimeoutError("the page did not load")
+
+    def wait(self, condition: str) -> None:
+        """Wait until an expression is true: what the page draws, it draws with the next frame."""
+        for _ in range(200):
+            if self.evaluate(condition):
+                return
+            time.sleep(0.02)
+        raise TimeoutError(f"never true: {condition}")
 
     def evaluate(self, expression: str) -> Any:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
@@ -88,6 +105,45 @@ class Chromium:
 
     def hover(self, x: float, y: float) -> None:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def click(self, selector: str) -> None:
+        x, y = self.middle(selector)
+        self.drag((x, y), (x, y))
+
+    def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Press the left button at one point and release it at another."""
+        left: dict[str, Any] = {"button": "left", "buttons": 1, "clickCount": 1}
+        self.hover(*start)
+        self.call("Input.dispatchMouseEvent", type="mousePressed", x=start[0], y=start[1], **left)
+        if end != start:
+            self.call("Input.dispatchMouseEvent", type="mouseMoved", x=end[0], y=end[1], button="left", buttons=1)
+        self.call("Input.dispatchMouseEvent", type="mouseReleased", x=end[0], y=end[1], **left)
+
+    def wheel(self, x: float, y: float, delta_y: float, *, ctrl: bool = False) -> None:
+        self.call(
+            "Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=delta_y, modifiers=2 * ctrl,
+        )
+
+    def touch(self, *moments: Sequence[tuple[float, float]]) -> None:
+        """Put as many fingers down as the first moment has points, move them along, lift them."""
+        for at, points in enumerate(moments):
+            fingers = [{"x": x, "y": y, "id": finger} for finger, (x, y) in enumerate(points)]
+            self.call("Input.dispatchTouchEvent", type="touchMove" if at else "touchStart", touchPoints=fingers)
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+
+    def press(self, key: str, text: str = "") -> None:
+        """Press a key by its name in the DOM; ``text`` is what it types."""
+        typed = {"text": text} if text else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **typed)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def middle(self, selector: str) -> tuple[float, float]:
+        """Centre of an element, scrolled into view."""
+        x, y = self.evaluate(
+            "(n => { n.scrollIntoView({block: 'center', inline: 'nearest'}); const r = n.getBoundingClientRect();"
+            f" return [r.x + r.width / 2, r.y + r.height / 2]; }})(document.querySelector({json.dumps(selector)}))"
+        )
+        return float(x), float(y)
 
     def screenshot(self, path: Path) -> None:
         height = self.evaluate("document.documentElement.scrollHeight")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import insort
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -96,3 +97,14 @@ def drawn_replay(trace: Trace, cluster: str, policy: str, *, seed: int = 0, **ch
             rows.append((job, now, int(finish[job]), picked))
     values = {"finish_ms": finish.tolist(), "policy": policy, "seed": seed} | changes
     return replay_of(trace, cluster, runs_of(rows), **values)
+
+
+def with_record(replay: Replay, rows: slice = slice(None)) -> Trace:
+    """The replay's trace as if the replay had been recorded, for some of its jobs."""
+    trace = replay.trace
+    seen = np.zeros(len(trace), dtype=np.bool_)
+    seen[rows] = True
+    return dataclasses.replace(
+        trace, wait_ms=np.where(seen, replay.first_start_ms - trace.submit_ms, -1),
+        jct_ms=np.where(seen, replay.finish_ms - trace.submit_ms, -1),
+    )

@@ -19,6 +19,7 @@ from brim.reports.summary import result_rows, results_json, summarise
 from brim.reports.table import comparison
 
 from .fakes import replay_of, runs_of
+from .test_page import unpacked
 
 TRACE = trace_of(
     name="t", format="test", job_id=["a", "b", "c"], submit_ms=[0, 0, 10_000], gpus=[2, 2, 4],
@@ -107,7 +108,7 @@ def test_the_page_speaks_of_elastic_jobs():
     assert "2 jobs are elastic" in text
     assert "at any size and batch they may have" in text
     assert "rigid" not in text.replace("Jobs are rigid.", "")
-    assert '"gpus_as":" asked"' in text
+    assert unpacked(text)["jobs"]["gpus_as"] == " asked"
 
 
 def test_who_was_turned_away_no_longer_waits():

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from brim.core.cluster import Cluster
     from brim.core.replay import Replay
     from brim.core.trace import Trace
+    from brim.reports.record import NoRecord, Record
     from brim.sim.choice import Choice
     from brim.sim.overheads import Drain, Faults
     from brim.sim.twin import Settings
@@ -71,6 +72,9 @@ _Drain = Annotated[
 _DropTooLarge = Annotated[
     bool, typer.Option("--drop-too-large", help="Leave out jobs that even the empty cluster could not run.")
 ]
+_Price = Annotated[
+    float | None, typer.Option("--price", metavar="X", help="Price of a GPU-hour, for the cost of what jobs hold.")
+]
 _Html = Annotated[Path | None, typer.Option("--html", help="Write one self-contained page.")]
 _Jobs = Annotated[Path | None, typer.Option("--jobs", help="Write one Parquet row per job and policy.")]
 
@@ -95,6 +99,7 @@ def run(
     job_mtbf: _JobMtbf = "",
     drain: _Drain = None,
     drop_too_large: _DropTooLarge = False,
+    price: _Price = None,
     html: _Html = None,
     jobs: _Jobs = None,
     output: OutputOption = "table",
@@ -106,7 +111,7 @@ def run(
         raise ConfigError(f"--load: found {load!r}, expected one number; `brim sim compare` takes several")
     _replay_and_report(
         trace, cluster, [policy], format, limit, from_date, loads, [seed], _choice(truth, profiles, elastic_share),
-        overheads, estimates, library, node_mtbf, job_mtbf, drain, drop_too_large, html, jobs,
+        overheads, estimates, library, node_mtbf, job_mtbf, drain, drop_too_large, price, html, jobs,
         output_of(output, as_json),
     )
 
@@ -133,6 +138,7 @@ def compare(
     job_mtbf: _JobMtbf = "",
     drain: _Drain = None,
     drop_too_large: _DropTooLarge = False,
+    price: _Price = None,
     html: _Html = None,
     jobs: _Jobs = None,
     output: OutputOption = "table",
@@ -142,7 +148,7 @@ def compare(
     _replay_and_report(
         trace, cluster, [name.strip() for name in policies.split(",")], format, limit, from_date,
         numbers(load, "--load"), list(range(seeds)), _choice(truth, profiles, elastic_share), overheads, estimates,
-        library, node_mtbf, job_mtbf, drain, drop_too_large, html, jobs, output_of(output, as_json),
+        library, node_mtbf, job_mtbf, drain, drop_too_large, price, html, jobs, output_of(output, as_json),
     )
 
 
@@ -150,7 +156,8 @@ def _replay_and_report(
     path: str, cluster_text: str, names: list[str], format: str | None, limit: int | None, from_date: str | None,
     loads: list[float], seeds: list[int], truth: Choice, overheads: str, estimates: str, library: str,
     node_mtbf: str, job_mtbf: str,
-    drain: list[str] | None, drop_too_large: bool, html: Path | None, jobs: Path | None, output: str,
+    drain: list[str] | None, drop_too_large: bool, price: float | None, html: Path | None, jobs: Path | None,
+    output: str,
 ) -> None:
     """Check all input before the first replay, then run, then report."""
     from dataclasses import replace
@@ -172,6 +179,8 @@ def _replay_and_report(
         overheads=truth.overheads().times(factor(overheads, "--overheads")), estimates=estimates, library=library,
         faults=_faults(node_mtbf, job_mtbf, drain, cluster),
     )
+    if price is not None and not 0 <= price < float("inf"):
+        raise ConfigError(f"--price: found {price:g}, expected a price per GPU-hour, such as 2.50")
     check_writable(html, jobs)
     recorded = _read(path, format, limit, from_date)
     if drop_too_large:
@@ -179,7 +188,25 @@ def _replay_and_report(
         settings = replace(settings, notes=notes)
     truth.build(recorded, cluster)  # what is wrong with it is found before the first replay
     tasks = _tasks(recorded, cluster, policies, settings, loads, seeds, truth)
-    _run_and_report(tasks, html, jobs, output)
+    record = _record(recorded, loads, seeds, truth, part=bool(limit or from_date))
+    _run_and_report(tasks, record, price, html, jobs, output)
+
+
+def _record(
+    trace: Trace, loads: list[float], seeds: list[int], truth: Choice, *, part: bool
+) -> Record | NoRecord:
+    """What the trace recorded, where the replays serve the same jobs at the same times for the same run times."""
+    from brim.reports.record import NoRecord, record_of
+
+    if 1 not in loads:
+        return NoRecord("with --load, jobs do not arrive when they did")
+    if seeds != [0]:
+        return NoRecord("with --seed or --seeds, jobs do not arrive when they did")
+    if part:
+        return NoRecord("--limit and --from replay a part of the jobs, but all of them shaped the recorded waits")
+    if truth.name != "rigid":
+        return NoRecord(f"with --truth {truth.name}, jobs do not run as long as they did")
+    return record_of(trace)
 
 
 def _choice(truth: str, profiles: Path | None, elastic_share: float | None) -> Choice:
@@ -271,7 +298,9 @@ def _tasks(
     return tasks
 
 
-def _run_and_report(tasks: list[Task], html: Path | None, jobs: Path | None, output: str) -> None:
+def _run_and_report(
+    tasks: list[Task], record: Record | NoRecord, price: float | None, html: Path | None, jobs: Path | None, output: str
+) -> None:
     tell_if_compiling()
     from brim.cli.replays import run_all
     from brim.reports.files import dump_json, write_jobs_parquet
@@ -287,21 +316,22 @@ def _run_and_report(tasks: list[Task], html: Path | None, jobs: Path | None, out
                 shown.append(replay)
             yield replay
 
-    summaries = summarise(kept())  # type: ignore[arg-type]
+    summaries = summarise(kept(), record=record, price_per_gpu_h=price)  # type: ignore[arg-type]
     if not summaries:
         raise typer.Exit(130)
     if output == "json":
-        print(dump_json(results_json(shown[0], summaries)))
+        print(dump_json(results_json(shown[0], summaries, record)))
     else:
         from rich.console import Console
 
-        Console().print(comparison(summaries))
+        Console().print(comparison(summaries, record))
     try:
         if jobs:
             write_jobs_parquet(shown, jobs)
             print(f"jobs: {jobs}", file=sys.stderr)
         if html:
-            write_page(shown, html, command=shlex.join(["brim", *sys.argv[1:]]), summaries=summaries)
+            command = shlex.join(["brim", *sys.argv[1:]])
+            write_page(shown, html, command=command, summaries=summaries, record=record)
             print(f"page: {html}", file=sys.stderr)
     except OSError as error:
         raise ConfigError(f"cannot write results: {error}") from None

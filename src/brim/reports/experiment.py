@@ -80,7 +80,7 @@ class Experiment:
         findings: Sentences, the most important first.
         panels: Conditions.
         terms: Headings of the tables with what they mean.
-        notes: What carries the results, one sentence each.
+        notes: Assumptions, one sentence each.
         command: Command line that makes this again.
     """
 
@@ -99,7 +99,7 @@ class Experiment:
 
 
 def terminal(experiment: Experiment) -> RenderableType:
-    """Tables, then what they say, then what carries it."""
+    """Tables, then what they say, then the assumptions."""
     parts: list[RenderableType] = [Text(experiment.title, style="bold"), Text(experiment.about)]
     if experiment.alarm:
         parts.append(Text(f"PARTIAL: {experiment.alarm}", style="bold red"))
@@ -216,7 +216,11 @@ def _table(table: Table) -> str:
         return f"<tr>{''.join(parts)}</tr>"
 
     body = "".join(row(cells, "td") for cells in table.rows)
-    return f'<div class="scroll"><table><thead>{row(table.headings, "th")}</thead><tbody>{body}</tbody></table></div>'
+    return (
+        '<div class="wide"><p class="hint" hidden>Scroll sideways for more columns \u2192</p><div class="scroll" '
+        f'tabindex="0" role="region" aria-label="All figures"><table><thead>{row(table.headings, "th")}</thead>'
+        f"<tbody>{body}</tbody></table></div></div>"
+    )
 
 
 def _carries(experiment: Experiment) -> str:
@@ -224,6 +228,6 @@ def _carries(experiment: Experiment) -> str:
     items = "".join(f"<li>{escape(line)}</li>" for line in experiment.notes)
     return (
         f"<section><h2>The columns</h2><dl>{words}</dl></section>"
-        f'<section><h2>What carries these results</h2><ul class="assumptions">{items}</ul></section>'
+        f'<section><h2>Assumptions</h2><ul class="assumptions">{items}</ul></section>'
         f"<section><h2>Make this page again</h2><pre>{escape(experiment.command)}</pre></section>"
     )

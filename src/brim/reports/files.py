@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 
 from brim.core.arrays import IntArray
 from brim.core.replay import Replay
-from brim.core.trace import Status
-from brim.reports.metrics import finished, held_ms, jct_ms, queue_ms
+from brim.core.trace import NONE, Status
+from brim.reports.metrics import finished, jct_ms, queue_ms, wait_ms
 from brim.units import MS_PER_S, WHOLE_GPU
 
 _NAME: Final = pa.dictionary(pa.int32(), pa.string())
@@ -32,7 +32,7 @@ JOB_SCHEMA: Final = pa.schema([
     ("run_s", pa.float64()), ("ideal_run_s", pa.float64()), ("ideal_gpu_s", pa.float64()),
     ("service_gpu_s", pa.float64()), ("useful_gpu_s", pa.float64()), ("lost_gpu_s", pa.float64()),
     ("preemptions", pa.int64()), ("restarts", pa.int64()), ("resizes", pa.int64()), ("status", _NAME),
-    ("recorded_wait_s", pa.float64()), ("recorded_status", _NAME),
+    ("recorded_wait_s", pa.float64()), ("recorded_jct_s", pa.float64()), ("recorded_status", _NAME),
 ])
 """Columns of the job table; null where it did not happen or was not recorded. Times count from the first submission."""
 _STATUS: Final = ("unfinished", "finished", "failed", "rejected")
@@ -60,7 +60,7 @@ def job_table(replay: Replay) -> pa.Table:
     """The per-job table of one replay: J rows, columns of ``JOB_SCHEMA``."""
     trace = replay.trace
     jct = jct_ms(replay)
-    wait = np.where(jct >= 0, jct - held_ms(replay), -1) if len(replay.runs.job) else np.full(len(trace), -1)
+    wait = wait_ms(replay) if len(replay.runs.job) else np.full(len(trace), NONE)
     status = np.where(finished(replay), 1, np.where(replay.failed > 0, 2, np.where(replay.rejected > 0, 3, 0)))
     columns = {
         "policy": _constant(replay.policy, len(trace)),
@@ -92,6 +92,7 @@ def job_table(replay: Replay) -> pa.Table:
         "resizes": pa.array(replay.resizes),
         "status": _named(status, _STATUS),
         "recorded_wait_s": _seconds(trace.wait_ms),
+        "recorded_jct_s": _seconds(trace.jct_ms),
         "recorded_status": _named(trace.status, tuple(status.name.lower() for status in Status)),
     }
     return pa.table(columns, schema=JOB_SCHEMA)

@@ -10,10 +10,12 @@ import numpy as np
 
 from brim.core.arrays import IntArray
 from brim.core.replay import Replay
-from brim.core.trace import Trace
+from brim.core.trace import NONE, Trace
 from brim.reports.metrics import SIZE_CLASSES, finished, jct_ms, size_class
-from brim.reports.summary import Summary, by_policy, interval
-from brim.reports.table import times
+from brim.reports.record import NAME as RECORDED
+from brim.reports.record import NoRecord, Record
+from brim.reports.summary import Summary, by_policy
+from brim.reports.verdict import standing, times, verdict
 from brim.units import MS_PER_S, show_duration
 
 Kind: TypeAlias = Literal["group", "user", "size"]
@@ -36,24 +38,50 @@ class Change:
         return self.after_s / self.before_s - 1
 
 
-def changes(first: Replay, other: Replay, kind: Kind) -> list[Change]:
-    """Change of mean JCT by group, user or size class, most improved first.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """When each job completed, in the record or under a policy.
 
-    Owners with fewer than ``Change.LEAST_JOBS`` jobs are left out unless that leaves nobody.
+    Attributes:
+        name: "as recorded", or the policy.
+        jct_ms: Completion minus submission, shape (J,); NONE where the job does not count.
     """
-    code, names = _owners(first.trace, kind)
-    both = finished(first) & finished(other) & (code >= 0)
+
+    name: str
+    jct_ms: IntArray
+
+
+def outcome_of(replay: Replay) -> Outcome:
+    """JCTs of the jobs that finished in a replay."""
+    return Outcome(replay.policy, np.where(finished(replay), jct_ms(replay), NONE))
+
+
+def reference_of(first: Replay, record: Record | NoRecord | None) -> Outcome:
+    """What policies are compared with, owner by owner: the record where there is one, else the first policy."""
+    return Outcome(RECORDED, record.jct_ms) if isinstance(record, Record) else outcome_of(first)
+
+
+def changes(
+    trace: Trace, before: Outcome, after: Outcome, kind: Kind, least_jobs: int = Change.LEAST_JOBS
+) -> list[Change]:
+    """Change of mean JCT by group, user or size class over jobs counted in both outcomes, most improved first.
+
+    Owners with fewer jobs than ``least_jobs`` are left out unless that leaves nobody.
+    """
+    code, names = owners_by(trace, kind)
+    both = (before.jct_ms >= 0) & (after.jct_ms >= 0) & (code >= 0)
     size = len(names)
     jobs = np.bincount(code[both], minlength=size)
-    before = np.bincount(code[both], weights=jct_ms(first)[both], minlength=size)
-    after = np.bincount(code[both], weights=jct_ms(other)[both], minlength=size)
-    kept = (jobs >= Change.LEAST_JOBS) & (before > 0)
+    before_s, after_s = (
+        np.bincount(code[both], weights=outcome.jct_ms[both], minlength=size) / np.maximum(jobs, 1) / MS_PER_S
+        for outcome in (before, after)
+    )
+    kept = (jobs >= least_jobs) & (before_s > 0)
     if not kept.any():
-        kept = before > 0
+        kept = before_s > 0
     found = [
         Change(
-            name=names[owner], jobs=int(jobs[owner]), before_s=float(before[owner] / jobs[owner] / MS_PER_S),
-            after_s=float(after[owner] / jobs[owner] / MS_PER_S),
+            name=names[owner], jobs=int(jobs[owner]), before_s=float(before_s[owner]), after_s=float(after_s[owner]),
         )
         for owner in np.flatnonzero(kept)
     ]
@@ -61,93 +89,71 @@ def changes(first: Replay, other: Replay, kind: Kind) -> list[Change]:
 
 
 def owner_kind(trace: Trace) -> Kind:
-    """Whom to compare by: groups where the trace has them, else users, else size classes."""
-    if (trace.group >= 0).any():
-        return "group"
-    return "user" if (trace.user >= 0).any() else "size"
+    """Whom to compare by: users where the trace has them, else groups, else size classes."""
+    if (trace.user >= 0).any():
+        return "user"
+    return "group" if (trace.group >= 0).any() else "size"
 
 
 def signed(fraction: float) -> str:
-    """A change in per cent, with a typographic minus."""
+    """A change in per cent, with a typographic minus; as a multiple where it is tenfold or more."""
+    if fraction >= 9:
+        return f"{1 + fraction:,.0f}\u00d7"
     return f"{fraction:+.0%}".replace("-", "\u2212")
 
 
-def findings(shown: Sequence[Replay], summaries: Sequence[Summary]) -> list[str]:
-    """Two to four sentences: the best policy, its distance to the bound, who pays for it, what an oracle would gain.
+def findings(
+    shown: Sequence[Replay], summaries: Sequence[Summary], record: Record | NoRecord | None = None
+) -> list[str]:
+    """The verdict, the distance to the bound, who pays for the best policy, and what an oracle would gain.
 
     Args:
-        shown: One replay per policy; the first is the reference.
+        shown: One replay per policy; the first is the reference where there is no record.
         summaries: All replays of the comparison.
+        record: Of the trace.
     """
     load = shown[0].load
     groups = {policy: group for (at, policy), group in by_policy(summaries).items() if at == load}
-    means = {policy: _mean_jct(group) for policy, group in groups.items()}
-    known = {policy: mean for policy, mean in means.items() if mean is not None}
-    complete = {policy: mean for policy, mean in known.items() if not any(s.incomplete for s in groups[policy])}
-    if len(complete) > 1:  # means over different jobs do not compare
-        known = complete
-    fair = {policy: mean for policy, mean in known.items() if not groups[policy][0].oracle}
-    if not fair:
-        return ["All of these policies are oracles: they were told true run times." if known else "No job finished."]
-    first = shown[0].policy if shown[0].policy in known else next(iter(fair))
-    best = min(fair, key=lambda policy: fair[policy])
-    sentences = [] if complete else ["No replay is complete: what follows is over the jobs that finished."]
-    sentences.append(_best(first, best, known))
-    ratio = groups[best][0].jct_ratio
+    sentences, found = verdict(groups), standing(groups)
+    if isinstance(found, str):
+        return sentences
+    ratio = groups[found.best][0].jct_ratio
     if ratio is not None:
-        sentences.append(f"That is {times(ratio)} times a lower bound that no schedule of these jobs can beat.")
-    other = next(replay for replay in shown if replay.policy == best)
-    if best != first:
-        kind = owner_kind(shown[0].trace)
-        base = next(replay for replay in shown if replay.policy == first)
-        sentences.append(_losers(base, other, kind))
-        if kind != "size":
-            sentences.append(_losers(base, other, "size"))
-    oracle = min((p for p in known if groups[p][0].oracle), key=lambda policy: known[policy], default=None)
-    if oracle is not None:
         sentences.append(
-            f"{oracle} is an oracle, told true run times that nobody has; it comes to {show_duration(known[oracle])}."
+            f"The mean job completion time of {found.best} is {times(ratio)} times a lower bound that no schedule of "
+            "these jobs can beat."
+        )
+    if found.best != found.first or isinstance(record, Record):
+        first, best = (next(r for r in shown if r.policy == policy) for policy in (found.first, found.best))
+        before, after, kind = reference_of(first, record), outcome_of(best), owner_kind(best.trace)
+        kinds: tuple[Kind, ...] = (kind,) if kind == "size" else (kind, "size")
+        sentences += [_losers(best.trace, before, after, each) for each in kinds]
+    if found.oracle is not None:
+        sentences.append(
+            f"{found.oracle} is an oracle, told true run times that nobody has; it comes to "
+            f"{show_duration(found.means_s[found.oracle])}."
         )
     return sentences
 
 
-def _best(first: str, best: str, known: dict[str, float]) -> str:
-    if len(known) == 1:
-        return f"Under {best} the mean job completes {show_duration(known[best])} after its submission."
-    if best == first:
-        return f"No policy without an oracle beats {first}'s mean job completion time of {show_duration(known[first])}."
-    if known[first] >= 2 * known[best]:
-        return (
-            f"{best} has the shortest mean job completion time: {show_duration(known[best])}; {first} takes "
-            f"{times(known[first] / known[best])} times as long ({show_duration(known[first])})."
-        )
-    gain = 1 - known[best] / known[first]
-    return (
-        f"{best} has the shortest mean job completion time: {show_duration(known[best])}, {gain:.0%} less than {first} "
-        f"({show_duration(known[first])})."
-    )
-
-
-def _losers(first: Replay, best: Replay, kind: Kind) -> str:
-    found = changes(first, best, kind)
+def _losers(trace: Trace, before: Outcome, after: Outcome, kind: Kind) -> str:
+    found = changes(trace, before, after, kind)
     word = {"group": "groups", "user": "users", "size": "job-size classes"}[kind]
     worse = [change for change in found if change.fraction > 0]
+    than = before.name if before.name == RECORDED else f"under {before.name}"
+    than = f"later on average under {after.name} than {than.removeprefix('as ')}"
     if not worse:
-        return f"0 of {len(found)} {word} complete later on average under {best.policy} than under {first.policy}."
+        return f"None of the {len(found)} {word} completes {than}."
     last = worse[-1]
     verb, lead = ("completes", "") if len(worse) == 1 else ("complete", "most of all ")
     return (
-        f"{len(worse)} of {len(found)} {word} {verb} later on average under {best.policy} than under {first.policy}: "
-        f"{lead}{last.name}, {signed(last.fraction)} over {last.jobs:,} jobs."
+        f"{len(worse)} of {len(found)} {word} {verb} {than}: {lead}{last.name}, {signed(last.fraction)} over "
+        f"{last.jobs:,} jobs."
     )
 
 
-def _mean_jct(group: Sequence[Summary]) -> float | None:
-    values = [s.metrics.jct_mean_s for s in group if s.metrics.jct_mean_s is not None]
-    return interval(values).mean if values else None
-
-
-def _owners(trace: Trace, kind: Kind) -> tuple[IntArray, tuple[str, ...]]:
+def owners_by(trace: Trace, kind: Kind) -> tuple[IntArray, tuple[str, ...]]:
+    """Code of each job's owner, shape (J,), and the names behind it."""
     if kind == "group":
         return trace.group, trace.groups
     if kind == "user":

@@ -42,7 +42,10 @@ class Metrics:
         queue_mean_s: Submission to first start, over finished jobs.
         queue_p50_s: Its median.
         queue_p99_s: Its 99th percentile.
-        wait_mean_s: JCT minus all time with GPUs: waiting after a preemption (and for a dependency) included.
+        wait_mean_s: JCT minus all time with GPUs: waiting after preemptions, failures and for dependencies is in it.
+        wait_p50_s: Its median.
+        wait_p99_s: Its 99th percentile.
+        requeue_mean_s: Part of ``wait_mean_s`` after the first start: waiting after preemptions and failures.
         makespan_s: First submission to last end; None while jobs are unfinished.
         gpu_allocated_fraction: GPU time held / (all GPUs x [first submission, end]).
         gpu_busy_fraction: Useful GPU time / (all GPUs x [first submission, end]).
@@ -52,6 +55,7 @@ class Metrics:
         restarts: Times a job started again, resizes included.
         resizes: Times a job that held GPUs was moved to others.
         lost_gpu_s: GPU time whose work was rolled back.
+        held_gpu_s: GPU time held by all jobs: stalls, saves, restarts and work that was lost included.
         ftf_rho_mean: Finish-time fairness, see ``finish_time_fairness``.
         ftf_rho_p95: Its 95th percentile.
         ftf_rho_max: Its maximum.
@@ -76,6 +80,9 @@ class Metrics:
     queue_p50_s: float | None
     queue_p99_s: float | None
     wait_mean_s: float | None
+    wait_p50_s: float | None
+    wait_p99_s: float | None
+    requeue_mean_s: float | None
     makespan_s: float | None
     gpu_allocated_fraction: float | None
     gpu_busy_fraction: float | None
@@ -84,6 +91,7 @@ class Metrics:
     restarts: int
     resizes: int
     lost_gpu_s: float
+    held_gpu_s: float
     ftf_rho_mean: float | None
     ftf_rho_p95: float | None
     ftf_rho_max: float | None
@@ -105,7 +113,8 @@ def measure(replay: Replay) -> Metrics:
     done = finished(replay)
     jct_s = jct_ms(replay)[done] / MS_PER_S
     queue_s = queue_ms(replay)[done] / MS_PER_S
-    wait_s = jct_s - held_ms(replay)[done] / MS_PER_S
+    ran = len(replay.runs.job) > 0
+    wait_s = wait_ms(replay)[done] / MS_PER_S
     rho = finish_time_fairness(replay)
     failed, rejected, num_done = (int(column.sum()) for column in (replay.failed, replay.rejected, done))
     unfinished = len(replay.trace) - num_done - failed - rejected
@@ -125,7 +134,10 @@ def measure(replay: Replay) -> Metrics:
         queue_mean_s=_mean(queue_s),
         queue_p50_s=percentile(queue_s, 50),
         queue_p99_s=percentile(queue_s, 99),
-        wait_mean_s=_mean(wait_s) if len(replay.runs.job) else None,
+        wait_mean_s=_mean(wait_s) if ran else None,
+        wait_p50_s=percentile(wait_s, 50) if ran else None,
+        wait_p99_s=percentile(wait_s, 99) if ran else None,
+        requeue_mean_s=_mean((wait_ms(replay) - queue_ms(replay))[done] / MS_PER_S) if ran else None,
         makespan_s=_makespan_s(replay) if num_done and not unfinished else None,
         gpu_allocated_fraction=_ratio(float(replay.service_gpu_ms.sum()), capacity_ms),
         gpu_busy_fraction=_ratio(float(replay.useful_gpu_ms.sum()), capacity_ms),
@@ -134,6 +146,7 @@ def measure(replay: Replay) -> Metrics:
         restarts=int(replay.restarts.sum()),
         resizes=int(replay.resizes.sum()),
         lost_gpu_s=float(replay.lost_gpu_ms.sum()) / MS_PER_S,
+        held_gpu_s=float(replay.service_gpu_ms.sum()) / MS_PER_S,
         ftf_rho_mean=_mean(rho),
         ftf_rho_p95=percentile(rho, 95),
         ftf_rho_max=percentile(rho, 100),
@@ -158,6 +171,12 @@ def jct_ms(replay: Replay) -> IntArray:
 def queue_ms(replay: Replay) -> IntArray:
     """Submission to first start, ms, shape (J,); NONE where the job never started."""
     return np.where(replay.first_start_ms >= 0, replay.first_start_ms - replay.trace.submit_ms, NONE)
+
+
+def wait_ms(replay: Replay) -> IntArray:
+    """Completion minus submission minus the time with GPUs, ms, shape (J,); NONE where the job did not complete."""
+    jct = jct_ms(replay)
+    return np.where(jct >= 0, jct - held_ms(replay), NONE)
 
 
 def held_ms(replay: Replay) -> IntArray:

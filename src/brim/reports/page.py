@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,68 +15,97 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
+from brim.core.arrays import FloatArray, IntArray
 from brim.core.replay import Replay
+from brim.core.trace import Trace
 from brim.reports.charts import gantt, lines, waits
-from brim.reports.charts.svg import calendar_ticks, escape
+from brim.reports.charts.svg import COLOURS, escape
 from brim.reports.files import replacing
-from brim.reports.findings import Change, changes, findings, owner_kind, signed
+from brim.reports.findings import (
+    Change,
+    Kind,
+    Outcome,
+    changes,
+    findings,
+    outcome_of,
+    owner_kind,
+    owners_by,
+    reference_of,
+    signed,
+)
 from brim.reports.metrics import finished, jct_ms, queue_ms
-from brim.reports.summary import Summary, all_assumptions, by_policy, interval, short_names, summarise
-from brim.reports.table import cells, times
+from brim.reports.record import NAME as RECORDED
+from brim.reports.record import NoRecord, Record, at_load
+from brim.reports.summary import Summary, all_assumptions, by_policy, interval, renamed, short_names, summarise
+from brim.reports.table import Cell, against, cells, record_notes
+from brim.reports.verdict import standing, times
 from brim.units import MS_PER_S, show_duration
 
 MAX_BYTES: Final = 5_000_000
 """What a page may weigh; the Gantt's budget is chosen so that it holds for any trace."""
 _MAX_CHANGES: Final = 10
+_MAX_OWNERS: Final = 100
 _LONGEST_RATIO: Final = 3
 """Bars of the distance to the bound end at this multiple of the median one, so that an outlier hides no difference."""
-_LEFT_OUT: Final = ("policy", "told", "rounds/s", "wall")
+_LEFT_OUT: Final = ("policy", "makespan x bound", "told", "rounds/s", "wall")
 """Columns of the terminal's table that the page says elsewhere or not at all."""
 _TERMS: Final = {
     "JCT": "Submission to completion, waiting included; mean, median, 99th percentile.",
     "x bound": "Multiple of a value that no schedule can beat.",
-    "queue": "Submission to first start.",
+    "wait": "All time between submission and completion in which the job holds no GPUs.",
+    "requeued": "The part of the mean wait after the first start: after preemptions and failures.",
     "alloc, busy": "GPU time held, and GPU time that moved a job forward for good, over the time of all GPUs.",
+    "GPU-h, wait-h": "GPU-hours that jobs hold, stalls and lost work included; hours of waiting, summed over the jobs.",
     "rho p95": "Finish-time fairness: JCT over what an equal share of the cluster would have given; 1 is fair.",
 }
 
 
-def write_page(replays: Sequence[Replay], path: Path, *, command: str, summaries: Sequence[Summary] = ()) -> None:
+def write_page(
+    replays: Sequence[Replay], path: Path, *, command: str, summaries: Sequence[Summary] = (),
+    record: Record | NoRecord | None = None,
+) -> None:
     """Write ``page`` to a file; replaced as a whole."""
+    text = page(replays, command=command, summaries=summaries, record=record)
     with replacing(path) as part:
-        part.write_text(page(replays, command=command, summaries=summaries), encoding="utf-8")
+        part.write_text(text, encoding="utf-8")
 
 
-def page(replays: Sequence[Replay], *, command: str, summaries: Sequence[Summary] = ()) -> str:
+def page(
+    replays: Sequence[Replay], *, command: str, summaries: Sequence[Summary] = (),
+    record: Record | NoRecord | None = None,
+) -> str:
     """Lay a comparison out as one HTML page.
 
     Args:
         replays: At least one; the policy of the first is the one others are compared with. Same cluster throughout.
         command: Command line that makes this page again.
         summaries: Of the same replays, where already computed.
+        record: Of their trace.
 
     Returns:
         HTML text. Apart from wall times, equal replays give an equal page.
     """
     names = short_names([*(replay.policy for replay in replays), *(summary.policy for summary in summaries)])
-    all_summaries = [
-        replace(summary, policy=names[summary.policy]) for summary in tuple(summaries) or summarise(replays)
-    ]
+    all_summaries = renamed(tuple(summaries) or summarise(replays, record=record), names)
     shown = _one_per_policy([replace(replay, policy=names[replay.policy]) for replay in replays])
     owners = gantt.owners_of(shown[0])
     script = asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     head = shown[0]
+    here = standing({policy: group for (load, policy), group in by_policy(all_summaries).items() if load == head.load})
+    best = None if isinstance(here, str) else here.best
     body = [
         _header(head, all_summaries),
-        _findings(shown, all_summaries),
-        _summary_section(all_summaries),
-        _distributions(shown),
+        _findings(shown, all_summaries, at_load(record, head.load)),
+        _summary_section(all_summaries, record),
+        _distributions(shown, at_load(record, head.load)),
         _courses(shown, all_summaries),
         _bounds_section(shown, all_summaries),
         _gantt_section(shown, owners),
-        _changes_section(shown),
+        _gains_section(shown, best, at_load(record, head.load)),
         _assumptions(all_summaries, command),
     ]
     return (
@@ -139,31 +167,36 @@ def _badge(text: str, *, warn: bool = False) -> str:
     return f'<span class="badge{" warn" if warn else ""}">{escape(text)}</span>'
 
 
-def _findings(shown: Sequence[Replay], summaries: Sequence[Summary]) -> str:
-    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in findings(shown, summaries))
+def _findings(shown: Sequence[Replay], summaries: Sequence[Summary], record: Record | NoRecord | None) -> str:
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in findings(shown, summaries, record))
     return f'<ul class="findings" aria-label="Findings">{items}</ul>'
 
 
-def _summary_section(summaries: Sequence[Summary]) -> str:
+def _summary_section(summaries: Sequence[Summary], record: Record | NoRecord | None) -> str:
     grouped = by_policy(summaries)
     policies = list(dict.fromkeys(policy for _, policy in grouped))
     parts = []
     for load in dict.fromkeys(load for load, _ in grouped):
         rows = {policy: group for (at, policy), group in grouped.items() if at == load}
         title = f"<h3>Load {load:g}x</h3>" if len(grouped) > len(rows) else ""
-        parts.append(title + _summary_table(rows, policies))
+        parts.append(title + _summary_table(rows, policies, at_load(record, load)))
     seeds = max(len(group) for group in grouped.values())
-    note = f"Mean \u00b1 95 % interval over {seeds} seeds (Student t), paired by seed. " if seeds > 1 else ""
+    notes = [f"Mean \u00b1 95 % interval over {seeds} seeds (Student t), paired by seed."] if seeds > 1 else []
     if len(summaries) > len(policies):
-        note += f"The charts show seed {summaries[0].seed} at load {summaries[0].load:g}x. "
-    words = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in _TERMS.items())
+        notes.append(f"The charts show seed {summaries[0].seed} at load {summaries[0].load:g}x.")
+    notes += ["Best mean JCT in bold, oracles aside.", *record_notes(record)]
+    terms = _TERMS | ({} if summaries[0].price_per_gpu_h is None else {"cost": "Price of the GPU-hours held."})
+    reference = next((s.saved.reference for s in summaries if s.saved), None)
+    if reference is not None:
+        terms["saved"] = f"Less than {against(reference)}, over the same jobs; below zero, more."
+    words = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in terms.items())
     return (
-        f'<section><h2>Summary</h2><p class="note">{note}Best mean JCT in bold, oracles aside.</p>{"".join(parts)}'
-        f"<dl>{words}</dl></section>"
+        f'<section><h2>Summary</h2><p class="note">{escape(" ".join(notes))}</p>{"".join(parts)}'
+        f'<details class="terms" open><summary>What the columns mean</summary><dl>{words}</dl></details></section>'
     )
 
 
-def _summary_table(rows: dict[str, list[Summary]], policies: Sequence[str]) -> str:
+def _summary_table(rows: dict[str, list[Summary]], policies: Sequence[str], record: Record | NoRecord | None) -> str:
     means = {
         policy: interval([s.metrics.jct_mean_s for s in group if s.metrics.jct_mean_s is not None]).mean
         for policy, group in rows.items()
@@ -172,40 +205,61 @@ def _summary_table(rows: dict[str, list[Summary]], policies: Sequence[str]) -> s
     }
     best = min(means, key=lambda policy: means[policy]) if means else None
     lines_: list[str] = []
-    headings: list[str] = []
-    texts = cells(rows)
-    for policy, group in rows.items():
-        row = texts[policy]
-        headings = ["policy", *(heading for heading in row if heading not in _LEFT_OUT)]
-        chip = f'<span class="chip p{policies.index(policy) % 8}"></span>'
-        marks = (" " + _badge("oracle", warn=True) if group[0].oracle else "") + (
+    shown = cells(rows, record)
+    for name, row in shown.items():
+        group = rows.get(name, ())
+        marks = (" " + _badge("oracle", warn=True) if group and group[0].oracle else "") + (
             " " + _badge("partial", warn=True) if any(s.incomplete for s in group) else ""
         )
-        values = "".join(
-            f'<td{" class=main" if heading == "JCT mean" else ""}>{escape(value).replace("+-", chr(0xB1))}</td>'
-            for heading, value in row.items() if heading not in _LEFT_OUT
-        )
+        chip = f'<span class="chip {_colour(policies.index(name)) if group else "pr"}"></span>'
+        style = "best" if name == best else "" if group else "record"
+        values = "".join(_figure(heading, cell) for heading, cell in row.items() if heading not in _LEFT_OUT)
         lines_.append(
-            f'<tr{" class=best" if policy == best else ""}><th scope="row">{chip}{escape(policy)}{marks}</th>'
-            f"{values}</tr>"
+            f'<tr{f" class={style}" if style else ""}><th scope="row" data-v="{escape(name)}">{chip}{escape(name)}'
+            f"{marks}</th>{values}</tr>"
         )
-    top = "".join(
-        f'<th scope="col">{escape(heading.removeprefix("makespan "))}</th>' for heading in headings
+    headings = ["policy", *(heading for heading in next(iter(shown.values())) if heading not in _LEFT_OUT)]
+    return _table(headings, lines_, label="Policies")
+
+
+def _figure(heading: str, cell: Cell) -> str:
+    """A cell with the number that its column is sorted by."""
+    kind = " class=main" if heading == "JCT mean" else ""
+    value = "" if cell.value is None else f' data-v="{cell.value:.6g}"'
+    return f"<td{kind}{value}>{escape(cell.text).replace('+-', chr(0xB1))}</td>"
+
+
+def _table(headings: Sequence[str], lines_: Sequence[str], *, label: str, tall: bool = False) -> str:
+    """A table that the page's script makes sortable, with a hint where it is wider than the screen."""
+    top = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
+    return (
+        '<div class="wide"><p class="hint" hidden>Scroll sideways for more columns \u2192</p>'
+        f'<div class="scroll{" tall" if tall else ""}" tabindex="0" role="region" aria-label="{escape(label)}">'
+        '<table class="sortable"><thead>'
+        f'<tr>{top}</tr></thead><tbody>{"".join(lines_)}</tbody></table></div></div>'
     )
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{"".join(lines_)}</tbody></table></div>'
 
 
-def _distributions(shown: Sequence[Replay]) -> str:
+def _colour(index: int) -> str:
+    return f"p{index % COLOURS}"
+
+
+def _distributions(shown: Sequence[Replay], record: Record | NoRecord | None) -> str:
     done = [finished(replay) for replay in shown]
     jct = [(r.policy, jct_ms(r)[mask] / MS_PER_S) for r, mask in zip(shown, done, strict=True)]
     queue = [(r.policy, queue_ms(r)[mask] / MS_PER_S) for r, mask in zip(shown, done, strict=True)]
+    known = record if isinstance(record, Record) else None
     return _pair(
         _chart("Job completion time",
                "Share of jobs complete within a time of their submission. Medians beside the names.",
-               lines.cdf(jct, what="completion time")),
+               lines.cdf(jct, what="completion time", recorded=_seconds(known.jct_ms) if known else None)),
         _chart("Queueing delay", "Share of jobs started within a time of their submission. Medians beside the names.",
-               lines.cdf(queue, what="queueing delay")),
+               lines.cdf(queue, what="queueing delay", recorded=_seconds(known.queue_ms) if known else None)),
     )
+
+
+def _seconds(column_ms: IntArray) -> FloatArray:
+    return column_ms[column_ms >= 0] / MS_PER_S
 
 
 def _courses(shown: Sequence[Replay], summaries: Sequence[Summary]) -> str:
@@ -267,72 +321,136 @@ def _ratio_rows(title: str, values: Sequence[tuple[str, float | None, float | No
 
 
 def _gantt_section(shown: Sequence[Replay], owners: gantt.Owners) -> str:
-    data = json.dumps(gantt.gantt_data(shown, owners), separators=(",", ":"))
-    data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    policies = "".join(
-        f'<button type="button" value="{i}" aria-pressed="{str(i == 0).lower()}">{escape(r.policy)}</button>'
-        for i, r in enumerate(shown)
-    )
-    colours = '<button type="button" value="1" aria-pressed="true">job size</button>'
+    data = gantt.packed(gantt.gantt_data(shown, owners))
+    colours = _button(1, "job size", pressed=owners.kind == "size")
     if owners.kind != "size":
-        colours = f'<button type="button" value="0" aria-pressed="true">{owners.kind}</button>' + colours.replace(
-            'aria-pressed="true"', 'aria-pressed="false"'
-        )
+        colours = _button(0, owners.kind, pressed=True) + colours
     end_ms = max(replay.end_ms for replay in shown)
-    ticks = "".join(
-        f'<span{" class=end" if tick.at > 0.95 else ""} style="left:{100 * tick.at:.2f}%">{escape(tick.label)}</span>'
-        for tick in calendar_ticks(end_ms, shown[0].trace.origin_ms)
+    zoom = "".join(
+        f'<button type="button" value="{what}" aria-label="{label}" title="{label}">{sign}</button>'
+        for what, label, sign in (
+            ("in", "Zoom in", "+"), ("out", "Zoom out", "\u2212"), ("back", "Earlier", "\u2190"),
+            ("on", "Later", "\u2192"), ("all", "Show the whole time", "all"),
+        )
     )
     return (
         f'<section><h2>Every GPU over time</h2><p class="note">{escape(gantt.caption(shown[0].cluster, end_ms))} Point '
-        'at a job for its name.</p>'
-        f'<div class="tabs" id="gantt-policies"><span class="soft">policy</span>{policies}</div>'
+        "at a job for its name. To zoom, drag over a stretch of time, or use Ctrl and the wheel, two fingers, or the "
+        "keys + \u2212 \u2190 \u2192 0.</p>"
+        f'<div class="tabs" id="gantt-policies"><span class="soft">policy</span>{_policy_buttons(shown)}</div>'
         f'<div class="tabs" id="gantt-colours"><span class="soft">colour by</span>{colours}</div>'
-        f'<div class="stage"><canvas id="gantt" role="img" data-owner="{owners.kind}" aria-label="GPUs over time">'
-        '</canvas><div class="tip" id="gantt-tip" hidden></div></div>'
-        f'<div class="axis" aria-hidden="true">{ticks}</div>'
+        f"{_people_filter(shown[0])}"
+        f'<div class="tabs" id="gantt-zoom"><span class="soft">zoom</span>{zoom}'
+        '<span class="soft" id="gantt-range" role="status"></span></div>'
+        f'<div class="stage"><canvas id="gantt" role="img" tabindex="0" data-owner="{owners.kind}" '
+        'aria-label="GPUs over time" aria-keyshortcuts="+ - ArrowLeft ArrowRight 0"></canvas>'
+        '<div class="drag" id="gantt-drag" hidden></div><div class="tip" id="gantt-tip" hidden></div></div>'
+        '<div class="axis" id="gantt-axis" aria-hidden="true"></div>'
         '<ul class="legend" id="gantt-key"></ul><noscript><p class="note">This chart needs JavaScript; all others do '
-        f'not.</p></noscript><script type="application/json" id="gantt-data">{data}</script></section>'
+        f'not.</p></noscript><script type="application/octet-stream" id="gantt-data">{data}</script></section>'
     )
 
 
-def _changes_section(shown: Sequence[Replay]) -> str:
-    if len(shown) < 2:
+def _people_filter(replay: Replay) -> str:
+    """Where to choose users (groups, where no users are recorded); the page's script fills the list."""
+    names, _ = gantt.people(replay.trace)
+    if len(names) < 2:
         return ""
-    first = shown[0]
-    panels, buttons = [], []
-    kind = owner_kind(first.trace)
-    for at, replay in enumerate(shown[1:]):
-        found = changes(first, replay, kind)
-        buttons.append(
-            f'<button type="button" value="{at}" aria-pressed="{str(at == 0).lower()}">{escape(replay.policy)}</button>'
-        )
-        better = [change for change in found if change.fraction < 0][:_MAX_CHANGES]
-        worse = [change for change in reversed(found) if change.fraction > 0][:_MAX_CHANGES]
-        shared = max((abs(change.fraction) for change in (*better, *worse)), default=1.0)
+    word = "users" if (replay.trace.user >= 0).any() else "groups"
+    return (
+        f'<details class="people" id="people" data-word="{word}"><summary><span class="soft">{word}</span> '
+        f'<b id="people-chosen">all {len(names):,}</b></summary>'
+        f'<div class="tabs"><input type="search" id="people-find" placeholder="find {word}" aria-label="Find {word}">'
+        f'<button type="button" id="people-clear">show all</button></div>'
+        f'<div class="list" id="people-list" role="group" aria-label="Show only these {word}"></div></details>'
+    )
+
+
+def _button(value: int, text: str, *, pressed: bool) -> str:
+    return f'<button type="button" value="{value}" aria-pressed="{str(pressed).lower()}">{escape(text)}</button>'
+
+
+def _policy_buttons(shown: Sequence[Replay], pressed: int = 0) -> str:
+    return "".join(_button(at, replay.policy, pressed=at == pressed) for at, replay in enumerate(shown))
+
+
+def _gains_section(shown: Sequence[Replay], best: str | None, record: Record | NoRecord | None) -> str:
+    before = reference_of(shown[0], record)
+    others = [replay for replay in shown if replay.policy != before.name]
+    if not others:
+        return ""
+    trace = shown[0].trace
+    kind = owner_kind(trace)
+    panels = []
+    against_ = "the record" if before.name == RECORDED else before.name
+    for replay in others:
+        found = changes(trace, before, outcome_of(replay), kind)
+        better = [change for change in found if change.fraction < 0]
+        worse = [change for change in reversed(found) if change.fraction > 0]
+        shared = max((abs(change.fraction) for change in found), default=0.0) or 1.0
         panels.append(
-            f"<div data-panel><h3>{escape(replay.policy)} against {escape(first.policy)}</h3>"
+            f"<div data-panel><h3>{escape(replay.policy)} against {escape(against_)}</h3>"
             f'<div class="halves"><div>{_change_rows("Sooner", better, "good", shared)}</div>'
             f'<div>{_change_rows("Later", worse, "bad", shared)}</div></div></div>'
         )
+    pressed = next((at for at, replay in enumerate(others) if replay.policy == best), 0)
     why = "job-size class (the trace names neither groups nor users)" if kind == "size" else kind
     return (
-        f'<section data-panels><h2>Who wins and who loses</h2><p class="note">Change of the mean JCT against '
-        f"{escape(first.policy)} by {why}, over jobs that finished under both; at most ten each way, those with fewer "
-        f'than {Change.LEAST_JOBS} jobs left out where others exist.</p><div class="tabs" hidden>'
-        f'<span class="soft">policy</span>{"".join(buttons)}</div>{"".join(panels)}</section>'
+        f'<section><h2>Who gains and who loses</h2><p class="note">Change of the mean JCT against '
+        f"{escape(against_)}, by {why}, over jobs that finished in both; at most {_MAX_CHANGES} each way, those with "
+        f"fewer than {Change.LEAST_JOBS} jobs left out where others exist.</p><div data-panels>"
+        f'<div class="tabs" hidden><span class="soft">policy</span>{_policy_buttons(others, pressed)}</div>'
+        f"{''.join(panels)}</div>{_gains_table(trace, before, others, kind)}</section>"
     )
+
+
+def _gains_table(trace: Trace, before: Outcome, others: Sequence[Replay], kind: Kind) -> str:
+    """Everybody under every policy, those with most jobs first."""
+    _, place = gantt.people(trace)
+    code, owners = owners_by(trace, kind)
+    counted = before.jct_ms >= 0
+    jobs = np.bincount(code[counted & (code >= 0)], minlength=len(owners))
+    order = np.argsort(-jobs, kind="stable")
+    order = order[jobs[order] > 0]
+    found = [
+        {change.name: change for change in changes(trace, before, outcome_of(replay), kind, least_jobs=1)}
+        for replay in others
+    ]
+    lines_ = []
+    for owner in order[:_MAX_OWNERS]:
+        name = owners[owner]
+        known = next((table[name] for table in found if name in table), None)
+        if known is None:
+            continue
+        cells_ = "".join(_change_cell(table.get(name)) for table in found)
+        person = "" if kind == "size" else f' data-person="{int(place[owner])}"'
+        lines_.append(
+            f'<tr{person}><th scope="row" data-v="{escape(name)}">{escape(name)}</th>'
+            f'<td data-v="{jobs[owner]}">{jobs[owner]:,}</td>'
+            f'<td data-v="{known.before_s:.6g}">{show_duration(known.before_s)}</td>{cells_}</tr>'
+        )
+    title = f"Every {kind}" if len(order) <= _MAX_OWNERS else f"{_MAX_OWNERS} {kind}s with most jobs, of {len(order):,}"
+    headings = [kind, "jobs", f"JCT {before.name}", *(replay.policy for replay in others)]
+    return f"<h3>{title}</h3>" + _table(headings, lines_, label=title, tall=True)
+
+
+def _change_cell(change: Change | None) -> str:
+    if change is None:
+        return "<td>-</td>"
+    tone = "" if round(change.fraction, 2) == 0 else " class=good" if change.fraction < 0 else " class=bad"
+    return f'<td{tone} data-v="{change.fraction:.4f}">{signed(change.fraction)}</td>'
 
 
 def _change_rows(title: str, found: Sequence[Change], tone: str, longest: float) -> str:
     if not found:
         return f"<h3>{title}: nobody</h3>"
+    title = f"{title}: {len(found):,}"
     rows = "".join(
         f'<span class="name">{escape(change.name)}<small>{change.jobs:,} jobs</small></span>'
         f'<span class="track"><i class="{tone}" style="width:{100 * abs(change.fraction) / longest:.1f}%"></i></span>'
         f'<span class="value">{signed(change.fraction)}<br><small>{show_duration(change.before_s)} \u2192 '
         f"{show_duration(change.after_s)}</small></span>"
-        for change in found
+        for change in found[:_MAX_CHANGES]
     )
     return f'<h3>{title}</h3><div class="rows">{rows}</div>'
 
@@ -342,7 +460,7 @@ def _assumptions(summaries: Sequence[Summary], command: str) -> str:
     told = {s.policy: s.estimates for s in summaries}
     words = "; ".join(f"{policy}: {estimates}" for policy, estimates in told.items())
     return (
-        f'<section><h2>What carries these results</h2><ul class="assumptions">{items}'
+        f'<section><h2>Assumptions</h2><ul class="assumptions">{items}'
         f"<li>What policies were told of run times: {escape(words)}.</li></ul></section>"
         f"<section><h2>Make this page again</h2><pre>{escape(command)}</pre></section>"
     )

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,7 +19,8 @@ from scipy.special import stdtrit
 from brim.core.replay import Replay
 from brim.reports.bounds import Bounds, bounds, needs_of
 from brim.reports.metrics import Metrics, finished, held_ms, measure
-from brim.units import MS_PER_S
+from brim.reports.record import Comparison, NoRecord, Record, beside_record
+from brim.units import MS_PER_S, S_PER_H
 
 SCHEMA: Final = 1
 """Version of the result JSON; raised when a key changes its meaning or goes away."""
@@ -29,9 +30,14 @@ CONFIDENCE: Final = 0.95
 _RESULT_KEYS: Final = (
     "jobs", "finished", "failed", "rejected", "rejected_fraction", "unfinished", "elastic", "unmeasured", "jct_mean_s",
     "jct_p50_s", "jct_p99_s", "jct_bound_s", "makespan_s", "makespan_bound_s", "queue_mean_s", "queue_p50_s",
-    "queue_p99_s", "wait_mean_s", "gpu_allocated_fraction", "gpu_busy_fraction", "cpu_busy_fraction", "energy_kwh",
-    "energy_bound_kwh", "cost", "preemptions", "restarts", "resizes", "lost_gpu_s", "ftf_rho_mean", "ftf_rho_p95",
-    "ftf_rho_max", "rounds", "round_p99_ms", "rounds_per_s", "wall_s",
+    "queue_p99_s", "wait_mean_s", "wait_p50_s", "wait_p99_s", "requeue_mean_s", "gpu_allocated_fraction",
+    "gpu_busy_fraction", "cpu_busy_fraction", "energy_kwh", "energy_bound_kwh", "cost", "preemptions", "restarts",
+    "resizes", "lost_gpu_s", "held_gpu_s", "saved_against", "saved_gpu_s", "saved_wait_s", "saved_cost", "ftf_rho_mean",
+    "ftf_rho_p95", "ftf_rho_max", "rounds", "round_p99_ms", "rounds_per_s", "wall_s",
+)
+_RECORD_KEYS: Final = (
+    "jobs", "covered", "jct_mean_s", "jct_p50_s", "jct_p99_s", "queue_mean_s", "queue_p50_s", "queue_p99_s",
+    "wait_mean_s", "wait_p50_s", "wait_p99_s", "requeue_mean_s", "held_gpu_s",
 )
 
 
@@ -49,6 +55,9 @@ class Summary:
         assumptions: One sentence each.
         metrics: Figures.
         bounds: Lower bounds over the jobs this replay finished; None where jobs ran shorter than they can.
+        price_per_gpu_h: What an hour of one GPU costs while a job holds it, in the user's currency; None if not given.
+        saved: This replay beside the record, or else beside the first policy's replay of the same load and seed; None
+            for that replay itself, and where the two did not finish the same jobs.
     """
 
     policy: str
@@ -60,6 +69,8 @@ class Summary:
     assumptions: tuple[str, ...]
     metrics: Metrics
     bounds: Bounds
+    price_per_gpu_h: float | None = None
+    saved: Comparison | None = None
 
     @property
     def incomplete(self) -> bool:
@@ -77,6 +88,30 @@ class Summary:
         return _over(self.metrics.makespan_s, self.bounds.makespan_s)
 
 
+    @property
+    def cost(self) -> float | None:
+        """Price of the GPU time that the jobs held."""
+        return self._priced(self.metrics.held_gpu_s)
+
+    @property
+    def saved_cost(self) -> float | None:
+        """Price of the GPU time that the same jobs hold less than in the reference."""
+        return None if self.saved is None else self._priced(self.saved.saved_gpu_s)
+
+    @property
+    def saved_gpu_h(self) -> float | None:
+        """GPU-hours that the same jobs hold less than in the reference."""
+        return None if self.saved is None else self.saved.saved_gpu_s / S_PER_H
+
+    @property
+    def saved_wait_h(self) -> float | None:
+        """Hours that the same jobs wait less than in the reference, summed over the jobs."""
+        return None if self.saved is None else self.saved.saved_wait_s / S_PER_H
+
+    def _priced(self, gpu_s: float) -> float | None:
+        return None if self.price_per_gpu_h is None else self.price_per_gpu_h * gpu_s / S_PER_H
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
     """A mean over seeds and the half width of its 95 % interval (None with fewer than two seeds)."""
@@ -85,11 +120,15 @@ class Interval:
     half_width: float | None
 
 
-def summarise(replays: Iterable[Replay]) -> tuple[Summary, ...]:
+def summarise(
+    replays: Iterable[Replay], *, record: Record | NoRecord | None = None, price_per_gpu_h: float | None = None
+) -> tuple[Summary, ...]:
     """Measure and bound every replay; bounds of the same jobs on the same cluster are computed once.
 
     Args:
         replays: May be a generator: one replay at a time is held.
+        record: Of the trace. Where it is a ``Record``, replays at load 1 with seed 0 are compared with it.
+        price_per_gpu_h: What an hour of one GPU costs while a job holds it.
 
     Returns:
         One summary per replay, in order.
@@ -102,12 +141,37 @@ def summarise(replays: Iterable[Replay]) -> tuple[Summary, ...]:
         if key not in known:
             known[key] = bounds(replay.trace, replay.cluster, needs_of(replay), counted=done)
         found = known[key] if ran_as_needed(replay) else Bounds(jct_mean_s=None, makespan_s=None)
+        recorded = isinstance(record, Record) and replay.load == 1 and replay.seed == 0 and not replay.partial
         summaries.append(Summary(
             policy=replay.policy, seed=replay.seed, load=replay.load, oracle=replay.oracle,
             estimates=replay.estimates, partial=replay.partial, assumptions=replay.assumptions,
-            metrics=measure(replay), bounds=found,
+            metrics=measure(replay), bounds=found, price_per_gpu_h=price_per_gpu_h,
+            saved=beside_record(replay) if recorded else None,
         ))
-    return tuple(summaries)
+    return tuple(_beside_first(summaries))
+
+
+def _beside_first(summaries: Sequence[Summary]) -> Iterator[Summary]:
+    """Compare replays that have no record with the first policy's replay of the same load and seed."""
+    first: dict[tuple[float, int], Summary] = {}
+    for summary in summaries:
+        reference = first.setdefault((summary.load, summary.seed), summary)
+        alone = summary.saved is not None or reference is summary or reference.saved is not None
+        yield summary if alone else dataclasses.replace(summary, saved=_beside(reference, summary))
+
+
+def _beside(first: Summary, other: Summary) -> Comparison | None:
+    """Totals of two replays that both finished every job."""
+    before, after = first.metrics, other.metrics
+    if any(m.finished < m.jobs or m.wait_mean_s is None or m.jct_mean_s is None for m in (before, after)):
+        return None
+    jobs = before.jobs
+    return Comparison(
+        reference=first.policy, jobs=jobs,
+        before_jct_s=jobs * (before.jct_mean_s or 0.0), after_jct_s=jobs * (after.jct_mean_s or 0.0),
+        before_wait_s=jobs * (before.wait_mean_s or 0.0), after_wait_s=jobs * (after.wait_mean_s or 0.0),
+        before_gpu_s=before.held_gpu_s, after_gpu_s=after.held_gpu_s,
+    )
 
 
 def _bounds_key(replay: Replay) -> bytes:
@@ -129,6 +193,17 @@ def short_names(policies: Iterable[str]) -> dict[str, str]:
     return short if len(set(short.values())) == len(known) else {policy: policy for policy in known}
 
 
+def renamed(summaries: Iterable[Summary], names: Mapping[str, str]) -> list[Summary]:
+    """The same summaries with other names of policies."""
+    return [
+        dataclasses.replace(
+            s, policy=names[s.policy],
+            saved=s.saved and dataclasses.replace(s.saved, reference=names.get(s.saved.reference, s.saved.reference)),
+        )
+        for s in summaries
+    ]
+
+
 def ran_as_needed(replay: Replay) -> bool:
     """Whether every finished job held GPUs for at least its least run time: without that the bounds do not hold.
 
@@ -146,12 +221,21 @@ def result_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
     return [_result_row(summary) for summary in summaries]
 
 
-def results_json(replay: Replay, summaries: Sequence[Summary]) -> dict[str, Any]:
+def results_json(
+    replay: Replay, summaries: Sequence[Summary], record: Record | NoRecord | None = None
+) -> dict[str, Any]:
     """The result JSON of ``brim sim run`` and ``brim sim compare``: no NaN, no infinity, undefined is null.
+
+    ``results`` has one entry per replay. ``recorded`` has the figures of the record under the same keys, over
+    ``covered`` of the trace's ``jobs``, or is null with the reason in ``recorded_left_out``. In ``results``,
+    ``saved_gpu_s`` and ``saved_wait_s`` say how much GPU time the same jobs held less, and how much they waited less
+    (summed over jobs), than in ``saved_against``: the record, or else the first policy. They are negative where a
+    policy needs more. ``cost`` and ``saved_cost`` are ``held_gpu_s`` and ``saved_gpu_s`` times the given price.
 
     Args:
         replay: Any of the replays, for trace and cluster.
         summaries: All of them.
+        record: Of the trace.
     """
     trace = replay.trace
     return {
@@ -161,6 +245,8 @@ def results_json(replay: Replay, summaries: Sequence[Summary]) -> dict[str, Any]
             "span_s": trace.span_ms / MS_PER_S, "gpu_h": float(replay.asked_gpu_ms.sum()) / MS_PER_S / 3600,
         },
         "cluster": str(replay.cluster),
+        "recorded": {key: getattr(record, key) for key in _RECORD_KEYS} if isinstance(record, Record) else None,
+        "recorded_left_out": record.reason if isinstance(record, NoRecord) else None,
         "results": result_rows(summaries),
     }
 
@@ -194,19 +280,31 @@ def all_assumptions(summaries: Sequence[Summary]) -> list[str]:
         for text in summary.assumptions:
             makers.setdefault(text, {})[summary.policy] = None
     lines = [text if len(who) == len(policies) else f"{', '.join(who)}: {text}" for text, who in makers.items()]
-    return [*lines, NO_POWER]
+    return [*lines, _about_cost(summaries[0])]
+
+
+def _about_cost(summary: Summary) -> str:
+    if summary.price_per_gpu_h is None:
+        return NO_POWER
+    return (
+        f"Cost is the GPU time that jobs hold, at {summary.price_per_gpu_h:g} per GPU-hour. Idle GPUs are not charged; "
+        "where they are paid for anyway, what is saved is capacity, not money. Energy is not modelled."
+    )
 
 
 def _result_row(summary: Summary) -> dict[str, Any]:
     figures = dataclasses.asdict(summary.metrics) | {
         "jct_bound_s": summary.bounds.jct_mean_s, "makespan_bound_s": summary.bounds.makespan_s,
-        "energy_kwh": None, "energy_bound_kwh": None, "cost": None,
+        "energy_kwh": None, "energy_bound_kwh": None, "cost": summary.cost, "saved_cost": summary.saved_cost,
+        "saved_against": summary.saved.reference if summary.saved else None,
+        "saved_gpu_s": summary.saved.saved_gpu_s if summary.saved else None,
+        "saved_wait_s": summary.saved.saved_wait_s if summary.saved else None,
     }
     return {
         "policy": summary.policy, "seed": summary.seed, "load": float(summary.load),
         **{key: figures[key] for key in _RESULT_KEYS},
         "oracle": summary.oracle, "estimates": summary.estimates, "partial": summary.partial,
-        "assumptions": [*summary.assumptions, NO_POWER],
+        "assumptions": [*summary.assumptions, _about_cost(summary)],
     }
 
 

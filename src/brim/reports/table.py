@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from brim.reports.summary import Summary, all_assumptions, by_policy, interval, short_names
-from brim.units import show_duration
+from brim.reports.record import NAME as RECORD_ROW
+from brim.reports.record import NoRecord, Record, at_load
+from brim.reports.summary import Summary, all_assumptions, by_policy, interval, renamed, short_names
+from brim.reports.verdict import times, verdict
+from brim.units import S_PER_H, show_duration
 
 _PAIRED: Final = "against first"
 _DROPPED_FIRST: Final = (
-    "rounds/s", "wall", "rho p95", "busy", "told", "makespan x bound", "lost GPU-h", "p50", "makespan",
-    "queue mean", "preempt", "resize", _PAIRED, "p99", "alloc",
+    "rounds/s", "wall", "rho p95", "busy", "told", "makespan x bound", "lost GPU-h", "GPU-h held", "wait p50",
+    "JCT p50", "makespan", "cost", "wait-h saved", "requeued", "wait p99", "preempt", "resize", "GPU-h saved",
+    "cost saved", _PAIRED, "JCT p99", "alloc",
 )
 
 
-def comparison(summaries: Sequence[Summary]) -> RenderableType:
+def comparison(summaries: Sequence[Summary], record: Record | NoRecord | None = None) -> RenderableType:
     """One row per policy and load; with several seeds, means with their 95 % interval and paired differences.
 
     Args:
         summaries: In the order in which policies should stand; the first policy is the one others are compared with.
+        record: Of the trace; its row stands first in the table of load 1.
 
     Returns:
         A rich renderable: table, load, bounds, assumptions; "partial" first and loud.
     """
     names = short_names(s.policy for s in summaries)
-    summaries = [dataclasses.replace(s, policy=names[s.policy]) for s in summaries]
+    summaries = renamed(summaries, names)
     grouped = by_policy(summaries)
     parts: list[RenderableType] = []
     interrupted = list(dict.fromkeys(s.policy for s in summaries if s.incomplete))
@@ -42,8 +47,10 @@ def comparison(summaries: Sequence[Summary]) -> RenderableType:
         ))
     for load in dict.fromkeys(load for load, _ in grouped):
         rows = {policy: group for (at, policy), group in grouped.items() if at == load}
-        parts.append(_Fitting(rows, load))
-        parts.extend(_notes(rows))
+        here = at_load(record, load)
+        parts.append(_Fitting(rows, load, here))
+        parts.extend(Text(line) for line in verdict(rows))
+        parts.extend(_notes(rows, here))
     parts.extend(Text(f"- {line}") for line in all_assumptions(summaries))
     return Group(*parts)
 
@@ -63,80 +70,148 @@ def paired_difference(first: Sequence[Summary], other: Sequence[Summary]) -> str
 class _Fitting:
     """The table, without its least needed columns where the terminal is too narrow for all of them."""
 
-    def __init__(self, rows: dict[str, list[Summary]], load: float) -> None:
-        self.rows, self.load = rows, load
+    def __init__(self, rows: dict[str, list[Summary]], load: float, record: Record | NoRecord | None) -> None:
+        self.rows, self.load, self.record = rows, load, record
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         left_out: set[str] = set()
-        table = _table(self.rows, self.load, left_out)
+        table = _table(self.rows, self.load, self.record, left_out)
         for heading in _DROPPED_FIRST:
             if console.measure(table, options=options.update(max_width=1_000)).maximum <= options.max_width:
                 break
             left_out.add(heading)
-            table = _table(self.rows, self.load, left_out)
+            table = _table(self.rows, self.load, self.record, left_out)
         yield table
 
 
-def _table(rows: dict[str, list[Summary]], load: float, left_out: set[str]) -> Table:
+def _table(
+    rows: dict[str, list[Summary]], load: float, record: Record | NoRecord | None, left_out: set[str]
+) -> Table:
     table = Table(title=f"load {load:g}", title_justify="left", pad_edge=False, box=None, header_style="bold")
-    texts = cells(rows)
-    for heading in next(iter(texts.values())):
+    lines = cells(rows, record)
+    for heading in next(iter(lines.values())):
         if heading not in left_out:
             table.add_column(heading, justify="left" if heading in ("policy", "told") else "right", no_wrap=True)
-    for policy, group in rows.items():
-        shown = [Text(cell) for heading, cell in texts[policy].items() if heading not in left_out]
-        table.add_row(*shown, style="yellow" if any(s.incomplete for s in group) else None)
+    for name, line in lines.items():
+        shown = [Text(cell.text) for heading, cell in line.items() if heading not in left_out]
+        table.add_row(*shown, style="yellow" if any(s.incomplete for s in rows.get(name, ())) else None)
     return table
 
 
-def cells(rows: dict[str, list[Summary]]) -> dict[str, dict[str, str]]:
-    """Figures of each policy over its seeds as text, by column heading; undefined is a dash."""
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A figure as text, and as a number to sort by; None where it is not defined or no figure."""
+
+    text: str
+    value: float | None = None
+
+
+Row: TypeAlias = dict[str, Cell]
+"""Cells by the heading of their column."""
+
+
+def cells(rows: dict[str, list[Summary]], record: Record | NoRecord | None = None) -> dict[str, Row]:
+    """Figures of the record, where there is one, and of each policy over its seeds; undefined is a dash."""
     first = next(iter(rows.values()))
-    rare = [heading for heading, figure in _RARE.items() if any(figure(s) for group in rows.values() for s in group)]
-    texts = {policy: _cells(policy, group, rare) for policy, group in rows.items()}
+    every = [s for group in rows.values() for s in group]
+    shown = [heading for heading, (figure, _) in _RARE.items() if any(figure(s) for s in every)]
+    priced = first[0].price_per_gpu_h is not None
+    lines = {policy: _cells(policy, group, shown, priced=priced) for policy, group in rows.items()}
     if max(len(group) for group in rows.values()) > 1:
         for policy, group in rows.items():
             paired = "" if group is first else paired_difference(first, group) or "-"
-            row = list(texts[policy].items())
-            texts[policy] = dict([*row[:2], (_PAIRED, paired), *row[2:]])  # next to the mean JCT
-    return texts
+            line = list(lines[policy].items())
+            lines[policy] = dict([*line[:2], (_PAIRED, Cell(paired)), *line[2:]])  # next to the mean JCT
+    if isinstance(record, Record):
+        known = _recorded_cells(record, first[0].price_per_gpu_h)
+        headings = next(iter(lines.values()))
+        lines = {record_name(record): {heading: known.get(heading, Cell("-")) for heading in headings}, **lines}
+    return lines
 
 
-_RARE: Final[dict[str, Callable[[Summary], float]]] = {
-    "resize": lambda s: s.metrics.resizes, "rejected": lambda s: s.metrics.rejected,
-    "unmeasured": lambda s: s.metrics.unmeasured,
+def record_name(record: Record) -> str:
+    """What the row of the record is called: with the number of its jobs where it does not cover all."""
+    if record.covered == record.jobs:
+        return RECORD_ROW
+    return f"{RECORD_ROW} ({record.covered:,} of {record.jobs:,} jobs)"
+
+
+def _whole(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+def show_hours(hours: float) -> str:
+    """Hours with a decimal where they are few."""
+    return f"{hours:,.1f}" if abs(hours) < 1000 else f"{hours:,.0f}"
+
+
+_RARE: Final[dict[str, tuple[Callable[[Summary], float], Callable[[float], str]]]] = {
+    "resize": (lambda s: s.metrics.resizes, _whole), "rejected": (lambda s: s.metrics.rejected, _whole),
+    "unmeasured": (lambda s: s.metrics.unmeasured, _whole),
+    "lost GPU-h": (lambda s: s.metrics.lost_gpu_s / S_PER_H, show_hours),
 }
-"""Columns that are there only where a policy of the table has something in them."""
+"""Columns that are there only where a policy of the table has something in them, and how their figures are shown."""
 
 
-def _cells(policy: str, group: Sequence[Summary], rare: Sequence[str]) -> dict[str, str]:
+def _cells(policy: str, group: Sequence[Summary], rare: Sequence[str], *, priced: bool) -> Row:
     head = group[0]
     oracle = " (oracle)" if head.oracle and "oracle" not in policy else ""
     marks = oracle + (" (partial)" if any(s.incomplete for s in group) else "")
+    money = {
+        "cost": _mean(group, lambda s: s.cost, show_money),
+        "cost saved": _mean(group, lambda s: s.saved_cost, show_money),
+    }
     return {
-        "policy": policy + marks,
+        "policy": Cell(policy + marks),
         "JCT mean": _spread(group, lambda s: s.metrics.jct_mean_s, show_duration),
         "x bound": _mean(group, lambda s: s.jct_ratio, times),
-        "p50": _mean(group, lambda s: s.metrics.jct_p50_s, show_duration),
-        "p99": _mean(group, lambda s: s.metrics.jct_p99_s, show_duration),
-        "queue mean": _mean(group, lambda s: s.metrics.queue_mean_s, show_duration),
-        "makespan": _mean(group, lambda s: s.metrics.makespan_s, show_duration),
-        "makespan x bound": _mean(group, lambda s: s.makespan_ratio, times),
+        "JCT p50": _mean(group, lambda s: s.metrics.jct_p50_s, show_duration),
+        "JCT p99": _mean(group, lambda s: s.metrics.jct_p99_s, show_duration),
+        "wait mean": _mean(group, lambda s: s.metrics.wait_mean_s, show_duration),
+        "wait p50": _mean(group, lambda s: s.metrics.wait_p50_s, show_duration),
+        "wait p99": _mean(group, lambda s: s.metrics.wait_p99_s, show_duration),
+        "requeued": _mean(group, lambda s: s.metrics.requeue_mean_s, show_duration),
+        "preempt": _mean(group, lambda s: s.metrics.preemptions, _whole),
+        **{heading: _mean(group, figure, show) for heading, (figure, show) in _RARE.items() if heading in rare},
+        "wait-h saved": _mean(group, lambda s: s.saved_wait_h, show_hours),
+        "GPU-h saved": _mean(group, lambda s: s.saved_gpu_h, show_hours),
+        **(money if priced else {}),
+        "GPU-h held": _mean(group, lambda s: s.metrics.held_gpu_s / S_PER_H, show_hours),
         "alloc": _mean(group, lambda s: s.metrics.gpu_allocated_fraction, lambda x: f"{x:.1%}"),
         "busy": _mean(group, lambda s: s.metrics.gpu_busy_fraction, lambda x: f"{x:.1%}"),
         "rho p95": _mean(group, lambda s: s.metrics.ftf_rho_p95, times),
-        "preempt": _mean(group, lambda s: s.metrics.preemptions, lambda x: f"{x:,.0f}"),
-        **{heading: _mean(group, _RARE[heading], lambda x: f"{x:,.0f}") for heading in rare},
-        "lost GPU-h": _mean(group, lambda s: s.metrics.lost_gpu_s / 3600, lambda x: f"{x:,.1f}"),
-        "told": head.estimates,
-        "rounds/s": _mean(group, lambda s: s.metrics.rounds_per_s, lambda x: f"{x:,.0f}"),
+        "makespan": _mean(group, lambda s: s.metrics.makespan_s, show_duration),
+        "makespan x bound": _mean(group, lambda s: s.makespan_ratio, times),
+        "told": Cell(head.estimates),
+        "rounds/s": _mean(group, lambda s: s.metrics.rounds_per_s, _whole),
         "wall": _mean(group, lambda s: s.metrics.wall_s, show_duration),
     }
 
 
-def _notes(rows: dict[str, list[Summary]]) -> list[Text]:
+def _recorded_cells(record: Record, price_per_gpu_h: float | None) -> Row:
+    durations = {
+        "JCT mean": record.jct_mean_s, "JCT p50": record.jct_p50_s, "JCT p99": record.jct_p99_s,
+        "wait mean": record.wait_mean_s, "requeued": record.requeue_mean_s, "wait p50": record.wait_p50_s,
+        "wait p99": record.wait_p99_s,
+    }
+    held_h = record.held_gpu_s / S_PER_H
+    line = {heading: Cell(_show(value), value) for heading, value in durations.items()}
+    line |= {"policy": Cell(record_name(record)), "GPU-h held": Cell(show_hours(held_h), held_h)}
+    if price_per_gpu_h is not None:
+        line["cost"] = Cell(show_money(held_h * price_per_gpu_h), held_h * price_per_gpu_h)
+    return line
+
+
+def _notes(rows: dict[str, list[Summary]], record: Record | NoRecord | None) -> list[Text]:
     first = next(iter(rows.values()))[0]
     lines = [f"{first.metrics.jobs:,} jobs. {_bound_in_words(rows)}"]
+    lines += record_notes(record)
+    reference = next((s.saved.reference for group in rows.values() for s in group if s.saved), None)
+    if reference is not None:
+        lines.append(
+            f"GPU-h saved: GPU-hours that the same jobs hold less than {against(reference)}; wait-h saved: hours that "
+            "they wait less, summed over the jobs. Below zero they need more."
+        )
     if first.metrics.elastic:
         lines.append(f"{first.metrics.elastic:,} of the jobs are elastic: a policy may choose their GPUs and batch.")
     seeds = max(len(group) for group in rows.values())
@@ -155,13 +230,30 @@ def _notes(rows: dict[str, list[Summary]]) -> list[Text]:
     return [Text(line, style="dim") for line in lines]
 
 
+def record_notes(record: Record | NoRecord | None) -> list[str]:
+    """Why the row of the record is missing, or what it covers where that is not every job."""
+    if isinstance(record, NoRecord):
+        return [f'No row "{RECORD_ROW}": {record.reason}.']
+    if record is not None and record.covered < record.jobs:
+        return [
+            f'The row "{RECORD_ROW}" covers {record.covered:,} of {record.jobs:,} jobs, those whose start and end were '
+            "recorded. What is saved against it is over the same jobs; the other columns of the policies are over all."
+        ]
+    return []
+
+
+def against(reference: str) -> str:
+    """What is saved is measured against, in words that follow "less than"."""
+    return "recorded" if reference == RECORD_ROW else f"under {reference}"
+
+
 def _bound_in_words(rows: dict[str, list[Summary]]) -> str:
     bounded = next((s for group in rows.values() for s in group if s.bounds.jct_mean_s is not None), None)
     if bounded is None:
         return "No lower bound: no job finished, or jobs ran shorter than they can."
     group = rows[bounded.policy]
     jct_s, makespan_s = (
-        _mean(group, figure, show_duration)
+        _mean(group, figure, show_duration).text
         for figure in (lambda s: s.bounds.jct_mean_s, lambda s: s.bounds.makespan_s)
     )
     seeds = ", on average over the seeds" if len(group) > 1 else ""
@@ -176,22 +268,26 @@ def _values(group: Sequence[Summary], figure: Callable[[Summary], float | None])
     return [value for value in map(figure, group) if value is not None]
 
 
-def _mean(group: Sequence[Summary], figure: Callable[[Summary], float | None], show: Callable[[float], str]) -> str:
-    values = _values(group, figure)
-    return show(interval(values).mean) if values else "-"
-
-
-def _spread(group: Sequence[Summary], figure: Callable[[Summary], float | None], show: Callable[[float], str]) -> str:
+def _mean(group: Sequence[Summary], figure: Callable[[Summary], float | None], show: Callable[[float], str]) -> Cell:
     values = _values(group, figure)
     if not values:
-        return "-"
+        return Cell("-")
+    mean = interval(values).mean
+    return Cell(show(mean), mean)
+
+
+def _spread(group: Sequence[Summary], figure: Callable[[Summary], float | None], show: Callable[[float], str]) -> Cell:
+    values = _values(group, figure)
+    if not values:
+        return Cell("-")
     found = interval(values)
-    return show(found.mean) + (f" +- {show(found.half_width)}" if found.half_width is not None else "")
+    text = show(found.mean) + (f" +- {show(found.half_width)}" if found.half_width is not None else "")
+    return Cell(text, found.mean)
 
 
-def times(ratio: float) -> str:
-    """A multiple with as many digits as matter."""
-    return f"{ratio:.2f}" if ratio < 100 else f"{ratio:,.0f}"
+def show_money(amount: float) -> str:
+    """An amount in the user's currency, with two decimals where it is small."""
+    return f"{amount:,.2f}" if abs(amount) < 1000 else f"{amount:,.0f}"
 
 
 def _show(seconds: float | None) -> str:

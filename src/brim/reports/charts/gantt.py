@@ -1,13 +1,16 @@
-"""Who held which GPU when, thinned to what a screen can show.
+"""Who held which GPU when, thinned to what a page can carry.
 
 A replay becomes a raster: one row per GPU (per group of nodes where GPUs are too many), one column per equal stretch of
 time, and in each cell the job that held the row's GPUs at the middle of the stretch. A run narrower than a column is in
 the raster as often as its length deserves, so that the texture keeps its true density. Rows are stored as run lengths.
+There are more columns than a screen has, so that one can zoom in; the page's script thins them again to what it draws.
 """
 
 from __future__ import annotations
 
 import base64
+import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,10 +27,10 @@ from brim.reports.metrics import SIZE_CLASSES, run_end_ms, size_class
 from brim.units import show_duration
 
 MAX_ROWS: Final = 192
-_COLUMNS: Final = (1200, 900, 600, 450, 300, 200, 120, 60, 30)
-_MAX_SEGMENTS: Final = 120_000
-"""Of all policies together: about 1.1 MB of the page, and as many job names at most."""
-_MAX_SEGMENTS_EACH: Final = 40_000
+_COLUMNS: Final = (9600, 4800, 2400, 1200, 900, 600, 450, 300, 200, 120, 60, 30)
+_MAX_SEGMENTS: Final = 480_000
+"""Of all policies together: about 0.8 MB of the page, and as many job names at most."""
+_MAX_SEGMENTS_EACH: Final = 160_000
 _MAX_NAME: Final = 40
 _NAMED_OWNERS: Final = 7
 _LEVELS: Final = 4
@@ -67,12 +70,13 @@ def owners_of(replay: Replay) -> Owners:
 
 
 def gantt_data(replays: Sequence[Replay], owners: Owners) -> dict[str, Any]:
-    """All policies' rasters and the jobs they show, ready for JSON.
+    """All policies' rasters and the jobs they show; arrays stay arrays until ``packed``.
 
     Returns:
-        ``rows``, ``nodes`` (rows at which a node starts), ``end_s``, ``owners``, ``sizes``; ``jobs`` with ``id``,
-        ``owner``, ``size``, ``gpus``, ``who``; per policy ``columns``, ``len``, ``job`` (index into jobs + 1, 0 idle),
-        ``level``. Integer columns are little-endian base64.
+        ``rows``, ``nodes`` (rows at which a node starts), ``end_s``, ``origin_ms``, ``owners``, ``sizes``; ``people``,
+        the users (or groups) by name, most jobs first, with ``people_jobs``; ``jobs`` with ``id``, ``owner``, ``size``,
+        ``gpus``, ``who`` (index into people + 1, 0 nobody); per policy ``columns``, ``len``, ``job`` (index into
+        jobs + 1, 0 idle), ``level``.
     """
     first = replays[0]
     rows_N = rows_of_nodes(first.cluster)
@@ -82,30 +86,73 @@ def gantt_data(replays: Sequence[Replay], owners: Owners) -> dict[str, Any]:
     shown = np.unique(np.concatenate([job for _, _, job, _ in found]))
     shown = shown[shown >= 0]
     trace = first.trace
-    sizes = size_class(trace)
+    names, place = people(trace)
+    code = people_code(trace)
     return {
         "rows": int(rows_N[-1][-1] + 1) if rows_N else 0,
         "nodes": _node_rows(rows_N),
         "end_s": end_ms / 1000,
+        "origin_ms": trace.origin_ms,
         "owners": list(owners.names),
         "sizes": list(SIZE_CLASSES),
+        "people": [_short(name) for name in names],
+        "people_jobs": np.bincount(place[code[code >= 0]], minlength=len(names)).astype("<u4"),
         "jobs": {
             "id": [_short(trace.job_id[job]) for job in shown],
-            "owner": _packed(owners.code[shown], "<u1"),
-            "size": _packed(sizes[shown], "<u1"),
-            "gpus": _packed(trace.gpus[shown], "<u4"),
+            "owner": owners.code[shown].astype("<u1"),
+            "size": size_class(trace)[shown].astype("<u1"),
+            "gpus": trace.gpus[shown].astype("<u4"),
             "gpus_as": " asked" if (first.gpus_min < first.gpus_max).any() else "",
-            "who": _who(trace, shown),
+            "who": (place[code[shown]] + 1).astype("<u4"),
         },
         "policies": [
             {
-                "name": replay.policy, "columns": columns, "len": _packed(length, "<u2"),
-                "job": _packed(np.where(job >= 0, np.searchsorted(shown, job) + 1, 0), "<u4"),
-                "level": _packed(level, "<u1"),
+                "name": replay.policy, "columns": columns, "len": length.astype("<u2"),
+                "job": np.where(job >= 0, np.searchsorted(shown, job) + 1, 0).astype("<u4"),
+                "level": level.astype("<u1"),
             }
             for replay, (columns, length, job, level) in zip(replays, found, strict=True)
         ],
     }
+
+
+def packed(data: dict[str, Any]) -> str:
+    """The data as base64 of deflated bytes: the length of a JSON text (4 bytes), the text, the arrays it points to.
+
+    An array stands in the JSON as ``{"at": offset after the text, "size": bytes per number, "count": numbers}``.
+    Numbers of several bytes are stored place by place (all lowest bytes first), which deflates better.
+    """
+    parts: list[bytes] = []
+    offset = 0
+
+    def placed(array: object) -> dict[str, int]:
+        nonlocal offset
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"found {type(array).__name__}, expected an array")
+        planes = np.ascontiguousarray(array).view(np.uint8).reshape(len(array), array.dtype.itemsize).T
+        parts.append(planes.tobytes())
+        here, offset = offset, offset + array.nbytes
+        return {"at": here, "size": array.dtype.itemsize, "count": len(array)}
+
+    text = json.dumps(data, separators=(",", ":"), default=placed).encode()
+    return base64.b64encode(zlib.compress(b"".join((len(text).to_bytes(4, "little"), text, *parts)), 9)).decode()
+
+
+def people(trace: Trace) -> tuple[list[str], IntArray]:
+    """Users (else groups) with jobs, most jobs first, and the place of each code among them, with NONE's last."""
+    names = trace.users if (trace.user >= 0).any() else trace.groups
+    code = people_code(trace)
+    jobs = np.bincount(code[code >= 0], minlength=len(names))
+    order = np.argsort(-jobs, kind="stable")
+    order = order[jobs[order] > 0]
+    place = np.full(len(names) + 1, NONE, dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return [names[person] for person in order], place
+
+
+def people_code(trace: Trace) -> IntArray:
+    """Code of each job's user, or of its group where no user is recorded, shape (J,)."""
+    return trace.user if (trace.user >= 0).any() else trace.group
 
 
 def rows_of_nodes(cluster: Cluster) -> list[range]:
@@ -198,17 +245,5 @@ def _node_rows(rows_N: Sequence[range]) -> list[int]:
     return sorted({rows[0] for rows in rows_N}) if any(len(rows) > 1 for rows in rows_N) else []
 
 
-def _who(trace: Trace, shown: IntArray) -> dict[str, Any]:
-    """User (or group) of each shown job: the names in use and a code per job, 0 for none."""
-    code, names = (trace.user, trace.users) if (trace.user >= 0).any() else (trace.group, trace.groups)
-    used, compact = np.unique(code[shown], return_inverse=True)
-    labels = ["" if owner < 0 else _short(names[owner]) for owner in used]
-    return {"names": labels, "code": _packed(compact.astype(np.int64), "<u4")}
-
-
 def _short(name: str) -> str:
     return name if len(name) <= _MAX_NAME else name[: _MAX_NAME - 1] + "\u2026"
-
-
-def _packed(values: NDArray[Any], kind: str) -> str:
-    return base64.b64encode(values.astype(np.dtype(kind)).tobytes()).decode("ascii")

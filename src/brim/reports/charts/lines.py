@@ -14,6 +14,7 @@ from brim.reports.charts.svg import (
     BOTTOM,
     LEFT,
     PLOT_WIDTH,
+    RECORD,
     RIGHT,
     TOP,
     WIDTH,
@@ -31,6 +32,7 @@ from brim.reports.charts.svg import (
     y_axis,
 )
 from brim.reports.metrics import run_end_ms
+from brim.reports.record import NAME as RECORDED
 from brim.units import WHOLE_GPU, show_duration
 
 _HEIGHT: Final = 250
@@ -44,19 +46,22 @@ _STRIP: Final = 52
 _FULL: Final = 30
 
 
-def cdf(series: Sequence[tuple[str, FloatArray]], *, what: str) -> str:
+def cdf(series: Sequence[tuple[str, FloatArray]], *, what: str, recorded: FloatArray | None = None) -> str:
     """Share of jobs up to each duration, one line per policy, log axis, with the medians in the legend.
 
     Args:
         series: Policy name and seconds of its finished jobs.
         what: Of what, for the description.
+        recorded: Seconds of the recorded jobs, for a line of their own.
     """
+    series = [*series, *([] if recorded is None else [(RECORDED, recorded)])]
     pooled = np.concatenate([values for _, values in series]) if series else np.zeros(0)
     low_s, high_s = (float(np.quantile(pooled, 0.01)), float(pooled.max())) if len(pooled) else (1.0, 10.0)
     scale = LogTime.around(low_s, high_s)
     body = [x_axis(scale.ticks(), _HEIGHT), y_axis([Tick(q / 100, f"{q} %") for q in (0, 25, 50, 75, 100)], _HEIGHT)]
     keys = []
-    for index, (name, values) in enumerate(series):
+    for at, (name, values) in enumerate(series):
+        index = RECORD if recorded is not None and at == len(series) - 1 else at
         if not len(values):
             keys.append((np.inf, Key(index, name, "-")))
             continue

@@ -24,6 +24,8 @@ BOTTOM: Final = 26
 PLOT_WIDTH: Final = WIDTH - LEFT - RIGHT
 COLOURS: Final = 8
 """Policies with a colour of their own; later ones take colours again, with dots."""
+RECORD: Final = -1
+"""Place of the record among the policies."""
 
 _LOG_TICKS: Final = (
     (1, "1 s"), (10, "10 s"), (60, "1 min"), (600, "10 min"), (3_600, "1 h"), (36_000, "10 h"), (86_400, "1 d"),
@@ -98,6 +100,8 @@ def escape(text: object) -> str:
 
 def style(index: int) -> str:
     """CSS classes of a policy's lines: a colour, and dashes where eight colours are hard to tell apart."""
+    if index == RECORD:
+        return "pr"
     dash = "" if index % COLOURS < COLOURS // 2 else " dash"
     return f"p{index % COLOURS}" + (" dots" if index >= COLOURS else dash)
 

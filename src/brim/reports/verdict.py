@@ -1,0 +1,157 @@
+"""What a comparison comes to, in two to four sentences: the best policy, the best without preemption, what is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from brim.reports.record import NAME as RECORDED
+from brim.reports.record import Comparison
+from brim.reports.summary import Summary, interval
+from brim.units import S_PER_H, show_duration
+
+Groups = Mapping[str, Sequence[Summary]]
+"""Summaries of each policy over its seeds, at one load."""
+_FEW_H = 0.05
+"""GPU-hours that are none when rounded to a tenth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Who is compared, and who is best.
+
+    Attributes:
+        means_s: Mean JCT of each policy that may be compared: of the complete replays where there are two or more.
+        complete: Whether any replay is complete.
+        first: The policy that others are compared with.
+        best: The policy with the least mean JCT; no oracle.
+        oracle: The oracle with the least mean JCT, if there is one.
+    """
+
+    means_s: Mapping[str, float]
+    complete: bool
+    first: str
+    best: str
+    oracle: str | None
+
+
+def standing(groups: Groups) -> Standing | str:
+    """Find the best policy, or say in a sentence why there is none."""
+    means = {policy: _mean_jct(group) for policy, group in groups.items()}
+    known = {policy: mean for policy, mean in means.items() if mean is not None}
+    complete = {policy: mean for policy, mean in known.items() if not any(s.incomplete for s in groups[policy])}
+    if len(complete) > 1:  # means over different jobs do not compare
+        known = complete
+    fair = [policy for policy in known if not groups[policy][0].oracle]
+    if not fair:
+        return "All of these policies are oracles: they were told true run times." if known else "No job finished."
+    first = next(iter(groups))
+    return Standing(
+        means_s=known, complete=bool(complete), first=first if first in known else fair[0],
+        best=min(fair, key=known.__getitem__),
+        oracle=min((p for p in known if groups[p][0].oracle), key=known.__getitem__, default=None),
+    )
+
+
+def verdict(groups: Groups) -> list[str]:
+    """Say which policy is best, which is best without preemption, and what the best one saves.
+
+    Where the replays were compared with the record, the first sentence is about the record.
+    """
+    found = standing(groups)
+    if isinstance(found, str):
+        return [found]
+    saved = groups[found.best][0].saved if len(groups[found.best]) == 1 else None
+    sentences = [] if found.complete else ["No replay is complete: what follows is over the jobs that finished."]
+    if saved is not None and saved.reference == RECORDED:
+        sentences.append(_beside_record(found.best, saved))
+    else:
+        sentences.append(_best(found))
+    sentences[-1] += _without_preemption(groups, found)
+    if saved is not None:
+        sentences.append(_saved(found.best, groups[found.best][0], saved))
+    return sentences
+
+
+def times(ratio: float) -> str:
+    """A multiple with as many digits as matter."""
+    return f"{ratio:.2f}" if ratio < 100 else f"{ratio:,.0f}"
+
+
+def _beside_record(best: str, saved: Comparison) -> str:
+    jct, wait = (
+        (show_duration(before / saved.jobs), show_duration(after / saved.jobs))
+        for before, after in ((saved.before_jct_s, saved.after_jct_s), (saved.before_wait_s, saved.after_wait_s))
+    )
+    if jct[0] == jct[1] and wait[0] == wait[1]:
+        return (
+            f"{best}, the best policy here, oracles aside, comes to what was recorded: a mean wait of {wait[0]} and a "
+            f"mean job completion time of {jct[0]}."
+        )
+    if saved.after_jct_s >= saved.before_jct_s:
+        return (
+            f"No policy here would have been faster than the record, oracles aside: {best}, the best of them, has a "
+            f"mean wait of {wait[1]} and a mean job completion time of {jct[1]}; recorded were {wait[0]} and {jct[0]}."
+        )
+    return (
+        f"{best} would have cut the mean wait from {wait[0]} (as recorded) to {wait[1]}, and the mean job completion "
+        f"time from {jct[0]} to {jct[1]}."
+    )
+
+
+def _best(found: Standing) -> str:
+    best, first, known = found.best, found.first, found.means_s
+    if len(known) == 1:
+        return f"Under {best} the mean job completes {show_duration(known[best])} after its submission."
+    if best == first:
+        return f"No policy without an oracle beats {first}'s mean job completion time of {show_duration(known[first])}."
+    if known[first] >= 2 * known[best]:
+        return (
+            f"{best} has the shortest mean job completion time: {show_duration(known[best])}; {first} takes "
+            f"{times(known[first] / known[best])} times as long ({show_duration(known[first])})."
+        )
+    gain = 1 - known[best] / known[first]
+    return (
+        f"{best} has the shortest mean job completion time: {show_duration(known[best])}, {gain:.0%} less than {first} "
+        f"({show_duration(known[first])})."
+    )
+
+
+def _without_preemption(groups: Groups, found: Standing) -> str:
+    """Say whether the best policy preempts, and name the best that does not; a sentence that follows another."""
+    fair = [policy for policy in found.means_s if not groups[policy][0].oracle]
+    calm = [policy for policy in fair if not any(s.metrics.preemptions or s.metrics.resizes for s in groups[policy])]
+    if found.best in calm:
+        return " It takes no GPUs from running jobs."
+    if not calm:
+        return " It takes GPUs from running jobs" + (", as all policies here do." if len(fair) > 1 else ".")
+    best = min(calm, key=found.means_s.__getitem__)
+    wait_s = _mean_of([s.metrics.wait_mean_s for s in groups[best]])
+    wait = "" if wait_s is None else f" and a mean wait of {show_duration(wait_s)}"
+    return (
+        f" It takes GPUs from running jobs; of the policies that do not, {best} is best, with a mean job completion "
+        f"time of {show_duration(found.means_s[best])}{wait}."
+    )
+
+
+def _saved(best: str, summary: Summary, saved: Comparison) -> str:
+    than = "than recorded" if saved.reference == RECORDED else f"than under {saved.reference}"
+    gpu_h, money = saved.saved_gpu_s / S_PER_H, summary.saved_cost
+    held = "as many GPU-hours" if abs(gpu_h) < _FEW_H else f"{_change(gpu_h, ',.1f', 'GPU-hours less')}"
+    cost = "" if money is None or abs(gpu_h) < _FEW_H else f", which costs {_change(money, ',.2f', 'less')}"
+    waits = _change(saved.saved_wait_s / S_PER_H, ",.0f", "hours less")
+    return f"Under {best} the jobs together wait {waits} {than}, and hold {held}{cost}."
+
+
+def _change(saved: float, digits: str, less: str) -> str:
+    """An amount saved, or needed more, in words."""
+    return f"{abs(saved):{digits}} {less if saved >= 0 else less.replace('less', 'more')}"
+
+
+def _mean_jct(group: Sequence[Summary]) -> float | None:
+    return _mean_of([s.metrics.jct_mean_s for s in group])
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return interval(known).mean if known else None
