@@ -51,7 +51,7 @@ def test_jobs_that_overlap_add_up_and_jobs_that_follow_each_other_do_not(tmp_pat
         tmp_path, row(1, 1, 10, 4, "n1"), row(2, 5, 20, 4, "n1"), row(3, 10, 30, 4, "n1"), row(4, 1, 59, 8, "n[2-3]")
     )
     assert str(trace.cluster) == "3x8xa100:cpus=8,mem=20GB"
-    assert "3 nodes, 24 GPUs" in said
+    assert "24 GPUs on the nodes that jobs ran on" in said
     assert "nodes that never ran a GPU job are not seen" in said
     assert "2 never held as many GPUs as others of their kind" in said
 

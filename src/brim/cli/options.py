@@ -16,7 +16,12 @@ from brim.errors import ConfigError
 OUTPUTS: Final = ("table", "json")
 
 ClusterOption = Annotated[
-    str, typer.Option("--cluster", "-c", help="Cluster: 64x8xH100, 16x4xT4:cpus=48,mem=192GB, or a TOML file.")
+    str | None,
+    typer.Option(
+        "--cluster",
+        "-c",
+        help="Cluster: 64x8xH100, 16x4xT4:cpus=48,mem=192GB, or a TOML file; what the record shows, if absent.",
+    ),
 ]
 OutputOption = Annotated[str, typer.Option("--output", "-o", help="table or json.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]

@@ -82,7 +82,7 @@ _Jobs = Annotated[Path | None, typer.Option("--jobs", help="Write one Parquet ro
 @app.command()
 def run(
     trace: _Trace,
-    cluster: ClusterOption,
+    cluster: ClusterOption = None,
     policy: Annotated[str, typer.Option("--policy", "-p", help="Preset, or a Python file with a Policy.")] = "fifo",
     format: _Format = None,
     limit: _Limit = None,
@@ -119,7 +119,7 @@ def run(
 @app.command()
 def compare(
     trace: _Trace,
-    cluster: ClusterOption,
+    cluster: ClusterOption = None,
     policies: Annotated[str, typer.Option("--policies", "-p", help="Presets or files, comma-separated.")] = (
         DEFAULT_POLICIES
     ),
@@ -153,7 +153,7 @@ def compare(
 
 
 def _replay_and_report(
-    path: str, cluster_text: str, names: list[str], format: str | None, limit: int | None, from_date: str | None,
+    path: str, cluster_text: str | None, names: list[str], format: str | None, limit: int | None, from_date: str | None,
     loads: list[float], seeds: list[int], truth: Choice, overheads: str, estimates: str, library: str,
     node_mtbf: str, job_mtbf: str,
     drain: list[str] | None, drop_too_large: bool, price: float | None, html: Path | None, jobs: Path | None,
@@ -166,7 +166,7 @@ def _replay_and_report(
     from brim.policies.presets import find_policy
     from brim.sim.twin import Settings
 
-    cluster = parse_cluster(cluster_text)
+    given = None if cluster_text is None else parse_cluster(cluster_text)
     policies = list(dict.fromkeys(filter(None, names)))
     if not policies:
         raise ConfigError("--policies: found no name, expected at least one; see `brim policy list`")
@@ -177,12 +177,13 @@ def _replay_and_report(
             raise ConfigError(f"--policies: {other} and {name} are both called {find_policy(name).name!r}; rename one")
     settings = Settings(
         overheads=truth.overheads().times(factor(overheads, "--overheads")), estimates=estimates, library=library,
-        faults=_faults(node_mtbf, job_mtbf, drain, cluster),
     )
     if price is not None and not 0 <= price < float("inf"):
         raise ConfigError(f"--price: found {price:g}, expected a price per GPU-hour, such as 2.50")
     check_writable(html, jobs)
     recorded = _read(path, format, limit, from_date)
+    cluster = _cluster_of(recorded, given, max(loads))
+    settings = replace(settings, faults=_faults(node_mtbf, job_mtbf, drain, cluster))
     if drop_too_large:
         recorded, notes = _without_too_large(recorded, cluster)
         settings = replace(settings, notes=notes)
@@ -225,6 +226,24 @@ def _read(path: str, format: str | None, limit: int | None, from_date: str | Non
     if from_date:
         trace = traces.since(trace, from_date)
     return traces.limit(trace, limit) if limit else trace
+
+
+def _cluster_of(trace: Trace, given: Cluster | None, load: float) -> Cluster:
+    """Take the cluster that was given, with what speaks against it on stderr, or the one that the record shows."""
+    from brim import traces
+
+    if given is None:
+        if trace.cluster is None:
+            raise ConfigError(f"{trace.name} names no nodes: give its cluster, such as --cluster 64x8xH100")
+        print(f"brim: replaying on {trace.cluster}, which the record shows; --cluster gives another", file=sys.stderr)
+        return trace.cluster
+    if said := traces.doubts(trace, given, load):
+        print(f"brim: cluster {given} does not fit the record:", file=sys.stderr)
+        for sentence in said:
+            print(f"  {sentence}", file=sys.stderr)
+        if trace.cluster is not None:
+            print(f"  without --cluster, the replay is on {trace.cluster}", file=sys.stderr)
+    return given
 
 
 def _without_too_large(trace: Trace, cluster: Cluster) -> tuple[Trace, tuple[str, ...]]:

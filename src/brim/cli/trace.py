@@ -120,10 +120,15 @@ def _say(text: str) -> None:
 
 def tell(report: ReadReport) -> None:
     """Say on stderr what became of the rows."""
+    from brim.traces.report import UNUSABLE
+
     _say(f"read {Path(report.file).name} as {report.format}: {report.rows:,} rows, {report.used:,} jobs")
     for verb, reasons in (("repaired", report.repaired), ("dropped", report.dropped)):
         for reason, rows in reasons.items():
-            _say(f"  {verb} {rows:,}: {reason}")
+            share = f" ({rows / (rows + report.used):.1%} of the jobs)" if reason == UNUSABLE else ""
+            _say(f"  {verb} {rows:,}{share}: {reason}")
+    if report.unusable:
+        _say(f"  rows that cannot be used{', the first' if len(report.unusable) > SHOWN_UNUSABLE else ''}:")
     for error in report.first_unusable(SHOWN_UNUSABLE):
         _say(f"    {str(error).removeprefix(f'{error.file}, ')}")
     if report.cluster:
@@ -137,7 +142,8 @@ def _span(trace: Trace) -> str:
 
 
 def _counts(report: ReadReport) -> dict[str, object]:
-    return {"rows": report.rows, "used": report.used, "repaired": report.repaired, "dropped": report.dropped}
+    return {"rows": report.rows, "used": report.used, "repaired": report.repaired, "dropped": report.dropped,
+            "unusable": [str(error) for error in report.first_unusable(SHOWN_UNUSABLE)]}
 
 
 def _info_json(figures: TraceSummary) -> dict[str, Any]:

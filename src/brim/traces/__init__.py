@@ -1,5 +1,6 @@
 """Data in: readers of published and one's own traces, a generator, transforms, and a summary of what is in a trace."""
 
+from brim.traces.doubts import doubts
 from brim.traces.own import write
 from brim.traces.reading import read
 from brim.traces.report import ReadReport
@@ -10,6 +11,7 @@ from brim.traces.transform import limit, offered_load, resample, scale_load, sin
 __all__ = [
     "ReadReport",
     "TraceSummary",
+    "doubts",
     "limit",
     "offered_load",
     "read",

@@ -88,7 +88,7 @@ def cluster_seen(held: pl.DataFrame, report: ReadReport) -> Cluster | None:
     cluster = cluster_of(tuple(_group(row) for row in rows))
     smaller = int(alike["smaller"].sum())
     report.cluster = (
-        f"{cluster} ({cluster.num_nodes:,} nodes, {cluster.num_gpus:,} GPUs), the most that jobs held at once on each "
+        f"{cluster}, {cluster.num_gpus:,} GPUs on the nodes that jobs ran on: the most that they held at once on each "
         "kind of node; nodes that never ran a GPU job are not seen"
         + (f"; {smaller:,} never held as many GPUs as others of their kind" if smaller else "")
     )

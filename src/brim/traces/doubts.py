@@ -1,0 +1,99 @@
+"""Whether a cluster can be the one on which a trace was recorded: what the record says against it, in sentences.
+
+Another cluster is a fair question; the wrong one by mistake gives a table in which all policies look alike.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from brim.core.arrays import FloatArray, IntArray
+from brim.core.cluster import Cluster
+from brim.core.trace import NONE, Trace
+from brim.traces.transform import offered_load
+from brim.units import MS_PER_MIN, WHOLE_GPU
+
+LOAD_MIN: Final = 0.3
+"""Offered load below which hardly any job waits under any policy. Ours."""
+OVER_FRACTION: Final = 0.01
+"""Share of the time in which more GPUs than the cluster has may be in use, for clocks that do not agree. Ours."""
+WAITED_MS: Final = MS_PER_MIN
+"""A shorter wait is the scheduler's own interval."""
+ROOM_FRACTION: Final = 0.9
+"""A job had room if it and the others would have filled no more than this; the rest may have been in pieces. Ours."""
+
+
+def doubts(trace: Trace, cluster: Cluster, load: float = 1) -> list[str]:
+    """Say what in the record speaks against the cluster; nothing where all fits, or where the record does not tell.
+
+    Args:
+        trace: As recorded.
+        cluster: As given.
+        load: Greatest factor on the arrival rate that will be replayed.
+    """
+    return [*_of_nodes(trace, cluster), *_of_use(trace, cluster), *_of_load(trace, cluster, load)]
+
+
+def _of_nodes(trace: Trace, cluster: Cluster) -> list[str]:
+    seen = trace.cluster
+    if seen is None:
+        return []
+    said = []
+    if seen.num_nodes != cluster.num_nodes:
+        said.append(f"the record names {seen.num_nodes:,} nodes with GPUs, the cluster has {cluster.num_nodes:,}")
+    if int(seen.gpus_N.max()) > int(cluster.gpus_N.max()):
+        said.append(
+            f"a node of the record had {seen.gpus_N.max()} GPUs in use at once, the largest of the cluster has "
+            f"{cluster.gpus_N.max()}"
+        )
+    return said
+
+
+def _of_use(trace: Trace, cluster: Cluster) -> list[str]:
+    told = np.flatnonzero((trace.wait_ms != NONE) & (trace.run_ms > 0))
+    if not len(told):
+        return []
+    submit_ms, start_ms = trace.submit_ms[told], trace.submit_ms[told] + trace.wait_ms[told]
+    gpus = trace.gpus[told] * trace.share_milli[told] / WHOLE_GPU
+    at_ms, in_use = _in_use(start_ms, start_ms + trace.run_ms[told], gpus)
+    lasts_ms, most = np.diff(at_ms), float(in_use.max())
+    over = float(lasts_ms[in_use[:-1] > cluster.num_gpus].sum() / max(lasts_ms.sum(), 1))
+    if over > OVER_FRACTION:
+        return [
+            f"the record had up to {most:,.0f} GPUs in use at once, and more than the {cluster.num_gpus:,} of the "
+            f"cluster for {over:.0%} of the time"
+        ]
+    said = []
+    if most <= cluster.num_gpus / 2:
+        said.append(
+            f"the record never had more than {most:,.0f} GPUs in use at once, the cluster has {cluster.num_gpus:,}"
+        )
+    used_gpu_ms = np.concatenate(([0.0], np.cumsum(in_use[:-1] * lasts_ms)))
+    waited = np.flatnonzero(trace.wait_ms[told] >= WAITED_MS)
+    begin_ms, end_ms = submit_ms[waited], start_ms[waited]
+    mean_use = (np.interp(end_ms, at_ms, used_gpu_ms) - np.interp(begin_ms, at_ms, used_gpu_ms)) / (end_ms - begin_ms)
+    had_room = int((mean_use + gpus[waited] <= ROOM_FRACTION * cluster.num_gpus).sum())
+    if had_room > len(waited) / 2:
+        said.append(
+            f"{had_room:,} of the {len(waited):,} jobs that waited a minute or longer would have found their GPUs free "
+            "on it: the recorded cluster was smaller, or limits, quotas or reservations held them back, which a replay "
+            "does not know"
+        )
+    return said
+
+
+def _in_use(start_ms: IntArray, end_ms: IntArray, gpus: FloatArray) -> tuple[IntArray, FloatArray]:
+    """Return the moments at which the number of GPUs in use changes, and the number from each on."""
+    at_ms, which = np.unique(np.concatenate((start_ms, end_ms)), return_inverse=True)
+    change = np.bincount(which, weights=np.concatenate((gpus, -gpus)), minlength=len(at_ms))
+    return at_ms, np.cumsum(change)
+
+
+def _of_load(trace: Trace, cluster: Cluster, load: float) -> list[str]:
+    offered = load * offered_load(trace, cluster)
+    if math.isnan(offered) or offered >= LOAD_MIN:
+        return []
+    return [f"the jobs ask for {offered:.1%} of what the cluster can do: hardly any will wait under any policy"]
