@@ -126,7 +126,7 @@ def misuse(kind):
     model = nn.Linear(20, 5)
     left_out = nn.Linear(2, 2)
     both = nn.ModuleDict({"used": model, "left_out": left_out})
-    optimizer = torch.optim.SGD(both.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD((both if kind == "unused" else model).parameters(), lr=0.1)
     rates = torch.optim.lr_scheduler.StepLR(optimizer, 4)
     run.prepare(both if kind == "unused" else model, optimizer, rates)
     loader = run.loader(Rows("rows"), 18 if kind == "batch" else 16, workers=0)
@@ -138,12 +138,18 @@ def misuse(kind):
             run.backward(loss)
         if kind == "twice":
             run.backward(loss_of(model(x), y))
-        if kind.startswith("clip"):
+        if kind == "clip values":
+            nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        elif kind.startswith("clip"):
             nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         if kind == "optimizer":
             optimizer.step()
         if kind != "no step":
             run.step()
+        if kind == "optimizer after" and run.steps_done == 2:
+            optimizer.step()
+        if kind == "another optimizer" and run.steps_done:
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
         if kind == "schedule" and run.steps_done:
             rates.step()
 
@@ -159,7 +165,10 @@ def misuse(kind):
         ("no step", UserError, "run.step was not called"),
         ("clip", UserError, "to clip use run.clip"),
         ("clip alone", UserError, "to clip use run.clip"),
-        ("optimizer", UserError, "leave optimizer.step"),
+        ("clip values", UserError, r"run.clip\(max_value=...\)"),
+        ("optimizer", UserError, "optimizer.step was called by the script: leave it to run.step"),
+        ("optimizer after", UserError, "optimizer.step was called by the script: leave it to run.step"),
+        ("another optimizer", UserError, "SGD.step was called by the script, for parameters of a model given to"),
         ("schedule", UserError, "stepped by the script, and by run.step, too"),
     ],
 )

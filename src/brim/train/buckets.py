@@ -51,7 +51,8 @@ class _Elsewhere(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise UserError(
             "gradients were used between run.backward and run.step, which sums and applies them: to clip use "
-            "run.clip(max_norm), and leave optimizer.step, scaler.step and scaler.unscale_ to run.step"
+            "run.clip(max_norm) or run.clip(max_value=...), and leave optimizer.step, scaler.step and scaler.unscale_ "
+            "to run.step"
         )
 
 
@@ -343,7 +344,7 @@ class Buckets:
                 self._fold(bucket)
         self._fold(self._buckets[-1], tail)
         self._launch()
-        if self._last and self._watched:  # a mistake in the loop shows in its first step
+        if self._watched:  # a mistake in the loop shows in its first step
             for param in self.params:
                 param.grad = torch.zeros((), dtype=param.dtype, device=param.device).expand(param.shape).as_subclass(
                     _Elsewhere

@@ -35,36 +35,44 @@ class Evaluation:
     def __init__(self, device: torch.device, timeout_s: float) -> None:
         self._device, self._timeout = device, timedelta(seconds=timeout_s)
         self._group: Group | None = None
+        self._where = ""
         self._members: tuple[int, ...] = ()
         self._counts: dict[tuple[int, ...], int] = {}
         self.again = False
 
-    def use(self, group: Group | None) -> None:
-        """Exchange in this group from now on; tells its other members whether an evaluation is under way here."""
-        self._group, self._counts = group, {}
+    def use(self, group: Group | None, where: str) -> None:
+        """Exchange in this group from now on; tells its other members where in the script this rank evaluates."""
+        self._group, self._where, self._counts = group, where, {}
         self._members = tuple(range(group.size)) if group is not None else ()
         if group is not None:
             with contextlib.suppress(RuntimeError):  # the group has ended; whoever waits in it will notice
-                group.store.set(f"evaluating/{group.rank}", str(int(self.again)))
+                group.store.set(f"evaluates/{group.rank}", where)
 
     def restrict(self) -> None:
-        """Leave out the ranks that are not in this evaluation, because they have joined or are through with it.
+        """Where the group has formed within an evaluation, leave out the ranks that do not come to it.
+
+        They have joined, or are through with it.
 
         Raises:
             BrokenGroupError: the group has ended.
         """
         group = self._group
-        if group is None:
+        if group is None or not self._where:
             return
-        keys = [f"evaluating/{rank}" for rank in range(group.size)]
+        keys = [f"evaluates/{rank}" for rank in range(group.size)]
         with _broken_group():
             group.store.wait(keys, self._timeout)
-            said = [group.store.get(key) for key in keys]
-        self._members = tuple(rank for rank, word in enumerate(said) if word == b"1")
+            said = [group.store.get(key).decode() for key in keys]
+        self._members = tuple(rank for rank, word in enumerate(said) if word == self._where)
 
     def everybody(self) -> None:
-        """The evaluation is done: all ranks take part in the next one."""
+        """The evaluation is done: `place` is that among all ranks again."""
         self._members = tuple(range(self._group.size)) if self._group is not None else ()
+
+    def begin_step(self) -> None:
+        """All ranks come to the next evaluation."""
+        self._where = ""
+        self.everybody()
 
     @property
     def place(self) -> tuple[int, int] | None:

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from brim.errors import ConfigError, UserError
 from brim.gang.protocol import PREEMPTED, Error, Finished, Leaving, Measured, Prepare, Resize, Saved, Stop, Tune
 from brim.train import certificate as certificates
+from brim.train.agreement import Agreement
 from brim.train.batches import Batches
 from brim.train.buckets import Alone, Buckets, summer
 from brim.train.carried import Lambda, State, Values, place_optimizer
@@ -47,7 +48,7 @@ from brim.train.surroundings import (
     static_group,
     tell_exceptions,
 )
-from brim.train.tail import Tail
+from brim.train.tail import Summary, Tail
 from brim.train.update import Schedule, Update
 
 T = TypeVar("T")
@@ -117,6 +118,7 @@ class Run:
         self._per_worker: list[PerWorker] = []
         self._buckets: Buckets | None = None
         self._tail: Tail | None = None
+        self._agreement: Agreement | None = None
         self._loader: Batches | None = None
         self._noise: Noise | None = None
         self._rule: Rule | None = None
@@ -129,7 +131,7 @@ class Run:
         self._agreed = self._acted = self._tuned = 0
         self._leave_asked = self._leave_agreed = self._broken = self._through = False
         self._closed = True  # the code behind the loop over `steps` has run since the last step
-        self._closed_elsewhere = False
+        self._closed_elsewhere = self._in_body = False
         self._loss: Tensor | None = None
         self._meter = Meter()
         self._group: Group | None = None
@@ -215,6 +217,9 @@ class Run:
         self._tail = Tail(self._state.models, self._workers or FAST_RANKS_MAX, self._per_worker)
         named = named_parameters(self._state.models)
         self._buckets = Buckets(named, self._tail.size, unused=unused)
+        trained = {id(param): name for name, param in named}
+        self._agreement = Agreement(self._state.models, self._state.optimizers, trained)
+        self._update.watch(trained)
         return things[0] if len(things) == 1 else things
 
     def _take_in(self, thing: Any) -> None:
@@ -401,13 +406,24 @@ class Run:
         if norms:
             weight = (micro.share * self._update.scale()) ** 2 * self._plan.shares
             leaf_sq = torch.stack([norm.to(norms[0].device) for norm in norms]).sum() / weight
-        heard = self._control.heard if self._control is not None else 0
-        said = (self.rank, heard, self._leave_asked) if micro.last else None
+        said = (self.rank, self._words()) if micro.last else None
         return self._tail.leaf(micro.share, loss, leaf_sq, said)
 
-    def clip(self, max_norm: float | None) -> None:
-        """From now on scale gradients down to this norm, over all parameters; None: no more."""
-        self._update.max_norm = max_norm
+    def _words(self) -> list[int | Tensor]:
+        """What this rank says to all others at the end of a step: see `brim.train.tail.Summary`."""
+        heard = self._control.heard if self._control is not None else 0
+        if self._agreement is None or self._plan is None or self._size() == 1:
+            return [heard, self._leave_asked, 0, 0]
+        return [heard, self._leave_asked, self._agreement.settings_word(), self._plan.state]
+
+    def clip(self, max_norm: float | None = None, *, max_value: float | None = None) -> None:
+        """From now on clip the summed gradients before every update; without arguments: no more.
+
+        Args:
+            max_norm: Scale all gradients down to this norm over all parameters, as ``clip_grad_norm_`` does.
+            max_value: Keep every number within plus and minus this, as ``clip_grad_value_`` does.
+        """
+        self._update.max_norm, self._update.max_value = max_norm, max_value
 
     def schedule(self, factor: Schedule) -> None:
         """Multiply the learning rates with ``factor(samples consumed)`` in every step."""
@@ -443,22 +459,28 @@ class Run:
             with random_numbers_kept(self.device):
                 while True:
                     try:
+                        self._form()
+                        self._evaluation.restrict()
                         return function()
                     except BrokenGroupError as error:
-                        self._evaluate_again(error)
+                        self._evaluation.everybody()
+                        self._drop_step(error)
         finally:
             self._evaluation.again = False
-            self._evaluation.everybody()
 
-    def _evaluate_again(self, error: BrokenGroupError) -> None:
-        while True:
-            self._drop_step(error)
-            self._form()
-            try:
-                self._evaluation.restrict()
-                return
-            except BrokenGroupError as again:
-                error = again
+    def _evaluates(self) -> str:
+        """The place of the script where this rank evaluates now, or next; "": none.
+
+        A rank that joins where the steps of an epoch are done runs the code at the end of the epoch, too.
+        """
+        loader = self._loader
+        done = loader is not None and not self._closed and (loader.epoch > self.epoch or self._over())
+        if self._evaluation.again:
+            return "at the end" if self._evaluates_at_the_end() else "in a step"
+        return "at the end" if done else ""
+
+    def _evaluates_at_the_end(self) -> bool:
+        return self._evaluation.again and not self._in_body
 
     def gather(self, value: Any) -> list[Any]:
         """What every rank gives, in the order of the ranks: any object that can be pickled, tensors included.
@@ -469,12 +491,16 @@ class Run:
             BrokenGroupError: a rank has died; within `evaluate` that function is called again.
             UserError: a rank did not call it within ``timeout_s``, or has no micro-batch in this step.
         """
+        if self._buckets is None:
+            raise UserError("run.gather, run.broadcast or run.reduce before run.prepare(model, optimizer)")
         if self._micro is not None and self._plan is not None and (idle := self._plan.idle(self._size())):
             raise UserError(
                 f"run.gather, run.broadcast or run.reduce inside run.steps: rank {idle[0]} has no sample in this step, "
                 "and so does not come there; call it between two epochs, or use run.loader(..., last='drop')"
             )
+        self._form()
         with self._in_collective():
+            self._evaluation.restrict()
             return self._evaluation.gather(value)
 
     def broadcast(self, value: Any = None, *, source: int = 0) -> Any:
@@ -520,11 +546,12 @@ class Run:
         batch = self._loader.global_batch if self._loader is not None else None
         return certificates.certificate(
             logical_workers=self._workers, seed=self.seed, device=self.device, dtypes=dtypes, ranks=self.world_size,
-            rules={"global_batch": batch, "max_norm": self._update.max_norm},
+            rules={"global_batch": batch, **self._update.clipping()},
         )  # fmt: skip
 
     def finish(self) -> None:
         """All steps are done: save, once everybody has committed the last; who has not may need our state."""
+        self._evaluation.everybody()
         while True:
             try:
                 self._save_together()
@@ -549,6 +576,7 @@ class Run:
             self._membership.group.abort()
         if self._buckets is not None:
             self._buckets.use(Alone())
+        self._update.close()
         if self._membership is not None:
             self._membership.close()
         if self._group is not None:
@@ -562,7 +590,12 @@ class Run:
     def _one_step(self, loader: Batches) -> Iterator[Any]:
         plan = self._plan = self._plan_step(loader)
         assert self._tail is not None
+        assert self._agreement is not None
+        self._evaluation.begin_step()
         self._tail.begin_step()
+        self._update.begin_step()
+        if self._size() > 1:
+            plan.state = self._agreement.state_word(self.steps_done)
         self._meter.begin()
         begins = True
         for index, worker in enumerate(plan.mine):
@@ -579,7 +612,9 @@ class Run:
             micro.begins, begins = begins, False
             batch = moved(loader.fetch(plan.epoch, plan.step, worker), self.device)
             seed_everything(self.seed, "step", self.steps_done, worker)
+            self._in_body = True
             yield batch
+            self._in_body = False
             if self._broken:
                 return
             if not micro.done or (last and not micro.stepped):
@@ -610,7 +645,10 @@ class Run:
         assert buckets is not None
         assert tail is not None
         assert plan is not None
-        late = self.device.type == "cuda" and self._membership is None
+        assert self._agreement is not None
+        self._agreement.check_trained()
+        idle = plan.idle(self._size())
+        late = self.device.type == "cuda" and self._membership is None and not idle
         if self.device.type == "cuda" and not late:  # else the rest of backward would count as exchange
             torch.cuda.current_stream(self.device).synchronize()
         began_s = time.perf_counter()
@@ -621,6 +659,7 @@ class Run:
             group = self._live_group()
             if group is not None and group.aborted:
                 raise BrokenGroupError(f"the group of epoch {group.epoch} has ended")
+            self._require_equal(said, idle)
         except BrokenGroupError as error:
             self._drop_step(error)
             return False
@@ -631,6 +670,18 @@ class Run:
         self._loss = said.loss
         self._agreed, self._leave_agreed = min(said.heard, default=0), said.leave
         return True
+
+    def _require_equal(self, said: Summary, idle: list[int]) -> None:
+        """On every rank: compare what should be equal, where the words of the ranks say that it is not."""
+        assert self._agreement is not None
+        if len(set(said.settings)) > 1:
+            self._agreement.require_equal_settings(self._compared, self.rank, idle)
+        if len(set(said.state)) > 1:
+            self._agreement.require_equal_state(self._compared, self.steps_done)
+
+    def _compared(self, value: Any) -> list[Any]:
+        with self._in_collective():
+            return self._evaluation.gather(value)
 
     def _change_parameters(self, plan: Plan, leaf_sq: Tensor) -> None:
         assert self._buckets is not None
@@ -662,6 +713,7 @@ class Run:
             self._buckets.use(Alone())
         if self._tail is not None:
             self._tail.restore()
+        self._update.restore()
         self._membership.broken(str(error), self._step)
 
     # -- between two steps -----------------------------------------------------------------------------------------
@@ -669,6 +721,7 @@ class Run:
     def _boundary(self) -> None:
         """Act on what all ranks have heard."""
         self._broken = self._through = False
+        self._evaluation.everybody()
         self._form()
         control, member = self._control, self._membership
         if control is not None and member is not None:
@@ -766,7 +819,7 @@ class Run:
             self._agreed = self._acted  # newcomers have heard, and agreed on, no more than this
         if self._buckets is not None:
             self._buckets.use(summer(self._live_group(), exact=self._workers is not None))
-        self._evaluation.use(self._live_group())
+        self._evaluation.use(self._live_group(), self._evaluates())
         self._leave_agreed = False
         self._micro = None
         if self._checkpoints is not None:
@@ -871,6 +924,8 @@ class Run:
         """
         saving: Saving | None = None
         checkpoints, group = self._checkpoints, self._live_group()
+        if group is not None and self._agreement is not None and self._step > 0:
+            self._agreement.require_equal_state(self._compared, self._step)
         if checkpoints is not None and self.rank == 0 and self._step > 0 and not checkpoints.has_end(self._step):
             saving = self._begin_save(announced=True)
         while group is not None:
@@ -974,8 +1029,8 @@ class _Carried:
 
     @property
     def closed(self) -> bool:
-        """Whether the code at the end of the epoch has run since the last step."""
-        return self._run._closed
+        """Whether the code at the end of the epoch has run since the last step, or is running now."""
+        return self._run._closed or self._run._evaluates_at_the_end()
 
     def seen(self, closed: bool) -> None:
         """Whether that holds for any rank with the most steps."""

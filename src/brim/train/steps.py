@@ -22,13 +22,14 @@ class Micro:
 class Plan:
     """One step: whose shares are computed here."""
 
-    __slots__ = ("epoch", "mine", "noise", "samples", "shares", "step", "total")
+    __slots__ = ("epoch", "mine", "noise", "samples", "shares", "state", "step", "total")
 
     def __init__(
         self, epoch: int, step: int, samples: list[int], total: int, mine: range, noise: bool, shares: int
     ) -> None:
         self.epoch, self.step, self.samples, self.total = epoch, step, samples, total
         self.mine, self.noise, self.shares = mine, noise, shares
+        self.state: Any = 0  # word of this rank's parameters and buffers; see `brim.train.agreement`
 
     def idle(self, ranks: int) -> list[int]:
         """Ranks without a sample in this step, and so without an iteration of ``run.steps``."""

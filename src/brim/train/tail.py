@@ -1,15 +1,19 @@
-"""The numbers that travel with the last gradients: buffers, loss, noise, and what each rank has heard.
+"""The numbers that travel with the last gradients: buffers, loss, noise, and a few words of each rank.
 
 Every logical worker starts a step from the same buffers (batch-norm's running statistics) and changes its own copy.
 What travels is the change, weighted by the worker's share of the samples: the new value is the old one plus the
 weighted mean of the changes over the tree. A buffer that nobody changes keeps its bits, infinities included.
+
+That mean is right for running statistics. For other buffers (a queue, an extreme value, an index) it is right only
+where all workers make the same change: whole numbers that differ are an error, floats that differ are reported.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +27,15 @@ CARRIED_ELEMENTS_MAX = 65_536
 """A buffer of a module other than batch-norm is taken to be a constant if it is larger (a causal mask, say), and that
 is checked. Ours."""
 
+WATCHED_STEPS = 20
+"""Steps in which changes of buffers are compared between workers. Ours: on a GPU each comparison waits for the step."""
+
+DIFFERENCE_RATIO = 1e-3
+"""Difference of a worker's change to the mean, relative to the change, that is no rounding. Ours: float32 has 1e-7."""
+
+WORDS = 4
+"""Words of each rank; see `Summary`."""
+
 _cuda: Any = torch.cuda
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -30,12 +43,43 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What everybody knows at the end of a step."""
+    """What every rank knows at the end of a step; lists have one number for each rank.
+
+    Attributes:
+        heard: Newest command that has arrived.
+        leave: Whether a rank was asked to leave.
+        settings: Of the optimizers; see `brim.train.agreement`.
+        state: Of a part of parameters and buffers; 0: not compared in this step.
+    """
 
     loss: Tensor
     leaf_sq: Tensor
     heard: list[int]
     leave: bool
+    settings: list[int]
+    state: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a buffer is found: modules may put another tensor there."""
+
+    name: str
+    owner: dict[str, Tensor]
+    key: str
+    dtype: torch.dtype
+    shape: torch.Size
+    is_norm: bool
+
+    def tensor(self) -> Tensor:
+        found = self.owner[self.key]
+        if found is None or (found.dtype, found.shape) != (self.dtype, self.shape):
+            now = "None" if found is None else f"{found.dtype} {list(found.shape)}"
+            raise UserError(
+                f"buffer {self.name!r} was {self.dtype} {list(self.shape)} in run.prepare and is {now} now; expected "
+                "the same type and shape"
+            )
+        return found.detach()
 
 
 class Tail:
@@ -50,93 +94,124 @@ class Tail:
     def __init__(self, modules: Sequence[nn.Module], ranks: int, per_worker: Sequence[PerWorker] = ()) -> None:
         self._ranks, self._per_worker = ranks, per_worker
         carried, self._fixed = _sort_buffers(modules)
-        self._kinds: dict[torch.dtype, list[Tensor]] = {}
-        for buffer in carried:
-            self._kinds.setdefault(buffer.dtype, []).append(buffer)
+        self._kinds: dict[torch.dtype, list[_Place]] = {}
+        for place in carried:
+            self._kinds.setdefault(place.dtype, []).append(place)
         self._start: dict[torch.dtype, Tensor] = {}
         self._views: dict[torch.dtype, list[Tensor]] = {}
         self._versions: list[int] = []
-        self._buffers = sum(buffer.numel() for buffer in carried)
-        device = carried[0].device if carried else None
+        self._buffers = sum(place.shape.numel() for place in carried)
+        self._watched = WATCHED_STEPS if any(not place.is_norm for place in carried) else 0
+        self._own: Tensor | None = None
+        self._reported: set[str] = set()
+        device = carried[0].tensor().device if carried else None
         self._device = device or next((p.device for m in modules for p in m.parameters()), torch.device("cpu"))
         self._late: tuple[Tensor, Any] | None = None
-        self.size = self._buffers + 2 + 2 * ranks + sum(each.size for each in per_worker)
+        self.size = self._buffers + 2 + WORDS * ranks + sum(each.size for each in per_worker)
 
     def begin_step(self) -> None:
         """Remember the buffers: every worker of the step starts from them, and so does a step that is done again."""
-        for dtype, buffers in self._kinds.items():
-            start = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+        for dtype, places in self._kinds.items():
+            buffers = [place.tensor() for place in places]
+            start = torch.cat([buffer.reshape(-1) for buffer in buffers])
             self._start[dtype] = start
             self._views[dtype] = [
                 part.view(buffer.shape)
                 for part, buffer in zip(torch.split(start, [b.numel() for b in buffers]), buffers, strict=True)
             ]
-        self._versions = [buffer._version for _, buffer in self._fixed]
+        self._fixed = [(place, place.owner[place.key]) for place, _ in self._fixed]
+        self._versions = [tensor._version for _, tensor in self._fixed]
 
     @torch.no_grad()
     def restore(self) -> None:
         """Back to the start of the step."""
-        for dtype, buffers in self._kinds.items():
+        for dtype, places in self._kinds.items():
             if dtype in self._views:
-                torch._foreach_copy_(buffers, self._views[dtype])
+                torch._foreach_copy_([place.tensor() for place in places], self._views[dtype])
 
     def check_fixed(self) -> None:
-        """Raise if a buffer that is too large to be carried has changed."""
-        for (name, buffer), version in zip(self._fixed, self._versions, strict=True):
-            if buffer._version != version:
+        """Raise if a buffer that is not carried has changed in this step."""
+        for (place, tensor), version in zip(self._fixed, self._versions, strict=True):
+            if place.owner[place.key] is not tensor or tensor._version != version:
                 raise UserError(
-                    f"buffer {name!r} changed in training; brim carries buffers of up to {CARRIED_ELEMENTS_MAX} "
-                    f"elements (this one has {buffer.numel()}) and those of batch-norm. Make it a parameter with "
-                    "requires_grad=False that no forward changes, or split it"
+                    f"buffer {place.name!r} ({place.dtype}, {place.shape.numel()} elements) changed in training; brim "
+                    f"carries numbers of up to {CARRIED_ELEMENTS_MAX} elements and the statistics of batch-norm. Keep "
+                    "what it holds outside of the model, hand it to run.carry, and change it once per step from the "
+                    "values of run.gather"
                 )
 
     @torch.no_grad()
-    def leaf(self, share: float, loss: Tensor, leaf_sq: Tensor | None, said: tuple[int, int, bool] | None) -> Tensor:
+    def leaf(
+        self, share: float, loss: Tensor, leaf_sq: Tensor | None, said: tuple[int, Sequence[int | Tensor]] | None
+    ) -> Tensor:
         """One worker's part.
 
         Args:
             share: Of the step's samples.
             loss: Mean over the micro-batch.
             leaf_sq: Squared norm of the gradient, where it is asked for.
-            said: Own rank, newest command heard, whether to leave: from one micro-batch of each rank.
+            said: Own rank, and its words (see `Summary`): from one micro-batch of each rank.
         """
         out = torch.zeros(self.size, dtype=TAIL_DTYPE, device=self._device)
         at = 0
-        for dtype, buffers in self._kinds.items():
-            new = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+        for dtype, places in self._kinds.items():
+            new = torch.cat([place.tensor().reshape(-1) for place in places])
             start = self._start[dtype]
             change = torch.where(new == start, torch.zeros((), dtype=dtype, device=new.device), new - start)
             out[at : at + len(new)] = change.to(TAIL_DTYPE) * share
             at += len(new)
+        self._own = out[:at] / share if self._watched and share else None
         out[at] = loss.detach().to(TAIL_DTYPE) * share
         if leaf_sq is not None:
             out[at + 1] = leaf_sq
         if said is not None:
-            rank, heard, leave = said
-            out[at + 2 + rank] = heard
-            out[at + 2 + self._ranks + rank] = leave
+            rank, words = said
+            for number, word in enumerate(words):
+                out[at + 2 + number * self._ranks + rank] = word
         for each, place in self._places():
             each.put(out[place])
         return out
 
     def _places(self) -> Iterator[tuple[PerWorker, slice]]:
-        at = self._buffers + 2 + 2 * self._ranks
+        at = self._buffers + 2 + WORDS * self._ranks
         for each in self._per_worker:
             yield each, slice(at, at + each.size)
             at += each.size
 
     @torch.no_grad()
     def apply(self, total: Tensor) -> None:
-        """Give the buffers and the logical workers their new values."""
+        """Give the buffers and the logical workers their new values.
+
+        Raises:
+            UserError: workers have changed whole numbers in different ways, or a buffer that is not carried.
+        """
+        self.check_fixed()
+        if self._watched and self._own is not None:
+            self._watched -= 1
+            self._compare(total[: self._buffers], self._own)
         at = 0
-        for dtype, buffers in self._kinds.items():
+        for dtype, places in self._kinds.items():
             start = self._start[dtype]
             change = total[at : at + len(start)]
             start += change.to(dtype) if dtype in FLOATS else change.round().to(dtype)
-            torch._foreach_copy_(buffers, self._views[dtype])
+            torch._foreach_copy_([place.tensor() for place in places], self._views[dtype])
             at += len(start)
         for each, place in self._places():
             each.apply(total[place])
+
+    def _compare(self, mean: Tensor, own: Tensor) -> None:
+        """Find buffers that the last worker of this rank has changed in another way than the mean of all workers."""
+        differs = (mean - own).abs() > DIFFERENCE_RATIO * torch.maximum(mean.abs(), own.abs())
+        if not bool(differs.any()):
+            return
+        at = 0
+        for dtype, places in self._kinds.items():
+            for place in places:
+                here = differs[at : at + place.shape.numel()]
+                at += place.shape.numel()
+                if not place.is_norm and place.name not in self._reported and bool(here.any()):
+                    self._reported.add(place.name)
+                    _report(place.name, dtype)
 
     def read(self, total: Tensor, ranks: int, *, late: bool = False) -> Summary:
         """What everybody has said.
@@ -147,11 +222,12 @@ class Tail:
             late: Take what was said one step ago, so that nobody waits for a GPU.
         """
         at = self._buffers
-        now = total[at + 2 : at + 2 + 2 * self._ranks]
+        now = total[at + 2 : at + 2 + WORDS * self._ranks]
         words = self._said_before(now) if late else now.tolist()
+        rows = [[round(n) for n in words[at : at + ranks]] for at in range(0, WORDS * self._ranks, self._ranks)]
         return Summary(
-            loss=total[at].clone(), leaf_sq=total[at + 1].clone(), heard=[round(n) for n in words[:ranks]],
-            leave=any(words[self._ranks : self._ranks + ranks]),
+            loss=total[at].clone(), leaf_sq=total[at + 1].clone(), heard=rows[0], leave=any(rows[1]),
+            settings=rows[2], state=rows[3],
         )  # fmt: skip
 
     def _said_before(self, now: Tensor) -> list[float]:
@@ -162,26 +238,41 @@ class Tail:
         copied.record()
         self._late = copy, copied
         if before is None:
-            return [0.0] * (2 * self._ranks)
+            return [0.0] * (WORDS * self._ranks)
         before[1].synchronize()  # the copy, not the step that is being computed
         words: list[float] = before[0].tolist()
         return words
 
 
-def _sort_buffers(modules: Sequence[nn.Module]) -> tuple[list[Tensor], list[tuple[str, Tensor]]]:
+def _report(name: str, dtype: torch.dtype) -> None:
+    if dtype not in FLOATS:
+        raise UserError(
+            f"buffer {name!r} ({dtype}) is changed in different ways by different micro-batches of one step, and brim "
+            "cannot merge whole numbers: change it equally in all of them, or keep what it holds outside of the model "
+            "and hand it to run.carry"
+        )
+    sys.stderr.write(
+        f"brim: buffer {name!r} is changed in different ways by different micro-batches of one step, and gets the "
+        "mean of the changes. That is right for a running mean, and wrong for a queue, a minimum or a maximum: keep "
+        "such a thing outside of the model, hand it to run.carry, and change it once per step by run.gather\n"
+    )
+
+
+def _sort_buffers(modules: Sequence[nn.Module]) -> tuple[list[_Place], list[tuple[_Place, Tensor]]]:
     """Buffers that are carried, and those that must not change."""
-    carried: list[Tensor] = []
-    fixed: list[tuple[str, Tensor]] = []
+    carried: list[_Place] = []
+    fixed: list[tuple[_Place, Tensor]] = []
     seen: set[int] = set()
     for module in modules:
         for path, part in module.named_modules():
-            for name, buffer in part.named_buffers(recurse=False):
+            for key, buffer in part.named_buffers(recurse=False):
                 if id(buffer) in seen:
                     continue
                 seen.add(id(buffer))
-                small = buffer.numel() <= CARRIED_ELEMENTS_MAX or isinstance(part, _NormBase)
-                if small and buffer.dtype in (*FLOATS, *INTEGERS):
-                    carried.append(buffer)
+                is_norm, owner = isinstance(part, _NormBase), cast("dict[str, Tensor]", part._buffers)
+                place = _Place(f"{path}.{key}".lstrip("."), owner, key, buffer.dtype, buffer.shape, is_norm)
+                if (is_norm or buffer.numel() <= CARRIED_ELEMENTS_MAX) and buffer.dtype in (*FLOATS, *INTEGERS):
+                    carried.append(place)
                 else:
-                    fixed.append((f"{path}.{name}".lstrip("."), buffer))
+                    fixed.append((place, buffer))
     return carried, fixed

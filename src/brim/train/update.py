@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from brim.errors import UserError
 
@@ -20,6 +21,7 @@ class Update:
 
     Attributes:
         max_norm: Gradients are scaled down to this norm over all parameters; None: never.
+        max_value: Each number of a gradient is kept within plus and minus this; None: never.
         schedule: Factor on the learning rates by samples consumed.
         factor: Another factor, that of a changed batch.
         norm: Norm of the last gradient, before clipping, where it was computed.
@@ -30,10 +32,63 @@ class Update:
         self.schedulers: list[Any] = []
         self.scaler: Any = None
         self.max_norm: float | None = None
+        self.max_value: float | None = None
         self.schedule: Schedule | None = None
         self.factor = 1.0
         self.norm: Tensor | None = None
         self._scheduled: list[int | None] = []
+        self._settings: list[list[dict[str, Any]]] = []
+        self._stepping = False
+        self._watch: Any = None
+
+    def watch(self, trained: Collection[int]) -> None:
+        """From now on refuse steps of optimizers that the script makes itself.
+
+        Args:
+            trained: Identities of the parameters whose gradients are summed.
+        """
+        self._watch = register_optimizer_step_pre_hook(lambda optimizer, _, __: self._check_step(optimizer, trained))
+
+    def close(self) -> None:
+        """Leave the optimizers to the script."""
+        if self._watch is not None:
+            self._watch.remove()
+
+    def _check_step(self, optimizer: Optimizer, trained: Collection[int]) -> None:
+        if self._stepping:
+            return
+        if any(optimizer is ours for ours in self.optimizers):
+            raise UserError("optimizer.step was called by the script: leave it to run.step, which calls it, too")
+        if any(id(param) in trained for group in optimizer.param_groups for param in group["params"]):
+            raise UserError(
+                f"{type(optimizer).__name__}.step was called by the script, for parameters of a model given to "
+                "run.prepare: give run.prepare the optimizer, too, and leave its step to run.step"
+            )
+
+    def clipping(self) -> dict[str, float | None]:
+        """Its rules, for the certificate."""
+        return {"max_norm": self.max_norm} | ({} if self.max_value is None else {"max_value": self.max_value})
+
+    def begin_step(self) -> None:
+        """Remember the settings of the optimizers, for `restore`."""
+        self._settings = [
+            [
+                {name: _copied(value) for name, value in group.items() if name != "params"}
+                for group in optimizer.param_groups
+            ]
+            for optimizer in self.optimizers
+        ]
+
+    def restore(self) -> None:
+        """The step is undone: what the script has set in it is set again when it is repeated."""
+        for optimizer, settings in zip(self.optimizers, self._settings, strict=False):
+            for group, before in zip(optimizer.param_groups, settings, strict=False):
+                for name, value in before.items():
+                    if isinstance(value, Tensor) and isinstance(group.get(name), Tensor):
+                        group[name].copy_(value)
+                    else:
+                        group[name] = value
+        self._settings = []
 
     def scale(self) -> float:
         """What losses are multiplied with before backward, beside their share."""
@@ -51,10 +106,13 @@ class Update:
             for optimizer in self.optimizers:
                 self.scaler.unscale_(optimizer)
         self.norm = None
+        self._settings = []
         if self.max_norm is not None:
             self.norm = torch.nn.utils.clip_grad_norm_(params, self.max_norm)
         elif want_norm:
             self.norm = _norm(params)
+        if self.max_value is not None:
+            torch.nn.utils.clip_grad_value_(params, self.max_value)
         factor = self.factor * (self.schedule(samples) if self.schedule is not None else 1.0)
         for optimizer in self.optimizers:
             self._step(optimizer, factor)
@@ -83,12 +141,14 @@ class Update:
         if factor != 1.0:
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * factor
+        self._stepping = True
         try:
             if self.scaler is not None:
                 self.scaler.step(optimizer)
             else:
                 optimizer.step()
         finally:
+            self._stepping = False
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
 
@@ -97,3 +157,7 @@ def _norm(params: Sequence[Tensor]) -> Tensor:
     norms = torch._foreach_norm([param.grad for param in params if param.grad is not None])
     total: Tensor = torch.linalg.vector_norm(torch.stack([norm.float().to(norms[0].device) for norm in norms]))
     return total
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
