@@ -491,20 +491,24 @@ class Run:
             BrokenGroupError: a rank has died; within `evaluate` that function is called again.
             UserError: a rank did not call it within ``timeout_s``, or has no micro-batch in this step.
         """
-        if self._buckets is None:
-            raise UserError("run.gather, run.broadcast or run.reduce before run.prepare(model, optimizer)")
+        self._in_group()
         if self._micro is not None and self._plan is not None and (idle := self._plan.idle(self._size())):
             raise UserError(
                 f"run.gather, run.broadcast or run.reduce inside run.steps: rank {idle[0]} has no sample in this step, "
                 "and so does not come there; call it between two epochs, or use run.loader(..., last='drop')"
             )
-        self._form()
         with self._in_collective():
             self._evaluation.restrict()
             return self._evaluation.gather(value)
 
+    def _in_group(self) -> None:
+        if self._buckets is None:
+            raise UserError("run.gather, run.broadcast or run.reduce before run.prepare(model, optimizer)")
+        self._form()
+
     def broadcast(self, value: Any = None, *, source: int = 0) -> Any:
         """What rank ``source`` gives; see `gather`."""
+        self._in_group()
         if not 0 <= source < self.world_size:
             raise UserError(f"run.broadcast(source={source}): expected a rank from 0 to {self.world_size - 1}")
         return self.gather(value if self.rank == source else None)[source]
