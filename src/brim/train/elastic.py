@@ -165,6 +165,7 @@ class Membership:
         )  # fmt: skip
         if self.control.is_over(form.epoch):  # said before the group could be aborted
             group.abort()
+        group.hosts_store = form.leader == self.control.ident
         group.connect(lambda: self._store(form))
         return group
 

@@ -45,8 +45,7 @@ class Evaluation:
         self._group, self._where, self._counts = group, where, {}
         self._members = tuple(range(group.size)) if group is not None else ()
         if group is not None:
-            with contextlib.suppress(RuntimeError):  # the group has ended; whoever waits in it will notice
-                group.store.set(f"evaluates/{group.rank}", where)
+            group.do(lambda: group.store.set(f"evaluates/{group.rank}", where))  # if it fails, the next wait tells
 
     def restrict(self) -> None:
         """Where the group has formed within an evaluation, leave out the ranks that do not come to it.
@@ -60,9 +59,13 @@ class Evaluation:
         if group is None or not self._where:
             return
         keys = [f"evaluates/{rank}" for rank in range(group.size)]
-        with _broken_group():
-            group.store.wait(keys, self._timeout)
-            said = [group.store.get(key).decode() for key in keys]
+
+        def read() -> list[str]:
+            with _broken_group():
+                group.store.wait(keys, self._timeout)
+                return [group.store.get(key).decode() for key in keys]
+
+        said = group.do(read).wait()
         self._members = tuple(rank for rank, word in enumerate(said) if word == self._where)
 
     def everybody(self) -> None:
@@ -93,17 +96,27 @@ class Evaluation:
         if group is None:
             return [value]
         number = self._counts[self._members] = self._counts.get(self._members, 0) + 1
-        who = "-".join(map(str, self._members)) if len(self._members) < group.size else "all"
-        keys = {rank: f"gather/{who}/{number}/{rank}" for rank in self._members}
-        packed = _pack(value)
+        packed, members = _pack(value), self._members
+        found = group.do(lambda: self._exchange(group, members, number, packed)).wait()
+        return [_unpack(each, self._device) for each in found]
+
+    def _exchange(self, group: Group, members: tuple[int, ...], number: int, packed: bytes) -> list[bytes]:
+        """In the thread of the group."""
+        who = "-".join(map(str, members)) if len(members) < group.size else "all"
+        keys = {rank: f"gather/{who}/{number}/{rank}" for rank in members}
         with _broken_group():
             group.store.set(keys[group.rank], packed)
         self._wait(group, keys)
         with _broken_group():
             found = [group.store.get(key) for key in keys.values()]
-            if number > 2:  # everybody has answered the last one, so everybody has read the one before
-                group.store.delete_key(f"gather/{who}/{number - 2}/{group.rank}")
-        return [_unpack(each, self._device) for each in found]
+            group.store.set(f"read/{keys[group.rank]}", "")
+        if group.hosts_store:  # which may end with this process: not before all have read
+            self._wait(group, {rank: f"read/{key}" for rank, key in keys.items()})
+        with _broken_group():
+            if number > 2:  # all have answered the last one, so all have read the one before
+                for what in ("gather", "read/gather"):
+                    group.store.delete_key(f"{what}/{who}/{number - 2}/{group.rank}")
+        return found
 
     def _wait(self, group: Group, keys: dict[int, str]) -> None:
         try:

@@ -139,12 +139,17 @@ class Group:
         epoch: Membership epoch; keys in the store carry it.
         device: Where the tensors to be exchanged lie.
         timeout_s: After this a collective fails.
+
+    Attributes:
+        store: Where the members have met.
+        hosts_store: Whether it may end with this process.
     """
 
     def __init__(self, rank: int, size: int, *, epoch: int, device: torch.device, timeout_s: float) -> None:
         self.rank, self.size, self.epoch, self.device = rank, size, epoch, device
         self.nccl = device.type == "cuda" and dist.is_nccl_available() and os.environ.get(BACKEND_VARIABLE) != "gloo"
         self.store: Any = None
+        self.hosts_store = False
         self._timeout_s = timeout_s
         self._backend: Any = None
         self._aborted = False

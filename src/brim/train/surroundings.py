@@ -82,6 +82,7 @@ def static_group(device: torch.device, timeout_s: float) -> Group | None:
     _made += 1
     epoch = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) * 1000 + _made
     group = Group(rank, size, epoch=epoch, device=device, timeout_s=timeout_s)
+    group.hosts_store = rank == 0
     group.connect(lambda: store)
     return group
 
