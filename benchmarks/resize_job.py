@@ -1,7 +1,10 @@
-"""The job of resize.py and preempt.py: 100 MB of state. It notes when each of its steps began and ended.
+"""The job of resize.py, kill_recovery.py and preempt.py: 50 MB of gradients, 100 MB of state.
+
+It notes when each of its steps began and ended.
 
 resize_job.py NOTES [--checkpoint DIR]           under brim
 resize_job.py NOTES --torchrun SNAPSHOT          under torchrun, which restarts it at every change of members
+resize_job.py NOTES --torchft LIGHTHOUSE         one replica of torchft, which finds the others at the lighthouse
 """
 
 import os
@@ -67,8 +70,40 @@ def under_torchrun(snapshot):
             os.replace(snapshot + ".new", snapshot)
 
 
+def under_torchft(lighthouse):
+    from datetime import timedelta
+
+    from torch.distributed import TCPStore
+    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+
+    timeout = timedelta(seconds=30)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    model, plain = build()
+
+    def load(state):
+        model.load_state_dict(state["model"])
+        plain.load_state_dict(state["optimizer"])
+
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=timeout), load_state_dict=load, min_replica_size=1, timeout=timeout, rank=0,
+        world_size=1, store_addr="127.0.0.1", store_port=store.port, lighthouse_addr=lighthouse, hostname="127.0.0.1",
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": plain.state_dict()},
+    )  # fmt: skip
+    wrapped, optimizer = DistributedDataParallel(manager, model), Optimizer(manager, plain)
+    while True:
+        began, done = time.monotonic(), manager.current_step()
+        optimizer.zero_grad()
+        size = max(manager.num_participants(), 1)
+        wrapped(torch.randn(BATCH // size, 1024)).square().mean().backward()
+        optimizer.step()
+        if manager.current_step() > done:
+            note(manager.num_participants(), began, time.monotonic())
+
+
 NOTES = (Path(sys.argv[1]) / f"{os.getpid()}.steps").open("w")
 if "--torchrun" in sys.argv:
     under_torchrun(sys.argv[3])
+elif "--torchft" in sys.argv:
+    under_torchft(sys.argv[3])
 else:
     under_brim(sys.argv[3] if "--checkpoint" in sys.argv else None)

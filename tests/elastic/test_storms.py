@@ -27,10 +27,10 @@ def undisturbed(tmp_path_factory):
     """Digest and losses of a job in one process without brim around it."""
     known = {}
 
-    def digest(model):
+    def digest(model, epochs=12):
         if model not in known:
             folder = tmp_path_factory.mktemp(model.split()[0])
-            words = [sys.executable, JOB, folder, "--epochs", 12, "--model", *model.split()]
+            words = [sys.executable, JOB, folder, "--epochs", epochs, "--model", *model.split()]
             subprocess.run([*map(str, words)], check=True, timeout=60)
             (answer,) = folder.glob("*.json")
             known[model] = json.loads(answer.read_text())
@@ -71,6 +71,14 @@ def test_a_killed_rank_may_be_replaced(tmp_path, zygote, undisturbed):
     weather = storm(tmp_path, [Event(8, "kill", 0), Event(25, "kill", 1)], *WORDS, zygote=zygote, replace=4)
     check(weather, undisturbed("mlp"))
     assert {answer["size"] for answer in weather.answers} == {2}
+
+
+def test_kills_with_50_mb_of_gradients_keep_the_bits(tmp_path, zygote, undisturbed):
+    events = [Event(2, "kill", 1), Event(6, "kill", 0), Event(9, "resize", 4), Event(12, "kill", 3)]
+    words = ("--epochs", 4, "--model", "wide")
+    weather = storm(tmp_path, events, *words, zygote=zygote, replace=4, timeout_s=180)
+    check(weather, undisturbed("wide", epochs=4))
+    assert [event.what for event in weather.done] == ["kill", "kill", "resize", "kill"]
 
 
 def test_preempt_and_resume_at_another_size(tmp_path, zygote, undisturbed):

@@ -1,4 +1,4 @@
-"""Three small jobs: dropout; convolutions with batch-norm; a transformer with AdamW and clipping."""
+"""Small jobs: dropout; convolutions with batch-norm; a transformer with AdamW and clipping; 50 MB of gradients."""
 
 import torch
 from torch import nn
@@ -57,7 +57,12 @@ def transformer():
     return model, torch.optim.AdamW(model.parameters(), lr=3e-3), "words", 0.5
 
 
-JOBS = {"mlp": mlp, "conv": conv, "transformer": transformer}
+def wide():
+    model = nn.Sequential(nn.Linear(20, 2500), nn.ReLU(), nn.Linear(2500, 4900), nn.ReLU(), nn.Linear(4900, 5))
+    return model, torch.optim.SGD(model.parameters(), lr=0.05), "rows", None
+
+
+JOBS = {"mlp": mlp, "conv": conv, "transformer": transformer, "wide": wide}
 
 
 def loss_of(output, target):
