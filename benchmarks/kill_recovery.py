@@ -7,14 +7,13 @@ grows from two to four ranks while newcomers join and get the state, of one that
 whether the others have done a new step at most 2 s after the kill, beyond the time of the step itself; where the gang
 was saving, whether it has saved and left within 15 s.
 
-torchft (``torchft-nightly``) has two replicas of one process each, a lighthouse that misses heartbeats after 1 s, and
-everything else as it comes; where it is not installed, that line says so.
+torchft (``torchft-nightly``) has two replicas of one process each, a lighthouse that misses heartbeats after 1 s (5 s
+by default), and everything else as it comes; where it is not installed, that line says so.
 """
 
 import argparse
 import collections
 import contextlib
-import importlib.util
 import itertools
 import os
 import random
@@ -27,11 +26,11 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
+import torchft_replicas  # noqa: E402
 from resize import JOB, until  # noqa: E402
 
 LIMIT_S, PATIENCE_S = 2.0, 15.0
 KILLS_PER_GANG = 5
-HEARTBEAT_MS = 1000
 KINDS = (  # what is killed, out of how many ranks, in how many of 100 kills
     ("the last rank", 2, 25), ("the first rank", 2, 20), ("the last rank", 4, 10), ("the first rank", 4, 10),
     ("a middle rank", 4, 10), ("two ranks at once", 4, 10), ("a rank while others join", 2, 10),
@@ -166,20 +165,12 @@ def line(name, values):
 
 def with_torchft(kills, seed):
     """Seconds beyond the step after kills, and what the joins of replacements cost the survivor."""
-    from torchft.coordination import LighthouseServer
-
     dice = random.Random(seed)
-    lighthouse = LighthouseServer(
-        bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=100, quorum_tick_ms=100, heartbeat_timeout_ms=HEARTBEAT_MS
-    )
-    with tempfile.TemporaryDirectory() as name, (Path(name) / "log").open("a") as log:
+    with tempfile.TemporaryDirectory() as name, torchft_replicas.lighthouse() as address:
         folder = Path(name)
-        address = "http://127.0.0.1:" + lighthouse.address().rpartition(":")[2]
 
         def replica():
-            command = [sys.executable, str(JOB), name, "--torchft", address]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            return torchft_replicas.replica(folder, address)
 
         def steps_together(one, since_s):
             lines = (folder / f"{one.pid}.steps").read_text().splitlines() if steps_of(folder, one.pid) else []
@@ -204,7 +195,6 @@ def with_torchft(kills, seed):
             for one in (survivor, victim):
                 one.kill()
                 one.wait()
-            lighthouse.shutdown()
     return gaps, joins
 
 
@@ -226,8 +216,8 @@ def main():
     print(line("brim, all", ours), flush=True)
     if not options.torchft_kills:
         return
-    if importlib.util.find_spec("torchft") is None:
-        print("torchft: left out, it is not installed (pip install torchft-nightly)")
+    if torchft_replicas.MISSING:
+        print(f"torchft: left out, {torchft_replicas.MISSING}")
         return
     gaps, joins = with_torchft(options.torchft_kills, options.seed)
     print(line("torchft, one replica of two", gaps))

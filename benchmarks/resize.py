@@ -1,11 +1,18 @@
-"""What a change from 2 to 4 ranks and back costs those who stay: brim against torchrun elastic, one after the other.
+"""What a change from 2 to 4 ranks and back costs those who stay: brim, torchrun elastic and torchft, in one run.
 
-    python resize.py [--times 3] [--torchrun-times 1]
+    python resize.py [--times 3] [--others-times 1]
 
 The job has 100 MB of state. Lost is the time between the last step on the old number of ranks and the first on the new
-one. torchrun: two agents of two workers on this machine (``--nnodes=1:2``, c10d rendezvous, everything else as it
-comes); the second agent joins, and later gets SIGTERM. Its workers restart from a snapshot; steps done again are not
-counted.
+one, without steps on another number in between.
+
+torchrun: two agents of two workers on this machine (``--nnodes=1:2``, c10d rendezvous); the second agent joins, and
+later gets SIGTERM. Its workers restart from a snapshot; steps done again are not counted. Once with its defaults, of
+which one is to wait 30 s for agents that might still come (``last_call_timeout``) when it has fewer than the most, and
+once with ``last_call_timeout=1``.
+
+torchft (``torchft-nightly``, left out where it is not installed): replicas of one process each; two join, and later two
+get SIGTERM, which ends them at once: torchft has no other way to leave. Its lighthouse misses heartbeats after 1 s (5 s
+by default); everything else is as it comes.
 """
 
 import argparse
@@ -23,7 +30,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
-JOB = HERE / "resize_job.py"
+import torchft_replicas  # noqa: E402
+from torchft_replicas import JOB  # noqa: E402
+
+CHANGES = ((2, 4), (4, 2))
 MEGABYTES = 2 * 12 * (1024 * 1024 + 1024) * 4 / 1e6
 
 
@@ -45,12 +55,17 @@ def last_of(folder, size):
 
 
 def gaps(folder):
-    """Seconds between the last step at one size and the first at the next, by (from, to)."""
-    found, rows = {}, steps_in(folder)
+    """Seconds without a step on the way from one of the sizes of `CHANGES` to the other, by (from, to)."""
+    found, rows, left, lost = {}, steps_in(folder), 0, 0.0
     for (size, _, _), (after, began, _) in itertools.pairwise(rows):
-        if after != size:
-            ended = max(end for kind, _, end in rows if kind == size and end <= began)
-            found.setdefault((size, after), []).append(began - ended)
+        if after == size:
+            continue
+        left = left or size
+        lost += began - max((end for kind, _, end in rows if kind == size and end <= began), default=began)
+        if (left, after) in CHANGES:
+            found.setdefault((left, after), []).append(lost)
+        if after in (2, 4):
+            left, lost = 0, 0.0
     return found
 
 
@@ -82,7 +97,7 @@ def with_brim(times):
         return gaps(folder)
 
 
-def with_torchrun(times):
+def with_torchrun(times, last_call_s):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -93,7 +108,7 @@ def with_torchrun(times):
             command = [
                 sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=2",
                 "--max-restarts=100", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=resize",
-                "--local-addr=127.0.0.1", f"--rdzv-conf=is_host={int(is_host)}",
+                "--local-addr=127.0.0.1", f"--rdzv-conf=is_host={int(is_host)},last_call_timeout={last_call_s}",
                 str(JOB), name, "--torchrun", f"{name}/snapshot",
             ]  # fmt: skip
             with (folder / "log").open("a") as log:
@@ -120,19 +135,52 @@ def with_torchrun(times):
         return gaps(folder)
 
 
+def with_torchft(times):
+    with tempfile.TemporaryDirectory() as name, torchft_replicas.lighthouse() as address:
+        folder = Path(name)
+        replicas = [torchft_replicas.replica(folder, address) for _ in range(2)]
+        try:
+            until(lambda: last_of(folder, 2), 120, "training")
+            for _ in range(times):
+                time.sleep(3.0)
+                replicas += [torchft_replicas.replica(folder, address) for _ in range(2)]
+                until(lambda: last_of(folder, 4), 180, "4 replicas")
+                time.sleep(3.0)
+                for one in replicas[2:]:
+                    one.terminate()
+                    one.wait(60)
+                del replicas[2:]
+                until(lambda: last_of(folder, 2), 180, "2 replicas again")
+        finally:
+            for one in replicas:
+                one.kill()
+                one.wait(60)
+        return gaps(folder)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=3)
-    parser.add_argument("--torchrun-times", type=int, default=1)
+    parser.add_argument("--others-times", type=int, default=1)
     options = parser.parse_args()
     print(f"{MEGABYTES:.0f} MB of state, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    ours, theirs = with_brim(options.times), with_torchrun(options.torchrun_times)
-    for change in ((2, 4), (4, 2)):
-        mine, other = statistics.median(ours[change]), statistics.median(theirs[change])
-        print(
-            f"{change[0]} -> {change[1]} ranks: brim {mine:.3f} s (most {max(ours[change]):.3f} of "
-            f"{len(ours[change])}), torchrun elastic {other:.1f} s, {other / mine:.0f}x"
-        )
+    sides = {
+        "brim": lambda: with_brim(options.times),
+        "torchrun, last_call_timeout=30 (default)": lambda: with_torchrun(options.others_times, 30),
+        "torchrun, last_call_timeout=1": lambda: with_torchrun(options.others_times, 1),
+        "torchft": lambda: with_torchft(options.others_times),
+    }
+    ours = {}
+    for name, measured in sides.items():
+        if name == "torchft" and torchft_replicas.MISSING:
+            print(f"torchft: left out, {torchft_replicas.MISSING}")
+            continue
+        lost = measured()
+        ours = ours or lost
+        for change in CHANGES:
+            mine, this = statistics.median(ours[change]), statistics.median(lost[change])
+            shown = f"{this:.3f} s (most {max(lost[change]):.3f} of {len(lost[change])})"
+            print(f"{change[0]} -> {change[1]} ranks: {name} {shown}, {this / mine:.0f} times brim's", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,37 @@
+"""Replicas of torchft that do the job of resize_job.py, one process each: for resize.py and kill_recovery.py."""
+
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+JOB = Path(__file__).resolve().parent / "resize_job.py"
+HEARTBEAT_MS = 1000
+"""After this a lighthouse takes a replica to be gone; its default is 5 s."""
+MISSING = "" if importlib.util.find_spec("torchft") else "it is not installed (pip install torchft-nightly)"
+
+
+@contextlib.contextmanager
+def lighthouse():
+    """The address of a lighthouse that lets training go on with whoever is there."""
+    os.environ.setdefault("RUST_LOG", "error")
+    from torchft.coordination import LighthouseServer
+
+    server = LighthouseServer(
+        bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=100, quorum_tick_ms=100, heartbeat_timeout_ms=HEARTBEAT_MS
+    )
+    try:
+        yield "http://127.0.0.1:" + server.address().rpartition(":")[2]
+    finally:
+        server.shutdown()
+
+
+def replica(folder, address):
+    """One more process, which notes its steps in the folder."""
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen(
+            [sys.executable, str(JOB), str(folder), "--torchft", address], stdout=log, stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
