@@ -18,7 +18,7 @@ from brim.engine.explain import explain
 from brim.engine.round import run_round
 from brim.engine.scheduler import Scheduler
 from brim.engine.trigger import Trigger
-from brim.errors import PlanError
+from brim.errors import ConfigError, PlanError
 from brim.policies.presets import PRESETS
 from brim.testing import job, snapshot_of
 from brim.testing.elastic import Line, scripted
@@ -183,6 +183,20 @@ def test_a_policy_may_want_a_longer_gap_than_the_driver():
         scheduler.decide(0)
         scheduler.observe(Event(2, Kind.SUBMITTED, 1, spec=JobSpec(id=1, user=0, submit_ms=2, gpus=1)))
         assert scheduler.due_ms() == due_ms
+
+
+def test_fixed_rounds_fall_on_whole_multiples_of_the_period():
+    policy = replace(PRESETS["fifo"], period_ms=60_000, fixed_rounds=True)
+    scheduler = Scheduler(parse_cluster("1x1xT4"), policy, Beliefs(), users=("ann",))
+    for row, (at_ms, due_ms) in enumerate(((60_000, 60_000), (60_001, 120_000), (300_001, 360_000))):
+        scheduler.observe(Event(at_ms, Kind.SUBMITTED, row, spec=JobSpec(id=row, user=0, submit_ms=at_ms, gpus=1)))
+        assert scheduler.due_ms() == due_ms
+        scheduler.decide(due_ms)
+
+
+def test_fixed_rounds_without_a_period_are_refused():
+    with pytest.raises(ConfigError, match="fixed_rounds needs a period_ms above 0, found 0"):
+        replace(PRESETS["fifo"], fixed_rounds=True)
 
 
 def test_a_policy_that_resizes_has_rounds_while_somebody_runs_and_nobody_waits():

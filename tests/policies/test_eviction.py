@@ -14,7 +14,7 @@ from brim.core.reasons import Why
 from brim.engine.round import run_round
 from brim.policies.feed.even import Even
 from brim.policies.fill.none import NoFill
-from brim.policies.place.parts import Consolidate, Fragmentation, Spread
+from brim.policies.place.parts import Consolidate, Fragmentation, Spread, WorstFit
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy, Sizes
 from brim.testing import job, snapshot_of
@@ -45,6 +45,14 @@ def actions(snapshot, place=None) -> tuple[list[int], dict[int, tuple]]:
 def test_the_last_in_the_order_leaves_first():
     snapshot = snapshot_of("2x1xT4", job(on=[(0, 0)]), job(on=[(1, 0)]), job(at=1), now=5)
     assert actions(snapshot) == ([0], {2: ((0, 0),)})
+
+
+def test_worst_fit_places_after_every_preempted_job_has_left():
+    """j4, then j3 are served; j3 alone would take node 0 (j0 leaves for it), j4 the node 1 that j1 and j2 leave."""
+    snapshot = snapshot_of(
+        "2x2xT4", job(on=[(0, 0)]), job(on=[(1, 0)]), job(on=[(1, 1)]), job(at=1, gpus=1), job(at=2, gpus=2), now=5
+    )
+    assert actions(snapshot, WorstFit()) == ([0, 1], {4: ((0, 0), (0, 1)), 3: ((1, 0),)})
 
 
 def test_nobody_leaves_when_the_gang_fits():

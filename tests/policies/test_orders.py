@@ -19,7 +19,7 @@ from brim.policies.order.arrival import Arrival
 from brim.policies.order.attained import Gittins, LeastAttained, gittins_index
 from brim.policies.order.fair import MaxMin
 from brim.policies.order.shortest import ShortestJob, ShortestRemaining
-from brim.policies.order.tiresias import ServiceQueues
+from brim.policies.order.tiresias import ServiceQueues, TwoQueues
 from brim.policies.presets import PRESETS
 from brim.testing import job, snapshot_of
 from brim.testing.strategies import snapshots
@@ -55,6 +55,15 @@ def test_who_runs_comes_first_where_nobody_is_interrupted(snapshot):
 def test_a_service_of_exactly_the_threshold_stands_in_the_next_queue():
     snapshot = waiting(3, service_gpu_ms=[3_250_000, 3_249_999, 36_000_000])
     assert ServiceQueues()(snapshot, Beliefs()).tolist() == [1, 0, 2]
+
+
+def test_the_second_queue_is_in_the_order_of_entering_it():
+    """The third job got there first; the second and the fourth enter in the same round, by submission."""
+    part = TwoQueues(threshold_gpu_ms=100)
+    before = waiting(4, service_gpu_ms=[99, 100, 100, 100], memo=[0, 0, 700, 0])
+    memo = part.remember(before)
+    assert memo.tolist() == [0, 1_000_000, 700, 1_000_000]
+    assert part(with_columns(before, memo=memo), Beliefs()).tolist() == [0, 2, 1, 3]
 
 
 def test_a_promoted_job_starts_again_in_the_first_queue():

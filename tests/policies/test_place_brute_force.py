@@ -14,7 +14,7 @@ from brim.beliefs.beliefs import Beliefs
 from brim.core.cluster import cluster_of
 from brim.core.snapshot import Snapshot
 from brim.policies.order.arrival import Arrival
-from brim.policies.place.parts import Consolidate, Fragmentation, Spread, task_classes
+from brim.policies.place.parts import Consolidate, Fragmentation, Spread, WorstFit, task_classes
 from brim.policies.size.as_asked import AsAsked
 from brim.testing import job, snapshot_of
 from brim.testing.room import Ask, FreeRoom
@@ -63,7 +63,7 @@ def one_waits(draw, **how) -> Snapshot:
     return snapshot_of(cluster, *jobs, now=100)
 
 
-RULES = (Consolidate(), Spread(), Fragmentation())
+RULES = (Consolidate(), Spread(), Fragmentation(), WorstFit())
 
 
 @pytest.mark.parametrize("place", RULES, ids=lambda part: type(part).__name__)
@@ -125,6 +125,22 @@ def test_spread_is_the_most_even(snapshot):
         return sorted((room.slots(ask, node) - used[node] for node in same), reverse=True)
 
     assert left(got) == min(left(gang) for gang in could if room.types[gang[0][0]] == kind)
+
+
+@given(snapshot=one_waits())
+def test_worst_fit_fills_the_nodes_with_the_most_room_one_after_the_other(snapshot):
+    """Of all nodes of the type it takes the roomiest, and only from the last one less than all."""
+    row = len(snapshot.jobs) - 1
+    got = placed(WorstFit(), snapshot, row)
+    assume(got)
+    room, ask = FreeRoom.of_snapshot(snapshot), Ask(snapshot, row)
+    kind = room.types[got[0][0]]
+    same = [node for node, name in enumerate(room.types) if name == kind and room.is_open[node]]
+    left, want = int(snapshot.jobs.gpus[row]), Counter()
+    for node in sorted(same, key=lambda node: (-room.slots(ask, node), node)):
+        want[node] = min(left, room.slots(ask, node))
+        left -= want[node]
+    assert Counter(node for node, _ in got) == +want
 
 
 def stranded_milli(free: list[int], classes: list[tuple[int, int, float]]) -> float:

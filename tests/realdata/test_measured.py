@@ -6,13 +6,11 @@ Source of the figures: github.com/petuum/adaptdl, branch osdi21-artifact, run un
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from brim import traces
 from brim.core.cluster import parse_cluster
-from brim.policies.order.tiresias import ServiceQueues
 from brim.policies.presets import PRESETS
 from brim.reports.metrics import measure
 from brim.sim.measured import Measured
@@ -27,10 +25,6 @@ WORKLOADS = DATA / "traces/pollux/workloads"
 pytestmark = pytest.mark.skipif(not PROFILES.exists(), reason=f"{PROFILES} is not here; set BRIM_DATA")
 PUBLISHED_S = {1: 2_474, 2: 5_145, 3: 3_876, 4: 3_280, 5: 3_501, 6: 3_470}
 CLUSTER = parse_cluster("16x4xT4")
-TIRESIAS = replace(
-    PRESETS["tiresias"], order=ServiceQueues((16 * 3_600_000,), 0), gap_ms=60_000
-)
-"""As the published simulator has it: two queues, a threshold of 16 GPU-hours, no promotion, rounds every 60 s."""
 
 
 def workload(number: int):
@@ -41,7 +35,7 @@ def workload(number: int):
 def test_tiresias_lands_within_three_per_cent_of_the_published_simulator(number):
     trace = workload(number)
     truth = Measured(trace, CLUSTER, read_applications(PROFILES))
-    outcome = replay(trace, CLUSTER, TIRESIAS, Settings(overheads=Overheads.of_pollux()), truth=truth)
+    outcome = replay(trace, CLUSTER, PRESETS["tiresias-pollux"], Settings(overheads=Overheads.of_pollux()), truth=truth)
     found = measure(outcome)
     assert found.finished == len(trace)
     assert found.jct_mean_s == pytest.approx(PUBLISHED_S[number], rel=0.03)

@@ -65,13 +65,15 @@ def show(
     policy = find_policy(name)
     if output_of(output, as_json) == "json":
         parts = {part: str(getattr(policy, part)) for part in PARTS}
-        facts = {name: getattr(policy, name) for name in ("period_ms", "gap_ms", "oracle", "source")}
+        facts = {name: getattr(policy, name) for name in ("period_ms", "gap_ms", "fixed_rounds", "oracle", "source")}
         print(json.dumps({"schema": 1, "policy": {"name": policy.name, **parts, **facts}}, indent=2))
         return
     console = Console()
     console.print(f"[bold]{escape(policy.name)}[/bold]  {escape(policy.source)}")
-    period = f"on events, and every {show_duration(policy.period_ms / 1000)}" if policy.period_ms else "on events"
+    every = show_duration(policy.period_ms / 1000)
+    period = f"on events, and every {every}" if policy.period_ms else "on events"
     period += f", at least {show_duration(policy.gap_ms / 1000)} apart" if policy.gap_ms else ""
+    period = f"at whole multiples of {every}" if policy.fixed_rounds else period
     console.print(f"rounds  {period}{'; needs true run times (oracle)' if policy.oracle else ''}")
     for part in PARTS:
         value = getattr(policy, part)

@@ -63,7 +63,10 @@ class Scheduler:
         if self._idle:
             return None
         due_ms = self._trigger.due_ms()
-        return None if due_ms is None else max(due_ms, self.state.now_ms)
+        if due_ms is None:
+            return None
+        due_ms, period_ms = max(due_ms, self.state.now_ms), self.policy.period_ms
+        return -(-due_ms // period_ms) * period_ms if self.policy.fixed_rounds else due_ms
 
     def decide(self, now_ms: int) -> RoundResult:
         """Run a round, write it down, and book its plan as events.

@@ -16,15 +16,15 @@ from brim.policies.order.arrival import Arrival
 from brim.policies.order.attained import Gittins, LeastAttained
 from brim.policies.order.fair import MaxMin
 from brim.policies.order.shortest import ShortestJob, ShortestRemaining
-from brim.policies.order.tiresias import ServiceQueues
-from brim.policies.place.parts import Consolidate, Fragmentation, Misfit, Spread
+from brim.policies.order.tiresias import ServiceQueues, TwoQueues
+from brim.policies.place.parts import Consolidate, Fragmentation, Misfit, Spread, WorstFit
 from brim.policies.place.repack import Repack
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.size.dynamic_program import DynamicProgram
 from brim.policies.size.goodput import Goodput, PolluxFitness
 from brim.policies.size.marginal import MarginalGain
 from brim.policies.sockets import Order, Policy, Size
-from brim.units import MS_PER_H, MS_PER_MIN, MS_PER_S
+from brim.units import MS_PER_MIN, MS_PER_S
 
 
 def _rigid(
@@ -58,9 +58,9 @@ _ROWS: Final = (
     _rigid("gittins", Gittins(), "skip", "2D-Gittins: Tiresias, NSDI 2019", period_ms=5 * MS_PER_MIN),
     _rigid("tiresias", ServiceQueues(), "skip", "discretised 2D-LAS: Tiresias, NSDI 2019", period_ms=MS_PER_MIN),
     replace(
-        _rigid("tiresias-pollux", ServiceQueues((16 * MS_PER_H,), promote_ratio=0.0), "skip",
+        _rigid("tiresias-pollux", TwoQueues(), "skip",
                "Tiresias as Pollux compares with it: one threshold of 16 GPU-h, OSDI 2021", period_ms=MS_PER_MIN),
-        gap_ms=MS_PER_MIN,
+        place=WorstFit(), gap_ms=MS_PER_MIN, fixed_rounds=True,
     ),
     _rigid("fair", MaxMin(), "skip", "weighted max-min of GPU time over users", period_ms=5 * MS_PER_MIN),
     _elastic("elastic", DynamicProgram(), _PAPER, period_ms=10 * MS_PER_MIN),
@@ -73,9 +73,9 @@ _ROWS: Final = (
     _elastic("goodput", Goodput(), "ours: exact search on goodput, young jobs first", period_ms=MS_PER_MIN),
 )
 PARTS: Final[dict[str, tuple[type, ...]]] = {
-    "order": (Arrival, ShortestJob, ShortestRemaining, LeastAttained, Gittins, ServiceQueues, MaxMin),
+    "order": (Arrival, ShortestJob, ShortestRemaining, LeastAttained, Gittins, ServiceQueues, TwoQueues, MaxMin),
     "size": (AsAsked, DynamicProgram, MarginalGain, PolluxFitness, Goodput),
-    "place": (Consolidate, Spread, Fragmentation, Repack),
+    "place": (Consolidate, Spread, Fragmentation, WorstFit, Repack),
     "feed": (Even,),
     "fill": (NoFill,),
 }

@@ -15,6 +15,7 @@ from brim.beliefs.beliefs import Beliefs
 from brim.core.arrays import BoolArray, IntArray, frozen
 from brim.core.snapshot import Snapshot
 from brim.core.tables import EMPTY, Grants
+from brim.errors import ConfigError
 
 NOBODY: Final = frozen(np.zeros(0, dtype=np.bool_))
 
@@ -96,6 +97,7 @@ class Policy:
         period_ms: Longest time between rounds while a job waits, or runs and may be resized; 0 for rounds on events
             only.
         gap_ms: Shortest time between two rounds, where the policy wants more than the driver's.
+        fixed_rounds: Rounds fall on whole multiples of ``period_ms`` only, as in a scheduler that wakes at fixed times.
         oracle: Needs true run times; the live mode refuses it.
         source: Paper or manual the policy comes from.
     """
@@ -108,8 +110,13 @@ class Policy:
     fill: Fill
     period_ms: int = 0
     gap_ms: int = 0
+    fixed_rounds: bool = False
     oracle: bool = False
     source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.fixed_rounds and self.period_ms <= 0:
+            raise ConfigError(f"policy {self.name!r}: fixed_rounds needs a period_ms above 0, found {self.period_ms}")
 
     @property
     def asks_run_times(self) -> bool:

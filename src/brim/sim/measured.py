@@ -57,6 +57,9 @@ class _OneGpu:
 class Measured:
     """Each job does what its application did when it was measured. See ``sim.truth.Truth``.
 
+    A gang's ranks are numbered from the node with the most of its GPUs down, which is the order of the placements that
+    were measured on several nodes: ``244`` and ``424`` took the same time, ``2244`` and ``2424`` did not.
+
     Args:
         trace: Names an application and a global batch for every job.
         cluster: Where; its GPUs are taken to be those that were measured.
@@ -79,7 +82,7 @@ class Measured:
 
     def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int) -> Pace:
         """See ``Truth``; work is progress in iterations of the initial batch."""
-        app = self._app_J[job]
+        app, nodes = self._app_J[job], tuple(sorted(nodes, reverse=True))
         ends = self._progress[app.name]
         epoch = min(int(np.searchsorted(app.progress_E, done, side="right")), len(ends) - 1)
         stage = self._stage(app, nodes, batch, epoch)

@@ -1,4 +1,4 @@
-"""Tiresias: queues of attained service, first come first served inside a queue, and promotion of who waits long."""
+"""Tiresias: queues of attained service, as in its own simulator and as Pollux compares with it."""
 
 from __future__ import annotations
 
@@ -45,3 +45,30 @@ class ServiceQueues:
         jobs = snapshot.jobs
         queue = np.searchsorted(self.thresholds_gpu_ms, jobs.service_gpu_ms - jobs.memo, side="right")
         return np.argsort(queue, kind="stable")
+
+
+@dataclass(frozen=True, slots=True)
+class TwoQueues:
+    """Two queues, each first in, first out.
+
+    A job enters the first queue when it is submitted. The first round that finds that it has received
+    ``threshold_gpu_ms`` of service moves it to the end of the second queue, where it stays.
+
+    Attributes:
+        threshold_gpu_ms: GPU time after which a job leaves the first queue.
+
+    Source:
+        The Tiresias policy of Pollux's simulator, OSDI 2021 artifact: 16 GPU-h, no promotion.
+    """
+
+    threshold_gpu_ms: int = 16 * MS_PER_H
+
+    def remember(self, snapshot: Snapshot) -> IntArray:
+        """Memo: when the job entered the second queue (0 before)."""
+        jobs = snapshot.jobs
+        enters = (jobs.memo == 0) & (jobs.service_gpu_ms >= self.threshold_gpu_ms)
+        return np.where(enters, snapshot.now_ms, jobs.memo)
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs) -> IntArray:
+        """See ``Order``."""
+        return np.argsort(snapshot.jobs.memo, kind="stable")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Literal
 
 import numpy as np
@@ -15,13 +15,14 @@ from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.errors import ConfigError
-from brim.policies.place.room import CONSOLIDATE, FRAGMENTATION, SPREAD
+from brim.policies.place.room import CONSOLIDATE, FRAGMENTATION, SPREAD, WORST_FIT
 from brim.policies.place.walk import RESERVE, SKIP, STOP, Held, Jobs, walk
 from brim.policies.sockets import Sizes
 
 Misfit = Literal["stop", "skip", "reserve"]
 MISFIT: Final[dict[str, int]] = {"stop": STOP, "skip": SKIP, "reserve": RESERVE}
 _HELD, _STOPPING = int(Phase.HELD), int(Phase.STOPPING)
+_RUNS = int(Why.RUNS)
 _WHY_HELD, _WHY_STOPPING = int(Why.HELD), int(Why.STOPPING)
 NO_CLASSES: Final = np.zeros((0, 3))
 
@@ -78,6 +79,39 @@ class Fragmentation(_Walked):
 
     __slots__ = ()
     rule = FRAGMENTATION
+
+
+class WorstFit(_Walked):
+    """Most free first, and all of it: a gang fills the node with the most free GPUs, then the next.
+
+    The GPUs of every job that leaves are free before the first job that starts is placed.
+
+    Source:
+        The Tiresias policy of Pollux's simulator, OSDI 2021 artifact.
+    """
+
+    __slots__ = ()
+    rule = WORST_FIT
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
+        """See ``Place``."""
+        decided = _place(snapshot, beliefs, order, sizes, self.rule, self.misfit)
+        jobs, held, runs = snapshot.jobs, snapshot.grants, decided.why == _RUNS
+        leaves = jobs.holds & ~runs
+        if not leaves.any():
+            return decided
+        kept = ~leaves[held.job]
+        left = replace(
+            snapshot, jobs=replace(jobs, phase=np.where(leaves, _STOPPING, jobs.phase)),
+            grants=replace(
+                held, job=held.job[kept], node=held.node[kept], gpu=held.gpu[kept], share_milli=held.share_milli[kept]
+            ),
+        )
+        sizes = replace(sizes, gpus=np.where(runs, sizes.gpus, 0))
+        placed = _place(left, beliefs, order, sizes, self.rule, self.misfit)
+        if not np.array_equal(placed.why == _RUNS, runs):  # cores or memory do not allow it
+            return decided
+        return replace(placed, why=decided.why, blocker=decided.blocker)
 
 
 def task_classes(snapshot: Snapshot) -> FloatArray:

@@ -18,6 +18,7 @@ WHOLE: Final = 1000
 CONSOLIDATE: Final = 0
 SPREAD: Final = 1
 FRAGMENTATION: Final = 2
+WORST_FIT: Final = 3
 
 
 class Room(NamedTuple):
@@ -307,6 +308,18 @@ def most_even(most: IntArray, gpus: int, counts: IntArray) -> None:
 
 
 @njit
+def emptiest_first(most: IntArray, gpus: int, counts: IntArray) -> None:
+    """Take all a gang can use of the node with most left, then of the next; fills counts (N,), uses ``most`` up."""
+    counts[:] = 0
+    left = gpus
+    while left:
+        best = most.argmax()
+        counts[best] = min(most[best], left)
+        left -= counts[best]
+        most[best] = 0
+
+
+@njit
 def pick(room: Room, ask: Ask, node: int, count: int, pairs: IntArray, at: int) -> None:
     """Write ``count`` (node, gpu) pairs of one node, in increasing order, from row ``at``."""
     row = room.node[node]
@@ -336,7 +349,8 @@ def choose(room: Room, ask: Ask, rule: int, classes: FloatArray, scratch: IntArr
     Args:
         room: What is free.
         ask: The gang.
-        rule: CONSOLIDATE (fewest nodes, best fit), SPREAD (most free first) or FRAGMENTATION (least stranded).
+        rule: CONSOLIDATE (fewest nodes, best fit), SPREAD (most free first, one GPU at a time), FRAGMENTATION (least
+            stranded) or WORST_FIT (most free first, whole nodes).
         classes: Task classes (M, 3) of ``stranded``, read by FRAGMENTATION only.
         scratch: Two values per node (2, N).
         pairs: Output, at least ``ask.gpus`` rows of (node, gpu).
@@ -346,7 +360,8 @@ def choose(room: Room, ask: Ask, rule: int, classes: FloatArray, scratch: IntArr
     """
     if hopeless(room, ask):
         return False
-    if rule != SPREAD:
+    packs = rule in (CONSOLIDATE, FRAGMENTATION)
+    if packs:
         node = least_stranded(room, ask, classes) if rule == FRAGMENTATION else best_fit(room, ask)
         if node >= 0:
             pick(room, ask, node, ask.gpus, pairs, 0)
@@ -362,7 +377,7 @@ def choose(room: Room, ask: Ask, rule: int, classes: FloatArray, scratch: IntArr
         if total < ask.gpus:
             continue
         score = -total
-        if rule != SPREAD:
+        if packs:
             score, counted = fewest_nodes(most, ask.gpus, counts), t
         if best_type < 0 or score < best:
             best_type, best = t, score
@@ -370,10 +385,12 @@ def choose(room: Room, ask: Ask, rule: int, classes: FloatArray, scratch: IntArr
         return False
     if counted != best_type:
         slots(room, ask, best_type, most)
-        if rule == SPREAD:
+        if packs:
+            fewest_nodes(most, ask.gpus, counts)
+        elif rule == SPREAD:
             most_even(most, ask.gpus, counts)
         else:
-            fewest_nodes(most, ask.gpus, counts)
+            emptiest_first(most, ask.gpus, counts)
     at = 0
     for n in range(len(counts)):
         if counts[n]:
