@@ -346,6 +346,8 @@ def main():
             if run.step() and run.rank == 0 and run.steps_done == 17:
                 if sys.argv[1] == "exit":
                     sys.exit(0)
+                if sys.argv[1] == "gather":
+                    run.gather(1)
                 if sys.argv[1] == "finish":
                     run.finish()
                 return
@@ -358,6 +360,7 @@ main()
     ("return", "rank 0 left the training loop after step 17 and ended, while rank 1 goes on"),
     ("exit", "rank 0 left the training loop after step 17 and ended, while rank 1 goes on"),
     ("finish", "rank 0 in the save at the end after step 17, rank 1 in step 18"),
+    ("gather", "rank 0 in run.gather, run.broadcast or run.reduce after step 17, rank 1 in step 18"),
 ])  # fmt: skip
 def test_a_rank_that_alone_leaves_the_loop_ends_the_job_by_name(tmp_path, launched, how, words):
     (tmp_path / "leaves.py").write_text(LEAVES)

@@ -62,6 +62,8 @@ NOISE_EVERY: Final = 10
 LOOK_S: Final = 0.2
 """How often the others look whether the rank that saves is done. Ours."""
 
+_SAVE: Final = "the save at the end"
+
 FAST_RANKS_MAX: Final = 256
 """Ranks in fast mode, for which the tail has room."""
 
@@ -370,7 +372,7 @@ class Run:
         """
         while (group := self._live_group()) is not None and not self._closed_elsewhere:
             try:
-                with self._in_collective():
+                with self._in_collective("the end of the epoch"):
                     group.share([0])  # as `_save_together`, where ranks may be that have run the code
                 return
             except BrokenGroupError as error:
@@ -497,7 +499,7 @@ class Run:
                 f"run.gather, run.broadcast or run.reduce inside run.steps: rank {idle[0]} has no sample in this step, "
                 "and so does not come there; call it between two epochs, or use run.loader(..., last='drop')"
             )
-        with self._in_collective():
+        with self._in_collective("run.gather, run.broadcast or run.reduce"):
             self._evaluation.restrict()
             return self._evaluation.gather(value)
 
@@ -683,8 +685,8 @@ class Run:
         if len(set(said.state)) > 1:
             self._agreement.require_equal_state(self._compared, self.steps_done)
 
-    def _compared(self, value: Any) -> list[Any]:
-        with self._in_collective():
+    def _compared(self, value: Any, what: str = "step") -> list[Any]:
+        with self._in_collective(what):
             return self._evaluation.gather(value)
 
     def _change_parameters(self, plan: Plan, leaf_sq: Tensor) -> None:
@@ -929,11 +931,11 @@ class Run:
         saving: Saving | None = None
         checkpoints, group = self._checkpoints, self._live_group()
         if group is not None and self._agreement is not None and self._step > 0:
-            self._agreement.require_equal_state(self._compared, self._step)
+            self._agreement.require_equal_state(lambda value: self._compared(value, _SAVE), self._step)
         if checkpoints is not None and self.rank == 0 and self._step > 0 and not checkpoints.has_end(self._step):
             saving = self._begin_save(announced=True)
         while group is not None:
-            with self._in_collective("the save at the end"):
+            with self._in_collective(_SAVE):
                 done = group.share([int(saving is None or saving.done)])
             if all(row == [1] for row in done):
                 break
