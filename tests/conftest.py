@@ -24,6 +24,16 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A skip fails where its reason names what BRIM_REQUIRE says is there, such as ``slurm,chromium``."""
+    report = yield
+    required = filter(None, os.environ.get("BRIM_REQUIRE", "").lower().split(","))
+    if report.skipped and any(name in str(report.longrepr).lower() for name in required):
+        report.outcome = "failed"
+    return report
+
+
 @pytest.fixture(autouse=True)
 def _handlers():
     """A run that a test starts in this process leaves no handler to the next test: their order is random."""

@@ -10,6 +10,7 @@ import pytest
 from brim import traces
 from brim.core.arrays import frozen
 from brim.core.cluster import parse_cluster
+from brim.core.trace import trace_of
 from brim.policies.presets import PRESETS
 from brim.sim.twin import replay
 from tests.cli.commands import brim
@@ -25,7 +26,8 @@ def record():
     trace = traces.synthesize("philly", jobs=800, seed=4, cluster=RIGHT, load=0.8)
     trace = trace.take(np.flatnonzero(trace.gpus <= RIGHT.num_gpus))
     done = replay(trace, RIGHT, PRESETS["backfill"])
-    return replace(trace, wait_ms=frozen(done.first_start_ms - trace.submit_ms))
+    wait_ms = done.first_start_ms - trace.submit_ms
+    return replace(trace, wait_ms=frozen(wait_ms), jct_ms=frozen(wait_ms + trace.run_ms))
 
 
 def test_the_recorded_cluster_is_not_doubted(record):
@@ -55,6 +57,15 @@ def test_a_smaller_cluster_is_doubted_for_use(record):
 def test_a_slightly_larger_cluster_is_doubted_for_the_waits_alone(record):
     (said,) = traces.doubts(record, parse_cluster("28x4xT4"))
     assert "would have found their GPUs free" in said
+
+
+def test_a_job_that_was_requeued_is_held_against_no_cluster():
+    """Two GPUs; the second job ran for a minute, was requeued when the first came, and ended an hour later."""
+    jobs = {"job_id": ["a", "b"], "submit_ms": [0, 0], "gpus": [2, 2], "wait_ms": [60_000, 0], "run_ms": [600_000] * 2}
+    apart = trace_of(name="x", format="test", **jobs, jct_ms=[660_000, 3_600_000])
+    assert not any("more than the 2" in said for said in traces.doubts(apart, parse_cluster("1x2xT4")))
+    together = trace_of(name="x", format="test", **jobs)
+    assert any("more than the 2" in said for said in traces.doubts(together, parse_cluster("1x2xT4")))
 
 
 def test_nodes_are_compared_by_number_and_size(record):

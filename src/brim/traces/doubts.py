@@ -14,7 +14,7 @@ from brim.core.arrays import FloatArray, IntArray
 from brim.core.cluster import Cluster
 from brim.core.trace import NONE, Trace
 from brim.traces.transform import offered_load
-from brim.units import MS_PER_MIN, WHOLE_GPU
+from brim.units import MS_PER_MIN, MS_PER_S, WHOLE_GPU
 
 LOAD_MIN: Final = 0.3
 """Offered load below which hardly any job waits under any policy. Ours."""
@@ -53,19 +53,25 @@ def _of_nodes(trace: Trace, cluster: Cluster) -> list[str]:
 
 
 def _of_use(trace: Trace, cluster: Cluster) -> list[str]:
+    """Compare the GPUs in use; a job of several attempts, which held them nobody knows when, speaks for the cluster."""
     told = np.flatnonzero((trace.wait_ms != NONE) & (trace.run_ms > 0))
     if not len(told):
         return []
     submit_ms, start_ms = trace.submit_ms[told], trace.submit_ms[told] + trace.wait_ms[told]
+    end_ms = submit_ms + trace.jct_ms[told]
     gpus = trace.gpus[told] * trace.share_milli[told] / WHOLE_GPU
-    at_ms, in_use = _in_use(start_ms, start_ms + trace.run_ms[told], gpus)
-    lasts_ms, most = np.diff(at_ms), float(in_use.max())
+    # a run time of one second may be a rounded zero
+    whole = (end_ms - start_ms == trace.run_ms[told]) & (trace.run_ms[told] > MS_PER_S)
+    at_ms, in_use = _in_use(start_ms[whole], end_ms[whole], gpus[whole])
+    lasts_ms = np.diff(at_ms)
     over = float(lasts_ms[in_use[:-1] > cluster.num_gpus].sum() / max(lasts_ms.sum(), 1))
     if over > OVER_FRACTION:
         return [
-            f"the record had up to {most:,.0f} GPUs in use at once, and more than the {cluster.num_gpus:,} of the "
-            f"cluster for {over:.0%} of the time"
+            f"the record had up to {in_use.max():,.0f} GPUs in use at once, and more than the {cluster.num_gpus:,} of "
+            f"the cluster for {over:.0%} of the time"
         ]
+    at_ms, in_use = _in_use(start_ms, end_ms, gpus)
+    lasts_ms, most = np.diff(at_ms), float(in_use.max())
     said = []
     if most <= cluster.num_gpus / 2:
         said.append(
@@ -73,8 +79,9 @@ def _of_use(trace: Trace, cluster: Cluster) -> list[str]:
         )
     used_gpu_ms = np.concatenate(([0.0], np.cumsum(in_use[:-1] * lasts_ms)))
     waited = np.flatnonzero(trace.wait_ms[told] >= WAITED_MS)
-    begin_ms, end_ms = submit_ms[waited], start_ms[waited]
-    mean_use = (np.interp(end_ms, at_ms, used_gpu_ms) - np.interp(begin_ms, at_ms, used_gpu_ms)) / (end_ms - begin_ms)
+    until_ms, since_ms = start_ms[waited], submit_ms[waited]
+    used = np.interp(until_ms, at_ms, used_gpu_ms) - np.interp(since_ms, at_ms, used_gpu_ms)
+    mean_use = used / (until_ms - since_ms)
     had_room = int((mean_use + gpus[waited] <= ROOM_FRACTION * cluster.num_gpus).sum())
     if had_room > len(waited) / 2:
         said.append(
