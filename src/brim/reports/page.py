@@ -15,38 +15,26 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.replay import Replay
-from brim.core.trace import Trace
-from brim.reports.charts import gantt, lines, waits
+from brim.reports.charts import lines, waits
 from brim.reports.charts.svg import COLOURS, escape
 from brim.reports.files import replacing
 from brim.reports.findings import (
-    Change,
-    Kind,
-    Outcome,
-    changes,
     findings,
-    outcome_of,
-    owner_kind,
-    owners_by,
-    reference_of,
-    signed,
 )
+from brim.reports.gains import gains_section
+from brim.reports.markup import badge, table
 from brim.reports.metrics import finished, jct_ms, queue_ms
-from brim.reports.record import NAME as RECORDED
 from brim.reports.record import NoRecord, Record, at_load
 from brim.reports.summary import Summary, all_assumptions, by_policy, interval, renamed, short_names, summarise
 from brim.reports.table import Cell, against, cells, record_notes
+from brim.reports.timeline import gantt_section
 from brim.reports.verdict import standing, times
 from brim.units import MS_PER_S, show_duration
 
 MAX_BYTES: Final = 5_000_000
 """What a page may weigh; the Gantt's budget is chosen so that it holds for any trace."""
-_MAX_CHANGES: Final = 10
-_MAX_OWNERS: Final = 100
 _LONGEST_RATIO: Final = 3
 """Bars of the distance to the bound end at this multiple of the median one, so that an outlier hides no difference."""
 _LEFT_OUT: Final = ("policy", "makespan x bound", "told", "rounds/s", "wall")
@@ -90,7 +78,6 @@ def page(
     names = short_names([*(replay.policy for replay in replays), *(summary.policy for summary in summaries)])
     all_summaries = renamed(tuple(summaries) or summarise(replays, record=record), names)
     shown = _one_per_policy([replace(replay, policy=names[replay.policy]) for replay in replays])
-    owners = gantt.owners_of(shown[0])
     script = asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -104,8 +91,8 @@ def page(
         _distributions(shown, at_load(record, head.load)),
         _courses(shown, all_summaries),
         _bounds_section(shown, all_summaries),
-        _gantt_section(shown, owners),
-        _gains_section(shown, best, at_load(record, head.load)),
+        gantt_section(shown),
+        gains_section(shown, best, at_load(record, head.load)),
         _assumptions(all_summaries, command),
     ]
     return (
@@ -137,16 +124,16 @@ def _header(replay: Replay, summaries: Sequence[Summary]) -> str:
     facts = [f"{len(trace):,} jobs over {show_duration(span_s)}", f"{cluster.num_gpus:,} GPUs ({cluster})"]
     if asked:
         facts.append(f"jobs ask for {asked:.0%} of the GPU time until the last submission")
-    badges = [_badge(f"load {loads}"), _badge(f"{seeds} seeds" if seeds > 1 else f"seed {summaries[0].seed}")]
-    badges += [_badge(f"format {trace.format}")]
+    badges = [badge(f"load {loads}"), badge(f"{seeds} seeds" if seeds > 1 else f"seed {summaries[0].seed}")]
+    badges += [badge(f"format {trace.format}")]
     elastic = int((replay.gpus_min < replay.gpus_max).sum())
     if elastic:
         facts.append(f"{elastic:,} jobs are elastic")
     if trace.synthetic:
-        badges.append(_badge("synthetic trace", warn=True))
-    badges += [_badge(f"oracle: {p}", warn=True) for p in dict.fromkeys(s.policy for s in summaries if s.oracle)]
+        badges.append(badge("synthetic trace", warn=True))
+    badges += [badge(f"oracle: {p}", warn=True) for p in dict.fromkeys(s.policy for s in summaries if s.oracle)]
     interrupted = list(dict.fromkeys(s.policy for s in summaries if s.incomplete))
-    badges += [_badge("partial", warn=True)] if interrupted else []
+    badges += [badge("partial", warn=True)] if interrupted else []
     alarm = (
         f'<p class="alarm" role="alert"><b>Partial.</b> {escape(", ".join(interrupted))} stopped before all jobs had '
         "ended. Unfinished jobs are left out of every mean; do not compare with complete replays.</p>"
@@ -161,10 +148,6 @@ def _header(replay: Replay, summaries: Sequence[Summary]) -> str:
 def _policies(summaries: Sequence[Summary]) -> str:
     policies = list(dict.fromkeys(s.policy for s in summaries))
     return f"{len(policies)} policies" if len(policies) > 1 else escape(policies[0])
-
-
-def _badge(text: str, *, warn: bool = False) -> str:
-    return f'<span class="badge{" warn" if warn else ""}">{escape(text)}</span>'
 
 
 def _findings(shown: Sequence[Replay], summaries: Sequence[Summary], record: Record | NoRecord | None) -> str:
@@ -208,8 +191,8 @@ def _summary_table(rows: dict[str, list[Summary]], policies: Sequence[str], reco
     shown = cells(rows, record)
     for name, row in shown.items():
         group = rows.get(name, ())
-        marks = (" " + _badge("oracle", warn=True) if group and group[0].oracle else "") + (
-            " " + _badge("partial", warn=True) if any(s.incomplete for s in group) else ""
+        marks = (" " + badge("oracle", warn=True) if group and group[0].oracle else "") + (
+            " " + badge("partial", warn=True) if any(s.incomplete for s in group) else ""
         )
         chip = f'<span class="chip {_colour(policies.index(name)) if group else "pr"}"></span>'
         style = "best" if name == best else "" if group else "record"
@@ -219,7 +202,7 @@ def _summary_table(rows: dict[str, list[Summary]], policies: Sequence[str], reco
             f"{marks}</th>{values}</tr>"
         )
     headings = ["policy", *(heading for heading in next(iter(shown.values())) if heading not in _LEFT_OUT)]
-    return _table(headings, lines_, label="Policies")
+    return table(headings, lines_, label="Policies")
 
 
 def _figure(heading: str, cell: Cell) -> str:
@@ -227,17 +210,6 @@ def _figure(heading: str, cell: Cell) -> str:
     kind = " class=main" if heading == "JCT mean" else ""
     value = "" if cell.value is None else f' data-v="{cell.value:.6g}"'
     return f"<td{kind}{value}>{escape(cell.text).replace('+-', chr(0xB1))}</td>"
-
-
-def _table(headings: Sequence[str], lines_: Sequence[str], *, label: str, tall: bool = False) -> str:
-    """A table that the page's script makes sortable, with a hint where it is wider than the screen."""
-    top = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
-    return (
-        '<div class="wide"><p class="hint" hidden>Scroll sideways for more columns \u2192</p>'
-        f'<div class="scroll{" tall" if tall else ""}" tabindex="0" role="region" aria-label="{escape(label)}">'
-        '<table class="sortable"><thead>'
-        f'<tr>{top}</tr></thead><tbody>{"".join(lines_)}</tbody></table></div></div>'
-    )
 
 
 def _colour(index: int) -> str:
@@ -318,141 +290,6 @@ def _ratio_rows(title: str, values: Sequence[tuple[str, float | None, float | No
             f'<span class="value">{"-" if ratio is None else f"{times(ratio)}x"}</span>'
         )
     return "".join(parts) + "</div>"
-
-
-def _gantt_section(shown: Sequence[Replay], owners: gantt.Owners) -> str:
-    data = gantt.packed(gantt.gantt_data(shown, owners))
-    colours = _button(1, "job size", pressed=owners.kind == "size")
-    if owners.kind != "size":
-        colours = _button(0, owners.kind, pressed=True) + colours
-    end_ms = max(replay.end_ms for replay in shown)
-    zoom = "".join(
-        f'<button type="button" value="{what}" aria-label="{label}" title="{label}">{sign}</button>'
-        for what, label, sign in (
-            ("in", "Zoom in", "+"), ("out", "Zoom out", "\u2212"), ("back", "Earlier", "\u2190"),
-            ("on", "Later", "\u2192"), ("all", "Show the whole time", "all"),
-        )
-    )
-    return (
-        f'<section><h2>Every GPU over time</h2><p class="note">{escape(gantt.caption(shown[0].cluster, end_ms))} Point '
-        "at a job for its name. To zoom, drag over a stretch of time, or use Ctrl and the wheel, two fingers, or the "
-        "keys + \u2212 \u2190 \u2192 0.</p>"
-        f'<div class="tabs" id="gantt-policies"><span class="soft">policy</span>{_policy_buttons(shown)}</div>'
-        f'<div class="tabs" id="gantt-colours"><span class="soft">colour by</span>{colours}</div>'
-        f"{_people_filter(shown[0])}"
-        f'<div class="tabs" id="gantt-zoom"><span class="soft">zoom</span>{zoom}'
-        '<span class="soft" id="gantt-range" role="status"></span></div>'
-        f'<div class="stage"><canvas id="gantt" role="img" tabindex="0" data-owner="{owners.kind}" '
-        'aria-label="GPUs over time" aria-keyshortcuts="+ - ArrowLeft ArrowRight 0"></canvas>'
-        '<div class="drag" id="gantt-drag" hidden></div><div class="tip" id="gantt-tip" hidden></div></div>'
-        '<div class="axis" id="gantt-axis" aria-hidden="true"></div>'
-        '<ul class="legend" id="gantt-key"></ul><noscript><p class="note">This chart needs JavaScript; all others do '
-        f'not.</p></noscript><script type="application/octet-stream" id="gantt-data">{data}</script></section>'
-    )
-
-
-def _people_filter(replay: Replay) -> str:
-    """Where to choose users (groups, where no users are recorded); the page's script fills the list."""
-    names, _ = gantt.people(replay.trace)
-    if len(names) < 2:
-        return ""
-    word = "users" if (replay.trace.user >= 0).any() else "groups"
-    return (
-        f'<details class="people" id="people" data-word="{word}"><summary><span class="soft">{word}</span> '
-        f'<b id="people-chosen">all {len(names):,}</b></summary>'
-        f'<div class="tabs"><input type="search" id="people-find" placeholder="find {word}" aria-label="Find {word}">'
-        f'<button type="button" id="people-clear">show all</button></div>'
-        f'<div class="list" id="people-list" role="group" aria-label="Show only these {word}"></div></details>'
-    )
-
-
-def _button(value: int, text: str, *, pressed: bool) -> str:
-    return f'<button type="button" value="{value}" aria-pressed="{str(pressed).lower()}">{escape(text)}</button>'
-
-
-def _policy_buttons(shown: Sequence[Replay], pressed: int = 0) -> str:
-    return "".join(_button(at, replay.policy, pressed=at == pressed) for at, replay in enumerate(shown))
-
-
-def _gains_section(shown: Sequence[Replay], best: str | None, record: Record | NoRecord | None) -> str:
-    before = reference_of(shown[0], record)
-    others = [replay for replay in shown if replay.policy != before.name]
-    if not others:
-        return ""
-    trace = shown[0].trace
-    kind = owner_kind(trace)
-    panels = []
-    against_ = "the record" if before.name == RECORDED else before.name
-    for replay in others:
-        found = changes(trace, before, outcome_of(replay), kind)
-        better = [change for change in found if change.fraction < 0]
-        worse = [change for change in reversed(found) if change.fraction > 0]
-        shared = max((abs(change.fraction) for change in found), default=0.0) or 1.0
-        panels.append(
-            f"<div data-panel><h3>{escape(replay.policy)} against {escape(against_)}</h3>"
-            f'<div class="halves"><div>{_change_rows("Sooner", better, "good", shared)}</div>'
-            f'<div>{_change_rows("Later", worse, "bad", shared)}</div></div></div>'
-        )
-    pressed = next((at for at, replay in enumerate(others) if replay.policy == best), 0)
-    why = "job-size class (the trace names neither groups nor users)" if kind == "size" else kind
-    return (
-        f'<section><h2>Who gains and who loses</h2><p class="note">Change of the mean JCT against '
-        f"{escape(against_)}, by {why}, over jobs that finished in both; at most {_MAX_CHANGES} each way, those with "
-        f"fewer than {Change.LEAST_JOBS} jobs left out where others exist.</p><div data-panels>"
-        f'<div class="tabs" hidden><span class="soft">policy</span>{_policy_buttons(others, pressed)}</div>'
-        f"{''.join(panels)}</div>{_gains_table(trace, before, others, kind)}</section>"
-    )
-
-
-def _gains_table(trace: Trace, before: Outcome, others: Sequence[Replay], kind: Kind) -> str:
-    """Everybody under every policy, those with most jobs first."""
-    _, place = gantt.people(trace)
-    code, owners = owners_by(trace, kind)
-    counted = before.jct_ms >= 0
-    jobs = np.bincount(code[counted & (code >= 0)], minlength=len(owners))
-    order = np.argsort(-jobs, kind="stable")
-    order = order[jobs[order] > 0]
-    found = [
-        {change.name: change for change in changes(trace, before, outcome_of(replay), kind, least_jobs=1)}
-        for replay in others
-    ]
-    lines_ = []
-    for owner in order[:_MAX_OWNERS]:
-        name = owners[owner]
-        known = next((table[name] for table in found if name in table), None)
-        if known is None:
-            continue
-        cells_ = "".join(_change_cell(table.get(name)) for table in found)
-        person = "" if kind == "size" else f' data-person="{int(place[owner])}"'
-        lines_.append(
-            f'<tr{person}><th scope="row" data-v="{escape(name)}">{escape(name)}</th>'
-            f'<td data-v="{jobs[owner]}">{jobs[owner]:,}</td>'
-            f'<td data-v="{known.before_s:.6g}">{show_duration(known.before_s)}</td>{cells_}</tr>'
-        )
-    title = f"Every {kind}" if len(order) <= _MAX_OWNERS else f"{_MAX_OWNERS} {kind}s with most jobs, of {len(order):,}"
-    headings = [kind, "jobs", f"JCT {before.name}", *(replay.policy for replay in others)]
-    return f"<h3>{title}</h3>" + _table(headings, lines_, label=title, tall=True)
-
-
-def _change_cell(change: Change | None) -> str:
-    if change is None:
-        return "<td>-</td>"
-    tone = "" if round(change.fraction, 2) == 0 else " class=good" if change.fraction < 0 else " class=bad"
-    return f'<td{tone} data-v="{change.fraction:.4f}">{signed(change.fraction)}</td>'
-
-
-def _change_rows(title: str, found: Sequence[Change], tone: str, longest: float) -> str:
-    if not found:
-        return f"<h3>{title}: nobody</h3>"
-    title = f"{title}: {len(found):,}"
-    rows = "".join(
-        f'<span class="name">{escape(change.name)}<small>{change.jobs:,} jobs</small></span>'
-        f'<span class="track"><i class="{tone}" style="width:{100 * abs(change.fraction) / longest:.1f}%"></i></span>'
-        f'<span class="value">{signed(change.fraction)}<br><small>{show_duration(change.before_s)} \u2192 '
-        f"{show_duration(change.after_s)}</small></span>"
-        for change in found[:_MAX_CHANGES]
-    )
-    return f'<h3>{title}</h3><div class="rows">{rows}</div>'
 
 
 def _assumptions(summaries: Sequence[Summary], command: str) -> str:

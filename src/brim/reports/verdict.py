@@ -93,10 +93,10 @@ def _beside_record(best: str, saved: Comparison) -> str:
             f"No policy here would have been faster than the record, oracles aside: {best}, the best of them, has a "
             f"mean wait of {wait[1]} and a mean job completion time of {jct[1]}; recorded were {wait[0]} and {jct[0]}."
         )
-    return (
-        f"{best} would have cut the mean wait from {wait[0]} (as recorded) to {wait[1]}, and the mean job completion "
-        f"time from {jct[0]} to {jct[1]}."
-    )
+    cut = f"{best} would have cut the mean wait from {wait[0]} (as recorded) to {wait[1]}"
+    if jct[0] == jct[1]:
+        return f"{cut}; the mean job completion time stays at {jct[0]}."
+    return f"{cut}, and the mean job completion time from {jct[0]} to {jct[1]}."
 
 
 def _best(found: Standing) -> str:

@@ -212,7 +212,7 @@
       if (dated) return day(at(seconds)) + " " + clock(at(seconds));
       return seconds < 172800 ? +(seconds / 3600).toFixed(2) + " h" : "day " + +(seconds / 86400).toFixed(2);
     }
-    const steps = [1, 5, 15, 30, 60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 1209600, 2419200, 4838400, 12096000, 31536000];
+    const steps = [1, 5, 15, 30, 60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 345600, 604800, 1209600, 2419200, 4838400, 12096000, 31536000];
     function ticks() {
       const from = state.from * data.end_s, span = (state.to - state.from) * data.end_s;
       const room = Math.min(8, Math.max(3, Math.round(canvas.clientWidth / 110)));
