@@ -2,7 +2,8 @@
 
 numba's own cache looks at the file a function stands in, not at the files of the functions it calls: after an edit of
 one module, another would go on running old code. So the cache lives in a folder named after a digest of all compiled
-sources, under ``$XDG_CACHE_HOME/brim``.
+sources, under ``$XDG_CACHE_HOME/brim``. With ``NUMBA_BOUNDSCHECK=1``, as some tests set it for
+a process of their own, an index outside its array raises IndexError; that code is cached in another folder.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def _cache_dir() -> Path:
-    digest = hashlib.sha256(numba.__version__.encode())
+    checked = os.environ.get("NUMBA_BOUNDSCHECK", "")
+    digest = hashlib.sha256(f"{numba.__version__} {checked}".encode())
     for source in SOURCES:
         digest.update((Path(__file__).parent / source).read_bytes())
     folder = f"brim/compiled-{digest.hexdigest()[:16]}"

@@ -38,13 +38,13 @@ def decided(snapshot, policy, known):
 def carried_out(snapshot, actions, wanted):
     """The snapshot a moment later: who started runs, who was preempted waits, nothing else happened."""
     jobs = snapshot.jobs
-    columns = {name: getattr(jobs, name).copy() for name in ("phase", "epoch", "gpus_now", "batch_now")}
+    columns = {name: getattr(jobs, name).copy() for name in ("phase", "epoch", "gpus_now", "share_now", "batch_now")}
     row_of = {int(name): row for row, name in enumerate(jobs.id)}
     for action in actions:
         row = row_of[action.job]
         if isinstance(action, Start | Resize):
             columns["epoch"][row] += 1
-            columns["gpus_now"][row] = len(action.gpus)
+            columns["gpus_now"][row], columns["share_now"][row] = len(action.gpus), jobs.share_milli[row]
         if isinstance(action, Start | Resize | Tune):
             columns["batch_now"][row] = action.batch
             columns["phase"][row] = Phase.RUNNING

@@ -15,13 +15,14 @@ from brim.core.replay import Replay, Runs
 from brim.core.trace import Trace, trace_of
 
 
-def runs_of(rows: Sequence[tuple[int, int, int, Sequence[int]]]) -> Runs:
+def runs_of(rows: Sequence[tuple[int, int, int, Sequence[int]]], share_milli: int = 1000) -> Runs:
     """Runs from (job, start_ms, end_ms, GPUs)."""
     sizes = [len(row[3]) for row in rows]
     return Runs(
         job=np.array([row[0] for row in rows], dtype=np.int64),
         start_ms=np.array([row[1] for row in rows], dtype=np.int64),
         end_ms=np.array([row[2] for row in rows], dtype=np.int64),
+        share_milli=np.full(len(rows), share_milli),
         first_gpu=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
         gpu=np.array([gpu for row in rows for gpu in row[3]], dtype=np.int64),
     )

@@ -7,18 +7,23 @@ has outlived its estimate gets the next doubling above what it has run.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, NoReturn, Protocol
 
 import numpy as np
 
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.snapshot import Snapshot
 from brim.core.trace import NONE
+from brim.errors import PlanError
 from brim.units import MS_PER_H
 
 UNKNOWN_RUN_MS: Final = 6 * MS_PER_H
 """Estimate for a job about which nothing is known. Ours: between Philly's median (15 min) and mean (5 h) run time,
 on the long side because over-estimates never delay a reservation."""
+
+_UNDECLARED: Final = (
+    "it reads beliefs.run_times and does not declare it: add `asks_run_times: ClassVar[bool] = True` to the part"
+)
 
 
 class RunTimes(Protocol):
@@ -78,6 +83,23 @@ class TrueRunTimes:
     def total_ms(self, snapshot: Snapshot) -> FloatArray:
         """See ``RunTimes``. Time lost to restarts is not in it, hence the guard."""
         return _outlive(self.run_ms[snapshot.jobs.id], snapshot.jobs.run_ms)
+
+
+class Undeclared:
+    """What a part is given that does not declare that it reads run times: reading them is refused."""
+
+    words: ClassVar[str] = "none"
+
+    def total_ms(self, snapshot: Snapshot) -> FloatArray:
+        """See ``RunTimes``.
+
+        Raises:
+            PlanError: always.
+        """
+        raise PlanError(_UNDECLARED)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(name) if name.startswith("__") else PlanError(_UNDECLARED)
 
 
 def _history_ms(snapshot: Snapshot) -> FloatArray:

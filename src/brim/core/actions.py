@@ -34,6 +34,7 @@ class Resize:
         gpus: (node, gpu) pairs in increasing order: the whole gang from now on.
         batch: Global batch from now on, NONE for jobs that have none.
         loader_workers: Data-loading processes per rank, 0 where the cluster's cores are not known.
+        share_milli: Thousandths of each GPU, NONE for what the job asks.
     """
 
     job: int
@@ -41,11 +42,12 @@ class Resize:
     gpus: tuple[tuple[int, int], ...]
     batch: int = NONE
     loader_workers: int = 0
+    share_milli: int = NONE
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a job on these GPUs, once whoever leaves them is gone.
+    """Start a job on these GPUs, once the jobs that leave them are gone.
 
     Attributes:
         job: Job id.
@@ -54,6 +56,7 @@ class Start:
         loader_workers: Data-loading processes per rank, 0 where the cluster's cores are not known.
         batch: Global batch, NONE for jobs that have none.
         analyse: Time the job's steps at several batch sizes before it trains.
+        share_milli: Thousandths of each GPU, NONE for what the job asks.
     """
 
     job: int
@@ -62,6 +65,7 @@ class Start:
     loader_workers: int = 0
     batch: int = NONE
     analyse: bool = False
+    share_milli: int = NONE
 
 
 @dataclass(frozen=True, slots=True)

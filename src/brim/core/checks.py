@@ -80,6 +80,8 @@ def _check_batch(snapshot: Snapshot, row: int, batch: int) -> None:
 
 def _check_gang(snapshot: Snapshot, row: int, action: Start | Resize) -> None:
     jobs, nodes, gpus = snapshot.jobs, snapshot.nodes, action.gpus
+    if action.share_milli != NONE and not 0 < action.share_milli <= WHOLE_GPU:
+        raise PlanError(f"job {action.job} is granted {action.share_milli / 10:g} % of each of its GPUs")
     asked = len(gpus) == jobs.gpus[row]
     if not (asked or jobs.gpus_min[row] <= len(gpus) <= jobs.gpus_max[row]) or len(set(gpus)) != len(gpus):
         least, most = int(jobs.gpus_min[row]), int(jobs.gpus_max[row])
@@ -110,12 +112,17 @@ def _check_room(snapshot: Snapshot, stopped: set[int], takes: list[tuple[int, St
         return
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
     stays = ~np.isin(held.job, list(stopped)) if stopped else np.ones(len(held), dtype=np.bool_)
-    new = np.array([(row, node, gpu) for row, action in takes for node, gpu in action.gpus], dtype=np.int64)
+    new = np.array([
+        (row, node, gpu, jobs.share_milli[row] if action.share_milli == NONE else action.share_milli)
+        for row, action in takes for node, gpu in action.gpus
+    ], dtype=np.int64)
     job = np.concatenate((held.job[stays], new[:, 0]))
     node = np.concatenate((held.node[stays], new[:, 1]))
     gpu = np.concatenate((held.gpu[stays], new[:, 2]))
     width = int(nodes.gpus.max())
-    share_milli = np.bincount(node * width + gpu, weights=jobs.share_milli[job])
+    share_milli = np.bincount(
+        node * width + gpu, weights=np.concatenate((held.share_milli[stays], new[:, 3])),
+    )
     if share_milli.max() > WHOLE_GPU:
         where = int(share_milli.argmax())
         raise PlanError(

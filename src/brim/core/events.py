@@ -144,6 +144,7 @@ class Event:
         spec: The submission, for SUBMITTED only; ``held`` says that it waits for another job.
         held: See ``spec``.
         gpus: Granted (node, gpu) pairs in increasing order, for START and RESIZE only.
+        share_milli: Thousandths of each of these GPUs, NONE for what the job asks; for START and RESIZE only.
         batch: Global batch from now on, for START, RESIZE and TUNE only.
         report: What the job says, for REPORTED only.
     """
@@ -155,5 +156,6 @@ class Event:
     spec: JobSpec | None = None
     held: bool = False
     gpus: tuple[tuple[int, int], ...] = ()
+    share_milli: int = NONE
     batch: int = NONE
     report: Report | None = None

@@ -20,6 +20,7 @@ class Runs:
         job: Trace row.
         start_ms: When the job got the GPUs.
         end_ms: When the GPUs were free again.
+        share_milli: Thousandths of each of its GPUs.
         first_gpu: Offset of the run's GPUs in ``gpu``, length R + 1.
         gpu: Global GPU indices (cluster.gpu_offset_N[node] + index on the node), of all runs in turn.
     """
@@ -27,6 +28,7 @@ class Runs:
     job: IntArray
     start_ms: IntArray
     end_ms: IntArray
+    share_milli: IntArray
     first_gpu: IntArray
     gpu: IntArray
 

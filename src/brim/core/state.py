@@ -31,8 +31,8 @@ _RUNNING_SINCE, _RUN, _SERVICE, _MEMO = (
     _COLUMN[c] for c in ("running_since_ms", "run_ms", "service_gpu_ms", "memo")
 )
 _ID, _USER, _SHARE, _PROFILE = (_COLUMN[c] for c in ("id", "user", "share_milli", "profile"))
-_GPUS_NOW, _BATCH_NOW, _STARTS, _STALLED = (
-    _COLUMN[c] for c in ("gpus_now", "batch_now", "starts", "stalled_ms")
+_GPUS_NOW, _SHARE_NOW, _BATCH_NOW, _STARTS, _STALLED = (
+    _COLUMN[c] for c in ("gpus_now", "share_now", "batch_now", "starts", "stalled_ms")
 )
 assert JOB_FLOAT_COLUMNS == ("samples_done", "samples_per_s", "grad_var", "grad_sqr")
 _DONE, _PACE, _VAR, _SQR = range(4)
@@ -152,7 +152,7 @@ class ClusterState:
         if slot and spec.id <= self._block[_ID, slot - 1]:
             raise InvariantError(f"job id {spec.id} does not follow {self._block[_ID, slot - 1]}")
         phase = _HELD if event.held else _PENDING
-        self._block[:, slot] = (*_spec_values(spec), phase, 0, NONE, event.time_ms, NONE, 0, 0, 0, 0, NONE, 0, 0)
+        self._block[:, slot] = (*_spec_values(spec), phase, 0, NONE, event.time_ms, NONE, 0, 0, 0, 0, 0, NONE, 0, 0)
         self._floats[:, slot] = _NOTHING_KNOWN
         while spec.id >= len(self._slot_of):
             self._slot_of = np.concatenate((self._slot_of, np.full_like(self._slot_of, NONE)))
@@ -202,6 +202,7 @@ class ClusterState:
         self._num_granted = stop
         column[_EPOCH] += 1
         column[_GPUS_NOW], column[_BATCH_NOW] = len(event.gpus), event.batch
+        column[_SHARE_NOW] = column[_SHARE] if event.share_milli == NONE else event.share_milli
         column[_SINCE] = event.time_ms
         if column[_FIRST] == NONE:
             column[_FIRST] = event.time_ms
@@ -224,13 +225,13 @@ class ClusterState:
         self._granted[:, first:end] = self._granted[:, stop : self._num_granted]
         self._num_granted = end
         held_ms = event.time_ms - int(column[_SINCE])
-        service = held_ms * int(column[_GPUS_NOW]) * int(column[_SHARE]) // WHOLE_GPU
+        service = held_ms * int(column[_GPUS_NOW]) * int(column[_SHARE_NOW]) // WHOLE_GPU
         if column[_PHASE] == _RUNNING:
             column[_RUN] += event.time_ms - int(column[_RUNNING_SINCE])
             told = self._floats[:, slot]
             if told[_PACE]:
                 told[_DONE] += told[_PACE] * (event.time_ms - int(self._told_ms[slot])) / MS_PER_S
-        column[_GPUS_NOW] = 0
+        column[_GPUS_NOW] = column[_SHARE_NOW] = 0
         column[_SERVICE] += service
         self._usage_U = self._usage_at(event.time_ms)
         self._usage_at_ms = event.time_ms
@@ -275,7 +276,7 @@ class ClusterState:
         holds = (block[_PHASE] == _STARTING) | runs
         held_ms = np.where(holds, now_ms - block[_SINCE], 0)
         block[_RUN] += np.where(runs, now_ms - block[_RUNNING_SINCE], 0)
-        block[_SERVICE] += held_ms * block[_GPUS_NOW] * block[_SHARE] // WHOLE_GPU
+        block[_SERVICE] += held_ms * block[_GPUS_NOW] * block[_SHARE_NOW] // WHOLE_GPU
         block.setflags(write=False)
         floats = self._floats[:, : self._used].copy()
         floats[_DONE] += np.where(runs, floats[_PACE] * (now_ms - self._told_ms[: self._used]) / MS_PER_S, 0.0)
@@ -303,7 +304,7 @@ class ClusterState:
         job, node, gpu = self._granted[:, : self._num_granted].copy()
         rows = self._slot_of[job]
         return Grants(
-            job=frozen(rows), node=frozen(node), gpu=frozen(gpu), share_milli=frozen(block[_SHARE][rows]),
+            job=frozen(rows), node=frozen(node), gpu=frozen(gpu), share_milli=frozen(block[_SHARE_NOW][rows]),
             why=EMPTY, blocker=EMPTY,
         )
 

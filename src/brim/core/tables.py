@@ -51,6 +51,7 @@ class JobTable:
         service_gpu_ms: GPU time received (2-D service of Tiresias), up to now.
         memo: What the policy's order part remembers of the job between rounds; 0 at first.
         gpus_now: GPUs it holds, 0 while it waits.
+        share_now: Thousandths of each GPU it holds, 0 while it waits.
         batch_now: Global batch it was last given, -1 before.
         starts: Attempts that came to make progress.
         stalled_ms: Time in which these held GPUs before they did.
@@ -88,6 +89,7 @@ class JobTable:
     service_gpu_ms: IntArray
     memo: IntArray
     gpus_now: IntArray
+    share_now: IntArray
     batch_now: IntArray
     starts: IntArray
     stalled_ms: IntArray
@@ -170,7 +172,7 @@ class Grants:
         job: Row of the job table.
         node: Row of the node table.
         gpu: Index on the node.
-        share_milli: Thousandths of that GPU.
+        share_milli: Thousandths of that GPU; the same for all GPUs of a job.
         why: Per job of the table (J): ``Why`` code of a job left out, 0 for one that has GPUs. Empty in a snapshot.
         blocker: Per job (J): row of the job it stands behind, -1 for none. Empty in a snapshot.
     """

@@ -8,7 +8,9 @@ from brim.core.actions import Preempt, Resize, Start
 from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import JobRow
+from brim.core.trace import NONE
 from brim.engine.round import RoundResult
+from brim.units import WHOLE_GPU
 
 
 def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
@@ -26,7 +28,7 @@ def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
     free = _free_gpus(snapshot, result)
     need = _need(me, snapshot)
     sentences = {
-        Why.RUNS: f"job {job} has its {_need(me, snapshot, _gpus_after(me, result))}",
+        Why.RUNS: f"job {job} has its {_need(me, snapshot, *_after(me, result))}",
         Why.HELD: f"job {job} waits for job {me.after} to end; it can run after that",
         Why.STOPPING: f"job {job} was preempted and is saving; it goes back to the queue when its GPUs are free",
         Why.TOO_FEW_FREE: f"job {job} needs {need}; {free} are free; it would start with {me.gpus - free} more",
@@ -42,18 +44,19 @@ def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
     return sentences[why] + "."
 
 
-def _gpus_after(me: JobRow, result: RoundResult) -> int:
-    """GPUs a job has after the plan; those asked where it has none."""
+def _after(me: JobRow, result: RoundResult) -> tuple[int, int]:
+    """GPUs a job has after the plan, and thousandths of each; those asked where it has none."""
     for action in result.plan.actions:
         if isinstance(action, Start | Resize) and action.job == me.id:
-            return len(action.gpus)
-    return int(me.gpus_now or me.gpus)
+            return len(action.gpus), me.share_milli if action.share_milli == NONE else action.share_milli
+    return me.gpus_now or me.gpus, me.share_now or me.share_milli
 
 
-def _need(me: JobRow, snapshot: Snapshot, gpus: int | None = None) -> str:
+def _need(me: JobRow, snapshot: Snapshot, gpus: int | None = None, share_milli: int | None = None) -> str:
     gpus = me.gpus if gpus is None else gpus
+    share_milli = me.share_milli if share_milli is None else share_milli
     kind = f" {snapshot.gpu_types[me.gpu_type]}" if me.gpu_type >= 0 else ""
-    share = f" at {me.share_milli / 10:g} %" if me.share_milli < 1000 else ""
+    share = f" at {share_milli / 10:g} %" if share_milli < WHOLE_GPU else ""
     return f"{gpus}{kind} GPU{'s' if gpus != 1 else ''}{share}"
 
 

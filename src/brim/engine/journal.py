@@ -79,11 +79,13 @@ def decision_record(result: RoundResult) -> dict[str, Any]:
 
 
 def _action_record(action: Action) -> dict[str, Any]:
-    """An action as plain data; a batch only for jobs that have one."""
+    """An action as plain data; a batch only for jobs that have one, a share only where it is not the one asked."""
     record: dict[str, Any] = {"do": type(action).__name__.lower(), "job": action.job, "epoch": action.epoch}
     if isinstance(action, Start | Resize):
         record["gpus"] = [list(pair) for pair in action.gpus]
         record["loaders"] = action.loader_workers
+        if action.share_milli != NONE:
+            record["share"] = action.share_milli
     if not isinstance(action, Preempt | Reject) and action.batch != NONE:
         record["batch"] = action.batch
     if isinstance(action, Start) and action.analyse:

@@ -9,14 +9,19 @@ from pathlib import Path
 import numpy as np
 
 from brim.beliefs.beliefs import Beliefs
+from brim.beliefs.runtime import Undeclared
 from brim.core.actions import Action, Plan, Preempt, Reject, Resize, Start, Tune
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.checks import check_plan
+from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants, JobTable
 from brim.core.trace import NONE
 from brim.errors import BrimError, PlanError
 from brim.policies.sockets import Policy, Sizes
+from brim.units import WHOLE_GPU
+
+_RUNS, _NOT_NOW = int(Why.RUNS), int(Why.NOT_NOW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,11 @@ def run_round(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> RoundResu
     """
     size = len(snapshot.jobs)
     memo = None
+    withheld = replace(beliefs, run_times=Undeclared())
+
+    def told(part: object) -> Beliefs:
+        return beliefs if getattr(part, "asks_run_times", False) else withheld
+
     with _part(policy, "order"):
         remember = getattr(policy.order, "remember", None)  # 0 what the last rounds left behind
         if remember is not None:
@@ -54,25 +64,29 @@ def run_round(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> RoundResu
             if not np.array_equal(new, snapshot.jobs.memo):
                 memo = new
                 snapshot = replace(snapshot, jobs=replace(snapshot.jobs, memo=memo))
-        order = policy.order(snapshot, beliefs)  # 1 who first
+        order = policy.order(snapshot, told(policy.order))  # 1 who first
         _check_permutation(order, size)
     with _part(policy, "size"):
-        sizes = policy.size(snapshot, beliefs, order)  # 2 how many GPUs, what batch
+        sizes = policy.size(snapshot, told(policy.size), order)  # 2 how many GPUs, what batch
         _check_sizes(sizes, snapshot.jobs)
     with _part(policy, "place"):
-        placed = policy.place(snapshot, beliefs, order, sizes)  # 3 which GPUs
-    with _part(policy, "feed"):
-        loaders = policy.feed(snapshot, beliefs, placed)  # 4 who gets the cores that feed them
-        _check_column(loaders, size)
+        placed = policy.place(snapshot, told(policy.place), order, sizes)  # 3 which GPUs
+        check_grants(placed, snapshot)
+        check_sizes_kept(placed, sizes, snapshot.jobs)
     with _part(policy, "fill"):
-        wanted = policy.fill(snapshot, beliefs, placed)  # 5 what uses the rest
+        wanted = policy.fill(snapshot, told(policy.fill), placed)  # 4 what uses the rest
+        if wanted is not placed:
+            check_grants(wanted, snapshot)
+            check_only_added(placed, wanted, snapshot.jobs)
+    with _part(policy, "feed"):
+        loaders = policy.feed(snapshot, told(policy.feed), wanted)  # 5 who gets the cores that feed them
+        _check_column(loaders, size)
     plan = Plan(snapshot.now_ms, difference(snapshot, sizes, wanted, loaders))
+    if not policy.changes_running:
+        _check_left_alone(plan, policy)
     check_plan(snapshot, plan)
-    ids = snapshot.jobs.id
-    return RoundResult(
-        plan=plan, job=ids, why=wanted.why, memo=memo,
-        blocker=np.where(wanted.blocker >= 0, ids[wanted.blocker], -1) if size else wanted.blocker,
-    )
+    why, blocker = _reasons(wanted, snapshot.jobs)
+    return RoundResult(plan=plan, job=snapshot.jobs.id, why=why, blocker=blocker, memo=memo)
 
 
 class _part:  # noqa: N801 - reads as a word in a with statement; a generator would cost microseconds each round
@@ -87,24 +101,27 @@ class _part:  # noqa: N801 - reads as a word in a with statement; a generator wo
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, BrimError):
+        if error is None or isinstance(error, KeyboardInterrupt):
+            return
+        where = f"policy {self._policy.name!r}, {self._name}"
+        if isinstance(error, PlanError):
+            raise PlanError(f"{where}: {error}") from error
+        if not isinstance(error, BrimError):  # SystemExit too: a part does not end the program
             last = traceback.extract_tb(error.__traceback__)[-1]
-            where = "" if last.filename == __file__ else f" ({Path(last.filename).name}, line {last.lineno})"
-            raise PlanError(
-                f"policy {self._policy.name!r}, {self._name}: {type(error).__name__}: {error}{where}"
-            ) from error
+            line = "" if last.filename == __file__ else f" ({Path(last.filename).name}, line {last.lineno})"
+            raise PlanError(f"{where}: {type(error).__name__}: {error}{line}") from error
 
 
 def _check_permutation(order: IntArray, size: int) -> None:
     """The walk is compiled without bounds checks: a wrong row would be read from anywhere."""
     _check_column(order, size)
     if size and (order.min() < 0 or order.max() >= size or np.bincount(order, minlength=size).max() > 1):
-        raise ValueError(f"expected each of the {size} job rows once, found {_short(order)}")
+        raise PlanError(f"expected each of the {size} job rows once, found {_short(order)}")
 
 
 def _check_column(column: IntArray, size: int) -> None:
     if getattr(column, "shape", None) != (size,) or column.dtype.kind != "i":
-        raise ValueError(f"expected {size} integers, one per job, found {_short(column)}")
+        raise PlanError(f"expected {size} integers, one per job, found {_short(column)}")
 
 
 def _check_sizes(sizes: Sizes, jobs: JobTable) -> None:
@@ -115,14 +132,93 @@ def _check_sizes(sizes: Sizes, jobs: JobTable) -> None:
         _check_column(sizes.global_batch, size)
     for column in (sizes.analyse, sizes.reject):
         if len(column) and column.shape != (size,):
-            raise ValueError(f"expected {size} truth values, one per job, found {_short(column)}")
+            raise PlanError(f"expected {size} truth values, one per job, found {_short(column)}")
     legal = (jobs.gpus_min <= sizes.gpus) & (sizes.gpus <= jobs.gpus_max)
     wrong = np.flatnonzero(~legal & (sizes.gpus != 0) & (sizes.gpus != jobs.gpus))
     if len(wrong):
         row = int(wrong[0])
-        raise ValueError(
+        raise PlanError(
             f"job {jobs.id[row]} runs on {jobs.gpus_min[row]} to {jobs.gpus_max[row]} GPUs, found {sizes.gpus[row]}"
         )
+
+
+def check_grants(grants: Grants, snapshot: Snapshot) -> None:
+    """Columns of the right lengths, rows and GPUs that exist, one share for all GPUs of a job."""
+    size, nodes = len(snapshot.jobs), snapshot.nodes
+    for column in (grants.job, grants.node, grants.gpu, grants.share_milli):
+        _check_column(column, len(grants.job))
+    _check_column(grants.why, size)
+    _check_column(grants.blocker, size)
+    if size and (grants.blocker.min() < -1 or grants.blocker.max() >= size):
+        raise PlanError(f"expected job rows or -1 as blockers, found {_short(grants.blocker)}")
+    if not len(grants):
+        return
+    if grants.job.min() < 0 or grants.job.max() >= size:
+        raise PlanError(f"expected rows of {size} jobs, found {_short(grants.job)}")
+    gpus = nodes.gpus[np.clip(grants.node, 0, len(nodes) - 1)]
+    nowhere = (grants.node < 0) | (grants.node >= len(nodes)) | (grants.gpu < 0) | (grants.gpu >= gpus)
+    share_of = np.empty(size, dtype=np.int64)
+    share_of[grants.job] = grants.share_milli
+    odd = (grants.share_milli <= 0) | (grants.share_milli > WHOLE_GPU) | (share_of[grants.job] != grants.share_milli)
+    if nowhere.any():
+        row = int(np.argmax(nowhere))
+        raise PlanError(
+            f"job {snapshot.jobs.id[grants.job[row]]} is granted GPU {grants.gpu[row]} of node {grants.node[row]}, "
+            "which does not exist"
+        )
+    if odd.any():
+        row = int(np.argmax(odd))
+        raise PlanError(
+            f"job {snapshot.jobs.id[grants.job[row]]} is granted {grants.share_milli[row] / 10:g} % of a GPU: expected "
+            "one share above 0 and up to 100 % for all of its GPUs"
+        )
+
+
+def check_sizes_kept(placed: Grants, sizes: Sizes, jobs: JobTable) -> None:
+    """Each job has as many GPUs as its size says, none, or fewer that it can run on (or holds already)."""
+    counts = np.bincount(placed.job, minlength=len(jobs))
+    fewer = (counts < sizes.gpus) & ((counts >= jobs.gpus_min) | (counts == jobs.gpus_now))
+    wrong = np.flatnonzero((counts != 0) & (counts != sizes.gpus) & ~fewer)
+    if len(wrong):
+        row = int(wrong[0])
+        least, most = min(int(jobs.gpus_min[row]), int(sizes.gpus[row])), int(sizes.gpus[row])
+        raise PlanError(
+            f"job {jobs.id[row]} is granted {counts[row]} GPU{'s' if counts[row] > 1 else ''}, its size allows "
+            f"{f'{least} to {most}' if least < most else most}"
+        )
+
+
+def check_only_added(placed: Grants, wanted: Grants, jobs: JobTable) -> None:
+    """The fill part leaves what was placed as it is."""
+    before, after = ({tuple(row) for row in zip(
+        *(column.tolist() for column in (grants.job, grants.node, grants.gpu, grants.share_milli)), strict=True,
+    )} for grants in (placed, wanted))
+    has = np.zeros(len(jobs), dtype=np.bool_)
+    has[placed.job] = True
+    changed = sorted({row[0] for row in before ^ after if has[row[0]]})
+    if changed:
+        raise PlanError(f"job {jobs.id[changed[0]]} was placed already and is granted something else")
+
+
+def _check_left_alone(plan: Plan, policy: Policy) -> None:
+    """A policy of which no part declares that it changes running jobs does not."""
+    for action in plan.actions:
+        if isinstance(action, Resize | Tune):
+            changed = "other GPUs" if isinstance(action, Resize) else "another batch"
+            raise PlanError(
+                f"policy {policy.name!r} gives job {action.job} {changed} while it runs, and no part of it declares "
+                "that it does: resizes_running = True of a size part, moves_running = True of a place part"
+            )
+
+
+def _reasons(wanted: Grants, jobs: JobTable) -> tuple[IntArray, IntArray]:
+    """Why each job has GPUs or waits, and the id of the job it stands behind (J,); a filled job runs like any other."""
+    has = np.zeros(len(jobs), dtype=np.bool_)
+    has[wanted.job] = True
+    unsaid = ~has & (wanted.why == _RUNS)
+    why = np.where(has, _RUNS, np.where(unsaid, _NOT_NOW, wanted.why))
+    blocker = np.where(has | (wanted.blocker < 0), NONE, jobs.id[wanted.blocker])
+    return why, blocker
 
 
 def _short(value: object) -> str:
@@ -133,8 +229,8 @@ def _short(value: object) -> str:
 def difference(snapshot: Snapshot, sizes: Sizes, wanted: Grants, loaders: IntArray) -> tuple[Action, ...]:
     """Turn wanted grants into actions.
 
-    Who holds GPUs and is not wanted is preempted, who holds others than wanted is resized, who is wanted and holds
-    none is started; who keeps its GPUs and gets another batch is tuned.
+    A job that holds GPUs and is granted none is preempted, one that is granted others (or another share) is resized,
+    one that holds none is started; a job that keeps its GPUs and gets another batch is tuned.
     """
     jobs = snapshot.jobs
     has = np.zeros(len(jobs), dtype=np.bool_)
@@ -151,14 +247,16 @@ def difference(snapshot: Snapshot, sizes: Sizes, wanted: Grants, loaders: IntArr
         out = np.flatnonzero(sizes.reject & ~holds & ~has)
         actions += [Reject(int(jobs.id[row]), int(jobs.epoch[row])) for row in out]
     gangs = _gangs(wanted, moved | coming)
+    share = _shares(wanted, jobs)
     actions += [
-        Resize(int(jobs.id[row]), int(jobs.epoch[row]) + 1, tuple(sorted(gpus)), int(batch[row]), int(loaders[row]))
+        Resize(int(jobs.id[row]), int(jobs.epoch[row]) + 1, tuple(sorted(gpus)), int(batch[row]), int(loaders[row]),
+               int(share[row]))
         for row, gpus in gangs.items() if moved[row]
     ]
     analyse = sizes.analyse if len(sizes.analyse) else np.zeros(len(jobs), dtype=np.bool_)
     actions += [
         Start(int(jobs.id[row]), int(jobs.epoch[row]) + 1, tuple(gpus), int(loaders[row]), int(batch[row]),
-              bool(analyse[row]))
+              bool(analyse[row]), int(share[row]))
         for row, gpus in gangs.items() if coming[row]
     ]
     actions += [Tune(int(jobs.id[row]), int(jobs.epoch[row]), int(batch[row])) for row in np.flatnonzero(tuned)]
@@ -170,22 +268,18 @@ def _moved(snapshot: Snapshot, wanted: Grants, keeps: BoolArray) -> BoolArray:
     moved = np.zeros(len(keeps), dtype=np.bool_)
     held = snapshot.grants
     before, after = keeps[held.job], keeps[wanted.job]
-    columns = ((held.job, wanted.job), (held.node, wanted.node), (held.gpu, wanted.gpu))
+    columns = (
+        (held.job, wanted.job), (held.node, wanted.node), (held.gpu, wanted.gpu), (held.share_milli, wanted.share_milli)
+    )
     if all(np.array_equal(was[before], will[after]) for was, will in columns):
         return moved  # the walk hands back what it was given, in the same order
     span = int(snapshot.nodes.gpus.max())
-    nowhere = (wanted.node < 0) | (wanted.node >= len(snapshot.nodes)) | (wanted.gpu < 0) | (wanted.gpu >= span)
-    if nowhere.any():
-        row = int(np.argmax(nowhere))
-        raise PlanError(
-            f"job {snapshot.jobs.id[wanted.job[row]]} is granted GPU {wanted.gpu[row]} of node {wanted.node[row]}, "
-            "which does not exist"
-        )
     was, will = (
-        (grants.job[rows] * len(snapshot.nodes) + grants.node[rows]) * span + grants.gpu[rows]
+        ((grants.job[rows] * len(snapshot.nodes) + grants.node[rows]) * span + grants.gpu[rows]) * (WHOLE_GPU + 1)
+        + grants.share_milli[rows]
         for grants, rows in ((held, before), (wanted, after))
     )
-    moved[np.setxor1d(was, will) // (span * len(snapshot.nodes))] = True
+    moved[np.setxor1d(was, will) // ((WHOLE_GPU + 1) * span * len(snapshot.nodes))] = True
     return moved
 
 
@@ -194,6 +288,14 @@ def _batches(sizes: Sizes, jobs: JobTable) -> IntArray:
     if len(sizes.global_batch):
         return sizes.global_batch
     return np.where(jobs.batch_now == NONE, jobs.batch, jobs.batch_now)
+
+
+def _shares(wanted: Grants, jobs: JobTable) -> IntArray:
+    """Thousandths of each GPU where they are not what the job asks, else NONE (J,)."""
+    share = np.full(len(jobs), NONE)
+    other = wanted.share_milli != jobs.share_milli[wanted.job]
+    share[wanted.job[other]] = wanted.share_milli[other]
+    return share
 
 
 def _gangs(wanted: Grants, rows: BoolArray) -> dict[int, list[tuple[int, int]]]:

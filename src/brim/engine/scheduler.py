@@ -95,4 +95,4 @@ def event_of(action: Action, now_ms: int) -> Event:
     if isinstance(action, Tune):
         return Event(now_ms, _TUNE, action.job, batch=action.batch)
     kind = _START if isinstance(action, Start) else _RESIZE
-    return Event(now_ms, kind, action.job, gpus=action.gpus, batch=action.batch)
+    return Event(now_ms, kind, action.job, gpus=action.gpus, share_milli=action.share_milli, batch=action.batch)

@@ -108,7 +108,9 @@ def _from_file(path: Path) -> Policy:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: a policy file does not end the program
         raise ConfigError(f"policy file {path}: {type(error).__name__}: {error}") from error
     return _policy_in(vars(module), str(path))
 

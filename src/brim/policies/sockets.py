@@ -60,26 +60,31 @@ class Size(Protocol):
 
 
 class Place(Protocol):
-    """Which GPUs. Walks the order, keeps running jobs where they are, puts each gang whole."""
+    """Which GPUs, and which share of each. Walks the order, keeps running jobs where they are, puts each gang whole.
+
+    A job is granted as many GPUs as its size says, or none. Where those cannot be had together it may be granted fewer:
+    what it holds already, or any number that it can run on (from its ``gpus_min``). All GPUs of a job have one share.
+    A part that may move jobs that run, whatever their sizes, has ``moves_running = True``.
+    """
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
         """Return the grants wanted after this round, and why each job left out waits."""
         ...
 
 
-class Feed(Protocol):
-    """How many data-loading processes per rank."""
-
-    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> IntArray:
-        """Return loader workers per rank, shape (J,), 0 where the cluster's cores are not known."""
-        ...
-
-
 class Fill(Protocol):
-    """What uses the rest: adds revocable grants for padding jobs."""
+    """What uses the rest: adds revocable grants for padding jobs, whatever their sizes; changes nothing placed."""
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> Grants:
         """Return the grants, with what fills the gaps added."""
+        ...
+
+
+class Feed(Protocol):
+    """How many data-loading processes per rank, of jobs that were placed and of jobs that fill the gaps."""
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> IntArray:
+        """Return loader workers per rank, shape (J,), 0 where the cluster's cores are not known."""
         ...
 
 
@@ -92,7 +97,7 @@ class Policy:
         order: Who first.
         size: How many GPUs.
         place: Which GPUs.
-        feed: How many loader workers.
+        feed: How many loader workers; asked last, so that jobs that fill gaps are fed too.
         fill: What uses the rest.
         period_ms: Longest time between rounds while a job waits, or runs and may be resized; 0 for rounds on events
             only.
@@ -117,10 +122,20 @@ class Policy:
     def __post_init__(self) -> None:
         if self.fixed_rounds and self.period_ms <= 0:
             raise ConfigError(f"policy {self.name!r}: fixed_rounds needs a period_ms above 0, found {self.period_ms}")
+        if not hasattr(self.size, "resizes_running"):
+            raise ConfigError(
+                f"policy {self.name!r}: its size part {type(self.size).__name__} does not say whether it may change "
+                "running jobs: add `resizes_running: ClassVar[bool] = False` (or True) to it"
+            )
+
+    @property
+    def changes_running(self) -> bool:
+        """Some part may resize, move or tune jobs that run; the others may only preempt them."""
+        return bool(self.size.resizes_running or getattr(self.place, "moves_running", False))
 
     @property
     def asks_run_times(self) -> bool:
-        """Some part reads estimates of run times."""
+        """Some part reads estimates of run times; parts that do not declare it are not given any."""
         parts = (self.order, self.size, self.place, self.feed, self.fill)
         return any(getattr(part, "asks_run_times", False) for part in parts)
 

@@ -319,7 +319,8 @@ def _columns(
     return {
         **{name: frozen(column) for name, column in columns.items()},
         "runs": Runs(
-            job=frozen(job), start_ms=frozen(start[job]), end_ms=frozen(end[job]), first_gpu=frozen(offsets),
+            job=frozen(job), start_ms=frozen(start[job]), end_ms=frozen(end[job]),
+            share_milli=frozen(trace.share_milli[job]), first_gpu=frozen(offsets),
             gpu=frozen(cluster.gpu_offset_N[course.node[picks]] + course.gpu[picks]),
         ),
         "end_ms": now_ms, "partial": partial, "rounds": int(books.number[_ROUNDS]), "round_s": np.zeros(0),

@@ -126,7 +126,7 @@ def replay(
             )
         twin = _Twin(trace, cluster, policy, settings, truth, beliefs, journal)
         outcome = twin.run(on_progress or (lambda ended, now_ms: True))
-        notes += _failures(trace, beliefs)
+        notes += _failures(trace, beliefs) + _shares(twin.other_shares, trace)
     return Replay(
         trace=trace, cluster=cluster, policy=policy.name, oracle=policy.oracle,
         estimates=believed.words if policy.asks_run_times else "none", seed=settings.seed, load=settings.load,
@@ -171,6 +171,16 @@ def _failures(trace: Trace, beliefs: Beliefs) -> tuple[str, ...]:
     )
 
 
+def _shares(jobs: set[int], trace: Trace) -> tuple[str, ...]:
+    """What the twin does not know of jobs whose policy chose another share of a GPU, in a sentence."""
+    if not jobs:
+        return ()
+    return (
+        f"{len(jobs)} job{'s were' if len(jobs) > 1 else ' was'} granted another share of each GPU than asked (first: "
+        f"job {trace.job_id[min(jobs)]}) and run as fast as with the share asked: what sharing costs is not modelled.",
+    )
+
+
 def _ideals(trace: Trace, truth: Truth) -> dict[str, Any]:
     """What no policy can beat, as columns of ``Replay``."""
     limits = truth.columns()
@@ -187,6 +197,7 @@ class _Attempt:
     Attributes:
         epoch: Number of the attempt.
         gpus: Global GPU indices.
+        share_milli: Thousandths of each of them.
         nodes: GPUs per node.
         begin_ms: When it got the GPUs.
         from_ms: When it begins to make progress.
@@ -199,6 +210,7 @@ class _Attempt:
 
     epoch: int
     gpus: tuple[int, ...]
+    share_milli: int
     nodes: tuple[int, ...]
     begin_ms: int
     from_ms: int
@@ -242,6 +254,7 @@ class _Twin:
         for job, after in enumerate(trace.after.tolist()):
             if after != NONE:
                 self._dependents.setdefault(after, []).append(job)
+        self.other_shares: set[int] = set()  # jobs that were granted another share of their GPUs than they asked
         self._down: set[int] = set()
         self._draining = [0] * cluster.num_nodes  # drains under way
         self._failures = [0] * len(trace)
@@ -332,8 +345,12 @@ class _Twin:
         from_ms += math.ceil(analysis.seconds * MS_PER_S)
         nodes = tuple(Counter(node for node, _ in action.gpus).values())
         pace = self._truth.pace(job, self._done[job], nodes, action.batch)
+        share_milli = self._specs[job].share_milli
+        if action.share_milli != NONE:
+            share_milli = action.share_milli
+            self.other_shares.add(job)
         attempt = _Attempt(
-            action.epoch, gpus, nodes, begin_ms, from_ms, action.batch, pace, seen=analysis.samples
+            action.epoch, gpus, share_milli, nodes, begin_ms, from_ms, action.batch, pace, seen=analysis.samples
         )
         self._attempts[job] = attempt
         self._note_unmeasured(action, first)
@@ -539,7 +556,7 @@ class _Twin:
     def _advance(self, job: int, attempt: _Attempt, now_ms: int, kept_ms: int) -> None:
         """Book the work done until ``kept_ms``, which lasts; what was done from then to ``now_ms`` is lost."""
         self._done[job] = attempt.done_at(kept_ms)
-        weight = len(attempt.gpus) * self._specs[job].share_milli
+        weight = len(attempt.gpus) * attempt.share_milli
         self._record.useful_gpu_ms[job] += (kept_ms - attempt.from_ms) * weight // WHOLE_GPU
         self._record.lost_gpu_ms[job] += (now_ms - kept_ms) * weight // WHOLE_GPU
 
@@ -560,7 +577,7 @@ class _Twin:
             else:
                 self._record.restarts[job] -= 1
             return
-        self._record.run(job, attempt.begin_ms, end_ms, attempt.gpus, self._specs[job].share_milli)
+        self._record.run(job, attempt.begin_ms, end_ms, attempt.gpus, attempt.share_milli)
 
 
 class _Record:
@@ -573,7 +590,7 @@ class _Record:
         self.preemptions, self.restarts, self.resizes = ([0] * jobs for _ in range(3))
         self.failed, self.rejected, self.unmeasured = ([0] * jobs for _ in range(3))
         self._job, self._start, self._end = array("q"), array("q"), array("q")
-        self._first, self._gpu = array("q", [0]), array("q")
+        self._first, self._gpu, self._share = array("q", [0]), array("q"), array("q")
 
     def run(self, job: int, start_ms: int, end_ms: int, gpus: tuple[int, ...], share_milli: int) -> None:
         """Record that a job held GPUs; a stretch of no length leaves no trace."""
@@ -583,28 +600,31 @@ class _Record:
         self._job.append(job)
         self._start.append(start_ms)
         self._end.append(end_ms)
+        self._share.append(share_milli)
         self._gpu.extend(gpus)
         self._first.append(len(self._gpu))
 
     def columns(self) -> dict[str, object]:
         """The job columns and the runs, in order of start."""
         job, start, end = (np.array(values, dtype=np.int64) for values in (self._job, self._start, self._end))
-        first, gpu = np.array(self._first, dtype=np.int64), np.array(self._gpu, dtype=np.int64)
+        first, gpu, share = (np.array(values, dtype=np.int64) for values in (self._first, self._gpu, self._share))
         names = ("first_start_ms", "finish_ms", "service_gpu_ms", "useful_gpu_ms", "lost_gpu_ms", "preemptions",
                  "restarts", "resizes", "failed", "rejected", "rejected_ms", "unmeasured")
         return {
             **{name: frozen(np.array(getattr(self, name), dtype=np.int64)) for name in names},
-            "runs": sorted_runs(job, start, end, first, gpu),
+            "runs": sorted_runs(job, start, end, share, first, gpu),
         }
 
 
-def sorted_runs(job: IntArray, start: IntArray, end: IntArray, first: IntArray, gpu: IntArray) -> Runs:
+def sorted_runs(
+    job: IntArray, start: IntArray, end: IntArray, share: IntArray, first: IntArray, gpu: IntArray
+) -> Runs:
     """Put runs in order of (start, job)."""
     order = np.lexsort((job, start))
     counts = np.diff(first)[order]
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     picks = np.repeat(first[:-1][order] - offsets[:-1], counts) + np.arange(len(gpu))
     return Runs(
-        job=frozen(job[order]), start_ms=frozen(start[order]), end_ms=frozen(end[order]), first_gpu=frozen(offsets),
-        gpu=frozen(gpu[picks]),
+        job=frozen(job[order]), start_ms=frozen(start[order]), end_ms=frozen(end[order]),
+        share_milli=frozen(share[order]), first_gpu=frozen(offsets), gpu=frozen(gpu[picks]),
     )

@@ -135,9 +135,12 @@ def _bounded(
     rounds = _ROUNDS_PER_JOB * len(trace) + (latest_ms // policy.period_ms if policy.period_ms else 0)
     count = 0
 
+    def check(snapshot: Snapshot, grants: Grants) -> None:
+        rules.check_grants(snapshot, grants, resizes=policy.changes_running)
+
     def note(snapshot: Snapshot, grants: Grants) -> None:
         nonlocal count
-        rules.check_grants(snapshot, grants, resizes=policy.size.resizes_running)
+        check(snapshot, grants)
         count += 1
         if snapshot.now_ms > latest_ms or count > rounds:
             waiting = ", ".join(trace.job_id[job] for job in snapshot.jobs.id.tolist())
@@ -147,7 +150,7 @@ def _bounded(
             )
 
     try:
-        return replay(trace, cluster, rules.watched(policy, note), settings, truth=truth, journal=journal)
+        return replay(trace, cluster, rules.watched(policy, note, check), settings, truth=truth, journal=journal)
     except PlanError as error:
         raise PolicyViolation(rules.SOUND, str(error), case) from error
     except InvariantError as error:

@@ -47,10 +47,11 @@ class Ask:
 
     __slots__ = ("cpu", "gpu_type", "gpus", "mem", "share")
 
-    def __init__(self, snapshot: Snapshot, row: int, gpus: int | None = None) -> None:
+    def __init__(self, snapshot: Snapshot, row: int, gpus: int | None = None, share: int | None = None) -> None:
         jobs = snapshot.jobs
         self.gpus = int(jobs.gpus[row]) if gpus is None else gpus
-        self.share, self.cpu, self.mem = int(jobs.share_milli[row]), int(jobs.cpu_milli[row]), int(jobs.mem_mib[row])
+        self.share = int(jobs.share_milli[row]) if share is None else share
+        self.cpu, self.mem = int(jobs.cpu_milli[row]), int(jobs.mem_mib[row])
         self.gpu_type = snapshot.gpu_types[jobs.gpu_type[row]] if jobs.gpu_type[row] >= 0 else ""
 
 
@@ -91,7 +92,7 @@ class FreeRoom:
         without = set(gone)
         for row, pairs in pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu).items():
             if row not in without:
-                room.take(Ask(snapshot, row), pairs)
+                room.take(Ask(snapshot, row, share=int(snapshot.jobs.share_now[row])), pairs)
         return room
 
     def gpus_of(self, gpu_type: str) -> int:

@@ -96,13 +96,16 @@ def decide(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> Decision:
     """Run a round and keep what its parts said; the grants are checked before the engine sees them."""
     seen: list[Grants] = []
 
+    def check(now: Snapshot, grants: Grants) -> None:
+        check_grants(now, grants, resizes=policy.changes_running)
+
     def note(now: Snapshot, grants: Grants) -> None:
-        check_grants(now, grants, resizes=policy.size.resizes_running)
+        check(now, grants)
         seen.append(grants)
 
     before = list(_bytes_of(snapshot))
     try:
-        result = run_round(snapshot, beliefs, watched(policy, note))
+        result = run_round(snapshot, beliefs, watched(policy, note, check))
     except PlanError as error:
         rule = PURE if "read-only" in str(error) or "WRITEABLE" in str(error) else SOUND
         raise PolicyViolation(rule, str(error), describe(snapshot)) from error
@@ -119,6 +122,7 @@ def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -
     by_job = pairs_by_job(wanted.job, wanted.node, wanted.gpu)
     room = FreeRoom.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
     kept = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
+    share_of = dict(zip(wanted.job.tolist(), wanted.share_milli.tolist(), strict=True))
     for row, pairs in by_job.items():
         name = _name(snapshot, row)
         if not 0 <= row < len(snapshot.jobs):
@@ -138,7 +142,7 @@ def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -
                 raise PolicyViolation(
                     SOUND, f"{name} gets a GPU of node {node}, which is down or drains", describe(snapshot)
                 )
-        room.take(Ask(snapshot, row), pairs)
+        room.take(Ask(snapshot, row, share=share_of[row]), pairs)
     if room.overdrawn():
         who = ", ".join(f"{_name(snapshot, row)} {pairs}" for row, pairs in by_job.items())
         raise PolicyViolation(OVER_GRANT, f"{room.overdrawn()}; it grants {who}", describe(snapshot))
@@ -170,7 +174,7 @@ def check_actions(snapshot: Snapshot, policy: Policy, result: RoundResult) -> No
     for action in result.plan.actions:
         row = row_of[action.job]
         name, one = _name(snapshot, row), jobs[row]
-        if isinstance(action, Resize | Tune) and not policy.size.resizes_running:
+        if isinstance(action, Resize | Tune) and not policy.changes_running:
             raise PolicyViolation(
                 STAYS, f"it says it never resizes who runs: {_show_action(action)}", describe(snapshot)
             )
@@ -219,8 +223,9 @@ def check_work_conserving(snapshot: Snapshot, policy: Policy, decision: Decision
         return
     wanted = pairs_by_job(decision.wanted.job, decision.wanted.node, decision.wanted.gpu)
     room = FreeRoom.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
+    share_of = dict(zip(decision.wanted.job.tolist(), decision.wanted.share_milli.tolist(), strict=True))
     for row, pairs in wanted.items():
-        room.take(Ask(snapshot, row), pairs)
+        room.take(Ask(snapshot, row, share=share_of[row]), pairs)
     for row in np.flatnonzero(snapshot.jobs.waits).tolist():
         if row not in wanted and room.fits(Ask(snapshot, row)):
             raise PolicyViolation(
@@ -254,13 +259,13 @@ def check_same(rule: str, what: str, one: Replay, other: Replay) -> None:
 
 def check_never_shared(replay: Replay) -> None:
     """At no moment is more than the whole of a GPU held."""
-    runs, share = replay.runs, replay.trace.share_milli
+    runs = replay.runs
     counts = np.diff(runs.first_gpu)
-    job = np.repeat(runs.job, counts)
+    share = np.repeat(runs.share_milli, counts)
     long = np.repeat(runs.end_ms > runs.start_ms, counts)
     gpu = np.concatenate((runs.gpu[long], runs.gpu[long]))
     time = np.concatenate((np.repeat(runs.start_ms, counts)[long], np.repeat(runs.end_ms, counts)[long]))
-    change = np.concatenate((share[job[long]], -share[job[long]]))
+    change = np.concatenate((share[long], -share[long]))
     order = np.lexsort((change, time, gpu))
     held = np.cumsum(change[order])  # every GPU's changes sum to 0, so that one running sum serves all
     if len(held) and held.max() > 1000:
@@ -288,8 +293,8 @@ def check_one_place(replay: Replay) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _WatchedFill:
-    """A fill part that shows its answer to somebody before it gives it."""
+class _Watched:
+    """A place or fill part that shows its grants to somebody before it gives them."""
 
     part: Any
     note: Callable[[Snapshot, Grants], None]
@@ -299,16 +304,21 @@ class _WatchedFill:
         """As the part."""
         return bool(getattr(self.part, "asks_run_times", False))
 
-    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> Grants:
-        """See ``Fill``."""
-        wanted: Grants = self.part(snapshot, beliefs, grants)
-        self.note(snapshot, wanted)
+    def __call__(self, *given: Any) -> Grants:
+        """See ``Place`` and ``Fill``."""
+        wanted: Grants = self.part(*given)
+        self.note(given[0], wanted)
         return wanted
 
 
-def watched(policy: Policy, note: Callable[[Snapshot, Grants], None]) -> Policy:
-    """Return the same policy; ``note`` sees snapshot and grants of every round."""
-    return replace(policy, fill=_WatchedFill(policy.fill, note))
+Note = Callable[[Snapshot, Grants], None]
+
+
+def watched(policy: Policy, note: Note, placed: Note | None = None) -> Policy:
+    """Return the same policy; ``note`` sees snapshot and grants of every round, ``placed`` those of the place part."""
+    place: Any = policy.place if placed is None else _Watched(policy.place, placed)
+    fill: Any = _Watched(policy.fill, note)
+    return replace(policy, place=place, fill=fill)
 
 
 def relabelled(snapshot: Snapshot, beliefs: Beliefs) -> Iterator[tuple[str, Snapshot, Beliefs]]:
@@ -389,7 +399,7 @@ def _by_row(result: RoundResult, row_of: dict[int, int]) -> tuple[object, ...]:
     """A round's result in rows instead of ids; the order of starts does not count, that of preemptions neither."""
     actions = frozenset(
         (type(action).__name__, row_of[action.job], *(
-            getattr(action, name, NONE) for name in ("gpus", "loader_workers", "batch", "analyse")
+            getattr(action, name, NONE) for name in ("gpus", "loader_workers", "batch", "analyse", "share_milli")
         ))
         for action in result.plan.actions
     )

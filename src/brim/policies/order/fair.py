@@ -46,7 +46,8 @@ class MaxMin:
         within = np.lexsort((~jobs.holds, jobs.user))
         horizon_gpu_ms = np.empty(len(jobs))
         horizon_gpu_ms[within] = _running_sum(share[within], jobs.user[within]) * self.horizon_ms
-        held_gpu_ms = np.where(jobs.holds, (snapshot.now_ms - jobs.since_ms) * share, 0.0)
+        held = jobs.gpus_now * jobs.share_now / WHOLE_GPU
+        held_gpu_ms = np.where(jobs.holds, (snapshot.now_ms - jobs.since_ms) * held, 0.0)
         usage_U = users.usage_gpu_ms + np.bincount(jobs.user, weights=held_gpu_ms, minlength=len(users))
         key = (usage_U[jobs.user] + horizon_gpu_ms) / weight_U[jobs.user]
         fresh = jobs.holds & (snapshot.now_ms - jobs.since_ms < self.quantum_ms)

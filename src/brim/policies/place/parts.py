@@ -125,9 +125,10 @@ def _place(
     snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes, rule: int, misfit: Misfit
 ) -> Grants:
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
-    gpus = np.where(jobs.holds, jobs.gpus_now, jobs.gpus)
+    share_milli = np.where(jobs.holds, jobs.share_now, jobs.share_milli)
     columns = Jobs(
-        gpus, jobs.share_milli, jobs.cpu_milli, jobs.mem_mib, jobs.gpu_type, jobs.holds, jobs.waits,
+        np.where(jobs.holds, jobs.gpus_now, sizes.gpus), share_milli, jobs.cpu_milli, jobs.mem_mib, jobs.gpu_type,
+        jobs.holds, jobs.waits,
         _end_ms(snapshot, beliefs) if misfit == "reserve" else np.zeros(len(jobs)),
     )
     job, node, gpu, why, blocker = walk(
@@ -138,7 +139,7 @@ def _place(
     why[jobs.phase == _HELD] = _WHY_HELD
     why[jobs.phase == _STOPPING] = _WHY_STOPPING
     return Grants(
-        job=job, node=node, gpu=gpu, share_milli=jobs.share_milli[job], why=why, blocker=blocker,
+        job=job, node=node, gpu=gpu, share_milli=share_milli[job], why=why, blocker=blocker,
     )
 
 

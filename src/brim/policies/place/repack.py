@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -29,10 +29,14 @@ class Repack:
     A job that keeps its size stays where it is. The others are placed anew, the largest first; where such a gang would
     be torn over more nodes than it fills, jobs smaller than it that stand in the way of the fewest GPUs move elsewhere.
     With sizes that are powers of two up to a node, and whole nodes above, every gang stands together whenever all fit.
+    Where nodes differ so much that a gang finds no room, the job keeps GPUs that it has, or is given fewer down to its
+    ``gpus_min``; never more than its size.
 
     Source:
         Effective Elastic Scaling asks for few nodes per job and leaves open how; this rule is ours.
     """
+
+    moves_running: ClassVar[bool] = True
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
         """See ``Place``."""
@@ -54,6 +58,7 @@ class _Board:
     snapshot: Snapshot
     want: IntArray
     room: Room = field(init=False)
+    share: IntArray = field(init=False)
     pairs_of: dict[int, IntArray] = field(init=False)
     scratch: IntArray = field(init=False)
     too_few: list[int] = field(default_factory=list)
@@ -65,6 +70,7 @@ class _Board:
         )
         self.scratch = np.zeros((2, len(nodes)), dtype=np.int64)
         self.pairs_of = {}
+        self.share = np.where(jobs.holds, jobs.share_now, jobs.share_milli)
         stays = jobs.holds & (self.want == jobs.gpus_now)
         if len(held):
             starts = np.flatnonzero(np.diff(held.job, prepend=-1))
@@ -76,7 +82,7 @@ class _Board:
 
     def _ask(self, row: int) -> Ask:
         jobs = self.snapshot.jobs
-        return Ask(int(self.want[row]), int(jobs.share_milli[row]), int(jobs.cpu_milli[row]), int(jobs.mem_mib[row]),
+        return Ask(int(self.want[row]), int(self.share[row]), int(jobs.cpu_milli[row]), int(jobs.mem_mib[row]),
                    int(jobs.gpu_type[row]))
 
     def _put(self, row: int, pairs: IntArray) -> None:
@@ -133,11 +139,11 @@ class _Board:
         return len(placed) == len(tried)
 
     def _make_do(self, row: int) -> IntArray | None:
-        """What to give a gang for which there is no room, as nodes differ: what it has, else fewer GPUs."""
+        """What to give a gang for which there is no room, as nodes differ: GPUs it has, else fewer elsewhere."""
         jobs, held = self.snapshot.jobs, self.snapshot.grants
         if jobs.holds[row]:
             mine = held.job == row
-            pairs = np.ascontiguousarray(np.stack((held.node[mine], held.gpu[mine]), axis=1))
+            pairs = np.ascontiguousarray(np.stack((held.node[mine], held.gpu[mine]), axis=1))[: self.want[row]]
             if self._are_free(pairs, self._ask(row)):
                 self.want[row] = len(pairs)
                 return pairs
@@ -200,7 +206,7 @@ class _Board:
         return total, moved
 
     def _shares(self, row: int) -> bool:
-        return bool(self.snapshot.jobs.share_milli[row] < WHOLE)
+        return bool(self.share[row] < WHOLE)
 
     def grants(self, phase: IntArray) -> Grants:
         """The grants, and why whoever has none waits."""
@@ -211,7 +217,7 @@ class _Board:
         pairs = np.concatenate([self.pairs_of[row] for row in rows]) if rows else np.zeros((0, 2), dtype=np.int64)
         job = np.repeat(rows, [len(self.pairs_of[row]) for row in rows]).astype(np.int64)
         return Grants(
-            job=job, node=pairs[:, 0].copy(), gpu=pairs[:, 1].copy(), share_milli=self.snapshot.jobs.share_milli[job],
+            job=job, node=pairs[:, 0].copy(), gpu=pairs[:, 1].copy(), share_milli=self.share[job],
             why=why, blocker=np.full(len(phase), -1, dtype=np.int64),
         )
 

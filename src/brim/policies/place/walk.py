@@ -1,9 +1,10 @@
 """The walk down the order: who keeps, who starts, who must leave, who waits and why. Compiled: docs/decisions/0005.
 
-A job that runs keeps its GPUs. A job that waits takes free GPUs; if there are too few and jobs later in the order run,
-those are made to leave, from the end of the order, and every one that turns out not to be needed stays. At a misfit the
-walk stops (STOP), goes on (SKIP), or reserves the earliest moment the gang fits and goes on with whoever does not delay
-it (RESERVE).
+A job that runs keeps its GPUs. Jobs whose size has shrunk give GPUs back before the walk begins; a job whose size has
+grown keeps its GPUs and is given more when its turn comes, if enough are free, and otherwise keeps what it has. A job
+that waits takes free GPUs; if there are too few and jobs later in the order run, those are made to leave, from the end
+of the order, and every one that turns out not to be needed stays. At a misfit the walk stops (STOP), goes on (SKIP), or
+reserves the earliest moment the gang fits and goes on with jobs that do not delay it (RESERVE).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from brim.policies.place.room import (
     GPUS,
     MEM,
     OPEN,
+    SPREAD,
     TYPE,
     WHOLE,
     WHOLES,
@@ -31,6 +33,8 @@ from brim.policies.place.room import (
     empty_room,
     give,
     hopeless,
+    pick,
+    slots_of,
     take,
 )
 
@@ -43,7 +47,18 @@ _BEHIND, _RESERVED, _NOT_NOW, _PREEMPTED = int(Why.BEHIND), int(Why.RESERVED), i
 
 
 class Jobs(NamedTuple):
-    """Columns the walk reads (J rows). ``end_ms`` is the expected end if the job runs from now on."""
+    """Columns the walk reads (J rows).
+
+    Attributes:
+        gpus: GPUs a job holds, or is to have once it starts; changes where the walk resizes a running job.
+        share: Thousandths of each of them.
+        cpu: Milli-cores per GPU.
+        mem: MiB per GPU.
+        gpu_type: Type code, -1 for any.
+        holds: Has GPUs.
+        waits: Could be started now.
+        end_ms: Expected end if the job runs from now on.
+    """
 
     gpus: IntArray
     share: IntArray
@@ -321,6 +336,70 @@ def serve(
 
 
 @njit
+def _shrink(room: Room, c: Course, jobs: Jobs, v: int, gpus: int, rule: int) -> None:
+    """Leave a running job so many of its GPUs: those on the fewest nodes, for SPREAD on the most."""
+    ask, first, size = ask_of(jobs, v), c.first[v], jobs.gpus[v]
+    while size > gpus:
+        last, best, begin = -1, 0, 0  # the node to leave a GPU of, by its last GPU
+        for i in range(size):
+            if i + 1 == size or c.node[first + i + 1] != c.node[first + i]:
+                score = (i + 1 - begin) if rule == SPREAD else begin - i - 1
+                if last < 0 or score >= best:
+                    last, best = i, score
+                begin = i + 1
+        give(room, ask, c.node[first + last], c.gpu[first + last])
+        for i in range(first + last, first + size - 1):
+            c.node[i], c.gpu[i] = c.node[i + 1], c.gpu[i + 1]
+        size -= 1
+    jobs.gpus[v] = gpus
+
+
+@njit
+def _grow(room: Room, c: Course, jobs: Jobs, v: int, gpus: int, rule: int, classes: FloatArray) -> bool:
+    """Give a running job more GPUs of the type it has, on its own nodes first (not for SPREAD).
+
+    On success its GPUs stand anew at the end of ``c.node`` and ``c.gpu``; on failure nothing has changed.
+    """
+    first, size, share = c.first[v], jobs.gpus[v], jobs.share[v]
+    kind = room.node[c.node[first], TYPE]
+    pairs = c.pairs
+    for i in range(size):
+        pairs[i, 0], pairs[i, 1] = c.node[first + i], c.gpu[first + i]
+        room.node[pairs[i, 0], pairs[i, 1]] -= WHOLE  # the rest of a GPU that it shares is not another GPU for it
+    at = size
+    if rule != SPREAD:
+        for i in range(size):
+            n = pairs[i, 0]
+            if at < gpus and (i == 0 or n != pairs[i - 1, 0]):
+                one = Ask(1, share, jobs.cpu[v], jobs.mem[v], kind)
+                count = min(slots_of(room.node, n, one), gpus - at)
+                pick(room, one, n, count, pairs, at)
+                for k in range(at, at + count):
+                    take(room, one, pairs[k, 0], pairs[k, 1])
+                    room.node[pairs[k, 0], pairs[k, 1]] -= WHOLE
+                at += count
+    rest = Ask(gpus - at, share, jobs.cpu[v], jobs.mem[v], kind)
+    fits = at == gpus or choose(room, rest, rule, classes, c.scratch, pairs[at:])
+    for i in range(at):
+        room.node[pairs[i, 0], pairs[i, 1]] += WHOLE
+    if not fits:
+        for k in range(size, at):
+            give(room, rest, pairs[k, 0], pairs[k, 1])
+        return False
+    take_pairs(room, rest, pairs[at:])
+    start = c.used[0]
+    for k in range(gpus):  # insert in order of (node, gpu)
+        i = start + k
+        while i > start and (c.node[i - 1], c.gpu[i - 1]) > (pairs[k, 0], pairs[k, 1]):
+            c.node[i], c.gpu[i] = c.node[i - 1], c.gpu[i - 1]
+            i -= 1
+        c.node[i], c.gpu[i] = pairs[k, 0], pairs[k, 1]
+    c.first[v], jobs.gpus[v] = start, gpus
+    c.used[0] = start + gpus
+    return True
+
+
+@njit
 def walk(
     order: IntArray, want: IntArray, jobs: Jobs, held: Held, node_type: IntArray, node_gpus: IntArray,
     node_cpu: IntArray, node_mem: IntArray, node_open: BoolArray, num_types: int, misfit: int, rule: int,
@@ -331,7 +410,7 @@ def walk(
     Args:
         order: Job rows, first served first (J,).
         want: GPUs each job should have; 0 for not now (J,).
-        jobs: Job columns.
+        jobs: Job columns; ``gpus`` of jobs that wait is what they should have, of jobs that run what they hold.
         held: Grants before the round.
         node_type: Type code per node (N,).
         node_gpus: GPUs per node (N,).
@@ -349,7 +428,7 @@ def walk(
     G = len(held.job)
     capacity, widest = G, 1
     for j in range(len(order)):
-        if jobs.waits[j]:
+        if jobs.waits[j] or (jobs.holds[j] and want[j] > jobs.gpus[j]):
             capacity += want[j]
             widest = max(widest, want[j])
     room = empty_room(node_type, node_gpus, node_cpu, node_mem, node_open, num_types)
@@ -366,28 +445,34 @@ def walk(
             runners[num_runners] = v
             num_runners += 1
             _take_all(room, ask_of(jobs, v), c.node, c.gpu, c.first[v])
+    for v in runners[:num_runners]:  # what is given back is there for all
+        if want[v] == 0:
+            c.leaves[v] = True
+            c.why[v] = _NOT_NOW
+            give_all(room, ask_of(jobs, v), c.node, c.gpu, c.first[v])
+        elif want[v] < jobs.gpus[v]:
+            _shrink(room, c, jobs, v, want[v], rule)
     passed = 0
     for j in order:
+        start = c.used[0]
         if jobs.holds[j]:
             passed += 1
-            if want[j] == 0 and not c.leaves[j]:
-                c.leaves[j] = True
-                c.why[j] = _NOT_NOW
-                give_all(room, ask_of(jobs, j), c.node, c.gpu, c.first[j])
+            if want[j] > jobs.gpus[j] and not c.leaves[j] and c.head[0] < 0:  # never past a job that is waited for
+                _grow(room, c, jobs, j, want[j], rule, classes)
         elif not jobs.waits[j]:
             continue
         elif want[j] == 0:
             c.why[j] = _NOT_NOW
         else:
-            ask = Ask(want[j], jobs.share[j], jobs.cpu[j], jobs.mem[j], jobs.gpu_type[j])
             runs = c.used[:0]
             if misfit == RESERVE and c.head[0] < 0:
                 runs = np.flatnonzero((c.first >= 0) & ~c.leaves)
-            start = c.used[0]
-            if serve(room, ahead, c, jobs, j, ask, misfit, rule, classes, runners[passed:num_runners], runs):
-                owner[start : c.used[0]] = j
-    kept = np.ones(c.used[0], np.bool_)
-    for i in range(G):
-        kept[i] = not c.leaves[held.job[i]]
+            later = runners[passed:num_runners]
+            serve(room, ahead, c, jobs, j, ask_of(jobs, j), misfit, rule, classes, later, runs)
+        owner[start : c.used[0]] = j
+    kept = np.empty(c.used[0], np.bool_)
+    for i in range(len(kept)):
+        j = owner[i]
+        kept[i] = not c.leaves[j] and c.first[j] <= i < c.first[j] + jobs.gpus[j]
     rows = np.flatnonzero(kept)
     return owner[rows], c.node[rows], c.gpu[rows], c.why, c.blocker

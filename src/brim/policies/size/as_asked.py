@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from brim.beliefs.beliefs import Beliefs
 from brim.core.arrays import IntArray
 from brim.core.snapshot import Snapshot
@@ -13,10 +15,11 @@ from brim.policies.sockets import Sizes
 
 @dataclass(frozen=True, slots=True)
 class AsAsked:
-    """Rigid jobs: the gang that was submitted."""
+    """Rigid jobs: the gang that was submitted. A job that runs keeps the number of GPUs it has."""
 
     resizes_running: ClassVar[bool] = False
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> Sizes:
         """See ``Size``."""
-        return Sizes(gpus=snapshot.jobs.gpus)
+        jobs = snapshot.jobs
+        return Sizes(gpus=np.where(jobs.holds, jobs.gpus_now, jobs.gpus))

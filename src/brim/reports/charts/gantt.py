@@ -188,7 +188,7 @@ def raster(
     width = end_ms / columns
     first = np.ceil(runs.start_ms / width - 0.5).astype(np.int64)
     last = np.minimum(np.ceil(run_end_ms(replay) / width - 0.5).astype(np.int64), columns)
-    share = replay.trace.share_milli / 1000
+    share = runs.share_milli / 1000
     job = np.full((int(row_of_gpu.max(initial=0)) + 1, columns), NONE, dtype=np.int32)
     held = np.zeros(job.shape, dtype=np.float32)
     most = np.zeros(job.shape, dtype=np.float32)
@@ -229,7 +229,7 @@ def _paint(
             together = at
             while together < stop and row[together] == row[at]:
                 together += 1
-            gpus = (together - at) * share[run_job[run]]
+            gpus = (together - at) * share[run]
             for column in range(first[run], last[run]):
                 held[row[at], column] += gpus
                 if gpus > most[row[at], column]:

@@ -239,7 +239,7 @@ def _queue_steps(replay: Replay) -> tuple[FloatArray, FloatArray]:
 
 def _held_steps(replay: Replay) -> tuple[FloatArray, FloatArray]:
     runs = replay.runs
-    gpus = np.diff(runs.first_gpu) * replay.trace.share_milli[runs.job] / WHOLE_GPU
+    gpus = np.diff(runs.first_gpu) * runs.share_milli / WHOLE_GPU
     times = np.concatenate((runs.start_ms, run_end_ms(replay))).astype(np.float64)
     return times, np.concatenate((gpus, -gpus))
 
