@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import os
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from time import localtime, time
 
 import numpy as np
 import pytest
@@ -17,8 +22,8 @@ from brim.policies.place.parts import Consolidate
 from brim.policies.presets import PRESETS
 from brim.policies.sockets import Policy, Sizes
 from brim.sim.overheads import Overheads
-from brim.testing import PolicyViolation, check_policy, job, small_trace, snapshot_of
-from brim.testing.conformance import check_replays
+from brim.testing import PolicyViolation, check_policy, conformance, job, small_trace, snapshot_of
+from brim.testing.conformance import BudgetSpentError, check_replays
 from brim.testing.rules import (
     ENDS,
     GANG,
@@ -195,6 +200,103 @@ class Twice:
     def __call__(self, snapshot, beliefs):
         order = Arrival()(snapshot, beliefs)
         return np.concatenate((order[:1], order[:-1]))
+
+
+def by_hour(hour):
+    """An order that turns around in the second half of the day."""
+
+    @dataclass(frozen=True)
+    class ByHour:
+        def __call__(self, snapshot, beliefs):
+            order = Arrival()(snapshot, beliefs)
+            return order if hour() < 24 else order[::-1]
+
+    return replace(SKIP, order=ByHour())
+
+
+READS = {
+    "time.time": (lambda: time() % 1, "a clock: time,"),
+    "time.localtime": (lambda: localtime().tm_hour, "a clock: localtime,"),
+    "datetime.now": (lambda: datetime.now().hour, "a clock: datetime.now,"),
+    "date.today": (lambda: date.today().day // 32, "a clock: date.today,"),
+    "the age of a file": (lambda: Path(__file__).stat().st_mtime % 1, "a file or the system: stat,"),
+    "the size of a file": (lambda: os.path.getsize(__file__) % 7, "a file or the system: stat,"),
+    "a file": (lambda: len(Path(__file__).read_text()) % 7, "a file: open,"),
+    "random.random": (random.random, "random numbers"),
+    "random.shuffle": (lambda: random.shuffle([1, 2, 3]) or 1, "random numbers"),
+    "an unseeded Random": (lambda: random.Random().random(), "random numbers"),
+    "np.random.rand": (np.random.rand, "random numbers"),
+    "an unseeded default_rng": (lambda: np.random.default_rng().random(), "random numbers"),
+    "os.urandom": (lambda: os.urandom(1)[0] % 7, "random numbers"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(READS))
+def test_a_part_that_reads_more_than_it_is_given_is_caught_wherever_it_makes_no_difference(kind):
+    hour, said = READS[kind]
+    with pytest.raises(PolicyViolation) as caught:
+        check_decision(snapshot_of("1x1xT4", job(), now=5), by_hour(hour))
+    assert caught.value.rule == PURE
+    assert f"it reads {said}" in str(caught.value)
+    assert "test_check_policy.py, line" in str(caught.value) or "generator of the whole process" in str(caught.value)
+
+
+@pytest.mark.parametrize("allowed", [
+    lambda: np.random.default_rng(7).random(), lambda: random.Random(7).random(), lambda: timedelta(seconds=9).seconds,
+    lambda: datetime(2026, 1, 1).hour, lambda: __import__("colorsys").rgb_to_hsv(0, 0, 0)[0],
+])
+def test_seeded_draws_and_arithmetic_of_dates_are_pure(allowed):
+    check_decision(snapshot_of("1x1xT4", job(), now=5), by_hour(allowed))
+
+
+@dataclass(frozen=True)
+class RarelyMoody:
+    """Fails on the third call for a table of two jobs, and never again."""
+
+    calls: list
+
+    def __call__(self, snapshot, beliefs):
+        self.calls.append(len(snapshot.jobs))
+        if self.calls.count(2) == 3 and len(snapshot.jobs) == 2:
+            self.calls.append(2)
+            raise ZeroDivisionError("once")
+        return Arrival()(snapshot, beliefs)
+
+
+def test_a_rarely_impure_part_is_one_violation():
+    with pytest.raises(PolicyViolation) as caught:
+        check_policy(replace(SKIP, order=RarelyMoody([])), examples=60)
+    assert caught.value.rule == PURE
+    assert "the same situation gave two decisions; one of them breaks the rule 'plan accepted'" in str(caught.value)
+    assert "ZeroDivisionError: once" in str(caught.value)
+    assert "jobs at" in str(caught.value)
+
+
+def test_a_check_that_would_take_for_ever_ends_and_says_so(monkeypatch):
+    monkeypatch.setattr(conformance, "BUDGET_CPU_S", 2)
+    policy = replace(SKIP, name="busy", period_ms=1, size=AfterAWeek())
+    with pytest.raises(BudgetSpentError, match=r"policy 'busy': the check used up its 2 s of CPU after \d+ situations"):
+        check_policy(policy, examples=20)
+
+
+@dataclass(frozen=True)
+class AfterAWeek:
+    """Gives nobody anything for a long time."""
+
+    resizes_running = False
+
+    def __call__(self, snapshot, beliefs, order):
+        jobs = snapshot.jobs
+        return Sizes(gpus=np.where(jobs.holds | (snapshot.now_ms > 3_600_000), jobs.gpus, 0))
+
+
+def test_run_times_that_are_not_declared_are_caught():
+    class Peeking(Arrival):
+        def __call__(self, snapshot, beliefs):
+            return np.argsort(beliefs.run_times.total_ms(snapshot), kind="stable")
+
+    with pytest.raises(PolicyViolation, match=r"order: it reads beliefs\.run_times and does not declare it"):
+        check_policy(replace(SKIP, order=Peeking()), examples=5)
 
 
 BROKEN = {

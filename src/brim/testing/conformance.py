@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.core.trace import Trace, trace_of
 from brim.engine.journal import Journal
-from brim.errors import ConfigError, InvariantError, PlanError
+from brim.errors import BrimError, ConfigError, InvariantError, PlanError
 from brim.policies.sockets import Policy
 from brim.sim.overheads import Overheads
 from brim.sim.truth import Rigid, Truth
@@ -30,10 +31,28 @@ if TYPE_CHECKING:
 
 CaseT = TypeVar("CaseT")
 
+BUDGET_CPU_S: Final = 600
+"""CPU time that a check may take in all: 10 minutes, ours. A part that never returns is not ended by it."""
 _PATIENCE: Final = 10
 """How many times the serial time of a trace a policy may take to end it, restarts included."""
 _ROUNDS_PER_JOB: Final = 60
 """Rounds on events allowed per job: a handful would do, thrashing has no end."""
+
+
+class BudgetSpentError(BrimError):
+    """A check ended before it had tried every situation; what it tried broke no rule."""
+
+
+class _SpentError(BrimError):
+    """Leaves a replay when the budget is spent."""
+
+
+class Budget(Protocol):
+    """What a check may cost."""
+
+    def spend(self) -> None:
+        """Called in every round; raises when nothing is left."""
+        ...
 
 
 def check_policy(policy: Policy, *, examples: int = 100, seed: int = 0) -> None:
@@ -46,6 +65,7 @@ def check_policy(policy: Policy, *, examples: int = 100, seed: int = 0) -> None:
 
     Raises:
         PolicyViolation: with the rule's name and the smallest situation found that breaks it, in words.
+        BudgetSpentError: no rule was broken, and not all situations were tried, because the policy is too slow for it.
         ConfigError: the ``hypothesis`` package is missing.
 
     Example:
@@ -61,25 +81,28 @@ def check_policy(policy: Policy, *, examples: int = 100, seed: int = 0) -> None:
     from brim.testing import strategies  # noqa: PLC0415
 
     clusters = strategies.clusters(groups_max=2, nodes_max=2, gpus_max=3)
-    elastic = policy.size.resizes_running
+    elastic = policy.changes_running
     snapshots = clusters.flatmap(
         lambda cluster: strategies.snapshots(cluster=cluster, jobs_max=8, elastic_too=elastic)
     )
-    _search(lambda snapshot: rules.check_decision(snapshot, policy), snapshots, examples, seed)
+    search = _Search(policy, examples, seed)
+    search.run(lambda snapshot: rules.check_decision(snapshot, policy), snapshots)
     cases = clusters.flatmap(
         lambda cluster: st.tuples(st.just(cluster), strategies.traces(cluster, jobs_max=6), strategies.overheads())
     )
-    _search(lambda case: check_replays(policy, *case), cases, examples, seed)
+    search.run(lambda case: check_replays(policy, *case, budget=search), cases)
     if elastic:
         toys = clusters.flatmap(
             lambda cluster: st.tuples(
                 st.just(cluster), strategies.elastic_jobs_of(cluster, jobs_max=6), strategies.overheads()
             )
         )
-        _search(lambda case: check_elastic_replays(policy, *case), toys, examples, seed)
+        search.run(lambda case: check_elastic_replays(policy, *case, budget=search), toys)
 
 
-def check_elastic_replays(policy: Policy, cluster: Cluster, jobs: Sequence[Job], overheads: Overheads) -> None:
+def check_elastic_replays(
+    policy: Policy, cluster: Cluster, jobs: Sequence[Job], overheads: Overheads, *, budget: Budget | None = None
+) -> None:
     """Run every rule about whole replays on jobs whose speed follows a formula of their GPUs and batch.
 
     Raises:
@@ -87,11 +110,12 @@ def check_elastic_replays(policy: Policy, cluster: Cluster, jobs: Sequence[Job],
     """
     trace = small_trace(*jobs)
     limits = dict(zip(names_of(jobs), jobs, strict=True))
-    check_replays(policy, cluster, trace, overheads, lambda trace: ToyTruth(trace, limits))
+    check_replays(policy, cluster, trace, overheads, lambda trace: ToyTruth(trace, limits), budget=budget)
 
 
 def check_replays(
-    policy: Policy, cluster: Cluster, trace: Trace, overheads: Overheads, truth_of: Callable[[Trace], Truth] = Rigid
+    policy: Policy, cluster: Cluster, trace: Trace, overheads: Overheads, truth_of: Callable[[Trace], Truth] = Rigid,
+    *, budget: Budget | None = None,
 ) -> None:
     """Run every rule about whole replays on one case.
 
@@ -101,14 +125,15 @@ def check_replays(
         trace: What was submitted.
         overheads: What changes cost.
         truth_of: What really happens to the jobs of the trace, and of the same trace in another order.
+        budget: Ends the check when it is spent, None for never.
 
     Raises:
         PolicyViolation: a rule is broken.
     """
     settings = Settings(overheads=overheads, gap_ms=0)
     journals = Journal(), Journal()
-    first = _bounded(policy, trace, truth_of(trace), cluster, settings, journals[0])
-    again = _bounded(policy, trace, truth_of(trace), cluster, settings, journals[1])
+    first = _bounded(policy, trace, truth_of(trace), cluster, settings, journals[0], budget)
+    again = _bounded(policy, trace, truth_of(trace), cluster, settings, journals[1], budget)
     rules.check_never_shared(first)
     rules.check_one_place(first)
     rules.check_same(rules.SAME_SEED, "replayed twice", first, again)
@@ -119,12 +144,13 @@ def check_replays(
     other = trace_of(**rules.permuted(trace, seed=len(trace)))
     rules.check_same(
         rules.ORDER_FREE, "with the rows, users and types of the trace in another order", first,
-        _bounded(policy, other, truth_of(other), cluster, settings, Journal()),
+        _bounded(policy, other, truth_of(other), cluster, settings, Journal(), budget),
     )
 
 
 def _bounded(
-    policy: Policy, trace: Trace, truth: Truth, cluster: Cluster, settings: Settings, journal: Journal
+    policy: Policy, trace: Trace, truth: Truth, cluster: Cluster, settings: Settings, journal: Journal,
+    budget: Budget | None,
 ) -> Replay:
     """Replay, checking the grants of every round, and give up when it takes for ever."""
     cost = settings.overheads
@@ -141,6 +167,8 @@ def _bounded(
     def note(snapshot: Snapshot, grants: Grants) -> None:
         nonlocal count
         check(snapshot, grants)
+        if budget is not None:
+            budget.spend()
         count += 1
         if snapshot.now_ms > latest_ms or count > rounds:
             waiting = ", ".join(trace.job_id[job] for job in snapshot.jobs.id.tolist())
@@ -159,17 +187,61 @@ def _bounded(
         raise PolicyViolation(rules.ENDS, str(error), case) from error
 
 
-def _search(check: Callable[[CaseT], None], cases: SearchStrategy[CaseT], examples: int, seed: int) -> None:
-    """Look for the smallest case that fails."""
-    import hypothesis  # noqa: PLC0415
+class _Search:
+    """Looks for the smallest situation that fails, within a budget for all searches together."""
 
-    @hypothesis.seed(seed)
-    @hypothesis.settings(
-        max_examples=examples, deadline=None, database=None, verbosity=hypothesis.Verbosity.quiet,
-        report_multiple_bugs=False, print_blob=False, suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    @hypothesis.given(cases)
-    def run(case: CaseT) -> None:
-        check(case)
+    def __init__(self, policy: Policy, examples: int, seed: int) -> None:
+        self._policy, self._examples, self._seed = policy, examples, seed
+        self._until_s = time.process_time() + BUDGET_CPU_S
+        self._tried = 0
+        self._found: PolicyViolation | None = None
 
-    run()
+    def spend(self) -> None:
+        """See ``Budget``."""
+        if time.process_time() > self._until_s:
+            raise _SpentError
+
+    def run(self, check: Callable[[CaseT], None], cases: SearchStrategy[CaseT]) -> None:
+        """Try random cases; of those that fail, raise what the smallest says."""
+        import hypothesis  # noqa: PLC0415
+
+        @hypothesis.seed(self._seed)
+        @hypothesis.settings(
+            max_examples=self._examples, deadline=None, database=None, verbosity=hypothesis.Verbosity.quiet,
+            report_multiple_bugs=False, print_blob=False, suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        @hypothesis.given(cases)
+        def search(case: CaseT) -> None:
+            self._try(check, case)
+
+        try:
+            search()
+        except hypothesis.errors.Flaky as flaky:
+            if self._found is None:
+                raise PolicyViolation(rules.PURE, f"the same situation failed once and not again: {flaky}") from None
+            if not self._is_spent():
+                raise PolicyViolation(
+                    rules.PURE, "the same situation gave two decisions; one of them breaks the rule "
+                    f"{self._found.rule!r}: {self._found.what}", self._found.case,
+                ) from None
+            raise self._found from None  # the budget ended before it was made as small as can be
+        if self._is_spent():
+            raise BudgetSpentError(
+                f"policy {self._policy.name!r}: the check used up its {BUDGET_CPU_S} s of CPU after {self._tried} "
+                "situations, which broke no rule: try fewer with --examples, or make its rounds faster or fewer"
+            )
+
+    def _try(self, check: Callable[[CaseT], None], case: CaseT) -> None:
+        if self._is_spent():
+            return
+        try:
+            check(case)
+        except PolicyViolation as violation:
+            self._found = violation
+            raise
+        except _SpentError:
+            return
+        self._tried += 1
+
+    def _is_spent(self) -> bool:
+        return time.process_time() > self._until_s

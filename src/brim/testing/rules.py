@@ -24,6 +24,7 @@ from brim.engine.round import RoundResult, run_round
 from brim.errors import BrimError, PlanError
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy
+from brim.testing.purity import outside_reads
 from brim.testing.room import Ask, FreeRoom, pairs_by_job
 
 OVER_GRANT: Final = "no GPU over-granted"
@@ -194,9 +195,12 @@ def check_actions(snapshot: Snapshot, policy: Policy, result: RoundResult) -> No
 
 
 def check_pure(snapshot: Snapshot, beliefs: Beliefs, policy: Policy, decision: Decision) -> None:
-    """Asked again, the policy says the same."""
+    """Asked again, the policy says the same, and it reads nothing but what it is given."""
     for _ in range(2):
-        again = decide(snapshot, beliefs, policy).result
+        asked_again, read = outside_reads(lambda: decide(snapshot, beliefs, policy))
+        again = asked_again.result
+        if read:
+            raise PolicyViolation(PURE, f"it reads {read}", describe(snapshot))
         if not same_result(again, decision.result):
             raise PolicyViolation(
                 PURE, f"asked twice, it said {show(decision.result)} and then {show(again)}", describe(snapshot)
