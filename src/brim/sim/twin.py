@@ -33,13 +33,13 @@ from brim.core.trace import NONE, Trace
 from brim.engine.journal import Journal
 from brim.engine.scheduler import Scheduler
 from brim.engine.trigger import DEFAULT_GAP_MS
-from brim.errors import ConfigError, InvariantError
+from brim.errors import ConfigError, InvariantError, PlanError
 from brim.policies.sockets import Policy
 from brim.sim.assumptions import assumptions
 from brim.sim.lane import can_take_lane, run_lane
 from brim.sim.overheads import Faults, Overheads, job_failure_ms, node_failure_ms
 from brim.sim.truth import Pace, Rigid, Timed, Truth, Wired, specs_of, user_names
-from brim.units import MS_PER_S, WHOLE_GPU, show_duration
+from brim.units import MS_PER_DAY, MS_PER_S, WHOLE_GPU, show_duration
 
 ESTIMATES: dict[str, RunTimes] = {"limits": UserLimits(), "history": UserHistory()}
 # Enum members as module constants: looking them up on the class is slow before Python 3.12.
@@ -49,6 +49,8 @@ _FINISHED, _FAILED, _REPORTED = Kind.FINISHED, Kind.FAILED, Kind.REPORTED
 _NODE_DOWN, _NODE_DRAIN, _NODE_UP = _OF_NODES = (Kind.NODE_DOWN, Kind.NODE_DRAIN, Kind.NODE_UP)
 _OF_STRETCHES = (_FINISHED, _REPORTED)
 _NOT_ANALYSED = Analysis(samples=(), local_batch_max=0, seconds=0.0)
+STUCK_EVENTS = 10 * 1024
+"""Events and rounds without any lasting progress after which a replay may be given up. Ours."""
 PROGRESS_EVERY = 1024
 """Events and rounds between two checks of the whole state and calls of ``on_progress``: some 100 ms."""
 
@@ -98,8 +100,9 @@ def replay(
     (docs/decisions/0005), unless a journal is wanted or something breaks.
 
     Raises:
-        ConfigError: the trace cannot run on the cluster, or has no run times.
-        PlanError: the policy wants something impossible.
+        ConfigError: the trace cannot run on the cluster, or has no run times, or things break so often that no job gets
+            anywhere any more.
+        PlanError: the policy wants something impossible, or lets no job get anywhere any more.
     """
     settings = settings or Settings()
     if settings.estimates not in ESTIMATES:
@@ -259,6 +262,10 @@ class _Twin:
         self._draining = [0] * cluster.num_nodes  # drains under way
         self._failures = [0] * len(trace)
         self._record = _Record(len(trace))
+        self._progressed = False  # some job got somewhere for good since the last look
+        self._arrived = 0  # jobs that had arrived at the last look
+        self._lively = (0, 0)  # events and virtual time up to which some job got somewhere
+        self._patience_ms = _patience_ms(trace, settings)
         self._round_s = array("d")
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -282,7 +289,10 @@ class _Twin:
                 now_ms = due_ms
                 self._round(now_ms)
             elif next_ms is None:
-                raise InvariantError(f"{total - self._record.ended} jobs wait at {now_ms} ms and nothing will happen")
+                raise InvariantError(
+                    f"{total - self._record.ended} jobs wait at {now_ms} ms and nothing will happen (first: job "
+                    f"{self._trace.job_id[self._first_waiting()]}): policy {scheduler.policy.name!r} gave them no GPUs"
+                )
             elif kind is _SUBMITTED:
                 now_ms = next_ms
                 self._submit(arrived, now_ms)
@@ -292,6 +302,7 @@ class _Twin:
                 self._handle(kind, now_ms, item, count)
             events += 1  # rounds too: between two events there may be years of them
             if events % PROGRESS_EVERY == 0:
+                self._check_progress(events, arrived, now_ms)
                 check_snapshot(scheduler.state.freeze(now_ms))
                 if not on_progress(self._record.ended, now_ms):
                     partial = True
@@ -304,6 +315,42 @@ class _Twin:
             **self._record.columns(), "end_ms": now_ms, "partial": partial, "rounds": len(self._round_s),
             "round_s": np.array(self._round_s),
         }
+
+    def _first_waiting(self) -> int:
+        """The first job, in order of submission, that is not over."""
+        over = np.array(self._record.finish_ms) != NONE
+        return int(np.argmin(over | (np.array(self._record.rejected) > 0)))
+
+    def _check_progress(self, events: int, arrived: int, now_ms: int) -> None:
+        """Give up a replay in which no job gets anywhere any more.
+
+        Raises:
+            ConfigError: things break too often for the jobs to get anywhere.
+            PlanError: the policy lets nobody get anywhere.
+        """
+        lasting_ms = self._overheads.checkpoint_ms
+        if self._progressed or arrived != self._arrived or any(
+            now_ms - attempt.from_ms >= lasting_ms for attempt in self._attempts.values()
+        ):
+            self._progressed, self._arrived, self._lively = False, arrived, (events, now_ms)
+            return
+        since_events, since_ms = self._lively
+        if events - since_events < STUCK_EVENTS or now_ms - since_ms < self._patience_ms:
+            return
+        job = self._first_waiting()
+        spent = show_duration((now_ms - max(since_ms, int(self._trace.submit_ms[job]))) / MS_PER_S)
+        starts = self._record.restarts[job] + (self._record.first_start_ms[job] != NONE)
+        said = (
+            f"job {self._trace.job_id[job]} has made no lasting progress for {spent}, and neither has any other job "
+            f"({events - since_events:,} events and rounds; it has started {starts} times)"
+        )
+        if self._faults.node_mtbf_ms or self._faults.job_mtbf_ms:
+            rate = min(filter(None, (self._faults.node_mtbf_ms, self._faults.job_mtbf_ms))) / MS_PER_S
+            raise ConfigError(
+                f"{said}: failures every {show_duration(rate)} on average leave no time for its next checkpoint, "
+                f"{show_duration(lasting_ms / MS_PER_S)} after each start; expected rarer failures"
+            )
+        raise PlanError(f"policy {self._scheduler.policy.name!r}: {said}")
 
     def _push(self, time_ms: int, kind: Kind, item: int, count: int) -> None:
         self._sequence += 1
@@ -497,6 +544,7 @@ class _Twin:
     def _over(self, job: int, now_ms: int) -> None:
         """The job is gone, whichever way; who waited for it may go."""
         self._record.ended += 1
+        self._progressed = True
         for dependent in self._dependents.get(job, ()):
             self._push(
                 max(now_ms + int(self._trace.after_ms[dependent]), self._specs[dependent].submit_ms),
@@ -555,7 +603,9 @@ class _Twin:
 
     def _advance(self, job: int, attempt: _Attempt, now_ms: int, kept_ms: int) -> None:
         """Book the work done until ``kept_ms``, which lasts; what was done from then to ``now_ms`` is lost."""
-        self._done[job] = attempt.done_at(kept_ms)
+        done = attempt.done_at(kept_ms)
+        self._progressed |= done > self._done[job]
+        self._done[job] = done
         weight = len(attempt.gpus) * attempt.share_milli
         self._record.useful_gpu_ms[job] += (kept_ms - attempt.from_ms) * weight // WHOLE_GPU
         self._record.lost_gpu_ms[job] += (now_ms - kept_ms) * weight // WHOLE_GPU
@@ -578,6 +628,15 @@ class _Twin:
                 self._record.restarts[job] -= 1
             return
         self._record.run(job, attempt.begin_ms, end_ms, attempt.gpus, attempt.share_milli)
+
+
+def _patience_ms(trace: Trace, settings: Settings) -> int:
+    """Virtual time without lasting progress after which a replay is given up: longer than anything that may last."""
+    cost, faults = settings.overheads, settings.faults
+    change_ms = cost.checkpoint_ms + cost.start_ms + cost.save_ms + cost.restart_ms
+    repair_ms = faults.repair_ms if faults.node_mtbf_ms else 0
+    drain_ms = sum(drain.end_ms - drain.start_ms for drain in faults.drains)
+    return MS_PER_DAY + 10 * (change_ms + repair_ms) + drain_ms + int(trace.after_ms.max(initial=0))
 
 
 class _Record:

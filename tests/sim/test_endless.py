@@ -1,0 +1,79 @@
+"""A replay in which no job gets anywhere any more ends with a line that says so; slow ones go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from brim.core.cluster import parse_cluster
+from brim.errors import ConfigError, InvariantError, PlanError
+from brim.policies.place.parts import Consolidate
+from brim.policies.presets import PRESETS
+from brim.policies.sockets import Sizes
+from brim.sim.overheads import Drain, Faults, Overheads
+from brim.sim.twin import Settings, replay
+from brim.testing import job, small_trace
+from brim.units import MS_PER_DAY, MS_PER_H
+
+SKIP = replace(PRESETS["fifo"], name="mine", place=Consolidate("skip"))
+TWO = small_trace(job(run=7200), job(run=7200))
+HALF_MINUTE = Settings(gap_ms=30_000)
+
+
+@dataclass(frozen=True)
+class Thrash:
+    """Jobs that wait come before jobs that run: each round undoes the last."""
+
+    def __call__(self, snapshot, beliefs):
+        return np.argsort(snapshot.jobs.holds, kind="stable")
+
+
+@dataclass(frozen=True)
+class From:
+    """Gives nobody anything before a time."""
+
+    begin_ms: int
+    resizes_running = False
+
+    def __call__(self, snapshot, beliefs, order):
+        jobs = snapshot.jobs
+        return Sizes(gpus=np.where(jobs.holds | (snapshot.now_ms >= self.begin_ms), jobs.gpus, 0))
+
+
+def test_nodes_that_fail_before_any_checkpoint_end_the_replay():
+    settings = Settings(faults=Faults(node_mtbf_ms=1_000))
+    with pytest.raises(ConfigError, match=r"job j0 has made no lasting progress for [\d.]+ d.*has started \d+ times.*"
+                                          r"failures every 1 s on average leave no time for its next checkpoint"):
+        replay(TWO, parse_cluster("2x1xT4"), SKIP, settings)
+
+
+def test_a_policy_that_lets_nobody_finish_ends_the_replay():
+    with pytest.raises(PlanError, match=r"policy 'mine': job j0 has made no lasting progress for [\d.]+ d, and"):
+        replay(TWO, parse_cluster("1x1xT4"), replace(SKIP, order=Thrash(), period_ms=30_000), HALF_MINUTE)
+
+
+def test_a_policy_that_never_starts_a_job_ends_the_replay():
+    never = replace(SKIP, size=From(10**15), period_ms=60_000)
+    with pytest.raises(PlanError, match=r"policy 'mine': job j0 has made no lasting progress .*has started 0 times"):
+        replay(TWO, parse_cluster("2x1xT4"), never)
+    with pytest.raises(InvariantError, match=r"nothing will happen \(first: job j0\): policy 'mine' gave them no GPUs"):
+        replay(TWO, parse_cluster("2x1xT4"), replace(never, period_ms=0))
+
+
+@pytest.mark.parametrize(("policy", "settings", "end_ms"), [
+    (replace(SKIP, size=From(7 * MS_PER_DAY), period_ms=60_000), Settings(), 7 * MS_PER_DAY),  # 10,080 rounds
+    (replace(SKIP, period_ms=60_000),
+     Settings(faults=Faults(drains=(Drain(nodes=(0, 1), start_ms=0, end_ms=9 * MS_PER_DAY),))), 9 * MS_PER_DAY),
+])
+def test_a_long_wait_is_not_given_up(policy, settings, end_ms):
+    outcome = replay(TWO, parse_cluster("2x1xT4"), policy, settings)
+    assert outcome.finish_ms.tolist() == [end_ms + 2 * MS_PER_H] * 2
+
+
+def test_a_job_that_runs_for_days_under_a_round_a_minute_is_not_given_up():
+    trace = small_trace(job(run=9 * 86_400), job(run=86_400))
+    outcome = replay(trace, parse_cluster("1x1xT4"), replace(SKIP, period_ms=60_000), Settings(
+        overheads=Overheads(checkpoint_ms=400 * MS_PER_DAY)))
+    assert outcome.finish_ms.tolist() == [9 * MS_PER_DAY, 10 * MS_PER_DAY]
