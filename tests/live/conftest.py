@@ -26,6 +26,20 @@ def sleeper(seconds: float) -> Command:
     return python(SLEEPER, str(seconds))
 
 
+COUNTER = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+for done in range(5):
+    os.write(int(os.environ["BRIM_REPORT_FD"]), b"%d/4\\n" % done)
+    time.sleep(float(sys.argv[1]) / 5)
+"""
+
+
+def counter(seconds: float) -> Command:
+    """A sleeper that says five times how far it is."""
+    return python(COUNTER, str(seconds), reports=True)
+
+
 def alive_with(marker: str) -> list[int]:
     """Processes (zombies aside) that have this text in their command line, except our own."""
     found = []
@@ -50,13 +64,15 @@ class FakeExecutor:
         self.outcome: dict[int, What] = {}
         self.coming: list[tuple[int, Report]] = []
         self.calls: list[tuple[str, int, int, int]] = []
+        self.loader_workers: list[int] = []
         self.oversleep_ms = 0
 
     def clock(self) -> int:
         return self.now_ms
 
-    def start(self, job: int, epoch: int, slots: tuple[int, ...], command: Command) -> None:
+    def start(self, job: int, epoch: int, slots: tuple[int, ...], command: Command, loader_workers: int = 0) -> None:
         self.calls.append(("start", self.now_ms, job, epoch))
+        self.loader_workers.append(loader_workers)
         ready_ms = self.now_ms + self.load_ms
         self.coming += [
             (self.now_ms, Report(job, epoch, What.LAUNCHED)),

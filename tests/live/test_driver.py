@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
+from brim.beliefs.beliefs import Beliefs
 from brim.core.actions import Plan, Preempt
+from brim.core.arrays import IntArray
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, Kind
+from brim.core.snapshot import Snapshot
 from brim.engine.journal import Journal
+from brim.engine.journal import replay as replay_journal
+from brim.engine.scheduler import Scheduler
 from brim.errors import ConfigError, RefusedError
 from brim.live.driver import LiveDriver, LiveJob, Watcher, wall_clock, warm_up
 from brim.live.executor import Command, Report, What
 from brim.live.record import Attempt, Measured, measured, preemptions, productive_ms, recorded_trace
+from brim.policies.place.repack import Repack
 from brim.policies.presets import find_policy
+from brim.policies.size.as_asked import AsAsked
+from brim.policies.sockets import Sizes
 from tests.live.conftest import FakeExecutor
 
 FOUR = parse_cluster("1x4xcpu-slot")
@@ -121,8 +130,66 @@ def test_the_watcher_sees_everything_and_can_stop_the_session() -> None:
     assert watcher.seen == ["SUBMITTED", "start", "STARTED"]
 
 
+def test_progress_of_a_job_is_told_to_the_engine() -> None:
+    executor = FakeExecutor({0: 5_000})
+    executor.coming += [
+        (1_000, Report(0, 1, What.PROGRESS, done=10, total=50)),
+        (3_000, Report(0, 1, What.PROGRESS, done=30, total=50)),
+        (9_000, Report(0, 1, What.PROGRESS, done=50, total=50)),  # too late
+    ]
+    seen: list[tuple[float, float]] = []
+
+    class Ears(Watcher):
+        def tick(self, now_ms: int) -> bool:
+            if executor.now_ms > 4_000 and len(driver.scheduler.state):
+                jobs = driver.scheduler.state.freeze(5_000).jobs
+                seen.append((float(jobs.samples_done[0]), float(jobs.samples_per_s[0])))
+            return True
+
+    journal = Journal()
+    driver = LiveDriver(FOUR, find_policy("fifo"), (job(0, 4),), executor, gap_ms=100, journal=journal)
+    assert driver.run(executor.clock, Ears(), tick_ms=4_500)
+    assert kinds(journal, 0) == ["SUBMITTED", "STARTED", "REPORTED", "REPORTED", "FINISHED"]
+    assert seen[0] == (50.0, 10.0)  # 30 at 3 s, 10 a second
+    assert driver.fractions == [0.6]
+    again = Scheduler(FOUR, find_policy("fifo"), Beliefs(), users=driver.users, gap_ms=100)
+    assert all(now == then for then, now in replay_journal(journal.lines, again))
+
+
+def test_a_job_is_told_how_many_loader_workers_it_has() -> None:
+    executor = FakeExecutor({0: 10})
+    driver = LiveDriver(parse_cluster("1x4xcpu-slot:cpus=16"), find_policy("fifo"), (job(0, 2),), executor)
+    assert driver.run(executor.clock)
+    assert executor.loader_workers == [3]
+
+
+@dataclass(frozen=True)
+class Picky(AsAsked):
+    """Turns jobs of more than two devices away."""
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> Sizes:
+        return replace(super().__call__(snapshot, beliefs, order), gpus=np.where(snapshot.jobs.gpus > 2, 0, 1),
+                       reject=snapshot.jobs.gpus > 2)
+
+
+def test_a_job_that_is_turned_away_is_over() -> None:
+    executor = FakeExecutor({0: 10, 1: 10})
+    driver = LiveDriver(FOUR, replace(find_policy("fifo"), size=Picky()), (job(0, 1), job(0, 3)), executor)
+    assert driver.run(executor.clock)
+    assert driver.gave_up == {1}
+    assert sorted(driver.ended_ms) == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["goodput", "pollux", "elastic"])
+def test_a_policy_that_changes_running_jobs_is_refused_before_the_session(name: str) -> None:
+    with pytest.raises(RefusedError, match=f"policy {name} resizes or moves jobs while they run"):
+        LiveDriver(FOUR, find_policy(name), (job(0, 1),), FakeExecutor({0: 10}))
+
+
 def test_what_the_live_mode_refuses() -> None:
     executor = FakeExecutor({})
+    with pytest.raises(RefusedError, match="resizes or moves jobs"):
+        LiveDriver(FOUR, replace(find_policy("fifo"), place=Repack()), (job(0, 1),), executor)
     with pytest.raises(RefusedError, match="needs true run times"):
         LiveDriver(FOUR, find_policy("srtf-oracle"), (), executor)
     with pytest.raises(ConfigError, match="asks for 5 devices, this machine has 4"):

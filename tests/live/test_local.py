@@ -39,11 +39,12 @@ def test_a_command_runs_with_its_devices_in_its_own_session_and_its_log(tmp_path
         "print(os.environ['BRIM_JOB_ID'], os.environ['BRIM_ATTEMPT'], os.environ['BRIM_DEVICES'],\n"
         "      os.environ['OMP_NUM_THREADS'], os.getsid(0) == os.getpid(), os.path.isdir(os.environ['BRIM_CKPT_DIR']))"
     )
+    code += "\nprint(os.environ.get('BRIM_LOADER_WORKERS'))"
     with LocalExecutor(4, tmp_path) as executor:
-        executor.start(0, 3, (1, 2), python(code))
+        executor.start(0, 3, (1, 2), python(code), 5)
         heard = until(executor, *ENDS)
     assert [report.what for report in heard] == [What.LAUNCHED, What.STARTED, What.FINISHED]
-    assert (tmp_path / "job-0" / "log").read_text() == "0 3 1,2 1 True True\n"
+    assert (tmp_path / "job-0" / "log").read_text() == "0 3 1,2 1 True True\n5\n"
 
 
 @pytest.mark.parametrize(

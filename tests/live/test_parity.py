@@ -14,7 +14,7 @@ from brim.core.actions import Preempt, Start
 from brim.core.cluster import Cluster, parse_cluster
 from brim.core.events import Kind
 from brim.core.trace import Trace, trace_of
-from brim.engine.journal import Journal
+from brim.engine.journal import Journal, read_event
 from brim.engine.journal import replay as replay_journal
 from brim.engine.scheduler import Scheduler
 from brim.live.driver import LiveDriver, LiveJob, wall_clock, warm_up
@@ -25,7 +25,7 @@ from brim.policies.presets import find_policy
 from brim.policies.sockets import Policy
 from brim.sim.truth import Rigid, user_names
 from brim.sim.twin import Settings, _Twin, replay
-from tests.live.conftest import sleeper
+from tests.live.conftest import counter
 
 GAP_MS = 60
 QUEUES = replace(
@@ -39,7 +39,7 @@ JOBS = ((0, "ana", 4, 1.2), (150, "bo", 1, 0.2), (300, "ana", 2, 0.6), (450, "ce
 def live_session(policy: Policy, folder: Path) -> tuple[LiveDriver, Journal]:
     cluster, journal = parse_cluster("1x4xcpu-slot"), Journal()
     jobs = tuple(
-        LiveJob(name=str(row), user=user, at_ms=at_ms, gpus=gpus, command=sleeper(run_s),
+        LiveJob(name=str(row), user=user, at_ms=at_ms, gpus=gpus, command=counter(run_s),
                 time_limit_ms=round(run_s * 1_300))
         for row, (at_ms, user, gpus, run_s) in enumerate(JOBS)
     )
@@ -56,9 +56,10 @@ class TwinOnRecord(_Twin):
     def __init__(self, trace: Trace, cluster: Cluster, policy: Policy, journal: Journal, record: list[str]) -> None:
         settings = Settings(gap_ms=GAP_MS)
         super().__init__(trace, cluster, policy, settings, Rigid(trace), Beliefs(), journal)
-        for event in map(json.loads, record):
-            if "e" in event and event["e"] != "SUBMITTED":
-                self._push(event["t"], Kind[event["e"]], event["job"], 0)
+        self._recorded = [read_event(event) for event in map(json.loads, record) if "e" in event]
+        for count, event in enumerate(self._recorded):
+            if event.kind is not Kind.SUBMITTED:
+                self._push(event.time_ms, event.kind, event.job, count)
 
     def _start(self, action: Start, now_ms: int) -> None:
         pass  # what came of it is on record
@@ -67,7 +68,7 @@ class TwinOnRecord(_Twin):
         pass
 
     def _handle(self, kind: Kind, now_ms: int, item: int, count: int) -> None:
-        self._observe(now_ms, kind, item)
+        self._scheduler.observe(self._recorded[count])
         self._record.ended += kind in (Kind.FINISHED, Kind.GAVE_UP)
 
 
@@ -75,6 +76,7 @@ class TwinOnRecord(_Twin):
 def test_both_drivers_make_byte_equal_plans_for_the_same_recorded_events(policy: Policy, tmp_path: Path) -> None:
     driver, live = live_session(policy, tmp_path)
     assert sum(json.loads(line).get("e") == "FINISHED" for line in live.lines) == len(JOBS)
+    assert sum(json.loads(line).get("e") == "REPORTED" for line in live.lines) >= len(JOBS)
     if policy.name != "fifo":
         assert any(attempt.preempt_ms is not None for attempt in driver.attempts)
 

@@ -1,4 +1,4 @@
-"""Driver 2: the wall clock. It reports what happens to the engine, and carries out what the engine decides.
+"""Driver 2: the wall clock. It tells the engine what happens, and carries out what the engine decides.
 
 The loop is the twin's: events and rounds in one order of (time_ms, kind, sequence). What was scheduled (submissions,
 rounds) carries the time it was scheduled for, what is observed carries the clock's time at which it was heard. At each
@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import Plan, Preempt, Start
+from brim.core.actions import Plan, Preempt, Reject, Start
 from brim.core.cluster import Cluster
 from brim.core.events import Event, JobSpec, Kind
+from brim.core.events import Report as Progress
 from brim.core.snapshot import Snapshot
 from brim.core.trace import NONE
 from brim.engine.journal import Journal
@@ -28,6 +29,7 @@ from brim.errors import ConfigError, InvariantError, RefusedError
 from brim.live.executor import Command, Executor, Report, What
 from brim.live.record import Attempt
 from brim.policies.sockets import Policy
+from brim.units import MS_PER_S
 
 ATTEMPTS_MAX: Final = 3
 """Failed attempts after which a job is given up: as in the twin (sim/overheads.py)."""
@@ -69,7 +71,7 @@ class Watcher:
     """Sees what goes on; the base class looks away."""
 
     def event(self, event: Event) -> None:
-        """An event was observed."""
+        """Something happened, other than progress."""
 
     def planned(self, plan: Plan) -> None:
         """A round decided this."""
@@ -94,7 +96,7 @@ class LiveDriver:
         journal: Where events and decisions are written, None for nowhere.
 
     Raises:
-        RefusedError: the policy wants true run times, which nobody knows live.
+        RefusedError: the policy wants true run times, which nobody knows live, or changes jobs while they run.
         ConfigError: a job asks for more than there is.
     """
 
@@ -110,6 +112,11 @@ class LiveDriver:
     ) -> None:
         if policy.oracle:
             raise RefusedError(f"policy {policy.name} needs true run times, which nobody knows of a live job")
+        if policy.changes_running:
+            raise RefusedError(
+                f"policy {policy.name} resizes or moves jobs while they run, which live jobs cannot do yet: expected a "
+                "policy that leaves running jobs their GPUs or preempts them, such as srtf or tiresias"
+            )
         if cluster.num_nodes != 1:
             raise ConfigError(f"the live driver runs one machine, found a cluster of {cluster.num_nodes} nodes")
         self.jobs = tuple(sorted(jobs, key=lambda job: job.at_ms))
@@ -206,15 +213,22 @@ class LiveDriver:
                 self._executor.stop(action.job, action.epoch)
             elif isinstance(action, Start):
                 self._start(action, now_ms)
-            else:
-                raise RefusedError(f"this executor cannot {type(action).__name__.lower()} a job")
+            elif isinstance(action, Reject):
+                self.ended_ms[action.job] = now_ms
+                self.gave_up.add(action.job)
+                watcher.detail(action.job, f"turned away by policy {self.scheduler.policy.name}")
 
     def _start(self, action: Start, now_ms: int) -> None:
+        if action.share_milli != NONE:
+            raise RefusedError(
+                f"policy {self.scheduler.policy.name} grants job {action.job} {action.share_milli / 10:g} % of a GPU: "
+                "live jobs have whole ones"
+            )
         slots = tuple(gpu for _, gpu in action.gpus)
         attempt = Attempt(job=action.job, epoch=action.epoch, slots=slots, granted_ms=now_ms)
         self._current[action.job] = attempt
         self.attempts.append(attempt)
-        self._executor.start(action.job, action.epoch, slots, self.jobs[action.job].command)
+        self._executor.start(action.job, action.epoch, slots, self.jobs[action.job].command, action.loader_workers)
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
@@ -226,7 +240,7 @@ class LiveDriver:
         if report.what is What.LAUNCHED:
             attempt.begin_ms = now_ms
         elif report.what is What.PROGRESS:
-            self.fractions[report.job] = report.fraction
+            self._progress(report, now_ms)
         elif report.what is What.STARTED:
             attempt.from_ms = now_ms
             self._push(Event(now_ms, Kind.STARTED, report.job))
@@ -237,13 +251,25 @@ class LiveDriver:
             if report.what in (What.FAILED, What.UNUSABLE):
                 watcher.detail(report.job, report.detail)
 
+    def _progress(self, report: Report, now_ms: int) -> None:
+        """Tell the engine how far and how fast a job is, in its own unit: the mean since the attempt's first report."""
+        attempt = self._current[report.job]
+        self.fractions[report.job] = report.fraction
+        if attempt.first_done is None or attempt.first_ms is None:
+            attempt.first_done, attempt.first_ms = report.done, now_ms
+        span_ms = now_ms - attempt.first_ms
+        per_s = max(0.0, (report.done - attempt.first_done) * MS_PER_S / span_ms) if span_ms else 0.0
+        self._push(Event(
+            now_ms, Kind.REPORTED, report.job, report=Progress(samples_done=report.done, samples_per_s=per_s),
+        ))
+
     def _failure(self, job: int) -> Kind:
         self._failures[job] += 1
         return Kind.GAVE_UP if self._failures[job] >= ATTEMPTS_MAX else Kind.FAILED
 
     def _handle(self, event: Event, watcher: Watcher) -> None:
-        if event.kind is Kind.STARTED and event.job not in self._current:
-            return  # started and ended in the same millisecond
+        if event.kind in (Kind.STARTED, Kind.REPORTED) and event.job not in self._current:
+            return  # it ended in the same millisecond
         self.scheduler.observe(event)
         if event.kind in (Kind.FINISHED, Kind.GAVE_UP):
             self.ended_ms[event.job] = event.time_ms
@@ -251,7 +277,8 @@ class LiveDriver:
                 self.gave_up.add(event.job)
         if event.kind in (Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.STOPPED):
             del self._current[event.job]
-        watcher.event(event)
+        if event.kind is not Kind.REPORTED:
+            watcher.event(event)
 
     def _specs(self) -> tuple[JobSpec, ...]:
         return tuple(

@@ -1,7 +1,7 @@
-"""What the live driver asks of whoever runs the processes, and what it hears back.
+"""What the live driver asks of an executor, which runs the processes, and what the executor reports.
 
 The driver knows jobs, attempts and time; an executor knows processes. Every message carries the attempt's epoch, so
-that a late word about an attempt that is over changes nothing.
+that a late report about an attempt that is over changes nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ class Command:
 
     Attributes:
         argv: The command and its arguments.
-        reports: The command writes lines ``done/total`` to the descriptor named in ``BRIM_REPORT_FD``; the first one
-            says that it makes progress. Any other command counts as making progress once its process exists.
+        reports: The command writes lines ``done/total`` (samples, steps or epochs, in whole numbers) to the descriptor
+            named in ``BRIM_REPORT_FD``; the first one says that it makes progress. Any other command counts as making
+            progress once its process exists.
         env: Added to the environment of the driver.
     """
 
@@ -36,7 +37,7 @@ class What(Enum):
     STARTED = "started"
     """It makes progress."""
     PROGRESS = "progress"
-    """It is this far; see ``fraction``."""
+    """It is this far; see ``done`` and ``total``."""
     FINISHED = "finished"
     STOPPED = "stopped"
     """It ended because it was told to, and can be resumed."""
@@ -51,20 +52,30 @@ ENDS = frozenset({What.FINISHED, What.STOPPED, What.FAILED, What.UNUSABLE})
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A word about one attempt. ``fraction`` of the job's work, for PROGRESS; ``detail`` for people."""
+    """What became of one attempt. ``done`` of ``total`` in the job's own unit, for PROGRESS; ``detail`` for people."""
 
     job: int
     epoch: int
     what: What
-    fraction: float = 0.0
+    done: int = 0
+    total: int = 0
     detail: str = ""
+
+    @property
+    def fraction(self) -> float:
+        """Part of the job's work that is done; 0 where the report is about something else."""
+        return self.done / self.total if self.total else 0.0
 
 
 class Executor(Protocol):
     """Starts, stops and watches the processes of attempts."""
 
-    def start(self, job: int, epoch: int, slots: tuple[int, ...], command: Command) -> None:
-        """Run the command once whoever leaves these slots is gone."""
+    def start(self, job: int, epoch: int, slots: tuple[int, ...], command: Command, loader_workers: int = 0) -> None:
+        """Run the command once the attempts that leave these slots are gone.
+
+        Its environment says how many data-loading processes each rank should have: ``BRIM_LOADER_WORKERS``, absent
+        where the policy did not say (0).
+        """
         ...
 
     def stop(self, job: int, epoch: int) -> None:

@@ -40,6 +40,7 @@ class _Attempt:
     epoch: int
     slots: tuple[int, ...]
     command: Command
+    loader_workers: int
     process: subprocess.Popen[bytes] | None = None
     exit_fd: int = -1
     report_fd: int = -1
@@ -89,9 +90,9 @@ class LocalExecutor:
 
     # -- the protocol ----------------------------------------------------------------------------------------------
 
-    def start(self, job: int, epoch: int, slots: tuple[int, ...], command: Command) -> None:
+    def start(self, job: int, epoch: int, slots: tuple[int, ...], command: Command, loader_workers: int = 0) -> None:
         """See ``Executor``."""
-        self._queue.append(_Attempt(job, epoch, slots, command))
+        self._queue.append(_Attempt(job, epoch, slots, command, loader_workers))
         self._launch_ready()
 
     def stop(self, job: int, epoch: int) -> None:
@@ -170,6 +171,8 @@ class LocalExecutor:
             "BRIM_JOB_ID": str(attempt.job), "BRIM_ATTEMPT": str(attempt.epoch),
             "BRIM_DEVICES": ",".join(map(str, attempt.slots)), "BRIM_CKPT_DIR": str(folder / "checkpoint"),
         }
+        if attempt.loader_workers:
+            env["BRIM_LOADER_WORKERS"] = str(attempt.loader_workers)
         read_fd = write_fd = -1
         if attempt.command.reports:
             read_fd, write_fd = os.pipe()
@@ -230,15 +233,16 @@ class LocalExecutor:
             return
         *lines, attempt.text = (attempt.text + data).split(b"\n")
         attempt.text = attempt.text[-_TEXT_MAX:]
-        for line in lines:
-            if not attempt.started:
-                attempt.started = True
-                self._say(attempt, What.STARTED)
+        if lines and not attempt.started:
+            attempt.started = True
+            self._say(attempt, What.STARTED)
+        for line in reversed(lines):  # what stands before the last progress is out of date
             done, slash, total = line.partition(b"/")
             if slash and done.isdigit() and total.isdigit() and int(total):
                 self._reports.append(
-                    Report(attempt.job, attempt.epoch, What.PROGRESS, min(1.0, int(done) / int(total)))
+                    Report(attempt.job, attempt.epoch, What.PROGRESS, min(int(done), int(total)), int(total))
                 )
+                break
 
     def _clear_session(self, attempt: _Attempt) -> None:
         """After the first process is gone: end who is left of its session; when nobody is, the attempt is over.

@@ -27,6 +27,8 @@ class Attempt:
         preempt_ms: The round that took the slots away.
         end_ms: Everything of it was gone.
         kind: How it ended.
+        first_done: What its first report of progress said was done, in the job's own unit.
+        first_ms: When it did.
     """
 
     job: int
@@ -38,6 +40,8 @@ class Attempt:
     preempt_ms: int | None = None
     end_ms: int | None = None
     kind: Kind | None = None
+    first_done: int | None = None
+    first_ms: int | None = None
 
     @property
     def productive_ms(self) -> int:
