@@ -71,6 +71,30 @@ def test_an_evaluation_leaves_the_random_numbers_of_training_alone():
         assert set(on_ranks(ranks, with_evaluations, True)) == {(expected, 5 * ranks)}
 
 
+def drawn():
+    """What evaluations draw: in the middle of an epoch, at its end, and after the last step."""
+    run = bt.start(logical_workers=4, seed=5)
+    model = nn.Sequential(nn.Linear(20, 8), nn.Dropout(0.3), nn.Linear(8, 5))
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = run.loader(Rows("rows", 80), 16, workers=0)
+    found = []
+    for _ in run.epochs(2):
+        for x, y in run.steps(loader):
+            if run.begins_step:
+                found.append(run.evaluate(lambda: torch.rand(1).item()))
+            run.backward(loss_of(model(x), y))
+            run.step()
+        found.append(run.evaluate(lambda: torch.rand(1).item()))
+    run.close()
+    return tuple(found)
+
+
+def test_an_evaluation_draws_the_same_on_every_rank_and_number_of_ranks():
+    found = {row for ranks in (1, 2, 4) for row in on_ranks(ranks, drawn)}
+    assert len(found) == 1
+    assert len(set(found.pop())) == 11  # the end of the first epoch is the beginning of a step
+
+
 def one_is_missing():
     run = bt.start(timeout_s=1.5)
     run.prepare(nn.Linear(2, 2))

@@ -453,8 +453,8 @@ class Run:
         """Call an evaluation that uses `gather`, `broadcast` or `reduce`; returns what it returns.
 
         If a rank dies meanwhile, the others form a new group and call the function again, with the `rank` and
-        `world_size` of those who take part: it should change nothing beside its result. Random numbers of the training
-        stay as they are.
+        `world_size` of those who take part: it should change nothing beside its result. What it draws at random depends
+        on the seed and the step alone, and is the same on every rank; training draws what it would have drawn without.
         """
         self._evaluation.again = True
         try:
@@ -463,6 +463,7 @@ class Run:
                     try:
                         self._form()
                         self._evaluation.restrict()
+                        seed_everything(self.seed, "evaluate", self.steps_done)
                         return function()
                     except BrokenGroupError as error:
                         self._evaluation.everybody()
