@@ -1,0 +1,123 @@
+"""Loops that people bring, ported: ``examples/loops``. The bits do not depend on ranks, resizes, kills and stops."""
+
+import difflib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.elastic.storm import Event, shared_zygote, storm
+
+ROOT = Path(__file__).parents[2]
+LOOPS = ROOT / "examples" / "loops"
+JOB = Path(__file__).parent / "jobs" / "watched_loop.py"
+PAUSE_S = 0.03
+TIMEOUT_S = 240
+
+SMALL = {  # arguments, and optimizer steps
+    "causal_lm": (("--epochs", 2, "--blocks", 270), 30),
+    "digits": (("--epochs", 3, "--batch-size", 128), 36),
+    "gpt": (("--iters", 30), 30),
+    "images": (("--epochs", 3, "--samples", 640), 30),
+    "words": (("--epochs", 2, "--words", 6_000), 38),
+}
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory):
+    with shared_zygote(tmp_path_factory.mktemp("zygote")) as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Tokens that the loops share."""
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, data):
+    """What a loop comes to in one process, without a launcher."""
+    known = {}
+
+    def of(name):
+        if name not in known:
+            folder = tmp_path_factory.mktemp(name)
+            words = [sys.executable, JOB, folder, 0, *command(name, folder / "out", data)]
+            ran(words, folder)
+            (answer,) = folder.glob("*.json")
+            known[name] = json.loads(answer.read_text())
+        return known[name]
+
+    return of
+
+
+def command(name, out, data):
+    words = [LOOPS / "elastic" / f"{name}.py", *SMALL[name][0], "--out", out]
+    return [*words, "--data", data] if name == "gpt" else words
+
+
+def ran(words, folder):
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [*map(str, words)], cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check(weather, expected):
+    assert weather.code == 0, weather.stderr
+    assert weather.answers, weather.stderr
+    for answer in weather.answers:
+        assert answer == expected, weather.stderr
+
+
+def test_every_loop_has_a_plain_one_beside_it():
+    names = {path.stem for path in (LOOPS / "elastic").glob("*.py")}
+    assert names == {path.stem for path in (LOOPS / "plain").glob("*.py")} == SMALL.keys()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_one_process_and_four_ranks_come_to_the_same(tmp_path, zygote, data, undisturbed, name):
+    expected = undisturbed(name)
+    assert expected["steps"] == SMALL[name][1]
+    words = command(name, tmp_path / "out", data)
+    check(storm(tmp_path, [], 0, *words, ranks=4, zygote=zygote, timeout_s=TIMEOUT_S, job=JOB), expected)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_resize_a_kill_and_a_stop_change_nothing(tmp_path, zygote, data, undisturbed, name):
+    events = [Event(5, "resize", 4), Event(11, "kill", 0), Event(18, "preempt"), Event(24, "resize", 1)]
+    words = command(name, tmp_path / "out", data)
+    weather = storm(tmp_path, events, PAUSE_S, *words, ranks=2, zygote=zygote, timeout_s=TIMEOUT_S, job=JOB)
+    check(weather, undisturbed(name))
+    assert weather.starts == 2
+    assert {"resize", "kill", "preempt"} <= {event.what for event in weather.done}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_plain_loop_runs(tmp_path, data, name):
+    words = [LOOPS / "plain" / f"{name}.py", *SMALL[name][0], "--out", tmp_path]
+    printed = ran([sys.executable, *words, *(["--data", data] if name == "gpt" else [])], tmp_path)
+    assert re.search(r"loss|right", printed)
+
+
+def changed(name):
+    """Lines of the plain loop, of those the ones that go, and the ones that come; indentation does not count."""
+    plain, elastic = (
+        [line.strip() for line in (LOOPS / kind / f"{name}.py").read_text().splitlines() if line.strip()]
+        for kind in ("plain", "elastic")
+    )
+    marks = [line[:2] for line in difflib.ndiff(plain, elastic)]
+    return len(plain), marks.count("- "), marks.count("+ ")
+
+
+def test_the_document_tells_how_many_lines_change():
+    document = (ROOT / "docs" / "how-to-train-elastically.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[`(\w+)\.py`\]\S+ .*?\| (\d+) \| (\d+) \| (\d+) \|", document, re.MULTILINE)
+    assert {name: tuple(map(int, numbers)) for name, *numbers in rows} == {name: changed(name) for name in SMALL}
