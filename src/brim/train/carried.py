@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from brim.errors import ConfigError
+from brim.train.models import plain_name
 from brim.train.states import flatten_state, unflatten_state
 
 
@@ -130,9 +131,9 @@ def _raw(tensor: Tensor) -> bytes:
 
 
 def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, those that are not saved by PyTorch included."""
-    return {name: param.detach() for name, param in model.named_parameters()} | {
-        name: buffer.detach() for name, buffer in model.named_buffers()
+    """Parameters and buffers, those that are not saved by PyTorch included; compiled or not, by the same names."""
+    return {plain_name(name): param.detach() for name, param in model.named_parameters()} | {
+        plain_name(name): buffer.detach() for name, buffer in model.named_buffers()
     }
 
 

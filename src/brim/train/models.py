@@ -17,6 +17,9 @@ WRAPPERS: Final = frozenset(
 )  # fmt: skip
 """Classes that shard state over ranks, or sum gradients over them by themselves."""
 
+COMPILED: Final = "_orig_mod"
+"""Where ``torch.compile(model)`` keeps the model."""
+
 
 def refuse_wrapped(thing: Any) -> None:
     """Wrappers that do a part of the run's work; by name, so that nothing is imported for it.
@@ -33,11 +36,16 @@ def refuse_wrapped(thing: Any) -> None:
             )
 
 
+def plain_name(name: str) -> str:
+    """A name of a parameter or buffer without what ``torch.compile`` adds to it."""
+    return ".".join(part for part in name.split(".") if part != COMPILED)
+
+
 def named_parameters(models: Iterable[nn.Module]) -> list[tuple[str, Tensor]]:
     """Parameters that are trained, by names that are unique over all models."""
     several = len(list(models)) > 1
     return [
-        (f"{number}.{name}" if several else name, param)
+        (plain_name(f"{number}.{name}" if several else name), param)
         for number, model in enumerate(models)
         for name, param in model.named_parameters()
         if param.requires_grad

@@ -41,6 +41,7 @@ from brim.train.saving import Checkpoints
 from brim.train.steps import Meter, Micro, Plan
 from brim.train.surroundings import (
     choose_device,
+    fix_shapes,
     fix_threads,
     moved,
     on_sigterm,
@@ -222,7 +223,12 @@ class Run:
         trained = {id(param): name for name, param in named}
         self._agreement = Agreement(self._state.models, self._state.optimizers, trained)
         self._update.watch(trained)
+        self._fix_shapes()
         return things[0] if len(things) == 1 else things
+
+    def _fix_shapes(self) -> None:
+        if self._workers is not None:
+            fix_shapes()
 
     def _take_in(self, thing: Any) -> None:
         refuse_wrapped(thing)
@@ -349,6 +355,7 @@ class Run:
         """Micro-batches of the epoch, each followed by ``run.backward`` and ``run.step``."""
         if self._buckets is None:
             raise UserError("run.steps before run.prepare(model, optimizer)")
+        self._fix_shapes()
         self._attach(loader)
         self._form()
         call, self._calls = self._calls, self._calls + 1

@@ -71,6 +71,17 @@ def fix_threads() -> None:
     torch.set_num_threads(int(said) if said.isdecimal() and int(said) else 1)
 
 
+def fix_shapes() -> None:
+    """Let ``torch.compile`` compile each shape by itself.
+
+    By default it compiles for free sizes once it has seen a second shape, and uses that kernel for the first one, too:
+    the bits of a micro-batch would depend on those that this process has computed before.
+    """
+    if (dynamo := sys.modules.get("torch._dynamo")) is not None:
+        dynamo.config.automatic_dynamic_shapes = False
+        dynamo.config.fail_on_recompile_limit_hit = True  # else eager kernels follow, for the later shapes alone
+
+
 def static_group(device: torch.device, timeout_s: float) -> Group | None:
     """The gang that ``torchrun`` has started, if it has."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "MASTER_ADDR" not in os.environ:

@@ -1,0 +1,98 @@
+"""Compiled models: the bits are the same on every number of ranks, and checkpoints fit those of the plain model."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import brim.train as bt
+from tests.train.gangs import on_ranks
+
+WAYS = ("before prepare", "after prepare", "method", "part", "loss")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 16), nn.BatchNorm1d(16)
+        self.dropout, self.last = nn.Dropout(0.2), nn.Linear(16, 1)
+
+    def forward(self, x):
+        return self.last(self.dropout(torch.relu(self.norm(self.first(x)))))
+
+
+def rows():
+    generator = torch.Generator().manual_seed(1)
+    return torch.utils.data.TensorDataset(
+        torch.randn(60, 8, generator=generator), torch.randn(60, 1, generator=generator)
+    )
+
+
+def train(way, backend, checkpoint=None, steps=8):
+    """Digest and names; the last step of an epoch has other shapes."""
+    torch._dynamo.reset()
+    run = bt.start(logical_workers=4, checkpoint=checkpoint)
+    model, loss_of = Net(), mse_loss
+    if way == "before prepare":
+        model = torch.compile(model, backend=backend)
+    if way == "method":
+        model.compile(backend=backend)
+    if way == "part":
+        model.first = torch.compile(model.first, backend=backend)
+    model, _ = run.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    if way == "after prepare":
+        model = torch.compile(model, backend=backend)
+    if way == "loss":
+        loss_of = torch.compile(loss_of, backend=backend)
+    loader = run.loader(rows(), 16, workers=0)
+    for _ in run.epochs(2, steps=steps):
+        for x, y in run.steps(loader):
+            run.backward(loss_of(model(x), y))
+            run.step()
+    run.close()
+    return run.digest(), tuple(run.hashes())
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return on_ranks(1, train, "not at all", "eager")[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_compiled_model_has_the_names_and_bits_of_the_plain_one(plain, way):
+    assert {*on_ranks(1, train, way, "eager"), *on_ranks(2, train, way, "eager")} == {plain}
+
+
+def test_forward_and_backward_may_be_traced_ahead_of_time():
+    assert len({row for ranks in (1, 2, 4) for row in on_ranks(ranks, train, "before prepare", "aot_eager")}) == 1
+
+
+@pytest.mark.parametrize(("first", "then"), [("before prepare", "not at all"), ("not at all", "before prepare")])
+def test_a_checkpoint_fits_compiled_or_not(tmp_path, plain, first, then):
+    on_ranks(2, train, first, "eager", tmp_path / "job", 3)
+    assert on_ranks(1, train, then, "eager", tmp_path / "job") == [plain]
+
+
+def compiled_for():
+    """Sizes that are free in what is compiled."""
+    free = []
+
+    def backend(module, inputs):
+        free.extend(one for one in inputs if isinstance(one, torch.SymInt))
+        return module
+
+    train("before prepare", backend)
+    return len(free)
+
+
+def test_each_shape_is_compiled_by_itself():
+    """A kernel for free sizes has other bits, and is used for all shapes once another has been seen."""
+    assert on_ranks(1, compiled_for) == [0]
+
+
+@pytest.mark.slow
+def test_compiled_kernels_give_the_same_bits_on_every_number_of_ranks(tmp_path):
+    alone = on_ranks(1, train, "before prepare", "inductor", timeout_s=600)
+    assert {*alone, *on_ranks(2, train, "before prepare", "inductor", timeout_s=600)} == {*alone}
+    on_ranks(2, train, "before prepare", "inductor", tmp_path / "job", 4, timeout_s=600)
+    assert on_ranks(1, train, "before prepare", "inductor", tmp_path / "job", timeout_s=600) == alone
