@@ -23,6 +23,9 @@ ClusterOption = Annotated[
         help="Cluster: 64x8xH100, 16x4xT4:cpus=48,mem=192GB, or a TOML file; what the record shows, if absent.",
     ),
 ]
+AnonymiseOption = Annotated[
+    bool, typer.Option("--anonymise", help="Pseudonyms for users, accounts and jobs in all that is written.")
+]
 OutputOption = Annotated[str, typer.Option("--output", "-o", help="table or json.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
 

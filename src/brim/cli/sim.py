@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from brim.cli.options import (
+    AnonymiseOption,
     ClusterOption,
     JsonOption,
     OutputOption,
@@ -102,6 +104,7 @@ def run(
     price: _Price = None,
     html: _Html = None,
     jobs: _Jobs = None,
+    anonymise: AnonymiseOption = False,
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:
@@ -112,7 +115,7 @@ def run(
     _replay_and_report(
         trace, cluster, [policy], format, limit, from_date, loads, [seed], _choice(truth, profiles, elastic_share),
         overheads, estimates, library, node_mtbf, job_mtbf, drain, drop_too_large, price, html, jobs,
-        output_of(output, as_json),
+        anonymise, output_of(output, as_json),
     )
 
 
@@ -141,6 +144,7 @@ def compare(
     price: _Price = None,
     html: _Html = None,
     jobs: _Jobs = None,
+    anonymise: AnonymiseOption = False,
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:
@@ -148,7 +152,8 @@ def compare(
     _replay_and_report(
         trace, cluster, [name.strip() for name in policies.split(",")], format, limit, from_date,
         numbers(load, "--load"), list(range(seeds)), _choice(truth, profiles, elastic_share), overheads, estimates,
-        library, node_mtbf, job_mtbf, drain, drop_too_large, price, html, jobs, output_of(output, as_json),
+        library, node_mtbf, job_mtbf, drain, drop_too_large, price, html, jobs, anonymise,
+        output_of(output, as_json),
     )
 
 
@@ -157,7 +162,7 @@ def _replay_and_report(
     loads: list[float], seeds: list[int], truth: Choice, overheads: str, estimates: str, library: str,
     node_mtbf: str, job_mtbf: str,
     drain: list[str] | None, drop_too_large: bool, price: float | None, html: Path | None, jobs: Path | None,
-    output: str,
+    anonymise: bool, output: str,
 ) -> None:
     """Check all input before the first replay, then run, then report."""
     from dataclasses import replace
@@ -181,7 +186,7 @@ def _replay_and_report(
     if price is not None and not 0 <= price < float("inf"):
         raise ConfigError(f"--price: found {price:g}, expected a price per GPU-hour, such as 2.50")
     check_writable(html, jobs)
-    recorded = _read(path, format, limit, from_date)
+    recorded = _read(path, format, limit, from_date, anonymise)
     cluster = _cluster_of(recorded, given, max(loads))
     settings = replace(settings, faults=_faults(node_mtbf, job_mtbf, drain, cluster))
     if drop_too_large:
@@ -190,7 +195,10 @@ def _replay_and_report(
     truth.build(recorded, cluster)  # what is wrong with it is found before the first replay
     tasks = _tasks(recorded, cluster, policies, settings, loads, seeds, truth)
     record = _record(recorded, loads, seeds, truth, part=bool(limit or from_date))
-    _run_and_report(tasks, record, price, html, jobs, output)
+    words = sys.argv[1:]
+    if anonymise:  # the page shows its command: without the names of folders and of the trace
+        words = [re.sub(r"[^=,]*/", "", "TRACE" if word == path else word) for word in words]
+    _run_and_report(tasks, record, price, html, jobs, output, shlex.join(["brim", *words]))
 
 
 def _record(
@@ -216,13 +224,15 @@ def _choice(truth: str, profiles: Path | None, elastic_share: float | None) -> C
     return Choice(name=truth, profiles=profiles, elastic_share=elastic_share)
 
 
-def _read(path: str, format: str | None, limit: int | None, from_date: str | None) -> Trace:
+def _read(path: str, format: str | None, limit: int | None, from_date: str | None, anonymise: bool) -> Trace:
     from brim import traces
     from brim.cli.trace import tell
 
     with waiting(f"reading {path}"):
         trace, report = traces.read(path, format)
     tell(report)
+    if anonymise:
+        trace = traces.anonymise(trace, traces.own_key())
     if from_date:
         trace = traces.since(trace, from_date)
     return traces.limit(trace, limit) if limit else trace
@@ -318,7 +328,8 @@ def _tasks(
 
 
 def _run_and_report(
-    tasks: list[Task], record: Record | NoRecord, price: float | None, html: Path | None, jobs: Path | None, output: str
+    tasks: list[Task], record: Record | NoRecord, price: float | None, html: Path | None, jobs: Path | None,
+    output: str, command: str,
 ) -> None:
     tell_if_compiling()
     from brim.cli.replays import run_all
@@ -349,7 +360,6 @@ def _run_and_report(
             write_jobs_parquet(shown, jobs)
             print(f"jobs: {jobs}", file=sys.stderr)
         if html:
-            command = shlex.join(["brim", *sys.argv[1:]])
             write_page(shown, html, command=command, summaries=summaries, record=record)
             print(f"page: {html}", file=sys.stderr)
     except OSError as error:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from brim.cli.options import AnonymiseOption
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -69,12 +71,16 @@ def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="Trace in any known format.")],
     target: Annotated[str, typer.Argument(metavar="OUT", help="Ends in .parquet, .csv or .csv.gz.")],
     format: _FormatOption = None,
+    anonymise: AnonymiseOption = False,
 ) -> None:
     """Write a trace in brim's own format, which loads fastest and loses nothing."""
+    from brim import traces
     from brim.traces import read, write
 
     trace, report = read(source, format)
     tell(report)
+    if anonymise:
+        trace = traces.anonymise(trace, traces.own_key())
     write(trace, target)
     print(target)
 

@@ -1,5 +1,6 @@
 """Data in: readers of published and one's own traces, a generator, transforms, and a summary of what is in a trace."""
 
+from brim.traces.anonymise import anonymise, own_key
 from brim.traces.doubts import doubts
 from brim.traces.own import write
 from brim.traces.reading import read
@@ -11,9 +12,11 @@ from brim.traces.transform import limit, offered_load, resample, scale_load, sin
 __all__ = [
     "ReadReport",
     "TraceSummary",
+    "anonymise",
     "doubts",
     "limit",
     "offered_load",
+    "own_key",
     "read",
     "resample",
     "scale_load",
