@@ -34,8 +34,9 @@ KILLS_PER_GANG = 5
 KINDS = (  # what is killed, out of how many ranks, in how many of 100 kills
     ("the last rank", 2, 25), ("the first rank", 2, 20), ("the last rank", 4, 10), ("the first rank", 4, 10),
     ("a middle rank", 4, 10), ("two ranks at once", 4, 10), ("a rank while others join", 2, 10),
-    ("the first rank as it saves", 2, 5),
 )  # fmt: skip
+SAVING = 5
+"""Of 100 kills, those of the first rank of two as it saves before all leave."""
 
 
 def steps_of(folder, pid):
@@ -136,9 +137,6 @@ def with_brim(kills, seed):
     with tempfile.TemporaryDirectory() as root, shared_zygote(Path(root)) as zygote:
         for kind, ranks, share in KINDS:
             left = round(kills * share / 100)
-            while left > 0 and kind == "the first rank as it saves":
-                found[kind, ranks].append(0.0 if saved(zygote, dice) else None)
-                left -= 1
             while left > 0:
                 with tempfile.TemporaryDirectory() as name:
                     gang = Gang(Path(name), ranks, Path(name), zygote=zygote, job=JOB)
@@ -152,6 +150,8 @@ def with_brim(kills, seed):
                     finally:
                         gang.close()
             print(line(f"brim, {kind} of {ranks}", found[kind, ranks]), flush=True)
+        saves = [saved(zygote, dice) for _ in range(round(kills * SAVING / 100))]
+        print(f"brim, the first rank of 2 as it saves: {sum(saves)} of {len(saves)} saved and left", flush=True)
     return [value for values in found.values() for value in values]
 
 
@@ -213,7 +213,7 @@ def main():
     options = parser.parse_args()
     print(f"50 MB of gradients, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
     ours = with_brim(options.kills, options.seed)
-    print(line("brim, all", ours), flush=True)
+    print(line("brim, all that went on", ours), flush=True)
     if not options.torchft_kills:
         return
     if torchft_replicas.MISSING:

@@ -16,10 +16,9 @@ import contextlib
 import os
 import queue
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
@@ -29,6 +28,8 @@ from torch import Tensor
 
 from brim.errors import BrimError
 from brim.gang.protocol import CONTROL_VARIABLE
+from brim.train import left_behind
+from brim.train.sockets import open_sockets, shut
 
 LOOPBACK: Final = "127.0.0.1"
 HOST_VARIABLE: Final = "BRIM_HOST"
@@ -44,10 +45,10 @@ POLL_S: Final = 0.02
 """How often a wait looks up whether it is still wanted."""
 
 JOIN_S: Final = 0.1
-"""How long the end of a group waits for its thread, which most often returns within milliseconds. Ours."""
+"""How long the end of a group waits for a thread that is in gloo; it most often returns within milliseconds. Ours."""
 
-LEFT_MAX: Final = 8
-"""Threads that may be left behind at a time. Ours: each holds a bucket of gradients or a copy of the state."""
+GIVE_BACK_S: Final = 5.0
+"""How long it waits for a thread that gives the back-end back, which takes milliseconds on an idle machine. Ours."""
 
 _BACKLOG: Final = 1024
 
@@ -158,7 +159,7 @@ class Group:
         self._open: list[Task] = []
         self._thread: threading.Thread | None = None
         if not self.nccl:
-            _left.make_room(timeout_s)
+            left_behind.make_room(timeout_s)
             self._thread = threading.Thread(target=self._work, name=f"brim-group-{epoch}", daemon=True)
             self._thread.start()
         self._before = open_sockets()
@@ -261,9 +262,12 @@ class Group:
             self._backend = self.store = None
             return
         self._tasks.put(None)
-        self._thread.join(JOIN_S)
-        if self._thread.is_alive():
-            _left.add(self, self._thread)
+        until_s = time.monotonic() + GIVE_BACK_S
+        while self._thread.is_alive() and time.monotonic() < until_s:
+            self._thread.join(JOIN_S)
+            if self._open and self._thread.is_alive():
+                left_behind.add(self._thread, self.epoch, self.bytes, self._timeout_s)
+                return
 
     @property
     def bytes(self) -> int:
@@ -317,37 +321,6 @@ class Group:
             raise self._ended()
 
 
-class _LeftBehind:
-    """Threads that wait in gloo for a rank that is gone. Nothing they work on is used again or freed under them."""
-
-    def __init__(self) -> None:
-        self._threads: list[threading.Thread] = []
-
-    def add(self, group: Group, thread: threading.Thread) -> None:
-        """Say so: the memory is missed until the thread returns."""
-        self._threads = [*self._living(), thread]
-        _say(
-            f"a thread of epoch {group.epoch} still waits in gloo for a rank that is gone: it is left behind with "
-            f"{group.bytes / 1e6:.0f} MB until its time-out ({len(self._threads)} of at most {LEFT_MAX} threads)"
-        )
-
-    def make_room(self, timeout_s: float) -> None:
-        """Return when another thread may be left behind."""
-        while len(living := self._living()) >= LEFT_MAX:
-            _say(f"{LEFT_MAX} threads wait in gloo for ranks that are gone: the next group waits until one returns")
-            living[0].join(timeout_s)
-
-    def _living(self) -> list[threading.Thread]:
-        return [thread for thread in self._threads if thread.is_alive()]
-
-
-_left = _LeftBehind()
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"brim: process {os.getpid()}: {text}\n")
-
-
 def open_store(timeout_s: float) -> tuple[Any, str, int]:
     """Open a store on a free port of this node's own address: the store, and where others reach it."""
     host = _own_host()
@@ -386,39 +359,6 @@ def join_store(host: str, port: int, timeout_s: float, wanted: Callable[[], bool
         return _c10d.TCPStore(host, port, None, False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
     except RuntimeError as error:
         raise BrokenGroupError(f"no store at {host}:{port}: {_first_line(error)}") from None
-
-
-def open_sockets() -> frozenset[int]:
-    """Inodes of the sockets this process has open; nothing where there is no /proc."""
-    return frozenset(inode for _, inode in _sockets())
-
-
-def _sockets() -> Iterator[tuple[int, int]]:
-    try:
-        names = os.listdir("/proc/self/fd")
-    except OSError:
-        return
-    for name in names:
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            yield int(name), int(target[8:-1])
-
-
-def shut(inodes: frozenset[int]) -> None:
-    """Shut down the connections among these sockets. The file descriptors stay whose they are."""
-    for number, inode in list(_sockets()):
-        if inode not in inodes:
-            continue
-        try:
-            with socket.socket(fileno=os.dup(number)) as connection:
-                if connection.family in (socket.AF_INET, socket.AF_INET6):
-                    connection.getpeername()  # an OSError for one that listens
-                    connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            continue
 
 
 def _device(host: str) -> Any:

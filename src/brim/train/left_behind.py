@@ -1,0 +1,58 @@
+"""Threads that gloo does not give back: they wait for a rank that is gone, until its time-out.
+
+Nothing that they work on is used again or freed under them. Their number is bounded, and what they hold is said.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import signal
+import sys
+import threading
+from typing import Final
+
+LEFT_MAX: Final = 8
+"""Threads that may be left behind at a time. Ours: each holds a bucket of gradients or a copy of the state."""
+
+FREEZE_SIGNAL: Final = signal.SIGRTMAX - 5
+"""Sent to threads left behind when the process ends, and to nothing else. Ours: one that nobody uses."""
+
+_threads: list[threading.Thread] = []
+
+
+def living() -> list[threading.Thread]:
+    """Those that have not come back."""
+    _threads[:] = [thread for thread in _threads if thread.is_alive()]
+    return list(_threads)
+
+
+def add(thread: threading.Thread, epoch: int, num_bytes: int, timeout_s: float) -> None:
+    """Leave this one behind, and say so: the memory is missed until it comes back."""
+    _threads.append(thread)
+    _say(
+        f"a thread of epoch {epoch} is left behind with {num_bytes / 1e6:.0f} MB: gloo has not given it back, "
+        f"and does so after {timeout_s:g} s at the latest ({len(living())} of at most {LEFT_MAX} threads)"
+    )
+
+
+def make_room(timeout_s: float) -> None:
+    """Return when another thread may be left behind."""
+    while len(there := living()) >= LEFT_MAX:
+        _say(f"{LEFT_MAX} threads are left behind in gloo: the next group waits until one returns")
+        there[0].join(timeout_s)
+
+
+@atexit.register  # before the runs that end their groups at exit, and so called after them
+def freeze() -> None:
+    """At exit: Python aborts the process when a thread comes back from C++ while the interpreter ends."""
+    if there := living():
+        libc = ctypes.CDLL(None)
+        libc.signal(FREEZE_SIGNAL, ctypes.cast(libc.pause, ctypes.c_void_p))
+        for thread in there:
+            signal.pthread_kill(thread.ident or 0, FREEZE_SIGNAL)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"brim: process {os.getpid()}: {text}\n")
