@@ -12,7 +12,7 @@ BIN := .venv/bin
 demo: .venv/made  ## real processes under two policies, then a comparison on a synthetic trace
 	@mkdir -p out
 	$(BIN)/brim demo
-	$(BIN)/brim trace synth philly out/philly.parquet --jobs 3000 --seed 1 --cluster 32x8xV100 --load 0.9
+	$(BIN)/brim trace synth philly out/philly.parquet --num-jobs 3000 --seed 1 --cluster 32x8xV100 --load 0.9
 	$(BIN)/brim sim compare out/philly.parquet --cluster 32x8xV100 --html out/compare.html --jobs out/jobs.parquet
 	@echo "page: $(CURDIR)/out/compare.html"
 

@@ -24,8 +24,17 @@ from brim.beliefs.throughput import PARAMETERS, Fit, Observations, fit
 WORKER = re.compile(r"\('(?P<model>[^(]+) \(batch size (?P<batch>\d+)\)', (?P<workers>\d+)\)")
 
 
+NEEDED = ("pollux", "gavel", "mlperf_training_v4.0")
+
+
 def main(arguments: list[str]) -> None:
+    if not 1 <= len(arguments) <= 2:
+        sys.exit("usage: python benchmarks/refit_profiles.py DATA [OUT]")
     data = Path(arguments[0]) / "profiles"
+    missing = [name for name in NEEDED if not (data / name).is_dir()]
+    if missing:
+        sys.exit(f"refit_profiles.py: {data}: no folder {', '.join(missing)}; DATA must hold profiles/{NEEDED[0]}, "
+                 f"profiles/{NEEDED[1]} and profiles/{NEEDED[2]}")
     out = Path(arguments[1]) if len(arguments) > 1 else Path(brim.beliefs.__path__[0]) / "profiles"
     out.mkdir(parents=True, exist_ok=True)
     for name, lines in (("pollux", pollux(data)), ("gavel", gavel(data)), ("mlperf", mlperf(data))):

@@ -4,14 +4,20 @@ numba's own cache looks at the file a function stands in, not at the files of th
 one module, another would go on running old code. So the cache lives in a folder named after a digest of all compiled
 sources, under ``$XDG_CACHE_HOME/brim``. With ``NUMBA_BOUNDSCHECK=1``, as some tests set it for
 a process of their own, an index outside its array raises IndexError; that code is cached in another folder.
+
+Compiling takes a lock in that folder, so that of several processes one compiles and the others load what it compiled.
+The kernel frees the lock of a process that ends, however it ends.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -44,16 +50,91 @@ _CACHE_DIR: Final = _cache_dir()
 setattr(numba.config, "CACHE_DIR", str(_CACHE_DIR))  # noqa: B010 - numba declares no attributes there
 
 
-def is_cold() -> bool:
-    """Nothing is in the cache yet: the first calls will take some ten seconds longer than later ones."""
-    return not any(_CACHE_DIR.rglob("*.nbi"))
+_mine = threading.RLock()
+_held: Final[list[int | None]] = []
+"""Descriptors of the lock file while this process holds the lock: one, or none."""
+
+
+@contextmanager
+def lock(waits: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Let no other process compile meanwhile.
+
+    Args:
+        waits: Called once where another process holds the lock and this one has to wait.
+    """
+    with _mine:
+        if _held:  # compiling one function compiles those that it calls
+            yield
+            return
+        descriptor = _lock_file()
+        try:
+            if descriptor is not None:
+                _wait_for(descriptor, waits)
+            _held.append(descriptor)
+            yield
+        finally:
+            _held.clear()
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def _wait_for(descriptor: int, waits: Callable[[], object]) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        waits()
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def _lock_file() -> int | None:
+    """A descriptor to lock; None where the folder cannot be written or its file system has no locks."""
+    try:
+        _CACHE_DIR.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(_CACHE_DIR / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:  # another process holds it
+        return descriptor
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def is_ready(what: str) -> bool:
+    """Whether everything that ``what`` runs has been compiled before on this machine."""
+    return (_CACHE_DIR / f"{what}.ready").exists()
+
+
+def set_ready(what: str) -> None:
+    """Remember that everything that ``what`` runs is compiled."""
+    try:
+        (_CACHE_DIR / f"{what}.ready").touch()
+    except OSError:
+        return  # a folder that cannot be written: compiled again by the next process
 
 
 def njit(function: FunctionT) -> FunctionT:
     """Compile at the first call; later processes load the machine code from the cache."""
-    return cast(FunctionT, numba.njit(cache=True)(function))
+    return cast(FunctionT, _one_process_compiles(numba.njit(cache=True)(function)))
 
 
 def inline(function: FunctionT) -> FunctionT:
     """Compile into the caller; for functions of a few lines on a hot path."""
-    return cast(FunctionT, numba.njit(cache=True, inline="always")(function))
+    return cast(FunctionT, _one_process_compiles(numba.njit(cache=True, inline="always")(function)))
+
+
+def _one_process_compiles(dispatcher: Any) -> Any:
+    """Take the lock to compile; numba then looks into the cache first, where another process may have put the code."""
+    compile_ = getattr(dispatcher, "compile", None)
+    if compile_ is None:  # NUMBA_DISABLE_JIT
+        return dispatcher
+
+    def locked(signature: Any) -> Any:
+        with lock():
+            return compile_(signature)
+
+    dispatcher.compile = locked
+    return dispatcher

@@ -2,11 +2,11 @@
 
 BrimError
 ├── UserError                 exit code 2: the caller's input; one line, no traceback
-│   ├── ConfigError           a cluster, policy, option or overhead that cannot be meant
+│   ├── ConfigError           a cluster, policy, option or overhead that is not valid
 │   └── TraceError            a trace file: names file, row, column, found, expected
 ├── NotFoundError             exit code 3
 ├── RefusedError              exit code 4: understood, and not allowed
-└── InvariantError            exit code 1: brim contradicted itself; kept on in production
+└── InvariantError            exit code 1: brim contradicted itself; checked in production too
     └── PlanError             a policy's plan breaks a rule of core/checks.py
 """
 
@@ -26,7 +26,7 @@ class UserError(BrimError):
 
 
 class ConfigError(UserError):
-    """A cluster, policy, option or overhead that cannot be meant."""
+    """A cluster, policy, option or overhead that is not valid."""
 
 
 class TraceError(UserError):
@@ -35,20 +35,20 @@ class TraceError(UserError):
     Args:
         file: Path as the user gave it.
         found: What stands there.
-        expected: What should stand there.
+        expected: What should stand there; empty where ``found`` says it all, as "no such file" does.
         row: 1-based line or record number, where known.
         column: Column name, where known.
     """
 
     def __init__(
-        self, file: str, *, found: str, expected: str, row: int | None = None, column: str | None = None
+        self, file: str, *, found: str, expected: str = "", row: int | None = None, column: str | None = None
     ) -> None:
         where = file
         if row is not None:
             where += f", row {row}"
         if column is not None:
             where += f", column {column!r}"
-        super().__init__(f"{where}: found {found}, expected {expected}")
+        super().__init__(f"{where}: found {found}, expected {expected}" if expected else f"{where}: {found}")
         self.file, self.row, self.column, self.found, self.expected = file, row, column, found, expected
 
 

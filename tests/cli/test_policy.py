@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
+
+from brim.cli.options import LISTING, complete_policies, complete_policy
+from brim.cli.policy import listed
+from brim.policies.presets import PARTS, PRESETS
 from tests.cli.commands import MINE, brim
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_list_and_show():
@@ -40,7 +52,82 @@ def test_a_policy_of_ones_own_is_compared_with_others(tmp_path):
     """Comparing uses several processes, to which the parts of a user's file cannot be sent."""
     path, trace = tmp_path / "small_first.py", tmp_path / "t.parquet"
     path.write_text(MINE.format(name="SmallFirst", body="return np.argsort(~snapshot.jobs.holds, kind='stable')"))
-    brim("trace", "synth", "philly", trace, "--jobs", 50, "--seed", 1, "--cluster", "2x8xV100", "--load", 1)
+    brim("trace", "synth", "philly", trace, "--num-jobs", 50, "--seed", 1, "--cluster", "2x8xV100", "--load", 1)
     done = brim("sim", "compare", trace, "-c", "2x8xV100", "-p", f"fifo,{path}", "--json")
     assert done.returncode == 0, done.stderr
     assert [row["policy"] for row in json.loads(done.stdout)["results"]] == ["fifo", "mine"]
+
+
+def test_the_listing_is_that_of_the_presets():
+    """It is kept in a file so that `brim policy list` and completion need not import the presets: `make regold`."""
+    assert json.loads(LISTING.read_text(encoding="utf-8")) == listed(list(PRESETS.values()), PARTS)
+
+
+def test_the_shell_completes_policies_and_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "first.py").touch()
+    assert complete_policy("srtf") == ["srtf", "srtf-oracle"]
+    assert complete_policy("mine/f") == ["mine/first.py"]
+    assert complete_policies("fifo,gi") == ["fifo,gittins"]
+    assert "fifo,fifo" not in complete_policies("fifo,f")
+    words = {"_BRIM_COMPLETE": "complete_bash", "COMP_WORDS": "brim sim run x -p tires", "COMP_CWORD": "5"}
+    assert brim(env={**os.environ, **words}).stdout.split() == ["tiresias", "tiresias-pollux"]
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("return 1 / 0", 13),  # raised in its own line
+        ("return np.zeros(3).reshape(2, 2)", 13),  # raised in NumPy, called from there
+        ("return np.zeros(len(snapshot.jobs) + 1, dtype=int)", 12),  # a wrong value: where the part stands
+        ("return np.random.default_rng().permutation(len(snapshot.jobs))", 12),  # breaks a rule
+    ],
+)
+def test_a_failed_check_points_at_the_line_of_the_user(tmp_path, body, line):
+    path = tmp_path / "wrong.py"
+    path.write_text(MINE.format(name="Wrong", body=body))
+    done = brim("policy", "check", path, "--examples", "20")
+    assert done.returncode == 1
+    assert f"{path}:{line}" in done.stderr.splitlines()[0], done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_file_that_cannot_be_imported_points_at_its_line(tmp_path):
+    path = tmp_path / "wrong.py"
+    path.write_text("import numpy\n\nimport brim.nowhere\n")
+    done = brim("policy", "show", path)
+    assert done.returncode == 2
+    assert f"policy file {path}:3: ModuleNotFoundError" in done.stderr
+
+
+def test_a_new_policy_passes_its_check_and_its_test_at_once(tmp_path):
+    done = brim("policy", "new", "short-first", cwd=tmp_path)
+    assert done.stdout.split() == ["short_first.py", "test_short_first.py"]
+    checked = brim("policy", "check", "short_first.py", "--examples", "10", cwd=tmp_path)
+    assert checked.stdout == "short-first: keeps the rules on 10 random cases each\n", checked.stderr
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=tmp_path, capture_output=True, text=True,
+        check=False, timeout=240,
+    )  # fmt: skip
+    assert tested.returncode == 0, tested.stdout
+    assert "2 passed" in tested.stdout
+    before = {path.name: path.read_text() for path in tmp_path.glob("*.py")}
+    again = brim("policy", "new", "short_first", cwd=tmp_path)
+    assert again.returncode == 4
+    assert "short_first.py exists already" in again.stderr
+    assert {path.name: path.read_text() for path in tmp_path.glob("*.py")} == before
+
+
+def test_the_example_is_what_policy_new_writes(tmp_path):
+    brim("policy", "new", "my-policy", cwd=tmp_path)
+    assert (tmp_path / "my_policy.py").read_text() == (ROOT / "examples" / "my_policy.py").read_text()
+    ast.parse((tmp_path / "test_my_policy.py").read_text())
+
+
+@pytest.mark.parametrize("name", ["numpy", "fifo", "Foo", "../x", "1a", "class", "", "a--b", "test_x", "x" * 200])
+def test_a_policy_gets_no_name_that_means_something_else(tmp_path, name):
+    done = brim("policy", "new", "--", name, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "policy name" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -68,15 +69,15 @@ def test_a_script_that_raises_ends_it_with_its_traceback_and_code(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["no.py"], "no.py: found no such file"),
-        (["--", "python"], "found nothing where a script should be"),
-        (["--", "python", "-m", "job"], "found '-m' where a script should be"),
+        (["no.py"], "no.py: no such file"),
+        (["--", "python"], "expected a script, found nothing"),
+        (["--", "python", "-m", "job"], "expected a script, found '-m'"),
         (["--batch", "32-16", "job.py"], "--batch: found '32-16', expected the smallest and the largest"),
         (["--batch", "x", "job.py"], "--batch: found 'x'"),
         (["--ranks", "1,3", "job.py"], "--ranks: found '1,3', expected powers of two"),
         (["--timeout", "0", "job.py"], "--timeout: found 0"),
-        (["-o", "nowhere/p.toml", "job.py"], "cannot write nowhere/p.toml"),
-        (["-o", ".", "job.py"], "cannot write ."),
+        (["--out", "nowhere/p.toml", "job.py"], "--out: cannot write nowhere/p.toml"),
+        (["--out", ".", "job.py"], "--out: cannot write .: it is a folder"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(tmp_path, words, said):
@@ -86,6 +87,24 @@ def test_bad_input_is_one_line(tmp_path, words, said):
     assert done.stderr.startswith("brim: error: ")
     assert done.stderr.count("\n") == 1
     assert said in done.stderr
+
+
+def test_the_profile_does_not_replace_the_script(tmp_path):
+    (tmp_path / "job.py").write_text("raise SystemExit('started')")
+    done = profile(tmp_path, "--out", "job.py", "job.py")
+    assert done.returncode == 4
+    assert "--out: job.py is an input of this command" in done.stderr
+    assert (tmp_path / "job.py").read_text() == "raise SystemExit('started')"
+
+
+def test_an_interpreter_without_torch_is_named_with_what_to_install(tmp_path):
+    venv.create(tmp_path / "bare", with_pip=False)
+    (tmp_path / "job.py").write_text("raise SystemExit('started')")
+    python = tmp_path / "bare" / "bin" / "python"
+    done = profile(tmp_path, "--", python, "job.py")
+    assert done.returncode == 2
+    assert done.stderr == f"brim: error: brim profile needs PyTorch, and {python} has none: pip install 'brim[train]'\n"
+
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

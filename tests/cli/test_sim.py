@@ -30,7 +30,7 @@ RESULT_KEYS = {
 def trace(tmp_path_factory):
     """Sixty synthetic jobs in brim's own format."""
     path = tmp_path_factory.mktemp("trace") / "small.parquet"
-    done = brim("trace", "synth", "philly", path, "--jobs", 60, "--seed", 3, "--cluster", "2x8xV100", "--load", 1)
+    done = brim("trace", "synth", "philly", path, "--num-jobs", 60, "--seed", 3, "--cluster", "2x8xV100", "--load", 1)
     assert done.returncode == 0, done.stderr
     return path
 
@@ -111,20 +111,23 @@ def test_overheads_and_faults_reach_the_replay(trace):
     ("args", "said"),
     [
         (["-p", "fifoo"], "unknown policy 'fifoo': did you mean 'fifo'?"),
-        (["-p", "nothing.py"], "policy file nothing.py: not found"),
-        (["-c", "4x8"], "cluster '4x8' is not understood"),
+        (["-p", "nothing.py"], "policy file nothing.py: no such file"),
+        (["-c", "4x8x"], "cluster '4x8x' is not understood"),
+        (["-c", "2x8+1x4xV100"], "cluster 2x8+1x4xV100: name the GPU type of every group, or of none"),
         (["-c", "0x8xV100"], "found 0 nodes"),
         (["-c", "4x0xV100"], "found 0 GPUs per node"),
         (["-c", "4x8xV100:cpus=many"], "found cpus='many'"),
         (["-c", "4x8xV100:disk=3"], "found 'disk=3'"),
-        (["-c", "missing.toml"], "cluster file missing.toml: not found"),
+        (["-c", "missing.toml"], "cluster file missing.toml: no such file"),
         (["-c", "1x1xV100"], "could not give it even when empty"),
         (["-c", "1x1xV100:mem=99999999999P"], "must be above zero and below a billion"),
         (["-c", "2x8xV100:cpus=1e30"], "must be above zero and below a billion"),
         (["-c", "\u0663x8xV100"], "is not understood"),
         (["--drain", "0@1d+99999999999999d"], "longer than a century"),
         (["--node-mtbf", "0s"], "expected a time above zero"),
-        (["--jobs", "/dev/null"], "cannot write /dev/null"),
+        (["--jobs", "/dev/null"], "--jobs: cannot write /dev/null: it is not a regular file"),
+        (["--jobs", "jobs.xlsx"], "file of jobs jobs.xlsx: the name must end in .parquet or .csv"),
+        (["--html", "a.csv", "--jobs", "a.csv"], "--html and --jobs name the same file, a.csv"),
         (["--load", "0"], "--load: found '0'"),
         (["--load", "nan"], "--load: found 'nan'"),
         (["--load", "1,2"], "expected one number"),
@@ -134,7 +137,7 @@ def test_overheads_and_faults_reach_the_replay(trace):
         (["--drain", "now"], "--drain: found 'now'"),
         (["--node-mtbf", "often"], "duration 'often' is not understood"),
         (["--html", "/no/such/folder/page.html"], "cannot write /no/such/folder/page.html"),
-        (["-o", "yaml"], "--output: found 'yaml'"),
+        (["-o", "yaml"], "--output: found 'yaml', expected table or json"),
         (["--from", "2090-01-01"], "2090-01-01"),
         (["--format", "slurmm"], "slurmm"),
         (["--price", "nan"], "--price: found nan, expected a price per GPU-hour, such as 2.50"),
@@ -188,7 +191,7 @@ def test_jobs_too_large_are_left_out_only_when_asked_and_said_so(trace):
         ("np.arange(len(snapshot.jobs)).astype(float)", "integers, one per job"),
         ("np.arange(0)", "integers, one per job"),
         ("list(range(len(snapshot.jobs)))", "integers, one per job"),
-        ("1 / 0", "ZeroDivisionError: division by zero (wrong.py, line 13)"),
+        ("1 / 0", "wrong.py:13)"),
     ],
 )
 def test_a_wrong_answer_of_a_policy_is_one_line_not_a_crash(trace, tmp_path, body, said):
@@ -293,7 +296,7 @@ def test_a_trace_that_records_no_starts_has_no_row_as_recorded(trace):
 
 def test_ctrl_c_reports_what_is_done_and_says_partial(tmp_path):
     path = tmp_path / "big.parquet"
-    brim("trace", "synth", "philly", path, "--jobs", 40_000, "--seed", 3, "--cluster", "16x8xV100", "--load", 1)
+    brim("trace", "synth", "philly", path, "--num-jobs", 40_000, "--seed", 3, "--cluster", "16x8xV100", "--load", 1)
     brim_sim = [sys.executable, "-m", "brim.cli.main", "sim"]
     args = [*brim_sim, "compare", path, "-c", "16x8xV100", "-p", "srtf,las", "--json"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -314,7 +317,7 @@ def test_ctrl_c_reports_what_is_done_and_says_partial(tmp_path):
 def test_ctrl_c_while_the_worker_processes_start_ends_the_comparison(tmp_path):
     """A worker that Ctrl-C ended while it started left its parent writing the trace to a pipe without a reader."""
     path = tmp_path / "big.parquet"
-    brim("trace", "synth", "philly", path, "--jobs", 40_000, "--seed", 3, "--cluster", "16x8xV100", "--load", 1)
+    brim("trace", "synth", "philly", path, "-n", 40_000, "--seed", 3, "--cluster", "16x8xV100", "--load", 1)
     args = [sys.executable, "-m", "brim.cli.main", "sim", "compare", path, "-c", "16x8xV100", "-p", "srtf,las"]
     with subprocess.Popen(
         args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -91,11 +91,24 @@ def test_no_random_state_without_a_seed():
 def loaded_by(statement: str) -> set[str]:
     code = f"{statement}\nimport sys; print(' '.join(sorted({{name.split('.')[0] for name in sys.modules}})))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+    return set(done.stdout.splitlines()[-1].split())
 
 
-def test_the_command_line_starts_without_numpy():
-    assert not loaded_by("import brim.cli.main") & {"numpy", "numba", "polars", "torch", "scipy", "sklearn"}
+@pytest.mark.parametrize(
+    "words", [["--help"], ["sim", "compare", "--help"], ["policy", "list"], ["policy", "list", "--json"], ["--version"]]
+)
+def test_the_command_line_answers_without_heavy_imports(words):
+    code = f"""
+import sys
+from brim.cli.main import app
+sys.argv[1:] = {words}
+try:
+    app(prog_name="brim")
+except SystemExit as end:
+    assert not end.code, end.code
+"""
+    heavy = {"numpy", "numba", "polars", "pyarrow", "torch", "scipy", "sklearn", "rich", "asyncio"}
+    assert not loaded_by(code) & heavy
 
 
 def test_testing_needs_hypothesis_only_when_a_policy_is_checked():

@@ -88,4 +88,4 @@ def test_a_policy_file_replays_from_the_command_line(tmp_path, monkeypatch):
     command = ["sim", "run", str(trace), "-c", "16x8xV100", "-p", "examples/my_policy.py", "--json"]
     ran = runner.invoke(app, command)
     assert ran.exit_code == 0, ran.output
-    assert '"policy": "smallest-work"' in ran.stdout
+    assert '"policy": "my-policy"' in ran.stdout

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -28,3 +30,13 @@ def test_the_profiles_are_what_the_refit_command_writes(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"{name}.toml" for name in NAMES)
     for path in tmp_path.iterdir():
         assert path.read_bytes() == files("brim.beliefs").joinpath("profiles", path.name).read_bytes(), path.name
+
+
+def test_a_folder_without_the_measurements_is_one_line(tmp_path):
+    for words, said in ((["DATA"], "no folder pollux, gavel, mlperf_training_v4.0"), ([], "usage: python benchmarks/")):
+        done = subprocess.run(
+            [sys.executable, SCRIPT, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        assert said in line

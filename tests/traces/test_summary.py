@@ -60,7 +60,7 @@ def test_info_shows_every_format(tmp_path, key):
 
 def test_synth_and_convert(tmp_path):
     made, converted = tmp_path / "a.csv", tmp_path / "b.parquet"
-    result = CliRunner().invoke(app, ["synth", "acme", str(made), "--jobs", "50", "-c", "8x8xA100", "--load", "0.5"])
+    result = CliRunner().invoke(app, ["synth", "acme", str(made), "-n", "50", "-c", "8x8xA100", "--load", "0.5"])
     assert result.stdout.strip() == str(made)
     assert "synthetic" in result.stderr
     assert CliRunner().invoke(app, ["convert", str(made), str(converted)]).exit_code == 0

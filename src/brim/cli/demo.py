@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from brim.cli.options import JsonOption, OutputOption, output_of, tell_if_compiling
+from brim.cli.options import JsonOption, OutputOption, output_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -145,6 +145,7 @@ def run_and_replay(name: str, jobs: tuple[LiveJob, ...], folder: Path, console: 
         ConfigError: the folder exists; its checkpoints would be taken for this session's.
         KeyboardInterrupt: stopped by a signal, after every process is gone.
     """
+    from brim.cli.compiling import Step, compile_first
     from brim.core.cluster import parse_cluster
     from brim.engine.journal import Journal
     from brim.errors import ConfigError
@@ -157,7 +158,7 @@ def run_and_replay(name: str, jobs: tuple[LiveJob, ...], folder: Path, console: 
         folder.mkdir(parents=True)
     except FileExistsError:
         raise ConfigError(f"--out: {folder} exists already, expected a new folder") from None
-    tell_if_compiling()
+    compile_first([Step(name=name, key="live", run=lambda: warm_up(cluster, policy))])
     warm_up(cluster, policy)
     with (
         (folder / "journal.jsonl").open("w", encoding="utf-8", buffering=1) as sink,

@@ -15,9 +15,10 @@ from brim.errors import BrimError
 
 app = typer.Typer(
     name="brim",
-    help="Keep shared GPU clusters full: replay a trace under any policy, and run the same decisions live.",
+    help="Replay the jobs of a GPU cluster under another scheduling policy, and run the same decisions live.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: half the start-up time, and it reads well in a pipe
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(sim.app)
@@ -48,18 +49,50 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; exit codes: 0 ok, 1 failed, 2 usage or bad input, 3 not found, 4 refused."""
+    """Run the command line; exit codes: 0 success, 1 failure, 2 invalid arguments or input, 3 not found, 4 refused."""
+    _open_closed_streams()
+    code = _run()
     try:
-        app()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        code = code or _fail(f"cannot write to standard output: {error.strerror}")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in a buffer, or printed at exit, is no result
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run a command and return its exit code."""
+    try:
+        app(prog_name="brim")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
     except BrimError as error:
-        print(f"brim: error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         print("brim: interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output has enough, as in `brim ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        return INTERRUPTED
+    except BrokenPipeError:  # the program that reads our output has ended, as in `brim ... | head`
+        return 0
+    except MemoryError as error:
+        return _fail(f"out of memory: {error}" if str(error) else "out of memory")
+    except OSError as error:
+        return _fail(f"{error.filename or 'cannot write the result'}: {error.strerror or error}")
+    return 0
+
+
+def _fail(reason: str, code: int = 1) -> int:
+    print(f"brim: error: {reason}", file=sys.stderr)
+    return code
+
+
+def _open_closed_streams() -> None:
+    """Give streams that the caller has closed (`brim ... >&-`) a place to go."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 if __name__ == "__main__":

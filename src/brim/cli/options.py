@@ -1,26 +1,29 @@
-"""Parsing of option values that several verbs share. Light: imported at start."""
+"""Options that several commands share, and the parsing of their values. Light: imported at every start."""
 
 from __future__ import annotations
 
-import os
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from brim.errors import ConfigError
 
 OUTPUTS: Final = ("table", "json")
+LISTING: Final = Path(__file__).parent.parent / "policies" / "listing.json"
+"""The presets and parts as ``brim policy list`` shows them; `make regold` writes it, a test compares it."""
 
 ClusterOption = Annotated[
     str | None,
     typer.Option(
         "--cluster",
         "-c",
-        help="Cluster: 64x8xH100, 16x4xT4:cpus=48,mem=192GB, or a TOML file; what the record shows, if absent.",
+        help="Cluster: 64x8, 64x8xH100, 16x4xT4:cpus=48,mem=192GB, or a TOML file; by default the one that the trace "
+             "records.",
     ),
 ]
 AnonymiseOption = Annotated[
@@ -31,27 +34,39 @@ JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")
 
 
 def output_of(output: str, as_json: bool) -> str:
-    """Which output is wanted.
+    """The output that the options ask for: table or json.
 
     Raises:
-        ConfigError: neither table nor json.
+        ConfigError: ``--output`` is neither.
     """
     if output not in OUTPUTS:
-        raise ConfigError(f"--output: found {output!r}, expected one of {', '.join(OUTPUTS)}")
+        raise ConfigError(f"--output: found {output!r}, expected table or json")
     return "json" if as_json else output
 
 
-def tell_if_compiling() -> None:
-    """Say on stderr why the first run on a machine takes longer."""
-    from brim.compiled import is_cold
+def listing() -> dict[str, Any]:
+    """The presets and parts, from a file: importing them takes half a second."""
+    found: dict[str, Any] = json.loads(LISTING.read_text(encoding="utf-8"))
+    return found
 
-    if is_cold():
-        print("brim: compiling the placement code; this happens once and takes some 20 s", file=sys.stderr)
+
+def complete_policy(incomplete: str) -> list[str]:
+    """Names for the shell's completion: presets, and Python files beside what was typed."""
+    folder, _, start = incomplete.rpartition("/")
+    files = [f"{path.name}" for path in sorted(Path(folder or ".").glob("*.py")) if path.name.startswith(start)]
+    names = [] if folder else [row["name"] for row in listing()["policies"] if row["name"].startswith(start)]
+    return [*names, *(f"{folder}/{file}" if folder else file for file in files)]
+
+
+def complete_policies(incomplete: str) -> list[str]:
+    """The same for a list of names joined by commas; the last one is completed."""
+    given, comma, last = incomplete.rpartition(",")
+    return [f"{given}{comma}{name}" for name in complete_policy(last) if name not in given.split(",")]
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Show on a terminal's stderr that something is going on."""
+    """Show on stderr, where it is a terminal, that the command is at work."""
     if not sys.stderr.isatty():
         yield
         return
@@ -72,7 +87,7 @@ def numbers(text: str, option: str) -> list[float]:
     except ValueError:
         values = [float("nan")]
     if not all(0 < value < float("inf") for value in values):
-        raise ConfigError(f"{option}: found {text!r}, expected positive numbers such as 0.9 or 0.7,0.9,1.1")
+        raise ConfigError(f"{option}: found {text!r}, expected numbers above 0, such as 0.9 or 0.7,0.9,1.1")
     return values
 
 
@@ -90,16 +105,3 @@ def factor(text: str, option: str) -> float:
         raise ConfigError(f"{option}: found {text!r}, expected a factor such as x2")
     return value
 
-
-def check_writable(*paths: Path | None) -> None:
-    """Find out before an hour of replays that the folder for the results does not exist.
-
-    Raises:
-        ConfigError: a file cannot be written.
-    """
-    for path in paths:
-        if path is None:
-            continue
-        folder = path.absolute().parent
-        if not os.access(folder, os.W_OK) or (path.exists() and not path.is_file()):
-            raise ConfigError(f"cannot write {path}: expected a file name in an existing folder that can be written")

@@ -1,103 +1,172 @@
-"""``brim policy``: which policies there are, of which parts, and whether a user's own keeps the rules."""
+"""``brim policy``: the presets and their parts, a policy's own rules check, and a file to begin a policy with."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from brim.cli.options import JsonOption, OutputOption, output_of
+from brim.cli.options import JsonOption, OutputOption, complete_policy, listing, output_of
+from brim.cli.outputs import console, payload
 
-app = typer.Typer(name="policy", help="Policies and their parts.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-PARTS: Final = ("order", "size", "place", "feed", "fill")
+    from brim.policies.sockets import Policy
+
+app = typer.Typer(name="policy", help="List, show, check and begin policies.", no_args_is_help=True)
+
+_TEMPLATES: Final = Path(__file__).parent / "templates"
+_NAME: Final = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*", re.ASCII)
+_Name = Annotated[
+    str,
+    typer.Argument(metavar="POLICY", help="Preset, or a Python file with a Policy.", autocompletion=complete_policy),
+]
 
 
 @app.command("list")
 def list_policies(output: OutputOption = "table", as_json: JsonOption = False) -> None:
-    """List the presets."""
-    import json
-
-    from brim.policies.presets import PARTS as AVAILABLE
-    from brim.policies.presets import PRESETS
-
-    rows = [
-        {"name": p.name, **{part: str(getattr(p, part)) for part in PARTS}, "oracle": p.oracle, "source": p.source}
-        for p in PRESETS.values()
-    ]
-    if output_of(output, as_json) == "json":
-        parts = {socket: [f"{k.__module__}.{k.__name__}" for k in kinds] for socket, kinds in AVAILABLE.items()}
-        print(json.dumps({"schema": 1, "policies": rows, "parts": parts}, indent=2))
+    """List the presets, and the parts from which a policy is made."""
+    wanted, found = output_of(output, as_json), listing()
+    if wanted == "json":
+        print(json.dumps({"schema": 1, **found}, indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
+    columns = ("name", "order", "size", "place", "source")
+    headings = ("policy", *columns[1:])
+    rows = [headings, *([_brief(row[column]) for column in columns] for row in found["policies"])]
+    _print_columns(rows)
+    print("\nParts to combine in a file of your own:")
+    for socket, kinds in found["parts"].items():
+        print(f"  {socket:6} {', '.join(kind.rpartition('.')[2] for kind in kinds)}")
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("policy", "order", "size", "place", "source"):
-        table.add_column(column)
-    for policy in PRESETS.values():
-        misfit = getattr(policy.place, "misfit", "")
-        place = type(policy.place).__name__ + (f", {misfit}" if misfit else "")
-        table.add_row(policy.name, type(policy.order).__name__, type(policy.size).__name__, place, policy.source)
-    console = Console()
-    console.print(table)
-    console.print("\nParts to combine in a file of your own:")
-    for socket, kinds in AVAILABLE.items():
-        console.print(f"  {socket:6} {', '.join(kind.__name__ for kind in kinds)}", highlight=False)
+
+def _brief(part: str) -> str:
+    """``Consolidate(misfit='stop')`` as ``Consolidate, stop``; the constants are left to ``brim policy show``."""
+    kind, parenthesis, constants = part.partition("(")
+    misfit = re.search(r"misfit='(\w+)'", constants)
+    return f"{kind}, {misfit[1]}" if misfit else kind if parenthesis and kind.isidentifier() else part
+
+
+def _print_columns(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 @app.command()
-def show(
-    name: Annotated[str, typer.Argument(help="Preset, or a Python file with a Policy.")],
-    output: OutputOption = "table",
-    as_json: JsonOption = False,
-) -> None:
+def show(name: _Name, output: OutputOption = "table", as_json: JsonOption = False) -> None:
     """Show the five parts of a policy with their constants."""
     import inspect
-    import json
 
-    from rich.console import Console
     from rich.markup import escape
 
+    from brim.policies.lines import SOCKETS
     from brim.policies.presets import find_policy
     from brim.units import show_duration
 
-    policy = find_policy(name)
-    if output_of(output, as_json) == "json":
-        parts = {part: str(getattr(policy, part)) for part in PARTS}
-        facts = {name: getattr(policy, name) for name in ("period_ms", "gap_ms", "fixed_rounds", "oracle", "source")}
-        print(json.dumps({"schema": 1, "policy": {"name": policy.name, **parts, **facts}}, indent=2))
-        return
-    console = Console()
-    console.print(f"[bold]{escape(policy.name)}[/bold]  {escape(policy.source)}")
-    every = show_duration(policy.period_ms / 1000)
-    period = f"on events, and every {every}" if policy.period_ms else "on events"
-    period += f", at least {show_duration(policy.gap_ms / 1000)} apart" if policy.gap_ms else ""
-    period = f"at whole multiples of {every}" if policy.fixed_rounds else period
-    console.print(f"rounds  {period}{'; needs true run times (oracle)' if policy.oracle else ''}")
-    for part in PARTS:
-        value = getattr(policy, part)
-        doc = (inspect.getdoc(type(value)) or "").split("\n")[0]
-        console.print(f"{part:7} {escape(repr(value))}\n        [dim]{escape(doc)}[/dim]")
+    wanted = output_of(output, as_json)
+    with payload() as out:
+        policy = find_policy(name)
+        if wanted == "json":
+            kinds = ("period_ms", "gap_ms", "fixed_rounds", "oracle", "source")
+            facts = {kind: getattr(policy, kind) for kind in kinds}
+            row = {"name": policy.name, **{part: str(getattr(policy, part)) for part in SOCKETS}, **facts}
+            print(json.dumps({"schema": 1, "policy": row}, indent=2), file=out)
+            return
+        screen = console(out)
+        screen.print(f"[bold]{escape(policy.name)}[/bold]  {escape(policy.source)}")
+        every = show_duration(policy.period_ms / 1000)
+        period = f"on events, and every {every}" if policy.period_ms else "on events"
+        period += f", at least {show_duration(policy.gap_ms / 1000)} apart" if policy.gap_ms else ""
+        period = f"at whole multiples of {every}" if policy.fixed_rounds else period
+        screen.print(f"rounds  {period}{'; needs true run times (oracle)' if policy.oracle else ''}")
+        for part in SOCKETS:
+            value = getattr(policy, part)
+            doc = (inspect.getdoc(type(value)) or "").split("\n")[0]
+            screen.print(f"{part:7} {escape(repr(value))}\n        [dim]{escape(doc)}[/dim]")
 
 
 @app.command()
 def check(
-    file: Annotated[str, typer.Argument(help="Python file with a Policy, or a preset.")],
+    file: _Name,
     examples: Annotated[int, typer.Option("--examples", min=1, help="Random cases per rule.")] = 100,
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Equal seeds try equal cases.")] = 0,
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:
-    """Try a policy against the rules on random clusters; shows the smallest case that breaks one."""
-    import json
-
+    """Check a policy against the rules on random clusters; a failure shows the smallest case that breaks a rule."""
     from brim.policies.presets import find_policy
     from brim.testing import check_policy
 
-    wanted, policy = output_of(output, as_json), find_policy(file)
-    check_policy(policy, examples=examples, seed=seed)
+    wanted = output_of(output, as_json)
+    with payload() as out:
+        policy = find_policy(file)
+        check_policy(policy, examples=examples, seed=seed)
+        if wanted == "json":
+            found = {"schema": 1, "policy": policy.name, "examples": examples, "keeps_the_rules": True}
+            print(json.dumps(found), file=out)
+        else:
+            print(f"{policy.name}: keeps the rules on {examples} random cases each", file=out)
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Lower-case words joined by - or _, such as short-first.")],
+    output: OutputOption = "table",
+    as_json: JsonOption = False,
+) -> None:
+    """Write a policy to begin with, NAME.py, and its test, test_NAME.py, into the current folder."""
+    from brim.errors import RefusedError
+    from brim.replacing import replacing
+
+    wanted = output_of(output, as_json)
+    module = _module_name(name)
+    files = [Path(f"{module}.py"), Path(f"test_{module}.py")]
+    for file in files:
+        if file.exists() or file.is_symlink():
+            raise RefusedError(f"{file} exists already; remove it, or give the new policy another name")
+    for file, template in zip(files, ("my_policy.py", "test_my_policy.py"), strict=True):
+        text = (_TEMPLATES / template).read_text(encoding="utf-8")
+        with replacing(file) as part:
+            part.write_text(text.replace("my_policy", module).replace("my-policy", module.replace("_", "-")), "utf-8")
     if wanted == "json":
-        print(json.dumps({"schema": 1, "policy": policy.name, "examples": examples, "keeps_the_rules": True}))
-        return
-    print(f"{policy.name}: keeps the rules on {examples} random cases each")
+        print(json.dumps({"schema": 1, "files": [str(file) for file in files]}))
+    else:
+        print(*files, sep="\n")
+
+
+def _module_name(name: str) -> str:
+    """The policy's name as the name of a Python file.
+
+    Raises:
+        ConfigError: it is not made of lower-case words, or Python or brim already use it.
+    """
+    import importlib.util
+    import keyword
+
+    from brim.errors import ConfigError
+
+    module = name.replace("-", "_")
+    if not _NAME.fullmatch(name) or len(name) > 100 or name.startswith("test"):
+        raise ConfigError(f"policy name {name!r}: expected lower-case words joined by - or _, such as short-first")
+    if name in {row["name"] for row in listing()["policies"]}:
+        raise ConfigError(f"policy name {name!r} is that of a preset; give another name")
+    taken = keyword.iskeyword(module) or (not Path(f"{module}.py").exists() and importlib.util.find_spec(module))
+    if taken:
+        raise ConfigError(f"policy name {name!r} is that of a Python module or keyword; give another name")
+    return module
+
+
+def listed(policies: Sequence[Policy], parts: dict[str, tuple[type, ...]]) -> dict[str, Any]:
+    """What ``policy list`` shows of the presets; kept in a file, because importing them takes half a second."""
+    from brim.policies.lines import SOCKETS
+
+    rows = [
+        {"name": p.name, **{part: str(getattr(p, part)) for part in SOCKETS}, "oracle": p.oracle, "source": p.source}
+        for p in policies
+    ]
+    kinds = {socket: [f"{k.__module__}.{k.__name__}" for k in these] for socket, these in parts.items()}
+    return {"policies": rows, "parts": kinds}

@@ -1,4 +1,4 @@
-"""``brim profile -- python script.py``: steps, memory, loader and exchange of one training script, into a file."""
+"""``brim profile -- python script.py``: measure the steps, memory, loader and all-reduce of one training script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from brim.cli.options import check_writable, waiting
+from brim.cli.options import JsonOption, OutputOption, output_of, waiting
+from brim.cli.outputs import check_outputs, console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,29 +30,36 @@ def profile(
         list[str], typer.Argument(metavar="-- [python] SCRIPT.py [ARGS]...", help="A script that uses brim.train.")
     ],
     *,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write; by default the script's name with .toml.")
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="File to write; by default SCRIPT.toml.")
     ] = None,
     batch: Annotated[
         str | None,
-        typer.Option("--batch", help="Local batches, such as 16-1024; by default up to the memory limit of a GPU."),
+        typer.Option("--batch", help="Local batch sizes, such as 16-1024; by default up to the GPU's memory limit."),
     ] = None,
     ranks: Annotated[
-        str | None, typer.Option("--ranks", help="Ranks, such as 1,2; by default up to the GPUs, or 1,2 without one.")
+        str | None,
+        typer.Option("--ranks", help="Numbers of ranks, such as 1,2; by default up to the number of GPUs, or 1,2."),
     ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Longest wait for the script's next step, in s.")] = 300.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Longest time to wait for the script's next step, in seconds.")
+    ] = 300.0,
+    output: OutputOption = "table",
+    as_json: JsonOption = False,
 ) -> None:
-    """Measure a training script on this machine: step times, memory, loader, exchange; writes a profile library."""
+    """Measure a training script on this machine (step times, memory, loader, all-reduce) and write a profile."""
     from brim.errors import ConfigError
-    from brim.reports.files import replacing
+    from brim.replacing import replacing
     from brim.train.profile.gang import Script, ScriptError
 
+    wanted = output_of(output, as_json)
     python, words = _command(command)
     batches, sizes = _batches(batch), _ranks(ranks)
-    if not timeout > 0:
-        raise ConfigError(f"--timeout: found {timeout:g}, expected more than 0 seconds")
-    target = output or Path(f"{Path(words[0]).stem}.toml")
-    check_writable(target)
+    if not 0 < timeout < float("inf"):
+        raise ConfigError(f"--timeout: found {timeout:g}, expected a number of seconds above 0")
+    target = out or Path(f"{Path(words[0]).stem}.toml")
+    check_outputs({"--out": target}, [word for word in words if Path(word).is_file()])
+    _check_torch(python)
     with _ended_by_signals(), tempfile.TemporaryDirectory(prefix="brim-profile-") as folder:
         script = Script(python=python, words=words, folder=Path(folder), timeout_s=timeout)
         try:
@@ -61,12 +69,36 @@ def profile(
             raise typer.Exit(error.exit_code) from None
     from brim.live.profile import as_toml
 
-    try:
-        with replacing(target) as part:
-            part.write_text(as_toml(found), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}") from None
-    _print(found, target)
+    text = as_toml(found)
+    with replacing(target) as part:
+        part.write_text(text, encoding="utf-8")
+    if wanted == "json":
+        import json
+        import tomllib
+
+        print(json.dumps({"schema": 1, "file": str(target), "profile": tomllib.loads(text)}, indent=2, default=str))
+    else:
+        _print(found, target)
+
+
+def _check_torch(python: str) -> None:
+    """Refuse an interpreter that has no PyTorch, before its ranks fail one by one.
+
+    Raises:
+        ConfigError: brim's own interpreter, which runs the launcher, or that of the script has none.
+    """
+    import subprocess
+
+    from brim.errors import ConfigError
+
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    for interpreter in dict.fromkeys((sys.executable, python)):
+        try:
+            missing = subprocess.run([interpreter, "-c", look], check=False, capture_output=True).returncode
+        except OSError as error:
+            raise ConfigError(f"{interpreter}: cannot be run: {error.strerror}") from None
+        if missing:
+            raise ConfigError(f"brim profile needs PyTorch, and {interpreter} has none: pip install 'brim[train]'")
 
 
 def _measure(script: Any, sizes: tuple[int, ...] | None, batches: tuple[int, int] | None) -> Profile:
@@ -90,9 +122,9 @@ def _command(words: list[str]) -> tuple[str, tuple[str, ...]]:
         python, words = words[0], words[1:]
     if not words or words[0].startswith("-"):
         found = repr(words[0]) if words else "nothing"
-        raise ConfigError(f"found {found} where a script should be, expected: brim profile -- python script.py [args]")
+        raise ConfigError(f"expected a script, found {found}; usage: brim profile -- python script.py [args]")
     if not Path(words[0]).is_file():
-        raise ConfigError(f"{words[0]}: found no such file, expected a Python script that uses brim.train")
+        raise ConfigError(f"{words[0]}: no such file")
     return interpreter(python), tuple(words)
 
 
@@ -120,7 +152,7 @@ def _ranks(text: str | None) -> tuple[int, ...] | None:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end us as Ctrl-C does, so that ranks and files go, too."""
+    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, which ends the ranks and removes the temporary files."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -138,12 +170,10 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _print(found: Profile, target: Path) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(_steps_table(found))
+    screen = console()
+    screen.print(_steps_table(found))
     for line in (_limit(found), _loader(found), *_exchange(found), _fit(found)):
-        console.print(line, markup=False, soft_wrap=True)
+        screen.print(line, markup=False, soft_wrap=True)
     print(target)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
+from brim.cli.compiling import compile_first, steps_of
 from brim.core.cluster import Cluster
 from brim.core.replay import Replay
 from brim.core.trace import Trace
@@ -63,15 +64,17 @@ class Task:
 def run_all(tasks: Sequence[Task]) -> Iterator[Replay]:
     """Run the tasks and yield their replays in order; after Ctrl-C, those that are done, and the running ones partial.
 
-    A second Ctrl-C ends at once.
+    A second Ctrl-C ends at once. What was never compiled on this machine is compiled first.
     """
+    compile_first(steps_of(tasks))
     if len(tasks) == 1 or (os.cpu_count() or 1) == 1:
         yield from _run_here(tasks)
     else:
         yield from _run_in_processes(tasks)
 
 
-def _replay(task: Task, on_progress: OnProgress) -> Replay:
+def replay_task(task: Task, on_progress: OnProgress = lambda ended, now_ms: True) -> Replay:
+    """Run one replay in this process."""
     truth = task.truth.build(task.trace, task.cluster, task.settings.seed)
     policy = find_policy(task.policy) if isinstance(task.policy, str) else task.policy
     return replay(task.trace, task.cluster, policy, task.settings, truth=truth, on_progress=on_progress)
@@ -93,7 +96,7 @@ def _run_here(tasks: Sequence[Task]) -> Iterator[Replay]:
                 bars.show(index, ended)
                 return not stopped
 
-            yield _replay(task, on_progress)
+            yield replay_task(task, on_progress)
 
 
 # -- several processes -------------------------------------------------------------------------------------------------
@@ -115,7 +118,7 @@ def _run_task(index: int) -> Replay | None:
         _shared["ended"][index] = ended
         return not _shared["stop"].value
 
-    return replace(_replay(task, on_progress), trace=task.trace.take(_NO_ROWS))  # the parent has the trace
+    return replace(replay_task(task, on_progress), trace=task.trace.take(_NO_ROWS))  # the parent has the trace
 
 
 def _run_in_processes(tasks: Sequence[Task]) -> Iterator[Replay]:
@@ -152,7 +155,7 @@ def _wait(future: Future[Replay | None], show: Callable[[], object]) -> Replay |
     try:
         return future.result()
     except BrokenProcessPool:
-        raise BrimError("a replay's process died; `brim sim run` with the same policy shows where") from None
+        raise BrimError("the process of a replay died; run the same policy with `brim sim run` to see where") from None
 
 
 # -- Ctrl-C and progress -----------------------------------------------------------------------------------------------
@@ -161,7 +164,7 @@ def _wait(future: Future[Replay | None], show: Callable[[], object]) -> Replay |
 @contextmanager
 def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
     def first(signum: int, frame: object) -> None:
-        print("brim: stopping; what is done will be reported (Ctrl-C again to end at once)", file=sys.stderr)
+        print("brim: stopping; what is complete will be reported (Ctrl-C again to end at once)", file=sys.stderr)
         stop()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,4 +1,4 @@
-"""``brim sim reproduce``: the headline experiments of the papers, under conditions that are written down."""
+"""``brim sim reproduce``: the main experiment of a paper, run again under stated conditions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from brim.cli.options import JsonOption, OutputOption, check_writable, output_of, tell_if_compiling
+from brim.cli.options import JsonOption, OutputOption, output_of
+from brim.cli.outputs import check_outputs, console
 from brim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,23 +30,20 @@ EXPERIMENTS: Final = {
 }
 SEEDS_MAX: Final = 100
 INTERRUPTED: Final = 130
-PIPE_WIDTH: Final = 150
-"""Columns of the tables where no terminal says how many there are."""
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which experiment: elastic.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="A few points only: under a minute on two cores.")] = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The experiment; today there is one: elastic.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Run a few points only: some 90 s of CPU time.")] = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, max=SEEDS_MAX, help="Seeds to average over.")] = 1,
     html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page.")] = None,
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:
-    """Run the headline experiment of a paper: what was published beside what is measured here, with the conditions."""
+    """Run the main experiment of a paper again: published results beside those measured here."""
     _check_name(name)
     wanted = output_of(output, as_json)
-    check_writable(html)
-    tell_if_compiling()
+    check_outputs({"--html": html})
     from brim.sim.reproduce.grid import FULL, QUICK
     from brim.sim.reproduce.results import Results
 
@@ -70,12 +68,12 @@ def _check_name(name: str) -> None:
     known = "; ".join(f"{known} - {what}" for known, what in EXPERIMENTS.items())
     near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    found = f"unknown experiment {name!r}" if name else "found no experiment"
-    raise ConfigError(f"reproduce: {found}: {hint}What can be reproduced: {known}")
+    found = f"unknown experiment {name!r}" if name else "no experiment was named"
+    raise ConfigError(f"{found}: {hint}The experiments are: {known}")
 
 
 def _capacities(parts: tuple[Part, ...]) -> list[Sustained]:
-    """What the main policies sustain, from backlogs; ends the command where it was interrupted."""
+    """Measure the throughput that the main policies sustain, from backlogs; an interruption ends the command."""
     from brim.cli.replays import Task
     from brim.sim.reproduce.elastic import backlog, policy_for, sustained
     from brim.sim.reproduce.grid import backlogs
@@ -89,13 +87,13 @@ def _capacities(parts: tuple[Part, ...]) -> list[Sustained]:
         )
         for condition, name, per_gpu in wanted
     ]
-    print(f"brim: measuring what the baseline sustains: {len(tasks)} replays of a backlog", file=sys.stderr)
+    print(f"brim: measuring the throughput of the baseline: {len(tasks)} replays of a backlog", file=sys.stderr)
     found = [
         sustained(replay, drawn[condition, per_gpu][1].work_h, condition)
         for replay, (condition, _, per_gpu) in zip(_complete(tasks), wanted, strict=False)
     ]
     if len(found) < len(tasks):
-        print("brim: stopped before the loads were known: nothing to report", file=sys.stderr)
+        print("brim: stopped before the first result: nothing to report", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
     return found
 
@@ -158,12 +156,7 @@ def _report(results: Results, asked: int, seeds: int, html: Path | None, output:
     if output == "json":
         print(dump_json(results_json(results, complete=complete)))
     else:
-        from rich.console import Console
-
-        Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(terminal(experiment))
+        console().print(terminal(experiment))
     if html:
-        try:
-            write_experiment(experiment, html)
-        except OSError as error:
-            raise ConfigError(f"cannot write results: {error}") from None
+        write_experiment(experiment, html)
         print(f"page: {html}", file=sys.stderr)

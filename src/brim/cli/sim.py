@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 import typer
 
@@ -15,17 +15,20 @@ from brim.cli.options import (
     ClusterOption,
     JsonOption,
     OutputOption,
-    check_writable,
+    complete_policies,
+    complete_policy,
     factor,
     numbers,
     output_of,
-    tell_if_compiling,
     waiting,
 )
+from brim.cli.outputs import check_outputs, console, payload
 from brim.cli.reproduce import reproduce
 from brim.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from brim.cli.replays import Task
     from brim.core.cluster import Cluster
     from brim.core.replay import Replay
@@ -41,7 +44,7 @@ app.command("reproduce")(reproduce)
 DEFAULT_POLICIES: Final = "fifo,backfill,sjf,srtf,las,gittins,tiresias,fair"
 SEEDS_MAX: Final = 1000
 
-_Trace = Annotated[str, typer.Argument(metavar="TRACE", help="Trace file in any format of `brim trace info`.")]
+_Trace = Annotated[str, typer.Argument(help="Trace file in any known format; - reads standard input.")]
 _Format = Annotated[str | None, typer.Option("--format", "-f", help="Trace format; found from the content if absent.")]
 _Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N jobs.")]
 _From = Annotated[str | None, typer.Option("--from", metavar="DATE", help="Only jobs submitted from this date on.")]
@@ -77,15 +80,20 @@ _DropTooLarge = Annotated[
 _Price = Annotated[
     float | None, typer.Option("--price", metavar="X", help="Price of a GPU-hour, for the cost of what jobs hold.")
 ]
-_Html = Annotated[Path | None, typer.Option("--html", help="Write one self-contained page.")]
-_Jobs = Annotated[Path | None, typer.Option("--jobs", help="Write one Parquet row per job and policy.")]
+_Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one self-contained page.")]
+_Jobs = Annotated[
+    Path | None, typer.Option("--jobs", metavar="FILE", help="Write one row per job and policy, as .parquet or .csv.")
+]
 
 
 @app.command()
 def run(
     trace: _Trace,
     cluster: ClusterOption = None,
-    policy: Annotated[str, typer.Option("--policy", "-p", help="Preset, or a Python file with a Policy.")] = "fifo",
+    policy: Annotated[
+        str,
+        typer.Option("--policy", "-p", help="Preset, or a Python file with a Policy.", autocompletion=complete_policy),
+    ] = "fifo",
     format: _Format = None,
     limit: _Limit = None,
     from_date: _From = None,
@@ -112,20 +120,24 @@ def run(
     loads = numbers(load, "--load")
     if len(loads) != 1:
         raise ConfigError(f"--load: found {load!r}, expected one number; `brim sim compare` takes several")
-    _replay_and_report(
-        trace, cluster, [policy], format, limit, from_date, loads, [seed], _choice(truth, profiles, elastic_share),
-        overheads, estimates, library, node_mtbf, job_mtbf, drain, drop_too_large, price, html, jobs,
-        anonymise, output_of(output, as_json),
-    )
+    with payload() as out:
+        _replay_and_report(
+            trace, cluster, [policy], format, limit, from_date, loads, [seed], _choice(truth, profiles, elastic_share),
+            overheads, estimates, library, node_mtbf, job_mtbf, drain, drop_too_large, price, html, jobs, anonymise,
+            output_of(output, as_json), out,
+        )
 
 
 @app.command()
 def compare(
     trace: _Trace,
     cluster: ClusterOption = None,
-    policies: Annotated[str, typer.Option("--policies", "-p", help="Presets or files, comma-separated.")] = (
-        DEFAULT_POLICIES
-    ),
+    policies: Annotated[
+        str,
+        typer.Option(
+            "--policies", "-p", help="Presets or files, separated by commas.", autocompletion=complete_policies
+        ),
+    ] = DEFAULT_POLICIES,
     format: _Format = None,
     limit: _Limit = None,
     from_date: _From = None,
@@ -149,12 +161,13 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Replay a trace under several policies and compare."""
-    _replay_and_report(
-        trace, cluster, [name.strip() for name in policies.split(",")], format, limit, from_date,
-        numbers(load, "--load"), list(range(seeds)), _choice(truth, profiles, elastic_share), overheads, estimates,
-        library, node_mtbf, job_mtbf, drain, drop_too_large, price, html, jobs, anonymise,
-        output_of(output, as_json),
-    )
+    with payload() as out:
+        _replay_and_report(
+            trace, cluster, [name.strip() for name in policies.split(",")], format, limit, from_date,
+            numbers(load, "--load"), list(range(seeds)), _choice(truth, profiles, elastic_share), overheads, estimates,
+            library, node_mtbf, job_mtbf, drain, drop_too_large, price, html, jobs, anonymise,
+            output_of(output, as_json), out,
+        )
 
 
 def _replay_and_report(
@@ -162,7 +175,7 @@ def _replay_and_report(
     loads: list[float], seeds: list[int], truth: Choice, overheads: str, estimates: str, library: str,
     node_mtbf: str, job_mtbf: str,
     drain: list[str] | None, drop_too_large: bool, price: float | None, html: Path | None, jobs: Path | None,
-    anonymise: bool, output: str,
+    anonymise: bool, output: str, out: TextIO,
 ) -> None:
     """Check all input before the first replay, then run, then report."""
     from dataclasses import replace
@@ -171,10 +184,12 @@ def _replay_and_report(
     from brim.policies.presets import find_policy
     from brim.sim.twin import Settings
 
-    given = None if cluster_text is None else parse_cluster(cluster_text)
     policies = list(dict.fromkeys(filter(None, names)))
     if not policies:
-        raise ConfigError("--policies: found no name, expected at least one; see `brim policy list`")
+        raise ConfigError("--policies: no policy was given; see `brim policy list`")
+    inputs = [path, library, truth.profiles, *policies, *filter(Path.is_file, [Path(cluster_text or ".")])]
+    _check_results(html, jobs, inputs)
+    given = None if cluster_text is None else parse_cluster(cluster_text)
     called: dict[str, str] = {}
     for name in policies:  # unknown names and broken files are found before anything runs
         other = called.setdefault(find_policy(name).name, name)
@@ -185,7 +200,6 @@ def _replay_and_report(
     )
     if price is not None and not 0 <= price < float("inf"):
         raise ConfigError(f"--price: found {price:g}, expected a price per GPU-hour, such as 2.50")
-    check_writable(html, jobs)
     recorded = _read(path, format, limit, from_date, anonymise)
     cluster = _cluster_of(recorded, given, max(loads))
     settings = replace(settings, faults=_faults(node_mtbf, job_mtbf, drain, cluster))
@@ -198,7 +212,15 @@ def _replay_and_report(
     words = sys.argv[1:]
     if anonymise:  # the page shows its command: without the names of folders and of the trace
         words = [re.sub(r"[^=,]*/", "", "TRACE" if word == path else word) for word in words]
-    _run_and_report(tasks, record, price, html, jobs, output, shlex.join(["brim", *words]))
+    _run_and_report(tasks, record, price, html, jobs, output, out, shlex.join(["brim", *words]))
+
+
+def _check_results(html: Path | None, jobs: Path | None, inputs: Sequence[str | Path | None]) -> None:
+    check_outputs({"--html": html, "--jobs": jobs}, inputs)
+    if jobs:
+        from brim.reports.files import check_jobs_path
+
+        check_jobs_path(jobs)
 
 
 def _record(
@@ -329,11 +351,10 @@ def _tasks(
 
 def _run_and_report(
     tasks: list[Task], record: Record | NoRecord, price: float | None, html: Path | None, jobs: Path | None,
-    output: str, command: str,
+    output: str, out: TextIO, command: str,
 ) -> None:
-    tell_if_compiling()
     from brim.cli.replays import run_all
-    from brim.reports.files import dump_json, write_jobs_parquet
+    from brim.reports.files import dump_json, write_jobs
     from brim.reports.page import write_page
     from brim.reports.summary import results_json, summarise
     from brim.reports.table import comparison
@@ -350,20 +371,16 @@ def _run_and_report(
     if not summaries:
         raise typer.Exit(130)
     if output == "json":
-        print(dump_json(results_json(shown[0], summaries, record)))
+        print(dump_json(results_json(shown[0], summaries, record)), file=out, flush=True)
     else:
-        from rich.console import Console
-
-        Console().print(comparison(summaries, record))
-    try:
-        if jobs:
-            write_jobs_parquet(shown, jobs)
-            print(f"jobs: {jobs}", file=sys.stderr)
-        if html:
-            write_page(shown, html, command=command, summaries=summaries, record=record)
-            print(f"page: {html}", file=sys.stderr)
-    except OSError as error:
-        raise ConfigError(f"cannot write results: {error}") from None
+        console(out).print(comparison(summaries, record))
+        out.flush()
+    if jobs:
+        write_jobs(shown, jobs)
+        print(f"jobs: {jobs}", file=sys.stderr)
+    if html:
+        write_page(shown, html, command=command, summaries=summaries, record=record)
+        print(f"page: {html}", file=sys.stderr)
     if len(summaries) < len(tasks) or any(summary.partial for summary in summaries):
         print(f"brim: partial: {len(summaries)} of {len(tasks)} replays were begun", file=sys.stderr)
         raise typer.Exit(130)

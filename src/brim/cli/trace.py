@@ -1,4 +1,4 @@
-"""``brim trace``: what is in a trace, from one format to brim's own, and traces made up from published figures."""
+"""``brim trace``: describe a trace, convert it to brim's own format, or generate one from published statistics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from brim.cli.options import AnonymiseOption
+from brim.cli.options import AnonymiseOption, JsonOption, OutputOption, output_of
+from brim.cli.outputs import check_outputs
+from brim.cli.outputs import console as console_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,30 +33,29 @@ SHOWN_UNUSABLE: Final = 3
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _PLAIN_BARS: Final = " .:-=+*#@"
 
-app = typer.Typer(
-    name="trace", help="What is in a trace; convert and make traces.", no_args_is_help=True, add_completion=False
-)
+app = typer.Typer(name="trace", help="Describe, convert and generate traces.", no_args_is_help=True)
 
-_FormatOption = Annotated[str | None, typer.Option("--format", "-f", help="Format; found from the content if absent.")]
-_OutputOption = Annotated[str, typer.Option("--output", "-o", help="table or json.")]
-_JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
-_ClusterOption = Annotated[
-    str | None, typer.Option("--cluster", "-c", help="Cluster to compare with, such as 64x8xH100.")
+_FormatOption = Annotated[
+    str | None, typer.Option("--format", "-f", help="Trace format; detected from the content by default.")
 ]
+_Target = Annotated[Path, typer.Argument(metavar="OUT", help="File to write: .parquet, .csv or .csv.gz.")]
 
 
 @app.command()
 def info(
-    path: Annotated[str, typer.Argument(help="Trace file, or the folder of the PAI tables.")],
-    cluster: _ClusterOption = None,
+    path: Annotated[str, typer.Argument(metavar="TRACE", help="Trace file, or the folder of the PAI tables; - reads "
+                                                              "standard input.")],
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", "-c", help="Also show the load of this cluster, such as 64x8xH100.")
+    ] = None,
     format: _FormatOption = None,
-    output: _OutputOption = "table",
-    as_json: _JsonOption = False,
+    output: OutputOption = "table",
+    as_json: JsonOption = False,
 ) -> None:
     """Show what is in a trace: arrivals, sizes, run times, load."""
     from brim.traces import read, summary
 
-    wanted = _output(output, as_json)
+    wanted = output_of(output, as_json)
     machines = _cluster(cluster)
     trace, report = read(path, format)
     tell(report)
@@ -68,50 +69,60 @@ def info(
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(metavar="IN", help="Trace in any known format.")],
-    target: Annotated[str, typer.Argument(metavar="OUT", help="Ends in .parquet, .csv or .csv.gz.")],
+    source: Annotated[str, typer.Argument(metavar="IN", help="Trace in any known format; - reads standard input.")],
+    target: _Target,
     format: _FormatOption = None,
     anonymise: AnonymiseOption = False,
+    output: OutputOption = "table",
+    as_json: JsonOption = False,
 ) -> None:
     """Write a trace in brim's own format, which loads fastest and loses nothing."""
     from brim import traces
     from brim.traces import read, write
 
+    wanted = output_of(output, as_json)
+    check_outputs({"OUT": target}, [source])
     trace, report = read(source, format)
     tell(report)
     if anonymise:
         trace = traces.anonymise(trace, traces.own_key())
     write(trace, target)
-    print(target)
+    _print_written(target, trace, wanted, read=_counts(report))
 
 
 @app.command()
 def synth(
     shape: Annotated[str, typer.Argument(help="philly, helios, acme or pai.")],
-    target: Annotated[str, typer.Argument(metavar="OUT", help="Ends in .parquet, .csv or .csv.gz.")],
+    target: _Target,
     *,
-    jobs: Annotated[int, typer.Option("--jobs", "-n", help="Number of jobs.")] = 10_000,
+    num_jobs: Annotated[int, typer.Option("--num-jobs", "-n", help="Number of jobs.")] = 10_000,
     seed: Annotated[int, typer.Option("--seed", help="Equal seeds give equal traces.")] = 0,
     cluster: Annotated[
-        str | None, typer.Option("--cluster", "-c", help="Cluster to be loaded, such as 64x8xH100; needs --load.")
+        str | None, typer.Option("--cluster", "-c", help="Cluster that the jobs are to load; needs --load.")
     ] = None,
-    load: Annotated[float | None, typer.Option("--load", help="Offered load of that cluster, such as 0.9.")] = None,
+    load: Annotated[
+        float | None, typer.Option("--load", help="Offered load of that cluster, such as 0.9; needs --cluster.")
+    ] = None,
+    output: OutputOption = "table",
+    as_json: JsonOption = False,
 ) -> None:
-    """Draw a synthetic trace from published figures of a cluster."""
+    """Generate a trace whose jobs follow the published statistics of a cluster."""
     from brim.traces import synthesize, write
 
-    trace = synthesize(shape, jobs, seed, _cluster(cluster), load)  # type: ignore[arg-type] # synthesize checks the name
+    wanted = output_of(output, as_json)
+    check_outputs({"OUT": target}, [cluster if cluster and cluster.endswith(".toml") else None])
+    trace = synthesize(shape, num_jobs, seed, _cluster(cluster), load)  # type: ignore[arg-type] # it checks the name
     write(trace, target)
-    _say(f"synthetic trace of {len(trace):,} jobs over {_span(trace)}, drawn from published figures of {shape}")
-    print(target)
+    _say(f"synthetic trace of {len(trace):,} jobs over {_span(trace)}, drawn from published statistics of {shape}")
+    _print_written(target, trace, wanted)
 
 
-def _output(output: str, as_json: bool) -> str:
-    from brim.errors import ConfigError
-
-    if output not in ("table", "json"):
-        raise ConfigError(f"output {output!r} is not known: expected table or json")
-    return "json" if as_json else output
+def _print_written(target: Path, trace: Trace, output: str, **more: object) -> None:
+    """The path of the file, for the next command; as JSON with what is in it."""
+    if output == "json":
+        _print_json({"schema": SCHEMA, "file": str(target), "jobs": len(trace), **more})
+    else:
+        print(target)
 
 
 def _cluster(text: str | None) -> Cluster | None:
@@ -125,7 +136,7 @@ def _say(text: str) -> None:
 
 
 def tell(report: ReadReport) -> None:
-    """Say on stderr what became of the rows."""
+    """Report on stderr how many rows were used, repaired and dropped."""
     from brim.traces.report import UNUSABLE
 
     _say(f"read {Path(report.file).name} as {report.format}: {report.rows:,} rows, {report.used:,} jobs")
@@ -174,11 +185,10 @@ def _print_json(facts: dict[str, Any]) -> None:
 
 def _print_table(figures: TraceSummary, cluster: Cluster | None) -> None:
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = console_for()
     blocks = console.encoding.lower().startswith("utf")
     title = f"{escape(figures.name)} ({figures.format}{', synthetic' if figures.synthetic else ''})"
     table = Table(title=title, title_justify="left", show_header=False, box=box.SIMPLE)

@@ -1,7 +1,7 @@
 """Clusters: node groups as people write them, and the columnar node table that policies read.
 
-``16x4xT4`` is 16 nodes of 4 T4 each; ``64x8xV100:cpus=96,mem=768GB`` adds cores and memory per node;
-several groups are joined by ``+`` or stand in a TOML file.
+``16x4xT4`` is 16 nodes of 4 T4 each; ``64x8xV100:cpus=96,mem=768GB`` adds cores and memory per node; ``64x8`` is 64
+nodes of 8 GPUs whose type has no name. Several groups are joined by ``+`` or stand in a TOML file.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ UNLIMITED: Final = 1 << 40
 MAX_NODES: Final = 1_000_000
 MAX_GPUS_PER_NODE: Final = 64
 
+UNNAMED: Final = ""
+"""GPU type of a cluster for which none was given: any job may run there, whatever type it asks for."""
+
 _GROUP = re.compile(r"(?:(\d{1,9})x)?(\d{1,9})x([A-Za-z][\w.-]*)(?::(.*))?", re.ASCII)
-_EXPECTED = "NODESxGPUSxTYPE[:cpus=N,mem=SIZE], for example 64x8xH100 or 16x4xT4:cpus=48,mem=192GB"
+_UNNAMED_GROUP = re.compile(r"(\d{1,9})x(\d{1,9})()(?::(.*))?", re.ASCII)
+_EXPECTED = "NODESxGPUS[xTYPE][:cpus=N,mem=SIZE], for example 64x8, 64x8xH100 or 16x4xT4:cpus=48,mem=192GB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +43,17 @@ class NodeGroup:
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= MAX_NODES:
-            raise ConfigError(f"cluster: found {self.count} nodes of {self.gpu_type}, expected 1 to {MAX_NODES}")
+            raise ConfigError(f"cluster {self}: found {self.count} nodes, expected 1 to {MAX_NODES}")
         if not 1 <= self.gpus <= MAX_GPUS_PER_NODE:
-            raise ConfigError(
-                f"cluster: found {self.gpus} GPUs per node of {self.gpu_type}, expected 1 to {MAX_GPUS_PER_NODE}"
-            )
+            raise ConfigError(f"cluster {self}: found {self.gpus} GPUs per node, expected 1 to {MAX_GPUS_PER_NODE}")
         if not (0 < self.cpu_milli <= UNLIMITED and 0 < self.mem_mib <= UNLIMITED):
-            raise ConfigError(f"cluster: cpus and mem of {self.gpu_type} nodes must be above zero and below a billion")
+            raise ConfigError(f"cluster {self}: cpus and mem must be above zero and below a billion")
 
     def __str__(self) -> str:
         extras = [f"cpus={self.cpu_milli / 1000:g}"] if self.cpu_milli != UNLIMITED else []
         extras += [f"mem={self.mem_mib / 1024:g}GB"] if self.mem_mib != UNLIMITED else []
-        return f"{self.count}x{self.gpus}x{self.gpu_type}" + (":" + ",".join(extras) if extras else "")
+        kind = f"x{self.gpu_type}" if self.gpu_type else ""
+        return f"{self.count}x{self.gpus}{kind}" + (":" + ",".join(extras) if extras else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,13 +102,15 @@ def cluster_of(groups: tuple[NodeGroup, ...]) -> Cluster:
     """Lay node groups out as columns.
 
     Raises:
-        ConfigError: there is no group.
+        ConfigError: there is no group, or only some of several groups name their GPU type.
     """
     if not groups:
         raise ConfigError("cluster: found no node group, expected at least one")
     spelled: dict[str, str] = {}  # a100 and A100 are one type, spelled as it came first
     names = [spelled.setdefault(group.gpu_type.casefold(), group.gpu_type) for group in groups]
     types = tuple(spelled.values())
+    if len(types) > 1 and UNNAMED in types:
+        raise ConfigError(f"cluster {'+'.join(map(str, groups))}: name the GPU type of every group, or of none")
     counts = [group.count for group in groups]
 
     def column(values: list[int]) -> IntArray:
@@ -139,7 +144,7 @@ def parse_cluster(text: str) -> Cluster:
 
 
 def _parse_group(text: str) -> NodeGroup:
-    match = _GROUP.fullmatch(text)
+    match = _GROUP.fullmatch(text) or _UNNAMED_GROUP.fullmatch(text)
     if not match:
         raise ConfigError(f"cluster {text!r} is not understood: expected {_EXPECTED}")
     extras: dict[str, str] = {}
@@ -165,11 +170,11 @@ def _parse_cpus(value: str, where: str) -> int:
 
 
 def _read_toml(path: Path) -> Cluster:
-    """Read ``[[group]]`` tables with nodes, gpus, type and optional cpus, mem."""
+    """Read ``[[group]]`` tables with gpus and optional nodes, type, cpus, mem."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"cluster file {path}: not found") from None
+        raise ConfigError(f"cluster file {path}: no such file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cluster file {path}: {error}") from None
     groups = []
@@ -178,9 +183,9 @@ def _read_toml(path: Path) -> Cluster:
         raise ConfigError(f"cluster file {path}: expected [[group]] tables")
     for row, table in enumerate(tables, 1):
         known = {"nodes", "gpus", "type", "cpus", "mem"}
-        if not isinstance(table, dict) or not {"gpus", "type"} <= set(table) <= known:
-            raise ConfigError(f"cluster file {path}, group {row}: expected keys gpus, type and any of nodes, cpus, mem")
-        text = f"{table.get('nodes', 1)}x{table['gpus']}x{table['type']}"
+        if not isinstance(table, dict) or not {"gpus"} <= set(table) <= known:
+            raise ConfigError(f"cluster file {path}, group {row}: expected gpus and any of nodes, type, cpus, mem")
+        text = f"{table.get('nodes', 1)}x{table['gpus']}" + (f"x{table['type']}" if "type" in table else "")
         extras = ",".join(f"{key}={table[key]}" for key in ("cpus", "mem") if key in table)
         groups.append(_parse_group(f"{text}:{extras}" if extras else text))
     return cluster_of(tuple(groups))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +16,7 @@ from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants, JobTable
 from brim.core.trace import NONE
 from brim.errors import BrimError, PlanError
+from brim.policies.lines import raised_at
 from brim.policies.sockets import Policy, Sizes
 from brim.units import WHOLE_GPU
 
@@ -103,13 +102,14 @@ class _part:  # noqa: N801 - reads as a word in a with statement; a generator wo
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is None or isinstance(error, KeyboardInterrupt):
             return
-        where = f"policy {self._policy.name!r}, {self._name}"
+        part = f"policy {self._policy.name!r}, {self._name}"
         if isinstance(error, PlanError):
-            raise PlanError(f"{where}: {error}") from error
+            raise PlanError(f"{part}: {error}") from error
         if not isinstance(error, BrimError):  # SystemExit too: a part does not end the program
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            line = "" if last.filename == __file__ else f" ({Path(last.filename).name}, line {last.lineno})"
-            raise PlanError(f"{where}: {type(error).__name__}: {error}{line}") from error
+            where = raised_at(getattr(self._policy, self._name), error.__traceback__)
+            raise PlanError(
+                f"{part}: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
+            ) from error
 
 
 def _check_permutation(order: IntArray, size: int) -> None:

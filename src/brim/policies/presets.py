@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import traceback
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -104,19 +105,21 @@ def find_policy(name: str) -> Policy:
 def _from_file(path: Path) -> Policy:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise ConfigError(f"policy file {path}: not found")
+        raise ConfigError(f"policy file {path}: no such file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too: a policy file does not end the program
-        raise ConfigError(f"policy file {path}: {type(error).__name__}: {error}") from error
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f"{path}:{lines[-1]}" if lines else str(path)
+        raise ConfigError(f"policy file {where}: {type(error).__name__}: {error}") from error
     return _policy_in(vars(module), str(path))
 
 
 def _policy_in(names: dict[str, object], where: str) -> Policy:
     found = [value for value in names.values() if isinstance(value, Policy)]
     if len(found) != 1:
-        raise ConfigError(f"{where}: found {len(found)} objects of type brim Policy, expected exactly one")
+        raise ConfigError(f"policy {where}: found {len(found)} objects of type Policy, expected exactly one")
     return found[0]

@@ -16,10 +16,11 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from brim.replacing import replacing
 from brim.reports.charts.lines import Curve, Scale, by_load
 from brim.reports.charts.svg import escape
-from brim.reports.files import replacing
 from brim.reports.page import asset
+from brim.reports.table import left_out_note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,8 @@ class _Fitting:
             left_out.add(heading)
             drawn = _drawn(self.table, left_out)
         yield drawn
+        if left_out:
+            yield left_out_note([heading for heading in self.table.headings if heading in left_out])
 
 
 def _drawn(table: Table, left_out: set[str]) -> RichTable:

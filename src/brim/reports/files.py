@@ -1,25 +1,25 @@
-"""Result files: per-job Parquet, summary JSON and CSV. Equal replays give equal bytes of Parquet.
+"""Result files: one row per job as Parquet or CSV, and the JSON summary. Equal replays give equal files of jobs.
 
-Wall-clock times stand in the JSON only. Every file is written beside its place and moved there, so that an interrupted
-write leaves the previous file.
+Wall-clock times stand in the JSON only.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from brim.core.arrays import IntArray
 from brim.core.replay import Replay
 from brim.core.trace import NONE, Status
+from brim.errors import ConfigError
+from brim.replacing import replacing
 from brim.reports.metrics import finished, jct_ms, queue_ms, wait_ms
 from brim.units import MS_PER_S, WHOLE_GPU
 
@@ -38,17 +38,38 @@ JOB_SCHEMA: Final = pa.schema([
 _STATUS: Final = ("unfinished", "finished", "failed", "rejected")
 
 
-def write_jobs_parquet(replays: Replay | Iterable[Replay], path: Path) -> None:
-    """Write the per-job table of one or several replays into one file, a row group (or more) per replay.
+def check_jobs_path(path: Path) -> None:
+    """Refuse a file of jobs whose name does not say how to write it.
+
+    Raises:
+        ConfigError: the name ends neither in .parquet nor in .csv.
+    """
+    if path.suffix not in (".parquet", ".csv"):
+        raise ConfigError(f"file of jobs {path}: the name must end in .parquet or .csv")
+
+
+def write_jobs(replays: Replay | Iterable[Replay], path: Path) -> None:
+    """Write the per-job table of one or several replays into one file: Parquet or CSV, as its name ends.
 
     Args:
         replays: May be a generator: one replay at a time is held.
         path: Target; replaced as a whole.
+
+    Raises:
+        ConfigError: the name ends neither in .parquet nor in .csv.
+        BrimError: the file cannot be written.
     """
+    check_jobs_path(path)
     many = (replays,) if isinstance(replays, Replay) else replays
-    with replacing(path) as part, pq.ParquetWriter(part, JOB_SCHEMA, compression="zstd") as writer:
-        for replay in many:
-            writer.write_table(job_table(replay))
+    if path.suffix == ".parquet":
+        with replacing(path) as part, pq.ParquetWriter(part, JOB_SCHEMA, compression="zstd") as writer:
+            for replay in many:
+                writer.write_table(job_table(replay))
+    else:
+        plain = pa.schema([(field.name, pa.string() if field.type == _NAME else field.type) for field in JOB_SCHEMA])
+        with replacing(path) as part, pacsv.CSVWriter(part, plain) as csv:
+            for replay in many:
+                csv.write_table(job_table(replay).cast(plain))
 
 
 def dump_json(payload: dict[str, Any]) -> str:
@@ -96,17 +117,6 @@ def job_table(replay: Replay) -> pa.Table:
         "recorded_status": _named(trace.status, tuple(status.name.lower() for status in Status)),
     }
     return pa.table(columns, schema=JOB_SCHEMA)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A file beside ``path`` to write to, moved there at the end and removed after a failure."""
-    part = path.with_name(f"{path.name}.part")
-    try:
-        yield part
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _seconds(ms: IntArray) -> pa.Array:

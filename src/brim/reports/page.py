@@ -17,9 +17,9 @@ from typing import Final
 
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.replay import Replay
+from brim.replacing import replacing
 from brim.reports.charts import lines, waits
 from brim.reports.charts.svg import COLOURS, escape
-from brim.reports.files import replacing
 from brim.reports.findings import (
     findings,
 )

@@ -82,6 +82,20 @@ class _Fitting:
             left_out.add(heading)
             table = _table(self.rows, self.load, self.record, left_out)
         yield table
+        if left_out:
+            yield left_out_note([heading for heading in _headings(self.rows) if heading in left_out])
+
+
+def left_out_note(headings: Sequence[str]) -> Text:
+    """Name the columns that a narrow terminal leaves no room for."""
+    return Text(
+        f"This terminal is too narrow for: {', '.join(headings)}. A wider one, a pipe or --json shows them.",
+        style="dim",
+    )
+
+
+def _headings(rows: dict[str, list[Summary]]) -> list[str]:
+    return list(next(iter(cells(rows).values())))
 
 
 def _table(

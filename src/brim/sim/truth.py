@@ -242,7 +242,9 @@ def describe(trace: Trace, cluster: Cluster) -> list[str]:
     """What every truth assumes of a trace on a cluster, in sentences."""
     said = []
     if len(cluster.gpu_types) == 1 and (trace.gpu_type != NONE).any():
-        said.append(f"GPU types asked in the trace are ignored: every GPU is {cluster.gpu_types[0]}.")
+        (only,) = cluster.gpu_types
+        why = f"every GPU is {only}" if only else "the cluster's GPUs have no named type"
+        said.append(f"GPU types that jobs ask for are ignored: {why}.")
     if _groups_stand_for_users(trace):
         said.append("The trace names no users: its groups stand for them in fair shares and run-time histories.")
     elif not trace.users:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
@@ -14,6 +15,7 @@ from brim.core.tables import Grants
 from brim.core.trace import Trace, trace_of
 from brim.engine.journal import Journal
 from brim.errors import BrimError, ConfigError, InvariantError, PlanError
+from brim.policies.lines import line_of, own_parts
 from brim.policies.sockets import Policy
 from brim.sim.overheads import Overheads
 from brim.sim.truth import Rigid, Truth
@@ -55,6 +57,21 @@ class Budget(Protocol):
         ...
 
 
+def _pointing_at_its_parts(check: Callable[..., None]) -> Callable[..., None]:
+    """Add the lines of the policy's own parts to a violation: one of them breaks the rule."""
+
+    @functools.wraps(check)
+    def pointing(policy: Policy, *, examples: int = 100, seed: int = 0) -> None:
+        try:
+            check(policy, examples=examples, seed=seed)
+        except PolicyViolation as found:
+            lines = [f"{line_of(part)} ({socket})" for socket, part in own_parts(policy).items() if line_of(part)]
+            raise PolicyViolation(found.rule, found.what, found.case, " or ".join(lines)) from found.__cause__
+
+    return pointing
+
+
+@_pointing_at_its_parts
 def check_policy(policy: Policy, *, examples: int = 100, seed: int = 0) -> None:
     """Run the rules of ``rules.RULES`` on random snapshots and short replays.
 

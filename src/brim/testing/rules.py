@@ -53,11 +53,13 @@ class PolicyViolation(BrimError):  # noqa: N818 - a finding about a policy, not 
         rule: Name of the rule, one of ``RULES``.
         what: What the policy did, in words.
         case: Cluster and jobs on which it did so, in words.
+        where: Lines of the policy's own parts, known once ``check_policy`` is told of the violation.
     """
 
-    def __init__(self, rule: str, what: str, case: str = "") -> None:
-        self.rule, self.what, self.case = rule, what, case
-        super().__init__(f"breaks the rule {rule!r}: {what}" + (f"\n{case}" if case else ""))
+    def __init__(self, rule: str, what: str, case: str = "", where: str = "") -> None:
+        self.rule, self.what, self.case, self.where = rule, what, case, where
+        place = f"{where}: " if where else ""
+        super().__init__(f"{place}breaks the rule {rule!r}: {what}" + (f"\n{case}" if case else ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +24,7 @@ from brim.core.arrays import BoolArray, IntArray
 from brim.core.cluster import Cluster, NodeGroup, cluster_of
 from brim.core.trace import DEFAULTS, INT_COLUMNS, NONE, Status, Trace, trace_of
 from brim.errors import ConfigError, TraceError
+from brim.replacing import replacing
 from brim.traces.report import ReadReport
 from brim.traces.source import Source
 from brim.traces.table import LINE, MAX_AMOUNT, MAX_GPUS, MAX_RUN_MS, MAX_TIME_MS, Table, csv_table, header_share, shown
@@ -56,7 +56,8 @@ def write(trace: Trace, path: str | Path) -> None:
     """Write a trace; the ending ``.parquet``, ``.csv`` or ``.csv.gz`` decides how.
 
     Raises:
-        ConfigError: the ending is none of these, or the file cannot be written.
+        ConfigError: the ending is none of these.
+        BrimError: the file cannot be written.
     """
     target = Path(path)
     ending = "".join(target.suffixes[-2:]) if target.suffix == ".gz" else target.suffix
@@ -72,12 +73,8 @@ def write(trace: Trace, path: str | Path) -> None:
     else:
         raise ConfigError(f"trace file {target}: found the ending {ending!r}, expected .parquet, .csv or .csv.gz")
     data = gzip.compress(buffer.getvalue(), mtime=0) if ending == ".csv.gz" else buffer.getvalue()
-    part = target.with_name(target.name + ".part")
-    try:
+    with replacing(target) as part:
         part.write_bytes(data)
-        os.replace(part, target)
-    except OSError as error:
-        raise ConfigError(f"trace file {target}: cannot be written ({error.strerror})") from None
 
 
 def read(source: Source, report: ReadReport) -> Trace:

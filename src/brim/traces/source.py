@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from brim.errors import TraceError
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
 PARQUET_MAGIC: Final = b"PAR1"
+STDIN: Final = "-"
+"""The path that means standard input."""
 HEAD_BYTES: Final = 1 << 16
 """Enough to see the header and some rows of every format."""
 
@@ -53,21 +56,25 @@ class Source:
 
 
 def open_source(path: str | Path) -> Source:
-    """Read a file, through gzip where it is gzip.
+    """Read a file, or standard input for ``-``, through gzip where it is gzip.
 
     Raises:
         TraceError: it is missing, a folder, unreadable, empty, a broken gzip file, binary, or its header not UTF-8.
     """
     file = str(path)
     try:
-        data = Path(path).read_bytes()
+        if file == STDIN:
+            file = "standard input"
+            data = sys.stdin.buffer.read()
+        else:
+            data = Path(path).read_bytes()
     except FileNotFoundError:
-        raise TraceError(file, found="no such file", expected="a trace") from None
+        raise TraceError(file, found="no such file") from None
     except IsADirectoryError:
         raise TraceError(file, found="a folder", expected="a trace file, or a folder with the tables of PAI") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise TraceError(file, found=f"an unreadable file ({reason})", expected="a trace") from None
+        raise TraceError(file, found=f"cannot be read: {reason[:1].lower()}{reason[1:]}") from None
     if data.startswith(GZIP_MAGIC):
         data = _unpacked(file, data)
     if data.startswith(PARQUET_MAGIC):
@@ -98,7 +105,7 @@ def _text(file: str, data: bytes) -> bytes:
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if not data or data.isspace():
-        raise TraceError(file, found="an empty file", expected="a trace")
+        raise TraceError(file, found="the file is empty")
     return data
 
 

@@ -58,15 +58,15 @@ def synthesize(
     if shape not in SHAPES:
         near = difflib.get_close_matches(shape, SHAPES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(get_args(ShapeName))}"
-        raise ConfigError(f"shape {shape!r} is not known: {hint}")
+        raise ConfigError(f"unknown cluster {shape!r}: {hint}")
     if not 1 <= jobs <= MAX_JOBS:
-        raise ConfigError(f"jobs: found {jobs}, expected 1 to {MAX_JOBS}")
+        raise ConfigError(f"--num-jobs: found {jobs}, expected 1 to {MAX_JOBS:,}")
     if seed < 0:
-        raise ConfigError(f"seed: found {seed}, expected 0 or more")
+        raise ConfigError(f"--seed: found {seed}, expected 0 or more")
     if (cluster is None) != (load is None):
-        raise ConfigError("cluster and load belong together: found one of them, expected both or none")
+        raise ConfigError("--cluster and --load must be given together")
     if load is not None and not (math.isfinite(load) and load > 0):
-        raise ConfigError(f"load: found {load:g}, expected a number above 0, such as 0.9")
+        raise ConfigError(f"--load: found {load:g}, expected a number above 0, such as 0.9")
     rng = np.random.default_rng(seed)
     marginals = SHAPES[shape]
     gpus = _gangs(rng, marginals, jobs, cluster)
@@ -77,7 +77,7 @@ def synthesize(
     capacity = cluster.num_gpus * load if cluster is not None and load is not None else None
     span_ms = gpu_ms / capacity if capacity else jobs / marginals.jobs_per_day * MS_PER_DAY
     if span_ms > MAX_TIME_MS:
-        raise ConfigError(f"load {load} would stretch {jobs} jobs over more than 130 years")
+        raise ConfigError(f"--load: {load} would stretch {jobs} jobs over more than 130 years; give a larger load")
     user = _zipf(rng, jobs, NUM_USERS)
     return trace_of(
         name=f"{shape}-{jobs}-{seed}", format="synth", synthetic=True, job_id=[str(row) for row in range(1, jobs + 1)],

@@ -1,0 +1,100 @@
+"""What a command writes: files that replace no input, and a standard output that carries the result alone."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TextIO
+
+from brim.errors import ConfigError, RefusedError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDE: Final = 10_000
+"""Columns where no terminal sets a limit: lines are not folded, and tables keep all their columns."""
+
+
+def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[str | Path | None] = ()) -> None:
+    """Find out before an hour of replays that a result cannot be written, or would replace what the command reads.
+
+    Args:
+        outputs: Files to write, by the option that names them; None for options that were not given.
+        inputs: Files and folders that the command reads.
+
+    Raises:
+        ConfigError: a file cannot be written, or two options name the same file.
+        RefusedError: a file would replace an input, also through a symbolic or hard link.
+    """
+    given = {option: path for option, path in outputs.items() if path is not None}
+    read = [Path(path) for path in inputs if path]
+    taken: dict[Path, str] = {}
+    for option, path in given.items():
+        _check_writable(option, path)
+        other = taken.setdefault(path.resolve(), option)
+        if other != option:
+            raise ConfigError(f"{other} and {option} name the same file, {path}: give them different names")
+        for source in read:
+            if _replaces(path, source):
+                raise RefusedError(f"{option}: {path} is an input of this command ({source}); give another file name")
+
+
+def _check_writable(option: str, path: Path) -> None:
+    folder = path.resolve().parent
+    if path.is_dir():
+        raise ConfigError(f"{option}: cannot write {path}: it is a folder; give a file name")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{option}: cannot write {path}: it is not a regular file")
+    if not folder.is_dir():
+        raise ConfigError(f"{option}: cannot write {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{option}: cannot write {path}: permission denied in folder {folder}")
+
+
+def _replaces(path: Path, source: Path) -> bool:
+    """Whether writing the file would replace the input, or a file of the input where that is a folder."""
+    try:
+        if source.is_dir():
+            return path.exists() and any(os.path.samefile(path, inside) for inside in source.rglob("*"))
+        return path.exists() and os.path.samefile(path, source)
+    except OSError:  # an input that does not exist: its reader says so
+        return False
+
+
+@contextmanager
+def payload() -> Iterator[TextIO]:
+    """Standard output for the result alone: what anything else writes there meanwhile goes to standard error.
+
+    Policies are programs of their users, which may print; so may the processes that replay them.
+    """
+    out = sys.stdout
+    try:
+        ours = os.dup(out.fileno())
+    except (io.UnsupportedOperation, ValueError, OSError):  # not a file, as in tests that capture it, or closed
+        sys.stdout = sys.stderr
+        try:
+            yield out
+        finally:
+            sys.stdout = out
+        return
+    out.flush()
+    os.dup2(sys.stderr.fileno(), out.fileno())
+    try:
+        with os.fdopen(os.dup(ours), "w", encoding=out.encoding, errors=out.errors) as result:
+            yield result
+    finally:
+        out.flush()  # what was printed meanwhile
+        os.dup2(ours, out.fileno())
+        os.close(ours)
+
+
+def console(file: TextIO | None = None) -> Console:
+    """A console as wide as the terminal; where there is none, lines are not folded and no column is dropped."""
+    from rich.console import Console
+
+    target = file or sys.stdout
+    return Console(file=target, width=None if target.isatty() else WIDE, highlight=False)

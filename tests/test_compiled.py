@@ -1,0 +1,81 @@
+"""Kernels are compiled by one process for all; a process that is killed while compiling blocks no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+KERNEL = """
+import sys, time
+sys.path.insert(0, {folder!r})
+from brim import compiled
+import numba.core.event as events
+
+class Compiled(events.Listener):
+    def on_start(self, event):
+        print("compiled", event.data["dispatcher"].py_func.__name__, flush=True)
+    def on_end(self, event):
+        pass
+
+events.register("numba:compile", Compiled())
+import kernel
+print(kernel.doubled(21))
+"""
+
+
+def test_of_four_processes_one_compiles(tmp_path):
+    (tmp_path / "kernel.py").write_text(
+        "from brim.compiled import njit\n\n@njit\ndef inner(x):\n    return x + x\n\n"
+        "@njit\ndef doubled(x):\n    return inner(x)\n"
+    )
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", KERNEL.format(folder=str(tmp_path))]
+    processes = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    said = [process.communicate(timeout=120)[0].split("\n") for process in processes]
+    assert all("42" in lines for lines in said)
+    compiled = [line for lines in said for line in lines if line.startswith("compiled")]
+    assert sorted(compiled) == ["compiled doubled", "compiled inner"]
+
+
+HOLDER = """
+import time
+from brim.compiled import lock
+with lock():
+    print('has it', flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_compiler_leaves_no_lock(tmp_path):
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], env=env, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "has it\n"
+    other = subprocess.Popen(
+        [sys.executable, "-c", "from brim.compiled import lock\nwith lock(lambda: print('waits', flush=True)):\n"
+                               "    print('has it')"],
+        env=env, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert other.stdout is not None
+    assert other.stdout.readline() == "waits\n"
+    time.sleep(0.1)
+    assert other.poll() is None
+    os.kill(holder.pid, signal.SIGKILL)
+    assert other.communicate(timeout=60)[0] == "has it\n"
+    holder.communicate()
+
+
+def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path):
+    blocked = tmp_path / "a file"
+    blocked.touch()
+    env = {**os.environ, "XDG_CACHE_HOME": str(blocked), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", "from brim.compiled import lock\nwith lock():\n    print('has it')"], env=env,
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "has it\n", done.stderr
+    assert Path(blocked).is_file()
