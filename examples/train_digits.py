@@ -1,4 +1,4 @@
-"""Classify scanned handwritten digits (8x8 pixels, bundled with scikit-learn) with convolutions and batch-norm.
+"""Classify scanned digits (8x8 pixels, from `pip install scikit-learn`) with convolutions and batch-norm.
 
 Alone:         python examples/train_digits.py --steps 60
 On two ranks:  python -m brim.train.launch --nproc 2 examples/train_digits.py --steps 60

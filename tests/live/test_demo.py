@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 
 from brim.cli import demo as demo_file
 from brim.cli.main import app
-from brim.cli.watch import session_table
+from brim.cli.watch import board_of, drawn
 from brim.core.cluster import parse_cluster
 from brim.live.driver import LiveDriver, LiveJob, Watcher
 from brim.live.executor import Command
 from brim.policies.presets import find_policy
+from tests.cli.commands import brim
 from tests.live.conftest import FakeExecutor, sleeper
 
 SMALL = (
@@ -47,9 +48,36 @@ def test_the_closing_table_has_live_and_twin_side_by_side(tmp_path: Path, monkey
         assert sum('"e":"FINISHED"' in line for line in lines) == 2
     assert "fifo" in ran.stderr
     assert "preempt" in ran.stderr
+    assert result["page"] == str(tmp_path / "kept" / "page.html")
+    assert "srtf" in (tmp_path / "kept" / "page.html").read_text()
 
     again = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "kept")])
-    assert "expected a new folder" in str(again.exception)
+    assert "give a new or empty folder" in str(again.exception)
+
+
+def test_the_verdict_is_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_file, "digits_jobs", lambda: SMALL)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    ran = CliRunner().invoke(app, ["demo"], catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    said, page = ran.stdout.splitlines()[-2:]
+    assert said.startswith("Under srtf a job was done after ")
+    assert "1 of 2 jobs were done sooner, with 1 preemptions; job 0 of ana took " in said
+    (kept,) = tmp_path.glob("brim-demo-*")
+    assert page == f"page: {kept / 'page.html'}"
+    assert [path.name for path in kept.iterdir()] == ["page.html"]
+    assert len(ran.stderr.splitlines()) < 10
+
+
+@pytest.mark.parametrize("kind", ["file", "inside a file", "full"])
+def test_a_folder_that_cannot_be_used_is_one_line(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "taken").touch()
+    out = {"file": tmp_path / "taken", "inside a file": tmp_path / "taken" / "x", "full": tmp_path}[kind]
+    done = brim("demo", "--out", out)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("brim: error: --out: ")
 
 
 def test_the_live_table_says_who_waits_and_why() -> None:
@@ -65,14 +93,15 @@ def test_the_live_table_says_who_waits_and_why() -> None:
     class Photographer(Watcher):
         def tick(self, now_ms: int) -> bool:
             with console.capture() as capture:
-                console.print(session_table(driver, now_ms, "policy fifo"))
+                console.print(drawn(board_of(driver, now_ms, "policy fifo"), console.width))
             shown[now_ms] = capture.get()
             return True
 
     driver.run(executor.clock, Photographer(), tick_ms=250)
     early = next(text for now_ms, text in shown.items() if now_ms > 1_000)
-    assert "runs" in early
+    assert "running" in early
     assert "needs 2 slots; 1 are free; it would start with 1 more." in early
     assert "comes in" in early
     assert "3 of 4 slots busy" in early
-    assert "done, JCT" in list(shown.values())[-1]
+    assert "slot 0 00" in early
+    assert "done after" in list(shown.values())[-1]

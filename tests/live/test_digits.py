@@ -26,7 +26,7 @@ def test_a_preempted_training_ends_with_the_same_parameters(tmp_path: Path) -> N
         until(executor, What.STARTED, seconds=20)
         executor.stop(0, 1)
         assert last(until(executor, *ENDS, seconds=20)).what is What.STOPPED
-        assert (tmp_path / "job-0" / "checkpoint" / "digits.pickle").exists()
+        assert (tmp_path / "job-0" / "checkpoint" / "digits.npz").exists()
         executor.start(0, 2, (0,), digits(6, 0))
         heard = until(executor, *ENDS, seconds=20)
         assert last(heard).what is What.FINISHED

@@ -1,4 +1,4 @@
-"""``brim demo``: twelve real training commands on four CPU slots of this machine, under two policies in turn.
+"""``brim demo``: twelve real training jobs on four CPU slots of this machine, under two policies in turn.
 
 The engine, events, actions and checks are those of the twin; at the end the twin replays what was recorded, and the
 closing table shows both side by side.
@@ -7,6 +7,8 @@ closing table shows both side by side.
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
 import signal
 import sys
 import tempfile
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from brim.cli.options import JsonOption, OutputOption, output_of
+from brim.cli.outputs import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,30 +53,88 @@ save, whether a start takes one second or three; and all is over soon after the 
 
 def demo(
     out: Annotated[
-        Path | None, typer.Option("--out", help="New folder to keep journals, logs and checkpoints in.")
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="New folder to keep the journals, logs and checkpoints in."),
     ] = None,
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:
-    """Run twelve real training jobs on four CPU slots under two policies, beside the twin's replay (75 s)."""
+    """Run twelve real training jobs on four CPU slots under two policies, and compare (75 s)."""
     from rich.console import Console
 
     wanted = output_of(output, as_json)
     began_s = time.perf_counter()
-    console = Console(stderr=True)
-    with contextlib.ExitStack() as stack:
-        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="brim-demo-")))
-        results = [run_and_replay(name, digits_jobs(), folder / name, console) for name in POLICIES]
+    screen = Console(stderr=True, highlight=False)
+    folder = _folder(out)
+    try:
+        results = [run_and_replay(name, digits_jobs(), folder / name, screen) for name in POLICIES]
+    finally:
+        if out is None:
+            for name in POLICIES:
+                shutil.rmtree(folder / name, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
     wall_s = time.perf_counter() - began_s
+    page = _write_page(results, folder)
     if wanted == "json":
-        import json
-
-        print(json.dumps({"schema": SCHEMA, "slots": SLOTS, "wall_s": round(wall_s, 1),
+        print(json.dumps({"schema": SCHEMA, "slots": SLOTS, "wall_s": round(wall_s, 1), "page": str(page),
                           "results": [result.as_json() for result in results]}))
     else:
-        print_closing(Console(), results, wall_s)
+        print_closing(console(), results, wall_s)
+        print(verdict(results))
+        print(f"page: {page}")
     if any(result.driver.gave_up for result in results):
         raise typer.Exit(1)
+
+
+def _folder(out: Path | None) -> Path:
+    """Where the sessions write; one of its own in the temporary folder where none was given.
+
+    Raises:
+        ConfigError: it exists with something in it, or cannot be made; old checkpoints would be taken for new ones.
+    """
+    from brim.errors import ConfigError
+
+    if out is None:
+        return Path(tempfile.mkdtemp(prefix="brim-demo-"))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        taken = any(out.iterdir())
+        (out / POLICIES[0]).mkdir()
+        (out / POLICIES[0]).rmdir()
+    except FileExistsError:
+        taken = True
+    except OSError as error:
+        raise ConfigError(f"--out: cannot write to folder {out}: {error.strerror}") from None
+    if taken:
+        raise ConfigError(f"--out: {out} exists already; give a new or empty folder")
+    return out
+
+
+def _write_page(results: list[Result], folder: Path) -> Path:
+    from brim.reports.page import write_page
+
+    folder.mkdir(exist_ok=True)
+    page = folder / "page.html"
+    write_page([result.twin for result in results], page, command="brim demo")
+    return page
+
+
+def verdict(results: list[Result]) -> str:
+    """What the second policy changed against the first, as it was measured."""
+    first, second = results
+    names = first.twin.policy, second.twin.policy
+    means = _mean(first.live_s), _mean(second.live_s)
+    sooner = sum(new < old for old, new in zip(first.live_s, second.live_s, strict=True))
+    worst = max(range(len(first.live_s)), key=lambda job: second.live_s[job] - first.live_s[job])
+    later_s = second.live_s[worst] - first.live_s[worst]
+    change = f"{abs(1 - means[1] / means[0]):.0%} {'less' if means[1] < means[0] else 'more'}"
+    cost = f"; job {worst} of {first.driver.jobs[worst].user} took {later_s:.1f} s longer" if later_s > 0 else ""
+    return (
+        f"Under {names[1]} a job was done after {means[1]:.1f} s on average, {change} than the {means[0]:.1f} s under "
+        f"{names[0]}: {sooner} of {len(first.live_s)} jobs were done sooner, with {sum(second.preempted)} "
+        f"preemptions{cost}."
+    )
 
 
 def digits_jobs() -> tuple[LiveJob, ...]:
@@ -138,26 +199,21 @@ class Result:
         }
 
 
-def run_and_replay(name: str, jobs: tuple[LiveJob, ...], folder: Path, console: Console) -> Result:
+def run_and_replay(name: str, jobs: tuple[LiveJob, ...], folder: Path, screen: Console) -> Result:
     """Run the jobs under a policy, then let the twin replay the record.
 
     Raises:
-        ConfigError: the folder exists; its checkpoints would be taken for this session's.
         KeyboardInterrupt: stopped by a signal, after every process is gone.
     """
     from brim.cli.compiling import Step, compile_first
     from brim.core.cluster import parse_cluster
     from brim.engine.journal import Journal
-    from brim.errors import ConfigError
     from brim.live.driver import LiveDriver, wall_clock, warm_up
     from brim.live.local import LocalExecutor
     from brim.policies.presets import find_policy
 
     cluster, policy = parse_cluster(f"1x{SLOTS}xcpu-slot"), find_policy(name)
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise ConfigError(f"--out: {folder} exists already, expected a new folder") from None
+    folder.mkdir()
     compile_first([Step(name=name, key="live", run=lambda: warm_up(cluster, policy))])
     warm_up(cluster, policy)
     with (
@@ -166,25 +222,28 @@ def run_and_replay(name: str, jobs: tuple[LiveJob, ...], folder: Path, console: 
         _signals(executor) as stopped,
     ):
         driver = LiveDriver(cluster, policy, jobs, executor, gap_ms=GAP_MS, journal=Journal(sink))
-        over = _watch(driver, console, stopped, wall_clock())
+        over = _watch(driver, screen, stopped, wall_clock())
         executor.close()  # while the signals are still ours
     if not over:
-        console.print(f"stopped: {len(driver.ended_ms)} of {len(jobs)} jobs were over; no process of theirs is left")
+        screen.print(f"stopped: {len(driver.ended_ms)} of {len(jobs)} jobs had ended; none of their processes is left")
         raise KeyboardInterrupt
     return replayed(driver)
 
 
-def _watch(driver: LiveDriver, console: Console, stopped: Callable[[], bool], clock: Callable[[], int]) -> bool:
+def _watch(driver: LiveDriver, screen: Console, stopped: Callable[[], bool], clock: Callable[[], int]) -> bool:
     """Run the session, shown as the console allows."""
-    from brim.cli.watch import Lines, View
+    from brim.cli.watch import Lines, View, board_of
 
-    if not console.is_terminal:
-        return driver.run(clock, Lines(console, driver, stopped))
-    from rich.live import Live
+    title = f"policy {driver.scheduler.policy.name}"
+    if screen.is_terminal:
+        from rich.live import Live
 
-    words = f"policy {driver.scheduler.policy.name}: {len(driver.jobs)} training jobs on {SLOTS} CPU slots"
-    with Live(console=console, auto_refresh=False) as live:
-        return driver.run(clock, View(live, driver, stopped, words), tick_ms=TICK_MS)
+        with Live(console=screen, auto_refresh=False) as live:
+            return driver.run(clock, View(live, driver, stopped, title), tick_ms=TICK_MS)
+    screen.print(f"{title}: {len(driver.jobs)} training jobs on {SLOTS} CPU slots", soft_wrap=True)
+    over = driver.run(clock, Lines(screen, driver, stopped, title), tick_ms=TICK_MS)
+    screen.print(f"{title}: {board_of(driver, clock(), title).in_words()}", soft_wrap=True)
+    return over
 
 
 @contextlib.contextmanager
@@ -228,7 +287,7 @@ def replayed(driver: LiveDriver) -> Result:
     return Result(driver=driver, twin=twin, measured=costs)
 
 
-def print_closing(console: Console, results: list[Result], wall_s: float) -> None:
+def print_closing(screen: Console, results: list[Result], wall_s: float) -> None:
     """JCT per job and policy, live beside the twin."""
     from rich import box
     from rich.table import Table
@@ -248,16 +307,16 @@ def print_closing(console: Console, results: list[Result], wall_s: float) -> Non
     table.add_row("mean", "", "", *means, style="bold")
     counts = [cell for r in results for cell in (str(sum(r.preempted)), str(int(r.twin.preemptions.sum())), "")]
     table.add_row("preempted", "", "", *counts)
-    console.print(table)
+    screen.print(table)
     for result in results:
         costs = result.measured
         off_s = _mean([abs(live - twin) for live, twin in zip(result.live_s, result.twin_s, strict=True)])
-        console.print(
+        screen.print(
             f"{result.twin.policy}: a job's JCT differs by {off_s:.2f} s on average. Measured and given to the twin "
             f"(medians): start {costs.start_ms} ms, save {costs.save_ms} ms, restart {costs.restart_ms} ms.",
             highlight=False, soft_wrap=True,
         )
-    console.print(f"Both policies and their replays took {wall_s:.0f} s.", highlight=False)
+    screen.print(f"Both policies and their replays took {wall_s:.0f} s.", highlight=False)
 
 
 def _cells(live_s: float, twin_s: float) -> tuple[str, str, str]:

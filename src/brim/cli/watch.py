@@ -1,10 +1,13 @@
-"""How a live session looks while it runs: a table on a terminal, one line per event elsewhere."""
+"""A live session on the screen: which job has which slot when, and where each job stands.
+
+A ``Board`` is what there is to show, made from the driver by ``board_of``; ``drawn`` knows nothing of drivers.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from brim.core.events import Event, Kind
 from brim.core.lifecycle import Phase
 from brim.engine.explain import explain
 from brim.live.driver import LiveDriver, Watcher
@@ -14,125 +17,170 @@ if TYPE_CHECKING:
 
     from rich.console import Console
     from rich.live import Live
-    from rich.table import Table
-
-    from brim.core.actions import Plan
-
-BAR_WIDTH: Final = 10
-_PHASES: Final = {
-    Phase.HELD: ("held", "dim"), Phase.PENDING: ("waits", "yellow"), Phase.STARTING: ("loads", "cyan"),
-    Phase.RUNNING: ("runs", "green"), Phase.STOPPING: ("saves", "magenta"),
-}
-_ENDS: Final = {
-    Kind.FINISHED: "finished", Kind.GAVE_UP: "gave up", Kind.FAILED: "failed", Kind.STOPPED: "saved and left its slots",
-    Kind.STARTED: "makes progress",
-}
-
-
-class Lines(Watcher):
-    """One line per event and action."""
-
-    def __init__(self, console: Console, driver: LiveDriver, stopped: Callable[[], bool]) -> None:
-        self._console, self._driver, self._stopped = console, driver, stopped
-
-    def _line(self, time_ms: int, job: int, text: str) -> None:
-        policy = self._driver.scheduler.policy.name
-        self._console.print(f"{policy:>6} {time_ms / 1000:7.2f} s  job {job:<2} {text}", highlight=False, markup=False)
-
-    def event(self, event: Event) -> None:
-        """See ``Watcher``."""
-        text = _ENDS.get(event.kind, event.kind.name.lower())
-        if event.spec is not None:
-            job = self._driver.jobs[event.job]
-            text = f"submitted by {job.user}: {_slots(job.gpus)}"
-        elif event.job in self._driver.ended_ms:
-            text += f", JCT {(event.time_ms - self._driver.jobs[event.job].at_ms) / 1000:.1f} s"
-        self._line(event.time_ms, event.job, text)
-
-    def planned(self, plan: Plan) -> None:
-        """See ``Watcher``."""
-        for action in plan.actions:
-            gpus = getattr(action, "gpus", None)
-            where = "" if gpus is None else "start on slots " + ",".join(str(gpu) for _, gpu in gpus)
-            self._line(plan.time_ms, action.job, where or "preempt")
-
-    def detail(self, job: int, text: str) -> None:
-        """See ``Watcher``."""
-        self._console.print(f"       job {job}: {text}", highlight=False, markup=False)
-
-    def tick(self, now_ms: int) -> bool:
-        """See ``Watcher``."""
-        return not self._stopped()
-
-
-class View(Watcher):
-    """A table of the jobs, redrawn at each tick."""
-
-    def __init__(self, live: Live, driver: LiveDriver, stopped: Callable[[], bool], words: str) -> None:
-        self._live, self._driver, self._stopped, self._words = live, driver, stopped, words
-
-    def detail(self, job: int, text: str) -> None:
-        """See ``Watcher``."""
-        self._live.console.print(f"job {job}: {text}", highlight=False, markup=False)
-
-    def tick(self, now_ms: int) -> bool:
-        """See ``Watcher``."""
-        self._live.update(session_table(self._driver, now_ms, self._words), refresh=True)
-        return not self._stopped()
-
-
-def session_table(driver: LiveDriver, now_ms: int, words: str) -> Table:
-    """The jobs of a session as they stand now."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=words, title_justify="left", title_style="bold")
-    for column, width in (("job", 3), ("user", 5), ("gang", 4), ("state", 16), ("slots", 7), ("progress", BAR_WIDTH)):
-        table.add_column(
-            column, no_wrap=True, min_width=width, justify="right" if column in ("job", "gang") else "left"
+BAR_WIDTH: Final = 10
+COLUMN_MS: Final = 1_000
+"""Time that one column of the grid stands for."""
+QUIET_MS: Final = 10_000
+"""Between two lines where there is no terminal."""
+_MARKS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
+_COLOURS: Final = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow", "bright_green",
+                   "bright_magenta", "bright_blue", "bright_red")
+_PHASES: Final = {
+    Phase.HELD: ("held", "dim"), Phase.PENDING: ("waiting", "yellow"), Phase.STARTING: ("starting", "cyan"),
+    Phase.RUNNING: ("running", "green"), Phase.STOPPING: ("saving", "magenta"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """A time in which a job had a slot; ``end_ms`` is now where it still has it."""
+
+    job: int
+    slot: int
+    begin_ms: int
+    running_ms: int | None
+    saving_ms: int | None
+    end_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A job as it stands."""
+
+    user: str
+    slots: int
+    state: str
+    style: str
+    fraction: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """What a session looks like at a moment."""
+
+    title: str
+    now_ms: int
+    slots: int
+    busy: int
+    preemptions: int
+    stretches: tuple[Stretch, ...]
+    jobs: tuple[Row, ...]
+
+    @property
+    def done(self) -> int:
+        """Jobs that have ended."""
+        return sum(row.state.startswith(("done", "gave up")) for row in self.jobs)
+
+    def in_words(self) -> str:
+        """The state of the session as one line."""
+        waiting = sum(row.state == "waiting" for row in self.jobs)
+        return (
+            f"{self.now_ms / 1000:.0f} s, {self.busy} of {self.slots} slots busy, {waiting} waiting, "
+            f"{self.done} of {len(self.jobs)} jobs done, {self.preemptions} preemptions"
         )
-    table.add_column("waits because")
-    for job, submission in enumerate(driver.jobs):
-        state, style, slots, why = _standing(driver, job, now_ms)
-        table.add_row(
-            str(job), submission.user, str(submission.gpus), state, slots, _bar(driver.fractions[job]),
-            Text(why, no_wrap=True, overflow="ellipsis"), style=style,
+
+
+def drawn(board: Board, width: int) -> Text:
+    """The grid of slots and time, and below it one line per job."""
+    from rich.text import Text
+
+    text = Text(no_wrap=True, overflow="crop")
+    text.append(f"{board.title}: ", style="bold")
+    text.append(f"{board.in_words()}\n")
+    columns = max(10, width - 8)
+    last = board.now_ms // COLUMN_MS
+    first = max(0, last + 1 - columns)
+    for slot in range(board.slots):
+        text.append(f"slot {slot} ")
+        for column in range(first, last + 1):
+            text.append(*_cell(board, slot, column * COLUMN_MS))
+        text.append("\n")
+    text.append("       " + _axis(first, last) + "\n", style="dim")
+    legend = "a digit or letter is a job; dim: it starts; underlined: it saves its state to leave"
+    text.append(f"       {legend}\n", style="dim")
+    text.append("job user  slots  state            progress    why it waits\n", style="bold")
+    for job, row in enumerate(board.jobs):
+        text.append(f"{_MARKS[job % len(_MARKS)]:>3} ", style=_COLOURS[job % len(_COLOURS)])
+        why = row.why[: max(0, width - 46)]
+        line = f"{row.user:5} {row.slots:>5}  {row.state:16} {_bar(row.fraction)}  {why}".rstrip()
+        text.append(line + ("\n" if job < len(board.jobs) - 1 else ""), style=row.style)
+    return text
+
+
+def _cell(board: Board, slot: int, begin_ms: int) -> tuple[str, str]:
+    """What had the slot in the middle of a column of time."""
+    at_ms = min(begin_ms + COLUMN_MS // 2, board.now_ms)
+    for one in board.stretches:
+        if one.slot == slot and one.begin_ms <= at_ms < max(one.end_ms, one.begin_ms + 1):
+            style = _COLOURS[one.job % len(_COLOURS)]
+            if one.running_ms is None or at_ms < one.running_ms:
+                style = f"dim {style}"
+            elif one.saving_ms is not None and at_ms >= one.saving_ms:
+                style = f"underline {style}"
+            return _MARKS[one.job % len(_MARKS)], style
+    return "·", "dim"
+
+
+def _axis(first: int, last: int) -> str:
+    """Seconds below the grid, every ten of them."""
+    line = ""
+    for column in range(first, last + 1):
+        if column % 10 == 0:
+            line = line.ljust(column - first) + f"{column} s"
+    return line
+
+
+def board_of(driver: LiveDriver, now_ms: int, title: str) -> Board:
+    """What there is to show of a driver's session."""
+    stretches = tuple(
+        Stretch(
+            job=one.job, slot=slot, begin_ms=one.begin_ms, running_ms=one.from_ms, saving_ms=one.preempt_ms,
+            end_ms=now_ms + 1 if one.end_ms is None else one.end_ms,
         )
-    present = [a for a in driver.attempts if a.begin_ms is not None and a.end_ms is None]
-    preempted = sum(attempt.preempt_ms is not None for attempt in driver.attempts)
-    table.caption = (
-        f"{now_ms / 1000:.1f} s   {sum(len(a.slots) for a in present)} of {driver.scheduler.state.cluster.num_gpus} "
-        f"slots busy   {driver.rounds} rounds   {preempted} preemptions   "
-        f"{len(driver.ended_ms)} of {len(driver.jobs)} jobs over"
+        for one in driver.attempts if one.begin_ms is not None for slot in one.slots
     )
-    table.caption_justify = "left"
-    return table
+    present = [a for a in driver.attempts if a.begin_ms is not None and a.end_ms is None]
+    return Board(
+        title=title, now_ms=now_ms, slots=driver.scheduler.state.cluster.num_gpus,
+        busy=sum(len(attempt.slots) for attempt in present),
+        preemptions=sum(attempt.preempt_ms is not None for attempt in driver.attempts), stretches=stretches,
+        jobs=tuple(_row(driver, job, now_ms) for job in range(len(driver.jobs))),
+    )
 
 
-def _standing(driver: LiveDriver, job: int, now_ms: int) -> tuple[str, str, str, str]:
-    """State, its style, slots, and why it waits."""
+def _row(driver: LiveDriver, job: int, now_ms: int) -> Row:
+    submission = driver.jobs[job]
+    state, style, why = _standing(driver, job, now_ms)
+    return Row(
+        user=submission.user, slots=submission.gpus, state=state, style=style, fraction=driver.fractions[job], why=why
+    )
+
+
+def _standing(driver: LiveDriver, job: int, now_ms: int) -> tuple[str, str, str]:
+    """State, its style, and why the job waits."""
     submission = driver.jobs[job]
     if job in driver.ended_ms:
         jct_s = (driver.ended_ms[job] - submission.at_ms) / 1000
-        return ("gave up", "red", "", "") if job in driver.gave_up else (f"done, JCT {jct_s:.1f} s", "dim", "", "")
+        return ("gave up", "red", "") if job in driver.gave_up else (f"done after {jct_s:.1f} s", "dim", "")
     state = driver.scheduler.state
     if job not in state:
-        return f"comes in {max(0, submission.at_ms - now_ms) / 1000:.0f} s", "dim", "", ""
+        return f"comes in {max(0, submission.at_ms - now_ms) / 1000:.0f} s", "dim", ""
     phase = state.phase(job)
     word, style = _PHASES[phase]
     attempt = driver.attempt_of(job)
-    slots = ",".join(map(str, attempt.slots)) if attempt else ""
     if phase is Phase.STARTING and attempt and attempt.begin_ms is None:
-        return word, style, slots, "another job is leaving its slots"
-    return word, style, slots, _why(driver, job) if phase is Phase.PENDING else ""
+        return word, style, "another job is leaving its slots"
+    return word, style, _why(driver, job) if phase is Phase.PENDING else ""
 
 
 def _why(driver: LiveDriver, job: int) -> str:
-    """The engine's reason, in its words; what it calls GPUs are CPU slots here."""
+    """The engine's reason; what it calls GPUs are CPU slots here."""
     snapshot, result = driver.last_snapshot, driver.scheduler.last_round
     if snapshot is None or result is None or job not in result.job:
-        return "the next round will tell"
+        return "waits for the next round"
     return explain(snapshot, result, job).removeprefix(f"job {job} ").replace("GPU", "slot")
 
 
@@ -141,5 +189,38 @@ def _bar(fraction: float) -> str:
     return "━" * full + "·" * (BAR_WIDTH - full)
 
 
-def _slots(count: int) -> str:
-    return f"{count} slot{'s' if count != 1 else ''}"
+class Lines(Watcher):
+    """A line every ten seconds, for a log."""
+
+    def __init__(self, console: Console, driver: LiveDriver, stopped: Callable[[], bool], title: str) -> None:
+        self._console, self._driver, self._stopped, self._title = console, driver, stopped, title
+        self._next_ms = QUIET_MS
+
+    def detail(self, job: int, text: str) -> None:
+        """See ``Watcher``."""
+        self._console.print(f"job {job}: {text}", markup=False, soft_wrap=True)
+
+    def tick(self, now_ms: int) -> bool:
+        """See ``Watcher``."""
+        if now_ms >= self._next_ms:
+            self._next_ms = (now_ms // QUIET_MS + 1) * QUIET_MS
+            words = board_of(self._driver, now_ms, self._title).in_words()
+            self._console.print(f"{self._title}: {words}", markup=False, soft_wrap=True)
+        return not self._stopped()
+
+
+class View(Watcher):
+    """The board on a terminal, drawn again at each tick."""
+
+    def __init__(self, live: Live, driver: LiveDriver, stopped: Callable[[], bool], title: str) -> None:
+        self._live, self._driver, self._stopped, self._title = live, driver, stopped, title
+
+    def detail(self, job: int, text: str) -> None:
+        """See ``Watcher``."""
+        self._live.console.print(f"job {job}: {text}", markup=False)
+
+    def tick(self, now_ms: int) -> bool:
+        """See ``Watcher``."""
+        board = board_of(self._driver, now_ms, self._title)
+        self._live.update(drawn(board, self._live.console.width), refresh=True)
+        return not self._stopped()
