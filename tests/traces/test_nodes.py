@@ -28,7 +28,6 @@ def row(job, start, end, gpus, nodes, *, kind="a100", cpu=4, mem="10G"):
 
 def seen(folder, *rows):
     trace, report = traces.read(save(folder, "s", HEAD + "".join(rows)))
-    assert bool(report.cluster) == (trace.cluster is not None)
     return trace, report.cluster
 
 
@@ -79,6 +78,12 @@ def test_slices_of_gpus_make_up_whole_ones(tmp_path):
 def test_a_requeued_job_counts_on_the_nodes_of_each_attempt(tmp_path):
     trace, _ = seen(tmp_path, row(1, 1, 5, 8, "n1"), row(1, 6, 9, 8, "n2"), row(1, 6, 9, 8, "n2"))
     assert trace.cluster == parse_cluster("2x8xa100:cpus=4,mem=10GB")
+
+
+def test_a_node_with_more_gpus_than_a_node_can_have_is_not_believed(tmp_path):
+    trace, said = seen(tmp_path, *(row(job, 1, 9, 8, "n1") for job in range(1, 10)))
+    assert trace.cluster is None
+    assert said == "72 GPUs in use at once on one node, so that its nodes are not believed"
 
 
 def test_record_without_nodes_has_no_cluster(tmp_path):

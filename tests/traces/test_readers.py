@@ -77,6 +77,13 @@ def test_sacct_requeued_job_that_waits_again_is_still_running(tmp_path):
     assert report.dropped["still running when the record ends"] == 2
 
 
+def test_sacct_attempt_without_an_end_is_counted(tmp_path):
+    text = EXAMPLES["sacct"][1].replace("2026-05-01T08:05:00|2026-05-01T08:15:00", "2026-05-01T08:05:00|Unknown")
+    trace, report = traces.read(save(tmp_path, "s", text))
+    assert trace.run_ms[trace.job_id.index("104")] == 20 * 60_000
+    assert report.repaired["earlier attempt without an end left out of the run time"] == 1
+
+
 def test_sacct_export_written_twice_counts_each_record_once(tmp_path):
     text = EXAMPLES["sacct"][1]
     twice = text + "".join(text.splitlines(keepends=True)[1:])

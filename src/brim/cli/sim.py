@@ -266,7 +266,7 @@ def _cluster_of(trace: Trace, given: Cluster | None, load: float) -> Cluster:
 
     if given is None:
         if trace.cluster is None:
-            raise ConfigError(f"{trace.name} names no nodes: give its cluster, such as --cluster 64x8xH100")
+            raise ConfigError(f"{trace.name} does not show its cluster: give one, such as --cluster 64x8xH100")
         print(f"brim: replaying on {trace.cluster}, which the record shows; --cluster gives another", file=sys.stderr)
         return trace.cluster
     if said := traces.doubts(trace, given, load):

@@ -82,7 +82,9 @@ def cluster_seen(held: pl.DataFrame, report: ReadReport) -> Cluster | None:
         pl.len().alias("count"), pl.col("gpu_milli", "cpu_milli", "mem_mib").max(),
         (pl.col("gpu_milli") < pl.col("gpu_milli").max()).sum().alias("smaller"),
     )  # fmt: skip
-    if alike["gpu_milli"].max() > MAX_GPUS_PER_NODE * WHOLE_GPU:  # type: ignore[operator]  # not None: there are rows
+    most = int(alike["gpu_milli"].max()) // WHOLE_GPU  # type: ignore[arg-type]  # a number: there are rows
+    if most > MAX_GPUS_PER_NODE:
+        report.cluster = f"{most:,} GPUs in use at once on one node, so that its nodes are not believed"
         return None
     rows = sorted(alike.iter_rows(named=True), key=lambda row: (natural_key(row["stem"]), row["type"]))
     cluster = cluster_of(tuple(_group(row) for row in rows))

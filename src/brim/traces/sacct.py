@@ -215,8 +215,10 @@ def _merged(table: Table) -> Table:
             pl.col("share", "cpu", "mem").sort_by("gpus", maintain_order=True).last(),
             (pl.col("running").last() | pl.col("State").last().is_in(_UNFINISHED)).alias("running"),
             *(pl.col(name).last() for name in _LAST if name in records.columns),
+            (pl.col("running") & (pl.int_range(pl.len()) < pl.len() - 1)).sum().alias("endless"),
         )
     )  # fmt: skip
+    table.report.repair("earlier attempt without an end left out of the run time", int(merged["endless"].sum()))
     table.report.drop("earlier attempt of a requeued job, merged", distinct.height - merged.height)
     single = table.frame.filter(~repeated)
     frame = pl.concat([single, merged.select(single.columns)])
