@@ -29,6 +29,8 @@ parser.add_argument("--checkpoint")
 parser.add_argument("--loader-workers", type=int, default=0)
 parser.add_argument("--fail-at", type=int)
 parser.add_argument("--stream", action="store_true", help="an iterable dataset, in another order in every epoch")
+parser.add_argument("--rate", choices=["begins", "idiom"], help="set it by hand, behind begins_step or as nanoGPT does")
+parser.add_argument("--evaluate", action="store_true", help="on rank 0, every 5 steps; the best value so far is kept")
 options = parser.parse_args()
 
 
@@ -57,7 +59,22 @@ dataset = Rows(kind, options.samples)
 if options.stream:
     dataset = Stream(dataset)
 loader = run.loader(dataset, 16, workers=options.loader_workers)
-first, losses = None, {}
+first, losses, begun = None, {}, True
+best = run.carry("best", {"loss": float("inf")})
+
+
+def loss_on_rank_0():
+    """Of the whole dataset, as all ranks know it then."""
+    found = None
+    if run.rank == 0:
+        model.eval()
+        with torch.no_grad():
+            x, y = torch.utils.data.default_collate([*Rows(kind)])
+            found = float(loss_of(model(x), y))
+        model.train()
+    return run.broadcast(found)
+
+
 steps = os.open(options.out / "step", os.O_CREAT | os.O_WRONLY)  # for who decides what happens when
 for _ in run.epochs(options.epochs):
     for x, y in run.steps(loader):
@@ -68,8 +85,14 @@ for _ in run.epochs(options.epochs):
             time.sleep(options.pause_last)
         if options.fail_at == run.steps_done and run.rank == 1:
             raise RuntimeError("the user's own mistake")
+        if options.rate and (run.begins_step if options.rate == "begins" else begun):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.1 / (1 + run.steps_done / 20)
+        if options.evaluate and run.begins_step and run.steps_done % 5 == 0:
+            best["loss"] = min(best["loss"], run.evaluate(loss_on_rank_0))
         run.backward(loss_of(model(x), y))
-        if run.step():
+        begun = run.step()
+        if begun:
             losses[run.steps_done] = run.loss
             os.pwrite(steps, b"%8d" % run.steps_done, 0)
     if options.anneal:
@@ -78,7 +101,7 @@ for _ in run.epochs(options.epochs):
 said = {
     "digest": run.digest(), "samples": run.samples, "steps": run.steps_done, "rank": run.rank, "first": first,
     "losses": losses, "ledger": loader.ledger(), "noise": run.noise.state_dict(), "size": run.world_size,
-    "rate": optimizer.param_groups[0]["lr"],
+    "rate": optimizer.param_groups[0]["lr"], "best": best["loss"],
 }  # fmt: skip
 (options.out / f"{os.environ.get('BRIM_ID', 'alone')}-{os.getpid()}.json").write_text(json.dumps(said))
 loader.close()

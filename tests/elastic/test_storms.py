@@ -119,6 +119,37 @@ def test_code_at_the_end_of_an_epoch_runs_once_on_every_rank(tmp_path, zygote, u
     assert {answer["rate"] for answer in weather.answers} == {undisturbed("mlp --anneal")["rate"]}
 
 
+RATE_EVENTS = [
+    Event(4, "resize", 4), Event(11, "kill", 1), Event(18, "kill", 0), Event(24, "resize", 1), Event(29, "resize", 4),
+    Event(36, "preempt"), Event(42, "kill", 1), Event(48, "resize", 4), Event(53, "kill", 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["mlp", "conv"])
+def test_a_rate_set_by_hand_and_a_best_value_so_far_are_those_of_an_undisturbed_run(
+    tmp_path, zygote, undisturbed, model
+):
+    how = f"{model} --rate begins --evaluate"
+    words = (*WORDS, "--model", *how.split(), "--checkpoint", tmp_path / "saved")
+    weather = storm(tmp_path, RATE_EVENTS, *words, ranks=2, zygote=zygote, replace=10, timeout_s=150)
+    check(weather, undisturbed(how))
+    assert {answer["rate"] for answer in weather.answers} == {0.1 / (1 + (STEPS - 1) / 20)}
+    assert {answer["best"] for answer in weather.answers} == {undisturbed(how)["best"]}
+    assert undisturbed(how)["best"] < 1.6
+
+
+def test_a_rate_that_was_not_set_again_ends_the_job_by_name_or_is_the_right_one(tmp_path, zygote, undisturbed):
+    """Behind the answer of run.step: no rank knows that the step it repeats has begun."""
+    how = "mlp --rate idiom"
+    words = (*WORDS, "--model", *how.split(), "--checkpoint", tmp_path / "saved")
+    weather = storm(tmp_path, RATE_EVENTS, *words, ranks=2, zygote=zygote, replace=10, timeout_s=150)
+    if weather.code == 0:
+        check(weather, undisturbed(how))
+    else:
+        assert "ranks differ in param_groups[0]['lr']: " in weather.stderr
+        assert "Set it on every rank, behind `if run.begins_step:`" in weather.stderr
+
+
 def test_fast_mode_goes_on_with_any_number_of_ranks(tmp_path, zygote):
     events = [Event(5, "resize", 3), Event(20, "kill", 1), Event(35, "resize", 1)]
     weather = storm(tmp_path, events, *WORDS, "--fast", zygote=zygote)

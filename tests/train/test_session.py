@@ -321,10 +321,26 @@ def test_the_batch_stays_in_its_range():
     assert loader.global_batch == 32
 
 
-@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.lr_scheduler.ReduceLROnPlateau])
+class SAM(torch.optim.SGD):
+    """By its shape: a first step up, and, after another backward, a second one."""
+
+    def first_step(self):
+        pass
+
+    def second_step(self):
+        pass
+
+
+class WithClosure(torch.optim.SGD):
+    def step(self, closure):
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, SAM, WithClosure, torch.optim.lr_scheduler.ReduceLROnPlateau])
 def test_what_asks_for_more_than_a_gradient_is_refused(kind):
     model = nn.Linear(2, 2)
-    thing = kind(model.parameters() if kind is torch.optim.LBFGS else torch.optim.SGD(model.parameters()))
+    takes_parameters = issubclass(kind, torch.optim.Optimizer)
+    thing = kind(model.parameters() if takes_parameters else torch.optim.SGD(model.parameters()))
     with pytest.raises(UserError, match=f"run.prepare got {kind.__name__}"):
         bt.start().prepare(model, thing)
 
@@ -362,3 +378,48 @@ def test_a_checkpoint_that_does_not_fit_is_named_with_its_folder(tmp_path):
                     run.backward(loss_of(model(x), y))
                     run.step()
         run.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"num_workers": 2}, "does not take num_workers: use workers"),
+        ({"batch_size": 2}, "does not take batch_size: use global_batch"),
+        ({"drop_last": True}, "does not take drop_last: use last='drop'"),
+        ({"collate_fn": list}, "does not take collate_fn: use collate"),
+        ({"sampler": range(3)}, r"does not take sampler: brim draws the order itself.*torch\.utils\.data\.Subset"),
+        ({"batch_sampler": [range(3)]}, "does not take batch_sampler: brim draws the order itself"),
+        ({"logical_workers": 2}, "does not take logical_workers: expected batch_range, collate, "),
+        ({"wrokers": 2}, "does not take wrokers: expected batch_range, collate, .*micro_batch.*workers"),
+    ],
+)
+def test_an_option_of_another_loader_is_answered_with_ours(option, words):
+    with pytest.raises(ConfigError, match=words):
+        bt.start().loader(Rows("rows"), 16, **option)
+
+
+def clipped():
+    run = bt.start(logical_workers=4, seed=5)
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    run.clip(max_value=1e-3)
+    loader = run.loader(Rows("rows"), 16, workers=0)
+    before = model.weight.detach().clone()
+    for _ in run.epochs(1, steps=1):
+        for x, y in run.steps(loader):
+            run.backward(loss_of(model(x), y))
+            run.step()
+    run.close()
+    return run.digest(), float((model.weight.detach() - before).abs().max())
+
+
+def test_gradients_are_clipped_by_value_after_they_are_summed():
+    found = {row for ranks in (1, 2) for row in on_ranks(ranks, clipped)}
+    ((_, most),) = found
+    assert most == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_synchronised_batch_norm_is_refused_by_name():
+    model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+    with pytest.raises(UserError, match=r"got a SyncBatchNorm \(1\).*use BatchNorm"):
+        bt.start().prepare(model)

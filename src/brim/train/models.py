@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from brim.errors import UserError
 
@@ -34,6 +37,33 @@ def refuse_wrapped(thing: Any) -> None:
                 f"run.prepare got a {min(names)}, which is not supported: state sharded over ranks cannot be carried, "
                 "and gradients are summed by brim. Give it the plain model and optimizer"
             )
+    synchronised = [name for name, part in _modules(thing) if isinstance(part, nn.SyncBatchNorm)]
+    if synchronised:
+        where = synchronised[0] or "the model itself"
+        raise UserError(
+            f"run.prepare got a SyncBatchNorm ({where}), which needs a process group of fixed size: use BatchNorm. "
+            "Each logical worker normalises with its own micro-batch, and the running statistics are the mean over all "
+            "of them; for larger micro-batches use fewer logical workers"
+        )
+
+
+def _modules(thing: Any) -> Iterable[tuple[str, nn.Module]]:
+    return thing.named_modules() if isinstance(thing, nn.Module) else ()
+
+
+def refuse_several_losses(optimizer: Optimizer) -> None:
+    """Optimizers that compute the loss more than once per step: L-BFGS, sharpness-aware minimisation, and their like.
+
+    Raises:
+        UserError: the optimizer is one.
+    """
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    needs_it = closure is not None and closure.default is inspect.Parameter.empty
+    if isinstance(optimizer, torch.optim.LBFGS) or needs_it or hasattr(optimizer, "second_step"):
+        raise UserError(
+            f"run.prepare got {type(optimizer).__name__}, which needs several losses, or a closure, for each step: "
+            "brim sums one gradient per step over the ranks. Use another optimizer"
+        )
 
 
 def plain_name(name: str) -> str:

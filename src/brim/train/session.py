@@ -33,7 +33,8 @@ from brim.train.control import Control
 from brim.train.elastic import NEW, EndedError, Membership, NotWantedError, share_state
 from brim.train.evaluation import Evaluation, Operation, random_numbers_kept, reduced
 from brim.train.group import BrokenGroupError, Group
-from brim.train.models import named_parameters, refuse_wrapped
+from brim.train.loader_options import check_options
+from brim.train.models import named_parameters, refuse_several_losses, refuse_wrapped
 from brim.train.noise import Noise, Rule, rule_for
 from brim.train.per_worker import PerWorker
 from brim.train.reduce import is_power_of_two
@@ -235,14 +236,13 @@ class Run:
         if isinstance(thing, nn.Module):
             thing.to(self.device)
             self._state.models.append(thing)
-        elif isinstance(thing, torch.optim.LBFGS):
-            raise UserError("run.prepare got LBFGS, which asks for several losses per step; expected another optimizer")
         elif isinstance(thing, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise UserError(
                 "run.prepare got ReduceLROnPlateau, which steps on a measured value: give it to run.carry(name, it), "
                 "and step it yourself with the same value on every rank"
             )
         elif isinstance(thing, Optimizer):
+            refuse_several_losses(thing)
             self._state.optimizers.append(thing)
             self._update.optimizers.append(thing)
         elif hasattr(thing, "unscale_") and hasattr(thing, "update"):
@@ -304,6 +304,7 @@ class Run:
         from brim.train.loader import Loader, checked  # noqa: PLC0415  (imports multiprocessing, which a rank may not need)
 
         micro_batch = options.pop("micro_batch", None)
+        check_options(options, Loader)
         options.setdefault("seed", self.seed)
         options.setdefault("pin_memory", self.device.type == "cuda")
         loader = Loader(dataset, global_batch, logical_workers=self._workers or 1, **options)
@@ -328,7 +329,7 @@ class Run:
             steps: End after so many optimizer steps of the whole job, also within an epoch. Unlike a ``break`` it holds
                 for a rank, too, that learns of the last step from another.
         """
-        self._last_step = steps
+        self._last_step, self._epochs = steps, number
         self._form()
         while self.epoch < number and not (self._over() and self._closed):
             before = self.epoch
@@ -366,6 +367,8 @@ class Run:
         epoch = self.epoch
         while True:
             self._boundary()
+            if self._epochs is None or self.epoch < self._epochs:
+                epoch = max(epoch, self.epoch)  # the state of others, who have run the code at the end of this one
             if loader.epoch > epoch or self._over():
                 self._wait_for_all()
                 return
@@ -387,6 +390,7 @@ class Run:
                 self._form()
 
     _last_step: int | None = None
+    _epochs: int | None = None
 
     def _over(self) -> bool:
         return self._last_step is not None and self.steps_done >= self._last_step
