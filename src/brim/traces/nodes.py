@@ -12,6 +12,7 @@ import itertools
 import re
 from typing import Any, Final
 
+import numpy as np
 import polars as pl
 
 from brim.core.cluster import MAX_GPUS_PER_NODE, Cluster, NodeGroup, cluster_of
@@ -107,16 +108,22 @@ def _group(row: dict[str, Any]) -> NodeGroup:
 
 def _most_at_once(shared: pl.DataFrame) -> pl.DataFrame:
     """Return for each node the most GPUs, cores and memory in use at once; who ends makes room for who starts."""
-    amounts = ("gpu_milli", "cpu_milli", "mem_mib")
-    starts = shared.select("nodes", pl.col("start").alias("at"), *amounts)
-    ends = shared.filter(pl.col("end").is_not_null()).select(
-        "nodes", pl.col("end").alias("at"), *(-pl.col(name) for name in amounts)
-    )
-    moments = pl.concat([ends, starts]).group_by("nodes", "at").agg(pl.col(*amounts).sum())
-    running = moments.sort("nodes", "at").select("nodes", *(pl.col(name).cum_sum().over("nodes") for name in amounts))
-    most = running.group_by("nodes").agg(pl.col(*amounts).max())
+    names = shared["nodes"].unique()
+    code = shared["nodes"].replace_strict(names, range(len(names)), return_dtype=pl.Int64).to_numpy()
+    ended = shared["end"].is_not_null().to_numpy()
+    node = np.concatenate((code[ended], code))
+    at_ms = np.concatenate((shared["end"].drop_nulls().to_numpy(), shared["start"].to_numpy()))
+    order = np.lexsort((at_ms, node))  # stable: at one moment, ends stand before starts
+    first = np.flatnonzero(np.diff(node[order], prepend=-1))
+    most = {"nodes": names}
+    for name in ("gpu_milli", "cpu_milli", "mem_mib"):
+        amount = shared[name].to_numpy()
+        in_use = np.cumsum(np.concatenate((-amount[ended], amount))[order])
+        before = np.concatenate(([0], in_use))[first]
+        most[name] = pl.Series(np.maximum.reduceat(in_use, first) - before)
     single = shared.group_by("nodes").agg(pl.col("most_milli").max())
-    return most.join(single, on="nodes").with_columns(pl.max_horizontal("gpu_milli", "most_milli").alias("gpu_milli"))
+    together = pl.DataFrame(most).join(single, on="nodes")
+    return together.with_columns(pl.max_horizontal("gpu_milli", "most_milli").alias("gpu_milli"))
 
 
 def _types(shared: pl.DataFrame) -> pl.DataFrame:
