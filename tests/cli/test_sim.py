@@ -162,6 +162,12 @@ def test_bad_input_is_one_line_and_exit_code_2(trace, args, said):
     assert done.stdout == ""
 
 
+def test_a_library_that_does_not_exist_is_an_error_even_where_no_policy_asks_for_it(trace):
+    done = brim("sim", "run", trace, "-c", "2x8xV100", "-p", "fifo", "--library", "nowhere")
+    assert done.returncode == 3
+    assert "found 'nowhere', expected one of" in done.stderr
+
+
 def test_a_policy_file_that_breaks_says_so_in_one_line(trace, tmp_path):
     policy = tmp_path / "mine.py"
     policy.write_text("import brim.nowhere\n")

@@ -38,44 +38,44 @@ if TYPE_CHECKING:
     from brim.sim.overheads import Drain, Faults
     from brim.sim.twin import Settings
 
-app = typer.Typer(name="sim", help="The twin: what would another policy have changed?", no_args_is_help=True)
+app = typer.Typer(name="sim", help="Replay a trace under other policies, and compare them.", no_args_is_help=True)
 app.command("reproduce")(reproduce)
 
 DEFAULT_POLICIES: Final = "fifo,backfill,sjf,srtf,las,gittins,tiresias,fair"
 SEEDS_MAX: Final = 1000
 
 _Trace = Annotated[str, typer.Argument(help="Trace file in any known format; - reads standard input.")]
-_Format = Annotated[str | None, typer.Option("--format", "-f", help="Trace format; found from the content if absent.")]
+_Format = Annotated[str | None, typer.Option("--format", "-f", help="Trace format; detected by default.")]
 _Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N jobs.")]
 _From = Annotated[str | None, typer.Option("--from", metavar="DATE", help="Only jobs submitted from this date on.")]
 _Truth = Annotated[
-    str, typer.Option("--truth", help="What jobs really do: rigid (as recorded), measured or parametric (elastic).")
+    str, typer.Option("--truth", help="How jobs run: rigid (as recorded), measured, or parametric (elastic).")
 ]
 _Profiles = Annotated[
     Path | None, typer.Option("--profiles", metavar="DIR", help="Measured applications, for --truth measured.")
 ]
 _ElasticShare = Annotated[
     float | None,
-    typer.Option("--elastic-share", help="Share of jobs that may be resized, for --truth parametric; 0.3 if absent."),
+    typer.Option("--elastic-share", help="Share of jobs that may be resized, for --truth parametric; 0.3 by default."),
 ]
-_Overheads = Annotated[str, typer.Option("--overheads", metavar="xF", help="Scale what changes cost, such as x2.")]
+_Overheads = Annotated[str, typer.Option("--overheads", metavar="xF", help="Scale the cost of changes, such as x2.")]
 _Estimates = Annotated[
-    str, typer.Option("--estimates", help="What policies believe of run times: limits (the user's) or history.")
+    str, typer.Option("--estimates", help="Run-time estimates of policies: limits (the users' own) or history.")
 ]
 _Library = Annotated[
     str,
     typer.Option(
         "--library",
-        help="Models known beforehand to policies that ask: pollux, gavel, mlperf, or a file that brim profile wrote.",
+        help="Step-time models that policies know in advance: pollux, gavel, mlperf, or a file of brim profile.",
     ),
 ]
 _NodeMtbf = Annotated[str, typer.Option("--node-mtbf", help="Mean time between failures of a node, such as 30d.")]
-_JobMtbf = Annotated[str, typer.Option("--job-mtbf", help="Mean running time between a job's own failures.")]
+_JobMtbf = Annotated[str, typer.Option("--job-mtbf", help="Mean running time between failures of a job, such as 10d.")]
 _Drain = Annotated[
     list[str] | None, typer.Option("--drain", help="NODES@START+LENGTH, such as 0-3@2d+12h; may be repeated.")
 ]
 _DropTooLarge = Annotated[
-    bool, typer.Option("--drop-too-large", help="Leave out jobs that even the empty cluster could not run.")
+    bool, typer.Option("--drop-too-large", help="Leave out jobs that do not fit even the empty cluster.")
 ]
 _Price = Annotated[
     float | None, typer.Option("--price", metavar="X", help="Price of a GPU-hour, for the cost of what jobs hold.")
@@ -97,8 +97,8 @@ def run(
     format: _Format = None,
     limit: _Limit = None,
     from_date: _From = None,
-    load: Annotated[str, typer.Option("--load", help="Arrival rate relative to the trace.")] = "1",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="0 is the trace as recorded; others resample it.")] = 0,
+    load: Annotated[str, typer.Option("--load", help="Arrival rate relative to that of the trace.")] = "1",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="0 replays the trace as recorded; others resample.")] = 0,
     truth: _Truth = "rigid",
     profiles: _Profiles = None,
     elastic_share: _ElasticShare = None,
@@ -142,7 +142,7 @@ def compare(
     limit: _Limit = None,
     from_date: _From = None,
     load: Annotated[str, typer.Option("--load", help="Arrival rates relative to the trace: 0.7,0.9,1.1.")] = "1",
-    seeds: Annotated[int, typer.Option("--seeds", min=1, max=SEEDS_MAX, help="Seeds, for intervals.")] = 1,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, max=SEEDS_MAX, help="Seeds; intervals need two or more.")] = 1,
     truth: _Truth = "rigid",
     profiles: _Profiles = None,
     elastic_share: _ElasticShare = None,
@@ -180,6 +180,7 @@ def _replay_and_report(
     """Check all input before the first replay, then run, then report."""
     from dataclasses import replace
 
+    from brim.beliefs.library import load
     from brim.core.cluster import parse_cluster
     from brim.policies.presets import find_policy
     from brim.sim.twin import Settings
@@ -198,6 +199,8 @@ def _replay_and_report(
     settings = Settings(
         overheads=truth.overheads().times(factor(overheads, "--overheads")), estimates=estimates, library=library,
     )
+    if library:
+        load(library)  # a wrong name is an error even where no policy asks for the models
     if price is not None and not 0 <= price < float("inf"):
         raise ConfigError(f"--price: found {price:g}, expected a price per GPU-hour, such as 2.50")
     recorded = _read(path, format, limit, from_date, anonymise)

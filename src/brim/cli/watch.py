@@ -79,7 +79,7 @@ class Board:
         waiting = sum(row.state == "waiting" for row in self.jobs)
         return (
             f"{self.now_ms / 1000:.0f} s, {self.busy} of {self.slots} slots busy, {waiting} waiting, "
-            f"{self.done} of {len(self.jobs)} jobs done, {self.preemptions} preemptions"
+            f"{self.done} of {len(self.jobs)} done, {self.preemptions} preemptions"
         )
 
 
@@ -99,7 +99,7 @@ def drawn(board: Board, width: int) -> Text:
             text.append(*_cell(board, slot, column * COLUMN_MS))
         text.append("\n")
     text.append("       " + _axis(first, last) + "\n", style="dim")
-    legend = "a digit or letter is a job; dim: it starts; underlined: it saves its state to leave"
+    legend = "job by its mark below; dim: starting, underlined: saving its state"
     text.append(f"       {legend}\n", style="dim")
     text.append("job user  slots  state            progress    why it waits\n", style="bold")
     for job, row in enumerate(board.jobs):
