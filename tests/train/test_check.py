@@ -184,3 +184,29 @@ def test_half_a_line_is_no_step(tmp_path):
     path.write_text('{"certificate": {"seed": 1}, "gpus": 0}\n{"step": 0, "sums": {"a": "1"}}\n{"step": 1, "su')
     assert read(path) == Seen({"seed": 1}, 0, {0: {"a": "1"}})
     assert read(tmp_path / "none") == Seen()
+
+
+@pytest.mark.parametrize(
+    ("inside", "words"),
+    [
+        ("if run.steps_done == 2: model[0].bias.requires_grad_(True)", "parameter '0.bias' was unfrozen"),
+        ("optimizer.add_param_group({'params': [torch.nn.Parameter(torch.zeros(3))]})", "belongs to no model given to"),
+        ("if run.rank == 0: model[3].bias.data.add_(1e-3)", "parameter '3.bias' is not equal on all ranks"),
+    ],
+)
+def test_what_would_make_ranks_differ_is_named(checked, inside, words):
+    script = SCRIPT.format(above="", inside=inside, workers=4, epochs=2, checkpoint=None)
+    if "unfrozen" in words:
+        script = script.replace("model, optimizer =", "model[0].bias.requires_grad_(False)\nmodel, optimizer =")
+    code, out, err = checked(script=script)
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+def test_a_counter_of_forward_passes_is_found(checked):
+    """A plain attribute: each rank counts its own micro-batches."""
+    script = SCRIPT.format(above="", inside="model.calls = getattr(model, 'calls', 0) + 1", workers=4, epochs=2,
+                           checkpoint=None)  # fmt: skip
+    code, out, _ = checked(script=script.replace("model(x), y)", "model(x) / model.calls, y)"))
+    assert code == 1
+    assert "resume exact: no" in out
