@@ -197,7 +197,7 @@ def _bounded(
     try:
         return replay(trace, cluster, rules.watched(policy, note, check), settings, truth=truth, journal=journal)
     except PlanError as error:
-        raise PolicyViolation(rules.SOUND, str(error), case) from error
+        raise PolicyViolation(rules.rule_of(error), str(error), case) from error
     except InvariantError as error:
         if "nothing will happen" not in str(error):
             raise  # a defect of brim, not of the policy

@@ -110,11 +110,18 @@ def decide(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> Decision:
     try:
         result = run_round(snapshot, beliefs, watched(policy, note, check))
     except PlanError as error:
-        rule = PURE if "read-only" in str(error) or "WRITEABLE" in str(error) else SOUND
-        raise PolicyViolation(rule, str(error), describe(snapshot)) from error
+        raise PolicyViolation(rule_of(error), str(error), describe(snapshot)) from error
     if list(_bytes_of(snapshot)) != before:
         raise PolicyViolation(PURE, "the policy wrote into the snapshot it was given", describe(snapshot))
     return Decision(wanted=seen[-1], gpus=snapshot.jobs.gpus, result=result)
+
+
+def rule_of(error: PlanError) -> str:
+    """The rule that a policy breaks whose plan is refused."""
+    said = str(error)
+    if "read-only" in said or "WRITEABLE" in said:
+        return PURE
+    return STAYS if "no part of it declares that it does" in said else SOUND
 
 
 def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -> None:
