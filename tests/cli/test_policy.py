@@ -52,7 +52,7 @@ def test_a_policy_that_gambles_is_caught_with_its_rule(tmp_path):
 def test_a_part_cannot_end_the_program_unseen(tmp_path, body):
     path, trace = tmp_path / "ends.py", tmp_path / "t.parquet"
     path.write_text(MINE.format(name="Ends", body=body))
-    brim("trace", "synth", "philly", trace, "--jobs", 5, "--seed", 1, "--cluster", "2x8xV100", "--load", 1)
+    brim("trace", "synth", "philly", trace, "--num-jobs", 5, "--seed", 1, "--cluster", "2x8xV100", "--load", 1)
     for command in (("policy", "check", path, "--examples", "5"), ("sim", "run", trace, "-c", "2x8xV100", "-p", path)):
         done = brim(*command)
         assert done.returncode == 1, done.stdout
@@ -63,7 +63,7 @@ def test_a_part_cannot_end_the_program_unseen(tmp_path, body):
 
 def test_failures_that_leave_no_time_end_with_a_line(tmp_path):
     trace = tmp_path / "t.parquet"
-    brim("trace", "synth", "philly", trace, "--jobs", 5, "--seed", 1, "--cluster", "2x8xV100", "--load", 1)
+    brim("trace", "synth", "philly", trace, "--num-jobs", 5, "--seed", 1, "--cluster", "2x8xV100", "--load", 1)
     done = brim("sim", "run", trace, "-c", "2x8xV100", "-p", "fifo", "--node-mtbf", "1s")
     assert done.returncode == 2, done.stdout
     assert "has made no lasting progress for" in done.stderr
