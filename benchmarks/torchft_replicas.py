@@ -10,6 +10,9 @@ from pathlib import Path
 JOB = Path(__file__).resolve().parent / "resize_job.py"
 HEARTBEAT_MS = 1000
 """After this a lighthouse takes a replica to be gone; its default is 5 s."""
+JOIN_MS = 60_000
+"""How long a lighthouse waits for replicas that live and have not asked yet: the default of its command. With 100 ms,
+the default in Python, replicas that compute unequally long leave each other out in turns."""
 MISSING = "" if importlib.util.find_spec("torchft") else "it is not installed (pip install torchft-nightly)"
 
 
@@ -20,8 +23,9 @@ def lighthouse():
     from torchft.coordination import LighthouseServer
 
     server = LighthouseServer(
-        bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=100, quorum_tick_ms=100, heartbeat_timeout_ms=HEARTBEAT_MS
-    )
+        bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=JOIN_MS, quorum_tick_ms=100,
+        heartbeat_timeout_ms=HEARTBEAT_MS,
+    )  # fmt: skip
     try:
         yield "http://127.0.0.1:" + server.address().rpartition(":")[2]
     finally:
