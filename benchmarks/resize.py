@@ -57,10 +57,12 @@ def last_of(folder, size):
 def gaps(folder, names="*"):
     """Seconds without a step on the way from one of the sizes of `CHANGES` to the other, by (from, to)."""
     found, rows, left, lost = {}, steps_in(folder, names), 0, 0.0
-    for (size, _, _), (after, began, _) in itertools.pairwise(rows):
+    usual = {size: statistics.median(end - began for kind, began, end in rows if kind == size) for size, _, _ in rows}
+    for (size, _, _), (after, _, ended) in itertools.pairwise(rows):
         if after == size:
             continue
         left = left or size
+        began = ended - usual[after]  # torchft waits for the others within its step
         lost += began - max((end for kind, _, end in rows if kind == size and end <= began), default=began)
         if (left, after) in CHANGES:
             found.setdefault((left, after), []).append(lost)

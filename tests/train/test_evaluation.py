@@ -200,6 +200,8 @@ for epoch in run.epochs(4):
         run.backward(loss_of(model(x), y))
         model.eval()
         run.step()
+        if run.world_size == 1 and os.environ["BRIM_ID"] != "alone":
+            time.sleep(0.2)  # so that a new rank comes in time
     if where == "epoch":
         found[run.steps_done] = run.evaluate(evaluate)
 name = os.environ.get("BRIM_ID", "alone")
