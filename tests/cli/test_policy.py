@@ -57,7 +57,7 @@ def test_a_part_cannot_end_the_program_unseen(tmp_path, body):
         done = brim(*command)
         assert done.returncode == 1, done.stdout
         assert "policy 'mine', order: SystemExit: " in done.stderr
-        assert "(ends.py, line 13)" in done.stderr
+        assert "ends.py:13)" in done.stderr
         assert "Traceback" not in done.stderr
 
 

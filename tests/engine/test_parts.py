@@ -249,8 +249,8 @@ class RaisesOdd(NoFill):
 
 
 @pytest.mark.parametrize(("policy", "said"), [
-    (replace(SKIP, order=Ends()), r"policy 'mine', order: SystemExit: 0 \(test_parts.py, line \d+\)"),
-    (replace(SKIP, fill=RaisesOdd()), r"policy 'mine', fill: Odd: out of order \(test_parts.py, line \d+\)"),
+    (replace(SKIP, order=Ends()), r"policy 'mine', order: SystemExit: 0 \(.*test_parts.py:\d+\)"),
+    (replace(SKIP, fill=RaisesOdd()), r"policy 'mine', fill: Odd: out of order \(.*test_parts.py:\d+\)"),
 ])
 def test_no_exception_of_a_part_leaves_a_round_unnamed(policy, said):
     with pytest.raises(PlanError, match=said):
@@ -302,5 +302,5 @@ def test_a_part_that_declares_it_is_told():
 def test_a_file_that_raises_what_nobody_catches_is_one_line(tmp_path):
     for line in ("raise SystemExit(0)", "raise GeneratorExit('enough')"):
         (tmp_path / "mine.py").write_text(line + "\n")
-        with pytest.raises(ConfigError, match=r"policy file .*mine.py: (SystemExit|GeneratorExit)"):
+        with pytest.raises(ConfigError, match=r"policy file .*mine.py:1: (SystemExit|GeneratorExit)"):
             find_policy(str(tmp_path / "mine.py"))
