@@ -84,7 +84,7 @@ def test_interpolating_many_local_batches_at_once_equals_one_by_one(toy, nodes, 
 
 def test_a_job_nothing_was_measured_for_is_bounded_by_nothing(toy):
     flat = replace(toy, step_times=replace(toy.step_times, curves={(1,): {4: (1.0, 0.0)}}, points={(1, 1, 4): (1, 0)},
-                                             _kept={}, _between=[]))
+                                             _kept={}, _between=[], _fitted=[]))
     assert least(flat, Ranges(2, 2, 8, 8), Room(1, 2)) == (0.0, 0.0)
 
 

@@ -149,7 +149,7 @@ def test_the_order_of_nodes_counts_only_up_to_rotation(tmp_path):
 def test_digits_of_a_placement_are_nodes_and_never_one_big_node(toy):
     assert toy.times_s((1, 1), 4) == (0.5, 0.2)
     with pytest.raises(ConfigError, match="11 with 4 samples per GPU, which was not measured"):
-        toy.times_s((11,), 4)
+        toy.step_times.times_s((11,), 4)
 
 
 def test_rows_measured_twice_count_as_their_mean(tmp_path):
@@ -199,7 +199,7 @@ def test_more_than_16_nodes_count_as_16(plane):
 ])  # fmt: skip
 def test_beyond_the_measurements_is_an_error_and_never_a_guess(plane, placement, local_batch):
     with pytest.raises(ConfigError, match="was not measured, expected"):
-        plane.times_s(placement, local_batch)
+        plane.step_times.times_s(placement, local_batch)
 
 
 def test_points_that_span_no_volume_cannot_be_interpolated(tmp_path):
@@ -208,7 +208,7 @@ def test_points_that_span_no_volume_cannot_be_interpolated(tmp_path):
     app = read_applications(written(tmp_path, placements=placements, scalability=flat))["toy"]
     assert app.times_s((1,), 6) == pytest.approx((0.4, 0.0))
     with pytest.raises(ConfigError, match=r"of 2 GPUs on 2 nodes so placed, and 4 points .* span no volume"):
-        app.times_s((1, 1), 4)
+        app.step_times.times_s((1, 1), 4)
 
 
 def test_applications_can_be_keys(toy, toy_at):
@@ -374,9 +374,13 @@ def test_the_folder_of_one_application(tmp_path):
         read_applications(written(tmp_path) / "toy")
 
 
-@pytest.mark.parametrize("table", ["placements", "scalability"])
-def test_a_missing_table(tmp_path, table):
-    assert refused(tmp_path, **{table: None}).startswith(f"{table}.csv: found no such file")
+def test_a_missing_table_of_placements(tmp_path):
+    assert refused(tmp_path, placements=None).startswith("placements.csv: found no such file")
+
+
+def test_without_a_table_of_scalability_the_placements_are_what_was_measured(tmp_path):
+    app = read_applications(written(tmp_path, scalability=None))["toy"]
+    assert set(app.step_times.points) == {(len(place), sum(map(int, place)), local) for place, local in PLACEMENTS}
 
 
 @pytest.mark.parametrize(("validation", "found"), [({}, "none"), ({8: VALIDATION[8]}, "validation-8.csv")])

@@ -209,6 +209,10 @@ def _replay_and_report(
     if drop_too_large:
         recorded, notes = _without_too_large(recorded, cluster)
         settings = replace(settings, notes=notes)
+    recorded, left_out = truth.runnable(recorded, cluster)
+    for note in left_out:
+        print(f"brim: {note}", file=sys.stderr)
+    settings = replace(settings, notes=settings.notes + left_out)
     truth.build(recorded, cluster)  # what is wrong with it is found before the first replay
     tasks = _tasks(recorded, cluster, policies, settings, loads, seeds, truth)
     record = _record(recorded, loads, seeds, truth, part=bool(limit or from_date))

@@ -74,6 +74,19 @@ class Choice:
         return Rigid(trace)
 
 
+    def runnable(self, trace: Trace, cluster: Cluster) -> tuple[Trace, tuple[str, ...]]:
+        """Leave out jobs for which there is no truth; the trace that is left, and a sentence that says so.
+
+        Raises:
+            ConfigError: profiles are wrong, or no job is left.
+        """
+        if self.profiles is None:
+            return trace, ()
+        from brim.sim.measured import without_unmeasured  # noqa: PLC0415
+
+        return without_unmeasured(trace, cluster, _applications(self.profiles))
+
+
 RIGID: Final = Choice()
 
 

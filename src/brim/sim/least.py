@@ -9,8 +9,8 @@ statistics by the epoch. With r(c, e) the progress per second in configuration c
 since every piece of epoch e, whenever and however it is done, takes at least that per unit of progress. Both are exact
 over the batches: a batch counts only by how ``Application.split`` divides it, and all divisions there are, are tried.
 Over placements they are safe: all measured ones, and every number of nodes that could hold the GPUs by interpolation,
-whether or not the cluster's nodes can form a placement that was not measured. What cannot be interpolated cannot run
-(``StepTimes``) and is left out.
+whether or not the cluster's nodes can form a placement that was not measured. What cannot be interpolated is
+extrapolated, as the truth does (``Application.times_s``); what cannot be extrapolated cannot run and is left out.
 """
 
 from __future__ import annotations
@@ -100,16 +100,28 @@ def _times(app: Application, gpus: int, local: IntArray, room: Room) -> Iterator
             known = sorted(curve)
             within: BoolArray = measured <= known[-1]
             step, sync = (np.interp(measured, known, [curve[at][part] for at in known]) for part in (0, 1))
-            yield np.where(within, step, np.nan), np.where(within, sync, np.nan)
+            yield _filled(app, len(placement), gpus, measured, np.where(within, step, np.nan), sync)
     fewest, most = -(-gpus // room.width), min(gpus, room.nodes)
     for nodes in range(fewest, min(most, max(fewest, NODES_MAX + 1)) + 1):  # more count as NODES_MAX
         only = _only_placement(nodes, gpus, room.width)
         if only in times.curves:
             continue
         try:
-            yield times.between(nodes, gpus, measured)
-        except ConfigError:  # there is nothing to interpolate between: such placements cannot run
-            return
+            step, sync = times.between(nodes, gpus, measured)
+        except ConfigError:  # there is nothing to interpolate between
+            step = sync = np.full(len(measured), np.nan)
+        yield _filled(app, nodes, gpus, measured, step, sync)
+
+
+def _filled(
+    app: Application, nodes: int, gpus: int, local: FloatArray, step: FloatArray, sync: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Step and sync seconds with the NaN of what was not measured replaced by the fitted model's."""
+    beyond = np.isnan(step)
+    if beyond.any():
+        step_s, sync_s = app.step_times.extrapolated_s(nodes, gpus, local)
+        step, sync = np.where(beyond, step_s, step), np.where(beyond, sync_s, sync)
+    return step, sync
 
 
 def _only_placement(nodes: int, gpus: int, width: int) -> tuple[int, ...] | None:

@@ -36,6 +36,7 @@ class _Stage:
     grad_var: float
     grad_sqr: float
     seen: tuple[Sample, ...]
+    measured: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class _OneGpu:
         if local_batch > self.app.local_batch_max:
             return None
         try:
-            return [self.app.times_s((1,), local_batch)[0]] * steps
+            return [self.app.step_times.times_s((1,), local_batch)[0]] * steps
         except ConfigError:
             return None
 
@@ -76,8 +77,9 @@ class Measured:
         self._gpus_max = min(cluster.num_gpus, GPUS_MAX)
         self._width = int(cluster.gpus_N.max())
         self._room = Room(cluster.num_nodes, self._width)
-        self._app_J = _applications_of(trace, applications)
+        self._app_J = _applications_of(trace, applications, self._width)
         self._stages: dict[tuple[str, tuple[int, ...], int, int], _Stage] = {}
+        self._beyond: set[int] = set()  # jobs that ran where nothing was measured
         self._progress = {app.name: app.progress_E.tolist() for app in applications.values()}
 
     def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int) -> Pace:
@@ -86,6 +88,8 @@ class Measured:
         ends = self._progress[app.name]
         epoch = min(int(np.searchsorted(app.progress_E, done, side="right")), len(ends) - 1)
         stage = self._stage(app, nodes, batch, epoch)
+        if not stage.measured:
+            self._beyond.add(job)
         report = Report(
             samples_done=done * app.batch_min, samples_per_s=stage.samples_per_s, grad_var=stage.grad_var,
             grad_sqr=stage.grad_sqr, seen=stage.seen,
@@ -102,7 +106,7 @@ class Measured:
             variance, square = app.gradient(gpus * local_batch * (accumulation + 1), epoch)
             sample = Sample(len(nodes), gpus, local_batch, *app.times_s(nodes, local_batch))
             found = self._stages[key] = _Stage(
-                rate / MS_PER_S, rate * app.batch_min, variance, square, (sample,),
+                rate / MS_PER_S, rate * app.batch_min, variance, square, (sample,), app.measured(nodes, local_batch),
             )
         return found
 
@@ -115,7 +119,8 @@ class Measured:
         rows = []
         for row, app in enumerate(self._app_J):
             gpus, batch = int(self._trace.gpus[row]), int(self._trace.batch[row])
-            low, high = (1, self._gpus_max) if app.elastic else (gpus, gpus)
+            widest = self._gpus_max if app.step_times.exchanges else 1
+            low, high = (1, widest) if app.elastic else (gpus, gpus)
             least, most = (app.batch_min, app.batch_max) if app.elastic else (batch, batch)
             high = max(gpus, min(high, most // app.local_batch_min))  # what its user asked it can always run on
             rows.append((low, high, batch, least, most, app.local_batch_min, app.local_batch_max))
@@ -174,7 +179,15 @@ class Measured:
 
     def sentences(self) -> list[str]:
         """See ``Truth``."""
+        said = []
+        if self._beyond:
+            first = self._trace.job_id[min(self._beyond)]
+            said = [
+                f"{len(self._beyond)} of {len(self._app_J)} jobs ran at times on GPUs or batches not measured "
+                f"(first: job {first}); step times there are extrapolated by the fitted throughput model."
+            ]
         return [
+            *said,
             "Step times and gradients are those measured for each job's application; a job ends when it has made the "
             "progress of the fastest validated run (truth: measured). Every GPU is as fast as those measured."
         ]
@@ -186,20 +199,47 @@ def packed(gpus: int, width: int) -> tuple[int, ...]:
     return (width,) * full + ((rest,) if rest else ())
 
 
-def _applications_of(trace: Trace, applications: dict[str, Application]) -> list[Application]:
-    found = []
-    for row, code in enumerate(trace.profile.tolist()):
-        name = trace.profiles[code] if code != NONE else ""
-        where = f"{trace.name}: job {trace.job_id[row]}"
-        if name not in applications:
-            what = f"application {name!r}" if name else "no application"
-            raise ConfigError(f"{where} names {what}, expected one that was measured: {', '.join(applications)}")
-        app, gpus, batch = applications[name], int(trace.gpus[row]), int(trace.batch[row])
-        if not app.batch_min <= batch <= app.batch_max:
-            raise ConfigError(
-                f"{where} asks for a batch of {batch}, {name} was measured with {app.batch_min} to {app.batch_max}"
-            )
-        if gpus > min(batch, GPUS_MAX):
-            raise ConfigError(f"{where} asks for {gpus} GPUs, expected at most {min(batch, GPUS_MAX)}")
-        found.append(app)
-    return found
+def without_unmeasured(
+    trace: Trace, cluster: Cluster, applications: dict[str, Application]
+) -> tuple[Trace, tuple[str, ...]]:
+    """Leave out the jobs that cannot run on what was measured; the trace that is left, and a sentence that says so.
+
+    Raises:
+        ConfigError: no job is left.
+    """
+    width = int(cluster.gpus_N.max())
+    problems = [_problem(trace, row, applications, width) for row in range(len(trace))]
+    rows = np.flatnonzero([bool(problem) for problem in problems])
+    if not len(rows):
+        return trace, ()
+    if len(rows) == len(trace):
+        raise ConfigError(f"{trace.name}: {problems[0]}")
+    note = f"{len(rows)} of {len(trace)} jobs are left out: they cannot run on what was measured. {problems[rows[0]]}."
+    return trace.take(np.flatnonzero([not problem for problem in problems])), (note,)
+
+
+def _problem(trace: Trace, row: int, applications: dict[str, Application], width: int) -> str:
+    """Why a job cannot run on what was measured, in a sentence without its full stop; empty for nothing."""
+    code, where = int(trace.profile[row]), f"job {trace.job_id[row]}"
+    name = trace.profiles[code] if code != NONE else ""
+    if name not in applications:
+        what = f"application {name!r}" if name else "no application"
+        return f"{where} names {what}, expected one that was measured: {', '.join(applications)}"
+    app, gpus, batch = applications[name], int(trace.gpus[row]), int(trace.batch[row])
+    if not app.batch_min <= batch <= app.batch_max:
+        return f"{where} asks for a batch of {batch}, {name} was measured with {app.batch_min} to {app.batch_max}"
+    if gpus > min(batch, GPUS_MAX):
+        return f"{where} asks for {gpus} GPUs, expected at most {min(batch, GPUS_MAX)}"
+    try:
+        app.times_s(packed(gpus, width), app.split(gpus, batch)[0])
+    except ConfigError as error:
+        return f"{where}: {error}"
+    return ""
+
+
+def _applications_of(trace: Trace, applications: dict[str, Application], width: int) -> list[Application]:
+    for row in range(len(trace)):
+        problem = _problem(trace, row, applications, width)
+        if problem:
+            raise ConfigError(f"{trace.name}: {problem}")
+    return [applications[trace.profiles[code]] for code in trace.profile.tolist()]

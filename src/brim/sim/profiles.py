@@ -83,7 +83,7 @@ class StepTimes:
     - Fewer samples per GPU than were ever measured take as long as the fewest measured: never faster than the truth.
     - Anything else outside the measurements is an error: more samples per GPU than measured on a placement, nodes with
       more GPUs or jobs with more GPUs than measured. The published simulator stops there too; it also stops below the
-      fewest samples.
+      fewest samples. ``extrapolated_s`` answers there.
 
     Step times are taken as measured even where more samples took less time, which is common (yolov3 on one GPU: 0.45 s
     at 6 samples, 0.33 s at 8).
@@ -101,6 +101,7 @@ class StepTimes:
     local_batch_min: int
     _kept: dict[tuple[Placement, int], Times] = field(default_factory=dict, repr=False)
     _between: list[LinearNDInterpolator] = field(default_factory=list, repr=False)
+    _fitted: list[FloatArray] = field(default_factory=list, repr=False)
 
     def times_s(self, placement: Placement, local_batch: int) -> Times:
         """Seconds of one step and of its exchange of gradients.
@@ -176,6 +177,42 @@ class StepTimes:
             np.column_stack((slope, -slope.sum(axis=1))), np.column_stack((start, 1 - start.sum(axis=1))),
         )
 
+    def extrapolated_s(self, nodes: int, gpus: int, local_batch: FloatArray | int) -> tuple[FloatArray, FloatArray]:
+        """Step and sync seconds by the throughput model fitted to all measured points.
+
+        NaN where no model fits, and for several GPUs where only one was measured. Inside one node an exchange takes as
+        long as across nodes where only that was measured, and the other way round.
+        """
+        from brim.beliefs.throughput import grad_s, step_s  # noqa: PLC0415 - see _interpolator
+
+        parameters = self._model()
+        if gpus > 1 and not self.exchanges:
+            parameters = np.full_like(parameters, np.nan)
+        if nodes == 1 and gpus > 1 and not any(n == 1 and g > 1 for n, g, _ in self.points):
+            nodes = 2
+        step = step_s(parameters, nodes, gpus, local_batch)
+        return step, step - grad_s(parameters, local_batch)
+
+    @property
+    def exchanges(self) -> bool:
+        """Steps on more than one GPU were measured."""
+        return any(gpus > 1 for _, gpus, _ in self.points)
+
+    def _model(self) -> FloatArray:
+        """Parameters of ``beliefs.throughput``."""
+        if not self._fitted:
+            from brim.beliefs.throughput import Observations, fit  # noqa: PLC0415
+
+            rows = [(*key, *times) for key, times in self.points.items() if times[1] < times[0]]
+            nodes, gpus, local_batch, step, sync = np.array(rows, dtype=np.float64).reshape(-1, 5).T
+            seen = Observations(
+                nodes=nodes.astype(np.int64), gpus=gpus.astype(np.int64), local_batch=local_batch, step_s=step,
+                sync_s=sync,
+            )
+            found = fit(seen)
+            self._fitted.append(found.parameters if found.ok else np.full_like(found.parameters, np.nan))
+        return self._fitted[0]
+
     def _values(self) -> FloatArray:
         return np.array(list(self.points.values()), dtype=np.float64)
 
@@ -247,10 +284,26 @@ class Application:
     def times_s(self, placement: Placement, local_batch: int) -> tuple[float, float]:
         """Seconds of one step and of its exchange of gradients; the placement is GPUs per node, each above 0.
 
+        What was not measured, and has no measurements around it, is extrapolated by the fitted throughput model.
+
         Raises:
-            ConfigError: outside what was measured, see ``StepTimes``.
+            ConfigError: nor can it be extrapolated, because no model fits what was measured.
         """
-        return self.step_times.times_s(placement, local_batch)
+        try:
+            return self.step_times.times_s(placement, local_batch)
+        except ConfigError:
+            step_s, sync_s = self.step_times.extrapolated_s(len(placement), sum(placement), local_batch)
+            if math.isnan(step_s):
+                raise
+            return float(step_s), float(sync_s)
+
+    def measured(self, placement: Placement, local_batch: int) -> bool:
+        """Whether the times there were measured or lie between measured ones."""
+        try:
+            self.step_times.times_s(placement, local_batch)
+        except ConfigError:
+            return False
+        return True
 
     def gradient(self, batch: int, epoch: int) -> tuple[float, float]:
         """Variance and square norm of the gradient, linear between the neighbouring validated batches.
@@ -315,7 +368,7 @@ class Application:
         """Progress per second, in iterations of the initial batch: gain over time of one optimizer step.
 
         Raises:
-            ConfigError: outside what was measured or validated.
+            ConfigError: the batch lies outside the validated ones, or the times cannot be extrapolated.
         """
         step_s, sync_s = self.times_s(placement, local_batch)
         gain = self.gain(sum(placement) * local_batch * (accumulation + 1), epoch)
@@ -342,7 +395,9 @@ def _read_application(folder: Path) -> Application:
     name = folder.name
     known = KNOWN.get(name)
     curves = read_placements(folder / PLACEMENTS)
-    points = grouped(curves) | read_scalability(folder / SCALABILITY)
+    points = grouped(curves)
+    if (folder / SCALABILITY).exists():
+        points |= read_scalability(folder / SCALABILITY)
     validation = read_validation(folder, known.epochs if known else None)
     measured = {local_batch for curve in curves.values() for local_batch in curve}
     local_batch_min, local_batch_max = min(measured), max(measured)
