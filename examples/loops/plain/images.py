@@ -69,10 +69,10 @@ class Meter:
     """A mean."""
 
     def __init__(self, name):
-        self.name, self.sum, self.count = name, 0.0, 0
+        self.name, self.sum, self.count = name, 0, 0
 
-    def update(self, value, count):
-        self.sum += value * count
+    def update(self, total, count):
+        self.sum += total
         self.count += count
 
     def all_reduce(self):
@@ -85,10 +85,10 @@ class Meter:
         return f"{self.name} {self.sum / max(self.count, 1):7.3f}"
 
 
-def accuracy(output, target):
-    """Per cent of right answers, the first and the first five."""
-    right = output.topk(5).indices == target[:, None]
-    return [right[:, :k].any(1).float().mean().item() * 100 for k in (1, 5)]
+def right(output, target):
+    """Numbers of right answers, the first and the first five: sums of whole numbers do not depend on their order."""
+    found = output.topk(5).indices == target[:, None]
+    return [int(found[:, :k].any(1).sum()) for k in (1, 5)]
 
 
 def train(epoch):
@@ -98,7 +98,7 @@ def train(epoch):
         x, y = x.to(device), y.to(device)
         output = model(x)
         loss = cross_entropy(output, y)
-        for meter, value in zip(meters, (loss.item(), *accuracy(output, y)), strict=True):
+        for meter, value in zip(meters, (loss.item() * len(x), *right(output, y)), strict=True):
             meter.update(value, len(x))
         optimizer.zero_grad()
         loss.backward()
@@ -114,7 +114,7 @@ def validate():
     for x, y in DataLoader(Subset(val_set, range(rank, len(val_set), ranks)), options.batch_size // ranks):
         x, y = x.to(device), y.to(device)
         output = model(x)
-        for meter, value in zip(meters, (cross_entropy(output, y).item(), *accuracy(output, y)), strict=True):
+        for meter, value in zip(meters, (cross_entropy(output, y).item() * len(x), *right(output, y)), strict=True):
             meter.update(value, len(x))
     for meter in meters:
         meter.all_reduce()
