@@ -100,6 +100,14 @@ def test_a_resize_a_kill_and_a_stop_change_nothing(tmp_path, zygote, data, undis
     assert {"resize", "kill", "preempt"} <= {event.what for event in weather.done}
 
 
+def test_a_kill_between_two_steps_changes_no_buffer(tmp_path, zygote, data, undisturbed):
+    """The pause is behind the commit, so the survivor learns of the kill between two steps."""
+    words = command("images", tmp_path / "out", data)
+    events = [Event(2, "kill", 1), Event(13, "kill", 1)]
+    weather = storm(tmp_path, events, 0.06, *words, ranks=2, zygote=zygote, timeout_s=TIMEOUT_S, job=JOB, replace=2)
+    check(weather, undisturbed("images"))
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_the_plain_loop_runs(tmp_path, data, name):
     words = [LOOPS / "plain" / f"{name}.py", *SMALL[name][0], "--out", tmp_path]

@@ -750,6 +750,7 @@ class Run:
             if control.is_over(member.epoch):
                 self._drop_step(BrokenGroupError(f"epoch {member.epoch} is over"))
                 self._form()
+                self._broken = False  # no step was under way: the next is not left after its first micro-batch
             while commands := control.commands(self._acted, self._agreed):
                 self._acted = commands[0].command
                 self._act(commands[0])
