@@ -113,7 +113,7 @@ def test_overheads_and_faults_reach_the_replay(trace):
         (["-p", "fifoo"], "unknown policy 'fifoo': did you mean 'fifo'?"),
         (["-p", "nothing.py"], "policy file nothing.py: no such file"),
         (["-c", "4x8x"], "cluster '4x8x' is not understood"),
-        (["-c", "2x8+1x4xV100"], "cluster 2x8+1x4xV100: name the GPU type of every group, or of none"),
+        (["-c", "2x8+1x4xV100"], "cluster 2x8+1x4xV100: name the GPU type of every group or of no group"),
         (["-c", "0x8xV100"], "found 0 nodes"),
         (["-c", "4x0xV100"], "found 0 GPUs per node"),
         (["-c", "4x8xV100:cpus=many"], "found cpus='many'"),

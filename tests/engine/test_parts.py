@@ -162,7 +162,7 @@ class OnlyFirst:
 @pytest.mark.parametrize("fill", [Fill(((0, 0, 1, 1000),)), Fill((), keep=False)])
 def test_filling_changes_nothing_that_was_placed(fill):
     snapshot = snapshot_of("1x2xT4", job(), now=5)
-    with pytest.raises(PlanError, match="policy 'mine', fill: job 0 was placed already"):
+    with pytest.raises(PlanError, match="policy 'mine', fill: the grants of job 0, which was already placed"):
         decided(snapshot, replace(SKIP, fill=fill))
 
 

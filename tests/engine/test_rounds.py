@@ -89,8 +89,8 @@ REFUSED = {
     "rejects who stops": (ELASTIC, (Reject(5, 1),), "STOPPING"),
     "rejects with another epoch": (ELASTIC, (Reject(3, 1),), "epoch 1"),
     "rejects and starts": (ELASTIC, (Reject(3, 0), Start(3, 1, ((1, 2), (1, 3)), batch=8)), "acts twice"),
-    "grows on a draining node": (LEAVING, (Resize(0, 2, ((0, 0), (0, 1))),), "down or drains"),
-    "moves to a draining node": (LEAVING, (Resize(0, 2, ((0, 1), (1, 0))),), "down or drains"),
+    "grows on a draining node": (LEAVING, (Resize(0, 2, ((0, 0), (0, 1))),), "down or draining"),
+    "moves to a draining node": (LEAVING, (Resize(0, 2, ((0, 1), (1, 0))),), "down or draining"),
     "unknown job": (BUSY, (Start(99, 1, ((0, 1),)),), "not in the snapshot"),
     "twice": (BUSY, (Start(1, 1, ((0, 1),)), Start(1, 1, ((1, 0),))), "acts twice"),
     "take before free": (BUSY, (Start(1, 1, ((0, 1),)), Preempt(0, 1)), "frees come before takes"),
@@ -110,7 +110,7 @@ REFUSED = {
     "shares above the whole": (BUSY, (Start(6, 1, ((1, 0),)), Start(7, 1, ((1, 0),))), "140 %"),
     "cores": (BUSY, (Start(4, 1, ((0, 1),)),), "cores of node 0"),
     "memory": (BUSY, (Start(8, 1, ((0, 1),)),), "memory of node 0"),
-    "draining node": (DRAINING, (Start(0, 1, ((0, 0),)),), "down or drains"),
+    "draining node": (DRAINING, (Start(0, 1, ((0, 0),)),), "down or draining"),
 }
 ALLOWED = {
     "a job shrinks": (ELASTIC, (Resize(0, 2, ((0, 1),), 32),)),

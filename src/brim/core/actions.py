@@ -10,7 +10,7 @@ from brim.core.trace import NONE
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Take the GPUs of a job away; it goes back to the queue. ``epoch`` fences stale messages."""
+    """Stop a job and free its GPUs; the job goes back to the queue. ``epoch`` fences stale messages."""
 
     job: int
     epoch: int
@@ -18,7 +18,7 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Turn a waiting job away for good: there is no room for it, and the policy does not queue."""
+    """Reject a waiting job for good: there is no room for it, and the policy does not queue jobs."""
 
     job: int
     epoch: int
@@ -26,12 +26,12 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Move a job that holds GPUs to these: more, fewer, or as many elsewhere. A new attempt of the same job.
+    """Move a job that holds GPUs to other GPUs: more, fewer, or the same number elsewhere. It begins a new attempt.
 
     Attributes:
         job: Job id.
         epoch: The new attempt's number; one above the last.
-        gpus: (node, gpu) pairs in increasing order: the whole gang from now on.
+        gpus: All GPUs of the job from now on, as (node, gpu) pairs in increasing order.
         batch: Global batch from now on, NONE for jobs that have none.
         loader_workers: Data-loading processes per rank, 0 where the cluster's cores are not known.
         share_milli: Thousandths of each GPU, NONE for what the job asks.
@@ -47,15 +47,15 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a job on these GPUs, once the jobs that leave them are gone.
+    """Start a job on these GPUs, once the jobs that are leaving them have ended.
 
     Attributes:
         job: Job id.
         epoch: The attempt's number; one above the last.
-        gpus: (node, gpu) pairs in increasing order: the whole gang.
+        gpus: All GPUs of the job, as (node, gpu) pairs in increasing order.
         loader_workers: Data-loading processes per rank, 0 where the cluster's cores are not known.
         batch: Global batch, NONE for jobs that have none.
-        analyse: Time the job's steps at several batch sizes before it trains.
+        analyse: Measure the job's step times at several batch sizes before it trains.
         share_milli: Thousandths of each GPU, NONE for what the job asks.
     """
 
@@ -70,7 +70,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Tune:
-    """Give a job another global batch on the GPUs it has; it goes on without a stop."""
+    """Change the global batch of a job on the GPUs it has; the job continues without a stop."""
 
     job: int
     epoch: int
@@ -84,7 +84,7 @@ Action: TypeAlias = Preempt | Reject | Resize | Start | Tune
 class Plan:
     """All changes of one round, in the order Preempt, Reject, Resize, Start, Tune.
 
-    Executors apply them in this order and may overlap what does not depend on each other.
+    Executors apply actions in this order and may overlap those that do not depend on each other.
     """
 
     time_ms: int

@@ -1,4 +1,4 @@
-"""The invariants, as functions. The engine, the twin, the tests and ``brim doctor`` use the same ones.
+"""The invariants, as functions that the engine, the twin and the tests share.
 
 Numbers refer to the promises of docs/invariants.md: I4 fenced start, I6 no over-grant, I8 gang whole.
 """
@@ -20,7 +20,7 @@ _PENDING, _HELD, _HOLDING = int(Phase.PENDING), int(Phase.HELD), (int(Phase.STAR
 
 
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:
-    """Refuse a plan that could not be applied as it stands.
+    """Refuse a plan that cannot be applied to the snapshot.
 
     Checks that frees come before takes, each job is acted on once and in a phase that allows it, epochs are the next
     ones (I4), gangs are whole and of a size the job can run on (I8) on open nodes of the right type, batches lie in
@@ -65,11 +65,11 @@ _RULES: Final = {
     Preempt: (0, "preempts", _HOLDING, 0), Reject: (1, "rejects", (_PENDING, _HELD), 0),
     Resize: (2, "resizes", _HOLDING, 1), Start: (3, "starts", (_PENDING,), 1), Tune: (4, "tunes", _HOLDING, 0),
 }
-"""Per kind of action: rank in the plan, the word for it, phases it applies to, epoch relative to the job's."""
+"""Per kind of action: rank in the plan, verb for messages, phases it applies to, epoch relative to the job's."""
 
 
 def _check_batch(snapshot: Snapshot, row: int, batch: int) -> None:
-    """As asked, or in the range that does no harm; NONE only for a job that has no batch."""
+    """Check that the batch is the one asked or lies in the job's range; only a job without a batch may have NONE."""
     jobs = snapshot.jobs
     least, most, asked = int(jobs.batch_min[row]), int(jobs.batch_max[row]), int(jobs.batch[row])
     if batch == asked or (least != NONE and least <= batch <= most):
@@ -94,20 +94,20 @@ def _check_gang(snapshot: Snapshot, row: int, action: Start | Resize) -> None:
         if not (0 <= node < len(nodes) and 0 <= gpu < nodes.gpus[node]):
             raise PlanError(f"job {action.job} is granted GPU {gpu} of node {node}, which does not exist")
         if not nodes.is_open[node] and not _has(snapshot, row, node, gpu):
-            raise PlanError(f"job {action.job} is granted a GPU of node {node}, which is down or drains")
+            raise PlanError(f"job {action.job} is granted a GPU of node {node}, which is down or draining")
         types.add(int(nodes.gpu_type[node]))
     if len(types) > 1 or (jobs.gpu_type[row] != NONE and types != {int(jobs.gpu_type[row])}):
         raise PlanError(f"job {action.job} is granted GPUs of types {sorted(types)}")
 
 
 def _has(snapshot: Snapshot, row: int, node: int, gpu: int) -> bool:
-    """A job that shrinks may stay on a node that drains."""
+    """Whether the job holds this GPU: a job that shrinks may stay on a draining node."""
     held = snapshot.grants
     return bool(((held.job == row) & (held.node == node) & (held.gpu == gpu)).any())
 
 
 def _check_room(snapshot: Snapshot, stopped: set[int], takes: list[tuple[int, Start | Resize]]) -> None:
-    """Sum what is held after the plan."""
+    """Sum the GPUs, cores and memory held after the plan, and compare the sums with what each node has."""
     if not takes:
         return
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
@@ -145,7 +145,7 @@ def check_snapshot(snapshot: Snapshot) -> None:
     """
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
     if (np.diff(jobs.id) <= 0).any():
-        raise InvariantError("job table is not in order of ids")
+        raise InvariantError("the job table is not sorted by id")
     counts = np.bincount(held.job, minlength=len(jobs))
     wrong = np.flatnonzero(counts != np.where(jobs.holds, jobs.gpus_now, 0))
     if len(wrong):

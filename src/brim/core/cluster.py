@@ -1,7 +1,7 @@
-"""Clusters: node groups as people write them, and the columnar node table that policies read.
+"""Clusters: node groups as users write them, and the columnar node table that policies read.
 
 ``16x4xT4`` is 16 nodes of 4 T4 each; ``64x8xV100:cpus=96,mem=768GB`` adds cores and memory per node; ``64x8`` is 64
-nodes of 8 GPUs whose type has no name. Several groups are joined by ``+`` or stand in a TOML file.
+nodes of 8 GPUs whose type has no name. Join several groups with ``+``, or list them in a TOML file.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from brim.errors import ConfigError
 from brim.units import parse_memory_mib
 
 UNLIMITED: Final = 1 << 40
-"""Cores (milli) or memory (MiB) of a node for which none was given: the constraint never binds."""
+"""Milli-cores or MiB of a node whose cores or memory were not given: the constraint never binds."""
 MAX_NODES: Final = 1_000_000
 MAX_GPUS_PER_NODE: Final = 64
 
 UNNAMED: Final = ""
-"""GPU type of a cluster for which none was given: any job may run there, whatever type it asks for."""
+"""GPU type of a cluster whose type was not given: any job may run there, whatever type it asks for."""
 
 _GROUP = re.compile(r"(?:(\d{1,9})x)?(\d{1,9})x([A-Za-z][\w.-]*)(?::(.*))?", re.ASCII)
 _UNNAMED_GROUP = re.compile(r"(\d{1,9})x(\d{1,9})()(?::(.*))?", re.ASCII)
@@ -33,7 +33,7 @@ _EXPECTED = "NODESxGPUS[xTYPE][:cpus=N,mem=SIZE], for example 64x8, 64x8xH100 or
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
-    """Nodes that are alike. ``cpu_milli`` and ``mem_mib`` are per node; UNLIMITED where not given."""
+    """Identical nodes. ``cpu_milli`` and ``mem_mib`` are per node; UNLIMITED where not given."""
 
     count: int
     gpus: int
@@ -80,12 +80,12 @@ class Cluster:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of all groups."""
+        """Number of nodes in all groups."""
         return len(self.gpus_N)
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all groups."""
+        """Number of GPUs in all groups."""
         return int(self.gpu_offset_N[-1])
 
     def __eq__(self, other: object) -> bool:
@@ -105,12 +105,12 @@ def cluster_of(groups: tuple[NodeGroup, ...]) -> Cluster:
         ConfigError: there is no group, or only some of several groups name their GPU type.
     """
     if not groups:
-        raise ConfigError("cluster: found no node group, expected at least one")
-    spelled: dict[str, str] = {}  # a100 and A100 are one type, spelled as it came first
+        raise ConfigError("cluster: expected at least one node group")
+    spelled: dict[str, str] = {}  # a100 and A100 are one type; the first spelling is kept
     names = [spelled.setdefault(group.gpu_type.casefold(), group.gpu_type) for group in groups]
     types = tuple(spelled.values())
     if len(types) > 1 and UNNAMED in types:
-        raise ConfigError(f"cluster {'+'.join(map(str, groups))}: name the GPU type of every group, or of none")
+        raise ConfigError(f"cluster {'+'.join(map(str, groups))}: name the GPU type of every group or of no group")
     counts = [group.count for group in groups]
 
     def column(values: list[int]) -> IntArray:

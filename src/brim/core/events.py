@@ -1,7 +1,7 @@
-"""What happens to a cluster: one event type with one total order, (time_ms, kind, sequence).
+"""Events of a cluster: one event type with one total order, (time_ms, kind, sequence).
 
-Drivers report events; decisions become events too (PREEMPT, RESIZE, START ...), so that the journal is one list and the
-state is its fold.
+Drivers report events. Decisions become events too (PREEMPT, RESIZE, START ...), so the journal is one list, and folding
+that list gives the state.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from brim.units import WHOLE_GPU
 
 
 class Kind(IntEnum):
-    """Kinds in the order in which equal times are handled: what frees first, then what asks, then what takes."""
+    """Kinds of event, in the order in which events at equal times are handled: frees, then requests, then takes."""
 
     FINISHED = 0
     GAVE_UP = 1
-    """The job failed and has no attempt left."""
+    """The job failed and has no attempts left."""
     FAILED = 2
     """The attempt failed; the job goes back to the queue."""
     STOPPED = 3
-    """A preempted job is gone from its GPUs."""
+    """A preempted job has left its GPUs."""
     NODE_DOWN = 4
     EVICTED = 5
-    """GPUs vanished under the job (never a synonym of preemption)."""
+    """The job lost its GPUs because a node was lost; never a synonym of preemption."""
     NODE_DRAIN = 6
-    """The node takes no new jobs; who runs there goes on."""
+    """The node takes no new jobs; jobs already on it continue."""
     NODE_UP = 7
     CANCELLED = 8
     SUBMITTED = 9
     ELIGIBLE = 10
     """The job this one waits for has ended."""
     STARTED = 11
-    """The job makes progress; until then it holds its GPUs and waits for them, or loads."""
+    """The job has begun to make progress; before that it holds its GPUs while it waits for them or loads."""
     REPORTED = 12
-    """The job says how far and how fast it is, and what its steps took."""
+    """The job reported its progress, its speed and its step times."""
     PREEMPT = 13
     REJECT = 14
-    """The job is turned away for good."""
+    """The job is rejected for good."""
     RESIZE = 15
     START = 16
     TUNE = 17
-    """Another batch on the same GPUs; the job goes on."""
+    """The job continues on the same GPUs with another batch."""
 
 
 class Sample(NamedTuple):
@@ -55,8 +55,8 @@ class Sample(NamedTuple):
         nodes: Nodes the gang was on.
         gpus: GPUs of the gang.
         local_batch: Samples per GPU and micro-step.
-        step_s: Seconds for forward, backward and what of the synchronisation is not hidden behind them.
-        sync_s: The part of it that waits for synchronisation.
+        step_s: Seconds for forward, backward and the part of the synchronisation that is not hidden behind them.
+        sync_s: The part of ``step_s`` spent waiting for synchronisation.
     """
 
     nodes: int
@@ -68,13 +68,13 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a job that makes progress says of itself.
+    """Progress and measurements that a running job reports.
 
     Attributes:
-        samples_done: Samples whose work counts: as many of the initial batch would have brought the model as far.
-        samples_per_s: How fast that grows now.
-        grad_var: Variance of the gradient at the initial batch, NaN where the job does not say.
-        grad_sqr: Squared norm of the gradient, same unit; NaN where the job does not say.
+        samples_done: Effective samples: the number that would give the same progress at the initial batch.
+        samples_per_s: Present rate at which ``samples_done`` grows.
+        grad_var: Variance of the gradient at the initial batch, NaN where not reported.
+        grad_sqr: Squared norm of the gradient, same unit; NaN where not reported.
         seen: Step times measured since the last report.
     """
 
@@ -87,13 +87,13 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """One submission. Per-GPU resources; NONE where not given.
+    """One submission. Resources are per GPU; NONE where not given.
 
     Attributes:
         id: Increasing in order of submission, never reused.
-        user: Code into the user names of the state.
-        submit_ms: Submission.
-        gpus: Whole gang.
+        user: Code of the user; the state holds the names.
+        submit_ms: Time of submission.
+        gpus: GPUs of the whole gang.
         share_milli: Thousandths of each GPU.
         cpu_milli: Milli-cores per GPU.
         mem_mib: MiB per GPU.
@@ -102,13 +102,13 @@ class JobSpec:
         after: Id of the job this one waits for, NONE for none.
         gpus_min: Fewest GPUs it can run on; NONE for ``gpus``: a rigid job.
         gpus_max: Most GPUs it can run on; NONE for ``gpus``.
-        batch: Global batch its user asked, in samples.
+        batch: Global batch its user asked for, in samples.
         batch_min: Smallest global batch that does not harm the result.
         batch_max: Largest global batch that does not harm the result.
         local_batch_min: Fewest samples per GPU and micro-step.
         local_batch_max: Most samples that fit one GPU.
         profile: Code of the model it trains.
-        gradient_bytes: What its ranks exchange each step.
+        gradient_bytes: Bytes its ranks exchange in each step.
     """
 
     id: int
@@ -134,19 +134,19 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened. ``job`` and ``node`` are NONE where the kind has none.
+    """One event. ``job`` and ``node`` are NONE for kinds that have none.
 
     Attributes:
-        time_ms: When.
-        kind: What.
-        job: Which job.
-        node: Which node, for NODE_DOWN, NODE_DRAIN and NODE_UP.
-        spec: The submission, for SUBMITTED only; ``held`` says that it waits for another job.
-        held: See ``spec``.
+        time_ms: Time of the event.
+        kind: Kind of event.
+        job: Job id.
+        node: Node, for NODE_DOWN, NODE_DRAIN and NODE_UP.
+        spec: The submission, for SUBMITTED only.
+        held: Whether the submitted job waits for another job, for SUBMITTED only.
         gpus: Granted (node, gpu) pairs in increasing order, for START and RESIZE only.
-        share_milli: Thousandths of each of these GPUs, NONE for what the job asks; for START and RESIZE only.
+        share_milli: Thousandths of each of these GPUs, NONE for the share the job asks for; for START and RESIZE only.
         batch: Global batch from now on, for START, RESIZE and TUNE only.
-        report: What the job says, for REPORTED only.
+        report: What the job reported, for REPORTED only.
     """
 
     time_ms: int

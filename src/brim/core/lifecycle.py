@@ -9,7 +9,7 @@
                           +----evicted, failed-- from any phase that holds GPUs
 
 A resize takes a running job back to STARTING, on other GPUs. A job that ends (finished, given up, rejected, cancelled)
-leaves the tables; its record is the event.
+leaves the tables; the event remains as its record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from brim.errors import InvariantError
 
 
 class Phase(IntEnum):
-    """Where a job stands. The order matters: everything from STARTING on has, or had, GPUs."""
+    """Phase of a job. The order matters: a job in STARTING or a later phase has, or had, GPUs."""
 
     HELD = 0
     PENDING = 1
@@ -44,7 +44,7 @@ TRANSITIONS: dict[tuple[Phase, Kind], Phase | None] = {
     **{(phase, kind): phase for phase in (Phase.STARTING, Phase.RUNNING) for kind in (Kind.TUNE, Kind.REPORTED)},
     (Phase.STOPPING, Kind.REPORTED): Phase.STOPPING,
     **{(phase, Kind.REJECT): GONE for phase in (Phase.HELD, Phase.PENDING)},
-    (Phase.STOPPING, Kind.STARTED): Phase.STOPPING,  # the word was on its way when the stop was decided
+    (Phase.STOPPING, Kind.STARTED): Phase.STOPPING,  # STARTED was on its way when the stop was decided
     (Phase.STOPPING, Kind.STOPPED): Phase.PENDING,
     **{(phase, Kind.FINISHED): GONE for phase in _ACTIVE},
     **{(phase, Kind.FAILED): Phase.PENDING for phase in _ACTIVE},
@@ -55,7 +55,7 @@ TRANSITIONS: dict[tuple[Phase, Kind], Phase | None] = {
 
 
 def next_phase(phase: Phase, kind: Kind, job: int) -> Phase | None:
-    """Return the phase after the event, None when the job is gone.
+    """Return the phase after the event, or None when the job has ended.
 
     Raises:
         InvariantError: the table has no such transition.

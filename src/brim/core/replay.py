@@ -1,4 +1,4 @@
-"""What one replay of a trace under one policy produced: the input of every report."""
+"""The result of one replay of a trace under one policy: the input of every report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from brim.units import WHOLE_GPU
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """Stretches of time in which a job held the same GPUs (R runs, in order of start).
+    """Intervals in which a job held the same GPUs (R runs, in order of start).
 
     Attributes:
         job: Trace row.
@@ -22,7 +22,7 @@ class Runs:
         end_ms: When the GPUs were free again.
         share_milli: Thousandths of each of its GPUs.
         first_gpu: Offset of the run's GPUs in ``gpu``, length R + 1.
-        gpu: Global GPU indices (cluster.gpu_offset_N[node] + index on the node), of all runs in turn.
+        gpu: Global GPU indices (cluster.gpu_offset_N[node] + index on the node), of all runs in order.
     """
 
     job: IntArray
@@ -35,41 +35,41 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """One trace, one cluster, one policy, one seed. Job columns have shape (J,), NONE (-1) where it did not happen.
+    """One trace, one cluster, one policy, one seed. Job columns have shape (J,); NONE (-1) means "did not happen".
 
     Attributes:
-        trace: What was replayed, after --from, --limit and --load.
-        cluster: Where.
+        trace: The replayed trace, after --from, --limit and --load.
+        cluster: The cluster it was replayed on.
         policy: Preset name or file of the policy.
-        oracle: The policy was told true run times.
-        estimates: What the policy was told of run times, in words ("none", "time limits", "true run times").
+        oracle: Whether the policy received true run times.
+        estimates: Which run times the policy received, as text ("none", "time limits", "true run times").
         seed: Seed of faults and draws.
         load: Arrival rate relative to the trace, 1.0 as recorded.
-        run_ms: Run time as its user asked for the job; NONE where not known.
-        ideal_run_ms: Least run time under any policy: ``run_ms`` where it cannot change its GPUs.
+        run_ms: Run time at the size the user asked for; NONE where not known.
+        ideal_run_ms: Least run time under any policy: ``run_ms`` for a job whose number of GPUs cannot change.
         ideal_gpu_ms: Least GPU time under any policy, shares counted as shares.
         gpus_min: Fewest GPUs the job could run on.
         gpus_max: Most GPUs the job could run on.
         first_start_ms: First time the job held GPUs.
-        finish_ms: Completion.
+        finish_ms: Time of completion.
         service_gpu_ms: GPU time held, stalls included, shares counted as shares.
-        useful_gpu_ms: Part of it that moved the job forward for good.
-        lost_gpu_ms: Part of it whose work was rolled back.
-        preemptions: Times the scheduler took the GPUs away.
-        restarts: Times the job started again, for whatever reason, resizes included.
+        useful_gpu_ms: Part of the service whose work was kept.
+        lost_gpu_ms: Part of the service whose work was rolled back.
+        preemptions: Times the scheduler preempted the job.
+        restarts: Times the job started again for any reason, resizes included.
         resizes: Times the scheduler moved it to other GPUs while it held some.
         failed: 1 where the job ended by exhausting its attempts.
-        rejected: 1 where the policy turned the job away.
-        rejected_ms: When it did.
-        unmeasured: 1 where a policy that chooses sizes knew nothing of how an elastic job scales when it first started
-            it, did not have it measured, and left it as its user asked throughout.
-        runs: Who held which GPU when.
+        rejected: 1 where the policy rejected the job.
+        rejected_ms: When the policy rejected the job.
+        unmeasured: 1 for an elastic job of whose scaling a policy that chooses sizes knew nothing at its first start,
+            that was not measured, and that kept the size its user asked for throughout.
+        runs: Which job held which GPUs, and when.
         end_ms: Virtual time at which the replay ended.
-        partial: Ended before all jobs did (interrupted).
-        rounds: Scheduling rounds.
+        partial: Whether the replay was interrupted before all jobs ended.
+        rounds: Number of scheduling rounds.
         round_s: Wall time of each round, seconds; empty where the compiled lane ran.
         wall_s: Wall time of the replay, seconds.
-        assumptions: What carries the result, one sentence each.
+        assumptions: Assumptions behind the result, one sentence each.
     """
 
     trace: Trace
@@ -106,5 +106,5 @@ class Replay:
 
     @property
     def asked_gpu_ms(self) -> IntArray:
-        """GPU time of each job as its user asked for it, shares counted as shares; 0 where the run time is unknown."""
+        """GPU time of each job at the size its user asked for, shares counted as shares; 0 where not known."""
         return self.trace.gpus * np.maximum(self.run_ms, 0) * self.trace.share_milli // WHOLE_GPU

@@ -1,4 +1,4 @@
-"""What jobs have told of their steps: means by job and configuration, kept by model when a job is over."""
+"""Step times that jobs reported: means by job and configuration, merged by model once a job has ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Mean = tuple[int, float, float]
 
 
 class SeenBook:
-    """Part of the mutable state of a cluster; changed only by ``ClusterState``."""
+    """Reported step times: part of the mutable state of a cluster, changed only by ``ClusterState``."""
 
     def __init__(self) -> None:
         self._of_job: dict[int, dict[_Key, _Mean]] = {}
@@ -27,7 +27,7 @@ class SeenBook:
         self._columns: tuple[IntArray, SeenSteps] | None = None
 
     def add(self, job: int, profile: int, seen: Iterable[Sample]) -> None:
-        """Book what a job reported."""
+        """Add the step times that a job reported."""
         book = self._of_job.setdefault(job, {})
         self._profile[job] = profile
         for sample in seen:
@@ -35,7 +35,7 @@ class SeenBook:
             self._columns = None
 
     def over(self, job: int) -> None:
-        """The job is gone; what it told stays as knowledge about its model."""
+        """Remove a job that has ended; its step times are kept under its model."""
         book = self._of_job.pop(job, None)
         if book is None:
             return

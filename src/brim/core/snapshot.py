@@ -1,4 +1,4 @@
-"""The frozen view of a cluster that a round decides on."""
+"""The frozen view of a cluster on which a round decides."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from brim.core.tables import Grants, JobTable, NodeTable, SeenSteps, UserTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything a policy may know of the cluster at ``now_ms``. Equal snapshots give equal plans.
+    """Everything a policy may know about the cluster at ``now_ms``. Equal snapshots give equal plans.
 
     Attributes:
         now_ms: Time of the round.
-        jobs: Jobs that are not over.
+        jobs: Jobs that have not ended.
         nodes: Nodes.
-        grants: Who holds what. GPUs of jobs in phase STOPPING are not in it: they are on their way to being free.
-        users: Users and what is known of their past jobs.
-        ended_service: How many ended jobs received how much service: counts per bin of ``SERVICE_EDGES_GPU_MS``.
+        grants: Which job holds which GPUs. GPUs of jobs in phase STOPPING are left out, because they will soon be free.
+        users: Users, and what is known about their past jobs.
+        ended_service: Histogram of the service that ended jobs received, in the bins of ``SERVICE_EDGES_GPU_MS``.
         gpu_types: Names behind gpu_type codes.
         seen: Step times that jobs reported.
     """

@@ -1,4 +1,4 @@
-"""The one mutable thing: the state of a cluster as the fold of its events."""
+"""The one mutable object: the state of a cluster, made by applying its events in order."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ _FREES: Final = frozenset({
 
 
 class ClusterState:
-    """Jobs, nodes, grants and users of one cluster. Changed only by ``apply``, read only through ``freeze``.
+    """Jobs, nodes, grants and users of one cluster. Events change it through ``apply``; ``freeze`` gives the view.
 
     Jobs live in an integer block with one column per job (a row of the block is a column of ``JobTable``), in order of
-    submission. Jobs that are over leave holes, which the next ``freeze`` closes.
+    submission. Jobs that have ended leave holes, which the next ``freeze`` closes.
     """
 
     def __init__(self, cluster: Cluster, users: tuple[str, ...] = ()) -> None:
@@ -91,20 +91,20 @@ class ClusterState:
         return 0 <= job < len(self._slot_of) and bool(self._slot_of[job] != NONE)
 
     def phase(self, job: int) -> Phase:
-        """Phase of a job that is not over."""
+        """Phase of a job that has not ended."""
         return Phase(int(self._block[_PHASE, self._slot(job)]))
 
     def epoch(self, job: int) -> int:
-        """Number of the job's attempt."""
+        """Number of the job's present attempt."""
         return int(self._block[_EPOCH, self._slot(job)])
 
     def gpus_of(self, job: int) -> tuple[tuple[int, int], ...]:
-        """(node, gpu) pairs the job holds."""
+        """The (node, gpu) pairs that the job holds."""
         rows = self._granted[:, : self._num_granted]
         return tuple(zip(*rows[1:, rows[0] == job].tolist(), strict=True))
 
     def user_code(self, user: str) -> int:
-        """Code of a user, made at first sight."""
+        """Code of a user; a new user gets the next code."""
         code = self._users.get(user)
         if code is None:
             code = self._users[user] = len(self._users)
@@ -138,7 +138,7 @@ class ClusterState:
             self._move(event)
 
     def remember(self, jobs: IntArray, memo: IntArray) -> None:
-        """Store what the policy wants to find again in the next round, per job id."""
+        """Store one integer per job id for the policy to read in the next round."""
         for job, value in zip(jobs.tolist(), memo.tolist(), strict=True):
             self._block[_MEMO, self._slot(job)] = value
 
@@ -208,16 +208,16 @@ class ClusterState:
             column[_FIRST] = event.time_ms
 
     def _hear(self, event: Event, slot: int) -> None:
-        """Book what a job says of itself."""
+        """Store what a job reported."""
         report = event.report
         if report is None:
-            raise InvariantError(f"job {event.job} reported nothing")
+            raise InvariantError(f"REPORTED event of job {event.job} has no report")
         self._floats[:, slot] = (report.samples_done, report.samples_per_s, report.grad_var, report.grad_sqr)
         self._told_ms[slot] = event.time_ms
         self._seen.add(event.job, int(self._block[_PROFILE, slot]), report.seen)
 
     def _release(self, event: Event, slot: int) -> None:
-        """Book the attempt's run time, progress and service; the GPUs are no longer the job's."""
+        """Remove the job's grants, and add the attempt's run time, progress and service to the job."""
         column = self._block[:, slot]
         rows = np.flatnonzero(self._granted[0, : self._num_granted] == event.job)
         first, stop = int(rows[0]), int(rows[-1]) + 1
@@ -238,14 +238,14 @@ class ClusterState:
         self._usage_U[column[_USER]] += service
 
     def _learn(self, column: IntArray) -> None:
-        """Keep of a finished job what estimates need: its user's last two run times, and the service histogram."""
+        """Store what estimates need of a finished job: its run time for its user, its service in the histogram."""
         user = int(column[_USER])
         self._runs_U2[1, user] = self._runs_U2[0, user]
         self._runs_U2[0, user] = column[_RUN]
         self._ended[np.searchsorted(SERVICE_EDGES_GPU_MS, column[_SERVICE], side="right") - 1] += 1
 
     def _usage_at(self, now_ms: int) -> FloatArray:
-        """Past usage of each user, halved every half-life; a new array (U,)."""
+        """Past usage of each user, halved every half-life, as a new array (U,)."""
         usage: FloatArray = self._usage_U * 0.5 ** (max(now_ms - self._usage_at_ms, 0) / USAGE_HALF_LIFE_MS)
         return usage
 
@@ -269,7 +269,7 @@ class ClusterState:
     # -- the frozen view -------------------------------------------------------------------------------------------
 
     def freeze(self, now_ms: int) -> Snapshot:
-        """Return the immutable view at ``now_ms``, run times and service counted up to it. Looking changes nothing."""
+        """Return the immutable view at ``now_ms``, with run times and service up to then; the values do not change."""
         self._close_holes()
         block = self._block[:, : self._used].copy()
         runs = block[_PHASE] == _RUNNING

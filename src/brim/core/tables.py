@@ -20,45 +20,45 @@ _PENDING, _STARTING, _RUNNING = int(Phase.PENDING), int(Phase.STARTING), int(Pha
 
 @dataclass(frozen=True, slots=True)
 class JobTable:
-    """One row per job that is not over, sorted by submission, then id (J rows).
+    """One row per job that has not ended, sorted by submission, then id (J rows).
 
     Attributes:
-        id: Increasing.
+        id: Job id, increasing.
         user: Row of the user table.
-        submit_ms: Submission.
-        gpus: Whole gang.
+        submit_ms: Time of submission.
+        gpus: GPUs of the whole gang, as asked for.
         share_milli: Thousandths of each of these GPUs.
-        cpu_milli: Milli-cores per GPU, 0 for none asked.
-        mem_mib: MiB per GPU, 0 for none asked.
+        cpu_milli: Milli-cores per GPU, 0 where the job asks for none.
+        mem_mib: MiB per GPU, 0 where the job asks for none.
         gpu_type: Code of the type asked for, -1 for any.
-        time_limit_ms: -1 for none.
+        time_limit_ms: Time limit, -1 for none.
         after: Id of the job this one waits for, -1 for none.
         gpus_min: Fewest GPUs it can run on; equal to ``gpus_max`` and ``gpus`` for a rigid job.
         gpus_max: Most GPUs it can run on.
-        batch: Global batch its user asked, in samples, -1 where not known.
+        batch: Global batch its user asked for, in samples, -1 where not known.
         batch_min: Smallest global batch that does not harm the result, -1 where not known.
         batch_max: Largest global batch that does not harm the result, -1 where not known.
         local_batch_min: Fewest samples per GPU and micro-step, -1 where not known.
         local_batch_max: Most samples that fit one GPU, -1 where not known.
         profile: Code of the model it trains, -1 where not known.
-        gradient_bytes: What its ranks exchange each step, -1 where not known.
+        gradient_bytes: Bytes its ranks exchange in each step, -1 where not known.
         phase: ``Phase`` code.
         epoch: Attempts so far; fences stale messages.
-        first_start_ms: First time it held GPUs, -1 before.
+        first_start_ms: When it first held GPUs, -1 before.
         since_ms: When it began to hold GPUs (while it holds) or to wait (while it waits).
         running_since_ms: When the present attempt began to make progress; read only while it runs.
-        run_ms: Time it has made progress, all attempts, up to now (stalls of starting not counted).
+        run_ms: Time in which it made progress, over all attempts, up to now (starting is not counted).
         service_gpu_ms: GPU time received (2-D service of Tiresias), up to now.
-        memo: What the policy's order part remembers of the job between rounds; 0 at first.
+        memo: Integer that the policy's order part stores for the job between rounds; 0 at first.
         gpus_now: GPUs it holds, 0 while it waits.
         share_now: Thousandths of each GPU it holds, 0 while it waits.
         batch_now: Global batch it was last given, -1 before.
-        starts: Attempts that came to make progress.
-        stalled_ms: Time in which these held GPUs before they did.
-        samples_done: Samples whose work counts, up to now (``Report.samples_done``); 0 where the job does not say.
-        samples_per_s: How fast that last grew; 0 where the job does not say.
-        grad_var: Variance of its gradient at the smallest batch; NaN where the job does not say.
-        grad_sqr: Squared norm of its gradient; NaN where the job does not say.
+        starts: Attempts that began to make progress.
+        stalled_ms: Time in which those attempts held GPUs before they made progress.
+        samples_done: Effective samples up to now (``Report.samples_done``); 0 where not reported.
+        samples_per_s: Rate at which ``samples_done`` last grew; 0 where not reported.
+        grad_var: Variance of its gradient at the smallest batch; NaN where not reported.
+        grad_sqr: Squared norm of its gradient; NaN where not reported.
     """
 
     id: IntArray
@@ -106,30 +106,30 @@ class JobTable:
 
     @property
     def holds(self) -> BoolArray:
-        """Has GPUs: starting or running."""
+        """Whether each job has GPUs: it is starting or running."""
         holds: BoolArray = (self.phase == _STARTING) | (self.phase == _RUNNING)
         return holds
 
     @property
     def waits(self) -> BoolArray:
-        """Could be started now."""
+        """Whether each job could be started now."""
         waits: BoolArray = self.phase == _PENDING
         return waits
 
     @property
     def elastic(self) -> BoolArray:
-        """May run on more than one number of GPUs, and says which batches do it no harm."""
+        """Whether each job may run on more than one number of GPUs and states its range of batches."""
         elastic: BoolArray = (self.gpus_min < self.gpus_max) & (self.batch_min > 0) & (self.local_batch_max > 0)
         return elastic
 
 
 JOB_COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(JobTable) if field.type == "IntArray")
 JOB_FLOAT_COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(JobTable) if field.type == "FloatArray")
-assert tuple(field.name for field in fields(JobTable)) == JOB_COLUMNS + JOB_FLOAT_COLUMNS  # the state builds it so
+assert tuple(field.name for field in fields(JobTable)) == JOB_COLUMNS + JOB_FLOAT_COLUMNS  # the state relies on it
 
 
 class JobRow:
-    """View of one row; attributes are the columns' values as plain numbers."""
+    """View of one row; its attributes are the values of the columns, as plain numbers."""
 
     __slots__ = ("_row", "_table")
 
@@ -142,15 +142,15 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTable:
-    """One row per node, in the cluster's order (N rows). Resources are totals, whoever holds them.
+    """One row per node, in the cluster's order (N rows). Resources are totals, in use or not.
 
     Attributes:
         gpu_type: Code of the node's GPU type.
-        gpus: GPUs.
+        gpus: Number of GPUs.
         cpu_milli: Milli-cores.
-        mem_mib: MiB.
+        mem_mib: MiB of memory.
         up: False while the node is lost.
-        is_open: Takes new jobs: up and not draining.
+        is_open: Whether the node takes new jobs: it is up and not draining.
     """
 
     gpu_type: IntArray
@@ -166,15 +166,15 @@ class NodeTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grants:
-    """Who has which GPU: one row per job and GPU (G rows); a job's rows stand together, by node, then GPU.
+    """Which job has which GPU: one row per job and GPU (G rows); a job's rows are adjacent, by node, then GPU.
 
     Attributes:
         job: Row of the job table.
         node: Row of the node table.
         gpu: Index on the node.
         share_milli: Thousandths of that GPU; the same for all GPUs of a job.
-        why: Per job of the table (J): ``Why`` code of a job left out, 0 for one that has GPUs. Empty in a snapshot.
-        blocker: Per job (J): row of the job it stands behind, -1 for none. Empty in a snapshot.
+        why: Per row of the job table (J): ``Why`` code, 0 for a job that has GPUs. Empty in a snapshot.
+        blocker: Per row of the job table (J): row of the job that blocks this one, -1 for none. Empty in a snapshot.
     """
 
     job: IntArray
@@ -190,16 +190,16 @@ class Grants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenSteps:
-    """Step times jobs have reported: one row per job and configuration, means of what was seen (S rows).
+    """Step times that jobs reported: one row per job and configuration, with the means of its steps (S rows).
 
     Attributes:
-        job: Row of the job table, -1 for jobs that are over; those are kept by model.
+        job: Row of the job table, -1 for jobs that have ended, which are merged by model.
         profile: Code of the model, -1 where not known.
         nodes: Nodes the gang was on.
         gpus: GPUs of the gang.
         local_batch: Samples per GPU and micro-step.
         step_s: Seconds for one step with synchronisation.
-        sync_s: The part of it that waits for synchronisation.
+        sync_s: The part of ``step_s`` spent waiting for synchronisation.
     """
 
     job: IntArray
@@ -216,10 +216,10 @@ class SeenSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserTable:
-    """One row per user who ever submitted (U rows).
+    """One row per user who has submitted a job (U rows).
 
     Attributes:
-        name: Names.
+        name: Names of the users.
         usage_gpu_ms: GPU time of ended attempts, halved every ``state.USAGE_HALF_LIFE_MS``.
         last_run_ms: Run time of the user's last completed job, -1 before the first.
         previous_run_ms: Run time of the one before, -1 before the second.

@@ -1,7 +1,7 @@
-"""A trace: what was submitted to some cluster, and what was recorded of how it ran.
+"""A trace: the jobs submitted to a cluster, and the record of how they ran.
 
-Readers in ``brim.traces`` make it, ``brim.sim.truth`` turns it into the reality of a replay, reports compare with it.
-A policy never sees it: recorded run times are truth, not estimates.
+Readers in ``brim.traces`` make a trace, ``brim.sim.truth`` derives the true run times of a replay from it, and reports
+compare with it. A policy never sees it: recorded run times are truth, not estimates.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """J jobs, sorted by submission, then id; all columns read-only int64 of shape (J,).
+    """J jobs, sorted by submission, then id; all columns are read-only int64 of shape (J,).
 
     Attributes:
-        name: File or generator, as shown to people.
+        name: File or generator, as shown to users.
         format: Name of the reader or generator.
-        synthetic: Drawn from published marginals, not recorded.
+        synthetic: Whether the jobs were drawn from published marginals, not recorded.
         origin_ms: Unix (or the cluster's local wall clock) milliseconds of time 0, None where the publisher hid it.
-        cluster: What the record shows of the cluster that ran it, a lower bound; None where it names no nodes.
-        job_id: The publisher's ids, unique.
+        cluster: The part of the recorded cluster that the record shows, a lower bound; None where no nodes are named.
+        job_id: Unique ids, as published.
         users: Names behind ``user``.
         groups: Names behind ``group`` (account, virtual cluster, queue).
         gpu_types: Names behind ``gpu_type``.
-        profiles: Names behind ``profile``: the application or model that ran.
+        profiles: Names behind ``profile``: the application or model each job ran.
         user: Code of the user, NONE where not recorded.
         group: Code of the group, NONE where not recorded.
         submit_ms: Submission, ms after time 0; the first is 0.
-        gpus: Whole gang: all or nothing.
+        gpus: GPUs of the whole gang.
         share_milli: Thousandths of each of these GPUs, 1 to 1000.
-        cpu_milli: Milli-cores asked per GPU, 0 where not recorded.
-        mem_mib: MiB of host memory asked per GPU, 0 where not recorded.
+        cpu_milli: Milli-cores asked for per GPU, 0 where not recorded.
+        mem_mib: MiB of host memory asked for per GPU, 0 where not recorded.
         gpu_type: Code of the type asked for, NONE for any.
         time_limit_ms: The user's time limit, NONE where not recorded.
-        run_ms: Recorded run time of all attempts together, queueing excluded; NONE where it must come from a profile.
+        run_ms: Recorded run time of all attempts together, without queueing; NONE where it must come from a profile.
         wait_ms: Recorded time from submission to first start, NONE where not recorded.
         jct_ms: Recorded time from submission to the last end (of all attempts, suspensions included), NONE where not
-            recorded. What is neither in ``wait_ms`` nor in ``run_ms`` was spent between attempts or suspended.
+            recorded. Time neither in ``wait_ms`` nor in ``run_ms`` was spent between attempts or suspended.
         status: Status code.
         after: Row of the job that must end first, NONE for none.
         after_ms: Delay between that end and this job's eligibility.
@@ -101,7 +101,7 @@ class Trace:
 
     @property
     def span_ms(self) -> int:
-        """From the first submission to the last."""
+        """Time from the first submission to the last."""
         return int(self.submit_ms[-1]) if len(self) else 0
 
     @property
@@ -110,7 +110,7 @@ class Trace:
         return self.gpus * np.maximum(self.run_ms, 0) * self.share_milli // WHOLE_GPU
 
     def take(self, rows: IntArray) -> Trace:
-        """Keep these rows (increasing) and the dependencies between them; time 0 moves with the first."""
+        """Keep these rows (increasing) and the dependencies between them; time 0 becomes the first kept submission."""
         new_row = np.full(len(self) + 1, NONE, dtype=np.int64)
         new_row[rows] = np.arange(len(rows))
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in INT_COLUMNS}
@@ -147,11 +147,11 @@ def trace_of(
     profiles: Sequence[str] = (),
     **columns: Sequence[int] | IntArray,
 ) -> Trace:
-    """Build a trace from columns in any row order: sorts by (submission, id), moves the first submission to 0.
+    """Build a trace from columns in any row order: sort by (submission, id) and move the first submission to 0.
 
-    Columns not given take their neutral value (whole GPUs, no limit, not recorded); ``jct_ms`` is then the recorded
-    wait and run time together. ``after`` holds input rows.
-    ``origin_ms``, where given, is the wall clock of submission time 0 of the *input*; it moves with the shift.
+    Columns not given take their neutral value (whole GPUs, no limit, not recorded); ``jct_ms`` is then the sum of the
+    recorded wait and run times. ``after`` holds rows of the input. ``origin_ms``, where given, is the wall clock of
+    submission time 0 of the *input*; it moves with the shift.
 
     Raises:
         InvariantError: columns differ in length, ids repeat, or a code points outside its names. Readers check
@@ -175,14 +175,14 @@ def trace_of(
         recorded = (table["wait_ms"] != NONE) & (table["run_ms"] != NONE)
         table["jct_ms"] = np.where(recorded, table["wait_ms"] + table["run_ms"], NONE)
     if len(set(ids)) != size:
-        raise InvariantError("trace ids repeat")
+        raise InvariantError("trace: two jobs have the same id")
     names: dict[str, Sequence[str]] = {
         "user": users, "group": groups, "gpu_type": gpu_types, "profile": profiles,
         "after": ids.tolist(),
     }
     for column, behind in names.items():
         if size and (table[column].max() >= len(behind) or table[column].min() < NONE):
-            raise InvariantError(f"trace column {column!r} points outside its names")
+            raise InvariantError(f"trace column {column!r} has a code without a name")
     order = _canonical_order(table["submit_ms"], ids)
     position = np.full(size + 1, NONE, dtype=np.int64)
     position[order] = np.arange(size)
@@ -203,13 +203,13 @@ _INT64_DIGITS = 18
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key under which ``job9`` comes before ``job10``; total, because ids are unique."""
+    """Sort key that puts ``job9`` before ``job10``; total, because ids are unique."""
     parts = _DIGITS.split(text)
     return tuple((0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts if part)
 
 
 def _canonical_order(submit_ms: IntArray, ids: NDArray[Any]) -> IntArray:
-    """Order by (submission, natural id): the same for every permutation of the input rows."""
+    """Order by (submission, natural id), which is the same for every permutation of the input rows."""
     order = np.argsort(submit_ms, kind="stable")
     times = submit_ms[order]
     same = times[1:] == times[:-1]
@@ -226,9 +226,9 @@ def _canonical_order(submit_ms: IntArray, ids: NDArray[Any]) -> IntArray:
 
 
 def _number_keys(ids: list[str]) -> IntArray | None:
-    """Return the numbers in the ids, one row per number, where comparing them equals comparing natural keys.
+    """Return the numbers in the ids, one row per number, if comparing them is the same as comparing natural keys.
 
-    That is so when the ids differ in nothing but numbers without leading zeros; otherwise None.
+    That holds when the ids differ only in numbers without leading zeros; otherwise return None.
     """
     text = "\n".join(ids)
     shapes = set(_DIGITS.sub("0", text).split("\n"))

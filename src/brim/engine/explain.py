@@ -1,4 +1,4 @@
-"""Reasons in words: why a job waits, and what would let it run."""
+"""Reasons as sentences: why a job waits, and what would let it run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from brim.units import WHOLE_GPU
 
 
 def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
-    """One or two sentences on where a job stands after a round.
+    """Explain in a sentence why a job runs or waits after a round.
 
     Args:
-        snapshot: What the round decided on.
-        result: What it decided.
+        snapshot: The snapshot on which the round decided.
+        result: The result of the round.
         job: Job id; must be in the snapshot.
     """
     rows = {job_id: row for row, job_id in enumerate(result.job.tolist())}
@@ -29,23 +29,23 @@ def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
     need = _need(me, snapshot)
     sentences = {
         Why.RUNS: f"job {job} has its {_need(me, snapshot, *_after(me, result))}",
-        Why.HELD: f"job {job} waits for job {me.after} to end; it can run after that",
-        Why.STOPPING: f"job {job} was preempted and is saving; it goes back to the queue when its GPUs are free",
+        Why.HELD: f"job {job} waits for job {me.after} to end and can run after that",
+        Why.STOPPING: f"job {job} was preempted and is stopping; it returns to the queue once its GPUs are free",
         Why.TOO_FEW_FREE: f"job {job} needs {need}; {free} are free; it would start with {me.gpus - free} more",
-        Why.SHAPE: f"job {job} needs {need}; {free} are free, but not with the cores, memory or type it asks on "
-        "nodes that could hold it together; it would start if it asked for less per GPU",
-        Why.BEHIND: f"job {job} needs {need} and stands behind job {blocker}, which does not fit yet; the order is "
-        "strict; it would start under a policy that backfills",
-        Why.RESERVED: f"job {job} would fit now and would delay job {blocker}, which has the reservation; it would "
+        Why.SHAPE: f"job {job} needs {need} and {free} are free, but not on nodes of one type with the cores and "
+        "memory it asks for; it would start if it asked for less per GPU",
+        Why.BEHIND: f"job {job} needs {need} and waits behind job {blocker}, which does not fit yet, because the order "
+        "is strict; it would start under a policy that backfills",
+        Why.RESERVED: f"job {job} would fit now but would delay job {blocker}, which has the reservation; it would "
         "start with a shorter time limit",
-        Why.NOT_NOW: f"job {job} was given no GPUs in this round",
-        Why.PREEMPTED: f"job {job} gave its GPUs to job {blocker}, which comes before it in this policy's order",
+        Why.NOT_NOW: f"the policy gave job {job} no GPUs in this round",
+        Why.PREEMPTED: f"job {job} was preempted for job {blocker}, which is ahead of it in the policy's order",
     }
     return sentences[why] + "."
 
 
 def _after(me: JobRow, result: RoundResult) -> tuple[int, int]:
-    """GPUs a job has after the plan, and thousandths of each; those asked where it has none."""
+    """GPUs that a job has after the plan, and thousandths of each; for a job without GPUs, those it asks for."""
     for action in result.plan.actions:
         if isinstance(action, Start | Resize) and action.job == me.id:
             return len(action.gpus), me.share_milli if action.share_milli == NONE else action.share_milli
@@ -61,7 +61,7 @@ def _need(me: JobRow, snapshot: Snapshot, gpus: int | None = None, share_milli: 
 
 
 def _free_gpus(snapshot: Snapshot, result: RoundResult) -> int:
-    """GPUs of open nodes on which nobody holds a share after the plan."""
+    """Number of GPUs on open nodes of which no job holds a share after the plan."""
     nodes, held = snapshot.nodes, snapshot.grants
     stopped = [action.job for action in result.plan.actions if isinstance(action, Preempt | Resize)]
     stays = ~np.isin(snapshot.jobs.id[held.job], stopped)

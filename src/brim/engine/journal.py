@@ -1,7 +1,7 @@
 """The journal: every event and every decision, one JSON line each, and its replay.
 
-Replaying the events of a journal through the engine gives the same decision lines, byte for byte; that is how the twin
-and the live driver are shown to decide alike.
+Replaying the events of a journal through the engine gives the same decision lines, byte for byte; the tests use this to
+show that the twin and the live driver decide alike.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _SPEC_DEFAULTS: Final = {field.name: field.default for field in fields(JobSpec) 
 
 
 class Journal:
-    """Collects lines in memory; ``sink``, if given, gets each line as it is made."""
+    """Collects lines in memory and writes each line to ``sink``, if one is given."""
 
     def __init__(self, sink: Any = None) -> None:
         self.lines: list[str] = []
         self._sink = sink
 
     def event(self, event: Event) -> None:
-        """Write an event down."""
+        """Record an event."""
         self._write(event_record(event))
 
     def decision(self, result: RoundResult) -> None:
-        """Write a round's plan, reasons and memory down."""
+        """Record the plan, reasons and memo of a round."""
         self._write(decision_record(result))
 
     def _write(self, record: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ class Journal:
 
 
 def event_record(event: Event) -> dict[str, Any]:
-    """An event as plain data; absent fields are left out."""
+    """Return an event as plain data, without absent fields."""
     record: dict[str, Any] = {"t": event.time_ms, "e": event.kind.name}
     if event.job != NONE:
         record["job"] = event.job
@@ -63,7 +63,7 @@ def event_record(event: Event) -> dict[str, Any]:
 
 
 def decision_record(result: RoundResult) -> dict[str, Any]:
-    """A decision as plain data: ``waits`` maps job id to [reason code, blocker id]."""
+    """Return a decision as plain data; ``waits`` maps each job id to [reason code, blocker id]."""
     actions = [_action_record(action) for action in result.plan.actions]
     waits = {
         str(job): [why, blocker]
@@ -79,7 +79,7 @@ def decision_record(result: RoundResult) -> dict[str, Any]:
 
 
 def _action_record(action: Action) -> dict[str, Any]:
-    """An action as plain data; a batch only for jobs that have one, a share only where it is not the one asked."""
+    """Return an action as plain data; the share is left out where it is the one asked for, the batch where none is."""
     record: dict[str, Any] = {"do": type(action).__name__.lower(), "job": action.job, "epoch": action.epoch}
     if isinstance(action, Start | Resize):
         record["gpus"] = [list(pair) for pair in action.gpus]
@@ -94,7 +94,7 @@ def _action_record(action: Action) -> dict[str, Any]:
 
 
 def read_event(record: dict[str, Any]) -> Event:
-    """Inverse of ``event_record``."""
+    """Read an event back: the inverse of ``event_record``."""
     spec, report = record.get("spec"), record.get("report")
     if report:
         seen = tuple(Sample(*sample) for sample in report["seen"])
@@ -126,4 +126,4 @@ def replay(lines: Iterable[str], scheduler: Scheduler) -> Iterator[tuple[str, st
             again = decision_record(scheduler.decide(record["t"]))
             yield line.rstrip("\n"), json.dumps(again, separators=(",", ":"), sort_keys=True)
         else:
-            raise InvariantError(f"journal line is neither event nor decision: {line[:80]}")
+            raise InvariantError(f"journal line is neither an event nor a decision: {line[:80]}")

@@ -1,4 +1,4 @@
-"""One scheduling round: five decisions, the difference to what runs, the checks. Pure."""
+"""One scheduling round: five decisions, their difference from what runs, and the checks. Pure."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _RUNS, _NOT_NOW = int(Why.RUNS), int(Why.NOT_NOW)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundResult:
-    """What a round decided, and why.
+    """The decisions of a round and their reasons.
 
     Attributes:
         plan: The changes, frees before takes.
         job: Ids of the jobs that were in the snapshot (J,).
         why: ``Why`` code per job, 0 for one that has GPUs after the plan (J,).
-        blocker: Id of the job it stands behind, -1 for none (J,).
-        memo: What the order part wants to find again, per job (J,), or None if nothing changed.
+        blocker: Id of the job that blocks it, -1 for none (J,).
+        memo: What the order part stores per job for the next round (J,), or None if nothing changed.
     """
 
     plan: Plan
@@ -56,29 +56,29 @@ def run_round(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> RoundResu
         return beliefs if getattr(part, "asks_run_times", False) else withheld
 
     with _part(policy, "order"):
-        remember = getattr(policy.order, "remember", None)  # 0 what the last rounds left behind
+        remember = getattr(policy.order, "remember", None)  # 0 what it remembers of earlier rounds
         if remember is not None:
             new = remember(snapshot)
             _check_column(new, size)
             if not np.array_equal(new, snapshot.jobs.memo):
                 memo = new
                 snapshot = replace(snapshot, jobs=replace(snapshot.jobs, memo=memo))
-        order = policy.order(snapshot, told(policy.order))  # 1 who first
+        order = policy.order(snapshot, told(policy.order))  # 1 which job first
         _check_permutation(order, size)
     with _part(policy, "size"):
-        sizes = policy.size(snapshot, told(policy.size), order)  # 2 how many GPUs, what batch
+        sizes = policy.size(snapshot, told(policy.size), order)  # 2 how many GPUs, which batch
         _check_sizes(sizes, snapshot.jobs)
     with _part(policy, "place"):
         placed = policy.place(snapshot, told(policy.place), order, sizes)  # 3 which GPUs
         check_grants(placed, snapshot)
         check_sizes_kept(placed, sizes, snapshot.jobs)
     with _part(policy, "fill"):
-        wanted = policy.fill(snapshot, told(policy.fill), placed)  # 4 what uses the rest
+        wanted = policy.fill(snapshot, told(policy.fill), placed)  # 4 which jobs use the remaining GPUs
         if wanted is not placed:
             check_grants(wanted, snapshot)
             check_only_added(placed, wanted, snapshot.jobs)
     with _part(policy, "feed"):
-        loaders = policy.feed(snapshot, told(policy.feed), wanted)  # 5 who gets the cores that feed them
+        loaders = policy.feed(snapshot, told(policy.feed), wanted)  # 5 how many loader processes
         _check_column(loaders, size)
     plan = Plan(snapshot.now_ms, difference(snapshot, sizes, wanted, loaders))
     if not policy.changes_running:
@@ -89,7 +89,7 @@ def run_round(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> RoundResu
 
 
 class _part:  # noqa: N801 - reads as a word in a with statement; a generator would cost microseconds each round
-    """Turns whatever a policy's part raises into one line that names the policy, the part and the place."""
+    """Turns any error of a policy's part into one line that names the policy, the part, the file and the line."""
 
     __slots__ = ("_name", "_policy")
 
@@ -105,7 +105,7 @@ class _part:  # noqa: N801 - reads as a word in a with statement; a generator wo
         part = f"policy {self._policy.name!r}, {self._name}"
         if isinstance(error, PlanError):
             raise PlanError(f"{part}: {error}") from error
-        if not isinstance(error, BrimError):  # SystemExit too: a part does not end the program
+        if not isinstance(error, BrimError):  # SystemExit too: a part must not end the program
             where = raised_at(getattr(self._policy, self._name), error.__traceback__)
             raise PlanError(
                 f"{part}: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
@@ -113,7 +113,7 @@ class _part:  # noqa: N801 - reads as a word in a with statement; a generator wo
 
 
 def _check_permutation(order: IntArray, size: int) -> None:
-    """The walk is compiled without bounds checks: a wrong row would be read from anywhere."""
+    """Check the order, because the compiled walk has no bounds checks and would read a wrong row from anywhere."""
     _check_column(order, size)
     if size and (order.min() < 0 or order.max() >= size or np.bincount(order, minlength=size).max() > 1):
         raise PlanError(f"expected each of the {size} job rows once, found {_short(order)}")
@@ -125,7 +125,7 @@ def _check_column(column: IntArray, size: int) -> None:
 
 
 def _check_sizes(sizes: Sizes, jobs: JobTable) -> None:
-    """Every size one the job can run on, every column of the right length."""
+    """Check that every column has the right length and every size is one the job can run on."""
     size = len(jobs)
     _check_column(sizes.gpus, size)
     if len(sizes.global_batch):
@@ -143,7 +143,7 @@ def _check_sizes(sizes: Sizes, jobs: JobTable) -> None:
 
 
 def check_grants(grants: Grants, snapshot: Snapshot) -> None:
-    """Columns of the right lengths, rows and GPUs that exist, one share for all GPUs of a job."""
+    """Check that columns have the right lengths, rows and GPUs exist, and all GPUs of a job have one share."""
     size, nodes = len(snapshot.jobs), snapshot.nodes
     for column in (grants.job, grants.node, grants.gpu, grants.share_milli):
         _check_column(column, len(grants.job))
@@ -175,7 +175,7 @@ def check_grants(grants: Grants, snapshot: Snapshot) -> None:
 
 
 def check_sizes_kept(placed: Grants, sizes: Sizes, jobs: JobTable) -> None:
-    """Each job has as many GPUs as its size says, none, or fewer that it can run on (or holds already)."""
+    """Check that each job has the GPUs its size says, none, or a smaller number it can run on or holds already."""
     counts = np.bincount(placed.job, minlength=len(jobs))
     fewer = (counts < sizes.gpus) & ((counts >= jobs.gpus_min) | (counts == jobs.gpus_now))
     wrong = np.flatnonzero((counts != 0) & (counts != sizes.gpus) & ~fewer)
@@ -189,7 +189,7 @@ def check_sizes_kept(placed: Grants, sizes: Sizes, jobs: JobTable) -> None:
 
 
 def check_only_added(placed: Grants, wanted: Grants, jobs: JobTable) -> None:
-    """The fill part leaves what was placed as it is."""
+    """Check that the fill part did not change the grants of the place part."""
     before, after = ({tuple(row) for row in zip(
         *(column.tolist() for column in (grants.job, grants.node, grants.gpu, grants.share_milli)), strict=True,
     )} for grants in (placed, wanted))
@@ -197,22 +197,22 @@ def check_only_added(placed: Grants, wanted: Grants, jobs: JobTable) -> None:
     has[placed.job] = True
     changed = sorted({row[0] for row in before ^ after if has[row[0]]})
     if changed:
-        raise PlanError(f"job {jobs.id[changed[0]]} was placed already and is granted something else")
+        raise PlanError(f"the grants of job {jobs.id[changed[0]]}, which was already placed, were changed")
 
 
 def _check_left_alone(plan: Plan, policy: Policy) -> None:
-    """A policy of which no part declares that it changes running jobs does not."""
+    """Check that no running job is changed by a policy whose parts do not declare that they change running jobs."""
     for action in plan.actions:
         if isinstance(action, Resize | Tune):
             changed = "other GPUs" if isinstance(action, Resize) else "another batch"
             raise PlanError(
-                f"policy {policy.name!r} gives job {action.job} {changed} while it runs, and no part of it declares "
-                "that it does: resizes_running = True of a size part, moves_running = True of a place part"
+                f"policy {policy.name!r} gives job {action.job} {changed} while it runs, but none of its parts "
+                "declares this: set resizes_running = True in the size part or moves_running = True in the place part"
             )
 
 
 def _reasons(wanted: Grants, jobs: JobTable) -> tuple[IntArray, IntArray]:
-    """Why each job has GPUs or waits, and the id of the job it stands behind (J,); a filled job runs like any other."""
+    """Reason code of each job, and id of the job that blocks it (J,); jobs that the fill part added run."""
     has = np.zeros(len(jobs), dtype=np.bool_)
     has[wanted.job] = True
     unsaid = ~has & (wanted.why == _RUNS)
@@ -229,8 +229,8 @@ def _short(value: object) -> str:
 def difference(snapshot: Snapshot, sizes: Sizes, wanted: Grants, loaders: IntArray) -> tuple[Action, ...]:
     """Turn wanted grants into actions.
 
-    A job that holds GPUs and is granted none is preempted, one that is granted others (or another share) is resized,
-    one that holds none is started; a job that keeps its GPUs and gets another batch is tuned.
+    A job that holds GPUs and is granted none is preempted. One that is granted other GPUs or another share is resized.
+    One that holds none and is granted some is started. One that keeps its GPUs and gets another batch is tuned.
     """
     jobs = snapshot.jobs
     has = np.zeros(len(jobs), dtype=np.bool_)
@@ -264,7 +264,7 @@ def difference(snapshot: Snapshot, sizes: Sizes, wanted: Grants, loaders: IntArr
 
 
 def _moved(snapshot: Snapshot, wanted: Grants, keeps: BoolArray) -> BoolArray:
-    """Which of the jobs that keep GPUs are to have others than they hold (J,)."""
+    """Which of the jobs that keep GPUs are granted other GPUs than they hold (J,)."""
     moved = np.zeros(len(keeps), dtype=np.bool_)
     held = snapshot.grants
     before, after = keeps[held.job], keeps[wanted.job]
@@ -272,7 +272,7 @@ def _moved(snapshot: Snapshot, wanted: Grants, keeps: BoolArray) -> BoolArray:
         (held.job, wanted.job), (held.node, wanted.node), (held.gpu, wanted.gpu), (held.share_milli, wanted.share_milli)
     )
     if all(np.array_equal(was[before], will[after]) for was, will in columns):
-        return moved  # the walk hands back what it was given, in the same order
+        return moved  # the walk returns unchanged grants in the same order
     span = int(snapshot.nodes.gpus.max())
     was, will = (
         ((grants.job[rows] * len(snapshot.nodes) + grants.node[rows]) * span + grants.gpu[rows]) * (WHOLE_GPU + 1)
@@ -291,7 +291,7 @@ def _batches(sizes: Sizes, jobs: JobTable) -> IntArray:
 
 
 def _shares(wanted: Grants, jobs: JobTable) -> IntArray:
-    """Thousandths of each GPU where they are not what the job asks, else NONE (J,)."""
+    """Thousandths of each GPU where they differ from what the job asks for, else NONE (J,)."""
     share = np.full(len(jobs), NONE)
     other = wanted.share_milli != jobs.share_milli[wanted.job]
     share[wanted.job[other]] = wanted.share_milli[other]
@@ -299,7 +299,7 @@ def _shares(wanted: Grants, jobs: JobTable) -> IntArray:
 
 
 def _gangs(wanted: Grants, rows: BoolArray) -> dict[int, list[tuple[int, int]]]:
-    """GPUs wanted for some of the jobs, in the order of the grants."""
+    """GPUs wanted for the marked jobs, by job row, in the order of the grants."""
     gangs: dict[int, list[tuple[int, int]]] = {}
     if rows.any():
         new = rows[wanted.job]

@@ -1,4 +1,4 @@
-"""What both drivers hold: state, policy, beliefs, trigger and journal, behind two verbs, observe and decide."""
+"""The scheduler of both drivers: state, policy, beliefs, trigger and journal behind ``observe`` and ``decide``."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _PREEMPT, _REJECT, _RESIZE, _START, _TUNE = Kind.PREEMPT, Kind.REJECT, Kind.RESI
 class Scheduler:
     """Feeds events into the state and runs rounds when they are due.
 
-    A driver reports every event with ``observe``, asks ``due_ms`` when to call ``decide``, and carries out the plan it
-    gets. Time comes from the driver.
+    A driver reports every event with ``observe``, asks ``due_ms`` when to call ``decide``, and carries out the returned
+    plan. The driver supplies the time.
 
     Args:
-        cluster: Where.
-        policy: What decides.
-        beliefs: What it may believe.
+        cluster: The cluster to schedule.
+        policy: The policy that decides.
+        beliefs: Fitted models that the policy may read.
         users: User names known in advance.
         gap_ms: Shortest time between two rounds.
-        journal: Where events and decisions are written, None for nowhere.
+        journal: Journal for events and decisions, None for no journal.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Scheduler:
 
     @property
     def _idle(self) -> bool:
-        """No round could change anything: nobody waits, and nobody runs whom the size part might resize."""
+        """Whether no round could change anything: no job waits, and the size part can resize no running job."""
         return not self.state.num_waiting and not (self.policy.size.resizes_running and len(self.state))
 
     def observe(self, event: Event) -> None:
-        """Fold one event into the state."""
+        """Record one event and apply it to the state."""
         if self.journal:
             self.journal.event(event)
         self.state.apply(event)
@@ -59,7 +59,7 @@ class Scheduler:
             self._trigger.note(event.kind, event.time_ms)
 
     def due_ms(self) -> int | None:
-        """Time at which the next round is due, None if none is."""
+        """Time at which the next round is due, None if no round is due."""
         if self._idle:
             return None
         due_ms = self._trigger.due_ms()
@@ -69,7 +69,7 @@ class Scheduler:
         return -(-due_ms // period_ms) * period_ms if self.policy.fixed_rounds else due_ms
 
     def decide(self, now_ms: int) -> RoundResult:
-        """Run a round, write it down, and book its plan as events.
+        """Run a round, record it, and apply its plan to the state as events.
 
         Raises:
             PlanError: the policy wants something impossible.
@@ -87,7 +87,7 @@ class Scheduler:
 
 
 def event_of(action: Action, now_ms: int) -> Event:
-    """The event by which the state books an action."""
+    """Return the event that applies an action to the state."""
     if isinstance(action, Preempt):
         return Event(now_ms, _PREEMPT, action.job)
     if isinstance(action, Reject):

@@ -1,6 +1,6 @@
 """When the next round is due: on events, coalesced with a minimum gap, and after the policy's period.
 
-The same rule in the twin and live (docs/decisions/0003).
+The twin and the live driver use the same rule (docs/decisions/0003).
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from brim.core.events import Kind
 from brim.units import MS_PER_S
 
 DEFAULT_GAP_MS: Final = MS_PER_S
-"""Shortest time between two rounds. Ours; Slurm's batch_sched_delay, which serves the same end, is 3 s."""
+"""Shortest time between two rounds. Ours; Slurm's batch_sched_delay, which has the same purpose, is 3 s."""
 TRIGGERS: Final = frozenset({
     Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.STOPPED, Kind.EVICTED, Kind.NODE_UP, Kind.CANCELLED, Kind.SUBMITTED,
     Kind.ELIGIBLE,
 })
-"""Events that can change a decision. The jobs of a lost node are evicted, which triggers; what jobs report is read at
-the next round, and makes none."""
+"""Events that cause a round. The loss of a node evicts its jobs, and the evictions cause the round. Reports of jobs
+cause none; the next round reads them."""
 
 
 @dataclass(slots=True)
 class Trigger:
-    """Remembers what happened since the last round; answers when the next one is due.
+    """Remembers the first event since the last round that causes a round, and tells when the next round is due.
 
     Attributes:
         gap_ms: Shortest time between two rounds.
-        period_ms: Longest time between two rounds while there is something to decide, 0 for none; the gap if shorter.
+        period_ms: Longest time between two rounds while there is something to decide, 0 for none; at least the gap.
     """
 
     gap_ms: int
@@ -36,12 +36,12 @@ class Trigger:
     _since_ms: int | None = None
 
     def note(self, kind: Kind, time_ms: int) -> None:
-        """An event happened."""
+        """Note an event."""
         if self._since_ms is None and kind in TRIGGERS:
             self._since_ms = time_ms
 
     def due_ms(self) -> int | None:
-        """Time of the next round, None if there is no cause for one."""
+        """Time of the next round, None if nothing causes one."""
         due = None
         if self._since_ms is not None:
             due = self._since_ms if self._last_ms is None else max(self._since_ms, self._last_ms + self.gap_ms)
@@ -51,5 +51,5 @@ class Trigger:
         return due
 
     def done(self, now_ms: int) -> None:
-        """A round was run."""
+        """Note that a round was run."""
         self._last_ms, self._since_ms = now_ms, None

@@ -121,7 +121,7 @@ def rule_of(error: PlanError) -> str:
     said = str(error)
     if "read-only" in said or "WRITEABLE" in said:
         return PURE
-    return STAYS if "no part of it declares that it does" in said else SOUND
+    return STAYS if "none of its parts declares this" in said else SOUND
 
 
 def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -> None:
@@ -150,7 +150,7 @@ def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -
                 raise PolicyViolation(SOUND, f"{name} gets GPU {gpu} of node {node}: there is none", describe(snapshot))
             if not room.is_open[node] and (node, gpu) not in kept.get(row, ()):
                 raise PolicyViolation(
-                    SOUND, f"{name} gets a GPU of node {node}, which is down or drains", describe(snapshot)
+                    SOUND, f"{name} gets a GPU of node {node}, which is down or draining", describe(snapshot)
                 )
         room.take(Ask(snapshot, row, share=share_of[row]), pairs)
     if room.overdrawn():
