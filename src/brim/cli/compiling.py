@@ -14,8 +14,8 @@ from brim.compiled import is_ready, lock, set_ready
 if TYPE_CHECKING:
     from brim.cli.replays import Task
 
-ESTIMATE: Final = "20 to 45 s of CPU time"
-"""Measured: 17 s for `sim run` with fifo or srtf, 28 s with goodput, 42 s for all of them one after another."""
+ESTIMATE: Final = "20 to 30 s of CPU time"
+"""Measured: 20 to 30 s from an empty cache, in a run of one policy."""
 JOBS: Final = 64
 """Jobs of the trace that are replayed to have everything compiled that a policy calls."""
 
