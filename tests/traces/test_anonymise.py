@@ -52,7 +52,7 @@ def test_the_key_is_made_once_for_its_owner_alone(tmp_path, monkeypatch):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert os.listdir(path.parent) == [path.name]
     path.write_bytes(b"short")
-    with pytest.raises(ConfigError, match="found 5 bytes, expected 32; remove it for a new one"):
+    with pytest.raises(ConfigError, match="found 5 bytes, expected 32; remove the file to get a new key"):
         traces.own_key()
 
 

@@ -25,8 +25,8 @@ def message(path, format_name=None):
 def test_files_that_are_no_trace(tmp_path):
     assert "no such file" in message(tmp_path / "absent")
     assert "a folder" in message(tmp_path)
-    assert "an empty file" in message(save(tmp_path, "empty", b""))
-    assert "an empty file" in message(save(tmp_path, "blank", b" \n\n"))
+    assert "the file is empty" in message(save(tmp_path, "empty", b""))
+    assert "the file is empty" in message(save(tmp_path, "blank", b" \n\n"))
     assert "binary data" in message(save(tmp_path, "binary", b"ELF\0\1\2"))
     assert "UTF-16" in message(save(tmp_path, "utf16", "job_id".encode("utf-16")))
     assert "one of the formats brim, sacct" in message(save(tmp_path, "prose", "to be or not to be\n"))
@@ -91,7 +91,7 @@ CHANGES = [
     ("philly", '"attempts": []', '"attempts": NaN', "NaN is not a value"),
     ("philly", '"detail": [{"ip": "m1", "gpus": ["gpu0"]}]}]}]', '"detail": [', "broken JSON"),
     ("brim", ",completed,", ",done,", "row 2, column 'status': found 'done'"),
-    ("brim", ",completed,\n", ",completed,b\n", "row 2, column 'after': found 'b', expected no circle of jobs"),
+    ("brim", ",completed,\n", ",completed,b\n", "row 2, column 'after': found 'b', expected dependencies without"),
     ("swf", "1000000000", "99999999999", "found UnixStartTime 99999999999, expected a time before 2100"),
     ("brim", ",,a\n", ",,z\n", "row 3, column 'after': found 'z', expected the id of another job"),
 ]

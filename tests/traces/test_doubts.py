@@ -39,7 +39,7 @@ def test_a_larger_cluster_is_doubted_for_use_waits_and_load(record):
     assert [sentence.partition(",")[0] for sentence in said[:1]] == [
         "the record never had more than 64 GPUs in use at once"
     ]
-    assert "would have found their GPUs free" in said[1]
+    assert "would have found enough free GPUs" in said[1]
     assert "hardly any will wait" in said[2]
     assert len(said) == 3
 
@@ -56,7 +56,7 @@ def test_a_smaller_cluster_is_doubted_for_use(record):
 
 def test_a_slightly_larger_cluster_is_doubted_for_the_waits_alone(record):
     (said,) = traces.doubts(record, parse_cluster("28x4xT4"))
-    assert "would have found their GPUs free" in said
+    assert "would have found enough free GPUs" in said
 
 
 def test_a_job_that_was_requeued_is_held_against_no_cluster():
@@ -72,8 +72,8 @@ def test_nodes_are_compared_by_number_and_size(record):
     seen = replace(record, cluster=RIGHT)
     assert traces.doubts(seen, RIGHT) == []
     assert traces.doubts(seen, parse_cluster("32x2xT4"))[:2] == [
-        "the record names 16 nodes with GPUs, the cluster has 32",
-        "a node of the record had 4 GPUs in use at once, the largest of the cluster has 2",
+        "the record names 16 nodes with GPUs, but the cluster has 32",
+        "a recorded node had 4 GPUs in use at once, but the largest node of the cluster has 2",
     ]
 
 

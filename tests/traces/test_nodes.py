@@ -83,7 +83,7 @@ def test_a_requeued_job_counts_on_the_nodes_of_each_attempt(tmp_path):
 def test_a_node_with_more_gpus_than_a_node_can_have_is_not_believed(tmp_path):
     trace, said = seen(tmp_path, *(row(job, 1, 9, 8, "n1") for job in range(1, 10)))
     assert trace.cluster is None
-    assert said == "72 GPUs in use at once on one node, so that its nodes are not believed"
+    assert said == "72 GPUs in use at once on one node, so no cluster is inferred"
 
 
 def test_record_without_nodes_has_no_cluster(tmp_path):

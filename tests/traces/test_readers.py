@@ -196,7 +196,7 @@ def test_sacct_odd_rows_of_every_kind_are_left_out_with_their_job(tmp_path):
     assert report.dropped == {"cannot be used": 6, "another record of a job with a row that cannot be used": 1}
     assert {row: error.found for row, error in sorted(report.unusable.items())} == {
         11: "8 fields", 21: "a run time of -6000 s", 31: "'VANISHED'", 41: "byte 0xe9", 51: "'gres/gpu=one'",
-        102: "a last line that does not end",
+        102: "a last line without a newline",
     }  # fmt: skip
 
 
@@ -204,7 +204,7 @@ def test_sacct_last_line_that_does_not_end_is_not_believed(tmp_path):
     text = "JobID|Submit|Start|End|State|AllocTRES\n" + sacct_rows(1, 20, "gres/gpu=16")
     trace, report = traces.read(save(tmp_path, "s", text[:-2]))  # gres/gpu=1
     assert trace.gpus.tolist() == [16] * 19
-    assert [error.found for error in report.first_unusable(3)] == ["a last line that does not end"]
+    assert [error.found for error in report.first_unusable(3)] == ["a last line without a newline"]
 
 
 def test_philly_adds_attempts_up(tmp_path):
@@ -221,7 +221,7 @@ def test_philly_extract_numbers_jobs_and_mentions_repeats(tmp_path):
     trace, report = read(tmp_path, "philly-csv")
     assert trace.job_id == ("1", "2", "3")
     assert trace.gpus.tolist() == [8, 1, 1]
-    assert report.repaired == {"exact repeats of a row, kept as jobs of their own": 1}
+    assert report.repaired == {"exact repeats of a row, kept as separate jobs": 1}
 
 
 def test_helios(tmp_path):

@@ -38,7 +38,7 @@ def test_since_starts_at_the_date_and_moves_time_0():
 
 
 @pytest.mark.parametrize(("date", "origin_ms", "expected"), [
-    ("soon", 0, "not understood"), ("1980-01-01", 0, "no job from 1980"), ("1970-01-01", None, "hid the dates"),
+    ("soon", 0, "invalid date"), ("1980-01-01", 0, "no job from 1980"), ("1970-01-01", None, "hid the dates"),
 ])  # fmt: skip
 def test_since_says_what_is_wrong(date, origin_ms, expected):
     with pytest.raises(ConfigError, match=expected):

@@ -1,4 +1,4 @@
-"""Data in: readers of published and one's own traces, a generator, transforms, and a summary of what is in a trace."""
+"""Read, generate, transform, write and summarise traces of jobs."""
 
 from brim.traces.anonymise import anonymise, own_key
 from brim.traces.doubts import doubts

@@ -1,8 +1,8 @@
 """Shanghai AI Lab Acme (2023): ``trace_seren.csv`` and ``trace_kalos.csv``.
 
 Times carry an offset (Seren +08:00, Kalos +00:00), so time 0 is true Unix time. The published duration is end minus
-start in Seren and end minus submission in the rows shown of Kalos, so it is computed from the times. The workload
-type (Pretrain, SFT, Evaluation ...) becomes the group. Kalos tells memory per pod, one pod per node.
+start in Seren and end minus submission in the rows shown of Kalos, so the reader computes it from the times. The
+workload type (Pretrain, SFT, Evaluation ...) becomes the group. Kalos records memory per pod, one pod per node.
 Source: github.com/InternLM/AcmeTrace, README, "Job Trace".
 """
 
@@ -27,7 +27,7 @@ MIB_PER_GB: Final = 1_024
 
 
 def score(source: Source) -> float:
-    """Say how much the content looks like this format, 0 to 1."""
+    """Return how much the content resembles this format, from 0 to 1."""
     return header_share(source.first_line, COLUMNS)
 
 
@@ -35,7 +35,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     """Read the log of either cluster.
 
     Raises:
-        TraceError: a column is missing or a value corrupt.
+        TraceError: a column is missing, or a value is corrupt.
     """
     table = csv_table(source, report)
     table.require(*COLUMNS)

@@ -1,8 +1,8 @@
-"""Names replaced by pseudonyms, for pages, tables and files that are shown to others.
+"""Replace names by pseudonyms in pages, tables and files that are shown to others.
 
 Users and groups (accounts, partitions, queues) get a keyed hash: a name has the same pseudonym in every file made with
-the same key, and without the key nobody can find out by trying names. Jobs are numbered in their order, which keeps
-ties as they were. The name of the file is left out. GPU types and the names of models stay: replays need them.
+the same key, and without the key a name cannot be found by trial. Jobs are numbered in the order of the trace,
+which preserves the order of ties. The file name is removed. GPU types and model names are kept: replays need them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from brim.errors import ConfigError
 
 KEY_BYTES: Final = 32
 PSEUDONYM_CHARACTERS: Final = 8
-"""Forty bits: a hundred thousand names collide with a chance of half a percent, and then get longer pseudonyms."""
+"""Forty bits: among a hundred thousand names, two collide with a probability of half a percent; all get longer then."""
 _MOST_CHARACTERS: Final = 48
 
 
@@ -36,10 +36,10 @@ def anonymise(trace: Trace, key: bytes) -> Trace:
 
 
 def own_key() -> bytes:
-    """Return this person's key, made at its first use: ``anonymise.key`` in brim's folder of configuration.
+    """Return the user's key, ``anonymise.key`` in brim's configuration folder; create it at the first use.
 
     Raises:
-        ConfigError: it cannot be read or written, or is not one.
+        ConfigError: the file cannot be read or written, or does not hold a key.
     """
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "brim"
     path = folder / "anonymise.key"
@@ -51,13 +51,13 @@ def own_key() -> bytes:
     except OSError as error:
         raise ConfigError(f"key of pseudonyms {path}: {error.strerror}") from None
     if len(key) != KEY_BYTES:
-        expected = f"expected {KEY_BYTES}; remove it for a new one"
+        expected = f"expected {KEY_BYTES}; remove the file to get a new key"
         raise ConfigError(f"key of pseudonyms {path}: found {len(key)} bytes, {expected}")
     return key
 
 
 def _write_key(path: Path) -> None:
-    """Write a new key for its owner alone, whole or not at all; one that another process wrote meanwhile stays."""
+    """Write a new key that only its owner can read, in one step; keep a key that another process wrote meanwhile."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(os.urandom(KEY_BYTES))

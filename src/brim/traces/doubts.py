@@ -1,6 +1,6 @@
-"""Whether a cluster can be the one on which a trace was recorded: what the record says against it, in sentences.
+"""Check whether a trace can have been recorded on a given cluster, and describe what contradicts it.
 
-Another cluster is a fair question; the wrong one by mistake gives a table in which all policies look alike.
+A replay on another cluster answers a fair question; a wrong cluster given by mistake makes all policies look alike.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from brim.traces.transform import offered_load
 from brim.units import MS_PER_MIN, MS_PER_S, WHOLE_GPU
 
 LOAD_MIN: Final = 0.3
-"""Offered load below which hardly any job waits under any policy. Ours."""
+"""Offered load below which hardly any job waits under any policy. Our choice."""
 OVER_FRACTION: Final = 0.01
-"""Share of the time in which more GPUs than the cluster has may be in use, for clocks that do not agree. Ours."""
+"""Share of the time in which more GPUs than the cluster has may be in use, as clocks may disagree. Our choice."""
 WAITED_MS: Final = MS_PER_MIN
-"""A shorter wait is the scheduler's own interval."""
+"""A shorter wait can be the scheduler's own interval."""
 ROOM_FRACTION: Final = 0.9
-"""A job had room if it and the others would have filled no more than this; the rest may have been in pieces. Ours."""
+"""A job had room if it and the others filled at most this share; the rest may be fragmented. Our choice."""
 
 
 def doubts(trace: Trace, cluster: Cluster, load: float = 1) -> list[str]:
-    """Say what in the record speaks against the cluster; nothing where all fits, or where the record does not tell.
+    """Describe what in the record contradicts the cluster; empty if all fits or the record lacks the data.
 
     Args:
-        trace: As recorded.
-        cluster: As given.
-        load: Greatest factor on the arrival rate that will be replayed.
+        trace: The recorded trace.
+        cluster: The cluster that the user gave.
+        load: Largest factor on the arrival rate among the replays.
     """
     return [*_of_nodes(trace, cluster), *_of_use(trace, cluster), *_of_load(trace, cluster, load)]
 
@@ -43,17 +43,17 @@ def _of_nodes(trace: Trace, cluster: Cluster) -> list[str]:
         return []
     said = []
     if seen.num_nodes != cluster.num_nodes:
-        said.append(f"the record names {seen.num_nodes:,} nodes with GPUs, the cluster has {cluster.num_nodes:,}")
+        said.append(f"the record names {seen.num_nodes:,} nodes with GPUs, but the cluster has {cluster.num_nodes:,}")
     if int(seen.gpus_N.max()) > int(cluster.gpus_N.max()):
         said.append(
-            f"a node of the record had {seen.gpus_N.max()} GPUs in use at once, the largest of the cluster has "
+            f"a recorded node had {seen.gpus_N.max()} GPUs in use at once, but the largest node of the cluster has "
             f"{cluster.gpus_N.max()}"
         )
     return said
 
 
 def _of_use(trace: Trace, cluster: Cluster) -> list[str]:
-    """Compare the GPUs in use; a job of several attempts, which held them nobody knows when, speaks for the cluster."""
+    """Compare the GPUs in use. Jobs of several attempts never contradict the cluster: their times are not known."""
     told = np.flatnonzero((trace.wait_ms != NONE) & (trace.run_ms > 0))
     if not len(told):
         return []
@@ -75,7 +75,7 @@ def _of_use(trace: Trace, cluster: Cluster) -> list[str]:
     said = []
     if most <= cluster.num_gpus / 2:
         said.append(
-            f"the record never had more than {most:,.0f} GPUs in use at once, the cluster has {cluster.num_gpus:,}"
+            f"the record never had more than {most:,.0f} GPUs in use at once, but the cluster has {cluster.num_gpus:,}"
         )
     used_gpu_ms = np.concatenate(([0.0], np.cumsum(in_use[:-1] * lasts_ms)))
     waited = np.flatnonzero(trace.wait_ms[told] >= WAITED_MS)
@@ -85,9 +85,9 @@ def _of_use(trace: Trace, cluster: Cluster) -> list[str]:
     had_room = int((mean_use + gpus[waited] <= ROOM_FRACTION * cluster.num_gpus).sum())
     if had_room > len(waited) / 2:
         said.append(
-            f"{had_room:,} of the {len(waited):,} jobs that waited a minute or longer would have found their GPUs free "
-            "on it: the recorded cluster was smaller, or limits, quotas or reservations held them back, which a replay "
-            "does not know"
+            f"{had_room:,} of the {len(waited):,} jobs that waited a minute or longer would have found enough free "
+            "GPUs on it: the recorded cluster was smaller, or limits, quotas or reservations delayed them, which a "
+            "replay does not model"
         )
     return said
 
@@ -103,4 +103,4 @@ def _of_load(trace: Trace, cluster: Cluster, load: float) -> list[str]:
     offered = load * offered_load(trace, cluster)
     if math.isnan(offered) or offered >= LOAD_MIN:
         return []
-    return [f"the jobs ask for {offered:.1%} of what the cluster can do: hardly any will wait under any policy"]
+    return [f"the jobs ask for {offered:.1%} of the cluster's GPU time: hardly any will wait under any policy"]

@@ -1,4 +1,4 @@
-"""The trace formats brim reads: one row each, in the order in which detection prefers them."""
+"""The trace formats that brim reads, one row each, in the order of preference in detection."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Format:
     """One format.
 
     Attributes:
-        name: As ``--format`` takes it.
-        title: As people know it.
-        score: How much a file looks like it, 0 to 1.
-        read: Reader.
-        strict: Rows depend on each other, so that one that cannot be used refuses the file instead of being left out.
+        name: Value of ``--format``.
+        title: Descriptive name.
+        score: Returns how much a file resembles the format, from 0 to 1.
+        read: Reads a file.
+        strict: Rows depend on each other, so brim refuses a file with an unusable row instead of leaving the row out.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Gavel (OSDI 2020) and Shockwave (NSDI 2023) traces: tab-separated, without header or ids.
 
-The job type becomes the profile; it names the batch size per worker, so the batch column stays empty. Gavel has
-steps instead of a run time: it must come from a throughput profile. Shockwave has a duration. Jobs are numbered in
-the order of (arrival, job type, GPUs, steps). Command lines are not used.
+The job type becomes the profile; it names the batch size per worker, so the batch column stays empty. Gavel
+records steps instead of a run time, which must come from a throughput profile. Shockwave records a duration. Jobs are
+numbered in the order of (arrival, job type, GPUs, steps). Command lines are not used.
 Source: github.com/stanford-futuredata/gavel and github.com/uw-mad-dash/shockwave.
 """
 
@@ -31,30 +31,30 @@ SHOCKWAVE_COLUMNS: Final = (*COLUMNS[:7], "mode", "priority_weight", "SLO", "dur
 
 
 def score(source: Source) -> float:
-    """Say how much the content looks like Gavel's format, 0 to 1."""
+    """Return how much the content resembles Gavel's format, from 0 to 1."""
     return _score(source, COLUMNS)
 
 
 def shockwave_score(source: Source) -> float:
-    """Say how much the content looks like Shockwave's format, 0 to 1."""
+    """Return how much the content resembles Shockwave's format, from 0 to 1."""
     return _score(source, SHOCKWAVE_COLUMNS)
 
 
 def read(source: Source, report: ReadReport) -> Trace:
-    """Read a trace of Gavel.
+    """Read a Gavel trace.
 
     Raises:
-        TraceError: a row has other fields or a value is corrupt.
+        TraceError: a row has the wrong number of fields, or a value is corrupt.
     """
     table = csv_table(source, report, separator="\t", quoted=False, columns=COLUMNS)
     return _trace(source, NAME, table, np.full(len(table), NONE, dtype=np.int64))
 
 
 def read_shockwave(source: Source, report: ReadReport) -> Trace:
-    """Read a trace of Shockwave.
+    """Read a Shockwave trace.
 
     Raises:
-        TraceError: a row has other fields or a value is corrupt.
+        TraceError: a row has the wrong number of fields, or a value is corrupt.
     """
     table = csv_table(source, report, separator="\t", quoted=False, columns=SHOCKWAVE_COLUMNS)
     run_ms = at_least_a_second(table.seconds_ms("duration", high_ms=MAX_RUN_MS), report)

@@ -1,4 +1,4 @@
-"""Submission, start and end of recorded jobs: what the readers of several formats make of them alike."""
+"""Submission, start and end of recorded jobs, as the readers of several formats derive them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SLURM_STATES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifecycle:
-    """Rows that started and ended, in milliseconds."""
+    """Rows of jobs that started and ended, with their times in milliseconds."""
 
     table: Table
     submit_ms: IntArray
@@ -60,7 +60,7 @@ def recorded_lifecycle(table: Table) -> Lifecycle:
         differs = (told_ms != NONE) & (told_ms != run_ms)
         with_queue = differs & (told_ms == end_ms - submit_ms)
         table.report.repair("duration contains the queue: end minus start is used", int(with_queue.sum()))
-        table.report.repair("duration is not end minus start, which is used", int((differs & ~with_queue).sum()))
+        table.report.repair("duration differs from end minus start, which is used", int((differs & ~with_queue).sum()))
     return Lifecycle(
         table=table,
         submit_ms=submit_ms,
@@ -73,7 +73,7 @@ def check_run(table: Table, run_ms: IntArray, column: str) -> None:
     """Refuse run times below zero or above ten years.
 
     Raises:
-        TraceError: there is one.
+        TraceError: at least one job is outside these limits.
     """
     bad = (run_ms < 0) | (run_ms > MAX_RUN_MS)
     if bad.any():
@@ -97,13 +97,13 @@ def no_negative_wait(wait_ms: IntArray, report: ReadReport) -> IntArray:
 
 
 def recorded_jct(end_ms: IntArray, submit_ms: IntArray, wait_ms: IntArray, run_ms: IntArray) -> IntArray:
-    """Return the time from submission to the last end, never less than the wait and the run time together."""
+    """Return the time from submission to the last end, at least the sum of wait and run time."""
     jct_ms: IntArray = np.maximum(end_ms - submit_ms, wait_ms + run_ms)
     return jct_ms
 
 
 def per_gpu(amount: IntArray, gpus: IntArray) -> IntArray:
-    """Divide what a job asks for by its GPUs, rounded up."""
+    """Divide what each job asks for by its number of GPUs, rounded up."""
     return -(-amount // np.maximum(gpus, 1))
 
 
@@ -111,7 +111,7 @@ def check_gpu_time(file: str, gpus: IntArray, run_ms: IntArray) -> None:
     """Refuse jobs whose GPU time does not fit into 64 bits.
 
     Raises:
-        TraceError: there is one.
+        TraceError: at least one job is outside these limits.
     """
     bad = gpus > MAX_GPU_MS // np.maximum(run_ms, 1)
     if bad.any():

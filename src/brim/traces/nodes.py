@@ -1,9 +1,9 @@
-"""The cluster behind a record: which nodes its jobs ran on, and the most that was in use at once on each.
+"""Infer a cluster from a record: the nodes that jobs ran on, and the most that was in use at once on each.
 
-What is inferred is a lower bound. A node that never ran a GPU job is not seen; a node has at least the GPUs, cores and
-memory that its jobs held at once. Nodes whose names differ in digits alone and that have the same GPU type are taken as
-alike, each as large as the largest of them. A job on several nodes holds as many GPUs on each, where their number can
-be divided so; otherwise it is known to hold one on each, and on one of them no less than the mean.
+The inferred cluster is a lower bound. A node that never ran a GPU job is not seen; a node has at least the GPUs, cores
+and memory that its jobs held at once. Nodes whose names differ only in digits and that have the same GPU type are
+assumed to be alike, each as large as the largest of them. A job on several nodes is assumed to hold equally many GPUs
+on each if their number divides evenly; otherwise it holds at least one on each, and at least the mean on one of them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from brim.traces.report import ReadReport
 from brim.units import WHOLE_GPU
 
 UNNAMED_TYPE: Final = "GPU"
-"""Type of the GPUs where the record names none."""
+"""GPU type where the record names none."""
 MAX_NODES_OF_JOB: Final = 100_000
 _PART: Final = re.compile(r"([^,\[\]]*)(?:\[([\d,-]+)\])?")
 _NAME: Final = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
 
 
 def node_names(text: str) -> list[str]:
-    """Expand a Slurm node list such as ``n[1-3,07],login``; empty where it is not one."""
+    """Expand a Slurm node list such as ``n[1-3,07],login``; return an empty list for any other text."""
     names: list[str] = []
     if " " in text:  # "None assigned"
         return names
@@ -58,12 +58,12 @@ def _numbers(ranges: str | None) -> list[str]:
 
 
 def cluster_seen(held: pl.DataFrame, report: ReadReport) -> Cluster | None:
-    """Infer the cluster from what jobs held, and say in the report what it rests on; None where no node is named.
+    """Infer the cluster from what jobs held, and describe it in the report; None where no node is named.
 
     Args:
         held: One row per attempt that started: ``nodes`` (a list of names), ``start`` and ``end`` (ms, null while it
             runs), ``gpu_milli``, ``cpu_milli`` and ``mem_mib`` of all its nodes together, ``type`` (null for none).
-        report: Where it is said.
+        report: Receives the description.
     """
     held = held.with_columns(pl.col("nodes").list.len().alias("count")).filter(
         (pl.col("count") > 0) & (pl.col("gpu_milli") > 0)
@@ -85,13 +85,13 @@ def cluster_seen(held: pl.DataFrame, report: ReadReport) -> Cluster | None:
     )  # fmt: skip
     most = int(alike["gpu_milli"].max()) // WHOLE_GPU  # type: ignore[arg-type]  # a number: there are rows
     if most > MAX_GPUS_PER_NODE:
-        report.cluster = f"{most:,} GPUs in use at once on one node, so that its nodes are not believed"
+        report.cluster = f"{most:,} GPUs in use at once on one node, so no cluster is inferred"
         return None
     rows = sorted(alike.iter_rows(named=True), key=lambda row: (natural_key(row["stem"]), row["type"]))
     cluster = cluster_of(tuple(_group(row) for row in rows))
     smaller = int(alike["smaller"].sum())
     report.cluster = (
-        f"{cluster}, {cluster.num_gpus:,} GPUs on the nodes that jobs ran on: the most that they held at once on each "
+        f"{cluster}, {cluster.num_gpus:,} GPUs on the nodes that jobs ran on: the most that jobs held at once on each "
         "kind of node; nodes that never ran a GPU job are not seen"
         + (f"; {smaller:,} never held as many GPUs as others of their kind" if smaller else "")
     )
@@ -107,7 +107,7 @@ def _group(row: dict[str, Any]) -> NodeGroup:
 
 
 def _most_at_once(shared: pl.DataFrame) -> pl.DataFrame:
-    """Return for each node the most GPUs, cores and memory in use at once; who ends makes room for who starts."""
+    """Return for each node the most GPUs, cores and memory in use at once; ends count before starts."""
     names = shared["nodes"].unique()
     code = shared["nodes"].replace_strict(names, range(len(names)), return_dtype=pl.Int64).to_numpy()
     ended = shared["end"].is_not_null().to_numpy()
@@ -127,7 +127,7 @@ def _most_at_once(shared: pl.DataFrame) -> pl.DataFrame:
 
 
 def _types(shared: pl.DataFrame) -> pl.DataFrame:
-    """Return for each node the GPU type that most GPU time named, without regard to case."""
+    """Return for each node the GPU type that held the most GPU time, ignoring case."""
     spelled = shared.select(
         "nodes", "gpu_milli", pl.col("type").alias("spelling"), pl.col("type").str.to_lowercase().alias("type")
     )

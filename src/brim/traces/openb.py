@@ -37,7 +37,7 @@ _STATES: Final = {
 
 
 def score(source: Source) -> float:
-    """Say how much the content looks like this format, 0 to 1."""
+    """Return how much the content resembles this format, from 0 to 1."""
     return header_share(source.first_line, COLUMNS)
 
 
@@ -45,7 +45,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     """Read a pod list.
 
     Raises:
-        TraceError: a column is missing or a value corrupt.
+        TraceError: a column is missing, or a value is corrupt.
     """
     table = csv_table(source, report)
     table.require(*COLUMNS)

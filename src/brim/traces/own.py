@@ -1,9 +1,9 @@
-"""brim's own trace files, Parquet or CSV: what ``write`` writes, ``read`` gives back without loss.
+"""brim's own trace files, Parquet or CSV: ``read`` returns what ``write`` wrote, without loss.
 
-One row per job with the columns of ``Trace``; names, states and the id of the job that must end first stand as text,
-an empty cell means "not recorded". What is not a column (name, format, origin, order of names) is JSON: in the Parquet
-metadata under ``brim``, in CSV in a first line after ``# brim trace``. A CSV without that line is fine, and only
-``job_id``, ``submit_ms`` and ``gpus`` are required: this is the format for one's own logs.
+A file has one row per job with the columns of ``Trace``. Names, states and the id of the job that must end first are
+text; an empty cell means "not recorded". Facts that are not columns (name, format, origin, order of names) are JSON:
+in Parquet in the metadata under ``brim``, in CSV on the first line after ``# brim trace``. A CSV may lack that line,
+and only ``job_id``, ``submit_ms`` and ``gpus`` are required: convert your own logs to this format.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _BOUNDS: Final = {
 
 
 def score(source: Source) -> float:
-    """Say how much the content looks like this format, 0 to 1."""
+    """Return how much the content resembles this format, from 0 to 1."""
     if source.is_parquet or source.first_line.startswith(_MARK):
         return 1.0
     return header_share(source.first_line, COLUMNS)
 
 
 def write(trace: Trace, path: str | Path) -> None:
-    """Write a trace; the ending ``.parquet``, ``.csv`` or ``.csv.gz`` decides how.
+    """Write a trace; the ending ``.parquet``, ``.csv`` or ``.csv.gz`` selects the format.
 
     Raises:
         ConfigError: the ending is none of these.
@@ -69,7 +69,7 @@ def write(trace: Trace, path: str | Path) -> None:
         buffer.write(f"{_MARK}{_facts(trace)}\n".encode())
         _frame(trace).write_csv(buffer)
         if any(character in buffer.getvalue() for character in (b"\r", b"\0")):
-            raise ConfigError(f"trace file {target}: an id or name has a control character, expected .parquet for it")
+            raise ConfigError(f"trace file {target}: an id or name has a control character; write it as .parquet")
     else:
         raise ConfigError(f"trace file {target}: found the ending {ending!r}, expected .parquet, .csv or .csv.gz")
     data = gzip.compress(buffer.getvalue(), mtime=0) if ending == ".csv.gz" else buffer.getvalue()
@@ -81,7 +81,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     """Read what ``write`` wrote, or a CSV with at least the required columns.
 
     Raises:
-        TraceError: it is neither, or a value is corrupt.
+        TraceError: the file is neither, or a value is corrupt.
     """
     table, facts = _parquet(source, report) if source.is_parquet else _csv(source, report)
     table.require(*COLUMNS)
@@ -135,7 +135,7 @@ def _parquet(source: Source, report: ReadReport) -> tuple[Table, dict[str, Any]]
         frame = pl.DataFrame(pl.from_arrow(arrow))
     except (pa.ArrowException, OSError, ValueError, pl.exceptions.PolarsError) as error:
         reason = str(error).partition("\n")[0][:80]
-        raise TraceError(source.file, found=f"a broken Parquet file ({reason})", expected="a whole one") from None
+        raise TraceError(source.file, found=f"a broken Parquet file ({reason})", expected="an intact one") from None
     if not frame.height:
         raise TraceError(source.file, found="no rows", expected="at least one job")
     report.rows += frame.height
@@ -182,7 +182,7 @@ def _cluster(file: str, groups: Any) -> Cluster | None:
 
 
 def _codes(table: Table, column: str, names: list[str]) -> tuple[IntArray, tuple[str, ...]]:
-    """Code by the names of the description first, then by those it lacks, sorted."""
+    """Encode names: those of the description first, then the others, sorted."""
     text = _verbatim(table, column)
     known = set(names)
     order = list(dict.fromkeys((*names, *sorted(name for name in text.drop_nulls().unique() if name not in known))))
@@ -193,7 +193,7 @@ def _codes(table: Table, column: str, names: list[str]) -> tuple[IntArray, tuple
 
 
 def _verbatim(table: Table, column: str) -> pl.Series:
-    """Return text as it stands: in brim's own files "None" and "" are names like any other."""
+    """Return the text unchanged: in brim's own files "None" and "" are names like any other."""
     series = table.frame[column]
     return series if series.dtype == pl.String else table.text(column)
 
@@ -208,12 +208,12 @@ def _after_rows(table: Table, ids: list[str]) -> IntArray:
         raise table.unusable(unknown, "after", "the id of another job")
     circular = _leads_back(rows)
     if circular.any():
-        raise table.unusable(circular, "after", "no circle of jobs that wait for each other")
+        raise table.unusable(circular, "after", "dependencies without a cycle")
     return rows
 
 
 def _leads_back(rows: IntArray) -> BoolArray:
-    """Mark rows from which the dependencies never end, by doubling the steps until they exceed the rows."""
+    """Mark rows whose chain of dependencies never ends, by doubling the steps until they exceed the number of rows."""
     ahead = np.append(rows, NONE)  # NONE indexes the last cell, which stays NONE
     for _ in range(len(rows).bit_length()):
         ahead = ahead[ahead]

@@ -1,10 +1,11 @@
 """Alibaba PAI (2020): job, task and, where given, instance tables, as a folder or as one file beside the others.
 
-The published tables have no header line; one is accepted. A job's gang is all instances of its tasks with a GPU;
-``plan_gpu`` is percent: up to 100 a share of one GPU, above it whole GPUs, rounded up. Where its tasks ask for unlike
-shares the largest is used for all. Cores and memory are those of all tasks (parameter servers too) over the GPUs. The
-job runs from the first start of an instance (of a task, without that table) to its end. ``gpu_type`` is what was
-assigned, not what was asked for, so it does not constrain. Time 0 is secret; the hour of day is right in UTC+8.
+The published tables have no header line; one is accepted. A job's gang is all instances of its tasks that use a GPU;
+``plan_gpu`` is a percentage: up to 100 it is a share of one GPU, above 100 it is rounded up to whole GPUs. If the tasks
+of a job ask for different shares, the largest is used for all. Cores and memory are those of all tasks (parameter
+servers too) divided by the GPUs. A job runs from the first start of an instance (of a task, without the instance table)
+to its end. ``gpu_type`` is the assigned type, not a requested one, so it does not constrain placement. Time 0 is
+secret; the hour of day is right in UTC+8.
 Source: github.com/alibaba/clusterdata, cluster-trace-gpu-v2020, README.
 """
 
@@ -55,7 +56,7 @@ MIB_PER_GB: Final = 1_024
 
 
 def score(source: Source) -> float:
-    """Say how much the content looks like one of the tables, 0 to 1."""
+    """Return how much the content resembles one of the tables, from 0 to 1."""
     by_header = max(header_share(source.first_line, columns) for columns in TABLES.values())
     fields = source.first_line.split(",")
     bare = any(
@@ -73,7 +74,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     """Read the table and those beside it.
 
     Raises:
-        TraceError: a table or column is missing or a value corrupt.
+        TraceError: a table or column is missing, or a value is corrupt.
     """
     kind = _FILE.search(source.name)
     if not kind:
@@ -93,7 +94,7 @@ def read_folder(folder: Path, report: ReadReport) -> Trace:
     """Read the tables in a folder.
 
     Raises:
-        TraceError: a table or column is missing, or stands there twice, or a value is corrupt.
+        TraceError: a table or column is missing or appears twice, or a value is corrupt.
     """
     found: dict[str, Source] = {}
     for path in sorted(folder.iterdir()):
@@ -109,7 +110,7 @@ def read_folder(folder: Path, report: ReadReport) -> Trace:
 def _read_tables(file: str, found: dict[str, Source], report: ReadReport) -> Trace:
     for kind in ("job", "task"):
         if kind not in found:
-            raise TraceError(file, found=f"no pai_{kind}_table", expected="it beside the other tables")
+            raise TraceError(file, found=f"no pai_{kind}_table", expected="this table beside the others")
     tasks = _tasks(_table(found["task"], "task", report))
     jobs = _table(found["job"], "job", report)
     jobs.ids("job_name")
@@ -133,7 +134,7 @@ def _trace(name: str, table: Table) -> Trace:
     if (odd := gpus > MAX_GPUS).any():
         raise table.unusable(odd, "job_name", f"at most {MAX_GPUS} GPUs", lambda row: f"{gpus[row]} GPUs")
     unlike = (table.frame["share"] != table.frame["share_min"]).sum()
-    report.repair("tasks ask for unlike shares of a GPU: the largest is used", int(unlike))
+    report.repair("tasks ask for different shares of a GPU: the largest is used", int(unlike))
     report.repair("more than one GPU, not a whole number: rounded up", int(table.frame["rounded"].sum()))
     submit_ms, end_ms = table.seconds_ms("start_time"), table.seconds_ms("end_time")
     check_run(table, end_ms - start_ms, "end_time")
@@ -158,7 +159,7 @@ def _table(source: Source, kind: str, report: ReadReport) -> Table:
 
 
 def _tasks(table: Table) -> pl.DataFrame:
-    """Add tasks up per job: gpus, share, cpu, mem, first start."""
+    """Sum up the tasks of each job: gpus, share, cpu, mem, first start."""
     table.statuses("status", _STATES, _EXPECTED_STATE)
     instances = table.number("inst_num", "a number of instances", low=0, high=1e6, whole=True, missing=1)
     percent = table.number("plan_gpu", "percent of a GPU", high=1e6, unit=10, missing=0)
@@ -186,7 +187,7 @@ def _tasks(table: Table) -> pl.DataFrame:
 
 
 def _with_instances(jobs: pl.DataFrame, table: Table) -> pl.DataFrame:
-    """Replace the first start by that of the instances, where recorded."""
+    """Replace the first start of a job by that of its instances, where recorded."""
     start_ms = pl.Series("start", table.seconds_ms("start_time", missing=NONE))
     starts = pl.DataFrame({"job_name": table.frame["job_name"], "start": start_ms})
     known = starts["job_name"].is_in(jobs["job_name"].to_list())

@@ -1,7 +1,8 @@
 """Microsoft Philly (2017), as published: ``cluster_job_log``, a JSON list of jobs with their attempts.
 
-Run time is the sum over attempts with both times; a job has as many GPUs as its largest attempt. Jobs without a start
-or still running are dropped. Rows in messages count the jobs of the list from 1. Times are the cluster's wall clock.
+The run time is the sum over attempts that have both times; a job has as many GPUs as its largest attempt. Jobs that
+never started or are still running are dropped. Row numbers in messages count the jobs of the list from 1. Times are
+the cluster's wall clock.
 Source: github.com/msr-fiddle/philly-traces, README, "cluster_job_log".
 """
 
@@ -46,7 +47,7 @@ class _Attempt:
 
 
 def score(source: Source) -> float:
-    """Say how much the content looks like this format, 0 to 1."""
+    """Return how much the content resembles this format, from 0 to 1."""
     text = "\n".join(source.head)
     if not text.lstrip().startswith("["):
         return 0.0
@@ -57,7 +58,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     """Read the list.
 
     Raises:
-        TraceError: it is not that list, or a job in it is corrupt.
+        TraceError: the file is not such a list, or a job in it is corrupt.
     """
     jobs = _decoded(source)
     rows = []
@@ -136,7 +137,7 @@ def _row(file: str, row: int, job: Any, report: ReadReport) -> tuple[object, ...
     running = bool(started) and attempts[-1].end_ms == NONE
     if whole and not running:
         report.repair("attempts without start or end left out of the run time", int(len(whole) < len(attempts)))
-        report.repair("attempts of unlike size: the largest is used", int(len({a.gpus for a in whole}) > 1))
+        report.repair("attempts of different sizes: the largest is used", int(len({a.gpus for a in whole}) > 1))
     if any(attempt.end_ms < attempt.start_ms for attempt in whole):
         raise TraceError(file, row=row, column="attempts", found="an end before its start", expected="start, then end")
     return (

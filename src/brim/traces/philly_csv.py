@@ -1,7 +1,7 @@
 """Microsoft Philly (2017), the per-job extract of the Pollux authors: one CSV row per job, without ids.
 
-Jobs are numbered in the order of (submission, virtual cluster, GPUs, duration); rows that are alike are jobs of their
-own. Users and states are not in the extract. Times are the cluster's wall clock.
+Jobs are numbered in the order of (submission, virtual cluster, GPUs, duration); identical rows are separate
+jobs. Users and states are not in the extract. Times are the cluster's wall clock.
 Source: github.com/petuum/adaptdl, branch osdi21-artifact, simulator/traces/philly.csv.
 """
 
@@ -22,7 +22,7 @@ COLUMNS: Final = ("timestamp", "duration", "num_gpus", "cluster")
 
 
 def score(source: Source) -> float:
-    """Say how much the content looks like this format, 0 to 1."""
+    """Return how much the content resembles this format, from 0 to 1."""
     return header_share(source.first_line, COLUMNS)
 
 
@@ -30,7 +30,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     """Read the extract.
 
     Raises:
-        TraceError: a column is missing or a value corrupt.
+        TraceError: a column is missing, or a value is corrupt.
     """
     table = csv_table(source, report)
     table.require(*COLUMNS)
@@ -41,7 +41,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     order = np.lexsort((run_ms, gpus, group, submit_ms))
     alike = table.frame.select(COLUMNS).is_duplicated()
     repeats = int(alike.sum()) - table.frame.select(COLUMNS).filter(alike).n_unique()
-    report.repair("exact repeats of a row, kept as jobs of their own", repeats)
+    report.repair("exact repeats of a row, kept as separate jobs", repeats)
     return trace_of(
         name=source.name, format=NAME, origin_ms=0, job_id=numbered(len(table)), submit_ms=submit_ms[order],
         gpus=gpus[order], run_ms=at_least_a_second(run_ms[order], report), group=group[order], groups=groups,

@@ -17,7 +17,7 @@ COLUMNS: Final = ("name", "time", "application", "num_replicas", "batch_size")
 
 
 def score(source: Source) -> float:
-    """Say how much the content looks like this format, 0 to 1."""
+    """Return how much the content resembles this format, from 0 to 1."""
     return header_share(source.first_line, COLUMNS)
 
 
@@ -25,7 +25,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     """Read a workload.
 
     Raises:
-        TraceError: a column is missing or a value corrupt.
+        TraceError: a column is missing, or a value is corrupt.
     """
     table = csv_table(source, report)
     table.require(*COLUMNS)

@@ -1,4 +1,4 @@
-"""From a path to a trace: finds the format, runs its reader, balances the counts."""
+"""Read a trace from a path: detect the format, run its reader and check that the counts add up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from brim.traces.source import Source, open_source
 from brim.traces.table import shown
 
 SURE_ENOUGH: Final = 0.5
-"""A file must show at least half of the marks of a format; the reader then names what is missing."""
+"""A file must match at least half of a format's features; the reader then names what is missing."""
 
 
 def read(path: str | Path, format: str | None = None) -> tuple[Trace, ReadReport]:
@@ -49,7 +49,7 @@ def _named(name: str) -> Format:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
-        raise ConfigError(f"trace format {name!r} is not known: {hint}")
+        raise ConfigError(f"unknown trace format {name!r}: {hint}")
     return known[name]
 
 
@@ -62,9 +62,9 @@ def _detected(source: Source) -> Format:
 
 
 def _read_usable(chosen: Format, source: Source) -> tuple[Trace, ReadReport]:
-    """Read again without the rows that could not be used, until the rest is fine or too little.
+    """Read the file again without its unusable rows, until all rows are usable or too few are left.
 
-    A check of a reader books all rows that fail it, so there are at most as many passes as checks.
+    Each check of a reader records all rows that fail it, so there are at most as many passes as checks.
     """
     unusable = dict(source.unusable)
     while True:

@@ -1,4 +1,4 @@
-"""What a reader did with a file: rows used, repaired, dropped, and not usable. Nothing is dropped silently."""
+"""The account of one read: rows used, repaired, dropped and unusable. Nothing is dropped silently."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from brim.errors import TraceError
 
 UNUSABLE: Final = "cannot be used"
 UNUSABLE_MAX_FRACTION: Final = 0.1
-"""A trace is refused where more than this share of the rows that would become jobs cannot be used. Ours: accounting has
-odd rows in the low percents (free text, changed clocks); where it is more than a tenth, the file is misread or broken
-as a whole, and the rest does not stand for the cluster."""
+"""A trace is refused if more than this share of the rows that would become jobs cannot be used. Our choice: accounting
+data has a few percent of odd rows (free text, changed clocks); if there are more than a tenth, the file is misread or
+broken as a whole, and the other rows do not represent the cluster."""
 
 
 @dataclass(slots=True)
@@ -19,14 +19,14 @@ class ReadReport:
     """Counts of one read.
 
     Attributes:
-        file: As the user gave it.
-        format: Reader that was used.
+        file: Path as the user gave it.
+        format: Name of the format whose reader was used.
         rows: Data rows found.
         used: Jobs in the trace.
         repaired: Reason -> rows changed and kept.
         dropped: Reason -> rows left out.
-        cluster: What the record shows of the cluster, in words; empty where it names no nodes.
-        unusable: Row -> what is wrong with it; they are left out, and counted in ``dropped`` too.
+        cluster: Description of the cluster that the record shows; empty where it names no nodes.
+        unusable: Row -> what is wrong with it; these rows are left out, and counted in ``dropped`` too.
     """
 
     file: str
@@ -49,7 +49,7 @@ class ReadReport:
             self.dropped[reason] = self.dropped.get(reason, 0) + rows
 
     def first_unusable(self, count: int) -> list[TraceError]:
-        """What is wrong with the first rows that cannot be used, in the order of the file."""
+        """Errors of the first rows that cannot be used, in the order of the file."""
         return [self.unusable[row] for row in sorted(self.unusable)[:count]]
 
     def check_unusable(self, jobs: int) -> None:
@@ -59,7 +59,7 @@ class ReadReport:
             jobs: Rows that became jobs, or that may yet become jobs.
 
         Raises:
-            TraceError: for the first such row, with the share.
+            TraceError: the share is too large; the message names it and the first such row.
         """
         count = len(self.unusable)
         if count <= UNUSABLE_MAX_FRACTION * (jobs + count):

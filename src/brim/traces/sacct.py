@@ -1,12 +1,13 @@
 """Slurm accounting: ``sacct -P`` (pipe-separated, with header, columns in any order).
 
-Meant for ``TZ=UTC sacct -a -X -D -P --noconvert -o JobIDRaw,User,Account,Partition,Submit,Start,End,Timelimit,State,
-ReqTRES,AllocTRES,Suspended,NodeList``. Records of one job id are the attempts of a requeued job: run times add up, the
-submission is the earliest, the state the last. Without ``-X``, job steps are dropped. Resources are what was allocated,
-else what was asked. The GPU type is the one the request names, else the one that was allocated: the recorded run time
-holds for it. Times are taken as they stand: where a clock was set back during a job, so that it ends before it starts,
-the job is left out. A slice of a partitioned GPU (MIG) is its share of the GPU's compute slices; what part of a GPU a
-shard is, the record does not say, so jobs with shards are left out. Source: Slurm manual, sacct(1).
+Made for ``TZ=UTC sacct -a -X -D -P --noconvert -o JobIDRaw,User,Account,Partition,Submit,Start,End,Timelimit,State,
+ReqTRES,AllocTRES,Suspended,NodeList``. Records of one job id are the attempts of a requeued job: the reader adds up
+their run times and keeps the earliest submission and the last state. Without ``-X``, it drops job steps. Resources are
+those allocated, else those requested. The GPU type is the requested one, else the allocated one, because the recorded
+run time holds for it. Times are used as recorded: if a clock was set back during a job, so that the job ends
+before it starts, the job is left out. A slice of a partitioned GPU (MIG) counts as its share of the GPU's compute
+slices. The record does not say what part of a GPU a shard is, so jobs with shards are left out.
+Source: Slurm manual, sacct(1).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _KNOWN: Final = frozenset(
 )
 _UNFINISHED: Final = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _NO_LIMIT: Final = ("UNLIMITED", "Partition_Limit", "INVALID")
-SHARDED: Final = "asks for shards of a GPU (gres/shard or gres/mps): what part they are is not in the record"
+SHARDED: Final = "asks for shards of a GPU (gres/shard or gres/mps), whose size is not in the record"
 _HINT: Final = "the output of sacct -P: names and values separated by |, and a header line"
 _SLICE: Final = r"(\d)g\.(\d+)gb"
 """MIG profile, such as 3g.20gb: compute slices and memory."""
@@ -63,7 +64,7 @@ _BAD_TRES: Final = (
 
 
 def score(source: Source) -> float:
-    """Say how much the content looks like this format, 0 to 1."""
+    """Return how much the content resembles this format, from 0 to 1."""
     if _other_form(source):
         return 0.9
     names = {name.strip() for name in source.first_line.split("|")}
@@ -74,7 +75,7 @@ def score(source: Source) -> float:
 
 
 def _other_form(source: Source) -> str:
-    """Name the form of sacct's output that this is, where it is one that cannot be read; empty otherwise."""
+    """Describe the form of sacct's output if it is one that cannot be read; return an empty text otherwise."""
     first, second, *_ = *(line for line in source.head if line.strip()), "", ""
     if first.lstrip().startswith("{"):
         text = "\n".join(source.head)
@@ -85,7 +86,7 @@ def _other_form(source: Source) -> str:
     if len(_KNOWN.intersection(first.split())) >= 3 and second and not second.strip("- "):
         return "columns of sacct cut to a fixed width"
     if len(_KNOWN.intersection(first.split(","))) >= 3:
-        return "columns of sacct separated by commas, which stand in AllocTRES too"
+        return "columns of sacct separated by commas, which also occur inside AllocTRES"
     return ""
 
 
@@ -93,7 +94,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     """Read an export.
 
     Raises:
-        TraceError: a column is missing or a value corrupt.
+        TraceError: a column is missing, or a value is corrupt.
     """
     if form := _other_form(source):
         raise TraceError(source.file, row=1, found=form, expected=_HINT)
@@ -189,7 +190,7 @@ def _records(table: Table) -> Table:
 
 
 _LAST: Final = ("end", "State", "limit", "type", "User", "Account", "Partition", "NodeList")
-"""Of a requeued job, the last attempt tells these."""
+"""Columns taken from the last attempt of a requeued job."""
 
 
 def _merged(table: Table) -> Table:
@@ -226,7 +227,7 @@ def _merged(table: Table) -> Table:
 
 
 def _resources(table: Table) -> pl.DataFrame:
-    """Columns gpus, share, cpu, mem (MiB) of the job, its MIG profile and GPU type, and whether it holds shards."""
+    """Return the columns gpus, share, cpu, mem (MiB), MIG profile, GPU type, and whether the job holds shards."""
     if not ("ReqTRES" in table and "AllocTRES" in table):
         only = _tres(table, "AllocTRES" if "AllocTRES" in table else "ReqTRES")
         return only.with_columns(type_allocated=pl.lit(False))
@@ -272,7 +273,7 @@ def _tres(table: Table, column: str) -> pl.DataFrame:
 
 
 def _slice_milli(kind: pl.Expr) -> pl.Expr:
-    """Return thousandths of a GPU: a MIG profile has so many of 7 compute slices, on an A30 (6 GB each) of 4."""
+    """Return thousandths of a GPU: a MIG profile counts compute slices out of 7, or out of 4 on an A30 (6 GB each)."""
     slices, memory_gb = (kind.str.extract(_SLICE, group).cast(pl.Int64) for group in (1, 2))
     of = pl.when(memory_gb == 6 * slices).then(4).otherwise(7)
     return pl.min_horizontal(slices * WHOLE_GPU // of, pl.lit(WHOLE_GPU)).fill_null(WHOLE_GPU)
@@ -298,10 +299,10 @@ def _cluster_seen(records: Table) -> Cluster | None:
 
 
 def _check_last_line(source: Source, report: ReadReport) -> None:
-    """Book a last line without an end: what is missing from its last field cannot be seen."""
+    """Record a last line without a newline as unusable: its last field may be cut."""
     if not source.data.endswith(b"\n") and source.first_line.split("|")[-1].strip() in WANTED:
         row = source.data.count(b"\n") + 1
-        error = TraceError(source.file, row=row, found="a last line that does not end", expected="a whole line")
+        error = TraceError(source.file, row=row, found="a last line without a newline", expected="a whole line")
         report.unusable.setdefault(row, error)
 
 
@@ -319,7 +320,7 @@ def _limit_ms(table: Table) -> IntArray:
 
 
 def _clock_ms(table: Table, column: str) -> IntArray:
-    """Parse Slurm durations ([days-]hours:minutes:seconds or minutes:seconds); NONE for none."""
+    """Parse Slurm durations ([days-]hours:minutes:seconds or minutes:seconds); NONE where there is none."""
     text = table.text(column)
     part = [_TEXT.str.extract(_CLOCK, group).cast(pl.Int64) for group in (1, 2, 3, 4)]
     long = (part[1] * 60 + part[2]) * 60 + part[3].fill_null(0)

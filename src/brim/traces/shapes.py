@@ -1,4 +1,4 @@
-"""Parameters of synthetic traces: published marginals, and what was fitted to them.
+"""Parameters of synthetic traces: published marginals, and the values fitted to them.
 
 Source of means, medians, maxima, rates and GPU times: cluster_summary.csv of github.com/InternLM/AcmeTrace (CC-BY-4.0),
 rows Philly, Helios, Seren (for ``acme``) and PAI. Source of jobs per day: job counts there over the published spans.
@@ -33,7 +33,7 @@ OVERASK_MEDIAN: Final = 3.0
 """Median factor by which users over-ask for time; with OVERASK_SIGMA of its logarithm."""
 OVERASK_SIGMA: Final = 1.0
 LIMITS_H: Final = (1, 2, 4, 8, 12, 24, 48, 72, 168, 336, 720, 1_440, 2_880)
-"""Hours that users write as limits."""
+"""Time limits in hours that users choose from."""
 
 _ALIBABA_HOURS: Final = (
     1.154, 0.819, 0.724, 0.688, 0.664, 0.726, 0.732, 0.773, 0.820, 0.872, 1.288, 1.323, 1.016, 0.991, 1.301, 1.287,

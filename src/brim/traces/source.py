@@ -1,4 +1,4 @@
-"""Bytes of a trace file: found, unpacked, checked to be text. What they mean is left to the readers."""
+"""Load the bytes of a trace file, decompress them and check that they are text; the readers interpret them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Source:
     Attributes:
         file: Path as the user gave it.
         data: The whole content.
-        unusable: Line -> what is wrong with it, for lines that are no UTF-8 text; they are blank in ``data``.
+        unusable: Line -> what is wrong with it, for lines that are not UTF-8 text; they are blank in ``data``.
     """
 
     file: str
@@ -56,10 +56,10 @@ class Source:
 
 
 def open_source(path: str | Path) -> Source:
-    """Read a file, or standard input for ``-``, through gzip where it is gzip.
+    """Read a file, or standard input for ``-``, and decompress it if it is gzip.
 
     Raises:
-        TraceError: it is missing, a folder, unreadable, empty, a broken gzip file, binary, or its header not UTF-8.
+        TraceError: the file is missing, a folder, unreadable, empty, broken gzip, binary, or its header is not UTF-8.
     """
     file = str(path)
     try:
@@ -92,7 +92,7 @@ def _unpacked(file: str, data: bytes) -> bytes:
         return gzip.decompress(data)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         reason = "cut short" if isinstance(error, EOFError) else str(error)
-        raise TraceError(file, found=f"a broken gzip file ({reason})", expected="a whole one") from None
+        raise TraceError(file, found=f"a broken gzip file ({reason})", expected="an intact one") from None
 
 
 def _text(file: str, data: bytes) -> bytes:
@@ -110,7 +110,7 @@ def _text(file: str, data: bytes) -> bytes:
 
 
 def _without_odd_lines(file: str, data: bytes) -> Source:
-    """Blank the lines that are no UTF-8 text; in a header, or in JSON, such a line refuses the file."""
+    """Blank the lines that are not UTF-8 text; refuse the file if such a line is its header or it is JSON."""
     lines = data.split(b"\n")
     first = next(index for index, line in enumerate(lines) if line.strip())
     unusable = {}

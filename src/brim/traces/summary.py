@@ -1,4 +1,4 @@
-"""What is in a trace, as numbers: for ``brim trace info`` and for reports."""
+"""Summary figures of a trace, for ``brim trace info`` and for reports."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class TraceSummary:
     """Figures of a trace; NaN where nothing is recorded.
 
     Attributes:
-        name: Of the trace.
-        format: Reader or generator.
-        synthetic: Drawn, not recorded.
+        name: Name of the trace.
+        format: Format that was read, or generator.
+        synthetic: Whether the jobs were drawn, not recorded.
         origin_ms: Wall clock of time 0, None where hidden.
         jobs: Number of jobs.
         span_h: First to last submission.
@@ -48,14 +48,14 @@ class TraceSummary:
         arrivals_per_hour_mean: Jobs over the span.
         arrivals_per_hour_peak: Jobs in the busiest hour.
         arrivals_by_hour: Jobs in each hour from the first submission.
-        sizes: By gang size, shares first.
-        duration_mean_s: Of recorded run times.
+        sizes: Jobs by gang size, shares first.
+        duration_mean_s: Mean of recorded run times.
         duration_s: Quantile -> run time.
         duration_by_decade: Upper bound in seconds (1, 10, 100 ...) -> jobs.
         gpu_hours: Recorded GPU time.
         status_fraction: State -> share of jobs.
-        wait_mean_s: Of recorded waits.
-        wait_median_s: Of recorded waits.
+        wait_mean_s: Mean of recorded waits.
+        wait_median_s: Median of recorded waits.
         with_limit_fraction: Share of jobs with a time limit.
         load: Offered load of the cluster, NaN without one.
     """
@@ -84,7 +84,7 @@ class TraceSummary:
 
 
 def summary(trace: Trace, cluster: Cluster | None = None) -> TraceSummary:
-    """Count what is in a trace; with a cluster, also the load that it offers."""
+    """Summarise a trace; with a cluster, also compute the load that the trace offers to it."""
     run_s = trace.run_ms[trace.run_ms != NONE] / MS_PER_S
     wait_s = trace.wait_ms[trace.wait_ms != NONE] / MS_PER_S
     by_hour = np.bincount(trace.submit_ms // MS_PER_H)

@@ -37,7 +37,7 @@ KIB_PER_MIB: Final = 1_024
 
 
 def score(source: Source) -> float:
-    """Say how much the content looks like this format, 0 to 1."""
+    """Return how much the content resembles this format, from 0 to 1."""
     first = next((line for line in source.head if line.strip() and not line.lstrip().startswith(";")), "")
     if _NUMBERS.fullmatch(first):
         return 1.0
@@ -48,7 +48,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     """Read a log.
 
     Raises:
-        TraceError: a row has not 18 fields or a value is corrupt.
+        TraceError: a row does not have 18 fields, or a value is corrupt.
     """
     table = _table(source, report)
     parts = table.text("status").is_in(["2", "3", "4"]).fill_null(False)

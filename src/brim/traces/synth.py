@@ -1,6 +1,6 @@
-"""Synthetic traces from published marginals (``shapes.py``), where a real trace may not be used or is too small.
+"""Generate synthetic traces from published marginals (``shapes.py``), for use where no real trace is at hand.
 
-Not modelled: bursts of one user, a user's liking for one size, recorded waits.
+Not modelled: bursts of one user, a user's preference for one size, recorded waits.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def synthesize(
 ) -> Trace:
     """Draw a trace.
 
-    Run times, gangs, states, users and daily patterns follow the named cluster. The span is that of the published
-    arrival rate, or with a cluster and a load the one at which the jobs' GPU time is ``load`` times the cluster's
-    capacity. Gangs larger than the cluster become the largest power of two that fits.
+    Run times, gangs, states, users and daily patterns follow the named cluster. The span follows from the
+    published arrival rate; with a cluster and a load, the jobs' GPU time is ``load`` times the cluster's capacity over
+    the span. Gangs larger than the cluster become the largest power of two that fits.
 
     Args:
         shape: Cluster whose marginals are used.
         jobs: Number of jobs.
-        seed: Equal arguments give the equal trace.
-        cluster: Cluster to be loaded.
+        seed: Equal arguments give equal traces.
+        cluster: Cluster to load.
         load: Offered load of that cluster, 1.0 for all of it.
 
     Raises:
@@ -124,14 +124,14 @@ def _arrivals(rng: np.random.Generator, shape: Shape, jobs: int, span_ms: float)
 
 
 def _limits_ms(rng: np.random.Generator, run_ms: IntArray) -> IntArray:
-    """Over-ask by a lognormal factor of at least 1, then round up to what users write."""
+    """Over-ask by a lognormal factor of at least 1, then round up to the next usual limit."""
     asked_ms = run_ms * np.maximum(OVERASK_MEDIAN * np.exp(OVERASK_SIGMA * rng.standard_normal(len(run_ms))), 1)
     limits_ms = np.array(LIMITS_H, dtype=np.int64) * MS_PER_H
     return limits_ms[np.minimum(np.searchsorted(limits_ms, asked_ms), len(limits_ms) - 1)]
 
 
 def _statuses(rng: np.random.Generator, shape: Shape, long: BoolArray) -> IntArray:
-    """Long jobs, which carry the GPU time, end as GPU time does; short ones so that the shares of jobs come out."""
+    """Draw states: of long jobs by the shares of GPU time, of short ones so that the shares of jobs are right."""
     if not shape.status_by_jobs:
         return np.full(len(long), Status.UNKNOWN, dtype=np.int64)
     by_time = np.array(shape.status_by_gpu_time)

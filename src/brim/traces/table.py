@@ -1,7 +1,7 @@
-"""Columns of text as typed columns, with the file and row of whatever does not fit.
+"""Convert columns of text to typed columns; an error names the file and row of the value that does not fit.
 
 Every reader goes through ``Table``: it splits lines, checks each value against its range, and counts what is dropped.
-Which values are errors, repairs or drops is decided by the readers.
+The readers decide which values are errors, repairs or drops.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_GPU_MS: Final = (1 << 63) // 1_000
 MAX_AMOUNT: Final = 1 << 40
 """Milli-cores or MiB of one job."""
 MISSING: Final = ("", "None", "Unknown", "NULL", "null")
-"""Spellings of "not recorded" in published traces. NaN is not one: where a number is due it is corruption."""
+"""Spellings of "not recorded" in published traces. NaN is not one: in a column of numbers it is corruption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +63,12 @@ class Table:
     def unusable(
         self, bad: BoolArray, column: str, expected: str, found: Callable[[int], str] | None = None
     ) -> TraceError:
-        """Book the rows of the mask as rows that cannot be used, and return what is wrong with the first, to be raised.
+        """Record the masked rows as unusable, and return the error of the first, for the caller to raise.
 
         Args:
-            bad: The rows; at least one.
-            column: Where it stands.
-            expected: What should stand there.
+            bad: Mask of the rows; at least one.
+            column: Column of the bad values.
+            expected: Description of a valid value.
             found: Describes the value of one row; None quotes it.
         """
         describe = found or (lambda index: shown(self.frame[column][index]))
@@ -84,7 +84,7 @@ class Table:
         """Check that these columns exist.
 
         Raises:
-            TraceError: one does not; the message names the nearest that does.
+            TraceError: a column is missing; the message names the nearest one that exists.
         """
         present = [column for column in self.frame.columns if column != LINE]
         for column in columns:
@@ -94,11 +94,11 @@ class Table:
                 raise TraceError(self.file, row=1, column=column, found=found, expected=f"a column {column!r}")
 
     def keep(self, mask: BoolArray) -> Table:
-        """Keep the rows of the mask without counting."""
+        """Keep the masked rows, without counting the others."""
         return self if mask.all() else replace(self, frame=self.frame.filter(pl.Series(mask)))
 
     def drop(self, mask: BoolArray, reason: str) -> Table:
-        """Leave out the rows of the mask, counted under the reason."""
+        """Leave out the masked rows, and count them under the reason."""
         self.report.drop(reason, int(mask.sum()))
         return self.keep(~mask)
 
@@ -131,12 +131,12 @@ class Table:
 
         Args:
             column: Name of the column.
-            expected: What the message says should stand there.
+            expected: Description of a valid value, for the message.
             low: Least value before ``unit`` is applied.
             high: Greatest value before ``unit`` is applied.
             unit: Factor from the file's unit to brim's.
             whole: Whether a fraction is an error.
-            missing: Result where nothing is recorded; None makes that an error.
+            missing: Result where nothing is recorded; with None, a missing value is an error.
 
         Raises:
             TraceError: a value is not a number, out of range, NaN, or missing where it must not be.
@@ -184,7 +184,7 @@ class Table:
         """Return the ids of the rows.
 
         Raises:
-            TraceError: an id is missing, or two rows carry the same.
+            TraceError: an id is missing, or two rows have the same id.
         """
         return self.distinct(column, self.text(column))
 
@@ -192,7 +192,7 @@ class Table:
         """Return the ids in ``text``, taken from the column.
 
         Raises:
-            TraceError: an id is missing, or two rows carry the same.
+            TraceError: an id is missing, or two rows have the same id.
         """
         if text.null_count():
             raise self.unusable(text.is_null().to_numpy(), column, "an id")
@@ -205,7 +205,7 @@ class Table:
         return text.to_list()
 
     def names(self, column: str) -> tuple[IntArray, tuple[str, ...]]:
-        """Code the column by its sorted names; NONE where not recorded."""
+        """Encode the column by its sorted names; NONE where not recorded."""
         return coded(self.text(column))
 
     def statuses(self, column: str, known: Mapping[str, int], expected: str) -> IntArray:
@@ -242,7 +242,7 @@ def shown(value: object) -> str:
 
 
 def coded(text: pl.Series) -> tuple[IntArray, tuple[str, ...]]:
-    """Code text by its sorted distinct values; NONE for null."""
+    """Encode text by its sorted distinct values; NONE for null."""
     names = text.drop_nulls().unique().sort().to_list()
     if not names:
         return np.full(len(text), NONE, dtype=np.int64), ()
@@ -251,7 +251,7 @@ def coded(text: pl.Series) -> tuple[IntArray, tuple[str, ...]]:
 
 
 def parsed_once(text: pl.Series, column: pl.Expr) -> pl.DataFrame:
-    """Evaluate expressions over column ``text`` once per distinct value; for long columns of few values."""
+    """Evaluate expressions over column ``text`` once per distinct value; fast for long columns of few values."""
     distinct = pl.DataFrame({"text": text.unique()})
     table = distinct.select("text", column.struct.unnest())
     return pl.DataFrame({"text": text}).join(
@@ -260,7 +260,7 @@ def parsed_once(text: pl.Series, column: pl.Expr) -> pl.DataFrame:
 
 
 def header_share(line: str, columns: Sequence[str], separator: str = ",") -> float:
-    """Share of a format's columns that a header line names."""
+    """Return the share of a format's columns that a header line names."""
     present = {field.strip().strip('"') for field in line.split(separator)}
     return len(present.intersection(columns)) / len(columns)
 
@@ -277,9 +277,9 @@ def csv_table(
     missing: Sequence[str] = MISSING,
     together: str | None = None,
 ) -> Table:
-    """Split a file into columns of text; blank lines are skipped, and rows already known not to be usable left out.
+    """Split a file into columns of text; skip blank lines, and leave out rows already known to be unusable.
 
-    A row that has more or fewer fields than the header is booked as one that cannot be used, and left out.
+    A row that has more or fewer fields than the header is recorded as unusable, and left out.
 
     Args:
         source: The file.
@@ -290,10 +290,10 @@ def csv_table(
         wanted: Read only those of these that the file has; None reads all.
         skip_lines: Lines before the header.
         missing: Spellings of "not recorded".
-        together: Column of an id; rows that share it with one that cannot be used are left out with it.
+        together: Id column; rows that share an id with an unusable row are left out with it.
 
     Raises:
-        TraceError: a name stands twice in the header, or there are no rows.
+        TraceError: a name appears twice in the header, or there are no rows.
     """
     data, begin, first = source.data, 0, 1
     while first <= skip_lines or data.startswith(b"\n", begin):
@@ -317,7 +317,7 @@ def csv_table(
 
 
 def without_unusable(table: Table, together: str | None = None) -> Table:
-    """Count the rows of a file, and leave out those that are already known not to be usable."""
+    """Count the rows of a file, and leave out those already known to be unusable."""
     table.report.rows += len(table)
     bad = table.frame[LINE].is_in(list(table.report.unusable))
     if not bad.any():
@@ -360,7 +360,7 @@ class _Lines:
 
 
 def _split(lines: _Lines, kept: list[str], report: ReadReport) -> pl.DataFrame:
-    """Return the wanted columns and the line of each row; rows that cannot be split are booked and left out."""
+    """Return the wanted columns and the line of each row; rows that cannot be split are recorded and left out."""
     if not lines.body or lines.body.isspace():
         raise TraceError(lines.file, found="no rows", expected="at least one job")
     frame, reason = None, ""
@@ -402,7 +402,7 @@ def _line_numbers(lines: Sequence[int]) -> pl.Series:
 
 
 def _sound_rows(lines: _Lines, report: ReadReport) -> list[tuple[int, bytes]]:
-    """Return line and text of the rows with as many fields as the header; the lines of the others are booked."""
+    """Return line and text of the rows with as many fields as the header; record the others as unusable."""
     texts = lines.body.split(b"\n")
     rows = csv.reader(
         (text.decode("utf-8") + "\n" for text in texts),
@@ -427,7 +427,7 @@ def _sound_rows(lines: _Lines, report: ReadReport) -> list[tuple[int, bytes]]:
 
 
 def _book(lines: _Lines, rows: range, found: str, expected: str, report: ReadReport) -> None:
-    """Book the lines of one row that cannot be used; a quote that is not closed makes one row of many lines."""
+    """Record the lines of one row as unusable; an unclosed quote joins many lines into one row."""
     for line in range(lines.first + rows.start, lines.first + rows.stop):
         if line not in report.unusable:
             report.unusable[line] = TraceError(lines.file, row=line, found=found, expected=expected)
@@ -435,7 +435,7 @@ def _book(lines: _Lines, rows: range, found: str, expected: str, report: ReadRep
 
 
 def _parse_clock(text: pl.Series) -> pl.Series:
-    """Parse as Unix milliseconds; null where it cannot be."""
+    """Parse times as Unix milliseconds; null where that fails."""
     sample = next((value for value in text.head(1_000) if value), "")
     separator = "T" if "T" in sample else " "
     offset = "%:z" if sample[-6:-5] in ("+", "-") and ":" in sample[-5:] else ""

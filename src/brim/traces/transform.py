@@ -1,4 +1,4 @@
-"""Traces from traces: the first jobs, from a date, another load, another week of the same kind."""
+"""Derive a trace from a trace: its first jobs, its jobs from a date on, another load, or a resample."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def since(trace: Trace, date: str) -> Trace:
     """Keep jobs submitted at or after a date (``2017-10-01`` or ``2017-10-01T12:00``, in the trace's own clock).
 
     Raises:
-        ConfigError: the date is not one, the trace has no wall clock, or nothing is left.
+        ConfigError: the date is invalid, the trace has no wall clock, or no job is left.
     """
     try:
         parsed = datetime.fromisoformat(date)
     except ValueError:
-        raise ConfigError(f"date {date!r} is not understood: expected something like 2017-10-01") from None
+        raise ConfigError(f"invalid date {date!r}: expected a date such as 2017-10-01") from None
     if trace.origin_ms is None:
         raise ConfigError(f"{trace.name}: its publisher hid the dates, so it cannot start at {date}")
     moment = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
@@ -64,7 +64,7 @@ def scale_load(trace: Trace, factor: float) -> Trace:
 
 
 def offered_load(trace: Trace, cluster: Cluster) -> float:
-    """Divide the GPU time asked for by what the cluster has between first and last submission.
+    """Return the requested GPU time divided by the cluster's GPU time between first and last submission.
 
     NaN where all jobs arrive together or no run time is recorded.
     """
@@ -74,13 +74,14 @@ def offered_load(trace: Trace, cluster: Cluster) -> float:
 
 
 def resample(trace: Trace, seed: int) -> Trace:
-    """Draw another trace of the same kind, for intervals over seeds; seed 0 is the trace as recorded.
+    """Resample a trace, for intervals over seeds; seed 0 returns the trace as recorded.
 
-    Block bootstrap: the trace is cut into days (hours, if it is shorter than a week; 24 equal parts, if shorter than a
-    day; single jobs, if they all arrive together) from its first submission; as many
-    are drawn with replacement and put one after the other. A job keeps its time within the block, so the daily (hourly)
-    pattern and bursts stay; order between blocks, such as weekends, does not. Copies of a job get ``#2``, ``#3`` after
-    their id. A dependency is kept where its predecessor is in the same copy of a block. The span stays, up to a block.
+    Block bootstrap: the function cuts the trace into blocks from its first submission, draws as many blocks with
+    replacement, and puts them one after the other. A block is a day; an hour if the trace is shorter than a week; a
+    24th of the trace if it is shorter than a day; a single job if all jobs arrive together. A job keeps its time within
+    the block, so daily (hourly) patterns and bursts stay; the order of blocks, such as weekends, does not. Copies of a
+    job get ``#2``, ``#3`` after their id. A dependency is kept if its predecessor is in the same copy of a block. The
+    span stays the same up to a block.
 
     Raises:
         ConfigError: the seed is negative.
