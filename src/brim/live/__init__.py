@@ -1,1 +1,1 @@
-"""The live driver: the engine's decisions carried out on real processes under the wall clock."""
+"""The live driver carries out the engine's decisions on real processes under the wall clock."""

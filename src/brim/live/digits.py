@@ -1,14 +1,13 @@
-"""A real training job of a few seconds: a small network, written in NumPy, learns digits that are drawn here.
+"""A real training job of a few seconds: a small network, written in NumPy, learns digits drawn by this module.
 
 ``python -m brim.live.digits --epochs 20 --hidden 64 --seed 1``
 
-It behaves as any preemptible job does: on SIGTERM it finishes its epoch, writes its checkpoint to ``$BRIM_CKPT_DIR``
-and exits with 75; started again it resumes there, and ends with the same parameters as an uninterrupted run. To
-``$BRIM_REPORT_FD``, where given, it writes ``epochs done/epochs``.
+It behaves like any preemptible job: on SIGTERM it finishes its epoch, writes its checkpoint to ``$BRIM_CKPT_DIR`` and
+exits with 75. Started again, it resumes from the checkpoint and ends with the same parameters as an uninterrupted run.
+It writes ``epochs done/epochs`` to ``$BRIM_REPORT_FD``, if that is set.
 
-An epoch of real work takes some 10 ms. So that a handful of these jobs behaves like long training on a small machine,
-an epoch is stretched with idle time to at least ``--epoch-ms``: the learning, stopping and resuming are real, the
-length is set.
+An epoch of real work takes some 10 ms. Idle time stretches each epoch to at least ``--epoch-ms``, so that a few of
+these jobs behave like long training on a small machine: learning, stopping and resuming are real, the length is set.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ GLYPHS: Final = (
 IMAGES: Final = 1_800
 SIDE: Final = 9
 NOISE: Final = 0.3
-"""Standard deviation of the noise on each pixel: enough that a network has something to learn."""
+"""Standard deviation of the noise on each pixel: enough to make the task worth learning."""
 BATCH: Final = 100
 RATE: Final = 0.2
 MOMENTUM: Final = 0.9
@@ -48,7 +47,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 def drawn_digits() -> tuple[Floats, Ints]:
-    """Images of digits (n, 81), each at a place of its own and under noise, and what they show (n,)."""
+    """Images of digits (n, 81), each at a random position and with noise, and their labels (n,)."""
     random = np.random.default_rng(0)
     glyphs = np.array([[[int(dot) for dot in row] for row in glyph.split()] for glyph in GLYPHS], dtype=np.float64)
     labels = random.integers(len(glyphs), size=IMAGES)
@@ -60,7 +59,7 @@ def drawn_digits() -> tuple[Floats, Ints]:
 
 
 class Network:
-    """Two layers, trained by gradient descent with momentum; everything it is made of is in ``arrays``."""
+    """Two layers, trained by gradient descent with momentum; ``arrays`` holds its whole state."""
 
     def __init__(self, hidden: int, seed: int) -> None:
         random = np.random.default_rng(seed)
@@ -80,7 +79,7 @@ class Network:
         return hidden, powers / powers.sum(axis=1, keepdims=True)
 
     def step(self, images: Floats, labels: Ints) -> None:
-        """One step on one batch."""
+        """Train one step on one batch."""
         hidden, error = self.forward(images)
         error[np.arange(len(labels)), labels] -= 1.0
         error /= len(labels)
@@ -91,7 +90,7 @@ class Network:
             self.arrays[index] = self.arrays[index] + self.arrays[4 + index]
 
     def fingerprint(self) -> str:
-        """A digest of the parameters: equal only for equal bits."""
+        """A digest of the bits of the parameters."""
         digest = hashlib.sha256()
         for array in self.arrays[:4]:
             digest.update(array.tobytes())
@@ -137,7 +136,7 @@ def main() -> int:
 
 
 def _resume(checkpoint: Path, network: Network) -> int:
-    """Load the checkpoint, where there is one; returns the epochs done."""
+    """Load the checkpoint, if there is one; returns the number of epochs done."""
     if not checkpoint.exists():
         return 0
     with np.load(checkpoint) as saved:
@@ -146,7 +145,7 @@ def _resume(checkpoint: Path, network: Network) -> int:
 
 
 def _save(checkpoint: Path, network: Network, epochs_done: int) -> None:
-    """Write the checkpoint whole or not at all: optimizer state included, old one kept until the new one is there."""
+    """Write the checkpoint, with optimizer state, atomically: the old one is kept until the new one is complete."""
     partial = checkpoint.with_suffix(".partial")
     with partial.open("wb") as file:
         arrays = {f"array{index}": array for index, array in enumerate(network.arrays)}

@@ -1,10 +1,11 @@
-"""Driver 2: the wall clock. It tells the engine what happens, and carries out what the engine decides.
+"""The live driver: it reports events to the engine and carries out the engine's plans, under the wall clock.
 
-The loop is the twin's: events and rounds in one order of (time_ms, kind, sequence). What was scheduled (submissions,
-rounds) carries the time it was scheduled for, what is observed carries the clock's time at which it was heard. At each
-wake-up everything *before* the present millisecond is handled and nothing at or after it, because more may still be
-heard of that millisecond. So the order of the journal never depends on how late the driver woke up, and the twin's
-loop, fed with the recorded events, makes the same plans at the same times (tests/live/test_parity.py).
+The loop is the same as the twin's: events and rounds in one order of (time_ms, kind, sequence). Scheduled events
+(submissions, rounds) carry the time they were scheduled for; observed events carry the clock's time at which the driver
+received them. At each wake-up the driver handles everything *before* the present millisecond and nothing at or after
+it, because more events of that millisecond may still arrive. So the order of the journal never depends on how late the
+driver woke up, and the twin's loop, given the recorded events, makes the same plans at the same times
+(tests/live/test_parity.py).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from brim.policies.sockets import Policy
 from brim.units import MS_PER_S
 
 ATTEMPTS_MAX: Final = 3
-"""Failed attempts after which a job is given up: as in the twin (sim/overheads.py)."""
+"""Failed attempts after which a job is given up, as in the twin (sim/overheads.py)."""
 
 Clock = Callable[[], int]
 """Milliseconds since the driver's time 0; never goes backwards."""
@@ -51,12 +52,12 @@ class LiveJob:
     """A submission to the live driver.
 
     Attributes:
-        name: For people.
-        user: Who.
-        at_ms: When it is submitted, after the driver's time 0.
-        gpus: Devices it asks for: all or nothing. On CPU slots the gang is one process that is granted so many slots.
-        command: What it runs.
-        time_limit_ms: The user's time limit, NONE for none. Policies may read it; nobody enforces it yet.
+        name: Name shown to users.
+        user: Name of the user.
+        at_ms: Time of submission, after the driver's time 0.
+        gpus: Devices it asks for: all or nothing. On CPU slots the gang is one process that is granted that many slots.
+        command: The command it runs.
+        time_limit_ms: The user's time limit, NONE for none. Policies may read it; it is not enforced yet.
     """
 
     name: str
@@ -68,36 +69,36 @@ class LiveJob:
 
 
 class Watcher:
-    """Sees what goes on; the base class looks away."""
+    """Receives what happens in a session; the base class ignores it."""
 
     def event(self, event: Event) -> None:
-        """Something happened, other than progress."""
+        """Called for every event except reports of progress."""
 
     def planned(self, plan: Plan) -> None:
-        """A round decided this."""
+        """Called with the plan of every round."""
 
     def detail(self, job: int, text: str) -> None:
-        """The executor said why an attempt ended badly."""
+        """Called with the reason why an attempt failed, from the executor."""
 
     def tick(self, now_ms: int) -> bool:
-        """Return False to stop the session where it is. Called at each wake-up."""
+        """Called at each wake-up; return False to stop the session."""
         return True
 
 
 class LiveDriver:
-    """One session: jobs submitted at given times to one cluster under one policy, until all are over.
+    """One session: jobs submitted at given times to one cluster under one policy, until all have ended.
 
     Args:
         cluster: One node; its GPUs are the executor's slots.
-        policy: What decides.
-        jobs: In any order; ids are given in order of submission.
-        executor: Who runs the processes. The caller closes it.
+        policy: The policy that decides.
+        jobs: Jobs in any order; their ids follow the order of submission.
+        executor: The executor that runs the processes. The caller closes it.
         gap_ms: Shortest time between two rounds.
-        journal: Where events and decisions are written, None for nowhere.
+        journal: Journal for events and decisions, None for no journal.
 
     Raises:
-        RefusedError: the policy wants true run times, which nobody knows live, or changes jobs while they run.
-        ConfigError: a job asks for more than there is.
+        RefusedError: the policy needs true run times, which are not known live, or changes running jobs.
+        ConfigError: a job asks for more devices than the machine has.
     """
 
     def __init__(
@@ -111,14 +112,14 @@ class LiveDriver:
         journal: Journal | None = None,
     ) -> None:
         if policy.oracle:
-            raise RefusedError(f"policy {policy.name} needs true run times, which nobody knows of a live job")
+            raise RefusedError(f"policy {policy.name} needs true run times, which are not known of live jobs")
         if policy.changes_running:
             raise RefusedError(
-                f"policy {policy.name} resizes or moves jobs while they run, which live jobs cannot do yet: expected a "
-                "policy that leaves running jobs their GPUs or preempts them, such as srtf or tiresias"
+                f"policy {policy.name} resizes or moves jobs while they run, which live jobs cannot do yet: use a "
+                "policy that only starts and preempts jobs, such as srtf or tiresias"
             )
         if cluster.num_nodes != 1:
-            raise ConfigError(f"the live driver runs one machine, found a cluster of {cluster.num_nodes} nodes")
+            raise ConfigError(f"the live driver runs jobs on one machine, found a cluster of {cluster.num_nodes} nodes")
         self.jobs = tuple(sorted(jobs, key=lambda job: job.at_ms))
         for job in self.jobs:
             if not 1 <= job.gpus <= cluster.num_gpus:
@@ -141,12 +142,12 @@ class LiveDriver:
             self._push(Event(spec.submit_ms, Kind.SUBMITTED, spec.id, spec=spec))
 
     def run(self, clock: Clock, watcher: Watcher | None = None, *, tick_ms: int | None = None) -> bool:
-        """Run until every job is over (True) or the watcher says stop (False).
+        """Run until every job has ended (True) or the watcher stops the session (False).
 
         Args:
-            clock: Starts when the session starts.
-            watcher: Sees what goes on.
-            tick_ms: Longest sleep between two of the watcher's ticks, None for as long as nothing happens.
+            clock: Clock whose time 0 is the start of the session.
+            watcher: Receives what happens.
+            tick_ms: Longest time between two calls of ``Watcher.tick``, None for no limit.
 
         Raises:
             PlanError: the policy wants something impossible.
@@ -184,7 +185,7 @@ class LiveDriver:
                 return
 
     def _sleep_ms(self, now_ms: int, tick_ms: int | None) -> int | None:
-        """Until the next thing that is known to come lies in the past."""
+        """Time to sleep until the next scheduled event or round lies in the past; None for no limit."""
         times = [self._heap[0][0]] if self._heap else []
         due_ms = self.scheduler.due_ms()
         if due_ms is not None:
@@ -216,13 +217,13 @@ class LiveDriver:
             elif isinstance(action, Reject):
                 self.ended_ms[action.job] = now_ms
                 self.gave_up.add(action.job)
-                watcher.detail(action.job, f"turned away by policy {self.scheduler.policy.name}")
+                watcher.detail(action.job, f"rejected by policy {self.scheduler.policy.name}")
 
     def _start(self, action: Start, now_ms: int) -> None:
         if action.share_milli != NONE:
             raise RefusedError(
                 f"policy {self.scheduler.policy.name} grants job {action.job} {action.share_milli / 10:g} % of a GPU: "
-                "live jobs have whole ones"
+                "live jobs can only have whole GPUs"
             )
         slots = tuple(gpu for _, gpu in action.gpus)
         attempt = Attempt(job=action.job, epoch=action.epoch, slots=slots, granted_ms=now_ms)
@@ -233,10 +234,10 @@ class LiveDriver:
     # -- what happens ----------------------------------------------------------------------------------------------
 
     def _hear(self, report: Report, now_ms: int, watcher: Watcher) -> None:
-        """Book a report of the executor, and turn it into an event where the engine has one for it."""
+        """Record a report of the executor, and turn it into an event if the engine has one for it."""
         attempt = self._current.get(report.job)
         if attempt is None or attempt.epoch != report.epoch or attempt.end_ms is not None:
-            return  # of an attempt that is over
+            return  # the attempt has ended
         if report.what is What.LAUNCHED:
             attempt.begin_ms = now_ms
         elif report.what is What.PROGRESS:
@@ -252,7 +253,7 @@ class LiveDriver:
                 watcher.detail(report.job, report.detail)
 
     def _progress(self, report: Report, now_ms: int) -> None:
-        """Tell the engine how far and how fast a job is, in its own unit: the mean since the attempt's first report."""
+        """Report a job's progress and speed in its own unit; the speed is the mean since the attempt's first report."""
         attempt = self._current[report.job]
         self.fractions[report.job] = report.fraction
         if attempt.first_done is None or attempt.first_ms is None:

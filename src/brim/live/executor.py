@@ -1,7 +1,7 @@
-"""What the live driver asks of an executor, which runs the processes, and what the executor reports.
+"""The interface between the live driver and an executor, which runs the processes and reports on them.
 
 The driver knows jobs, attempts and time; an executor knows processes. Every message carries the attempt's epoch, so
-that a late report about an attempt that is over changes nothing.
+that a late report about an attempt that has ended changes nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What a job runs.
+    """The command of a job.
 
     Attributes:
         argv: The command and its arguments.
-        reports: The command writes lines ``done/total`` (samples, steps or epochs, in whole numbers) to the descriptor
-            named in ``BRIM_REPORT_FD``; the first one says that it makes progress. Any other command counts as making
-            progress once its process exists.
-        env: Added to the environment of the driver.
+        reports: Whether the command writes lines ``done/total`` (samples, steps or epochs, in whole numbers) to the
+            descriptor named in ``BRIM_REPORT_FD``; the first line means that it makes progress. Any other command
+            counts as making progress once its process exists.
+        env: Variables added to the environment of the driver.
     """
 
     argv: tuple[str, ...]
@@ -30,29 +30,29 @@ class Command:
 
 
 class What(Enum):
-    """What a report says of an attempt."""
+    """Kind of a report about an attempt."""
 
     LAUNCHED = "launched"
-    """It has its slots to itself and its process exists."""
+    """The attempt has its slots to itself, and its process exists."""
     STARTED = "started"
-    """It makes progress."""
+    """The attempt makes progress."""
     PROGRESS = "progress"
-    """It is this far; see ``done`` and ``total``."""
+    """The attempt has done ``done`` of ``total``."""
     FINISHED = "finished"
     STOPPED = "stopped"
-    """It ended because it was told to, and can be resumed."""
+    """The attempt ended because it was stopped, and can be resumed."""
     FAILED = "failed"
     UNUSABLE = "unusable"
-    """The command could not be started at all: trying again would not help."""
+    """The command could not be started at all, so another attempt would not help."""
 
 
 ENDS = frozenset({What.FINISHED, What.STOPPED, What.FAILED, What.UNUSABLE})
-"""Reports after which nothing more comes of the attempt, and its slots are free."""
+"""Kinds of report that are the last of an attempt; its slots are then free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of one attempt. ``done`` of ``total`` in the job's own unit, for PROGRESS; ``detail`` for people."""
+    """A report about one attempt: for PROGRESS, ``done`` of ``total`` in the job's own unit; users read ``detail``."""
 
     job: int
     epoch: int
@@ -63,7 +63,7 @@ class Report:
 
     @property
     def fraction(self) -> float:
-        """Part of the job's work that is done; 0 where the report is about something else."""
+        """Part of the job's work that is done; 0 for other kinds of report."""
         return self.done / self.total if self.total else 0.0
 
 
@@ -71,17 +71,17 @@ class Executor(Protocol):
     """Starts, stops and watches the processes of attempts."""
 
     def start(self, job: int, epoch: int, slots: tuple[int, ...], command: Command, loader_workers: int = 0) -> None:
-        """Run the command once the attempts that leave these slots are gone.
+        """Run the command once the attempts that are leaving these slots have ended.
 
-        Its environment says how many data-loading processes each rank should have: ``BRIM_LOADER_WORKERS``, absent
-        where the policy did not say (0).
+        ``BRIM_LOADER_WORKERS`` in its environment is the number of data-loading processes each rank should have; it is
+        absent if the policy did not decide (0).
         """
         ...
 
     def stop(self, job: int, epoch: int) -> None:
-        """Announce the end to an attempt; unknown and ended attempts are ignored."""
+        """Stop an attempt; unknown and ended attempts are ignored."""
         ...
 
     def wait(self, timeout_ms: int | None) -> list[Report]:
-        """Sleep until something happened, at most so long (None: for ever), and say what."""
+        """Wait until there are reports, at most ``timeout_ms`` (None: no limit), and return them."""
         ...

@@ -1,8 +1,8 @@
-"""The executor of one machine: each attempt is a process in a session of its own, each slot one process at a time.
+"""The executor of one machine: each attempt is a process in its own session, and each slot serves one at a time.
 
-Stopping is a ladder: SIGTERM to the process group, after the grace SIGKILL to everybody left in the session. A slot is
-free when the whole session is gone, not when its first process is. Nothing polls: exits arrive on process descriptors
-(Linux 5.3), words of the job on a pipe, both through one selector.
+To stop an attempt, the executor sends SIGTERM to its process group and, after the grace, SIGKILL to every process left
+in the session. A slot is free when the whole session has ended, not only its first process. Nothing polls: exits arrive
+on process descriptors (Linux 5.3) and the job's reports on a pipe, both through one selector.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from brim.errors import RefusedError
 from brim.live.executor import Command, Report, What
 
 GRACE_MS: Final = 5_000
-"""From SIGTERM to SIGKILL. Ours: the twin's default time to save (sim/overheads.py)."""
+"""Time from SIGTERM to SIGKILL. Ours: the twin's default time to save (sim/overheads.py)."""
 RESUMABLE: Final = frozenset({75, 85, 99})
 """Exit codes that mean "resume me" after an announced stop: EX_TEMPFAIL, and two that training scripts use on Slurm."""
 _BY_OUR_SIGNAL: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
-"""What a command that knows nothing of stops ends with when it is told to; the second pair comes from shells."""
+"""Exit codes of a command that does not handle SIGTERM when it is stopped; the second pair comes from shells."""
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _TEXT_MAX: Final = 65_536
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One attempt, from the order to start until its session is gone."""
+    """One attempt, from the order to start it until its session has ended."""
 
     job: int
     epoch: int
@@ -55,9 +55,9 @@ class LocalExecutor:
     """Runs attempts on the slots of this machine. A context manager: leaving it ends every process it started.
 
     Args:
-        slots: How many.
-        directory: Each job has a folder ``job-N`` there, with its ``log`` and its ``checkpoint`` folder.
-        grace_ms: From SIGTERM to SIGKILL.
+        slots: Number of slots.
+        directory: Folder in which each job has a folder ``job-N``, with its ``log`` and its ``checkpoint`` folder.
+        grace_ms: Time from SIGTERM to SIGKILL.
 
     Raises:
         RefusedError: the system is not Linux 5.3 or newer.
@@ -70,8 +70,8 @@ class LocalExecutor:
         self._directory = directory
         self._grace_s = grace_ms / 1000
         self._selector = selectors.DefaultSelector()
-        self._attempts: dict[int, _Attempt] = {}  # by job: with slots, or leaving them
-        self._queue: deque[_Attempt] = deque()  # told to start, slots not free yet
+        self._attempts: dict[int, _Attempt] = {}  # by job: holding or leaving their slots
+        self._queue: deque[_Attempt] = deque()  # to be started once their slots are free
         self._reports: list[Report] = []
         self._wake_fd, self._waker_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
@@ -85,7 +85,7 @@ class LocalExecutor:
         self.close()
 
     def folder(self, job: int) -> Path:
-        """Where the job's log and checkpoint are."""
+        """Folder of the job's log and checkpoint."""
         return self._directory / f"job-{job}"
 
     # -- the protocol ----------------------------------------------------------------------------------------------
@@ -128,12 +128,12 @@ class LocalExecutor:
         return reports
 
     def wake(self) -> None:
-        """Make a present or the next ``wait`` return; may be called from a signal handler."""
-        with contextlib.suppress(OSError):  # full: it will return anyway; closed: nobody waits any more
+        """Make the present or the next ``wait`` return; may be called from a signal handler."""
+        with contextlib.suppress(OSError):  # full: ``wait`` returns anyway; closed: nothing waits
             os.write(self._waker_fd, b"!")
 
     def close(self) -> None:
-        """End every process: SIGTERM to all, SIGKILL after the grace, and wait until all are gone."""
+        """End every process: SIGTERM to all, SIGKILL after the grace, and wait until all have ended."""
         if self._waker_fd < 0:
             return
         self._queue.clear()
@@ -142,7 +142,7 @@ class LocalExecutor:
                 self.stop(attempt.job, attempt.epoch)
             while self._attempts:
                 self.wait(None)
-        finally:  # also where a second Ctrl-C breaks the wait
+        finally:  # also when a second Ctrl-C interrupts the wait
             for attempt in list(self._attempts.values()):
                 self._kill(attempt)
                 while attempt.job in self._attempts:
@@ -155,7 +155,7 @@ class LocalExecutor:
     # -- starting --------------------------------------------------------------------------------------------------
 
     def _launch_ready(self) -> None:
-        """Launch, in order of the orders, whoever finds his slots free and is not behind another who wants them."""
+        """Launch each queued attempt whose slots are free and not claimed by an attempt ahead of it in the queue."""
         spoken_for: set[int] = set()
         for attempt in list(self._queue):
             slots = set(attempt.slots)
@@ -206,7 +206,7 @@ class LocalExecutor:
         else:
             self._say(attempt, What.STARTED)
 
-    # -- hearing ---------------------------------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------------------------
 
     def _ready(self, fd: int, attempt: _Attempt | None) -> None:
         if attempt is None:
@@ -236,7 +236,7 @@ class LocalExecutor:
         if lines and not attempt.started:
             attempt.started = True
             self._say(attempt, What.STARTED)
-        for line in reversed(lines):  # what stands before the last progress is out of date
+        for line in reversed(lines):  # lines before the last progress are out of date
             done, slash, total = line.partition(b"/")
             if slash and done.isdigit() and total.isdigit() and int(total):
                 self._reports.append(
@@ -245,9 +245,9 @@ class LocalExecutor:
                 break
 
     def _clear_session(self, attempt: _Attempt) -> None:
-        """After the first process is gone: end who is left of its session; when nobody is, the attempt is over.
+        """Once the first process has ended, kill the rest of its session; when none is left, end the attempt.
 
-        Until then the first process stays unreaped, so that its number cannot be given to somebody else.
+        Until then the first process is not reaped, so that its process id cannot be reused.
         """
         process = attempt.process
         if process is None or attempt.exit_fd >= 0:
@@ -281,7 +281,7 @@ class LocalExecutor:
         self._reports.append(Report(attempt.job, attempt.epoch, what, detail=detail))
 
     def _close_reports(self, attempt: _Attempt) -> None:
-        """The selector may have said of this pipe, too, that it is ready, and its number may soon be another's."""
+        """Close the pipe and forget its number, which may be reused while the selector still lists it as ready."""
         self._close_fd(attempt.report_fd)
         attempt.report_fd = -1
 
@@ -297,12 +297,12 @@ class LocalExecutor:
                 os.killpg(attempt.process.pid, number)
 
     def _kill(self, attempt: _Attempt) -> None:
-        """SIGKILL to the group; the end of its first process makes ``_clear_session`` end the rest of the session."""
+        """Send SIGKILL to the group; when its first process ends, ``_clear_session`` kills the rest of the session."""
         self._signal_group(attempt, signal.SIGKILL)
 
 
 def _session_members(session: int) -> list[int]:
-    """Living processes of a session, without its first one, in increasing order."""
+    """Ids of a session's living processes, without its first, in increasing order."""
     members = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == session:

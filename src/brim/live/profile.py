@@ -1,7 +1,7 @@
-"""What one training script needs, measured on this machine, in the form in which policies know models beforehand.
+"""Measures one training script on this machine and writes its profile in the format of the profile library.
 
-Steps by local batch on one rank up to the memory limit, then on more ranks; all-reduces by bytes; the loader's supply.
-The step-time model is fitted to the steps. What could not be measured is left out: no figure is made up.
+It measures steps by local batch on one rank up to the memory limit, then on more ranks; all-reduces by bytes; and the
+loader's supply. The step-time model is fitted to the steps. What could not be measured is left out.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from brim.errors import ConfigError, UserError
 from brim.train.profile.gang import BoxExchange, Header, Script, ScriptSteps, largest_that_fits
 
 CPU_RANKS: Final = (1, 2)
-"""Ranks by default where there is no GPU: enough to see what an exchange costs; more share the processors."""
+"""Default ranks without GPUs: enough to show the cost of an exchange; more ranks would share the processors."""
 CPU_BATCH_RATIO: Final = 8
-"""Largest local batch by default where there is no GPU, in batches of the script. Ours: memory sets no limit there that
-the system would survive, so that a range is needed."""
+"""Default largest local batch without GPUs, in batches of the script. Ours: memory on CPUs sets no limit that the
+system would survive, so the range needs one."""
 CPU_BYTES_MAX_EXP: Final = 26
 """Largest all-reduce on CPUs: 64 MiB, the gradients of 16 million parameters. Ours: bandwidth is reached well
 below, and 2 GiB on each of several ranks may be all the memory there is."""
 PROBE_STEPS: Final = 3
 """Steps at each of two batches from which the memory limit of a GPU is estimated; ours."""
 MEMORY_SHARE: Final = 0.95
-"""Part of a GPU's memory that is taken to be usable: the rest goes to fragments. Ours."""
+"""Part of a GPU's memory that counts as usable; the rest is left for fragmentation. Ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """Steps at one local batch on some ranks: medians, but for the peak of memory and the last power."""
+    """Steps at one local batch on some ranks: medians, except the peak of memory and the last power."""
 
     ranks: int
     local_batch: int
@@ -58,25 +58,25 @@ class Steps:
 
     @property
     def samples_per_s(self) -> float:
-        """Of all ranks, where the loader keeps up."""
+        """Samples per second of all ranks, if the loader keeps up."""
         return self.ranks * self.local_batch / self.step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What was found.
+    """The measurements of one script.
 
     Attributes:
-        name: Of the model in the library: the script's, without suffix.
+        name: Name of the model in the library: the script's name without suffix.
         header: The device, and the script's own settings.
-        command: As it was given.
-        at: When it began.
-        took_s: In all.
-        steps: By ranks and local batch, ascending.
-        batch_max_fits: Whether the largest batch of one rank is only where the range ended, not the memory.
+        command: The command as it was given.
+        at: When the measurement began.
+        took_s: Time of the whole measurement.
+        steps: Measured steps by ranks and local batch, ascending.
+        batch_max_fits: Whether the range, not the memory, limited the largest batch of one rank.
         supply: Samples per second of the loader by number of its processes.
-        exchange: None where one rank was measured alone.
-        fitted: The step-time model.
+        exchange: Times of all-reduces, None if only one rank was measured.
+        fitted: The fitted step-time model.
     """
 
     name: str
@@ -95,14 +95,14 @@ def measure(script: Script, ranks: Sequence[int] | None = None, batch: tuple[int
     """Measure a script.
 
     Args:
-        script: What to run.
-        ranks: Numbers of ranks beside 1, ascending; by default what this machine offers.
+        script: The script to measure.
+        ranks: Numbers of ranks besides 1, ascending; by default up to those of this machine.
         batch: Smallest and largest local batch; by default an eighth of the script's own to the memory limit of a GPU,
             or to eight times its own on a CPU.
 
     Raises:
         ScriptError: the script failed.
-        UserError: it cannot be measured, or not in this range.
+        UserError: the script cannot be measured, or not in this range.
     """
     at, began_s = datetime.now(UTC), time.monotonic()
     with ScriptSteps(script, 1, batch[0] if batch else 0, drain=loaders()) as alone:
@@ -112,7 +112,7 @@ def measure(script: Script, ranks: Sequence[int] | None = None, batch: tuple[int
         _check_range(low, high, header.samples)
         found = analyse(alone, batch_min=low, gpus_max=1, local_batch_max=high, local_batch_min=low)
     if not found.samples:
-        raise UserError(f"{script.words[0]}: found that a local batch of {low} does not fit the memory: give --batch")
+        raise UserError(f"{script.words[0]}: a local batch of {low} does not fit the memory: give a smaller --batch")
     steps = _rows(found, alone, 1)
     for size in sizes:
         steps += _together(script, size, low, found.local_batch_max, header.samples)
@@ -129,12 +129,12 @@ def measure(script: Script, ranks: Sequence[int] | None = None, batch: tuple[int
 
 
 def loaders() -> list[int]:
-    """Numbers of loading processes to try: none, and powers of two up to the processors."""
+    """Numbers of loading processes to try: 0, and powers of two up to the number of processors."""
     return [0, *powers_of_two(len(os.sched_getaffinity(0)))]
 
 
 def powers_of_two(most: int) -> list[int]:
-    """1, 2, 4 and so on, up to this."""
+    """The powers of two 1, 2, 4, ... up to ``most``."""
     return [1 << power for power in range(most.bit_length())]
 
 
@@ -147,7 +147,7 @@ def _sizes(ranks: Sequence[int] | None, header: Header) -> Sequence[int]:
 
 
 def _largest(alone: ScriptSteps, header: Header) -> int:
-    """Where the range ends if nobody says so."""
+    """Largest local batch to measure if none was given."""
     if header.memory_bytes is None:
         return min(CPU_BATCH_RATIO * header.global_batch, header.samples)
     two = (header.local_batch, min(2 * header.local_batch, header.samples))
@@ -169,7 +169,7 @@ def _together(script: Script, size: int, low: int, high: int, samples: int) -> l
     """Steps on several ranks, at the batches that one rank can hold."""
     high = min(high, samples // size)
     if high < low:
-        raise UserError(f"--ranks: found {size}, but {samples} samples are less than {size} local batches of {low}")
+        raise UserError(f"--ranks: found {size}, but {samples} samples are fewer than {size} local batches of {low}")
     with ScriptSteps(script, size, low) as steps:
         found = analyse(steps, batch_min=low, gpus_max=1, local_batch_max=high, local_batch_min=low)
     return _rows(found, steps, size)
@@ -187,10 +187,10 @@ def _rows(found: Analysis, measured: ScriptSteps, size: int) -> list[Steps]:
 
 
 def observations(steps: Iterable[Steps]) -> Observations:
-    """What the step-time model is fitted to; ranks count as GPUs of one node.
+    """The observations to which the step-time model is fitted; ranks count as GPUs of one node.
 
-    Exchange is what a step takes longer than one of the same local batch on one rank, between whose batches is drawn
-    a line. Ranks that share processors or memory get in each other's way: that counts as exchange, too.
+    The exchange time of a step is the difference from a step of the same local batch on one rank, interpolated linearly
+    between measured batches. Slowdown of ranks that share processors or memory counts as exchange too.
     """
     rows = tuple(steps)
     alone = [row for row in rows if row.ranks == 1]
@@ -204,7 +204,7 @@ def observations(steps: Iterable[Steps]) -> Observations:
 
 
 def gpu_type(header: Header) -> str:
-    """As clusters call it: H100 for "NVIDIA H100 80GB HBM3"."""
+    """The type's name in cluster strings: H100 for "NVIDIA H100 80GB HBM3"."""
     if not header.gpus:
         return "cpu"
     name = header.device_name
@@ -217,7 +217,7 @@ def gpu_type(header: Header) -> str:
 
 
 def as_toml(profile: Profile) -> str:
-    """The profile as a file of beliefs/library.py, with what was measured in further tables."""
+    """The profile as a file for beliefs/library.py, with the measurements in further tables."""
     return "\n".join(_lines(profile)) + "\n"
 
 
@@ -271,6 +271,6 @@ def _text(value: str) -> str:
 
 
 def _real(value: float) -> str:
-    """Four digits: more was not measured."""
+    """Format a number with four digits, the precision of the measurements."""
     text = f"{value:.4g}"
     return text if any(sign in text for sign in ".e") else f"{text}.0"

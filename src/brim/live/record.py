@@ -1,4 +1,4 @@
-"""What a live session left behind: its attempts, and from them the trace and the overheads that the twin replays."""
+"""The record of a live session: its attempts, and the trace and overheads made from them for the twin."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from brim.core.trace import Trace, trace_of
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One attempt of a job on its slots; times in ms of the driver's clock, None where it did not happen.
+    """One attempt of a job on its slots; times in ms of the driver's clock, None for what did not happen.
 
     Attributes:
         job: Job id.
         epoch: Number of the attempt, from 1.
-        slots: What it was granted.
-        granted_ms: The round that decided it.
-        begin_ms: Its process existed, everybody else gone from the slots.
-        from_ms: It made progress.
-        preempt_ms: The round that took the slots away.
-        end_ms: Everything of it was gone.
-        kind: How it ended.
-        first_done: What its first report of progress said was done, in the job's own unit.
-        first_ms: When it did.
+        slots: Slots that it was granted.
+        granted_ms: Time of the round that started it.
+        begin_ms: When its process existed and all other jobs had left its slots.
+        from_ms: When it began to make progress.
+        preempt_ms: Time of the round that preempted it.
+        end_ms: When all its processes had ended.
+        kind: Event with which it ended.
+        first_done: Work done at its first report of progress, in the job's own unit.
+        first_ms: Time of that report.
     """
 
     job: int
@@ -45,9 +45,9 @@ class Attempt:
 
     @property
     def productive_ms(self) -> int:
-        """Time that moved the job forward for good: from its first step to its end, or to the decision to stop it.
+        """Time whose work was kept: from the first step to the end, or to the decision to stop the job.
 
-        What a job still does between that decision and its checkpoint counts as saving, as in the twin.
+        Time between that decision and the checkpoint counts as saving, as in the twin.
         """
         until_ms = None
         if self.kind is Kind.FINISHED:
@@ -59,12 +59,12 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What changes cost in a session: medians in ms, 0 where none happened.
+    """Costs of changes in a session: medians in ms, 0 for a change that did not happen.
 
     Attributes:
-        start_ms: From a job's first process to its first step.
-        restart_ms: The same for later attempts.
-        save_ms: From the decision to preempt a job that made progress to its slots being free.
+        start_ms: Time from a job's first process to its first step.
+        restart_ms: The same time for later attempts.
+        save_ms: Time from the decision to preempt a job that made progress until its slots were free.
     """
 
     start_ms: int
@@ -73,7 +73,7 @@ class Measured:
 
 
 def measured(attempts: Iterable[Attempt]) -> Measured:
-    """Measure a session's overheads."""
+    """Compute the overheads of a session."""
     starts: list[int] = []
     restarts: list[int] = []
     saves: list[int] = []
@@ -86,7 +86,7 @@ def measured(attempts: Iterable[Attempt]) -> Measured:
 
 
 def productive_ms(attempts: Iterable[Attempt], num_jobs: int) -> IntArray:
-    """Run time each job really needed, overheads taken out, shape (J,)."""
+    """Run time of each job without overheads, shape (J,)."""
     total = np.zeros(num_jobs, dtype=np.int64)
     for attempt in attempts:
         total[attempt.job] += attempt.productive_ms
@@ -96,7 +96,7 @@ def productive_ms(attempts: Iterable[Attempt], num_jobs: int) -> IntArray:
 def recorded_trace(
     name: str, submissions: Sequence[JobSpec], users: tuple[str, ...], attempts: Iterable[Attempt]
 ) -> Trace:
-    """A session as a trace: submissions as they came, and the run time each job really needed."""
+    """Return a session as a trace: its submissions, and the run time of each job without overheads."""
     return trace_of(
         name=name, format="live", job_id=[str(spec.id) for spec in submissions], users=users,
         submit_ms=[spec.submit_ms for spec in submissions], gpus=[spec.gpus for spec in submissions],
@@ -106,7 +106,7 @@ def recorded_trace(
 
 
 def preemptions(attempts: Iterable[Attempt], num_jobs: int) -> IntArray:
-    """Times the scheduler took the slots of each job away, shape (J,)."""
+    """Times the scheduler preempted each job, shape (J,)."""
     total = np.zeros(num_jobs, dtype=np.int64)
     for attempt in attempts:
         total[attempt.job] += attempt.preempt_ms is not None

@@ -1,1 +1,1 @@
-"""Decisions: order, size, place, feed, fill, and the policies that join one part of each."""
+"""Decisions: order, size, place, feed and fill parts, and the policies that combine one part of each."""

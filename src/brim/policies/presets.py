@@ -1,4 +1,4 @@
-"""The preset table: every policy brim ships, one row each. A user's policy is a file with a ``Policy`` in it."""
+"""The preset table, with one row for every policy that brim ships. A user's policy is a file with one ``Policy``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _rigid(
 def _elastic(
     name: str, size: Size, source: str, *, period_ms: int, gap_ms: int = 30 * MS_PER_S, oracle: bool = False
 ) -> Policy:
-    """A policy that resizes running jobs; rounds at least 30 s apart: the rate limit of Voda, an elastic scheduler."""
+    """A policy that resizes running jobs, with rounds at least 30 s apart: the rate limit of the scheduler Voda."""
     return Policy(
         name=name, order=Arrival(), size=size, place=Repack(), feed=Even(), fill=NoFill(), period_ms=period_ms,
         gap_ms=gap_ms, oracle=oracle, source=source,
@@ -80,7 +80,7 @@ PARTS: Final[dict[str, tuple[type, ...]]] = {
     "feed": (Even,),
     "fill": (NoFill,),
 }
-"""What a policy file may combine, by socket."""
+"""The parts that a policy file may combine, by socket."""
 PRESETS: Final[dict[str, Policy]] = {policy.name: policy for policy in _ROWS}
 
 
@@ -88,7 +88,7 @@ def find_policy(name: str) -> Policy:
     """Find a policy: a preset, an entry point of the group ``brim.policies``, or a Python file.
 
     Raises:
-        ConfigError: no such policy (the nearest name is suggested), or the file holds none.
+        ConfigError: there is no such policy (the message suggests the nearest name), or the file does not hold one.
     """
     if name in PRESETS:
         return PRESETS[name]
@@ -111,7 +111,7 @@ def _from_file(path: Path) -> Policy:
         spec.loader.exec_module(module)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # SystemExit too: a policy file does not end the program
+    except BaseException as error:  # SystemExit too: a policy file must not end the program
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f"{path}:{lines[-1]}" if lines else str(path)
         raise ConfigError(f"policy file {where}: {type(error).__name__}: {error}") from error

@@ -1,7 +1,7 @@
-"""The five sockets: what a part takes and gives. A part is a frozen dataclass of its constants with ``__call__``.
+"""The five sockets: arguments and results of parts. A part is a frozen dataclass of its constants with ``__call__``.
 
 Parts are pure: equal snapshot and beliefs give an equal answer, and the order of the input rows does not matter.
-How elastic sizes, shared GPUs, revocable grants and CPU ranks enter without changing them: docs/decisions/0007.
+docs/decisions/0007 says how elastic sizes, shared GPUs, revocable grants and CPU ranks fit these sockets.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NOBODY: Final = frozen(np.zeros(0, dtype=np.bool_))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What each job should have now (J). 0 GPUs: not now.
+    """The size of each job from now on (J); 0 GPUs means "not now".
 
     Attributes:
         gpus: GPUs.
-        global_batch: Global batch in samples, -1 for jobs that have none. Empty: what each job has, or its user asked.
-        analyse: Jobs to be timed at several batch sizes before they train, when they start. Empty: none.
-        reject: Waiting jobs to be turned away for good. Empty: none.
+        global_batch: Global batch in samples, -1 for jobs that have none. Empty: the batch each job has, or asks for.
+        analyse: Jobs whose step times are measured at several batch sizes when they start. Empty: none.
+        reject: Waiting jobs to reject for good. Empty: none.
     """
 
     gpus: IntArray
@@ -38,10 +38,10 @@ class Sizes:
 
 
 class Order(Protocol):
-    """Who is served first.
+    """Decides which job is served first.
 
-    A part may also have ``remember(snapshot) -> IntArray``: the new memo column (J,), one integer per job that it wants
-    to find again in the next round. The state keeps it, the journal records it.
+    A part may also have ``remember(snapshot) -> IntArray``, which returns the new memo column (J,): one integer per job
+    for the part to read in the next round. The state keeps it, and the journal records it.
     """
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs) -> IntArray:
@@ -50,7 +50,7 @@ class Order(Protocol):
 
 
 class Size(Protocol):
-    """How many GPUs each job should have. ``resizes_running`` says whether it may change jobs that run."""
+    """Decides how many GPUs each job should have. ``resizes_running`` says whether it may change running jobs."""
 
     resizes_running: ClassVar[bool]
 
@@ -60,28 +60,28 @@ class Size(Protocol):
 
 
 class Place(Protocol):
-    """Which GPUs, and which share of each. Walks the order, keeps running jobs where they are, puts each gang whole.
+    """Decides which GPUs each job gets, and which share of them, in the given order; running jobs stay where they are.
 
-    A job is granted as many GPUs as its size says, or none. Where those cannot be had together it may be granted fewer:
-    what it holds already, or any number that it can run on (from its ``gpus_min``). All GPUs of a job have one share.
-    A part that may move jobs that run, whatever their sizes, has ``moves_running = True``.
+    A job is granted as many GPUs as its size says, or none. If that many are not free together, it may be granted
+    fewer: those it holds already, or any number that it can run on (from its ``gpus_min``). All GPUs of a job have one
+    share. A part that may move running jobs, whether or not their size changes, has ``moves_running = True``.
     """
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
-        """Return the grants wanted after this round, and why each job left out waits."""
+        """Return the grants wanted after this round, and why each job without grants waits."""
         ...
 
 
 class Fill(Protocol):
-    """What uses the rest: adds revocable grants for padding jobs, whatever their sizes; changes nothing placed."""
+    """Decides which jobs use the remaining GPUs: adds grants for padding jobs of any size, changes no other grant."""
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> Grants:
-        """Return the grants, with what fills the gaps added."""
+        """Return the given grants and those that were added."""
         ...
 
 
 class Feed(Protocol):
-    """How many data-loading processes per rank, of jobs that were placed and of jobs that fill the gaps."""
+    """Decides the number of data-loading processes per rank, of placed jobs and of jobs that the fill part added."""
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> IntArray:
         """Return loader workers per rank, shape (J,), 0 where the cluster's cores are not known."""
@@ -93,17 +93,18 @@ class Policy:
     """Five parts, a period and a name.
 
     Attributes:
-        name: What reports call it.
-        order: Who first.
-        size: How many GPUs.
-        place: Which GPUs.
-        feed: How many loader workers; asked last, so that jobs that fill gaps are fed too.
-        fill: What uses the rest.
-        period_ms: Longest time between rounds while a job waits, or runs and may be resized; 0 for rounds on events
-            only.
-        gap_ms: Shortest time between two rounds, where the policy wants more than the driver's.
-        fixed_rounds: Rounds fall on whole multiples of ``period_ms`` only, as in a scheduler that wakes at fixed times.
-        oracle: Needs true run times; the live mode refuses it.
+        name: Name in reports.
+        order: Decides which job first.
+        size: Decides how many GPUs.
+        place: Decides which GPUs.
+        feed: Decides how many loader workers; called last, so that it also serves jobs that the fill part added.
+        fill: Decides which jobs use the remaining GPUs.
+        period_ms: Longest time between rounds while a job waits, or while one runs and may be resized; 0 for rounds on
+            events only.
+        gap_ms: Shortest time between two rounds, if longer than the driver's.
+        fixed_rounds: Rounds take place at whole multiples of ``period_ms`` only, as in a scheduler that wakes at fixed
+            times.
+        oracle: Whether the policy needs true run times; the live driver refuses such a policy.
         source: Paper or manual the policy comes from.
     """
 
@@ -130,16 +131,16 @@ class Policy:
 
     @property
     def changes_running(self) -> bool:
-        """Some part may resize, move or tune jobs that run; the others may only preempt them."""
+        """Whether some part may resize, move or tune running jobs; otherwise the policy may only preempt them."""
         return bool(self.size.resizes_running or getattr(self.place, "moves_running", False))
 
     @property
     def asks_run_times(self) -> bool:
-        """Some part reads estimates of run times; parts that do not declare it are not given any."""
+        """Whether some part reads estimates of run times; parts that do not declare it receive none."""
         parts = (self.order, self.size, self.place, self.feed, self.fill)
         return any(getattr(part, "asks_run_times", False) for part in parts)
 
     @property
     def asks_exchange(self) -> bool:
-        """The size part reads how long the cluster takes to exchange gradients, which is measured before it begins."""
+        """Whether the size part reads the times of gradient exchanges, which are measured before the replay begins."""
         return bool(getattr(self.size, "asks_exchange", False))

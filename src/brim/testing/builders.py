@@ -1,4 +1,4 @@
-"""Readable one-liners for tests: jobs in seconds, small traces, states and snapshots.
+"""Short builders for tests: jobs in seconds, small traces, states and snapshots.
 
 Example:
     >>> trace = small_trace(job(at=0, run=10), job(at=2, run=5, gpus=2, user="ann"))
@@ -29,9 +29,9 @@ class Job:
     """One job of a test. Times in seconds; resources per GPU in brim's units; ``on`` only for states.
 
     Attributes:
-        at: Submission.
+        at: Time of submission.
         run: Run time.
-        gpus: Whole gang; the length of ``on`` where that is given and the job is rigid.
+        gpus: GPUs of the whole gang; the length of ``on`` if that is given and the job is rigid.
         share: Thousandths of each GPU.
         cpu: Milli-cores per GPU.
         mem: MiB per GPU.
@@ -39,21 +39,21 @@ class Job:
         limit: Time limit, None for none.
         gpus_min: Fewest GPUs it can run on; NONE for a rigid job.
         gpus_max: Most GPUs it can run on; NONE for a rigid job.
-        batch: Global batch asked, NONE for none.
+        batch: Global batch asked for, NONE for none.
         batch_min: Smallest global batch; NONE for ``batch``.
         batch_max: Largest global batch; NONE for ``batch``.
         local_batch_min: Fewest samples per GPU and micro-step, NONE where not known.
         local_batch_max: Most samples per GPU, NONE where not known.
-        model: Name of what it trains, empty for none.
-        user: Name.
+        model: Name of the model it trains, empty for none.
+        user: Name of the user.
         after: Name of the job this one waits for, empty for none.
         delay: Seconds between that job's end and this one's eligibility.
         name: Id; empty for ``j0``, ``j1``, ... in the order given.
         on: (node, gpu) pairs the job holds.
-        start: When it got them; None for at once.
+        start: When it got these GPUs; None for ``at``.
         batch_now: Global batch it was given with them; NONE for ``batch``.
-        report: What it said as soon as it ran, None for nothing.
-        phase: None for RUNNING where ``on`` is given, HELD behind another job, else PENDING.
+        report: Report it makes as soon as it runs, None for none.
+        phase: None for RUNNING if ``on`` is given, HELD if ``after`` is given, else PENDING.
     """
 
     at: float = 0
@@ -99,10 +99,10 @@ def limits_of(one: Job, gpus: int) -> tuple[int, ...]:
 
 
 def small_trace(*jobs: Job, name: str = "small") -> Trace:
-    """Build a trace; jobs may come in any order, the earliest should be submitted at 0.
+    """Build a trace from jobs in any order; the earliest should be submitted at 0.
 
     Raises:
-        ConfigError: ``after`` names a job that is not there.
+        ConfigError: ``after`` names a job that is not among them.
     """
     names = names_of(jobs)
     users = tuple(dict.fromkeys(one.user for one in jobs))
@@ -130,10 +130,10 @@ def small_trace(*jobs: Job, name: str = "small") -> Trace:
 def state_with(
     cluster: Cluster | str, *jobs: Job, now: float = 0, down: Sequence[int] = (), draining: Sequence[int] = ()
 ) -> ClusterState:
-    """Build a state by the events that lead to it: job ids follow submission, then the order given.
+    """Build a state by applying the events that lead to it; job ids follow submission, then the order given.
 
     Raises:
-        InvariantError: the jobs cannot have come to stand like that.
+        InvariantError: no sequence of events leads to this state.
     """
     where = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     names = names_of(jobs)
@@ -165,10 +165,10 @@ _STORY_ORDER = (
 def _story(
     one: Job, number: int, id_of: dict[str, int], state: ClusterState, models: tuple[str, ...]
 ) -> list[Event]:
-    """Events that bring one job where it is."""
+    """Events that bring one job into its phase."""
     types = state.cluster.gpu_types
     if one.gpu_type and one.gpu_type not in types:
-        raise ConfigError(f"job {number} asks for {one.gpu_type!r}, the cluster has {', '.join(types)}")
+        raise ConfigError(f"job {number} asks for {one.gpu_type!r}, but the cluster has {', '.join(types)}")
     least, most, batch, small, large, local_min, local_max = limits_of(one, one.asked)
     spec = JobSpec(
         id=number, user=state.user_code(one.user), submit_ms=_ms(one.at), gpus=one.asked,
@@ -209,7 +209,7 @@ def _row_of(name: str, names: Sequence[str]) -> int:
     if not name:
         return NONE
     if name not in names:
-        raise ConfigError(f"job {name!r} is waited for and not in the trace")
+        raise ConfigError(f"a job waits for job {name!r}, which is not in the trace")
     return names.index(name)
 
 

@@ -1,4 +1,4 @@
-"""Does a policy keep the rules? ``check_policy`` tries random situations and shows the smallest that breaks one."""
+"""``check_policy`` tries a policy on random situations and shows the smallest one that breaks a rule."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 CaseT = TypeVar("CaseT")
 
 BUDGET_CPU_S: Final = 600
-"""CPU time that a check may take in all: 10 minutes, ours. A part that never returns is not ended by it."""
+"""CPU time limit of a whole check: 10 minutes, ours. It does not end a part that never returns."""
 _PATIENCE: Final = 10
-"""How many times the serial time of a trace a policy may take to end it, restarts included."""
+"""A policy may take this many times the serial time of a trace, restarts included, to finish it."""
 _ROUNDS_PER_JOB: Final = 60
-"""Rounds on events allowed per job: a handful would do, thrashing has no end."""
+"""Rounds on events allowed per job: a few are enough for a sound policy, and thrashing exceeds any limit."""
 
 
 class BudgetSpentError(BrimError):
-    """A check ended before it had tried every situation; what it tried broke no rule."""
+    """A check ended before it had tried every situation; the situations it tried broke no rule."""
 
 
 class _SpentError(BrimError):
-    """Leaves a replay when the budget is spent."""
+    """Ends a replay when the budget is spent."""
 
 
 class Budget(Protocol):
-    """What a check may cost."""
+    """The budget of a check."""
 
     def spend(self) -> None:
         """Called in every round; raises when nothing is left."""
@@ -76,13 +76,13 @@ def check_policy(policy: Policy, *, examples: int = 100, seed: int = 0) -> None:
     """Run the rules of ``rules.RULES`` on random snapshots and short replays.
 
     Args:
-        policy: What to check.
-        examples: Random situations of each of the two kinds.
+        policy: The policy to check.
+        examples: Number of random snapshots, and of random replays.
         seed: The same seed tries the same situations.
 
     Raises:
-        PolicyViolation: with the rule's name and the smallest situation found that breaks it, in words.
-        BudgetSpentError: no rule was broken, and not all situations were tried, because the policy is too slow for it.
+        PolicyViolation: with the rule's name and a description of the smallest situation found that breaks it.
+        BudgetSpentError: no rule was broken, but the policy is too slow to try all situations.
         ConfigError: the ``hypothesis`` package is missing.
 
     Example:
@@ -90,7 +90,7 @@ def check_policy(policy: Policy, *, examples: int = 100, seed: int = 0) -> None:
         >>> check_policy(PRESETS["fifo"], examples=5)
     """
     try:
-        import hypothesis  # noqa: F401, PLC0415 - a development dependency, wanted only by who checks
+        import hypothesis  # noqa: F401, PLC0415 - a development dependency, needed only for checks
     except ImportError:
         raise ConfigError("checking a policy needs the package hypothesis: pip install 'brim[check]'") from None
     from hypothesis import strategies as st  # noqa: PLC0415
@@ -137,12 +137,12 @@ def check_replays(
     """Run every rule about whole replays on one case.
 
     Args:
-        policy: What to check.
-        cluster: Where.
-        trace: What was submitted.
-        overheads: What changes cost.
-        truth_of: What really happens to the jobs of the trace, and of the same trace in another order.
-        budget: Ends the check when it is spent, None for never.
+        policy: The policy to check.
+        cluster: The cluster of the replay.
+        trace: The submitted jobs.
+        overheads: Costs of changes.
+        truth_of: Makes the truth of the trace, and of the same trace in another order.
+        budget: Ends the check when it is spent, None for no limit.
 
     Raises:
         PolicyViolation: a rule is broken.
@@ -169,7 +169,7 @@ def _bounded(
     policy: Policy, trace: Trace, truth: Truth, cluster: Cluster, settings: Settings, journal: Journal,
     budget: Budget | None,
 ) -> Replay:
-    """Replay, checking the grants of every round, and give up when it takes for ever."""
+    """Replay, check the grants of every round, and give up when the replay does not end."""
     cost = settings.overheads
     each_ms = cost.start_ms + cost.save_ms + cost.restart_ms
     serial_ms = int(truth.run_ms.sum() + np.maximum(trace.after_ms, 0).sum()) + len(trace) * each_ms
@@ -190,7 +190,7 @@ def _bounded(
         if snapshot.now_ms > latest_ms or count > rounds:
             waiting = ", ".join(trace.job_id[job] for job in snapshot.jobs.id.tolist())
             raise PolicyViolation(
-                rules.ENDS, f"after {count} rounds and {snapshot.now_ms / 1000:g} s these jobs are not over: {waiting}",
+                rules.ENDS, f"after {count} rounds and {snapshot.now_ms / 1000:g} s jobs have not ended: {waiting}",
                 case,
             )
 
@@ -205,7 +205,7 @@ def _bounded(
 
 
 class _Search:
-    """Looks for the smallest situation that fails, within a budget for all searches together."""
+    """Looks for the smallest failing situation, within one budget for all searches."""
 
     def __init__(self, policy: Policy, examples: int, seed: int) -> None:
         self._policy, self._examples, self._seed = policy, examples, seed
@@ -219,7 +219,7 @@ class _Search:
             raise _SpentError
 
     def run(self, check: Callable[[CaseT], None], cases: SearchStrategy[CaseT]) -> None:
-        """Try random cases; of those that fail, raise what the smallest says."""
+        """Try random cases, and raise the violation of the smallest case that fails."""
         import hypothesis  # noqa: PLC0415
 
         @hypothesis.seed(self._seed)
@@ -241,10 +241,10 @@ class _Search:
                     rules.PURE, "the same situation gave two decisions; one of them breaks the rule "
                     f"{self._found.rule!r}: {self._found.what}", self._found.case,
                 ) from None
-            raise self._found from None  # the budget ended before it was made as small as can be
+            raise self._found from None  # the budget ended before the smallest case was found
         if self._is_spent():
             raise BudgetSpentError(
-                f"policy {self._policy.name!r}: the check used up its {BUDGET_CPU_S} s of CPU after {self._tried} "
+                f"policy {self._policy.name!r}: the check used up its {BUDGET_CPU_S} s of CPU time after {self._tried} "
                 "situations, which broke no rule: try fewer with --examples, or make its rounds faster or fewer"
             )
 

@@ -1,4 +1,4 @@
-"""Elastic jobs for tests: a truth by formula, a policy that follows a script, and one that never sits still."""
+"""Elastic jobs for tests: a truth given by a formula, a policy that follows a script, and one that acts at random."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from brim.testing.builders import Job, limits_of
 from brim.testing.room import Ask, FreeRoom, pairs_by_job
 
 PARTS: Final = 4
-"""Stretches of work of a toy job, each slower than the one before."""
+"""Number of parts of a toy job's work, each slower than the one before."""
 _UNIT: Final = 1 / 1024
-"""Paces are whole multiples of it, so that sums of work are exact in floats."""
+"""Paces are whole multiples of this unit, so that sums of work are exact in floats."""
 
 
 def toy_pace(part: int, nodes: Sequence[int], batch: int) -> float:
-    """Work per ms: grows with GPUs less than in proportion, with the batch, falls with nodes and with progress."""
+    """Work per ms: grows with the batch and, less than in proportion, with GPUs; falls with nodes and progress."""
     gpus = sum(nodes)
     units = 256 + 512 * gpus - 16 * gpus * (gpus - 1) - 64 * (len(nodes) - 1) + 4 * min(max(batch, 0), 64) - 32 * part
     return max(64, units) * _UNIT
@@ -38,12 +38,12 @@ def toy_pace(part: int, nodes: Sequence[int], batch: int) -> float:
 class ToyTruth:
     """Jobs whose pace is a formula of GPUs, nodes, batch and progress. See ``brim.sim.truth.Truth``.
 
-    Work is whole numbers and paces are multiples of 1/1024, so that sums over any stretches are exact. The run time of
-    the trace is the work, in ms on one GPU more or less.
+    Work is a whole number and paces are multiples of 1/1024, so that sums over any intervals are exact. The run time in
+    the trace gives the work, roughly in ms on one GPU.
 
     Args:
-        trace: What runs.
-        jobs: Limits of each job by its name, as builders; jobs left out are rigid.
+        trace: The trace that is replayed.
+        jobs: Builders with the limits of each job, by name; jobs left out are rigid.
     """
 
     name: ClassVar[str] = "toy"
@@ -91,12 +91,12 @@ class ToyTruth:
 
 
 Want = tuple[Sequence[tuple[int, int]], int]
-"""GPUs, and the global batch (NONE for none)."""
+"""GPUs of a job, and its global batch (NONE for none)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """From ``at`` seconds on: which job has what, by id; who is not in it has nothing. ``reject`` is said once."""
+    """What each job has from ``at`` seconds on, by id; other jobs have nothing. ``reject`` lists jobs to reject."""
 
     at: float
     has: Mapping[int, Want]
@@ -105,7 +105,7 @@ class Line:
 
 @dataclass(frozen=True)
 class _ScriptSize:
-    """The script's sizes and batches."""
+    """Gives each job the size and batch of the script."""
 
     lines: tuple[Line, ...]
     resizes_running: ClassVar[bool] = True
@@ -122,7 +122,7 @@ class _ScriptSize:
 
 @dataclass(frozen=True)
 class _ScriptPlace:
-    """The script's GPUs; jobs that are not there, held or stopping get none."""
+    """Gives each job the GPUs of the script; jobs that are not in it, held or stopping get none."""
 
     lines: tuple[Line, ...]
 
@@ -141,7 +141,7 @@ def _line(lines: tuple[Line, ...], snapshot: Snapshot) -> Line:
 
 
 def scripted(*lines: Line, period_ms: int = 1_000) -> Policy:
-    """A policy that says at each round what the script says; the first line should be at 0."""
+    """A policy that decides what the script says at each round; the first line should be at 0."""
     base = PRESETS["fifo"]
     return Policy(
         name="scripted", order=Arrival(), size=_ScriptSize(lines), place=_ScriptPlace(lines), feed=base.feed,
@@ -151,7 +151,7 @@ def scripted(*lines: Line, period_ms: int = 1_000) -> Policy:
 
 @dataclass(frozen=True)
 class _RestlessSize:
-    """Whoever runs keeps, grows, shrinks or loses GPUs, drawn from the time and the row."""
+    """Running jobs keep, gain or lose GPUs at random, drawn from the time and the row."""
 
     calm_ms: int
     seed: int
@@ -181,7 +181,7 @@ class _RestlessSize:
 
 @dataclass(frozen=True)
 class _RestlessPlace:
-    """Gangs on any free GPUs; who keeps its number of GPUs is moved now and then."""
+    """Places gangs on any free GPUs, and sometimes moves a job that keeps its number of GPUs."""
 
     calm_ms: int
     seed: int
@@ -220,9 +220,9 @@ class _RestlessPlace:
 
 
 def restless(*, calm_ms: int, seed: int = 0, period_ms: int = 300) -> Policy:
-    """A policy that resizes, tunes, moves, preempts and rejects at random until ``calm_ms``; then all run to the end.
+    """A policy that resizes, tunes, moves, preempts and rejects jobs at random until ``calm_ms``, then lets them run.
 
-    Its draws depend on the snapshot alone, so that it is as pure as any other.
+    Its draws depend on the snapshot alone, so the policy is pure.
     """
     base = PRESETS["fifo"]
     return Policy(

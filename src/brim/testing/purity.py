@@ -1,9 +1,9 @@
-"""Finds what a pure part must not read: clocks, files and random numbers that nobody seeded.
+"""Finds reads that a pure part must not make: of clocks, files and random numbers without a seed.
 
-While a decision is made, the interpreter reports every call of a function written in C (``sys.setprofile``), however
-the part got hold of it: ``from time import time`` at the top of its file, ``datetime.now``, ``pathlib.Path.stat``. It
-does not see environment variables, the ``hash`` of a text (another one in another process), calls made inside compiled
-code, and whatever a part does only in situations that were not tried.
+While a decision is made, the interpreter reports every call of a function written in C (``sys.setprofile``), whichever
+way the part reached it: ``from time import time`` at the top of its file, ``datetime.now``, ``pathlib.Path.stat``. The
+check does not see reads of environment variables, the ``hash`` of a string (which differs between processes), calls
+made inside compiled code, and whatever a part does only in situations that were not tried.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _NOW: Final = ("now", "utcnow", "today")
 _NOT_ITS_OWN: Final = (
     "<frozen importlib", *(f"{os.sep}{name}{os.sep}" for name in ("numba", "llvmlite", "hypothesis")),
 )
-"""Imports, compilations and Hypothesis' watch over the garbage collector read clocks and files, and decide nothing."""
+"""Imports, compilations and Hypothesis' hooks into the garbage collector read clocks and files without deciding."""
 
 
 def outside_reads(decide: Callable[[], ValueT]) -> tuple[ValueT, str]:
-    """Call a function and watch it.
+    """Call a function and watch what it reads.
 
     Returns:
-        What it returned, and the first thing it read that a pure function does not, in words; empty for none.
+        Its value, and a description of the first read that a pure function must not make; empty for none.
     """
     found: list[str] = []
     outermost = sys._getframe()
@@ -81,12 +81,12 @@ _SEED: Final = random.Random.seed.__code__
 
 
 def _generators() -> bytes:
-    """State of the random generators that the whole process shares."""
+    """State of the random generators shared by the whole process."""
     return pickle.dumps((random.getstate(), np.random.get_state()))
 
 
 def _read_by(called: Any) -> str:
-    """What a C function reads, in words; empty where that is its arguments alone."""
+    """Describe what a C function reads; empty if it reads only its arguments."""
     owner = getattr(called, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, datetime.date) and called.__name__ in _NOW:
         return "a clock"

@@ -1,6 +1,6 @@
-"""Free resources counted the slow and obvious way: what tests and conformance checks compare the compiled walk with.
+"""Free resources, counted in a slow and simple way, with which tests and checks compare the compiled walk.
 
-Shares no code with ``brim.policies.place`` on purpose.
+The module shares no code with ``brim.policies.place`` on purpose.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from brim.units import WHOLE_GPU
 
 
 class Asks(Protocol):
-    """What a gang asks, per GPU."""
+    """The request of a gang, per GPU."""
 
     @property
     def gpus(self) -> int:
-        """Whole gang."""
+        """GPUs of the whole gang."""
         ...
 
     @property
@@ -43,7 +43,7 @@ class Asks(Protocol):
 
 
 class Ask:
-    """One gang of a snapshot's job table."""
+    """The request of one job of a snapshot."""
 
     __slots__ = ("cpu", "gpu_type", "gpus", "mem", "share")
 
@@ -56,7 +56,7 @@ class Ask:
 
 
 class FreeRoom:
-    """What is free on every node, as plain lists.
+    """Free resources of every node, as plain lists.
 
     Attributes:
         types: GPU type name of each node.
@@ -83,7 +83,7 @@ class FreeRoom:
 
     @classmethod
     def of_snapshot(cls, snapshot: Snapshot, gone: Iterable[int] = ()) -> FreeRoom:
-        """What a snapshot leaves free, and what would be free without the job rows in ``gone``."""
+        """The free resources of a snapshot, as if the jobs in rows ``gone`` held nothing."""
         nodes = snapshot.nodes
         room = cls(
             [snapshot.gpu_types[code] for code in nodes.gpu_type.tolist()], nodes.gpus.tolist(),
@@ -100,7 +100,7 @@ class FreeRoom:
         return sum(len(free) for free, name in zip(self.free, self.types, strict=True) if name == gpu_type)
 
     def take(self, ask: Asks, pairs: Iterable[tuple[int, int]]) -> None:
-        """Give GPUs away; may go below zero, which ``overdrawn`` tells."""
+        """Take GPUs; free resources may fall below zero, which ``overdrawn`` reports."""
         for node, gpu in pairs:
             self.free[node][gpu] -= ask.share
             self.cpu[node] -= ask.cpu
@@ -124,7 +124,7 @@ class FreeRoom:
         )
 
     def places(self, ask: Asks, gpu_type: str) -> list[tuple[int, int]]:
-        """GPUs that could be part of the gang: of each node as many as it can take together."""
+        """GPUs that could be part of the gang: of each node, as many as it has room for."""
         found: list[tuple[int, int]] = []
         for node in self._nodes_of(gpu_type):
             able = [(node, gpu) for gpu, free in enumerate(self.free[node]) if free >= ask.share]
@@ -132,15 +132,15 @@ class FreeRoom:
         return found
 
     def overdrawn(self) -> str:
-        """The first thing given away more than once, in words; empty if there is none."""
+        """Describe the first resource granted more than once; empty if there is none."""
         for node, gpus in enumerate(self.free):
             for gpu, free in enumerate(gpus):
                 if free < 0:
                     return f"GPU {gpu} of node {node} is granted {(WHOLE_GPU - free) / 10:g} % of itself"
             if self.cpu[node] < 0:
-                return f"cores of node {node} are granted {-self.cpu[node] / 1000:g} too often"
+                return f"{-self.cpu[node] / 1000:g} more cores of node {node} are granted than it has"
             if self.mem[node] < 0:
-                return f"memory of node {node} is granted {-self.mem[node]} MiB too often"
+                return f"{-self.mem[node]} MiB more of node {node} are granted than it has"
         return ""
 
     def _nodes_of(self, gpu_type: str) -> list[int]:

@@ -1,6 +1,6 @@
-"""The rules every policy keeps, each a function that raises ``PolicyViolation``; ``conformance`` runs them.
+"""The rules for every policy, each a function that raises ``PolicyViolation``; ``conformance`` runs them.
 
-Nothing here trusts the code under test: free resources are counted by ``room``, not by the place parts.
+The rules do not rely on the code under test: ``room`` counts free resources, not the place parts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from brim.testing.room import Ask, FreeRoom, pairs_by_job
 
 OVER_GRANT: Final = "no GPU over-granted"
 GANG: Final = "gang whole or absent"
-STAYS: Final = "who runs stays where it is or is preempted"
+STAYS: Final = "running jobs stay or are preempted"
 PURE: Final = "pure"
 ORDER_FREE: Final = "independent of input order"
 WORK_CONSERVING: Final = "work conserving"
@@ -37,8 +37,8 @@ ENDS: Final = "no starvation"
 SAME_SEED: Final = "deterministic for a seed"
 SOUND: Final = "plan accepted"
 BATCH: Final = "batch in its range"
-FOR_NOTHING: Final = "nobody restarts for nothing"
-WAITS: Final = "only who waits is rejected"
+FOR_NOTHING: Final = "a resize or tuning changes something"
+WAITS: Final = "only waiting jobs are rejected"
 ONE_PLACE: Final = "a job is in one place at a time"
 RULES: Final = (
     SOUND, OVER_GRANT, GANG, STAYS, BATCH, FOR_NOTHING, WAITS, PURE, ORDER_FREE, WORK_CONSERVING, ENDS, SAME_SEED,
@@ -51,9 +51,9 @@ class PolicyViolation(BrimError):  # noqa: N818 - a finding about a policy, not 
 
     Args:
         rule: Name of the rule, one of ``RULES``.
-        what: What the policy did, in words.
-        case: Cluster and jobs on which it did so, in words.
-        where: Lines of the policy's own parts, known once ``check_policy`` is told of the violation.
+        what: What the policy did, as a sentence.
+        case: Description of the cluster and jobs on which it did so.
+        where: Lines of the policy's own parts; ``check_policy`` adds them.
     """
 
     def __init__(self, rule: str, what: str, case: str = "", where: str = "") -> None:
@@ -64,7 +64,7 @@ class PolicyViolation(BrimError):  # noqa: N818 - a finding about a policy, not 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A round taken apart: what the parts wanted, and the plan that came of it."""
+    """A round in detail: the grants that the parts wanted, and the resulting plan."""
 
     wanted: Grants
     gpus: IntArray
@@ -72,7 +72,7 @@ class Decision:
 
 
 def beliefs_of(snapshot: Snapshot, policy: Policy) -> Beliefs:
-    """Beliefs for one snapshot; an oracle is told made-up run times, longer than what has run."""
+    """Beliefs for one snapshot; an oracle gets made-up run times, longer than the time already run."""
     ids, run_ms = snapshot.jobs.id, snapshot.jobs.run_ms
     if not policy.oracle or not len(ids):
         return Beliefs()
@@ -96,7 +96,7 @@ def check_decision(snapshot: Snapshot, policy: Policy) -> None:
 
 
 def decide(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> Decision:
-    """Run a round and keep what its parts said; the grants are checked before the engine sees them."""
+    """Run a round and keep the grants of its parts, which are checked before the engine receives them."""
     seen: list[Grants] = []
 
     def check(now: Snapshot, grants: Grants) -> None:
@@ -117,7 +117,7 @@ def decide(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> Decision:
 
 
 def rule_of(error: PlanError) -> str:
-    """The rule that a policy breaks whose plan is refused."""
+    """The rule that a policy breaks when its plan is refused with this error."""
     said = str(error)
     if "read-only" in said or "WRITEABLE" in said:
         return PURE
@@ -125,7 +125,7 @@ def rule_of(error: PlanError) -> str:
 
 
 def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -> None:
-    """Gangs are whole, of one type, on GPUs that exist and take jobs or are theirs; nothing is given twice.
+    """Gangs are whole and of one type, on existing GPUs that take jobs or are already theirs; no GPU is granted twice.
 
     Unless the policy ``resizes``, running jobs keep the GPUs they have.
     """
@@ -147,7 +147,7 @@ def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -
             raise PolicyViolation(GANG, f"{name} gets GPUs of {' and '.join(types)}", describe(snapshot))
         for node, gpu in pairs:
             if not (0 <= node < len(room.free) and 0 <= gpu < len(room.free[node])):
-                raise PolicyViolation(SOUND, f"{name} gets GPU {gpu} of node {node}: there is none", describe(snapshot))
+                raise PolicyViolation(SOUND, f"{name} gets GPU {gpu} of node {node}: no such GPU", describe(snapshot))
             if not room.is_open[node] and (node, gpu) not in kept.get(row, ()):
                 raise PolicyViolation(
                     SOUND, f"{name} gets a GPU of node {node}, which is down or draining", describe(snapshot)
@@ -178,7 +178,7 @@ def check_stays(snapshot: Snapshot, decision: Decision) -> None:
 
 
 def check_actions(snapshot: Snapshot, policy: Policy, result: RoundResult) -> None:
-    """Whoever is resized gets other GPUs, whoever is tuned another batch, batches lie in the job's range."""
+    """A resized job gets other GPUs, a tuned job gets another batch, and batches lie in the job's range."""
     jobs, row_of = snapshot.jobs, {int(job): row for row, job in enumerate(snapshot.jobs.id.tolist())}
     held = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
     for action in result.plan.actions:
@@ -186,7 +186,7 @@ def check_actions(snapshot: Snapshot, policy: Policy, result: RoundResult) -> No
         name, one = _name(snapshot, row), jobs[row]
         if isinstance(action, Resize | Tune) and not policy.changes_running:
             raise PolicyViolation(
-                STAYS, f"it says it never resizes who runs: {_show_action(action)}", describe(snapshot)
+                STAYS, f"it declares that it never changes running jobs: {_show_action(action)}", describe(snapshot)
             )
         if isinstance(action, Resize) and sorted(action.gpus) == sorted(held.get(row, ())):
             raise PolicyViolation(FOR_NOTHING, f"{name} is resized to the GPUs it has", describe(snapshot))
@@ -204,7 +204,7 @@ def check_actions(snapshot: Snapshot, policy: Policy, result: RoundResult) -> No
 
 
 def check_pure(snapshot: Snapshot, beliefs: Beliefs, policy: Policy, decision: Decision) -> None:
-    """Asked again, the policy says the same, and it reads nothing but what it is given."""
+    """Called again, the policy decides the same, and it reads nothing but its arguments."""
     for _ in range(2):
         asked_again, read = outside_reads(lambda: decide(snapshot, beliefs, policy))
         again = asked_again.result
@@ -212,12 +212,12 @@ def check_pure(snapshot: Snapshot, beliefs: Beliefs, policy: Policy, decision: D
             raise PolicyViolation(PURE, f"it reads {read}", describe(snapshot))
         if not same_result(again, decision.result):
             raise PolicyViolation(
-                PURE, f"asked twice, it said {show(decision.result)} and then {show(again)}", describe(snapshot)
+                PURE, f"called twice, it decided {show(decision.result)} and then {show(again)}", describe(snapshot)
             )
 
 
 def check_order_free(snapshot: Snapshot, beliefs: Beliefs, policy: Policy, decision: Decision) -> None:
-    """Other numbers for the same jobs and users, and grants listed in another order, change nothing."""
+    """Renumbering the same jobs and users, or listing the grants in another order, changes nothing."""
     for words, other, other_beliefs in relabelled(snapshot, beliefs):
         again = decide(other, other_beliefs, policy)
         new = {int(job): row for row, job in enumerate(other.jobs.id.tolist())}
@@ -226,7 +226,7 @@ def check_order_free(snapshot: Snapshot, beliefs: Beliefs, policy: Policy, decis
         ):
             raise PolicyViolation(
                 ORDER_FREE,
-                f"it said {show(decision.result)}; with {words} it said {show(again.result)}", describe(snapshot),
+                f"it decided {show(decision.result)}; with {words} it decided {show(again.result)}", describe(snapshot),
             )
 
 
@@ -242,13 +242,13 @@ def check_work_conserving(snapshot: Snapshot, policy: Policy, decision: Decision
     for row in np.flatnonzero(snapshot.jobs.waits).tolist():
         if row not in wanted and room.fits(Ask(snapshot, row)):
             raise PolicyViolation(
-                WORK_CONSERVING, f"{_name(snapshot, row)} waits, and would fit beside {show(decision.result)}",
+                WORK_CONSERVING, f"{_name(snapshot, row)} waits, but would fit beside {show(decision.result)}",
                 describe(snapshot),
             )
 
 
 def claims_work_conserving(policy: Policy) -> bool:
-    """The place part skips jobs that do not fit, and the size part gives every job what it asks."""
+    """Whether the place part skips jobs that do not fit, and the size part gives every job what it asks for."""
     return getattr(policy.place, "misfit", None) == "skip" and type(policy.size) is AsAsked
 
 
@@ -280,16 +280,16 @@ def check_never_shared(replay: Replay) -> None:
     time = np.concatenate((np.repeat(runs.start_ms, counts)[long], np.repeat(runs.end_ms, counts)[long]))
     change = np.concatenate((share[long], -share[long]))
     order = np.lexsort((change, time, gpu))
-    held = np.cumsum(change[order])  # every GPU's changes sum to 0, so that one running sum serves all
+    held = np.cumsum(change[order])  # every GPU's changes sum to 0, so one running sum serves all
     if len(held) and held.max() > 1000:
         at = order[int(held.argmax())]
         raise PolicyViolation(
-            OVER_GRANT, f"GPU {gpu[at]} is held to {held.max() / 10:g} % at {time[at]} ms", describe_trace(replay)
+            OVER_GRANT, f"{held.max() / 10:g} % of GPU {gpu[at]} are held at {time[at]} ms", describe_trace(replay)
         )
 
 
 def check_one_place(replay: Replay) -> None:
-    """A job holds one gang at a time: a run begins when the run before it is over."""
+    """A job holds one gang at a time: a run begins when the run before it has ended."""
     runs = replay.runs
     order = np.lexsort((runs.end_ms, runs.start_ms, runs.job))
     job, start_ms, end_ms = runs.job[order], runs.start_ms[order], runs.end_ms[order]
@@ -297,7 +297,7 @@ def check_one_place(replay: Replay) -> None:
     if len(twice):
         at = int(twice[0])
         raise PolicyViolation(
-            ONE_PLACE, f"job {replay.trace.job_id[job[at]]} starts anew at {start_ms[at + 1]} ms and leaves its last "
+            ONE_PLACE, f"job {replay.trace.job_id[job[at]]} starts again at {start_ms[at + 1]} ms but leaves its last "
             f"GPUs at {end_ms[at]} ms", describe_trace(replay),
         )
 
@@ -307,14 +307,14 @@ def check_one_place(replay: Replay) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A place or fill part that shows its grants to somebody before it gives them."""
+    """A place or fill part that passes its grants to ``note`` before it returns them."""
 
     part: Any
     note: Callable[[Snapshot, Grants], None]
 
     @property
     def asks_run_times(self) -> bool:
-        """As the part."""
+        """The same as of the part."""
         return bool(getattr(self.part, "asks_run_times", False))
 
     def __call__(self, *given: Any) -> Grants:
@@ -328,14 +328,14 @@ Note = Callable[[Snapshot, Grants], None]
 
 
 def watched(policy: Policy, note: Note, placed: Note | None = None) -> Policy:
-    """Return the same policy; ``note`` sees snapshot and grants of every round, ``placed`` those of the place part."""
+    """Return the policy with ``note`` called on snapshot and grants of each round, ``placed`` on those of Place."""
     place: Any = policy.place if placed is None else _Watched(policy.place, placed)
     fill: Any = _Watched(policy.fill, note)
     return replace(policy, place=place, fill=fill)
 
 
 def relabelled(snapshot: Snapshot, beliefs: Beliefs) -> Iterator[tuple[str, Snapshot, Beliefs]]:
-    """The same situation written down differently, four times."""
+    """Yield the same situation in four other representations."""
     jobs, users, grants = snapshot.jobs, snapshot.users, snapshot.grants
     ids = jobs.id * 3 + 7
     yield "other job ids in the same order", replace(snapshot, jobs=replace(
@@ -390,7 +390,7 @@ def permuted(trace: Trace, seed: int) -> dict[str, Any]:
 
 
 def same_result(one: RoundResult, other: RoundResult) -> bool:
-    """Whether two rounds said the same, to the byte."""
+    """Whether two rounds decided the same, to the byte."""
     memo = (one.memo is None) == (other.memo is None) and (
         one.memo is None or other.memo is None or np.array_equal(one.memo, other.memo)
     )
@@ -409,7 +409,7 @@ def _spread(run_times: RunTimes, ids: IntArray) -> RunTimes:
 
 
 def _by_row(result: RoundResult, row_of: dict[int, int]) -> tuple[object, ...]:
-    """A round's result in rows instead of ids; the order of starts does not count, that of preemptions neither."""
+    """A round's result in rows instead of ids; the order of starts and of preemptions does not count."""
     actions = frozenset(
         (type(action).__name__, row_of[action.job], *(
             getattr(action, name, NONE) for name in ("gpus", "loader_workers", "batch", "analyse", "share_milli")
@@ -422,7 +422,7 @@ def _by_row(result: RoundResult, row_of: dict[int, int]) -> tuple[object, ...]:
 
 
 def _bytes_of(value: object) -> Iterator[bytes]:
-    """Every array inside nested dataclasses, as bytes."""
+    """The bytes of every array inside nested dataclasses."""
     if isinstance(value, np.ndarray):
         yield value.tobytes()
     elif is_dataclass(value):
@@ -430,11 +430,11 @@ def _bytes_of(value: object) -> Iterator[bytes]:
             yield from _bytes_of(getattr(value, one.name))
 
 
-# -- words --------------------------------------------------------------------------------------------------------
+# -- text ---------------------------------------------------------------------------------------------------------
 
 
 def show(result: RoundResult) -> str:
-    """A plan in words."""
+    """Describe a plan."""
     return "; ".join(map(_show_action, result.plan.actions)) or "nothing"
 
 
@@ -448,11 +448,11 @@ def _show_action(action: Action) -> str:
 
 
 def describe(snapshot: Snapshot) -> str:
-    """A snapshot in words: nodes, then jobs."""
+    """Describe a snapshot: nodes, then jobs."""
     nodes = snapshot.nodes
     lines = ["nodes (type, GPUs):"]
     for node in range(len(nodes)):
-        state = "" if nodes.is_open[node] else ", drains" if nodes.up[node] else ", down"
+        state = "" if nodes.is_open[node] else ", draining" if nodes.up[node] else ", down"
         lines.append(f"  {node}: {snapshot.gpu_types[nodes.gpu_type[node]]}, {nodes.gpus[node]}{state}")
     lines.append(f"jobs at {snapshot.now_ms / 1000:g} s:")
     held = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
@@ -478,12 +478,12 @@ def describe(snapshot: Snapshot) -> str:
 
 
 def describe_trace(replay: Replay) -> str:
-    """A trace and its cluster in words."""
+    """Describe the trace and the cluster of a replay."""
     return describe_jobs(replay.trace, str(replay.cluster))
 
 
 def describe_jobs(trace: Trace, cluster: str) -> str:
-    """A trace and a cluster in words."""
+    """Describe a trace and a cluster."""
     lines = [f"cluster {cluster}, jobs:"]
     for row, name in enumerate(trace.job_id):
         share = f" at {trace.share_milli[row] / 10:g} %" if trace.share_milli[row] < 1000 else ""

@@ -1,6 +1,6 @@
-"""Hypothesis strategies: clusters, traces, snapshots, faults and overheads, small enough to read when they shrink.
+"""Hypothesis strategies: clusters, traces, snapshots, faults and overheads that shrink to readable examples.
 
-Needs the ``hypothesis`` package (``pip install 'brim[dev]'``); nothing in brim imports this module unless asked.
+They need the ``hypothesis`` package (``pip install 'brim[check]'``); in brim, only a policy check imports this module.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _group(draw: st.DrawFn, nodes_max: int, gpus_max: int, limits: bool) -> Node
 
 @st.composite
 def asks(draw: st.DrawFn, cluster: Cluster, *, shares: bool = True, limits: bool = True) -> Job:
-    """What one job asks for; the empty cluster could always give it."""
+    """A job whose request the empty cluster can always satisfy."""
     types = cluster.gpu_types
     gpu_type = draw(st.sampled_from(("", *types)))
     most = max(FreeRoom.of_cluster(cluster).gpus_of(name) for name in ((gpu_type,) if gpu_type else types))
@@ -70,7 +70,7 @@ def jobs_of(
     draw: st.DrawFn, cluster: Cluster, *, jobs_max: int = 10, run_s_max: int = 60, at_s_max: int = 60,
     shares: bool = True, limits: bool = True, dependencies: bool = True,
 ) -> list[Job]:
-    """Jobs of a trace: ties of submission, jobs of no length, limits below and above the truth, dependencies."""
+    """Jobs of a trace: equal submission times, jobs of no length, limits below and above the truth, dependencies."""
     times = [0, *draw(st.lists(st.integers(0, at_s_max), max_size=jobs_max - 1))]
     found: list[Job] = []
     for row, at in enumerate(times):
@@ -93,7 +93,7 @@ def traces(draw: st.DrawFn, cluster: Cluster, *, jobs_max: int = 10, run_s_max: 
 
 @st.composite
 def elastic(draw: st.DrawFn, one: Job, cluster: Cluster) -> Job:
-    """The same job with limits on GPUs and batch that hold what it asks, or as it was: rigid."""
+    """The same job with ranges of GPUs and batch around what it asks for, or unchanged: rigid."""
     if draw(st.integers(0, 3)) == 0:
         return one
     most = max(FreeRoom.of_cluster(cluster).gpus_of(name) for name in cluster.gpu_types)
@@ -111,7 +111,7 @@ def elastic(draw: st.DrawFn, one: Job, cluster: Cluster) -> Job:
 def elastic_jobs_of(
     draw: st.DrawFn, cluster: Cluster, *, jobs_max: int = 6, run_s_max: int = 60, at_s_max: int = 60, per_s: int = 1
 ) -> list[Job]:
-    """``jobs_of``, most of them elastic; ``per_s`` shortens all times by this factor."""
+    """``jobs_of``, most of them elastic; all times are divided by ``per_s``."""
     jobs = draw(jobs_of(cluster, jobs_max=jobs_max, run_s_max=run_s_max, at_s_max=at_s_max))
     return [
         replace(draw(elastic(one, cluster)), at=one.at / per_s, run=one.run / per_s, delay=one.delay / per_s)
@@ -121,7 +121,7 @@ def elastic_jobs_of(
 
 @st.composite
 def reports(draw: st.DrawFn, gpus: int) -> Report:
-    """What a job on so many GPUs might say of itself."""
+    """A report of a job on ``gpus`` GPUs."""
     knows = draw(st.booleans())
     steps = draw(st.lists(
         st.tuples(st.integers(1, gpus), st.integers(1, gpus), st.integers(1, 32), st.integers(1, 8)), max_size=3,
@@ -138,9 +138,9 @@ def reports(draw: st.DrawFn, gpus: int) -> Report:
 def placed_jobs(
     draw: st.DrawFn, cluster: Cluster, *, jobs_max: int = 8, now_s: int = 100, elastic_too: bool = False
 ) -> list[Job]:
-    """Jobs in every phase; who holds GPUs holds a whole gang of one type, wherever it happens to fit.
+    """Jobs in every phase; a job that holds GPUs holds a whole gang of one type at any place where it fits.
 
-    With ``elastic_too`` most jobs are elastic, hold any number of GPUs and any batch of theirs, and have reported.
+    With ``elastic_too`` most jobs are elastic, hold any number of GPUs and batch in their ranges, and have reported.
     """
     room = FreeRoom.of_cluster(cluster)
     found: list[Job] = []
@@ -167,13 +167,13 @@ def placed_jobs(
                         one, batch_now=draw(st.integers(one.batch_min, one.batch_max)),
                         report=draw(reports(len(gpus))) if draw(st.booleans()) else None,
                     )
-                room.take(one, gpus)  # a stopping job's GPUs stay taken here, so that the story is possible
+                room.take(one, gpus)  # a stopping job's GPUs stay taken, so that the history is possible
         found.append(one)
     return found
 
 
 def _somewhere(draw: st.DrawFn, room: FreeRoom, one: Job) -> Sequence[tuple[int, int]]:
-    """Some gang of free GPUs, not necessarily a good one; empty if there is none."""
+    """Any gang of free GPUs, not necessarily a good one; empty if there is none."""
     types = [name for name in sorted(set(room.types)) if one.gpu_type in ("", name) and room.fits(one, name)]
     if not types:
         return ()
@@ -186,7 +186,7 @@ def snapshots(
     draw: st.DrawFn, *, cluster: Cluster | None = None, jobs_max: int = 8, broken_nodes: bool = True,
     elastic_too: bool = False,
 ) -> Snapshot:
-    """A snapshot whose grants are valid; nodes may drain, and empty ones may be down."""
+    """A snapshot with valid grants; nodes may be draining, and empty nodes may be down."""
     where = draw(clusters()) if cluster is None else cluster
     jobs = draw(placed_jobs(where, jobs_max=jobs_max, elastic_too=elastic_too))
     draining: list[int] = []
@@ -201,7 +201,7 @@ def snapshots(
 
 @st.composite
 def overheads(draw: st.DrawFn) -> Overheads:
-    """Costs from nothing to as long as a job."""
+    """Costs from 0 to the length of a job."""
     cost_ms = st.sampled_from((0, 1, 2_000, 30_000))
     return Overheads(
         start_ms=draw(cost_ms), save_ms=draw(cost_ms), restart_ms=draw(cost_ms),
@@ -211,7 +211,7 @@ def overheads(draw: st.DrawFn) -> Overheads:
 
 @st.composite
 def faults(draw: st.DrawFn, cluster: Cluster) -> Faults:
-    """Faults under which every job still gets to its end: several run times apart, or planned."""
+    """Faults under which every job still ends: random ones several run times apart, and planned drains."""
     drains = tuple(
         Drain(nodes=(node,), start_ms=start * 1_000, end_ms=(start + span) * 1_000)
         for node, start, span in draw(st.lists(

@@ -1,1 +1,1 @@
-"""Feed parts: how many data-loading processes each rank gets."""
+"""Feed parts decide how many data-loading processes each rank gets."""

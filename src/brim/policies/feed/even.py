@@ -1,4 +1,4 @@
-"""An equal share of the node's cores for every GPU."""
+"""The feed part that divides the cores of a node equally among its GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from brim.core.tables import Grants
 
 @dataclass(frozen=True, slots=True)
 class Even:
-    """Cores per GPU of the job's scarcest node, less one for the rank's main process, at least one."""
+    """Cores per GPU on the job's node with the fewest, minus one for the rank's main process; at least one."""
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> IntArray:
         """See ``Feed``."""

@@ -1,1 +1,1 @@
-"""Fill parts: what uses the GPUs that are left."""
+"""Fill parts decide which jobs use the remaining GPUs."""

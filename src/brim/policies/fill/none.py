@@ -1,4 +1,4 @@
-"""Nothing fills the gaps."""
+"""The fill part that adds no jobs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Order parts: who is served first. One file each."""
+"""Order parts decide which job is served first."""

@@ -1,4 +1,4 @@
-"""First come, first served; nobody who runs is interrupted."""
+"""First come, first served, without interrupting running jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from brim.core.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Running jobs first, then by submission. The job table is in order of submission already."""
+    """Running jobs first, then by submission, which is the order of the job table."""
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs) -> IntArray:
         """See ``Order``."""

@@ -1,4 +1,4 @@
-"""Least attained service first, and the Gittins index of attained service: no run times needed."""
+"""Least attained service first, and the Gittins index of attained service; neither needs run times."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from brim.units import MS_PER_H
 
 @dataclass(frozen=True, slots=True)
 class LeastAttained:
-    """Least GPU time received first, in steps of a quantum; ties: who runs, then by submission.
+    """Least GPU time received first, in steps of a quantum; ties: running jobs, then by submission.
 
-    Without the quantum two equal jobs would swap at every round and spend their time on restarts.
+    Without the quantum, two equal jobs would swap at every round and spend their time on restarts.
 
     Attributes:
-        quantum_gpu_ms: One GPU-hour. Ours; Tiresias' public thresholds start at 3,250 GPU-s.
+        quantum_gpu_ms: Length of a step, one GPU-hour. Ours; Tiresias' public thresholds start at 3,250 GPU-s.
 
     Source:
         Gu et al., Tiresias, NSDI 2019 (2D-LAS: service is GPUs x time).
@@ -39,14 +39,14 @@ class Gittins:
     """Highest Gittins index first, from the histogram of the service that ended jobs received.
 
     G(a) = max over d of P(S - a <= d | S > a) / E[min(S - a, d) | S > a], evaluated at the bin edges of the histogram.
-    Before ``jobs_min`` jobs have ended there is no distribution to speak of, and the order is by least attained bin.
+    Until ``jobs_min`` jobs have ended there is no useful distribution, and the order is by least attained bin.
 
     Attributes:
-        jobs_min: Ended jobs needed before the histogram is believed. Ours.
+        jobs_min: Ended jobs needed before the histogram is used. Ours.
 
     Source:
         Gu et al., Tiresias, NSDI 2019 (2D-Gittins); Gittins 1979. Differs: the distribution is learnt online from jobs
-        that ended under this very policy, not given; d runs over bin edges, not one constant (their code: 3,250 s).
+        that ended under this policy, not given; d runs over bin edges, not one constant (their code: 3,250 s).
     """
 
     jobs_min: int = 50
@@ -63,7 +63,7 @@ class Gittins:
 def gittins_index(ended: IntArray) -> FloatArray:
     """Gittins index at the lower edge of each bin, per GPU-ms, shape (B,).
 
-    A job in bin i ends, by assumption, at the upper edge of its bin; beyond the last ended job the index is 0.
+    A job in bin i is assumed to end at the upper edge of its bin; beyond the last ended job the index is 0.
 
     Args:
         ended: Ended jobs per bin of ``SERVICE_EDGES_GPU_MS``, shape (B,).

@@ -17,13 +17,13 @@ from brim.units import MS_PER_H, MS_PER_MIN, WHOLE_GPU
 class MaxMin:
     """Serve next the user who would have received the least GPU time per weight.
 
-    A user's jobs stand in order of submission, those that run first. Each is keyed by what its user would have received
-    if this job and those before it ran for one more ``horizon_ms``: usage (halved every week, as in Slurm) plus
-    horizon x GPUs, over weight. Sorting by that key fills users evenly. A job that began less than ``quantum_ms`` ago
-    is not interrupted, so that time slices pay for their restarts.
+    A user's jobs are in order of submission, running ones first. The key of each is what its user would have received
+    if this job and those before it ran for one more ``horizon_ms``: usage (halved every week, as in Slurm) plus horizon
+    x GPUs, over weight. Sorting by that key fills users evenly. A job that began less than ``quantum_ms`` ago is not
+    interrupted, so that time slices are worth their restarts.
 
     Attributes:
-        weights: (user, weight) pairs; everybody else has 1.
+        weights: (user, weight) pairs; all other users have 1.
         horizon_ms: How far ahead a share is weighed against the past. Ours.
         quantum_ms: Shortest uninterrupted run. Ours: 60 restarts of 30 s.
     """
@@ -55,7 +55,7 @@ class MaxMin:
 
 
 def _running_sum(values: FloatArray, group: IntArray) -> FloatArray:
-    """Cumulative sum that starts again with each group; groups stand together."""
+    """Cumulative sum that starts again with each group; the rows of a group are adjacent."""
     total = np.cumsum(values)
     first = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1])))
     before = np.concatenate(([0.0], total))[first]

@@ -27,7 +27,7 @@ class ShortestJob:
 
 @dataclass(frozen=True, slots=True)
 class ShortestRemaining:
-    """The shortest estimated remaining run time first, running or not; ties: who runs, then by submission."""
+    """The shortest estimated remaining run time first, running or not; ties: running jobs, then by submission."""
 
     asks_run_times: ClassVar[bool] = True
 

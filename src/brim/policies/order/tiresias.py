@@ -16,12 +16,13 @@ from brim.units import MS_PER_H, MS_PER_S
 class ServiceQueues:
     """Discretised two-dimensional least attained service.
 
-    A job stands in the queue of the GPU time it has received since its last promotion. Inside a queue: by submission,
-    whoever runs. A job that has waited ``promote_ratio`` times as long as it has run goes back to the first queue.
+    The GPU time that a job has received since its last promotion gives its queue. Inside a queue, jobs are in order of
+    submission, running or not. A job that has waited ``promote_ratio`` times as long as it has run returns to the first
+    queue.
 
     Attributes:
         thresholds_gpu_ms: Service at which a job falls to the next queue.
-        promote_ratio: Waiting over running time at which a job is promoted; 0 for never.
+        promote_ratio: Ratio of waiting to running time at which a job is promoted; 0 for never.
 
     Source:
         Gu et al., Tiresias, NSDI 2019; thresholds 3,250 GPU-s of the public simulator and 10 GPU-h, ratio 8
@@ -32,7 +33,7 @@ class ServiceQueues:
     promote_ratio: float = 8.0
 
     def remember(self, snapshot: Snapshot) -> IntArray:
-        """Memo: service at the job's last promotion (0 before)."""
+        """Return the service at each job's last promotion, 0 before (J,)."""
         jobs = snapshot.jobs
         if not self.promote_ratio:
             return jobs.memo
@@ -51,8 +52,8 @@ class ServiceQueues:
 class TwoQueues:
     """Two queues, each first in, first out.
 
-    A job enters the first queue when it is submitted. The first round that finds that it has received
-    ``threshold_gpu_ms`` of service moves it to the end of the second queue, where it stays.
+    A job enters the first queue when it is submitted. The first round in which its service has reached
+    ``threshold_gpu_ms`` moves it to the end of the second queue, where it stays.
 
     Attributes:
         threshold_gpu_ms: GPU time after which a job leaves the first queue.
@@ -64,7 +65,7 @@ class TwoQueues:
     threshold_gpu_ms: int = 16 * MS_PER_H
 
     def remember(self, snapshot: Snapshot) -> IntArray:
-        """Memo: when the job entered the second queue (0 before)."""
+        """Return when each job entered the second queue, 0 before (J,)."""
         jobs = snapshot.jobs
         enters = (jobs.memo == 0) & (jobs.service_gpu_ms >= self.threshold_gpu_ms)
         return np.where(enters, snapshot.now_ms, jobs.memo)

@@ -1,1 +1,1 @@
-"""Place parts: which GPUs. ``room`` is the arithmetic of free resources, ``walk`` the walk down the order."""
+"""Place parts choose the GPUs. ``room`` counts free resources; ``walk`` places jobs in the given order."""

@@ -1,4 +1,4 @@
-"""The place parts: one rule each for choosing GPUs, and what to do at a misfit."""
+"""The place parts: each has one rule for choosing GPUs, and a rule for a gang that does not fit."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class _Walked:
     """A walk down the order with one rule for choosing GPUs.
 
     Attributes:
-        misfit: At a gang that does not fit: stop, skip it, or reserve the earliest moment it fits (EASY backfill). A
-            gang that needs nodes which are down or draining holds no reservation until they are back, as in Slurm.
+        misfit: What to do when a gang does not fit: stop, skip it, or reserve the earliest moment at which it fits
+            (EASY backfill). As in Slurm, a gang that needs nodes which are down or draining gets no reservation until
+            they are back.
     """
 
     rule: ClassVar[int]
@@ -45,7 +46,7 @@ class _Walked:
 
     @property
     def asks_run_times(self) -> bool:
-        """A reservation needs expected ends."""
+        """Whether the part reads run times: a reservation needs the expected ends of jobs."""
         return self.misfit == "reserve"
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
@@ -54,21 +55,21 @@ class _Walked:
 
 
 class Consolidate(_Walked):
-    """Fewest nodes, best fit: a gang goes where it leaves the fewest GPUs over."""
+    """Fewest nodes, best fit: place a gang where the fewest GPUs are left over."""
 
     __slots__ = ()
     rule = CONSOLIDATE
 
 
 class Spread(_Walked):
-    """Most free first: the gang's GPUs on as many nodes as share the load evenly."""
+    """Most free first: place each GPU of a gang on the node with the most free GPUs."""
 
     __slots__ = ()
     rule = SPREAD
 
 
 class Fragmentation(_Walked):
-    """Fewest stranded GPUs: a gang goes where the GPUs that typical jobs could no longer use grow least.
+    """Fewest stranded GPUs: place a gang where it adds least to the free GPUs that typical jobs cannot use.
 
     The typical jobs are those of the snapshot, waiting or running.
 
@@ -82,7 +83,7 @@ class Fragmentation(_Walked):
 
 
 class WorstFit(_Walked):
-    """Most free first, and all of it: a gang fills the node with the most free GPUs, then the next.
+    """Most free first, whole nodes: a gang fills the node with the most free GPUs, then the next.
 
     The GPUs of every job that leaves are free before the first job that starts is placed.
 
@@ -109,13 +110,13 @@ class WorstFit(_Walked):
         )
         sizes = replace(sizes, gpus=np.where(runs, sizes.gpus, 0))
         placed = _place(left, beliefs, order, sizes, self.rule, self.misfit)
-        if not np.array_equal(placed.why == _RUNS, runs):  # cores or memory do not allow it
+        if not np.array_equal(placed.why == _RUNS, runs):  # there are too few cores or too little memory
             return decided
         return replace(placed, why=decided.why, blocker=decided.blocker)
 
 
 def task_classes(snapshot: Snapshot) -> FloatArray:
-    """GPUs, share and frequency of the classes of present jobs, in increasing order (M, 3)."""
+    """GPUs, share and frequency of each class of present jobs, in increasing order (M, 3)."""
     asks = np.stack((snapshot.jobs.gpus, snapshot.jobs.share_milli))
     kinds, counts = np.unique(asks, axis=1, return_counts=True)
     return np.column_stack((kinds.T, counts / counts.sum()))
@@ -144,5 +145,5 @@ def _place(
 
 
 def _end_ms(snapshot: Snapshot, beliefs: Beliefs) -> FloatArray:
-    """Expected end of each job if it runs from now on."""
+    """Expected end of each job if it runs from now on, ms (J,)."""
     return snapshot.now_ms + remaining_ms(beliefs.run_times, snapshot)

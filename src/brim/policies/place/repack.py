@@ -1,4 +1,4 @@
-"""Placing jobs whose sizes change: who keeps its size keeps its GPUs, unless it tears a larger gang apart."""
+"""Placement of jobs whose sizes change: a job of the same size keeps its GPUs unless it splits a larger gang."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _WHY: Final = {int(Phase.HELD): int(Why.HELD), int(Phase.STOPPING): int(Why.STOP
 class Repack:
     """Fewest nodes for every gang, largest first.
 
-    A job that keeps its size stays where it is. The others are placed anew, the largest first; where such a gang would
-    be torn over more nodes than it fills, jobs smaller than it that stand in the way of the fewest GPUs move elsewhere.
-    With sizes that are powers of two up to a node, and whole nodes above, every gang stands together whenever all fit.
-    Where nodes differ so much that a gang finds no room, the job keeps GPUs that it has, or is given fewer down to its
+    A job that keeps its size stays where it is. The others are placed anew, the largest first. If such a gang would be
+    split over more nodes than it fills, smaller jobs are moved out of its way, those with the fewest GPUs in total.
+    With sizes that are powers of two up to a node, and whole nodes above, no gang is split as long as all jobs fit. If
+    nodes differ so much that there is no room for a gang, the job keeps GPUs that it has, or is given fewer down to its
     ``gpus_min``; never more than its size.
 
     Source:
-        Effective Elastic Scaling asks for few nodes per job and leaves open how; this rule is ours.
+        Effective Elastic Scaling asks for few nodes per job and leaves the rule open; this rule is ours.
     """
 
     moves_running: ClassVar[bool] = True
@@ -53,7 +53,7 @@ class Repack:
 
 @dataclass(slots=True)
 class _Board:
-    """Who stands where while a round's placement is made."""
+    """Which job has which GPUs while a round's placement is made."""
 
     snapshot: Snapshot
     want: IntArray
@@ -99,7 +99,7 @@ class _Board:
         return pairs if choose(self.room, ask, CONSOLIDATE, NO_CLASSES, self.scratch, pairs) else None
 
     def settle(self, row: int) -> list[int]:
-        """Place one gang; returns the rows of jobs that had to move and are to be placed again."""
+        """Place one gang; returns the rows of jobs that were moved and must be placed again."""
         ask = self._ask(row)
         pairs = self._find(ask)
         moved: list[int] = []
@@ -114,7 +114,7 @@ class _Board:
         return moved
 
     def _clear(self, ask: Ask, pairs: IntArray | None) -> tuple[list[int], IntArray | None]:
-        """Let jobs move out of the way, if the gang stands on fewer nodes for it and there is room for them too."""
+        """Move jobs out of the way if the gang then uses fewer nodes and the moved jobs fit elsewhere."""
         stood = {other: self._lift(other) for other in self._in_the_way(ask)}
         better = self._find(ask) if stood else None
         if better is not None and (pairs is None or _nodes(better) < _nodes(pairs)) and self._fit(ask, better, stood):
@@ -124,7 +124,7 @@ class _Board:
         return [], pairs
 
     def _fit(self, ask: Ask, pairs: IntArray, others: Iterable[int]) -> bool:
-        """Whether jobs that have no place at the moment would all find one beside a gang."""
+        """Whether all of the jobs that were lifted would fit beside a gang."""
         take_pairs(self.room, ask, pairs)
         tried = sorted(others, key=lambda row: (-int(self.want[row]), row))
         for other in tried:
@@ -139,7 +139,7 @@ class _Board:
         return len(placed) == len(tried)
 
     def _make_do(self, row: int) -> IntArray | None:
-        """What to give a gang for which there is no room, as nodes differ: GPUs it has, else fewer elsewhere."""
+        """GPUs for a gang that fits nowhere because nodes differ: GPUs it has, else fewer GPUs elsewhere."""
         jobs, held = self.snapshot.jobs, self.snapshot.grants
         if jobs.holds[row]:
             mine = held.job == row
@@ -155,7 +155,7 @@ class _Board:
         return None
 
     def _are_free(self, pairs: IntArray, ask: Ask) -> bool:
-        """Whether a gang may stand there; unlike ``choose``, also on a node that takes no new jobs."""
+        """Whether these GPUs are free for the gang; unlike ``choose``, nodes that take no new jobs count too."""
         node, (where, count) = self.room.node, np.unique(pairs[:, 0], return_counts=True)
         return bool(
             (node[pairs[:, 0], pairs[:, 1]] >= ask.share).all()
@@ -166,9 +166,9 @@ class _Board:
         return -(-gpus // int(self.snapshot.nodes.gpus.max()))
 
     def _in_the_way(self, ask: Ask) -> list[int]:
-        """Jobs smaller than the gang whose moving lets it stand on the fewest nodes; none if that cannot be.
+        """Smaller jobs that must move so that the gang fits on the fewest nodes; none if moving jobs does not help.
 
-        Of types and nodes, those with the fewest GPUs in the way.
+        Of all types and nodes, those with the fewest GPUs in the way are chosen.
         """
         by_node: dict[int, list[int]] = {}
         for other, pairs in self.pairs_of.items():
@@ -179,7 +179,7 @@ class _Board:
         return min(ways, key=lambda way: way[0])[1] if ways else []
 
     def _way(self, gpus: int, kind: int, by_node: dict[int, list[int]]) -> tuple[int, list[int]] | None:
-        """GPUs in the way of a gang on the nodes of one type, and the jobs; None if they cannot hold it so."""
+        """The number of GPUs in a gang's way on nodes of one type, and their jobs; None if it cannot fit there."""
         nodes = self.snapshot.nodes
         full, rest = divmod(gpus, int(nodes.gpus.max()))
         parts = [int(nodes.gpus.max())] * full + ([rest] if rest else [])
@@ -209,7 +209,7 @@ class _Board:
         return bool(self.share[row] < WHOLE)
 
     def grants(self, phase: IntArray) -> Grants:
-        """The grants, and why whoever has none waits."""
+        """The grants, and why each job without GPUs waits."""
         why = np.array([_WHY.get(code, int(Why.NOT_NOW)) for code in phase.tolist()], dtype=np.int64)
         why[self.too_few] = int(Why.TOO_FEW_FREE)
         rows = sorted(self.pairs_of)
@@ -227,7 +227,7 @@ def _nodes(pairs: IntArray) -> int:
 
 
 def _enough(jobs: list[tuple[int, int]], gpus: int) -> list[int] | None:
-    """Jobs (size, row) that hold at least so many GPUs: fewest GPUs, then fewest jobs; None if all are too few."""
+    """Rows of the (size, row) jobs that hold at least ``gpus`` GPUs: fewest GPUs, then fewest jobs; None if too few."""
     best: dict[int, list[int]] = {0: []}
     for size, row in sorted(jobs, reverse=True):
         for total, rows in list(best.items()):

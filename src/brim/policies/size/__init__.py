@@ -1,1 +1,1 @@
-"""Size parts: how many GPUs each job should have."""
+"""Size parts decide how many GPUs each job should have."""

@@ -1,4 +1,4 @@
-"""Every job gets what its user asked for."""
+"""The size part that gives every job the GPUs its user asked for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from brim.policies.sockets import Sizes
 
 @dataclass(frozen=True, slots=True)
 class AsAsked:
-    """Rigid jobs: the gang that was submitted. A job that runs keeps the number of GPUs it has."""
+    """Rigid jobs: each job gets the gang it was submitted with. A running job keeps its number of GPUs."""
 
     resizes_running: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""What each job would make of each number of GPUs: the table that elastic size parts choose from."""
+"""The speed of each job on each number of GPUs: the table from which elastic size parts choose."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from brim.units import WHOLE_GPU
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """J jobs, 0 to G GPUs.
+    """Rates and batches of J jobs on 0 to G GPUs.
 
     Attributes:
-        rate_JG: Samples per second (J, G + 1); -inf where the job cannot or may not run; column 0 is always that.
-        batch_JG: Global batch that gives it, -1 for jobs that have none (J, G + 1).
-        least: Fewest GPUs it may run on, 0 for a job that cannot run on the nodes that are open (J,).
-        fitted: The rates are those of a fitted model; the others know one size only, at rate 1 (J,).
-        active: Takes part: waits, or holds GPUs and may be given others (J,).
-        stays: GPUs of a job that is left alone because it holds some of a node that takes no new jobs; else 0 (J,).
-        room: GPUs for those that take part.
+        rate_JG: Samples per second (J, G + 1); -inf where the job cannot or may not run, as in all of column 0.
+        batch_JG: Global batch that gives this rate, -1 for jobs that have none (J, G + 1).
+        least: Fewest GPUs the job may run on, 0 for a job that cannot run on the open nodes (J,).
+        fitted: Whether the rates come from a fitted model; other jobs have only one size, at rate 1 (J,).
+        active: Whether the job takes part: it waits, or holds GPUs and may be given others (J,).
+        stays: GPUs of a job that is not changed because it holds GPUs of a node that takes no new jobs; else 0 (J,).
+        room: GPUs for the jobs that take part.
     """
 
     rate_JG: FloatArray
@@ -44,7 +44,7 @@ class Candidates:
         return self.rate_JG / np.where(self.least[:, None] > 0, base, 1.0)
 
     def sizes(self, gpus: IntArray, snapshot: Snapshot) -> Sizes:
-        """The GPUs chosen (J,) with their batches; a job without GPUs, or left alone, keeps its last batch."""
+        """The chosen GPUs (J,) with their batches; a job without GPUs, or one that stays, keeps its last batch."""
         chosen = np.take_along_axis(self.batch_JG, gpus[:, None], axis=1)[:, 0]
         return Sizes(gpus=gpus + self.stays, global_batch=np.where(gpus > 0, chosen, snapshot.jobs.batch_now))
 
@@ -55,17 +55,17 @@ def candidates(
 ) -> Candidates:
     """Evaluate all sizes of all jobs.
 
-    A job of which nothing is known yet is offered its fewest GPUs only, at its smallest batch: it is measured there. A
-    rigid job is offered what its user asked, and so is one whose batches no size can split, or whose step times fit no
-    model. Sizes are powers of two up to a node and whole nodes above: these fit together without holes.
+    A job that has reported nothing yet is offered only its fewest GPUs, at its smallest batch, and is measured there. A
+    rigid job is offered what its user asked for, and so is a job whose batches no size can split or whose step times
+    fit no model. Sizes are powers of two up to a node and whole nodes above, because these fit together without holes.
 
     Args:
-        snapshot: The cluster.
-        speeds: What is believed of its jobs.
+        snapshot: Snapshot of the cluster.
+        speeds: Fitted speeds of its jobs.
         gpus_max: Most GPUs for an elastic job.
-        growth: A job may get so many times the most GPUs it was seen on; None for no such limit.
-        noise: Discount large batches by what they add less to progress.
-        batch: Each job's batch, if it is not to be chosen (J,).
+        growth: A job may get this many times the most GPUs it has reported from; None for no such limit.
+        noise: Whether to discount large batches for their smaller progress per sample.
+        batch: Fixed batch of each job (J,); None to choose the best.
         accumulation: Whether a GPU may do several micro-steps per step; if not, it still may for jobs that could not
             run otherwise.
     """
@@ -95,7 +95,7 @@ def candidates(
     for accumulate in (False, True) if not accumulation else (True,):
         _evaluate(rate, batches, allowed, rows, snapshot, speeds, noise, batch, accumulate)
         rows = rows[~np.isfinite(rate[rows]).any(axis=1)]
-    fitted[rows] = False  # no batch will do on any size
+    fitted[rows] = False  # no batch is possible on any size
     rigid = np.flatnonzero(active & ~fitted & ~np.isin(np.arange(len(jobs)), new))
     rate[rigid, :], batches[rigid, :] = -np.inf, jobs.batch[rigid, None]
     rigid = rigid[jobs.gpus[rigid] <= reach[rigid]]
@@ -109,7 +109,7 @@ def candidates(
 
 
 def _left_alone(snapshot: Snapshot) -> tuple[IntArray, int]:
-    """GPUs of each job that holds some of a closed node (J,), and those of open nodes that these do not hold."""
+    """GPUs of each job that holds GPUs of a closed node (J,), and the GPUs of open nodes that such jobs do not hold."""
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
     is_open = nodes.is_open[held.node]
     stays = np.zeros(len(jobs), dtype=np.int64)
@@ -120,7 +120,7 @@ def _left_alone(snapshot: Snapshot) -> tuple[IntArray, int]:
 
 
 def _reach(snapshot: Snapshot) -> IntArray:
-    """Most GPUs of one type that open nodes could give each job if nobody else were there (J,)."""
+    """Most GPUs of one type that the open nodes could give each job if they were empty (J,)."""
     jobs, nodes = snapshot.jobs, snapshot.nodes
     asks = np.stack((jobs.gpu_type, jobs.cpu_milli, jobs.mem_mib))
     kinds, kind_of = np.unique(asks, axis=1, return_inverse=True)
@@ -157,7 +157,7 @@ def _evaluate(
 
 
 def _fits_together(gpus_max: int, width: int) -> BoolArray:
-    """Sizes that pack nodes of ``width`` GPUs without holes: powers of two up to it, and its multiples (G + 1,)."""
+    """Which sizes fill nodes of ``width`` GPUs without holes: powers of two below it, and its multiples (G + 1,)."""
     size = np.arange(gpus_max + 1)
     power_of_two = (size & (size - 1)) == 0
     together: BoolArray = (size > 0) & np.where(size < width, power_of_two, size % width == 0)

@@ -1,4 +1,4 @@
-"""Effective Elastic Scaling: the GPUs and batch of all jobs together, by the exact maximum of their scaling factors."""
+"""Effective Elastic Scaling: choose GPUs and batch of all jobs jointly, so that scaling factors add up to the most."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ Mode = Literal["queue", "drop"]
 
 @dataclass(frozen=True, slots=True)
 class DynamicProgram:
-    """Greatest total scaling factor over GPUs and batch, for the jobs there is room for.
+    """Choose the GPUs and batches with the greatest total scaling factor, for the jobs that fit.
 
-    A scaling factor is throughput over that of one GPU with the largest batch that fits it. Running jobs are kept;
-    those that wait are admitted in the order given while the fewest GPUs of all fit, which decides feasibility
-    exactly; the first that does not fit ends admission (``queue``), or it and whoever else does not fit are turned
-    away (``drop``).
+    A scaling factor is throughput over that of one GPU with the largest batch that fits it. Running jobs are admitted
+    first. Waiting jobs are admitted in the given order while the fewest GPUs of all admitted jobs fit, which is an
+    exact test of feasibility. The first job that does not fit ends admission (``queue``), or every job that does not
+    fit is rejected (``drop``).
 
-    A running job that would change loses the share of ``horizon_ms`` its restart takes. Leaving every running job as it
-    is stands among the choices at no such loss, so a plan that changes anything has won against it as a whole.
+    A running job that would change loses the share of ``horizon_ms`` that its restart takes. Leaving every running job
+    as it is costs nothing and is one of the choices, so a plan that changes anything is better as a whole.
 
-    A job whose model nobody has timed yet starts on its fewest GPUs and is analysed there (``beliefs.analyser``).
+    A job whose model has not been measured yet starts on its fewest GPUs and is analysed there (``beliefs.analyser``).
 
     Attributes:
-        batch: Chosen for each size (``best``), or fixed: what the user asked, the largest, or one drawn at random from
-            the range when the job is submitted: the baselines of the paper.
-        mode: What happens to whom there is no room for.
-        accumulation: Whether a GPU may do several micro-steps per step. Where not, a job that could not run otherwise
-            still may.
+        batch: Best for each size (``best``), or fixed, as in the paper's baselines: the batch the user asked for, the
+            largest, or one drawn at random from the range when the job is submitted.
+        mode: What happens to jobs that do not fit.
+        accumulation: Whether a GPU may do several micro-steps per step. If not, jobs that could not run otherwise still
+            do so.
         gpus_max: Most GPUs of a job.
-        horizon_ms: Time for which a plan is expected to stand: the interval of the autoscaler.
+        horizon_ms: Time for which a plan is expected to last: the interval of the autoscaler.
 
     Source:
         Saxena et al., Effective Elastic Scaling of Deep Learning Workloads, MASCOTS 2020, arXiv:2006.13878. Interval
@@ -76,12 +76,12 @@ class DynamicProgram:
         value[~admitted] = -np.inf
         value[:, 0] = np.where(admitted, -np.inf, 0.0)
         gpus = best_sizes(value, found.room)
-        assert gpus is not None  # the fewest GPUs of all admitted fit
+        assert gpus is not None  # the fewest GPUs of all admitted jobs fit
         unknown = jobs.elastic & ~speeds.known & ~speeds.failed
         return replace(found.sizes(gpus, snapshot), analyse=unknown, reject=misfits)
 
     def _batch(self, jobs: JobTable) -> IntArray | None:
-        """The batch of each job where it is fixed (J,)."""
+        """The fixed batch of each job (J,), or None where the best is chosen."""
         if self.batch == "best":
             return None
         if self.batch == "largest":
@@ -101,7 +101,7 @@ def scaling_factors(found: Candidates, jobs: JobTable, speeds: Speeds) -> FloatA
 
 
 def scattered(number: IntArray) -> IntArray:
-    """Numbers without a pattern, >= 0 (SplitMix64): a draw that stays the same from round to round."""
+    """Hash each number to one without a pattern, >= 0 (SplitMix64): a draw that is the same in every round."""
     x = number.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -112,7 +112,7 @@ def scattered(number: IntArray) -> IntArray:
 def _admit(
     least: IntArray, jobs: JobTable, order: IntArray, room: int, *, drop: bool
 ) -> tuple[BoolArray, BoolArray]:
-    """Who takes part, and who is turned away (J,): running jobs first, then waiting ones in order."""
+    """Which jobs are admitted and which are rejected (J,): running jobs first, then waiting ones in order."""
     admitted, misfits = np.zeros(len(least), dtype=np.bool_), np.zeros(len(least), dtype=np.bool_)
     for row in order[jobs.holds[order]].tolist():
         if 0 < least[row] <= room:

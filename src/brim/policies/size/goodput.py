@@ -1,4 +1,4 @@
-"""GPUs and batch of all jobs together, by goodput: samples per second, discounted by what large batches add less."""
+"""Choose GPUs and batch of all jobs jointly by goodput: samples per second, discounted where batches are large."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from brim.policies.sockets import Sizes
 from brim.units import MS_PER_S
 
 WITHOUT_GPUS: float = 0.01
-"""Speed-up that stands for having no GPUs at all, where a utility needs one above 0. Ours."""
+"""Speed-up of a job without GPUs, for utilities that need a value above 0. Ours."""
 KEPT_LEAST: float = 0.5
-"""Share of its speed-up that a job keeps whatever a change costs: one that costs much may take twice that to pay. Ours;
-without it, jobs whose starts take as long as the horizon would stay at the size they were first measured on."""
+"""Share of its speed-up that a job keeps however much a change costs: a costly change may take twice its cost to pay.
+Ours; without it, jobs whose starts take as long as the horizon would stay at the size they were first measured on."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolluxFitness:
-    """Pollux: the generalised mean of the jobs' speed-ups is greatest, restarts weighed against each job's age.
+    """Pollux: maximise the generalised mean of the jobs' speed-ups, with restarts weighed against each job's age.
 
     With exponent p < 0 the mean is greatest where the sum of ``-speedup ** p`` is, so the search over allocations is a
     knapsack and is solved exactly (the original searches genetically). A job that would change counts
     (T - R d) / (T + d) of its speed-up: T its age, R its restarts so far, d what a restart costs.
 
     Attributes:
-        power: p.
+        power: The exponent p.
         gpus_max: Most GPUs of a job.
-        growth: A job may get so many times the most GPUs it was seen on.
+        growth: A job may get this many times the most GPUs it has reported from.
 
     Source:
         Qiao et al., Pollux, OSDI 2021, section 4.2; limits of its published simulator. Differs: the search is exact; a
@@ -61,23 +61,23 @@ class PolluxFitness:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Proportional fairness of speed-ups, young jobs first, and no change that does not pay soon.
+    """Proportional fairness of speed-ups: young jobs weigh more, and a change must pay soon.
 
-    Chooses the sizes with the greatest sum of ``weight * log(speedup)``. A job's weight falls with the work it has
-    done, because the more a job has done the more it can be expected to have ahead. A job that would start or change
+    The part chooses the sizes with the greatest sum of ``weight * log(speedup)``. A job's weight falls with the work it
+    has done, because a job that has done more can be expected to have more ahead. A job that would start or change
     loses the share of ``horizon_ms`` that this takes.
 
     Attributes:
         gpus_max: Most GPUs of a job.
-        growth: A job may get so many times the most GPUs it was seen on.
-        horizon_ms: Time within which a change must pay, or twice what it costs if that is longer.
-        young_ms: Work, as time on the fewest GPUs, at which a job stops being young.
-        ageing: Power of work with which the weight falls in the end.
+        growth: A job may get this many times the most GPUs it has reported from.
+        horizon_ms: Time within which a change must pay, or twice its cost if that is longer.
+        young_ms: Work, as time on the fewest GPUs, up to which a job counts as young.
+        ageing: Exponent of work with which the weight of old jobs falls.
 
     Source:
-        Ours. Goodput is Pollux' (OSDI 2021), the exact search over GPUs and batch that of Effective Elastic Scaling
-        (MASCOTS 2020), less weight for who has had more that of Tiresias (NSDI 2019). Constants were chosen on the six
-        workloads of Pollux (docs/decisions/0009).
+        Ours. Goodput comes from Pollux (OSDI 2021), the exact search over GPUs and batch from Effective Elastic Scaling
+        (MASCOTS 2020), and less weight for jobs that have received more from Tiresias (NSDI 2019). The constants were
+        chosen on the six workloads of Pollux (docs/decisions/0009).
     """
 
     resizes_running: ClassVar[bool] = True
@@ -98,7 +98,7 @@ class Goodput:
 
 
 def restart_ms(snapshot: Snapshot) -> FloatArray:
-    """What a change of GPUs is believed to cost each job: as long as its starts took so far (J,)."""
+    """Expected cost of a change of GPUs for each job: as long as its starts have taken so far (J,)."""
     jobs = snapshot.jobs
     starts = Observed(count=jobs.starts, total_ms=jobs.stalled_ms)
     nothing = Observed(count=np.zeros_like(jobs.starts), total_ms=np.zeros_like(jobs.starts))
@@ -106,7 +106,7 @@ def restart_ms(snapshot: Snapshot) -> FloatArray:
 
 
 def work_ms(snapshot: Snapshot, found: Candidates) -> FloatArray:
-    """Work done so far, as time on the fewest GPUs the job may run on; GPU time where no rate is known (J,)."""
+    """Work done so far, as time on the fewest GPUs the job may run on; GPU time if no rate is known (J,)."""
     jobs = snapshot.jobs
     rate = np.take_along_axis(found.rate_JG, found.least[:, None], axis=1)[:, 0]
     known = found.fitted & (found.least > 0)
@@ -116,7 +116,8 @@ def work_ms(snapshot: Snapshot, found: Candidates) -> FloatArray:
 def _after_change(found: Candidates, snapshot: Snapshot, kept: FloatArray, *, starts: bool = False) -> FloatArray:
     """Speed-ups (J, G + 1), -inf where a job cannot run.
 
-    A running job keeps a share (J,) of those of other sizes, and with ``starts`` a waiting one of all.
+    A running job keeps only the share ``kept`` (J,) of the speed-ups of other sizes; with ``starts``, a waiting job
+    keeps only that share of all its speed-ups.
     """
     jobs, speedup = snapshot.jobs, found.speedup
     changes = np.arange(speedup.shape[1]) != jobs.gpus_now[:, None]
@@ -126,9 +127,9 @@ def _after_change(found: Candidates, snapshot: Snapshot, kept: FloatArray, *, st
 
 
 def chosen(snapshot: Snapshot, found: Candidates, value_JG: FloatArray, value_none: FloatArray) -> Sizes:
-    """The sizes of greatest total value; ``value_none`` (J,) is that of having no GPUs."""
+    """The sizes of greatest total value; ``value_none`` (J,) is the value of having no GPUs."""
     value = np.where(np.isfinite(found.rate_JG), value_JG, -np.inf)
     value[:, 0] = np.where(found.active, value_none, 0.0)
     gpus = best_sizes(value, found.room)
-    assert gpus is not None  # nobody needs GPUs
+    assert gpus is not None  # no GPUs for any job is always allowed
     return found.sizes(gpus, snapshot)

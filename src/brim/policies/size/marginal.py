@@ -1,4 +1,4 @@
-"""Optimus: one GPU after another to the job whose remaining time it shortens most."""
+"""Optimus: give one GPU after another to the job whose remaining time it shortens most."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from brim.policies.sockets import Sizes
 
 @dataclass(frozen=True, slots=True)
 class MarginalGain:
-    """Everybody gets the fewest GPUs it can run on, in order; each further step goes where it saves most time per GPU.
+    """Each job gets the fewest GPUs it can run on, in order; further GPUs go to the job that saves most time per GPU.
 
-    The batch is the one the user asked. A job's remaining time is its remaining work (``beliefs.work``) over its rate;
-    of a job without rates or work yet, it is taken as nothing.
+    The batch is the one the user asked for. A job's remaining time is its remaining work (``beliefs.work``) over its
+    rate; for a job whose rates or work are not known yet, it is taken as 0.
 
     Attributes:
         gpus_max: Most GPUs of a job.
-        growth: A job may get so many times the most GPUs it was seen on.
+        growth: A job may get this many times the most GPUs it has reported from.
 
     Source:
         Peng et al., Optimus, EuroSys 2018, section 4.1. Differs: GPUs instead of parameter servers and workers; steps
@@ -50,7 +50,7 @@ class MarginalGain:
 
 
 def _hand_out(rate: FloatArray, time_s: FloatArray, least: IntArray, order: IntArray, room: int) -> IntArray:
-    """Greedy allocation by time saved per GPU; the best next step of each job lies in a heap."""
+    """Allocate greedily by time saved per GPU; a heap holds the next step of each job."""
     gpus = np.zeros(len(least), dtype=np.int64)
     heap: list[tuple[float, int, int]] = []
     for rank, row in enumerate(order.tolist()):
