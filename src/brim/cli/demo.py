@@ -59,7 +59,7 @@ def demo(
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:
-    """Run twelve real training jobs on four CPU slots under two policies, and compare (75 s)."""
+    """Run twelve real training jobs on four CPU slots under two policies, and compare."""
     from rich.console import Console
 
     wanted = output_of(output, as_json)
