@@ -1,1 +1,1 @@
-"""Predictions: fitted from what was observed, with their source; never the truth of the simulator."""
+"""Predictions, fitted from observations, with their sources; they never contain the truth of the simulator."""

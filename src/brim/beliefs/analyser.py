@@ -1,7 +1,7 @@
-"""The job scalability analyser: what is measured before a job trains, and what of the cluster once.
+"""The job scalability analyser: it measures a job before it trains, and the cluster once.
 
-A job's steps are timed on one device at a few local batches; how long gradients take to exchange belongs to the
-cluster, not to the job. Both are procedures over something that can measure: real steps, or the twin's truth.
+It times a job's steps on one device at a few local batches. The time of an exchange of gradients is a property of the
+cluster, not of the job. Both procedures work on real measurements and on the twin's truth.
 
 Source:
     Effective Elastic Scaling of Deep Learning Workloads, MASCOTS 2020, arXiv:2006.13878, and US patent 11,586,475: run
@@ -23,19 +23,19 @@ from brim.core.events import Sample
 from brim.errors import ConfigError, InvariantError
 
 POINTS: Final = 6
-"""Local batches tried, where the range has so many; ours, of 5 to 7 that let an affine fit show its error."""
+"""Local batches tried, if the range has that many; ours, from 5 to 7, with which an affine fit shows its error."""
 MORE_POINTS: Final = 2
 """Batches tried beyond these to close in on the memory limit; ours."""
 WARM_UP_STEPS: Final = 10
-"""Steps before the clock counts: allocators, autotuners and caches settle. Ours."""
+"""Steps before timing starts, in which allocators, autotuners and caches settle. Ours."""
 TIMED_STEPS: Final = 30
 """Most timed steps of one batch; ours."""
 STEPS_AT_ONCE: Final = 10
-"""Timed steps between two looks at their spread, and the fewest; ours."""
+"""Timed steps between two checks of their spread, and the fewest; ours."""
 SPREAD_SMALL: Final = 0.05
-"""Inter-quartile range over median at which more steps would say no more; ours."""
+"""Inter-quartile range over median below which no more steps are timed; ours."""
 REPETITIONS: Final = 5
-"""All-reduces behind each figure of the cluster, one to warm up among them; ours."""
+"""All-reduces for each figure of the cluster, including one warm-up; ours."""
 BYTES_MIN_EXP, BYTES_MAX_EXP = 20, 31
 """Exchanges measured: 1 MiB to 2 GiB, the gradients of a million to half a billion parameters."""
 
@@ -44,7 +44,7 @@ class Steps(Protocol):
     """Times steps of one job on one device."""
 
     def step_s(self, local_batch: int, steps: int) -> Sequence[float] | None:
-        """Run that many training steps and return the seconds of each; None where the batch does not fit the memory."""
+        """Run this many training steps and return the seconds of each; None if the batch does not fit the memory."""
         ...
 
 
@@ -52,18 +52,18 @@ class Exchange(Protocol):
     """Times exchanges of gradients on the cluster."""
 
     def all_reduce_s(self, num_bytes: int, gpus: int, nodes: int) -> float:
-        """Seconds of one all-reduce of so many bytes over GPUs spread evenly over nodes."""
+        """Seconds of one all-reduce of this many bytes over GPUs spread evenly over nodes."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """What was learnt of one job.
+    """The measurements of one job.
 
     Attributes:
         samples: Median step times by local batch, ascending, on one device; empty where not even the smallest fits.
         local_batch_max: Largest batch that ran, 0 for none.
-        seconds: Time it took: all steps, warm-up included.
+        seconds: Time of all steps, warm-up included.
     """
 
     samples: tuple[Sample, ...]
@@ -126,7 +126,7 @@ def _median_s(measure: Steps, local_batch: int) -> tuple[float, float] | None:
     timed = np.zeros(0)
     while len(timed) < TIMED_STEPS:
         part = _times(measure, local_batch, STEPS_AT_ONCE)
-        if part is None:  # it fitted a moment ago: too close to the limit to rely on
+        if part is None:  # the batch fitted before: it is too close to the limit
             return None
         timed = np.concatenate((timed, part))
         low, median, high = np.percentile(timed, (25, 50, 75)).tolist()
@@ -153,12 +153,12 @@ class ExchangeTimes:
     """All-reduce times of a cluster: K numbers of GPUs, S sizes.
 
     Attributes:
-        gpus_per_node: Of the cluster.
+        gpus_per_node: GPUs per node of the cluster.
         gpus_K: Numbers of GPUs, ascending from 2.
         bytes_S: Sizes, ascending.
         packed_s_KS: Seconds on as few nodes as hold the GPUs.
-        spread_s_KS: Seconds on as many nodes as there are.
-        seconds: What measuring took, all repetitions.
+        spread_s_KS: Seconds on as many nodes as possible.
+        seconds: Time of the measurement, all repetitions.
     """
 
     gpus_per_node: int
@@ -229,7 +229,7 @@ def measure_exchange(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """What joins GPUs, for a cluster that cannot be measured.
+    """The interconnect of GPUs, for a cluster that cannot be measured.
 
     Attributes:
         hop_s: Latency of one hop.

@@ -1,13 +1,13 @@
-"""Which batch is best on so many GPUs, and what does it cost in convergence?
+"""The best batch on a number of GPUs, and its cost in convergence.
 
-A batch is split evenly over the GPUs and, where a GPU's share exceeds what fits its memory, over accumulation steps.
-The best batch maximises goodput: samples per second, discounted by what a large batch adds less to progress. Batches
+A batch is split evenly over the GPUs and, if a GPU's share does not fit its memory, over accumulation steps. The best
+batch maximises goodput: samples per second, discounted because a large batch makes less progress per sample. Batches
 are samples, times seconds. Shapes: J jobs, G most GPUs considered; in (J, G + 1) the column is the number of GPUs.
 
 Source:
     Qiao et al., Pollux, OSDI 2021, sections 3.1 and 4.1, and its simulator; with efficiency 1 also the throughput that
     Effective Elastic Scaling (arXiv 2006.13878) maximises within a range known to leave the accuracy unharmed.
-    Differs: the maximum over all whole batches is searched for, where Pollux tries 50.
+    Differs: the search covers all whole batches; Pollux tries 50.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ et al. 2022), the gain of AdaScale (Johnson et al., ICML 2020)."""
 def learning_rate_factor(
     batch: FloatArray | IntArray, batch_ref: FloatArray | IntArray, rule: Rule, noise: Noise | None = None
 ) -> FloatArray:
-    """What the learning rate of ``batch_ref`` is multiplied by at ``batch``.
+    """Factor by which the learning rate of ``batch_ref`` is multiplied at ``batch``.
 
     Raises:
-        ConfigError: no such rule, or AdaScale without noise.
+        ConfigError: there is no such rule, or AdaScale is used without noise.
     """
     scale = np.asarray(batch, dtype=np.float64) / batch_ref
     if rule == "linear":
@@ -71,7 +71,7 @@ def learning_rate_factor(
         return np.sqrt(scale)
     if rule == "adascale":
         if noise is None:
-            raise ConfigError("learning rate rule 'adascale': found no gradient noise, expected its statistics")
+            raise ConfigError("learning rate rule 'adascale' needs the statistics of the gradient noise")
         return gain(batch, batch_ref, noise)
     raise ConfigError(f"learning rate rule: found {rule!r}, expected one of {', '.join(get_args(Rule))}")
 
@@ -85,8 +85,9 @@ def split(
 ) -> tuple[IntArray, IntArray]:
     """Split batches over GPUs: samples per GPU and micro-step, and extra micro-steps, in the broadcast shape.
 
-    As even as possible, rounded up, never above ``batch_max`` in all. One GPU accumulates at least once above the
-    initial batch: from a single micro-batch the gradient noise cannot be estimated. Source: Pollux's simulator.
+    The split is as even as possible, rounded up, and never above ``batch_max`` in all. One GPU accumulates at least
+    once above the initial batch, because the gradient noise cannot be estimated from a single micro-batch. Source:
+    Pollux's simulator.
     """
     gpus, batch = np.asarray(gpus), np.asarray(batch)
     share = -(-batch // gpus)
@@ -98,7 +99,7 @@ def split(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What batches J jobs may have, (J,): in all, and per GPU and micro-step. ``batch_min`` is the initial batch.
+    """Ranges of the batches of J jobs, (J,): global, and per GPU and micro-step. ``batch_min`` is the initial batch.
 
     Raises:
         ConfigError: a range is empty; the message names the row.
@@ -124,7 +125,7 @@ class Limits:
 
 
 def fewest_nodes(gpus_max: int, gpus_per_node: int) -> IntArray:
-    """Nodes that 0 to ``gpus_max`` GPUs fill when packed, (G + 1,): the usual ``nodes_G``."""
+    """Number of nodes that 0 to ``gpus_max`` GPUs fill when packed, (G + 1,): the usual ``nodes_G``."""
     return -(-np.arange(gpus_max + 1, dtype=np.int64) // gpus_per_node)
 
 
@@ -159,13 +160,13 @@ def best_batches(
     Args:
         parameters: Step-time parameters (J, P) of ``beliefs.throughput``.
         nodes_G: Nodes taken by 0 to G GPUs, (G + 1,); see ``fewest_nodes``.
-        limits: What is allowed.
-        noise: Gradient statistics; None or NaN where any batch of the range is as good per sample.
+        limits: Allowed batches.
+        noise: Gradient statistics; None or NaN if every batch of the range is equally good per sample.
         accumulation: Whether a GPU may do several micro-steps per step.
 
     Returns:
         Goodput (J, G + 1) in samples of the initial batch per second (gain / time of a step * batch_min), -inf where
-        no batch is feasible, and the batch to be given to ``split`` (J, G + 1), 0 there. Column 0 is infeasible.
+        no batch is feasible, and the batch to give to ``split`` (J, G + 1), 0 there. Column 0 is infeasible.
     """
     return _tables(parameters, nodes_G, limits, noise, limits.batch_min, limits.batch_max, accumulation)
 
@@ -174,7 +175,7 @@ def fixed_batches(
     parameters: FloatArray, nodes_G: IntArray, batch: IntArray, limits: Limits, noise: Noise | None = None, *,
     accumulation: bool = True,
 ) -> tuple[FloatArray, IntArray]:
-    """Goodput of each job's own batch (J,) on each number of GPUs; arguments and answer as ``best_batches``."""
+    """Goodput of each job's own batch (J,) on each number of GPUs; arguments and result as of ``best_batches``."""
     return _tables(parameters, nodes_G, limits, noise, batch, batch, accumulation)
 
 
@@ -195,7 +196,7 @@ def _tables(
 
 
 class _Job(NamedTuple):
-    """What the search needs of one job and one number of GPUs."""
+    """Data of the search for one job and one number of GPUs."""
 
     alpha: float
     beta: float
@@ -222,7 +223,7 @@ def _goodput(job: _Job, local: int, extra: int) -> float:
 def _range(
     low: int, high: int, init: int, cap: int, local_min: int, local_max: int, gpus: int, extra: int, accumulate: bool
 ) -> tuple[int, int]:
-    """Local batches, first and last, that ``split`` makes of batches low to high with so many extra micro-steps."""
+    """First and last local batch that ``split`` makes of batches low to high with this number of extra micro-steps."""
     first, last = -(-low // gpus), -(-high // gpus)
     if gpus == 1 and accumulate and extra == 0:
         last = min(last, init)
@@ -257,7 +258,7 @@ def _rises(job: _Job, local: int, extra: int) -> bool:
 
 @inline
 def _best_local(job: _Job, first: int, last: int, extra: int) -> tuple[float, int]:
-    """Maximise over local batches first to last: goodput is concave over convex in them, so it has one peak."""
+    """Maximise over local batches first to last; goodput is concave over convex in them, so it has one peak."""
     if _rises(job, last, extra):
         return _goodput(job, last, extra), last
     while last - first > 1:
@@ -273,7 +274,7 @@ def _best_local(job: _Job, first: int, last: int, extra: int) -> tuple[float, in
 
 
 NEAR: Final = 2
-"""Accumulation counts looked at on either side of the best one at full memory."""
+"""Accumulation counts tried on either side of the best one at full memory."""
 
 
 @njit
@@ -293,7 +294,7 @@ def _search(
                 sync = p[2] + p[3] * peers if nodes_G[gpus] <= 1 else p[4] + p[5] * peers
             job = _Job(p[0], p[1], sync, p[6], grad_var[j], grad_sqr[j], float(init), gpus)
             fewest, most = _extras(low, high, init, local_max, gpus, accumulate)
-            # at full memory goodput has one peak over accumulation too: look around it
+            # at full memory goodput has one peak over accumulation too: search around it
             left, right = fewest, most
             while right - left > NEAR:
                 middle = (left + right) // 2
@@ -313,7 +314,7 @@ def _search(
 
 @inline
 def _extras(low: int, high: int, init: int, local_max: int, gpus: int, accumulate: bool) -> tuple[int, int]:
-    """Fewest and most extra micro-steps for batches low to high; the most is below the fewest where none will do."""
+    """Fewest and most extra micro-steps for batches low to high; the most is below the fewest if none is possible."""
     fewest = (low - 1) // gpus // local_max
     most = (high - 1) // gpus // local_max
     if not accumulate:

@@ -1,4 +1,4 @@
-"""What a policy believes beyond the facts of the snapshot."""
+"""Predictions that a policy may use beside the facts of the snapshot."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from brim.beliefs.work import AsMuchAgain, Work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beliefs:
-    """The models a round may ask, one per question.
+    """The models that a round may use, one per question.
 
     Attributes:
         run_times: How long does a job run?
-        speeds: How fast is it, on any number of GPUs?
-        work: How much of it is left?
-        exchange: How long do gradients take to exchange on this cluster? None where nobody measured.
+        speeds: How fast is a job on any number of GPUs?
+        work: How much of a job is left?
+        exchange: How long does an exchange of gradients take on this cluster? None if not measured.
     """
 
     run_times: RunTimes = field(default_factory=UserLimits)

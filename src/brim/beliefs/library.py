@@ -1,8 +1,8 @@
 """Profiles that come with brim: fitted to published measurements, with source, licence and error.
 
 They are priors for jobs of a known kind, and parameters for the twin. The files in ``profiles/`` are written by
-benchmarks/refit_profiles.py and hold no measurement itself. ``brim profile`` writes the same form for one job, with
-what it measured in further tables, which are not read here.
+benchmarks/refit_profiles.py and contain no measurements. ``brim profile`` writes the same format for one job, with its
+measurements in further tables, which this module does not read.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class StepProfile:
 
     Attributes:
         name: Application, or model and GPU type.
-        gpu_type: What it was measured on.
-        parameters: Of ``beliefs.throughput``, (P,), read-only.
+        gpu_type: GPU type it was measured on.
+        parameters: Parameters of ``beliefs.throughput``, (P,), read-only.
         residual: Root mean square logarithmic error of the step times it was fitted to.
         points: Configurations it was fitted to.
-        gpus_max: Most GPUs among them; nothing supports the profile beyond, and no exchange was seen where it is 1.
+        gpus_max: Most GPUs among them. The profile is not supported beyond, and at 1 it contains no exchange.
         local_batch: Fewest and most samples per GPU and micro-step among them.
     """
 
@@ -56,12 +56,12 @@ class Scaling:
     Attributes:
         name: Benchmark and accelerator.
         quantity: One of ``QUANTITIES``.
-        at_one: Extrapolated to one accelerator.
+        at_one: Value extrapolated to one accelerator.
         exponent: 1 (-1 for times) is perfect scaling.
         residual: Root mean square logarithmic error; 0 with two points.
         points: System sizes it was fitted to.
-        runs: Runs behind their medians.
-        accelerators: Fewest and most.
+        runs: Number of runs of which these are medians.
+        accelerators: Fewest and most accelerators.
     """
 
     name: str
@@ -79,9 +79,9 @@ class Library:
     """One profile file.
 
     Attributes:
-        source: Repository, commit and files measured by others.
-        licence: Of that source.
-        fitted: What was fitted to what, in words.
+        source: Repository, commit and files of the published measurements.
+        licence: Licence of that source.
+        fitted: Description of the fit.
         steps: Step-time profiles by name.
         scaling: Scaling laws by name.
     """
@@ -122,7 +122,7 @@ def parse(text: str, file: str) -> Library:
     """Read a profile file; ``file`` names it in errors.
 
     Raises:
-        ConfigError: it is not TOML, lacks a field, or a field cannot be; the message names file, entry and field.
+        ConfigError: it is not TOML, lacks a field, or has an impossible value; the message names file, entry and field.
     """
     try:
         content = tomllib.loads(text)

@@ -1,6 +1,6 @@
-"""What does a start, a save, a restart cost this job? The mean of what was observed of it, else a default.
+"""The costs of a start, a save and a restart of each job: the mean of its observed costs, else a default.
 
-Milliseconds, one entry per job (J,). What the twin really charges is ``sim/overheads.py``; it need not be the same.
+Milliseconds, one entry per job (J,). The costs that the twin really charges are in ``sim/overheads.py`` and may differ.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What was measured of one kind of change: how often and how long in all, (J,)."""
+    """Observations of one kind of change: number and total time, (J,)."""
 
     count: IntArray
     total_ms: IntArray
@@ -60,7 +60,7 @@ class Observed:
 
 
 def costs(*, start: Observed, save: Observed, restart: Observed) -> Costs:
-    """Mean of what was measured of each job, the default where nothing was."""
+    """Mean of the observations of each job, or the default without observations."""
     return Costs(
         start_ms=_mean_ms(start, START_MS), save_ms=_mean_ms(save, SAVE_MS), restart_ms=_mean_ms(restart, RESTART_MS)
     )

@@ -1,6 +1,6 @@
-"""How long does a job run? Three answers: the user's limit, the user's history, or (twin only) the truth.
+"""Models of run times: the user's limit, the user's history, or (only in the twin) the truth.
 
-All return the whole run time of every job in the snapshot, in milliseconds, and are pure functions of it. A job that
+Each returns the whole run time of every job in the snapshot, in milliseconds, and is a pure function of it. A job that
 has outlived its estimate gets the next doubling above what it has run.
 """
 
@@ -27,7 +27,7 @@ _UNDECLARED: Final = (
 
 
 class RunTimes(Protocol):
-    """A model of run times. ``words`` says in reports what the policy was told."""
+    """A model of run times. ``words`` names it in reports."""
 
     words: ClassVar[str]
 
@@ -37,7 +37,7 @@ class RunTimes(Protocol):
 
 
 def remaining_ms(run_times: RunTimes, snapshot: Snapshot) -> FloatArray:
-    """Estimated run time still ahead of each job, shape (J,), > 0."""
+    """Estimated remaining run time of each job, shape (J,), > 0."""
     return run_times.total_ms(snapshot) - snapshot.jobs.run_ms
 
 
@@ -86,7 +86,7 @@ class TrueRunTimes:
 
 
 class Undeclared:
-    """What a part is given that does not declare that it reads run times: reading them is refused."""
+    """The run times for a part that does not declare that it reads them: reading them is an error."""
 
     words: ClassVar[str] = "none"
 

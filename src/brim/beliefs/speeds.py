@@ -1,4 +1,4 @@
-"""How fast is each job of a snapshot, on any number of GPUs? Fits of ``throughput`` to what jobs have reported."""
+"""Speeds of the jobs of a snapshot on any number of GPUs: fits of ``throughput`` to the jobs' reports."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from brim.core.arrays import BoolArray, FloatArray, IntArray, frozen
 from brim.core.snapshot import Snapshot
 
 _FITS_KEPT: Final = 20_000
-"""Fits remembered: they depend on nothing but the observations, and most of those do not change between rounds."""
+"""Number of cached fits: they depend only on observations, most of which do not change between rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """What is believed of the jobs of one snapshot (J).
+    """Fitted speeds of the jobs of one snapshot (J).
 
     Attributes:
-        parameters: Step-time parameters (J, P), NaN where nothing is known.
-        known: Something was seen and could be fitted (J,).
-        failed: Something was seen and could not be fitted (J,).
-        gpus_seen: Most GPUs seen in use, 0 for none (J,).
+        parameters: Step-time parameters (J, P), NaN where not known.
+        known: Whether step times were reported and fit the model (J,).
+        failed: Whether step times were reported that do not fit the model (J,).
+        gpus_seen: Most GPUs in the reports, 0 for none (J,).
     """
 
     parameters: FloatArray
@@ -37,11 +37,11 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class SeenSpeeds:
-    """Fits step times to reports. Pure: what it remembers saves time, and tells the report what failed.
+    """Fits step times to reports. Pure: its cache only saves time, and ``failures`` is only for reports.
 
     Attributes:
         library: Parameters (P,) of models known beforehand, by profile code; read by ``of_models``.
-        failures: Per job id whose step times could not be fitted: why, in words.
+        failures: Why step times could not be fitted, by job id.
     """
 
     library: Mapping[int, FloatArray] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class SeenSpeeds:
     _fits: dict[bytes, Fit] = field(default_factory=dict, repr=False, compare=False)
 
     def of_jobs(self, snapshot: Snapshot) -> Speeds:
-        """What each job told of itself."""
+        """Speeds of each job from its own reports."""
         seen, size = snapshot.seen, len(snapshot.jobs)
         alive = int(np.count_nonzero(seen.job >= 0))
         first = np.searchsorted(seen.job[:alive], np.arange(size + 1))
@@ -57,10 +57,10 @@ class SeenSpeeds:
         return self._speeds(snapshot, rows, [None] * size)
 
     def of_models(self, snapshot: Snapshot, exchange: ExchangeTimes | None = None) -> Speeds:
-        """What all jobs told of the model that each job trains, those that are over included.
+        """Speeds of each job from the reports of all jobs of its model, including jobs that have ended.
 
-        What was not seen yet is expected to be as in the library, where the model is in it; else, with ``exchange``,
-        exchanges are expected to take what the cluster takes for as many bytes.
+        Parameters without observations come from the library if it has the model; otherwise, with ``exchange``, an
+        exchange is expected to take as long as the cluster takes for the same number of bytes.
         """
         seen, jobs = snapshot.seen, snapshot.jobs
         of_model: dict[int, IntArray] = {
@@ -106,7 +106,7 @@ class SeenSpeeds:
                 nodes=part[:, 0].astype(np.int64), gpus=part[:, 1].astype(np.int64), local_batch=part[:, 2],
                 step_s=part[:, 3], sync_s=part[:, 4],
             )
-            if prior is not None and not np.isfinite(prior).all():  # computing is known from the job alone
+            if prior is not None and not np.isfinite(prior).all():  # the job's own reports give the computing time
                 prior = np.where(np.isfinite(prior), prior, fit(observations).parameters)
             found = self._fits[key] = fit(observations, prior)
         return found
@@ -114,7 +114,7 @@ class SeenSpeeds:
 
 @lru_cache(maxsize=1024)
 def _exchanging(exchange: ExchangeTimes | None, num_bytes: int) -> FloatArray | None:
-    """Parameters of the exchange that the cluster's table gives for so many bytes; NaN for computing (P,)."""
+    """Exchange parameters from the cluster's table for this many bytes; NaN for computing (P,)."""
     if exchange is None or num_bytes < 0:
         return None
     found = np.full(len(PARAMETERS), np.nan)

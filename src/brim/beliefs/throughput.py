@@ -1,4 +1,4 @@
-"""How long does one step take on so many nodes and GPUs? A model of seven parameters, and its fit to what was seen.
+"""The time of one step on given nodes and GPUs: a model of seven parameters, and its fit to observations.
 
 Computing is affine in the local batch, exchanging gradients grows with the logarithm of the number of GPUs, and an
 exponent says how much of the exchange hides behind the computing. Times are seconds, batches samples, one job's
@@ -26,9 +26,9 @@ across nodes (the same), overlap (1: none, 10: nearly all hidden)."""
 ALPHA_C, BETA_C, ALPHA_R, BETA_R, ALPHA_N, BETA_N, GAMMA = range(len(PARAMETERS))
 
 GAMMA_MAX: Final = 10.0
-"""Close enough to full overlap. Pollux (OSDI 2021)."""
+"""Largest exponent: close enough to full overlap. Pollux (OSDI 2021)."""
 GAMMA_TYPICAL: Final = 2.0
-"""Overlap assumed before any was seen: the median of Pollux's six applications (1.0 to 2.8)."""
+"""Overlap assumed without observations: the median of Pollux's six applications (1.0 to 2.8)."""
 
 
 def grad_s(parameters: FloatArray, local_batch: FloatArray | IntArray | float) -> FloatArray:
@@ -46,7 +46,7 @@ def sync_s(parameters: FloatArray, nodes: IntArray | int, gpus: IntArray | int) 
 
 
 def _doublings(gpus: IntArray) -> FloatArray:
-    """How often the peers of a GPU double from one: what the exchange grows with."""
+    """Number of doublings of a GPU's peers from one, with which the exchange grows."""
     doublings: FloatArray = np.log2(np.maximum(gpus - 1, 1))
     return doublings
 
@@ -81,7 +81,7 @@ class Observations:
         gpus: GPUs in all.
         local_batch: Samples per GPU and micro-step.
         step_s: Seconds of one step that exchanges gradients, without accumulation.
-        sync_s: The part of it spent exchanging and not hidden: ``step_s - sync_s`` is time of computing.
+        sync_s: The part of ``step_s`` spent in exchange that is not hidden; ``step_s - sync_s`` is computing time.
     """
 
     nodes: IntArray
@@ -101,14 +101,14 @@ class Observations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What was learned of one job.
+    """The fit for one job.
 
     Attributes:
-        parameters: Shape (P,). Where not ok: the prior's, NaN without one.
+        parameters: Shape (P,). If not ok: those of the prior, NaN without one.
         residual: Root mean square of the logarithmic error of the step times seen; infinite where nothing was fitted.
-        points: Observations it rests on.
-        ok: Converged on usable data.
-        status: In words.
+        points: Number of observations.
+        ok: Whether the fit converged on usable data.
+        status: Description of the outcome.
     """
 
     parameters: FloatArray
@@ -122,7 +122,7 @@ SPREAD_PER_DOUBLING: Final = 0.1
 """Growth of the uncertainty per doubling away from what was seen: fits to at most 2 GPUs of Pollux's applications are
 off by 0.22 to 0.48 (root mean square, logarithm) at 1 to 5 doublings."""
 SPREAD_UNTRIED: Final = 0.6
-"""More of it where no exchange of that kind was seen yet: fits to one GPU or one node are off by 0.5 to 0.9 beyond."""
+"""Added if no exchange of that kind was seen yet: fits to one GPU or one node are off by 0.5 to 0.9 beyond."""
 
 
 def spread(
@@ -160,16 +160,16 @@ placements it cannot tell apart, 0.05 on one GPU."""
 PRIOR_WIDTH: Final = 1.0
 """How far, in natural logarithms, a job is expected to be from its prior. Ours."""
 START_WIDTH: Final = 5.0
-"""The same where there is no prior and only our own starting point: as good as free. Ours."""
+"""The same without a prior, from our own starting point: almost free. Ours."""
 GAMMA_WIDTH: Final = 0.5
 """The same for gamma: the six applications spread by about so much around ``GAMMA_TYPICAL``."""
 RETROGRESSION_WIDTH: Final = 1.0
 """A ``beta`` of this many ``alpha`` costs as much as one observation that is off by ``NOISE``; the six applications
 have 0.1 to 0.5. Pollux penalises the same ratio, for optimism about GPUs not tried yet."""
 NOTHING: Final = 1e-6
-"""Smallest share of the shortest step seen that a parameter is followed down to; below it is 0."""
+"""Smallest value of a parameter, as a share of the shortest step seen; below this it is 0."""
 STEPS_MAX: Final = 60
-"""A fit takes 2 to 10; one that takes more is reported as not converged."""
+"""Most iterations; a fit takes 2 to 10, and one that takes more is reported as not converged."""
 INSIDE: Final = 1e-9
 """How far inside the box, in logarithms of parameters, a fit begins."""
 TOLERANCE: Final = 1e-4
@@ -209,7 +209,7 @@ def fit(observations: Observations, prior: FloatArray | None = None) -> Fit:
 
 
 class _Data(NamedTuple):
-    """Observations as the fit wants them, (M,); per parameter (P,) its least logarithm, and if nothing was seen."""
+    """Observations in the form of the fit, (M,); per parameter (P,) its least logarithm, and whether it was unseen."""
 
     nodes: IntArray
     gpus: IntArray
@@ -226,7 +226,7 @@ class _Data(NamedTuple):
 
 
 def _fault(seen: Observations) -> str:
-    """What makes these observations unusable, in words; empty for nothing."""
+    """Why these observations are unusable; empty if they are usable."""
     if not len(seen):
         return "nothing observed"
     if not all(np.isfinite(getattr(seen, name)).all() for name in seen.__slots__):
@@ -289,7 +289,7 @@ def _line(x: FloatArray, y: FloatArray) -> tuple[float, float]:
 def _descend(
     data: _Data, theta: FloatArray, center: FloatArray, width: FloatArray
 ) -> tuple[FloatArray, bool]:
-    """Least squares from ``theta`` within the box, over the parameters of which something was seen."""
+    """Least squares from ``theta`` within the box, over the parameters that were observed."""
     from scipy.optimize import least_squares  # noqa: PLC0415 - a quarter of a second that rigid replays do not need
 
     free = ~data.frozen
@@ -350,7 +350,7 @@ def _residuals(
 
 
 def _clean(parameters: FloatArray, data: _Data, prior: FloatArray | None) -> FloatArray:
-    """Put what was never seen to the prior's value, else to the level below; and the vanishing to 0."""
+    """Set unseen parameters to the prior's value, else to the level below, and vanishing ones to 0."""
     lows = np.exp(data.floor) * 1.001
     parameters[:GAMMA] = np.where(parameters[:GAMMA] <= lows[:GAMMA], 0.0, parameters[:GAMMA])
     below = 0.0, 0.0

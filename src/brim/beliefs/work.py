@@ -1,4 +1,4 @@
-"""How much work does a job still have? Only an oracle knows; others may take it that as much is left as was done."""
+"""Models of a job's remaining work: the truth for oracles, or as much as was already done."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Work(Protocol):
     """A model of remaining work."""
 
     def remaining_samples(self, snapshot: Snapshot) -> FloatArray:
-        """Samples each job still needs (``Report.samples_done``), NaN where nothing can be said (J,)."""
+        """Samples each job still needs (``Report.samples_done``), NaN where not known (J,)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AsMuchAgain:
-    """As much as was done: the median of what is left when nothing but the past is known and long jobs are common.
+    """As much work as was already done: the median when only the past is known and long jobs are common.
 
     Source:
         Harchol-Balter, Downey, Exploiting Process Lifetime Distributions, ACM TOCS 1997: lifetimes with P(T > t) ~ 1/t.
@@ -34,10 +34,10 @@ class AsMuchAgain:
 
 @dataclass(frozen=True, slots=True)
 class TrueWork:
-    """The truth, by job id: for policies that declare themselves an oracle."""
+    """The true work by job id, for policies that declare themselves oracles."""
 
     total_samples: FloatArray
 
     def remaining_samples(self, snapshot: Snapshot) -> FloatArray:
-        """See ``Work``; never below nothing, rounding included."""
+        """See ``Work``; never negative, even after rounding."""
         return np.maximum(self.total_samples[snapshot.jobs.id] - snapshot.jobs.samples_done, 0.0)

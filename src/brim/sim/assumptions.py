@@ -1,4 +1,4 @@
-"""What carries the result of a replay, in sentences."""
+"""The assumptions behind the result of a replay, as sentences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from brim.units import show_duration
 def assumptions(
     trace: Trace, cluster: Cluster, truth: Truth, overheads: Overheads, faults: Faults, gap_ms: int
 ) -> tuple[str, ...]:
-    """List what the replay took for granted."""
+    """List the assumptions of the replay."""
 
     def seconds(ms: int) -> str:
         return show_duration(ms / 1000)
@@ -20,10 +20,10 @@ def assumptions(
     said = [f"The trace is synthetic ({trace.name})."] if trace.synthetic else []
     said += truth.sentences() + describe(trace, cluster)
     said.append(
-        f"A preempted job holds its GPUs {seconds(overheads.save_ms)} to save and loses no step; it needs "
-        f"{seconds(overheads.restart_ms)} to get going again; a first start costs {seconds(overheads.start_ms)}."
+        f"A preempted job holds its GPUs for {seconds(overheads.save_ms)} to save and loses no step; a restart takes "
+        f"{seconds(overheads.restart_ms)}, a first start {seconds(overheads.start_ms)}."
     )
-    said.append(f"Rounds are at least {seconds(gap_ms)} apart and take no virtual time themselves.")
+    said.append(f"Rounds are at least {seconds(gap_ms)} apart and take no virtual time.")
     if faults.job_mtbf_ms:
         said.append(
             f"Jobs fail every {seconds(faults.job_mtbf_ms)} of running on average, are tried {faults.attempts_max} "

@@ -1,4 +1,4 @@
-"""Which jobs of a trace are elastic, and how they scale: four categories, by what a user asked and how long it ran.
+"""Which jobs of a trace are elastic, and how they scale: four categories, by request and run time.
 
 ===============  ===================  =====  ===================================================================
 category         exchange / compute   batch  stands for
@@ -14,9 +14,9 @@ batch; "batch" is the largest global batch over the one asked.
 
 **The rule.** A job that asks for one GPU is ``small`` where it ran less than an hour, else ``balanced``. One that asks
 for several GPUs of one node is ``communication`` where it ran less than an hour, else ``balanced``. One that asks for
-more is ``communication`` where it ran less than an hour, else ``compute``: who has long used many nodes has seen that
-it pays. Around these, each job draws its own figures. It asked for half of what its GPUs' memory holds, may go down to
-a quarter of the batch it asked, and its initial batch is that quarter; any batch in its range is as good per sample.
+more is ``communication`` where it ran less than an hour, else ``compute``: users who run long on many nodes have
+probably found that it pays. Each job draws its own figures around these. Its batch as asked takes half of its GPUs'
+memory, its smallest and initial batch is a quarter of that, and any batch in its range is equally good per sample.
 
 Source:
     Categories: ours, after the reconstruction of the experiment of Effective Elastic Scaling (MASCOTS 2020), which
@@ -42,7 +42,7 @@ from brim.sim.truth import fits, type_codes
 from brim.units import MS_PER_H, WHOLE_GPU
 
 ELASTIC_SHARE: Final = 0.3
-"""Share of elastic jobs unless something else is said; ours. No trace says who could have been resized."""
+"""Default share of elastic jobs; ours. No trace says which jobs could have been resized."""
 GPUS_MAX: Final = 64
 """Most GPUs of an elastic job that asked for no more; as many as were measured of Pollux's applications."""
 
@@ -52,11 +52,11 @@ class Category:
     """How a kind of job scales.
 
     Attributes:
-        name: In reports.
+        name: Name in reports.
         exchange_ratio: Exchange over 8 GPUs of a node / computing a full local batch.
         batch_ratio: Largest batch / batch asked.
         local_batch_max: Samples that fit one GPU.
-        fill_ratio: Share of them that the user's batch takes.
+        fill_ratio: Share of these samples that the user's batch takes.
     """
 
     name: str
@@ -74,12 +74,12 @@ CATEGORIES: Final = (COMPUTE, BALANCED, COMMUNICATION, SMALL)
 _COMPUTE, _BALANCED, _COMMUNICATION, _SMALL = range(len(CATEGORIES))
 
 SHORT_MS: Final = MS_PER_H
-"""Where a short job ends; ours."""
+"""Run time below which a job is short; ours."""
 STEP_S: Final = 0.3
 """Median time to compute a full local batch, spread by ``STEP_SPREAD``; ours."""
 STEP_SPREAD: Final = 0.5
 FIXED_SHARE: Final = 0.15
-"""Of that time, what does not shrink with the batch; between Pollux's cifar10 (0.02) and yolov3 (0.48)."""
+"""Part of that time that does not shrink with the batch; between Pollux's cifar10 (0.02) and yolov3 (0.48)."""
 RATIO_SPREAD: Final = 0.3
 """Logarithmic spread of the exchange within a category; ours: less than the distance between categories."""
 GROWTH: Final = 0.2
@@ -91,7 +91,7 @@ OVERLAP_SPREAD: Final = 0.35
 _SEVEN: Final = float(np.log2(7))
 """Doublings of the peers of a GPU among eight."""
 BYTES_S: Final = 5e9
-"""Bytes per second that two GPUs of a node exchange: makes sizes of gradients of the times above. Ours."""
+"""Bytes per second that two GPUs of a node exchange, to compute gradient sizes from the times above. Ours."""
 
 
 class _Links:
@@ -123,8 +123,8 @@ def drawn_jobs(trace: Trace, cluster: Cluster, share: float = ELASTIC_SHARE, see
     counts = np.bincount(category, minlength=len(CATEGORIES)).tolist()
     kinds = ", ".join(f"{count:,} {kind.name}" for kind, count in zip(CATEGORIES, counts, strict=True) if count)
     said = [
-        f"Who is elastic was drawn (share {share:g}, seed {seed}): {kinds or 'nobody'}. The trace does not say who "
-        "could have been resized, nor how it would have scaled.",
+        f"The elastic jobs were drawn at random (share {share:g}, seed {seed}): {kinds or 'none'}. The trace does not "
+        "say which jobs could have been resized, nor how they would have scaled.",
         "As its user asked for it, on the fewest nodes, an elastic job takes exactly as long as recorded.",
     ]
     return Parametric(trace, cluster, jobs, seed=seed, said=said, exchange=LINKS)

@@ -1,4 +1,4 @@
-"""Which truth a replay is run on, as asked at the command line; light, so that it travels to other processes."""
+"""The truth chosen at the command line; small, so that it can be sent to other processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRUTHS: Final = ("rigid", "measured", "parametric")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A truth by name, with what it is made from.
+    """The name of a truth, and its inputs.
 
     Attributes:
         name: One of ``TRUTHS``.
@@ -29,7 +29,7 @@ class Choice:
         elastic_share: Share of jobs that can change their size, for ``parametric``; None for its default.
 
     Raises:
-        ConfigError: no such truth, it lacks what it needs, or was given what it has no use for.
+        ConfigError: there is no such truth, it lacks an input, or an input does not belong to it.
     """
 
     name: str = "rigid"
@@ -53,14 +53,14 @@ class Choice:
                 raise ConfigError(f"--elastic-share: found {self.elastic_share:g}, expected a number from 0 to 1")
 
     def overheads(self) -> Overheads:
-        """What changes cost unless something else is said."""
+        """Costs of changes under this truth, by default."""
         return Overheads.of_pollux() if self.name == "measured" else Overheads()
 
     def build(self, trace: Trace, cluster: Cluster, seed: int = 0) -> Truth:
-        """Make the truth of one trace on one cluster; the seed is of what is drawn, where anything is.
+        """Make the truth of one trace on one cluster; the seed is for truths that draw random numbers.
 
         Raises:
-            ConfigError: profiles are missing or wrong, or the trace does not go with them.
+            ConfigError: profiles are missing or wrong, or do not fit the trace.
         """
         if self.profiles is not None:
             from brim.sim.measured import Measured  # noqa: PLC0415 - tables are only read where they are asked for
@@ -75,7 +75,7 @@ class Choice:
 
 
     def runnable(self, trace: Trace, cluster: Cluster) -> tuple[Trace, tuple[str, ...]]:
-        """Leave out jobs for which there is no truth; the trace that is left, and a sentence that says so.
+        """Leave out jobs without a truth; return the remaining trace and a sentence that says so.
 
         Raises:
             ConfigError: profiles are wrong, or no job is left.

@@ -1,9 +1,9 @@
 """The compiled lane: the twin's event loop for policies whose order is fixed when a job is submitted.
 
-Such a policy (first come, shortest job by known estimates) never interrupts who runs, so a round is: serve the queue in
-its order with what is free. The lane keeps the queue and the free resources between rounds instead of building a
-snapshot for each, and calls the same compiled ``serve`` as the place parts do. Its results equal the general loop's bit
-for bit, which a property test shows; why it exists: docs/decisions/0005.
+Such a policy (first come, shortest job by known estimates) never interrupts running jobs, so a round only serves the
+queue, in order, from the free resources. The lane keeps the queue and the free resources between rounds instead of
+building a snapshot for each, and calls the same compiled ``serve`` as the place parts. Its results equal those of the
+general loop bit for bit, which a property test checks. docs/decisions/0005 gives the reasons for the lane.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from brim.sim.truth import check_fits, type_codes
 from brim.units import WHOLE_GPU
 
 _EVENTS_PER_CALL: Final = 200_000
-"""Events between two looks at progress: some 50 ms."""
+"""Events between two reports of progress: some 50 ms."""
 _NEVER: Final = np.iinfo(np.int64).max
 
 
 def can_take_lane(policy: Policy, trace: Trace, faults: Faults, believed: RunTimes) -> bool:
-    """Whether the policy's order is fixed at submission here, and nothing interrupts a job.
+    """Whether the policy's order is fixed at submission in this replay, and nothing interrupts a job.
 
-    Types are compared exactly: the lane stands in for the parts it knows, and a subclass may decide otherwise.
+    Types are compared exactly, because the lane implements only the parts it knows, and a subclass may differ.
     """
     fixed = not policy.asks_run_times or type(believed) is TrueRunTimes or (
         type(believed) is UserLimits and bool((trace.time_limit_ms != NONE).all())
@@ -54,13 +54,13 @@ def can_take_lane(policy: Policy, trace: Trace, faults: Faults, believed: RunTim
 
 
 class _Books(NamedTuple):
-    """What the lane keeps between calls.
+    """The state that the lane keeps between calls.
 
     Attributes:
         heap: (end time, job) of running jobs, a binary heap (J, 2).
-        queue: Waiting rows in order; those before ``QUEUE_HEAD`` are gone (J,).
-        running: Rows that run, in no order (J,).
-        place_of: Where a running row stands in ``running`` (J,).
+        queue: Waiting rows in order; those before ``QUEUE_HEAD`` have left (J,).
+        running: Running rows, in no order (J,).
+        place_of: Position of a running row in ``running`` (J,).
         first_start_ms: First start (J,).
         finish_ms: End (J,).
         number: Scalars, indexed by the names below.
@@ -115,7 +115,7 @@ def _enqueue(queue: IntArray, head: int, tail: int, job: int, key: FloatArray) -
     """Insert into queue[head:tail] by (key, row)."""
     low, high = head, tail
     if tail > head and key[queue[tail - 1]] <= key[job]:
-        low = tail  # the usual case: it comes last
+        low = tail  # the usual case: the row is last
     while low < high:
         middle = (low + high) // 2
         if key[queue[middle]] <= key[job]:
@@ -140,7 +140,7 @@ def _round(
     b: _Books, room: Room, ahead: Ahead, c: Course, jobs: Jobs, run_ms: IntArray, estimate_ms: FloatArray,
     start_ms: int, misfit: int, rule: int, classes: FloatArray,
 ) -> None:
-    """Serve the queue with what is free at ``NOW``, past jobs that do not fit."""
+    """Serve the queue from the resources that are free at ``NOW``, and skip jobs that do not fit."""
     n, queue, running = b.number, b.queue, b.running
     now_ms, head, tail = n[_NOW], n[_QUEUE_HEAD], n[_QUEUE_TAIL]
     if misfit == RESERVE:
@@ -176,10 +176,10 @@ def _advance(
     estimate_ms: FloatArray, key: FloatArray, start_ms: int, gap_ms: int, misfit: int, rule: int,
     classes: FloatArray, events: int,
 ) -> bool:
-    """Handle up to ``events`` events and the rounds between them; returns whether every job is over.
+    """Handle up to ``events`` events and the rounds between them; returns whether every job has ended.
 
-    Arrays have local names, and the strict order is served here: compiled code counts references to all arrays of a
-    tuple it hands to a function, which would cost more than the serving.
+    Arrays have local names, and the strict order is served in this function, because compiled code counts references to
+    all arrays of a tuple that it passes to a function, which would cost more than the serving.
     """
     n, heap, queue, running, place_of = b.number, b.heap, b.queue, b.running, b.place_of
     first_start_ms, finish_ms = b.first_start_ms, b.finish_ms
@@ -260,7 +260,7 @@ def run_lane(
     Raises:
         ConfigError: a job could not run even on the empty cluster.
     """
-    assert isinstance(policy.place, Consolidate | Spread)  # can_take_lane said so
+    assert isinstance(policy.place, Consolidate | Spread)  # as can_take_lane checked
     J = len(trace)
     gpu_type = type_codes(trace, cluster)[trace.gpu_type] if J else trace.gpu_type
     check_fits(trace, cluster, gpu_type)
@@ -306,7 +306,7 @@ def _columns(
     job = job[np.argsort(start[job], kind="stable")]  # by start, then row
     counts = trace.gpus[job]
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    picks: IntArray | slice = slice(0, int(offsets[-1]))  # grants stand in order of start, unless a run had no length
+    picks: IntArray | slice = slice(0, int(offsets[-1]))  # grants are in order of start, unless a run had no length
     if not np.array_equal(course.first[job], offsets[:-1]):
         picks = np.repeat(course.first[job] - offsets[:-1], counts) + np.arange(offsets[-1])
     none = np.zeros(len(trace), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The least a job of a measured application can take: in time, and in GPU time. What no policy can beat.
+"""The least time and GPU time that a job of a measured application can take: bounds for every policy.
 
 A job's configuration is its placement and its batch; both may change at any time, and the application's gradient
 statistics by the epoch. With r(c, e) the progress per second in configuration c and epoch e, and p(e) its progress:
@@ -6,8 +6,8 @@ statistics by the epoch. With r(c, e) the progress per second in configuration c
     run time  >=  sum over e of p(e) / max over c of r(c, e)
     GPU time  >=  sum over e of p(e) * min over c of GPUs(c) / r(c, e)
 
-since every piece of epoch e, whenever and however it is done, takes at least that per unit of progress. Both are exact
-over the batches: a batch counts only by how ``Application.split`` divides it, and all divisions there are, are tried.
+because every part of epoch e, whenever and however it is done, takes at least that per unit of progress. Both are exact
+over the batches: only the division of a batch by ``Application.split`` matters, and all divisions are tried.
 Over placements they are safe: all measured ones, and every number of nodes that could hold the GPUs by interpolation,
 whether or not the cluster's nodes can form a placement that was not measured. What cannot be interpolated is
 extrapolated, as the truth does (``Application.times_s``); what cannot be extrapolated cannot run and is left out.
@@ -30,7 +30,7 @@ _MARGIN: Final = 1 - 1e-6
 
 
 class Ranges(NamedTuple):
-    """What a job may be given; all bounds included."""
+    """The GPUs and batches that a job may be given; all bounds are included."""
 
     gpus_min: int
     gpus_max: int
@@ -39,7 +39,7 @@ class Ranges(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What a cluster's placements cannot exceed: nodes, and GPUs of the widest one."""
+    """Limits of a cluster's placements: nodes, and GPUs of the widest node."""
 
     nodes: int
     width: int
@@ -49,7 +49,7 @@ class Room(NamedTuple):
 def least(app: Application, ranges: Ranges, room: Room) -> tuple[float, float]:
     """Least seconds and least GPU seconds of a job from its start to its end.
 
-    Zero, which bounds nothing, where no configuration in range was measured.
+    Both are 0, which bounds nothing, if no configuration in range was measured.
     """
     batches, step_s, step_gpu_s = _steps(app, ranges, room)
     known = np.isfinite(step_s)
@@ -71,7 +71,7 @@ def _steps(app: Application, ranges: Ranges, room: Room) -> tuple[IntArray, Floa
         step_s = np.full(len(local), np.inf)
         measured, at = np.unique(np.maximum(local, app.local_batch_min), return_inverse=True)
         for step, sync in _times(app, gpus, measured, room):
-            step_s = np.fmin(step_s, step[at] + extra * (step - sync)[at])  # NaN, not measured, loses
+            step_s = np.fmin(step_s, step[at] + extra * (step - sync)[at])  # NaN (not measured) never wins
         totals.append(gpus * local * (extra + 1))
         seconds.append(step_s)
         gpu_seconds.append(gpus * step_s)

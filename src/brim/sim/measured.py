@@ -56,18 +56,18 @@ class _OneGpu:
 
 
 class Measured:
-    """Each job does what its application did when it was measured. See ``sim.truth.Truth``.
+    """Each job behaves as its application did when it was measured. See ``sim.truth.Truth``.
 
     A gang's ranks are numbered from the node with the most of its GPUs down, which is the order of the placements that
     were measured on several nodes: ``244`` and ``424`` took the same time, ``2244`` and ``2424`` did not.
 
     Args:
-        trace: Names an application and a global batch for every job.
-        cluster: Where; its GPUs are taken to be those that were measured.
-        applications: By name.
+        trace: Trace that names an application and a global batch for every job.
+        cluster: Cluster of the replay; its GPUs are assumed to be those that were measured.
+        applications: Applications by name.
 
     Raises:
-        ConfigError: a job names no application, or one that was not measured, or asks for what it cannot run on.
+        ConfigError: a job names no measured application, or asks for GPUs or a batch it cannot run with.
     """
 
     name: ClassVar[str] = "measured"
@@ -79,7 +79,7 @@ class Measured:
         self._room = Room(cluster.num_nodes, self._width)
         self._app_J = _applications_of(trace, applications, self._width)
         self._stages: dict[tuple[str, tuple[int, ...], int, int], _Stage] = {}
-        self._beyond: set[int] = set()  # jobs that ran where nothing was measured
+        self._beyond: set[int] = set()  # jobs that ran in configurations that were not measured
         self._progress = {app.name: app.progress_E.tolist() for app in applications.values()}
 
     def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int) -> Pace:
@@ -111,7 +111,7 @@ class Measured:
         return found
 
     def steps(self, job: int) -> Steps:
-        """See ``Timed``: the measured times of one GPU; what was not measured there does not fit."""
+        """See ``Timed``: the measured times of one GPU; batches that were not measured there do not fit."""
         return _OneGpu(self._app_J[job])
 
     def columns(self) -> dict[str, IntArray]:
@@ -122,7 +122,7 @@ class Measured:
             widest = self._gpus_max if app.step_times.exchanges else 1
             low, high = (1, widest) if app.elastic else (gpus, gpus)
             least, most = (app.batch_min, app.batch_max) if app.elastic else (batch, batch)
-            high = max(gpus, min(high, most // app.local_batch_min))  # what its user asked it can always run on
+            high = max(gpus, min(high, most // app.local_batch_min))  # it can always run on what its user asked for
             rows.append((low, high, batch, least, most, app.local_batch_min, app.local_batch_max))
         names = ("gpus_min", "gpus_max", "batch", "batch_min", "batch_max", "local_batch_min", "local_batch_max")
         table = np.array(rows, dtype=np.int64).reshape(-1, len(names)).T
@@ -219,7 +219,7 @@ def without_unmeasured(
 
 
 def _problem(trace: Trace, row: int, applications: dict[str, Application], width: int) -> str:
-    """Why a job cannot run on what was measured, in a sentence without its full stop; empty for nothing."""
+    """Why a job cannot run on what was measured, as a sentence without its full stop; empty if it can."""
     code, where = int(trace.profile[row]), f"job {trace.job_id[row]}"
     name = trace.profiles[code] if code != NONE else ""
     if name not in applications:

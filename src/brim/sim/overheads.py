@@ -1,4 +1,4 @@
-"""What every change costs in the twin, and what breaks. Parameters with their sources; policies do not see them."""
+"""Costs of changes in the twin, and its faults, with their sources. Policies do not see these parameters."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Overheads:
     """Time that changes cost a job while it holds GPUs, in ms.
 
     Attributes:
-        start_ms: First start to first useful step. 0: run times recorded in traces contain it.
-        save_ms: Preemption decided to GPUs free. 5 s: our grace for padding, and of the order of Acme's blocking
-            checkpoints (NSDI 2024).
-        restart_ms: GPUs granted again to next useful step: load and warm-up. 30 s, as in Pollux (OSDI 2021).
-        checkpoint_ms: Between checkpoints; what a failure rolls back is counted from the last one. 30 min, ours.
+        start_ms: From the first start to the first useful step. 0: run times recorded in traces contain it.
+        save_ms: From the preemption decision until the GPUs are free. 5 s: our grace for padding, and of the order of
+            Acme's blocking checkpoints (NSDI 2024).
+        restart_ms: From GPUs granted again to the next useful step: load and warm-up. 30 s, as in Pollux (OSDI 2021).
+        checkpoint_ms: Time between checkpoints; a failure loses the work since the last. 30 min, ours.
     """
 
     start_ms: int = 0
@@ -42,7 +42,7 @@ class Overheads:
         return cls(start_ms=30 * MS_PER_S, save_ms=0, restart_ms=30 * MS_PER_S)
 
     def times(self, factor: float) -> Overheads:
-        """Scale what changes cost (not the checkpoint interval): the ``--overheads x2`` of the command line.
+        """Scale the costs of changes (not the checkpoint interval): the ``--overheads x2`` of the command line.
 
         Raises:
             ConfigError: the factor is negative or not finite.
@@ -57,7 +57,7 @@ class Overheads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """Nodes that take no new jobs for a while, as for maintenance."""
+    """Nodes that take no new jobs for some time, for example for maintenance."""
 
     nodes: tuple[int, ...]
     start_ms: int
@@ -66,7 +66,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What breaks. Draws depend on (seed, job, attempt) or (seed, node, count) only, never on the policy.
+    """Faults of jobs and nodes. Draws depend on (seed, job, attempt) or (seed, node, count) only, never on the policy.
 
     Attributes:
         job_mtbf_ms: Mean running time to a job's own failure, 0 for never.
@@ -84,7 +84,7 @@ class Faults:
 
     @property
     def any(self) -> bool:
-        """Something can break."""
+        """Whether any fault can happen."""
         return bool(self.job_mtbf_ms or self.node_mtbf_ms or self.drains)
 
 
@@ -102,6 +102,6 @@ def node_failure_ms(faults: Faults, seed: int, node: int, count: int) -> int:
 
 
 def _exponential_ms(mean_ms: int, seed: int, stream: int, item: int, count: int) -> int:
-    """Counter-based draw, so that it does not depend on how many others were made before."""
+    """Counter-based draw, which does not depend on the number of earlier draws."""
     bits = np.random.Philox(key=seed, counter=[stream, item, count, 0])
     return max(1, round(np.random.Generator(bits).exponential(mean_ms)))

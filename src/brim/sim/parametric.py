@@ -1,8 +1,8 @@
-"""Truth ``parametric``: elastic jobs follow the formulas that policies believe in, with parameters they do not know.
+"""Truth ``parametric``: elastic jobs follow the formulas of beliefs, with parameters that policies do not know.
 
-An elastic job's steps take what ``beliefs.throughput`` says for its true parameters, and a batch is worth what
-``beliefs.batching`` says for its true gradient noise. Its work is counted in samples of its initial batch. All other
-jobs run as under ``rigid``. ``sim.categories`` draws the parameters for a trace; experiments give their own.
+``beliefs.throughput`` gives an elastic job's step times for its true parameters, and ``beliefs.batching`` the value of
+a batch for its true gradient noise. Its work is counted in samples of its initial batch. All other jobs run as under
+``rigid``. ``sim.categories`` draws the parameters for a trace; experiments give their own.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from brim.units import MS_PER_S, WHOLE_GPU
 STEP_NOISE: Final = 0.05
 """Logarithmic spread of the step times that jobs report; ours. Means over the steps of a minute vary less."""
 _JUST_BELOW: Final = 1 - 2.0**-49
-"""So that rounding never makes a job a millisecond longer than its trace."""
+"""Keeps rounding from making a job a millisecond longer than in its trace."""
 _MARGIN: Final = 1 - 1e-9
 _ROWS_AT_ONCE: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ElasticJobs:
-    """What is true of the E elastic jobs of a trace; all others are rigid.
+    """True parameters of the E elastic jobs of a trace; all others are rigid.
 
     Attributes:
         row: Trace rows, increasing (E,).
@@ -54,10 +54,10 @@ class ElasticJobs:
             jobs that run as asked, on the fewest nodes.
         noise: Gradient statistics at the initial batch; None where any batch in range is as good per sample.
         profile: Code of the model, so that jobs of one model are known by each other (E,); None for no models.
-        gradient_bytes: What ranks exchange each step (E,); None where jobs do not say.
+        gradient_bytes: Bytes that ranks exchange in each step (E,); None where not known.
 
     Raises:
-        ConfigError: columns do not go together; the message names the row.
+        ConfigError: columns contradict each other; the message names the row.
     """
 
     row: IntArray
@@ -120,8 +120,8 @@ class Parametric:
     Args:
         trace: Run times of the rigid jobs, and of elastic ones without ``samples``.
         cluster: Its widest node says how few nodes a gang needs.
-        jobs: The elastic ones.
-        seed: Of the noise on reported step times; draws depend on it, the job's id and the configuration only.
+        jobs: The elastic jobs.
+        seed: Seed of the noise on reported step times; draws depend on it, the job's id and the configuration only.
         step_noise: Logarithmic spread of that noise.
         said: How the jobs were chosen, sentences for the report.
         exchange: How long the cluster takes to exchange so many bytes, where that is known; jobs' parameters agree.

@@ -1,4 +1,4 @@
-"""Tables of measured application profiles: read, checked, and every bad value named by file, row and column.
+"""Reads and checks tables of measured application profiles; errors name file, row and column of a bad value.
 
 The layout is Pollux's: ``placements.csv``, ``scalability.csv`` and one ``validation-B.csv`` per validated batch size.
 """
@@ -26,11 +26,11 @@ PLACEMENTS: Final = "placements.csv"
 SCALABILITY: Final = "scalability.csv"
 VALIDATION: Final = "validation-"
 STEP_S_MIN, STEP_S_MAX = 1e-6, 1e6
-"""A step faster than a microsecond or slower than eleven days is corruption; ours."""
+"""Steps faster than a microsecond or slower than eleven days count as corrupt; ours."""
 WHOLE_MAX: Final = 1 << 31
-"""Samples, GPUs or nodes beyond it are corruption; ours."""
+"""Numbers of samples, GPUs or nodes above this count as corrupt; ours."""
 AMOUNT_MAX: Final = 1e30
-"""Progress and gradient statistics beyond it are corruption; ours. Pollux's largest is 7.6e16."""
+"""Progress and gradient statistics above this count as corrupt; ours. Pollux's largest is 7.6e16."""
 NOISE_MIN: Final = 1e-30
 """Least sum of gradient variance and square of a row: with both 0 an optimizer step gains nothing defined. Ours."""
 
@@ -106,11 +106,11 @@ def read_validation(folder: Path, epochs: int | None) -> Validation:
     """Read what training reached after each epoch at every validated batch size.
 
     Args:
-        folder: Of one application.
-        epochs: That a job trains; None for as many as all files have.
+        folder: Folder of one application.
+        epochs: Epochs that a job trains; None for as many as all files have.
 
     Raises:
-        ConfigError: there are fewer than two batch sizes or too few epochs, or a value cannot be meant.
+        ConfigError: there are fewer than two batch sizes or too few epochs, or a value is impossible.
     """
     files = _by_batch(folder)
     tables = {batch: _epochs(files[batch]) for batch in sorted(files)}
@@ -129,7 +129,7 @@ def read_validation(folder: Path, epochs: int | None) -> Validation:
 
 
 def shown(placement: Placement) -> str:
-    """Write a placement as messages show it: ``1+1+2``."""
+    """Format a placement for messages: ``1+1+2``."""
     return "+".join(map(str, placement))
 
 

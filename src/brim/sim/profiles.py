@@ -1,8 +1,8 @@
-"""Measured application profiles: what a real training job would do on a placement, at a batch size, in an epoch.
+"""Measured application profiles: the behaviour of a real training job by placement, batch size and epoch.
 
 A folder holds one folder per application in the layout of Pollux (OSDI 2021): step times by placement, and gradient
-statistics by batch size and epoch. Semantics are those of the published simulator, except where it has no answer:
-see ``StepTimes``.
+statistics by batch size and epoch. Semantics are those of the published simulator, except where it has no answer (see
+``StepTimes``).
 
 Source: github.com/petuum/adaptdl, branch osdi21-artifact, simulator/applications.py and simulator.py.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from scipy.interpolate import LinearNDInterpolator
 
 NODES_MAX: Final = 16
-"""More nodes count as this many. Source: the published simulator; it is the most that was measured."""
+"""Largest number of nodes; more count as this many. Source: the published simulator; it is the most measured."""
 
 _NEAR: Final = 1e-8
 """How far, in barycentric coordinates, a point may lie outside a simplex and still be taken to be on its face."""
@@ -46,13 +46,13 @@ _NEAR: Final = 1e-8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What the tables of an application do not say.
+    """Properties of an application that its tables do not contain.
 
     Attributes:
-        epochs: That a job trains.
-        local_batch_max: Most samples per GPU, where it is less than what was measured.
+        epochs: Epochs that a job trains.
+        local_batch_max: Most samples per GPU, if fewer than were measured.
         fixed_gpus: GPUs of a job that cannot change, None for elastic ones.
-        fixed_batch: Its global batch.
+        fixed_batch: Global batch of a job that cannot change.
     """
 
     epochs: int
@@ -195,7 +195,7 @@ class StepTimes:
 
     @property
     def exchanges(self) -> bool:
-        """Steps on more than one GPU were measured."""
+        """Whether steps on more than one GPU were measured."""
         return any(gpus > 1 for _, gpus, _ in self.points)
 
     def _model(self) -> FloatArray:
@@ -254,13 +254,13 @@ class Application:
     """One measured training application.
 
     Attributes:
-        name: Of its folder.
+        name: Name of its folder.
         batch_min: Initial global batch: the smallest validated.
         batch_max: Largest validated global batch.
         local_batch_min: Fewest samples per GPU measured.
         local_batch_max: Most samples per GPU.
-        epochs: That a job trains.
-        elastic: A policy may choose its GPUs and batch.
+        epochs: Epochs that a job trains.
+        elastic: Whether a policy may choose its GPUs and batch.
         fixed_gpus: GPUs of a job that is not elastic.
         fixed_batch: Global batch of a job that is not elastic.
         progress_E: Progress at which each epoch ends, in iterations of the initial batch; the last ends the job.
@@ -284,10 +284,10 @@ class Application:
     def times_s(self, placement: Placement, local_batch: int) -> tuple[float, float]:
         """Seconds of one step and of its exchange of gradients; the placement is GPUs per node, each above 0.
 
-        What was not measured, and has no measurements around it, is extrapolated by the fitted throughput model.
+        Configurations without measurements around them are extrapolated by the fitted throughput model.
 
         Raises:
-            ConfigError: nor can it be extrapolated, because no model fits what was measured.
+            ConfigError: the times cannot be extrapolated either, because no model fits the measurements.
         """
         try:
             return self.step_times.times_s(placement, local_batch)
@@ -379,7 +379,8 @@ def read_applications(folder: Path) -> dict[str, Application]:
     """Read all applications of a folder, in order of their names; plain files and hidden folders are passed over.
 
     Raises:
-        ConfigError: the folder or a table is missing or empty, or a value cannot be meant; with file, row and column.
+        ConfigError: the folder or a table is missing or empty, or a value is impossible; the message names file, row
+            and column.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: found no such folder, expected one with a folder for each profiled application")

@@ -1,7 +1,7 @@
-"""Ground truth of a replay. Policies never see it, unless they declare themselves an oracle.
+"""Ground truth of a replay. Policies never see it unless they declare themselves oracles.
 
-``rigid``: the trace's own run times. The gang is as submitted and the speed-up is unknown, so no elastic claim can be
-made on it. ``measured`` and ``parametric`` stand in files of their own.
+``rigid`` uses the run times of the trace. The gang is as submitted and the speed-up is unknown, so it supports no claim
+about elastic jobs. ``measured`` and ``parametric`` have files of their own.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from brim.units import MS_PER_S
 
 
 class Pace(NamedTuple):
-    """How a job gets on in one configuration, until that changes.
+    """The speed of a job in one configuration, until the speed changes.
 
     Attributes:
         per_ms: Work done per millisecond.
         until: Work at which the pace changes, or the job ends.
-        ends: The job ends there.
-        report: What the job says of itself; None where nothing can be learnt from it.
+        ends: Whether the job ends at ``until``.
+        report: What the job reports; None if it reports nothing.
     """
 
     per_ms: float
@@ -39,13 +39,13 @@ class Pace(NamedTuple):
 
 
 class Truth(Protocol):
-    """What really happens to the jobs of one trace. Work has a unit of the truth's own.
+    """How the jobs of one trace really run. Each truth has its own unit of work.
 
     Attributes:
-        name: Word of the command line.
-        run_ms: Run time of each job as its user asked for it (J,).
+        name: Name on the command line.
+        run_ms: Run time of each job at the size its user asked for (J,).
         shortest_ms: Run time of each job on as many GPUs as it could use (J,): a bound for every policy.
-        least_gpu_ms: GPU time each job needs at least, whatever the size (J,): a bound for every policy.
+        least_gpu_ms: Least GPU time of each job at any size (J,): a bound for every policy.
     """
 
     name: ClassVar[str]
@@ -60,25 +60,25 @@ class Truth(Protocol):
     def least_gpu_ms(self) -> IntArray: ...  # noqa: D102
 
     def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int) -> Pace:
-        """How the job gets on from ``done`` units of work, on so many GPUs per node, with this global batch."""
+        """The job's pace from ``done`` units of work on, given its GPUs on each node and its global batch."""
         ...
 
     def columns(self) -> dict[str, IntArray]:
-        """Columns of ``JobSpec`` that the truth knows better than the trace, each (J,)."""
+        """Columns of ``JobSpec`` that the truth sets instead of the trace, each (J,)."""
         ...
 
     def total_samples(self) -> FloatArray:
-        """Samples each job needs (``Report.samples_done``), NaN where that has no meaning (J,). For oracles."""
+        """Samples each job needs (``Report.samples_done``), NaN if that has no meaning (J,). For oracles."""
         ...
 
     def sentences(self) -> list[str]:
-        """What it assumes."""
+        """The assumptions of this truth."""
         ...
 
 
 @runtime_checkable
 class Timed(Protocol):
-    """A truth whose jobs can be timed before they train."""
+    """A truth whose jobs can be measured before they train."""
 
     def steps(self, job: int) -> Steps:
         """The job's steps on one device."""
@@ -87,13 +87,13 @@ class Timed(Protocol):
 
 @runtime_checkable
 class Wired(Protocol):
-    """A truth that knows how the cluster's GPUs are joined."""
+    """A truth that knows the interconnect of the cluster's GPUs."""
 
     exchange: Exchange
 
 
 class Rigid:
-    """The run times of the trace, on the GPUs asked. Work is counted in milliseconds."""
+    """The run times of the trace on the GPUs asked for. Work is counted in milliseconds."""
 
     name: ClassVar[str] = "rigid"
 
@@ -107,7 +107,7 @@ class Rigid:
         return Pace(1.0, self._run_ms[job], True, None)
 
     def columns(self) -> dict[str, IntArray]:
-        """See ``Truth``: every job runs on the GPUs asked."""
+        """See ``Truth``: every job runs on the GPUs it asks for."""
         return {}
 
     def total_samples(self) -> FloatArray:
@@ -135,9 +135,9 @@ def rigid_run_ms(trace: Trace, truth: str = "rigid") -> IntArray:
 
 
 def specs_of(trace: Trace, cluster: Cluster, truth: Truth) -> list[JobSpec]:
-    """The submissions, with row numbers as ids, the cluster's GPU type codes, and what the truth says of elasticity.
+    """The submissions, with row numbers as ids, the cluster's GPU type codes, and the limits that the truth sets.
 
-    In a cluster of one GPU type, asked types are ignored: the replay asks what this cluster would have done.
+    In a cluster of one GPU type, the types that jobs ask for are ignored.
 
     Raises:
         ConfigError: a job could not run even on the empty cluster.
@@ -163,7 +163,7 @@ def specs_of(trace: Trace, cluster: Cluster, truth: Truth) -> list[JobSpec]:
 
 
 def user_names(trace: Trace) -> tuple[str, ...]:
-    """Users of the trace, or its groups where it names no user; the last one stands for jobs without either."""
+    """Users of the trace, or its groups if it names no users; the last entry is for jobs without either."""
     return (*(trace.groups if _groups_stand_for_users(trace) else trace.users), "(not recorded)")
 
 
@@ -189,7 +189,7 @@ def check_fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> None:
     """Refuse a trace with a job that could not run even on the empty cluster.
 
     Raises:
-        ConfigError: naming the first such job, what it asks and what the cluster has.
+        ConfigError: naming the first such job, what it asks for and what the cluster has.
     """
     misfits = np.flatnonzero(~fits(trace, cluster, gpu_type))
     if not len(misfits):
@@ -210,7 +210,7 @@ def fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> BoolArray:
     """Whether each job could run on the empty cluster (J,)."""
     asks = (trace.gpus, trace.share_milli, trace.cpu_milli, trace.mem_mib, gpu_type)
     kind_of = np.zeros(len(trace), dtype=np.int64)
-    for column in asks:  # number the distinct combinations; far cheaper than sorting rows of five
+    for column in asks:  # number the distinct combinations, which is far cheaper than sorting rows of five
         if not len(column) or column.min() == column.max():
             continue
         codes, num_codes = _numbered(column - column.min())
@@ -230,7 +230,7 @@ def fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> BoolArray:
 
 
 def _numbered(values: IntArray) -> tuple[IntArray, int]:
-    """Replace non-negative values by their rank among the distinct ones, and count those."""
+    """Replace non-negative values by their rank among the distinct values, and count these."""
     if values.max() < 1 << 20:
         rank = np.cumsum(np.bincount(values) > 0) - 1
         return rank[values], int(rank[-1]) + 1
@@ -239,7 +239,7 @@ def _numbered(values: IntArray) -> tuple[IntArray, int]:
 
 
 def describe(trace: Trace, cluster: Cluster) -> list[str]:
-    """What every truth assumes of a trace on a cluster, in sentences."""
+    """The assumptions of every truth about a trace on a cluster, as sentences."""
     said = []
     if len(cluster.gpu_types) == 1 and (trace.gpu_type != NONE).any():
         (only,) = cluster.gpu_types

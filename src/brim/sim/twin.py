@@ -1,7 +1,7 @@
 """The twin's event loop: virtual time, one heap keyed (time_ms, kind, sequence), rounds when they are due.
 
-Jobs progress between events; nothing ticks. A job's next end is computed when it starts, and an event whose attempt is
-no longer the current one is dropped.
+Jobs progress between events, without ticks. A job's next end is computed when it starts, and an event of an attempt
+that is no longer the current one is dropped.
 """
 
 from __future__ import annotations
@@ -50,28 +50,28 @@ _NODE_DOWN, _NODE_DRAIN, _NODE_UP = _OF_NODES = (Kind.NODE_DOWN, Kind.NODE_DRAIN
 _OF_STRETCHES = (_FINISHED, _REPORTED)
 _NOT_ANALYSED = Analysis(samples=(), local_batch_max=0, seconds=0.0)
 STUCK_EVENTS = 10 * 1024
-"""Events and rounds without any lasting progress after which a replay may be given up. Ours."""
+"""Events and rounds without lasting progress after which a replay may be given up. Ours."""
 PROGRESS_EVERY = 1024
 """Events and rounds between two checks of the whole state and calls of ``on_progress``: some 100 ms."""
 
 Progress = Callable[[int, int], bool]
-"""Called with (jobs ended, virtual time in ms); returns False to stop the replay where it is."""
+"""Called with (jobs ended, virtual time in ms); returns False to stop the replay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a replay is run.
+    """Settings of a replay.
 
     Attributes:
-        overheads: What changes cost.
-        faults: What breaks.
-        estimates: What policies believe of run times: ``limits`` or ``history``. Oracle policies get the truth.
-        library: Profile library of which policies know the models beforehand, by the names the trace gives them; empty
-            for none. Read by policies that ask what is known of a model.
+        overheads: Costs of changes.
+        faults: Faults of jobs and nodes.
+        estimates: Run times that policies receive: ``limits`` or ``history``. Oracle policies receive the truth.
+        library: Profile library whose models policies know beforehand, by the names in the trace; empty for none. Read
+            by policies that ask what is known about a model.
         gap_ms: Shortest time between two rounds.
-        seed: Of faults.
-        load: Arrival rate relative to the trace; for the record, the trace is scaled already.
-        notes: What was done to the trace before, one sentence each; stands first among the assumptions.
+        seed: Seed of faults.
+        load: Arrival rate relative to the trace, only for reports: the given trace is already scaled.
+        notes: Changes made to the trace before, one sentence each; they come first among the assumptions.
     """
 
     overheads: Overheads = field(default_factory=Overheads)
@@ -94,15 +94,15 @@ def replay(
     journal: Journal | None = None,
     on_progress: Progress | None = None,
 ) -> Replay:
-    """Replay a trace under a policy until every job is over. Without a truth, run times are those of the trace.
+    """Replay a trace under a policy until every job has ended. Without a truth, run times are those of the trace.
 
     Policies whose order is fixed at submission run through a compiled lane that makes the same decisions
-    (docs/decisions/0005), unless a journal is wanted or something breaks.
+    (docs/decisions/0005), unless a journal is wanted or there are faults.
 
     Raises:
-        ConfigError: the trace cannot run on the cluster, or has no run times, or things break so often that no job gets
-            anywhere any more.
-        PlanError: the policy wants something impossible, or lets no job get anywhere any more.
+        ConfigError: the trace cannot run on the cluster or has no run times, or faults are so frequent that no job
+            makes progress any more.
+        PlanError: the policy wants something impossible, or lets no job make progress any more.
     """
     settings = settings or Settings()
     if settings.estimates not in ESTIMATES:
@@ -141,7 +141,7 @@ def replay(
 
 
 def _library(name: str, trace: Trace) -> dict[int, FloatArray]:
-    """Parameters of the trace's models that are in a profile library, by profile code."""
+    """Parameters of those models of the trace that are in a profile library, by profile code."""
     if not name:
         return {}
     known = load(name).steps
@@ -151,7 +151,7 @@ def _library(name: str, trace: Trace) -> dict[int, FloatArray]:
 def _beliefs(
     policy: Policy, cluster: Cluster, truth: Truth, run_times: RunTimes, library: dict[int, FloatArray]
 ) -> Beliefs:
-    """What a policy may believe at the start: what is learnt of jobs comes with their reports."""
+    """The beliefs at the start of a replay; beliefs about jobs come from their reports."""
     beliefs = Beliefs(run_times=run_times, speeds=SeenSpeeds(library=library))
     if policy.oracle:
         beliefs = replace(beliefs, work=TrueWork(truth.total_samples()))
@@ -163,7 +163,7 @@ def _beliefs(
 
 
 def _failures(trace: Trace, beliefs: Beliefs) -> tuple[str, ...]:
-    """Whose step times no model fitted, in a sentence."""
+    """A sentence about the jobs whose step times fit no model."""
     failures = sorted(beliefs.speeds.failures.items())
     if not failures:
         return ()
@@ -175,7 +175,7 @@ def _failures(trace: Trace, beliefs: Beliefs) -> tuple[str, ...]:
 
 
 def _shares(jobs: set[int], trace: Trace) -> tuple[str, ...]:
-    """What the twin does not know of jobs whose policy chose another share of a GPU, in a sentence."""
+    """A sentence about jobs that were granted another share of a GPU, whose cost the twin does not know."""
     if not jobs:
         return ()
     return (
@@ -185,7 +185,7 @@ def _shares(jobs: set[int], trace: Trace) -> tuple[str, ...]:
 
 
 def _ideals(trace: Trace, truth: Truth) -> dict[str, Any]:
-    """What no policy can beat, as columns of ``Replay``."""
+    """Bounds for every policy, as columns of ``Replay``."""
     limits = truth.columns()
     return {
         "run_ms": truth.run_ms, "ideal_run_ms": truth.shortest_ms, "ideal_gpu_ms": truth.least_gpu_ms,
@@ -205,10 +205,10 @@ class _Attempt:
         begin_ms: When it got the GPUs.
         from_ms: When it begins to make progress.
         batch: Global batch.
-        pace: Of the present stretch.
-        stretches: Stretches of equal pace: (begins at, work done by then, work per ms).
-        serial: Of the present stretch; an event with another one is stale.
-        seen: What the job measured before it began to train.
+        pace: Pace of the present interval.
+        stretches: Intervals of equal pace: (begin, work done by then, work per ms).
+        serial: Number of the present interval; an event with another number is stale.
+        seen: Step times that the job measured before it began to train.
     """
 
     epoch: int
@@ -224,7 +224,7 @@ class _Attempt:
     seen: tuple[Sample, ...] = ()
 
     def done_at(self, time_ms: int) -> float:
-        """Work done by then."""
+        """Work done by this time."""
         for begin_ms, done, per_ms in reversed(self.stretches):
             if time_ms >= begin_ms:
                 return min(done + per_ms * (time_ms - begin_ms), self.pace.until)
@@ -232,7 +232,7 @@ class _Attempt:
 
 
 class _Twin:
-    """One replay: the scheduler, and the reality it acts on."""
+    """One replay: the scheduler, and the simulated cluster and jobs it acts on."""
 
     def __init__(
         self, trace: Trace, cluster: Cluster, policy: Policy, settings: Settings, truth: Truth, beliefs: Beliefs,
@@ -249,29 +249,29 @@ class _Twin:
         self._offset = cluster.gpu_offset_N.tolist()
         self._done = [0.0] * len(trace)  # work
         self._attempts: dict[int, _Attempt] = {}
-        self._leaving: dict[int, int] = {}  # GPU -> time at which the job that leaves it is gone
+        self._leaving: dict[int, int] = {}  # GPU -> time at which the leaving job frees it
         self._saved_ms: dict[int, int] = {}  # job -> time at which its last save is done
         self._chooses = policy.size.resizes_running and not policy.oracle
-        self._heard: set[int] = set()  # models of which some job reported steps
+        self._heard: set[int] = set()  # models whose steps some job reported
         self._dependents: dict[int, list[int]] = {}
         for job, after in enumerate(trace.after.tolist()):
             if after != NONE:
                 self._dependents.setdefault(after, []).append(job)
         self.other_shares: set[int] = set()  # jobs that were granted another share of their GPUs than they asked
         self._down: set[int] = set()
-        self._draining = [0] * cluster.num_nodes  # drains under way
+        self._draining = [0] * cluster.num_nodes  # drains in progress
         self._failures = [0] * len(trace)
         self._record = _Record(len(trace))
-        self._progressed = False  # some job got somewhere for good since the last look
-        self._arrived = 0  # jobs that had arrived at the last look
-        self._lively = (0, 0)  # events and virtual time up to which some job got somewhere
+        self._progressed = False  # whether some job made lasting progress since the last check
+        self._arrived = 0  # jobs that had arrived at the last check
+        self._lively = (0, 0)  # events and virtual time of the last lasting progress
         self._patience_ms = _patience_ms(trace, settings)
         self._round_s = array("d")
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
     def run(self, on_progress: Progress) -> dict[str, object]:
-        """Handle events and rounds in order of time until every job is over, or progress says stop."""
+        """Handle events and rounds in order of time until every job has ended, or ``on_progress`` stops the replay."""
         self._schedule_measuring()
         self._schedule_faults()
         arrivals = self._trace.submit_ms.tolist()
@@ -300,7 +300,7 @@ class _Twin:
             else:
                 now_ms, _, _, item, count = heapq.heappop(heap)
                 self._handle(kind, now_ms, item, count)
-            events += 1  # rounds too: between two events there may be years of them
+            events += 1  # rounds count too: there may be years of them between two events
             if events % PROGRESS_EVERY == 0:
                 self._check_progress(events, arrived, now_ms)
                 check_snapshot(scheduler.state.freeze(now_ms))
@@ -317,16 +317,16 @@ class _Twin:
         }
 
     def _first_waiting(self) -> int:
-        """The first job, in order of submission, that is not over."""
+        """The first job, in order of submission, that has not ended."""
         over = np.array(self._record.finish_ms) != NONE
         return int(np.argmin(over | (np.array(self._record.rejected) > 0)))
 
     def _check_progress(self, events: int, arrived: int, now_ms: int) -> None:
-        """Give up a replay in which no job gets anywhere any more.
+        """Give up a replay in which no job makes lasting progress any more.
 
         Raises:
-            ConfigError: things break too often for the jobs to get anywhere.
-            PlanError: the policy lets nobody get anywhere.
+            ConfigError: faults are too frequent for any job to make progress.
+            PlanError: the policy lets no job make progress.
         """
         lasting_ms = self._overheads.checkpoint_ms
         if self._progressed or arrived != self._arrived or any(
@@ -365,7 +365,7 @@ class _Twin:
         began = time.perf_counter()
         plan = self._scheduler.decide(now_ms).plan
         self._round_s.append(time.perf_counter() - began)
-        for action in plan.actions:  # all who leave GPUs do so before anyone takes them
+        for action in plan.actions:  # all jobs that leave GPUs do so before any job takes them
             if isinstance(action, Preempt):
                 self._preempt(action, now_ms)
             elif isinstance(action, Resize):
@@ -380,11 +380,11 @@ class _Twin:
                 self._reject(action.job, now_ms)
 
     def _start(self, action: Start | Resize, now_ms: int) -> None:
-        """The gang begins once whoever leaves its GPUs is gone, and makes progress after the start or restart."""
+        """Start a gang: it begins once its GPUs are free, and makes progress after the start or restart."""
         job, offset = action.job, self._offset
         gpus = tuple(offset[node] + gpu for node, gpu in action.gpus)
-        begin_ms = max(now_ms, self._saved_ms.get(job, 0))  # it may move to GPUs that nobody leaves
-        if self._leaving:  # not removed: another share of the same GPU may be granted too
+        begin_ms = max(now_ms, self._saved_ms.get(job, 0))  # it may move to GPUs that no job is leaving
+        if self._leaving:  # not removed: another job may get a share of the same GPU
             begin_ms = max(begin_ms, *(self._leaving.get(gpu, 0) for gpu in gpus))
         first = self._record.first_start_ms[job] == NONE
         from_ms = begin_ms + (self._overheads.start_ms if first else self._overheads.restart_ms)
@@ -412,7 +412,7 @@ class _Twin:
         self._go_on(job, attempt, pace, attempt.from_ms)
 
     def _analysis(self, action: Start | Resize) -> Analysis:
-        """What timing the job first takes and tells; nothing where that was not asked for or cannot be done."""
+        """The cost and the results of measuring a job first; empty if that was not asked for or is not possible."""
         spec = self._specs[action.job]
         if not (isinstance(action, Start) and action.analyse and isinstance(self._truth, Timed)):
             return _NOT_ANALYSED
@@ -436,12 +436,12 @@ class _Twin:
             self._record.unmeasured[action.job] = 1
 
     def _change_pace(self, job: int, attempt: _Attempt, from_ms: int) -> None:
-        """The job gets on differently from now on: it has another batch, or reached another part of its work."""
+        """Change a job's pace: it has another batch, or has reached another part of its work."""
         attempt.pace = self._truth.pace(job, self._done[job], attempt.nodes, attempt.batch)
         self._go_on(job, attempt, attempt.pace, from_ms)
 
     def _go_on(self, job: int, attempt: _Attempt, pace: Pace, from_ms: int) -> None:
-        """Begin a stretch of equal pace at ``from_ms``."""
+        """Begin an interval of equal pace at ``from_ms``."""
         done = self._done[job]
         attempt.stretches.append((from_ms, done, pace.per_ms))
         attempt.serial = self._sequence + 1
@@ -449,15 +449,15 @@ class _Twin:
         self._push(end_ms, _FINISHED if pace.ends else _REPORTED, job, attempt.serial)
 
     def _preempt(self, action: Preempt, now_ms: int) -> None:
-        """The job saves and leaves."""
+        """Preempt a job: it saves and leaves its GPUs."""
         self._record.preemptions[action.job] += 1
         gone_ms = max(self._vacate(action.job, now_ms), self._saved_ms.get(action.job, 0))
         self._push(gone_ms, _STOPPED, action.job, action.epoch)
 
     def _vacate(self, job: int, now_ms: int) -> int:
-        """Book an attempt that ends here and return when its GPUs are free.
+        """Record the end of an attempt and return when its GPUs are free.
 
-        Before it made progress there is nothing to save.
+        An attempt that has made no progress has nothing to save.
         """
         attempt = self._attempts.pop(job)
         gone_ms = now_ms
@@ -470,7 +470,7 @@ class _Twin:
         return gone_ms
 
     def _tune(self, action: Tune, now_ms: int) -> None:
-        """Another batch at once, without a stop."""
+        """Change a job's batch at once, without a stop."""
         attempt = self._attempts[action.job]
         attempt.batch = action.batch
         self._record.unmeasured[action.job] = 0
@@ -498,12 +498,12 @@ class _Twin:
         elif kind is _STOPPED:
             self._observe(now_ms, kind, item)
         elif kind is _ELIGIBLE:
-            if not self._record.rejected[item]:  # turned away while it was held
+            if not self._record.rejected[item]:  # it was rejected while it was held
                 self._observe(now_ms, kind, item)
         else:
             attempt = self._attempts.get(item)
             if attempt is None or count != (attempt.serial if kind in _OF_STRETCHES else attempt.epoch):
-                return  # of an attempt, or a stretch of one, that is over
+                return  # the attempt or its interval has ended
             if kind is _STARTED:
                 self._observe(now_ms, kind, item)
                 self._tell(now_ms, item, attempt)
@@ -518,7 +518,7 @@ class _Twin:
                 self._fail(item, attempt, now_ms)
 
     def _tell(self, now_ms: int, job: int, attempt: _Attempt) -> None:
-        """Pass on what a job says of itself, if the truth lets it say anything."""
+        """Report a job's progress to the scheduler, if the truth has a report."""
         report = attempt.pace.report
         if report is not None:
             if attempt.seen:
@@ -542,7 +542,7 @@ class _Twin:
         self._over(job, now_ms)
 
     def _over(self, job: int, now_ms: int) -> None:
-        """The job is gone, whichever way; who waited for it may go."""
+        """Record that a job has ended, and release the jobs that waited for it."""
         self._record.ended += 1
         self._progressed = True
         for dependent in self._dependents.get(job, ()):
@@ -576,14 +576,14 @@ class _Twin:
             self._push(now_ms + failure_ms, _NODE_DOWN, node, count)
         else:
             self._draining[node] -= 1
-        if node not in self._down:  # a lost node stays lost when its drain ends, a repaired one drains on
+        if node not in self._down:  # a lost node stays lost when its drain ends, and a repaired one continues to drain
             self._observe_node(now_ms, _NODE_DRAIN if self._draining[node] else _NODE_UP, node)
 
     def _observe_node(self, now_ms: int, kind: Kind, node: int) -> None:
         self._scheduler.observe(Event(now_ms, kind, node=node))
 
     def _schedule_measuring(self) -> None:
-        """The cluster takes no jobs while its exchange of gradients is measured, once, at the beginning."""
+        """Close the cluster while its exchange of gradients is measured, once, at the beginning."""
         exchange = self._scheduler.beliefs.exchange
         if exchange is not None:
             for node in range(self._cluster.num_nodes):
@@ -599,10 +599,10 @@ class _Twin:
                 self._push(drain.start_ms, _NODE_DRAIN, node, 0)
                 self._push(drain.end_ms, _NODE_UP, node, 0)
 
-    # -- books -----------------------------------------------------------------------------------------------------
+    # -- record ----------------------------------------------------------------------------------------------------
 
     def _advance(self, job: int, attempt: _Attempt, now_ms: int, kept_ms: int) -> None:
-        """Book the work done until ``kept_ms``, which lasts; what was done from then to ``now_ms`` is lost."""
+        """Record the work done until ``kept_ms``, which is kept; work from then to ``now_ms`` is lost."""
         done = attempt.done_at(kept_ms)
         self._progressed |= done > self._done[job]
         self._done[job] = done
@@ -611,7 +611,7 @@ class _Twin:
         self._record.lost_gpu_ms[job] += (now_ms - kept_ms) * weight // WHOLE_GPU
 
     def _roll_back(self, job: int, attempt: _Attempt, now_ms: int) -> None:
-        """Keep what the last checkpoint has, and say how far that is; checkpoints count from the first step."""
+        """Keep the work up to the last checkpoint and return it; checkpoints count from the first step."""
         if now_ms <= attempt.from_ms:
             return
         kept_ms = now_ms - (now_ms - attempt.from_ms) % self._overheads.checkpoint_ms
@@ -621,7 +621,7 @@ class _Twin:
             self._scheduler.observe(Event(now_ms, _REPORTED, job, report=replace(report, seen=())))
 
     def _close_run(self, job: int, attempt: _Attempt, end_ms: int) -> None:
-        if end_ms < attempt.begin_ms:  # whoever was leaving its GPUs still is: it never got them
+        if end_ms < attempt.begin_ms:  # the jobs leaving its GPUs are still leaving: it never got them
             if self._record.first_start_ms[job] == attempt.begin_ms:
                 self._record.first_start_ms[job] = NONE
             else:
@@ -631,7 +631,7 @@ class _Twin:
 
 
 def _patience_ms(trace: Trace, settings: Settings) -> int:
-    """Virtual time without lasting progress after which a replay is given up: longer than anything that may last."""
+    """Virtual time without lasting progress after which a replay is given up: longer than any legitimate pause."""
     cost, faults = settings.overheads, settings.faults
     change_ms = cost.checkpoint_ms + cost.start_ms + cost.save_ms + cost.restart_ms
     repair_ms = faults.repair_ms if faults.node_mtbf_ms else 0
@@ -640,7 +640,7 @@ def _patience_ms(trace: Trace, settings: Settings) -> int:
 
 
 class _Record:
-    """What becomes the columns of ``Replay``."""
+    """The columns of ``Replay`` while the replay runs."""
 
     def __init__(self, jobs: int) -> None:
         self.ended = 0
@@ -652,7 +652,7 @@ class _Record:
         self._first, self._gpu, self._share = array("q", [0]), array("q"), array("q")
 
     def run(self, job: int, start_ms: int, end_ms: int, gpus: tuple[int, ...], share_milli: int) -> None:
-        """Record that a job held GPUs; a stretch of no length leaves no trace."""
+        """Record that a job held GPUs; an interval of no length is left out."""
         if end_ms <= start_ms:
             return
         self.service_gpu_ms[job] += (end_ms - start_ms) * len(gpus) * share_milli // WHOLE_GPU

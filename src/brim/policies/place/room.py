@@ -14,7 +14,7 @@ from brim.compiled import inline, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 
 WHOLE: Final = 1000
-"""Thousandths of a GPU in a whole one (``units.WHOLE_GPU``; compiled code wants it as a global of its own module)."""
+"""Thousandths of a whole GPU (``units.WHOLE_GPU``; compiled code needs it as a global of its own module)."""
 CONSOLIDATE: Final = 0
 SPREAD: Final = 1
 FRAGMENTATION: Final = 2
@@ -22,9 +22,9 @@ WORST_FIT: Final = 3
 
 
 class Room(NamedTuple):
-    """What is free.
+    """Free resources.
 
-    Two arrays rather than eight: compiled code counts a reference for every array it passes on, and passes rooms often.
+    Two arrays rather than eight, because compiled code counts a reference for every array that it passes, often.
 
     Attributes:
         node: One row per node (N, W + 6): thousandths free of each GPU (0 where there is none), then the columns
@@ -47,13 +47,13 @@ MEM: Final = -3
 TYPE: Final = -2
 """Column of a room: GPU type code of the node."""
 OPEN: Final = -1
-"""Column of a room: 1 if the node takes new jobs; one that drains or is down does not."""
+"""Column of a room: 1 if the node takes new jobs, 0 if it is draining or down."""
 EXTRA: Final = 6
 """Columns of a room that are not GPUs."""
 
 
 class Ask(NamedTuple):
-    """What one gang asks: GPUs, thousandths of each, milli-cores and MiB per GPU, type code or -1."""
+    """The request of one gang: GPUs, thousandths of each, milli-cores and MiB per GPU, type code or -1."""
 
     gpus: int
     share: int
@@ -66,7 +66,7 @@ class Ask(NamedTuple):
 def empty_room(
     node_type: IntArray, gpus: IntArray, cpu: IntArray, mem: IntArray, is_open: BoolArray, types: int
 ) -> Room:
-    """All nodes with nothing running."""
+    """The room of nodes on which nothing runs."""
     node = np.zeros((len(gpus), gpus.max() + EXTRA), np.int64)
     total = np.zeros(types, np.int64)
     for n in range(len(gpus)):
@@ -81,13 +81,13 @@ def empty_room(
 
 @njit
 def copy_room(room: Room) -> Room:
-    """An independent copy."""
+    """Return an independent copy."""
     return Room(room.node.copy(), room.total.copy())
 
 
 @njit
 def copy_into(room: Room, other: Room) -> None:
-    """Make another room equal to this one. Plain loops: assigning arrays compiles for seconds."""
+    """Make another room equal to this one. Plain loops, because assigning arrays takes seconds to compile."""
     for n in range(len(room.node)):
         for column in range(room.node.shape[1]):
             other.node[n, column] = room.node[n, column]
@@ -97,7 +97,7 @@ def copy_into(room: Room, other: Room) -> None:
 
 @inline
 def take(room: Room, ask: Ask, node: int, gpu: int) -> None:
-    """Give one GPU of a gang away."""
+    """Take one GPU of a gang from the room."""
     nodes = room.node
     before = nodes[node, gpu]
     nodes[node, gpu] = before - ask.share
@@ -110,7 +110,7 @@ def take(room: Room, ask: Ask, node: int, gpu: int) -> None:
 
 @inline
 def give(room: Room, ask: Ask, node: int, gpu: int) -> None:
-    """Take one GPU of a gang back: the inverse of ``take``."""
+    """Return one GPU of a gang to the room: the inverse of ``take``."""
     nodes = room.node
     after = nodes[node, gpu] + ask.share
     nodes[node, gpu] = after
@@ -123,7 +123,7 @@ def give(room: Room, ask: Ask, node: int, gpu: int) -> None:
 
 @inline
 def slots_of(node: IntArray, n: int, ask: Ask) -> int:
-    """How many GPUs of this gang one node could take, 0 if it is closed or of another type."""
+    """How many GPUs of this gang fit on one node; 0 if the node is closed or of another type."""
     count = 0
     if node[n, OPEN] and (ask.gpu_type < 0 or node[n, TYPE] == ask.gpu_type):
         if ask.share == WHOLE:
@@ -140,7 +140,7 @@ def slots_of(node: IntArray, n: int, ask: Ask) -> int:
 
 @njit
 def slots(room: Room, ask: Ask, gpu_type: int, most: IntArray) -> int:
-    """How many GPUs of this gang each node of one type could take, into ``most`` (N,); returns their sum."""
+    """Write how many GPUs of this gang fit on each node of one type into ``most`` (N,); return the sum."""
     node = room.node
     total = 0
     for n in range(len(node)):
@@ -151,7 +151,7 @@ def slots(room: Room, ask: Ask, gpu_type: int, most: IntArray) -> int:
 
 @inline
 def hopeless(room: Room, ask: Ask) -> bool:
-    """Quick test: no type has enough wholly free GPUs. False when only a search can tell."""
+    """Quick test: whether no type has enough wholly free GPUs. False when only a search can decide."""
     if ask.share != WHOLE:
         return False
     most = 0
@@ -163,7 +163,7 @@ def hopeless(room: Room, ask: Ask) -> bool:
 
 @inline
 def tightest_gpu(row: IntArray, share: int) -> int:
-    """Smallest sufficient free share on a node, for a gang that shares; -1 if none."""
+    """The GPU of a node with the smallest sufficient free share, -1 if none."""
     best = -1
     for g in range(row[GPUS]):
         if row[g] >= share and (best < 0 or row[g] < row[best]):
@@ -173,7 +173,7 @@ def tightest_gpu(row: IntArray, share: int) -> int:
 
 @njit
 def stranded(free: IntArray, whole: int, classes: FloatArray) -> float:
-    """Expected thousandths of a node that a task drawn from the classes cannot use as they lie.
+    """Expected free thousandths of a node that a task drawn from the classes cannot use.
 
     Args:
         free: Thousandths free of each GPU of the node.
@@ -200,7 +200,7 @@ def stranded(free: IntArray, whole: int, classes: FloatArray) -> float:
 
 @njit
 def stranded_growth(room: Room, ask: Ask, node: int, classes: FloatArray) -> float:
-    """Growth of the node's stranded share if the whole gang went there."""
+    """Growth of the node's stranded share if the whole gang were placed there."""
     free = room.node[node, : room.node[node, GPUS]].copy()
     whole = room.node[node, WHOLES]
     before = stranded(free, whole, classes)
@@ -226,9 +226,9 @@ def stranded_growth(room: Room, ask: Ask, node: int, classes: FloatArray) -> flo
 
 @njit
 def best_fit(room: Room, ask: Ask) -> int:
-    """Node with the fewest GPUs left over among those that take the whole gang, -1 if none; ties: the lowest index.
+    """Node with the fewest GPUs left over among those that fit the whole gang, -1 if none; ties: the lowest index.
 
-    A gang that shares goes to the fullest GPU that takes it, on the node with the fewest whole ones.
+    A gang that shares GPUs gets the fullest GPU on which it fits, on the node with the fewest wholly free GPUs.
     """
     node = room.node
     whole_gpus = ask.share == WHOLE
@@ -251,7 +251,7 @@ def best_fit(room: Room, ask: Ask) -> int:
 
 @njit
 def least_stranded(room: Room, ask: Ask, classes: FloatArray) -> int:
-    """Node whose stranded share grows least among those that take the whole gang, -1 if none; ties: lowest index."""
+    """Node whose stranded share grows least among those that fit the whole gang, -1 if none; ties: lowest index."""
     best, best_growth = -1, np.inf
     for n in range(len(room.node)):
         if slots_of(room.node, n, ask) >= ask.gpus:
@@ -263,13 +263,13 @@ def least_stranded(room: Room, ask: Ask, classes: FloatArray) -> int:
 
 @njit
 def fewest_nodes(most: IntArray, gpus: int, counts: IntArray) -> int:
-    """Spread a gang over as few nodes as possible; fills counts (N,), returns the nodes used.
+    """Divide a gang among as few nodes as possible; fill ``counts`` (N,) and return the number of nodes.
 
-    Largest nodes first; the last piece goes where it fits best.
+    The nodes with most room come first; the last piece is placed where it fits best.
 
     Args:
-        most: GPUs each node could take (N,); their sum is at least ``gpus``.
-        gpus: The gang.
+        most: GPUs of the gang that fit on each node (N,); their sum is at least ``gpus``.
+        gpus: GPUs of the gang.
         counts: Output: GPUs taken of each node (N,).
     """
     counts[:] = 0
@@ -299,7 +299,7 @@ def fewest_nodes(most: IntArray, gpus: int, counts: IntArray) -> int:
 
 @njit
 def most_even(most: IntArray, gpus: int, counts: IntArray) -> None:
-    """Give a gang's GPUs out one by one to the node with most left; fills counts (N,), uses ``most`` up."""
+    """Place a gang's GPUs one by one on the node with most left; fill ``counts`` (N,) and change ``most``."""
     counts[:] = 0
     for _ in range(gpus):
         best = most.argmax()
@@ -309,7 +309,7 @@ def most_even(most: IntArray, gpus: int, counts: IntArray) -> None:
 
 @njit
 def emptiest_first(most: IntArray, gpus: int, counts: IntArray) -> None:
-    """Take all a gang can use of the node with most left, then of the next; fills counts (N,), uses ``most`` up."""
+    """Take all a gang can use of the node with most left, then of the next; fill ``counts`` (N,), change ``most``."""
     counts[:] = 0
     left = gpus
     while left:
@@ -323,7 +323,7 @@ def emptiest_first(most: IntArray, gpus: int, counts: IntArray) -> None:
 def pick(room: Room, ask: Ask, node: int, count: int, pairs: IntArray, at: int) -> None:
     """Write ``count`` (node, gpu) pairs of one node, in increasing order, from row ``at``."""
     row = room.node[node]
-    last_free, last_gpu = -1, -1  # the tightest so far; the next one is the next in (free, index)
+    last_free, last_gpu = -1, -1  # of the last GPU picked; the next is the next in (free, index)
     for k in range(count):
         best = -1
         for g in range(row[GPUS]):
@@ -344,11 +344,11 @@ def pick(room: Room, ask: Ask, node: int, count: int, pairs: IntArray, at: int) 
 
 @njit
 def choose(room: Room, ask: Ask, rule: int, classes: FloatArray, scratch: IntArray, pairs: IntArray) -> bool:
-    """Choose GPUs for one gang; writes ``ask.gpus`` pairs in increasing order. A gang never mixes GPU types.
+    """Choose GPUs of one type for one gang, and write ``ask.gpus`` pairs in increasing order.
 
     Args:
-        room: What is free.
-        ask: The gang.
+        room: Free resources.
+        ask: Request of the gang.
         rule: CONSOLIDATE (fewest nodes, best fit), SPREAD (most free first, one GPU at a time), FRAGMENTATION (least
             stranded) or WORST_FIT (most free first, whole nodes).
         classes: Task classes (M, 3) of ``stranded``, read by FRAGMENTATION only.

@@ -1,10 +1,10 @@
-"""The walk down the order: who keeps, who starts, who must leave, who waits and why. Compiled: docs/decisions/0005.
+"""The walk down the order: which jobs keep their GPUs, start, leave or wait, and why. Compiled: docs/decisions/0005.
 
-A job that runs keeps its GPUs. Jobs whose size has shrunk give GPUs back before the walk begins; a job whose size has
-grown keeps its GPUs and is given more when its turn comes, if enough are free, and otherwise keeps what it has. A job
-that waits takes free GPUs; if there are too few and jobs later in the order run, those are made to leave, from the end
-of the order, and every one that turns out not to be needed stays. At a misfit the walk stops (STOP), goes on (SKIP), or
-reserves the earliest moment the gang fits and goes on with jobs that do not delay it (RESERVE).
+A running job keeps its GPUs. Jobs whose size has shrunk give GPUs back before the walk begins. A job whose size has
+grown gets more GPUs when its turn comes, if enough are free, and otherwise keeps what it has. A waiting job takes free
+GPUs; if there are too few, running jobs later in the order leave, from the end of the order, except those whose GPUs
+turn out not to be needed. When a gang does not fit, the walk stops (STOP), continues (SKIP), or reserves the earliest
+moment at which the gang fits and continues with jobs that do not delay it (RESERVE).
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _BEHIND, _RESERVED, _NOT_NOW, _PREEMPTED = int(Why.BEHIND), int(Why.RESERVED), i
 
 
 class Jobs(NamedTuple):
-    """Columns the walk reads (J rows).
+    """Columns that the walk reads (J rows).
 
     Attributes:
-        gpus: GPUs a job holds, or is to have once it starts; changes where the walk resizes a running job.
+        gpus: GPUs a job holds, or will have once it starts; the walk changes them when it resizes a running job.
         share: Thousandths of each of them.
         cpu: Milli-cores per GPU.
         mem: MiB per GPU.
         gpu_type: Type code, -1 for any.
-        holds: Has GPUs.
-        waits: Could be started now.
+        holds: Whether the job has GPUs.
+        waits: Whether the job could be started now.
         end_ms: Expected end if the job runs from now on.
     """
 
@@ -72,20 +72,20 @@ class Jobs(NamedTuple):
 
 @njit
 def take_pairs(room: Room, ask: Ask, pairs: IntArray) -> None:
-    """Give the GPUs of (node, gpu) pairs away."""
+    """Take the GPUs of (node, gpu) pairs from the room."""
     for i in range(ask.gpus):
         take(room, ask, pairs[i, 0], pairs[i, 1])
 
 
 @njit
 def give_pairs(room: Room, ask: Ask, pairs: IntArray) -> None:
-    """Take the GPUs of (node, gpu) pairs back."""
+    """Return the GPUs of (node, gpu) pairs to the room."""
     for i in range(ask.gpus):
         give(room, ask, pairs[i, 0], pairs[i, 1])
 
 
 class Held(NamedTuple):
-    """Grants before the round (G rows); a job's rows stand together."""
+    """Grants before the round (G rows); a job's rows are adjacent."""
 
     job: IntArray
     node: IntArray
@@ -93,11 +93,11 @@ class Held(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """What a reservation leaves to others; meaningless before there is one.
+    """Resources that a reservation leaves to other jobs; meaningless before there is one.
 
     Attributes:
-        future: What will be free when the reservation begins, without the GPUs reserved.
-        joint: What is free both now and then.
+        future: Resources that will be free when the reservation begins, without the reserved GPUs.
+        joint: Resources that are free both now and then.
     """
 
     future: Room
@@ -105,19 +105,19 @@ class Ahead(NamedTuple):
 
 
 class Course(NamedTuple):
-    """Where a walk stands; the arrays change as it goes on.
+    """State of a walk; the arrays change as it proceeds.
 
     Attributes:
         head: Row of the job that stops the walk or has the reservation, -1 before there is one (1,).
         shadow_ms: When the reservation begins (1,).
-        used: Grants written to ``node`` and ``gpu`` (1,).
+        used: Number of grants written to ``node`` and ``gpu`` (1,).
         node: Node of each grant.
         gpu: GPU index of each grant.
         first: Where each job's grants start, -1 for none (J,).
-        leaves: Holds GPUs and must leave (J,).
+        leaves: Whether the job holds GPUs and must leave (J,).
         why: Reason code (J,).
-        blocker: Row of the job it stands behind (J,).
-        scratch: Of ``choose`` (2, N).
+        blocker: Row of the job that blocks it (J,).
+        scratch: Scratch of ``choose`` (2, N).
         pairs: Scratch for one gang.
     """
 
@@ -136,7 +136,7 @@ class Course(NamedTuple):
 
 @njit
 def set_out(num_nodes: int, capacity: int, num_jobs: int, widest: int) -> Course:
-    """A walk about to begin, with space for ``capacity`` grants and gangs of up to ``widest`` GPUs."""
+    """Return a walk that has not begun, with space for ``capacity`` grants and gangs of up to ``widest`` GPUs."""
     return Course(
         np.full(1, -1, np.int64), np.full(1, np.inf), np.zeros(1, np.int64),
         np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.full(num_jobs, -1, np.int64),
@@ -147,13 +147,13 @@ def set_out(num_nodes: int, capacity: int, num_jobs: int, widest: int) -> Course
 
 @inline
 def ask_of(jobs: Jobs, j: int) -> Ask:
-    """What a job's gang asks."""
+    """The request of a job's gang."""
     return Ask(jobs.gpus[j], jobs.share[j], jobs.cpu[j], jobs.mem[j], jobs.gpu_type[j])
 
 
 @njit
 def give_all(room: Room, ask: Ask, node: IntArray, gpu: IntArray, first: int) -> None:
-    """Take a gang's GPUs back."""
+    """Return a gang's GPUs to the room."""
     for i in range(first, first + ask.gpus):
         give(room, ask, node[i], gpu[i])
 
@@ -166,9 +166,9 @@ def _take_all(room: Room, ask: Ask, node: IntArray, gpu: IntArray, first: int) -
 
 @njit
 def _evict_for(room: Room, c: Course, jobs: Jobs, ask: Ask, later: IntArray, rule: int, classes: FloatArray) -> bool:
-    """Make jobs in ``later`` (they run, in order) leave from the end until the gang fits; who is not needed stays.
+    """Make running jobs of ``later``, which is in order, leave from the end until the gang fits; spare the others.
 
-    On success the gang's GPUs stand in ``c.pairs`` and are taken, and ``c.leaves`` marks the victims; on failure
+    On success, the gang's GPUs are in ``c.pairs`` and are taken, and ``c.leaves`` marks the victims. On failure,
     nothing has changed.
     """
     reach = room.total.copy()
@@ -178,7 +178,7 @@ def _evict_for(room: Room, c: Course, jobs: Jobs, ask: Ask, later: IntArray, rul
                 n = c.node[i]
                 reach[room.node[n, TYPE]] += room.node[n, OPEN]  # shares of one GPU count more than once
     if ask.share == WHOLE and (reach.max() if ask.gpu_type < 0 else reach[ask.gpu_type]) < ask.gpus:
-        return False  # not even with all of them gone
+        return False  # the gang would not fit even if all of them left
     victims = np.empty(len(later), np.int64)
     num_victims, fits = 0, False
     for k in range(len(later) - 1, -1, -1):
@@ -197,7 +197,7 @@ def _evict_for(room: Room, c: Course, jobs: Jobs, ask: Ask, later: IntArray, rul
             _take_all(room, ask_of(jobs, v), c.node, c.gpu, c.first[v])
         return False
     c.leaves[victims[num_victims - 1]] = True  # without this one the gang did not fit
-    for k in range(num_victims - 2, -1, -1):  # of the others the most important are spared first
+    for k in range(num_victims - 2, -1, -1):  # the others are spared in order of importance
         v = victims[k]
         _take_all(room, ask_of(jobs, v), c.node, c.gpu, c.first[v])
         c.leaves[v] = not choose(room, ask, rule, classes, c.scratch, c.pairs)
@@ -225,7 +225,7 @@ def _meet(room: Room, future: Room, joint: Room, n: int) -> None:
 
 @njit
 def _sift_down(heap: IntArray, size: int, at: int, end_ms: FloatArray) -> None:
-    """Restore the heap of rows by (end, row) below ``at``. Shorter to compile than a library sort, by seconds."""
+    """Restore the heap of rows by (end, row) below ``at``. This compiles seconds faster than a library sort."""
     moved = heap[at]
     while 2 * at + 1 < size:
         down = 2 * at + 1
@@ -243,14 +243,14 @@ def _sift_down(heap: IntArray, size: int, at: int, end_ms: FloatArray) -> None:
 def _reserve(
     room: Room, ahead: Ahead, c: Course, jobs: Jobs, ask: Ask, rule: int, classes: FloatArray, runs: IntArray
 ) -> None:
-    """Find the earliest expected time at which the gang fits, reserve its GPUs there, and set future and joint room.
+    """Find the earliest expected time at which the gang fits, reserve its GPUs then, and set future and joint room.
 
     Args:
-        room: What is free now.
+        room: Resources that are free now.
         ahead: Output.
         c: The walk; ``shadow_ms`` becomes infinite if the gang never fits.
         jobs: Job columns.
-        ask: The gang that waits.
+        ask: Request of the waiting gang.
         rule: Placement rule.
         classes: Task classes.
         runs: Rows of the jobs that have GPUs, in any order.
@@ -283,23 +283,23 @@ def serve(
     room: Room, ahead: Ahead, c: Course, jobs: Jobs, j: int, ask: Ask, misfit: int, rule: int, classes: FloatArray,
     later: IntArray, runs: IntArray,
 ) -> bool:
-    """Serve one waiting job: find it GPUs, or note why it gets none.
+    """Serve one waiting job: find GPUs for it, or note why it gets none.
 
     Args:
-        room: What is free now.
-        ahead: What the reservation leaves, once there is one.
+        room: Resources that are free now.
+        ahead: Resources that the reservation leaves, once there is one.
         c: The walk.
         jobs: Job columns.
         j: The job's row.
-        ask: Its gang.
+        ask: Request of its gang.
         misfit: STOP, SKIP or RESERVE.
         rule: Placement rule.
         classes: Task classes.
-        later: Rows of running jobs behind it in the order, which may be made to leave.
-        runs: Rows of the jobs that have GPUs, in any order; read when the job is to get the reservation.
+        later: Rows of running jobs after it in the order, which may have to leave.
+        runs: Rows of the jobs that have GPUs, in any order; read only if the job gets the reservation.
 
     Returns:
-        Whether it starts; its grants are then ``c.node[c.first[j]:]`` and ``c.gpu[c.first[j]:]``.
+        Whether the job starts; its grants are then ``c.node[c.first[j]:]`` and ``c.gpu[c.first[j]:]``.
     """
     head = c.head[0]
     if head >= 0 and misfit == STOP:
@@ -337,10 +337,10 @@ def serve(
 
 @njit
 def _shrink(room: Room, c: Course, jobs: Jobs, v: int, gpus: int, rule: int) -> None:
-    """Leave a running job so many of its GPUs: those on the fewest nodes, for SPREAD on the most."""
+    """Shrink a running job to ``gpus`` GPUs: those on the fewest nodes, or for SPREAD on the most."""
     ask, first, size = ask_of(jobs, v), c.first[v], jobs.gpus[v]
     while size > gpus:
-        last, best, begin = -1, 0, 0  # the node to leave a GPU of, by its last GPU
+        last, best, begin = -1, 0, 0  # the last GPU of the node that loses a GPU
         for i in range(size):
             if i + 1 == size or c.node[first + i + 1] != c.node[first + i]:
                 score = (i + 1 - begin) if rule == SPREAD else begin - i - 1
@@ -358,14 +358,14 @@ def _shrink(room: Room, c: Course, jobs: Jobs, v: int, gpus: int, rule: int) -> 
 def _grow(room: Room, c: Course, jobs: Jobs, v: int, gpus: int, rule: int, classes: FloatArray) -> bool:
     """Give a running job more GPUs of the type it has, on its own nodes first (not for SPREAD).
 
-    On success its GPUs stand anew at the end of ``c.node`` and ``c.gpu``; on failure nothing has changed.
+    On success, its GPUs are written again at the end of ``c.node`` and ``c.gpu``; on failure, nothing has changed.
     """
     first, size, share = c.first[v], jobs.gpus[v], jobs.share[v]
     kind = room.node[c.node[first], TYPE]
     pairs = c.pairs
     for i in range(size):
         pairs[i, 0], pairs[i, 1] = c.node[first + i], c.gpu[first + i]
-        room.node[pairs[i, 0], pairs[i, 1]] -= WHOLE  # the rest of a GPU that it shares is not another GPU for it
+        room.node[pairs[i, 0], pairs[i, 1]] -= WHOLE  # the rest of a GPU that it shares must not count as another GPU
     at = size
     if rule != SPREAD:
         for i in range(size):
@@ -409,8 +409,8 @@ def walk(
 
     Args:
         order: Job rows, first served first (J,).
-        want: GPUs each job should have; 0 for not now (J,).
-        jobs: Job columns; ``gpus`` of jobs that wait is what they should have, of jobs that run what they hold.
+        want: GPUs each job should have; 0 means "not now" (J,).
+        jobs: Job columns; ``gpus`` is the wanted size of waiting jobs and the present size of running jobs.
         held: Grants before the round.
         node_type: Type code per node (N,).
         node_gpus: GPUs per node (N,).
@@ -445,7 +445,7 @@ def walk(
             runners[num_runners] = v
             num_runners += 1
             _take_all(room, ask_of(jobs, v), c.node, c.gpu, c.first[v])
-    for v in runners[:num_runners]:  # what is given back is there for all
+    for v in runners[:num_runners]:  # GPUs given back are free for all jobs
         if want[v] == 0:
             c.leaves[v] = True
             c.why[v] = _NOT_NOW
@@ -457,7 +457,7 @@ def walk(
         start = c.used[0]
         if jobs.holds[j]:
             passed += 1
-            if want[j] > jobs.gpus[j] and not c.leaves[j] and c.head[0] < 0:  # never past a job that is waited for
+            if want[j] > jobs.gpus[j] and not c.leaves[j] and c.head[0] < 0:  # never past a job that blocks
                 _grow(room, c, jobs, j, want[j], rule, classes)
         elif not jobs.waits[j]:
             continue

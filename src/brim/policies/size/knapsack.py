@@ -1,34 +1,34 @@
 """How many GPUs each job gets so that the sum of the jobs' values is greatest: a multiple-choice knapsack, exactly.
 
-The recurrence of the paper is P[j][c] = max over g of value[j][g] + P[j-1][c-g], J x K x G additions. Most of them
-cannot matter, and which ones is known before the recurrence starts:
+The recurrence of the paper is P[j][c] = max over g of value[j][g] + P[j-1][c-g], with J x K x G additions. Most of them
+cannot affect the answer, and they can be found before the recurrence starts:
 
 **Grid.** Job j's gain d_j(e) is its value with e GPUs more than its smallest size, less the value there. Gains are
 rounded, step by step, to whole multiples of a power of two; the sum of a best choice has about 2^51 of them. From here
-on every number that matters is an integer below 2^53 in a float64: all sums are exact, the order of jobs does not
-matter, and two choices tie or they do not. The total is off by half a unit per GPU at most.
+on every relevant number is an integer below 2^53 in a float64: all sums are exact, the order of jobs does not matter,
+and ties are exact. The total is off by half a unit per GPU at most.
 
 **Price.** With R GPUs left above the smallest sizes and any price p >= 0 per GPU,
 
     sum d_j(e_j)  =  L(p) - sum loss_j(e_j) - p (R - sum e_j),        L(p) = p R + sum max_e (d_j(e) - p e)
 
 where loss_j(e) = max_e' (d_j(e') - p e') - (d_j(e) - p e) >= 0. So a best choice is one of least loss plus p times the
-GPUs left over, and the p that just about uses up R is found by bisection. Where a choice is known for which this is
-``gap``, no option of more loss than that, and no partial choice either, is part of a best choice (fixing by reduced
-cost). The best choices at price p, one of which is the **base**, have loss 0.
+GPUs left over, and the smallest p at which the jobs want at most R is found by bisection. If a choice is known for
+which this is ``gap``, no option and no partial choice of more loss than that is part of a best choice (fixing by
+reduced cost). The best choices at price p, one of which is the **base**, have loss 0.
 
-**Three ways on.** (1) Earlier jobs take larger options of loss 0 first; if that uses up R, as always where tables are
-concave, that is all. (2) ``_narrow`` lowers the gap: it tries other options near the base, for the jobs with the
-cheapest ones first (after Pisinger's core), with bounded effort. (3) ``_trace`` solves the recurrence over what is left
-without noting which option was best, and reads the choice off the stages afterwards; stages that would take too much
-memory are computed again from every n-th one.
+**Three ways on.** (1) Earlier jobs take larger options of loss 0 first; if this uses up R, as it always does for
+concave tables, the choice is complete. (2) ``_narrow`` lowers the gap: it tries other options near the base, for the
+jobs with the cheapest ones first (after Pisinger's core), with bounded effort. (3) ``_trace`` solves the recurrence
+over the remaining options without noting which was best, and reads the choice off the stages afterwards; stages that
+would take too much memory are computed again from every n-th one.
 
-Only options of no best choice are ever cut, so the answer is the same whichever way was taken.
+Only options that are part of no best choice are cut, so all three ways give the same answer.
 
 Source:
     Effective Elastic Scaling of Deep Learning Workloads, MASCOTS 2020, arXiv:2006.13878 (the problem; the recurrence as
     in the Voda scheduler's re-implementation). Pisinger, A minimal algorithm for the multiple-choice knapsack problem,
-    EJOR 83 (1995) (core and bounds). Differs: the recurrence's answer by fewer sums; the rule for ties is ours.
+    EJOR 83 (1995) (core and bounds). Differs: fewer sums for the same answer; the rule for ties is ours.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from brim.core.arrays import FloatArray, IntArray
 from brim.errors import InvariantError
 
 _GRID_BITS: Final = 51
-"""A best gain is below 2^51 units, L(p) below 2^53, where float64 still counts in ones."""
+"""A best gain is below 2^51 units and L(p) below 2^53, up to which float64 is exact for integers."""
 _SMALL: Final = 2.0**-900
-"""Gains this small beside the largest value count as none; they are lost in any sum with it."""
+"""Gains this small relative to the largest value count as 0; they are lost in any sum with it."""
 _NARROW_CELLS: Final = 4_000_000
 """Additions spent on lowering the gap, a few milliseconds at most; ours."""
 _NARROW_REACH: Final = 512
-"""GPUs by which a partial choice may stray from the one at price p while the gap is lowered; ours."""
+"""GPUs by which a partial choice may differ from the one at price p while the gap is lowered; ours."""
 _ROWS_CELLS: Final = 4_000_000
 """Cells of the recurrence kept at a time, 32 MB; with more, rows are computed twice."""
 
@@ -58,7 +58,7 @@ class Options(NamedTuple):
     """Sizes that may be chosen (O of them), grouped by job, ascending.
 
     Attributes:
-        first: Where each job's options begin, and where the last ends (J + 1,).
+        first: Index of each job's first option, and the end of the last job's options (J + 1,).
         gpus: GPUs above the job's smallest size (O,).
         gain: Gain over the smallest size, units (O,).
     """
@@ -69,15 +69,15 @@ class Options(NamedTuple):
 
 
 class Priced(NamedTuple):
-    """The same options beside a choice that is best at the price, the base.
+    """The same options relative to the base, a choice that is best at the price.
 
     Attributes:
         first: As in ``Options`` (J + 1,).
         gpus: GPUs more than in the base, possibly negative (O,).
         loss: Loss at the price, units, >= 0; the base's is 0 (O,).
         base: GPUs above the smallest size in the base (J,).
-        near: Least loss of another option than the base's (J,).
-        slack: GPUs the base leaves over.
+        near: Least loss of the options other than the base's (J,).
+        slack: GPUs that the base leaves over.
     """
 
     first: IntArray
@@ -91,14 +91,14 @@ class Priced(NamedTuple):
 class Stages(NamedTuple):
     """The recurrence over the C options left of the N jobs that still have two or more.
 
-    Stage n is the least loss of jobs n.. for each number of GPUs more than the base; stage N is nothing left to choose.
+    Stage n is the least loss of jobs n.. for each number of GPUs more than the base; at stage N no choice is left.
 
     Attributes:
-        first: Where each job's options begin, and where the last ends (N + 1,).
+        first: Index of each job's first option, and the end of the last job's options (N + 1,).
         gpus: GPUs more than in the base, ascending within a job (C,).
         loss: Loss, units (C,).
         low: Fewest GPUs of each stage that can be part of a best choice (N + 1,).
-        high: Most of them (N + 1,).
+        high: Most such GPUs (N + 1,).
     """
 
     first: IntArray
@@ -111,15 +111,15 @@ class Stages(NamedTuple):
 def best_sizes(value_JG: FloatArray, capacity: int) -> IntArray | None:
     """GPUs for each job that maximise the total value, exactly.
 
-    Ties: the fewest GPUs in total; then most for the first job, then most for the second, and so on. Totals tie that
+    Ties: the fewest GPUs in total; then most for the first job, then most for the second, and so on. Totals tie if they
     are equal after rounding to 2^-51 of a bound on the gain over the smallest sizes, once per GPU at most.
 
-    Time is about that of reading the table, as long as few options compete at the margin; O(J x K x G) at worst, where
-    almost all are tied. Memory is O(J x G), and 32 MB or O(K sqrt J) more at worst.
+    Time is about that of reading the table as long as few options compete at the margin, and O(J x K x G) at worst,
+    when almost all are tied. Memory is O(J x G), plus 32 MB or O(K sqrt J) at worst.
 
     Args:
         value_JG: Value of giving job j exactly g GPUs, any unit, shape (J, G + 1); column 0 is no GPUs. -inf where
-            (j, g) is not allowed. Neither monotone nor concave of necessity.
+            (j, g) is not allowed. The values need be neither monotone nor concave.
         capacity: K, GPUs to give away in all.
 
     Returns:
@@ -149,7 +149,7 @@ def best_sizes(value_JG: FloatArray, capacity: int) -> IntArray | None:
 
 
 def _checked(value_JG: FloatArray, capacity: int) -> FloatArray:
-    """A copy whose largest finite value is about 1 by magnitude, so that differences cannot overflow."""
+    """Check the arguments and return a copy scaled to magnitudes of about 1, so that differences cannot overflow."""
     value_JG = np.asarray(value_JG, dtype=np.float64, order="C")
     if value_JG.ndim != 2 or not value_JG.shape[1]:
         raise InvariantError(f"value table: found shape {value_JG.shape}, expected (J, G + 1)")
@@ -169,7 +169,7 @@ def _beside_base(priced: Priced, price: float) -> IntArray:
     """GPUs more than in the base, for each job of the best choice (J,)."""
     gap = price * priced.slack
     more_J = np.zeros(len(priced.base), np.int64)
-    if gap == 0:  # the base is best, and earlier jobs took first what other best choices would give to later ones
+    if gap == 0:  # the base is best and, among best choices, gives earlier jobs the most
         return more_J
     close_J = np.flatnonzero(priced.near <= gap)
     gap = _narrow(priced, close_J[np.argsort(priced.near[close_J], kind="stable")], price)
@@ -181,7 +181,7 @@ def _beside_base(priced: Priced, price: float) -> IntArray:
 
 
 def _stages(priced: Priced, open_N: IntArray, price: float, gap: float) -> Stages:
-    """Keep the options within the gap, and the part of each stage that the other jobs and the gap leave reachable."""
+    """Keep the options within the gap, and the part of each stage that is reachable within it."""
     kept_O = priced.loss <= gap
     kept_J = np.diff(np.concatenate(([0], np.cumsum(kept_O)))[priced.first])
     is_open_J = np.zeros(len(kept_J), np.bool_)
@@ -200,7 +200,7 @@ def _stages(priced: Priced, open_N: IntArray, price: float, gap: float) -> Stage
 
 
 def _rows_apart(stages: Stages) -> int:
-    """Stages kept at a time: all, or about sqrt N where that would take too much memory."""
+    """Number of stages kept at a time: all, or about sqrt N if all would take too much memory."""
     num_stages = len(stages.low)
     if num_stages * int((stages.high - stages.low).max() + 1) <= _ROWS_CELLS:
         return num_stages
@@ -209,7 +209,7 @@ def _rows_apart(stages: Stages) -> int:
 
 @njit
 def _list_options(value_JG: FloatArray, least_J: IntArray, spare: int) -> Options:
-    """Sizes that fit beside the smallest sizes of all others and are worth more than every smaller one."""
+    """List the sizes that fit beside the smallest sizes of all other jobs and are worth more than every smaller one."""
     num_jobs, width = value_JG.shape
     first = np.zeros(num_jobs + 1, np.int64)
     gpus = np.empty(value_JG.size, np.int64)
@@ -241,8 +241,8 @@ def _list_options(value_JG: FloatArray, least_J: IntArray, spare: int) -> Option
 def _bid(options: Options, spare: int) -> tuple[IntArray, float]:
     """Least whole price at which all jobs together want at most ``spare`` GPUs, and each job's option there (J,).
 
-    A job wants the smallest of its best options. What it wants never grows with the price, so every step of the
-    bisection leaves fewer options to look at.
+    A job wants the smallest of its best options. This never grows with the price, so every step of the bisection leaves
+    fewer options to examine.
     """
     first, gpus, gain = options.first, options.gpus, options.gain
     num_jobs = len(first) - 1
@@ -272,7 +272,7 @@ def _bid(options: Options, spare: int) -> tuple[IntArray, float]:
 
 @njit
 def _to_losses(options: Options, pick_J: IntArray, price: float, spare: int) -> Priced:
-    """Losses at the price; from ``pick_J`` on, earlier jobs take larger options of no loss while there are GPUs."""
+    """Compute losses at the price; from ``pick_J`` on, earlier jobs take larger options of loss 0 while GPUs last."""
     first = options.first
     more, loss = np.empty_like(options.gpus), np.empty_like(options.gain)
     base, near = np.empty_like(pick_J), np.empty(len(pick_J))
@@ -299,7 +299,7 @@ def _to_losses(options: Options, pick_J: IntArray, price: float, spare: int) -> 
 
 @njit
 def _relax(target: FloatArray, source: FloatArray, loss: float) -> None:
-    """Element by element, the source plus the loss where that is less; a loop the compiler turns into vectors."""
+    """Set each element of ``target`` to ``source`` plus the loss where that is less; the compiler vectorises it."""
     for i in range(len(target)):
         cost = source[i] + loss
         target[i] = cost if cost < target[i] else target[i]
@@ -307,7 +307,7 @@ def _relax(target: FloatArray, source: FloatArray, loss: float) -> None:
 
 @njit
 def _narrow(priced: Priced, order: IntArray, price: float) -> float:
-    """A gap some choice attains: the best found by trying other options for the jobs in ``order``, with bounded effort.
+    """Return a gap that some choice attains: the best found by trying options of the jobs in ``order``, up to a limit.
 
     ``cost[_NARROW_REACH + d]`` is the least loss found so far of a choice with d GPUs more than the base.
     """
@@ -367,7 +367,7 @@ def _trace(stages: Stages, price: float, slack: int, gap: float, apart: int) -> 
 def _read_block(
     stages: Stages, bottom: int, rows: FloatArray, begin: IntArray, end: IntArray, left: int, more_N: IntArray
 ) -> int:
-    """Write the block's part of the choice that has ``left`` GPUs more than the base; what the next block has left."""
+    """Write the block's part of the choice with ``left`` GPUs more than the base; return the GPUs left for the next."""
     for n in range(bottom, min(bottom + len(rows) - 1, len(more_N))):
         cost, after = rows[n - bottom, left - stages.low[n]], rows[n - bottom + 1]
         found = False
@@ -385,7 +385,7 @@ def _read_block(
 def _solve_block(
     stages: Stages, gap: float, bottom: int, rows: FloatArray, above: FloatArray, begin: IntArray, end: IntArray
 ) -> None:
-    """Stages from ``bottom`` on into ``rows``; ``above`` is the stage after the last. Ends beyond the gap are cut."""
+    """Compute the stages from ``bottom`` on into ``rows``, below the stage ``above``; cut ends beyond the gap."""
     top = min(bottom + len(rows) - 1, len(stages.first) - 1)
     for i in range(end[top] - begin[top] + 1):
         rows[top - bottom, begin[top] - stages.low[top] + i] = above[begin[top] - stages.low[top] + i]

@@ -1,1 +1,1 @@
-"""The headline experiments of the papers, under conditions that are written down."""
+"""The headline experiments of the papers, under documented conditions."""

@@ -1,14 +1,14 @@
 """Effective Elastic Scaling: does choosing the batch with the GPUs complete more jobs, sooner?
 
 The paper compares with elastic GPUs at a fixed batch, and says: up to about twice as many jobs completed, up to about
-ten times shorter mean completion time. It publishes neither cluster, models, arrivals nor load where we could look, so
-the conditions are ours (reference experiment of the reconstruction): one cluster of 40 GPUs and one of 400, four
+ten times shorter mean completion time. It publishes no cluster, models, arrivals or load that we could find, so the
+conditions are ours (reference experiment of the reconstruction): one cluster of 40 GPUs and one of 400, four
 categories of jobs and their mix, Poisson arrivals and bursts, load relative to what the baseline can sustain.
 
 Jobs scale as in ``sim.categories``, three models per category. A batch may be from an eighth of what one GPU holds to
-eight times that (``small``: to half of it). The batch asked, which the baselines keep, is drawn log-uniformly from that
-range, and the GPUs asked are as many, a power of two, as hold it. Work is log-normal with a mean of one hour on one GPU
-whose memory the batch fills. Common random numbers: the first job is the same at every load and under every policy,
+eight times that (``small``: to half of it). The batch asked for, which the baselines keep, is drawn log-uniformly from
+that range, and the GPUs asked for are the power of two that holds it. Work is log-normal with a mean of one hour on one
+GPU whose memory the batch fills. Common random numbers: the first job is the same at every load and under every policy,
 and so on; at a higher load jobs come closer together. (The batch that ``elastic-random`` draws is not: it depends on
 when a job comes.)
 
@@ -41,7 +41,7 @@ from brim.units import MS_PER_H, MS_PER_S
 Arrivals = Literal["poisson", "burst"]
 
 WINDOW_H: Final = 8
-"""Hours of arrivals, unless something else is said."""
+"""Default hours of arrivals."""
 BURST_PERIOD_H: Final = 2
 """A burst pattern's period: half of it at 1.6 times the mean rate, half at 0.4 times."""
 BURST_HIGH: Final = 1.6
@@ -61,13 +61,13 @@ class Condition:
     """One point of the experiment.
 
     Attributes:
-        gpus: In the cluster, four per node.
-        category: Of ``CATEGORY_NAMES``.
+        gpus: GPUs of the cluster, four per node.
+        category: One of ``CATEGORY_NAMES``.
         arrivals: Poisson, or bursts.
         load: Arrival rate over what the baseline sustains.
-        drop: Jobs for which there is no room are turned away; else they wait.
-        hours: Of arrivals.
-        seed: Of everything drawn.
+        drop: Whether jobs that do not fit are rejected; otherwise they wait.
+        hours: Hours of arrivals.
+        seed: Seed of all draws.
     """
 
     gpus: int
@@ -80,7 +80,7 @@ class Condition:
 
     @property
     def cluster(self) -> Cluster:
-        """Where it runs."""
+        """The cluster of the experiment."""
         return parse_cluster(f"{self.gpus // 4}x4xT4")
 
 
@@ -89,7 +89,7 @@ class Jobs:
     """A choice of truth: jobs with parameters of their own. See ``sim.choice.Choice``.
 
     Attributes:
-        jobs: What is true of them.
+        jobs: Their true parameters.
         work_h: Hours that each would take on one GPU whose memory its batch fills (J,); ``WORK_H`` on average.
     """
 
@@ -97,7 +97,7 @@ class Jobs:
     work_h: FloatArray
 
     def build(self, trace: Trace, cluster: Cluster, seed: int = 0) -> Parametric:
-        """Make the truth; the seed is of the noise on reported step times."""
+        """Make the truth; the seed is for the noise on reported step times."""
         return _OneMicroStep(trace, cluster, self.jobs, seed=seed, exchange=LINKS)
 
 
@@ -105,8 +105,8 @@ class _OneMicroStep(Parametric):
     """Jobs whose batch fits one GPU do it there in one micro-step.
 
     In ``Parametric`` they take two above their smallest batch, as in Pollux: from one the gradient noise cannot be
-    estimated. Here nobody asks for it, the paper knows no such rule, and it would slow down small fixed batches most:
-    the baseline would sustain less.
+    estimated. It is not needed here, the paper has no such rule, and it would slow down small fixed batches most: the
+    baseline would sustain less.
     """
 
     def __init__(self, trace: Trace, cluster: Cluster, jobs: ElasticJobs, *, seed: int, exchange: Exchange) -> None:
@@ -121,16 +121,16 @@ class _OneMicroStep(Parametric):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of one condition under one policy.
+    """The outcome of one condition under one policy.
 
     Attributes:
-        condition: Which.
-        policy: Its name.
-        submitted: Jobs.
-        completed: Of them, within the hours of arrivals.
-        jct_mean_s: Mean completion time of the jobs that were not turned away.
-        jct_p95_s: 95th percentile of it.
-        dropped_fraction: Share of jobs turned away.
+        condition: The condition.
+        policy: Name of the policy.
+        submitted: Jobs submitted.
+        completed: Jobs completed within the hours of arrivals.
+        jct_mean_s: Mean completion time of the jobs that were not rejected.
+        jct_p95_s: 95th percentile of the completion time.
+        dropped_fraction: Share of jobs rejected.
         allocated_fraction: Share of GPU time held within the hours of arrivals.
         restarts_per_job: Starts after the first, resizes and moves included, per completed job.
         stalled_fraction: Share of the GPU time held in which jobs did not train: they started, restarted, were timed.
@@ -164,7 +164,7 @@ POLICIES: Final[dict[str, Policy]] = {
 
 
 def policy_for(name: str, *, drop: bool) -> Policy:
-    """A policy of the experiment; where ``drop`` is asked, one that turns jobs away."""
+    """A policy of the experiment; with ``drop``, one that rejects jobs that do not fit."""
     policy = POLICIES[name]
     if drop and isinstance(policy.size, DynamicProgram):
         return replace(policy, size=replace(policy.size, mode="drop"))
@@ -172,7 +172,7 @@ def policy_for(name: str, *, drop: bool) -> Policy:
 
 
 def can_drop(name: str) -> bool:
-    """Whether the policy can turn jobs away."""
+    """Whether the policy can reject jobs."""
     return isinstance(POLICIES[name].size, DynamicProgram)
 
 
@@ -248,18 +248,18 @@ def drawn(condition: Condition, rate_per_h: float) -> tuple[Trace, Jobs]:
 
 
 def backlog(condition: Condition, per_gpu: int) -> tuple[Trace, Jobs]:
-    """Jobs that all arrive at once, so many per GPU."""
+    """Jobs that all arrive at once, this many per GPU."""
     return workload(condition, np.arange(per_gpu * condition.gpus))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sustained:
-    """What a policy gets done of a backlog while more waits than can run.
+    """Throughput of a policy on a backlog, while more jobs wait than can run.
 
     Attributes:
-        gpus: In the cluster.
-        category: Of the jobs.
-        policy: Its name.
+        gpus: GPUs of the cluster.
+        category: Category of the jobs.
+        policy: Name of the policy.
         per_h: Jobs of mean work per hour.
         halves_per_h: The same over either half of the jobs that were counted; alike where the state was steady.
     """

@@ -1,8 +1,8 @@
 """Which points of the elastic experiment are run: clusters, categories, arrivals, loads, policies.
 
-The full grid was cut where it says least, so that it ends in less than 20 minutes on two cores: under bursts and on the
-large cluster fewer policies and loads run, on the large cluster jobs only wait, and the weaker baselines never turn
-jobs away.
+The full grid was reduced where it shows least, so that it ends in less than 20 minutes on two cores: under bursts and
+on the large cluster fewer policies and loads run, on the large cluster jobs only wait, and the weaker baselines never
+reject jobs.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Part:
     """Everything run on one cluster with one pattern of arrivals.
 
     Attributes:
-        gpus: In the cluster.
-        categories: Of jobs.
-        arrivals: Pattern.
+        gpus: GPUs of the cluster.
+        categories: Categories of jobs.
+        arrivals: Pattern of arrivals.
         loads: Relative to what the baseline sustains.
-        policies: By name, where jobs that do not fit wait.
-        dropping: By name, where they are turned away.
+        policies: Names of policies under which jobs that do not fit wait.
+        dropping: Names of policies under which they are rejected.
         backlog_per_gpu: Jobs in line when capacity is measured. It ends some 15 % before they do, and a fourth of them
             go before it begins, so there must be several.
-        hours: Of arrivals.
+        hours: Hours of arrivals.
     """
 
     gpus: int
@@ -66,7 +66,7 @@ FULL: Final = (
         gpus=40, categories=CATEGORY_NAMES, arrivals="burst", loads=(0.5, 0.75, 1.0, 1.25, 1.5),
         policies=(*MAIN, "fifo"), dropping=(OURS, BASELINE), backlog_per_gpu=15,
     ),
-    Part(  # a line that grows has no mean: how long it grows decides the ratio
+    Part(  # a growing queue has no mean: the ratio depends on how long it grows
         gpus=40, categories=("communication",), arrivals="poisson", loads=(0.9, 1.0, 1.25, 1.5, 1.75),
         policies=(*MAIN, "fifo"), dropping=(OURS, BASELINE), backlog_per_gpu=15, hours=32,
     ),

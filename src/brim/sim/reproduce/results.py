@@ -1,4 +1,4 @@
-"""What the elastic experiment says: means over seeds, ratios between policies, the M/M/1 reference, the best points."""
+"""Results of the elastic experiment: means over seeds, ratios of policies, the M/M/1 reference, the best points."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DIFFERENCES: Final = (
     "Sizes are powers of two up to a node of four GPUs and whole nodes above, so that they fit together; rounds at "
     "least 30 s apart.",
 )
-"""What carries the results, and where it departs from the paper."""
+"""Assumptions behind the results, and differences from the paper."""
 
 
 def mm1_ratio(load: float, capacity: float) -> float | None:
@@ -51,14 +51,14 @@ def mm1_ratio(load: float, capacity: float) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """How much better one policy does than another at one condition.
+    """The advantage of one policy over another at one condition.
 
     Attributes:
-        condition: With the seed of the first.
+        condition: The condition, with the first seed.
         value: Ratio of the means over seeds.
-        low: Least of the seeds' own ratios.
-        high: Greatest.
-        mm1: What an M/M/1 queue of both capacities would say of the mean time; None from the other's capacity on.
+        low: Least ratio of a single seed.
+        high: Greatest ratio of a single seed.
+        mm1: Ratio of mean times in M/M/1 queues of both capacities; None from the other's capacity on.
     """
 
     condition: Condition
@@ -81,7 +81,7 @@ class Results:
         return next((c.per_h for c in found), None)
 
     def conditions(self) -> list[Condition]:
-        """Those that were run, each once for all seeds, in order."""
+        """The conditions that were run, each once for all seeds, in order."""
         return list(dict.fromkeys(_seedless(o.condition) for o in self.outcomes))
 
     def policies(self) -> list[str]:
@@ -136,7 +136,7 @@ class Results:
 
 
 def words(condition: Condition) -> str:
-    """A condition as a reader wants it."""
+    """Describe a condition for readers."""
     mode = "jobs without room are turned away" if condition.drop else "jobs wait"
     pattern = "Poisson" if condition.arrivals == "poisson" else "bursts"
     where = f"{condition.gpus} GPUs, {condition.category}, {pattern}"
@@ -170,7 +170,7 @@ def headlines(results: Results) -> list[str]:
 
 
 def results_json(results: Results, *, complete: bool) -> dict[str, Any]:
-    """Everything as plain data."""
+    """Return all results as plain data."""
     capacities = [asdict(capacity) for capacity in results.capacities]
     outcomes = []
     for outcome in results.outcomes:
