@@ -1,12 +1,12 @@
 """Compiled functions: numba's ``njit`` with a cache that knows when it is stale (docs/decisions/0005).
 
-numba's own cache looks at the file a function stands in, not at the files of the functions it calls: after an edit of
-one module, another would go on running old code. So the cache lives in a folder named after a digest of all compiled
-sources, under ``$XDG_CACHE_HOME/brim``. With ``NUMBA_BOUNDSCHECK=1``, as some tests set it for
+numba's own cache checks the file that defines a function, not the files of the functions it calls: after an edit of
+one module, another would still run old code. The cache is therefore in a folder named after a digest of all compiled
+sources, under ``$XDG_CACHE_HOME/brim``. With ``NUMBA_BOUNDSCHECK=1``, which some tests set for
 a process of their own, an index outside its array raises IndexError; that code is cached in another folder.
 
-Compiling takes a lock in that folder, so that of several processes one compiles and the others load what it compiled.
-The kernel frees the lock of a process that ends, however it ends.
+A process that compiles locks that folder, so that one of several processes compiles and the others load the result.
+The kernel frees the lock of a process that ends in any way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SOURCES: Final = (
     "beliefs/batching.py", "policies/place/room.py", "policies/place/walk.py", "policies/size/knapsack.py",
     "sim/lane.py", "reports/bounds.py", "reports/charts/gantt.py",
 )
-"""Every module that compiles, relative to this package; a test keeps the list complete."""
+"""Every module with compiled functions, relative to this package; a test keeps the list complete."""
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -57,10 +57,10 @@ _held: Final[list[int | None]] = []
 
 @contextmanager
 def lock(waits: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Let no other process compile meanwhile.
+    """Hold the lock, so that no other process compiles meanwhile.
 
     Args:
-        waits: Called once where another process holds the lock and this one has to wait.
+        waits: Called once if another process holds the lock and this one has to wait.
     """
     with _mine:
         if _held:  # compiling one function compiles those that it calls
@@ -87,7 +87,7 @@ def _wait_for(descriptor: int, waits: Callable[[], object]) -> None:
 
 
 def _lock_file() -> int | None:
-    """A descriptor to lock; None where the folder cannot be written or its file system has no locks."""
+    """Return a descriptor to lock; None if the folder cannot be written or its file system has no locks."""
     try:
         _CACHE_DIR.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(_CACHE_DIR / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -104,7 +104,7 @@ def _lock_file() -> int | None:
 
 
 def is_ready(what: str) -> bool:
-    """Whether everything that ``what`` runs has been compiled before on this machine."""
+    """Return whether everything that ``what`` runs was compiled before on this machine."""
     return (_CACHE_DIR / f"{what}.ready").exists()
 
 
@@ -122,12 +122,12 @@ def njit(function: FunctionT) -> FunctionT:
 
 
 def inline(function: FunctionT) -> FunctionT:
-    """Compile into the caller; for functions of a few lines on a hot path."""
+    """Compile inline into the caller; for functions of a few lines on a hot path."""
     return cast(FunctionT, _one_process_compiles(numba.njit(cache=True, inline="always")(function)))
 
 
 def _one_process_compiles(dispatcher: Any) -> Any:
-    """Take the lock to compile; numba then looks into the cache first, where another process may have put the code."""
+    """Hold the lock while compiling; numba first looks into the cache, where another process may have put the code."""
     compile_ = getattr(dispatcher, "compile", None)
     if compile_ is None:  # NUMBA_DISABLE_JIT
         return dispatcher

@@ -1,12 +1,12 @@
-"""Every error brim raises on purpose.
+"""Every error that brim raises on purpose.
 
 BrimError
 ├── UserError                 exit code 2: the caller's input; one line, no traceback
 │   ├── ConfigError           a cluster, policy, option or overhead that is not valid
 │   └── TraceError            a trace file: names file, row, column, found, expected
 ├── NotFoundError             exit code 3
-├── RefusedError              exit code 4: understood, and not allowed
-└── InvariantError            exit code 1: brim contradicted itself; checked in production too
+├── RefusedError              exit code 4: understood, but not allowed
+└── InvariantError            exit code 1: an internal contradiction; checked in production too
     └── PlanError             a policy's plan breaks a rule of core/checks.py
 """
 
@@ -34,8 +34,8 @@ class TraceError(UserError):
 
     Args:
         file: Path as the user gave it.
-        found: What stands there.
-        expected: What should stand there; empty where ``found`` says it all, as "no such file" does.
+        found: What the file contains.
+        expected: What it should contain; empty if ``found`` is enough, such as "no such file".
         row: 1-based line or record number, where known.
         column: Column name, where known.
     """
@@ -59,13 +59,13 @@ class NotFoundError(BrimError):
 
 
 class RefusedError(BrimError):
-    """The request was understood and is not allowed."""
+    """The request was understood but is not allowed."""
 
     exit_code = 4
 
 
 class InvariantError(BrimError):
-    """Brim contradicted itself: a defect of brim or of a policy, never of the input."""
+    """An internal contradiction: a defect of brim or of a policy, never of the input."""
 
 
 class PlanError(InvariantError):

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole: a reader sees the old content or the new one, never a part of it."""
+"""Replace files as a whole: a reader sees the old content or the new one, never a part of it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from brim.errors import BrimError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside ``path`` to write to; renamed to ``path`` at the end, removed after a failure.
+    """Yield a temporary file beside ``path`` to write to; rename it to ``path`` at the end, remove it after a failure.
 
-    A symbolic link stays one: the file it leads to is replaced.
+    If ``path`` is a symbolic link, the file it points to is replaced.
 
     Raises:
-        BrimError: the file cannot be written, as on a full disk; ``path`` is as it was.
+        BrimError: the file cannot be written, as on a full disk; ``path`` is unchanged.
     """
     target = path.resolve()
     part = target.with_name(f".{target.name}.{os.getpid()}.part")

@@ -1,4 +1,4 @@
-"""Units and their parsing: durations, memory sizes, and how both are shown to people.
+"""Units: parse durations and memory sizes, and show durations to people.
 
 Simulated time is integer milliseconds everywhere (docs/decisions/0002); memory is integer MiB; CPU is integer
 milli-cores; a share of a GPU is integer thousandths.
@@ -19,7 +19,7 @@ MS_PER_DAY: Final = 86_400_000
 S_PER_H: Final = 3_600
 CENTURY_MS: Final = 36_525 * MS_PER_DAY
 WHOLE_GPU: Final = 1_000
-"""Thousandths of a GPU in a whole one."""
+"""A whole GPU, in thousandths."""
 
 _DURATION_MS = {"ms": 1, "s": MS_PER_S, "m": MS_PER_MIN, "min": MS_PER_MIN, "h": MS_PER_H, "d": MS_PER_DAY,
                 "w": 7 * MS_PER_DAY}
@@ -33,7 +33,7 @@ def parse_duration_ms(text: str) -> int:
     """Read ``90s``, ``1h30m``, ``2d``, ``02:00:00`` or Slurm's ``1-12:00:00`` as milliseconds.
 
     Raises:
-        ConfigError: the text is none of these, or more than a century.
+        ConfigError: the text is in none of these forms, or longer than a century.
     """
     duration_ms = _duration_ms(text)
     if duration_ms > CENTURY_MS:

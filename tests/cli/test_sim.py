@@ -281,10 +281,10 @@ def test_the_record_stands_beside_the_policies(recorded):
 @pytest.mark.parametrize(
     ("verb", "args", "said"),
     [
-        ("run", ["--load", "2"], "with --load, jobs do not arrive when they did"),
-        ("run", ["--seed", "1"], "with --seed or --seeds, jobs do not arrive when they did"),
-        ("compare", ["--seeds", "2"], "with --seed or --seeds, jobs do not arrive when they did"),
-        ("run", ["--limit", "2"], "--limit and --from replay a part of the jobs"),
+        ("run", ["--load", "2"], "with --load, jobs do not arrive at their recorded times"),
+        ("run", ["--seed", "1"], "with --seed or --seeds, jobs do not arrive at their recorded times"),
+        ("compare", ["--seeds", "2"], "with --seed or --seeds, jobs do not arrive at their recorded times"),
+        ("run", ["--limit", "2"], "--limit and --from replay only some of the jobs"),
         ("run", ["--truth", "parametric", "--elastic-share", "0.5"], "with --truth parametric, jobs do not run as"),
     ],
 )

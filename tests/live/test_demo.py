@@ -101,7 +101,7 @@ def test_the_live_table_says_who_waits_and_why() -> None:
     early = next(text for now_ms, text in shown.items() if now_ms > 1_000)
     assert "running" in early
     assert "needs 2 slots; 1 are free; it would start with 1 more." in early
-    assert "comes in" in early
+    assert "arrives in" in early
     assert "3 of 4 slots busy" in early
     assert "slot 0 00" in early
     assert "done after" in list(shown.values())[-1]

@@ -81,7 +81,7 @@ def test_rare_columns_show_only_where_there_is_something_in_them():
     assert "2 of the jobs are elastic" in both
     assert "No schedule of these jobs, at any size and batch they may have" in both
     assert "Rejected jobs are left out of every mean" in both
-    assert "nothing was known of how they scale" in both
+    assert "their scaling was not known" in both
     assert "rigid jobs" in printed([replace(rigid, gpus_min=TRACE.gpus, gpus_max=TRACE.gpus,
                                             ideal_gpu_ms=rigid.ideal_run_ms * TRACE.gpus)])
 

@@ -59,7 +59,7 @@ def test_page_has_every_section_and_states_what_carries_it():
     text = page(compared(), command="brim sim compare drawn.csv --policies fifo,las,srtf")
     for heading in (
         "Summary", "Job completion time", "Queueing delay", "Waiting jobs over time", "GPUs held over time",
-        "Who waits, by job size", "Distance to the lower bound", "Every GPU over time", "Who gains and who loses",
+        "Waiting by job size", "Distance to the lower bound", "Every GPU over time", "Gains and losses",
         "Assumptions", "Make this page again",
     ):
         assert f"<h2>{heading}</h2>" in text

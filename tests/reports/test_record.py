@@ -132,10 +132,10 @@ def test_the_record_is_the_first_row_of_the_table_at_the_recorded_load_only():
 
 def test_a_record_that_is_left_out_says_why_in_the_table_the_json_and_on_the_page():
     trace = recorded()
-    left_out = NoRecord("with --load, jobs do not arrive when they did")
+    left_out = NoRecord("with --load, jobs do not arrive at their recorded times")
     replay = replayed(trace)
     summaries = summarise([replay], record=left_out)
-    said = 'No row "as recorded": with --load, jobs do not arrive when they did.'
+    said = 'No row "as recorded": with --load, jobs do not arrive at their recorded times.'
     assert said in " ".join(printed(summaries, left_out).split())
     assert said.replace('"', "&quot;") in page([replay], command="x", summaries=summaries, record=left_out)
     found = results_json(replay, summaries, left_out)
@@ -203,7 +203,7 @@ def test_a_record_that_no_policy_beats_is_said_to_be_better(compared):
     assert first.startswith("No policy here would have been faster than the record")
     itself = [replays[0]]
     text = verdict({s.policy: [s] for s in summarise(itself, record=record)})[0]
-    assert "comes to what was recorded" in text
+    assert "equals the record" in text
 
 
 def test_what_is_saved_is_said_in_hours_and_money(compared):

@@ -1,1 +1,1 @@
-"""Words: the ``brim`` command, one file per verb. The only place that prints."""
+"""The ``brim`` command, one file per verb. Only this package prints."""

@@ -1,4 +1,4 @@
-"""The first run on a machine compiles the scheduling kernels: before anything else, once, and visibly."""
+"""Compile the scheduling kernels on the first run on a machine: before anything else, once, with a progress line."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 ESTIMATE: Final = "20 to 30 s of CPU time"
 """Measured: 20 to 30 s from an empty cache, in a run of one policy."""
 JOBS: Final = 64
-"""Jobs of the trace that are replayed to have everything compiled that a policy calls."""
+"""Jobs of the trace that are replayed so that everything a policy calls gets compiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Something to run once so that all it calls is compiled."""
+    """A step to run once so that everything it calls is compiled."""
 
     name: str
     key: str
@@ -30,7 +30,7 @@ class Step:
 
 
 def compile_first(steps: Sequence[Step]) -> None:
-    """Run the steps that were never run on this machine, one process at a time; says so on stderr."""
+    """Run the steps that never ran on this machine, one process at a time, and report it on stderr."""
     if all(is_ready(step.key) for step in steps):
         return
     with lock(waits=lambda: _say("waiting for another process that compiles the scheduling kernels")):

@@ -1,6 +1,6 @@
 """``brim demo``: twelve real training jobs on four CPU slots of this machine, under two policies in turn.
 
-The engine, events, actions and checks are those of the twin; at the end the twin replays what was recorded, and the
+The engine, events, actions and checks are those of the twin. At the end the twin replays the recorded session, and the
 closing table shows both side by side.
 """
 
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 SCHEMA: Final = 1
 SLOTS: Final = 4
 POLICIES: Final = ("fifo", "srtf")
-"""One that never preempts, and one that does whenever a shorter job comes."""
+"""The first never preempts; the second preempts whenever a shorter job arrives."""
 GAP_MS: Final = 150
 """Shortest time between two rounds: small against jobs of a few seconds."""
 TICK_MS: Final = 250
 EPOCH_MS: Final = 200
 LIMIT_RATIO: Final = 1.25
-"""Time limit over run time: what ``srtf`` believes is roughly right, as limits are at best."""
+"""Time limit over run time: the estimates of ``srtf`` are roughly right, as limits are at best."""
 JOBS: Final = (  # seconds after the start, user, slots, epochs, hidden units
     (0.0, "ana", 4, 34, 256), (5.0, "bo", 2, 9, 64), (5.1, "cem", 1, 10, 32), (5.2, "dia", 1, 8, 32),
     (15.0, "ana", 4, 30, 256), (20.0, "eve", 1, 9, 64), (20.1, "cem", 1, 8, 32), (20.2, "bo", 2, 9, 128),
     (20.3, "dia", 1, 8, 32), (21.0, "eve", 1, 8, 64), (29.0, "cem", 1, 8, 32), (30.0, "bo", 2, 8, 128),
 )
-"""Chosen in the twin: gangs of four are well under way when small jobs come, so that what is preempted has something to
-save, whether a start takes one second or three; and all is over soon after the last submission."""
+"""Chosen in the twin: gangs of four are well under way when small jobs arrive, so that preempted jobs have something to
+save, whether a start takes one second or three; and all jobs end soon after the last submission."""
 
 
 def demo(
@@ -88,10 +88,10 @@ def demo(
 
 
 def _folder(out: Path | None) -> Path:
-    """Where the sessions write; one of its own in the temporary folder where none was given.
+    """Return the folder that the sessions write to; a new one in the temporary folder if none was given.
 
     Raises:
-        ConfigError: it exists with something in it, or cannot be made; old checkpoints would be taken for new ones.
+        ConfigError: the folder is not empty (old checkpoints would be taken for new ones) or cannot be made.
     """
     from brim.errors import ConfigError
 
@@ -121,7 +121,7 @@ def _write_page(results: list[Result], folder: Path) -> Path:
 
 
 def verdict(results: list[Result]) -> str:
-    """What the second policy changed against the first, as it was measured."""
+    """Say what the second policy changed against the first, as measured."""
     first, second = results
     names = first.twin.policy, second.twin.policy
     means = _mean(first.live_s), _mean(second.live_s)
@@ -158,7 +158,7 @@ def digits_jobs() -> tuple[LiveJob, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One policy's session, and the twin's replay of it."""
+    """The session of one policy, and the twin's replay of it."""
 
     driver: LiveDriver
     twin: Replay
@@ -166,7 +166,7 @@ class Result:
 
     @property
     def live_s(self) -> list[float]:
-        """JCT of each job as it happened."""
+        """JCT of each job in the live session."""
         return [(self.driver.ended_ms[job] - spec.submit_ms) / 1000 for job, spec in enumerate(self.driver.specs)]
 
     @property
@@ -177,14 +177,14 @@ class Result:
 
     @property
     def preempted(self) -> list[int]:
-        """Preemptions of each job as they happened."""
+        """Preemptions of each job in the live session."""
         from brim.live.record import preemptions
 
         counts: list[int] = preemptions(self.driver.attempts, len(self.driver.jobs)).tolist()
         return counts
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data for ``-o json``."""
+        """Return plain data for ``-o json``."""
         rows = zip(self.driver.jobs, self.live_s, self.twin_s, self.preempted, self.twin.preemptions.tolist(),
                    strict=True)
         return {
@@ -200,10 +200,10 @@ class Result:
 
 
 def run_and_replay(name: str, jobs: tuple[LiveJob, ...], folder: Path, screen: Console) -> Result:
-    """Run the jobs under a policy, then let the twin replay the record.
+    """Run the jobs under a policy, then replay the record in the twin.
 
     Raises:
-        KeyboardInterrupt: stopped by a signal, after every process is gone.
+        KeyboardInterrupt: a signal stopped the session, and every process is gone.
     """
     from brim.cli.compiling import Step, compile_first
     from brim.core.cluster import parse_cluster
@@ -223,7 +223,7 @@ def run_and_replay(name: str, jobs: tuple[LiveJob, ...], folder: Path, screen: C
     ):
         driver = LiveDriver(cluster, policy, jobs, executor, gap_ms=GAP_MS, journal=Journal(sink))
         over = _watch(driver, screen, stopped, wall_clock())
-        executor.close()  # while the signals are still ours
+        executor.close()  # while this function still handles the signals
     if not over:
         screen.print(f"stopped: {len(driver.ended_ms)} of {len(jobs)} jobs had ended; none of their processes is left")
         raise KeyboardInterrupt
@@ -231,7 +231,7 @@ def run_and_replay(name: str, jobs: tuple[LiveJob, ...], folder: Path, screen: C
 
 
 def _watch(driver: LiveDriver, screen: Console, stopped: Callable[[], bool], clock: Callable[[], int]) -> bool:
-    """Run the session, shown as the console allows."""
+    """Run the session, displayed as the console allows."""
     from brim.cli.watch import Lines, View, board_of
 
     title = f"policy {driver.scheduler.policy.name}"
@@ -288,7 +288,7 @@ def replayed(driver: LiveDriver) -> Result:
 
 
 def print_closing(screen: Console, results: list[Result], wall_s: float) -> None:
-    """JCT per job and policy, live beside the twin."""
+    """Return the JCT per job and policy, live beside the twin."""
     from rich import box
     from rich.table import Table
 

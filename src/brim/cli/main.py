@@ -58,7 +58,7 @@ def main() -> None:
         pass
     except OSError as error:
         code = code or _fail(f"cannot write to standard output: {error.strerror}")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in a buffer, or printed at exit, is no result
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # text left in a buffer, or printed at exit, is not a result
     sys.exit(code)
 
 
@@ -73,7 +73,7 @@ def _run() -> int:
     except KeyboardInterrupt:
         print("brim: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the program that reads our output has ended, as in `brim ... | head`
+    except BrokenPipeError:  # the program that reads the output has ended, as in `brim ... | head`
         return 0
     except MemoryError as error:
         return _fail(f"out of memory: {error}" if str(error) else "out of memory")
@@ -88,7 +88,7 @@ def _fail(reason: str, code: int = 1) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Give streams that the caller has closed (`brim ... >&-`) a place to go."""
+    """Replace streams that the caller has closed (`brim ... >&-`) a place to go."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
     if sys.stderr is None:

@@ -15,7 +15,7 @@ from brim.errors import ConfigError
 
 OUTPUTS: Final = ("table", "json")
 LISTING: Final = Path(__file__).parent.parent / "policies" / "listing.json"
-"""The presets and parts as ``brim policy list`` shows them; `make regold` writes it, a test compares it."""
+"""The presets and parts for ``brim policy list``; `make regold` writes the file, and a test compares it."""
 
 ClusterOption = Annotated[
     str | None,
@@ -27,14 +27,14 @@ ClusterOption = Annotated[
     ),
 ]
 AnonymiseOption = Annotated[
-    bool, typer.Option("--anonymise", help="Pseudonyms for users, accounts and jobs in all that is written.")
+    bool, typer.Option("--anonymise", help="Write pseudonyms instead of the names of users, accounts and jobs.")
 ]
 OutputOption = Annotated[str, typer.Option("--output", "-o", help="table or json.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
 
 
 def output_of(output: str, as_json: bool) -> str:
-    """The output that the options ask for: table or json.
+    """Return the output that the options select: table or json.
 
     Raises:
         ConfigError: ``--output`` is neither.
@@ -45,13 +45,13 @@ def output_of(output: str, as_json: bool) -> str:
 
 
 def listing() -> dict[str, Any]:
-    """The presets and parts, from a file: importing them takes half a second."""
+    """Read the presets and parts from a file; importing them takes half a second."""
     found: dict[str, Any] = json.loads(LISTING.read_text(encoding="utf-8"))
     return found
 
 
 def complete_policy(incomplete: str) -> list[str]:
-    """Names for the shell's completion: presets, and Python files beside what was typed."""
+    """Return completions for the shell: presets, and Python files in the typed folder."""
     folder, _, start = incomplete.rpartition("/")
     files = [f"{path.name}" for path in sorted(Path(folder or ".").glob("*.py")) if path.name.startswith(start)]
     names = [] if folder else [row["name"] for row in listing()["policies"] if row["name"].startswith(start)]
@@ -59,7 +59,7 @@ def complete_policy(incomplete: str) -> list[str]:
 
 
 def complete_policies(incomplete: str) -> list[str]:
-    """The same for a list of names joined by commas; the last one is completed."""
+    """Return completions for a list of names joined by commas, of which the last is incomplete."""
     given, comma, last = incomplete.rpartition(",")
     return [f"{given}{comma}{name}" for name in complete_policy(last) if name not in given.split(",")]
 
@@ -80,7 +80,7 @@ def numbers(text: str, option: str) -> list[float]:
     """Read ``0.7,0.9,1.1``.
 
     Raises:
-        ConfigError: a part is not a positive number.
+        ConfigError: an item is not a positive number.
     """
     try:
         values = list(dict.fromkeys(float(part) for part in text.split(",")))
@@ -95,7 +95,7 @@ def factor(text: str, option: str) -> float:
     """Read ``x2`` or ``2``.
 
     Raises:
-        ConfigError: not a factor.
+        ConfigError: the text is not a factor.
     """
     try:
         value = float(text.removeprefix("x"))

@@ -1,4 +1,4 @@
-"""What a command writes: files that replace no input, and a standard output that carries the result alone."""
+"""Check the files that a command writes, which must replace no input, and keep standard output for the result alone."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDE: Final = 10_000
-"""Columns where no terminal sets a limit: lines are not folded, and tables keep all their columns."""
+"""Width where no terminal sets a limit: lines are not folded, and tables keep all their columns."""
 
 
 def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[str | Path | None] = ()) -> None:
-    """Find out before an hour of replays that a result cannot be written, or would replace what the command reads.
+    """Check, before an hour of replays, that the results can be written and replace nothing that the command reads.
 
     Args:
         outputs: Files to write, by the option that names them; None for options that were not given.
@@ -56,25 +56,25 @@ def _check_writable(option: str, path: Path) -> None:
 
 
 def _replaces(path: Path, source: Path) -> bool:
-    """Whether writing the file would replace the input, or a file of the input where that is a folder."""
+    """Return whether writing the file would replace the input, or a file of it if the input is a folder."""
     try:
         if source.is_dir():
             return path.exists() and any(os.path.samefile(path, inside) for inside in source.rglob("*"))
         return path.exists() and os.path.samefile(path, source)
-    except OSError:  # an input that does not exist: its reader says so
+    except OSError:  # an input that does not exist: its reader reports it
         return False
 
 
 @contextmanager
 def payload() -> Iterator[TextIO]:
-    """Standard output for the result alone: what anything else writes there meanwhile goes to standard error.
+    """Keep standard output for the result alone: send what other code writes there meanwhile to standard error.
 
-    Policies are programs of their users, which may print; so may the processes that replay them.
+    Policies are their users' programs and may print, also in the processes that replay them.
     """
     out = sys.stdout
     try:
         ours = os.dup(out.fileno())
-    except (io.UnsupportedOperation, ValueError, OSError):  # not a file, as in tests that capture it, or closed
+    except (io.UnsupportedOperation, ValueError, OSError):  # closed, or not a file, as in tests that capture it
         sys.stdout = sys.stderr
         try:
             yield out
@@ -93,7 +93,7 @@ def payload() -> Iterator[TextIO]:
 
 
 def console(file: TextIO | None = None) -> Console:
-    """A console as wide as the terminal; where there is none, lines are not folded and no column is dropped."""
+    """Return a console as wide as the terminal; without a terminal, no line is folded and no column dropped."""
     from rich.console import Console
 
     target = file or sys.stdout

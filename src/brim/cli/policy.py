@@ -1,4 +1,4 @@
-"""``brim policy``: the presets and their parts, a policy's own rules check, and a file to begin a policy with."""
+"""``brim policy``: list presets and parts, show a policy, check it against the rules, and begin a new one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def list_policies(output: OutputOption = "table", as_json: JsonOption = False) -
 
 
 def _brief(part: str) -> str:
-    """``Consolidate(misfit='stop')`` as ``Consolidate, stop``; the constants are left to ``brim policy show``."""
+    """Show ``Consolidate(misfit='stop')`` as ``Consolidate, stop``; ``brim policy show`` shows the constants."""
     kind, parenthesis, constants = part.partition("(")
     misfit = re.search(r"misfit='(\w+)'", constants)
     return f"{kind}, {misfit[1]}" if misfit else kind if parenthesis and kind.isidentifier() else part
@@ -139,10 +139,10 @@ def new(
 
 
 def _module_name(name: str) -> str:
-    """The policy's name as the name of a Python file.
+    """Turn the policy's name into the name of a Python file.
 
     Raises:
-        ConfigError: it is not made of lower-case words, or Python or brim already use it.
+        ConfigError: the name is not made of lower-case words, or Python or brim already use it.
     """
     import importlib.util
     import keyword
@@ -153,15 +153,15 @@ def _module_name(name: str) -> str:
     if not _NAME.fullmatch(name) or len(name) > 100 or name.startswith("test"):
         raise ConfigError(f"policy name {name!r}: expected lower-case words joined by - or _, such as short-first")
     if name in {row["name"] for row in listing()["policies"]}:
-        raise ConfigError(f"policy name {name!r} is that of a preset; give another name")
+        raise ConfigError(f"policy name {name!r} is the name of a preset; give another name")
     taken = keyword.iskeyword(module) or (not Path(f"{module}.py").exists() and importlib.util.find_spec(module))
     if taken:
-        raise ConfigError(f"policy name {name!r} is that of a Python module or keyword; give another name")
+        raise ConfigError(f"policy name {name!r} is the name of a Python module or keyword; give another name")
     return module
 
 
 def listed(policies: Sequence[Policy], parts: dict[str, tuple[type, ...]]) -> dict[str, Any]:
-    """What ``policy list`` shows of the presets; kept in a file, because importing them takes half a second."""
+    """Describe the presets for ``policy list``; kept in a file, because importing them takes half a second."""
     from brim.policies.lines import SOCKETS
 
     rows = [

@@ -82,10 +82,10 @@ def profile(
 
 
 def _check_torch(python: str) -> None:
-    """Refuse an interpreter that has no PyTorch, before its ranks fail one by one.
+    """Refuse an interpreter without PyTorch, before its ranks fail one by one.
 
     Raises:
-        ConfigError: brim's own interpreter, which runs the launcher, or that of the script has none.
+        ConfigError: brim's own interpreter, which runs the launcher, or the script's has no PyTorch.
     """
     import subprocess
 
@@ -109,10 +109,10 @@ def _measure(script: Any, sizes: tuple[int, ...] | None, batches: tuple[int, int
 
 
 def _command(words: list[str]) -> tuple[str, tuple[str, ...]]:
-    """The interpreter, and the script with its arguments.
+    """Return the interpreter, and the script with its arguments.
 
     Raises:
-        ConfigError: there is no such script.
+        ConfigError: the script does not exist.
     """
     from brim.errors import ConfigError
     from brim.train.profile.gang import interpreter

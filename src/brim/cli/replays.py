@@ -1,4 +1,4 @@
-"""Running many replays on all cores, with progress, and a Ctrl-C that keeps what is done."""
+"""Run many replays on all cores, show progress, and keep finished results after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 QUIET_S: Final = 2.0
 """A replay shorter than this shows no progress bar."""
 MANY: Final = 16
-"""With more replays than this, one bar more shows how many are done."""
+"""With more replays than this, one more bar shows how many are done."""
 _POLL_S: Final = 0.1
 _NO_ROWS: Final = np.zeros(0, dtype=np.int64)
 
 
 class Buildable(Protocol):
-    """What a truth is made from; light, so that it travels to other processes."""
+    """Recipe of a truth; light, so that it can be sent to other processes."""
 
     def build(self, trace: Trace, cluster: Cluster, seed: int = 0) -> Truth:
         """Make the truth of one trace on one cluster."""
@@ -49,9 +49,9 @@ class Buildable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One replay to run. A policy of a user is named, not carried: parts from a file cannot be sent to a process.
+    """One replay to run. It names a user's policy, because parts from a file cannot be sent to another process.
 
-    The truth is made by each process from what it takes.
+    Each process makes the truth from its recipe.
     """
 
     trace: Trace
@@ -62,9 +62,9 @@ class Task:
 
 
 def run_all(tasks: Sequence[Task]) -> Iterator[Replay]:
-    """Run the tasks and yield their replays in order; after Ctrl-C, those that are done, and the running ones partial.
+    """Run the tasks and yield their replays in order; after Ctrl-C, yield finished ones, and running ones as partial.
 
-    A second Ctrl-C ends at once. What was never compiled on this machine is compiled first.
+    A second Ctrl-C ends at once. Code that was never compiled on this machine is compiled first.
     """
     compile_first(steps_of(tasks))
     if len(tasks) == 1 or (os.cpu_count() or 1) == 1:
@@ -105,7 +105,7 @@ _shared: dict[str, Any] = {}
 
 
 def _enter_worker(tasks: Sequence[Task], ended: Any, stop: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     _shared.update(tasks=tasks, ended=ended, stop=stop)
 
 
@@ -122,7 +122,7 @@ def _run_task(index: int) -> Replay | None:
 
 
 def _run_in_processes(tasks: Sequence[Task]) -> Iterator[Replay]:
-    """Spawned, not forked: the parent has threads by now (polars), and a fork would copy their locks."""
+    """Spawn, not fork: the parent has threads by now (polars), and a fork would copy their locks."""
     context = multiprocessing.get_context("spawn")
     ended, stop = context.Array("q", len(tasks), lock=False), context.Value("b", 0, lock=False)
     workers = min(len(tasks), os.cpu_count() or 1)
@@ -179,8 +179,8 @@ def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
 def _interrupts_blocked() -> Iterator[None]:
     """Start processes that Ctrl-C cannot end before they ignore it.
 
-    A process inherits the signal mask. One that died while it was being started would leave its parent writing the
-    trace to a pipe that nobody reads.
+    A process inherits the signal mask. A process that died during its start would leave its parent writing
+    the trace to a pipe without a reader.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -190,7 +190,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 class _Bars:
-    """One progress bar per replay that takes more than two seconds, on a terminal's stderr only; one for many."""
+    """Show one progress bar per replay longer than two seconds, or one for many; only on a terminal's stderr."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = tasks
@@ -221,12 +221,12 @@ class _Bars:
             self._progress.stop()
 
     def show_all(self, ended: Sequence[int]) -> None:
-        """Tell how many jobs of every replay are over."""
+        """Report how many jobs of every replay have ended."""
         for index, jobs in enumerate(ended):
             self.show(index, jobs)
 
     def show(self, index: int, ended: int) -> None:
-        """Tell how many jobs of a replay are over."""
+        """Report how many jobs of a replay have ended."""
         if self._progress is None:
             return
         total = len(self._tasks[index].trace)

@@ -33,7 +33,7 @@ INTERRUPTED: Final = 130
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The experiment; today there is one: elastic.")] = "",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the experiment; there is one: elastic.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Run a few points only: some 90 s of CPU time.")] = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, max=SEEDS_MAX, help="Seeds to average over.")] = 1,
     html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page.")] = None,
@@ -73,7 +73,7 @@ def _check_name(name: str) -> None:
 
 
 def _capacities(parts: tuple[Part, ...]) -> list[Sustained]:
-    """Measure the throughput that the main policies sustain, from backlogs; an interruption ends the command."""
+    """Measure the throughput that the main policies sustain on backlogs; an interruption ends the command."""
     from brim.cli.replays import Task
     from brim.sim.reproduce.elastic import backlog, policy_for, sustained
     from brim.sim.reproduce.grid import backlogs
@@ -126,7 +126,7 @@ def _settings(condition: Condition) -> Settings:
 
 
 def _complete(tasks: Sequence[Task]) -> Iterator[Replay]:
-    """Run tasks until the first that was interrupted or not begun: so the replays are those of the first tasks."""
+    """Run tasks until the first that was interrupted or not begun, so that the replays are those of the first tasks."""
     from brim.cli.replays import run_all
 
     for replay, task in zip(run_all(tasks), tasks, strict=False):

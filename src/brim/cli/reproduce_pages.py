@@ -1,4 +1,4 @@
-"""The elastic experiment laid out for its report: which figures stand in which table and chart."""
+"""Lay out the elastic experiment for its report: which figures are in which table and chart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from brim.sim.reproduce.results import DIFFERENCES, Ratio, Results, headlines
 from brim.units import show_duration
 
 _BRIEF: Final = (*MAIN, "fifo")
-"""Policies in the terminal's tables; the page and the JSON have all."""
+"""Policies in the terminal's tables; the page and the JSON show all."""
 _HEADINGS: Final = (
     "load", "policy", "jobs", "done", "done x", "mean", "mean x", "M/M/1", "p95", "held", "restarts", "stalled",
     "round ms", "drop: done", "drop: done x", "dropped",
@@ -24,29 +24,29 @@ _HEADINGS: Final = (
 _DROPPED_FIRST: Final = ("jobs", "held", "round ms", "stalled", "restarts", "p95", "drop: done", "drop: done x", "done")
 _REFERENCE_POINTS: Final = 400
 _REFERENCE_MAX: Final = 20.0
-"""Where the curve of the reference ends: it has no bound."""
+"""Value at which the reference curve, which has no bound, is cut."""
 _TERMS: Final = (
     ("load", "arrival rate over what elastic-fixed sustains of these jobs on this cluster"),
     ("done", "jobs completed within the hours of arrivals; a job that does not fit waits"),
     ("mean, p95", "completion time of all jobs, waiting included"),
     ("done x, mean x", "elastic over the policy of the row: jobs completed, and mean time the other way round"),
-    ("M/M/1", "mean x of two M/M/1 queues with the capacities measured; none from the capacity of the row's policy on"),
+    ("M/M/1", "mean x of two M/M/1 queues with the measured capacities; none from the capacity of the row's policy on"),
     ("held", "share of GPU time held within the hours of arrivals"),
-    ("restarts", "starts after a job's first, resizes and moves included, per job"),
-    ("stalled", "share of the GPU time held in which jobs did not train: they started, restarted or were timed"),
+    ("restarts", "starts after a job's first, including resizes and moves, per job"),
+    ("stalled", "share of the GPU time held in which jobs did not train but started, restarted or were timed"),
     ("round ms", "wall time of a scheduling round, all of its parts: median / 99th percentile"),
-    ("drop", "the same arrivals where a job that does not fit when it comes is turned away; dropped: share of those"),
+    ("drop", "the same arrivals, if a job that does not fit on arrival is turned away; dropped: share of those"),
 )
 
 
 def experiment_of(results: Results, *, seeds: int, missing: int, command: str) -> Experiment:
-    """Everything the reports show, as plain data."""
+    """Return everything that the reports show, as plain data."""
     conditions = [condition for condition in results.conditions() if not condition.drop]
     groups: dict[Condition, list[Condition]] = {}
     for condition in conditions:
         groups.setdefault(replace(condition, load=1.0), []).append(condition)
     sizes = " and ".join(str(gpus) for gpus in dict.fromkeys(condition.gpus for condition in groups))
-    alarm = f"{missing:,} replays are missing or were interrupted; best points are of what is there." if missing else ""
+    alarm = f"{missing:,} replays are missing or were interrupted; best points are over the others." if missing else ""
     return Experiment(
         title="Effective Elastic Scaling, re-measured",
         about=f"GPUs and batch chosen together (elastic) against elastic GPUs at the batch asked ({BASELINE}), on "
@@ -138,9 +138,9 @@ def _charts(results: Results, conditions: list[Condition]) -> tuple[Chart, ...]:
         _ratio_chart(results, conditions),
         chart("Jobs completed", "Within the hours of arrivals; jobs that do not fit wait.", "count",
               "completed"),
-        chart("Jobs completed, others turned away", "Jobs that do not fit when they come are turned away.", "count",
+        chart("Jobs completed, others turned away", "Jobs that do not fit on arrival are turned away.", "count",
               "completed", drop=True),
-        chart("Jobs turned away", "Share of the jobs that came, where those that do not fit are turned away.",
+        chart("Jobs turned away", "Share of the arriving jobs, if those that do not fit are turned away.",
               "fraction", "dropped_fraction", drop=True),
         chart("GPUs held", "Share of GPU time within the hours of arrivals; jobs that do not fit wait.", "fraction",
               "allocated_fraction"),
@@ -148,7 +148,7 @@ def _charts(results: Results, conditions: list[Condition]) -> tuple[Chart, ...]:
 
 
 def _ratio_chart(results: Results, conditions: list[Condition]) -> Chart:
-    """How many times sooner; the reference of a line has its colour, dotted."""
+    """Chart how many times sooner jobs complete; the reference of a line has the same colour, dotted."""
     curves = []
     policies = results.policies()
     for theirs in (name for name in (BASELINE, STRONGER) if name in policies):

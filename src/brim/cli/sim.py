@@ -78,7 +78,7 @@ _DropTooLarge = Annotated[
     bool, typer.Option("--drop-too-large", help="Leave out jobs that do not fit even the empty cluster.")
 ]
 _Price = Annotated[
-    float | None, typer.Option("--price", metavar="X", help="Price of a GPU-hour, for the cost of what jobs hold.")
+    float | None, typer.Option("--price", metavar="X", help="Price of a GPU-hour, to show the cost of the GPUs held.")
 ]
 _Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one self-contained page.")]
 _Jobs = Annotated[
@@ -200,7 +200,7 @@ def _replay_and_report(
         overheads=truth.overheads().times(factor(overheads, "--overheads")), estimates=estimates, library=library,
     )
     if library:
-        load(library)  # a wrong name is an error even where no policy asks for the models
+        load(library)  # a wrong name is an error even if no policy asks for the models
     if price is not None and not 0 <= price < float("inf"):
         raise ConfigError(f"--price: found {price:g}, expected a price per GPU-hour, such as 2.50")
     recorded = _read(path, format, limit, from_date, anonymise)
@@ -213,11 +213,11 @@ def _replay_and_report(
     for note in left_out:
         print(f"brim: {note}", file=sys.stderr)
     settings = replace(settings, notes=settings.notes + left_out)
-    truth.build(recorded, cluster)  # what is wrong with it is found before the first replay
+    truth.build(recorded, cluster)  # errors in it are found before the first replay
     tasks = _tasks(recorded, cluster, policies, settings, loads, seeds, truth)
     record = _record(recorded, loads, seeds, truth, part=bool(limit or from_date))
     words = sys.argv[1:]
-    if anonymise:  # the page shows its command: without the names of folders and of the trace
+    if anonymise:  # the page shows its command, without the names of folders and of the trace
         words = [re.sub(r"[^=,]*/", "", "TRACE" if word == path else word) for word in words]
     _run_and_report(tasks, record, price, html, jobs, output, out, shlex.join(["brim", *words]))
 
@@ -233,17 +233,17 @@ def _check_results(html: Path | None, jobs: Path | None, inputs: Sequence[str | 
 def _record(
     trace: Trace, loads: list[float], seeds: list[int], truth: Choice, *, part: bool
 ) -> Record | NoRecord:
-    """What the trace recorded, where the replays serve the same jobs at the same times for the same run times."""
+    """Return what the trace recorded, if the replays serve the same jobs at the same times for the same run times."""
     from brim.reports.record import NoRecord, record_of
 
     if 1 not in loads:
-        return NoRecord("with --load, jobs do not arrive when they did")
+        return NoRecord("with --load, jobs do not arrive at their recorded times")
     if seeds != [0]:
-        return NoRecord("with --seed or --seeds, jobs do not arrive when they did")
+        return NoRecord("with --seed or --seeds, jobs do not arrive at their recorded times")
     if part:
-        return NoRecord("--limit and --from replay a part of the jobs, but all of them shaped the recorded waits")
+        return NoRecord("--limit and --from replay only some of the jobs, but all jobs influenced the recorded waits")
     if truth.name != "rigid":
-        return NoRecord(f"with --truth {truth.name}, jobs do not run as long as they did")
+        return NoRecord(f"with --truth {truth.name}, jobs do not run for their recorded run times")
     return record_of(trace)
 
 
@@ -268,12 +268,12 @@ def _read(path: str, format: str | None, limit: int | None, from_date: str | Non
 
 
 def _cluster_of(trace: Trace, given: Cluster | None, load: float) -> Cluster:
-    """Take the cluster that was given, with what speaks against it on stderr, or the one that the record shows."""
+    """Return the given cluster, printing on stderr what contradicts it, or the cluster that the record shows."""
     from brim import traces
 
     if given is None:
         if trace.cluster is None:
-            raise ConfigError(f"{trace.name} does not show its cluster: give one, such as --cluster 64x8xH100")
+            raise ConfigError(f"{trace.name} does not show its cluster; give one, such as --cluster 64x8xH100")
         print(f"brim: replaying on {trace.cluster}, which the record shows; --cluster gives another", file=sys.stderr)
         return trace.cluster
     if said := traces.doubts(trace, given, load):
@@ -366,7 +366,7 @@ def _run_and_report(
     from brim.reports.summary import results_json, summarise
     from brim.reports.table import comparison
 
-    shown: list[Replay] = []  # the page draws one replay per policy; the others are summarised and let go
+    shown: list[Replay] = []  # the page draws one replay per policy; the others are summarised and freed
 
     def kept() -> object:
         for replay in run_all(tasks):

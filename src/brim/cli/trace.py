@@ -29,7 +29,7 @@ BAR_WIDTH: Final = 40
 SPARK_WIDTH: Final = 60
 MAX_SIZE_BARS: Final = 16
 SHOWN_UNUSABLE: Final = 3
-"""Rows that cannot be used and are shown, of any number that is counted."""
+"""How many of the rows that cannot be used are shown; all are counted."""
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _PLAIN_BARS: Final = " .:-=+*#@"
 
@@ -98,7 +98,7 @@ def synth(
     num_jobs: Annotated[int, typer.Option("--num-jobs", "-n", help="Number of jobs.")] = 10_000,
     seed: Annotated[int, typer.Option("--seed", help="Equal seeds give equal traces.")] = 0,
     cluster: Annotated[
-        str | None, typer.Option("--cluster", "-c", help="Cluster that the jobs are to load; needs --load.")
+        str | None, typer.Option("--cluster", "-c", help="Cluster to load with the jobs; needs --load.")
     ] = None,
     load: Annotated[
         float | None, typer.Option("--load", help="Offered load of that cluster, such as 0.9; needs --cluster.")
@@ -118,7 +118,7 @@ def synth(
 
 
 def _print_written(target: Path, trace: Trace, output: str, **more: object) -> None:
-    """The path of the file, for the next command; as JSON with what is in it."""
+    """Print the path of the file, for the next command; with -o json, also its summary."""
     if output == "json":
         _print_json({"schema": SCHEMA, "file": str(target), "jobs": len(trace), **more})
     else:
@@ -136,7 +136,7 @@ def _say(text: str) -> None:
 
 
 def tell(report: ReadReport) -> None:
-    """Report on stderr how many rows were used, repaired and dropped."""
+    """Print on stderr how many rows were used, repaired and dropped."""
     from brim.traces.report import UNUSABLE
 
     _say(f"read {Path(report.file).name} as {report.format}: {report.rows:,} rows, {report.used:,} jobs")
@@ -243,7 +243,7 @@ def _number(value: float) -> str:
 
 
 def _size_counts(figures: TraceSummary) -> list[tuple[str, int]]:
-    """Jobs by gang size, joined up to powers of two where there are many."""
+    """Count jobs by gang size, joined up to powers of two if there are many sizes."""
     if len(figures.sizes) <= MAX_SIZE_BARS:
         return [(f"{size.gpus} GPU" if size.gpus else "share", size.jobs) for size in figures.sizes]
     joined: dict[str, int] = {}
@@ -271,7 +271,7 @@ def _sparkline(counts: Sequence[int], levels: str) -> str:
 
 
 def _bars(counts: Sequence[tuple[str, int]], *, blocks: bool) -> list[str]:
-    """Draw counts as one bar a line."""
+    """Draw each count as a bar on its own line."""
     top = max((count for _, count in counts), default=0)
     label_width = max((len(label) for label, _ in counts), default=0)
     full, some = ("█", "▏") if blocks else ("#", "|")

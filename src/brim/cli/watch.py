@@ -1,6 +1,6 @@
-"""A live session on the screen: which job has which slot when, and where each job stands.
+"""Show a live session on the screen: which job has which slot when, and the state of each job.
 
-A ``Board`` is what there is to show, made from the driver by ``board_of``; ``drawn`` knows nothing of drivers.
+A ``Board`` holds what is shown; ``board_of`` makes it from the driver, and ``drawn`` does not depend on drivers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BAR_WIDTH: Final = 10
 COLUMN_MS: Final = 1_000
 """Time that one column of the grid stands for."""
 QUIET_MS: Final = 10_000
-"""Between two lines where there is no terminal."""
+"""Time between two lines if there is no terminal."""
 _MARKS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _COLOURS: Final = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow", "bright_green",
                    "bright_magenta", "bright_blue", "bright_red")
@@ -35,7 +35,7 @@ _PHASES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """A time in which a job had a slot; ``end_ms`` is now where it still has it."""
+    """A time in which a job had a slot; ``end_ms`` is now if the job still has it."""
 
     job: int
     slot: int
@@ -47,7 +47,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A job as it stands."""
+    """The state of a job."""
 
     user: str
     slots: int
@@ -59,7 +59,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """What a session looks like at a moment."""
+    """The state of a session at one moment."""
 
     title: str
     now_ms: int
@@ -75,7 +75,7 @@ class Board:
         return sum(row.state.startswith(("done", "gave up")) for row in self.jobs)
 
     def in_words(self) -> str:
-        """The state of the session as one line."""
+        """Return the state of the session as one line."""
         waiting = sum(row.state == "waiting" for row in self.jobs)
         return (
             f"{self.now_ms / 1000:.0f} s, {self.busy} of {self.slots} slots busy, {waiting} waiting, "
@@ -84,7 +84,7 @@ class Board:
 
 
 def drawn(board: Board, width: int) -> Text:
-    """The grid of slots and time, and below it one line per job."""
+    """Draw the grid of slots and time, and below it one line per job."""
     from rich.text import Text
 
     text = Text(no_wrap=True, overflow="crop")
@@ -111,7 +111,7 @@ def drawn(board: Board, width: int) -> Text:
 
 
 def _cell(board: Board, slot: int, begin_ms: int) -> tuple[str, str]:
-    """What had the slot in the middle of a column of time."""
+    """Return what had the slot in the middle of a column of time."""
     at_ms = min(begin_ms + COLUMN_MS // 2, board.now_ms)
     for one in board.stretches:
         if one.slot == slot and one.begin_ms <= at_ms < max(one.end_ms, one.begin_ms + 1):
@@ -125,7 +125,7 @@ def _cell(board: Board, slot: int, begin_ms: int) -> tuple[str, str]:
 
 
 def _axis(first: int, last: int) -> str:
-    """Seconds below the grid, every ten of them."""
+    """Draw a label below the grid every ten seconds."""
     line = ""
     for column in range(first, last + 1):
         if column % 10 == 0:
@@ -134,7 +134,7 @@ def _axis(first: int, last: int) -> str:
 
 
 def board_of(driver: LiveDriver, now_ms: int, title: str) -> Board:
-    """What there is to show of a driver's session."""
+    """Return the board of a driver's session."""
     stretches = tuple(
         Stretch(
             job=one.job, slot=slot, begin_ms=one.begin_ms, running_ms=one.from_ms, saving_ms=one.preempt_ms,
@@ -160,14 +160,14 @@ def _row(driver: LiveDriver, job: int, now_ms: int) -> Row:
 
 
 def _standing(driver: LiveDriver, job: int, now_ms: int) -> tuple[str, str, str]:
-    """State, its style, and why the job waits."""
+    """Return the job's state, its style, and why the job waits."""
     submission = driver.jobs[job]
     if job in driver.ended_ms:
         jct_s = (driver.ended_ms[job] - submission.at_ms) / 1000
         return ("gave up", "red", "") if job in driver.gave_up else (f"done after {jct_s:.1f} s", "dim", "")
     state = driver.scheduler.state
     if job not in state:
-        return f"comes in {max(0, submission.at_ms - now_ms) / 1000:.0f} s", "dim", ""
+        return f"arrives in {max(0, submission.at_ms - now_ms) / 1000:.0f} s", "dim", ""
     phase = state.phase(job)
     word, style = _PHASES[phase]
     attempt = driver.attempt_of(job)
@@ -177,7 +177,7 @@ def _standing(driver: LiveDriver, job: int, now_ms: int) -> tuple[str, str, str]
 
 
 def _why(driver: LiveDriver, job: int) -> str:
-    """The engine's reason; what it calls GPUs are CPU slots here."""
+    """Return the engine's reason, with CPU slots instead of GPUs."""
     snapshot, result = driver.last_snapshot, driver.scheduler.last_round
     if snapshot is None or result is None or job not in result.job:
         return "waits for the next round"
@@ -190,7 +190,7 @@ def _bar(fraction: float) -> str:
 
 
 class Lines(Watcher):
-    """A line every ten seconds, for a log."""
+    """Print a line every ten seconds, for a log."""
 
     def __init__(self, console: Console, driver: LiveDriver, stopped: Callable[[], bool], title: str) -> None:
         self._console, self._driver, self._stopped, self._title = console, driver, stopped, title
@@ -210,7 +210,7 @@ class Lines(Watcher):
 
 
 class View(Watcher):
-    """The board on a terminal, drawn again at each tick."""
+    """Draw the board on a terminal again at each tick."""
 
     def __init__(self, live: Live, driver: LiveDriver, stopped: Callable[[], bool], title: str) -> None:
         self._live, self._driver, self._stopped, self._title = live, driver, stopped, title

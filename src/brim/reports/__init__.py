@@ -1,1 +1,1 @@
-"""Data out: metrics, lower bounds, comparison tables, result files and one self-contained HTML page."""
+"""Reports on replays: metrics, lower bounds, comparison tables, result files and one self-contained HTML page."""

@@ -1,10 +1,10 @@
-"""Lower bounds: what no schedule of these jobs on this many GPUs can beat.
+"""Lower bounds that no schedule of these jobs on this many GPUs can beat.
 
 Job j is released at r_j and ends at C_j. It needs at least p_j of running time and g_j of GPU time, and holds at most
 s_j GPUs (times share) at once; the cluster has m GPUs. A rigid job holds s_j for p_j, whenever it runs: g_j = s_j p_j.
-An elastic one may change its GPUs and batch at any time; p_j is what it takes at its fastest, g_j at its most frugal,
-of every piece of its work (``sim.truth.Truth``). Preemption is free and placement does not matter, which only lowers
-the optimum. Then
+An elastic one may change its GPUs and batch at any time; p_j is the time of its work if every piece runs at its fastest
+size, g_j the GPU time if every piece runs at its most frugal one (``sim.truth.Truth``). Preemption is free and
+placement does not matter, which only lowers the optimum. Then
 
     w_j = g_j / m                                      its work, in time of the whole cluster
     q_j = g_j / s_j <= p_j                             time its work takes on all GPUs it may hold
@@ -42,7 +42,7 @@ than half the cluster (no two overlap), and r_j + p_j.
 
 ``after``: r_j is also at least the earliest end of the job it waits for plus the delay, where that job is counted.
 
-What the bounds do not cover: GPUs whose co-located jobs together do more than one GPU's work.
+The bounds do not cover GPUs whose co-located jobs together do more than one GPU's work.
 
 Source:
     Schrage, Oper. Res. 16 (1968); Eastman, Even, Isaacs, Management Science 11 (1964); Goemans, Queyranne, Schulz,
@@ -68,12 +68,12 @@ from brim.units import MS_PER_S, WHOLE_GPU
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _ASCENT_JOBS: Final = 20_000_000
-"""Jobs scheduled over all steps of the ascent: about two seconds on one core, whatever the trace."""
+"""Jobs scheduled over all steps of the ascent: about two seconds on one core for any trace."""
 _ASCENT_STEPS: Final = (8, 60)
-"""Fewest and most steps; on drawn traces the sixtieth still adds under 1 % to the twentieth."""
+"""Fewest and most steps; on drawn traces, sixty steps give under 1 % more than twenty."""
 _DROP_STEPS: Final = 4
 _CHAIN_PASSES: Final = 50
-"""Passes over ``after``; one resolves every chain in row order, and fewer than needed stays valid."""
+"""Passes over ``after``; one resolves every chain in row order, and with too few the bound stays valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Bounds:
 
     Attributes:
         jct_mean_s: No schedule has a smaller mean JCT.
-        makespan_s: No schedule ends everything sooner after time 0.
+        makespan_s: No schedule ends all jobs sooner after time 0.
     """
 
     jct_mean_s: float | None
@@ -91,13 +91,13 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What each job needs at least, whatever the policy, shape (J,).
+    """What each job needs at least under any policy, shape (J,).
 
     Attributes:
-        run_ms: Running time; below 0 where not known, which counts as none.
+        run_ms: Running time; a value below 0 means unknown and counts as 0.
         gpu_ms: GPU time, shares counted as shares.
-        gpus_min: GPUs it never holds fewer of while it runs, times share.
-        gpus_max: GPUs it never holds more of, times share.
+        gpus_min: Fewest GPUs it holds while it runs, times share.
+        gpus_max: Most GPUs it holds, times share.
     """
 
     run_ms: IntArray
@@ -107,13 +107,13 @@ class Needs:
 
 
 def as_recorded(trace: Trace) -> Needs:
-    """Needs of rigid jobs with the run times of the trace."""
+    """Return the needs of rigid jobs with the run times of the trace."""
     gpus = (trace.gpus * trace.share_milli) / WHOLE_GPU
     return Needs(run_ms=trace.run_ms, gpu_ms=np.maximum(trace.run_ms, 0) * gpus, gpus_min=gpus, gpus_max=gpus)
 
 
 def needs_of(replay: Replay) -> Needs:
-    """Needs of the jobs of a replay."""
+    """Return the needs of the jobs of a replay."""
     share = replay.trace.share_milli / WHOLE_GPU
     gpus_min, gpus_max = replay.gpus_min * share, replay.gpus_max * share
     rigid = gpus_min == gpus_max  # not rounded down to whole GPU milliseconds
@@ -124,16 +124,16 @@ def needs_of(replay: Replay) -> Needs:
 def bounds(
     trace: Trace, cluster: Cluster, needs: Needs | None = None, *, counted: BoolArray | None = None
 ) -> Bounds:
-    """Lower bounds over the counted jobs; a job without recorded run time counts with none.
+    """Return lower bounds over the counted jobs; a job without a recorded run time counts as one of 0 s.
 
     O(n log n) per step. Leaving jobs out is a relaxation, so the bounds of the finished jobs of a replay also hold
     where other jobs ran beside them.
 
     Args:
         trace: J jobs.
-        cluster: All GPUs count, of whatever type.
-        needs: What the jobs need; as recorded by default.
-        counted: Jobs the mean is over, shape (J,); all by default.
+        cluster: GPUs of all types count.
+        needs: What the jobs need; by default, as recorded.
+        counted: Jobs that the mean covers, shape (J,); all by default.
 
     Returns:
         Bounds in seconds.
@@ -151,7 +151,7 @@ def bounds(
     total = sum_of_completions(release, run, most, cluster.num_gpus, gpu_time)
     jct_ms = (total - float(trace.submit_ms[order].sum())) / len(order)
     return Bounds(
-        jct_mean_s=max(math.floor(jct_ms * 1000), 0) / 1000 / MS_PER_S,  # whole microseconds: below is float noise
+        jct_mean_s=max(math.floor(jct_ms * 1000), 0) / 1000 / MS_PER_S,  # whole microseconds: the rest is float noise
         makespan_s=last_completion(release, run, needs.gpus_min[order], cluster.num_gpus, gpu_time) / MS_PER_S,
     )
 
@@ -159,22 +159,22 @@ def bounds(
 def sum_of_completions(
     release: FloatArray, run: FloatArray, gpus: FloatArray, num_gpus: int, gpu_time: FloatArray | None = None
 ) -> float:
-    """Lower bound on the sum of completion times; the module's docstring has the proof.
+    """Return a lower bound on the sum of completion times; the module's docstring has the proof.
 
     Args:
         release: Sorted release times, shape (n,), any unit.
         run: Time each job must run, same unit.
-        gpus: GPUs it holds at most while it runs.
+        gpus: Most GPUs it holds while it runs.
         num_gpus: GPUs of the cluster.
         gpu_time: GPU time each job must have; for rigid jobs, by default, ``run`` times ``gpus``.
 
     Returns:
-        A sum no schedule is below, same unit.
+        A sum that no schedule can beat, same unit.
     """
     alone = release + run
     work = (run * gpus if gpu_time is None else gpu_time) / num_gpus
     whole = run if gpu_time is None else np.minimum(gpu_time / gpus, run)
-    busy = work > 0  # the others end at release + run in the relaxation, and get in nobody's way
+    busy = work > 0  # in the relaxation the others end at release + run and delay no other job
     rest = float(alone[~busy].sum())
     release, whole, work, alone = release[busy], whole[busy], work[busy], alone[busy]
     if not len(work):
@@ -185,7 +185,7 @@ def sum_of_completions(
 def last_completion(
     release: FloatArray, run: FloatArray, gpus: FloatArray, num_gpus: int, gpu_time: FloatArray | None = None
 ) -> float:
-    """Lower bound on the last completion; as ``sum_of_completions``, but ``gpus`` is what jobs hold at least."""
+    """Return a lower bound on the last completion. As ``sum_of_completions``, but ``gpus`` is the fewest held."""
     work = (run * gpus if gpu_time is None else gpu_time) / num_gpus
     work_after = np.cumsum(work[::-1])[::-1]
     wide_after = np.cumsum(np.where(2 * gpus > num_gpus, run, 0.0)[::-1])[::-1]
@@ -193,7 +193,7 @@ def last_completion(
 
 
 def _fast_machine(release: FloatArray, work: FloatArray, alone: FloatArray) -> float:
-    """Bounds A and C: SRPT on the jobs it says more about than their own run time does."""
+    """Return bounds A and C: SRPT on the jobs for which it is stronger than their own run time."""
     on_machine = np.ones(len(work), dtype=np.bool_)
     best = float(alone.sum())
     for _ in range(_DROP_STEPS):
@@ -207,7 +207,7 @@ def _fast_machine(release: FloatArray, work: FloatArray, alone: FloatArray) -> f
 
 
 def _mean_busy(release: FloatArray, whole: FloatArray, work: FloatArray, alone: FloatArray) -> float:
-    """Bound B, from l = 1 (all mean busy time) by steps of 1/2, 1/3, ... towards the sign of the supergradient."""
+    """Return bound B: from l = 1 (all mean busy time), step by 1/2, 1/3, ... along the sign of the supergradient."""
     steps = int(np.clip(_ASCENT_JOBS // len(work), *_ASCENT_STEPS))
     weight = np.ones(len(work))
     best = -np.inf
@@ -223,7 +223,7 @@ def _mean_busy(release: FloatArray, whole: FloatArray, work: FloatArray, alone: 
 
 @njit
 def _earliest_ms(submit_ms: IntArray, run_ms: IntArray, after: IntArray, after_ms: IntArray) -> IntArray:
-    """Earliest instant at which each job may start, the job it waits for taken at its own earliest end."""
+    """Return the earliest start of each job, if the job it waits for ends as early as it can."""
     earliest = submit_ms.copy()
     for _ in range(_CHAIN_PASSES):
         changed = False
@@ -240,7 +240,7 @@ def _earliest_ms(submit_ms: IntArray, run_ms: IntArray, after: IntArray, after_m
 
 @njit
 def _srpt_ends(release: FloatArray, work: FloatArray) -> FloatArray:
-    """Completion times under preemptive SRPT on one machine of speed 1; ``release`` sorted."""
+    """Return completion times under preemptive SRPT on one machine of speed 1; ``release`` is sorted."""
     ends = np.empty(len(work))
     heap = [(0.0, 0) for _ in range(0)]
     now, row = 0.0, 0
@@ -262,7 +262,7 @@ def _srpt_ends(release: FloatArray, work: FloatArray) -> FloatArray:
 
 @njit
 def _busy_means(release: FloatArray, work: FloatArray, priority: FloatArray) -> FloatArray:
-    """Mean busy times where the released job of least ``priority`` runs at each instant; ``release`` sorted."""
+    """Return mean busy times if the released job of least ``priority`` runs at each instant; ``release`` is sorted."""
     left = work.copy()
     moment = np.zeros(len(work))
     heap = [(0.0, 0) for _ in range(0)]

@@ -1,7 +1,7 @@
-"""An experiment over loads, as one HTML page and as text for the terminal: plain data in, nothing computed here.
+"""Lay out an experiment over loads as one HTML page and as text for the terminal; nothing is computed here.
 
-The page is as self-contained as that of a comparison: no network, escaped names, and a content security policy that
-lets nothing run but the page's own script.
+The page is as self-contained as that of a comparison: it loads nothing from the network, escapes names, and has a
+content security policy that lets only the page's own script run.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Chart:
 
     Attributes:
         title: Heading.
-        note: What is drawn.
-        scale: Of the values.
-        curves: None empty; a chart without curves is left out.
+        note: Describes what is drawn.
+        scale: Scale of the values.
+        curves: None is empty; a chart without curves is left out.
     """
 
     title: str
@@ -42,14 +42,14 @@ class Chart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Cells as text.
+    """A table of text.
 
     Attributes:
-        headings: Of the columns.
-        rows: As many cells each.
-        text_columns: How many of the first columns are words, not figures.
-        dropped_first: Headings of columns that a narrow terminal goes without, the least needed first.
-        brief: Rows for the terminal, by number; None for all.
+        headings: Headings of the columns.
+        rows: Each row has as many cells as there are headings.
+        text_columns: How many of the first columns hold text, not figures.
+        dropped_first: Headings of the columns to drop on a narrow terminal, the least needed first.
+        brief: Numbers of the rows for the terminal; None for all.
     """
 
     headings: tuple[str, ...]
@@ -61,7 +61,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One group of conditions: its charts, and its table."""
+    """Charts and table of one group of conditions."""
 
     title: str
     note: str
@@ -71,18 +71,18 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Everything a report says.
+    """Contents of a report.
 
     Attributes:
         title: Heading.
-        about: What was run, one line.
-        badges: Short marks; those that begin with "partial" stand out.
-        alarm: What makes the results not to be compared; empty for nothing.
+        about: What was run, in one line.
+        badges: Short marks; those that begin with "partial" are highlighted.
+        alarm: Why the results must not be compared; empty if they may be.
         findings: Sentences, the most important first.
         panels: Conditions.
-        terms: Headings of the tables with what they mean.
+        terms: Headings of the tables and their meaning.
         notes: Assumptions, one sentence each.
-        command: Command line that makes this again.
+        command: Command line that makes this report again.
     """
 
     title: str
@@ -100,7 +100,7 @@ class Experiment:
 
 
 def terminal(experiment: Experiment) -> RenderableType:
-    """Tables, then what they say, then the assumptions."""
+    """Print the tables, then the findings, then the assumptions."""
     parts: list[RenderableType] = [Text(experiment.title, style="bold"), Text(experiment.about)]
     if experiment.alarm:
         parts.append(Text(f"PARTIAL: {experiment.alarm}", style="bold red"))
@@ -116,7 +116,7 @@ def terminal(experiment: Experiment) -> RenderableType:
 
 
 class _Fitting:
-    """A table without its least needed columns where the terminal is too narrow for all of them."""
+    """Return a table, without its least needed columns if the terminal is too narrow for all."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -149,7 +149,7 @@ def _drawn(table: Table, left_out: set[str]) -> RichTable:
 
 
 def write_experiment(experiment: Experiment, path: Path) -> None:
-    """Write ``experiment_page`` to a file; replaced as a whole."""
+    """Write ``experiment_page`` to a file, which is replaced as a whole."""
     with replacing(path) as part:
         part.write_text(experiment_page(experiment), encoding="utf-8")
 

@@ -1,6 +1,6 @@
-"""Result files: one row per job as Parquet or CSV, and the JSON summary. Equal replays give equal files of jobs.
+"""Result files: one row per job as Parquet or CSV, and the JSON summary. Equal replays give equal job files.
 
-Wall-clock times stand in the JSON only.
+Only the JSON contains wall-clock times.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ JOB_SCHEMA: Final = pa.schema([
     ("preemptions", pa.int64()), ("restarts", pa.int64()), ("resizes", pa.int64()), ("status", _NAME),
     ("recorded_wait_s", pa.float64()), ("recorded_jct_s", pa.float64()), ("recorded_status", _NAME),
 ])
-"""Columns of the job table; null where it did not happen or was not recorded. Times count from the first submission."""
+"""Columns of the job table; null: it did not happen or was not recorded. Times count from the first submission."""
 _STATUS: Final = ("unfinished", "finished", "failed", "rejected")
 
 
 def check_jobs_path(path: Path) -> None:
-    """Refuse a file of jobs whose name does not say how to write it.
+    """Refuse a job file whose name does not end in a known format.
 
     Raises:
         ConfigError: the name ends neither in .parquet nor in .csv.
@@ -49,11 +49,11 @@ def check_jobs_path(path: Path) -> None:
 
 
 def write_jobs(replays: Replay | Iterable[Replay], path: Path) -> None:
-    """Write the per-job table of one or several replays into one file: Parquet or CSV, as its name ends.
+    """Write the per-job table of one or several replays to one file, Parquet or CSV by its ending.
 
     Args:
-        replays: May be a generator: one replay at a time is held.
-        path: Target; replaced as a whole.
+        replays: May be a generator; only one replay at a time is held.
+        path: Target, which is replaced as a whole.
 
     Raises:
         ConfigError: the name ends neither in .parquet nor in .csv.
@@ -73,12 +73,12 @@ def write_jobs(replays: Replay | Iterable[Replay], path: Path) -> None:
 
 
 def dump_json(payload: dict[str, Any]) -> str:
-    """JSON text with a newline at the end; refuses NaN and infinity with ValueError."""
+    """Return JSON text with a newline at the end; raise ValueError for NaN and infinity."""
     return json.dumps(payload, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def job_table(replay: Replay) -> pa.Table:
-    """The per-job table of one replay: J rows, columns of ``JOB_SCHEMA``."""
+    """Return the per-job table of one replay: J rows, columns of ``JOB_SCHEMA``."""
     trace = replay.trace
     jct = jct_ms(replay)
     wait = wait_ms(replay) if len(replay.runs.job) else np.full(len(trace), NONE)

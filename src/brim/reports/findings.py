@@ -1,4 +1,4 @@
-"""What a comparison says, in sentences and by owner: the part a reader takes away."""
+"""Findings of a comparison: sentences, and changes by owner of jobs."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Change:
 
     @property
     def fraction(self) -> float:
-        """Relative change; below 0 is sooner."""
+        """Relative change; below 0, jobs complete sooner."""
         return self.after_s / self.before_s - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """When each job completed, in the record or under a policy.
+    """Completion times of jobs, in the record or under a policy.
 
     Attributes:
-        name: "as recorded", or the policy.
+        name: "as recorded", or the policy's name.
         jct_ms: Completion minus submission, shape (J,); NONE where the job does not count.
     """
 
@@ -52,21 +52,21 @@ class Outcome:
 
 
 def outcome_of(replay: Replay) -> Outcome:
-    """JCTs of the jobs that finished in a replay."""
+    """Return the JCTs of the jobs that finished in a replay."""
     return Outcome(replay.policy, np.where(finished(replay), jct_ms(replay), NONE))
 
 
 def reference_of(first: Replay, record: Record | NoRecord | None) -> Outcome:
-    """What policies are compared with, owner by owner: the record where there is one, else the first policy."""
+    """Return what policies are compared with, owner by owner: the record if there is one, else the first policy."""
     return Outcome(RECORDED, record.jct_ms) if isinstance(record, Record) else outcome_of(first)
 
 
 def changes(
     trace: Trace, before: Outcome, after: Outcome, kind: Kind, least_jobs: int = Change.LEAST_JOBS
 ) -> list[Change]:
-    """Change of mean JCT by group, user or size class over jobs counted in both outcomes, most improved first.
+    """Return changes of mean JCT by group, user or size class, over jobs counted in both outcomes, most improved first.
 
-    Owners with fewer jobs than ``least_jobs`` are left out unless that leaves nobody.
+    Owners with fewer jobs than ``least_jobs`` are left out, unless no owner has as many.
     """
     code, names = owners_by(trace, kind)
     both = (before.jct_ms >= 0) & (after.jct_ms >= 0) & (code >= 0)
@@ -89,14 +89,14 @@ def changes(
 
 
 def owner_kind(trace: Trace) -> Kind:
-    """Whom to compare by: users where the trace has them, else groups, else size classes."""
+    """Choose the kind of owner to compare by: users where the trace has them, else groups, else size classes."""
     if (trace.user >= 0).any():
         return "user"
     return "group" if (trace.group >= 0).any() else "size"
 
 
 def signed(fraction: float) -> str:
-    """A change in per cent, with a typographic minus; as a multiple where it is tenfold or more."""
+    """Format a change in per cent, with a typographic minus; as a multiple if it is tenfold or more."""
     if fraction >= 9:
         return f"{1 + fraction:,.0f}\u00d7"
     return f"{fraction:+.0%}".replace("-", "\u2212")
@@ -105,12 +105,12 @@ def signed(fraction: float) -> str:
 def findings(
     shown: Sequence[Replay], summaries: Sequence[Summary], record: Record | NoRecord | None = None
 ) -> list[str]:
-    """The verdict, the distance to the bound, who pays for the best policy, and what an oracle would gain.
+    """Return the verdict, the distance to the bound, which jobs complete later, and what an oracle would gain.
 
     Args:
         shown: One replay per policy; the first is the reference where there is no record.
         summaries: All replays of the comparison.
-        record: Of the trace.
+        record: What the trace recorded.
     """
     load = shown[0].load
     groups = {policy: group for (at, policy), group in by_policy(summaries).items() if at == load}
@@ -130,7 +130,7 @@ def findings(
         sentences += [_losers(best.trace, before, after, each) for each in kinds]
     if found.oracle is not None:
         sentences.append(
-            f"{found.oracle} is an oracle, told true run times that nobody has; it comes to "
+            f"{found.oracle} is an oracle, which knows true run times that no scheduler has; its mean is "
             f"{show_duration(found.means_s[found.oracle])}."
         )
     return sentences
@@ -153,7 +153,7 @@ def _losers(trace: Trace, before: Outcome, after: Outcome, kind: Kind) -> str:
 
 
 def owners_by(trace: Trace, kind: Kind) -> tuple[IntArray, tuple[str, ...]]:
-    """Code of each job's owner, shape (J,), and the names behind it."""
+    """Return the code of each job's owner, shape (J,), and the names for the codes."""
     if kind == "group":
         return trace.group, trace.groups
     if kind == "user":

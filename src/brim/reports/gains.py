@@ -1,4 +1,4 @@
-"""Who gains and who loses under each policy: bars of the largest changes, and a table of everybody."""
+"""Section of gains and losses under each policy: bars of the largest changes, and a table of all owners."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_OWNERS: Final = 100
 
 
 def gains_section(shown: Sequence[Replay], best: str | None, record: Record | NoRecord | None) -> str:
-    """The section of a page; the best policy is shown first. Empty where there is nothing to compare with."""
+    """Return the section of a page, best policy first; empty if there is nothing to compare with."""
     before = reference_of(shown[0], record)
     others = [replay for replay in shown if replay.policy != before.name]
     if not others:
@@ -54,7 +54,7 @@ def gains_section(shown: Sequence[Replay], best: str | None, record: Record | No
     pressed = next((at for at, replay in enumerate(others) if replay.policy == best), 0)
     why = "job-size class (the trace names neither groups nor users)" if kind == "size" else kind
     return (
-        f'<section><h2>Who gains and who loses</h2><p class="note">Change of the mean JCT against '
+        f'<section><h2>Gains and losses</h2><p class="note">Change of the mean JCT against '
         f"{escape(against_)}, by {why}, over jobs that finished in both; at most {_MAX_CHANGES} each way, those with "
         f"fewer than {Change.LEAST_JOBS} jobs left out where others exist.</p><div data-panels>"
         f'<div class="tabs" hidden><span class="soft">policy</span>{policy_buttons(others, pressed)}</div>'
@@ -63,7 +63,7 @@ def gains_section(shown: Sequence[Replay], best: str | None, record: Record | No
 
 
 def _gains_table(trace: Trace, before: Outcome, others: Sequence[Replay], kind: Kind) -> str:
-    """Everybody under every policy, those with most jobs first."""
+    """Return the table of all owners under every policy, those with most jobs first."""
     _, place = gantt.people(trace)
     code, owners = owners_by(trace, kind)
     counted = before.jct_ms >= 0

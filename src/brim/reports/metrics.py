@@ -1,7 +1,7 @@
 """The figures of one replay, each defined once, for the table, the JSON and the page.
 
-Which jobs count: a job has *finished* when it completed without exhausting its attempts. JCT, queueing delay, waiting
-and fairness are over finished jobs; failed, rejected and unfinished jobs are counted and left out. Percentiles
+A job has *finished* when it completed without exhausting its attempts. JCT, queueing delay, waiting
+and fairness are computed over finished jobs; failed, rejected and unfinished jobs are counted and left out. Percentiles
 interpolate linearly (NumPy's default). A figure that is not defined for a replay is None, never NaN.
 """
 
@@ -25,7 +25,7 @@ _SIZE_CLASS_TOP: Final = np.array([1, 4, 8, 16, 64])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """What one replay came to. ``None`` where a figure is not defined.
+    """Figures of one replay. ``None`` where a figure is not defined.
 
     Attributes:
         jobs: Jobs of the trace.
@@ -33,29 +33,29 @@ class Metrics:
         failed: Ended by exhausting their attempts.
         rejected: Turned away by the policy.
         rejected_fraction: Of all jobs: the drop rate.
-        unfinished: None of these, because the replay was interrupted.
+        unfinished: Jobs in none of these states, because the replay was interrupted.
         elastic: Jobs that could run on several numbers of GPUs.
-        unmeasured: Elastic jobs that ran as asked because nothing was known of how they scale (``Replay.unmeasured``).
+        unmeasured: Elastic jobs that ran as asked because their scaling was not known (``Replay.unmeasured``).
         jct_mean_s: Completion minus submission, waiting included, over finished jobs.
         jct_p50_s: Its median.
         jct_p99_s: Its 99th percentile.
         queue_mean_s: Submission to first start, over finished jobs.
         queue_p50_s: Its median.
         queue_p99_s: Its 99th percentile.
-        wait_mean_s: JCT minus all time with GPUs: waiting after preemptions, failures and for dependencies is in it.
+        wait_mean_s: JCT minus all time with GPUs: includes waiting after preemptions and failures and for dependencies.
         wait_p50_s: Its median.
         wait_p99_s: Its 99th percentile.
         requeue_mean_s: Part of ``wait_mean_s`` after the first start: waiting after preemptions and failures.
         makespan_s: First submission to last end; None while jobs are unfinished.
         gpu_allocated_fraction: GPU time held / (all GPUs x [first submission, end]).
         gpu_busy_fraction: Useful GPU time / (all GPUs x [first submission, end]).
-        cpu_busy_fraction: Cores held by jobs with GPUs / all cores over the same time; None where the trace asks no
-            cores or the cluster states none.
-        preemptions: Times the scheduler took GPUs away.
-        restarts: Times a job started again, resizes included.
-        resizes: Times a job that held GPUs was moved to others.
+        cpu_busy_fraction: Cores held by jobs with GPUs / all cores over the same time; None if no job asks for cores
+            or the cluster states none.
+        preemptions: How often the scheduler took a job's GPUs away.
+        restarts: How often a job started again, resizes included.
+        resizes: How often a job that held GPUs was moved to others.
         lost_gpu_s: GPU time whose work was rolled back.
-        held_gpu_s: GPU time held by all jobs: stalls, saves, restarts and work that was lost included.
+        held_gpu_s: GPU time held by all jobs, including stalls, saves, restarts and lost work.
         ftf_rho_mean: Finish-time fairness, see ``finish_time_fairness``.
         ftf_rho_p95: Its 95th percentile.
         ftf_rho_max: Its maximum.
@@ -158,29 +158,29 @@ def measure(replay: Replay) -> Metrics:
 
 
 def finished(replay: Replay) -> BoolArray:
-    """Whether each job completed without exhausting its attempts, shape (J,)."""
+    """Return whether each job completed without exhausting its attempts, shape (J,)."""
     done: BoolArray = (replay.finish_ms >= 0) & (replay.failed == 0)
     return done
 
 
 def jct_ms(replay: Replay) -> IntArray:
-    """Completion minus submission, ms, shape (J,); NONE where the job did not complete."""
+    """Return completion minus submission, ms, shape (J,); NONE where the job did not complete."""
     return np.where(replay.finish_ms >= 0, replay.finish_ms - replay.trace.submit_ms, NONE)
 
 
 def queue_ms(replay: Replay) -> IntArray:
-    """Submission to first start, ms, shape (J,); NONE where the job never started."""
+    """Return the time from submission to first start, ms, shape (J,); NONE where the job never started."""
     return np.where(replay.first_start_ms >= 0, replay.first_start_ms - replay.trace.submit_ms, NONE)
 
 
 def wait_ms(replay: Replay) -> IntArray:
-    """Completion minus submission minus the time with GPUs, ms, shape (J,); NONE where the job did not complete."""
+    """Return completion minus submission minus time with GPUs, ms, shape (J,); NONE if the job did not complete."""
     jct = jct_ms(replay)
     return np.where(jct >= 0, jct - held_ms(replay), NONE)
 
 
 def held_ms(replay: Replay) -> IntArray:
-    """Time each job held GPUs, ms, shape (J,)."""
+    """Return the time each job held GPUs, ms, shape (J,)."""
     runs = replay.runs
     time_ms = run_end_ms(replay) - runs.start_ms
     held = np.bincount(runs.job, weights=time_ms.astype(np.float64), minlength=len(replay.trace))
@@ -188,26 +188,26 @@ def held_ms(replay: Replay) -> IntArray:
 
 
 def run_end_ms(replay: Replay) -> IntArray:
-    """End of each run, ms, shape (R,); the end of the replay for a run still open then."""
+    """Return the end of each run, ms, shape (R,); the end of the replay for a run that is still open then."""
     return np.where(replay.runs.end_ms >= 0, replay.runs.end_ms, replay.end_ms)
 
 
 def size_class(trace: Trace) -> IntArray:
-    """Code of each job's size class in ``SIZE_CLASSES``, shape (J,)."""
+    """Return the code of each job's size class in ``SIZE_CLASSES``, shape (J,)."""
     return np.searchsorted(_SIZE_CLASS_TOP, trace.gpus, side="left").astype(np.int64)
 
 
 def percentile(values: FloatArray, percent: float) -> float | None:
-    """Percentile by linear interpolation; None of nothing."""
+    """Return a percentile by linear interpolation; None without values."""
     return float(np.percentile(values, percent)) if len(values) else None
 
 
 def finish_time_fairness(replay: Replay) -> FloatArray:
-    """Finish-time fairness rho of the finished jobs whose run time as asked is known.
+    """Return the finish-time fairness rho of the finished jobs whose run time as asked is known.
 
     rho = JCT / JCT on an equal share of the cluster. The equal share of a job is (all GPUs / n), n the users active at
     its submission; a job that asks for more GPUs than that takes turns: ideal = run x max(1, gpus x n / all GPUs). An
-    elastic job counts as its user asked for it, so that rho below 1 is what a policy's sizes gained it.
+    elastic job counts with the size its user asked for, so that a rho below 1 is a gain from the policy's sizes.
     A user is active from a submission until that job would end had it started at once, so n and the ideal are the
     same under every policy. Owners are users, else groups where no user is recorded, else everybody is one owner.
 
@@ -228,7 +228,7 @@ def finish_time_fairness(replay: Replay) -> FloatArray:
 
 
 def active_owners(trace: Trace, run_ms: IntArray) -> IntArray:
-    """Owners with a job in [submission, submission + run) when each job is submitted, shape (J,), at least 1."""
+    """Count owners with a job in [submission, submission + run) when each job is submitted, shape (J,), >= 1."""
     owner = trace.user if (trace.user >= 0).any() else trace.group
     order = np.lexsort((trace.submit_ms, owner))
     start, end = trace.submit_ms[order], (trace.submit_ms + np.maximum(run_ms, 0))[order]
@@ -245,7 +245,7 @@ def active_owners(trace: Trace, run_ms: IntArray) -> IntArray:
 
 
 def _makespan_s(replay: Replay) -> float:
-    """First submission (time 0 of a trace) to the last end of a job, failed ones included where they ran."""
+    """Return the time from the first submission (time 0) to the last end of a job, failed jobs that ran included."""
     last_run_ms = int(run_end_ms(replay).max(initial=0))
     last_ms = max(int(replay.finish_ms.max()), last_run_ms if replay.failed.any() else 0)
     return (last_ms - int(replay.trace.submit_ms[0])) / MS_PER_S

@@ -1,7 +1,7 @@
-"""One self-contained HTML page for a comparison: opens from a file, asks no network, stays below 5 MB.
+"""Lay out a comparison as one self-contained HTML page, which opens from a file without a network and is below 5 MB.
 
 The distribution charts show one replay per policy: the first seed at the first load. The table shows all of them.
-Everything a user named is escaped, and a content security policy lets nothing run but the page's own script.
+Names that users gave are escaped, and a content security policy lets only the page's own script run.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from brim.reports.verdict import standing, times
 from brim.units import MS_PER_S, show_duration
 
 MAX_BYTES: Final = 5_000_000
-"""What a page may weigh; the Gantt's budget is chosen so that it holds for any trace."""
+"""Largest size of a page; the budget of the Gantt chart keeps pages of any trace below it."""
 _LONGEST_RATIO: Final = 3
-"""Bars of the distance to the bound end at this multiple of the median one, so that an outlier hides no difference."""
+"""Bars of the distance to the bound are cut at this multiple of the median, so that an outlier hides no difference."""
 _LEFT_OUT: Final = ("policy", "makespan x bound", "told", "rounds/s", "wall")
-"""Columns of the terminal's table that the page says elsewhere or not at all."""
+"""Columns of the terminal's table that the page shows elsewhere or leaves out."""
 _TERMS: Final = {
     "JCT": "Submission to completion, waiting included; mean, median, 99th percentile.",
     "x bound": "Multiple of a value that no schedule can beat.",
     "wait": "All time between submission and completion in which the job holds no GPUs.",
     "requeued": "The part of the mean wait after the first start: after preemptions and failures.",
     "alloc, busy": "GPU time held, and GPU time that moved a job forward for good, over the time of all GPUs.",
-    "GPU-h, wait-h": "GPU-hours that jobs hold, stalls and lost work included; hours of waiting, summed over the jobs.",
+    "GPU-h, wait-h": "GPU-hours that jobs hold, stalls and lost work included; hours that jobs wait, in total.",
     "rho p95": "Finish-time fairness: JCT over what an equal share of the cluster would have given; 1 is fair.",
 }
 
@@ -54,7 +54,7 @@ def write_page(
     replays: Sequence[Replay], path: Path, *, command: str, summaries: Sequence[Summary] = (),
     record: Record | NoRecord | None = None,
 ) -> None:
-    """Write ``page`` to a file; replaced as a whole."""
+    """Write ``page`` to a file, which is replaced as a whole."""
     text = page(replays, command=command, summaries=summaries, record=record)
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
@@ -67,10 +67,10 @@ def page(
     """Lay a comparison out as one HTML page.
 
     Args:
-        replays: At least one; the policy of the first is the one others are compared with. Same cluster throughout.
+        replays: At least one, all on the same cluster; others are compared with the policy of the first.
         command: Command line that makes this page again.
-        summaries: Of the same replays, where already computed.
-        record: Of their trace.
+        summaries: Summaries of the same replays, if already computed.
+        record: What their trace recorded.
 
     Returns:
         HTML text. Apart from wall times, equal replays give an equal page.
@@ -107,7 +107,7 @@ def page(
 
 
 def _one_per_policy(replays: Sequence[Replay]) -> list[Replay]:
-    """First seed at the first load of each policy, in order of appearance."""
+    """Return the first seed at the first load of each policy, in order of appearance."""
     kept: dict[str, Replay] = {}
     for replay in replays:
         if replay.load == replays[0].load:
@@ -206,7 +206,7 @@ def _summary_table(rows: dict[str, list[Summary]], policies: Sequence[str], reco
 
 
 def _figure(heading: str, cell: Cell) -> str:
-    """A cell with the number that its column is sorted by."""
+    """Return a cell with the number by which its column is sorted."""
     kind = " class=main" if heading == "JCT mean" else ""
     value = "" if cell.value is None else f' data-v="{cell.value:.6g}"'
     return f"<td{kind}{value}>{escape(cell.text).replace('+-', chr(0xB1))}</td>"
@@ -223,9 +223,9 @@ def _distributions(shown: Sequence[Replay], record: Record | NoRecord | None) ->
     known = record if isinstance(record, Record) else None
     return _pair(
         _chart("Job completion time",
-               "Share of jobs complete within a time of their submission. Medians beside the names.",
+               "Share of jobs completed within a time after submission. Medians are beside the names.",
                lines.cdf(jct, what="completion time", recorded=_seconds(known.jct_ms) if known else None)),
-        _chart("Queueing delay", "Share of jobs started within a time of their submission. Medians beside the names.",
+        _chart("Queueing delay", "Share of jobs started within a time after submission. Medians are beside the names.",
                lines.cdf(queue, what="queueing delay", recorded=_seconds(known.queue_ms) if known else None)),
     )
 
@@ -235,10 +235,10 @@ def _seconds(column_ms: IntArray) -> FloatArray:
 
 
 def _courses(shown: Sequence[Replay], summaries: Sequence[Summary]) -> str:
-    left = _chart("Waiting jobs over time", "Time means beside the names.", lines.queue_length(shown))
-    left += _chart("GPUs held over time", "Full height is the whole cluster.", lines.allocated_gpus(shown))
+    left = _chart("Waiting jobs over time", "Time means are beside the names.", lines.queue_length(shown))
+    left += _chart("GPUs held over time", "The full height is the whole cluster.", lines.allocated_gpus(shown))
     right = _chart(
-        "Who waits, by job size", "Queueing delay: dot at the median, end of the bar at the 90th percentile.",
+        "Waiting by job size", "Queueing delay: the dot is the median, the end of the bar the 90th percentile.",
         waits.waits_by_size(shown),
     )
     by_load = _load_points(summaries)
@@ -267,7 +267,7 @@ def _bounds_section(shown: Sequence[Replay], summaries: Sequence[Summary]) -> st
     return (
         '<section><h2>Distance to the lower bound</h2><p class="note">Multiples of a value that no schedule of these '
         f"{what} on these GPUs can beat (the line at 1x), preemption and placement being free. "
-        "Bars that fade go on.</p>"
+        "Bars that fade out are cut.</p>"
         f'<div class="halves"><div>{_ratio_rows("Mean JCT", jct)}</div><div>{_ratio_rows("Makespan", span)}</div></div>'
         "</section>"
     )
@@ -298,7 +298,7 @@ def _assumptions(summaries: Sequence[Summary], command: str) -> str:
     words = "; ".join(f"{policy}: {estimates}" for policy, estimates in told.items())
     return (
         f'<section><h2>Assumptions</h2><ul class="assumptions">{items}'
-        f"<li>What policies were told of run times: {escape(words)}.</li></ul></section>"
+        f"<li>Run times that policies knew: {escape(words)}.</li></ul></section>"
         f"<section><h2>Make this page again</h2><pre>{escape(command)}</pre></section>"
     )
 
@@ -312,6 +312,6 @@ def _pair(left: str, right: str) -> str:
 
 
 def asset(name: str) -> str:
-    """The text of a file that pages carry."""
+    """Return the text of a file that is embedded in pages."""
     return (files("brim.reports") / "assets" / name).read_text(encoding="utf-8")
 

@@ -1,8 +1,8 @@
-"""What a trace recorded of its own cluster, in the figures of a replay: the row "as recorded".
+"""The row "as recorded": what a trace recorded of its own cluster, in the figures of a replay.
 
-The record covers the jobs whose wait, run time and end were recorded. It stands beside replays that serve the same jobs
-at the same times for the recorded run times, and is left out of all others with the reason. Suspensions and the time
-between the attempts of a requeued job count as waiting, as they do in a replay.
+The record covers the jobs whose wait, run time and end were recorded. It is shown beside replays that serve the same
+jobs at the same times for the recorded run times; beside all others, the report says why it is missing. Suspensions and
+the time between the attempts of a requeued job count as waiting, as they do in a replay.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Record:
 
     Attributes:
         jobs: Jobs of the trace.
-        covered: Jobs whose wait, run time and end were recorded; the figures are over these.
+        covered: Jobs whose wait, run time and end were recorded; the figures cover these.
         jct_ms: Completion minus submission of each job, shape (J,); NONE where not covered.
         queue_ms: Submission to first start of each job, shape (J,); NONE where not covered.
         jct_mean_s: Mean of ``jct_ms``.
@@ -40,7 +40,7 @@ class Record:
         wait_mean_s: Mean of the time between submission and end in which a job did not run.
         wait_p50_s: Its median.
         wait_p99_s: Its 99th percentile.
-        requeue_mean_s: Mean of the part of it after the first start.
+        requeue_mean_s: Mean of the part of that time after the first start.
         held_gpu_s: GPU time held, shares counted as shares.
     """
 
@@ -63,24 +63,24 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class NoRecord:
-    """The record is left out, for this reason."""
+    """The reason why the record is left out."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Totals of the same jobs in two outcomes: the record, or another replay, and a replay.
+    """Totals of the same jobs in two outcomes: first the record or another replay, then a replay.
 
     Attributes:
         reference: Name of the first outcome.
         jobs: Jobs compared.
         before_jct_s: Sum of completion times in the first.
-        after_jct_s: In the second.
+        after_jct_s: The same in the second.
         before_wait_s: Sum of waiting times in the first.
-        after_wait_s: In the second.
+        after_wait_s: The same in the second.
         before_gpu_s: GPU time held in the first.
-        after_gpu_s: In the second: stalls, saves, restarts and work that was lost included.
+        after_gpu_s: The same in the second, including stalls, saves, restarts and lost work.
     """
 
     reference: str
@@ -94,12 +94,12 @@ class Comparison:
 
     @property
     def saved_gpu_s(self) -> float:
-        """GPU time that the same jobs hold less in the second outcome."""
+        """Return how much less GPU time the same jobs hold in the second outcome."""
         return self.before_gpu_s - self.after_gpu_s
 
     @property
     def saved_wait_s(self) -> float:
-        """Time that the same jobs wait less in the second outcome, summed over the jobs."""
+        """Return how much less time the same jobs wait in the second outcome, summed over the jobs."""
         return self.before_wait_s - self.after_wait_s
 
 
@@ -122,7 +122,7 @@ def record_of(trace: Trace) -> Record | NoRecord:
 
 
 def at_load(record: Record | NoRecord | None, load: float) -> Record | NoRecord | None:
-    """The record, for replays at this load."""
+    """Return the record, for replays at this load."""
     return NoRecord("the load is not the recorded one") if isinstance(record, Record) and load != 1 else record
 
 

@@ -1,6 +1,6 @@
-"""One line of a comparison: a replay's names, its metrics and the bounds they are measured against.
+"""Summaries: one line of a comparison, with a replay's names, its metrics and the bounds for them.
 
-The table, the JSON and the page are all made from summaries, so that no figure is computed twice or in two ways.
+The table, the JSON and the page all use summaries, so that no figure is computed twice or in two ways.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Summary:
         policy: Preset name or file.
         seed: Seed of the replay.
         load: Arrival rate relative to the trace.
-        oracle: The policy was told true run times.
-        estimates: What it was told, in words.
-        partial: The replay was interrupted.
+        oracle: Whether the policy knew true run times.
+        estimates: Description of the run times that the policy knew.
+        partial: Whether the replay was interrupted.
         assumptions: One sentence each.
-        metrics: Figures.
-        bounds: Lower bounds over the jobs this replay finished; None where jobs ran shorter than they can.
+        metrics: Figures of the replay.
+        bounds: Lower bounds over the jobs that this replay finished; None where jobs ran shorter than they can.
         price_per_gpu_h: What an hour of one GPU costs while a job holds it, in the user's currency; None if not given.
         saved: This replay beside the record, or else beside the first policy's replay of the same load and seed; None
             for that replay itself, and where the two did not finish the same jobs.
@@ -74,7 +74,7 @@ class Summary:
 
     @property
     def incomplete(self) -> bool:
-        """Jobs are unfinished, so that means over finished jobs do not compare with those of other replays."""
+        """Whether jobs are unfinished, so that means over finished jobs do not compare with those of other replays."""
         return self.partial or self.metrics.unfinished > 0
 
     @property
@@ -95,17 +95,17 @@ class Summary:
 
     @property
     def saved_cost(self) -> float | None:
-        """Price of the GPU time that the same jobs hold less than in the reference."""
+        """Price of the GPU time that the same jobs save against the reference."""
         return None if self.saved is None else self._priced(self.saved.saved_gpu_s)
 
     @property
     def saved_gpu_h(self) -> float | None:
-        """GPU-hours that the same jobs hold less than in the reference."""
+        """How many GPU-hours less the same jobs hold than in the reference."""
         return None if self.saved is None else self.saved.saved_gpu_s / S_PER_H
 
     @property
     def saved_wait_h(self) -> float | None:
-        """Hours that the same jobs wait less than in the reference, summed over the jobs."""
+        """How many hours less the same jobs wait than in the reference, summed over the jobs."""
         return None if self.saved is None else self.saved.saved_wait_s / S_PER_H
 
     def _priced(self, gpu_s: float) -> float | None:
@@ -126,8 +126,8 @@ def summarise(
     """Measure and bound every replay; bounds of the same jobs on the same cluster are computed once.
 
     Args:
-        replays: May be a generator: one replay at a time is held.
-        record: Of the trace. Where it is a ``Record``, replays at load 1 with seed 0 are compared with it.
+        replays: May be a generator; only one replay at a time is held.
+        record: What the trace recorded. Where it is a ``Record``, replays at load 1 with seed 0 are compared with it.
         price_per_gpu_h: What an hour of one GPU costs while a job holds it.
 
     Returns:
@@ -161,7 +161,7 @@ def _beside_first(summaries: Sequence[Summary]) -> Iterator[Summary]:
 
 
 def _beside(first: Summary, other: Summary) -> Comparison | None:
-    """Totals of two replays that both finished every job."""
+    """Return totals of two replays that both finished every job."""
     before, after = first.metrics, other.metrics
     if any(m.finished < m.jobs or m.wait_mean_s is None or m.jct_mean_s is None for m in (before, after)):
         return None
@@ -175,7 +175,7 @@ def _beside(first: Summary, other: Summary) -> Comparison | None:
 
 
 def _bounds_key(replay: Replay) -> bytes:
-    """Digest of everything the bounds depend on: replays of one trace may hold copies of it."""
+    """Return a digest of everything that the bounds depend on: replays of one trace may hold copies of it."""
     trace, needs = replay.trace, needs_of(replay)
     digest = hashlib.blake2b(str(replay.cluster).encode(), digest_size=16)
     for column in (
@@ -187,14 +187,14 @@ def _bounds_key(replay: Replay) -> bytes:
 
 
 def short_names(policies: Iterable[str]) -> dict[str, str]:
-    """What to call policies in a report: a file by its last part, where that stays unique."""
+    """Return the names of policies in a report: a file by its last part, if that is unique."""
     known = list(dict.fromkeys(policies))
     short = {policy: re.split(r"[/\\]", policy)[-1] if ".py" in policy else policy for policy in known}
     return short if len(set(short.values())) == len(known) else {policy: policy for policy in known}
 
 
 def renamed(summaries: Iterable[Summary], names: Mapping[str, str]) -> list[Summary]:
-    """The same summaries with other names of policies."""
+    """Return the same summaries with other names of policies."""
     return [
         dataclasses.replace(
             s, policy=names[s.policy],
@@ -205,7 +205,7 @@ def renamed(summaries: Iterable[Summary], names: Mapping[str, str]) -> list[Summ
 
 
 def ran_as_needed(replay: Replay) -> bool:
-    """Whether every finished job held GPUs for at least its least run time: without that the bounds do not hold.
+    """Return whether every finished job held GPUs for at least its least run time; otherwise the bounds do not hold.
 
     A job that ran on faster GPUs than recorded may end sooner.
     """
@@ -217,25 +217,25 @@ def ran_as_needed(replay: Replay) -> bool:
 
 
 def result_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
-    """One flat dictionary per replay with the keys of the JSON results; fit for CSV once assumptions are joined."""
+    """Return one flat dictionary per replay with the keys of the JSON results; for CSV, join the assumptions."""
     return [_result_row(summary) for summary in summaries]
 
 
 def results_json(
     replay: Replay, summaries: Sequence[Summary], record: Record | NoRecord | None = None
 ) -> dict[str, Any]:
-    """The result JSON of ``brim sim run`` and ``brim sim compare``: no NaN, no infinity, undefined is null.
+    """Return the result JSON of ``brim sim run`` and ``brim sim compare``: no NaN, no infinity, undefined is null.
 
     ``results`` has one entry per replay. ``recorded`` has the figures of the record under the same keys, over
     ``covered`` of the trace's ``jobs``, or is null with the reason in ``recorded_left_out``. In ``results``,
-    ``saved_gpu_s`` and ``saved_wait_s`` say how much GPU time the same jobs held less, and how much they waited less
+    ``saved_gpu_s`` and ``saved_wait_s`` say how much less GPU time the same jobs held, and how much less they waited
     (summed over jobs), than in ``saved_against``: the record, or else the first policy. They are negative where a
     policy needs more. ``cost`` and ``saved_cost`` are ``held_gpu_s`` and ``saved_gpu_s`` times the given price.
 
     Args:
         replay: Any of the replays, for trace and cluster.
-        summaries: All of them.
-        record: Of the trace.
+        summaries: Summaries of all replays.
+        record: What the trace recorded.
     """
     trace = replay.trace
     return {
@@ -252,7 +252,7 @@ def results_json(
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Mean and Student-t 95 % interval of independent values (one per seed)."""
+    """Return the mean and Student-t 95 % interval of independent values (one per seed)."""
     count = len(values)
     mean = math.fsum(values) / count
     if count < 2:
@@ -263,7 +263,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def by_policy(summaries: Sequence[Summary]) -> dict[tuple[float, str], list[Summary]]:
-    """Summaries by (load, policy), both in order of appearance, seeds together."""
+    """Group summaries by (load, policy), both in order of appearance, seeds together."""
     grouped: dict[tuple[float, str], list[Summary]] = {}
     for load in dict.fromkeys(summary.load for summary in summaries):
         for summary in summaries:
@@ -273,7 +273,7 @@ def by_policy(summaries: Sequence[Summary]) -> dict[tuple[float, str], list[Summ
 
 
 def all_assumptions(summaries: Sequence[Summary]) -> list[str]:
-    """Every assumption once; one that only some policies make is led by their names."""
+    """Return every assumption once; one that only some policies make begins with their names."""
     policies = list(dict.fromkeys(summary.policy for summary in summaries))
     makers: dict[str, dict[str, None]] = {}
     for summary in summaries:
@@ -288,7 +288,7 @@ def _about_cost(summary: Summary) -> str:
         return NO_POWER
     return (
         f"Cost is the GPU time that jobs hold, at {summary.price_per_gpu_h:g} per GPU-hour. Idle GPUs are not charged; "
-        "where they are paid for anyway, what is saved is capacity, not money. Energy is not modelled."
+        "where they are paid for anyway, the saving is capacity, not money. Energy is not modelled."
     )
 
 

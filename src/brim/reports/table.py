@@ -1,4 +1,4 @@
-"""The comparison as a table for the terminal, with what carries it in words below."""
+"""Show a comparison as a table for the terminal, with notes and assumptions below it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def comparison(summaries: Sequence[Summary], record: Record | NoRecord | None = 
     """One row per policy and load; with several seeds, means with their 95 % interval and paired differences.
 
     Args:
-        summaries: In the order in which policies should stand; the first policy is the one others are compared with.
-        record: Of the trace; its row stands first in the table of load 1.
+        summaries: In the order of the rows; others are compared with the first policy.
+        record: What the trace recorded; its row is the first in the table of load 1.
 
     Returns:
-        A rich renderable: table, load, bounds, assumptions; "partial" first and loud.
+        A rich renderable: table, load, bounds, assumptions; a warning first if results are partial.
     """
     names = short_names(s.policy for s in summaries)
     summaries = renamed(summaries, names)
@@ -56,7 +56,7 @@ def comparison(summaries: Sequence[Summary], record: Record | NoRecord | None = 
 
 
 def paired_difference(first: Sequence[Summary], other: Sequence[Summary]) -> str | None:
-    """Mean JCT of ``other`` minus ``first`` over the seeds both have, in words; None with fewer than two such seeds."""
+    """Show the mean JCT of ``other`` minus ``first`` over their common seeds; None with fewer than two such seeds."""
     base = {s.seed: s.metrics.jct_mean_s for s in first}
     pairs = [(s.metrics.jct_mean_s, base[s.seed]) for s in other if s.seed in base]
     differences = [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
@@ -68,7 +68,7 @@ def paired_difference(first: Sequence[Summary], other: Sequence[Summary]) -> str
 
 
 class _Fitting:
-    """The table, without its least needed columns where the terminal is too narrow for all of them."""
+    """Lay out the table, without its least needed columns if the terminal is too narrow for all."""
 
     def __init__(self, rows: dict[str, list[Summary]], load: float, record: Record | NoRecord | None) -> None:
         self.rows, self.load, self.record = rows, load, record
@@ -87,7 +87,7 @@ class _Fitting:
 
 
 def left_out_note(headings: Sequence[str]) -> Text:
-    """Name the columns that a narrow terminal leaves no room for."""
+    """Name the columns that do not fit a narrow terminal."""
     return Text(
         f"This terminal is too narrow for: {', '.join(headings)}. A wider one, a pipe or --json shows them.",
         style="dim",
@@ -114,7 +114,7 @@ def _table(
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A figure as text, and as a number to sort by; None where it is not defined or no figure."""
+    """A figure as text, and as a number to sort by; None where it is not defined or not a number."""
 
     text: str
     value: float | None = None
@@ -125,7 +125,7 @@ Row: TypeAlias = dict[str, Cell]
 
 
 def cells(rows: dict[str, list[Summary]], record: Record | NoRecord | None = None) -> dict[str, Row]:
-    """Figures of the record, where there is one, and of each policy over its seeds; undefined is a dash."""
+    """Return the figures of the record, if there is one, and of each policy over its seeds; undefined is a dash."""
     first = next(iter(rows.values()))
     every = [s for group in rows.values() for s in group]
     shown = [heading for heading, (figure, _) in _RARE.items() if any(figure(s) for s in every)]
@@ -144,7 +144,7 @@ def cells(rows: dict[str, list[Summary]], record: Record | NoRecord | None = Non
 
 
 def record_name(record: Record) -> str:
-    """What the row of the record is called: with the number of its jobs where it does not cover all."""
+    """Return the name of the record's row, with the number of its jobs if it does not cover all."""
     if record.covered == record.jobs:
         return RECORD_ROW
     return f"{RECORD_ROW} ({record.covered:,} of {record.jobs:,} jobs)"
@@ -155,7 +155,7 @@ def _whole(number: float) -> str:
 
 
 def show_hours(hours: float) -> str:
-    """Hours with a decimal where they are few."""
+    """Show hours, with a decimal if they are few."""
     return f"{hours:,.1f}" if abs(hours) < 1000 else f"{hours:,.0f}"
 
 
@@ -164,7 +164,7 @@ _RARE: Final[dict[str, tuple[Callable[[Summary], float], Callable[[float], str]]
     "unmeasured": (lambda s: s.metrics.unmeasured, _whole),
     "lost GPU-h": (lambda s: s.metrics.lost_gpu_s / S_PER_H, show_hours),
 }
-"""Columns that are there only where a policy of the table has something in them, and how their figures are shown."""
+"""Columns shown only if a policy of the table has a figure for them, and how to show the figures."""
 
 
 def _cells(policy: str, group: Sequence[Summary], rare: Sequence[str], *, priced: bool) -> Row:
@@ -223,8 +223,8 @@ def _notes(rows: dict[str, list[Summary]], record: Record | NoRecord | None) -> 
     reference = next((s.saved.reference for group in rows.values() for s in group if s.saved), None)
     if reference is not None:
         lines.append(
-            f"GPU-h saved: GPU-hours that the same jobs hold less than {against(reference)}; wait-h saved: hours that "
-            "they wait less, summed over the jobs. Below zero they need more."
+            f"GPU-h saved: how many GPU-hours less the same jobs hold than {against(reference)}; wait-h saved: how "
+            "many hours less they wait, summed over the jobs. Below zero, they need more."
         )
     if first.metrics.elastic:
         lines.append(f"{first.metrics.elastic:,} of the jobs are elastic: a policy may choose their GPUs and batch.")
@@ -239,25 +239,25 @@ def _notes(rows: dict[str, list[Summary]], record: Record | NoRecord | None) -> 
         lines.append("Rejected jobs are left out of every mean: compare only policies that reject the same ones.")
     if any(s.metrics.unmeasured for group in rows.values() for s in group):
         lines.append(
-            "Unmeasured jobs are elastic and ran as asked: when they started, nothing was known of how they scale."
+            "Unmeasured jobs are elastic but ran as asked, because their scaling was not known when they started."
         )
     return [Text(line, style="dim") for line in lines]
 
 
 def record_notes(record: Record | NoRecord | None) -> list[str]:
-    """Why the row of the record is missing, or what it covers where that is not every job."""
+    """Say why the row of the record is missing, or which jobs it covers if not all."""
     if isinstance(record, NoRecord):
         return [f'No row "{RECORD_ROW}": {record.reason}.']
     if record is not None and record.covered < record.jobs:
         return [
             f'The row "{RECORD_ROW}" covers {record.covered:,} of {record.jobs:,} jobs, those whose start and end were '
-            "recorded. What is saved against it is over the same jobs; the other columns of the policies are over all."
+            "recorded. Savings against it are over the same jobs; the other columns of the policies are over all jobs."
         ]
     return []
 
 
 def against(reference: str) -> str:
-    """What is saved is measured against, in words that follow "less than"."""
+    """Name what savings are measured against, to follow "less than"."""
     return "recorded" if reference == RECORD_ROW else f"under {reference}"
 
 
@@ -300,7 +300,7 @@ def _spread(group: Sequence[Summary], figure: Callable[[Summary], float | None],
 
 
 def show_money(amount: float) -> str:
-    """An amount in the user's currency, with two decimals where it is small."""
+    """Show an amount in the user's currency, with two decimals if it is small."""
     return f"{amount:,.2f}" if abs(amount) < 1000 else f"{amount:,.0f}"
 
 

@@ -1,4 +1,4 @@
-"""The section of the page that draws every GPU over time, with what one presses to zoom and to choose users."""
+"""The section of the page that draws every GPU over time, with buttons to zoom and to choose users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from brim.reports.markup import button, policy_buttons
 
 
 def gantt_section(shown: Sequence[Replay]) -> str:
-    """The section, with its data; the page's script draws it."""
+    """Return the section with its data; the page's script draws it."""
     owners = gantt.owners_of(shown[0])
     data = gantt.packed(gantt.gantt_data(shown, owners))
     colours = button(1, "job size", pressed=owners.kind == "size")
@@ -44,7 +44,7 @@ def gantt_section(shown: Sequence[Replay]) -> str:
 
 
 def _people_filter(replay: Replay) -> str:
-    """Where to choose users (groups, where no users are recorded); the page's script fills the list."""
+    """Return the list to choose users from (groups, if no users are recorded); the page's script fills it."""
     names, _ = gantt.people(replay.trace)
     if len(names) < 2:
         return ""

@@ -1,4 +1,4 @@
-"""What a comparison comes to, in two to four sentences: the best policy, the best without preemption, what is saved."""
+"""The result of a comparison in two to four sentences: the best policy, the best without preemption, savings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from brim.units import S_PER_H, show_duration
 Groups = Mapping[str, Sequence[Summary]]
 """Summaries of each policy over its seeds, at one load."""
 _FEW_H = 0.05
-"""GPU-hours that are none when rounded to a tenth."""
+"""GPU-hours that round to zero at one decimal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Who is compared, and who is best.
+    """The policies compared, and the best of them.
 
     Attributes:
-        means_s: Mean JCT of each policy that may be compared: of the complete replays where there are two or more.
+        means_s: Mean JCT of each policy that may be compared, over the complete replays if there are two or more.
         complete: Whether any replay is complete.
         first: The policy that others are compared with.
         best: The policy with the least mean JCT; no oracle.
@@ -44,7 +44,7 @@ def standing(groups: Groups) -> Standing | str:
         known = complete
     fair = [policy for policy in known if not groups[policy][0].oracle]
     if not fair:
-        return "All of these policies are oracles: they were told true run times." if known else "No job finished."
+        return "All of these policies are oracles: they know true run times." if known else "No job finished."
     first = next(iter(groups))
     return Standing(
         means_s=known, complete=bool(complete), first=first if first in known else fair[0],
@@ -62,7 +62,7 @@ def verdict(groups: Groups) -> list[str]:
     if isinstance(found, str):
         return [found]
     saved = groups[found.best][0].saved if len(groups[found.best]) == 1 else None
-    sentences = [] if found.complete else ["No replay is complete: what follows is over the jobs that finished."]
+    sentences = [] if found.complete else ["No replay is complete: these findings are over the jobs that finished."]
     if saved is not None and saved.reference == RECORDED:
         sentences.append(_beside_record(found.best, saved))
     else:
@@ -74,7 +74,7 @@ def verdict(groups: Groups) -> list[str]:
 
 
 def times(ratio: float) -> str:
-    """A multiple with as many digits as matter."""
+    """Format a multiple with the digits that matter."""
     return f"{ratio:.2f}" if ratio < 100 else f"{ratio:,.0f}"
 
 
@@ -85,13 +85,13 @@ def _beside_record(best: str, saved: Comparison) -> str:
     )
     if jct[0] == jct[1] and wait[0] == wait[1]:
         return (
-            f"{best}, the best policy here, oracles aside, comes to what was recorded: a mean wait of {wait[0]} and a "
+            f"{best}, the best policy here, oracles aside, equals the record: a mean wait of {wait[0]} and a "
             f"mean job completion time of {jct[0]}."
         )
     if saved.after_jct_s >= saved.before_jct_s:
         return (
             f"No policy here would have been faster than the record, oracles aside: {best}, the best of them, has a "
-            f"mean wait of {wait[1]} and a mean job completion time of {jct[1]}; recorded were {wait[0]} and {jct[0]}."
+            f"mean wait of {wait[1]} and a mean job completion time of {jct[1]}; the record has {wait[0]} and {jct[0]}."
         )
     cut = f"{best} would have cut the mean wait from {wait[0]} (as recorded) to {wait[1]}"
     if jct[0] == jct[1]:
@@ -144,7 +144,7 @@ def _saved(best: str, summary: Summary, saved: Comparison) -> str:
 
 
 def _change(saved: float, digits: str, less: str) -> str:
-    """An amount saved, or needed more, in words."""
+    """Describe an amount that was saved, or was needed in addition."""
     return f"{abs(saved):{digits}} {less if saved >= 0 else less.replace('less', 'more')}"
 
 

@@ -58,7 +58,7 @@
     });
   }
 
-  // A table wider than the screen says so, until its end is seen.
+  // A table wider than the screen shows a hint until its end is in view.
   for (const wide of $$(".wide")) {
     const hint = $(".hint", wide), box = $(".scroll", wide);
     const look = () => {
@@ -71,7 +71,7 @@
     look();
   }
 
-  // Small screens show what the columns mean when asked to.
+  // On small screens the meaning of the columns is folded.
   if (window.innerWidth <= 760) for (const terms of $$("details.terms")) terms.open = false;
 
   const source = $("#gantt-data");
@@ -153,7 +153,7 @@
       return { height, row, top };
     }
 
-    // Each point of the screen shows the job at its middle; jobs between two points are left out.
+    // Each pixel shows the job at its middle; jobs between two pixels are left out.
     function draw() {
       const shown = policy(state.policy), place = layout(), colours = hues[state.by][night.matches ? "dark" : "light"];
       const ratio = window.devicePixelRatio || 1, span = state.to - state.from;
@@ -324,7 +324,7 @@
     canvas.addEventListener("pointercancel", lift);
     canvas.addEventListener("dblclick", () => moves.all());
 
-    // -- who ---------------------------------------------------------------------------------------------------------
+    // -- users -------------------------------------------------------------------------------------------------------
 
     function name(event) {
       const shown = policy(state.policy), place = layout(), box = canvas.getBoundingClientRect();
@@ -366,7 +366,7 @@
         return label;
       }));
       if (found.length > MOST) list.append(make("p", found.length - MOST + " more: type a part of the name", "note"));
-      if (!found.length) list.append(make("p", "nobody of that name", "note"));
+      if (!found.length) list.append(make("p", "no such name", "note"));
     }
     if (list) {
       $("#people-find").addEventListener("input", fill);

@@ -1,8 +1,8 @@
-"""Who held which GPU when, thinned to what a page can carry.
+"""The data of the Gantt chart: which job held which GPU when, reduced to the size of a page.
 
-A replay becomes a raster: one row per GPU (per group of nodes where GPUs are too many), one column per equal stretch of
-time, and in each cell the job that held the row's GPUs at the middle of the stretch. A run narrower than a column is in
-the raster as often as its length deserves, so that the texture keeps its true density. Rows are stored as run lengths.
+A replay becomes a raster: one row per GPU (per group of nodes if there are too many GPUs), one column per equal stretch
+of time, and in each cell the job that held the row's GPUs at the middle of the stretch. A run narrower than a column
+appears in proportion to its length, so that the texture keeps its true density. Rows are stored as run lengths.
 There are more columns than a screen has, so that one can zoom in; the page's script thins them again to what it draws.
 """
 
@@ -29,21 +29,21 @@ from brim.units import show_duration
 MAX_ROWS: Final = 192
 _COLUMNS: Final = (9600, 4800, 2400, 1200, 900, 600, 450, 300, 200, 120, 60, 30)
 _MAX_SEGMENTS: Final = 480_000
-"""Of all policies together: about 0.8 MB of the page, and as many job names at most."""
+"""Limit for all policies together: about 0.8 MB of the page, and at most as many job names."""
 _MAX_SEGMENTS_EACH: Final = 160_000
 _MAX_NAME: Final = 40
 _NAMED_OWNERS: Final = 7
 _LEVELS: Final = 4
-"""Steps in which a row of several GPUs shows how many of them are held."""
+"""Shades in which a row of several GPUs shows how many of them are held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owners:
-    """Who a trace's jobs belong to, the largest by GPU time by name and the others together.
+    """Owners of a trace's jobs: the largest by GPU time have names, the others are joined.
 
     Attributes:
         kind: "user", "group" or "size".
-        names: Of the owners that have a colour; the last is "others" where there are more.
+        names: Owners that have a colour; the last is "others" where there are more.
         code: Index into names per job, shape (J,).
     """
 
@@ -53,7 +53,7 @@ class Owners:
 
 
 def owners_of(replay: Replay) -> Owners:
-    """Owners that get a colour: groups where the trace has them, else users, else size classes."""
+    """Choose the owners that get a colour: groups where the trace has them, else users, else size classes."""
     trace, gpu_ms = replay.trace, replay.asked_gpu_ms
     for kind, code, names in (("group", trace.group, trace.groups), ("user", trace.user, trace.users)):
         if (code >= 0).any():
@@ -70,7 +70,7 @@ def owners_of(replay: Replay) -> Owners:
 
 
 def gantt_data(replays: Sequence[Replay], owners: Owners) -> dict[str, Any]:
-    """All policies' rasters and the jobs they show; arrays stay arrays until ``packed``.
+    """Return all policies' rasters and the jobs they show; arrays stay arrays until ``packed``.
 
     Returns:
         ``rows``, ``nodes`` (rows at which a node starts), ``end_s``, ``origin_ms``, ``owners``, ``sizes``; ``people``,
@@ -117,9 +117,9 @@ def gantt_data(replays: Sequence[Replay], owners: Owners) -> dict[str, Any]:
 
 
 def packed(data: dict[str, Any]) -> str:
-    """The data as base64 of deflated bytes: the length of a JSON text (4 bytes), the text, the arrays it points to.
+    """Return base64 of deflated bytes: the length of a JSON text (4 bytes), the text, the arrays it points to.
 
-    An array stands in the JSON as ``{"at": offset after the text, "size": bytes per number, "count": numbers}``.
+    The JSON refers to an array as ``{"at": offset after the text, "size": bytes per number, "count": numbers}``.
     Numbers of several bytes are stored place by place (all lowest bytes first), which deflates better.
     """
     parts: list[bytes] = []
@@ -139,7 +139,7 @@ def packed(data: dict[str, Any]) -> str:
 
 
 def people(trace: Trace) -> tuple[list[str], IntArray]:
-    """Users (else groups) with jobs, most jobs first, and the place of each code among them, with NONE's last."""
+    """Return users (else groups) with jobs, most jobs first, and the place of each code among them; NONE's is last."""
     names = trace.users if (trace.user >= 0).any() else trace.groups
     code = people_code(trace)
     jobs = np.bincount(code[code >= 0], minlength=len(names))
@@ -151,12 +151,12 @@ def people(trace: Trace) -> tuple[list[str], IntArray]:
 
 
 def people_code(trace: Trace) -> IntArray:
-    """Code of each job's user, or of its group where no user is recorded, shape (J,)."""
+    """Return the code of each job's user, or of its group where no user is recorded, shape (J,)."""
     return trace.user if (trace.user >= 0).any() else trace.group
 
 
 def rows_of_nodes(cluster: Cluster) -> list[range]:
-    """Rows of each node: one per GPU, or one row shared by neighbouring nodes where GPUs are more than ``MAX_ROWS``."""
+    """Return the rows of each node: one per GPU, or one for neighbouring nodes with more than ``MAX_ROWS`` GPUs."""
     if cluster.num_gpus <= MAX_ROWS:
         offset = cluster.gpu_offset_N
         return [range(int(offset[node]), int(offset[node + 1])) for node in range(cluster.num_nodes)]
@@ -165,7 +165,7 @@ def rows_of_nodes(cluster: Cluster) -> list[range]:
 
 
 def caption(cluster: Cluster, end_ms: int) -> str:
-    """What a row and a column are, in words."""
+    """Describe the rows and columns of the chart."""
     rows_N = rows_of_nodes(cluster)
     if cluster.num_gpus <= MAX_ROWS:
         row = "one row per GPU, nodes set apart"
@@ -179,7 +179,7 @@ def caption(cluster: Cluster, end_ms: int) -> str:
 def raster(
     replay: Replay, rows_N: Sequence[range], *, end_ms: int, columns: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Job and number of GPUs held per cell, each of shape (rows, columns); job is NONE where the row is idle."""
+    """Return job and number of GPUs held per cell, each of shape (rows, columns); job is NONE where the row is idle."""
     cluster, runs = replay.cluster, replay.runs
     row_of_gpu = np.zeros(cluster.num_gpus, dtype=np.int64)
     for node, rows in enumerate(rows_N):
@@ -199,7 +199,7 @@ def raster(
 def _thinned(
     replay: Replay, rows_N: Sequence[range], end_ms: int, budget: int
 ) -> tuple[int, IntArray, NDArray[np.int32], IntArray]:
-    """The finest raster that fits the budget, as run lengths: columns, length, job, level."""
+    """Return the finest raster that fits the budget, as run lengths: columns, length, job, level."""
     gpus_per_row = np.bincount(
         np.concatenate([np.array(rows) for rows in rows_N]) if replay.cluster.num_gpus <= MAX_ROWS
         else np.repeat([rows[0] for rows in rows_N], replay.cluster.gpus_N)

@@ -1,4 +1,4 @@
-"""Distributions and courses: CDF of durations, queue length and allocated GPUs over time, mean JCT by load."""
+"""Line charts: CDF of durations, queue length and allocated GPUs over time, mean JCT by load."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _FULL: Final = 30
 
 
 def cdf(series: Sequence[tuple[str, FloatArray]], *, what: str, recorded: FloatArray | None = None) -> str:
-    """Share of jobs up to each duration, one line per policy, log axis, with the medians in the legend.
+    """Draw the share of jobs up to each duration, one line per policy, log axis, with the medians in the legend.
 
     Args:
         series: Policy name and seconds of its finished jobs.
-        what: Of what, for the description.
+        what: What the durations are, for the description.
         recorded: Seconds of the recorded jobs, for a line of their own.
     """
     series = [*series, *([] if recorded is None else [(RECORDED, recorded)])]
@@ -79,7 +79,7 @@ def cdf(series: Sequence[tuple[str, FloatArray]], *, what: str, recorded: FloatA
 
 
 def queue_length(replays: Sequence[Replay]) -> str:
-    """Waiting jobs over time, means over equal stretches, with the time mean in the legend."""
+    """Draw the waiting jobs over time, as means over equal stretches, with the time mean in the legend."""
     end_ms = max(replay.end_ms for replay in replays)
     edges = np.linspace(0, max(end_ms, 1), _POINTS + 1)
     levels = [binned_mean(*_queue_steps(replay), np.minimum(edges, replay.end_ms)) for replay in replays]
@@ -98,7 +98,7 @@ def queue_length(replays: Sequence[Replay]) -> str:
 
 
 def allocated_gpus(replays: Sequence[Replay]) -> str:
-    """Share of the GPUs held over time, one strip per policy, full height is the whole cluster."""
+    """Draw the share of the GPUs held over time, one strip per policy; the full height is the whole cluster."""
     end_ms = max(replay.end_ms for replay in replays)
     edges = np.linspace(0, max(end_ms, 1), _POINTS + 1)
     height = TOP + len(replays) * _STRIP + BOTTOM
@@ -120,7 +120,7 @@ def allocated_gpus(replays: Sequence[Replay]) -> str:
 
 
 def jct_by_load(points: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> str:
-    """Mean JCT against load, one line per policy, log time.
+    """Draw the mean JCT against load, one line per policy, log time.
 
     Args:
         points: Policy name, and (load, seconds) in order of load.
@@ -134,8 +134,8 @@ class Curve:
     """A line over loads.
 
     Attributes:
-        name: In the legend.
-        index: Of its colour: the same policy has the same in all charts of a page.
+        name: Name in the legend.
+        index: Number of its colour; a policy has the same colour in all charts of a page.
         points: (load, value) in order of load.
     """
 
@@ -145,15 +145,15 @@ class Curve:
 
 
 Scale = Literal["time", "count", "fraction", "ratio"]
-"""Seconds on a logarithmic axis; numbers from 0; shares of 1 from 0 as percent; multiples, logarithmic, 1 included."""
+"""Seconds (logarithmic); numbers from 0; shares of 1 from 0, in percent; multiples (logarithmic, with 1)."""
 
 
 def by_load(curves: Sequence[Curve], *, scale: Scale, label: str) -> str:
-    """Values against load, one line per curve.
+    """Draw values against load, one line per curve.
 
     Args:
-        curves: At least one, none empty.
-        scale: Of the values.
+        curves: At least one; none is empty.
+        scale: Scale of the values.
         label: Description.
     """
     loads = sorted({load for curve in curves if len(curve.points) <= _SPOKEN for load, _ in curve.points})
@@ -175,7 +175,7 @@ _MULTIPLES: Final = (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 def _scaled(values: FloatArray, scale: Scale) -> tuple[Callable[[FloatArray], FloatArray], list[Tick]]:
-    """Where values stand in [0, 1], and the marks of their axis."""
+    """Return the places of values in [0, 1], and the marks of their axis."""
     if scale == "time":
         time = LogTime.around(float(values.min()), float(values.max()))
         return time.at, [Tick(tick.at, tick.label.lstrip("\u2264")) for tick in time.ticks()]
@@ -199,7 +199,7 @@ def _shown(value: float, scale: Scale) -> str:
 
 
 def _apart(ticks: Sequence[Tick]) -> list[Tick]:
-    """Without labels that would run into others; rounder numbers stay, at equal length the first."""
+    """Drop labels that would overlap; keep rounder numbers, and among equally long ones the first."""
     kept: list[Tick] = []
     for tick in sorted(ticks, key=lambda tick: len(tick.label)):
         if all(abs(tick.at - other.at) * PLOT_WIDTH >= _LABEL_GAP for other in kept):
@@ -208,7 +208,7 @@ def _apart(ticks: Sequence[Tick]) -> list[Tick]:
 
 
 def binned_mean(times: FloatArray, steps: FloatArray, edges: FloatArray) -> FloatArray:
-    """Time mean between consecutive edges of what changes by ``steps`` at ``times``; NaN in empty bins."""
+    """Return time means between consecutive edges of what changes by ``steps`` at ``times``; NaN in empty bins."""
     order = np.argsort(times, kind="stable")
     moment = np.concatenate(([0.0], times[order]))
     level = np.concatenate(([0.0], np.cumsum(steps[order])))
@@ -254,7 +254,7 @@ def _line(index: int, path: str, title: str) -> str:
 
 
 def _strip(index: int, level: FloatArray, foot: float) -> str:
-    """Filled course of one policy: bins as steps, the whole cluster as a thin frame."""
+    """Draw one policy as a filled area: bins as steps, the whole cluster as a thin frame."""
     x = LEFT + np.arange(len(level) + 1) / len(level) * PLOT_WIDTH
     y = foot - level * _FULL
     steps = "".join(f"V{py:.1f}H{px:.1f}" for py, px in zip(y, x[1:], strict=True))

@@ -1,7 +1,7 @@
-"""What the charts share: escaping, time scales and their ticks, frames, legends.
+"""Shared parts of charts: escaping, time scales and their ticks, frames, legends.
 
-Charts are drawn 480 units wide and scaled by the page; text that must stay readable on a telephone stands in HTML, not
-in the SVG. Colours are CSS classes (``p0`` ... ``p7``, one per policy), so that light and dark are the page's affair.
+Charts are drawn 480 units wide and scaled by the page; text that must be readable on a telephone is in HTML, not in
+the SVG. Colours are CSS classes (``p0`` ... ``p7``, one per policy), so the page's style sets light and dark ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOP: Final = 10
 BOTTOM: Final = 26
 PLOT_WIDTH: Final = WIDTH - LEFT - RIGHT
 COLOURS: Final = 8
-"""Policies with a colour of their own; later ones take colours again, with dots."""
+"""Policies with a colour of their own; later ones reuse the colours, with dots."""
 RECORD: Final = -1
 """Place of the record among the policies."""
 
@@ -38,7 +38,7 @@ _TIME_STEPS_H: Final = (0.25, 0.5, 1, 2, 3, 6, 12, 24, 48, 24 * 7, 24 * 14, 24 *
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A mark on an axis: where in [0, 1], and what it says."""
+    """A mark on an axis: its place in [0, 1], and its label."""
 
     at: float
     label: str
@@ -55,25 +55,25 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class LogTime:
-    """A logarithmic axis of durations from a familiar one, which stands for all shorter ones too, to the longest."""
+    """A logarithmic axis of durations from a familiar one, which also represents all shorter ones, to the longest."""
 
     start_s: float
     end_s: float
 
     @classmethod
     def around(cls, low_s: float, high_s: float) -> LogTime:
-        """An axis that starts at the last familiar duration below ``low_s``."""
+        """Return an axis that starts at the last familiar duration below ``low_s``."""
         start = max((seconds for seconds, _ in _LOG_TICKS if seconds <= low_s), default=_LOG_TICKS[0][0])
         return cls(float(start), max(high_s, 10.0 * start))
 
     def at(self, seconds: FloatArray) -> FloatArray:
-        """Place of durations in [0, 1]."""
+        """Return the places of durations in [0, 1]."""
         decades = np.log10(self.end_s / self.start_s)
         placed: FloatArray = np.log10(np.maximum(seconds, self.start_s) / self.start_s) / decades
         return np.minimum(placed, 1.0)
 
     def ticks(self) -> list[Tick]:
-        """Marks at familiar durations, never closer than their labels allow."""
+        """Return marks at familiar durations, never closer than their labels allow."""
         kept: list[Tick] = []
         for seconds, label in _LOG_TICKS:
             at = float(self.at(np.array([float(seconds)]))[0])
@@ -85,7 +85,7 @@ class LogTime:
 
 
 def calendar_ticks(end_ms: int, origin_ms: int | None) -> list[Tick]:
-    """Marks on a linear time axis from 0: dates (UTC) where the trace has them, else hours or days since its start."""
+    """Return marks on a linear time axis from 0: dates (UTC) if the trace has them, else hours or days."""
     hours = max(end_ms, 1) / 3_600_000
     step = next((step for step in _TIME_STEPS_H if hours / step <= 6), _TIME_STEPS_H[-1])
     first = 0.0 if origin_ms is None else -(origin_ms / 3_600_000) % min(step, 24)  # full hours, or midnights
@@ -94,12 +94,12 @@ def calendar_ticks(end_ms: int, origin_ms: int | None) -> list[Tick]:
 
 
 def escape(text: object) -> str:
-    """Text for HTML content or a quoted attribute."""
+    """Escape text for HTML content or a quoted attribute."""
     return html.escape(str(text), quote=True)
 
 
 def style(index: int) -> str:
-    """CSS classes of a policy's lines: a colour, and dashes where eight colours are hard to tell apart."""
+    """Return the CSS classes of a policy's lines: a colour, and dashes where eight colours are hard to tell apart."""
     if index == RECORD:
         return "pr"
     dash = "" if index % COLOURS < COLOURS // 2 else " dash"
@@ -107,14 +107,14 @@ def style(index: int) -> str:
 
 
 def frame(height: float, *, label: str, body: Iterable[str]) -> str:
-    """An SVG image of a given height with its description for screen readers."""
+    """Return an SVG image of a given height with its description for screen readers."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(label)}">' + "".join(body) + "</svg>"
     )
 
 
 def x_axis(ticks: Sequence[Tick], height: float) -> str:
-    """Vertical grid lines with labels below."""
+    """Draw vertical grid lines with labels below."""
     foot = height - BOTTOM
     parts = []
     for tick in ticks:
@@ -126,7 +126,7 @@ def x_axis(ticks: Sequence[Tick], height: float) -> str:
 
 
 def y_axis(ticks: Sequence[Tick], height: float) -> str:
-    """Horizontal grid lines with labels at the left."""
+    """Draw horizontal grid lines with labels at the left."""
     parts = []
     for tick in ticks:
         y = TOP + (1 - tick.at) * (height - TOP - BOTTOM)
@@ -136,7 +136,7 @@ def y_axis(ticks: Sequence[Tick], height: float) -> str:
 
 
 def count_ticks(largest: float) -> list[Tick]:
-    """Three or four marks of a linear axis of counts that ends at ``largest``."""
+    """Return three or four marks of a linear axis of counts that ends at ``largest``."""
     if largest <= 0:
         return [Tick(0.0, "0")]
     rough = largest / 4
@@ -147,14 +147,14 @@ def count_ticks(largest: float) -> list[Tick]:
 
 
 def polyline(at_x: FloatArray, at_y: FloatArray, height: float) -> str:
-    """Path data of points in [0, 1] x [0, 1]."""
+    """Return path data of points in [0, 1] x [0, 1]."""
     x = LEFT + at_x * PLOT_WIDTH
     y = TOP + (1 - at_y) * (height - TOP - BOTTOM)
     return "M" + "L".join(f"{px:.1f} {py:.1f}" for px, py in zip(x, y, strict=True))
 
 
 def legend(keys: Iterable[Key]) -> str:
-    """Policies with their line and a figure, as HTML."""
+    """Return the legend as HTML: policies with their line and a figure."""
     items = []
     for key in keys:
         figure = f" <b>{escape(key.figure)}</b>" if key.figure else ""

@@ -1,4 +1,4 @@
-"""Queueing delay by job size: who pays for a policy's order."""
+"""Chart of queueing delay by job size: which jobs wait under a policy's order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FOOT_GAP: Final = 6
 
 
 def waits_by_size(replays: Sequence[Replay]) -> str:
-    """Median (dot) and 90th percentile (end of the bar) of queueing delay per size class and policy, log axis."""
+    """Draw median (dot) and 90th percentile (end of the bar) of queueing delay per size class and policy, log axis."""
     classes = size_class(replays[0].trace)
     kinds = [kind for kind in range(len(SIZE_CLASSES)) if (classes == kind).any()]
     delays = {(kind, index): _delays_s(replay, kind) for kind in kinds for index, replay in enumerate(replays)}
