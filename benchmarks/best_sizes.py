@@ -1,7 +1,7 @@
-"""Time to size all jobs of a round exactly, beside the recurrence as a plain NumPy loop, on several kinds of values.
+"""Time the exact sizing of all jobs of a round beside the recurrence as a plain NumPy loop, on several kinds of values.
 
-Prints median milliseconds, how many times faster than the loop of the same run, and that the totals agree. The loop is
-timed once per line; it keeps its choices, as an answer needs.
+Prints median milliseconds, the speed-up over the loop of the same run, and whether the totals agree. The loop is
+timed once per line; it keeps its choices, because an answer needs them.
 
     python benchmarks/best_sizes.py [--repeats N] [--large]
 """
@@ -54,12 +54,12 @@ def uniform(rng: np.random.Generator, jobs: int, sizes: np.ndarray) -> np.ndarra
 
 
 def alike(rng: np.random.Generator, jobs: int, sizes: np.ndarray) -> np.ndarray:
-    """Eight kinds of jobs, sizes in powers of two: many ties."""
+    """Eight kinds of jobs with sizes in powers of two, which give many ties."""
     return powers_of_two(rng, 8, sizes)[rng.integers(8, size=jobs)]
 
 
 def odd_sizes(rng: np.random.Generator, jobs: int, sizes: np.ndarray) -> np.ndarray:
-    """Perfect speed-up in odd sizes only, and one GPU too many: nearly everything is tied."""
+    """Perfect speed-up in odd sizes only, and one GPU too many, which ties nearly everything."""
     value = np.where(sizes % 2, sizes * 1.0, -np.inf) + np.zeros((jobs, 1))
     value[0, ::2] = np.where(sizes[::2] > 0, 0.5, -np.inf)
     value[0, 1::2] = -np.inf
@@ -67,7 +67,7 @@ def odd_sizes(rng: np.random.Generator, jobs: int, sizes: np.ndarray) -> np.ndar
 
 
 def convex(rng: np.random.Generator, jobs: int, sizes: np.ndarray) -> np.ndarray:
-    """Equal jobs, ever more value per GPU: the slowest found."""
+    """Equal jobs with growing value per GPU, the slowest instance found."""
     return np.tile(sizes**2.0, (jobs, 1))
 
 
@@ -98,7 +98,7 @@ def plain_loop(value: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def timed(call: Callable[..., np.ndarray | None], value: np.ndarray, capacity: int) -> tuple[float, float]:
-    """Milliseconds of one call, and the total value of its answer."""
+    """Return the milliseconds of one call, and the total value of its answer."""
     begin = time.perf_counter()
     sizes = call(value, capacity)
     taken = (time.perf_counter() - begin) * 1e3
@@ -106,7 +106,7 @@ def timed(call: Callable[..., np.ndarray | None], value: np.ndarray, capacity: i
 
 
 def main() -> None:
-    """One line per instance and family."""
+    """Print one line per instance and family."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--large", action="store_true", help="5,000 jobs on 10,000 GPUs too; a minute or two")

@@ -1,8 +1,8 @@
-"""How long training waits for a checkpoint: in the background, in the foreground, and with the usual functions.
+"""Measure how long training waits for a checkpoint: in the background, in the foreground, and with the usual functions.
 
 Run: ``python benchmarks/checkpoint.py [--mb 100 400] [--repeats 5] [--device cuda] [--folder DIR]``. All ways take
-turns in one run; printed are medians, and what training waits as a fraction of each synchronous way. "lost" is the time
-that a loop of matrix products loses when a checkpoint begins in it: the wait, and what the writing thread takes away.
+turns in one run. It prints medians, and the wait as a fraction of each synchronous way. "lost" is the time that a loop
+of matrix products loses when a checkpoint begins in it: the wait, and the time that the writing thread takes away.
 """
 
 from __future__ import annotations

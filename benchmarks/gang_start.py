@@ -1,6 +1,6 @@
-"""How long a gang takes from the order to start until its last rank is through its first collective.
+"""Measure the time from the order to start a gang until its last rank has finished its first collective.
 
-The same script, supervisor and machine; ranks forked from a zygote that is there, against fresh interpreters, by turns.
+Script, supervisor and machine are the same; ranks forked from a running zygote and fresh interpreters take turns.
 
     python gang_start.py [--ranks 4] [--rounds 5] [--optimizer]
 """
@@ -39,7 +39,7 @@ dist.destroy_process_group()
 
 @contextlib.contextmanager
 def zygote(folder: Path) -> Iterator[tuple[str, float]]:
-    """A zygote that listens; its path, and how long it took to be ready."""
+    """Start a listening zygote; yield its path, and how long it took to be ready."""
     path = str(folder / "zygote")
     start_s = time.monotonic()
     process = subprocess.Popen(
@@ -57,7 +57,7 @@ def zygote(folder: Path) -> Iterator[tuple[str, float]]:
 
 
 def start(folder: Path, path: str, ranks: int, words: list[str], *, fork: bool) -> tuple[float, float]:
-    """Seconds to the last rank's first collective, and to the end of everything."""
+    """Return the seconds to the last rank's first collective, and to the end of all processes."""
     for old in folder.glob("[0-9]*"):
         old.unlink()
     env = {**os.environ, "OMP_NUM_THREADS": "1", "BRIM_ZYGOTE": "on" if fork else "off"}

@@ -1,14 +1,14 @@
-"""How long the others stand still when ranks are killed without notice, with 50 MB of gradients: brim, and torchft.
+"""Measure how long ranks stand still when others are killed without notice, with 50 MB of gradients: brim, torchft.
 
     python kill_recovery.py [--kills 200] [--torchft-kills 10]
 
-Every kill is SIGKILL to one process or two at a random moment: of a training gang of two or four ranks, of one that
-grows from two to four ranks while newcomers join and get the state, of one that saves before it leaves. Counted is
-whether the others have done a new step at most 2 s after the kill, beyond the time of the step itself; where the gang
-was saving, whether it has saved and left within 15 s.
+Every kill is SIGKILL to one process or two at a random moment: of a training gang of two or four ranks, of a gang
+that grows from two to four ranks while new ranks join and receive the state, or of a gang that saves before it leaves.
+A kill counts as good if the others have done a new step at most 2 s after it, beyond the time of the step itself; if
+the gang was saving, if it has saved and left within 15 s.
 
 torchft (``torchft-nightly``) has two replicas of one process each, a lighthouse that misses heartbeats after 1 s (5 s
-by default), and everything else as it comes; where it is not installed, that line says so.
+by default), and its defaults for everything else; if it is not installed, its line says so.
 """
 
 import argparse
@@ -31,16 +31,16 @@ from resize import JOB, until  # noqa: E402
 
 LIMIT_S, PATIENCE_S = 2.0, 15.0
 KILLS_PER_GANG = 5
-KINDS = (  # what is killed, out of how many ranks, in how many of 100 kills
+KINDS = (  # kind of victim, number of ranks, number of kills out of 100
     ("the last rank", 2, 25), ("the first rank", 2, 20), ("the last rank", 4, 10), ("the first rank", 4, 10),
     ("a middle rank", 4, 10), ("two ranks at once", 4, 10), ("a rank while others join", 2, 10),
 )  # fmt: skip
 SAVING = 5
-"""Of 100 kills, those of the first rank of two as it saves before all leave."""
+"""Number of kills, out of 100, of the first rank of two while it saves before all leave."""
 
 
 def steps_of(folder, pid):
-    """(began, ended) of the steps of one process, in order."""
+    """Return (began, ended) of the steps of one process, in order."""
     with contextlib.suppress(FileNotFoundError):
         lines = (folder / f"{pid}.steps").read_text().splitlines()
         return [tuple(map(float, line.split()[1:])) for line in lines if line.count(" ") == 2]
@@ -48,7 +48,7 @@ def steps_of(folder, pid):
 
 
 def beyond_step_s(folder, pids, killed_s):
-    """From the kill to the first new step of any of these, without the step itself; None: there was none in time."""
+    """Return the time from the kill to the first new step of any of these, without the step itself, or None."""
     deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
         for pid in pids:
@@ -61,7 +61,7 @@ def beyond_step_s(folder, pids, killed_s):
 
 
 def pids_of(status):
-    """Processes of the members, in rank order."""
+    """Return the processes of the members, in rank order."""
     by_id = {rank["id"]: rank["pid"] for rank in status["ranks"] if rank["living"]}
     return [by_id[number] for number in status["members"] if number in by_id]
 
@@ -87,7 +87,7 @@ def victims_of(kind, pids, dice):
 
 
 def killed(gang, folder, kind, ranks, dice):
-    """One kill while the gang trains or grows."""
+    """Kill once while the gang trains or grows."""
     from brim.gang.protocol import AskResize
 
     status = gang.until(is_whole(ranks), 60)
@@ -107,7 +107,7 @@ def killed(gang, folder, kind, ranks, dice):
 
 
 def saved(zygote, dice):
-    """Whether the others save and leave when the rank that saves is killed."""
+    """Return whether the others save and leave when the rank that saves is killed."""
     from tests.elastic.storm import Gang
 
     from brim.gang.protocol import AskPreempt
@@ -130,7 +130,7 @@ def saved(zygote, dice):
 
 
 def with_brim(kills, seed):
-    """Seconds beyond the step by kind; None for those that did not go on."""
+    """Return seconds beyond the step by kind; None for gangs that did not go on."""
     from tests.elastic.storm import Gang, shared_zygote
 
     dice, found = random.Random(seed), collections.defaultdict(list)
@@ -156,7 +156,7 @@ def with_brim(kills, seed):
 
 
 def line(name, values):
-    """One row of the answer."""
+    """Print one row of the result."""
     times = sorted(value for value in values if value is not None)
     good = sum(value <= LIMIT_S for value in times)
     shown = f"; beyond the step median {statistics.median(times):.2f} s, most {times[-1]:.2f} s" if times else ""
@@ -164,7 +164,7 @@ def line(name, values):
 
 
 def with_torchft(kills, seed):
-    """Seconds beyond the step after kills, and what the joins of replacements cost the survivor."""
+    """Return the seconds beyond the step after kills, and the survivor's pauses when replacements join."""
     dice = random.Random(seed)
     with tempfile.TemporaryDirectory() as name, torchft_replicas.lighthouse() as address:
         folder = Path(name)
@@ -199,7 +199,7 @@ def with_torchft(kills, seed):
 
 
 def gap_at_join(folder, pid, since_s):
-    """The longest pause between two steps of the survivor since then, without a step."""
+    """Return the longest pause between two steps of the survivor since then, without a step."""
     ends = [ended for began, ended in steps_of(folder, pid) if began > since_s]
     pauses = [after - before for before, after in itertools.pairwise(ends)]
     return max(pauses) - statistics.median(pauses)
@@ -213,7 +213,7 @@ def main():
     options = parser.parse_args()
     print(f"50 MB of gradients, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
     ours = with_brim(options.kills, options.seed)
-    print(line("brim, all that went on", ours), flush=True)
+    print(line("brim, all kills in training", ours), flush=True)
     if not options.torchft_kills:
         return
     if torchft_replicas.MISSING:

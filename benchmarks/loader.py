@@ -1,10 +1,10 @@
-"""Loading on three pipelines: "auto" against every fixed number of workers, and both against torch's DataLoader.
+"""Measure loading on three pipelines: "auto" against each fixed number of workers, and both against torch's DataLoader.
 
 The work is synthetic and real: *decode* inflates compressed images, crops, flips and normalises them; *tokens* cuts
 windows out of a file of token ids; *rows* picks rows of a table. Each is measured with nothing else to do (how fast can
 it supply?) and under a training step that leaves the CPU free, as a GPU does (does training wait?). Candidates take
-turns, so that a machine that others use disturbs all of them alike; ratios are medians of the ratios of each turn.
-Processor time per batch is what such a machine disturbs least.
+turns, so that other load on the machine disturbs all of them alike; ratios are medians of the ratios of each turn.
+Other load disturbs the processor time per batch least.
 
     python benchmarks/loader.py [--turns 15] [--seconds 0.3] [--only decode]
 """
@@ -110,7 +110,7 @@ def endless_torch(loader: DataLoader) -> Iterator[Any]:
 
 
 def processor_s() -> float:
-    """Processor time of this process and all below it; only one candidate works at a time."""
+    """Return the processor time of this process and its descendants; only one candidate works at a time."""
     total, processes = 0, [os.getpid()]
     while processes:
         process = processes.pop()
@@ -125,7 +125,7 @@ def processor_s() -> float:
 
 @dataclass
 class Candidate:
-    """An open loader that takes turns with others; between turns its workers have filled what is loaded ahead."""
+    """An open loader that takes turns with others; between turns its workers fill the queue of batches loaded ahead."""
 
     batches: Iterator[Any]
     ahead: int
@@ -159,7 +159,7 @@ def settle(loader: Loader, batches: Iterator[Any], step_s: float) -> float:
 
 
 def ratio(one: Candidate, other: Candidate) -> float:
-    """Median over turns of one's rate over the other's rate in the same turn."""
+    """Return the median over turns of one candidate's rate over another's in the same turn."""
     return statistics.median(a / b for a, b in zip(one.rates, other.rates, strict=True))
 
 
@@ -198,7 +198,7 @@ def compare(name: str, pipeline: Pipeline, step_s: float, turns: int, seconds: f
 
 
 def latencies(data: Dataset, batch: int, turns: int) -> None:
-    """From nothing to the first batch, and from one number of workers to another, both beside torch."""
+    """Measure the start up to the first batch, and changes of the number of workers, both beside torch."""
     first: dict[str, list[float]] = {"brim": [], "torch": [], "brim change": [], "torch change": []}
     for _ in range(turns):
         began = time.perf_counter()
@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # as loading processes have, so that loading in this one can be compared
+    torch.set_num_threads(1)  # as in loading processes, so that loading in this process can be compared
     warnings.filterwarnings("ignore", "This DataLoader will create")
     with tempfile.TemporaryDirectory() as folder:
         pipelines = {

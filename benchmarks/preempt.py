@@ -1,9 +1,9 @@
-"""From a request to leave until the last process is gone, with 100 MB of state to save.
+"""Measure the time from a request to leave until the last process is gone, with 100 MB of state to save.
 
     python preempt.py [--times 5] [--ranks 2]
 
-Beside it, in the same run: the time of a step, and what this disk needs for the bytes (a synchronous save of as much:
-written, synced, read back and compared). What is left is the overhead.
+The same run measures the time of a step, and the time this disk needs for the bytes (a synchronous save of the same
+size: written, synced, read back and compared). The rest is the overhead.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def save_s(folder):
 
 
 def preempted(zygote, ranks):
-    """Seconds from the request to the end of the last process, and those of the median step before."""
+    """Return the seconds from the request to the end of the last process, and those of the median step before."""
     from tests.elastic.storm import Gang
 
     from brim.gang.protocol import AskPreempt

@@ -1,4 +1,4 @@
-"""How long reading a Slurm export of a million records takes, trace construction included.
+"""Measure how long reading a Slurm export of a million records takes, including trace construction.
 
 Run: ``python benchmarks/read_sacct.py [--jobs N] [--seed S]``. Prints the median of five and rows per second.
 """
@@ -61,7 +61,7 @@ def sacct_rows(jobs: int, seed: int) -> pl.DataFrame:
 
 
 def main() -> None:
-    """Write, read five times, print."""
+    """Write a file, read it five times, and print the times."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -3,7 +3,7 @@
     python benchmarks/refit_profiles.py DATA [OUT]
 
 DATA holds profiles/pollux, profiles/gavel and profiles/mlperf_training_v4.0 in their publishers' formats. OUT is the
-folder to write to, that of the package by default. The measurements themselves stay where they are.
+folder to write to, by default that of the package. The measurements are not copied.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def gavel(data: Path) -> Iterator[str]:
 
 
 def gavel_observations(rates: dict[tuple[int, int, bool], float]) -> Observations:
-    """Steps per second by (batch, workers, spread) as observations."""
+    """Turn steps per second by (batch, workers, spread) into observations."""
     rows = []
     for (batch, workers, apart), rate in sorted(rates.items()):
         if (batch, 1, False) in rates and not (workers == 1 and apart):

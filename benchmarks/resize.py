@@ -1,18 +1,18 @@
-"""What a change from 2 to 4 ranks and back costs those who stay: brim, torchrun elastic and torchft, in one run.
+"""Measure the cost of a change from 2 to 4 ranks and back for the ranks that stay: brim, torchrun elastic and torchft.
 
     python resize.py [--times 3] [--others-times 1]
 
-The job has 100 MB of state. Lost is the time between the last step on the old number of ranks and the first on the new
-one, without steps on another number in between.
+The job has 100 MB of state. The lost time is that between the last step on the old number of ranks and the first on
+the new one, without steps on another number in between.
 
 torchrun: two agents of two workers on this machine (``--nnodes=1:2``, c10d rendezvous); the second agent joins, and
-later gets SIGTERM. Its workers restart from a snapshot; steps done again are not counted. Once with its defaults, of
-which one is to wait 30 s for agents that might still come (``last_call_timeout``) when it has fewer than the most, and
+later gets SIGTERM. Its workers restart from a snapshot; steps done again are not counted. It runs once with its
+defaults, which include a wait of 30 s for further agents (``last_call_timeout``) while it has fewer than the most, and
 once with ``last_call_timeout=1``.
 
 torchft (``torchft-nightly``, left out where it is not installed): replicas of one process each; two join, and later two
 get SIGTERM, which ends them at once: torchft has no other way to leave. Its lighthouse misses heartbeats after 1 s (5 s
-by default); everything else is as it comes.
+by default); everything else has its default.
 """
 
 import argparse
@@ -38,7 +38,7 @@ MEGABYTES = 2 * 12 * (1024 * 1024 + 1024) * 4 / 1e6
 
 
 def steps_in(folder, names="*"):
-    """(size, began, ended) of every step that these processes have noted, in order of time."""
+    """Return (size, began, ended) of every step that these processes have noted, in order of time."""
     rows = []
     for path in folder.glob(f"{names}.steps"):
         for line in path.read_text().splitlines():
@@ -49,13 +49,13 @@ def steps_in(folder, names="*"):
 
 
 def last_of(folder, size):
-    """Whether some rank is training at this size now."""
+    """Return whether some rank is training at this size now."""
     rows = steps_in(folder)
     return bool(rows) and rows[-1][0] == size and time.monotonic() - rows[-1][2] < 1
 
 
 def gaps(folder, names="*"):
-    """Seconds without a step on the way from one of the sizes of `CHANGES` to the other, by (from, to)."""
+    """Return the seconds without a step on the way from one of the sizes of `CHANGES` to the other, by (from, to)."""
     found, rows, left, lost = {}, steps_in(folder, names), 0, 0.0
     usual = {size: statistics.median(end - began for kind, began, end in rows if kind == size) for size, _, _ in rows}
     for (size, _, _), (after, _, ended) in itertools.pairwise(rows):

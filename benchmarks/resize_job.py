@@ -3,7 +3,7 @@
 It notes when each of its steps began and ended.
 
 resize_job.py NOTES [--checkpoint DIR]           under brim
-resize_job.py NOTES --torchrun SNAPSHOT          under torchrun, which restarts it at every change of members
+resize_job.py NOTES --torchrun SNAPSHOT          under torchrun, which restarts it at every change of membership
 resize_job.py NOTES --torchft LIGHTHOUSE         one replica of torchft, which finds the others at the lighthouse
 """
 

@@ -1,7 +1,7 @@
-"""Time of one round with 10,000 queued jobs on 1,000 GPUs, for each classic policy: p50 and p99 of 200 rounds.
+"""Time one round with 10,000 queued jobs on 1,000 GPUs, for each classic policy: p50 and p99 of 200 rounds.
 
-Between rounds a few jobs end and as many arrive, so that every round has something to decide. The snapshot is part of
-the round, the journal is not.
+Between rounds a few jobs end and as many arrive, so that every round has a decision to make. The time includes the
+snapshot but not the journal.
 
     python benchmarks/round_latency.py
 """
@@ -44,7 +44,7 @@ def rounds_ms(name: str) -> np.ndarray:
             submitted += 1
 
     def settle(plan, now_ms: int) -> None:
-        """Jobs that were preempted have left, jobs that were started run."""
+        """Let preempted jobs leave and started jobs run."""
         for action in plan.actions:
             kind = Kind.STOPPED if type(action).__name__ == "Preempt" else Kind.STARTED
             scheduler.observe(Event(now_ms, kind, action.job))

@@ -1,8 +1,8 @@
 """A straightforward SimPy model of a strict FIFO queue with brim's placement: the peer of replay_speed.
 
-Written as a SimPy user would: a source process, one process per job, a scheduler process woken by arrivals and
-departures, plain lists.
-The gang goes to the node it fits best, else to the fewest nodes, largest first, the last piece where it fits best.
+It is written as a SimPy user would write it: a source process, one process per job, a scheduler process woken by
+arrivals and departures, plain lists. A gang goes to the node it fits best, else to the fewest nodes, largest first, the
+last piece where it fits best.
 """
 
 from __future__ import annotations

@@ -9,16 +9,16 @@ from pathlib import Path
 
 JOB = Path(__file__).resolve().parent / "resize_job.py"
 HEARTBEAT_MS = 1000
-"""After this a lighthouse takes a replica to be gone; its default is 5 s."""
+"""Time after which a lighthouse considers a replica gone; the default is 5 s."""
 JOIN_MS = 60_000
-"""How long a lighthouse waits for replicas that live and have not asked yet: the default of its command. With 100 ms,
-the default in Python, replicas that compute unequally long leave each other out in turns."""
+"""How long a lighthouse waits for living replicas that have not asked yet: the default of its command. With 100 ms, the
+default in Python, replicas with unequal step times leave each other out in turns."""
 MISSING = "" if importlib.util.find_spec("torchft") else "it is not installed (pip install torchft-nightly)"
 
 
 @contextlib.contextmanager
 def lighthouse():
-    """The address of a lighthouse that lets training go on with whoever is there."""
+    """Yield the address of a lighthouse that lets training go on with the replicas present."""
     os.environ.setdefault("RUST_LOG", "error")
     from torchft.coordination import LighthouseServer
 
@@ -33,7 +33,7 @@ def lighthouse():
 
 
 def replica(folder, address):
-    """One more process, which notes its steps in the folder."""
+    """Start one more process, which notes its steps in the folder."""
     with (folder / "log").open("a") as log:
         return subprocess.Popen(
             [sys.executable, str(JOB), str(folder), "--torchft", address], stdout=log, stderr=log,

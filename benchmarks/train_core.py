@@ -1,10 +1,10 @@
-"""Ratios of brim.train against a hand-written DistributedDataParallel loop and the framework's all-reduce.
+"""Compare brim.train with a hand-written DistributedDataParallel loop and the framework's all-reduce.
 
     python benchmarks/train_core.py                 all of it
     python benchmarks/train_core.py reduce          one part: reduce, steps
 
-Every figure is a ratio measured in one run: the sides take turns, medians are compared. CPU, gloo, one thread per rank;
-on a machine with a GPU for each rank: these, and NCCL.
+Every figure is a ratio of medians from one run, in which the sides take turns. It uses the CPU, gloo and one thread per
+rank; on a machine with a GPU for each rank, also NCCL.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def _rank(function, arguments, rank, size, port, answers):
 
 
 def on_ranks(size, function, *arguments):
-    """What rank 0 returns."""
+    """Return what rank 0 returns."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.nn.parallel", "torch._dynamo", "brim.train.session"])
     answers, port = context.Queue(), free_port()
@@ -52,7 +52,7 @@ def on_ranks(size, function, *arguments):
 
 
 def in_turns(sides, rounds, barrier):
-    """Seconds of each side, taking turns."""
+    """Return the seconds of each side; the sides take turns."""
     taken = {name: [] for name in sides}
     for round_ in range(rounds + 1):
         for name, call in sides.items():
@@ -77,7 +77,7 @@ def show(title, taken, base):
 
 
 def device_of_rank():
-    """Its own GPU where each rank has one, else the CPU."""
+    """Return the rank's own GPU if each rank has one, else the CPU."""
     import torch
 
     if torch.cuda.device_count() < int(os.environ["WORLD_SIZE"]):
@@ -88,7 +88,7 @@ def device_of_rank():
 
 
 def finished(device):
-    """What was queued is done."""
+    """Wait until queued work is done."""
     import torch
 
     if device.type == "cuda":
@@ -149,7 +149,7 @@ def reduction(megabytes, rounds):
 
 
 class Data:
-    """Batches that cost nothing."""
+    """Yield batches at no cost."""
 
     wait_s = 0.0
 
@@ -199,7 +199,7 @@ def model_of(kind):
 
 
 def steps(kind, batch, modes, rounds, per_round):
-    """Take turns: a loop by hand over DDP, and the loop of brim in each mode; in one process per rank."""
+    """Time by turns a loop by hand over DDP, and brim's loop in each mode, in one process per rank."""
     import torch
     from torch import distributed as dist
     from torch.nn.functional import cross_entropy

@@ -4,7 +4,7 @@ Alone:         python examples/train_characters.py --steps 100
 On two ranks:  python -m brim.train.launch --nproc 2 examples/train_characters.py --steps 100
 
 Both print the same SHA-256, as long as both run the same version of Python: the text is part of it. Lines marked "brim"
-are what differs from a plain loop.
+differ from a plain loop.
 """
 
 import argparse

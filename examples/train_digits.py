@@ -3,7 +3,7 @@
 Alone:         python examples/train_digits.py --steps 60
 On two ranks:  python -m brim.train.launch --nproc 2 examples/train_digits.py --steps 60
 
-Both print the same SHA-256. Lines marked "brim" are what differs from a plain loop.
+Both print the same SHA-256. Lines marked "brim" differ from a plain loop.
 """
 
 import argparse

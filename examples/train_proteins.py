@@ -3,7 +3,7 @@
 Alone:         python examples/train_proteins.py --steps 100
 On two ranks:  python -m brim.train.launch --nproc 2 examples/train_proteins.py --steps 100
 
-Both print the same SHA-256. Lines marked "brim" are what differs from a plain loop.
+Both print the same SHA-256. Lines marked "brim" differ from a plain loop.
 
 The sequences are made up, and every one can be made again from its number alone: `sequence` below. Residues are drawn
 independently with the frequencies they have in UniProtKB/Swiss-Prot, at a length of 40 to 100; then one instance of a
