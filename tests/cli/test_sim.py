@@ -285,7 +285,7 @@ def test_the_record_stands_beside_the_policies(recorded):
         ("run", ["--seed", "1"], "with --seed or --seeds, jobs do not arrive at their recorded times"),
         ("compare", ["--seeds", "2"], "with --seed or --seeds, jobs do not arrive at their recorded times"),
         ("run", ["--limit", "2"], "--limit and --from replay only some of the jobs"),
-        ("run", ["--truth", "parametric", "--elastic-share", "0.5"], "with --truth parametric, jobs do not run as"),
+        ("run", ["--truth", "parametric", "--elastic-share", "0.5"], "with --truth parametric, jobs do not run for"),
     ],
 )
 def test_the_record_is_left_out_with_the_reason_where_the_replay_is_of_something_else(recorded, verb, args, said):

@@ -127,7 +127,7 @@ def test_the_record_is_the_first_row_of_the_table_at_the_recorded_load_only():
     text = " ".join(" ".join(lines).split())
     assert 'No row "as recorded": the load is not the recorded one.' in text
     assert 'The row "as recorded" covers 3 of 4 jobs' in text
-    assert "GPU-h saved: GPU-hours that the same jobs hold less than recorded" in text
+    assert "GPU-h saved: how many GPU-hours less the same jobs hold than recorded" in text
 
 
 def test_a_record_that_is_left_out_says_why_in_the_table_the_json_and_on_the_page():
