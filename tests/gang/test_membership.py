@@ -192,7 +192,7 @@ def test_a_resize_before_the_first_epoch_holds_for_it(size, asked):
 
 def test_a_resize_before_any_rank_has_connected_is_refused_with_the_reason():
     why_not, orders = Gang(2).membership.resize(4)
-    assert why_not.startswith("no rank has connected yet: ask again")
+    assert why_not.startswith("no rank has connected yet: try again later")
     assert (orders.send, orders.start, orders.retire) == ([], 0, [])
 
 

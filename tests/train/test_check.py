@@ -151,9 +151,9 @@ def test_too_few_steps(checked):
     [
         (["--sizes", "0,2"], "--sizes: found '0,2'"),
         (["--sizes", "1,2,4"], "--sizes: found '1,2,4'"),
-        (["--steps", "1"], "--steps: found 1, expected 2 at least"),
+        (["--steps", "1"], "--steps: found 1, expected at least 2"),
         (["--timeout", "0"], "--timeout: found 0"),
-        ([], "nowhere.py: found no such file"),
+        ([], "nowhere.py: no such file"),
     ],
 )
 def test_command_lines_that_cannot_be_meant(words, said, capsys):

@@ -380,11 +380,11 @@ def test_a_checkpoint_of_another_script_is_refused_or_its_settings_are_said(tmp_
         "another model: 0.weight": {"width": 9}, "another optimizer: SGD there, Adam here": {"kind": "Adam"},
         "workers=4, this run 2": {"workers": 2}, "workers=4, this run None": {"workers": None},
         "seed=0, this run 1": {"seed": 1}, "length=40, this loader length=41": {"samples": 41},
-        "goes on with the global batch of the checkpoint, 16, not with 32": {"batch": 32},
+        "using the global batch of the checkpoint, 16, not 32": {"batch": 32},
     }  # fmt: skip
     for expected, found in zip(changes, on_ranks(1, going_on, tmp_path, [*changes.values()])[0], strict=True):
         assert expected in found
-        assert ("ConfigError" in found) == ("goes on" not in expected)
+        assert ("ConfigError" in found) == ("using" not in expected)
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_the_first_step(tmp_path):

@@ -101,7 +101,7 @@ def one_is_missing():
     run.loader(Rows("rows"), 16, workers=0)
     for _ in run.epochs(1):
         if run.rank == 0:
-            with pytest.raises(UserError, match=r"rank 0 waited 1\.5 s for rank 1; every rank has to call it"):
+            with pytest.raises(UserError, match=r"rank 0 waited 1\.5 s for rank 1; every rank must make the same"):
                 run.gather(0)
         break
     run.close()

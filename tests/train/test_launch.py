@@ -209,7 +209,7 @@ def test_who_comes_when_a_job_is_through_does_not_begin_it_anew(tmp_path, launch
     assert ask(str(gang.control), AskResize(2)).ok
     assert gang.process.wait(20) == 0
     assert len(gang.lines()) == 1
-    assert "the job is over: rank 1 is not needed" in (gang.folder / "err").read_text()
+    assert "the job is over; rank 1 stopped" in (gang.folder / "err").read_text()
 
 
 def test_ranks_that_do_not_divide_the_logical_workers_are_said_and_ended(tmp_path, launched):
@@ -218,7 +218,7 @@ def test_ranks_that_do_not_divide_the_logical_workers_are_said_and_ended(tmp_pat
     (gang.folder / "slow").unlink()
     assert gang.process.wait(30) == 0
     said = (gang.folder / "err").read_text()
-    assert "the job runs on 2 ranks (it can on 1, 2, 4): rank 2 is not needed and ends" in said
+    assert "using 2 ranks (1, 2 or 4 are possible); rank 2 stopped" in said
     assert "SIGKILL" not in said
 
 
@@ -275,7 +275,7 @@ def test_sigterm_to_one_rank_preempts_its_gang(tmp_path, launched):
     os.kill(status["ranks"][1]["pid"], signal.SIGTERM)
     assert gang.process.wait(20) == 75
     said = (gang.folder / "err").read_text()
-    assert "brim: a rank was asked by a signal to leave: so are all 2 ranks" in said
+    assert "brim: a rank received a signal to leave: asking 2 ranks to save and leave" in said
     assert said.count("steps are lost: start(checkpoint=...) names no folder to save to") == 1
 
 
@@ -285,7 +285,7 @@ def test_sigterm_to_one_rank_before_it_has_begun_preempts_its_gang(tmp_path, lau
     status = gang.until(lambda status: len(status["ranks"]) == 2 and all(rank["pid"] for rank in status["ranks"]))
     os.kill(status["ranks"][1]["pid"], signal.SIGTERM)
     assert gang.process.wait(20) == 75
-    assert "ended by SIGTERM before it was ready: all are to leave" in (gang.folder / "err").read_text()
+    assert "ended by SIGTERM before it was ready: asking all ranks to leave" in (gang.folder / "err").read_text()
 
 
 def test_without_an_answer_it_says_so(tmp_path):
@@ -312,11 +312,11 @@ def test_what_cannot_be_asked_is_refused(words, expected, capsys):
 
 
 @pytest.mark.parametrize(("words", "expected"), [
-    ([], "found nothing to run"), (["--nproc", "0", "x.py"], "expected at least 1"),
+    ([], "no script given: expected script.py"), (["--nproc", "0", "x.py"], "expected at least 1"),
     (["--grace", "-1", "x.py"], "--grace: found -1, expected at least 0"),
     (["--failure-grace", "nan", "x.py"], "--failure-grace: found nan, expected at least 0"),
     (["--replace", "-1", "x.py"], "--replace: found -1, expected at least 0"),
-    (["--logs", "/proc/x", "x.py"], "--logs: found /proc/x: No such file or directory; expected a folder"),
+    (["--logs", "/proc/x", "x.py"], "--logs /proc/x: No such file or directory; expected a writable folder"),
     (["--control", "/tmp/" + "x" * 120, "x.py"], "expected at most 107"),
 ])  # fmt: skip
 def test_what_cannot_be_meant_is_refused(words, expected, capsys):
@@ -357,8 +357,8 @@ main()
 
 
 @pytest.mark.parametrize(("how", "words"), [
-    ("return", "rank 0 left the training loop after step 17 and ended, while rank 1 goes on"),
-    ("exit", "rank 0 left the training loop after step 17 and ended, while rank 1 goes on"),
+    ("return", "rank 0 left the training loop after step 17 and ended, while rank 1 continues"),
+    ("exit", "rank 0 left the training loop after step 17 and ended, while rank 1 continues"),
     ("finish", "rank 0 in the save at the end after step 17, rank 1 in step 18"),
     ("gather", "rank 0 in run.gather, run.broadcast or run.reduce after step 17, rank 1 in step 18"),
 ])  # fmt: skip
@@ -368,4 +368,4 @@ def test_a_rank_that_alone_leaves_the_loop_ends_the_job_by_name(tmp_path, launch
     assert gang.process.wait(60) == 1
     last = (gang.folder / "err").read_text().splitlines()[-1]
     assert words in last
-    assert "every rank has to do the same steps; to end early use run.epochs(..., steps=N)" in last
+    assert "every rank must do the same steps; to end early, use run.epochs(..., steps=N)" in last

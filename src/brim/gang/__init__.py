@@ -1,1 +1,1 @@
-"""The processes of one job on one node: protocol, zygote, supervisor. Standard library and psutil only."""
+"""Starts and supervises the processes of one job on one node. Its modules import only the standard library."""

@@ -1,8 +1,8 @@
-"""Make a forked process what ``python script.py args`` would have made: same argv, ``__main__``, paths, exit code.
+"""Make a forked process behave like ``python script.py args``: same argv, ``__main__``, paths and exit code.
 
-``read_command`` says what a command line asks of Python, or why only a fresh interpreter can give it; ``why_not_fork``
-adds what this interpreter has already done that a fresh one would do otherwise. ``become`` undoes what fork carries
-over. ``run`` is the rest of the process's life.
+``read_command`` parses a command line, or returns why it needs a fresh interpreter. ``why_not_fork`` returns why this
+interpreter, with what it has already loaded, cannot stand in for a fresh one. ``become`` resets what a fork inherits.
+``run`` executes the script and ends the process.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 ERROR_FILE_VARIABLE: Final = "BRIM_ERROR_FILE"
-"""Environment: where a forked rank writes the exception that ends it: ``{"at_ns": monotonic, "traceback": text}``."""
+"""Environment: the file to which a forked rank writes the exception that ends it, as JSON: ``{"at_ns": monotonic,
+"traceback": text}``."""
 FORBID_VARIABLE: Final = "BRIM_ZYGOTE"
-"""Environment: ``off`` asks for fresh interpreters. A site hook may set it."""
+"""Environment: ``off`` turns forking off, so every rank is a fresh interpreter. A site hook may set it."""
 _READ_AT_START: Final = (
     "PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "VECLIB_", "ATEN_", "TORCH_",
     "PYTORCH_", "MALLOC_", "LC_", "LANG", "GLIBC_", "TCMALLOC_",
 )  # fmt: skip
-"""Variables that shape an interpreter or a library once, when it starts. Ours, from the documentation of each."""
+"""Prefixes of variables that an interpreter or a library reads once, at start. Our list, from their documentation."""
 _TORCH_CONSTANT: Final = 67280421310721
-"""What torch seeds itself with at import (c10::detail::default_rng_seed_val); newer ones draw a seed instead."""
+"""The seed that torch uses at import (c10::detail::default_rng_seed_val); newer versions draw one at random."""
 _GPU_DEVICES: Final = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
 @dataclass(frozen=True, slots=True)
 class PythonRun:
-    """What a command asks of Python: ``kind`` is ``script``, ``folder``, ``module`` or ``code``."""
+    """A parsed Python command; ``kind`` is ``script``, ``folder``, ``module`` or ``code``."""
 
     kind: str
     target: str
@@ -53,7 +54,10 @@ class PythonRun:
 
 
 def read_command(command: Iterable[str], cwd: str) -> PythonRun | str:
-    """What ``python ...`` would run, or why it takes a fresh interpreter. ``command`` is without the interpreter."""
+    """Return what ``python ...`` would run, or why that needs a fresh interpreter.
+
+    ``command`` does not include the interpreter.
+    """
     words = list(command)
     unbuffered = False
     while words and words[0] == "-u":
@@ -68,25 +72,28 @@ def read_command(command: Iterable[str], cwd: str) -> PythonRun | str:
         return f"the interpreter option {words[0]}"
     path = os.path.join(cwd, words[0])
     if words[0].endswith((".pyc", ".pyw")):
-        return "it is compiled already"
+        return "it is a compiled file"
     kind = "folder" if os.path.isdir(path) or _is_zip(path) else "script"
     return PythonRun(kind, words[0], tuple(words[1:]), unbuffered)
 
 
 def why_not_fork(run: PythonRun, env: Mapping[str, str], cwd: str, at_start: Mapping[str, str]) -> str | None:
-    """Why this interpreter, started with ``at_start``, cannot stand in for a fresh one; None if it can."""
+    """Return why this interpreter, started with ``at_start``, cannot stand in for a fresh one; None if it can."""
     if env.get(FORBID_VARIABLE) == "off":
         return f"{FORBID_VARIABLE}=off"
     for name in sorted(env.keys() | at_start.keys()):
         if name.startswith(_READ_AT_START) and env.get(name) != at_start.get(name):
-            return f"{name} is {env.get(name)!r} for it and was {at_start.get(name)!r} here when libraries were loaded"
+            return f"{name} is {env.get(name)!r} for the rank and was {at_start.get(name)!r} when the zygote started"
     if any(not os.path.isabs(entry) for entry in env.get("PYTHONPATH", "/").split(":")) and cwd != _CWD_AT_START:
         return "PYTHONPATH has relative folders"
     return _hidden_module(_first_path(run, cwd))
 
 
 def why_never_fork(threads: int) -> str | None:
-    """Why no copy of this interpreter could be sound: a site hook, or a preloaded module, did what fork breaks."""
+    """Return why this interpreter must never be forked; None if forking is safe.
+
+    A site hook or a preloaded module may have started threads or opened a GPU, neither of which survives a fork.
+    """
     if os.environ.get(FORBID_VARIABLE) == "off":
         return f"{FORBID_VARIABLE}=off, set by a site hook"
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
@@ -102,7 +109,7 @@ def why_never_fork(threads: int) -> str | None:
 
 
 def why_child_unsound() -> str | None:
-    """Asked in a forked child: whether a library knows that fork has broken it."""
+    """In a forked child, return why a library does not work after the fork; None if all do."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda._is_in_bad_fork():
         return "CUDA's driver was touched in the zygote"
@@ -121,14 +128,14 @@ def _is_zip(path: str) -> bool:
 
 
 def _first_path(run: PythonRun, cwd: str) -> str:
-    """What Python puts at the front of ``sys.path``."""
+    """Return the entry that Python puts at the front of ``sys.path``."""
     if run.kind == "script":
         return os.path.dirname(os.path.realpath(os.path.join(cwd, run.target)))
     return {"module": cwd, "code": "", "folder": os.path.join(cwd, run.target)}[run.kind]
 
 
 def _hidden_module(first: str) -> str | None:
-    """A module beside the script that a fresh interpreter would import, where this one has another of that name."""
+    """Name a module beside the script that would be imported here from elsewhere, since its name is already loaded."""
     try:
         names = os.listdir(first or ".")
     except OSError:
@@ -155,13 +162,13 @@ def _hidden_module(first: str) -> str | None:
 
 
 def become(run: PythonRun, env: Mapping[str, str], cwd: str, base_path: list[str]) -> None:
-    """Put everything that a fresh interpreter would have its own way into that state. Descriptors 0 to 2 are set."""
+    """Reset this forked process to the state of a fresh interpreter. Descriptors 0 to 2 are already set."""
     os.environ.clear()
-    os.environ.update(env)  # CUDA_VISIBLE_DEVICES before anything could look at it
+    os.environ.update(env)  # sets CUDA_VISIBLE_DEVICES before any library reads it
     os.chdir(cwd)
     for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # that is what nohup does, and it is inherited
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores SIGHUP, and children inherit that
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -180,7 +187,7 @@ def become(run: PythonRun, env: Mapping[str, str], cwd: str, base_path: list[str
 
 
 def _reopen_streams(*, unbuffered: bool) -> None:
-    """Streams over the new descriptors, as Python opens them: line by line on a terminal, in blocks elsewhere."""
+    """Open the standard streams on the new descriptors as Python does: line-buffered on a terminal, else in blocks."""
     unbuffered = unbuffered or bool(os.environ.get("PYTHONUNBUFFERED"))
     for name, fd in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
         old: Any = getattr(sys, f"__{name}__")
@@ -197,7 +204,7 @@ def _reopen_streams(*, unbuffered: bool) -> None:
 
 
 def _fresh_multiprocessing(cwd: str) -> None:
-    """What multiprocessing noted when it was imported: the folder to start children in, and the key they share."""
+    """Reset what multiprocessing stored at import: the folder in which children start, and their shared key."""
     module: Any = sys.modules.get("multiprocessing.process")
     if module is not None:
         module.ORIGINAL_DIR = cwd
@@ -205,7 +212,7 @@ def _fresh_multiprocessing(cwd: str) -> None:
 
 
 def _fresh_random() -> None:
-    """Python's own generator is reseeded by fork; numpy's is not, and torch's neither."""
+    """Reseed the generators of numpy and torch. A fork reseeds Python's own generator, but not these."""
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed()
@@ -219,7 +226,7 @@ def _fresh_random() -> None:
 
 
 def run(what: PythonRun) -> NoReturn:
-    """Run it as ``__main__``, and end the process as the interpreter would: see ``_end``."""
+    """Run the command as ``__main__``, then end the process as the interpreter would: see ``_end``."""
     not_its_own = set(sys.modules)
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=builtins, __annotations__={})
@@ -241,14 +248,14 @@ def run(what: PythonRun) -> NoReturn:
         status = _report(what, error)
         interrupted = isinstance(error, KeyboardInterrupt)
     _end([module, *(sys.modules[name] for name in reversed(sys.modules) if name not in not_its_own)])
-    if interrupted:  # so that a shell sees it
+    if interrupted:  # die of SIGINT, so that a shell sees the interruption
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(status)
 
 
 def _status(end: SystemExit) -> int:
-    """The exit code, and a text that is none on stderr."""
+    """Return the exit code of a ``SystemExit``; a code that is no number is printed to stderr."""
     if end.code is None:
         return 0
     if isinstance(end.code, int):
@@ -259,17 +266,17 @@ def _status(end: SystemExit) -> int:
 
 
 def _end(modules: list[types.ModuleType]) -> None:
-    """What the interpreter does at its end, but for taking preloaded libraries apart.
+    """Do what the interpreter does at exit, except unload the preloaded libraries.
 
-    Threads are waited for, exit functions run, and what the script's own modules hold is let go, so that files are
-    written and objects say their last words. To unload torch as well would take each rank half a second of computing;
-    that the process ends does the same. Exit functions of C libraries are not called.
+    It joins threads, runs exit functions and clears the script's own modules, so that files are flushed and finalizers
+    run. Unloading torch as well would cost each rank half a second of CPU, and the end of the process frees the same
+    memory. Exit functions of C libraries are not called.
     """
     with contextlib.suppress(KeyboardInterrupt):
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     _flush()
-    threading.excepthook = lambda _: None  # daemon threads trip over what is let go: nobody needs to know
+    threading.excepthook = lambda _: None  # daemon threads may fail on cleared modules; that error is meaningless
     for module in modules:
         names = vars(module)
         for hidden in (True, False):
@@ -282,7 +289,7 @@ def _end(modules: list[types.ModuleType]) -> None:
 
 
 def _flush() -> None:
-    """Write what the streams hold; 120 is Python's word for "could not"."""
+    """Flush the standard streams; exit with 120, as Python does, if that fails."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None and not stream.closed:
@@ -294,7 +301,7 @@ def _flush() -> None:
 
 
 def _unraisable_type() -> Any:
-    """The type that hooks take, which Python names nowhere: that of what they are given."""
+    """Return the type that ``sys.unraisablehook`` takes. Python does not export it, so an example is produced."""
     given: list[Any] = []
     hook, sys.unraisablehook = sys.unraisablehook, given.append
     _Fails()
@@ -316,7 +323,7 @@ def _code(what: PythonRun, module: types.ModuleType) -> types.CodeType:
         with io.open_code(path) as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
     except (OSError, SyntaxError, ValueError):
-        os.execv(sys.executable, sys.orig_argv)  # nothing has run: the interpreter itself says best what is wrong
+        os.execv(sys.executable, sys.orig_argv)  # nothing has run yet, so the interpreter can report the error itself
     module.__file__ = path
     module.__dict__["__cached__"] = None
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
@@ -324,7 +331,7 @@ def _code(what: PythonRun, module: types.ModuleType) -> types.CodeType:
 
 
 def _report(what: PythonRun, error: BaseException) -> int:
-    """What the interpreter does with an exception that nobody caught: the frames of this module are not shown."""
+    """Report an uncaught exception as the interpreter does, without the frames of this module."""
     trace = error.__traceback__.tb_next if error.__traceback__ else None
     if what.kind == "code" and trace is not None and trace.tb_frame.f_code is _code.__code__:
         trace = None  # it could not be compiled

@@ -1,4 +1,4 @@
-"""Asking a supervisor by hand."""
+"""Sends requests to a supervisor."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from brim.gang.protocol import Answer, Ask, AskPreempt, AskTune, Decoder, Messag
 
 
 def ask(path: str, message: Ask, timeout_s: float = 10.0) -> Answer:
-    """Ask the supervisor that listens there, and wait for its answer.
+    """Send a request to the supervisor that listens on ``path``, and return its answer.
 
     Raises:
-        OSError: nobody listens there, or does not answer in time.
+        OSError: no supervisor listens there, or it does not answer in time.
     """
     try:
         with socket.socket(socket.AF_UNIX) as connection:
@@ -31,7 +31,7 @@ def ask(path: str, message: Ask, timeout_s: float = 10.0) -> Answer:
 
 
 def why_senseless(message: Message) -> str:
-    """Why nobody can mean that; an empty text if somebody can."""
+    """Return why the request is invalid; an empty text if it is valid."""
     match message:
         case AskPreempt(grace_s=float(grace_s)) if not 0 <= grace_s < math.inf:
             return f"preempt: found {grace_s:g} s, expected a finite time of at least 0"

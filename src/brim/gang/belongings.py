@@ -1,4 +1,4 @@
-"""Which processes of this machine belong to a gang, and to which of its ranks."""
+"""Finds the processes of this machine that belong to a gang, and the rank that each belongs to."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from brim.gang.protocol import GANG_VARIABLE, ID_VARIABLE
 
 
 class Belongings:
-    """All that a gang has started, directly or not.
+    """All processes that a gang has started, directly or indirectly.
 
     Args:
-        gang: Its mark, in the environment of what its ranks execute.
+        gang: The gang's id, which marks the environment of its processes.
 
     Attributes:
-        zygote: Process of its zygote, which belongs to nobody here; 0: unknown.
-        shared: The zygote is not a child of this process.
+        zygote: Process id of its zygote, which belongs to no rank; 0 if unknown.
+        shared: Whether the zygote serves several supervisors, and so is not a child of this process.
     """
 
     def __init__(self, gang: str) -> None:
@@ -28,12 +28,12 @@ class Belongings:
         self._before: frozenset[int] = frozenset()
 
     def begin(self) -> None:
-        """Whoever is a child of this process now is none of the gang."""
+        """Note the present children of this process: they do not belong to the gang."""
         me = os.getpid()
         self._before = frozenset(process.pid for process in processes.everybody() if process.parent == me)
 
     def all(self, everybody: Iterable[Process] | None = None) -> list[Process]:
-        """All processes of the gang, zombies included."""
+        """Return all processes of the gang, zombies included."""
         everybody = processes.everybody() if everybody is None else list(everybody)
         me = os.getpid()
         top = [process for process in everybody if process.parent == me and process.pid not in self._before]
@@ -43,7 +43,7 @@ class Belongings:
         return [process for process in found if process.pid != self.zygote]
 
     def of(self, rank: int, pid: int) -> list[Process]:
-        """What this rank has started, as far as it can be told from what others have, and the rank itself."""
+        """Return the rank's process and the processes that it has started, as far as these can be attributed to it."""
         everybody = processes.everybody()
         below = {found.pid for found in processes.descendants(pid, everybody)} if pid else set()
 
@@ -57,7 +57,7 @@ class Belongings:
 
 
 def kill(whom: Iterable[Process], *, janitors: bool = False) -> None:
-    """SIGKILL them; those that clean up after others only if asked to."""
+    """Send SIGKILL to the processes; to those that clean up after others only with ``janitors``."""
     for process in whom:
         if janitors or not processes.is_janitor(process.pid):
             processes.send(process, signal.SIGKILL)

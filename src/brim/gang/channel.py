@@ -1,4 +1,4 @@
-"""The supervisor's socket: who is connected, what they say, what is still to be sent. Nothing here blocks."""
+"""The supervisor's socket: connections, received messages, and messages still to be sent. Nothing here blocks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from brim.gang.protocol import Decoder, Error, Message, ProtocolError, encode
 PATH_BYTES_MAX: Final = 107
 """Longest path of a Unix socket on Linux (sockaddr_un)."""
 UNSENT_BYTES_MAX: Final = 4 << 20
-"""Most that waits for a peer that does not read; then it is cut off. Ours: thousands of messages."""
+"""A peer that does not read is disconnected once more than this waits for it. Our choice: thousands of messages."""
 _READ_BYTES: Final = 1 << 16
 _BACKLOG: Final = 128
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One peer: ``pid`` is what the kernel says. ``rank`` is set once it has said hello."""
+    """The connection of one peer. ``pid`` comes from the kernel; ``rank`` is set by its `Hello`."""
 
     socket: socket.socket
     pid: int
@@ -37,8 +37,8 @@ class Channel:
     """Listens on a path, for processes of the same user only.
 
     Args:
-        path: Where; a dead socket there is replaced.
-        selector: Its descriptors are registered there, with ``self`` or a ``Connection`` as data.
+        path: Path of the socket; one that no process listens on any more is replaced.
+        selector: The channel registers its descriptors here, with ``self`` or a ``Connection`` as data.
 
     Raises:
         OSError: the path cannot be used; the text says why.
@@ -66,18 +66,18 @@ class Channel:
                 try:
                     probe.connect(self.path)
                 except ConnectionRefusedError:
-                    os.unlink(self.path)  # of a supervisor that is gone
+                    os.unlink(self.path)  # left by a supervisor that was killed
                 else:
-                    raise OSError(f"{self.path}: another supervisor listens there")
+                    raise OSError(f"{self.path}: another supervisor listens there; choose another path")
         try:
             self._server.bind(self.path)
         except OSError as error:
-            raise OSError(f"{self.path}: {error.strerror}; expected a path in a folder to make a socket in") from None
+            raise OSError(f"{self.path}: {error.strerror}; expected a path in a writable folder") from None
         os.chmod(self.path, 0o600)
         self._server.listen(_BACKLOG)
 
     def accept(self) -> None:
-        """Let in who knocks, if it is the same user."""
+        """Accept a connection if it comes from the same user."""
         with contextlib.suppress(OSError):
             peer, _ = self._server.accept()
             found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -91,7 +91,10 @@ class Channel:
             self._selector.register(peer, selectors.EVENT_READ, connection)
 
     def ready(self, connection: Connection, events: int) -> list[Message]:
-        """Read and write what can be; errors of the peer are answered here. ``connection.closing``: it is over."""
+        """Read and write without blocking; return the messages. Invalid ones are answered with an error.
+
+        ``connection.closing`` is set when the connection is over.
+        """
         if events & selectors.EVENT_WRITE:
             self._flush(connection)
         if not events & selectors.EVENT_READ or connection.closing:
@@ -113,7 +116,7 @@ class Channel:
         return said
 
     def send(self, connection: Connection, message: Message) -> None:
-        """As soon as the peer reads."""
+        """Send the message as soon as the peer reads."""
         connection.unsent += encode(message)
         self._flush(connection)
         if len(connection.unsent) > UNSENT_BYTES_MAX:
@@ -133,18 +136,18 @@ class Channel:
             self._selector.modify(connection.socket, wanted, connection)
 
     def close_one(self, connection: Connection) -> None:
-        """Forget a peer."""
+        """Close the connection of one peer."""
         if connection in self._connections:
             self._connections.remove(connection)
             self._selector.unregister(connection.socket)
             connection.socket.close()
 
     def refuse(self, connection: Connection, why: str) -> None:
-        """Tell a peer that what it said cannot be, and go on."""
+        """Answer a message that is not possible with an error; the connection stays open."""
         self.send(connection, Error(why))
 
     def close(self) -> None:
-        """Forget all, and take the path away if it is still ours."""
+        """Close all connections, and remove the path if it is still this socket's."""
         for connection in list(self._connections):
             self.close_one(connection)
         self._selector.unregister(self._server)
@@ -155,15 +158,15 @@ class Channel:
 
 
 def is_socket(path: str) -> bool:
-    """Whether a socket is there, which may be replaced if it is dead; False: nothing is.
+    """Whether there is a socket at this path; False if there is nothing.
 
     Raises:
-        OSError: something else is there, which is not ours to take away.
+        OSError: there is something else, which must not be removed.
     """
     try:
         mode = os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return False
     if not stat.S_ISSOCK(mode):
-        raise OSError(f"{path}: found something that is no socket, expected a socket or nothing")
+        raise OSError(f"{path}: this file is not a socket; expected a socket or a path that does not exist")
     return True

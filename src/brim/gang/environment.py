@@ -1,4 +1,4 @@
-"""What a rank finds in its environment: what torchrun would set, and brim's own variables."""
+"""The environment of a rank: the variables that torchrun sets, and brim's own."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from brim.gang.protocol import CONTROL_VARIABLE, GANG_VARIABLE, ID_VARIABLE
 
 HOST: Final = "127.0.0.1"
 _PORTS: Final = range(20_000, 32_768)
-"""Below what Linux gives to outgoing connections (ip_local_port_range), so that none takes it before rank 0 does."""
+"""Ports below those that Linux gives to outgoing connections (ip_local_port_range), so that none takes the port before
+rank 0 opens it."""
 _TRIES: Final = 100
 
 
 def for_gang(env: Mapping[str, str], gang: str, control: str) -> dict[str, str]:
-    """What all ranks, and their zygote, share. Threads are fixed: bits depend on them, and ranks come and go."""
+    """Return the variables shared by all ranks and their zygote.
+
+    The number of threads is fixed, since results depend on it and must not change with the number of ranks.
+    """
     return {"OMP_NUM_THREADS": "1", **env, GANG_VARIABLE: gang, CONTROL_VARIABLE: control}
 
 
 def for_rank(
     shared: Mapping[str, str], rank: int, slot: int, size: int, port: int, devices: Sequence[str], error_file: str
 ) -> dict[str, str]:
-    """What one rank gets; its place in the group is its slot until it is told of an epoch."""
+    """Return the environment of one rank. Its place in the group is its slot until it joins an epoch."""
     env = dict(shared)
     if devices:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
@@ -39,7 +43,7 @@ def for_rank(
 
 
 def free_port() -> int:
-    """A port nobody listens on now.
+    """Return a port on which no process listens now.
 
     Raises:
         OSError: none was found.

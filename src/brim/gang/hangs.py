@@ -1,7 +1,8 @@
-"""Which rank keeps the others waiting. A rank waits while it says so, or while it is in no group and was told nothing.
+"""Finds the rank that keeps the others waiting.
 
-Who hangs cannot be trusted to say anything, so the question is turned round: who is not waiting, while all others have
-been for longer than any step takes? Time comes from the caller.
+A rank that hangs may send no message, so the test is indirect: a rank hangs if it is not waiting while all others have
+been waiting for longer than any step takes. A rank waits while it reports so, or while it is in no group and has
+received no order. The caller supplies the time.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from collections.abc import Iterable
 from typing import Final
 
 FRESH_S: Final = 5.0
-"""A ``waiting`` older than this says nothing about now. Ours: it is said about every second."""
+"""A ``waiting`` message older than this is ignored. Our choice: ranks send it about every second."""
 
 
 class Hangs:
     """Watches the members of one gang.
 
     Args:
-        after_s: How long all others must have waited.
+        after_s: How long all others must have waited before a rank counts as hung.
     """
 
     def __init__(self, after_s: float) -> None:
@@ -25,19 +26,19 @@ class Hangs:
         self._waiting: dict[int, tuple[float, float]] = {}  # by rank: since when, said when
 
     def waiting(self, rank: int, for_s: float, now_s: float) -> None:
-        """The rank says that it waits for others."""
+        """The rank reports that it waits for others."""
         self._waiting[rank] = (now_s - max(0.0, for_s), now_s)
 
     def free(self, rank: int, now_s: float) -> None:
-        """The rank is in no group and waits for the next epoch, until it is told of one or says something else."""
+        """The rank is in no group and waits for the next epoch, until it receives one or sends another message."""
         self._waiting[rank] = (now_s, float("inf"))
 
     def busy(self, rank: int) -> None:
-        """The rank does something else, or is gone."""
+        """The rank does not wait, or has ended."""
         self._waiting.pop(rank, None)
 
     def hung(self, members: Iterable[int], now_s: float) -> tuple[list[int], float]:
-        """Who hangs, and for how long the others have waited; nobody while not all others wait."""
+        """Return the ranks that hang, and how long the others have waited; no rank unless all others wait."""
         everybody = list(members)
         since = {}
         for rank in everybody:

@@ -1,4 +1,4 @@
-"""What a gang is to run, how it may end, and the times of the kill ladder."""
+"""The description of a job, its possible outcomes, and the times from a request to stop to SIGKILL."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Final
 from brim.gang.zygote import PRELOAD
 
 GRACE_S: Final = 30.0
-"""From an announced stop to SIGKILL. Ours: what preemptible machines of the large clouds give."""
+"""Time from an announced stop to SIGKILL. Our choice: the notice that large clouds give preemptible machines."""
 TERM_S: Final = 5.0
-"""The last part of the grace, after SIGTERM. Ours."""
+"""The last part of the grace period, from SIGTERM to SIGKILL. Our choice."""
 FAILURE_GRACE_S: Final = 5.0
-"""From the exception of one rank to SIGKILL of the others. Ours: they cannot go on, but may write what they have."""
+"""Time from the exception of one rank to SIGKILL of the others. Our choice: they cannot continue, but may still write
+files."""
 LAST_WORDS_S: Final = 0.5
-"""The part of it before SIGTERM: a peer's death may be noticed before the exception that caused it is shown. Ours."""
+"""The part of that time before SIGTERM: a rank's death may be noticed before its exception is printed. Our choice."""
 HANG_S: Final = 600.0
-"""How long all other ranks wait before the one that does not is taken to hang: as long as NCCL's own time-out."""
+"""How long all other ranks wait before the one that does not counts as hung: as long as NCCL's own time-out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +26,21 @@ class Job:
     """What to run and how.
 
     Args:
-        command: With the interpreter in front, where it is Python.
-        nproc: Ranks to start with.
-        control: Path of the socket to listen on.
-        cwd: Folder to run in.
-        env: What ranks get, apart from what brim sets; None: as this process.
-        devices: Names for CUDA_VISIBLE_DEVICES, all visible to every rank, in the order of LOCAL_RANK; none: as it is.
-        grace_s: From an announced stop to SIGKILL; the last ``term_s`` of it after SIGTERM.
-        failure_grace_s: From the exception of one rank to SIGKILL of the others.
+        command: The command of each rank; starts with the interpreter if it runs Python.
+        nproc: Number of ranks at the start.
+        control: Path of the socket that the supervisor listens on.
+        cwd: Working directory of the ranks.
+        env: Environment of the ranks, to which brim adds its own variables; None: that of this process.
+        devices: Names for CUDA_VISIBLE_DEVICES, in the order of LOCAL_RANK; every rank sees all of them. If empty,
+            the variable is left unchanged.
+        grace_s: Time from an announced stop to SIGKILL; SIGTERM comes ``term_s`` before its end.
+        term_s: Time from SIGTERM to SIGKILL.
+        failure_grace_s: Time from the exception of one rank to SIGKILL of the others.
         hang_s: How long all other ranks wait before the one that does not is killed.
-        replace: How many dead ranks may be replaced; otherwise the others go on without.
-        log_folder: Each rank's output goes to ``rank-ID.log`` there; None: to ours.
-        zygote: Path of a zygote that listens; None: one of our own.
-        preload: What our own zygote imports.
+        replace: How many dead ranks are replaced; after that, the others continue without them.
+        log_folder: Folder for the output of each rank, in ``rank-ID.log``; None: this process's own output.
+        zygote: Path of a listening zygote; None: start a private one.
+        preload: Modules that the private zygote imports.
     """
 
     command: tuple[str, ...]
@@ -58,7 +61,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How it ended. ``kind`` is ``finished``, ``preempted`` or ``failed``; ``code`` is what to exit with."""
+    """How a job ended. ``kind`` is ``finished``, ``preempted`` or ``failed``; ``code`` is the launcher's exit code."""
 
     kind: str
     code: int

@@ -1,11 +1,13 @@
-"""Who is in which epoch: decides, and does nothing. No clock, no process, no socket.
+"""Decides which ranks are in which epoch. It has no clock, process or socket; the supervisor carries out its orders.
 
-Each rank is STARTING (no word yet), BUILDING (said hello), FREE (in no group: ready, or its group is broken), FORMING
-(told to form the newest epoch), IN (formed it), LEAVING (said so) or gone. An epoch is changed in two ways. Planned:
-all are IN; survivors get ``resize``, newcomers ``form``. Unplanned: a member died or a collective failed. The others
-are told at once that a member is ``lost``, since the collective they are in may never fail by itself; when every living
-member is FREE, those that remain get ``form``. Death while an epoch forms is answered by the next ``form`` at once. A
-rank that says ``broken`` for an older epoch while it is expected in the newest is sent that ``form`` again.
+A rank is STARTING (no message yet), BUILDING (sent ``hello``), FREE (in no group: it is ready, or its group is broken),
+FORMING (was sent the newest epoch), IN (has formed it) or LEAVING (sent ``leaving``, or is to end).
+
+The epoch changes in two ways. In a planned change all members are IN: ranks that stay get ``resize``, new ranks get
+``form``. In an unplanned change a member died or a collective failed: the supervisor sends ``lost`` to the other
+members at once, since the collective they are in may never fail by itself. When every living member is FREE, the
+remaining ranks get ``form``. If a rank dies while an epoch forms, the next ``form`` follows at once. A rank that sends
+``broken`` for an older epoch while it is a member of the newest gets that ``form`` again.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from typing import Final
 from brim.gang.protocol import Address, Form, Lost, Message, Resize
 
 FAILED_FORMS_MAX: Final = 5
-"""Epochs in a row that broke before everybody was in: then it is not bad luck. Ours."""
+"""The job fails after this many epochs in a row broke before all members had joined. Our choice."""
 
 
 class Where(Enum):
-    """Where a rank stands."""
+    """The state of a rank in the membership protocol."""
 
     STARTING = "starting"
     BUILDING = "building"
@@ -34,7 +36,7 @@ class Where(Enum):
 
 @dataclass(slots=True)
 class Member:
-    """One living rank. ``holds``: it was in a group once, so it has the state of training."""
+    """One living rank. ``holds`` is true once it has joined a group, and so has the state of training."""
 
     id: int
     where: Where = Where.STARTING
@@ -43,7 +45,7 @@ class Member:
 
 @dataclass(slots=True)
 class Orders:
-    """What is to be done: messages to ranks, how many to start, whom to end since nobody needs them any more."""
+    """What the supervisor has to do: messages to send, a number of ranks to start, and surplus ranks to stop."""
 
     send: list[tuple[int, Message]] = field(default_factory=list)
     start: int = 0
@@ -51,7 +53,7 @@ class Orders:
     hopeless: str = ""
 
     def and_then(self, later: Orders) -> Orders:
-        """These, followed by others."""
+        """Return these orders followed by later ones."""
         return Orders(
             self.send + later.send, self.start + later.start, self.retire + later.retire,
             self.hopeless or later.hopeless,
@@ -62,8 +64,8 @@ class Membership:
     """The membership of one gang.
 
     Args:
-        size: How many ranks it starts with.
-        replace: How many dead ranks may be replaced by new ones; the others go on without.
+        size: Number of ranks at the start.
+        replace: How many dead ranks are replaced by new ones; after that, the others continue without them.
     """
 
     def __init__(self, size: int, replace: int = 0) -> None:
@@ -82,21 +84,21 @@ class Membership:
     # -- what happens ----------------------------------------------------------------------------------------------
 
     def begin(self) -> Orders:
-        """The first ranks."""
+        """Start the first ranks."""
         return self._settle()
 
     def added(self, rank: int) -> None:
-        """A rank that was ordered is being started under this id."""
+        """A rank that was ordered is starting under this id."""
         self._asked_to_start -= 1
         self.ranks[rank] = Member(rank)
 
     def hello(self, rank: int) -> None:
-        """It has connected."""
+        """The rank has connected."""
         if (member := self.ranks.get(rank)) and member.where is Where.STARTING:
             member.where = Where.BUILDING
 
     def ready(self, rank: int, sizes: Iterable[int] = ()) -> Orders:
-        """It could be put into an epoch."""
+        """The rank is ready to join an epoch."""
         member = self.ranks.get(rank)
         if member is None or member.where not in (Where.STARTING, Where.BUILDING):
             return Orders()
@@ -106,13 +108,13 @@ class Membership:
         return self._settle()
 
     def address(self, rank: int, said: Address) -> Orders:
-        """The leader's store is open: the other members are told."""
+        """The leader's store is open: send its address to the other members."""
         if said.epoch != self.epoch or not self.members or rank != self._leader():
             return Orders()
         return Orders(send=[(other, said) for other in self.members if other != rank and other in self.ranks])
 
     def formed(self, rank: int, epoch: int) -> Orders:
-        """It is in the group of this epoch."""
+        """The rank has joined the group of this epoch."""
         member = self.ranks.get(rank)
         if member is None or epoch != self.epoch or member.where is not Where.FORMING:
             return Orders()
@@ -127,7 +129,7 @@ class Membership:
         if member is None or epoch > self.epoch or member.where is Where.LEAVING:
             return Orders()
         if epoch < self.epoch or rank not in self.members:
-            again = Orders(send=[(rank, self._form_message())])  # it may have missed that another was ordered
+            again = Orders(send=[(rank, self._form_message())])  # it may have missed the newer `form`
             return again.and_then(self._tell_of_loss(epoch, but=rank))
         if member.where is Where.FORMING and not self._broken:
             self._failed_forms += 1
@@ -137,14 +139,14 @@ class Membership:
         return tell.and_then(self._settle())
 
     def waiting(self, rank: int, epoch: int) -> Orders:
-        """It has been inside a collective of this epoch for a while: it may wait for one that is gone for good."""
+        """The rank has been in a collective of this epoch for a while; a member that it waits for may be dead."""
         member = self.ranks.get(rank)
         if member is None or epoch != self.epoch or all(other in self.ranks for other in self.members):
             return Orders()
         return Orders(send=[(rank, Lost(epoch))])
 
     def leaving(self, rank: int) -> Orders:
-        """It is about to exit, as it was told to."""
+        """The rank is about to exit, as requested."""
         member = self.ranks.get(rank)
         if member is None:
             return Orders()
@@ -152,13 +154,13 @@ class Membership:
         return self._reform() if self._is_missed(rank) else self._settle()
 
     def is_wanted(self, rank: int) -> bool:
-        """Whether nobody has told it to leave."""
+        """Whether the rank is a member that has not been asked to leave."""
         member = self.ranks.get(rank)
         leaving = member is None or member.where is Where.LEAVING
         return rank in self.members and not leaving and not self.closing and not self.finishing
 
     def gone(self, rank: int) -> Orders:
-        """Its process has ended. Whether the gang can go on without it is not asked here."""
+        """The rank's process has ended. `survives` tells beforehand whether the gang can continue without it."""
         member = self.ranks.pop(rank, None)
         if member is None:
             return Orders()
@@ -167,31 +169,31 @@ class Membership:
             if self._is_missed(rank) or (member.where is Where.FORMING and not self.closing and not self._is_over()):
                 return self._reform()
             return self._tell_of_loss(self.epoch).and_then(self._settle())
-        if member.holds and member.where is not Where.LEAVING:  # left out of an epoch that it had not taken up yet
+        if member.holds and member.where is not Where.LEAVING:  # not in the new epoch, of which it had no message yet
             return self._tell_of_loss(self.epoch - 1).and_then(self._settle())
-        if not member.holds and member.where is not Where.LEAVING:  # a newcomer that never came
+        if not member.holds and member.where is not Where.LEAVING:  # a new rank that died before it joined
             self._replace_or_shrink()
         return self._settle()
 
     def not_started(self, rank: int) -> Orders:
-        """Its process cannot be started: the gang goes on with the ranks it has, and does not try again."""
+        """The rank's process cannot be started: the gang continues with the ranks it has, and does not try again."""
         if self.ranks.pop(rank, None) is not None:
             self.target = max(1, self.target - 1)
         return self._settle()
 
     def can_do_without(self, rank: int) -> bool:
-        """Whether a rank that cannot be started is no reason to end: there is another with the state."""
+        """Whether the gang continues although this rank cannot be started: another rank has the state."""
         others = (member for member in self.ranks.values() if member.id != rank and member.where is not Where.LEAVING)
         return not self.closing and any(member.holds for member in others)
 
     def dissolve(self) -> Orders:
-        """The gang fails: who is in no group, now or later, is not to wait for one."""
+        """The gang fails: ranks that are in no group, now or later, must not wait for one."""
         self.closing = self._dissolved = True
         self._form(())
         return self._settle()
 
     def finished(self, rank: int) -> Orders:
-        """Its process has ended as a script does that is through: the others will, too, and nobody is to come."""
+        """The rank's script has ended normally. The others will end too, so no rank is started any more."""
         self.finishing = True
         self._replace = 0
         self.ranks.pop(rank, None)
@@ -199,7 +201,7 @@ class Membership:
         return self._reform() if self._is_missed(rank) else self._settle()
 
     def survives(self, rank: int) -> bool:
-        """Whether the gang can go on without this rank: there is another in an epoch, or it may be replaced."""
+        """Whether the gang can continue without this rank: others are left in an epoch, or it may be replaced."""
         others = [member for member in self.ranks.values() if member.id != rank and member.where is not Where.LEAVING]
         if self.finishing and self.epoch > 0:
             return not self.closing and any(member.holds for member in others)
@@ -208,7 +210,7 @@ class Membership:
     # -- what is asked ---------------------------------------------------------------------------------------------
 
     def resize(self, size: int) -> tuple[str, Orders]:
-        """Run on ``size`` ranks: why not, or an empty text and what to do."""
+        """Change the number of ranks to ``size``; return why that is refused (or an empty text), and the orders."""
         why_not = self._why_not(size)
         if why_not:
             return why_not, Orders()
@@ -231,34 +233,34 @@ class Membership:
         if size < 1:
             return f"found size {size}, expected at least 1"
         if self.sizes and size not in self.sizes:
-            return f"found size {size}, expected one of {sorted(self.sizes)}: the job splits its batch that way"
+            return f"found size {size}, expected one of {sorted(self.sizes)}: the batch splits into these only"
         if not self.epoch and all(member.where is Where.STARTING for member in self.ranks.values()):
-            return "no rank has connected yet: ask again when one has (a plain command never does: it keeps its size)"
+            return "no rank has connected yet: try again later (a command that does not use brim.train never connects)"
         return ""
 
     def form_again(self, rank: int) -> Orders:
-        """What a rank that had lost its connection may have missed."""
+        """Send a rank that has reconnected the `form` that it may have missed."""
         member = self.ranks.get(rank)
         missed = member is not None and member.where is Where.FORMING and rank in self.members
         return Orders(send=[(rank, self._form_message())] if missed else [])
 
     def all_are_in(self) -> bool:
-        """Whether the newest epoch is complete."""
+        """Whether all members have joined the newest epoch."""
         return bool(self.members) and self._all(Where.IN)
 
     def is_void(self, command: int) -> bool:
-        """Whether the newest epoch is later than this command: who had not taken it up then, never will."""
+        """Whether the newest epoch came after this command, so that ranks which had not applied it never will."""
         return command < self._form_command
 
     def next_command(self) -> int:
-        """A number for a command to all."""
+        """Return the number for a new command to all ranks."""
         self.command += 1
         return self.command
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
     def _tell_of_loss(self, epoch: int, but: int = -1) -> Orders:
-        """Whoever may be in a collective of this epoch leaves it."""
+        """Send `Lost` to the ranks that may be in a collective of this epoch, so that they leave it."""
         there = [member.id for member in self.ranks.values() if member.where in (Where.IN, Where.FORMING)]
         return Orders(send=[(rank, Lost(epoch)) for rank in there if rank != but])
 
@@ -271,7 +273,7 @@ class Membership:
         return rank in self.members and forming and not self.closing and not self._is_over()
 
     def _is_over(self) -> bool:
-        """Whether the job has ended and all who held its state are gone: newcomers would begin it anew."""
+        """Whether the job has ended and no rank with its state is left, so that new ranks would begin it again."""
         return self.finishing and self.epoch > 0 and not any(member.holds for member in self.ranks.values())
 
     def _replace_or_shrink(self) -> None:
@@ -283,7 +285,7 @@ class Membership:
             self.target = max(1, self.target - 1)
 
     def _settle(self) -> Orders:
-        """Whatever can be done now."""
+        """Return the orders that can be carried out now."""
         if self._dissolved:
             return Orders(send=[(m.id, self._form_message()) for m in self.ranks.values() if m.where is Where.FREE])
         if self.closing:
@@ -291,7 +293,7 @@ class Membership:
         if self._is_over():
             return self._end()
         if self._failed_forms >= FAILED_FORMS_MAX:
-            return Orders(hopeless=f"{self._failed_forms} epochs in a row broke before everybody was in")
+            return Orders(hopeless=f"{self._failed_forms} process groups in a row broke before all ranks had joined")
         members = [self.ranks[rank] for rank in self.members if rank in self.ranks]
         members = [member for member in members if member.where is not Where.LEAVING]
         if self._broken or not members:
@@ -299,11 +301,11 @@ class Membership:
                 return self._reform_when_enough()
             return Orders()
         if not all(member.where is Where.IN for member in members) or len(members) < len(self.members):
-            return self._fill()  # a member is gone, and the others do not know yet; or a change is on its way
+            return self._fill()  # a member has died and the others have not noticed yet, or a change is under way
         return self._change()
 
     def _fill(self) -> Orders:
-        """Start what is missing to the target."""
+        """Start the ranks that are missing to the target."""
         if self.finishing:
             return Orders()
         living = sum(member.where is not Where.LEAVING for member in self.ranks.values())
@@ -323,7 +325,7 @@ class Membership:
         return max(possible, default=0)
 
     def _reform(self) -> Orders:
-        """A new epoch of whoever is left, at once; those with the state come first, in their order."""
+        """Form a new epoch of the remaining ranks at once; those with the state come first, in their order."""
         usable = (Where.FREE, Where.FORMING, Where.IN)
         old = [rank for rank in self.members if rank in self.ranks and self.ranks[rank].where in usable]
         new = [m.id for m in self.ranks.values() if m.where in usable and m.id not in old]
@@ -349,7 +351,7 @@ class Membership:
         return orders
 
     def _change(self) -> Orders:
-        """All are in: grow or shrink towards the target."""
+        """All members have joined: grow or shrink towards the target."""
         newcomers = [m.id for m in self.ranks.values() if m.where is Where.FREE and m.id not in self.members]
         both = (*self.members, *newcomers)
         goal = self._fitting(self.target)
@@ -365,19 +367,19 @@ class Membership:
         return Orders(send=send + [(rank, self._form_message()) for rank in wanted if rank not in before])
 
     def _coming(self) -> bool:
-        """Whether newcomers are on their way."""
+        """Whether new ranks are starting."""
         early = (Where.STARTING, Where.BUILDING)
         return self._asked_to_start > 0 or any(member.where in early for member in self.ranks.values())
 
     def _end(self) -> Orders:
-        """Newcomers of a job that is over are ended, also those that were forming an epoch."""
+        """Stop the new ranks of a job that is over, including those that were forming an epoch."""
         left = [member.id for member in self.ranks.values() if member.where is not Where.LEAVING]
         if left:
             self._form(())
         return self._dismiss(left, Orders())
 
     def _dismiss(self, spare: Iterable[int], orders: Orders) -> Orders:
-        """End those that nothing is there for: who knows epochs leaves by itself; newcomers may not be as far yet."""
+        """Stop surplus ranks. One that has joined a group leaves by itself on `form`; new ranks get a signal."""
         for rank in spare:
             orders.send.append((rank, self._form_message()))
             if not self.ranks[rank].holds:
@@ -390,7 +392,7 @@ class Membership:
 
     def _form(self, members: tuple[int, ...]) -> None:
         self.epoch += 1
-        self._form_command = self.next_command()  # however often it is said: all have to take up later commands
+        self._form_command = self.next_command()  # sent again with this number, so that later commands still count
         self.members = members
         self._broken = False
         for rank in members:

@@ -1,4 +1,4 @@
-"""Where ranks come from: a zygote, started when the first is asked for and again when it is lost."""
+"""Starts ranks through a zygote, which is itself started for the first rank and again when it is lost."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from brim.gang.starter import Starter, Word, ZygoteLost
 from brim.gang.zygote import is_this_python
 
 ZYGOTES_MAX: Final = 3
-"""How often a zygote is started again. Ours."""
+"""Most zygotes that are started for one job. Our choice."""
 
 
 class OutputError(Exception):
-    """What a rank is to write to cannot be opened: other zygotes would not help."""
+    """The output of a rank cannot be opened; another zygote would not help."""
 
 
 class Nursery:
     """Asks zygotes for ranks.
 
     Args:
-        job: What to run.
-        env: What all ranks share.
-        selector: The zygote's connection is registered there, with ``self`` as data.
-        forwarder: What ranks write to stderr goes through it; None: all goes to files.
+        job: The job to run.
+        env: Environment shared by all ranks.
+        selector: The zygote's connection is registered here, with ``self`` as data.
+        forwarder: Forwards the stderr of ranks; None if their output goes to files.
     """
 
     def __init__(
@@ -41,20 +41,20 @@ class Nursery:
 
     @property
     def alive(self) -> bool:
-        """Whether there is a zygote, as far as we know."""
+        """Whether there is a zygote, as far as is known."""
         return self._starter is not None
 
     @property
     def pid(self) -> int:
-        """A zygote of our own; 0: none."""
+        """Process id of the private zygote; 0 if there is none."""
         return (self._starter.pid or 0) if self._starter is not None else 0
 
     def start(self, number: int, env: Mapping[str, str]) -> None:
-        """Ask for a rank; the answer comes through ``receive``.
+        """Request a rank; the answer comes through ``receive``.
 
         Raises:
-            OSError: the zygote is gone, or none can be had.
-            OutputError: there is nothing for the rank to write to.
+            OSError: the zygote has ended, or none can be started.
+            OutputError: the rank's output cannot be opened.
         """
         fds: list[int] = []
         try:
@@ -70,15 +70,15 @@ class Nursery:
 
     @property
     def exhausted(self) -> bool:
-        """Whether zygotes were lost so often that another is not worth trying."""
+        """Whether zygotes were lost so often that no other is started."""
         return self._zygotes >= ZYGOTES_MAX
 
     def receive(self) -> list[Word]:
-        """What the zygote says; that it is lost, if there is none. Blocks while it says nothing."""
+        """Return the zygote's messages; `ZygoteLost` if there is none. Blocks until a message arrives."""
         return [ZygoteLost()] if self._starter is None else self._starter.receive()
 
     def drop(self) -> None:
-        """Let go of the zygote: it ends what is left below it, and itself."""
+        """Disconnect from the zygote, which then ends its remaining descendants and itself."""
         if self._starter is not None:
             self._selector.unregister(self._starter)
             self._starter.close()
@@ -99,7 +99,7 @@ class Nursery:
         return self._starter
 
     def _open_streams(self, number: int, fds: list[int]) -> None:
-        """Add descriptors for stdin, stdout and stderr, for the caller to close also if some cannot be had."""
+        """Add descriptors for stdin, stdout and stderr. The caller closes them, also when one cannot be opened."""
         fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         if self._forwarder is not None:
             fds.append(os.dup(1))

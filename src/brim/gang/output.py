@@ -1,7 +1,7 @@
-"""Passes on what ranks write to stderr, so that the exception that ended the gang comes before its consequences.
+"""Forwards what ranks write to stderr, so that the exception that ended the gang is printed before its consequences.
 
-When one rank fails, its peers fail, too, within milliseconds, with long tracebacks about lost connections. So a rank's
-traceback is held for a moment: if the gang ends meanwhile, ``finish`` writes the first cause first.
+When one rank fails, its peers fail within milliseconds, with long tracebacks about lost connections. The forwarder
+therefore holds a rank's traceback for a moment: if the gang ends meanwhile, ``finish`` writes the first cause first.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Final
 
 HOLD_S: Final = 0.5
-"""How long a traceback may wait for news of its rank. Ours: a peer's failure is noticed within 0.1 s on one node."""
+"""How long a traceback is held. Our choice: a peer's failure is noticed within 0.1 s on one node."""
 HELD_BYTES_MAX: Final = 1 << 18
-"""Most that is held of one rank. Ours."""
+"""Most bytes held for one rank. Our choice."""
 _TRACEBACK: Final = b"Traceback (most recent call last)"
 _READ_BYTES: Final = 1 << 16
 
@@ -34,7 +34,7 @@ class Forwarder:
     """A thread that copies from pipes, one per rank, to one descriptor.
 
     Args:
-        to_fd: Where to; this process's stderr.
+        to_fd: The descriptor to write to, such as this process's stderr.
     """
 
     def __init__(self, to_fd: int) -> None:
@@ -50,7 +50,7 @@ class Forwarder:
         self._thread.start()
 
     def add(self, rank: int) -> int:
-        """A new pipe for this rank: the end to write to, which the caller closes once the rank has it."""
+        """Open a pipe for this rank; return its write end, which the caller closes once the rank has it."""
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read_fd, False)
         with self._lock:
@@ -68,7 +68,7 @@ class Forwarder:
         """Write what is still held, ranks in this order first, and end the thread."""
         self._over.set()
         self._wake()
-        self._thread.join(timeout_s)  # longer only if nobody reads our stderr
+        self._thread.join(timeout_s)  # times out only if our stderr is a pipe that is not read
         if self._thread.is_alive():
             return
         place = {rank: number for number, rank in enumerate(order)}
@@ -137,6 +137,6 @@ class Forwarder:
         self._write_bytes(held)
 
     def _write_bytes(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # nobody listens any more
+        with contextlib.suppress(OSError):  # the reader of our stderr is gone
             while data:
                 data = data[os.write(self._to_fd, data) :]

@@ -1,7 +1,8 @@
-"""Who descends from whom on this machine, and ending all of them. Linux only; reads /proc.
+"""Finds and ends the descendants of a process. Linux only; reads /proc.
 
-A process is named by its id and its start time, so that a signal never reaches a stranger who got the same id later.
-With a child subreaper at the root, whoever double-forks away from a rank becomes a child of the root, and is found.
+A process is identified by its id and its start time, so that a signal never reaches an unrelated process that got the
+same id later. With a child subreaper at the root, a process that double-forks away from a rank becomes a child of the
+root, and is found there.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from dataclasses import dataclass
 from typing import Final
 
 KILL_DEADLINE_S: Final = 10.0
-"""How long to wait for killed processes to go. Ours; one in uninterruptible sleep may not go for minutes."""
+"""How long to wait for killed processes to end. Our choice; one in uninterruptible sleep may need minutes."""
 JANITOR_S: Final = 1.0
-"""How long processes that only clean up may outlive those they clean up for. Ours: they need about 20 ms."""
+"""How long clean-up processes may outlive those they clean up after. Our choice: they need about 20 ms."""
 _PAUSE_S: Final = 0.005
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _JANITORS: Final = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
-"""They unlink the shared memory of those they watch as soon as these are gone; killed first, they leave it behind."""
+"""Processes that unlink the shared memory of others once these have ended; if killed first, they would leave it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process as it was seen."""
+    """One process, as read from /proc."""
 
     pid: int
     parent: int
@@ -38,7 +39,7 @@ class Process:
 
 
 def become_subreaper() -> None:
-    """Let orphans below this process become its children instead of init's.
+    """Make orphaned descendants children of this process instead of init.
 
     Raises:
         OSError: the kernel refuses.
@@ -50,23 +51,23 @@ def become_subreaper() -> None:
 
 
 def seen(pid: int) -> Process | None:
-    """The process with this id, if there is one."""
+    """Return the process with this id, if there is one."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
     except OSError:
         return None
-    words = text[text.rindex(b")") + 2 :].split()  # the name before it may hold anything
+    words = text[text.rindex(b")") + 2 :].split()  # the process name before it may contain anything
     return Process(pid, int(words[1]), int(words[3]), int(words[19]), words[0].decode())
 
 
 def everybody() -> list[Process]:
-    """Every process there is."""
+    """Return all processes of the machine."""
     return [found for name in os.listdir("/proc") if name.isdecimal() and (found := seen(int(name)))]
 
 
 def descendants(root: int, among: Iterable[Process] | None = None) -> list[Process]:
-    """All below ``root``, zombies included, parents before children."""
+    """Return all descendants of ``root``, zombies included, parents before children."""
     below: dict[int, list[Process]] = {}
     for process in everybody() if among is None else among:
         below.setdefault(process.parent, []).append(process)
@@ -79,7 +80,7 @@ def descendants(root: int, among: Iterable[Process] | None = None) -> list[Proce
 
 
 def environ_of(pid: int) -> dict[bytes, bytes]:
-    """The environment the process was executed with; empty where it cannot be read."""
+    """Return the environment that the process was executed with; empty if it cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             text = file.read()
@@ -99,13 +100,13 @@ def is_janitor(pid: int) -> bool:
 
 
 def send(process: Process, number: int) -> bool:
-    """Signal exactly this process; whether it was still there."""
+    """Send a signal to exactly this process; return whether it still existed."""
     try:
         fd = os.pidfd_open(process.pid)
     except OSError:
         return False
     try:
-        now = seen(process.pid)  # the descriptor holds on to whoever has the id now: is it the one that was seen?
+        now = seen(process.pid)  # the descriptor is for the process that has the id now: is it the same one?
         if now is None or now.start_ticks != process.start_ticks:
             return False
         signal.pidfd_send_signal(fd, number)
@@ -117,7 +118,7 @@ def send(process: Process, number: int) -> bool:
 
 
 def reap() -> list[tuple[int, int]]:
-    """Collect every child that has ended: process id and wait status."""
+    """Collect every child that has ended; return process ids and wait statuses."""
     ended = []
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -129,7 +130,7 @@ def reap() -> list[tuple[int, int]]:
 
 
 def end_launcher(process: subprocess.Popen[bytes], within_s: float) -> None:
-    """Ask a launcher to end, which ends its ranks; killed where it does not, and then its zygote ends them."""
+    """Terminate a launcher, which ends its ranks. If it does not, kill it; its zygote then ends the ranks."""
     if process.poll() is not None:
         return
     process.terminate()
@@ -145,15 +146,17 @@ def kill_all(
     reaped: Callable[[list[tuple[int, int]]], None] = lambda _: None,
     deadline_s: float = KILL_DEADLINE_S,
 ) -> list[Process]:
-    """SIGKILL whoever ``whom`` names until it names nobody, janitors last. Reaps children of this process meanwhile.
+    """Send SIGKILL to the processes that ``whom`` returns until it returns none; clean-up processes come last.
+
+    Children of this process are reaped meanwhile.
 
     Args:
-        whom: Asked again and again, since what is killed may have forked a moment before.
-        reaped: Told which children of this process ended, with their wait status.
+        whom: Called repeatedly, since a process may have forked just before it was killed.
+        reaped: Called with the process ids and wait statuses of children of this process that have ended.
         deadline_s: Give up after this long.
 
     Returns:
-        Who is still there: in uninterruptible sleep, or of another user.
+        The processes that are left: they are in uninterruptible sleep, or belong to another user.
     """
     start_s = time.monotonic()
     while True:

@@ -1,9 +1,9 @@
-"""Messages between a supervisor, its ranks, and whoever controls it by hand (docs/decisions/0010-inside-the-job.md).
+"""Messages between a supervisor, its ranks and its clients (docs/decisions/0010-inside-the-job.md).
 
-One JSON object per line on a Unix stream socket: ``{"v": 1, "type": "form", "epoch": 3, ...}``. A message is a frozen
-dataclass; its name in small letters is its ``type``. Unknown fields are ignored, so that a newer sender may say more.
-An unknown type or a field of the wrong kind is answered with ``error`` and the connection goes on; another ``v``, or a
-line without end, closes it.
+Each message is one JSON object per line on a Unix stream socket: ``{"v": 1, "type": "form", "epoch": 3, ...}``. In code
+it is a frozen dataclass, whose name in lower case is the ``type``. Unknown fields are ignored, so that a newer sender
+may add some. An unknown type or a field of the wrong kind is answered with ``error``, and the connection stays open;
+another ``v``, or a line that is too long, closes it.
 
     decoder = Decoder()
     for message in decoder.feed(connection.recv(65536)):
@@ -11,19 +11,20 @@ line without end, closes it.
             case Form(epoch=epoch, members=members): ...
             case ProtocolError(): connection.sendall(encode(message.answer()))
 
-Rules that the words alone do not say:
+Rules that the fields do not show:
 
-- A rank connects to ``$BRIM_CONTROL``, says ``hello`` with ``$BRIM_ID`` at once, ``ready`` when it could be put into
-  an epoch. A rank that never says ``hello`` is a plain command: it gets SIGTERM instead of ``prepare``.
-- Epochs and commands only grow. Whatever names a higher epoch takes the place of what named a lower one, also while a
-  rank waits for an ``address`` or for others to join.
-- ``form`` is acted on at once: whoever still is in an older group leaves it, its step undone. It comes at the start, to
-  newcomers, after ``broken``, and when a rank is lost while an epoch forms. ``resize`` is acted on at the agreed step;
-  it comes to survivors of a planned change. Both name the same epoch, members and leader. Who gets one that does not
-  list it says ``leaving`` and exits with 0. The same epoch may be told twice, and is formed once.
-- ``lost`` is acted on at once, too: a rank in a group of that epoch, or of an older one, aborts it, undoes its step and
-  says ``broken``. A rank whose collective has failed by then has said ``broken`` already.
-- ``leader`` is a rank that holds the state, where there is one. Its ``address`` is passed on to the other members only.
+- A rank connects to ``$BRIM_CONTROL``. It sends ``hello`` with ``$BRIM_ID`` at once, and ``ready`` when it can join an
+  epoch. A rank that never sends ``hello`` is a plain command: it gets SIGTERM instead of ``prepare``.
+- The numbers of epochs and commands only grow. A message with a higher epoch replaces those with a lower one, also
+  while a rank waits for an ``address`` or for other ranks to join.
+- A rank acts on ``form`` at once: if it is still in an older group, it undoes its step and leaves that group. The
+  supervisor sends ``form`` at the start, to new ranks, after ``broken``, and when a rank is lost while an epoch forms.
+  A rank acts on ``resize`` at the agreed step; it goes to the ranks that stay in a planned change. Both carry the same
+  epoch, members and leader. A rank that gets one without its own id sends ``leaving`` and exits with 0. The same epoch
+  may be sent twice, and is formed once.
+- A rank also acts on ``lost`` at once: if it is in a group of that epoch, or of an older one, it aborts the group,
+  undoes its step and sends ``broken``. A rank whose collective has failed by then has sent ``broken`` already.
+- ``leader`` is a rank that holds the state, if there is one. Its ``address`` is forwarded to the other members only.
 """
 
 from __future__ import annotations
@@ -38,20 +39,20 @@ VERSION: Final = 1
 CONTROL_VARIABLE: Final = "BRIM_CONTROL"
 """Environment: path of the supervisor's socket."""
 ID_VARIABLE: Final = "BRIM_ID"
-"""Environment: the rank's id, never used twice in a gang; not its place in the group, which changes."""
+"""Environment: the rank's id, which is never used twice in a gang. Its place in the group is another number."""
 GANG_VARIABLE: Final = "BRIM_GANG"
-"""Environment: marks every process of one gang."""
+"""Environment: the gang's id, in every process of the gang."""
 LINE_BYTES_MAX: Final = 1 << 20
-"""Longest line a peer may send. Ours: a traceback of a deep recursion with long lines is 100 kB."""
+"""Longest line that a peer may send. Our choice: a traceback of a deep recursion with long lines is 100 kB."""
 RESUMABLE: Final = frozenset({75, 85, 99})
-"""Exit codes that mean "resume me" after an announced stop: EX_TEMPFAIL, and two that training scripts use on Slurm."""
+"""Exit codes that ask for a resume after an announced stop: EX_TEMPFAIL, and two that training scripts use on Slurm."""
 PREEMPTED: Final = 75
-"""Exit code of a job that was stopped by an announced stop and is not over."""
+"""Exit code of a job that was stopped on request before its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Supervisor to rank: become the process group of this epoch. ``members`` are ids in rank order."""
+    """Supervisor to rank: form the process group of this epoch. ``members`` are ids in rank order."""
 
     epoch: int
     members: tuple[int, ...]
@@ -61,7 +62,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the leader's store of this epoch is: from the leader, and passed on to the other members."""
+    """The address of the leader's store of this epoch: from the leader, and forwarded to the other members."""
 
     epoch: int
     host: str
@@ -70,14 +71,14 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Supervisor to rank: a member of this epoch is gone, so its collectives cannot complete."""
+    """Supervisor to rank: a member of this epoch has ended, so its collectives cannot complete."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Supervisor to rank: save what is needed and leave within ``deadline_s``. ``new_size`` 0: all leave."""
+    """Supervisor to rank: save the state and leave within ``deadline_s``. ``new_size`` 0: all ranks leave."""
 
     command: int
     deadline_s: float
@@ -86,7 +87,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Supervisor to rank: at the agreed step, who is listed forms the epoch, the others leave."""
+    """Supervisor to rank: at the agreed step, the members form the epoch and the other ranks leave."""
 
     command: int
     epoch: int
@@ -96,7 +97,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Tune:
-    """Supervisor to rank: change what is given, at the agreed step."""
+    """Supervisor to rank: change the given settings at the agreed step."""
 
     command: int
     global_batch: int | None = None
@@ -106,16 +107,16 @@ class Tune:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Supervisor to rank: finish the step, save, exit 0."""
+    """Supervisor to rank: finish the step, save, and exit with 0."""
 
     command: int
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Rank: the connection is made. ``id`` is ``$BRIM_ID``, ``gang`` is ``$BRIM_GANG``.
+    """Rank: connected. ``id`` is ``$BRIM_ID``, ``gang`` is ``$BRIM_GANG``.
 
-    A rank whose supervisor was killed may find its next one on the same path; the gang says that it is none of its.
+    A rank whose supervisor was killed may reach another supervisor on the same path; ``gang`` lets that one refuse it.
     """
 
     id: int
@@ -125,7 +126,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Rank: imported and built. ``sizes`` lists the numbers of ranks the job can run on; empty: any."""
+    """Rank: imports are done and the model is built. ``sizes`` are the possible numbers of ranks; empty: any."""
 
     id: int
     sizes: tuple[int, ...] = ()
@@ -133,7 +134,10 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """Rank: in the group of this epoch, state equal, next step is ``step``, newest `Tune` taken up is ``tuned``."""
+    """Rank: joined the group of this epoch with the common state.
+
+    ``step`` is the next step, ``tuned`` the number of the newest `Tune` that has been applied.
+    """
 
     epoch: int
     step: int
@@ -143,7 +147,7 @@ class Formed:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Rank: a collective failed; the group is destroyed, the step undone."""
+    """Rank: a collective failed; the rank has destroyed the group and undone the step."""
 
     epoch: int
     step: int
@@ -152,7 +156,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Rank: a checkpoint was verified and published. ``command`` 0: of its own accord."""
+    """Rank: a checkpoint was verified and published. ``command`` 0: a periodic one, not requested by a command."""
 
     command: int
     step: int
@@ -161,7 +165,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Rank: about to exit after an announced stop, or since the new epoch is without it."""
+    """Rank: about to exit after an announced stop, or because it is not in the new epoch."""
 
     command: int
     step: int
@@ -169,7 +173,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Rank: once a second at most."""
+    """Rank: progress of training, at most once a second."""
 
     step: int
     samples: int
@@ -180,8 +184,8 @@ class Progress:
 class Waiting:
     """Rank: its main thread has been inside a collective of this step for ``for_s``.
 
-    Said by the listening thread, about every second from the first second on. A rank that is not waiting while all
-    others are hangs; ranks that wait for different things (``what``) or in different steps wait for ever.
+    The listening thread sends it about every second, from the first second on. A rank that is not waiting while all
+    others are hangs; ranks that wait for different things (``what``) or in different steps would wait for ever.
     """
 
     epoch: int
@@ -192,7 +196,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Rank: its script has ended after so many steps; ``together``: all ranks had done the last one by then."""
+    """Rank: its script has ended after ``step`` steps. ``together``: all ranks had done the last one by then."""
 
     step: int
     together: bool
@@ -200,7 +204,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Rank: when the configuration or the estimate changes."""
+    """Rank: measurements, sent when the configuration or the estimate changes."""
 
     step: int
     local_batch: int
@@ -219,45 +223,45 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Either side: what was received could not be used."""
+    """Either side: a message could not be used."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class AskStatus:
-    """By hand: answer what the gang looks like."""
+    """Client: return the status of the gang."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskResize:
-    """By hand: run on ``size`` ranks."""
+    """Client: change the number of ranks to ``size``."""
 
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskPreempt:
-    """By hand: save and leave, within ``grace_s`` where given."""
+    """Client: save and stop all ranks, within ``grace_s`` if given."""
 
     grace_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AskStop:
-    """By hand: finish the step, save, exit 0."""
+    """Client: finish the step, save, and exit with 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskKill:
-    """By hand: SIGKILL the rank with this id, and all it has started, without notice."""
+    """Client: send SIGKILL to the rank with this id, and to all processes it has started, without notice."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskTune:
-    """By hand: change what is given."""
+    """Client: change the given settings."""
 
     global_batch: int | None = None
     loader_workers: int | None = None
@@ -266,7 +270,7 @@ class AskTune:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Supervisor to who asked. ``status`` is set for ``ask_status``: see ``Supervisor.status``."""
+    """Supervisor to client. ``status`` is set for ``ask_status``: see ``Supervisor.status``."""
 
     ok: bool
     detail: str = ""
@@ -282,14 +286,14 @@ Ask: TypeAlias = AskStatus | AskResize | AskPreempt | AskStop | AskKill | AskTun
 
 
 class ProtocolError(ValueError):
-    """A line that is no message. ``fatal``: nothing that follows on this connection can be trusted; close it."""
+    """A line that is not a valid message. If ``fatal``, the rest of the connection cannot be trusted: close it."""
 
     def __init__(self, detail: str, *, fatal: bool = False) -> None:
         super().__init__(detail)
         self.detail, self.fatal = detail, fatal
 
     def answer(self) -> Error:
-        """What the sender is told."""
+        """Return the message for the sender."""
         return Error(self.detail)
 
 
@@ -303,7 +307,7 @@ _HINTS: Final[dict[type, dict[str, Any]]] = {kind: get_type_hints(kind) for kind
 
 
 def encode(message: Message) -> bytes:
-    """The message as one line. A number that is not finite (a diverged loss) is sent as null."""
+    """Return the message as one line. A number that is not finite (a diverged loss) is sent as null."""
     plain: dict[str, Any] = {"v": VERSION, "type": _NAMES[type(message)]}
     for field in fields(message):
         value = getattr(message, field.name)
@@ -312,10 +316,10 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """The message in one line.
+    """Return the message in one line.
 
     Raises:
-        ProtocolError: it is none; the text says what was found and what was expected.
+        ProtocolError: the line is not a valid message; the text says what was found and what was expected.
     """
     try:
         plain = json.loads(line)
@@ -334,14 +338,14 @@ def decode(line: bytes) -> Message:
 
 
 class Decoder:
-    """Cuts a stream of bytes into messages. One per connection; half a line waits for its other half."""
+    """Splits a stream of bytes into messages. Use one per connection; an incomplete line waits for its rest."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
         self._closed = False
 
     def feed(self, data: bytes) -> Iterator[Message | ProtocolError]:
-        """Yield what is complete, in order; a line that is no message as the error. Nothing after a fatal one."""
+        """Yield the complete messages in order, and an error for each invalid line; nothing after a fatal error."""
         self._rest += data
         while not self._closed and (end := self._rest.find(b"\n")) >= 0:
             line = bytes(self._rest[:end])
@@ -379,7 +383,7 @@ def _build(kind: type[Message], plain: dict[str, Any]) -> Message:
 
 
 def _checked(hint: Any, value: Any) -> Any:
-    """The value as the field wants it, for the few kinds that messages are made of."""
+    """Return the value converted to the type of its field."""
     if value is None and type(None) in getattr(hint, "__args__", ()):
         return None
     options = getattr(hint, "__args__", ()) if not isinstance(hint, type) else (hint,)

@@ -1,4 +1,4 @@
-"""What a supervisor knows of each of its ranks, and what their ends together mean."""
+"""What a supervisor records about each rank, and the outcome of a job from the ends of its ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from brim.gang.job import Outcome
 from brim.gang.protocol import PREEMPTED, RESUMABLE, Broken, Finished, Waiting
 
 BY_OUR_SIGNAL: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
-"""What a command that knows nothing of stops ends with when it is told to; the second pair comes from shells."""
+"""Exit codes of a command without signal handlers that was terminated; the second pair comes from shells."""
 
 
 @dataclass(slots=True)
 class Rank:
-    """One process of the gang, from the order to start it until all it has started is gone."""
+    """One process of the gang, from the order to start it until all processes it has started are gone."""
 
     id: int
     slot: int
@@ -44,21 +44,21 @@ class Rank:
 
     @property
     def living(self) -> bool:
-        """Whether its process may run."""
+        """Whether its process may still be running."""
         return not self.ended
 
     def plan(self, now_s: float, term_after_s: float, kill_after_s: float) -> None:
-        """SIGTERM and SIGKILL so long from now, or earlier where that was planned already."""
+        """Schedule SIGTERM and SIGKILL this long from now, or earlier if SIGKILL was already due earlier."""
         planned = {number: at_s for at_s, number in self.ladder}
         kill_s = min(now_s + kill_after_s, planned.get(signal.SIGKILL, float("inf")))
         self.ladder = [(min(now_s + term_after_s, kill_s), signal.SIGTERM), (kill_s, signal.SIGKILL)]
 
     def as_told(self) -> bool:
-        """Whether it ended as one does that was told to."""
+        """Whether it ended as expected of a rank that was asked to end."""
         return self.told and (self.code == 0 or self.code in RESUMABLE or self.code in BY_OUR_SIGNAL)
 
     def read_error(self, path: str) -> None:
-        """The exception that ended it, where it was forked and has written it down."""
+        """Read the exception that ended it; only a forked rank writes it to a file."""
         try:
             with open(path, encoding="utf-8") as file:
                 said = json.load(file)
@@ -68,7 +68,7 @@ class Rank:
 
 
 def causes(ranks: Iterable[Rank], *, failing: bool) -> list[Rank]:
-    """Those that ended as nobody had asked them to, the first first."""
+    """Return the ranks that ended without having been asked to, in the order in which they failed."""
     return sorted((rank for rank in ranks if _is_cause(rank, failing)), key=lambda rank: rank.failed_s or rank.ended_s)
 
 
@@ -80,29 +80,29 @@ def _is_cause(rank: Rank, failing: bool) -> bool:
 
 
 def failure(first: Rank | None, why: str) -> Outcome:
-    """The outcome of a gang that failed, by its first cause."""
+    """Return the outcome of a failed gang, with the exit code of the rank that failed first."""
     detail = f"rank {first.id} failed first: {_how_it_failed(first)}" if first and first.pid else why
     code = 1 if first is None or first.code is None or first.failed_s is not None else first.code
     return Outcome("failed", code if code > 0 else 128 - code, detail)
 
 
 def _how_it_failed(rank: Rank) -> str:
-    """Not by the signal that ended it while it was still at its exception."""
+    """Describe the failure; a signal that ended a rank while it handled its exception is not named."""
     raised = rank.failed_s is not None and rank.code in BY_OUR_SIGNAL
     return "by an exception" if raised else how(rank.code)
 
 
 def success(ranks: Iterable[Rank], *, announced: bool) -> Outcome:
-    """The outcome of a gang that did not: after an announced stop it is over only if all were through."""
+    """Return the outcome of a gang that did not fail: after an announced stop, finished only if every rank was."""
     if announced and not all(rank.code == 0 and not rank.left for rank in ranks):
         return Outcome("preempted", PREEMPTED)
     return Outcome("finished", 0)
 
 
 def how(code: int | None) -> str:
-    """An exit code in words."""
+    """Describe an exit code."""
     if code is None:
-        return "ended, and nobody could collect how"
+        return "ended with an unknown exit code"
     if code >= 0:
         return f"exited with {code}"
     try:

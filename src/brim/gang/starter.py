@@ -1,4 +1,4 @@
-"""The supervisor's end of a zygote: asks for processes, hears how they started and ended."""
+"""The supervisor's connection to a zygote: it requests processes, and receives how they started and ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READ_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ZygoteReady:
-    """It can fork now; ``never`` is why it starts only fresh interpreters, if so."""
+    """The zygote is ready. If it can only start fresh interpreters, ``never`` is the reason."""
 
     preload_s: float
     pid: int
@@ -28,7 +28,7 @@ class ZygoteReady:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process is there. ``handle`` is a descriptor of it, now ours to close; ``why`` is why it was not forked."""
+    """A process has started. ``handle`` is its pidfd, for the receiver to close; ``why`` is why it was not forked."""
 
     number: int
     pid: int
@@ -39,7 +39,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It could not be started; ``status`` is what a shell would exit with."""
+    """A process could not be started; ``status`` is the exit code that a shell would give."""
 
     number: int
     status: int
@@ -48,7 +48,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """It has ended, with this wait status."""
+    """A process has ended, with this wait status."""
 
     number: int
     status: int
@@ -56,14 +56,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class ZygoteLost:
-    """The connection has ended. What it had started goes on where this process is its subreaper."""
+    """The connection has ended. The processes it had started continue if this process is their subreaper."""
 
 
 Word: TypeAlias = ZygoteReady | Started | Refused | Ended | ZygoteLost
 
 
 class Starter:
-    """A connection to a zygote: one of our own, or one that listens on a path."""
+    """A connection to a zygote: a private one, or one that listens on a path."""
 
     def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
         self._connection, self._process = connection, process
@@ -74,7 +74,7 @@ class Starter:
     def private(
         cls, python: str, preload: Sequence[str], env: Mapping[str, str], cwd: str, grace_s: float, marker: str
     ) -> Starter:
-        """Start a zygote below this process. ``marker`` is added to its environment, so that it can be found."""
+        """Start a zygote as a child of this process. ``marker`` is added to its environment, to find it by."""
         ours, theirs = socket.socketpair()
         name, _, value = marker.partition("=")
         process = subprocess.Popen(
@@ -91,30 +91,30 @@ class Starter:
         """Connect to a zygote that listens.
 
         Raises:
-            OSError: there is none.
+            OSError: no zygote listens there.
         """
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(path)
         except OSError as error:
             connection.close()
-            raise OSError(f"{path}: {error.strerror or error}; expected the socket of one") from None
+            raise OSError(f"{path}: {error.strerror or error}; expected the socket of a zygote") from None
         return cls(connection, None)
 
     def fileno(self) -> int:
-        """For a selector."""
+        """Return the descriptor, for a selector."""
         return self._connection.fileno()
 
     @property
     def pid(self) -> int | None:
-        """Our own zygote's process."""
+        """Process id of a private zygote."""
         return None if self._process is None else self._process.pid
 
     def start(self, number: int, command: Sequence[str], env: Mapping[str, str], cwd: str, fds: Sequence[int]) -> None:
-        """Ask for a process with these three descriptors; they may be closed on return.
+        """Request a process with these three descriptors; the caller may close them on return.
 
         Raises:
-            OSError: the zygote is gone.
+            OSError: the zygote has ended.
         """
         request = {"start": number, "command": list(command), "env": dict(env), "cwd": cwd}
         data = json.dumps(request).encode() + b"\n"
@@ -122,7 +122,7 @@ class Starter:
         self._connection.sendall(data[sent:])
 
     def receive(self) -> list[Word]:
-        """What it says now; called when the connection is readable."""
+        """Return the zygote's messages; called when the connection is readable."""
         try:
             data, fds, _, _ = socket.recv_fds(self._connection, _READ_BYTES, 64)
         except OSError:
@@ -143,16 +143,16 @@ class Starter:
         return ZygoteReady(said["ready"], said["pid"], said["never"])
 
     def close(self) -> None:
-        """Let go: the zygote ends what is left below it, then itself. A zygote of our own is collected elsewhere."""
+        """Disconnect. The zygote then ends its remaining descendants and itself; a private one is reaped elsewhere."""
         self._connection.close()
         for fd in self._fds:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self._fds.clear()
         if self._process is not None and self._process.returncode is None:
-            self._process.returncode = 0  # its end is collected with that of all children, by whoever reaps
+            self._process.returncode = 0  # `processes.reap` collects it with all other children
 
 
 def this_python() -> str:
-    """The interpreter whose environment this is."""
+    """Return the interpreter of this environment."""
     return sys.executable

@@ -1,8 +1,9 @@
-"""One per job and node: starts ranks, numbers epochs, resizes, preempts, and sees to it that nothing is left.
+"""Runs one job on one node: starts ranks, numbers epochs, resizes, preempts, and leaves no process behind.
 
-One loop in one thread: words of the zygote, of ranks and of whoever asks, signals, and times that have come. What to do
-about epochs is decided in ``membership``; this module does it. How a process ends is a ladder: a message, SIGTERM,
-SIGKILL to it and to all it has started, each with a bounded wait, and a look whether they are gone.
+The supervisor is one loop in one thread. It handles messages of the zygote, of ranks and of clients, signals, and
+deadlines. ``membership`` decides about epochs, and this module carries out its orders. A process is ended in stages: a
+message, SIGTERM, then SIGKILL to it and to all processes it has started. Each stage has a bounded wait, and the
+supervisor checks that the processes are gone.
 """
 
 from __future__ import annotations
@@ -70,21 +71,21 @@ _PAUSE_S: Final = 0.002
 
 
 _DIFFERENT_S: Final = 10.0
-"""How long all ranks wait in different places before that is taken for a mistake. Ours: what is on its way arrives."""
+"""How long all ranks wait in different places before that is an error. Our choice: messages under way arrive sooner."""
 _SAME_STEPS: Final = (
-    "every rank has to do the same steps; to end early use run.epochs(..., steps=N), or leave the loop on all ranks "
-    "after the same step"
+    "every rank must do the same steps; to end early, use run.epochs(..., steps=N) or leave the loop after the same "
+    "step on all ranks"
 )
 
 
 class Supervisor:
-    """Runs one job. The process it lives in becomes a child subreaper, and its signals are taken over meanwhile.
+    """Runs one job. This process becomes a child subreaper, and the supervisor handles its signals meanwhile.
 
     Args:
-        job: What to run.
+        job: The job to run.
 
     Raises:
-        OSError: the control path cannot be used, or there is no zygote at the path given.
+        OSError: the control path cannot be used, or no zygote listens on the given path.
     """
 
     def __init__(self, job: Job) -> None:
@@ -115,7 +116,7 @@ class Supervisor:
     # -- the loop --------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        """Until all is over, and nothing is left."""
+        """Run the job until it has ended and all its processes are gone."""
         processes.become_subreaper()
         self._belongings.begin()
         wake_fd, waker_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -173,16 +174,16 @@ class Supervisor:
             if number == signal.SIGCHLD:
                 self._reaped(processes.reap())
             elif self._announced and number == signal.SIGINT:
-                self._say("interrupted again: killing all")
+                self._say("interrupted again: killing all ranks")
                 self._stop_all(0.0, 0.0)
             else:
-                self._say(f"{signal.Signals(number).name}: asking {self._living()} ranks to save and leave")
+                self._say(f"{signal.Signals(number).name}: asking {_ranks(self._living())} to save and leave")
                 self.preempt()
 
     # -- starting --------------------------------------------------------------------------------------------------
 
     def _obey(self, orders: Orders) -> None:
-        """Do what membership decided."""
+        """Carry out the orders of the membership."""
         for _ in range(orders.start):
             self._add_rank()
         for number, message in orders.send:
@@ -197,11 +198,10 @@ class Supervisor:
             self._fail(orders.hopeless)
 
     def _why_retired(self, retired: list[int]) -> str:
-        size, sizes = len(self.membership.members), sorted(self.membership.sizes)
-        possible = f" (it can on {', '.join(map(str, sizes))})" if sizes else ""
-        job = f"runs on {size} rank{'s' if size > 1 else ''}{possible}" if size else "is over"
-        who, is_not, ends = ("rank", "is not", "ends") if len(retired) == 1 else ("ranks", "are not", "end")
-        return f"the job {job}: {who} {', '.join(map(str, retired))} {is_not} needed and {ends}"
+        size, sizes = len(self.membership.members), [str(size) for size in sorted(self.membership.sizes)]
+        possible = f" ({' or '.join([', '.join(sizes[:-1]), sizes[-1]])} are possible)" if len(sizes) > 1 else ""
+        job = f"using {_ranks(size)}{possible}" if size else "the job is over"
+        return f"{job}; rank{'s' if len(retired) > 1 else ''} {', '.join(map(str, retired))} stopped"
 
     def _add_rank(self) -> None:
         rank = Rank(self._next_id, self._free_slot())
@@ -211,10 +211,10 @@ class Supervisor:
         self._request(rank)
 
     def _free_slot(self) -> int:
-        """The least place that nobody has.
+        """Return the lowest free slot.
 
-        Places are GPUs: before there are more of them than ranks wanted, that of a rank whose processes are being
-        cleared away, or that leaves, is given on.
+        Slots are GPUs. Before a slot beyond the wanted number of ranks is used, the slot of a rank that is leaving, or
+        whose remaining processes are being killed, is reused.
         """
         held: dict[int, int] = {}
         for rank in self.ranks.values():
@@ -239,7 +239,7 @@ class Supervisor:
             if self._nursery.exhausted:
                 self._cannot_start(rank, 126, f"no zygote: {error}")
             else:
-                while self._nursery.alive:  # its last words; then this rank, too, is asked for again
+                while self._nursery.alive:  # read its last messages; then this rank is requested again, too
                     self._hear_zygote()
                 if not rank.asked and rank.living:
                     self._request(rank)
@@ -264,16 +264,16 @@ class Supervisor:
         rank.pid, rank.handle, rank.how = word.pid, word.handle, word.how
         if word.why and word.why not in self._reasons:
             self._reasons.add(word.why)
-            self._say(f"starts fresh processes: {word.why}")
-        if rank.ladder and rank.connection is None:  # told to end before it was there
+            self._say(f"starting ranks as fresh processes, not by fork: {word.why}")
+        if rank.ladder and rank.connection is None:  # it was asked to end before it had started
             rank.plan(time.monotonic(), 0.0, self.job.term_s)
 
     def _cannot_start(self, rank: Rank, status: int, detail: str) -> None:
         rank.ended, rank.ended_s = True, time.monotonic()
         rank.ladder.clear()
         detail = f"rank {rank.id}: {detail}"
-        if self.membership.can_do_without(rank.id):  # it has no exit code: it is no cause of what may come
-            self._say(f"{detail}; the others go on without it")
+        if self.membership.can_do_without(rank.id):  # without an exit code it is not the cause of a later failure
+            self._say(f"{detail}; the other ranks continue without it")
             self._not_started = detail
             self._obey(self.membership.not_started(rank.id))
             return
@@ -281,9 +281,9 @@ class Supervisor:
         self._fail_without(rank, detail)
 
     def _lost_zygote(self) -> None:
-        """What it started goes on: as our children, or by its descriptor. What it had not yet is asked for again."""
+        """Keep the ranks it has started, as children or by their descriptors; request the others again."""
         self._nursery.drop()
-        self._say("the zygote is gone; running ranks go on")
+        self._say("the zygote has ended; running ranks continue")
         living = [rank for rank in self.ranks.values() if rank.living]
         for rank in living:
             rank.asked = rank.pid > 0
@@ -294,31 +294,31 @@ class Supervisor:
                 continue
             kill(self._belongings.of(rank.id, 0))
             if self._announced or self._failing:
-                self._cannot_start(rank, 126, "the zygote was gone before it started")
+                self._cannot_start(rank, 126, "the zygote ended before the rank had started")
             else:
                 self._request(rank)
 
     def _lost_rank(self, rank: Rank) -> None:
-        """The descriptor of a rank without a zygote says that it has ended."""
+        """The descriptor of a rank whose zygote is lost shows that the rank has ended."""
         self._reaped(processes.reap())
         if rank.living:
             self._ended(rank, None)
 
     def _reaped(self, ended: list[tuple[int, int]]) -> None:
-        """Children of this process: zygotes, orphans, and ranks whose zygote is gone."""
+        """Handle the ends of this process's children: zygotes, orphans, and ranks whose zygote has ended."""
         for pid, status in ended:
             for rank in list(self.ranks.values()):
                 if rank.living and rank.pid == pid:
                     self._ended(rank, os.waitstatus_to_exitcode(status))
 
-    # -- what ranks and people say ---------------------------------------------------------------------------------
+    # -- messages of ranks and clients -----------------------------------------------------------------------------
 
     def _hear(self, connection: Connection, events: int) -> None:
         for message in self._channel.ready(connection, events):
             if connection.rank is None:
                 self._hear_stranger(connection, message)
             elif isinstance(message, Hello):
-                self._channel.refuse(connection, "hello was said already")
+                self._channel.refuse(connection, "found a second hello, expected one per connection")
             else:
                 self._hear_rank(self.ranks[connection.rank], message)
         if connection.closing:
@@ -331,14 +331,14 @@ class Supervisor:
             case Hello(id=number, gang=gang):
                 rank = self.ranks.get(number)
                 if gang not in ("", self.gang):
-                    self._channel.refuse(connection, f"hello: found gang {gang}, expected {self.gang}: yours is gone")
+                    self._channel.refuse(connection, f"hello: found gang {gang}, expected {self.gang}: that one ended")
                 elif rank is None or not rank.living:
-                    self._channel.refuse(connection, f"hello: found id {number}, expected ${ID_VARIABLE} of a rank")
+                    self._channel.refuse(connection, f"hello: found id {number}, expected the {ID_VARIABLE} of a rank")
                 elif rank.connection is not None and rank.connection.pid != connection.pid:
                     self._channel.refuse(connection, f"hello: rank {number} is connected already")
                 else:
                     if rank.connection is not None:
-                        self._channel.close_one(rank.connection)  # it came back before we saw it go
+                        self._channel.close_one(rank.connection)  # the old one, not closed yet
                     connection.rank, rank.connection = number, connection
                     self.membership.hello(number)
                     self._obey(self.membership.form_again(number))
@@ -377,8 +377,8 @@ class Supervisor:
                 self._look_for_early_end()
                 self._obey(self.membership.broken(rank.id, epoch))
             case Leaving():
-                if self.membership.is_wanted(rank.id):  # a signal to any of its gang, which has agreed to leave
-                    self._say(f"a rank was asked by a signal to leave: so are all {self._living()} ranks")
+                if self.membership.is_wanted(rank.id):  # some rank got a signal, and all have agreed to leave
+                    self._say(f"a rank received a signal to leave: asking {_ranks(self._living())} to save and leave")
                     self.preempt()
                 rank.left = rank.told = True
                 self._obey(self.membership.leaving(rank.id))
@@ -398,7 +398,7 @@ class Supervisor:
                 pass
             case _:
                 if rank.connection is not None:
-                    self._channel.refuse(rank.connection, f"{type(message).__name__} is not for a rank to say")
+                    self._channel.refuse(rank.connection, f"{type(message).__name__} is not a rank's message")
 
     def _tell(self, number: int, message: Message) -> None:
         rank = self.ranks.get(number)
@@ -413,7 +413,7 @@ class Supervisor:
                 self._tell(rank.id, message)
 
     def _say_again(self) -> None:
-        """A new epoch makes earlier commands void: of those that stand, a stop at once, a tune when all are in."""
+        """Repeat commands that a new epoch has made void: a stop at once, a tune when all ranks have joined."""
         if self._stopping:
             self._tell_all(Stop(self.membership.next_command()))
         self._tunes = [tune for tune in self._tunes if tune.command > self._tuned]
@@ -428,10 +428,10 @@ class Supervisor:
         self._tunes.append(numbered)
         self._tell_all(numbered)
 
-    # -- what can be asked -----------------------------------------------------------------------------------------
+    # -- requests of clients ---------------------------------------------------------------------------------------
 
     def ask(self, message: Message) -> Answer:
-        """Do what somebody asks by hand."""
+        """Carry out the request of a client."""
         if why_not := why_senseless(message):
             return Answer(ok=False, detail=why_not)
         match message:
@@ -461,10 +461,10 @@ class Supervisor:
                 self._tune(Tune(0, batch, workers, prefetch))
                 return Answer(ok=True)
             case _:
-                return Answer(ok=False, detail=f"{type(message).__name__} is nothing to ask")
+                return Answer(ok=False, detail=f"{type(message).__name__} is not a request")
 
     def status(self) -> dict[str, Any]:
-        """What the gang looks like now."""
+        """Return the present state of the gang and its ranks."""
         where = {number: member.where.value for number, member in self.membership.ranks.items()}
         stopping = "failing" if self._failing else "preempting" if self._announced else "stopping"
         running = not (self._failing or self._announced or self._stopping)
@@ -480,7 +480,7 @@ class Supervisor:
         }  # fmt: skip
 
     def preempt(self, grace_s: float | None = None) -> None:
-        """Ask all to save and leave; SIGTERM, and SIGKILL to whatever is left, by the end of the grace."""
+        """Ask all ranks to save and leave. Those left get SIGTERM, and SIGKILL at the end of the grace period."""
         grace_s = self.job.grace_s if grace_s is None else max(0.0, grace_s)
         self._stop_all(max(0.0, grace_s - self.job.term_s), grace_s)
 
@@ -499,27 +499,27 @@ class Supervisor:
         return max(0.0, rank.ladder[0][0] - time.monotonic())
 
     def _climb(self, rank: Rank, now_s: float) -> None:
-        """The next step of the ladder, if its time has come. Before the process is there, none."""
+        """Send the signals that are due, if the process has started."""
         while rank.living and rank.pid and rank.ladder and now_s >= rank.ladder[0][0]:
             _, number = rank.ladder.pop(0)
             if number == signal.SIGTERM:
                 self._terminate(rank)
             else:
-                self._say(f"rank {rank.id} (process {rank.pid}) is still there: SIGKILL")
+                self._say(f"rank {rank.id} (process {rank.pid}) is still running: SIGKILL")
                 kill(self._belongings.of(rank.id, rank.pid))
 
     def _terminate(self, rank: Rank) -> None:
-        """SIGTERM to the rank's group: a shell does not pass it on."""
+        """Send SIGTERM to the rank's process group, since a shell does not forward it."""
         found = processes.seen(rank.pid)
         with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(rank.handle, 0)  # still the one we started: then its group is its own
+            signal.pidfd_send_signal(rank.handle, 0)  # fails if the process has ended and its id may be reused
             if found is not None and found.session == rank.pid:
                 os.killpg(rank.pid, signal.SIGTERM)
             else:
                 signal.pidfd_send_signal(rank.handle, signal.SIGTERM)
 
     def _ended(self, rank: Rank, code: int | None) -> None:
-        """Its process is gone; ``code`` as ``Popen.returncode``, None if nobody could collect it."""
+        """The rank's process has ended; ``code`` is like ``Popen.returncode``, None if it is unknown."""
         self._hear_last_words(rank)
         now_s = time.monotonic()
         rank.ended, rank.code, rank.ended_s, rank.sweep_s = True, code, now_s, now_s
@@ -538,14 +538,14 @@ class Supervisor:
             self._obey(self.membership.finished(rank.id))
             self._look_for_early_end()
         elif code == -signal.SIGTERM and member is not None and member.where in (Where.STARTING, Where.BUILDING):
-            self._say(f"rank {rank.id} {how(code)} before it was ready: all are to leave")
+            self._say(f"rank {rank.id} {how(code)} before it was ready: asking all ranks to leave")
             self.preempt()
             self._obey(self.membership.gone(rank.id))
         elif code is not None and code < 0 and (known or self.membership.epoch):
             self._say(f"rank {rank.id} (process {rank.pid}) {how(code)}")
             if self.membership.survives(rank.id):
                 if self.membership.epoch:
-                    self._say(f"the others go on without rank {rank.id}")
+                    self._say(f"the other ranks continue without rank {rank.id}")
                 self._obey(self.membership.gone(rank.id))
             else:
                 self._fail_without(rank, f"rank {rank.id} {how(code)}")
@@ -553,13 +553,13 @@ class Supervisor:
             self._fail_without(rank, f"rank {rank.id} {how(code)}")
 
     def _hear_last_words(self, rank: Rank) -> None:
-        """What it said and nobody has read yet: its end may be seen sooner than the word that it leaves."""
+        """Read its last messages: its end may be seen before the message that it leaves."""
         connection = rank.connection
         while connection is not None and not connection.closing and select.select([connection.socket], [], [], 0)[0]:
             self._hear(connection, selectors.EVENT_READ)
 
     def _sweep(self, rank: Rank, now_s: float) -> None:
-        """What a rank leaves behind when it has ended, until nothing is left."""
+        """Kill the processes that a rank has left behind, until none is left."""
         if rank.sweep_s is None:
             return
         left = self._belongings.of(rank.id, rank.pid)
@@ -578,12 +578,12 @@ class Supervisor:
             waits_in = [wait.step for m in members if (wait := self.ranks[m].waits_in) is not None and m not in hung]
             where = f"in step {max(waits_in)}" if waits_in else f"its last step was {rank.last.get('step', 'none')}"
             who = f"rank {number} (process {rank.pid})"
-            self._say(f"{who} hangs: all others have waited for {waited_s:.0f} s, {where}; SIGKILL")
+            self._say(f"{who} hangs: all other ranks have waited for {waited_s:.0f} s, {where}; SIGKILL")
             self._hangs.busy(number)
             kill(self._belongings.of(rank.id, rank.pid))
 
     def _look_for_early_end(self) -> None:
-        """A script that has ended on one rank while another goes on: nobody can do the other's next step with it."""
+        """Fail if the script has ended on one rank while another does more steps, for which it needs all ranks."""
         for rank in self.ranks.values():
             said = rank.finished
             if said is None or said.together or rank.left or rank.code != 0:
@@ -591,10 +591,10 @@ class Supervisor:
             for other in self.ranks.values():
                 if other.living and other.broke_in is not None and other.broke_in.step >= said.step:
                     left = f"rank {rank.id} left the training loop after step {said.step} and ended"
-                    self._fail(f"{left}, while rank {other.id} goes on: {_SAME_STEPS}")
+                    self._fail(f"{left}, while rank {other.id} continues: {_SAME_STEPS}")
 
     def _look_for_different_waits(self) -> None:
-        """Ranks that all wait, but not for the same: one has left the loop, and the others will never meet it."""
+        """Fail if all ranks wait in different places: one has left the loop, and the others would wait for ever."""
         members = [self.ranks[number] for number in self.membership.members]
         waits = [rank.waits_in for rank in members if rank.living and rank.waits_in is not None]
         if len(waits) < len(members) or any(wait.epoch != self.membership.epoch for wait in waits):
@@ -604,7 +604,7 @@ class Supervisor:
             self._fail(f"the ranks wait for one another in different places ({', '.join(told)}): {_SAME_STEPS}")
 
     def _fail(self, why: str, cause: Rank | None = None) -> None:
-        """One rank cannot go on, and so the gang cannot."""
+        """One rank has failed, so the whole gang fails."""
         if self._failing:
             return
         if cause is not None:
@@ -617,11 +617,11 @@ class Supervisor:
             if rank.living:
                 last_words_s = min(LAST_WORDS_S, self.job.failure_grace_s / 2)
                 rank.plan(time.monotonic(), last_words_s, self.job.failure_grace_s)
-        if not self._announced:  # then all have been told to leave, and to save before
+        if not self._announced:  # after an announced stop, all ranks are already saving and leaving
             self._obey(self.membership.dissolve())
 
     def _fail_without(self, rank: Rank, why: str) -> None:
-        """The rank that failed is gone. In this order: else the others might be in an epoch that they never hear of."""
+        """Fail because of a rank that has ended. `_fail` comes first, so that no new epoch is formed without it."""
         self._fail(why, rank)
         self._obey(self.membership.gone(rank.id))
 
@@ -630,7 +630,7 @@ class Supervisor:
         failed = causes(ranks, failing=self._failing)
         self._end_everything([rank.id for rank in failed])
         if not self._failing and not failed:
-            # who left for a smaller epoch says nothing about the others
+            # a rank that left for a smaller epoch does not count
             last = [rank for rank in ranks if rank.id in self.membership.members or not self.membership.epoch]
             return success(last, announced=self._announced)
         first = failed[0] if failed else None
@@ -641,20 +641,21 @@ class Supervisor:
         return outcome
 
     def _end_everything(self, order: list[int] | None = None) -> None:
-        """Nothing of this gang is left when this returns; if it is, it is named."""
+        """End all processes of this gang; report those that cannot be killed."""
         if self._folder == "":
             return
         left = processes.kill_all(self._belongings.all, self._reaped)
         self._nursery.drop()
         if not self._belongings.shared:
-            self._belongings.zygote = 0  # it ends by itself; if it does not, like all others
+            self._belongings.zygote = 0  # it ends by itself; if not, it is killed like the others
             deadline_s = time.monotonic() + self.job.term_s
             while self._belongings.all() and time.monotonic() < deadline_s:
                 self._reaped(processes.reap())
                 time.sleep(_PAUSE_S)
             left = processes.kill_all(self._belongings.all, self._reaped)
         if left or self._unkillable:
-            self._say(f"still there after SIGKILL: {sorted({p.pid for p in left} | set(self._unkillable))}")
+            pids = sorted({p.pid for p in left} | set(self._unkillable))
+            self._say(f"still running after SIGKILL: processes {', '.join(map(str, pids))}")
         self._channel.close()
         if self._forwarder is not None:
             self._forwarder.finish(order or [])
@@ -673,6 +674,10 @@ class Supervisor:
         with contextlib.suppress(OSError):
             sys.stderr.write(f"brim: {text}\n")
             sys.stderr.flush()
+
+
+def _ranks(number: int) -> str:
+    return f"{number} rank{'' if number == 1 else 's'}"
 
 
 def _where(wait: Waiting) -> str:

@@ -1,13 +1,14 @@
-"""A process with torch preloaded that forks ranks: a gang of four is there in milliseconds instead of seconds.
+"""A process with torch preloaded that forks ranks: four ranks start in milliseconds instead of seconds.
 
-One per Python environment. It imports by name what ranks will need, touches no GPU, and then does only this: starts
-what it is asked to, in a session of its own, and reports each end with its wait status. What it cannot become by fork
-it starts as a fresh process, and says why. When its supervisor is gone it ends everything below it and itself.
+There is one zygote per Python environment. It imports the modules that ranks will need, and touches no GPU. Then it
+starts the requested processes, each in a session of its own, and reports the wait status of each that ends. A command
+that a fork cannot run is started as a fresh process, and the zygote reports why. When its supervisor has ended, the
+zygote ends all its descendants and itself.
 
     python -c "from brim.gang.zygote import main; main()" --fd 7            one supervisor, on an inherited socket
     python -m brim.gang.zygote --listen PATH                                any number; each gets a copy of its own
 
-Lines of JSON on a Unix stream socket, with descriptors attached:
+The messages are lines of JSON on a Unix stream socket, with descriptors attached:
 
     to it    {"start": id, "command": [...], "env": {...}, "cwd": path}     stdin, stdout, stderr
     from it  {"ready": seconds, "pid": ..., "never": reason or null}
@@ -41,19 +42,19 @@ from brim.gang import as_main, processes
 from brim.gang.channel import is_socket
 
 PRELOAD: Final = ("torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch.utils.data", "torch._dynamo")
-"""``torch._dynamo`` is imported by the construction of the first optimizer, which costs a second of its own."""
+"""``torch._dynamo`` is in the list because the first optimizer that is built imports it, which takes a second."""
 GRACE_S: Final = 5.0
-"""From SIGTERM to SIGKILL for ranks whose supervisor is gone. Ours."""
+"""Time from SIGTERM to SIGKILL for ranks whose supervisor has ended. Our choice."""
 SHORT: Final = "import sys; sys.flags.safe_path or sys.path.pop(0); from brim.gang.zygote import main; main()"
-"""How a private zygote is started: ``-m`` would let a module in the current folder take the place of one it needs."""
+"""The code that starts a private zygote. With ``-m``, a module in the current folder could hide one that it needs."""
 FOLDER_PREFIX: Final = "brim-gang-"
-"""Temporary folders of supervisors are called so."""
+"""Prefix of the temporary folders of supervisors."""
 _BACKLOG: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """What a forked child has to become; it unwinds to ``main`` with this, out of everything the zygote holds."""
+    """What a forked child is to run. The child returns to ``main`` with it, and so leaves the zygote's own frames."""
 
     run: as_main.PythonRun
     env: dict[str, str]
@@ -61,14 +62,14 @@ class Child:
 
 
 class Zygote:
-    """Preloaded state: what is imported, and whether copies of it are sound."""
+    """The preloaded modules, and whether this process can be forked safely."""
 
     def __init__(self, preload: Sequence[str], log: Any) -> None:
         start_s = time.monotonic()
         self.at_start = dict(os.environ)
         self.base_path = list(sys.path)
         self._log = log
-        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking for GPUs must not start the driver
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # so that counting GPUs does not start the driver
         for name in preload:
             try:
                 importlib.import_module(name)
@@ -78,18 +79,18 @@ class Zygote:
             del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
         self.never = as_main.why_never_fork(threading.active_count()) or self._why_child_unsound()
         if self.never:
-            self.say(f"starts fresh interpreters: {self.never}")
+            self.say(f"starting fresh interpreters, not by fork: {self.never}")
         gc.collect()
-        gc.freeze()  # what is here stays in pages shared by all copies
+        gc.freeze()  # keeps the present objects in pages that all forks share
         self.preload_s = time.monotonic() - start_s
 
     def say(self, text: str) -> None:
-        """One line for the log."""
+        """Write one line to the log."""
         self._log.write(f"brim zygote {os.getpid()}: {text}\n")
         self._log.flush()
 
     def why_fresh(self, command: Sequence[str], env: Mapping[str, str], cwd: str) -> as_main.PythonRun | str:
-        """What to become by fork, or why not."""
+        """Return what a fork is to run, or why the command needs a fresh process."""
         if self.never:
             return self.never
         if not is_this_python(command[0], env):
@@ -101,7 +102,7 @@ class Zygote:
 
     @staticmethod
     def _why_child_unsound() -> str | None:
-        """Ask a forked child, since only there libraries say so."""
+        """Check in a forked child, since libraries report only there that a fork has broken them."""
         read_fd, write_fd = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -120,14 +121,14 @@ class Branch:
     def __init__(self, zygote: Zygote, connection: socket.socket, grace_s: float) -> None:
         self._zygote, self._connection, self._grace_s = zygote, connection, grace_s
         self._ids: dict[int, int] = {}  # by process
-        self._folders: set[str] = set()  # of the supervisor, which may not live to remove them
+        self._folders: set[str] = set()  # of the supervisor, which may die before it removes them
         self._rest = b""
         self._fds: list[int] = []
         self._wake_fd, self._waker_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> Child | None:
-        """Returns None when all is over, in this process; in each forked child, what that child is to become."""
+        """Serve until the connection ends, then return None. In each forked child, return what the child is to run."""
         processes.become_subreaper()
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker_fd, warn_on_full_buffer=False)
@@ -161,7 +162,7 @@ class Branch:
         return [json.loads(line) for line in lines]
 
     def _tell(self, message: dict[str, Any], fds: Iterable[int] = ()) -> None:
-        with contextlib.suppress(OSError):  # gone: the next read says so
+        with contextlib.suppress(OSError):  # the next read finds out that the supervisor has ended
             socket.send_fds(self._connection, [json.dumps(message).encode() + b"\n"], list(fds))
 
     def _start(self, request: dict[str, Any]) -> Child | None:
@@ -200,7 +201,7 @@ class Branch:
         os.close(handle)
 
     def _fork(self, number: int, child: Child, fds: list[int]) -> Child | None:
-        """The child waits until the supervisor has been told of it: what nobody knows of ends by itself."""
+        """Fork a rank. The child waits until it has been reported to the supervisor, and ends if it never is."""
         go_fd, gone_fd = os.pipe2(os.O_CLOEXEC)
         pid = os.fork()
         if pid == 0:
@@ -217,11 +218,11 @@ class Branch:
         return None
 
     def _leave(self, go_fd: int, fds: list[int]) -> None:
-        """In the child: a session of its own, the three descriptors it was given, and none of the zygote's."""
+        """In the child: start a session, install the three given descriptors, and close those of the zygote."""
         signal.set_wakeup_fd(-1)
         os.setsid()
         if os.read(go_fd, 1) != b"!":
-            os.kill(os.getpid(), signal.SIGKILL)  # no exit code could be mistaken for the script's
+            os.kill(os.getpid(), signal.SIGKILL)  # so that no exit code is mistaken for the script's
         for number, fd in enumerate(fds):
             os.dup2(fd, number)
         self._close()
@@ -239,7 +240,7 @@ class Branch:
                 self._tell({"ended": self._ids.pop(pid), "status": status})
 
     def _end_all(self) -> None:
-        """The supervisor is gone: ranks may save, then all goes."""
+        """The supervisor has ended: give the ranks time to save, then end all descendants."""
         ranks = [found for pid in self._ids if (found := processes.seen(pid)) is not None]
         for rank in ranks:
             processes.send(rank, signal.SIGTERM)
@@ -249,7 +250,7 @@ class Branch:
             time.sleep(0.01)
         left = processes.kill_all(lambda: processes.descendants(os.getpid()))
         if left:
-            self._zygote.say(f"still there after SIGKILL: {[process.pid for process in left]}")
+            self._zygote.say(f"still running after SIGKILL: processes {', '.join(str(one.pid) for one in left)}")
         for folder in self._folders:
             if os.path.basename(folder).startswith(FOLDER_PREFIX):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -258,7 +259,7 @@ class Branch:
 
 
 def listen(zygote: Zygote, path: str, grace_s: float) -> Child | None:
-    """Serve supervisors that connect to ``path``; each gets a copy of this process as its own zygote."""
+    """Serve supervisors that connect to ``path``; each gets a fork of this process as its own zygote."""
     processes.become_subreaper()
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGTERM, _exit_now)
@@ -297,7 +298,7 @@ def listen(zygote: Zygote, path: str, grace_s: float) -> Child | None:
 
 @contextlib.contextmanager
 def _listening(path: str) -> Iterator[socket.socket]:
-    """The path is taken away at the end, if it is still ours, by the process that made it and by none of its copies."""
+    """Listen on a path. At the end, the process that made the socket removes it; its forks do not."""
     me = os.getpid()
     with socket.socket(socket.AF_UNIX) as server:
         try:
@@ -318,7 +319,7 @@ def _listening(path: str) -> Iterator[socket.socket]:
 
 
 def _kill_strays(branches: set[int]) -> None:
-    """Orphans of a copy that was killed: nobody can be told how they end, so they do not go on."""
+    """Kill the orphans of a fork that was killed, since their ends could not be reported any more."""
     me = os.getpid()
 
     def strays() -> list[processes.Process]:
@@ -341,7 +342,7 @@ def _uid_of(connection: socket.socket) -> int:
 
 
 def is_this_python(word: str, env: Mapping[str, str]) -> bool:
-    """Whether the word would start this interpreter in this environment: same folder, so that venvs differ."""
+    """Whether the word would start this interpreter in this environment. Its folder counts, since venvs differ."""
     found = shutil.which(word, path=env.get("PATH"))
     if found is None:
         return False
@@ -350,13 +351,13 @@ def is_this_python(word: str, env: Mapping[str, str]) -> bool:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Serve; in a forked child, become the rank."""
+    """Run the zygote; in a forked child, run the rank."""
     parser = argparse.ArgumentParser(prog="brim.gang.zygote", description="A preloaded process that forks ranks.")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--fd", type=int, help="serve one supervisor on this inherited socket")
     where.add_argument("--listen", metavar="PATH", help="serve any number of supervisors on this socket")
-    parser.add_argument("--preload", default=",".join(PRELOAD), help="modules to import, with commas")
-    parser.add_argument("--grace-s", type=float, default=GRACE_S, help="from SIGTERM to SIGKILL when a supervisor died")
+    parser.add_argument("--preload", default=",".join(PRELOAD), help="modules to import, separated by commas")
+    parser.add_argument("--grace-s", type=float, default=GRACE_S, help="seconds before SIGKILL if a supervisor dies")
     options = parser.parse_args(words)
     zygote = Zygote([name for name in options.preload.split(",") if name], sys.stderr)
     signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN: fresh processes would inherit it

@@ -1,6 +1,6 @@
-"""Elastic, preemptible PyTorch training whose results do not depend on either (docs/decisions/0010).
+"""Elastic, preemptible PyTorch training whose results depend on neither resizes nor preemptions (docs/decisions/0010).
 
-A loop begins with ``run = brim.train.start(logical_workers=4)``; then ``run.prepare(model, optimizer)``,
+A script calls ``run = brim.train.start(logical_workers=4)``, then ``run.prepare(model, optimizer)``,
 ``run.loader(dataset, global_batch=256)``, ``for epoch in run.epochs(10)``, ``for batch in run.steps(loader)``,
 ``run.backward(loss)``, ``run.step()``.
 """
@@ -25,7 +25,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch only when it is needed: ``brim.train.launch`` is not in a hurry to."""
+    """Import torch only when it is needed: ``brim.train.launch`` starts faster without it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"brim.train.{_HOMES[name]}"), name)

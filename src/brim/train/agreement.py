@@ -1,8 +1,8 @@
-"""What must be equal on every rank, and is compared while training: settings of optimizers, parameters and buffers.
+"""Compares across ranks what must be equal on all of them: settings of optimizers, parameters and buffers.
 
-A few numbers of each rank travel with the gradients of a step (see `tail`). Where they differ, ranks exchange what is
-behind them, and the job ends with the name of what differs: gradients are equal on every rank, so a difference once
-made would stay, and nothing else would ever show it.
+A few checksums of each rank travel with the gradients of a step (see `tail`). Where they differ, the ranks exchange the
+values behind them, and the job ends with the name of what differs. Gradients are equal on every rank, so a difference
+once made would stay, and nothing else would show it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch.optim import Optimizer
 from brim.errors import UserError
 
 WORD: Final = 1 << 24
-"""Words are whole numbers below this: a float32 of the tail holds them exactly."""
+"""Checksums are whole numbers below this, so that a float32 of the tail holds them exactly."""
 
 STATE_EVERY: Final = 10
-"""Steps between two looks at parameters and buffers. Ours: a look costs some 20 us at least, in steps of 1 ms."""
+"""Steps between two comparisons of parameters and buffers. Ours: one costs some 20 us at least, in steps of 1 ms."""
 
 STATE_PART: Final = 16
-"""A look covers one part of so many. Ours: with `STATE_EVERY` everything is looked at once in 160 steps; a step reads
-all parameters more than twice (forward, backward, update), so the looks are less than a thousandth of what is read."""
+"""Each comparison covers one of this many parts. Ours: with `STATE_EVERY` all parts are covered in 160 steps. A step
+reads all parameters more than twice (forward, backward, update), so comparisons add less than a thousandth to that."""
 
 PIECE_ELEMENTS: Final = 1 << 16
-"""Tensors are looked at in pieces of this size, since a look needs 8 bytes of room for each element. Ours."""
+"""Tensors are summed in pieces of this size, since a sum needs 8 bytes of memory per element. Ours."""
 
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -37,11 +37,11 @@ Settings = list[dict[str, Any]]
 
 
 class Agreement:
-    """What one rank has, to be compared with the others.
+    """One rank's side of the comparisons.
 
     Args:
-        models: Whose parameters and buffers are compared.
-        optimizers: Whose settings are compared.
+        models: Models whose parameters and buffers are compared.
+        optimizers: Optimizers whose settings are compared.
         trained: Names of the parameters whose gradients are summed, by identity.
     """
 
@@ -61,10 +61,11 @@ class Agreement:
         self.check_trained()
 
     def check_trained(self) -> None:
-        """Raise if a parameter that is to be trained is left out of the sums.
+        """Raise if the gradient of a trainable parameter is not summed over ranks.
 
         Raises:
-            UserError: it was unfrozen, or came into an optimizer, after ``run.prepare``; or its module was not given.
+            UserError: the parameter was unfrozen or added to an optimizer after ``run.prepare``, or its module was not
+                given to ``run.prepare``.
         """
         sizes = [[len(group["params"]) for group in optimizer.param_groups] for optimizer in self._optimizers]
         if sizes != self._sizes:
@@ -98,7 +99,7 @@ class Agreement:
         )
 
     def settings_word(self) -> int:
-        """A number for the settings in ``param_groups``."""
+        """Return a checksum of the settings in ``param_groups``."""
         now = [list(group.items()) for group in self._plain_settings()]
         if now != self._settings:
             self._settings = now
@@ -107,7 +108,7 @@ class Agreement:
         return self._settings_word
 
     def _plain_settings(self) -> Settings:
-        """Those whose value is known without waiting for a GPU."""
+        """Return the settings whose value can be read without waiting for a GPU."""
         return [
             {name: _plain(value) for name, value in group.items() if name != "params" and _is_plain(value)}
             for optimizer in self._optimizers
@@ -116,7 +117,7 @@ class Agreement:
 
     @torch.no_grad()
     def state_word(self, step: int) -> Tensor | int:
-        """A number for the part of parameters and buffers that is due after so many steps; 0 where none is."""
+        """Return a checksum of the part of parameters and buffers that is due after this step; 0 if none is."""
         if step % STATE_EVERY or not self._pieces:
             return 0
         each = -(-len(self._pieces) // STATE_PART)
@@ -130,7 +131,7 @@ class Agreement:
         return (total ^ (total >> 24) ^ (total >> 48)) & (WORD - 1)
 
     def _sum(self, place: tuple[Any, str], at: int) -> Tensor:
-        """Of the bits, each element multiplied with its place."""
+        """Sum the bits of all elements, each multiplied by its place."""
         tensor = place[0][place[1]].detach()
         piece = _flat(tensor)[at : at + PIECE_ELEMENTS]
         bits = piece.view(_BITS[piece.element_size()]) if piece.element_size() in _BITS else torch.view_as_real(piece)
@@ -141,15 +142,15 @@ class Agreement:
         return (bits.to(torch.int64) * weights[: len(bits)]).sum()
 
     def require_equal_settings(self, gather: Gather, rank: int, idle: Sequence[int]) -> None:
-        """On every rank, where words differ: end the job, or take the settings over.
+        """Called on every rank where checksums differ: end the job, or take over the settings of the other ranks.
 
         Args:
             gather: Exchanges a value with all ranks.
-            rank: Own place.
-            idle: Ranks that had no iteration in this step, and so could not set what the others have set.
+            rank: This rank's place.
+            idle: Ranks that had no iteration in this step, and so could not change settings as the others did.
 
         Raises:
-            UserError: settings differ between ranks that had one.
+            UserError: settings differ between ranks that had an iteration.
         """
         rows: list[Settings] = gather(self._plain_settings())
         busy = [other for other in range(len(rows)) if other not in idle]
@@ -181,10 +182,10 @@ class Agreement:
 
     @torch.no_grad()
     def require_equal_state(self, gather: Gather, steps: int) -> None:
-        """On every rank: compare all parameters and buffers.
+        """Called on every rank: compare all parameters and buffers.
 
         Raises:
-            UserError: one differs.
+            UserError: a parameter or buffer differs.
         """
         words: list[Tensor] = [self._word([piece]).cpu() for piece in self._pieces]
         rows = gather([int(word) for word in words])
@@ -196,12 +197,12 @@ class Agreement:
                 raise UserError(
                     f"{name} is not equal on all ranks after {steps} steps: rank {', '.join(other)} has other values "
                     f"than rank {', '.join(same)}. The script has changed it outside of run.step, and not on every "
-                    "rank: do it on every rank"
+                    "rank: change it on every rank"
                 )
 
 
 def _places(models: Sequence[nn.Module]) -> dict[str, tuple[Any, str]]:
-    """Where to find each parameter and buffer, by name: a module may put another tensor in the place of a buffer."""
+    """Return owner and key of each parameter and buffer by name, since a module may replace a buffer's tensor."""
     found: dict[str, tuple[Any, str]] = {}
     for number, model in enumerate(models):
         where = f" of model {number}" if len(models) > 1 else ""
@@ -214,7 +215,7 @@ def _places(models: Sequence[nn.Module]) -> dict[str, tuple[Any, str]]:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """All elements in a row, in the order of memory where they lie densely."""
+    """Return all elements as a vector; a dense tensor in the order of its memory."""
     if tensor.is_contiguous():
         return tensor.view(-1)
     if torch.empty_like(tensor, device="meta").stride() == tensor.stride():

@@ -1,4 +1,4 @@
-"""What a run needs of a loader."""
+"""The interface of a loader, as a run uses it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 
 class Batches(Protocol):
-    """What the loop needs of a loader: batches for (epoch, step, logical worker), a cursor that commits."""
+    """A loader of batches for (epoch, step, logical worker), with a cursor that moves when a step is committed."""
 
     wait_s: float
 
     @property
     def epoch(self) -> int:
-        """Of the next step to commit."""
+        """Epoch of the next step to commit."""
 
     @property
     def step(self) -> int:
@@ -25,22 +25,22 @@ class Batches(Protocol):
 
     @property
     def logical_workers(self) -> int:
-        """Shares of a step."""
+        """Number of shares of a step."""
 
     def samples(self, epoch: int, step: int, worker: int) -> int:
-        """Samples of one share; may be 0."""
+        """Return the number of samples of one share; it may be 0."""
 
     def assign(self, epoch: int, step: int, workers: range) -> None:
-        """These shares will be fetched, from this step on."""
+        """Announce that these shares will be fetched, from this step on."""
 
     def fetch(self, epoch: int, step: int, worker: int) -> Any:
-        """The batch of one share."""
+        """Return the batch of one share."""
 
     def commit(self, epoch: int, step: int) -> None:
-        """The step is done."""
+        """Move the cursor past this step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Cursor and ledger."""
+        """Return cursor and ledger."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a saved cursor and ledger."""

@@ -22,7 +22,7 @@ class Stateful(Protocol):
         """The state."""
 
     def load_state_dict(self, state: Any) -> Any:
-        """Take it."""
+        """Use this state."""
 
 
 class Values:
@@ -32,20 +32,20 @@ class Values:
         self._values = values
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy."""
+        """Return a copy."""
         return dict(self._values)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them."""
+        """Replace the values."""
         self._values.clear()
         self._values.update(state)
 
 
 class State:
-    """What a job carries.
+    """The state that a job saves and shares.
 
     Attributes:
-        models, optimizers: In the order of ``prepare``.
+        models, optimizers: In the order in which ``prepare`` got them.
         parts: Other objects with a state, by name.
         numbers: Small values of the session, by name.
     """
@@ -57,7 +57,7 @@ class State:
         self.numbers: dict[str, Any] = {}
 
     def give(self) -> tuple[dict[str, Tensor], Any]:
-        """Named tensors, not copied, and JSON for the rest."""
+        """Return named tensors, not copied, and JSON for the rest."""
         state = {
             "model": [_model_tensors(model) for model in self.models],
             "optimizer": [_optimizer_state(optimizer) for optimizer in self.optimizers],
@@ -67,10 +67,10 @@ class State:
         return flatten_state(state)
 
     def take(self, tensors: Mapping[str, Tensor], tree: Any) -> None:
-        """Make this state one's own.
+        """Use this state from now on.
 
         Raises:
-            ConfigError: it is of another job; nothing was changed.
+            ConfigError: the state is that of another job; nothing was changed.
         """
         state = unflatten_state(tensors, tree)
         self._check(state)
@@ -102,7 +102,7 @@ class State:
             raise ConfigError(f"only one of the state and this script has: {', '.join(missing)}")
 
     def digest(self) -> str:
-        """SHA-256 over parameters, buffers and optimizer state."""
+        """Return the SHA-256 over parameters, buffers and optimizer state."""
         state: dict[str, Any] = {
             "model": [_model_tensors(model) for model in self.models],
             "optimizer": [_optimizer_state(optimizer)["state"] for optimizer in self.optimizers],
@@ -110,7 +110,7 @@ class State:
         return hashlib.sha256("".join(f"{n} {h}\n" for n, h in sorted(hashes(state).items())).encode()).hexdigest()
 
     def hashes(self) -> dict[str, str]:
-        """SHA-256 of every tensor that `digest` covers, to find the first that differs."""
+        """Return the SHA-256 of every tensor that `digest` covers, to find the first that differs."""
         return hashes(
             {
                 "model": [_model_tensors(model) for model in self.models],
@@ -120,7 +120,7 @@ class State:
 
 
 def hashes(state: Any) -> dict[str, str]:
-    """SHA-256 of every tensor in a nested state, by name; and of the rest."""
+    """Return the SHA-256 of every tensor in a nested state, by name, and of the rest."""
     tensors, tree = flatten_state(state)
     found = {name: hashlib.sha256(_raw(tensor)).hexdigest() for name, tensor in tensors.items()}
     return found | {"": hashlib.sha256(repr(tree).encode()).hexdigest()}
@@ -131,7 +131,7 @@ def _raw(tensor: Tensor) -> bytes:
 
 
 def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, those that are not saved by PyTorch included; compiled or not, by the same names."""
+    """Return parameters and buffers, including those that PyTorch does not save; compiling keeps their names."""
     return {plain_name(name): param.detach() for name, param in model.named_parameters()} | {
         plain_name(name): buffer.detach() for name, buffer in model.named_buffers()
     }
@@ -157,7 +157,7 @@ def _sizes(optimizer: Optimizer) -> list[int]:
 
 
 def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """As ``state_dict`` says it, without what hooks add."""
+    """Return what ``state_dict`` does, without additions by hooks."""
     index = {id(param): number for number, param in enumerate(_params(optimizer))}
     return {
         "type": type(optimizer).__name__,
@@ -170,7 +170,7 @@ def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _load_optimizer(optimizer: Optimizer, values: Mapping[str, Any]) -> None:
-    """Bit for bit: unlike ``load_state_dict``, nothing is cast to another type."""
+    """Load a state bit for bit: unlike ``load_state_dict``, this casts nothing to another type."""
     params = _params(optimizer)
     on_device = _counts_on_device(optimizer)
     optimizer.state.clear()
@@ -193,7 +193,7 @@ def place_optimizer(optimizer: Optimizer) -> None:
 
 
 def _counts_on_device(optimizer: Optimizer) -> list[bool]:
-    """Whether the counter of steps of each parameter lies beside it."""
+    """Return for each parameter whether its counter of steps is on the parameter's device."""
     return [
         bool(group.get("capturable") or group.get("fused"))
         for group in optimizer.param_groups
@@ -202,7 +202,7 @@ def _counts_on_device(optimizer: Optimizer) -> list[bool]:
 
 
 def _placed(value: Any, param: Tensor, *, counter: bool) -> Any:
-    """A counter stays in host memory; everything else lies beside its parameter, in its layout."""
+    """Move a value to its parameter's device and layout; a counter stays in host memory."""
     if not isinstance(value, Tensor):
         return value
     if counter:

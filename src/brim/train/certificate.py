@@ -1,7 +1,7 @@
-"""What was fixed in a run, so that a claim of equal bits can be checked later.
+"""The settings on which the bits of a run depend, so that a claim of equal bits can be checked later.
 
-Bits are equal for every number of ranks if all of these are equal. What is not in the certificate and matters: the code
-of the script, and the data.
+Bits are equal for every number of ranks if all of these settings are equal. The code of the script and the data matter,
+too, and are not in the certificate.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ VERSION: Final = 1
 _backends: Any = torch.backends
 
 NOT_BINDING: Final = frozenset({"python", "ranks", "brim"})
-"""Recorded, and without influence on bits."""
+"""Entries that are recorded and do not change bits."""
 
 
 def certificate(
     *, logical_workers: int | None, seed: int, device: torch.device, dtypes: Iterable[torch.dtype] = (), ranks: int = 1,
     rules: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What is fixed now, as plain JSON.
+    """Return the present settings as plain JSON.
 
     Args:
         logical_workers: V of exact mode; None: fast mode, whose bits depend on the number of ranks.
-        seed: Of the run.
-        device: Where the model is.
-        dtypes: Of the parameters.
+        seed: Seed of the run.
+        device: Device of the model.
+        dtypes: Types of the parameters.
         ranks: Present number of ranks.
         rules: Other settings that decide a result.
     """
@@ -78,14 +78,14 @@ def _cuda(device: torch.device) -> dict[str, Any]:
 
 
 def _fp32_precision() -> dict[str, str]:
-    """What float32 may be rounded to inside of operations, by the names of PyTorch 2.9 and later."""
+    """Return the precision of float32 inside of operations, by the names of PyTorch 2.9 and later."""
     wanted = (("cuda", "matmul"), ("cudnn", "conv"), ("cudnn", "rnn"), ("mkldnn", "matmul"), ("mkldnn", "conv"))
     parts: dict[str, Any] = {f"{back}.{name}": getattr(getattr(_backends, back), name, None) for back, name in wanted}
     return {name: part.fp32_precision for name, part in parts.items() if hasattr(part, "fp32_precision")}
 
 
 def _said(ask: Callable[[], Any]) -> Any:
-    """None where PyTorch refuses to say by an old name what was set by a new one."""
+    """Return a setting; None if PyTorch refuses to read by an old name what was set by a new one."""
     try:
         return ask()
     except RuntimeError:
@@ -97,7 +97,7 @@ def _flushes_denormals() -> bool:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """What differs between two certificates and may change bits, in words; empty: equal bits may be expected."""
+    """Describe the differences between two certificates that may change bits; if empty, expect equal bits."""
     names = sorted((set(one) | set(other)) - NOT_BINDING)
     return [
         f"{name}: {one.get(name)!r} and {other.get(name)!r}" for name in names if one.get(name) != other.get(name)
@@ -105,7 +105,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def doubts(one: Mapping[str, Any]) -> list[str]:
-    """What a certificate leaves open: settings under which one and the same machine may give other bits."""
+    """Describe the settings under which even the same machine may produce other bits."""
     found = []
     if not one.get("exact"):
         found.append("fast mode: bits depend on the number of ranks; use start(logical_workers=V)")
@@ -118,6 +118,6 @@ def doubts(one: Mapping[str, Any]) -> list[str]:
 
 
 def require_equal(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise `RefusedError` if the two differ in what decides bits."""
+    """Raise `RefusedError` if two certificates differ in a setting that may change bits."""
     if found := differences(saved, now):
         raise RefusedError("this run cannot have the bits of the saved one: " + "; ".join(found))

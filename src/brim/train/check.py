@@ -1,13 +1,13 @@
-"""Whether a training script goes on, after a stop and at another size, with the bits it would have had without.
+"""Check whether a training script, stopped and resumed on another number of ranks, produces the same bits.
 
     python -m brim.train.check script.py its arguments
     python -m brim.train.check --sizes 2,4 --steps 50 script.py
 
-The script runs 20 steps without a stop. Then it runs 10, saves, ends, and goes on on another number of ranks. After
-every step, all tensors of models and optimizers and all else that `brim.train` carries are compared. Checkpoints of the
-script itself are neither read nor written.
+The script runs 20 steps without a stop. Then it runs 10 steps, saves, ends, and resumes on another number of ranks.
+After every step, all tensors of models and optimizers and all other state that `brim.train` carries are compared. The
+script's own checkpoints are neither read nor written.
 
-Exit code: 0 "resume exact: yes"; 1 "resume exact: no", with the first tensor that differs; 2 nothing can be said.
+Exit code: 0 "resume exact: yes"; 1 "resume exact: no", with the first tensor that differs; 2 the check could not run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Sums = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one run has shown: a certificate, and sums of tensors by step."""
+    """The record of one run: a certificate, and checksums of tensors by step."""
 
     certificate: dict[str, Any] = field(default_factory=dict)
     gpus: int = 0
@@ -48,13 +48,13 @@ class Seen:
 
     @property
     def last(self) -> int:
-        """Steps made."""
+        """Number of steps done."""
         return max(self.steps, default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first one: after how many steps, and in what. ``when`` is ``before``, ``restored`` or ``after`` the stop."""
+    """The first difference: its step and tensor. ``when`` is ``before``, ``restored`` or ``after`` the stop."""
 
     when: str
     step: int
@@ -63,7 +63,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What to run, and how."""
+    """The script to run, and its options."""
 
     words: tuple[str, ...]
     folder: Path
@@ -72,10 +72,10 @@ class Script:
     show: bool
 
     def run(self, name: str, *, size: int, stop: int, checkpoints: str = NO_CHECKPOINTS) -> Seen:
-        """Run it on ``size`` ranks, up to ``stop`` steps of the whole job.
+        """Run the script on ``size`` ranks, up to ``stop`` steps of the whole job.
 
         Raises:
-            UserError: it failed, or took too long.
+            UserError: the script failed, or took too long.
         """
         zygote = ["--zygote", self.zygote] if self.zygote else []
         command = [
@@ -107,7 +107,7 @@ class Script:
 
 
 def read(path: Path) -> Seen:
-    """What a run has written; a last line that is not complete is left out."""
+    """Read the record of a run, without an incomplete last line."""
     if not path.exists():
         return Seen()
     header: dict[str, Any] = {}
@@ -124,7 +124,7 @@ def read(path: Path) -> Seen:
 
 
 def first_difference(undisturbed: Seen, before: Seen, after: Seen, stop: int) -> Difference | None:
-    """Where the run with a stop leaves the one without."""
+    """Find where the run with a stop first differs from the one without."""
     for step in sorted(undisturbed.steps):
         for seen, when in ((before, "before"), (after, "restored" if step == stop else "after")):
             expected_here = step <= stop if seen is before else step >= stop
@@ -141,15 +141,15 @@ def _differing(one: Sums, other: Sums) -> str | None:
 
 
 def ranks(size: int) -> str:
-    """The number in words."""
+    """Return the number with the word "rank" or "ranks"."""
     return f"{size} rank" if size == 1 else f"{size} ranks"
 
 
 def second_size(seen: Seen, first: int, wanted: int | None) -> int:
-    """On how many ranks to go on.
+    """Return the number of ranks to resume on.
 
     Raises:
-        UserError: there cannot be so many.
+        UserError: that number of ranks is not possible.
     """
     workers = seen.certificate.get("logical_workers")
     size = wanted if wanted is not None else (2 * first if workers is None or workers % (2 * first) == 0 else 1)
@@ -164,7 +164,7 @@ def second_size(seen: Seen, first: int, wanted: int | None) -> int:
 
 
 def check(script: Script, *, steps: int, first: int, second: int | None) -> int:
-    """Run it three times and say what was found; returns the exit code."""
+    """Run the script three times and print the result; return the exit code."""
     undisturbed = script.run("undisturbed", size=first, stop=steps)
     if not undisturbed.steps:
         raise UserError(
@@ -193,7 +193,7 @@ def check(script: Script, *, steps: int, first: int, second: int | None) -> int:
 
 
 def hints(found: Difference, undisturbed: Seen, after: Seen, first: int, second: int) -> list[str]:
-    """What it may be."""
+    """Return possible causes of a difference."""
     from brim.train.certificate import differences  # noqa: PLC0415  (imports torch)
 
     said = _doubts(undisturbed)
@@ -202,7 +202,7 @@ def hints(found: Difference, undisturbed: Seen, after: Seen, first: int, second:
     if found.when == "before":
         return [
             "before the stop: two runs of the script are not equal. Something draws numbers that start() does not seed "
-            "(an own generator, os.urandom, the time, the order of a set), or weights are made before start()", *said,
+            "(your own generator, os.urandom, the time, the order of a set), or weights are made before start()", *said,
         ]  # fmt: skip
     if found.when == "restored":
         return ["what was restored is not what was saved: does something change it between two steps?", *said]
@@ -228,7 +228,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=int, default=STEPS, metavar="N", help=f"optimizer steps, stop in the middle (default {STEPS})")
     add("--sizes", default="1", metavar="A,B", help="ranks before and after the stop (default: 1 and, if it can be, 2)")
     add("--timeout", type=float, default=TIMEOUT_S, metavar="S", help=f"for each of three runs (default {TIMEOUT_S:g})")
-    add("--zygote", metavar="PATH", help="a zygote that listens, to save start-up time (default: one for each run)")
+    add("--zygote", metavar="PATH", help="use the zygote that listens on PATH (default: start one for each run)")
     add("--show", action="store_true", help="show what the script prints")
     add("script", help="a Python file that uses brim.train")
     add("args", nargs=argparse.REMAINDER, help="its arguments")
@@ -243,16 +243,16 @@ def _sizes(text: str) -> tuple[int, int | None]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     options = _parser().parse_args(words)
     try:
         first, second = _sizes(options.sizes)
         if options.steps < 2:
-            raise UserError(f"--steps: found {options.steps}, expected 2 at least")
+            raise UserError(f"--steps: found {options.steps}, expected at least 2")
         if options.timeout <= 0:
             raise UserError(f"--timeout: found {options.timeout:g}, expected more than 0 seconds")
         if not os.path.isfile(options.script):
-            raise UserError(f"{options.script}: found no such file, expected a Python script")
+            raise UserError(f"{options.script}: no such file")
         with tempfile.TemporaryDirectory(prefix="brim-check-") as folder:
             script = Script(
                 (options.script, *options.args), Path(folder), options.timeout, options.zygote, options.show

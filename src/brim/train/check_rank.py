@@ -1,9 +1,9 @@
-"""A script as `brim.train.check` runs it: unmodified, watched at every step boundary, stopped at one of them.
+"""Runs an unmodified script for `brim.train.check`: records its state after every step, and stops it after one.
 
     python -m brim.train.check_rank FOLDER NAME STOP CHECKPOINTS script.py its arguments
 
-Rank 0 writes what it sees to ``FOLDER/NAME.jsonl``: a certificate, then one line per step with the sums of all tensors.
-An exception that ends a rank goes to ``FOLDER/NAME.failed``, the first alone.
+Rank 0 writes a record to ``FOLDER/NAME.jsonl``: a certificate, then one line per step with the checksums of all
+tensors. The first exception that ends a rank goes to ``FOLDER/NAME.failed``.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from brim.train import session
 from brim.train.carried import hashes
 
 NO_CHECKPOINTS: Final = "-"
-"""In place of a folder of checkpoints: begin anew, save nothing."""
+"""Stands for no folder of checkpoints: the run starts from the beginning and saves nothing."""
 
 
 def watched(record: Path, stop: int, checkpoints: str | None) -> type[session.Run]:
-    """A run that writes down its state between steps, leaves after ``stop`` of them, and saves where it is told to."""
+    """Return a `Run` that records its state between steps, stops after ``stop`` steps, and saves to ``checkpoints``."""
 
     class Watched(session.Run):
-        """A `Run` under observation; where the script would save is left alone."""
+        """A `Run` that records its state; it does not touch the script's own checkpoints."""
 
         def __init__(self, **options: Any) -> None:
             super().__init__(**options | {"checkpoint": checkpoints})
@@ -45,7 +45,7 @@ def watched(record: Path, stop: int, checkpoints: str | None) -> type[session.Ru
                 self._stop()
 
         def _stop(self) -> None:
-            """As a job that is done."""
+            """End like a job that is done."""
             self.finish()
             self.close()
             raise SystemExit(0)
@@ -61,7 +61,7 @@ def watched(record: Path, stop: int, checkpoints: str | None) -> type[session.Ru
             self._recorded = self._step
 
         def _sums(self) -> dict[str, str]:
-            """Models first, then optimizers, then everything else that is carried."""
+            """Return checksums: models first, then optimizers, then all other carried state."""
             found = self.hashes()
             for name, part in self._state.parts.items():
                 found |= {f"{name}.{which}".rstrip("."): each for which, each in hashes(part.state_dict()).items()}
@@ -71,7 +71,7 @@ def watched(record: Path, stop: int, checkpoints: str | None) -> type[session.Ru
 
 
 def main(words: Sequence[str]) -> None:
-    """Become the script."""
+    """Run the script."""
     folder, name, stop, checkpoints, script = words[:5]
     run = watched(Path(folder, f"{name}.jsonl"), int(stop), None if checkpoints == NO_CHECKPOINTS else checkpoints)
     session.Run = run  # type: ignore[misc]
@@ -86,7 +86,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _tell(path: Path, error: BaseException, script: str) -> None:
-    """The exception in one line, with the line of the script that it came through."""
+    """Write the exception as one line, with the line number of the script that it came through."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
     where = f" (line {frames[-1].lineno})" if frames else ""
     with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
@@ -94,7 +94,7 @@ def _tell(path: Path, error: BaseException, script: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    """Kind and message; of a syntax error with its file and line, which Python prints before them."""
+    """Return type and message; for a syntax error also its file and line, which Python prints before them."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return "".join(traceback.format_exception_only(error)).strip().splitlines()[0]

@@ -1,8 +1,8 @@
-"""The rank's end of the control socket: a thread that listens, and what it has heard, for the step boundary to read.
+"""The rank's end of the control socket: a thread receives commands, and the main thread reads them between steps.
 
-The thread never acts on the training state. It does one thing at once: it aborts the process group when a newer epoch
-is formed or a member of the group is lost, since the main thread may be inside a collective that nothing else would
-wake. Where the socket vanishes, training goes on with the group as it is, and the thread tries to connect again.
+The thread never changes the training state. It acts at once in one case: it aborts the process group when a newer epoch
+is formed or a member of the group is lost, since the main thread may be in a collective that nothing else would wake.
+If the socket vanishes, training continues with the present group, and the thread tries to connect again.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from brim.gang.protocol import (
 Command = Form | Prepare | Resize | Stop | Tune
 
 TICK_S: Final = 1.0
-"""Between looks at whether the main thread is waiting, and between attempts to connect again."""
+"""Time between checks whether the main thread is waiting, and between attempts to connect again."""
 
 PROGRESS_S: Final = 1.0
-"""Progress is said once in this time at most."""
+"""Progress is sent at most once in this time."""
 
 
 class Control:
-    """Connection to the supervisor; all methods from any thread.
+    """The connection to the supervisor; any thread may call its methods.
 
     Args:
-        path: Of the Unix socket.
+        path: Path of the Unix socket.
         ident: ``$BRIM_ID``.
         gang: ``$BRIM_GANG``.
     """
@@ -78,16 +78,16 @@ class Control:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Control | None:
-        """Control of this process, None if no supervisor started it."""
+        """Return the control of this process; None if no supervisor started it."""
         path, ident = environment.get(CONTROL_VARIABLE), environment.get(ID_VARIABLE)
         return cls(path, int(ident), environment.get(GANG_VARIABLE, "")) if path and ident else None
 
     def on_form(self, call: Callable[[int], None]) -> None:
-        """Call this from the listening thread with the epoch of a form when it arrives."""
+        """Have the listening thread call this with the epoch of each form that arrives."""
         self._formed = call
 
     def on_epoch_over(self, call: Callable[[int], None]) -> None:
-        """Call this from the listening thread when the groups up to an epoch cannot go on, perhaps more than once."""
+        """Have the listening thread call this, once or more, when the groups up to an epoch cannot continue."""
         self._epoch_over = call
 
     def is_over(self, epoch: int) -> bool:
@@ -96,7 +96,7 @@ class Control:
 
     @property
     def connected(self) -> bool:
-        """Whether the supervisor is there."""
+        """Whether the supervisor is connected."""
         return self._connection is not None
 
     @property
@@ -106,23 +106,23 @@ class Control:
             return self._heard
 
     def commands(self, above: int, up_to: int) -> list[Command]:
-        """Commands with these numbers, in order."""
+        """Return the commands with these numbers, in order."""
         with self._changed:
             return [self._commands[n] for n in sorted(self._commands) if above < n <= up_to]
 
     def forget(self, up_to: int) -> None:
-        """Commands up to this number have been acted on, or overridden."""
+        """Drop commands up to this number: they have been acted on, or overridden."""
         with self._changed:
             for number in [n for n in self._commands if n <= up_to]:
                 del self._commands[number]
 
     def newest_form(self, above: int) -> Form | None:
-        """The form of the highest epoch, if that is above this one."""
+        """Return the form of the highest epoch, if that is above this one."""
         with self._changed:
             return self._form if self._form is not None and self._form.epoch > above else None
 
     def wait_for_form(self, above: int, command: int, timeout_s: float) -> Form | Prepare | Stop | None:
-        """Wait until a form of a higher epoch is there, or a later command that ends the job."""
+        """Wait for a form of a higher epoch, or a later command that ends the job."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self.newest_form(above) is not None or self._ending(command) is not None, timeout_s
@@ -142,7 +142,7 @@ class Control:
             return self._addresses.get(epoch)
 
     def waiting(self, epoch: int = 0, step: int = 0, what: str = "step") -> None:
-        """The main thread goes into a collective of this step: its sum, or what else it is."""
+        """The main thread enters a collective of this step; ``what`` names it."""
         self._waiting = (epoch, step, time.monotonic(), what)
 
     def going_on(self) -> None:
@@ -150,19 +150,19 @@ class Control:
         self._waiting = None
 
     def ready(self, message: Message) -> None:
-        """Say this now, and again after a new connection."""
+        """Send this message now, and again after a new connection."""
         self._ready = message
         self.send(message)
 
     def progress(self, step: int, samples: int, loss: Callable[[], float | None]) -> None:
-        """Say how far it is, unless that was said just now; the loss is asked for only if it is said."""
+        """Send the progress, unless it was sent just now; the loss is computed only if it is sent."""
         now = time.monotonic()
         if now - self._said_progress >= PROGRESS_S:
             self._said_progress = now
             self.send(Progress(step, samples, loss()))
 
     def send(self, message: Message) -> bool:
-        """Send; False if nobody is there."""
+        """Send a message; return False if no supervisor is connected."""
         with self._send_lock:
             connection = self._connection
             if connection is None:
@@ -218,7 +218,7 @@ class Control:
                 connection.close()
 
     def _take(self, data: bytes) -> bool:
-        """Take what has arrived; False if the connection cannot go on."""
+        """Handle received bytes; return False if the connection cannot continue."""
         for message in self._decoder.feed(data):
             if isinstance(message, ProtocolError):
                 self.send(message.answer())

@@ -1,8 +1,8 @@
-"""Membership: forming the group of an epoch, giving the state to who lacks it, being broken and formed again.
+"""Forms the process group of an epoch, sends the state to ranks that lack it, and forms a broken group again.
 
-A rank is behind if it has committed fewer steps than another; a new one has committed none. Whoever holds the most is a
-sender: all senders hold the same bits, so the receivers are spread over them. What is received becomes the rank's own
-only when all of it is there, so a sender may die at any moment.
+A rank is behind if it has committed fewer steps than another; a new one has committed none. The ranks with the most
+steps are senders: they all hold the same bits, so the receivers are spread over them. A rank uses a received state only
+when it is complete, so a sender may die at any moment.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ STATE_TAG: Final = 1000
 """Messages that carry state; the sums use small tags."""
 
 SMALL_BYTES: Final = 256 << 10
-"""Tensors up to this size travel together. Ours: a message costs about as much as the copy of so many bytes."""
+"""Tensors up to this size are sent together. Ours: a message costs about as much as copying this many bytes."""
 
 TOGETHER_BYTES: Final = 16 << 20
 """Bytes of small tensors in one message. Ours."""
 
 FORM_TIMEOUT_S: Final = 60.0
-"""Longest time to wait for the others while a group forms. Ours: joiners are ready before, so milliseconds is usual."""
+"""Longest wait for the others while a group forms. Ours: new ranks are ready before, so milliseconds are usual."""
 
 LOOK_S: Final = 2.0
-"""How often a rank that waits for its epoch looks whether the supervisor is still there."""
+"""How often a rank that waits for its epoch checks whether the supervisor is still connected."""
 
 
 class NotWantedError(BrimError):
-    """The new epoch is without this rank: it leaves."""
+    """The new epoch is without this rank, which leaves."""
 
 
 class EndedError(BrimError):
-    """The job is to end while this rank is in no group."""
+    """The job was asked to end while this rank is in no group."""
 
     def __init__(self, command: Prepare | Stop) -> None:
         super().__init__(f"command {command.command} ends the job")
@@ -51,11 +51,11 @@ class EndedError(BrimError):
 
 
 class AloneError(BrimError):
-    """The group is broken and nobody is there to form another."""
+    """The group is broken and no supervisor is left to form another."""
 
 
 class Carried(Protocol):
-    """What is equal on every rank after every committed step."""
+    """The state that is equal on every rank after every committed step."""
 
     step: int
 
@@ -64,23 +64,23 @@ class Carried(Protocol):
         """Whether the script has run its code at the end of the epoch since the last step."""
 
     def seen(self, closed: bool) -> None:
-        """Whether that holds for any rank with the most steps."""
+        """Receive whether `closed` is true on any rank with the most steps."""
 
     @property
     def tuned(self) -> int:
-        """Newest `tune` that is in it."""
+        """Number of the newest `tune` that has been applied."""
 
     def begin(self) -> None:
-        """Nobody has state: restore it from a checkpoint, or start at step 0."""
+        """No rank has state: restore it from a checkpoint, or start at step 0."""
 
     def mark(self) -> list[int]:
-        """A few numbers that must be equal on every rank once the state is."""
+        """Return a few numbers that are equal on all ranks with the same state."""
 
     def give(self) -> tuple[dict[str, Tensor], Any]:
-        """The state as named tensors and JSON; not copied."""
+        """Return the state as named tensors and JSON, without copying."""
 
     def take(self, tensors: dict[str, Tensor], tree: Any) -> None:
-        """Make it one's own."""
+        """Use this state from now on."""
 
 
 class Membership:
@@ -99,13 +99,13 @@ class Membership:
         control.on_epoch_over(self._abort)
 
     def _abort(self, epoch: int) -> None:
-        """In the listening thread: groups up to this epoch are over, and nobody is to wait in them."""
+        """In the listening thread: abort the group if it is of this epoch or an older one."""
         group = self.group  # the main thread changes it
         if group is not None and group.epoch <= epoch:
             group.abort()
 
     def join(self, carried: Carried, sizes: tuple[int, ...]) -> None:
-        """Everything is built: say so, and become part of the first epoch that wants this rank."""
+        """Report that everything is built, and join the first epoch that includes this rank."""
         self.control.ready(Ready(self.control.ident, sizes))
         self.enter(self._next_form(0), carried)
 
@@ -120,10 +120,10 @@ class Membership:
                 raise EndedError(form)
             gone_s = 0.0 if self.control.connected else gone_s + LOOK_S
             if gone_s > self._timeout_s:
-                raise AloneError(f"epoch {above} is over and the supervisor is gone: nobody can form the next one")
+                raise AloneError(f"epoch {above} has ended, and so has the supervisor that would form the next one")
 
     def enter(self, form: Form | Resize, carried: Carried) -> None:
-        """Become part of this epoch, or of a newer one that takes its place.
+        """Join this epoch, or a newer one that replaces it.
 
         Raises:
             NotWantedError: the epoch is without this rank.
@@ -176,18 +176,18 @@ class Membership:
             return store
         address = self.control.wait_for_address(form.epoch, FORM_TIMEOUT_S)
         if address is None:
-            raise BrokenGroupError(f"epoch {form.epoch}: no address of a store")
+            raise BrokenGroupError(f"epoch {form.epoch}: the leader did not send the address of its store")
         wanted = lambda: not self.control.is_over(form.epoch)  # noqa: E731
         return join_store(address.host, address.port, FORM_TIMEOUT_S, wanted)
 
     def broken(self, detail: str, step: int) -> None:
-        """A collective failed: end the group at once, so that the others are free, and say so."""
+        """A collective failed: end the group at once, so that the other ranks do not wait in it, and report it."""
         self.close()
         self.formed = False
         self.control.send(Broken(self.epoch, max(step, 0), detail))
 
     def again(self, carried: Carried) -> None:
-        """After `broken`: become part of the next epoch."""
+        """After `broken`: join the next epoch."""
         self.enter(self._next_form(self.epoch), carried)
 
     def close(self) -> None:
@@ -198,10 +198,11 @@ class Membership:
 
 
 def share_state(group: Group, carried: Carried) -> None:
-    """Make the state equal on all ranks: that of who has committed the most steps.
+    """Make the state equal on all ranks: that of the ranks with the most committed steps.
 
-    If nobody has any, rank 0 begins: from a checkpoint, or with what it was built with. Of ranks with as many steps,
-    those give it that have run their code at the end of the epoch; the others run it themselves.
+    If no rank has any, rank 0 begins, from a checkpoint or with the state that it was built with. Among ranks with
+    equally many steps, those that have run their code at the end of the epoch send it; the others run that code
+    themselves.
     """
     rows = group.share([carried.step, int(carried.closed)])
     if max(rows)[0] == NEW:
@@ -271,7 +272,7 @@ def _receive(group: Group, sender: int, carried: Carried) -> None:
 
 
 def _wait(group: Group, works: list[Work]) -> None:
-    """For all transfers; what they fill or send is kept as long as the thread of the group needs it."""
+    """Wait for all transfers; their tensors are kept as long as the thread of the group needs them."""
 
     def wait() -> None:
         for work in works:
@@ -286,7 +287,7 @@ def _bytes(tensor: Tensor, group: Group) -> Tensor:
 
 
 def _parts(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """What travels in one message: large tensors alone, small ones together. Empty ones do not travel."""
+    """Divide tensors over messages: large ones alone, small ones together. Empty tensors are not sent."""
     parts: list[list[Tensor]] = []
     small: list[Tensor] = []
     for tensor in tensors:

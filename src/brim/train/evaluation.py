@@ -1,7 +1,7 @@
-"""Values that ranks exchange in an evaluation, and an evaluation that is done again when a rank dies in it.
+"""Exchanges values between ranks in an evaluation, which is repeated when a rank dies in it.
 
-The values go through the store where the group met, not through its collectives: a rank that joins in the middle of an
-evaluation already waits in the sums of its first step, and must not meet the values of the others there.
+The values go through the store of the group, not through its collectives: a rank that joins in the middle of an
+evaluation already waits in the sums of its first step, and must not receive the values of the others there.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Evaluation:
         self.again = False
 
     def use(self, group: Group | None, where: str) -> None:
-        """Exchange in this group from now on; tells its other members where in the script this rank evaluates."""
+        """Use this group from now on; tell its other members where in the script this rank evaluates."""
         self._group, self._where, self._counts = group, where, {}
         self._members = tuple(range(group.size)) if group is not None else ()
         if group is not None:
             group.do(lambda: group.store.set(f"evaluates/{group.rank}", where))  # if it fails, the next wait tells
 
     def restrict(self) -> None:
-        """Where the group has formed within an evaluation, leave out the ranks that do not come to it.
+        """If the group has formed during an evaluation, leave out the ranks that do not take part in it.
 
-        They have joined, or are through with it.
+        These have just joined, or have finished the evaluation.
 
         Raises:
             BrokenGroupError: the group has ended.
@@ -69,24 +69,24 @@ class Evaluation:
         self._members = tuple(rank for rank, word in enumerate(said) if word == self._where)
 
     def everybody(self) -> None:
-        """The evaluation is done: `place` is that among all ranks again."""
+        """The evaluation is done: all ranks take part again."""
         self._members = tuple(range(self._group.size)) if self._group is not None else ()
 
     def begin_step(self) -> None:
-        """All ranks come to the next evaluation."""
+        """A step begins: all ranks take part in the next evaluation."""
         self._where = ""
         self.everybody()
 
     @property
     def place(self) -> tuple[int, int] | None:
-        """Own place among the ranks that take part, and their number; None where all do."""
+        """This rank's place among the ranks that take part, and their number; None if all do."""
         group = self._group
         if group is None or len(self._members) == group.size or group.rank not in self._members:
             return None
         return self._members.index(group.rank), len(self._members)
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of the ranks that take part, in their order.
+        """Return the values of the ranks that take part, in rank order.
 
         Raises:
             BrokenGroupError: a rank has died.
@@ -110,7 +110,7 @@ class Evaluation:
         with _broken_group():
             found = [group.store.get(key) for key in keys.values()]
             group.store.set(f"read/{keys[group.rank]}", "")
-        if group.hosts_store:  # which may end with this process: not before all have read
+        if group.hosts_store:  # it may end with this process, so wait until all have read
             self._wait(group, {rank: f"read/{key}" for rank, key in keys.items()})
         with _broken_group():
             if number > 2:  # all have answered the last one, so all have read the one before
@@ -131,7 +131,7 @@ class Evaluation:
             waited = f"{self._timeout.total_seconds():g} s"
             raise UserError(
                 f"run.gather, run.broadcast or run.reduce: rank {group.rank} waited {waited} "
-                f"for rank {', '.join(missing)}; every rank has to call it, equally often (or allow more time by "
+                f"for rank {', '.join(missing)}; every rank must make the same calls (or allow more time by "
                 "start(timeout_s=...))"
             ) from None
 
@@ -151,7 +151,7 @@ def _pack(value: Any) -> bytes:
 
 
 def _unpack(packed: bytes, device: torch.device) -> Any:
-    """Tensors come from host memory to host memory, and from any GPU to that of this rank."""
+    """Unpack a value; tensors of host memory stay there, and tensors of any GPU go to this rank's GPU."""
 
     def place(storage: Any, where: str) -> Any:
         return storage if where == "cpu" else storage.to(device=device)
@@ -167,7 +167,7 @@ _OPERATIONS: Final[dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, 
 
 
 def reduced(values: Sequence[Any], operation: str) -> Any:
-    """Numbers or tensors, combined from left to right.
+    """Combine numbers or tensors from left to right.
 
     Raises:
         UserError: the operation is unknown.
@@ -180,7 +180,7 @@ def reduced(values: Sequence[Any], operation: str) -> Any:
 
 @contextlib.contextmanager
 def random_numbers_kept(device: torch.device) -> Iterator[None]:
-    """Python, NumPy and PyTorch draw afterwards what they would have drawn before."""
+    """Restore the generators of Python, NumPy and PyTorch afterwards."""
     python, numpy = random.getstate(), sys.modules.get("numpy")
     drawn = numpy.random.get_state() if numpy is not None else None
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

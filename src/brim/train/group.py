@@ -2,12 +2,12 @@
 
 The back-ends of ``torch.distributed`` are used directly, beside the default group that the user's script may have.
 
-A gloo collective whose peer is gone or hung cannot be called back (``abort`` does not wake it). The end of its sockets
-wakes most: a group remembers which sockets came into being while it was made, and `Group.abort` shuts them down, so
-that the peers' collectives fail, too. It does not wake a wait for a message of which a part has arrived: gloo forgets
-that one. So every wait in gloo happens in a thread of the group, and whoever waits for that thread (`Task.wait`) gives
-up when the group is aborted. A thread that does not come back is left behind, together with the tensors it works on,
-until gloo's own time-out ends its wait; the next group has a thread, a store and tensors of its own.
+A gloo collective whose peer is dead or hung cannot be cancelled (``abort`` does not wake it). Closing its sockets wakes
+most: a group notes the sockets that are opened while it is made, and `Group.abort` shuts them down, so that the peers'
+collectives fail, too. This does not wake a wait for a message of which only a part has arrived: gloo forgets that one.
+So every wait in gloo happens in a thread of the group, and `Task.wait`, which waits for that thread, gives up when the
+group is aborted. A thread that does not come back is left behind, together with the tensors it works on, until gloo's
+own time-out ends its wait; the next group has a thread, a store and tensors of its own.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ HOST_VARIABLE: Final = "BRIM_HOST"
 """Environment: address of this node as other nodes reach it, where a gang spans nodes."""
 
 BACKEND_VARIABLE: Final = "BRIM_BACKEND"
-"""Environment: "gloo" sends what lies on GPUs through host memory, where several ranks share a GPU, say."""
+"""Environment: "gloo" sends tensors on GPUs through host memory, for several ranks that share a GPU."""
 
 CLEAN_UP_ONLY: Final = "2"
 """For NCCL's watchdog: a collective that has failed is ended, the process is not (ErrorHandlingMode of PyTorch)."""
 
 POLL_S: Final = 0.02
-"""How often a wait looks up whether it is still wanted."""
+"""How often a wait checks whether it is still wanted."""
 
 JOIN_S: Final = 0.1
 """How long the end of a group waits for a thread that is in gloo; it most often returns within milliseconds. Ours."""
 
 GIVE_BACK_S: Final = 5.0
-"""How long it waits for a thread that gives the back-end back, which takes milliseconds on an idle machine. Ours."""
+"""How long it waits for a thread that frees the back-end, which takes milliseconds on an idle machine. Ours."""
 
 _BACKLOG: Final = 1024
 
@@ -62,7 +62,7 @@ class BrokenGroupError(BrimError):
 
 
 class Task:
-    """Something that is done in the thread of a group.
+    """A call that runs in the thread of a group.
 
     Attributes:
         bytes: Size of the tensors that it works on.
@@ -78,7 +78,7 @@ class Task:
         self.bytes = num_bytes
 
     def run(self) -> None:
-        """Do it; errors are raised by `wait`."""
+        """Run the call; `wait` raises its errors."""
         call, self._call = self._call, None
         assert call is not None
         try:
@@ -94,7 +94,7 @@ class Task:
             self._done.set()
 
     def wait(self) -> Any:
-        """The result, once it is there.
+        """Wait for the result and return it.
 
         Raises:
             BrokenGroupError: a transfer failed, or the group was aborted.
@@ -108,7 +108,7 @@ class Task:
 
 
 class Work:
-    """A transfer in flight, with its tensors; failures come as `BrokenGroupError`."""
+    """A transfer in flight, with its tensors; failures raise `BrokenGroupError`."""
 
     __slots__ = ("_group", "_tensors", "_work")
 
@@ -135,15 +135,15 @@ class Group:
     """Ranks 0 to ``size`` - 1 of one epoch. `connect` makes the group; until then it can only be aborted.
 
     Args:
-        rank: Own place.
+        rank: This rank's place.
         size: Number of members.
-        epoch: Membership epoch; keys in the store carry it.
-        device: Where the tensors to be exchanged lie.
-        timeout_s: After this a collective fails.
+        epoch: Membership epoch, a part of all keys in the store.
+        device: Device of the tensors to be exchanged.
+        timeout_s: A collective fails after this time.
 
     Attributes:
-        store: Where the members have met.
-        hosts_store: Whether it may end with this process.
+        store: The store through which the members have met.
+        hosts_store: Whether the store may end with this process.
     """
 
     def __init__(self, rank: int, size: int, *, epoch: int, device: torch.device, timeout_s: float) -> None:
@@ -169,7 +169,7 @@ class Group:
         """Meet the other members.
 
         Args:
-            meet: Gives the store; nothing else uses it.
+            meet: Returns the store, which nothing else uses.
         """
         try:
             self.do(lambda: self._connect(meet)).wait()
@@ -202,10 +202,10 @@ class Group:
         return _c10d.ProcessGroupNCCL(store, self.rank, self.size, options)
 
     def do(self, call: Callable[[], Any], num_bytes: int = 0) -> Task:
-        """Do this in the thread of the group, after what was given to it before; with NCCL at once.
+        """Run a call in the thread of the group, after earlier calls; with NCCL at once, in this thread.
 
         Args:
-            call: What to do. Waits for transfers in it are waits of that thread.
+            call: The call; that thread waits for the transfers in it.
             num_bytes: Size of the tensors that it works on.
         """
         task = Task(call, num_bytes)
@@ -221,7 +221,7 @@ class Group:
         return task
 
     def _work(self) -> None:
-        """The thread: it alone gives the back-end back, which may have to wait for a transfer."""
+        """Run the thread's calls. Only this thread frees the back-end, since that may wait for a transfer."""
         while (task := self._tasks.get()) is not None:
             if self._aborted:
                 task.fail(self._ended())
@@ -237,11 +237,11 @@ class Group:
 
     @property
     def aborted(self) -> bool:
-        """Whether somebody has ended the group."""
+        """Whether the group was aborted."""
         return self._aborted
 
     def abort(self) -> None:
-        """End the group: every collective under way fails, here and at the peers. From any thread, more than once."""
+        """End the group: all its collectives fail, here and at the peers. Any thread may call this, more than once."""
         with self._lock:
             self._aborted = True
             waited_for = list(self._open)
@@ -256,7 +256,7 @@ class Group:
                     return
 
     def close(self) -> None:
-        """`abort`, and give everything back; a thread that does not come back from gloo is left behind."""
+        """`abort` and free everything; a thread that does not come back from gloo is left behind."""
         self.abort()
         if self._thread is None:
             self._backend = self.store = None
@@ -304,7 +304,7 @@ class Group:
         return self._begin(lambda: self._backend._allgather_base(out, chunk), out, chunk)
 
     def share(self, numbers: list[int]) -> list[list[int]]:
-        """Everybody's numbers, in rank order; also a barrier."""
+        """Return the numbers of all ranks, in rank order; also a barrier."""
         mine = torch.tensor(numbers, dtype=torch.int64, device=self.device if self.nccl else "cpu")
         out = torch.empty(self.size * len(numbers), dtype=torch.int64, device=mine.device)
         self.all_gather(out, mine).wait()
@@ -313,16 +313,16 @@ class Group:
         return rows
 
     def check_complete(self) -> None:
-        """Raise if an end of the group may have cut short what NCCL has transferred: its ``wait`` does not say so.
+        """Raise if the group has ended, so that an NCCL transfer may be incomplete: its ``wait`` does not raise.
 
-        To be called once the stream has been waited for.
+        Call this after waiting for the stream.
         """
         if self.nccl and self._aborted:
             raise self._ended()
 
 
 def open_store(timeout_s: float) -> tuple[Any, str, int]:
-    """Open a store on a free port of this node's own address: the store, and where others reach it."""
+    """Open a store on a free port of this node's own address; return the store, its host and its port."""
     host = _own_host()
     listener = socket.create_server((host, 0), family=_family(host), backlog=_BACKLOG)
     port: int = listener.getsockname()[1]
@@ -345,7 +345,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def join_store(host: str, port: int, timeout_s: float, wanted: Callable[[], bool]) -> Any:
-    """The leader's store. Connects by hand first: that can be given up once it is not ``wanted`` any more."""
+    """Connect to the leader's store. A plain socket tries first, since that can stop once it is not ``wanted``."""
     until = time.monotonic() + timeout_s
     while True:
         try:
@@ -362,7 +362,7 @@ def join_store(host: str, port: int, timeout_s: float, wanted: Callable[[], bool
 
 
 def _device(host: str) -> Any:
-    """The gloo device for an address; one per process, since it costs a thread and the first one 0.1 s and more."""
+    """Return the gloo device for an address; one per process, since each costs a thread and the first over 0.1 s."""
     key = (os.getpid(), host)
     if key not in _devices:
         _devices[key] = _c10d.ProcessGroupGloo.create_device(hostname=host)

@@ -8,8 +8,8 @@
     python -m brim.train.launch --send /tmp/job.sock status | preempt [GRACE_S] | stop | kill ID
     python -m brim.train.launch --send /tmp/job.sock tune global_batch=512 loader_workers=4 prefetch=2
 
-Exit code: 0 finished; 75 preempted, start it again to resume; otherwise that of the rank that failed first, 128 plus
-the number where a signal ended it; 2 for a command line that cannot be meant.
+Exit code: 0 finished; 75 preempted, start it again to resume; 2 for invalid arguments; otherwise that of the rank that
+failed first, or 128 plus the number of the signal that ended it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TUNABLE = ("global_batch", "loader_workers", "prefetch")
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     parser = _parser()
     options = parser.parse_args(words)
     try:
@@ -49,31 +49,31 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m brim.train.launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--nproc", type=int, default=1, metavar="N", help="ranks to start with (default 1)")
-    add("--control", metavar="PATH", help="socket to listen on (default: one in a new folder; it is printed)")
-    add("--send", metavar="PATH", help="ask the supervisor that listens on PATH instead")
+    add("--nproc", type=int, default=1, metavar="N", help="number of ranks at the start (default 1)")
+    add("--control", metavar="PATH", help="socket to listen on (default: one in a new folder; its path is printed)")
+    add("--send", metavar="PATH", help="send a request to the supervisor that listens on PATH")
     add("--devices", default="", metavar="A,B", help="GPUs of the job, in the order of LOCAL_RANK (default: all)")
-    add("--grace", type=float, default=jobs.GRACE_S, metavar="S", help="from an announced stop to SIGKILL")
-    add("--term", type=float, default=jobs.TERM_S, metavar="S", help="last part of the grace, after SIGTERM")
+    add("--grace", type=float, default=jobs.GRACE_S, metavar="S", help="seconds from an announced stop to SIGKILL")
+    add("--term", type=float, default=jobs.TERM_S, metavar="S", help="last part of --grace, from SIGTERM to SIGKILL")
     add("--failure-grace", type=float, default=jobs.FAILURE_GRACE_S, metavar="S",
-        help="from one rank's exception to SIGKILL of the others")  # fmt: skip
+        help="seconds from one rank's exception to SIGKILL of the others")  # fmt: skip
     add("--hang", type=float, default=jobs.HANG_S, metavar="S",
-        help="a rank that keeps all others waiting this long is killed")  # fmt: skip
-    add("--replace", type=int, default=0, metavar="N", help="ranks that may be replaced after a crash (default 0)")
-    add("--logs", metavar="FOLDER", help="output of each rank in a file there (default: ours)")
-    add("--zygote", metavar="PATH", help="a zygote that listens (default: start one)")
-    add("--preload", default=",".join(zygote.PRELOAD), metavar="A,B", help="modules a zygote of our own imports")
+        help="kill a rank that keeps all others waiting this many seconds")  # fmt: skip
+    add("--replace", type=int, default=0, metavar="N", help="number of dead ranks to replace (default 0)")
+    add("--logs", metavar="FOLDER", help="write the output of each rank to a file in FOLDER")
+    add("--zygote", metavar="PATH", help="use the zygote that listens on PATH (default: start one)")
+    add("--preload", default=",".join(zygote.PRELOAD), metavar="A,B", help="modules that a private zygote imports")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("-m", dest="module", action="store_true", help="the next word is a module, as for python -m")
-    what.add_argument("--command", action="store_true", help="the next word is a program, not a Python script")
-    add("rest", nargs=argparse.REMAINDER, metavar="...", help="script.py and its arguments; with --send, what to ask")
+    what.add_argument("-m", dest="module", action="store_true", help="run a module, like python -m")
+    what.add_argument("--command", action="store_true", help="run a program that is not a Python script")
+    add("rest", nargs=argparse.REMAINDER, metavar="...", help="script.py and its arguments; with --send, the request")
     return parser
 
 
 def _launch(options: argparse.Namespace) -> int:
     rest = options.rest[1:] if options.rest[:1] == ["--"] else options.rest
     if not rest:
-        raise ValueError("found nothing to run, expected script.py and its arguments")
+        raise ValueError("no script given: expected script.py and its arguments")
     if options.nproc < 1:
         raise ValueError(f"--nproc: found {options.nproc}, expected at least 1")
     for name in ("grace", "term", "failure_grace", "hang", "replace"):
@@ -102,7 +102,7 @@ def _make_folder(path: str) -> None:
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"--logs: found {path}: {error.strerror}; expected a folder to write to") from None
+        raise ValueError(f"--logs {path}: {error.strerror}; expected a writable folder") from None
 
 
 def _new_path() -> str:
@@ -122,10 +122,10 @@ def _send(path: str, words: Sequence[str]) -> int:
 
 
 def _ask(words: Sequence[str]) -> Ask:
-    """What the words ask for.
+    """Parse a request.
 
     Raises:
-        ValueError: nothing that can be asked.
+        ValueError: it is not a valid request.
     """
     match list(words):
         case ["status"]:
@@ -163,7 +163,7 @@ def _seconds(word: str) -> float:
 def _tuned(pair: str) -> tuple[str, int]:
     name, _, value = pair.partition("=")
     if name not in _TUNABLE or not value.isdecimal():
-        raise ValueError(f"tune: found {pair!r}, expected NAME=NUMBER with a name out of {', '.join(_TUNABLE)}")
+        raise ValueError(f"tune: found {pair!r}, expected NAME=NUMBER, where NAME is one of {', '.join(_TUNABLE)}")
     return name, int(value)
 
 

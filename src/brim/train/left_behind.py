@@ -1,6 +1,6 @@
-"""Threads that gloo does not give back: they wait for a rank that is gone, until its time-out.
+"""Waits that are given up: threads that gloo does not return, since they wait for a dead rank until its time-out.
 
-Nothing that they work on is used again or freed under them. Their number is bounded, and what they hold is said.
+Their tensors are neither reused nor freed while they wait. Their number is bounded, and their memory is reported.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ LEFT_MAX: Final = 8
 """Threads that may be left behind at a time. Ours: each holds a bucket of gradients or a copy of the state."""
 
 FREEZE_SIGNAL: Final = signal.SIGRTMAX - 5
-"""Sent to threads left behind when the process ends, and to nothing else. Ours: one that nobody uses."""
+"""The signal sent to threads left behind when the process ends. Ours: one that has no other use."""
 
 _threads: list[threading.Thread] = []
 
 
 def living() -> list[threading.Thread]:
-    """Those that have not come back."""
+    """Return the threads that have not come back."""
     _threads[:] = [thread for thread in _threads if thread.is_alive()]
     return list(_threads)
 
 
 def add(thread: threading.Thread, epoch: int, num_bytes: int, timeout_s: float) -> None:
-    """Leave this one behind, and say so: the memory is missed until it comes back."""
+    """Leave this thread behind, and report it, since its memory stays in use until the thread comes back."""
     _threads.append(thread)
     _say(
         f"a thread of epoch {epoch} is left behind with {num_bytes / 1e6:.0f} MB: gloo has not given it back, "
@@ -38,7 +38,7 @@ def add(thread: threading.Thread, epoch: int, num_bytes: int, timeout_s: float) 
 
 
 def make_room(timeout_s: float) -> None:
-    """Return when another thread may be left behind."""
+    """Wait until another thread may be left behind."""
     while len(there := living()) >= LEFT_MAX:
         _say(f"{LEFT_MAX} threads are left behind in gloo: the next group waits until one returns")
         there[0].join(timeout_s)
@@ -46,7 +46,7 @@ def make_room(timeout_s: float) -> None:
 
 @atexit.register  # before the runs that end their groups at exit, and so called after them
 def freeze() -> None:
-    """At exit: Python aborts the process when a thread comes back from C++ while the interpreter ends."""
+    """Stop the threads at exit: Python aborts the process if one comes back from C++ while the interpreter ends."""
     if there := living():
         libc = ctypes.CDLL(None)
         libc.signal(FREEZE_SIGNAL, ctypes.cast(libc.pause, ctypes.c_void_p))

@@ -1,4 +1,4 @@
-"""What a run takes of a model, and what it refuses."""
+"""Checks the models and optimizers that are given to a run, and names their parameters."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ COMPILED: Final = "_orig_mod"
 
 
 def refuse_wrapped(thing: Any) -> None:
-    """Wrappers that do a part of the run's work; by name, so that nothing is imported for it.
+    """Refuse wrappers that do a part of the run's work; they are recognised by name, so that nothing is imported.
 
     Raises:
-        UserError: the thing, or a part of it, is one.
+        UserError: the thing, or a part of it, is such a wrapper.
     """
     parts = [*thing.modules(), *thing.parameters()] if isinstance(thing, nn.Module) else [thing]
     for part in parts:
@@ -52,10 +52,10 @@ def _modules(thing: Any) -> Iterable[tuple[str, nn.Module]]:
 
 
 def refuse_several_losses(optimizer: Optimizer) -> None:
-    """Optimizers that compute the loss more than once per step: L-BFGS, sharpness-aware minimisation, and their like.
+    """Refuse optimizers that compute the loss more than once per step, such as L-BFGS and sharpness-aware minimisation.
 
     Raises:
-        UserError: the optimizer is one.
+        UserError: the optimizer is one of these.
     """
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     needs_it = closure is not None and closure.default is inspect.Parameter.empty
@@ -67,12 +67,12 @@ def refuse_several_losses(optimizer: Optimizer) -> None:
 
 
 def plain_name(name: str) -> str:
-    """A name of a parameter or buffer without what ``torch.compile`` adds to it."""
+    """Return the name of a parameter or buffer without the prefix that ``torch.compile`` adds."""
     return ".".join(part for part in name.split(".") if part != COMPILED)
 
 
 def named_parameters(models: Iterable[nn.Module]) -> list[tuple[str, Tensor]]:
-    """Parameters that are trained, by names that are unique over all models."""
+    """Return the trainable parameters, with names that are unique over all models."""
     several = len(list(models)) > 1
     return [
         (plain_name(f"{number}.{name}" if several else name), param)

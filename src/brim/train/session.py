@@ -1,8 +1,8 @@
-"""A training run: what stands between the user's loop and the ranks that come and go beneath it.
+"""A training run: connects the user's loop with ranks that can join, leave and die.
 
 A step is V/P micro-batches on each of P ranks, one update, one commit. Everything else happens between two steps:
-taking up commands that all ranks have heard, forming a new group, saving, leaving. If a collective fails in a step, its
-gradients are dropped, the buffers go back to the start of the step, and it is done again by whoever is left.
+acting on commands that all ranks have received, forming a new group, saving, leaving. If a collective fails in a step,
+the run drops its gradients, restores the buffers of its start, and the remaining ranks repeat the step.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ TIMEOUT_S: Final = 300.0
 """Longest time in one collective. Ours: longer than an evaluation that one rank makes while the others wait."""
 
 NOISE_EVERY: Final = 10
-"""Steps between two looks at the gradient noise. Ours: the norms cost about a fiftieth of a step on a CPU."""
+"""Steps between two estimates of the gradient noise. Ours: the norms cost about a fiftieth of a step on a CPU."""
 
 LOOK_S: Final = 0.2
-"""How often the others look whether the rank that saves is done. Ours."""
+"""How often the other ranks check whether the rank that saves is done. Ours."""
 
 _SAVE: Final = "the save at the end"
 
@@ -75,17 +75,17 @@ def start(
     checkpoint: str | os.PathLike[str] | None = None, timeout_s: float = TIMEOUT_S,
     noise_every: int | None = NOISE_EVERY,
 ) -> Run:  # fmt: skip
-    """Begin a run: under brim in its gang, under ``torchrun`` in that one, else as one process.
+    """Begin a run: in a gang of brim, in the ranks of ``torchrun``, or as one process.
 
     Args:
-        logical_workers: V, a power of two: exact mode, the same bits on every number of ranks that divides V. PyTorch
-            gets ``OMP_NUM_THREADS`` threads, or one: sums depend on it. None: fast mode, the same samples and batches,
-            other rounding.
-        seed: Of parameters built after this call, and of every micro-batch.
+        logical_workers: V, a power of two, for exact mode: the same bits on every number of ranks that divides V.
+            PyTorch then uses ``OMP_NUM_THREADS`` threads, or one, since sums depend on it. None: fast mode, with the
+            same samples and batches and other rounding.
+        seed: Seed of parameters built after this call, and of every micro-batch.
         device: By default this rank's GPU, else the CPU.
         checkpoint: Folder to restore from and save to.
         timeout_s: Longest time in one collective.
-        noise_every: Steps between two looks at the gradient noise; None: never.
+        noise_every: Steps between two estimates of the gradient noise; None: never.
     """
     return Run(
         logical_workers=logical_workers, seed=seed, device=device, checkpoint=checkpoint, timeout_s=timeout_s,
@@ -97,10 +97,10 @@ class Run:
     """One training job, as seen from one rank. Made by `start`.
 
     Attributes:
-        device: Where this rank computes.
-        samples: Samples in committed steps.
-        epoch: At hand; the next one begins when the code behind its loop over `steps` has run.
-        values: What was last given to `report`.
+        device: The device of this rank.
+        samples: Number of samples in committed steps.
+        epoch: The present epoch; the next one begins when the code after the loop over `steps` has run.
+        values: The last values given to `report`.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """Place among the ranks, from 0; changes when ranks come and go."""
+        """Place among the ranks, from 0; it can change when ranks join or leave."""
         if (place := self._evaluation.place) is not None:
             return place[0]
         if self._membership is not None:
@@ -168,7 +168,7 @@ class Run:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks now."""
+        """Present number of ranks."""
         if (place := self._evaluation.place) is not None:
             return place[1]
         if self._membership is not None:
@@ -177,15 +177,15 @@ class Run:
 
     @property
     def steps_done(self) -> int:
-        """Committed optimizer steps."""
+        """Number of committed optimizer steps."""
         return max(self._step, 0)
 
     @property
     def begins_step(self) -> bool:
         """Whether this micro-batch is the first one of an optimizer step on this rank.
 
-        True again where the step is done again, because ranks came or died, and in the first step of a rank that joins:
-        what is to be done once per step, before ``run.backward`` (setting a learning rate, say), belongs behind it.
+        It is True again when the step is repeated because a rank joined or died, and in the first step of a rank that
+        joins. Put code that runs once per step, such as setting a learning rate, behind it and before ``run.backward``.
         """
         return self._micro is not None and self._micro.begins
 
@@ -197,14 +197,14 @@ class Run:
     def prepare(
         self, *things: Any, unused: Literal["error", "zeros"] = "error", lr_rule: str | Rule = "auto"
     ) -> Any:
-        """Take models, optimizers, schedules of PyTorch and a gradient scaler into the run; gives them back.
+        """Add models, optimizers, schedules of PyTorch and a gradient scaler to the run, and return them.
 
-        Models are moved to the device and otherwise left as they are.
+        Models are moved to the device and otherwise left unchanged.
 
         Args:
-            things: In any order.
-            unused: What a parameter without gradient in a micro-batch means.
-            lr_rule: Factor on the learning rate of a changed batch: "auto", "none", "linear", "sqrt", "adascale".
+            things: Models, optimizers, schedules and a scaler, in any order.
+            unused: How to treat a parameter without gradient in a micro-batch: "error" or "zeros".
+            lr_rule: Factor on the learning rate when the batch changes: "auto", "none", "linear", "sqrt", "adascale".
         """
         if unused not in ("error", "zeros"):
             raise ConfigError(f"unused={unused!r}: expected 'error' or 'zeros'")
@@ -215,7 +215,7 @@ class Run:
         if self._buckets is not None:
             raise UserError("run.prepare was called twice; give it all models and optimizers at once")
         if not self._state.models:
-            raise UserError("run.prepare got no model, expected a torch.nn.Module at least")
+            raise UserError("run.prepare got no model, expected at least one torch.nn.Module")
         first = self._state.optimizers[0] if self._state.optimizers else None
         self._rule = rule_for(first, lr_rule) if isinstance(lr_rule, str) else lr_rule
         self._tail = Tail(self._state.models, self._workers or FAST_RANKS_MAX, self._per_worker)
@@ -256,12 +256,12 @@ class Run:
             raise UserError(f"run.prepare got a {kind}, expected models, optimizers, schedules, scalers")
 
     def carry(self, name: str, thing: Any) -> Any:
-        """Carry one more object, equal on every rank, and give it back.
+        """Save and share the state of one more object, which must be equal on every rank; return the object.
 
         Args:
-            name: One that no other thing has.
+            name: A unique name.
             thing: An object with ``state_dict`` and ``load_state_dict``, or a dict of plain values, which is filled
-                when state is taken: ``best = run.carry("best", {"loss": None})``.
+                in place when a state is loaded: ``best = run.carry("best", {"loss": None})``.
         """
         part = Values(thing) if isinstance(thing, dict) else thing
         if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
@@ -271,14 +271,14 @@ class Run:
         return thing
 
     def per_worker(self, name: str, first: Tensor | Sequence[Tensor]) -> PerWorker:
-        """Carry a value for each logical worker from step to step: the hidden state of a recurrent network, say.
+        """Keep a value for each logical worker from step to step, such as the hidden state of a recurrent network.
 
-        Its ``value`` is that of the logical worker whose micro-batch is at hand; what is assigned to it there is
-        committed with the step. Called before `prepare`.
+        ``value`` is that of the logical worker of the present micro-batch; a value assigned to it is committed with
+        the step. Call this before `prepare`.
 
         Args:
-            name: One that no other thing has.
-            first: A tensor, or several, of floats: the value of every worker before the first step.
+            name: A unique name.
+            first: One tensor of floats, or several: the value of every worker before the first step.
         """
         if self._workers is None:
             raise UserError("run.per_worker in fast mode has no logical workers: expected start(logical_workers=V)")
@@ -291,13 +291,13 @@ class Run:
 
     def _add_part(self, call: str, name: str, part: Any) -> None:
         if name in self._state.parts:
-            raise UserError(f"{call} got the name {name.partition('.')[2]!r} twice, expected another for each thing")
+            raise UserError(f"{call} got the name {name.partition('.')[2]!r} twice, expected a unique name")
         if self._step != NEW:
             raise UserError(f"{call} after the first step was asked for, expected before run.epochs")
         self._state.parts[name] = part
 
     def loader(self, dataset: Any, global_batch: int, **options: Any) -> Any:
-        """A loader for this run; options are those of `brim.train.loader.Loader`. The first one made is for training.
+        """Make a loader with the options of `brim.train.loader.Loader`. The first one made is for training.
 
         In fast mode ``micro_batch`` bounds the samples of one micro-batch: gradients are accumulated over several.
         """
@@ -322,10 +322,10 @@ class Run:
         return ranks * per_rank
 
     def epochs(self, number: int, *, steps: int | None = None) -> Iterator[int]:
-        """Epochs still to do, of ``number``.
+        """Yield the numbers of the epochs that are left, out of ``number``.
 
         Args:
-            number: Of the whole job.
+            number: Epochs of the whole job.
             steps: End after so many optimizer steps of the whole job, also within an epoch. Unlike a ``break`` it holds
                 for a rank, too, that learns of the last step from another.
         """
@@ -423,32 +423,32 @@ class Run:
         return self._tail.leaf(micro.share, loss, leaf_sq, said)
 
     def _words(self) -> list[int | Tensor]:
-        """What this rank says to all others at the end of a step: see `brim.train.tail.Summary`."""
+        """Return the numbers that this rank sends to all others at the end of a step: see `brim.train.tail.Summary`."""
         heard = self._control.heard if self._control is not None else 0
         if self._agreement is None or self._plan is None or self._size() == 1:
             return [heard, self._leave_asked, 0, 0]
         return [heard, self._leave_asked, self._agreement.settings_word(), self._plan.state]
 
     def clip(self, max_norm: float | None = None, *, max_value: float | None = None) -> None:
-        """From now on clip the summed gradients before every update; without arguments: no more.
+        """Clip the summed gradients before every update from now on; without arguments, stop clipping.
 
         Args:
             max_norm: Scale all gradients down to this norm over all parameters, as ``clip_grad_norm_`` does.
-            max_value: Keep every number within plus and minus this, as ``clip_grad_value_`` does.
+            max_value: Clamp every element to plus and minus this, as ``clip_grad_value_`` does.
         """
         self._update.max_norm, self._update.max_value = max_norm, max_value
 
     def schedule(self, factor: Schedule) -> None:
-        """Multiply the learning rates with ``factor(samples consumed)`` in every step."""
+        """Multiply the learning rates by ``factor(samples consumed)`` in every step."""
         self._update.schedule = factor
 
     def step(self) -> bool:
-        """After the last micro-batch of a step: update and commit.
+        """After the last micro-batch of a step, update the parameters and commit the step.
 
         Returns:
-            True if this rank has committed a step. A rank whose step was undone gets False, and may be given a later
-            state by the others: it never gets True for that step. So ask `begins_step`, not this, before setting what
-            the next step needs.
+            True if this rank has committed a step. A rank whose step was undone gets False, and may then receive a
+            later state from another rank, so it never gets True for that step. Use `begins_step`, not this value, to
+            run code once per step.
         """
         if self._broken:
             return False
@@ -461,11 +461,11 @@ class Run:
         return self._finish_step()
 
     def evaluate(self, function: Callable[[], T]) -> T:
-        """Call an evaluation that uses `gather`, `broadcast` or `reduce`; returns what it returns.
+        """Call an evaluation that uses `gather`, `broadcast` or `reduce`, and return its result.
 
         If a rank dies meanwhile, the others form a new group and call the function again, with the `rank` and
-        `world_size` of those who take part: it should change nothing beside its result. What it draws at random depends
-        on the seed and the step alone, and is the same on every rank; training draws what it would have drawn without.
+        `world_size` of the ranks that take part; the function should have no side effects. Its random numbers depend on
+        the seed and the step alone, and are the same on every rank. They do not change those of training.
         """
         self._evaluation.again = True
         try:
@@ -483,9 +483,9 @@ class Run:
             self._evaluation.again = False
 
     def _evaluates(self) -> str:
-        """The place of the script where this rank evaluates now, or next; "": none.
+        """Return the place in the script where this rank evaluates now or next; "" if there is none.
 
-        A rank that joins where the steps of an epoch are done runs the code at the end of the epoch, too.
+        A rank that joins when the steps of an epoch are done runs the code at the end of the epoch, too.
         """
         loader = self._loader
         done = loader is not None and not self._closed and (loader.epoch > self.epoch or self._over())
@@ -497,9 +497,9 @@ class Run:
         return self._evaluation.again and not self._in_body
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank gives, in the order of the ranks: any object that can be pickled, tensors included.
+        """Return the values of all ranks in rank order: any objects that can be pickled, including tensors.
 
-        Every rank has to call it. For values of an evaluation, not for gradients.
+        Every rank must call it. Use it for values of an evaluation, not for gradients.
 
         Raises:
             BrokenGroupError: a rank has died; within `evaluate` that function is called again.
@@ -509,7 +509,7 @@ class Run:
         if self._micro is not None and self._plan is not None and (idle := self._plan.idle(self._size())):
             raise UserError(
                 f"run.gather, run.broadcast or run.reduce inside run.steps: rank {idle[0]} has no sample in this step, "
-                "and so does not come there; call it between two epochs, or use run.loader(..., last='drop')"
+                "so it does not make this call; call it between two epochs, or use run.loader(..., last='drop')"
             )
         with self._in_collective("run.gather, run.broadcast or run.reduce"):
             self._evaluation.restrict()
@@ -521,22 +521,22 @@ class Run:
         self._form()
 
     def broadcast(self, value: Any = None, *, source: int = 0) -> Any:
-        """What rank ``source`` gives; see `gather`."""
+        """Return the value of rank ``source`` on every rank; see `gather`."""
         self._in_group()
         if not 0 <= source < self.world_size:
             raise UserError(f"run.broadcast(source={source}): expected a rank from 0 to {self.world_size - 1}")
         return self.gather(value if self.rank == source else None)[source]
 
     def reduce(self, value: Any, operation: Operation = "sum") -> Any:
-        """The sum, "min" or "max" of a number or tensor over all ranks, on every rank; see `gather`.
+        """Return the sum, "min" or "max" of a number or tensor over all ranks, on every rank; see `gather`.
 
-        Ranks are added in their order, so all get the same bits. Those of floats depend on the number of ranks; those
-        of whole numbers (samples, correct answers) do not.
+        Values are added in rank order, so all ranks get the same bits. A sum of floats depends on the number of ranks;
+        a sum of whole numbers (samples, correct answers) does not.
         """
         return reduced(self.gather(value), operation)
 
     def report(self, **values: Any) -> None:
-        """Say how it goes; tensors are looked at only when that is sent."""
+        """Report values such as the loss; tensors are read only when the values are sent."""
         self.values.update(values)
         self._tell_progress()
 
@@ -547,19 +547,19 @@ class Run:
 
     @property
     def noise(self) -> Noise | None:
-        """Estimate of the gradient noise."""
+        """The present estimate of the gradient noise."""
         return self._noise
 
     def digest(self) -> str:
-        """SHA-256 over parameters, buffers and optimizer state."""
+        """Return the SHA-256 over parameters, buffers and optimizer state."""
         return self._state.digest()
 
     def hashes(self) -> dict[str, str]:
-        """SHA-256 of each tensor of `digest`, by name."""
+        """Return the SHA-256 of each tensor that `digest` covers, by name."""
         return self._state.hashes()
 
     def certificate(self) -> dict[str, Any]:
-        """What is fixed in this run; see `brim.train.certificate`."""
+        """Return the settings on which the bits of this run depend; see `brim.train.certificate`."""
         dtypes = {p.dtype for model in self._state.models for p in model.parameters()}
         batch = self._loader.global_batch if self._loader is not None else None
         return certificates.certificate(
@@ -568,7 +568,7 @@ class Run:
         )  # fmt: skip
 
     def finish(self) -> None:
-        """All steps are done: save, once everybody has committed the last; who has not may need our state."""
+        """Save the last state, once all ranks have committed the last step; a rank that has not may need this state."""
         self._evaluation.everybody()
         while True:
             try:
@@ -582,7 +582,7 @@ class Run:
             raise SystemExit(PREEMPTED)
 
     def close(self) -> None:
-        """Leave the group; done at exit."""
+        """Leave the group; called at exit."""
         atexit.unregister(self.close)
         if self._through and self._leave_asked and self._control is not None:
             self._control.send(Leaving(self._acted, self._step))
@@ -642,7 +642,7 @@ class Run:
         self._micro = None
 
     def _empty(self, micro: Micro) -> None:
-        """A share without samples, in the last step of an epoch: a leaf of zeros."""
+        """Add a leaf of zeros for a share without samples, in the last step of an epoch."""
         assert self._buckets is not None
         self._buckets.begin_micro(first=micro.first, last=micro.last)
         self._buckets.end_micro(lambda: self._leaf(micro, torch.zeros((), device=self.device), []), empty=True)
@@ -690,7 +690,7 @@ class Run:
         return True
 
     def _require_equal(self, said: Summary, idle: list[int]) -> None:
-        """On every rank: compare what should be equal, where the words of the ranks say that it is not."""
+        """On every rank: compare settings and state where the checksums of the ranks differ."""
         assert self._agreement is not None
         if len(set(said.settings)) > 1:
             self._agreement.require_equal_settings(self._compared, self.rank, idle)
@@ -719,7 +719,7 @@ class Run:
         self._meter.end(plan.total // max(self._size(), 1), self._loader.wait_s)
 
     def _drop_step(self, error: BrokenGroupError) -> None:
-        """A collective failed: nothing of the step stays."""
+        """A collective failed: undo the step."""
         if self._membership is None:
             raise error
         self._broken = True
@@ -737,7 +737,7 @@ class Run:
     # -- between two steps -----------------------------------------------------------------------------------------
 
     def _boundary(self) -> None:
-        """Act on what all ranks have heard."""
+        """Act on the commands that all ranks have received."""
         self._broken = self._through = False
         self._evaluation.everybody()
         self._form()
@@ -791,7 +791,7 @@ class Run:
         self._assign()
 
     def _form(self) -> None:
-        """Be in a group, with everybody's state."""
+        """Join a group if this rank is in none, and take its common state."""
         member = self._membership
         if member is None:
             if self._step == NEW:
@@ -864,7 +864,7 @@ class Run:
         if self._loader is loader:
             return
         if self._loader is not None:
-            raise UserError("run.steps got a second loader: the first one made is for training, others for evaluation")
+            raise UserError("run.steps got a second loader: use the first one made; others are for evaluation")
         self._loader = loader
         if self._noise is None:
             self._noise = Noise(loader.global_batch)
@@ -877,7 +877,7 @@ class Run:
     # -- leaving ---------------------------------------------------------------------------------------------------
 
     def _leave(self, code: int, command: int) -> None:
-        """Save, wait until that is done, and exit."""
+        """Save the state, wait until that is done, and exit."""
         if self._checkpoints is None and self.rank == 0 and code == PREEMPTED:
             why = "start(checkpoint=...) names no folder to save to"
             sys.stderr.write(f"brim: {self.steps_done} steps are lost: {why}\n")
@@ -902,7 +902,7 @@ class Run:
         raise SystemExit(0)
 
     def _end_alone(self, ended: EndedError) -> None:
-        """The job is to end while no group is there: whoever has state saves it; of several, the last may publish."""
+        """The job ends while this rank is in no group: each rank with state saves it, and the last may publish."""
         command = ended.command
         if self._step > 0 and self._checkpoints is not None:
             self._checkpoints.take_over()
@@ -913,7 +913,7 @@ class Run:
         raise SystemExit(0 if isinstance(command, Stop) else PREEMPTED)
 
     def _ask_to_leave(self) -> None:
-        """In the handler of SIGTERM. Once all steps are done and saved, there is no step to wait for."""
+        """Handle SIGTERM. Once all steps are done and saved, there is no step to wait for."""
         self._leave_asked = True
         if self._through:
             raise SystemExit(PREEMPTED)
@@ -933,10 +933,10 @@ class Run:
             self._control.send(Saved(command, self._step, path))
 
     def _save_together(self, command: int | None = None) -> None:
-        """Save the state before an end; return on all ranks once that is done, whoever saves.
+        """Save the state before an end; return on all ranks once that is done. One rank saves.
 
-        The others look again and again, so that a long save is no long collective. If who saves dies, they know at
-        once and still have the state.
+        The other ranks check repeatedly, so that a long save is not one long collective. If the rank that saves dies,
+        they notice it at once and still have the state.
 
         Raises:
             BrokenGroupError: a rank has died.
@@ -966,7 +966,7 @@ class Run:
         return self.world_size
 
     def _sizes(self) -> tuple[int, ...]:
-        """Numbers of ranks this run can have; empty: any."""
+        """Return the possible numbers of ranks of this run; empty: any."""
         if self._workers is None:
             return ()
         return tuple(1 << k for k in range(self._workers.bit_length()))
@@ -1023,8 +1023,8 @@ class Run:
             self._loader.load_state_dict(state["loader"])
             if self.rank == 0 and self._loader.global_batch != asked:
                 sys.stderr.write(
-                    f"brim: goes on with the global batch of the checkpoint, {self._loader.global_batch}, not with "
-                    f"{asked} as the script says: change it with tune, or begin in another folder\n"
+                    f"brim: using the global batch of the checkpoint, {self._loader.global_batch}, not {asked} as in "
+                    "the script: change it with tune, or use another folder\n"
                 )
         if state["noise"] is not None:
             self._noise = self._noise or Noise(1)
@@ -1039,7 +1039,7 @@ class _Carried:
 
     @property
     def step(self) -> int:
-        """Committed steps."""
+        """Number of committed steps."""
         return self._run._step
 
     @step.setter
@@ -1052,21 +1052,21 @@ class _Carried:
         return self._run._closed or self._run._evaluates_at_the_end()
 
     def seen(self, closed: bool) -> None:
-        """Whether that holds for any rank with the most steps."""
+        """Receive whether `closed` is true on any rank with the most steps."""
         self._run._closed_elsewhere = closed
 
     @property
     def tuned(self) -> int:
-        """Newest `tune` that is in it."""
+        """Number of the newest `tune` that has been applied."""
         return self._run._tuned
 
     def mark(self) -> list[int]:
-        """Numbers that are equal wherever the state is."""
+        """Return numbers that are equal on all ranks with the same state."""
         run = self._run
         return [run._step, run.samples]
 
     def begin(self) -> None:
-        """From the newest checkpoint, or from what was built."""
+        """Begin from the newest checkpoint, or with the state that was built."""
         run = self._run
         saved = run._checkpoints.restore(run.certificate()) if run._checkpoints is not None else None
         if saved is None:
@@ -1079,7 +1079,7 @@ class _Carried:
                 raise ConfigError(f"the checkpoint in {folder} does not fit: {error}; or use another folder") from None
 
     def give(self) -> tuple[dict[str, Tensor], Any]:
-        """Not copied. Beside the state of training goes what holds for this start of the job alone."""
+        """Return the state without copying, with the values that belong to this start of the job alone."""
         tensors, tree = self._run._state.give()
         checkpoints = self._run._checkpoints
         return tensors, {
@@ -1087,7 +1087,7 @@ class _Carried:
         }  # fmt: skip
 
     def take(self, tensors: dict[str, Tensor], tree: Any) -> None:
-        """All of it is there."""
+        """Use a complete received state."""
         self._run._state.take(tensors, tree["state"])
         self._run._tuned = tree["tuned"]
         if self._run._checkpoints is not None:

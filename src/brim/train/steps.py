@@ -1,4 +1,4 @@
-"""The parts of a step, and how long steps take."""
+"""The parts of a step, and the measurement of step times."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 from typing import Any, Final
 
 MEASURED_EVERY_S: Final = 10.0
-"""Between two reports of measurements. Ours."""
+"""Time between two reports of measurements. Ours."""
 
 
 class Micro:
-    """One micro-batch under way."""
+    """The present micro-batch."""
 
     __slots__ = ("begins", "done", "first", "last", "noise", "share", "stepped")
 
@@ -20,7 +20,7 @@ class Micro:
 
 
 class Plan:
-    """One step: whose shares are computed here."""
+    """The plan of one step: the shares that this rank computes."""
 
     __slots__ = ("epoch", "mine", "noise", "samples", "shares", "state", "step", "total")
 
@@ -51,7 +51,7 @@ class Meter:
         self._began_s = time.perf_counter()
 
     def end(self, local_batch: int, wait_s: float) -> None:
-        """It was committed; ``wait_s`` is the loader's sum of all waits."""
+        """The step was committed; ``wait_s`` is the loader's sum of all waits."""
         self._step_s += time.perf_counter() - self._began_s
         self._wait_s += wait_s - self._waited_s
         self._waited_s = wait_s
@@ -59,7 +59,7 @@ class Meter:
         self._batch = local_batch
 
     def due(self) -> dict[str, Any] | None:
-        """Means since the last report, now and then."""
+        """Return the means since the last report, or None if no report is due."""
         now = time.perf_counter()
         if now - self._said_s < MEASURED_EVERY_S or not self._steps:
             return None

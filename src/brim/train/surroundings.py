@@ -1,4 +1,4 @@
-"""What a run finds around it: device, gang, signals; and the random numbers it sets."""
+"""The environment of a run: device, group, signals, random numbers and threads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def seed_everything(*what: int | str) -> None:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """The batch on the device; containers of the usual kinds are looked into."""
+    """Return the batch on the device; tensors inside the usual containers are moved, too."""
     if device.type == "cpu":
         return batch
     if isinstance(batch, Tensor):
@@ -55,7 +55,7 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 
 def choose_device(wanted: str | torch.device | None) -> torch.device:
-    """The device asked for, else this rank's GPU, else the CPU."""
+    """Return the requested device, else this rank's GPU, else the CPU."""
     device = torch.device(wanted if wanted is not None else "cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         _cuda.init()
@@ -66,7 +66,7 @@ def choose_device(wanted: str | torch.device | None) -> torch.device:
 
 
 def fix_threads() -> None:
-    """As many threads as ``OMP_NUM_THREADS`` says, else one, as ranks have: the order of sums depends on it."""
+    """Use ``OMP_NUM_THREADS`` threads, or one, as in ranks: the order of sums depends on the number."""
     said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     torch.set_num_threads(int(said) if said.isdecimal() and int(said) else 1)
 
@@ -83,7 +83,7 @@ def fix_shapes() -> None:
 
 
 def static_group(device: torch.device, timeout_s: float) -> Group | None:
-    """The gang that ``torchrun`` has started, if it has."""
+    """Return the group of the ranks that ``torchrun`` has started; None if it has not."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "MASTER_ADDR" not in os.environ:
         return None
     global _made, _meeting  # noqa: PLW0603  (one store for the whole life of the process)
@@ -111,9 +111,9 @@ class _OnSigterm:
 
 
 def on_sigterm(call: Callable[[], None]) -> None:
-    """A first SIGTERM asks to leave after the step; a handler that is there already is called, too.
+    """On the first SIGTERM, leave after the step; a handler that was installed before is called, too.
 
-    Of several runs in one process the newest alone is asked: one that is through would end the process at once.
+    Of several runs in one process, only the newest is asked: a finished one would end the process at once.
     """
     before: Any = signal.getsignal(signal.SIGTERM)
     if isinstance(before, _OnSigterm):
@@ -122,11 +122,11 @@ def on_sigterm(call: Callable[[], None]) -> None:
 
 
 NO_DEFAULT_GROUP = "Default process group has not been initialized"
-"""How PyTorch begins its complaint."""
+"""The beginning of PyTorch's error message."""
 
 
 def tell_exceptions(control: Control | None) -> None:
-    """Say to the supervisor what ends this process; and beside PyTorch's words what a script can do instead."""
+    """Report an exception that ends this process to the supervisor; add advice to PyTorch's message on groups."""
     before = sys.excepthook
 
     def tell(kind: Any, error: BaseException, trace: Any) -> None:

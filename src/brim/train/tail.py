@@ -1,8 +1,8 @@
-"""The numbers that travel with the last gradients: buffers, loss, noise, and a few words of each rank.
+"""The numbers that travel with the last gradients: buffers, loss, noise, and a few numbers of each rank.
 
 Every logical worker starts a step from the same buffers (batch-norm's running statistics) and changes its own copy.
-What travels is the change, weighted by the worker's share of the samples: the new value is the old one plus the
-weighted mean of the changes over the tree. A buffer that nobody changes keeps its bits, infinities included.
+The change travels, weighted by the worker's share of the samples: the new value is the old one plus the weighted mean
+of the changes over the tree. A buffer that no worker changes keeps its bits, infinities included.
 
 That mean is right for running statistics. For other buffers (a queue, an extreme value, an index) it is right only
 where all workers make the same change: whole numbers that differ are an error, floats that differ are reported.
@@ -34,7 +34,7 @@ DIFFERENCE_RATIO = 1e-3
 """Difference of a worker's change to the mean, relative to the change, that is no rounding. Ours: float32 has 1e-7."""
 
 WORDS = 4
-"""Words of each rank; see `Summary`."""
+"""Numbers of each rank; see `Summary`."""
 
 _cuda: Any = torch.cuda
 
@@ -43,13 +43,13 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What every rank knows at the end of a step; lists have one number for each rank.
+    """The numbers of all ranks at the end of a step; lists have one number for each rank.
 
     Attributes:
         heard: Newest command that has arrived.
         leave: Whether a rank was asked to leave.
-        settings: Of the optimizers; see `brim.train.agreement`.
-        state: Of a part of parameters and buffers; 0: not compared in this step.
+        settings: Checksum of the settings of optimizers; see `brim.train.agreement`.
+        state: Checksum of a part of parameters and buffers; 0: not compared in this step.
     """
 
     loss: Tensor
@@ -86,9 +86,9 @@ class Tail:
     """Numbers at the end of the last bucket.
 
     Args:
-        modules: Whose buffers are carried.
-        ranks: Ranks there can be at most.
-        per_worker: Values of logical workers; they come behind all else.
+        modules: Modules whose buffers are carried.
+        ranks: Largest possible number of ranks.
+        per_worker: Values of logical workers; they come last.
     """
 
     def __init__(self, modules: Sequence[nn.Module], ranks: int, per_worker: Sequence[PerWorker] = ()) -> None:
@@ -110,7 +110,7 @@ class Tail:
         self.size = self._buffers + 2 + WORDS * ranks + sum(each.size for each in per_worker)
 
     def begin_step(self) -> None:
-        """Remember the buffers: every worker of the step starts from them, and so does a step that is done again."""
+        """Copy the buffers: every worker of the step starts from them, and so does a repeated step."""
         for dtype, places in self._kinds.items():
             buffers = [place.tensor() for place in places]
             start = torch.cat([buffer.reshape(-1) for buffer in buffers])
@@ -124,7 +124,7 @@ class Tail:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Back to the start of the step."""
+        """Restore the buffers of the start of the step."""
         for dtype, places in self._kinds.items():
             if dtype in self._views:
                 torch._foreach_copy_([place.tensor() for place in places], self._views[dtype])
@@ -144,7 +144,7 @@ class Tail:
     def leaf(
         self, share: float, loss: Tensor, leaf_sq: Tensor | None, said: tuple[int, Sequence[int | Tensor]] | None
     ) -> Tensor:
-        """One worker's part.
+        """Return one worker's contribution.
 
         Args:
             share: Of the step's samples.
@@ -214,12 +214,12 @@ class Tail:
                     _report(place.name, dtype)
 
     def read(self, total: Tensor, ranks: int, *, late: bool = False) -> Summary:
-        """What everybody has said.
+        """Return the numbers of all ranks.
 
         Args:
             total: The sum over all ranks.
-            ranks: Their number.
-            late: Take what was said one step ago, so that nobody waits for a GPU.
+            ranks: Number of ranks.
+            late: Return the numbers of the step before, so that no rank waits for its GPU.
         """
         at = self._buffers
         now = total[at + 2 : at + 2 + WORDS * self._ranks]
@@ -231,7 +231,7 @@ class Tail:
         )  # fmt: skip
 
     def _said_before(self, now: Tensor) -> list[float]:
-        """What was said one step ago; begins to fetch what is said now."""
+        """Return the numbers of the step before, and begin to copy the present ones."""
         before = self._late
         copy = now.to("cpu", non_blocking=True)
         copied: Any = _cuda.Event()

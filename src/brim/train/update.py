@@ -17,14 +17,14 @@ Schedule = Callable[[int], float]
 
 
 class Update:
-    """What ``run.step`` does with the gradients.
+    """The update that ``run.step`` makes with the gradients.
 
     Attributes:
         max_norm: Gradients are scaled down to this norm over all parameters; None: never.
-        max_value: Each number of a gradient is kept within plus and minus this; None: never.
+        max_value: Each element of a gradient is clamped to plus and minus this; None: never.
         schedule: Factor on the learning rates by samples consumed.
         factor: Another factor, that of a changed batch.
-        norm: Norm of the last gradient, before clipping, where it was computed.
+        norm: Norm of the last gradient, before clipping, if it was computed.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Update:
         self._watch: Any = None
 
     def watch(self, trained: Collection[int]) -> None:
-        """From now on refuse steps of optimizers that the script makes itself.
+        """Refuse optimizer steps by the script from now on.
 
         Args:
             trained: Identities of the parameters whose gradients are summed.
@@ -50,7 +50,7 @@ class Update:
         self._watch = register_optimizer_step_pre_hook(lambda optimizer, _, __: self._check_step(optimizer, trained))
 
     def close(self) -> None:
-        """Leave the optimizers to the script."""
+        """Allow optimizer steps by the script again."""
         if self._watch is not None:
             self._watch.remove()
 
@@ -66,11 +66,11 @@ class Update:
             )
 
     def clipping(self) -> dict[str, float | None]:
-        """Its rules, for the certificate."""
+        """The clipping rules, for the certificate."""
         return {"max_norm": self.max_norm} | ({} if self.max_value is None else {"max_value": self.max_value})
 
     def begin_step(self) -> None:
-        """Remember the settings of the optimizers, for `restore`."""
+        """Copy the settings of the optimizers, for `restore`."""
         self._settings = [
             [
                 {name: _copied(value) for name, value in group.items() if name != "params"}
@@ -80,7 +80,7 @@ class Update:
         ]
 
     def restore(self) -> None:
-        """The step is undone: what the script has set in it is set again when it is repeated."""
+        """Restore the settings of the start of an undone step; the script sets them again when the step is repeated."""
         for optimizer, settings in zip(self.optimizers, self._settings, strict=False):
             for group, before in zip(optimizer.param_groups, settings, strict=False):
                 for name, value in before.items():
@@ -91,7 +91,7 @@ class Update:
         self._settings = []
 
     def scale(self) -> float:
-        """What losses are multiplied with before backward, beside their share."""
+        """Return the factor on losses before backward, beside their share."""
         return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
 
     def apply(self, params: Sequence[Tensor], samples: int, *, want_norm: bool = False) -> None:
@@ -132,11 +132,11 @@ class Update:
             )
 
     def schedules_were_loaded(self) -> None:
-        """They may stand anywhere now."""
+        """The schedules were loaded from a state, and may be at any step."""
         self._scheduled = []
 
     def _step(self, optimizer: Optimizer, factor: float) -> None:
-        """One step at ``factor`` times the learning rates, which are then as before: schedules may go on from them."""
+        """Step with ``factor`` times the learning rates, then restore them, since schedules continue from them."""
         rates = [group["lr"] for group in optimizer.param_groups]
         if factor != 1.0:
             for group in optimizer.param_groups:
