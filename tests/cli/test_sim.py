@@ -162,6 +162,16 @@ def test_bad_input_is_one_line_and_exit_code_2(trace, args, said):
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(("option", "name", "kind"), [("-p", "mine.py", "policy"), ("-c", "mine.toml", "cluster")])
+def test_a_file_that_cannot_be_read_is_one_line_without_error_numbers(trace, tmp_path, option, name, kind):
+    (tmp_path / name).symlink_to("/proc/self/mem")  # a regular file whose first byte nobody can read, not even root
+    done = brim("sim", "run", trace, "-c", "2x8xV100", option, tmp_path / name)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        f"brim: error: {kind} file {tmp_path / name}: cannot be read: Input/output error"
+    )
+
+
 def test_a_library_that_does_not_exist_is_an_error_even_where_no_policy_asks_for_it(trace):
     done = brim("sim", "run", trace, "-c", "2x8xV100", "-p", "fifo", "--library", "nowhere")
     assert done.returncode == 3

@@ -25,6 +25,7 @@ def message(path, format_name=None):
 def test_files_that_are_no_trace(tmp_path):
     assert "no such file" in message(tmp_path / "absent")
     assert "a folder" in message(tmp_path)
+    assert message("") == "the name of the trace is empty: give a file, or - for standard input"
     assert "the file is empty" in message(save(tmp_path, "empty", b""))
     assert "the file is empty" in message(save(tmp_path, "blank", b" \n\n"))
     assert "binary data" in message(save(tmp_path, "binary", b"ELF\0\1\2"))

@@ -114,6 +114,8 @@ def _from_file(path: Path) -> Policy:
     except BaseException as error:  # SystemExit too: a policy file must not end the program
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f"{path}:{lines[-1]}" if lines else str(path)
+        if isinstance(error, OSError) and not lines:
+            raise ConfigError(f"policy file {where}: cannot be read: {error.strerror}") from None
         raise ConfigError(f"policy file {where}: {type(error).__name__}: {error}") from error
     return _policy_in(vars(module), str(path))
 

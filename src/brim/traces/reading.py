@@ -35,6 +35,8 @@ def read(path: str | Path, format: str | None = None) -> tuple[Trace, ReadReport
         ConfigError: no format has that name.
     """
     chosen = None if format is None else _named(format)
+    if not str(path):
+        raise ConfigError("the name of the trace is empty: give a file, or - for standard input")
     if Path(path).is_dir():
         if (chosen is None or chosen.name == pai.NAME) and pai.is_folder(Path(path)):
             report = ReadReport(file=str(path), format=pai.NAME)
