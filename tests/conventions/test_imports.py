@@ -95,7 +95,8 @@ def loaded_by(statement: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["sim", "compare", "--help"], ["policy", "list"], ["policy", "list", "--json"], ["--version"]]
+    "words", [["--help"], ["sim", "compare", "--help"], ["policy", "list"], ["policy", "list", "--json"],
+              ["policy", "list", "-o", "json"], ["--version"]]
 )
 def test_the_command_line_answers_without_heavy_imports(words):
     code = f"""
@@ -107,7 +108,7 @@ try:
 except SystemExit as end:
     assert not end.code, end.code
 """
-    heavy = {"numpy", "numba", "polars", "pyarrow", "torch", "scipy", "sklearn", "rich", "asyncio"}
+    heavy = {"numpy", "numba", "polars", "pyarrow", "torch", "scipy", "sklearn", "rich", "asyncio", "pydantic"}
     assert not loaded_by(code) & heavy
 
 

@@ -11,10 +11,12 @@ import typer
 from brim.cli import policy, sim, trace
 from brim.cli.demo import demo
 from brim.cli.profile import profile
+from brim.cli.unconverted import UnconvertedGroup
 from brim.errors import BrimError
 
 app = typer.Typer(
     name="brim",
+    cls=UnconvertedGroup,
     help="Replay the jobs of a GPU cluster under another scheduling policy, and run the same decisions live.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

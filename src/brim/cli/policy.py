@@ -11,13 +11,16 @@ import typer
 
 from brim.cli.options import JsonOption, OutputOption, complete_policy, listing, output_of
 from brim.cli.outputs import console, payload
+from brim.cli.unconverted import UnconvertedCommand, UnconvertedGroup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from brim.policies.sockets import Policy
 
-app = typer.Typer(name="policy", help="List, show, check and begin policies.", no_args_is_help=True)
+app = typer.Typer(
+    name="policy", cls=UnconvertedGroup, help="List, show, check and begin policies.", no_args_is_help=True
+)
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*", re.ASCII)
@@ -27,7 +30,7 @@ _Name = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", cls=UnconvertedCommand)
 def list_policies(output: OutputOption = "table", as_json: JsonOption = False) -> None:
     """List the presets, and the parts from which a policy is made."""
     wanted, found = output_of(output, as_json), listing()

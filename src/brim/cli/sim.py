@@ -24,6 +24,7 @@ from brim.cli.options import (
 )
 from brim.cli.outputs import check_outputs, console, payload
 from brim.cli.reproduce import reproduce
+from brim.cli.unconverted import UnconvertedGroup
 from brim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +39,12 @@ if TYPE_CHECKING:
     from brim.sim.overheads import Drain, Faults
     from brim.sim.twin import Settings
 
-app = typer.Typer(name="sim", help="Replay a trace under other policies, and compare them.", no_args_is_help=True)
+app = typer.Typer(
+    name="sim",
+    cls=UnconvertedGroup,
+    help="Replay a trace under other policies, and compare them.",
+    no_args_is_help=True,
+)
 app.command("reproduce")(reproduce)
 
 DEFAULT_POLICIES: Final = "fifo,backfill,sjf,srtf,las,gittins,tiresias,fair"

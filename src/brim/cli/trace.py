@@ -14,6 +14,7 @@ import typer
 from brim.cli.options import AnonymiseOption, JsonOption, OutputOption, output_of
 from brim.cli.outputs import check_outputs
 from brim.cli.outputs import console as console_for
+from brim.cli.unconverted import UnconvertedGroup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,9 @@ SHOWN_UNUSABLE: Final = 3
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _PLAIN_BARS: Final = " .:-=+*#@"
 
-app = typer.Typer(name="trace", help="Describe, convert and generate traces.", no_args_is_help=True)
+app = typer.Typer(
+    name="trace", cls=UnconvertedGroup, help="Describe, convert and generate traces.", no_args_is_help=True
+)
 
 _FormatOption = Annotated[
     str | None, typer.Option("--format", "-f", help="Trace format; detected from the content by default.")
