@@ -21,8 +21,8 @@ import brim.train as bt
 LETTERS, LENGTH = 128, 64  # ASCII; characters that the model sees at once
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--steps", type=int, default=400, help="optimizer steps in all (default 400)")
-parser.add_argument("--checkpoint", metavar="FOLDER", help="save there, and go on from there")
+parser.add_argument("--steps", type=int, default=400, help="total number of optimizer steps (default 400)")
+parser.add_argument("--checkpoint", metavar="FOLDER", help="save to this folder, and resume from it")
 options = parser.parse_args()
 
 
@@ -58,7 +58,7 @@ class Writer(nn.Module):
 
 
 def source_text(characters: int = 500_000) -> torch.Tensor:
-    """The first modules of the standard library by name."""
+    """Return the source of the standard library's first modules in order of name."""
     text = bytearray()
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*.py")):
         text += path.read_text(encoding="utf-8").encode("ascii", "replace")
@@ -68,7 +68,7 @@ def source_text(characters: int = 500_000) -> torch.Tensor:
 
 
 def write(model: nn.Module, beginning: str, characters: int, device: torch.device) -> str:
-    """The most likely continuation."""
+    """Return the most likely continuation."""
     letters = list(beginning.encode("ascii"))
     with torch.no_grad():
         for _ in range(characters):

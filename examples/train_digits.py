@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 import brim.train as bt
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--steps", type=int, default=300, help="optimizer steps in all (default 300)")
-parser.add_argument("--checkpoint", metavar="FOLDER", help="save there, and go on from there")
+parser.add_argument("--steps", type=int, default=300, help="total number of optimizer steps (default 300)")
+parser.add_argument("--checkpoint", metavar="FOLDER", help="save to this folder, and resume from it")
 options = parser.parse_args()
 
 

@@ -5,7 +5,7 @@ On two ranks:  python -m brim.train.launch --nproc 2 examples/train_proteins.py 
 
 Both print the same SHA-256. Lines marked "brim" differ from a plain loop.
 
-The sequences are made up, and every one can be made again from its number alone: `sequence` below. Residues are drawn
+The sequences are synthetic; `sequence` below makes each from its number alone. Residues are drawn
 independently with the frequencies they have in UniProtKB/Swiss-Prot, at a length of 40 to 100; then one instance of a
 motif of PROSITE is written at a place drawn at random, unless the family is "none". Nothing else tells families apart.
 """
@@ -34,18 +34,18 @@ MOTIFS = {
 RESIDUES = "".join(PERCENT)
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--steps", type=int, default=300, help="optimizer steps in all (default 300)")
-parser.add_argument("--checkpoint", metavar="FOLDER", help="save there, and go on from there")
+parser.add_argument("--steps", type=int, default=300, help="total number of optimizer steps (default 300)")
+parser.add_argument("--checkpoint", metavar="FOLDER", help="save to this folder, and resume from it")
 options = parser.parse_args()
 
 
 def residues(draw: random.Random, count: int) -> str:
-    """So many residues of the background."""
+    """Draw this many residues with the background frequencies."""
     return "".join(draw.choices(RESIDUES, list(PERCENT.values()), k=count))
 
 
 def instance(draw: random.Random, motif: str) -> str:
-    """One sequence that a PROSITE pattern matches: x any residue, [AG] one of these, {AG} any other, (2,4) times."""
+    """Draw a match of a PROSITE pattern: x is any residue, [AG] one of these, {AG} any other, (2,4) a repetition."""
     made = ""
     for part in filter(None, motif.split("-")):
         what, least, most = re.fullmatch(r"(x|\w|\[\w+\]|\{\w+\})(?:\((\d+)(?:,(\d+))?\))?", part).groups()
@@ -59,7 +59,7 @@ def instance(draw: random.Random, motif: str) -> str:
 
 
 def sequence(number: int) -> tuple[str, int]:
-    """Sequence number so-and-so, and its family."""
+    """Return the sequence with this number, and its family."""
     draw = random.Random(f"proteins {number}")
     family = number % len(MOTIFS)
     made = residues(draw, draw.randint(40, 100))
@@ -83,13 +83,13 @@ class Proteins(Dataset):
 
 
 def collate(samples: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences filled up with zeros to the longest of the batch."""
+    """Pad sequences with zeros to the longest of the batch."""
     sequences, families = zip(*samples, strict=True)
     return nn.utils.rnn.pad_sequence(sequences, batch_first=True), torch.tensor(families)
 
 
 class Families(nn.Module):
-    """Convolutions over the sequence, the strongest answer of each channel, a linear layer."""
+    """Convolutions over the sequence, the maximum of each channel, and a linear layer."""
 
     def __init__(self, width: int = 48):
         super().__init__()

@@ -1,15 +1,15 @@
-"""A folder of checkpoints: the names in it, who may publish there, and what an error of the disk means.
+"""A folder of checkpoints: its names, which process may publish there, and how to treat errors of the disk.
 
 ::
 
     save-00000007-step-1200/         published: manifest.json and tensors-*.safetensors
     writing-00000003-9f2c61d0-0/     being written by owner 9f2c61d0 of epoch 3; left over if that one died
-    fence-00000003-000001-9f2c61d0/  an empty folder: who may publish
-    trash-..., aside-...             being deleted; found bad and kept for a look
+    fence-00000003-000001-9f2c61d0/  an empty folder: names the process that may publish
+    trash-..., aside-...             being deleted; found bad and kept for inspection
 
-**Fencing** needs no lock that a frozen process could hold. A writer whose epoch is higher (or equal, and who came
-later) makes its fence durable, then renames away every ``writing-`` folder that is not its own. Whoever is fenced off
-either sees the higher fence before it publishes, or finds that the folder it wants to publish is gone.
+**Fencing** needs no lock that a frozen process could hold. A writer with a higher epoch (or with an equal one, if it
+came later) makes its fence durable, then renames every ``writing-`` folder that is not its own. A process that is
+fenced off either sees the higher fence before it publishes, or finds that the folder it wants to publish is gone.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fence:
-    """Who may publish: the highest one in the folder."""
+    """Names the process that may publish: that of the highest fence in the folder."""
 
     epoch: int
     turn: int

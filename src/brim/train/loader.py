@@ -1,8 +1,8 @@
-"""Batches for (epoch, step, logical worker), loaded ahead by processes that come and go while it runs.
+"""Batches for (epoch, step, logical worker), loaded ahead by processes whose number can change at any time.
 
-The training process says with :meth:`Loader.assign` which logical workers it stands for and from which step on, and
-asks for their micro-batches in order with :meth:`Loader.fetch`. Nothing else about ranks is known here. What a batch
-contains depends on (dataset, seed, epoch, places) alone.
+The training process sets with :meth:`Loader.assign` which logical workers it computes and from which step on, and gets
+their micro-batches in order from :meth:`Loader.fetch`. The loader knows nothing else about ranks. The contents of a
+batch depend on (dataset, seed, epoch, places) alone.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from brim.train.loader_work import Collate, Recipe, Samples, Streams, count, und
 from brim.train.sampler import LastBatch, Sampler, Span
 
 WORKERS_PER_CORE = 4
-"""Up to where "auto" looks: more than one, because workers may wait for a disk or a network."""
+"""The largest number that "auto" tries, per core: more than one, because workers may wait for a disk or a network."""
 
 
 AHEAD_MAX = 256
-"""Micro-batches loaded ahead at most, each with an open file, of often 1,024; ours."""
+"""Most micro-batches loaded ahead; each needs an open file, and a process often has 1,024. Ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """How a loader has served so far.
+    """Measurements of a loader.
 
     Attributes:
-        workers: Processes it is to have; 0: loaded inside ``fetch``.
+        workers: Wanted number of loading processes; 0: ``fetch`` itself loads.
         prefetch: Micro-batches loaded ahead per process.
-        fetches, samples: Handed out.
-        wait_s: Time ``fetch`` has taken in all; ``wait_s_last``, the last time.
-        supply_sps: Samples per second these workers would load if they never waited, lately.
-        settled: "auto" has found its number, or there is nothing to find.
+        fetches, samples: Number of micro-batches and samples returned so far.
+        wait_s: Total time in ``fetch``; ``wait_s_last`` is that of the last call.
+        supply_sps: Recent estimate of the samples per second that these workers load if they never wait.
+        settled: "auto" has found its number, or is not in use.
     """
 
     workers: int
@@ -64,20 +64,20 @@ class Loader:
     Args:
         dataset: Map-style (``__len__``, ``__getitem__``, optionally ``__getitems__``) or iterable.
         global_batch: Samples of one optimizer step over all logical workers.
-        logical_workers: Shares a step is cut into; fixed for the life of a job that wants equal bits.
-        seed: Of the order and of the augmentation.
-        workers: Processes that load; 0 loads inside ``fetch``; "auto" finds the number by measurement.
+        logical_workers: Number of shares of a step; fixed for the life of a job that needs equal bits.
+        seed: Seed of the order and of the augmentation.
+        workers: Number of loading processes; 0 loads inside ``fetch``; "auto" finds the number by measurement.
         prefetch: Micro-batches loaded ahead per process; 256 in all at most.
-        collate: Samples to batch; torch's ``default_collate`` unless given.
+        collate: Function from samples to a batch; torch's ``default_collate`` by default.
         pin_memory: Copy batches to page-locked memory, on a machine with a GPU.
-        shuffle: A new order in every epoch; by default for map-style datasets, never for iterable ones.
-        last: What becomes of the rest of an epoch smaller than a global batch: "keep" or "drop".
+        shuffle: Draw a new order in every epoch; the default for map-style datasets, not possible for iterable ones.
+        last: How to treat the end of an epoch that is smaller than a global batch: "keep" or "drop" it.
         length: Samples in an epoch of an iterable dataset without ``__len__``; "count" runs through it once.
         sample_rng: Seed Python, numpy and torch for every sample: 20 us for datasets that draw random numbers. Without
-            it augmentation depends on who loads.
-        timeout_s: Longest time ``fetch`` waits for a process that is alive.
-        batch_range: Least and largest global batch it may be changed to, by who schedules the job, say; None: any that
-            the dataset fills.
+            it, augmentation depends on the process that loads.
+        timeout_s: Longest time that ``fetch`` waits for a living process.
+        batch_range: Smallest and largest global batch that a scheduler, for example, may set; None: any that the
+            dataset fills.
 
     Attributes:
         wait_s: Seconds that ``fetch`` has waited in all.
@@ -133,7 +133,7 @@ class Loader:
 
     @property
     def logical_workers(self) -> int:
-        """Shares of a step."""
+        """Number of shares of a step."""
         return self._sampler.logical_workers
 
     @property
@@ -148,11 +148,11 @@ class Loader:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of the current epoch, as long as the batch stays as it is."""
+        """Number of steps of the current epoch with the present batch."""
         return self._sampler.steps_per_epoch
 
     def steps_in(self, epoch: int) -> int:
-        """Steps of an epoch: counted where it is over, expected where not."""
+        """Return the number of steps of an epoch: counted if it is over, else expected."""
         return self._sampler.steps_in(epoch)
 
     def samples(self, epoch: int, step: int, worker: int) -> int:
@@ -161,12 +161,12 @@ class Loader:
 
     @property
     def workers(self) -> int:
-        """Loading processes there are to be."""
+        """Wanted number of loading processes."""
         return self._workers
 
     @property
     def supply(self) -> Supply:
-        """How it has served so far."""
+        """Return measurements of this loader."""
         pool_sps = self._pool.supply_sps if self._pool is not None and self._workers else 0.0
         here_sps = self._samples / self.wait_s if self.wait_s and not self._workers else 0.0
         return Supply(
@@ -175,7 +175,7 @@ class Loader:
         )
 
     def assign(self, epoch: int, step: int, workers: range) -> None:
-        """Say whose micro-batches this process will fetch, from which step on. At any time, as often as wanted."""
+        """Set the logical workers whose micro-batches this process will fetch, from a step on. Call it at any time."""
         if workers.step != 1 or not 0 <= workers.start < workers.stop <= self.logical_workers:
             raise ConfigError(f"assign of workers {workers}: expected a range inside 0 to {self.logical_workers - 1}")
         self._check(epoch, step)
@@ -185,9 +185,9 @@ class Loader:
     def fetch(self, epoch: int, step: int, worker: int) -> Any:
         """Return the micro-batch of a logical worker, waiting for it if need be; None where its share is empty.
 
-        Asked for in the order of steps and workers it was loaded ahead; any other order, and asking again, works too.
-        An exception of the dataset comes out here, with the traceback of the loading process as a note; asking again
-        tries again.
+        Micro-batches are loaded ahead in the order of steps and workers; calls in another order, and repeated calls,
+        work too. An exception of the dataset is raised here, with the traceback of the loading process as a note; the
+        next call tries again.
         """
         self._check(epoch, step)
         if worker not in self._assigned:
@@ -212,7 +212,7 @@ class Loader:
         self._restart(self.epoch, self.step, self._assigned.start)
 
     def set_logical_workers(self, logical_workers: int) -> None:
-        """Cut steps into another number of shares, for a job whose result may depend on it; ``assign`` follows."""
+        """Change the number of shares of a step, if results may depend on it; call ``assign`` afterwards."""
         self._sampler.set_logical_workers(logical_workers)
         self._assigned = range(logical_workers)
         if self._ahead is not None:
@@ -229,27 +229,27 @@ class Loader:
         self._resize(workers)
 
     def set_prefetch(self, prefetch: int) -> None:
-        """Change how many micro-batches are loaded ahead per process; what was begun is kept."""
+        """Change how many micro-batches are loaded ahead per process; those already begun are kept."""
         self._prefetch = checked(prefetch, "prefetch", 1, 10_000)
         self._resize(self._workers)
 
     def ledger(self) -> dict[str, Any]:
-        """Return what was consumed, as plain JSON; see :func:`brim.train.ledger.verify`."""
+        """Return the record of consumed samples, as plain JSON; see :func:`brim.train.ledger.verify`."""
         return self._sampler.ledger()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return cursor and ledger as plain JSON: equal on every rank, good for any number of ranks."""
+        """Return cursor and ledger as plain JSON, equal on every rank and valid for any number of ranks."""
         return self._sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; ``assign`` follows."""
+        """Continue from a saved state; call ``assign`` afterwards."""
         self._check_range(state["global_batch"])
         if self._ahead is not None:
             self._ahead.clear()
         self._sampler.load_state_dict(state)
 
     def close(self) -> None:
-        """End all processes and give back all memory but that of batches still held; may be called twice."""
+        """End all processes and free all memory, except that of batches still in use; may be called twice."""
         self._closed = True
         if self._pinner is not None:
             self._pinner.shutdown(cancel_futures=True)
@@ -268,7 +268,7 @@ class Loader:
             raise ConfigError(f"global_batch={global_batch}: expected {least} to {most} (batch_range)")
 
     def _check(self, epoch: int, step: int) -> None:
-        """Refuse what cannot be served."""
+        """Refuse a step that cannot be loaded."""
         if self._closed:
             raise LoaderError("the loader is closed")
         sampler = self._sampler

@@ -1,4 +1,4 @@
-"""The run's folder of checkpoints: when to save, who may, and what a session gives and takes."""
+"""The checkpoints of a run: when to save, which process may save, and the state that is saved and restored."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Checkpoints:
     """The run's folder of checkpoints.
 
     Attributes:
-        token: Fencing token of this start of the job, equal on all ranks: who finds that nobody has state takes the
-            next one, and processes of an earlier start can publish no more. Of ranks with the same token the last to
+        token: Fencing token of this start of the job, equal on all ranks. The rank that restores the state takes the
+            next token, and processes of an earlier start can publish no more. Of ranks with the same token, the last to
             begin saving may publish.
     """
 
@@ -34,7 +34,7 @@ class Checkpoints:
     def restore(self, certificate: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any] | None:
         """Begin a start of the job: shut out earlier ones, and read the newest verified state, if any.
 
-        Where this run cannot have the bits of the one that saved, that is said on standard error.
+        If this run cannot have the bits of the one that saved, a line on standard error says so.
         """
         self.belong_to(self._saver.newest_epoch() + 1)
         found = self._saver.restore()
@@ -53,7 +53,7 @@ class Checkpoints:
             self._saver.advance(token)
 
     def take_over(self) -> None:
-        """This process saves from now on; it may have been another in between."""
+        """This process saves from now on, perhaps after another one did."""
         self._saver.advance(self.token)
 
     def is_ours(self, ours: bool) -> None:
@@ -97,7 +97,7 @@ class Checkpoints:
 
 
 def _tell_differences(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
-    """The script's own settings may be changed by whoever tunes a job: they are not compared."""
+    """Report differences, except in the script's own settings, which a tuned job may change."""
     if saved is None or not (saved.get("exact") and now.get("exact")):
         return
     found = differences({**saved, "rules": None}, {**now, "rules": None})
@@ -109,4 +109,4 @@ def _tell_differences(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -
 
 
 def _go_on(error: CheckpointError) -> None:
-    """It was logged when it happened; training does not end for it."""
+    """Ignore the error of a save: it was logged when it happened, and training continues."""
