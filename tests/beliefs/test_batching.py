@@ -120,7 +120,7 @@ def test_adascale_lies_between_no_change_and_linear(scale, var):
 def test_an_unknown_rule_names_the_known_ones():
     with pytest.raises(ConfigError, match="found 'cubic', expected one of linear, sqrt, adascale"):
         learning_rate_factor(2, 1, "cubic")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="no gradient noise"):
+    with pytest.raises(ConfigError, match="needs the statistics of the gradient noise"):
         learning_rate_factor(2, 1, "adascale")
 
 
