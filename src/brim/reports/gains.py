@@ -101,7 +101,7 @@ def _change_cell(change: Change | None) -> str:
 
 def _change_rows(title: str, found: Sequence[Change], tone: str, longest: float) -> str:
     if not found:
-        return f"<h3>{title}: nobody</h3>"
+        return f"<h3>{title}: none</h3>"
     title = f"{title}: {len(found):,}"
     rows = "".join(
         f'<span class="name">{escape(change.name)}<small>{change.jobs:,} jobs</small></span>'
