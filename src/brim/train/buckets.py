@@ -1,4 +1,4 @@
-"""Gradients on their way from backward to the optimizer: gathered in buckets, folded into the tree, summed over ranks.
+"""Takes gradients from backward to the optimizer: gathers them in buckets, adds them in the tree, sums over ranks.
 
 A hook on every parameter counts; when the last gradient of a bucket is there, the bucket takes the leaf of this
 micro-batch, and in the last micro-batch of a step its sum goes around while backward goes on with earlier layers.
@@ -41,11 +41,11 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class UnusedParameterError(UserError):
-    """A parameter got no gradient, and nobody said that this is meant."""
+    """A parameter got no gradient, and ``unused`` is "error"."""
 
 
 class _Elsewhere(Tensor):
-    """Stands for a gradient whose sum is not there yet: clipping by the script itself would change nothing."""
+    """Takes the place of a gradient that is not summed yet, so that the script cannot clip it without effect."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,7 +64,7 @@ class Summer(Protocol):
 
 
 class Alone:
-    """One rank: the sum is there."""
+    """One rank: there is nothing to sum."""
 
     def begin(self, vector: Tensor) -> Pending:
         """Nothing to do."""
@@ -77,7 +77,7 @@ class _Ready:
 
 
 class _Broken:
-    """Could not begin. That is told by `wait`, at the end of the step: hooks of autograd are no place for it."""
+    """A sum that could not begin. `wait` raises the error at the end of the step, since a hook of autograd cannot."""
 
     def __init__(self, error: BrokenGroupError) -> None:
         self._error = error
@@ -171,7 +171,7 @@ class _Queued:
 
 
 def summer(group: Group | None, *, exact: bool) -> Summer:
-    """What sums over the ranks of a group."""
+    """Return the object that sums over the ranks of a group."""
     if group is None or group.size == 1:
         return Alone()
     if not exact:
@@ -273,7 +273,7 @@ class Buckets:
         self._summer = how
 
     def close(self) -> None:
-        """Leave the parameters alone."""
+        """Remove the hooks from the parameters."""
         for hook in self._hooks:
             hook.remove()
 

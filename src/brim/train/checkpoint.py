@@ -96,7 +96,7 @@ class Checkpointer:
         folder: Created if missing. May be a symbolic link, may be on another file system.
         keep: Verified checkpoints that stay, the newest included.
         job_id: A folder that another job wrote to is refused; "" takes any.
-        epoch: The fencing token, raised by whoever starts the processes of a job. A process with a lower one than the
+        epoch: The fencing token, which each start of the job raises. A process with a lower one than the
             folder has seen cannot publish. Among equal ones the last process to begin saving may.
         fsync: False for folders that need not survive a power cut.
         files: What the operations go through; the file system of this machine if not given.
@@ -151,7 +151,7 @@ class Checkpointer:
             raise self._folder.in_words(error, doing="restoring") from error
 
     def advance(self, epoch: int) -> None:
-        """Take a new fencing token; also, with an equal one, become the process that saves when another was."""
+        """Take a new fencing token; with an equal one, take over saving from another process."""
         if epoch < self._folder.epoch:
             raise ValueError(f"epoch is {epoch}, expected at least {self._folder.epoch}")
         self._join()

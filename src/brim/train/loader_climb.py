@@ -1,8 +1,8 @@
-"""How many loading processes: found by measuring, where nobody says.
+"""Finds the number of loading processes by measurement, for ``workers="auto"``.
 
-One number after the other is tried, upwards, as long as the rate at which training gets its samples grows or training
-still waits. The best few are measured again in turns, because a machine that others use drifts, and the smallest of
-those that are as good is kept. It is looked for again when the rate has changed for good.
+The search tries one number after the other, upwards, as long as the rate at which training gets its samples grows or
+training still waits. It measures the best few again in turns, because the speed of a shared machine drifts, and keeps
+the smallest of those that are equally good. It begins again when the rate has changed permanently.
 """
 
 from __future__ import annotations

@@ -96,14 +96,14 @@ def read(memory: memoryview) -> Any:
 
 
 class Slab:
-    """One anonymous file of the training process: lent to a loading process, then to whoever holds the batch."""
+    """One anonymous file of the training process: used by a loading process, then by the batch that lies in it."""
 
     def __init__(self) -> None:
         self.handle = os.memfd_create("brim-batch", os.MFD_CLOEXEC)
         self._mapped: mmap.mmap | None = None
 
     def lend(self, size: int, returned: deque[Slab]) -> memoryview:
-        """Return the first bytes; once nobody holds any part of them, the slab appears in ``returned``."""
+        """Return the first bytes; once no part of them is in use, the slab appears in ``returned``."""
         array = (ctypes.c_ubyte * size).from_buffer(self._map(size))
         weakref.finalize(array, returned.append, self).atexit = False
         return memoryview(array).cast("B")

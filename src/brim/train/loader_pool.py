@@ -1,9 +1,8 @@
-"""The training process's side of the loading processes: tasks out, batches in, whoever died replaced.
+"""The training process's side of the loading processes: sends tasks, receives batches, replaces dead workers.
 
-Nothing here runs by itself: no thread, no lock. Messages that came in are looked at when the training process asks for
-a batch or changes something. A task that a killed worker had, or may have had, is given out again under a new id;
-answers with an id that is no longer wanted are ignored. So a batch can be loaded twice, and is never lost or used
-twice.
+It needs no thread and no lock: it reads messages when the training process requests a batch or changes something. A
+task that a killed worker had, or may have had, is assigned again under a new id; answers with an id that is no longer
+wanted are ignored. So a batch can be loaded twice, and is never lost or used twice.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ class Pool:
             self._give_out_again()
 
     def wait(self, task: Task, timeout_s: float | None = None) -> bool:
-        """Wait until a task is done; False where nobody is left to do it."""
+        """Wait until a task is done; return False if no worker is left to do it."""
         self._poll(0)
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not task.done:
@@ -386,7 +385,7 @@ class Pool:
         return slab
 
     def _give_up(self, slab: Slab) -> None:
-        """Close a file that somebody may still write to or read from: its memory goes when nobody does."""
+        """Close a file that may still be in use; its memory is freed when it no longer is."""
         self._slabs.discard(slab)
         slab.close()
 

@@ -42,7 +42,7 @@ TASK = struct.Struct("<qqqq")     # id, epoch, start, stop
 ANSWER = struct.Struct("<bqqqd")  # kind, task, slot (or wait status), bytes, seconds
 LOADED, FAILED, SKIPPED, DIED, READY = range(5)
 STOP = -1
-"""Task id that makes whoever takes it leave."""
+"""Task id that makes the worker that takes it leave."""
 
 SLOTS = 256
 """Most workers at a time; a bound on a table, far above any use."""
@@ -223,7 +223,7 @@ def answer(load: Callable[[], Any], handle: int) -> tuple[int, int]:
     """Load a batch into the file; an exception goes there in its place."""
     try:
         return LOADED, write(handle, load())
-    except BaseException as error:  # whatever the dataset raises belongs to whoever fetches
+    except BaseException as error:  # `fetch` raises any exception of the dataset
         text = traceback.format_exc()
         with suppress(Exception):
             return FAILED, write(handle, Failure(error if survives(error) else None, text))

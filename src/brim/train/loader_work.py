@@ -1,4 +1,4 @@
-"""Loading one micro-batch: the same bits whoever does it, in a worker process or in the training process.
+"""Loads one micro-batch, with the same bits in a worker process and in the training process.
 
 For every sample the generators of Python, numpy and torch are seeded from (seed, epoch, sample), so augmentation
 depends neither on the process nor on what it loaded before. One intra-op thread, because sums over several differ.
@@ -114,9 +114,9 @@ class Recipe:
 class Samples:
     """Loads samples of a map-style dataset by id.
 
-    Seeding takes 20 us, more than loading a row of a table. So as long as a dataset has drawn nothing, a batch is
-    loaded without, and the generators are looked at once. If they were touched, the batch is thrown away and loaded
-    again with a seed for every sample, as is all that follows.
+    Seeding takes 20 us, more than loading a row of a table. So while a dataset draws no random numbers, a batch is
+    loaded without seeds, and the generators are compared once. If they have changed, the batch is loaded again with a
+    seed for every sample, and so are all later ones.
     """
 
     def __init__(self, recipe: Recipe) -> None:

@@ -2,7 +2,7 @@
 
 The order of an epoch is a permutation drawn from (seed, epoch). A step takes the next ``global_batch`` places of it,
 cut contiguously over the logical workers. The cursor moves when a step is committed and at no other time, so a step
-that was aborted is done again with the same samples by whoever is left. The state is a few numbers and equal on every
+that was aborted is repeated with the same samples by the remaining ranks. The state is a few numbers and equal on every
 rank: any rank's copy restores a job of any size.
 """
 

@@ -835,7 +835,7 @@ class Run:
         member = self._membership
         if member is not None:
             self._acted = max(self._acted, member.command)
-            self._agreed = self._acted  # newcomers have heard, and agreed on, no more than this
+            self._agreed = self._acted  # new ranks have received, and agreed on, no more than this
         if self._buckets is not None:
             self._buckets.use(summer(self._live_group(), exact=self._workers is not None))
         self._evaluation.use(self._live_group(), self._evaluates())

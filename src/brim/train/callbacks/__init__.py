@@ -4,6 +4,6 @@
 - `brim.train.callbacks.accelerate`: ``BrimLoop(accelerator, folder)`` for a loop by hand
 - `brim.train.callbacks.lightning`: ``Trainer(..., callbacks=[BrimCallback(folder)])``
 
-What they share: `handshake` hears that the job is to end and lets all ranks agree on the step, `sealed` marks a
-checkpoint that another library wrote as whole. The number of ranks is fixed while such a loop runs.
+They share two modules: `handshake` receives the request to end the job and lets all ranks agree on the step, and
+`sealed` marks a checkpoint that another library wrote as complete. The number of ranks is fixed while such a loop runs.
 """

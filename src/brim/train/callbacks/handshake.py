@@ -1,10 +1,10 @@
-"""Between a loop that is not ours and whoever may end its job: a supervisor's socket, or SIGTERM.
+"""Lets a loop of another library end on request, by a supervisor's socket or by SIGTERM.
 
-After every optimizer step all ranks exchange one small message, so that an end which any of them has heard of is acted
-on by all at the same step. It travels over a group of gloo's own, beside that of the loop: no GPU waits for it, and it
-fails at once where a rank is gone.
+After every optimizer step all ranks exchange one small message, so that they all act at the same step on a request that
+any of them has received. It travels over a separate gloo group beside that of the loop: no GPU waits for it, and it
+fails at once when a rank has died.
 
-The number of ranks is fixed: the supervisor is told so with ``ready``, and says why not when asked to resize.
+The number of ranks is fixed: ``ready`` tells the supervisor so, which then refuses requests to resize.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Handshake:
         self._asked = True
 
     def own_sigterm(self) -> None:
-        """Take SIGTERM away from whoever has it now."""
+        """Replace the present handler of SIGTERM."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda _number, _frame: self.ask())
 
@@ -107,19 +107,19 @@ class Handshake:
         return None if kind == _NOT else Ending(command, _CODES[kind])
 
     def progress(self, step: int, samples: int, loss: float | None) -> None:
-        """Say how far it is."""
+        """Report progress to the supervisor."""
         if self._control is not None:
             self._control.progress(step, samples, lambda: loss)
 
     def seal(self, folder: str, step: int) -> None:
-        """Mark a checkpoint as whole once all ranks have written their part of it; nobody goes on before."""
+        """Mark a checkpoint as complete once all ranks have written their part of it; all ranks wait for that."""
         self._meet(step)
         if self.rank == 0:
             sealed.seal(folder, step=step, ranks=self.size)
         self._meet(step)
 
     def leave(self, ending: Ending, step: int, path: str | None = None) -> NoReturn:
-        """Say so and exit; ``path`` is the checkpoint of this step, verified."""
+        """Report the end and exit; ``path`` is the verified checkpoint of this step."""
         if self._control is not None:
             if path is not None and self.rank == 0:
                 self._control.send(Saved(ending.command, step, os.path.abspath(path)))
@@ -128,7 +128,7 @@ class Handshake:
         raise SystemExit(ending.code)
 
     def gather(self, thing: Any) -> list[Any]:
-        """Everybody's, in rank order."""
+        """Return the values of all ranks, in rank order."""
         if self._group is None:
             return [thing]
         found: list[Any] = [None] * self.size
@@ -136,12 +136,12 @@ class Handshake:
         return found
 
     def say(self, text: str) -> None:
-        """One line for whoever reads the log, once in a gang."""
+        """Write one line to the log, on one rank only."""
         if self.rank == 0:
             sys.stderr.write(f"brim: {text}\n")
 
     def _wanted(self) -> tuple[int, int]:
-        """What this rank has heard: kind of end, number of the command."""
+        """Return what this rank was asked: the kind of end, and the number of the command."""
         kind, number = (_PREPARE if self._asked else _NOT), 0
         for command in self._control.commands(0, self._control.heard) if self._control is not None else ():
             if isinstance(command, Stop) or (isinstance(command, Prepare) and command.new_size == 0):
@@ -157,7 +157,7 @@ class Handshake:
         self._control.send(Error("this loop is not brim's own: batch and loader cannot be changed while it runs"))
 
     def _form(self, epoch: int) -> None:
-        """In the listening thread: the supervisor counts us in; there is nothing to form, the group is torch's own."""
+        """In the listening thread: accept the supervisor's epoch. The group is torch's own, so none is formed."""
         if self._control is not None and epoch > self._formed:
             self._formed = epoch
             self._control.send(Formed(epoch, 0))

@@ -26,7 +26,7 @@ __all__ = ["BrimCallback", "newest_checkpoint"]
 
 _REFUSED: Final = {
     "save_only_model": "a checkpoint without optimizer cannot be resumed from",
-    "save_on_each_node": "ranks of other nodes would find checkpoints that nobody has verified",
+    "save_on_each_node": "ranks of other nodes would find checkpoints that were not verified",
     "enable_jit_checkpoint": "it answers SIGTERM, too",
 }
 

@@ -1,8 +1,8 @@
-"""Checkpoints that another library wrote, marked as whole.
+"""Marks checkpoints that another library wrote as complete.
 
 A manifest inside the folder has the size and SHA-256 of every file. It is written last, when all files are durable, and
-then everything is read back from the disk. A folder without it was cut short, or written without brim; either way
-nobody can say that it is whole, and it is not resumed from.
+then everything is read back from the disk. A folder without it is incomplete, or was written without brim; it cannot be
+verified, and no run resumes from it.
 """
 
 from __future__ import annotations
