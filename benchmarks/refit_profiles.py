@@ -167,6 +167,4 @@ def number(value: float) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
-        raise SystemExit(__doc__)
     main(sys.argv[1:])

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from brim.cli import demo as demo_file
 from brim.cli.main import app
-from brim.cli.watch import board_of, drawn
+from brim.cli.watch import Board, Row, Stretch, board_of, drawn
 from brim.core.cluster import parse_cluster
 from brim.live.driver import LiveDriver, LiveJob, Watcher
 from brim.live.executor import Command
@@ -65,7 +65,7 @@ def test_the_verdict_is_what_was_measured(tmp_path: Path, monkeypatch: pytest.Mo
     assert said.startswith("Under srtf a job was done after ")
     assert "1 of 2 jobs were done sooner, with 1 preemptions; job 0 of ana took " in said
     (kept,) = tmp_path.glob("brim-demo-*")
-    assert page == f"page: {kept / 'page.html'}"
+    assert page.endswith(f" as the twin replayed them: {kept / 'page.html'}")
     assert [path.name for path in kept.iterdir()] == ["page.html"]
     assert len(ran.stderr.splitlines()) < 10
 
@@ -103,5 +103,20 @@ def test_the_live_table_says_who_waits_and_why() -> None:
     assert "needs 2 slots; 1 are free; it would start with 1 more." in early
     assert "arrives in" in early
     assert "3 of 4 slots busy" in early
-    assert "slot 0 00" in early
+    assert "slot 0 0━" in early
     assert "done after" in list(shown.values())[-1]
+
+
+def test_the_board_fits_80_columns_and_names_jobs_by_their_numbers() -> None:
+    rows = (Row(user="ana", slots=1, state="waiting", style="", fraction=0.0, why="a reason " * 9),) * 12
+    bars = tuple(
+        Stretch(job=job, slot=job % 4, begin_ms=9_000 * job, running_ms=None, saving_ms=None, end_ms=9_000 * (job + 1))
+        for job in range(12)
+    )
+    board = Board(title="policy srtf", now_ms=120_000, slots=4, busy=4, preemptions=10, stretches=bars, jobs=rows)
+    lines = drawn(board, 80).plain.split("\n")
+    assert max(map(len, lines)) <= 80
+    assert "10━━━━━━━·" in lines[3]
+    assert "11━━━━━━━·" in lines[4]
+    assert [line.split()[0] for line in lines[-12:]] == [str(job) for job in range(12)]
+    assert lines[-1].endswith("…")

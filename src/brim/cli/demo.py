@@ -82,7 +82,7 @@ def demo(
     else:
         print_closing(console(), results, wall_s)
         print(verdict(results))
-        print(f"page: {page}")
+        print(f"Queues, GPU use and completion times of both policies, as the twin replayed them: {page}")
     if any(result.driver.gave_up for result in results):
         raise typer.Exit(1)
 

@@ -6,6 +6,8 @@ A ``Board`` holds what is shown; ``board_of`` makes it from the driver, and ``dr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from brim.core.lifecycle import Phase
@@ -24,7 +26,6 @@ COLUMN_MS: Final = 1_000
 """Time that one column of the grid stands for."""
 QUIET_MS: Final = 10_000
 """Time between two lines if there is no terminal."""
-_MARKS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _COLOURS: Final = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow", "bright_green",
                    "bright_magenta", "bright_blue", "bright_red")
 _PHASES: Final = {
@@ -79,7 +80,7 @@ class Board:
         waiting = sum(row.state == "waiting" for row in self.jobs)
         return (
             f"{self.now_ms / 1000:.0f} s, {self.busy} of {self.slots} slots busy, {waiting} waiting, "
-            f"{self.done} of {len(self.jobs)} done, {self.preemptions} preemptions"
+            f"{self.done} of {len(self.jobs)} done, {self.preemptions} preempted"
         )
 
 
@@ -95,23 +96,38 @@ def drawn(board: Board, width: int) -> Text:
     first = max(0, last + 1 - columns)
     for slot in range(board.slots):
         text.append(f"slot {slot} ")
-        for column in range(first, last + 1):
-            text.append(*_cell(board, slot, column * COLUMN_MS))
+        cells = [_cell(board, slot, column * COLUMN_MS) for column in range(first, last + 1)]
+        for job, bar in groupby(cells, key=itemgetter(0)):
+            styles = [style for _, style in bar]
+            for char, style in zip(_bar_of(job, len(styles)), styles, strict=True):
+                text.append(char, style)
         text.append("\n")
-    text.append("       " + _axis(first, last) + "\n", style="dim")
-    legend = "job by its mark below; dim: starting, underlined: saving its state"
+    text.append("       " + _axis(first, last, columns) + "\n", style="dim")
+    legend = "a bar begins with the job's number; dim: starting, underlined: saving"
     text.append(f"       {legend}\n", style="dim")
     text.append("job user  slots  state            progress    why it waits\n", style="bold")
     for job, row in enumerate(board.jobs):
-        text.append(f"{_MARKS[job % len(_MARKS)]:>3} ", style=_COLOURS[job % len(_COLOURS)])
-        why = row.why[: max(0, width - 46)]
+        text.append(f"{job:>3} ", style=_COLOURS[job % len(_COLOURS)])
+        why = _cut(row.why, width - 46)
         line = f"{row.user:5} {row.slots:>5}  {row.state:16} {_bar(row.fraction)}  {why}".rstrip()
         text.append(line + ("\n" if job < len(board.jobs) - 1 else ""), style=row.style)
     return text
 
 
-def _cell(board: Board, slot: int, begin_ms: int) -> tuple[str, str]:
-    """Return what had the slot in the middle of a column of time."""
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: max(0, width - 1)] + "…"
+
+
+def _bar_of(job: int | None, length: int) -> str:
+    """Return the job's number, where it fits, and a bar as long as the job had the slot."""
+    if job is None:
+        return "·" * length
+    number = str(job)
+    return (number if len(number) <= length else "").ljust(length, "━")
+
+
+def _cell(board: Board, slot: int, begin_ms: int) -> tuple[int | None, str]:
+    """Return the job that had the slot in the middle of a column of time, and its style."""
     at_ms = min(begin_ms + COLUMN_MS // 2, board.now_ms)
     for one in board.stretches:
         if one.slot == slot and one.begin_ms <= at_ms < max(one.end_ms, one.begin_ms + 1):
@@ -120,15 +136,15 @@ def _cell(board: Board, slot: int, begin_ms: int) -> tuple[str, str]:
                 style = f"dim {style}"
             elif one.saving_ms is not None and at_ms >= one.saving_ms:
                 style = f"underline {style}"
-            return _MARKS[one.job % len(_MARKS)], style
-    return "·", "dim"
+            return one.job, style
+    return None, "dim"
 
 
-def _axis(first: int, last: int) -> str:
+def _axis(first: int, last: int, columns: int) -> str:
     """Draw a label below the grid every ten seconds."""
     line = ""
     for column in range(first, last + 1):
-        if column % 10 == 0:
+        if column % 10 == 0 and column - first + len(f"{column} s") <= columns:
             line = line.ljust(column - first) + f"{column} s"
     return line
 
