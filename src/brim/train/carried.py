@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -39,6 +40,27 @@ class Values:
         """Replace the values."""
         self._values.clear()
         self._values.update(state)
+
+
+class Undo:
+    """Copies of the state of the user's objects at the start of a step, to be loaded again if the step is undone."""
+
+    def __init__(self) -> None:
+        self._copies: list[tuple[Stateful, Any]] = []
+
+    def begin_step(self, parts: Iterable[Stateful]) -> None:
+        """Copy the state of these objects."""
+        self._copies = [(part, copied(part.state_dict())) for part in parts]
+
+    def restore(self) -> None:
+        """Load the copies, and make new ones, since an object may keep what it has loaded."""
+        for part, state in self._copies:
+            part.load_state_dict(state)
+        self.begin_step([part for part, _ in self._copies])
+
+    def forget(self) -> None:
+        """The step is committed: free the copies."""
+        self._copies = []
 
 
 class State:
@@ -117,6 +139,19 @@ class State:
                 "optimizer": [_optimizer_state(optimizer)["state"] for optimizer in self.optimizers],
             }
         )
+
+
+def copied(state: Any) -> Any:
+    """Return a deep copy of a nested state; tensors are detached, so a loss that still has its graph can be copied."""
+    if isinstance(state, Tensor):
+        return state.detach().clone()
+    if isinstance(state, dict):
+        copy_of = copy.copy(state)
+        copy_of.update({key: copied(value) for key, value in state.items()})
+        return copy_of
+    if type(state) in (list, tuple):
+        return type(state)(copied(value) for value in state)
+    return state if isinstance(state, int | float | str | bytes | None) else copy.deepcopy(state)
 
 
 def hashes(state: Any) -> dict[str, str]:

@@ -27,7 +27,7 @@ from brim.train import certificate as certificates
 from brim.train.agreement import Agreement
 from brim.train.batches import Batches
 from brim.train.buckets import Alone, Buckets, summer
-from brim.train.carried import Lambda, State, Values, place_optimizer
+from brim.train.carried import Lambda, State, Undo, Values, place_optimizer
 from brim.train.checkpoint import Saving
 from brim.train.control import Control
 from brim.train.elastic import NEW, EndedError, Membership, NotWantedError, share_state
@@ -63,6 +63,9 @@ NOISE_EVERY: Final = 10
 
 LOOK_S: Final = 0.2
 """How often the other ranks check whether the rank that saves is done. Ours."""
+
+USER: Final = "user."
+"""What the names of the objects given to `Run.carry` begin with."""
 
 _SAVE: Final = "the save at the end"
 
@@ -118,7 +121,7 @@ class Run:
         self.device = choose_device(device)
         self.values: dict[str, Any] = {}
         self._workers, self.seed, self._timeout_s, self._noise_every = logical_workers, seed, timeout_s, noise_every
-        self._state, self._update = State(), Update()
+        self._state, self._update, self._undo = State(), Update(), Undo()
         self._per_worker: list[PerWorker] = []
         self._buckets: Buckets | None = None
         self._tail: Tail | None = None
@@ -136,6 +139,7 @@ class Run:
         self._leave_asked = self._leave_agreed = self._broken = self._through = False
         self._closed = True  # the code behind the loop over `steps` has run since the last step
         self._closed_elsewhere = self._in_body = False
+        self._undoable = False  # a step is under way: it has begun and is not committed
         self._loss: Tensor | None = None
         self._meter = Meter()
         self._group: Group | None = None
@@ -261,13 +265,14 @@ class Run:
         Args:
             name: A unique name.
             thing: An object with ``state_dict`` and ``load_state_dict``, or a dict of plain values, which is filled
-                in place when a state is loaded: ``best = run.carry("best", {"loss": None})``.
+                in place when a state is loaded: ``best = run.carry("best", {"loss": None})``. In a gang of several
+                ranks its state is copied at the start of every step, and loaded again if the step is undone.
         """
         part = Values(thing) if isinstance(thing, dict) else thing
         if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
             kind = type(thing).__name__
             raise UserError(f"run.carry {name!r} got a {kind}, expected a dict, or state_dict and load_state_dict")
-        self._add_part("run.carry", f"user.{name}", part)
+        self._add_part("run.carry", f"{USER}{name}", part)
         return thing
 
     def per_worker(self, name: str, first: Tensor | Sequence[Tensor]) -> PerWorker:
@@ -610,8 +615,7 @@ class Run:
         assert self._tail is not None
         assert self._agreement is not None
         self._evaluation.begin_step()
-        self._tail.begin_step()
-        self._update.begin_step()
+        self._begin_undoable()
         if self._size() > 1:
             plan.state = self._agreement.state_word(self.steps_done)
         self._meter.begin()
@@ -634,12 +638,30 @@ class Run:
             yield batch
             self._in_body = False
             if self._broken:
+                self._undo_step()  # what the rest of the iteration has changed
                 return
             if not micro.done or (last and not micro.stepped):
                 call = "run.step" if micro.done else "run.backward"
                 raise UserError(f"{call} was not called in this iteration of run.steps")
         self._update.check_schedules()
         self._micro = None
+
+    def _begin_undoable(self) -> None:
+        """Copy what the script may change in a step: buffers, settings of optimizers, and what `carry` was given."""
+        assert self._tail is not None
+        self._tail.begin_step()
+        self._update.begin_step()
+        together = self._membership is not None and self._size() > 1  # else no step is undone
+        self._undo.begin_step(part for name, part in self._state.parts.items() if together and name.startswith(USER))
+        self._undoable = True
+
+    def _undo_step(self) -> None:
+        """Restore the copies of the start of the step, unless it is committed."""
+        if self._undoable:
+            assert self._tail is not None
+            self._tail.restore()
+            self._update.restore()
+            self._undo.restore()
 
     def _empty(self, micro: Micro) -> None:
         """Add a leaf of zeros for a share without samples, in the last step of an epoch."""
@@ -714,6 +736,8 @@ class Run:
         assert self._loader is not None
         self._loader.commit(plan.epoch, plan.step)
         self._step += 1
+        self._undoable = False
+        self._undo.forget()
         self._closed = self._closed_elsewhere = False
         self.samples += plan.total
         self._meter.end(plan.total // max(self._size(), 1), self._loader.wait_s)
@@ -729,16 +753,14 @@ class Run:
             group.abort()
         if self._buckets is not None:
             self._buckets.use(Alone())
-        if self._tail is not None:
-            self._tail.restore()
-        self._update.restore()
+        self._undo_step()
         self._membership.broken(str(error), self._step)
 
     # -- between two steps -----------------------------------------------------------------------------------------
 
     def _boundary(self) -> None:
         """Act on the commands that all ranks have received."""
-        self._broken = self._through = False
+        self._broken = self._through = self._undoable = False
         self._evaluation.everybody()
         self._form()
         control, member = self._control, self._membership
@@ -1090,6 +1112,8 @@ class _Carried:
         """Use a complete received state."""
         self._run._state.take(tensors, tree["state"])
         self._run._tuned = tree["tuned"]
+        if self._run._undoable:  # in an evaluation within a step: the rest of the iteration is undone to this state
+            self._run._begin_undoable()
         if self._run._checkpoints is not None:
             self._run._checkpoints.belong_to(tree["token"])
 

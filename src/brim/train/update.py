@@ -87,8 +87,7 @@ class Update:
                     if isinstance(value, Tensor) and isinstance(group.get(name), Tensor):
                         group[name].copy_(value)
                     else:
-                        group[name] = value
-        self._settings = []
+                        group[name] = _copied(value)
 
     def scale(self) -> float:
         """Return the factor on losses before backward, beside their share."""
