@@ -152,6 +152,13 @@ def test_codes_after_an_announced_stop(launch, code, expected):
     assert gang.wait() == expected
 
 
+@pytest.mark.parametrize("code", [75, 85, 99])
+def test_a_resumable_code_of_a_rank_that_was_not_asked_to_stop_is_a_failure(launch, code):
+    gang = launch("--nproc", 2, "--command", "sh", "-c", f"[ $RANK = 0 ] && sleep 60; exit {code}")
+    assert gang.wait() == 1
+    assert f"rank 1 failed first: exited with {code}, though it was not asked to stop" in gang.stderr()
+
+
 def test_who_ignores_all_words_is_killed_at_the_end_of_the_grace(launch):
     gang = launch("--nproc", 2, RANK, "ignore")
     gang.until(training(2))

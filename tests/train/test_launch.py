@@ -331,7 +331,7 @@ def test_words_become_messages():
 
 
 LEAVES = """
-import sys
+import os, sys
 import torch
 import brim.train as bt
 
@@ -346,6 +346,8 @@ def main():
             if run.step() and run.rank == 0 and run.steps_done == 17:
                 if sys.argv[1] == "exit":
                     sys.exit(0)
+                if sys.argv[1] == "_exit":
+                    os._exit(0)
                 if sys.argv[1] == "gather":
                     run.gather(1)
                 if sys.argv[1] == "finish":
@@ -359,6 +361,7 @@ main()
 @pytest.mark.parametrize(("how", "words"), [
     ("return", "rank 0 left the training loop after step 17 and ended, while rank 1 continues"),
     ("exit", "rank 0 left the training loop after step 17 and ended, while rank 1 continues"),
+    ("_exit", "rank 0 left the training loop and ended, while rank 1 continues"),
     ("finish", "rank 0 in the save at the end after step 17, rank 1 in step 18"),
     ("gather", "rank 0 in run.gather, run.broadcast or run.reduce after step 17, rank 1 in step 18"),
 ])  # fmt: skip

@@ -196,7 +196,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Rank: its script has ended after ``step`` steps. ``together``: all ranks had done the last one by then."""
+    """Rank: its training has ended after ``step`` steps. ``together``: all ranks had done the last one by then."""
 
     step: int
     together: bool

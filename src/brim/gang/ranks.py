@@ -80,16 +80,18 @@ def _is_cause(rank: Rank, failing: bool) -> bool:
 
 
 def failure(first: Rank | None, why: str) -> Outcome:
-    """Return the outcome of a failed gang, with the exit code of the rank that failed first."""
+    """Return the outcome of a failed gang: the exit code of the rank that failed first, or 1 if that says resumable."""
     detail = f"rank {first.id} failed first: {_how_it_failed(first)}" if first and first.pid else why
     code = 1 if first is None or first.code is None or first.failed_s is not None else first.code
+    code = 1 if code in RESUMABLE else code
     return Outcome("failed", code if code > 0 else 128 - code, detail)
 
 
 def _how_it_failed(rank: Rank) -> str:
     """Describe the failure; a signal that ended a rank while it handled its exception is not named."""
-    raised = rank.failed_s is not None and rank.code in BY_OUR_SIGNAL
-    return "by an exception" if raised else how(rank.code)
+    if rank.failed_s is not None and rank.code in BY_OUR_SIGNAL:
+        return "by an exception"
+    return how(rank.code) + (", though it was not asked to stop" if rank.code in RESUMABLE else "")
 
 
 def success(ranks: Iterable[Rank], *, announced: bool) -> Outcome:

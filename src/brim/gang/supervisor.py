@@ -394,7 +394,9 @@ class Supervisor:
                 self._fail(f"rank {rank.id} failed", rank)
             case Error(detail=detail):
                 self._say(f"rank {rank.id} could not use a message: {detail}"[:500])
-            case Progress() | Saved() | Measured():
+            case Progress():
+                rank.finished = None  # it trains again after `run.finish`
+            case Saved() | Measured():
                 pass
             case _:
                 if rank.connection is not None:
@@ -535,8 +537,8 @@ class Supervisor:
         if self._failing or self._announced or rank.as_told():
             self._obey(self.membership.gone(rank.id))
         elif code == 0:
-            self._obey(self.membership.finished(rank.id))
             self._look_for_early_end()
+            self._obey(self.membership.finished(rank.id))
         elif code == -signal.SIGTERM and member is not None and member.where in (Where.STARTING, Where.BUILDING):
             self._say(f"rank {rank.id} {how(code)} before it was ready: asking all ranks to leave")
             self.preempt()
@@ -583,14 +585,24 @@ class Supervisor:
             kill(self._belongings.of(rank.id, rank.pid))
 
     def _look_for_early_end(self) -> None:
-        """Fail if the script has ended on one rank while another does more steps, for which it needs all ranks."""
+        """Fail if the script has ended on one rank while another does more steps, for which it needs all ranks.
+
+        A rank that ends without a word (``os._exit(0)``) has left early if a collective of its epoch fails.
+        """
         for rank in self.ranks.values():
             said = rank.finished
-            if said is None or said.together or rank.left or rank.code != 0:
+            if rank.left or rank.code != 0 or (said is not None and said.together):
                 continue
             for other in self.ranks.values():
-                if other.living and other.broke_in is not None and other.broke_in.step >= said.step:
-                    left = f"rank {rank.id} left the training loop after step {said.step} and ended"
+                broke = other.broke_in
+                if not other.living or broke is None:
+                    continue
+                if said is not None:
+                    early, step = broke.step >= said.step, f" after step {said.step}"
+                else:
+                    early, step = broke.epoch == self.membership.epoch and rank.id in self.membership.members, ""
+                if early:
+                    left = f"rank {rank.id} left the training loop{step} and ended"
                     self._fail(f"{left}, while rank {other.id} continues: {_SAME_STEPS}")
 
     def _look_for_different_waits(self) -> None:

@@ -583,16 +583,21 @@ class Run:
                 self._drop_step(error)
                 self._form()
         self._through = True
+        self._say_finished()  # now, since a script may end by os._exit
         if self._leave_asked:
             raise SystemExit(PREEMPTED)
+
+    def _say_finished(self) -> None:
+        if self._control is not None and self._step != NEW:
+            self._control.send(Finished(self._step, self._through))
 
     def close(self) -> None:
         """Leave the group; called at exit."""
         atexit.unregister(self.close)
         if self._through and self._leave_asked and self._control is not None:
             self._control.send(Leaving(self._acted, self._step))
-        if self._control is not None and self._step != NEW:
-            self._control.send(Finished(self._step, self._through))
+        if not self._through:
+            self._say_finished()
         if self._group is not None:
             self._group.abort()
         if self._membership is not None and self._membership.group is not None:
