@@ -135,6 +135,11 @@ def living(status):
     return [m for m in status["members"] if m in there and there[m]["living"] and there[m]["where"] == "in"]
 
 
+def needed(event, status):
+    """Ranks that are in the group before an event: a kill leaves another one, unless the gang is to have one rank."""
+    return min(2, status["target"]) if event.what == "kill" else 1
+
+
 def storm(folder, events, *words, ranks=2, zygote=None, timeout_s=60, replace=0, job=JOB):
     """Run the job to its end through the events; preempted jobs are started again with as many ranks.
 
@@ -153,7 +158,8 @@ def storm(folder, events, *words, ranks=2, zygote=None, timeout_s=60, replace=0,
             while left:
                 event = left[0]
                 status = gang.until(
-                    lambda s, e=event: step_of(answers) >= e.step and living(s), deadline_s - time.monotonic()
+                    lambda s, e=event: step_of(answers) >= e.step and len(living(s)) >= needed(e, s),
+                    deadline_s - time.monotonic(),
                 )
                 if status is None:
                     break

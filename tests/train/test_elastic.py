@@ -78,7 +78,7 @@ from brim.train.surroundings import static_group
 times, timeout_s = int(sys.argv[1]), float(sys.argv[2])
 host = torch.device("cpu")
 tensor = torch.zeros(64 << 20, dtype=torch.uint8)
-for number in range(times):
+while len(left_behind.living()) < times:  # a message that stopped before it began leaves no thread behind
     group = static_group(host, timeout_s)
     group.share([0])
     if group.rank == 1:
@@ -87,10 +87,9 @@ for number in range(times):
         group.abort()  # its sockets end within the message, as they do when it is killed
         group.close()
         continue
-    work = group.recv(tensor, 1, 5)
     threading.Timer(0.3, group.abort).start()
     try:
-        work.wait()
+        group.recv(tensor, 1, 5).wait()
     except BrokenGroupError:
         group.close()
         print(len(left_behind.living()), "left behind", flush=True)
@@ -112,7 +111,7 @@ def left_behind(times, timeout_s):
         for rank in range(2)
     ]
     try:
-        out, err = ranks[0].communicate(timeout=50)
+        out, err = ranks[0].communicate(timeout=90)
     finally:
         for rank in ranks:
             rank.kill()
@@ -125,12 +124,12 @@ def test_a_wait_for_a_message_that_stopped_within_is_given_up_and_left_behind():
     began_s = time.monotonic()
     out, err = left_behind(1, timeout_s=60)  # neither the wait nor the exit lasts as long as gloo's time-out
     assert time.monotonic() - began_s < 40
-    assert out == ["1 left behind"]
+    assert out[-1] == "1 left behind"
     assert "left behind with 67 MB: gloo has not given it back, and does so after 60 s at the latest (1 of" in err
 
 
 def test_the_number_of_threads_left_behind_is_bounded():
-    out, err = left_behind(LEFT_MAX, timeout_s=15)
+    out, err = left_behind(LEFT_MAX, timeout_s=25)
     assert out[-1] == "True"
     assert f"{LEFT_MAX} threads are left behind in gloo: the next group waits until one returns" in err
 
@@ -231,11 +230,11 @@ def test_sigterm_finishes_the_step_saves_and_says_resume_me(tmp_path):
 
 def test_a_finished_job_is_saved_and_not_done_again(tmp_path):
     first = lone(tmp_path, -1)
-    (saved,) = [path.name for path in tmp_path.glob("save-*")]
+    *earlier, saved = sorted(path.name for path in tmp_path.glob("save-*"))  # a slow machine saves in between, too
     assert saved.endswith("step-15")
     again = lone(tmp_path, -1)
     assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
-    assert [path.name for path in tmp_path.glob("save-*")] == [saved]
+    assert sorted(path.name for path in tmp_path.glob("save-*")) == [*earlier, saved]
 
 
 def test_each_start_shuts_out_the_one_before(tmp_path):
