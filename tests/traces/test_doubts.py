@@ -106,7 +106,7 @@ def test_sim_takes_the_cluster_from_the_record_and_says_so(tmp_path):
 def test_sim_asks_for_a_cluster_where_the_record_names_no_nodes(tmp_path):
     done = brim("sim", "compare", save(tmp_path, "a.csv", "job_id,submit_ms,gpus,run_ms\na,0,1,60000\n"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert "a.csv does not show its cluster: give one, such as --cluster 64x8xH100" in done.stderr
+    assert "a.csv does not show its cluster; give one, such as --cluster 64x8xH100" in done.stderr
 
 
 def test_rows_that_cannot_be_used_are_shown_with_their_share(tmp_path):

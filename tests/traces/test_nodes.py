@@ -117,3 +117,37 @@ def test_every_job_of_a_record_fits_the_cluster_that_is_seen_in_it(tmp_path_fact
     assert fits(trace, trace.cluster, type_codes(trace, trace.cluster)[trace.gpu_type]).all()
     assert trace.cluster.gpus_N.max() <= 8
     assert trace.cluster.num_nodes <= 3
+
+
+def test_a_job_may_divide_its_gpus_unevenly_among_its_nodes(tmp_path):
+    """Six GPUs on two nodes beside jobs of six and four: two on the one node, four on the other."""
+    trace, said = seen(tmp_path, row(1, 0, 9, 6, "n[1-2]"), row(2, 0, 9, 6, "n1"), row(3, 0, 9, 4, "n2"))
+    assert trace.cluster is not None
+    assert trace.cluster.gpus_N.tolist() == [8, 8]
+    assert "how many GPUs each node gave is not recorded for runs on several nodes (1 of them)" in said
+    assert traces.doubts(trace, parse_cluster("2x8xa100")) == []
+
+
+def test_a_job_on_several_nodes_fits_the_cluster_that_only_it_shows(tmp_path):
+    trace, _ = seen(tmp_path, row(1, 1, 9, 8, "n[1-3]", cpu=8))
+    assert trace.cluster is not None
+    assert fits(trace, trace.cluster, type_codes(trace, trace.cluster)[trace.gpu_type]).all()
+
+
+def test_what_jobs_surely_held_is_counted_and_no_more(tmp_path):
+    """An attempt of 0 s, a suspended job and an attempt without an end hold nothing for sure beside other jobs."""
+    head = HEAD.replace("|NodeList", "|NodeList|Suspended")
+    rows = [
+        row(1, 1, 1, 4, "n1"), row(2, 1, 9, 8, "n1"), row(3, 3, 8, 8, "n1"), row(4, 1, None, 8, "n2"),
+        row(4, 5, 9, 8, "n2"),
+    ]  # fmt: skip
+    paused = ["00:00:00", "00:00:00", "00:05:00", "00:00:00", "00:00:00"]
+    text = head + "".join(f"{text[:-1]}|{time}\n" for text, time in zip(rows, paused, strict=True))
+    trace, _ = traces.read(save(tmp_path, "s", text.replace("08:03:00|2026-05-01T08:08", "08:02:00|2026-05-01T08:08")))
+    assert trace.cluster is not None
+    assert trace.cluster.gpus_N.tolist() == [8, 8]
+
+
+def test_a_node_that_never_ran_a_job_does_not_make_the_cluster_wrong(tmp_path):
+    trace, _ = seen(tmp_path, row(1, 0, 30, 8, "n1"), row(2, 0, 30, 8, "n2"), row(3, 0, 30, 8, "n3"))
+    assert traces.doubts(trace, parse_cluster("4x8xa100")) == []

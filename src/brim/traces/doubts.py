@@ -42,7 +42,7 @@ def _of_nodes(trace: Trace, cluster: Cluster) -> list[str]:
     if seen is None:
         return []
     said = []
-    if seen.num_nodes != cluster.num_nodes:
+    if seen.num_nodes > cluster.num_nodes or 2 * seen.num_nodes <= cluster.num_nodes:  # some may never run a GPU job
         said.append(f"the record names {seen.num_nodes:,} nodes with GPUs, but the cluster has {cluster.num_nodes:,}")
     if int(seen.gpus_N.max()) > int(cluster.gpus_N.max()):
         said.append(
@@ -72,6 +72,8 @@ def _of_use(trace: Trace, cluster: Cluster) -> list[str]:
         ]
     at_ms, in_use = _in_use(start_ms, end_ms, gpus)
     lasts_ms, most = np.diff(at_ms), float(in_use.max())
+    if trace.cluster is not None:  # the times of attempts are in it
+        most = min(most, trace.cluster.num_gpus)
     said = []
     if most <= cluster.num_gpus / 2:
         said.append(

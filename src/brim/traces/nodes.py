@@ -2,8 +2,9 @@
 
 The inferred cluster is a lower bound. A node that never ran a GPU job is not seen; a node has at least the GPUs, cores
 and memory that its jobs held at once. Nodes whose names differ only in digits and that have the same GPU type are
-assumed to be alike, each as large as the largest of them. A job on several nodes is assumed to hold equally many GPUs
-on each if their number divides evenly; otherwise it holds at least one on each, and at least the mean on one of them.
+assumed to be alike, each as large as the largest of them. The record does not say how a job on several nodes divided
+its GPUs: certain is one on each, the mean on one of them, and all of them on the nodes of one kind together. Cores and
+memory are assumed to be divided as the GPUs are.
 """
 
 from __future__ import annotations
@@ -62,27 +63,31 @@ def cluster_seen(held: pl.DataFrame, report: ReadReport) -> Cluster | None:
 
     Args:
         held: One row per attempt that started: ``nodes`` (a list of names), ``start`` and ``end`` (ms, null while it
-            runs), ``gpu_milli``, ``cpu_milli`` and ``mem_mib`` of all its nodes together, ``type`` (null for none).
+            runs; equal if it is not certain how long it held its GPUs), ``gpus``, their ``type`` (null for none), and
+            ``gpu_milli``, ``cpu_milli`` and ``mem_mib`` of each of them.
         report: Receives the description.
     """
     held = held.with_columns(pl.col("nodes").list.len().alias("count")).filter(
-        (pl.col("count") > 0) & (pl.col("gpu_milli") > 0)
+        (pl.col("count") > 0) & (pl.col("gpus") > 0) & (pl.col("gpu_milli") > 0)
     )
     if not held.height:
         return None
-    gpus = pl.col("gpu_milli") / WHOLE_GPU
-    parts = pl.when(gpus % pl.col("count") == 0).then(pl.col("count")).otherwise(pl.max_horizontal(gpus, "count"))
-    shared = held.with_columns(
-        *(((pl.col(name) / parts).floor()).cast(pl.Int64) for name in ("gpu_milli", "cpu_milli", "mem_mib")),
-        ((gpus / pl.col("count")).ceil() * WHOLE_GPU).cast(pl.Int64).alias("most_milli"),
-    ).explode("nodes")
-    nodes = _most_at_once(shared).join(_types(shared), on="nodes").with_columns(
-        pl.col("nodes").str.replace_all(r"\d+", "#").alias("stem")
+    on_one = pl.col("count") == 1
+    sure = pl.when(on_one).then(pl.col("gpus")).otherwise((pl.col("gpus") >= pl.col("count")).cast(pl.Int64))
+    shared = held.with_row_index("attempt").with_columns(sure.alias("sure")).explode("nodes")
+    kinds = _types(shared).with_columns(pl.col("nodes").str.replace_all(r"\d+", "#").alias("stem")).with_columns(
+        pl.struct("stem", "type").rank("dense").alias("kind")
     )
-    alike = nodes.group_by("stem", "type").agg(
-        pl.len().alias("count"), pl.col("gpu_milli", "cpu_milli", "mem_mib").max(),
+    shared = shared.drop("type").join(kinds, on="nodes")
+    nodes = _at_least(shared, "nodes", -(-pl.col("gpus") // pl.col("count"))).join(kinds, on="nodes")
+    alike = nodes.group_by("kind", "stem", "type").agg(
+        pl.len().alias("count"), pl.col(*_AMOUNTS).max(),
         (pl.col("gpu_milli") < pl.col("gpu_milli").max()).sum().alias("smaller"),
     )  # fmt: skip
+    together = _most_at_once(_of_kinds(shared), "kind").rename({"gpu_milli": "together"}).select("kind", "together")
+    alike = alike.join(together, on="kind").with_columns(
+        pl.max_horizontal("gpu_milli", -(-pl.col("together") // pl.col("count"))).alias("gpu_milli")
+    )
     most = int(alike["gpu_milli"].max()) // WHOLE_GPU  # type: ignore[arg-type]  # a number: there are rows
     if most > MAX_GPUS_PER_NODE:
         report.cluster = f"{most:,} GPUs in use at once on one node, so no cluster is inferred"
@@ -90,12 +95,30 @@ def cluster_seen(held: pl.DataFrame, report: ReadReport) -> Cluster | None:
     rows = sorted(alike.iter_rows(named=True), key=lambda row: (natural_key(row["stem"]), row["type"]))
     cluster = cluster_of(tuple(_group(row) for row in rows))
     smaller = int(alike["smaller"].sum())
+    divided = int(held.select((~on_one & (pl.col("gpus") > pl.col("count"))).sum()).item())
     report.cluster = (
         f"{cluster}, {cluster.num_gpus:,} GPUs on the nodes that jobs ran on: the most that jobs held at once on each "
         "kind of node; nodes that never ran a GPU job are not seen"
         + (f"; {smaller:,} never held as many GPUs as others of their kind" if smaller else "")
+        + (f"; how many GPUs each node gave is not recorded for runs on several nodes ({divided:,} of them)"
+           if divided else "")
     )
     return cluster
+
+
+_AMOUNTS: Final = ("gpu_milli", "cpu_milli", "mem_mib")
+
+
+def _of_kinds(shared: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per attempt and kind of node: all its GPUs if it ran on one kind, else what is sure on each node.
+
+    Args:
+        shared: One row per attempt and node.
+    """
+    parts = shared.group_by("attempt", "kind").agg(
+        pl.col("start", "end", "gpus", "count", *_AMOUNTS).first(), pl.col("sure").sum(), pl.len().alias("here")
+    )
+    return parts.with_columns(pl.when(pl.col("here") == pl.col("count")).then("gpus").otherwise("sure").alias("sure"))
 
 
 def _group(row: dict[str, Any]) -> NodeGroup:
@@ -106,30 +129,36 @@ def _group(row: dict[str, Any]) -> NodeGroup:
     return NodeGroup(count=row["count"], gpus=-(-row["gpu_milli"] // WHOLE_GPU), gpu_type=row["type"], **extras)
 
 
-def _most_at_once(shared: pl.DataFrame) -> pl.DataFrame:
-    """Return for each node the most GPUs, cores and memory in use at once; ends count before starts."""
-    names = shared["nodes"].unique()
-    code = shared["nodes"].replace_strict(names, range(len(names)), return_dtype=pl.Int64).to_numpy()
+def _at_least(shared: pl.DataFrame, key: str, gpus: pl.Expr) -> pl.DataFrame:
+    """Return for each node the most in use at once, and at least these GPUs of every attempt on it."""
+    single = shared.group_by(key).agg((gpus * pl.col(name)).max().alias(f"{name} of one") for name in _AMOUNTS)
+    together = _most_at_once(shared, key).join(single, on=key)
+    return together.select(key, *(pl.max_horizontal(name, f"{name} of one").alias(name) for name in _AMOUNTS))
+
+
+def _most_at_once(shared: pl.DataFrame, key: str) -> pl.DataFrame:
+    """Return for each value of ``key`` the most that was surely in use at once; ends count before starts."""
+    places = shared[key].unique()
+    code = shared[key].replace_strict(places, range(len(places)), return_dtype=pl.Int64).to_numpy()
     ended = shared["end"].is_not_null().to_numpy()
-    node = np.concatenate((code[ended], code))
+    place = np.concatenate((code[ended], code))
     at_ms = np.concatenate((shared["end"].drop_nulls().to_numpy(), shared["start"].to_numpy()))
-    order = np.lexsort((at_ms, node))  # stable: at one moment, ends stand before starts
-    first = np.flatnonzero(np.diff(node[order], prepend=-1))
-    most = {"nodes": names}
-    for name in ("gpu_milli", "cpu_milli", "mem_mib"):
-        amount = shared[name].to_numpy()
+    order = np.lexsort((at_ms, place))  # stable: at one moment, ends stand before starts
+    first = np.flatnonzero(np.diff(place[order], prepend=-1))
+    most = {key: places}
+    for name in _AMOUNTS:
+        amount = (shared["sure"] * shared[name]).cast(pl.Int64).to_numpy()
         in_use = np.cumsum(np.concatenate((-amount[ended], amount))[order])
         before = np.concatenate(([0], in_use))[first]
         most[name] = pl.Series(np.maximum.reduceat(in_use, first) - before)
-    single = shared.group_by("nodes").agg(pl.col("most_milli").max())
-    together = pl.DataFrame(most).join(single, on="nodes")
-    return together.with_columns(pl.max_horizontal("gpu_milli", "most_milli").alias("gpu_milli"))
+    return pl.DataFrame(most)
 
 
 def _types(shared: pl.DataFrame) -> pl.DataFrame:
-    """Return for each node the GPU type that held the most GPU time, ignoring case."""
+    """Return for each node the GPU type that jobs held most of, ignoring case."""
     spelled = shared.select(
-        "nodes", "gpu_milli", pl.col("type").alias("spelling"), pl.col("type").str.to_lowercase().alias("type")
+        "nodes", (pl.col("gpus") * pl.col("gpu_milli") / pl.col("count")).alias("gpu_milli"),
+        pl.col("type").alias("spelling"), pl.col("type").str.to_lowercase().alias("type"),
     )
     named = spelled.filter(pl.col("type").is_not_null())
     best = named.group_by("nodes", "type").agg(pl.col("gpu_milli").sum()).sort(

@@ -289,11 +289,13 @@ def _cluster_seen(records: Table) -> Cluster | None:
         {"NodeList": nodes, "nodes": [node_names(text) for text in nodes]},
         schema={"NodeList": pl.String, "nodes": pl.List(pl.String)},
     )
-    gpu_milli = pl.col("gpus") * pl.col("share")
-    held = frame.join(lists, on="NodeList").select(
-        "nodes", "start", pl.when(~pl.col("running")).then(pl.col("end")).alias("end"), gpu_milli.alias("gpu_milli"),
-        (-(-pl.col("cpu") * 1_000 // pl.col("gpus")) * pl.col("gpus")).alias("cpu_milli"),
-        (-(-pl.col("mem") // pl.col("gpus")) * pl.col("gpus")).alias("mem_mib"), "type",
+    last = pl.col("start") == pl.col("start").max().over("id")
+    suspended = ~pl.col("running") & (pl.col("run") < pl.col("end") - pl.col("start"))
+    end = pl.when(suspended | (pl.col("running") & ~last)).then("start").when(~pl.col("running")).then("end")
+    held = frame.with_columns(end.alias("end")).join(lists, on="NodeList").select(
+        "nodes", "start", "end", "gpus", "type", pl.col("share").alias("gpu_milli"),
+        (-(-pl.col("cpu") * 1_000 // pl.col("gpus"))).alias("cpu_milli"),
+        (-(-pl.col("mem") // pl.col("gpus"))).alias("mem_mib"),
     )  # fmt: skip
     return cluster_seen(held, records.report)
 
