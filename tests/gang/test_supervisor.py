@@ -35,6 +35,7 @@ from brim.gang.protocol import (
     Waiting,
     encode,
 )
+from brim.gang.ranks import Rank
 from tests.gang.conftest import RANK
 
 
@@ -498,6 +499,44 @@ def test_when_the_zygote_is_killed_the_gang_goes_on_and_can_grow(launch):
     gang.until(training(2))
     assert gang.ask(AskPreempt()).ok
     assert gang.wait() == 75
+
+
+def test_a_stopped_zygote_does_not_keep_a_preempted_gang(launch):
+    gang = launch("--nproc", 2, RANK)
+    os.kill(gang.until(training(2))["zygote"], signal.SIGSTOP)
+    for _ in range(2):
+        assert gang.ask(AskPreempt(grace_s=1.0)).ok
+    assert gang.wait(20) == 75, gang.stderr()
+
+
+def test_the_ends_of_ranks_are_known_although_the_zygote_is_stopped(launch):
+    gang = launch("--nproc", 2, RANK, "steps=300")
+    os.kill(gang.until(training(2))["zygote"], signal.SIGSTOP)
+    assert gang.wait(30) == 0, gang.stderr()
+    assert "does not answer: SIGKILL" in gang.stderr()
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTERM])
+def test_a_gang_whose_zygote_has_started_no_rank_ends_when_preempted(launch, tmp_path, number):
+    (tmp_path / "waits.py").write_text("import time\ntime.sleep(60)\n")
+    gang = launch("--nproc", 2, RANK, preload="waits", env={"PYTHONPATH": str(tmp_path)})
+    zygote = gang.until(lambda status: status["zygote"])["zygote"]
+    if number == signal.SIGSTOP:
+        os.kill(zygote, number)
+    assert gang.ask(AskPreempt(grace_s=1.0)).ok
+    if number == signal.SIGTERM:
+        os.kill(zygote, number)
+    assert gang.wait(20) == 75, gang.stderr()
+
+
+def test_a_second_announcement_delays_no_signal():
+    rank = Rank(0, 0)
+    rank.plan(0.0, 25.0, 30.0)
+    rank.plan(24.0, 25.0, 30.0)
+    assert rank.ladder == [(25.0, signal.SIGTERM), (30.0, signal.SIGKILL)]
+    rank.ladder.pop(0)
+    rank.plan(26.0, 25.0, 30.0)
+    assert rank.ladder == [(30.0, signal.SIGKILL)]
 
 
 def test_a_second_supervisor_on_the_same_path_is_refused(launch):

@@ -30,6 +30,9 @@ class Nursery:
         env: Environment shared by all ranks.
         selector: The zygote's connection is registered here, with ``self`` as data.
         forwarder: Forwards the stderr of ranks; None if their output goes to files.
+
+    Attributes:
+        ready_s: When the present zygote reported that it is ready; None before that.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class Nursery:
         self._job, self._env, self._selector, self._forwarder = job, env, selector, forwarder
         self._starter: Starter | None = None
         self._zygotes = 0
+        self.ready_s: float | None = None
 
     @property
     def alive(self) -> bool:
@@ -82,7 +86,7 @@ class Nursery:
         if self._starter is not None:
             self._selector.unregister(self._starter)
             self._starter.close()
-            self._starter = None
+            self._starter = self.ready_s = None
 
     def _the_starter(self) -> Starter:
         if self._starter is None:

@@ -23,6 +23,8 @@ class Rank:
     id: int
     slot: int
     asked: bool = False
+    asked_s: float = 0.0
+    zombie_s: float | None = None
     pid: int = 0
     handle: int = -1
     how: str = ""
@@ -48,10 +50,13 @@ class Rank:
         return not self.ended
 
     def plan(self, now_s: float, term_after_s: float, kill_after_s: float) -> None:
-        """Schedule SIGTERM and SIGKILL this long from now, or earlier if SIGKILL was already due earlier."""
+        """Schedule SIGTERM and SIGKILL this long from now. A signal that is already due earlier stays so."""
         planned = {number: at_s for at_s, number in self.ladder}
         kill_s = min(now_s + kill_after_s, planned.get(signal.SIGKILL, float("inf")))
-        self.ladder = [(min(now_s + term_after_s, kill_s), signal.SIGTERM), (kill_s, signal.SIGKILL)]
+        term_s = min(now_s + term_after_s, planned.get(signal.SIGTERM, float("inf")), kill_s)
+        terminated = signal.SIGKILL in planned and signal.SIGTERM not in planned
+        self.ladder = [] if terminated else [(term_s, int(signal.SIGTERM))]
+        self.ladder.append((kill_s, int(signal.SIGKILL)))
 
     def as_told(self) -> bool:
         """Whether it ended as expected of a rank that was asked to end."""

@@ -14,6 +14,8 @@ from typing import Any, Final, TypeAlias
 
 from brim.gang import zygote
 
+PRELOAD_S: Final = 600.0
+"""Longest wait for a zygote to be ready. Our choice: torch on a slow network file system takes minutes."""
 _READ_BYTES: Final = 1 << 16
 
 
@@ -67,6 +69,7 @@ class Starter:
 
     def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
         self._connection, self._process = connection, process
+        connection.settimeout(PRELOAD_S)  # a zygote that preloads, or is stopped, does not read
         self._rest = b""
         self._fds: list[int] = []
 

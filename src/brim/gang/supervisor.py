@@ -62,12 +62,16 @@ from brim.gang.protocol import (
     Waiting,
 )
 from brim.gang.ranks import Rank, causes, failure, how, success
-from brim.gang.starter import Ended, Refused, Started, ZygoteLost, ZygoteReady
+from brim.gang.starter import PRELOAD_S, Ended, Refused, Started, ZygoteLost, ZygoteReady
 from brim.gang.zygote import FOLDER_PREFIX
 
 _TICK_S: Final = 0.02
 _LOOK_S: Final = 0.5
 _PAUSE_S: Final = 0.002
+_ANSWER_S: Final = 5.0
+"""How long a zygote may take to report that a process has ended. Our choice: it needs milliseconds."""
+_START_S: Final = 60.0
+"""How long a zygote that is ready may take to start a process. Our choice: it may read the script from a slow disk."""
 
 
 _DIFFERENT_S: Final = 10.0
@@ -161,6 +165,7 @@ class Supervisor:
         if now_s - self._looked_s >= _LOOK_S:
             self._looked_s = now_s
             self._look_for_hung(now_s)
+            self._look_at_zygote(now_s)
 
     def _until_next_s(self) -> float:
         if any(rank.sweep_s is not None for rank in self.ranks.values()):
@@ -232,7 +237,7 @@ class Supervisor:
         env = for_rank(self._env, rank.id, rank.slot, size, self._port, self.job.devices, error_file)
         try:
             self._nursery.start(rank.id, env)
-            rank.asked = True
+            rank.asked, rank.asked_s = True, time.monotonic()
         except OutputError as error:
             self._cannot_start(rank, 126, str(error))
         except OSError as error:
@@ -249,7 +254,7 @@ class Supervisor:
         for word in self._nursery.receive():
             match word:
                 case ZygoteReady(pid=pid):
-                    self._belongings.zygote = pid
+                    self._belongings.zygote, self._nursery.ready_s = pid, time.monotonic()
                 case Started():
                     self._started(word)
                 case Refused(number=number, status=status, detail=detail):
@@ -294,9 +299,35 @@ class Supervisor:
                 continue
             kill(self._belongings.of(rank.id, 0))
             if self._announced or self._failing:
-                self._cannot_start(rank, 126, "the zygote ended before the rank had started")
+                rank.ended, rank.ended_s = True, time.monotonic()
+                rank.ladder.clear()
+                self._obey(self.membership.gone(rank.id))
             else:
                 self._request(rank)
+
+    def _look_at_zygote(self, now_s: float) -> None:
+        """Kill a zygote that does not answer, such as a stopped one. Its ranks become children of this process."""
+        if not self._nursery.alive or not any(self._is_unanswered(rank, now_s) for rank in self.ranks.values()):
+            return
+        pid = self._nursery.pid or self._belongings.zygote
+        self._say(f"the zygote{f' (process {pid})' if pid else ''} does not answer: SIGKILL")
+        if not pid:  # a shared one that has not accepted the connection yet
+            self._lost_zygote()
+            return
+        processes.kill_all(lambda: [found for found in [processes.seen(pid)] if found is not None], self._reaped)
+
+    def _is_unanswered(self, rank: Rank, now_s: float) -> bool:
+        """Whether the zygote should have reported by now that the rank has started or ended."""
+        if not rank.living or not rank.asked:
+            return False
+        if rank.pid:
+            if rank.zombie_s is None and select.select([rank.handle], [], [], 0)[0]:
+                rank.zombie_s = now_s
+            return rank.zombie_s is not None and now_s - rank.zombie_s > _ANSWER_S
+        if (self._announced or self._failing) and rank.ladder and now_s >= rank.ladder[-1][0]:
+            return True
+        ready_s = self._nursery.ready_s
+        return now_s - max(rank.asked_s, ready_s or 0.0) > (PRELOAD_S if ready_s is None else _START_S)
 
     def _lost_rank(self, rank: Rank) -> None:
         """The descriptor of a rank whose zygote is lost shows that the rank has ended."""
