@@ -193,7 +193,7 @@ def test_a_pipe_gets_every_column_and_a_narrow_terminal_says_which_it_lacks(trac
 
     command = [sys.executable, "-m", "brim", "sim", "run", trace, *CLUSTER]
     piped = brim("sim", "run", trace, *CLUSTER, env={**os.environ, "COLUMNS": "40"})
-    for heading in ("rounds/s", "rho p95", "makespan x bound", "told"):
+    for heading in ("rounds/s", "rho p95", "makespan x bound", "estimates"):
         assert heading in piped.stdout
     assert "too narrow" not in piped.stdout
     reader, terminal = pty.openpty()
@@ -218,4 +218,4 @@ def test_jobs_run_on_a_cluster_without_a_named_type_whatever_type_they_ask_for(t
     assert found["cluster"] == "1x4"
     assert found["results"][0]["finished"] == 3
     (said,) = [line for line in found["results"][0]["assumptions"] if "GPU types" in line]
-    assert said == "GPU types that jobs ask for are ignored: the cluster's GPUs have no named type."
+    assert said == "GPU types that jobs ask for do not matter here: the cluster's GPUs have no named type."

@@ -288,7 +288,7 @@ class Supervisor:
     def _lost_zygote(self) -> None:
         """Keep the ranks it has started, as children or by their descriptors; request the others again."""
         self._nursery.drop()
-        self._say("the zygote has ended; running ranks continue")
+        self._say("the process that starts ranks (zygote) has ended; running ranks continue")
         living = [rank for rank in self.ranks.values() if rank.living]
         for rank in living:
             rank.asked = rank.pid > 0

@@ -37,7 +37,7 @@ MAX_BYTES: Final = 5_000_000
 """Largest size of a page; the budget of the Gantt chart keeps pages of any trace below it."""
 _LONGEST_RATIO: Final = 3
 """Bars of the distance to the bound are cut at this multiple of the median, so that an outlier hides no difference."""
-_LEFT_OUT: Final = ("policy", "makespan x bound", "told", "rounds/s", "wall")
+_LEFT_OUT: Final = ("policy", "makespan x bound", "estimates", "rounds/s", "wall")
 """Columns of the terminal's table that the page shows elsewhere or leaves out."""
 _TERMS: Final = {
     "JCT": "Submission to completion, waiting included; mean, median, 99th percentile.",

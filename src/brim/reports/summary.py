@@ -24,7 +24,7 @@ from brim.units import MS_PER_S, S_PER_H
 
 SCHEMA: Final = 1
 """Version of the result JSON; raised when a key changes its meaning or goes away."""
-NO_POWER: Final = "Energy and cost are not modelled: no power or price was given."
+NO_POWER: Final = "Cost is not modelled: no --price was given. Energy is not modelled."
 CONFIDENCE: Final = 0.95
 
 _RESULT_KEYS: Final = (

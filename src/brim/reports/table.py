@@ -18,7 +18,7 @@ from brim.units import S_PER_H, show_duration
 
 _PAIRED: Final = "against first"
 _DROPPED_FIRST: Final = (
-    "rounds/s", "wall", "rho p95", "busy", "told", "makespan x bound", "lost GPU-h", "GPU-h held", "wait p50",
+    "rounds/s", "wall", "rho p95", "busy", "estimates", "makespan x bound", "lost GPU-h", "GPU-h held", "wait p50",
     "JCT p50", "makespan", "cost", "wait-h saved", "requeued", "wait p99", "preempt", "resize", "GPU-h saved",
     "cost saved", _PAIRED, "JCT p99", "alloc",
 )
@@ -105,7 +105,7 @@ def _table(
     lines = cells(rows, record)
     for heading in next(iter(lines.values())):
         if heading not in left_out:
-            table.add_column(heading, justify="left" if heading in ("policy", "told") else "right", no_wrap=True)
+            table.add_column(heading, justify="left" if heading in ("policy", "estimates") else "right", no_wrap=True)
     for name, line in lines.items():
         shown = [Text(cell.text) for heading, cell in line.items() if heading not in left_out]
         table.add_row(*shown, style="yellow" if any(s.incomplete for s in rows.get(name, ())) else None)
@@ -196,7 +196,7 @@ def _cells(policy: str, group: Sequence[Summary], rare: Sequence[str], *, priced
         "rho p95": _mean(group, lambda s: s.metrics.ftf_rho_p95, times),
         "makespan": _mean(group, lambda s: s.metrics.makespan_s, show_duration),
         "makespan x bound": _mean(group, lambda s: s.makespan_ratio, times),
-        "told": Cell(head.estimates),
+        "estimates": Cell(head.estimates),
         "rounds/s": _mean(group, lambda s: s.metrics.rounds_per_s, _whole),
         "wall": _mean(group, lambda s: s.metrics.wall_s, show_duration),
     }

@@ -122,14 +122,15 @@ def _without_preemption(groups: Groups, found: Standing) -> str:
     fair = [policy for policy in found.means_s if not groups[policy][0].oracle]
     calm = [policy for policy in fair if not any(s.metrics.preemptions or s.metrics.resizes for s in groups[policy])]
     if found.best in calm:
-        return f" {found.best} takes no GPUs from running jobs."
+        return f" {found.best} preempts or resizes no running jobs."
     if not calm:
-        return f" {found.best} takes GPUs from running jobs" + (", as all policies here do." if len(fair) > 1 else ".")
+        others = ", as all policies here do" if len(fair) > 1 else ""
+        return f" {found.best} preempts or resizes running jobs{others}."
     best = min(calm, key=found.means_s.__getitem__)
     wait_s = _mean_of([s.metrics.wait_mean_s for s in groups[best]])
     wait = "" if wait_s is None else f" and a mean wait of {show_duration(wait_s)}"
     return (
-        f" {found.best} takes GPUs from running jobs; of the policies that do not, {best} is best, with a mean job "
+        f" {found.best} preempts or resizes running jobs; of the policies that do not, {best} is best, with a mean job "
         f"completion time of {show_duration(found.means_s[best])}{wait}."
     )
 

@@ -244,7 +244,7 @@ def describe(trace: Trace, cluster: Cluster) -> list[str]:
     if len(cluster.gpu_types) == 1 and (trace.gpu_type != NONE).any():
         (only,) = cluster.gpu_types
         why = f"every GPU is {only}" if only else "the cluster's GPUs have no named type"
-        said.append(f"GPU types that jobs ask for are ignored: {why}.")
+        said.append(f"GPU types that jobs ask for do not matter here: {why}.")
     if _groups_stand_for_users(trace):
         said.append("The trace names no users: its groups stand for them in fair shares and run-time histories.")
     elif not trace.users:

@@ -53,16 +53,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--control", metavar="PATH", help="socket to listen on (default: one in a new folder; its path is printed)")
     add("--send", metavar="PATH", help="send a request to the supervisor that listens on PATH")
     add("--devices", default="", metavar="A,B", help="GPUs of the job, in the order of LOCAL_RANK (default: all)")
-    add("--grace", type=float, default=jobs.GRACE_S, metavar="S", help="seconds from an announced stop to SIGKILL")
-    add("--term", type=float, default=jobs.TERM_S, metavar="S", help="last part of --grace, from SIGTERM to SIGKILL")
+    add("--grace", type=float, default=jobs.GRACE_S, metavar="S",
+        help="seconds from an announced stop to SIGKILL (default %(default)g)")  # fmt: skip
+    add("--term", type=float, default=jobs.TERM_S, metavar="S",
+        help="last part of --grace, from SIGTERM to SIGKILL (default %(default)g)")  # fmt: skip
     add("--failure-grace", type=float, default=jobs.FAILURE_GRACE_S, metavar="S",
-        help="seconds from one rank's exception to SIGKILL of the others")  # fmt: skip
+        help="seconds from one rank's exception to SIGKILL of the others (default %(default)g)")  # fmt: skip
     add("--hang", type=float, default=jobs.HANG_S, metavar="S",
-        help="kill a rank that keeps all others waiting this many seconds")  # fmt: skip
+        help="kill a rank that keeps all others waiting this many seconds (default %(default)g)")  # fmt: skip
     add("--replace", type=int, default=0, metavar="N", help="number of dead ranks to replace (default 0)")
     add("--logs", metavar="FOLDER", help="write the output of each rank to a file in FOLDER")
-    add("--zygote", metavar="PATH", help="use the zygote that listens on PATH (default: start one)")
-    add("--preload", default=",".join(zygote.PRELOAD), metavar="A,B", help="modules that a private zygote imports")
+    add("--zygote", metavar="PATH", help="use the fork server (zygote) that listens on PATH (default: start one)")
+    add("--preload", default=",".join(zygote.PRELOAD), metavar="A,B",
+        help="modules that the launcher's own fork server imports in advance")  # fmt: skip
     what = parser.add_mutually_exclusive_group()
     what.add_argument("-m", dest="module", action="store_true", help="run a module, like python -m")
     what.add_argument("--command", action="store_true", help="run a program that is not a Python script")

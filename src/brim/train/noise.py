@@ -28,7 +28,7 @@ Rule = Callable[["Noise", float], float]
 
 
 class Noise:
-    """Smoothed estimates.
+    """Running estimate of the gradient noise, for choosing a batch size.
 
     Args:
         base: Global batch of the start, in samples.
