@@ -119,6 +119,88 @@ def test_a_change_on_one_rank_is_named(change, ranks, name, other, steps):
         assert done == 3 or (steps > 3 and done <= 70)  # one of 7 pieces is looked at in every tenth step
 
 
+def statistic_of_rank_0(run, model):
+    if run.begins_step and run.steps_done == 11 and run.rank == 0:
+        model[1].running_mean.add_(1)
+
+
+def statistic_once_per_step(run, model):
+    if run.begins_step and run.steps_done == 11:
+        model[1].running_mean.add_(1)
+
+
+def statistic_in_every_micro_batch(run, model):
+    if run.steps_done == 11:
+        model[1].running_mean.add_(1)
+
+
+def bias_of_rank_1(run, model):
+    if run.begins_step and run.steps_done == 2 and run.rank == 1:
+        with torch.no_grad():
+            model[2].bias.add_(1)
+
+
+def train_with_statistics(change, skip=False, compile_it=False, steps=24):
+    run = bt.start(logical_workers=4, seed=5, timeout_s=20)
+    model = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Linear(8, 5))
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    norm = torch.compile(model[1], backend=compile_it) if compile_it else model[1]
+    loader = run.loader(Rows("rows", 80), 16, workers=0)
+    try:
+        for _ in run.epochs(100, steps=steps):
+            for x, y in run.steps(loader):
+                change(run, model)
+                hidden = model[0](x)
+                if not skip or float(torch.rand(())) < 0.7:
+                    hidden = norm(hidden)
+                else:
+                    hidden = hidden + 0 * (model[1].weight + model[1].bias)
+                run.backward(loss_of(model[2](hidden), y))
+                run.step()
+    except UserError as error:
+        return str(error), run.steps_done
+    else:
+        return run.digest(), run.steps_done
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "ranks"),
+    [(statistic_of_rank_0, 1), (statistic_of_rank_0, 2), (statistic_of_rank_0, 4), (statistic_once_per_step, 2)],
+)
+@pytest.mark.parametrize("compile_it", [False, "aot_eager"])
+def test_a_statistic_that_some_micro_batches_change_is_named(change, ranks, compile_it):
+    rows = on_ranks(ranks, train_with_statistics, change, False, compile_it)
+    for said, steps in rows:
+        assert "buffer '1.running_mean' was changed by the script in some micro-batches" in said
+        assert steps == 11
+
+
+def unchanged(run, model):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("change", "skip", "compile_it"),
+    [
+        (statistic_in_every_micro_batch, False, False), (statistic_in_every_micro_batch, False, "aot_eager"),
+        (unchanged, True, False),
+    ],
+)  # fmt: skip
+def test_statistics_that_all_micro_batches_change_or_that_a_model_skips_are_no_error(change, skip, compile_it):
+    rows = [row for ranks in (1, 4) for row in on_ranks(ranks, train_with_statistics, change, skip, compile_it)]
+    assert len(set(rows)) == 1
+    assert rows[0][1] == 24
+
+
+def test_a_parameter_of_one_rank_is_named_and_not_the_statistics_of_the_step():
+    for said, steps in on_ranks(2, train_with_statistics, bias_of_rank_1, False, False, 100):
+        assert steps == 80  # the first comparison of this part, within a step
+        assert "parameter '2.bias' is not equal" in said
+        assert "buffer" not in said
+
+
 def test_a_buffer_that_is_too_large_to_be_carried_may_not_change():
     run = bt.start()
     model = Network()

@@ -364,7 +364,8 @@ class Buckets:
         shown = ", ".join(unused[:8]) + (f" and {len(unused) - 8} more" if len(unused) > 8 else "")
         return (
             f"no gradient for {shown}: the loss of this micro-batch does not depend on it. If that is meant, use "
-            "run.prepare(..., unused='zeros'); if it is never trained, parameter.requires_grad_(False) before prepare"
+            "run.prepare(..., unused='zeros'); if it is never trained, parameter.requires_grad_(False) before prepare. "
+            "For several losses (a GAN), call run.backward once, with the sum: see docs/how-to-train-elastically.md"
         )
 
     def _leaf(self, bucket: _Bucket) -> list[Tensor]:

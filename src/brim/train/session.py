@@ -50,7 +50,7 @@ from brim.train.surroundings import (
     static_group,
     tell_exceptions,
 )
-from brim.train.tail import Summary, Tail
+from brim.train.tail import Summary, Tail, same_changes
 from brim.train.update import Schedule, Update
 
 T = TypeVar("T")
@@ -719,9 +719,14 @@ class Run:
     def _require_equal(self, said: Summary, idle: list[int]) -> None:
         """On every rank: compare settings and state where the checksums of the ranks differ."""
         assert self._agreement is not None
+        assert self._tail is not None
+        if not same_changes([word for rank, word in enumerate(said.changes) if rank not in idle]):
+            rows = self._compared(self._tail.changes)
+            raise UserError(self._tail.unequal_changes([row for of_rank in rows for row in of_rank]))
         if len(set(said.settings)) > 1:
             self._agreement.require_equal_settings(self._compared, self.rank, idle)
         if len(set(said.state)) > 1:
+            self._tail.restore()  # else the changes of this step, which differ between ranks, would count
             self._agreement.require_equal_state(self._compared, self.steps_done)
 
     def _compared(self, value: Any, what: str = "step") -> list[Any]:

@@ -11,6 +11,7 @@ where all workers make the same change: whole numbers that differ are an error, 
 from __future__ import annotations
 
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -33,8 +34,17 @@ WATCHED_STEPS = 20
 DIFFERENCE_RATIO = 1e-3
 """Difference of a worker's change to the mean, relative to the change, that is no rounding. Ours: float32 has 1e-7."""
 
-WORDS = 4
+WORDS = 5
 """Numbers of each rank; see `Summary`."""
+
+WAY = 1 << 12
+"""A checksum of changes is below this; two of them are one number of a rank."""
+
+DIFFERS = WAY - 1
+"""Stands for a checksum if the micro-batches of one rank differ."""
+
+Changes = list[tuple[int, int]]
+"""See `Tail.changes`."""
 
 _cuda: Any = torch.cuda
 
@@ -50,6 +60,7 @@ class Summary:
         leave: Whether a rank was asked to leave.
         settings: Checksum of the settings of optimizers; see `brim.train.agreement`.
         state: Checksum of a part of parameters and buffers; 0: not compared in this step.
+        changes: How often running statistics were changed in place in a micro-batch; see `same_changes`.
     """
 
     loss: Tensor
@@ -58,6 +69,7 @@ class Summary:
     leave: bool
     settings: list[int]
     state: list[int]
+    changes: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,10 @@ class Tail:
         modules: Modules whose buffers are carried.
         ranks: Largest possible number of ranks.
         per_worker: Values of logical workers; they come last.
+
+    Attributes:
+        changes: One row per micro-batch of this rank in this step: for each running statistic of batch-norm, how often
+            it was changed in place, without and with the layer's own count of batches taken off.
     """
 
     def __init__(self, modules: Sequence[nn.Module], ranks: int, per_worker: Sequence[PerWorker] = ()) -> None:
@@ -100,6 +116,9 @@ class Tail:
         self._start: dict[torch.dtype, Tensor] = {}
         self._views: dict[torch.dtype, list[Tensor]] = {}
         self._versions: list[int] = []
+        self._statistics = _sort_statistics(modules)
+        self._statistics_before: list[tuple[int, int]] = []
+        self.changes: list[Changes] = []
         self._buffers = sum(place.shape.numel() for place in carried)
         self._watched = WATCHED_STEPS if any(not place.is_norm for place in carried) else 0
         self._own: Tensor | None = None
@@ -121,6 +140,33 @@ class Tail:
             ]
         self._fixed = [(place, place.owner[place.key]) for place, _ in self._fixed]
         self._versions = [tensor._version for _, tensor in self._fixed]
+        self._statistics_before, self.changes = self._statistics_now(), []
+
+    def _statistics_now(self) -> list[tuple[int, int]]:
+        """Return the number of changes in place of each running statistic and of its layer's count of batches."""
+        return [
+            (owner[key]._version, owner["num_batches_tracked"]._version) for _, owner, key in self._statistics
+        ]
+
+    def _count_changes(self) -> None:
+        now, before = self._statistics_now(), self._statistics_before
+        self.changes.append(
+            [(a - b, a - b - (batches - batches_b)) for (a, batches), (b, batches_b) in zip(now, before, strict=True)]
+        )
+
+    def unequal_changes(self, rows: Sequence[Changes]) -> str:
+        """Return the message for changes that differ between micro-batches."""
+        name = "of batch-norm"
+        for number, (statistic, _, _) in enumerate(self._statistics):
+            column = [row[number] for row in rows]
+            if all(len({each[way] for each in column}) > 1 for way in (0, 1)):
+                name = repr(statistic)
+                break
+        return (
+            f"buffer {name} was changed by the script in some micro-batches of one step and not in others, so the "
+            "change would count in part: change it in every micro-batch on every rank, or on every rank between two "
+            "epochs"
+        )
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -128,6 +174,7 @@ class Tail:
         for dtype, places in self._kinds.items():
             if dtype in self._views:
                 torch._foreach_copy_([place.tensor() for place in places], self._views[dtype])
+        self._statistics_before = self._statistics_now()
 
     def check_fixed(self) -> None:
         """Raise if a buffer that is not carried has changed in this step."""
@@ -161,12 +208,14 @@ class Tail:
             out[at : at + len(new)] = change.to(TAIL_DTYPE) * share
             at += len(new)
         self._own = out[:at] / share if self._watched and share else None
+        if share:
+            self._count_changes()
         out[at] = loss.detach().to(TAIL_DTYPE) * share
         if leaf_sq is not None:
             out[at + 1] = leaf_sq
         if said is not None:
             rank, words = said
-            for number, word in enumerate(words):
+            for number, word in enumerate([*words, _changes_word(self.changes)]):
                 out[at + 2 + number * self._ranks + rank] = word
         for each, place in self._places():
             each.put(out[place])
@@ -227,7 +276,7 @@ class Tail:
         rows = [[round(n) for n in words[at : at + ranks]] for at in range(0, WORDS * self._ranks, self._ranks)]
         return Summary(
             loss=total[at].clone(), leaf_sq=total[at + 1].clone(), heard=rows[0], leave=any(rows[1]),
-            settings=rows[2], state=rows[3],
+            settings=rows[2], state=rows[3], changes=rows[4],
         )  # fmt: skip
 
     def _said_before(self, now: Tensor) -> list[float]:
@@ -256,6 +305,40 @@ def _report(name: str, dtype: torch.dtype) -> None:
         "mean of the changes. That is right for a running mean, and wrong for a queue, a minimum or a maximum: keep "
         "such a thing outside of the model, hand it to run.carry, and change it once per step by run.gather\n"
     )
+
+
+def same_changes(words: Sequence[int]) -> bool:
+    """Whether micro-batches have changed the running statistics of batch-norm equally often.
+
+    A layer's forward pass changes its statistics unseen if it is not compiled, and as often as its count of batches if
+    it is. A model may skip layers, so changes are the same if one of the two ways to count finds no difference.
+    """
+    ways = ({word // WAY for word in words}, {word % WAY for word in words})
+    return any(len(way) <= 1 and DIFFERS not in way for way in ways)
+
+
+def _changes_word(rows: Sequence[Changes]) -> int:
+    """Return two checksums of the changes in the micro-batches of a rank, one for each way to count."""
+    seen, unseen = (_checksum([[each[way] for each in row] for row in rows]) for way in (0, 1))
+    return seen * WAY + unseen
+
+
+def _checksum(rows: list[list[int]]) -> int:
+    if any(row != rows[0] for row in rows):
+        return DIFFERS
+    return zlib.crc32(repr(rows[:1]).encode()) % DIFFERS
+
+
+def _sort_statistics(modules: Sequence[nn.Module]) -> list[tuple[str, dict[str, Tensor], str]]:
+    """Return name, owner and key of the running statistics of batch-norm."""
+    return [
+        (f"{path}.{key}".lstrip("."), cast("dict[str, Tensor]", part._buffers), key)
+        for module in modules
+        for path, part in module.named_modules()
+        if isinstance(part, _NormBase) and part._buffers.get("num_batches_tracked") is not None
+        for key in ("running_mean", "running_var")
+        if part._buffers.get(key) is not None
+    ]
 
 
 def _sort_buffers(modules: Sequence[nn.Module]) -> tuple[list[_Place], list[tuple[_Place, Tensor]]]:
