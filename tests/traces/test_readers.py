@@ -69,12 +69,44 @@ def test_sacct(tmp_path):
     }  # fmt: skip
 
 
-def test_sacct_requeued_job_that_waits_again_is_still_running(tmp_path):
-    text = EXAMPLES["sacct"][1].replace("2026-05-01T08:20:00|2026-05-01T08:40:00|Partition_Limit|COMPLETED",
-                                        "Unknown|Unknown|Partition_Limit|PENDING")  # fmt: skip
+@pytest.mark.parametrize("last", [
+    "Unknown|Unknown|Partition_Limit|PENDING", "2026-05-01T08:20:00|2026-05-01T08:40:00|Partition_Limit|REQUEUED",
+])  # fmt: skip
+def test_sacct_requeued_job_that_waits_again_has_not_finished(tmp_path, last):
+    text = EXAMPLES["sacct"][1].replace("2026-05-01T08:20:00|2026-05-01T08:40:00|Partition_Limit|COMPLETED", last)
     trace, report = traces.read(save(tmp_path, "s", text))
     assert "104" not in trace.job_id
-    assert report.dropped["still running when the record ends"] == 2
+    assert report.dropped["requeued, and waiting again when the record ends"] == 1
+    assert report.dropped["still running when the record ends"] == 1
+
+
+def test_sacct_only_attempt_that_was_requeued_has_not_finished(tmp_path):
+    head = "JobID|Submit|Start|End|State|AllocTRES\n"
+    text = head + sacct_rows(1, 2) + sacct_rows(3, 3).replace("COMPLETED", "REQUEUED")
+    trace, report = traces.read(save(tmp_path, "s", text))
+    assert trace.job_id == ("1", "2")
+    assert report.dropped == {"requeued, and waiting again when the record ends": 1}
+
+
+def test_sacct_without_requests_does_not_show_what_a_job_that_never_started_asked_for(tmp_path):
+    head = "JobID|Submit|Start|End|State|AllocTRES\n"
+    pending = "{}|2026-10-25T12:30:00|Unknown|Unknown|PENDING|\n"
+    rows = sacct_rows(1, 2) + sacct_rows(3, 3, "cpu=1,mem=1G") + pending.format(4) + pending.format(2)
+    trace, report = traces.read(save(tmp_path, "s", head + rows))
+    assert trace.job_id == ("1",)
+    assert report.dropped == {
+        "asks for no GPU": 1, "never started": 1, "earlier attempt of a requeued job, merged": 1,
+        "requeued, and waiting again when the record ends": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["helios", "sacct", "swf"])
+def test_a_file_whose_every_row_is_not_utf_8_says_so(tmp_path, key):
+    name, text = EXAMPLES[key]
+    first = text.index("\n", text.rindex("\n;") + 1 if "\n;" in text else 0)
+    rows = text[first:].rstrip("\n").replace("\n", "\n\xe9")
+    with pytest.raises(TraceError, match=r"found byte 0xe9, expected UTF-8 text; iconv -f latin1"):
+        traces.read(save(tmp_path, name, (text[:first] + rows + "\n").encode("latin-1")))
 
 
 def test_sacct_attempt_without_an_end_is_counted(tmp_path):
@@ -102,7 +134,9 @@ def test_sacct_job_during_which_the_clock_was_set_back_is_left_out_and_no_hour_i
     assert len(trace) == 19
     assert list(report.unusable) == [2]
     assert report.dropped == {"cannot be used": 1}
-    assert set(report.repaired) == {"no column Timelimit: no time limit"}
+    assert set(report.repaired) == {
+        "no column Suspended: suspended time counted as run time", "no column Timelimit: no time limit"
+    }
 
 
 def sacct_rows(first, end, tres="gres/gpu=1"):
@@ -124,7 +158,7 @@ def test_sacct_slices_of_a_gpu_are_named_and_count_as_their_share(tmp_path, tres
     assert [trace.gpu_types[code] if code >= 0 else None for code in trace.gpu_type] == [kind] * 3
     profile = tres.split("=")[0].rpartition(":")[2].rpartition("_")[2]
     named = {f"slices of a GPU (MIG {profile}) counted as their share of it": 3} if "gb" in tres else {}
-    assert {reason: rows for reason, rows in report.repaired.items() if "Timelimit" not in reason} == named
+    assert {reason: rows for reason, rows in report.repaired.items() if "no column" not in reason} == named
 
 
 def test_sacct_jobs_with_shards_are_left_out_by_name(tmp_path):

@@ -16,6 +16,7 @@ from brim.units import MS_PER_S
 
 CPU_ONLY: Final = "asks for no GPU"
 NEVER_STARTED: Final = "never started"
+WAITS_AGAIN: Final = "requeued, and waiting again when the record ends"
 STILL_RUNNING: Final = "still running when the record ends"
 
 SLURM_STATES: Final = {

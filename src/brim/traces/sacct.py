@@ -27,6 +27,7 @@ from brim.traces.lifecycle import (
     NEVER_STARTED,
     SLURM_STATES,
     STILL_RUNNING,
+    WAITS_AGAIN,
     at_least_a_second,
     check_run,
     no_negative_wait,
@@ -105,6 +106,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     cluster = _cluster_seen(records)
     table = _merged(records)
     table = table.drop((table.frame["start"] == NONE).to_numpy(), NEVER_STARTED)
+    table = table.drop(table.frame["waits"].to_numpy(), WAITS_AGAIN)
     table = table.drop(table.frame["running"].to_numpy(), STILL_RUNNING)
     column = {name: table.frame[name].to_numpy() for name in table.frame.columns if table.frame[name].dtype == pl.Int64}
     check_run(table, column["run"], "End")
@@ -149,7 +151,13 @@ def _with_gpus(table: Table) -> Table:
     frame = table.frame.with_columns(_resources(table).get_columns())
     wide = Table(file=table.file, frame=frame, report=table.report)
     wide = wide.drop((frame["sharded"] & (frame["gpus"] == 0)).to_numpy(), SHARDED)
-    wide = wide.drop((wide.frame["gpus"] == 0).to_numpy(), CPU_ONLY)
+    no_gpus = (wide.frame["gpus"] == 0).to_numpy()
+    if "ReqTRES" not in table:  # the record shows what a job got, which is nothing until it starts
+        unstarted = no_gpus & wide.blank("AllocTRES")
+        requeued = wide.frame["id"].is_in(wide.frame["id"].filter(pl.Series(~no_gpus)).to_list()).to_numpy()
+        later, no_gpus = unstarted & ~requeued, no_gpus & ~unstarted
+        wide, no_gpus = wide.drop(later, NEVER_STARTED), no_gpus[~later]
+    wide = wide.drop(no_gpus, CPU_ONLY)
     wide.report.repair(
         "GPU type taken from the allocation: the request names none", int(wide.frame["type_allocated"].sum())
     )
@@ -168,7 +176,11 @@ def _records(table: Table) -> Table:
         start_ms = np.where((start_ms == end_ms) & table.blank("AllocTRES"), NONE, start_ms)
     start_ms = np.where(state.is_in(_UNFINISHED).to_numpy() & (end_ms == NONE), NONE, start_ms)
     whole = (start_ms != NONE) & (end_ms != NONE)
-    suspended_ms = _clock_ms(table, "Suspended") if "Suspended" in table else np.zeros(len(table), dtype=np.int64)
+    suspended_ms = np.zeros(len(table), dtype=np.int64)
+    if "Suspended" in table:
+        suspended_ms = _clock_ms(table, "Suspended")
+    else:
+        table.report.repair("no column Suspended: suspended time counted as run time", len(table))
     run_ms = np.where(whole, end_ms - start_ms, 0)
     check_run(table, run_ms, "End")
     suspended_ms = np.where(whole, np.maximum(suspended_ms, 0), 0)
@@ -183,6 +195,7 @@ def _records(table: Table) -> Table:
             for name, values in (
                 ("submit", submit_ms), ("start", start_ms), ("end", end_ms), ("run", run_ms - suspended_ms),
                 ("limit", _limit_ms(table)), ("running", (start_ms != NONE) & (end_ms == NONE)),
+                ("waits", state.is_in(_UNFINISHED).to_numpy() & (start_ms != NONE)),
             )
         ),
     )  # fmt: skip
@@ -214,7 +227,8 @@ def _merged(table: Table) -> Table:
             pl.col("run").sum(),
             pl.col("gpus").max(),
             pl.col("share", "cpu", "mem").sort_by("gpus", maintain_order=True).last(),
-            (pl.col("running").last() | pl.col("State").last().is_in(_UNFINISHED)).alias("running"),
+            pl.col("running").last(),
+            (pl.col("State").last().is_in(_UNFINISHED) & begun.any()).alias("waits"),
             *(pl.col(name).last() for name in _LAST if name in records.columns),
             (pl.col("running") & (pl.int_range(pl.len()) < pl.len() - 1)).sum().alias("endless"),
         )
@@ -282,7 +296,7 @@ def _slice_milli(kind: pl.Expr) -> pl.Expr:
 def _cluster_seen(records: Table) -> Cluster | None:
     if "NodeList" not in records:
         return None
-    frame = records.frame.filter(pl.col("start") != NONE).unique(subset=["id", "start"])
+    frame = records.frame.filter((pl.col("start") != NONE) & (pl.col("gpus") > 0)).unique(subset=["id", "start"])
     names = frame["NodeList"].unique()
     nodes = names.drop_nulls().to_list()
     lists = pl.DataFrame(

@@ -85,6 +85,7 @@ def _table(source: Source, report: ReadReport) -> Table:
     frame = pl.DataFrame({LINE: pl.int_range(1, len(lines) + 1, dtype=pl.Int64, eager=True), "text": lines})
     frame = frame.filter((pl.col("text") != "") & ~pl.col("text").str.starts_with(";"))
     if not frame.height:
+        report.check_unusable(0)  # all rows may be unusable
         raise TraceError(source.file, found="no rows", expected="at least one job")
     fields = frame["text"].str.replace_all(r"\s+", " ").str.split(" ")
     for row, count in zip(frame[LINE], fields.list.len(), strict=True):

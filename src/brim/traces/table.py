@@ -362,6 +362,7 @@ class _Lines:
 def _split(lines: _Lines, kept: list[str], report: ReadReport) -> pl.DataFrame:
     """Return the wanted columns and the line of each row; rows that cannot be split are recorded and left out."""
     if not lines.body or lines.body.isspace():
+        report.check_unusable(0)  # all rows may be unusable
         raise TraceError(lines.file, found="no rows", expected="at least one job")
     frame, reason = None, ""
     try:
