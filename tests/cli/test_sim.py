@@ -308,6 +308,14 @@ def test_the_record_is_left_out_with_the_reason_where_the_replay_is_of_something
 def test_a_trace_that_records_no_starts_has_no_row_as_recorded(trace):
     found = results(brim("sim", "run", trace, "-c", "2x8xV100", "--json"))
     assert found["recorded_left_out"] == "the trace records no start times"
+    found = results(brim("sim", "run", trace, "-c", "2x8xV100", "--json", "--limit", 2))
+    assert found["recorded_left_out"] == "the trace records no start times"
+
+
+@pytest.mark.parametrize("args", [("--limit", "3"), ("--limit", "100")])
+def test_a_choice_of_all_jobs_keeps_the_record(recorded, args):
+    found = results(brim("sim", "run", recorded, "-c", "1x4xV100", "--json", *args))
+    assert found["recorded"]["jobs"] == 3
 
 
 def test_ctrl_c_reports_what_is_done_and_says_partial(tmp_path):

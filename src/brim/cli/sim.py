@@ -209,7 +209,7 @@ def _replay_and_report(
         load(library)  # a wrong name is an error even if no policy asks for the models
     if price is not None and not 0 <= price < float("inf"):
         raise ConfigError(f"--price: found {price:g}, expected a price per GPU-hour, such as 2.50")
-    recorded = _read(path, format, limit, from_date, anonymise)
+    recorded, part = _read(path, format, limit, from_date, anonymise)
     cluster = _cluster_of(recorded, given, max(loads))
     settings = replace(settings, faults=_faults(node_mtbf, job_mtbf, drain, cluster))
     if drop_too_large:
@@ -221,7 +221,7 @@ def _replay_and_report(
     settings = replace(settings, notes=settings.notes + left_out)
     truth.build(recorded, cluster)  # errors in it are found before the first replay
     tasks = _tasks(recorded, cluster, policies, settings, loads, seeds, truth)
-    record = _record(recorded, loads, seeds, truth, part=bool(limit or from_date))
+    record = _record(recorded, loads, seeds, truth, part=part)
     words = sys.argv[1:]
     if anonymise:  # the page shows its command, without the names of folders and of the trace
         words = [re.sub(r"[^=,]*/", "", "TRACE" if word == path else word) for word in words]
@@ -242,6 +242,9 @@ def _record(
     """Return what the trace recorded, if the replays serve the same jobs at the same times for the same run times."""
     from brim.reports.record import NoRecord, record_of
 
+    found = record_of(trace)
+    if isinstance(found, NoRecord):
+        return found
     if 1 not in loads:
         return NoRecord("with --load, jobs do not arrive at their recorded times")
     if seeds != [0]:
@@ -250,7 +253,7 @@ def _record(
         return NoRecord("--limit and --from replay only some of the jobs, but all jobs influenced the recorded waits")
     if truth.name != "rigid":
         return NoRecord(f"with --truth {truth.name}, jobs do not run for their recorded run times")
-    return record_of(trace)
+    return found
 
 
 def _choice(truth: str, profiles: Path | None, elastic_share: float | None) -> Choice:
@@ -259,18 +262,24 @@ def _choice(truth: str, profiles: Path | None, elastic_share: float | None) -> C
     return Choice(name=truth, profiles=profiles, elastic_share=elastic_share)
 
 
-def _read(path: str, format: str | None, limit: int | None, from_date: str | None, anonymise: bool) -> Trace:
+def _read(
+    path: str, format: str | None, limit: int | None, from_date: str | None, anonymise: bool
+) -> tuple[Trace, bool]:
+    """Return the jobs to replay, and whether the trace has others."""
     from brim import traces
     from brim.cli.trace import tell
 
     with waiting(f"reading {path}"):
         trace, report = traces.read(path, format)
     tell(report)
+    jobs = len(trace)
     if anonymise:
         trace = traces.anonymise(trace, traces.own_key())
     if from_date:
         trace = traces.since(trace, from_date)
-    return traces.limit(trace, limit) if limit else trace
+    if limit:
+        trace = traces.limit(trace, limit)
+    return trace, len(trace) < jobs
 
 
 def _cluster_of(trace: Trace, given: Cluster | None, load: float) -> Cluster:
