@@ -97,6 +97,12 @@ def test_what_is_saved_against_the_record_is_over_the_jobs_of_both():
     assert summary.cost == pytest.approx(18.0)
 
 
+def test_less_than_an_hour_of_waiting_is_said_in_seconds():
+    trace = recorded()
+    summaries = summarise([replayed(trace)], record=record_of(trace))
+    assert "the jobs together wait 2 s less than recorded" in verdict({"las": summaries})[1]
+
+
 def test_without_a_record_it_is_saved_against_the_first_policy_where_both_finished_everything():
     trace = recorded()
     quick = replayed(trace, "srtf", first_start_ms=np.zeros(4, dtype=np.int64))

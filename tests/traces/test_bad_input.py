@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -37,6 +39,17 @@ def test_files_that_are_no_trace(tmp_path):
     packed = gzip.compress(EXAMPLES["helios"][1].encode())
     assert "broken gzip file (cut short)" in message(save(tmp_path, "cut.gz", packed[:-9]))
     assert "broken Parquet file" in message(save(tmp_path, "p.parquet", b"PAR1 and then nonsense"))
+
+
+def test_compressed_files_are_read_or_named(tmp_path):
+    name, text = EXAMPLES["helios"]
+    plain, _ = traces.read(save(tmp_path, name, text))
+    for kind, pack in (("bzip2", bz2.compress), ("xz", lzma.compress)):
+        packed = pack(text.encode())
+        trace, _ = traces.read(save(tmp_path, "packed", packed))
+        assert trace.job_id == plain.job_id
+        assert f"a broken {kind} file" in message(save(tmp_path, "cut", packed[:-9]))
+    assert "compressed by zstd" in message(save(tmp_path, "z", b"\x28\xb5\x2f\xfd and more"))
 
 
 def test_unknown_format_name_suggests_the_nearest(tmp_path):

@@ -15,7 +15,7 @@ from brim.policies.presets import PRESETS
 from brim.sim.twin import replay
 from tests.cli.commands import brim
 
-from .examples import save
+from .examples import EXAMPLES, save
 
 RIGHT = parse_cluster("16x4xT4")
 
@@ -107,6 +107,12 @@ def test_sim_asks_for_a_cluster_where_the_record_names_no_nodes(tmp_path):
     done = brim("sim", "compare", save(tmp_path, "a.csv", "job_id,submit_ms,gpus,run_ms\na,0,1,60000\n"))
     assert (done.returncode, done.stdout) == (2, "")
     assert "a.csv does not show its cluster; give one, such as --cluster 64x8xH100" in done.stderr
+
+
+def test_sim_says_that_there_are_no_run_times_before_it_asks_for_a_cluster(tmp_path):
+    done = brim("sim", "compare", save(tmp_path, *EXAMPLES["pollux"]))
+    assert done.returncode == 2
+    assert "no recorded run time" in done.stderr
 
 
 def test_rows_that_cannot_be_used_are_shown_with_their_share(tmp_path):

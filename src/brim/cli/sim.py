@@ -189,6 +189,7 @@ def _replay_and_report(
     from brim.beliefs.library import load
     from brim.core.cluster import parse_cluster
     from brim.policies.presets import find_policy
+    from brim.sim.truth import rigid_run_ms
     from brim.sim.twin import Settings
 
     policies = list(dict.fromkeys(filter(None, names)))
@@ -210,6 +211,8 @@ def _replay_and_report(
     if price is not None and not 0 <= price < float("inf"):
         raise ConfigError(f"--price: found {price:g}, expected a price per GPU-hour, such as 2.50")
     recorded, part = _read(path, format, limit, from_date, anonymise)
+    if truth.profiles is None:
+        rigid_run_ms(recorded, truth.name)  # a trace without run times is an error on every cluster
     cluster = _cluster_of(recorded, given, max(loads))
     settings = replace(settings, faults=_faults(node_mtbf, job_mtbf, drain, cluster))
     if drop_too_large:

@@ -141,6 +141,8 @@ def _saved(best: str, summary: Summary, saved: Comparison) -> str:
     held = "as many GPU-hours" if abs(gpu_h) < _FEW_H else f"{_change(gpu_h, ',.1f', 'GPU-hours less')}"
     cost = "" if money is None or abs(gpu_h) < _FEW_H else f", which costs {_change(money, ',.2f', 'less')}"
     waits = _change(saved.saved_wait_s / S_PER_H, ",.0f", "hours less")
+    if abs(saved.saved_wait_s) < S_PER_H:
+        waits = f"{show_duration(abs(saved.saved_wait_s))} {'less' if saved.saved_wait_s >= 0 else 'more'}"
     return f"Under {best} the jobs together wait {waits} {than}, and hold {held}{cost}."
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import sys
 import zlib
 from collections.abc import Mapping
@@ -12,7 +14,11 @@ from typing import Final
 
 from brim.errors import TraceError
 
-GZIP_MAGIC: Final = b"\x1f\x8b"
+UNPACK: Final = {
+    b"\x1f\x8b": ("gzip", gzip.decompress), b"BZh": ("bzip2", bz2.decompress), b"\xfd7zXZ\0": ("xz", lzma.decompress),
+}  # fmt: skip
+"""First bytes -> name of the compression, and its inverse."""
+ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 PARQUET_MAGIC: Final = b"PAR1"
 STDIN: Final = "-"
 """The path that means standard input."""
@@ -56,10 +62,10 @@ class Source:
 
 
 def open_source(path: str | Path) -> Source:
-    """Read a file, or standard input for ``-``, and decompress it if it is gzip.
+    """Read a file, or standard input for ``-``, and decompress it.
 
     Raises:
-        TraceError: the file is missing, a folder, unreadable, empty, broken gzip, binary, or its header is not UTF-8.
+        TraceError: the file is missing, a folder, unreadable, empty, broken, binary, or its header is not UTF-8.
     """
     file = str(path)
     try:
@@ -75,8 +81,7 @@ def open_source(path: str | Path) -> Source:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise TraceError(file, found=f"cannot be read: {reason[:1].lower()}{reason[1:]}") from None
-    if data.startswith(GZIP_MAGIC):
-        data = _unpacked(file, data)
+    data = _unpacked(file, data)
     if data.startswith(PARQUET_MAGIC):
         return Source(file=file, data=data)
     text = _text(file, data)
@@ -88,11 +93,16 @@ def open_source(path: str | Path) -> Source:
 
 
 def _unpacked(file: str, data: bytes) -> bytes:
-    try:
-        return gzip.decompress(data)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        reason = "cut short" if isinstance(error, EOFError) else str(error)
-        raise TraceError(file, found=f"a broken gzip file ({reason})", expected="an intact one") from None
+    if data.startswith(ZSTD_MAGIC):
+        raise TraceError(file, found="a file compressed by zstd", expected="text, gzip, bzip2 or xz; unzstd unpacks it")
+    for magic, (name, unpack) in UNPACK.items():
+        if data.startswith(magic):
+            try:
+                return unpack(data)
+            except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
+                reason = "cut short" if isinstance(error, EOFError) else str(error)
+                raise TraceError(file, found=f"a broken {name} file ({reason})", expected="an intact one") from None
+    return data
 
 
 def _text(file: str, data: bytes) -> bytes:
