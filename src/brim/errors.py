@@ -13,6 +13,15 @@ BrimError
 from __future__ import annotations
 
 
+def one_line(error: BaseException) -> str:
+    """The message of any exception on one line; its type, if it has no message or cannot say it."""
+    try:
+        words = " ".join(str(error).split())
+    except BaseException:  # the exception comes from a policy file, and so does its __str__
+        words = ""
+    return words or type(error).__name__
+
+
 class BrimError(Exception):
     """Root of all errors raised on purpose; ``exit_code`` is what the command line returns."""
 

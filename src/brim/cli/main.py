@@ -31,6 +31,7 @@ app.command("profile", context_settings={"allow_interspersed_args": False})(prof
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells use it (128 + SIGINT)."""
+CLOSED = "standard output was closed while the command ran: a policy file must not close sys.stdout"
 
 
 def _version(wanted: bool) -> None:
@@ -56,7 +57,7 @@ def main() -> None:
     code = _run()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except (BrokenPipeError, ValueError):  # ValueError: a policy file closed it, after what was written before
         pass
     except OSError as error:
         code = code or _fail(f"cannot write to standard output: {error.strerror}")
@@ -69,19 +70,42 @@ def _run() -> int:
     try:
         app(prog_name="brim")
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0
+        return _ended(end)
     except BrimError as error:
         return _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        print("brim: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        return _interrupted(error)
     except BrokenPipeError:  # the program that reads the output has ended, as in `brim ... | head`
         return 0
     except MemoryError as error:
         return _fail(f"out of memory: {error}" if str(error) else "out of memory")
+    except ValueError:
+        if not sys.stdout.closed:
+            raise
+        return _fail(CLOSED)
     except OSError as error:
         return _fail(f"{error.filename or 'cannot write the result'}: {error.strerror or error}")
     return 0
+
+
+def _ended(end: SystemExit) -> int:
+    """The exit code of a command that ended; a SystemExit from elsewhere, such as a policy file, is a failure."""
+    cause = end.__context__ and end.__context__.__cause__
+    if isinstance(cause, KeyboardInterrupt):  # typer turns it into an exit
+        return _interrupted(cause)
+    trace = end.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    raised_in = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    if trace is not None and raised_in.partition(".")[0] not in ("brim", "typer", "click"):
+        return _fail(f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}: SystemExit: {end.code}")
+    return end.code if isinstance(end.code, int) else 0
+
+
+def _interrupted(error: KeyboardInterrupt) -> int:
+    """Say so; an interrupt that arrives while a part of a policy decides names that part."""
+    print(f"brim: interrupted ({error})" if error.args else "brim: interrupted", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _fail(reason: str, code: int = 1) -> int:

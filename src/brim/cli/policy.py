@@ -66,8 +66,8 @@ def show(name: _Name, output: OutputOption = "table", as_json: JsonOption = Fals
 
     from rich.markup import escape
 
-    from brim.policies.lines import SOCKETS
     from brim.policies.presets import find_policy
+    from brim.policies.sockets import SOCKETS
     from brim.units import show_duration
 
     wanted = output_of(output, as_json)
@@ -165,7 +165,7 @@ def _module_name(name: str) -> str:
 
 def listed(policies: Sequence[Policy], parts: dict[str, tuple[type, ...]]) -> dict[str, Any]:
     """Describe the presets for ``policy list``; kept in a file, because importing them takes half a second."""
-    from brim.policies.lines import SOCKETS
+    from brim.policies.sockets import SOCKETS
 
     rows = [
         {"name": p.name, **{part: str(getattr(p, part)) for part in SOCKETS}, "oracle": p.oracle, "source": p.source}

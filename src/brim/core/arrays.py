@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,5 @@ ArrayT = TypeVar("ArrayT", bound=NDArray[Any])
 
 
 def frozen(array: ArrayT) -> ArrayT:
-    """Return the array itself, made read-only."""
-    array.setflags(write=False)
-    return array
+    """Return a read-only view of the array that, unlike a read-only array, ``setflags`` cannot make writable again."""
+    return cast(ArrayT, np.asarray(memoryview(cast(Any, array)).toreadonly()))

@@ -277,10 +277,10 @@ class ClusterState:
         held_ms = np.where(holds, now_ms - block[_SINCE], 0)
         block[_RUN] += np.where(runs, now_ms - block[_RUNNING_SINCE], 0)
         block[_SERVICE] += held_ms * block[_GPUS_NOW] * block[_SHARE_NOW] // WHOLE_GPU
-        block.setflags(write=False)
+        block = frozen(block)
         floats = self._floats[:, : self._used].copy()
         floats[_DONE] += np.where(runs, floats[_PACE] * (now_ms - self._told_ms[: self._used]) / MS_PER_S, 0.0)
-        floats.setflags(write=False)
+        floats = frozen(floats)
         return Snapshot(
             now_ms=now_ms,
             jobs=JobTable(*block, *floats),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from brim.core.arrays import BoolArray, FloatArray, IntArray
+from brim.core.arrays import BoolArray, FloatArray, IntArray, frozen
 from brim.core.lifecycle import Phase
 
 _PENDING, _STARTING, _RUNNING = int(Phase.PENDING), int(Phase.STARTING), int(Phase.RUNNING)
@@ -234,5 +234,4 @@ class UserTable:
         return len(self.name)
 
 
-EMPTY: IntArray = np.empty(0, dtype=np.int64)
-EMPTY.setflags(write=False)
+EMPTY: IntArray = frozen(np.empty(0, dtype=np.int64))

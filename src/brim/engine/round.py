@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import Undeclared
 from brim.core.actions import Action, Plan, Preempt, Reject, Resize, Start, Tune
-from brim.core.arrays import BoolArray, IntArray
+from brim.core.arrays import BoolArray, IntArray, frozen
 from brim.core.checks import check_plan
 from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
-from brim.core.tables import Grants, JobTable
+from brim.core.tables import Grants, JobTable, NodeTable, SeenSteps, UserTable
 from brim.core.trace import NONE
-from brim.errors import BrimError, PlanError
+from brim.errors import BrimError, ConfigError, PlanError, UserError, one_line
 from brim.policies.lines import raised_at
 from brim.policies.sockets import Policy, Sizes
 from brim.units import WHOLE_GPU
 
 _RUNS, _NOT_NOW = int(Why.RUNS), int(Why.NOT_NOW)
+_MOST_LOADERS: Final = 4096
+"""Most loader workers per rank where the cores of a node are not known: more than any machine has cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,34 +59,35 @@ def run_round(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> RoundResu
     memo = None
     withheld = replace(beliefs, run_times=Undeclared())
 
-    def told(part: object) -> Beliefs:
-        return beliefs if getattr(part, "asks_run_times", False) else withheld
+    def told(socket: str) -> Beliefs:
+        return replace(beliefs) if policy.declares(socket, "asks_run_times") else withheld
 
-    with _part(policy, "order"):
+    with _part(policy, "order", snapshot):
         remember = getattr(policy.order, "remember", None)  # 0 what it remembers of earlier rounds
         if remember is not None:
-            new = remember(snapshot)
-            _check_column(new, size)
+            new = _column(remember(snapshot), size)
             if not np.array_equal(new, snapshot.jobs.memo):
                 memo = new
-                snapshot = replace(snapshot, jobs=replace(snapshot.jobs, memo=memo))
-        order = policy.order(snapshot, told(policy.order))  # 1 which job first
+    if memo is not None:
+        snapshot = replace(snapshot, jobs=replace(snapshot.jobs, memo=memo))
+    with _part(policy, "order", snapshot):
+        order = _column(policy.order(snapshot, told("order")), size)  # 1 which job first
         _check_permutation(order, size)
-    with _part(policy, "size"):
-        sizes = policy.size(snapshot, told(policy.size), order)  # 2 how many GPUs, which batch
+    with _part(policy, "size", snapshot):
+        sizes = _own_sizes(policy.size(snapshot, told("size"), order), size)  # 2 how many GPUs, which batch
         _check_sizes(sizes, snapshot.jobs)
-    with _part(policy, "place"):
-        placed = policy.place(snapshot, told(policy.place), order, sizes)  # 3 which GPUs
+    with _part(policy, "place", snapshot):
+        placed = _own_grants(policy.place(snapshot, told("place"), order, replace(sizes)), size)  # 3 which GPUs
         check_grants(placed, snapshot)
         check_sizes_kept(placed, sizes, snapshot.jobs)
-    with _part(policy, "fill"):
-        wanted = policy.fill(snapshot, told(policy.fill), placed)  # 4 which jobs use the remaining GPUs
-        if wanted is not placed:
+    with _part(policy, "fill", snapshot):  # 4 which jobs use the remaining GPUs
+        wanted = _own_grants(policy.fill(snapshot, told("fill"), replace(placed)), size)
+        if not _same_grants(wanted, placed):
             check_grants(wanted, snapshot)
             check_only_added(placed, wanted, snapshot.jobs)
-    with _part(policy, "feed"):
-        loaders = policy.feed(snapshot, told(policy.feed), wanted)  # 5 how many loader processes
-        _check_column(loaders, size)
+    with _part(policy, "feed", snapshot):
+        loaders = _column(policy.feed(snapshot, told("feed"), replace(wanted)), size)  # 5 how many loader processes
+        _check_loaders(loaders, snapshot)
     plan = Plan(snapshot.now_ms, difference(snapshot, sizes, wanted, loaders))
     if not policy.changes_running:
         _check_left_alone(plan, policy)
@@ -89,50 +97,114 @@ def run_round(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> RoundResu
 
 
 class _part:  # noqa: N801 - reads as a word in a with statement; a generator would cost microseconds each round
-    """Turns any error of a policy's part into one line that names the policy, the part, the file and the line."""
+    """Turns any error of a policy's part into one line that names the policy, the part, the file and the line.
 
-    __slots__ = ("_name", "_policy")
+    A part that replaced a column of the snapshot, which is the same object for all parts, is refused as well.
+    """
 
-    def __init__(self, policy: Policy, name: str) -> None:
-        self._policy, self._name = policy, name
+    __slots__ = ("_before", "_name", "_policy", "_snapshot")
+
+    def __init__(self, policy: Policy, name: str, snapshot: Snapshot) -> None:
+        self._policy, self._name, self._snapshot = policy, name, snapshot
+        self._before = tuple(_contents(snapshot))
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None or isinstance(error, KeyboardInterrupt):
-            return
         part = f"policy {self._policy.name!r}, {self._name}"
-        if isinstance(error, PlanError):
-            raise PlanError(f"{part}: {error}") from error
-        if not isinstance(error, BrimError):  # SystemExit too: a part must not end the program
-            where = raised_at(getattr(self._policy, self._name), error.__traceback__)
-            raise PlanError(
-                f"{part}: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
-            ) from error
+        if error is None:
+            if not _is_unchanged(self._snapshot, self._before):
+                raise PlanError(f"{part}: it replaced a column of the snapshot, which parts may only read")
+            return
+        words = one_line(error)
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(part) from error
+        if isinstance(error, BrimError):
+            raise (ConfigError if isinstance(error, UserError) else PlanError)(f"{part}: {words}") from error
+        where = raised_at(getattr(self._policy, self._name), error.__traceback__)  # SystemExit, too, ends in one line
+        words = f"{type(error).__name__}: {words}" if words != type(error).__name__ else words
+        raise PlanError(f"{part}: {words}" + (f" ({where})" if where else "")) from error
+
+
+_ATTRIBUTES: Final = tuple(
+    attrgetter(*(f"{table}{field.name}" for field in fields(kind))) for table, kind in (
+        ("", Snapshot), ("jobs.", JobTable), ("nodes.", NodeTable), ("grants.", Grants), ("users.", UserTable),
+        ("seen.", SeenSteps),
+    )
+)
+
+
+def _contents(snapshot: Snapshot) -> Iterator[object]:
+    """Every attribute of a snapshot, then of its tables, in a fixed order."""
+    return chain.from_iterable(read(snapshot) for read in _ATTRIBUTES)
+
+
+def _is_unchanged(snapshot: Snapshot, before: tuple[object, ...]) -> bool:
+    try:
+        return all(map(is_, before, _contents(snapshot)))
+    except AttributeError:  # a column was deleted
+        return False
+
+
+def _column(given: object, size: int, kind: str = "i") -> NDArray[Any]:
+    """A copy of a column that a part returned, as a plain array that nobody can write to; checks type and length.
+
+    The part could change its own array after the checks, and an array of a class of its own could answer them.
+    """
+    column = np.asarray(given) if isinstance(given, np.ndarray) else None
+    if column is None or column.shape != (size,) or column.dtype.kind != kind:
+        values = "truth values" if kind == "b" else "integers"
+        raise PlanError(f"expected {size} {values}, one per job, found {_short(given)}")
+    return frozen(column.astype(np.int64 if kind == "i" else np.bool_))
+
+
+def _own_sizes(given: Sizes, size: int) -> Sizes:
+    batch, analyse, reject = given.global_batch, given.analyse, given.reject
+    return Sizes(
+        gpus=_column(given.gpus, size), global_batch=_column(batch, size if len(batch) else 0),
+        analyse=_column(analyse, size if len(analyse) else 0, "b"),
+        reject=_column(reject, size if len(reject) else 0, "b"),
+    )
+
+
+def _own_grants(given: Grants, size: int) -> Grants:
+    job = given.job
+    rows = len(job)
+    return Grants(
+        job=_column(job, rows), node=_column(given.node, rows), gpu=_column(given.gpu, rows),
+        share_milli=_column(given.share_milli, rows), why=_column(given.why, size),
+        blocker=_column(given.blocker, size),
+    )
+
+
+_GRANTS: Final = attrgetter(*(field.name for field in fields(Grants)))
+
+
+def _same_grants(one: Grants, other: Grants) -> bool:
+    return all(map(np.array_equal, _GRANTS(one), _GRANTS(other)))
+
+
+def _check_loaders(loaders: IntArray, snapshot: Snapshot) -> None:
+    """Check that no job gets more loader workers than the largest node has cores."""
+    most = min(max(int(snapshot.nodes.cpu_milli.max(initial=0)) // 1000, 1), _MOST_LOADERS)
+    wrong = np.flatnonzero((loaders < 0) | (loaders > most))
+    if len(wrong):
+        row = int(wrong[0])
+        raise PlanError(
+            f"job {snapshot.jobs.id[row]} gets {loaders[row]} loader workers per rank: expected 0 to {most}, the cores "
+            "of the largest node"
+        )
 
 
 def _check_permutation(order: IntArray, size: int) -> None:
     """Check the order, because the compiled walk has no bounds checks and would read a wrong row from anywhere."""
-    _check_column(order, size)
     if size and (order.min() < 0 or order.max() >= size or np.bincount(order, minlength=size).max() > 1):
         raise PlanError(f"expected each of the {size} job rows once, found {_short(order)}")
 
 
-def _check_column(column: IntArray, size: int) -> None:
-    if getattr(column, "shape", None) != (size,) or column.dtype.kind != "i":
-        raise PlanError(f"expected {size} integers, one per job, found {_short(column)}")
-
-
 def _check_sizes(sizes: Sizes, jobs: JobTable) -> None:
-    """Check that every column has the right length and every size is one the job can run on."""
-    size = len(jobs)
-    _check_column(sizes.gpus, size)
-    if len(sizes.global_batch):
-        _check_column(sizes.global_batch, size)
-    for column in (sizes.analyse, sizes.reject):
-        if len(column) and column.shape != (size,):
-            raise PlanError(f"expected {size} truth values, one per job, found {_short(column)}")
+    """Check that every size is one the job can run on."""
     legal = (jobs.gpus_min <= sizes.gpus) & (sizes.gpus <= jobs.gpus_max)
     wrong = np.flatnonzero(~legal & (sizes.gpus != 0) & (sizes.gpus != jobs.gpus))
     if len(wrong):
@@ -143,12 +215,8 @@ def _check_sizes(sizes: Sizes, jobs: JobTable) -> None:
 
 
 def check_grants(grants: Grants, snapshot: Snapshot) -> None:
-    """Check that columns have the right lengths, rows and GPUs exist, and all GPUs of a job have one share."""
+    """Check that rows and GPUs exist, and all GPUs of a job have one share."""
     size, nodes = len(snapshot.jobs), snapshot.nodes
-    for column in (grants.job, grants.node, grants.gpu, grants.share_milli):
-        _check_column(column, len(grants.job))
-    _check_column(grants.why, size)
-    _check_column(grants.blocker, size)
     if size and (grants.blocker.min() < -1 or grants.blocker.max() >= size):
         raise PlanError(f"expected job rows or -1 as blockers, found {_short(grants.blocker)}")
     if not len(grants):
@@ -222,7 +290,9 @@ def _reasons(wanted: Grants, jobs: JobTable) -> tuple[IntArray, IntArray]:
 
 
 def _short(value: object) -> str:
-    words = f"{getattr(value, 'dtype', type(value).__name__)} {value}".replace("\n", "")
+    if isinstance(value, np.ndarray):
+        value = np.asarray(value)
+    words = " ".join(f"{getattr(value, 'dtype', type(value).__name__)} {value}".split())
     return words if len(words) <= 60 else words[:57] + "..."
 
 

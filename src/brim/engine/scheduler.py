@@ -48,7 +48,7 @@ class Scheduler:
     @property
     def _idle(self) -> bool:
         """Whether no round could change anything: no job waits, and the size part can resize no running job."""
-        return not self.state.num_waiting and not (self.policy.size.resizes_running and len(self.state))
+        return not self.state.num_waiting and not (self.policy.resizes_running and len(self.state))
 
     def observe(self, event: Event) -> None:
         """Record one event and apply it to the state."""

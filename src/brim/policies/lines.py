@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Final
 
-from brim.policies.sockets import Policy
-
-SOCKETS: Final = ("order", "size", "place", "feed", "fill")
+from brim.policies.sockets import SOCKETS, Policy
 
 
 def line_of(part: object) -> str:
-    """File and line of the part's ``__call__``, as ``mine.py:12``; empty if it is not written in Python."""
-    code = getattr(type(part).__call__, "__code__", None) or getattr(part, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+    """File and line of the part's ``__call__``, as ``mine.py:12``; empty if it is not written in Python.
+
+    For a class that inherits ``__call__``, the line of its own first function, so that the file is its author's.
+    """
+    for kind in type(part).__mro__:
+        own = vars(kind)
+        found = [own.get("__call__"), *own.values(), part if kind is type(part) else None]
+        for code in (getattr(getattr(value, "fget", value), "__code__", None) for value in found):
+            if code is not None and not code.co_filename.startswith("<"):
+                return f"{code.co_filename}:{code.co_firstlineno}"
+    return ""
 
 
 def own_parts(policy: Policy) -> dict[str, object]:

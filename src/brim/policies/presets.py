@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
-from brim.errors import ConfigError
+from brim.errors import ConfigError, one_line
 from brim.policies.feed.even import Even
 from brim.policies.fill.none import NoFill
 from brim.policies.order.arrival import Arrival
@@ -116,7 +116,7 @@ def _from_file(path: Path) -> Policy:
         where = f"{path}:{lines[-1]}" if lines else str(path)
         if isinstance(error, OSError) and not lines:
             raise ConfigError(f"policy file {where}: cannot be read: {error.strerror}") from None
-        raise ConfigError(f"policy file {where}: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"policy file {where}: {type(error).__name__}: {one_line(error)}") from error
     return _policy_in(vars(module), str(path))
 
 

@@ -15,8 +15,11 @@ from brim.beliefs.beliefs import Beliefs
 from brim.core.arrays import BoolArray, IntArray, frozen
 from brim.core.snapshot import Snapshot
 from brim.core.tables import EMPTY, Grants
-from brim.errors import ConfigError
+from brim.errors import ConfigError, one_line
 
+SOCKETS: Final = ("order", "size", "place", "feed", "fill")
+_DECLARATIONS: Final = ("asks_run_times", "resizes_running", "moves_running", "asks_exchange")
+_LONGEST_MS: Final = 1 << 53
 NOBODY: Final = frozen(np.zeros(0, dtype=np.bool_))
 
 
@@ -120,27 +123,71 @@ class Policy:
     oracle: bool = False
     source: str = ""
 
+    _declared: frozenset[tuple[str, str]] = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and self.name and self.name.isprintable()):
+            raise ConfigError(f"policy name {self.name!r}: expected one or more printable characters")
+        for what in ("period_ms", "gap_ms"):
+            value = getattr(self, what)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LONGEST_MS:
+                raise ConfigError(
+                    f"policy {self.name!r}: {what} is {value!r}, expected a whole number from 0 to {_LONGEST_MS}"
+                )
         if self.fixed_rounds and self.period_ms <= 0:
             raise ConfigError(f"policy {self.name!r}: fixed_rounds needs a period_ms above 0, found {self.period_ms}")
-        if not hasattr(self.size, "resizes_running"):
+        object.__setattr__(self, "_declared", frozenset(
+            (socket, what) for socket in SOCKETS for what in _DECLARATIONS if self._read(socket, what)
+        ))
+
+    def _read(self, socket: str, what: str) -> bool:
+        """Read what a part declares, once: an attribute may be a property, which can raise or change."""
+        part = getattr(self, socket)
+        try:
+            _check_part(f"policy {self.name!r}", socket, part)
+            return bool(getattr(part, what, False))
+        except ConfigError:
+            raise
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(f"policy {self.name!r}, {socket}") from error
+        except BaseException as error:  # SystemExit, too, ends in one line
             raise ConfigError(
-                f"policy {self.name!r}: its size part {type(self.size).__name__} does not say whether it may change "
-                "running jobs: add `resizes_running: ClassVar[bool] = False` (or True) to it"
-            )
+                f"policy {self.name!r}, {socket}: {what} raises {type(error).__name__}: {one_line(error)}"
+            ) from error
+
+    def declares(self, socket: str, what: str) -> bool:
+        """Whether a part has a true attribute of this name, as read when the policy was made."""
+        return (socket, what) in self._declared
+
+    @property
+    def resizes_running(self) -> bool:
+        """Whether the size part may change running jobs."""
+        return self.declares("size", "resizes_running")
 
     @property
     def changes_running(self) -> bool:
         """Whether some part may resize, move or tune running jobs; otherwise the policy may only preempt them."""
-        return bool(self.size.resizes_running or getattr(self.place, "moves_running", False))
+        return self.resizes_running or self.declares("place", "moves_running")
 
     @property
     def asks_run_times(self) -> bool:
         """Whether some part reads estimates of run times; parts that do not declare it receive none."""
-        parts = (self.order, self.size, self.place, self.feed, self.fill)
-        return any(getattr(part, "asks_run_times", False) for part in parts)
+        return any(self.declares(socket, "asks_run_times") for socket in SOCKETS)
 
     @property
     def asks_exchange(self) -> bool:
         """Whether the size part reads the times of gradient exchanges, which are measured before the replay begins."""
-        return bool(getattr(self.size, "asks_exchange", False))
+        return self.declares("size", "asks_exchange")
+
+
+def _check_part(policy: str, socket: str, part: object) -> None:
+    kind = type(part).__name__
+    if isinstance(part, type):
+        raise ConfigError(f"{policy}, {socket}: found the class {part.__name__}, expected {part.__name__}()")
+    if not callable(part):
+        raise ConfigError(f"{policy}, {socket}: found {kind}, expected a part that can be called")
+    if socket == "size" and not hasattr(part, "resizes_running"):
+        raise ConfigError(
+            f"{policy}: its size part {kind} does not say whether it may change running jobs: add "
+            "`resizes_running: ClassVar[bool] = False` (or True) to it"
+        )

@@ -251,7 +251,7 @@ class _Twin:
         self._attempts: dict[int, _Attempt] = {}
         self._leaving: dict[int, int] = {}  # GPU -> time at which the leaving job frees it
         self._saved_ms: dict[int, int] = {}  # job -> time at which its last save is done
-        self._chooses = policy.size.resizes_running and not policy.oracle
+        self._chooses = policy.resizes_running and not policy.oracle
         self._heard: set[int] = set()  # models whose steps some job reported
         self._dependents: dict[int, list[int]] = {}
         for job, after in enumerate(trace.after.tolist()):

@@ -119,7 +119,7 @@ def decide(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> Decision:
 def rule_of(error: PlanError) -> str:
     """The rule that a policy breaks when its plan is refused with this error."""
     said = str(error)
-    if "read-only" in said or "WRITEABLE" in said:
+    if "read-only" in said or "WRITEABLE" in said or "replaced a column of the snapshot" in said:
         return PURE
     return STAYS if "none of its parts declares this" in said else SOUND
 

@@ -15,11 +15,13 @@ from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.errors import ConfigError
+from brim.policies.place.inputs import check_inputs
 from brim.policies.place.room import CONSOLIDATE, FRAGMENTATION, SPREAD, WORST_FIT
 from brim.policies.place.walk import RESERVE, SKIP, STOP, Held, Jobs, walk
 from brim.policies.sockets import Sizes
 
 Misfit = Literal["stop", "skip", "reserve"]
+RULES: Final = (CONSOLIDATE, SPREAD, FRAGMENTATION, WORST_FIT)
 MISFIT: Final[dict[str, int]] = {"stop": STOP, "skip": SKIP, "reserve": RESERVE}
 _HELD, _STOPPING = int(Phase.HELD), int(Phase.STOPPING)
 _RUNS = int(Why.RUNS)
@@ -125,6 +127,10 @@ def task_classes(snapshot: Snapshot) -> FloatArray:
 def _place(
     snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes, rule: int, misfit: Misfit
 ) -> Grants:
+    if rule not in RULES or misfit not in MISFIT:
+        raise ConfigError(f"rule {rule!r} with misfit {misfit!r}: expected a rule of brim.policies.place.room, and one "
+                          f"of {', '.join(MISFIT)}")
+    check_inputs(snapshot, order, sizes.gpus)
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
     share_milli = np.where(jobs.holds, jobs.share_now, jobs.share_milli)
     columns = Jobs(

@@ -14,6 +14,7 @@ from brim.core.lifecycle import Phase
 from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
+from brim.policies.place.inputs import check_inputs
 from brim.policies.place.parts import NO_CLASSES
 from brim.policies.place.room import CONSOLIDATE, CPU, MEM, WHOLE, WHOLES, Ask, Room, choose, empty_room
 from brim.policies.place.walk import give_pairs, take_pairs
@@ -40,6 +41,7 @@ class Repack:
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
         """See ``Place``."""
+        check_inputs(snapshot, order, sizes.gpus)
         jobs, want = snapshot.jobs, sizes.gpus.copy()
         board = _Board(snapshot, want)
         rank = np.empty_like(order)
