@@ -48,6 +48,25 @@ def test_a_policy_that_gambles_is_caught_with_its_rule(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("body", "code", "said"), [
+    ("def __repr__(self): raise SystemExit(0)", 1, "mine.py:3: SystemExit: 0"),
+    ("asks_run_times = property(lambda self: exit())", 2, "policy 'mine', order: asks_run_times raises SystemExit"),
+    ("asks_run_times = property(lambda self: end())", 130, "brim: interrupted (policy 'mine', order)"),
+    ("def __repr__(self): sys.stdout.close(); return ''", 1, "standard output was closed while the command ran"),
+])
+def test_a_part_does_not_end_the_command_unnoticed(tmp_path, body, code, said):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        f"import sys; from dataclasses import replace; from brim.policies.presets import *\nclass Mine(Arrival):\n"
+        f"    {body}\ndef end(): raise KeyboardInterrupt\n"
+        "policy = replace(find_policy('fifo'), name='mine', order=Mine())\n"
+    )
+    done = brim("policy", "show", path)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("body", ["raise SystemExit(0)", "import sys; sys.exit()"])
 def test_a_part_cannot_end_the_program_unseen(tmp_path, body):
     path, trace = tmp_path / "ends.py", tmp_path / "t.parquet"

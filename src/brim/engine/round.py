@@ -120,8 +120,10 @@ class _part:  # noqa: N801 - reads as a word in a with statement; a generator wo
         words = one_line(error)
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(part) from error
+        if isinstance(error, PlanError | UserError):
+            raise (PlanError if isinstance(error, PlanError) else ConfigError)(f"{part}: {words}") from error
         if isinstance(error, BrimError):
-            raise (ConfigError if isinstance(error, UserError) else PlanError)(f"{part}: {words}") from error
+            return
         where = raised_at(getattr(self._policy, self._name), error.__traceback__)  # SystemExit, too, ends in one line
         words = f"{type(error).__name__}: {words}" if words != type(error).__name__ else words
         raise PlanError(f"{part}: {words}" + (f" ({where})" if where else "")) from error
