@@ -48,7 +48,8 @@ def can_take_lane(policy: Policy, trace: Trace, faults: Faults, believed: RunTim
     return (
         type(policy) is Policy and type(policy.order) in (Arrival, ShortestJob) and type(policy.size) is AsAsked
         and type(policy.place) in (Consolidate, Spread) and type(policy.feed) is Even and type(policy.fill) is NoFill
-        and policy.place.misfit in MISFIT and fixed and not policy.period_ms and not policy.gap_ms and not faults.any
+        and getattr(policy.place, "misfit", "") in MISFIT and fixed and not policy.period_ms and not policy.gap_ms
+        and not faults.any
         and bool((trace.after == NONE).all())
     )
 
