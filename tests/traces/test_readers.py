@@ -80,6 +80,13 @@ def test_sacct_requeued_job_that_waits_again_has_not_finished(tmp_path, last):
     assert report.dropped["still running when the record ends"] == 1
 
 
+def test_sacct_header_that_is_repeated_is_no_unusable_row(tmp_path):
+    head = "JobID|Submit|Start|End|State|AllocTRES\n"
+    trace, report = traces.read(save(tmp_path, "s", head + sacct_rows(1, 2) + head + sacct_rows(3, 3)))
+    assert trace.job_id == ("1", "2", "3")
+    assert (report.dropped, report.unusable) == ({"header line, repeated": 1}, {})
+
+
 def test_sacct_only_attempt_that_was_requeued_has_not_finished(tmp_path):
     head = "JobID|Submit|Start|End|State|AllocTRES\n"
     text = head + sacct_rows(1, 2) + sacct_rows(3, 3).replace("COMPLETED", "REQUEUED")

@@ -12,6 +12,7 @@ from brim import traces
 from brim.cli.trace import app
 from brim.core.cluster import parse_cluster
 from brim.errors import TraceError
+from tests.cli.commands import brim
 
 from .examples import EXAMPLES, save
 
@@ -69,3 +70,11 @@ def test_synth_and_convert(tmp_path):
 
 def test_errors_reach_the_caller(tmp_path):
     assert isinstance(CliRunner().invoke(app, ["info", str(tmp_path / "absent")]).exception, TraceError)
+
+
+def test_gpu_hours_are_unknown_where_run_times_are(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("job_id,submit_ms,gpus\na,0,1\n")
+    done = brim("trace", "info", path)
+    (line,) = (line.split() for line in done.stdout.splitlines() if "GPU-hours" in line)
+    assert line == ["GPU-hours", "-"]

@@ -220,7 +220,7 @@ def _facts(figures: TraceSummary, cluster: Cluster | None) -> list[tuple[str, st
                               f"peak {figures.arrivals_per_hour_peak:,}"),
         ("run time", f"mean {_seconds(figures.duration_mean_s)}, median {_seconds(known[0.5])}, "
                      f"p95 {_seconds(known[0.95])}, p99 {_seconds(known[0.99])}"),
-        ("GPU-hours", f"{figures.gpu_hours:,.0f}" + "".join(
+        ("GPU-hours", "-" if math.isnan(figures.duration_mean_s) else f"{figures.gpu_hours:,.0f}" + "".join(
             f", {size.gpu_hours / figures.gpu_hours:.0%} by {f'{size.gpus}-GPU jobs' if size.gpus else 'shares'}"
             for size in sorted(figures.sizes, key=lambda size: -size.gpu_hours)[:3] if figures.gpu_hours)),
         ("ended", states),

@@ -138,6 +138,7 @@ def _jobs(table: Table) -> Table:
     table.require(id_column, *COLUMNS)
     if "AllocTRES" not in table:
         table.require("ReqTRES")
+    table = table.drop((table.text(id_column) == id_column).fill_null(False).to_numpy(), "header line, repeated")
     text = table.text(id_column)
     odd = (~text.str.contains(_ID)).fill_null(True).to_numpy()
     if odd.any():
