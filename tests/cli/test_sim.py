@@ -246,7 +246,7 @@ def test_measured_jobs_replay_alike_in_processes_and_pay_thirty_seconds_for_each
     (doubled,) = results(brim("sim", "run", jobs, "-p", "fifo", "--overheads", "x2", *args))["results"]
     together = results(brim("sim", "compare", jobs, "-p", "fifo,srtf-oracle", *args))["results"]
     assert alone["jct_mean_s"] == together[0]["jct_mean_s"] > 0
-    assert any("0 s to save" in line and "30 s to get going" in line for line in alone["assumptions"])
+    assert any("0 s to save" in line and "a restart takes 30 s" in line for line in alone["assumptions"])
     assert any("truth: measured" in line for line in alone["assumptions"])
     assert doubled["makespan_s"] == pytest.approx(alone["makespan_s"] + 3 * 30)
 

@@ -50,7 +50,7 @@ def test_nodes_that_fail_before_any_checkpoint_end_the_replay():
 
 
 def test_a_policy_that_lets_nobody_finish_ends_the_replay():
-    with pytest.raises(PlanError, match=r"policy 'mine': job j0 has made no lasting progress for [\d.]+ d, and"):
+    with pytest.raises(PlanError, match=r"policy 'mine': job j0 has made no lasting progress for [\d.]+ [hd], and"):
         replay(TWO, parse_cluster("1x1xT4"), replace(SKIP, order=Thrash(), period_ms=30_000), HALF_MINUTE)
 
 
