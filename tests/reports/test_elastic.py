@@ -69,6 +69,12 @@ def test_replays_whose_jobs_need_different_things_have_bounds_of_their_own():
     assert one.bounds != other.bounds
 
 
+def headings(text):
+    """The line that names the columns of the table."""
+    (line,) = (line for line in text.splitlines() if line.lstrip().startswith("policy"))
+    return line
+
+
 def test_rare_columns_show_only_where_there_is_something_in_them():
     rigid = elastic(
         policy="fifo", resizes=np.zeros(3, dtype=np.int64), unmeasured=np.zeros(3, dtype=np.int64),
@@ -76,8 +82,8 @@ def test_rare_columns_show_only_where_there_is_something_in_them():
     )
     both, alone = printed([rigid, elastic()]), printed([rigid])
     for heading in ("resize", "rejected", "unmeasured"):
-        assert heading in both
-        assert heading not in alone
+        assert heading in headings(both)
+        assert heading not in headings(alone)
     assert "2 of the jobs are elastic" in both
     assert "No schedule of these jobs, at any size and batch they may have" in both
     assert "Rejected jobs are left out of every mean" in both
