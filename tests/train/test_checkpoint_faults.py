@@ -81,7 +81,7 @@ def test_an_error_at_any_operation_is_told_and_loses_nothing(number, lasting):
         assert same(restored.step, restored.tensors)
         if told is not None and number in (errno.ENOSPC, errno.EDQUOT):
             assert isinstance(told, SpaceError)
-            assert "Make room" in str(told)
+            assert "Free some space" in str(told)
         save(checkpointer, 4)
         assert Checkpointer(ROOT, files=disk).restore().step == 4
         save(checkpointer, 5)
@@ -136,7 +136,7 @@ def test_what_a_write_damaged_in_silence_is_found_by_reading_back():
     checkpointer = Checkpointer(ROOT, files=disk, keep=1)
     save(checkpointer, 1)
     disk.damage_write = disk.writes
-    with pytest.raises(CheckpointError, match=r"read back with other bytes.*older ones are untouched: check the d"):
+    with pytest.raises(CheckpointError, match=r"read back with other bytes.*older ones are unchanged: check the d"):
         save(checkpointer, 2)
     assert Checkpointer(ROOT, files=disk).restore().step == 1
     save(checkpointer, 3)
@@ -339,8 +339,8 @@ SHARD = "tensors-00000.safetensors"
 BAD = {
     "a truncated shard": (lambda at: os.truncate(at / SHARD, 700), r"has 700 bytes, the manifest says 1,\d+"),
     "an empty shard": (lambda at: os.truncate(at / SHARD, 0), "has 0 bytes"),
-    "a bit of a shard": (lambda at: flip(at / SHARD, 900), "does not have the SHA-256 that the manifest says"),
-    "a bit of a header": (lambda at: flip(at / SHARD, 20), "does not have the SHA-256 that the manifest says"),
+    "a bit of a shard": (lambda at: flip(at / SHARD, 900), "does not have the SHA-256 of the manifest"),
+    "a bit of a header": (lambda at: flip(at / SHARD, 20), "does not have the SHA-256 of the manifest"),
     "a missing shard": (lambda at: (at / SHARD).unlink(), "No such file"),
     "a folder for a shard": (lambda at: ((at / SHARD).unlink(), (at / SHARD).mkdir()), "bytes, the manifest says"),
     "a missing manifest": (lambda at: (at / "manifest.json").unlink(), "No such file"),
@@ -349,7 +349,7 @@ BAD = {
     "a manifest of zeros": (lambda at: (at / "manifest.json").write_bytes(bytes(900)), "manifest.json is not JSON"),
     "a manifest that is a list": (lambda at: (at / "manifest.json").write_text("[]"), "no format number"),
     "a bit of the manifest": (lambda at: (at / "manifest.json").write_text(
-        (at / "manifest.json").read_text().replace('"step": 2', '"step": 3')), "SHA-256 that it says"),
+        (at / "manifest.json").read_text().replace('"step": 2', '"step": 3')), "SHA-256 that it contains"),
     "a future format": (lambda at: rewrite(at / "manifest.json", lambda body: body.update(format=2)),
                         "format 2, this brim reads up to 1: update brim"),
     "an unknown type": (lambda at: rewrite(at / "manifest.json", lambda body: body["tensors"].update(
@@ -382,7 +382,7 @@ def test_when_everything_is_bad_nobody_starts_from_the_beginning_unasked(tmp_pat
     flip(newest / SHARD, 900)
     flip(tmp_path / "save-00000001-step-1" / SHARD, 900)
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"has checkpoints and none can be used.*remove them or give another"):
+        with pytest.raises(CheckpointError, match=r"none of the checkpoints.*remove them or use another folder"):
             Checkpointer(tmp_path).restore()
 
 
@@ -450,7 +450,7 @@ def test_what_cannot_be_saved_is_said_before_anything_is_written(tmp_path):
     checkpointer = Checkpointer(tmp_path / "new")
     for tensors, meta, said in (
         ({"a": torch.zeros(2).to_sparse()}, {}, "tensor 'a' is torch.sparse_coo"),
-        ({"a": torch.zeros(2, device="meta")}, {}, "on meta, expected a dense tensor"),
+        ({"a": torch.zeros(2, device="meta")}, {}, "on meta: only dense tensors"),
         ({}, {"a": {"b": [1, torch.zeros(1)]}}, r"meta.a.b\[1\] is a Tensor"),
         ({}, {"a": (1, 2)}, "meta.a is a tuple"),
         ({}, {"a": {1: 2}}, "meta.a has the key 1"),
@@ -521,7 +521,7 @@ for act in (lambda c: c.save(9, {"a": torch.zeros(1)}, {}, wait=True), lambda c:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize(("mode", "said"), [
-    (0o555, ["saving step 9 in .*: Permission denied .*; expected a folder that this user may read and", "step 1"]),
+    (0o555, ["saving step 9 in .*: Permission denied .*; this user must be allowed to read and write", "step 1"]),
     (0o000, ["saving step 9 in .*: Permission denied", "restoring in .*: Permission denied"]),
 ])  # fmt: skip
 def test_a_folder_that_is_not_ours_is_said_and_nothing_is_set_aside(mode, said):

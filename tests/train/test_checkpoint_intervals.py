@@ -30,7 +30,7 @@ def test_the_interval_at_its_edges():
     assert interval_s(0.0, math.inf) == 0.0
     assert interval_s(300.0, 100.0) == 100.0
     for cost, mtbf in ((-1.0, 1.0), (1.0, 0.0), (math.nan, 1.0), (1.0, math.nan)):
-        with pytest.raises(ValueError, match="expected at least 0 and more than 0"):
+        with pytest.raises(ValueError, match="expected cost_s >= 0 and mtbf_s > 0"):
             interval_s(cost, mtbf)
 
 

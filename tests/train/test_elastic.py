@@ -264,7 +264,7 @@ def test_what_makes_bits_differ_is_said_when_a_run_goes_on(tmp_path, capsys):
     Checkpoints(tmp_path).restore(certificate | {"rules": {"global_batch": 16}, "ranks": 4})
     assert capsys.readouterr().err == ""
     Checkpoints(tmp_path).restore(certificate | {"torch": "2"})
-    assert "the bits will not be those of an undisturbed run" in (said := capsys.readouterr().err)
+    assert "the bits will not be those of an uninterrupted run" in (said := capsys.readouterr().err)
     assert "torch: '1' and '2'" in said
 
 

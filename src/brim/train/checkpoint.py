@@ -1,14 +1,14 @@
 """Checkpoints that survive a kill, a power cut or a full disk at any moment, written while training goes on.
 
-Tensors are copied at the step boundary. A thread writes the files aside and syncs them, writes the manifest (sizes,
-SHA-256) and syncs it and the folder, checks that it still may, renames the folder and syncs its parent. Then it reads
-all of it back, and only if every sum matches are older checkpoints deleted. A crash at any point leaves either what
-was, or that and a complete new one. Names and fencing: ``folder.py``.
+`Checkpointer.save` copies the tensors. A thread then writes the files to a temporary folder and syncs them, writes the
+manifest (sizes, SHA-256) and syncs it and the folder, checks that this process may still publish, renames the folder
+and syncs its parent. Finally it reads all files back, and deletes older checkpoints only if every byte is right. A
+crash at any point leaves the older checkpoints, with or without a complete new one. Names and fencing: ``folder.py``.
 
 State is replicated: a checkpoint can be restored at any world size. **Not supported:** sharded state.
-``torch.distributed.checkpoint`` keeps its metadata as a pickle and offers neither sums nor an atomic publish; gather a
-full state first (``get_model_state_dict`` with ``full_state_dict=True``). Host memory for one copy of the state is held
-between saves.
+``torch.distributed.checkpoint`` stores its metadata as a pickle, and has neither checksums nor atomic publishing;
+gather a full state first (``get_model_state_dict`` with ``full_state_dict=True``). Host memory for one copy of the
+state stays allocated between saves.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ __all__ = [
 ]  # fmt: skip
 
 CHUNK_BYTES = 8 << 20
-"""Written, hashed and read back in pieces of this size: the second use finds it in cache; ours."""
+"""Files are written, hashed and read back in pieces that stay in the processor's cache between two uses. Our choice."""
 
 SPARE_BYTES = 1 << 20
-"""Free bytes asked for beside those of the tensors, for folder and manifest; ours."""
+"""Free bytes required for folder and manifest, in addition to those of the tensors. Our choice."""
 
 _log = logging.getLogger(__name__)
 _JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -60,7 +60,7 @@ _JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(slots=True, eq=False)
 class Saving:
-    """One checkpoint on its way. ``stall_s`` is what training waited, ``total_s`` the time until it was verified."""
+    """A checkpoint being saved. Training waited ``stall_s`` for it; after ``total_s`` it was verified, or failed."""
 
     step: int
     bytes: int = 0
@@ -72,15 +72,15 @@ class Saving:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or badly."""
+        """Whether the save has ended, with or without success."""
         return self._done.is_set()
 
     def wait_a_while(self, timeout_s: float) -> None:
-        """Return once it has ended, or the time is up."""
+        """Return once the save has ended, or after ``timeout_s``."""
         self._done.wait(timeout_s)
 
     def wait(self, timeout_s: float | None = None) -> Path:
-        """Return where it is once it is verified; raise its error, or `CheckpointError` after ``timeout_s``."""
+        """Return the path once it is verified; raise the save's error, or `CheckpointError` after ``timeout_s``."""
         if not self._done.wait(timeout_s):
             raise CheckpointError(f"checkpoint of step {self.step} is still being written after {timeout_s} s")
         if self.error is not None:
@@ -93,17 +93,20 @@ class Checkpointer:
     """Saves and restores checkpoints in one folder. One process saves; any may restore.
 
     Args:
-        folder: Created if missing. May be a symbolic link, may be on another file system.
-        keep: Verified checkpoints that stay, the newest included.
-        job_id: A folder that another job wrote to is refused; "" takes any.
-        epoch: The fencing token, which each start of the job raises. A process with a lower one than the
-            folder has seen cannot publish. Among equal ones the last process to begin saving may.
+        folder: Created if missing; may be a symbolic link, or on another file system.
+        keep: Number of verified checkpoints to keep, the newest included.
+        job_id: A folder that another job wrote to is refused; "" accepts any.
+        epoch: The fencing token, which each start of the job raises. A process with a lower token than the folder has
+            seen cannot publish; among processes with the same token, the last to begin saving may.
         fsync: False for folders that need not survive a power cut.
-        files: What the operations go through; the file system of this machine if not given.
-        on_error: Called in place of raising when a save failed, so that training goes on; by default the error of a
-            save is raised by the next `save` or `wait`. A `StaleError` is always raised.
-        shard_bytes: A file holds about this much.
+        files: The file operations; by default those of this machine.
+        on_error: Called with the error of a failed save, so that training goes on; by default the next `save` or
+            `wait` raises it. A `StaleError` is always raised.
+        shard_bytes: Largest size of a file with several tensors.
         chunk_bytes: Size of one write.
+
+    Raises:
+        ValueError: ``keep``, ``job_id`` or ``epoch`` is out of range.
     """
 
     def __init__(
@@ -134,7 +137,7 @@ class Checkpointer:
         self._saving: Saving | None = None
         self._thread: threading.Thread | None = None
 
-    # In the caller's thread.
+    # Called in the caller's thread.
 
     @property
     def busy(self) -> bool:
@@ -142,7 +145,7 @@ class Checkpointer:
         return self._saving is not None and not self._saving.done
 
     def newest_epoch(self) -> int:
-        """The highest fencing token that the folder has seen; 0 where there is none."""
+        """Return the highest fencing token that the folder has seen; 0 if there is none."""
         try:
             return self._folder.newest_epoch()
         except FileNotFoundError:
@@ -151,33 +154,33 @@ class Checkpointer:
             raise self._folder.in_words(error, doing="restoring") from error
 
     def advance(self, epoch: int) -> None:
-        """Take a new fencing token; with an equal one, take over saving from another process."""
+        """Use a new fencing token; with an equal one, take over saving from another process."""
         if epoch < self._folder.epoch:
             raise ValueError(f"epoch is {epoch}, expected at least {self._folder.epoch}")
         self._join()
         self._folder.advance(epoch)
 
     def reserve(self, tensors: Mapping[str, Tensor]) -> None:
-        """Get the host memory for tensors like these, so that the first `save` stalls no longer than the next."""
+        """Allocate the host memory for tensors like these, so that the first `save` stalls no longer than the next."""
         self._join()
         self._copy.reserve(tensors)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, wait: bool = False) -> Saving:
         """Copy the state and write it in the background.
 
-        When this returns the tensors and ``meta`` may change: all has been copied. If an earlier checkpoint is still
-        being written, this waits for it (see `busy`). The error of an earlier one is raised here before anything is
-        done, once; call again to save.
+        The caller may change the tensors and ``meta`` once this returns. If an earlier checkpoint is still being
+        written, this waits for it (see `busy`). If an earlier save failed, this raises its error, once, and does
+        nothing else; call again to save.
 
         Args:
-            step: The step that this is the state after.
-            tensors: By name; dense, on any device. Tied ones are stored once.
-            meta: JSON: str-keyed dicts, lists, str, int, float, bool, None.
-            wait: Return only when it is verified, and raise its own error.
+            step: The step after which this is the state, 0 or more.
+            tensors: By name; dense, on any device. Tied tensors are stored once.
+            meta: JSON: dicts with str keys, lists, str, int, float, bool, None.
+            wait: Return only when the checkpoint is verified, and raise its own error.
 
         Raises:
-            CheckpointError: an earlier save failed; with ``wait`` this one.
-            TypeError: something that cannot be saved; the message says where.
+            CheckpointError: an earlier save failed, or with ``wait`` this one.
+            TypeError: a tensor or value cannot be saved; the message has its name or path.
         """
         began_s = time.perf_counter()
         if step < 0:
@@ -196,14 +199,14 @@ class Checkpointer:
         return saving
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return once nothing is being written; raise the error of the last save, if it was not raised yet."""
+        """Return once nothing is being written; raise the error of the last save if it was not raised before."""
         if self._saving is not None and not self._saving._done.wait(timeout_s):
             raise CheckpointError(f"checkpoint of step {self._saving.step} is still being written after {timeout_s} s")
         self._join()
         self._surface()
 
     def close(self) -> None:
-        """`wait`, then give the host memory back."""
+        """Call `wait`, then free the host memory."""
         try:
             self.wait()
         finally:
@@ -214,21 +217,21 @@ class Checkpointer:
     ) -> Restored | None:
         """Read the newest checkpoint that can be verified.
 
-        One that is truncated, has a wrong sum, lacks a file or has a format of the future is renamed to ``aside-...``
-        and reported, and the next older one is tried. With an epoch above 0 the folder is made if missing, so that one
-        that cannot be written to is found now, and processes of lower epochs can publish no more once this returns.
+        A checkpoint that is truncated, lacks a file, or has a wrong SHA-256 or a newer format is renamed to
+        ``aside-...`` and logged, and the next older one is tried. With an epoch above 0, a missing folder is created,
+        so that an error of writing to it shows now, and processes of lower epochs cannot publish once this returns.
 
         Args:
-            expected: Tensors (or what they are) that the checkpoint must have, with equal shapes and types.
-            within: Names that begin with this are compared: with ``"model."`` the checkpoint may hold others, such as
-                those of an optimizer.
+            expected: Tensors, or their specs, that the checkpoint must have, with equal shapes and types.
+            within: Compare only names that begin with this: with ``"model."`` the checkpoint may hold other tensors,
+                such as those of an optimizer.
 
         Returns:
-            Tensors in host memory, tied ones one object; None if nothing was ever saved here.
+            Tensors in host memory, tied ones as one object; None if nothing was ever saved here.
 
         Raises:
-            MismatchError: it is of another model; nothing is renamed.
-            CheckpointError: there are checkpoints, and none can be used.
+            MismatchError: the checkpoint is of another model; nothing is renamed.
+            CheckpointError: there are checkpoints, but none can be used.
             StaleError: the folder has seen a higher epoch.
         """
         wanted = None
@@ -258,7 +261,7 @@ class Checkpointer:
             raise error
         self._on_error(error)
 
-    # In the thread: the order of these steps is the promise.
+    # Called in the background thread. What a crash leaves behind depends on the order of these steps.
 
     def _run(self, saving: Saving, meta: str, began_s: float) -> None:
         try:
@@ -289,7 +292,7 @@ class Checkpointer:
         return name
 
     def _write_aside(self, aside: str, step: int, meta: str) -> dict[str, memoryview]:
-        """Write all files of a checkpoint; their bytes by name."""
+        """Write all files of a checkpoint; return their bytes by name."""
         self._files.make_folder(self._folder.path(aside))
         written = {shard.file: self._copy.image(shard) for shard in self._copy.shards}
         sums = [self._write_file(f"{aside}/{file}", image) for file, image in written.items()]
@@ -304,7 +307,7 @@ class Checkpointer:
         return memoryview(write_manifest(origin, self._copy, sums, meta))
 
     def _write_file(self, name: str, data: memoryview) -> str:
-        """Write and sync one file; its SHA-256."""
+        """Write and sync one file; return its SHA-256."""
         sums = hashlib.sha256()
         handle = self._files.create(self._folder.path(name))
         try:
@@ -319,11 +322,11 @@ class Checkpointer:
         return sums.hexdigest()
 
     def _verify(self, name: str, step: int, written: Mapping[str, memoryview]) -> None:
-        """Read back what was published; a bad one is set aside, and those before it stay."""
+        """Read back what was published; if it is damaged, set it aside and keep those before it."""
         try:
             for file, image in written.items():
                 if not holds(self._files, self._folder.path(f"{name}/{file}"), image, chunk_bytes=self._chunk_bytes):
-                    raise BadError(f"{file} was read back with other bytes than it was written with")
+                    raise BadError(f"{file} was read back with other bytes than were written")
         except (BadError, OSError) as error:
             if isinstance(error, OSError) and not is_damage(error):
                 raise
@@ -331,11 +334,11 @@ class Checkpointer:
             reason = words(error) if isinstance(error, OSError) else str(error)
             bad = self._folder.set_aside(name, reason)
             raise CheckpointError(
-                f"checkpoint of step {step}: {reason}; kept as {bad.name}, older ones are untouched: check the disk"
+                f"checkpoint of step {step}: {reason}; kept as {bad.name}, older ones are unchanged: check the disk"
             ) from error
 
     def _delete_older(self, newest: str) -> None:
-        """Once ``newest`` is verified: all older ones but the ``keep`` - 1 before it."""
+        """Delete all checkpoints before ``newest``, which is verified, but for the last ``keep`` - 1."""
         self._folder.check_fence()
         older = [name for name in self._folder.saved() if number_of(name) < number_of(newest)]
         for name in older[self._keep - 1 :]:

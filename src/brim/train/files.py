@@ -1,8 +1,8 @@
-"""The few file operations a checkpoint is made of.
+"""The file operations that checkpoints use.
 
-Everything that a `Checkpointer` does to a disk goes through `Files`, so that a test can record the operations, kill
-the process between any two of them, cut the power, fill the disk, or damage what was written. Paths are strings. Every
-operation may raise ``OSError``; what that means for a checkpoint is decided in ``folder.py``.
+A `Checkpointer` uses the disk only through `Files`, so that tests can record the operations, kill the process between
+any two of them, simulate a power cut or a full disk, or damage files. Paths are strings. Every operation may raise
+``OSError``; ``folder.py`` turns it into a `CheckpointError`.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from typing import Protocol
 
 
 class Files(Protocol):
-    """What a checkpoint needs of a file system. Handles are integers that this object gave out."""
+    """The file system as a checkpoint uses it. Handles are integers, returned by `create` and `open`."""
 
     def make_folder(self, path: str) -> None:
-        """Create one folder; its parent exists, it does not (``FileExistsError``)."""
+        """Create a folder in an existing parent; ``FileExistsError`` if it exists."""
 
     def make_folders(self, path: str) -> None:
-        """Create a folder and its missing parents, each durable in the one above; fine if it is there."""
+        """Create a folder and its missing parents, and make each name durable; an existing folder is left as it is."""
 
     def create(self, path: str) -> int:
-        """Open a new file for writing; ``FileExistsError`` if there is one."""
+        """Open a new file for writing; ``FileExistsError`` if it exists."""
 
     def write(self, handle: int, data: memoryview) -> None:
         """Append all of ``data``."""
 
     def sync(self, handle: int) -> None:
-        """Return once the bytes of the file are durable; its name may not be."""
+        """Return once the content of the file is durable; its name may not be."""
 
     def close(self, handle: int) -> None:
-        """Give the handle back."""
+        """Close the handle."""
 
     def sync_folder(self, path: str) -> None:
         """Return once the names in this folder are durable."""
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file or folder another name in the same parent, at once or not at all."""
+        """Rename a file or folder within its parent, atomically."""
 
     def remove(self, path: str) -> None:
         """Delete a file or a symbolic link."""
@@ -47,22 +47,22 @@ class Files(Protocol):
         """Delete an empty folder."""
 
     def names(self, path: str) -> list[str]:
-        """Names in a folder, in any order."""
+        """Return the names in a folder, in any order."""
 
     def is_link(self, path: str) -> bool:
-        """Whether this name is a symbolic link."""
+        """Return whether this path is a symbolic link."""
 
     def free_bytes(self, path: str) -> int:
-        """Bytes that this user may still write below ``path``."""
+        """Return the bytes that this user may still write below ``path``."""
 
     def open(self, path: str, *, fresh: bool) -> int:
-        """Open for reading; ``fresh`` asks for the disk's bytes, not cached ones, as far as they can be had."""
+        """Open for reading; ``fresh`` asks for bytes from the disk in place of cached ones, where that is possible."""
 
     def size(self, handle: int) -> int:
-        """Length in bytes of an open file."""
+        """Return the length of an open file in bytes."""
 
     def read(self, handle: int, into: memoryview) -> int:
-        """Fill the front of ``into`` from where the last read ended; bytes read, 0 at the end."""
+        """Read the next bytes into the start of ``into``; return their number, 0 at the end of the file."""
 
 
 class RealFiles:
@@ -73,7 +73,7 @@ class RealFiles:
         os.mkdir(path)
 
     def make_folders(self, path: str) -> None:
-        """Create a folder and what is missing above it, and make each name durable."""
+        """Create a folder and its missing parents, and make each name durable."""
         parent = os.path.dirname(os.path.abspath(path))
         if os.path.isdir(path) or parent == path:
             return
@@ -91,7 +91,7 @@ class RealFiles:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def write(self, handle: int, data: memoryview) -> None:
-        """Append all of ``data``; the kernel may take it in parts."""
+        """Append all of ``data``; the kernel may write it in parts."""
         while data:
             data = data[os.write(handle, data) :]
 
@@ -104,7 +104,7 @@ class RealFiles:
         os.close(handle)
 
     def sync_folder(self, path: str) -> None:
-        """Fsync a folder; file systems that cannot (some network mounts answer EINVAL) are taken as they are."""
+        """Fsync a folder, where the file system can: some network mounts cannot, and answer ``EINVAL``."""
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(handle)
@@ -131,16 +131,16 @@ class RealFiles:
         return os.listdir(path)
 
     def is_link(self, path: str) -> bool:
-        """Whether this is a symbolic link."""
+        """Return whether this is a symbolic link."""
         return os.path.islink(path)
 
     def free_bytes(self, path: str) -> int:
-        """Free bytes for those who are not root; a user's quota is not seen here."""
+        """Return the bytes that are free for ordinary users; a user's quota is not taken into account."""
         room = os.statvfs(path)
         return room.f_bavail * room.f_frsize
 
     def open(self, path: str, *, fresh: bool) -> int:
-        """Open for reading; ``fresh`` drops clean pages from the cache first, a hint that kernels usually follow."""
+        """Open for reading; ``fresh`` advises the kernel to drop the file's cached pages, which it usually does."""
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         if fresh:
             with contextlib.suppress(OSError):
@@ -148,9 +148,9 @@ class RealFiles:
         return handle
 
     def size(self, handle: int) -> int:
-        """Length in bytes."""
+        """Return the length in bytes."""
         return os.fstat(handle).st_size
 
     def read(self, handle: int, into: memoryview) -> int:
-        """Read on."""
+        """Read the next bytes."""
         return os.readv(handle, [into])

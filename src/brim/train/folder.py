@@ -1,15 +1,16 @@
-"""A folder of checkpoints: its names, which process may publish there, and how to treat errors of the disk.
+"""A folder of checkpoints: its file names, which process may publish there, and the meaning of disk errors.
 
 ::
 
     save-00000007-step-1200/         published: manifest.json and tensors-*.safetensors
-    writing-00000003-9f2c61d0-0/     being written by owner 9f2c61d0 of epoch 3; left over if that one died
-    fence-00000003-000001-9f2c61d0/  an empty folder: names the process that may publish
-    trash-..., aside-...             being deleted; found bad and kept for inspection
+    writing-00000003-9f2c61d0-0/     being written by process 9f2c61d0 of epoch 3; left over if it died
+    fence-00000003-000001-9f2c61d0/  an empty folder whose name says which process may publish
+    trash-..., aside-...             being deleted; damaged and kept for inspection
 
-**Fencing** needs no lock that a frozen process could hold. A writer with a higher epoch (or with an equal one, if it
-came later) makes its fence durable, then renames every ``writing-`` folder that is not its own. A process that is
-fenced off either sees the higher fence before it publishes, or finds that the folder it wants to publish is gone.
+**Fencing** needs no lock, which a frozen process could keep. Each start of a job has a higher epoch. A writer of a
+higher epoch, or a later one of the same epoch, makes its fence durable, then renames every ``writing-`` folder that is
+not its own. The process that it fences off either sees the higher fence before it publishes, or finds that the folder
+it wants to publish is gone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from brim.errors import BrimError
 from brim.train.files import Files
 
 ANY = "any"
-"""Owner of a fence that shuts out lower epochs and leaves open who of this epoch will save."""
+"""Owner of a fence that shuts out lower epochs, and lets any process of this epoch save."""
 
 _log = logging.getLogger(__name__)
 _SAVED = re.compile(r"save-(\d{8,})-step-(\d+)")
@@ -36,19 +37,19 @@ _BARRED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _DAMAGED = (
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP, errno.EUCLEAN, errno.EBADMSG,
 )  # fmt: skip
-"""What reading a broken checkpoint may give; other errors say something about this process, not about the files."""
+"""Errors of reading a damaged checkpoint; others have their cause in this process, not in the files."""
 
 
 class CheckpointError(BrimError):
-    """A checkpoint could not be written or read; the last good one is untouched."""
+    """A checkpoint could not be written or read; the last good one is unchanged."""
 
 
 class SpaceError(CheckpointError):
-    """The disk is full, or too full to begin."""
+    """The disk is full, or has too little space for the checkpoint."""
 
 
 class StaleError(CheckpointError):
-    """Another process, of a higher epoch or of the same and later, writes here now. This one should end."""
+    """Another process, of a higher epoch or a later one of the same epoch, writes here now; this one should end."""
 
 
 class ForeignError(CheckpointError):
@@ -57,7 +58,7 @@ class ForeignError(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A checkpoint that could not be used: what it is called now, its step, and why."""
+    """A checkpoint that could not be used: its new name, its step, and the reason."""
 
     name: str
     step: int
@@ -66,7 +67,7 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fence:
-    """Names the process that may publish: that of the highest fence in the folder."""
+    """States which process may publish; the highest fence in the folder counts."""
 
     epoch: int
     turn: int
@@ -75,18 +76,18 @@ class Fence:
 
     @property
     def name(self) -> str:
-        """How it is called in the folder."""
+        """Its name in the folder."""
         return f"fence-{self.epoch:08d}-{self.turn:06d}-{self.owner}" + (f"-{self.job_id}" if self.job_id else "")
 
     @staticmethod
     def of(name: str) -> Fence | None:
-        """The fence that is called so."""
+        """Return the fence with this name; None if it is not the name of a fence."""
         found = _FENCE.fullmatch(name)
         return Fence(int(found[1]), int(found[2]), found[3], found[4] or "") if found else None
 
 
 class Folder:
-    """One job's checkpoints, seen by one process of an epoch."""
+    """The checkpoints of one job, for one process of an epoch."""
 
     def __init__(self, root: str, *, files: Files, fsync: bool, job_id: str, epoch: int) -> None:
         self.root, self.files, self.fsync, self.job_id, self.epoch = root, files, fsync, job_id, epoch
@@ -94,15 +95,15 @@ class Folder:
         self._count = 0
 
     def path(self, name: str) -> str:
-        """Path of a name in this folder."""
+        """Return the path of a name in this folder."""
         return f"{self.root}/{name}"
 
     def names(self) -> list[str]:
-        """All names in this folder."""
+        """Return all names in this folder."""
         return self.files.names(self.root)
 
     def exists(self) -> bool:
-        """Whether there is such a folder."""
+        """Return whether the folder exists."""
         try:
             self.names()
         except FileNotFoundError:
@@ -110,7 +111,7 @@ class Folder:
         return True
 
     def saved(self) -> list[str]:
-        """Published checkpoints, the newest first."""
+        """Return the published checkpoints, the newest first."""
         return sorted(filter(_SAVED.fullmatch, self.names()), key=lambda name: (-number_of(name), name))
 
     def sync(self) -> None:
@@ -118,14 +119,14 @@ class Folder:
         if self.fsync:
             self.files.sync_folder(self.root)
 
-    # Who may publish.
+    # Fencing.
 
     def advance(self, epoch: int) -> None:
-        """Take a new epoch; the next `claim` raises a new fence."""
+        """Use a new epoch; the next `claim` creates a new fence."""
         self.epoch, self._fence = epoch, None
 
     def claim(self) -> None:
-        """Become the one that may publish, or see that this process still is."""
+        """Make this process the one that may publish, or check that it still is; `StaleError` if it is not."""
         if self._fence is None:
             self.files.make_folders(self.root)
             top = self._top_fence()
@@ -137,7 +138,7 @@ class Folder:
         self.check_fence()
 
     def fence_off(self) -> None:
-        """Shut out lower epochs; fine if another rank of this epoch has done it."""
+        """Shut out lower epochs, unless another rank of this epoch has done so; `StaleError` if its own is lower."""
         if self.epoch > 0:
             self.files.make_folders(self.root)
         top = self._top_fence()
@@ -146,14 +147,14 @@ class Folder:
             self._raise_fence(Fence(self.epoch, 0, ANY, self.job_id))
 
     def check_fence(self) -> None:
-        """`StaleError` if another process has taken over."""
+        """Raise `StaleError` if another process has taken over."""
         top = self._top_fence()
         self._refuse_if_stale(top)
         if self._fence is not None and top != self._fence:
             raise StaleError(f"{self.root} has been taken over by another process of epoch {self.epoch}")
 
     def new_aside(self) -> str:
-        """A name to write a checkpoint under; it says whose it is."""
+        """Return a new name under which to write a checkpoint; it contains the owner."""
         assert self._fence is not None
         self._count += 1
         return f"writing-{self._fence.epoch:08d}-{self._fence.owner}-{self._count}"
@@ -174,16 +175,16 @@ class Folder:
                 self._try(self.files.remove_folder, self.path(name))
 
     def _move_away(self, name: str) -> None:
-        """Take what a fenced-off process is writing out of its hands; it must not stay under its name."""
+        """Rename what a fenced-off process is writing, so that it cannot publish it, and delete it."""
         trash = _trash_name(name)
         try:
             self.files.rename(self.path(name), self.path(trash))
         except FileNotFoundError:
-            return  # published or given up just before
+            return  # it was published or deleted just before
         self._delete(trash)
 
     def newest_epoch(self) -> int:
-        """The highest epoch that this folder has seen; 0 for none."""
+        """Return the highest epoch of a fence in this folder; 0 if there is none."""
         top = self._top_fence()
         return 0 if top is None else top.epoch
 
@@ -206,7 +207,7 @@ class Folder:
     # Publishing, setting aside, deleting.
 
     def publish(self, aside: str, step: int) -> str:
-        """Rename what was written to the next free number, if this process still may; the name."""
+        """Rename what was written to the next free number, if this process still may publish; return the name."""
         while True:
             self.check_fence()
             number = 1 + max(map(number_of, self.saved()), default=0)
@@ -221,7 +222,7 @@ class Folder:
                 return name
 
     def set_aside(self, name: str, reason: str) -> SetAside:
-        """Give a bad checkpoint a name under which it is not tried again, and report it."""
+        """Rename a damaged checkpoint, so that it is not tried again, and log a warning."""
         kept = f"aside-{secrets.token_hex(2)}-{name}"
         if self._try(self.files.rename, self.path(name), self.path(kept)):
             if self.fsync:
@@ -232,11 +233,11 @@ class Folder:
         return SetAside(kept, step_of(name), reason)
 
     def kept_aside(self) -> list[str]:
-        """Bad checkpoints that were set aside."""
+        """Return the names of the checkpoints that were set aside."""
         return sorted(name for name in self.names() if name.startswith("aside-"))
 
     def discard(self, name: str) -> None:
-        """Delete a checkpoint: under another, durable name first, so that it is never seen half deleted."""
+        """Rename a checkpoint durably, then delete it, so that no process reads one that is half deleted."""
         trash = _trash_name(name)
         if not self._try(self.files.rename, self.path(name), self.path(trash)):
             return
@@ -245,7 +246,7 @@ class Folder:
         self._delete(trash)
 
     def tidy(self) -> None:
-        """Delete what could not be deleted before: half a checkpoint of this process, and trash."""
+        """Delete what could not be deleted before: unfinished checkpoints of this process, and trash."""
         assert self._fence is not None
         ours = f"writing-{self._fence.epoch:08d}-{self._fence.owner}-"
         for name in self.names():
@@ -268,7 +269,7 @@ class Folder:
         self._try(self.files.remove_folder, path)
 
     def _try(self, operation: Callable[..., None], *paths: str) -> bool:
-        """Do what may fail without harm; it is logged, and done by the next one who passes."""
+        """Return whether an operation that may fail without harm succeeded; failures are logged."""
         try:
             operation(*paths)
         except OSError as error:
@@ -276,19 +277,19 @@ class Folder:
             return False
         return True
 
-    # What an error means.
+    # Errors.
 
     def check_space(self, needed_bytes: int, *, step: int) -> None:
-        """`SpaceError` before anything is written, if it would not fit."""
+        """Raise `SpaceError` if fewer bytes than ``needed_bytes`` are free."""
         free_bytes = self.files.free_bytes(self.root)
         if needed_bytes > free_bytes:
             raise SpaceError(
                 f"checkpoint of step {step} needs {needed_bytes:,} bytes in {self.root}, {free_bytes:,} are free; "
-                "nothing was written, and what is there is kept. Make room or lower keep"
+                "nothing was written, and older checkpoints are kept. Free some space or lower keep"
             )
 
     def in_words(self, error: OSError, *, doing: str) -> CheckpointError:
-        """What a failed operation means; a folder that vanished may have been taken away by a newer process."""
+        """Return the error for a failed operation; a folder may be missing because another process took over."""
         try:
             self.check_fence()
         except CheckpointError as stale:
@@ -297,29 +298,29 @@ class Folder:
             pass
         said = f"{doing} in {self.root}: {words(error)}"
         if error.errno in _FULL:
-            return SpaceError(f"{said}; the checkpoint before is kept. Make room or lower keep")
+            return SpaceError(f"{said}; the checkpoint before is kept. Free some space or lower keep")
         if error.errno in _BARRED:
-            return CheckpointError(f"{said}; expected a folder that this user may read and write")
+            return CheckpointError(f"{said}; this user must be allowed to read and write the folder")
         return CheckpointError(said)
 
 
 def is_damage(error: OSError) -> bool:
-    """Whether an error while reading says that the files are bad, rather than this process unable."""
+    """Return whether an error of reading means that the files are damaged, not that this process cannot read them."""
     return error.errno in _DAMAGED
 
 
 def words(error: OSError) -> str:
-    """An error of the system without its number."""
+    """Return the message of a system error without its number."""
     return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
 
 
 def number_of(name: str) -> int:
-    """Which publication in this folder a checkpoint was."""
+    """Return the serial number of a published checkpoint."""
     return int(name.split("-")[1])
 
 
 def step_of(name: str) -> int:
-    """Which step a checkpoint is of."""
+    """Return the step of a published checkpoint."""
     return int(name.split("-")[3])
 
 

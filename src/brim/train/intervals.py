@@ -1,6 +1,6 @@
-"""How often to save: from what a checkpoint costs and how often a job is stopped without notice.
+"""Choose how often to save, from the cost of a checkpoint and the rate of stops without notice.
 
-A stop that is announced saves by itself and loses nothing, so only stops without notice (a kill, a lost node) count.
+Before an announced stop the job saves and loses nothing, so only stops without notice (a kill, a lost node) count.
 """
 
 from __future__ import annotations
@@ -12,25 +12,28 @@ from collections.abc import Callable, Mapping
 from brim.train.checkpoint import Saving
 
 PRIOR_S = 6 * 3600.0
-"""Before anything was seen, one stop in this time is assumed, as if it had been seen; ours."""
+"""The estimate begins as if one stop in this time had been observed. Our choice."""
 
 SHORTEST_S = 10.0
 LONGEST_S = 1800.0
-"""Bounds of the interval, whatever the formula says: ours. Half an hour is what people accept to lose."""
+"""Bounds of the interval. Our choice: half an hour is what people accept to lose."""
 
 BUSY_FRACTION_MAX = 0.25
-"""Most of the time that the disk may be busy with checkpoints; ours."""
+"""Largest fraction of the time in which checkpoints may be written to the disk. Our choice."""
 
 
 def interval_s(cost_s: float, mtbf_s: float) -> float:
-    """The time between checkpoints that loses least, saving and redoing together.
+    """Return the time between checkpoints with the least loss to saving and to repeated work.
 
     Args:
-        cost_s: What a checkpoint takes from training: with a copy in the background, the stall alone.
+        cost_s: Seconds that a checkpoint takes from training; if it is written in the background, the stall alone.
         mtbf_s: Mean time between stops without notice; infinite if there are none.
 
     Returns:
-        Seconds of training from the end of one checkpoint to the begin of the next.
+        Seconds of training from the end of one checkpoint to the start of the next.
+
+    Raises:
+        ValueError: ``cost_s`` is negative or ``mtbf_s`` is not positive.
 
     Source:
         Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3), 2006, equation
@@ -41,7 +44,7 @@ def interval_s(cost_s: float, mtbf_s: float) -> float:
         120
     """
     if not cost_s >= 0 or not mtbf_s > 0:
-        raise ValueError(f"cost_s is {cost_s} and mtbf_s {mtbf_s}, expected at least 0 and more than 0")
+        raise ValueError(f"cost_s is {cost_s} and mtbf_s is {mtbf_s}: expected cost_s >= 0 and mtbf_s > 0")
     if cost_s == 0 or math.isinf(mtbf_s):
         return 0.0 if cost_s == 0 else math.inf
     if cost_s >= 2 * mtbf_s:
@@ -51,18 +54,18 @@ def interval_s(cost_s: float, mtbf_s: float) -> float:
 
 
 class Autosave:
-    """Says at each step boundary whether it is time to save.
+    """Decides at each step boundary whether to save.
 
-    Ask `due` in the one process that decides, and tell the others: clocks differ. The interval follows what saves cost
-    and how often the job was stopped; it stays between ``shortest_s`` and ``longest_s``, and is long enough that the
-    disk is busy with checkpoints for at most a quarter of the time. While one is being written none is due.
+    Call `due` in one process, and send the answer to the others, since clocks differ. The interval follows from the
+    cost of saves and the rate of stops; it stays between ``shortest_s`` and ``longest_s``, and is long enough that
+    checkpoints are written in at most a quarter of the time. No save is due while a checkpoint is being written.
 
     Args:
-        seen: What `state` gave, from the checkpoint that the job resumed from. Give ``stopped=True`` with it.
+        seen: Result of `state`, from the checkpoint that the job resumed from.
         stopped: The job is resuming after a stop without notice.
-        shortest_s: Never save more often.
-        longest_s: Never less often.
-        clock: Seconds that never run backwards.
+        shortest_s: Shortest interval.
+        longest_s: Longest interval.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -85,29 +88,29 @@ class Autosave:
 
     @property
     def mtbf_s(self) -> float:
-        """Mean time between stops without notice, as far as is known."""
+        """Estimated mean time between stops without notice, in seconds."""
         return (PRIOR_S + self._ran_s + self._clock() - self._began_s) / (1.0 + self._stops)
 
     @property
     def interval_s(self) -> float:
-        """Seconds between checkpoints."""
+        """The present time between checkpoints, in seconds."""
         self._learn()
         wanted_s = max(interval_s(self._cost_s, self.mtbf_s), self._written_s / BUSY_FRACTION_MAX, self._shortest_s)
         return min(wanted_s, self._longest_s)
 
     def due(self) -> bool:
-        """Whether to save now."""
+        """Return whether to save now."""
         if self._saving is not None and not self._saving.done:
             return False
         return self._clock() - self._last_s >= self.interval_s
 
     def began(self, saving: Saving) -> None:
-        """A checkpoint was begun, due or not: the time counts from here, and its cost is looked at once it ends."""
+        """Record that a checkpoint was begun: the interval starts now, and its cost counts once it has ended."""
         self._learn()
         self._saving, self._last_s = saving, self._clock()
 
     def state(self) -> dict[str, float]:
-        """What was seen so far, for the ``meta`` of a checkpoint."""
+        """Return what was measured so far, for the ``meta`` of a checkpoint."""
         self._learn()
         return {
             "ran_s": self._ran_s + self._clock() - self._began_s,
@@ -117,7 +120,7 @@ class Autosave:
         }
 
     def _learn(self) -> None:
-        """Costs move half way to the newest, so that one slow save does not count for long."""
+        """Average old and new costs, half and half, so that one slow save does not count for long."""
         saving = self._saving
         if saving is None or not saving.done:
             return

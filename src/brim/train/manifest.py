@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what it is made of, with sums, and what it says to a model that is not its own."""
+"""The manifest of a checkpoint: its files with their SHA-256, its tensors, and how they differ from a model's."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 from brim.train.shards import HostCopy, Spec, dtype_of, fingerprint
 
 FORMAT = 1
-"""Raised when a reader of the last format could misread the new one."""
+"""Increased when a reader of the previous format could misread the new one."""
 
 MANIFEST = "manifest.json"
 
 SHOWN_DIFFERENCES = 3
-"""Tensors named when a checkpoint is of another model; ours."""
+"""Number of tensors that a message names if a checkpoint is of another model. Our choice."""
 
 
 class BadError(Exception):
-    """A checkpoint that cannot be used; the message is the reason."""
+    """A checkpoint cannot be used; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Which moment of which job a checkpoint is of."""
+    """The step, epoch (fencing token) and job of a checkpoint."""
 
     step: int
     epoch: int
@@ -33,7 +33,7 @@ class Origin:
 
 
 def write_manifest(origin: Origin, copy: HostCopy, sums: list[str], meta: str) -> bytes:
-    """The manifest for files that hold ``copy``; ``sums`` are their SHA-256, ``meta`` is JSON."""
+    """Return the manifest for the files of ``copy``; ``sums`` are their SHA-256, ``meta`` is JSON text."""
     body = {
         "format": FORMAT,
         "step": origin.step,
@@ -52,12 +52,12 @@ def write_manifest(origin: Origin, copy: HostCopy, sums: list[str], meta: str) -
 
 
 def sealed(body: Mapping[str, Any]) -> bytes:
-    """A manifest with the sum over itself, which `read_manifest` checks."""
+    """Return a manifest that contains the SHA-256 of its own content, which `read_manifest` checks."""
     return json.dumps({**body, "sha256": _seal(body)}).encode()
 
 
 def read_manifest(raw: bytes) -> dict[str, Any]:
-    """Parse and check a manifest; `BadError` with the reason."""
+    """Parse and check a manifest; raise `BadError` if it cannot be used."""
     try:
         body = json.loads(raw)
     except ValueError as error:
@@ -68,12 +68,12 @@ def read_manifest(raw: bytes) -> dict[str, Any]:
         raise BadError(f"{MANIFEST} has format {body['format']}, this brim reads up to {FORMAT}: update brim")
     sha256 = body.pop("sha256", None)
     if sha256 != _seal(body):
-        raise BadError(f"{MANIFEST} does not have the SHA-256 that it says")
+        raise BadError(f"{MANIFEST} does not have the SHA-256 that it contains")
     return body
 
 
 def specs_in(manifest: Mapping[str, Any]) -> dict[str, Spec]:
-    """What the tensors of a checkpoint are, in the order in which they were given."""
+    """Return type and shape of a checkpoint's tensors, in the order in which they were saved."""
     try:
         specs = {name: Spec(dtype, tuple(shape)) for name, (dtype, shape) in manifest["tensors"].items()}
         for spec in specs.values():
@@ -84,7 +84,7 @@ def specs_in(manifest: Mapping[str, Any]) -> dict[str, Spec]:
 
 
 def differences(found: Mapping[str, Spec], wanted: Mapping[str, Spec], *, within: str) -> str:
-    """The first tensors that differ between a checkpoint and a model, in words; empty if none does."""
+    """Describe the first tensors that differ between a checkpoint and a model; empty if none does."""
     names = [name for name in {**wanted, **found} if name.startswith(within)]
     differ = [name for name in names if wanted.get(name) != found.get(name)]
     if not differ:
@@ -98,17 +98,19 @@ def differences(found: Mapping[str, Spec], wanted: Mapping[str, Spec], *, within
 
 
 def checked_json(value: Any, path: str) -> Any:
-    """``value`` if JSON gives it back as it is; else ``TypeError`` with where it does not."""
+    """Return ``value`` if JSON preserves it; otherwise raise a ``TypeError`` with the path of what it would change."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise TypeError(f"{path} has the key {key!r}, expected only str (see flatten_state)")
+                raise TypeError(f"{path} has the key {key!r}, but keys must be str (see flatten_state)")
         return {key: checked_json(below, f"{path}.{key}") for key, below in value.items()}
     if isinstance(value, list):
         return [checked_json(below, f"{path}[{index}]") for index, below in enumerate(value)]
     if value is None or isinstance(value, str | int | float):
         return value
-    raise TypeError(f"{path} is a {type(value).__name__}, expected JSON: dict, list, str, int, float, bool or None")
+    raise TypeError(
+        f"{path} is a {type(value).__name__}, which JSON cannot hold: use dict, list, str, int, float, bool or None"
+    )
 
 
 def _seal(body: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Reading one checkpoint and proving that it is what was written."""
+"""Reads checkpoints, and verifies that they hold what was written."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from brim.train.shards import Spec, empty_bytes, place, raw_bytes, read_header
 
 
 class MismatchError(CheckpointError):
-    """The checkpoint is sound, and of another model."""
+    """The checkpoint is intact, but of another model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The newest checkpoint that could be verified, and those newer that could not."""
+    """The newest checkpoint that could be verified; ``set_aside`` lists newer ones that could not."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -34,14 +34,14 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a model needs: names that begin with ``within`` are compared, both ways."""
+    """The tensors of a model. Those whose names begin with ``within`` must be the same as in the checkpoint."""
 
     specs: Mapping[str, Spec]
     within: str = ""
 
 
 def read_newest(folder: Folder, expected: Expected | None) -> Restored | None:
-    """Try published checkpoints from the newest on; what cannot be used is set aside. None if there is none at all."""
+    """Read the newest published checkpoint that can be used; set aside newer ones. None if there is none at all."""
     set_aside: list[SetAside] = []
     tried: set[str] = set()
     while names := [name for name in folder.saved() if name not in tried]:
@@ -64,14 +64,14 @@ def read_newest(folder: Folder, expected: Expected | None) -> Restored | None:
 
 
 def _refuse_to_start_afresh(folder: Folder, set_aside: list[SetAside]) -> None:
-    """To begin again in silence when everything was lost would hide the loss."""
+    """Raise if all checkpoints are damaged: starting over without a word would hide the loss."""
     kept = folder.kept_aside()
     if not set_aside and not kept:
         return
     reasons = "; ".join(f"{bad.name}: {bad.reason}" for bad in set_aside) or ", ".join(kept)
     raise CheckpointError(
-        f"{folder.root} has checkpoints and none can be used ({reasons}). To start from the beginning, remove them or "
-        "give another folder"
+        f"none of the checkpoints in {folder.root} can be used ({reasons}). To start from the beginning, remove them "
+        "or use another folder"
     )
 
 
@@ -93,13 +93,13 @@ def _read(folder: Folder, name: str, expected: Expected | None, set_aside: tuple
 def _read_shard(files: Files, path: str, file: Mapping[str, Any], specs: Mapping[str, Spec]) -> dict[str, Tensor]:
     memory = _load(files, f"{path}/{file['name']}", expected_bytes=file["bytes"])
     if hashlib.sha256(raw_bytes(memory)).hexdigest() != file["sha256"]:
-        raise BadError(f"{file['name']} does not have the SHA-256 that the manifest says")
+        raise BadError(f"{file['name']} does not have the SHA-256 of the manifest")
     offsets = read_header(memory)
     return {name: place(memory, offsets[name], specs[name]) for name in file["tensors"]}
 
 
 def _load(files: Files, path: str, *, expected_bytes: int | None = None) -> Tensor:
-    """A whole file in memory."""
+    """Read a whole file into memory."""
     name = path.rsplit("/", 1)[1]
     handle = files.open(path, fresh=False)
     try:
@@ -118,9 +118,9 @@ def _load(files: Files, path: str, *, expected_bytes: int | None = None) -> Tens
 
 
 def holds(files: Files, path: str, written: memoryview, *, chunk_bytes: int) -> bool:
-    """Whether a file has these bytes on the disk, not only as it is remembered, where that can be had.
+    """Return whether a file has these bytes on the disk, rather than in the cache, where that can be read.
 
-    Comparing is five times as fast as summing, and NumPy does it without holding up other threads.
+    Comparing is five times as fast as hashing, and NumPy does it without blocking other threads.
     """
     room = bytearray(min(chunk_bytes, len(written) + 1))
     seen = np.frombuffer(room, dtype=np.uint8)

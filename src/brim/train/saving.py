@@ -1,4 +1,4 @@
-"""The checkpoints of a run: when to save, which process may save, and the state that is saved and restored."""
+"""The checkpoints of a run: when to save, which process may save, and what is stored beside the state."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Checkpoints:
 
     Attributes:
         token: Fencing token of this start of the job, equal on all ranks. The rank that restores the state takes the
-            next token, and processes of an earlier start can publish no more. Of ranks with the same token, the last to
-            begin saving may publish.
+            next token, and processes of an earlier start can no longer publish. Among ranks with the same token, the
+            last to begin saving may publish.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -32,9 +32,9 @@ class Checkpoints:
         self.token = 0
 
     def restore(self, certificate: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any] | None:
-        """Begin a start of the job: shut out earlier ones, and read the newest verified state, if any.
+        """Shut out processes of earlier starts of the job, and return the newest verified state, if any.
 
-        If this run cannot have the bits of the one that saved, a line on standard error says so.
+        A line on standard error lists changed settings with which this run cannot repeat the bits of the saved one.
         """
         self.belong_to(self._saver.newest_epoch() + 1)
         found = self._saver.restore()
@@ -47,33 +47,33 @@ class Checkpoints:
         return found.tensors, found.meta["tree"]
 
     def belong_to(self, token: int) -> None:
-        """Take the token of the start of the job that this process is part of."""
+        """Use the token of the start of the job that this process is part of."""
         if token > self.token:
             self.token = token
             self._saver.advance(token)
 
     def take_over(self) -> None:
-        """This process saves from now on, perhaps after another one did."""
+        """Let this process save from now on; another one may have saved before."""
         self._saver.advance(self.token)
 
     def is_ours(self, ours: bool) -> None:
-        """Whether this process saves from now on."""
+        """Set whether this process saves from now on."""
         if ours and not self._ours:
             self.take_over()
         self._ours = ours
 
     def due(self) -> bool:
-        """Whether to save now."""
+        """Return whether to save now."""
         return self._autosave.due()
 
     def has_end(self, step: int) -> bool:
-        """Whether the state after this step was saved as that of an announced end."""
+        """Return whether the state after this step was saved before an announced end."""
         return step == self._ended_at
 
     def begin(
         self, step: int, state: tuple[dict[str, Tensor], Any], certificate: Mapping[str, Any], *, announced: bool
     ) -> Saving:
-        """Begin to save; ``announced``: before an end that loses nothing, so it does not count as a stop."""
+        """Begin to save; ``announced``: the job ends after this save, and loses nothing, so this is not a stop."""
         tensors, tree = state
         meta = {
             "tree": tree, "autosave": self._autosave.state(), "certificate": dict(certificate), "announced": announced,
@@ -83,7 +83,7 @@ class Checkpoints:
         return saving
 
     def end(self, saving: Saving) -> str | None:
-        """Where a checkpoint is, once it is verified; None if that failed, which was logged."""
+        """Wait for a save and return its path; None if it failed, which was logged."""
         try:
             path = str(saving.wait())
         except CheckpointError:
@@ -97,14 +97,14 @@ class Checkpoints:
 
 
 def _tell_differences(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
-    """Report differences, except in the script's own settings, which a tuned job may change."""
+    """Report changed settings, except the script's own, which a tuned job may change."""
     if saved is None or not (saved.get("exact") and now.get("exact")):
         return
     found = differences({**saved, "rules": None}, {**now, "rules": None})
     if found:
         sys.stderr.write(
-            "brim: the bits will not be those of an undisturbed run, since the checkpoint was written with another "
-            f"{'; '.join(found)}\n"
+            "brim: the bits will not be those of an uninterrupted run, since settings have changed since the "
+            f"checkpoint was written: {'; '.join(found)}\n"
         )
 
 

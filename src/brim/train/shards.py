@@ -1,9 +1,9 @@
-"""Tensors as safetensors files: where each lies, the host buffer they are copied into, and reading them back.
+"""Tensors as safetensors files: the layout of files, the host buffer that tensors are copied into, and reading.
 
-A shard is built in memory byte for byte as it will lie on disk: eight bytes of header length, a JSON header, the data.
-So a copy at the step boundary is all that training waits for; writing and hashing need neither torch nor the GIL.
-``safetensors.torch.save_file`` is not used because it opens, writes and closes by itself: nothing could be synced,
-hashed on the way, or tested under a power cut. Files are read by ``safetensors`` like any other.
+A shard is built in memory exactly as it is written to disk: eight bytes of header length, a JSON header, the data.
+Training therefore waits only for a copy at the step boundary; writing and hashing need neither torch nor the GIL.
+``safetensors.torch.save_file`` is not used because it opens, writes and closes the file itself: brim could not sync
+it, hash it while writing, or test a power cut. ``safetensors`` can read the files.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 SHARD_BYTES = 512 << 20
-"""Tensors go to a new file once one holds this much; ours. A larger tensor has a file of its own."""
+"""Largest size of a file with several tensors; a larger tensor has a file of its own. Our choice."""
 
 ALIGN_BYTES = 64
-"""Where a shard and its data begin in the buffer, a cache line; ours. Safetensors asks for 8."""
+"""Alignment of shards and of their data in the buffer. Our choice: a cache line; safetensors requires 8."""
 
 LARGE_PAGE_BYTES = 2 << 20
 """A large page on x86-64 and arm64 with 4 KiB pages."""
@@ -38,8 +38,8 @@ STORED = {
     torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
-"""Types with a safetensors name that releases since 0.4 can read. All others lie there as plain bytes (U8), and the
-manifest says what they are."""
+"""Types that safetensors can read since release 0.4, and their names there. Tensors of other types are stored as bytes
+(U8); the manifest has their type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class Spec:
 
     @property
     def size(self) -> int:
-        """Bytes of its elements."""
+        """Size of its elements in bytes."""
         return math.prod(self.shape) * dtype_of(self.dtype).itemsize
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The torch type called ``name``; ``ValueError`` if this torch has none."""
+    """Return the torch type called ``name``; ``ValueError`` if this version of torch has none."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise ValueError(f"no type called {name!r} in torch {torch.__version__}")
@@ -67,23 +67,25 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def spec_of(name: str, tensor: Tensor) -> Spec:
-    """What a tensor is; ``TypeError`` for one that has no plain elements to save."""
+    """Return type and shape of a tensor; ``TypeError`` if it has no plain elements to save."""
     if type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
         found = type(tensor).__name__
-        raise TypeError(f"tensor {name!r} is a {found}, expected a plain tensor (sharded ones: gather first)")
+        raise TypeError(f"tensor {name!r} is a {found}: only plain tensors can be saved (gather sharded ones first)")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-        raise TypeError(f"tensor {name!r} is {tensor.layout} on {tensor.device}, expected a dense tensor with data")
+        raise TypeError(
+            f"tensor {name!r} is {tensor.layout} on {tensor.device}: only dense tensors with data can be saved"
+        )
     return Spec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 def fingerprint(specs: Mapping[str, Spec]) -> str:
-    """SHA-256 over names, types and shapes."""
+    """Return the SHA-256 of names, types and shapes."""
     rows = [[name, spec.dtype, list(spec.shape)] for name, spec in sorted(specs.items())]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def tied(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Names whose tensor is the same memory seen the same way as that of an earlier name: {later: earlier}."""
+    """Return ``{later: earlier}`` for names whose tensors have the same memory, type, shape and strides."""
     first: dict[tuple[object, ...], str] = {}
     again: dict[str, str] = {}
     for name, tensor in tensors.items():
@@ -101,7 +103,7 @@ def tied(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file: where its image begins in the buffer, its bytes, its header, and where its tensors' data begin."""
+    """One file: where it begins in the buffer, its size in bytes, its header, and where each tensor's data begin."""
 
     file: str
     begin: int
@@ -111,7 +113,7 @@ class Shard:
 
 
 def plan(specs: Mapping[str, Spec], *, shard_bytes: int = SHARD_BYTES) -> list[Shard]:
-    """Divide tensors over files; within a file the widest type comes first, so that each is aligned."""
+    """Distribute tensors over files; within a file the widest type comes first, so that every tensor is aligned."""
     groups: list[list[str]] = [[]]
     filled = 0
     for name in sorted(specs):
@@ -147,34 +149,34 @@ def _shard(file: str, begin: int, specs: Mapping[str, Spec]) -> Shard:
 
 
 def empty_bytes(size: int, *, pinned: bool = False) -> Tensor:
-    """Memory as a flat uint8 tensor: pinned for copies from a GPU, else in large pages, of which fewer fault in."""
+    """Return memory as a flat uint8 tensor: pinned for copies from a GPU, else in large pages, to fault less."""
     if pinned:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
     if size < LARGE_PAGE_BYTES:
         return torch.empty(size, dtype=torch.uint8)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without large pages: small ones serve
+        with contextlib.suppress(OSError):  # a kernel without large pages uses small ones
             pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 def raw_bytes(memory: Tensor) -> memoryview:
-    """The bytes of a flat uint8 tensor, not copied."""
+    """Return the bytes of a flat uint8 tensor without a copy."""
     return memoryview(cast(bytearray, memory.numpy()))
 
 
 def place(memory: Tensor, at: int, spec: Spec) -> Tensor:
-    """The tensor of type and shape ``spec`` whose bytes begin at ``at`` in ``memory``."""
+    """Return the tensor of type and shape ``spec`` whose bytes begin at ``at`` in ``memory``."""
     flat = memory[at : at + spec.size]
     dtype = dtype_of(spec.dtype)
-    if at % dtype.itemsize:  # files of others may not be aligned
+    if at % dtype.itemsize:  # files from other programs may not be aligned
         flat = flat.clone()
     return flat.view(dtype).view(spec.shape)
 
 
 class HostCopy:
-    """Memory that holds the files of one checkpoint, kept and reused as long as names, types and shapes stay equal."""
+    """Host memory for the files of one checkpoint, reused while names, types and shapes of tensors stay the same."""
 
     def __init__(self, *, shard_bytes: int = SHARD_BYTES) -> None:
         self._shard_bytes = shard_bytes
@@ -187,18 +189,18 @@ class HostCopy:
 
     @property
     def bytes(self) -> int:
-        """Length of all files together."""
+        """Size of all files together."""
         return sum(shard.size for shard in self.shards)
 
     def image(self, shard: Shard) -> memoryview:
-        """The bytes of one file."""
+        """Return the bytes of one file."""
         return raw_bytes(self._memory)[shard.begin : shard.begin + shard.size]
 
     def reserve(self, tensors: Mapping[str, Tensor]) -> None:
-        """Get the memory for tensors like these, and touch it, so that a later `take` only copies."""
+        """Allocate the memory for tensors like these, and touch it, so that a later `take` only copies."""
         specs = {name: spec_of(name, tensor) for name, tensor in tensors.items()}
         if RESERVED_NAME in specs:
-            raise ValueError(f"a tensor is called {RESERVED_NAME!r}, which the safetensors format keeps for itself")
+            raise ValueError(f"a tensor is called {RESERVED_NAME!r}, a name that the safetensors format reserves")
         self.specs, self.tied = specs, tied(tensors)
         stored = {name: spec for name, spec in specs.items() if name not in self.tied}
         pinned = any(tensor.is_cuda for tensor in tensors.values())
@@ -214,10 +216,10 @@ class HostCopy:
             self._places |= {name: _raw(place(self._memory, at, stored[name])) for name, at in shard.offsets.items()}
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy all tensors; they may change as soon as this returns.
+        """Copy all tensors; the caller may change them once this returns.
 
-        Tensors in host memory are copied by this thread alone. Torch would divide each among its threads and wait for
-        all of them; beside loaders and other ranks that took ten times as long (0.85 against 0.03 s for 100 MB).
+        This thread alone copies tensors in host memory. Torch would divide each among its threads and wait for all of
+        them, which took 0.85 s in place of 0.03 s for 100 MB while loaders and other ranks were running.
         """
         self.reserve(tensors)
         devices = set()
@@ -233,7 +235,7 @@ class HostCopy:
                 torch.cuda.current_stream(device).synchronize()
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._places, self._stored, self.shards = {}, {}, []
         self._memory = torch.empty(0, dtype=torch.uint8)
 
@@ -242,17 +244,17 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _raw(tensor: Tensor) -> Tensor:
-    """The same elements as integers: what is moved is bits, and no NaN is made quiet on the way."""
+    """Return the same elements as integers, so that a copy keeps all bits: one of floats may make a NaN quiet."""
     if tensor.element_size() == 16:
         return torch.view_as_real(tensor).view(torch.int64)
     return tensor.view(_WORDS[tensor.element_size()])
 
 
 def read_header(memory: Tensor) -> dict[str, int]:
-    """Where the data of each tensor begins in a shard that was read; ``ValueError`` if it is not one."""
+    """Return where the data of each tensor begins in a shard; ``ValueError`` if this is not a shard."""
     raw = raw_bytes(memory)
     length = int.from_bytes(raw[:8], "little")
     if len(raw) < 8 or 8 + length > len(raw):
-        raise ValueError(f"the header is said to have {length} bytes, the file has {len(raw)}")
+        raise ValueError(f"the file has {len(raw)} bytes, but gives the length of its header as {length}")
     rows = json.loads(bytes(raw[8 : 8 + length]))
     return {name: 8 + length + int(row["data_offsets"][0]) for name, row in rows.items() if name != RESERVED_NAME}

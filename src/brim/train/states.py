@@ -1,8 +1,8 @@
-"""Nested state (of a model, an optimizer, a schedule) as named tensors and JSON, and back without loss.
+"""Convert nested state (of a model, an optimizer, a schedule) to named tensors and JSON, and back without loss.
 
-What JSON cannot say is spelled out: containers carry their kind, so that tuples, keys that are numbers, and the order
-of keys come back; floats that are not finite carry their bits. Only kinds listed here are taken; anything else is a
-``TypeError`` that names where it was found. Nothing is pickled.
+Values that JSON would change are encoded: containers with their type, which preserves tuples, keys that are numbers,
+and the order of keys; floats that are not finite with their bits. Only the types that `flatten_state` lists are
+supported; others raise a ``TypeError`` with their path. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _SEQUENCE_OF: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "size": torch.S
 
 
 def flatten_state(state: object, *, prefix: str = "") -> tuple[dict[str, Tensor], Json]:
-    """Take a nested state apart.
+    """Split a nested state into named tensors and JSON.
 
     Args:
         state: Nested ``dict``, ``OrderedDict``, ``Counter``, ``list``, ``tuple``, ``torch.Size`` of tensors, None,
-            bool, int, float, str, bytes, ``torch.dtype``. Subclasses of int, float and str (NumPy's float64) become
-            those.
-        prefix: What every tensor name begins with.
+            bool, int, float, str, bytes, ``torch.dtype``. Subclasses of int, float and str (NumPy's float64) are
+            converted to these.
+        prefix: Prefix of all tensor names.
 
     Returns:
-        Tensors by name, named after their path (``optimizer.state.0.exp_avg``), not copied; and JSON for the rest. A
-        tensor that is the same memory seen the same way as an earlier one (tied weights) is named once.
+        Tensors, not copied, by their path in the state (``optimizer.state.0.exp_avg``), and JSON for the rest.
+        Tensors with the same memory, type, shape and strides (tied weights) are returned once.
 
     Raises:
-        TypeError: an object of another kind; the message says where.
-        ValueError: a container that holds itself.
+        TypeError: an object has another type; the message has its path.
+        ValueError: a container contains itself.
     """
     found: dict[str, Tensor] = {}
     tree = _take_apart(state, prefix, found, ())
@@ -53,7 +53,7 @@ def flatten_state(state: object, *, prefix: str = "") -> tuple[dict[str, Tensor]
 
 
 def unflatten_state(tensors: Mapping[str, Tensor], tree: Json) -> Any:
-    """Put together what `flatten_state` took apart; tied tensors come back as one object.
+    """Rebuild the state that `flatten_state` has split; tied tensors come back as one object.
 
     Raises:
         KeyError: a tensor is missing.
@@ -78,7 +78,7 @@ def unflatten_state(tensors: Mapping[str, Tensor], tree: Json) -> Any:
             return [unflatten_state(tensors, row) for row in tree]
         case None | bool() | int() | float() | str():
             return tree
-    raise ValueError(f"not a tree of flatten_state: {str(tree)[:80]}")
+    raise ValueError(f"this is not JSON from flatten_state: {str(tree)[:80]}")
 
 
 def _take_apart(state: object, path: str, found: dict[str, Tensor], above: tuple[int, ...]) -> Json:
@@ -86,7 +86,7 @@ def _take_apart(state: object, path: str, found: dict[str, Tensor], above: tuple
         return {"tensor": _add(state, path, found)}
     if isinstance(state, dict | list | tuple):
         if id(state) in above:
-            raise ValueError(f"{path or 'the state'} holds itself")
+            raise ValueError(f"{path or 'the state'} contains itself")
         return _container(state, path, found, (*above, id(state)))
     return _scalar(state, path)
 
@@ -132,8 +132,8 @@ def _scalar(state: object, path: str) -> Json:
 def _unknown(state: object, path: str) -> TypeError:
     kind = f"{type(state).__module__}.{type(state).__qualname__}"
     return TypeError(
-        f"{path or 'the state'} is a {kind}, expected dict, OrderedDict, Counter, list, tuple, tensor, None, bool, "
-        "int, float, str, bytes or torch.dtype"
+        f"{path or 'the state'} is a {kind}, which cannot be saved: use dict, OrderedDict, Counter, list, tuple, "
+        "tensor, None, bool, int, float, str, bytes or torch.dtype"
     )
 
 
@@ -143,7 +143,7 @@ def _join(path: str, key: object) -> str:
 
 
 def _add(tensor: Tensor, path: str, found: dict[str, Tensor]) -> str:
-    """Name a tensor after its path; the keys "a.b" and "a" -> "b" share one, so a number may follow."""
+    """Name a tensor after its path, and a number if that is taken: the keys "a.b" and "a" -> "b" have one path."""
     name, number = path or "tensor", 1
     while name in found or name == RESERVED_NAME:
         number += 1
