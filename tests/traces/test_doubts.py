@@ -72,8 +72,8 @@ def test_nodes_are_compared_by_number_and_size(record):
     seen = replace(record, cluster=RIGHT)
     assert traces.doubts(seen, RIGHT) == []
     assert traces.doubts(seen, parse_cluster("32x2xT4"))[:2] == [
-        "the record names 16 nodes with GPUs, but the cluster has 32",
-        "a recorded node had 4 GPUs in use at once, but the largest node of the cluster has 2",
+        "the record shows 16 nodes with GPUs, but the cluster has 32",
+        "the record shows a node with 4 GPUs, but the largest node of the cluster has 2",
     ]
 
 
@@ -99,8 +99,17 @@ def test_sim_takes_the_cluster_from_the_record_and_says_so(tmp_path):
     assert "nodes that never ran a GPU job are not seen" in done.stderr
     other = brim("sim", "run", path, "--json", "-c", "64x8xT4")
     assert other.returncode == 0, other.stderr
-    assert "brim: cluster 64x8xT4 does not fit the record:\n  the record names 4 nodes with GPUs" in other.stderr
+    assert "brim: cluster 64x8xT4 may not be the recorded one:\n  the record shows 4 nodes with GPUs" in other.stderr
     assert "without --cluster, the replay is on 4x20xa100" in other.stderr
+
+
+def test_sim_takes_the_cluster_from_the_header_of_a_log_and_says_so(tmp_path):
+    path = save(tmp_path, "log.swf", "; MaxNodes: 4\n; MaxProcs: 16\n" + EXAMPLES["swf"][1])
+    done = brim("sim", "run", path, "--json")
+    assert done.returncode == 0, done.stderr
+    assert '"cluster": "4x4xGPU"' in done.stdout
+    assert "  the record shows 4x4xGPU, 16 GPUs: MaxNodes 4 and MaxProcs 16 in its header\n" in done.stderr
+    assert "brim: replaying on 4x4xGPU, which the record shows; --cluster gives another\n" in done.stderr
 
 
 def test_sim_asks_for_a_cluster_where_the_record_names_no_nodes(tmp_path):

@@ -8,8 +8,10 @@ import random
 import pytest
 
 from brim import traces
+from brim.core.cluster import parse_cluster
 from brim.core.trace import NONE, Status
 from brim.errors import TraceError
+from brim.reports.record import Record, record_of
 
 from .examples import EXAMPLES, PAI, equal, save
 
@@ -322,7 +324,63 @@ def test_swf_dependencies_and_unknowns(tmp_path):
     assert trace.mem_mib.tolist() == [0, 2, 0]
     assert report.repaired["processors read as GPUs"] == 3
     assert report.repaired["preceding job is not in the trace: starts without it"] == 1
-    assert report.dropped == {"part of another record": 1, "no processors recorded": 1, "never started": 1}
+    assert report.dropped == {
+        "part of another record": 1,
+        "no processors allocated, or none recorded": 1,
+        "never started": 1,
+    }
+
+
+def swf(*rows, header=()):
+    """A log; of each row, submission, allocated and requested processors are given, and it ran for a minute."""
+    text = "".join(f"; {line}\n" for line in ("Version: 2.2", *header))
+    for job, (submit_s, allocated, requested) in enumerate(rows, 1):
+        text += f"{job} {submit_s} 5 60 {allocated} -1 -1 {requested} -1 -1 1 3 1 7 -1 -1 -1 -1\n"
+    return text
+
+
+def test_swf_counts_allocated_processors_and_requested_ones_where_that_is_unknown(tmp_path):
+    trace, report = traces.read(save(tmp_path, "log.swf", swf((0, 8, 5), (1, 2, 4), (2, -1, 3), (3, 6, -1), (4, 0, 4))))
+    assert trace.gpus.tolist() == [8, 2, 3, 6]
+    assert report.repaired == {
+        "processors read as GPUs": 4, "allocated processors differ from the requested ones: the allocated are used": 2,
+        "allocated processors not recorded: the requested are used": 1,
+    }  # fmt: skip
+    assert report.dropped == {"no processors allocated, or none recorded": 1}
+    record = record_of(trace)
+    assert isinstance(record, Record)
+    assert record.held_gpu_s == 60 * (8 + 2 + 3 + 6)
+
+
+@pytest.mark.parametrize("header", [
+    ("MaxNodes: 4", "MaxProcs: 32"), ("MaxProcs:32 (24 batch, 8 login)", "MaxNodes:   4 (3 batch, 1 login)"),
+])  # fmt: skip
+def test_swf_header_gives_the_cluster(tmp_path, header):
+    trace, report = traces.read(save(tmp_path, "log.swf", swf((0, 32, 32), header=header)))
+    assert trace.cluster == parse_cluster("4x8xGPU")
+    assert report.cluster == "4x8xGPU, 32 GPUs: MaxNodes 4 and MaxProcs 32 in its header"
+
+
+@pytest.mark.parametrize(("header", "why"), [
+    (("MaxNodes: 3", "MaxProcs: 32"), "MaxNodes 3 and MaxProcs 32 in its header, but 32 processors cannot be divided "
+                                      "evenly over 3 nodes"),
+    (("MaxNodes: 2", "MaxProcs: 512"), "MaxNodes 2 and MaxProcs 512 in its header, but a node can have at most 64 "
+                                       "GPUs"),
+    (("MaxNodes: 0", "MaxProcs: 32"), "MaxNodes 0 and MaxProcs 32 in its header, but the number of nodes must be 1 to "
+                                      "1,000,000"),
+    (("MaxNodes: 2", "MaxProcs: 4"), "MaxNodes 2 and MaxProcs 4 in its header, but a job has 8 processors"),
+    (("MaxProcs: 32",), "MaxProcs 32 but no MaxNodes in its header"),
+    (("MaxNodes: 32", "MaxProcs: unknown"), "MaxNodes 32 but no MaxProcs in its header"),
+])  # fmt: skip
+def test_swf_header_that_gives_no_cluster_says_why(tmp_path, header, why):
+    trace, report = traces.read(save(tmp_path, "log.swf", swf((0, 8, 8), header=header)))
+    assert trace.cluster is None
+    assert report.cluster == f"{why}, so no cluster is inferred"
+
+
+def test_swf_without_header_numbers_says_nothing_of_a_cluster(tmp_path):
+    trace, report = traces.read(save(tmp_path, "log.swf", swf((0, 8, 8))))
+    assert (trace.cluster, report.cluster) == (None, "")
 
 
 @pytest.mark.parametrize("path", ["", "pai_job_table.csv", "pai_task_table.csv"])

@@ -93,7 +93,7 @@ def test_the_cluster_is_the_one_that_ran(recorded):
     ran = parse_cluster("2x4xa100+1x2xt4")
     assert (trace.cluster.gpu_types, trace.cluster.gpus_N.tolist()) == (ran.gpu_types, ran.gpus_N.tolist())
     assert traces.doubts(trace, trace.cluster) == []
-    assert any("names 3 nodes" in sentence for sentence in traces.doubts(trace, parse_cluster("64x8xa100")))
+    assert any("shows 3 nodes" in sentence for sentence in traces.doubts(trace, parse_cluster("64x8xa100")))
 
 
 def test_a_job_name_with_a_pipe_costs_its_row_alone(recorded):

@@ -78,3 +78,15 @@ def test_gpu_hours_are_unknown_where_run_times_are(tmp_path):
     done = brim("trace", "info", path)
     (line,) = (line.split() for line in done.stdout.splitlines() if "GPU-hours" in line)
     assert line == ["GPU-hours", "-"]
+    facts = json.loads(brim("trace", "info", path, "--json").stdout)
+    assert facts["gpu_hours"] is None
+    assert [size["gpu_hours"] for size in facts["sizes"]] == [None]
+
+
+def test_gpu_hours_of_a_size_are_unknown_where_its_run_times_are(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("job_id,submit_ms,gpus,run_ms\na,0,1,\nb,1,2,3600000\n")
+    facts = json.loads(brim("trace", "info", path, "--json").stdout)
+    assert facts["gpu_hours"] == 2
+    assert [size["gpu_hours"] for size in facts["sizes"]] == [None, 2]
+    assert "2, 100% by 2-GPU jobs " in brim("trace", "info", path).stdout

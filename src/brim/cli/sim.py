@@ -286,7 +286,7 @@ def _read(
 
 
 def _cluster_of(trace: Trace, given: Cluster | None, load: float) -> Cluster:
-    """Return the given cluster, printing on stderr what contradicts it, or the cluster that the record shows."""
+    """Return the given cluster, printing on stderr what speaks against it, or the cluster that the record shows."""
     from brim import traces
 
     if given is None:
@@ -295,7 +295,7 @@ def _cluster_of(trace: Trace, given: Cluster | None, load: float) -> Cluster:
         print(f"brim: replaying on {trace.cluster}, which the record shows; --cluster gives another", file=sys.stderr)
         return trace.cluster
     if said := traces.doubts(trace, given, load):
-        print(f"brim: cluster {given} does not fit the record:", file=sys.stderr)
+        print(f"brim: cluster {given} may not be the recorded one:", file=sys.stderr)
         for sentence in said:
             print(f"  {sentence}", file=sys.stderr)
         if trace.cluster is not None:

@@ -211,6 +211,7 @@ def _facts(figures: TraceSummary, cluster: Cluster | None) -> list[tuple[str, st
     from brim.units import MS_PER_S
 
     known = figures.duration_s
+    told = [size for size in figures.sizes if not math.isnan(size.gpu_hours)]
     states = ", ".join(f"{state} {share:.0%}" for state, share in figures.status_fraction.items() if share)
     facts = [
         ("jobs", f"{figures.jobs:,}"),
@@ -220,9 +221,9 @@ def _facts(figures: TraceSummary, cluster: Cluster | None) -> list[tuple[str, st
                               f"peak {figures.arrivals_per_hour_peak:,}"),
         ("run time", f"mean {_seconds(figures.duration_mean_s)}, median {_seconds(known[0.5])}, "
                      f"p95 {_seconds(known[0.95])}, p99 {_seconds(known[0.99])}"),
-        ("GPU-hours", "-" if math.isnan(figures.duration_mean_s) else f"{figures.gpu_hours:,.0f}" + "".join(
+        ("GPU-hours", "-" if math.isnan(figures.gpu_hours) else f"{figures.gpu_hours:,.0f}" + "".join(
             f", {size.gpu_hours / figures.gpu_hours:.0%} by {f'{size.gpus}-GPU jobs' if size.gpus else 'shares'}"
-            for size in sorted(figures.sizes, key=lambda size: -size.gpu_hours)[:3] if figures.gpu_hours)),
+            for size in sorted(told, key=lambda size: -size.gpu_hours)[:3] if figures.gpu_hours)),
         ("ended", states),
         ("recorded wait", f"mean {_seconds(figures.wait_mean_s)}, median {_seconds(figures.wait_median_s)}"),
         ("with a time limit", f"{figures.with_limit_fraction:.0%}"),

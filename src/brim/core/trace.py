@@ -42,7 +42,8 @@ class Trace:
         format: Name of the reader or generator.
         synthetic: Whether the jobs were drawn from published marginals, not recorded.
         origin_ms: Unix (or the cluster's local wall clock) milliseconds of time 0, None where the publisher hid it.
-        cluster: The part of the recorded cluster that the record shows, a lower bound; None where no nodes are named.
+        cluster: The recorded cluster, as far as the record shows it: what a header states, or what jobs held on the
+            nodes that it names (a lower bound); None where it shows none.
         job_id: Unique ids, as published.
         users: Names behind ``user``.
         groups: Names behind ``group`` (account, virtual cluster, queue).

@@ -1,4 +1,4 @@
-"""Check whether a trace can have been recorded on a given cluster, and describe what contradicts it.
+"""Check whether a trace can have been recorded on a given cluster, and describe what speaks against it.
 
 A replay on another cluster answers a fair question; a wrong cluster given by mistake makes all policies look alike.
 """
@@ -27,7 +27,7 @@ ROOM_FRACTION: Final = 0.9
 
 
 def doubts(trace: Trace, cluster: Cluster, load: float = 1) -> list[str]:
-    """Describe what in the record contradicts the cluster; empty if all fits or the record lacks the data.
+    """Describe what in the record speaks against the cluster; empty if nothing does or the record lacks the data.
 
     Args:
         trace: The recorded trace.
@@ -43,10 +43,10 @@ def _of_nodes(trace: Trace, cluster: Cluster) -> list[str]:
         return []
     said = []
     if seen.num_nodes > cluster.num_nodes or 2 * seen.num_nodes <= cluster.num_nodes:  # some may never run a GPU job
-        said.append(f"the record names {seen.num_nodes:,} nodes with GPUs, but the cluster has {cluster.num_nodes:,}")
+        said.append(f"the record shows {seen.num_nodes:,} nodes with GPUs, but the cluster has {cluster.num_nodes:,}")
     if int(seen.gpus_N.max()) > int(cluster.gpus_N.max()):
         said.append(
-            f"a recorded node had {seen.gpus_N.max()} GPUs in use at once, but the largest node of the cluster has "
+            f"the record shows a node with {seen.gpus_N.max()} GPUs, but the largest node of the cluster has "
             f"{cluster.gpus_N.max()}"
         )
     return said

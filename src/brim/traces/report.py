@@ -25,7 +25,8 @@ class ReadReport:
         used: Jobs in the trace.
         repaired: Reason -> rows changed and kept.
         dropped: Reason -> rows left out.
-        cluster: Description of the cluster that the record shows; empty where it names no nodes.
+        cluster: Description of the cluster that the record shows, or why none is inferred; empty where it says nothing
+            of nodes.
         unusable: Row -> what is wrong with it; these rows are left out, and counted in ``dropped`` too.
     """
 

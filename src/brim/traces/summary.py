@@ -24,7 +24,7 @@ class SizeClass:
     Attributes:
         gpus: Gang size; 0 for shares of one GPU.
         jobs: Number of jobs.
-        gpu_hours: Their GPU time.
+        gpu_hours: Their recorded GPU time; NaN where no run time is recorded.
     """
 
     gpus: int
@@ -98,7 +98,7 @@ def summary(trace: Trace, cluster: Cluster | None = None) -> TraceSummary:
         sizes=_sizes(trace), duration_mean_s=_mean(run_s),
         duration_s={q: float(np.quantile(run_s, q)) if len(run_s) else math.nan for q in QUANTILES},
         duration_by_decade={10**decade: int((decades == decade).sum()) for decade in range(_top(decades) + 1)},
-        gpu_hours=float(trace.gpu_ms.sum(dtype=np.float64)) / MS_PER_H,
+        gpu_hours=float(trace.gpu_ms.sum(dtype=np.float64)) / MS_PER_H if len(run_s) else math.nan,
         status_fraction={status.name.lower(): _mean(trace.status == status) for status in Status},
         wait_mean_s=_mean(wait_s), wait_median_s=float(np.median(wait_s)) if len(wait_s) else math.nan,
         with_limit_fraction=_mean(trace.time_limit_ms != NONE),
@@ -110,6 +110,7 @@ def _sizes(trace: Trace) -> tuple[SizeClass, ...]:
     size = np.where(trace.share_milli < WHOLE_GPU, 0, trace.gpus)
     classes, which = np.unique(size, return_inverse=True)
     gpu_hours = np.bincount(which, weights=trace.gpu_ms / MS_PER_H, minlength=len(classes))
+    gpu_hours[np.bincount(which, weights=trace.run_ms != NONE, minlength=len(classes)) == 0] = math.nan
     jobs = np.bincount(which, minlength=len(classes))
     return tuple(
         SizeClass(gpus=int(gpus), jobs=int(count), gpu_hours=float(hours))

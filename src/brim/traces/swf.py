@@ -1,8 +1,10 @@
 """Standard Workload Format (.swf): 18 numbers per job, comments after ``;``, -1 for unknown.
 
-Processors are read as GPUs: that is the only way to replay these logs on a GPU cluster, and the report says so. A
-preceding job becomes a dependency, with the think time as its delay. ``UnixStartTime`` in the comments gives the
-wall clock. Records of status 2 to 4 are parts of a job that has its own record, and are dropped.
+Processors are read as GPUs: that is the only way to replay these logs on a GPU cluster, and the report says so. A job
+has its allocated processors, because its recorded run time holds for them; where they are not known, it has the
+requested ones. A preceding job becomes a dependency, with the think time as its delay. Of the comments,
+``UnixStartTime`` gives the wall clock, and ``MaxNodes`` and ``MaxProcs`` give the cluster, if all nodes can be alike.
+Records of status 2 to 4 are parts of a job that has its own record, and are dropped.
 Source: Feitelson, Standard Workload Format version 2.2 (Parallel Workloads Archive).
 """
 
@@ -15,9 +17,11 @@ import numpy as np
 import polars as pl
 
 from brim.core.arrays import IntArray
+from brim.core.cluster import MAX_GPUS_PER_NODE, MAX_NODES, Cluster, NodeGroup, cluster_of
 from brim.core.trace import NONE, Status, Trace, trace_of
 from brim.errors import TraceError
 from brim.traces.lifecycle import NEVER_STARTED, at_least_a_second
+from brim.traces.nodes import UNNAMED_TYPE
 from brim.traces.report import ReadReport
 from brim.traces.source import Source
 from brim.traces.table import LINE, MAX_AMOUNT, MAX_GPUS, MAX_RUN_MS, MAX_TIME_MS, Table, coded, without_unusable
@@ -32,7 +36,7 @@ _STATES: Final = {
     "-1": Status.UNKNOWN, "0": Status.FAILED, "1": Status.COMPLETED, "5": Status.CANCELLED, "": Status.UNKNOWN,
 }  # fmt: skip
 _NUMBERS: Final = re.compile(r"\s*(-?[\d.]+\s+){17}-?[\d.]+\s*")
-_START: Final = re.compile(r"^;\s*UnixStartTime:\s*(\d{1,12})\s*$", re.MULTILINE)
+_HEADER: Final = re.compile(r"^;\s*(UnixStartTime|MaxNodes|MaxProcs):\s*(\d{1,12})(?!\S)", re.MULTILINE)
 KIB_PER_MIB: Final = 1_024
 
 
@@ -54,16 +58,13 @@ def read(source: Source, report: ReadReport) -> Trace:
     parts = table.text("status").is_in(["2", "3", "4"]).fill_null(False)
     table = table.drop(parts.to_numpy(), "part of another record")
     table.ids("job")
-    asked = table.number("requested", "processors or -1", low=-1, high=MAX_GPUS, whole=True)
-    given = table.number("allocated", "processors or -1", low=-1, high=MAX_GPUS, whole=True)
-    gpus = np.where(asked > 0, asked, given)
     run_ms = _seconds_ms(table, "run", MAX_RUN_MS)
     idle = (run_ms < 0) | ((run_ms == 0) & (table.text("status") != "1").fill_null(True).to_numpy())
-    report.drop("no processors recorded", int((gpus <= 0).sum()))
-    report.drop(NEVER_STARTED, int((idle & (gpus > 0)).sum()))
-    used = (gpus > 0) & ~idle
-    table, gpus, run_ms = table.keep(used), gpus[used], run_ms[used]
-    report.repair("processors read as GPUs", len(table))
+    table, run_ms = table.drop(idle, NEVER_STARTED), run_ms[~idle]
+    gpus = _processors(table)
+    none = gpus <= 0
+    table, gpus, run_ms = table.drop(none, "no processors allocated, or none recorded"), gpus[~none], run_ms[~none]
+    header = {name: int(number) for name, number in _HEADER.findall("\n".join(source.head))}
     after, after_ms = _dependencies(table)
     user, users = _names(table, "user")
     group, groups = _names(table, "group")
@@ -71,7 +72,8 @@ def read(source: Source, report: ReadReport) -> Trace:
     memory_kib = table.number("requested_memory", "KiB per processor or -1", low=-1, high=MAX_AMOUNT)
     limit_ms = _seconds_ms(table, "requested_time", MAX_RUN_MS)
     return trace_of(
-        name=source.name, format=NAME, origin_ms=_origin_ms(source), job_id=table.ids("job"),
+        name=source.name, format=NAME, origin_ms=_origin_ms(source, header), job_id=table.ids("job"),
+        cluster=_cluster(header, int(gpus.max(initial=0)), report),
         submit_ms=table.seconds_ms("submit"), gpus=gpus, run_ms=at_least_a_second(run_ms, report),
         wait_ms=_seconds_ms(table, "wait", MAX_TIME_MS), time_limit_ms=np.where(limit_ms > 0, limit_ms, NONE),
         mem_mib=-(-np.maximum(memory_kib, 0) // KIB_PER_MIB),
@@ -96,13 +98,63 @@ def _table(source: Source, report: ReadReport) -> Table:
     return without_unusable(Table(file=source.file, frame=table, report=report))
 
 
-def _origin_ms(source: Source) -> int | None:
-    start = _START.search("\n".join(source.head))
-    if start is None:
+def _processors(table: Table) -> IntArray:
+    """Return the allocated processors of each job, or the requested ones where the former are not known."""
+    allocated, requested = (
+        table.number(column, "processors or -1", low=-1, high=MAX_GPUS, whole=True)
+        for column in ("allocated", "requested")
+    )
+    processors = np.where(allocated == NONE, requested, allocated)
+    replaced = (allocated == NONE) & (requested > 0)
+    differ = (allocated > 0) & (requested > 0) & (allocated != requested)
+    table.report.repair("processors read as GPUs", int((processors > 0).sum()))
+    table.report.repair(
+        "allocated processors differ from the requested ones: the allocated are used", int(differ.sum())
+    )
+    table.report.repair("allocated processors not recorded: the requested are used", int(replaced.sum()))
+    return processors
+
+
+def _origin_ms(source: Source, header: dict[str, int]) -> int | None:
+    start_s = header.get("UnixStartTime")
+    if start_s is not None and start_s * MS_PER_S > MAX_TIME_MS:
+        raise TraceError(source.file, found=f"UnixStartTime {start_s}", expected="a time before 2100")
+    return None if start_s is None else start_s * MS_PER_S
+
+
+def _cluster(header: dict[str, int], most: int, report: ReadReport) -> Cluster | None:
+    """Return the cluster of the header, and describe it, or why there is none, in the report.
+
+    Args:
+        header: Numbers of the comments, by name.
+        most: Processors of the largest job.
+        report: Receives the description.
+    """
+    nodes, processors = header.get("MaxNodes"), header.get("MaxProcs")
+    if nodes is None and processors is None:
         return None
-    if int(start[1]) * MS_PER_S > MAX_TIME_MS:
-        raise TraceError(source.file, found=f"UnixStartTime {start[1]}", expected="a time before 2100")
-    return int(start[1]) * MS_PER_S
+    if nodes is None or processors is None:
+        has, lacks = (f"MaxProcs {processors}", "MaxNodes") if nodes is None else (f"MaxNodes {nodes}", "MaxProcs")
+        report.cluster = f"{has} but no {lacks} in its header, so no cluster is inferred"
+        return None
+    stated = f"MaxNodes {nodes} and MaxProcs {processors} in its header"
+    if why := _why_none(nodes, processors, most):
+        report.cluster = f"{stated}, but {why}, so no cluster is inferred"
+        return None
+    cluster = cluster_of((NodeGroup(count=nodes, gpus=processors // nodes, gpu_type=UNNAMED_TYPE),))
+    report.cluster = f"{cluster}, {cluster.num_gpus:,} GPUs: {stated}"
+    return cluster
+
+
+def _why_none(nodes: int, processors: int, most: int) -> str:
+    """Return why the numbers of the header are no cluster of like nodes on which all jobs ran; empty if they are."""
+    if not 1 <= nodes <= MAX_NODES:
+        return f"the number of nodes must be 1 to {MAX_NODES:,}"
+    if processors % nodes or not processors:
+        return f"{processors:,} processors cannot be divided evenly over {nodes:,} nodes"
+    if processors > MAX_GPUS_PER_NODE * nodes:
+        return f"a node can have at most {MAX_GPUS_PER_NODE} GPUs"
+    return f"a job has {most:,} processors" if most > processors else ""
 
 
 def _seconds_ms(table: Table, column: str, high_ms: int) -> IntArray:
