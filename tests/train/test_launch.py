@@ -372,3 +372,54 @@ def test_a_rank_that_alone_leaves_the_loop_ends_the_job_by_name(tmp_path, launch
     last = (gang.folder / "err").read_text().splitlines()[-1]
     assert words in last
     assert "every rank must do the same steps; to end early, use run.epochs(..., steps=N)" in last
+
+
+SIZE = """
+import sys
+import torch
+import brim.train as bt
+run = bt.start()
+model = torch.nn.Linear(1, 1)
+run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+sys.stdout.write(f"{run.reduce(1)}\\n")
+"""
+BATCH_SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_TASK_PID": "99"}
+"""What a batch script of four tasks sees: no step."""
+
+
+def step(tasks, rank=0):
+    """What a task that srun started sees, beside the variables of its job."""
+    return BATCH_SCRIPT | {
+        "SLURM_NTASKS": str(tasks), "SLURM_PROCID": str(rank), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(tasks)
+    }
+
+
+def sizes(folder, env, *launcher):
+    """Start a script below Slurm; its exit code, the sizes that its ranks print, and its last line on stderr."""
+    (folder / "size.py").write_text(SIZE)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    done = subprocess.run(
+        [sys.executable, *launcher, folder / "size.py"], env={**clean, "OMP_NUM_THREADS": "1", **env}, cwd=folder,
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    return done.returncode, done.stdout.split(), (done.stderr.splitlines() or [""])[-1]
+
+
+def test_ranks_started_by_srun_are_refused_with_the_way_to_start_them(tmp_path):
+    assert sizes(tmp_path, step(4, rank=2)) == (
+        1, [], "brim.errors.ConfigError: found 4 tasks of one srun and no WORLD_SIZE, expected one task that starts "
+        "all ranks: srun -n 1 python -m brim.train.launch --nproc 4 SCRIPT, or torchrun; for 4 separate jobs, set "
+        "WORLD_SIZE=1",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("env", [BATCH_SCRIPT, step(1), step(4) | {"WORLD_SIZE": "1"}])
+def test_a_batch_script_one_task_and_separate_tasks_run_below_slurm(tmp_path, env):
+    assert sizes(tmp_path, env)[:2] == (0, ["1"])
+
+
+@pytest.mark.parametrize("launcher", [
+    ("torch.distributed.run", "--standalone", "--nproc-per-node"), ("brim.train.launch", "--nproc"),
+])  # fmt: skip
+def test_launchers_run_in_a_task_of_slurm(tmp_path, launcher):
+    assert sizes(tmp_path, step(4), "-m", *launcher, "2")[:2] == (0, ["2", "2"])

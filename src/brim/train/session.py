@@ -46,6 +46,7 @@ from brim.train.surroundings import (
     fix_threads,
     moved,
     on_sigterm,
+    refuse_tasks_of_slurm,
     seed_everything,
     static_group,
     tell_exceptions,
@@ -89,6 +90,9 @@ def start(
         checkpoint: Folder to restore from and save to.
         timeout_s: Longest time in one collective.
         noise_every: Steps between two estimates of the gradient noise; None: never.
+
+    Raises:
+        ConfigError: an argument is out of range, or ``srun`` has started several tasks that are not ranks of one job.
     """
     return Run(
         logical_workers=logical_workers, seed=seed, device=device, checkpoint=checkpoint, timeout_s=timeout_s,
@@ -116,6 +120,7 @@ class Run:
             raise ConfigError(f"timeout_s={timeout_s}: expected more than 0 seconds")
         if noise_every is not None and noise_every < 1:
             raise ConfigError(f"noise_every={noise_every}: expected at least 1, or None for never")
+        refuse_tasks_of_slurm()
         if logical_workers is not None:
             fix_threads()
         self.device = choose_device(device)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from brim.errors import ConfigError
 from brim.gang.protocol import Failed
 from brim.train.control import Control
 from brim.train.group import Group
@@ -80,6 +81,24 @@ def fix_shapes() -> None:
     if (dynamo := sys.modules.get("torch._dynamo")) is not None:
         dynamo.config.automatic_dynamic_shapes = False
         dynamo.config.fail_on_recompile_limit_hit = True  # else eager kernels follow, for the later shapes alone
+
+
+def refuse_tasks_of_slurm() -> None:
+    """Refuse to start where ``srun`` has started several tasks and nothing has made them ranks of one job.
+
+    Each task would be a job of its own, and they would take the checkpoint folder from each other. ``SLURM_NTASKS``
+    does not tell: a batch script sees it, too, and runs once. Only the tasks of a step see ``SLURM_STEP_NUM_TASKS``.
+
+    Raises:
+        ConfigError: this process is one of several tasks of a step, and ``WORLD_SIZE`` is not set.
+    """
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "")
+    if "SLURM_PROCID" in os.environ and tasks.isdecimal() and int(tasks) > 1 and "WORLD_SIZE" not in os.environ:
+        raise ConfigError(
+            f"found {tasks} tasks of one srun and no WORLD_SIZE, expected one task that starts all ranks: "
+            f"srun -n 1 python -m brim.train.launch --nproc {tasks} SCRIPT, or torchrun; for {tasks} separate jobs, "
+            "set WORLD_SIZE=1"
+        )
 
 
 def static_group(device: torch.device, timeout_s: float) -> Group | None:
