@@ -125,13 +125,13 @@ def test_a_wait_for_a_message_that_stopped_within_is_given_up_and_left_behind():
     out, err = left_behind(1, timeout_s=60)  # neither the wait nor the exit lasts as long as gloo's time-out
     assert time.monotonic() - began_s < 40
     assert out[-1] == "1 left behind"
-    assert "left behind with 67 MB: gloo has not given it back, and does so after 60 s at the latest (1 of" in err
+    assert "left behind with 67 MB: it waits in gloo, and returns after 60 s at the latest (1 of" in err
 
 
 def test_the_number_of_threads_left_behind_is_bounded():
     out, err = left_behind(LEFT_MAX, timeout_s=25)
     assert out[-1] == "True"
-    assert f"{LEFT_MAX} threads are left behind in gloo: the next group waits until one returns" in err
+    assert f"{LEFT_MAX} threads wait in gloo, the most that may: the next group is formed when one returns" in err
 
 
 class Holding:
@@ -376,7 +376,7 @@ def going_on(folder, changes):
 
 def test_a_checkpoint_of_another_script_is_refused_or_its_settings_are_said(tmp_path):
     changes = {
-        "another model: 0.weight": {"width": 9}, "another optimizer: SGD there, Adam here": {"kind": "Adam"},
+        "another model: 0.weight": {"width": 9}, "another optimizer: SGD, this script uses Adam": {"kind": "Adam"},
         "workers=4, this run 2": {"workers": 2}, "workers=4, this run None": {"workers": None},
         "seed=0, this run 1": {"seed": 1}, "length=40, this loader length=41": {"samples": 41},
         "using the global batch of the checkpoint, 16, not 32": {"batch": 32},

@@ -1,4 +1,4 @@
-"""The interface of a loader, as a run uses it."""
+"""The interface of a loader as a run uses it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Any, Protocol
 
 
 class Batches(Protocol):
-    """A loader of batches for (epoch, step, logical worker), with a cursor that moves when a step is committed."""
+    """A loader of batches for (epoch, step, logical worker), with a cursor that moves when a step is committed.
+
+    Attributes:
+        wait_s: Seconds that `fetch` has waited in all.
+    """
 
     wait_s: float
 
@@ -17,7 +21,7 @@ class Batches(Protocol):
 
     @property
     def step(self) -> int:
-        """The next step to commit, counted in its epoch."""
+        """Number of the next step to commit, counted within its epoch."""
 
     @property
     def global_batch(self) -> int:
@@ -25,13 +29,13 @@ class Batches(Protocol):
 
     @property
     def logical_workers(self) -> int:
-        """Number of shares of a step."""
+        """Number of shares of a step, one for each logical worker."""
 
     def samples(self, epoch: int, step: int, worker: int) -> int:
         """Return the number of samples of one share; it may be 0."""
 
     def assign(self, epoch: int, step: int, workers: range) -> None:
-        """Announce that these shares will be fetched, from this step on."""
+        """Announce that this rank will fetch these shares, from this step on."""
 
     def fetch(self, epoch: int, step: int, worker: int) -> Any:
         """Return the batch of one share."""

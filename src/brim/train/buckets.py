@@ -1,10 +1,10 @@
-"""Takes gradients from backward to the optimizer: gathers them in buckets, adds them in the tree, sums over ranks.
+"""Sums gradients between backward and the optimizer: in buckets, over micro-batches in the tree, then over ranks.
 
-A hook on every parameter counts; when the last gradient of a bucket is there, the bucket takes the leaf of this
-micro-batch, and in the last micro-batch of a step its sum goes around while backward goes on with earlier layers.
-Buckets go around in a fixed order, the last layers first.
+A hook on every parameter counts gradients. When a bucket has all of its gradients, they are added to it as one leaf of
+the tree; in the last micro-batch of a step, ranks then sum the bucket while backward continues with earlier layers.
+Buckets are summed in a fixed order, the last layers first.
 
-The last bucket ends in the tail: a few numbers that every rank needs at the end of the step (see `session`).
+The last bucket ends with the tail: a few numbers that every rank needs at the end of the step (see `brim.train.tail`).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from brim.train.group import BrokenGroupError, Group
 from brim.train.reduce import Counter, Pending, chunks, halves
 
 BUCKET_BYTES = 25 << 20
-"""Size of a bucket, that of DistributedDataParallel."""
+"""Size of a bucket, as in DistributedDataParallel."""
 
 FIRST_BUCKET_BYTES = 1 << 20
-"""Size of the first bucket to go around, small so that it begins early; that of DistributedDataParallel."""
+"""Size of the first bucket, small so that its sum begins early; as in DistributedDataParallel."""
 
 ALIGN_BYTES = 64
-"""Parameters begin at a cache line inside a bucket: kernels then see them as they see tensors of their own."""
+"""Alignment of gradients in a bucket: that of separate tensors, since the kernels that are used may depend on it."""
 
 PAD_ELEMENTS = 1024
-"""Buckets are a multiple of this long, so that they can be cut into equal chunks for up to as many ranks."""
+"""The length of a bucket is a multiple of this, so that up to as many ranks (a power of two) get equal chunks."""
 
 TAIL_DTYPE = torch.float32
 
@@ -45,7 +45,7 @@ class UnusedParameterError(UserError):
 
 
 class _Elsewhere(Tensor):
-    """Takes the place of a gradient that is not summed yet, so that the script cannot clip it without effect."""
+    """Placeholder for a gradient that is not summed yet; using it raises, since clipping it would have no effect."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -60,14 +60,14 @@ class Summer(Protocol):
     """Sums a vector over all ranks in place."""
 
     def begin(self, vector: Tensor) -> Pending:
-        """Start; in the order of calls, which is the same on every rank."""
+        """Start to sum; the order of calls is the same on every rank."""
 
 
 class Alone:
-    """One rank: there is nothing to sum."""
+    """Sums over one rank: the vector is the sum."""
 
     def begin(self, vector: Tensor) -> Pending:
-        """Nothing to do."""
+        """Do nothing."""
         return _Ready()
 
 
@@ -87,13 +87,13 @@ class _Broken:
 
 
 class Framework:
-    """The framework's own all-reduce: any number of ranks, its own order of additions."""
+    """Sums with PyTorch's all-reduce: on any number of ranks, whose order of additions depends on that number."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
 
     def begin(self, vector: Tensor) -> Pending:
-        """Start an all-reduce; the back-end runs it."""
+        """Start an all-reduce."""
         try:
             if vector.is_cuda and not self._group.nccl:
                 return _staged(vector, lambda host: self._group.all_reduce(host).wait())
@@ -103,7 +103,7 @@ class Framework:
 
 
 class Tree:
-    """The fixed tree over messages between pairs (gloo), made by the thread of the group beside backward."""
+    """Sums in the fixed tree with messages between pairs of ranks (gloo), in a thread while backward continues."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -111,7 +111,7 @@ class Tree:
         self._broken: BaseException | None = None
 
     def begin(self, vector: Tensor) -> Pending:
-        """Hand over to the thread."""
+        """Pass the vector to the group's thread."""
         ready = _cuda.Event() if vector.is_cuda else None
         if ready is not None:
             ready.record()
@@ -143,14 +143,14 @@ def _spare_bytes(vector: Tensor) -> int:
 
 
 class TreeOfChunks:
-    """The fixed tree over NCCL: on a stream of its own beside backward."""
+    """Sums in the fixed tree with NCCL's collectives, on its own stream while backward continues."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._stream: Any = _cuda.Stream(device=group.device)
 
     def begin(self, vector: Tensor) -> Pending:
-        """Queue exchange, additions and exchange behind what the current stream has queued."""
+        """Queue the exchanges and additions, to run after the work that the current stream has queued."""
         self._stream.wait_stream(torch.cuda.current_stream(vector.device))
         try:
             with torch.cuda.stream(self._stream), torch.no_grad():
@@ -192,7 +192,7 @@ def _staged(vector: Tensor, work: Callable[[Tensor], None]) -> Pending:
 
 @dataclass
 class _Bucket:
-    """Parameters whose gradients travel together."""
+    """Parameters whose gradients are summed together."""
 
     dtype: torch.dtype
     device: torch.device
@@ -210,7 +210,7 @@ class _Bucket:
         return self.length * self.dtype.itemsize
 
     def room(self, elements: int) -> int:
-        """Where the next ``elements`` begin."""
+        """Reserve space for ``elements`` more, and return where they begin."""
         offset = self.length
         step = ALIGN_BYTES // self.dtype.itemsize
         self.length += -(-elements // step) * step
@@ -221,9 +221,10 @@ class Buckets:
     """All gradients of a model.
 
     Args:
-        named: Parameters that get gradients, in the order of the model.
-        tail: Numbers in the tail.
-        unused: What a parameter without gradient in a micro-batch means: "error" or "zeros".
+        named: Names and parameters that get gradients, in the order of the model.
+        tail: Number of elements of the tail.
+        unused: For a parameter without gradient in a micro-batch, "error" raises `UnusedParameterError`, and "zeros"
+            uses zeros.
     """
 
     def __init__(self, named: Sequence[tuple[str, Tensor]], tail: int, *, unused: str = "error") -> None:
@@ -251,7 +252,7 @@ class Buckets:
     def _check(self) -> None:
         for name, param in zip(self.names, self.params, strict=True):
             if param.dtype not in FLOATS or param.layout != torch.strided:
-                raise UserError(f"parameter {name!r} is {param.dtype}, {param.layout}; expected dense floats")
+                raise UserError(f"parameter {name!r} is {param.dtype}, {param.layout}; only dense floats are supported")
 
     def _place_tail(self, size: int) -> int:
         device = self.params[0].device if self.params else torch.device("cpu")
@@ -264,11 +265,11 @@ class Buckets:
 
     @property
     def bytes(self) -> int:
-        """Of all buckets together."""
+        """Size of all buckets together."""
         return sum(bucket.bytes for bucket in self._buckets)
 
     def use(self, how: Summer) -> None:
-        """Sum by ``how`` from now on; steps under way are dropped."""
+        """Drop the step in progress, and sum by ``how`` from now on."""
         self.drop()
         self._summer = how
 
@@ -278,7 +279,7 @@ class Buckets:
             hook.remove()
 
     def drop(self) -> None:
-        """Forget the step under way. Vectors that may still be summed are not used again."""
+        """Drop the step in progress. Vectors that a sum may still be using are not used again."""
         for bucket in self._buckets:
             if bucket.work is not None:
                 self._views.pop(id(bucket.sum), None)
@@ -290,12 +291,12 @@ class Buckets:
             param.grad = None
 
     def begin_micro(self, *, first: bool, last: bool, norms: Callable[[list[Tensor]], None] | None = None) -> None:
-        """Before the backward of a micro-batch.
+        """Prepare for the backward pass of a micro-batch.
 
         Args:
             first: Whether it is this rank's first of the step.
             last: Whether it is this rank's last of the step.
-            norms: Is given the gradients of this micro-batch alone, bucket by bucket.
+            norms: Called for each bucket with the gradients of this micro-batch alone.
         """
         if first:
             for bucket in self._buckets:
@@ -325,11 +326,14 @@ class Buckets:
             self._launch()
 
     def end_micro(self, tail: Callable[[], Tensor], *, empty: bool = False) -> None:
-        """After the backward of a micro-batch: fold what is left, with the tail's leaf of this micro-batch.
+        """End a micro-batch after its backward pass: add the remaining gradients and the tail.
 
         Args:
-            tail: Gives the leaf.
-            empty: The micro-batch had no sample and no backward.
+            tail: Returns the tail of this micro-batch.
+            empty: Whether the micro-batch had no sample, and so no backward pass.
+
+        Raises:
+            UnusedParameterError: a parameter got no gradient, and ``unused`` is "error".
         """
         self._active = False
         if empty:
@@ -363,7 +367,7 @@ class Buckets:
         unused = [name for name, fired in zip(self.names, self._fired, strict=True) if not fired]
         shown = ", ".join(unused[:8]) + (f" and {len(unused) - 8} more" if len(unused) > 8 else "")
         return (
-            f"no gradient for {shown}: the loss of this micro-batch does not depend on it. If that is meant, use "
+            f"no gradient for {shown}: the loss of this micro-batch does not depend on it. If that is intended, use "
             "run.prepare(..., unused='zeros'); if it is never trained, parameter.requires_grad_(False) before prepare. "
             "For several losses (a GAN), call run.backward once, with the sum: see docs/how-to-train-elastically.md"
         )
@@ -375,7 +379,7 @@ class Buckets:
             if grad is None:
                 grad = self._zeros.setdefault(index, torch.zeros_like(self.params[index]))
             elif grad.layout != torch.strided:
-                raise UserError(f"the gradient of {self.names[index]!r} is sparse, expected a dense one (sparse=False)")
+                raise UserError(f"the gradient of {self.names[index]!r} is sparse, but must be dense: use sparse=False")
             leaf.append(grad.detach())
         return leaf
 
@@ -416,7 +420,7 @@ class Buckets:
             self._launched += 1
 
     def finish(self) -> Tensor:
-        """After the last micro-batch: wait for all sums, set every ``grad``, return the summed tail."""
+        """Wait for all sums after the last micro-batch, set every ``grad``, and return the summed tail."""
         if self._plain:
             return self._plain_tail
         for bucket in self._buckets:
@@ -435,12 +439,12 @@ class Buckets:
 
 
 def _strides(param: Tensor) -> tuple[int, ...]:
-    """As the parameter lies, where it is dense (channels last, say); else row by row."""
+    """Return the parameter's strides if it is dense (channels last, say), otherwise those of row-major order."""
     return tuple(torch.empty_like(param, device="meta").stride())
 
 
 def _layout(params: Sequence[Tensor]) -> list[_Bucket]:
-    """Buckets in the order in which they go around: the model from its end."""
+    """Return the buckets in the order in which they are summed, from the end of the model."""
     open_buckets: dict[tuple[torch.dtype, torch.device], _Bucket] = {}
     buckets: list[_Bucket] = []
     for index in reversed(range(len(params))):

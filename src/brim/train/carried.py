@@ -17,17 +17,17 @@ from brim.train.states import flatten_state, unflatten_state
 
 
 class Stateful(Protocol):
-    """An object with a state: a schedule, a gradient scaler, a loader, or one of the user's."""
+    """An object with a state: a schedule, a gradient scaler, a loader, or an object of the user."""
 
     def state_dict(self) -> Any:
-        """The state."""
+        """Return the state."""
 
     def load_state_dict(self, state: Any) -> Any:
-        """Use this state."""
+        """Load a state."""
 
 
 class Values:
-    """A dict of plain values, changed in place."""
+    """The state of a dict of plain values, which is changed in place."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
@@ -59,7 +59,7 @@ class Undo:
         self.begin_step([part for part, _ in self._copies])
 
     def forget(self) -> None:
-        """The step is committed: free the copies."""
+        """Free the copies, since the step is committed."""
         self._copies = []
 
 
@@ -89,10 +89,10 @@ class State:
         return flatten_state(state)
 
     def take(self, tensors: Mapping[str, Tensor], tree: Any) -> None:
-        """Use this state from now on.
+        """Load a state.
 
         Raises:
-            ConfigError: the state is that of another job; nothing was changed.
+            ConfigError: the state does not fit this script; nothing was changed.
         """
         state = unflatten_state(tensors, tree)
         self._check(state)
@@ -116,15 +116,15 @@ class State:
         for optimizer, values in zip(self.optimizers, state["optimizer"], strict=True):
             kind, saved = type(optimizer).__name__, values.get("type")
             if saved not in (None, kind):
-                raise ConfigError(f"the state is of another optimizer: {saved} there, {kind} here")
+                raise ConfigError(f"the state is of another optimizer: {saved}, this script uses {kind}")
             here, there = _sizes(optimizer), [len(group["params"]) for group in values["groups"]]
             if here != there:
-                raise ConfigError(f"the state's optimizer has parameter groups of {there}, this one of {here}")
+                raise ConfigError(f"the state has parameter groups of {there} parameters, the optimizer of {here}")
         if missing := sorted(set(self.parts) ^ set(state["part"])):
-            raise ConfigError(f"only one of the state and this script has: {', '.join(missing)}")
+            raise ConfigError(f"these parts are in the state or in this script, but not in both: {', '.join(missing)}")
 
     def digest(self) -> str:
-        """Return the SHA-256 over parameters, buffers and optimizer state."""
+        """Return the SHA-256 of parameters, buffers and optimizer state."""
         state: dict[str, Any] = {
             "model": [_model_tensors(model) for model in self.models],
             "optimizer": [_optimizer_state(optimizer)["state"] for optimizer in self.optimizers],
@@ -155,7 +155,7 @@ def copied(state: Any) -> Any:
 
 
 def hashes(state: Any) -> dict[str, str]:
-    """Return the SHA-256 of every tensor in a nested state, by name, and of the rest."""
+    """Return the SHA-256 of every tensor in a nested state, by name, and that of the rest as ``""``."""
     tensors, tree = flatten_state(state)
     found = {name: hashlib.sha256(_raw(tensor)).hexdigest() for name, tensor in tensors.items()}
     return found | {"": hashlib.sha256(repr(tree).encode()).hexdigest()}
@@ -166,7 +166,7 @@ def _raw(tensor: Tensor) -> bytes:
 
 
 def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers, including those that PyTorch does not save; compiling keeps their names."""
+    """Return parameters and buffers by name, as without compiling, including buffers that PyTorch does not save."""
     return {plain_name(name): param.detach() for name, param in model.named_parameters()} | {
         plain_name(name): buffer.detach() for name, buffer in model.named_buffers()
     }
@@ -178,8 +178,8 @@ def _check_model(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> No
     for name, tensor in ours.items():
         if tensor.shape != theirs[name].shape or tensor.dtype != theirs[name].dtype:
             raise ConfigError(
-                f"the state is of another model: {name} is {theirs[name].dtype} {list(theirs[name].shape)} there, "
-                f"{tensor.dtype} {list(tensor.shape)} here"
+                f"the state is of another model: {name} is {theirs[name].dtype} {list(theirs[name].shape)} in the "
+                f"state, {tensor.dtype} {list(tensor.shape)} in this script"
             )
 
 
@@ -192,7 +192,7 @@ def _sizes(optimizer: Optimizer) -> list[int]:
 
 
 def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """Return what ``state_dict`` does, without additions by hooks."""
+    """Return what ``state_dict`` returns, without additions by hooks."""
     index = {id(param): number for number, param in enumerate(_params(optimizer))}
     return {
         "type": type(optimizer).__name__,
@@ -220,7 +220,7 @@ def _load_optimizer(optimizer: Optimizer, values: Mapping[str, Any]) -> None:
 
 
 def place_optimizer(optimizer: Optimizer) -> None:
-    """Move state that was made together with the optimizer (Adagrad's, say) to where the model has been moved."""
+    """Move state that the optimizer created before the model was moved (as Adagrad does) to the model's device."""
     on_device = dict(zip(map(id, _params(optimizer)), _counts_on_device(optimizer), strict=True))
     for param, state in optimizer.state.items():
         counts = on_device.get(id(param), False)
@@ -228,7 +228,7 @@ def place_optimizer(optimizer: Optimizer) -> None:
 
 
 def _counts_on_device(optimizer: Optimizer) -> list[bool]:
-    """Return for each parameter whether its counter of steps is on the parameter's device."""
+    """Return for each parameter whether the optimizer keeps its step count on the parameter's device."""
     return [
         bool(group.get("capturable") or group.get("fused"))
         for group in optimizer.param_groups
@@ -237,7 +237,7 @@ def _counts_on_device(optimizer: Optimizer) -> list[bool]:
 
 
 def _placed(value: Any, param: Tensor, *, counter: bool) -> Any:
-    """Move a value to its parameter's device and layout; a counter stays in host memory."""
+    """Return a value on its parameter's device and in its layout; a counter stays where it is."""
     if not isinstance(value, Tensor):
         return value
     if counter:
@@ -249,15 +249,15 @@ def _placed(value: Any, param: Tensor, *, counter: bool) -> Any:
 
 
 class Lambda:
-    """A state made of two functions."""
+    """An object with a state, made of two functions."""
 
     def __init__(self, give: Callable[[], Any], take: Callable[[Any], None]) -> None:
         self._give, self._take = give, take
 
     def state_dict(self) -> Any:
-        """The state."""
+        """Return the state."""
         return self._give()
 
     def load_state_dict(self, state: Any) -> None:
-        """Take it."""
+        """Load a state."""
         self._take(state)

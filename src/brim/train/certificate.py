@@ -1,6 +1,6 @@
 """The settings on which the bits of a run depend, so that a claim of equal bits can be checked later.
 
-Bits are equal for every number of ranks if all of these settings are equal. The code of the script and the data matter,
+If all of these settings are equal, bits are equal on every number of ranks. The code of the script and the data matter,
 too, and are not in the certificate.
 """
 
@@ -30,12 +30,13 @@ def certificate(
     """Return the present settings as plain JSON.
 
     Args:
-        logical_workers: V of exact mode; None: fast mode, whose bits depend on the number of ranks.
+        logical_workers: Number of logical workers in exact mode; None in fast mode, whose bits depend on the number of
+            ranks.
         seed: Seed of the run.
         device: Device of the model.
         dtypes: Types of the parameters.
         ranks: Present number of ranks.
-        rules: Other settings that decide a result.
+        rules: Other settings on which results depend.
     """
     found: dict[str, Any] = {
         "version": VERSION,
@@ -85,7 +86,7 @@ def _fp32_precision() -> dict[str, str]:
 
 
 def _said(ask: Callable[[], Any]) -> Any:
-    """Return a setting; None if PyTorch refuses to read by an old name what was set by a new one."""
+    """Return a setting; None if it was set by a new name, and PyTorch refuses to read it by the old one."""
     try:
         return ask()
     except RuntimeError:
@@ -120,4 +121,4 @@ def doubts(one: Mapping[str, Any]) -> list[str]:
 def require_equal(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise `RefusedError` if two certificates differ in a setting that may change bits."""
     if found := differences(saved, now):
-        raise RefusedError("this run cannot have the bits of the saved one: " + "; ".join(found))
+        raise RefusedError("this run cannot repeat the bits of the saved one: " + "; ".join(found))

@@ -1,7 +1,7 @@
-"""What a job consumed, as plain JSON, and the proof that every epoch took every sample exactly once.
+"""The samples that a job consumed, as plain JSON, and the proof that every epoch used every sample exactly once.
 
-A ledger is committed with every checkpoint. It has one run for committed steps that followed each other with the same
-global batch, so it stays a few lines long. Steps that were aborted or rolled back are not in it.
+Every checkpoint contains the ledger. Its entries are runs of consecutive committed steps with the same global batch,
+so it stays a few lines long. Steps that were aborted or rolled back are not in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LEDGER_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Committed steps of one epoch that followed each other with the same global batch."""
+    """Consecutive committed steps with the same global batch, from place ``start`` of an epoch to before ``stop``."""
 
     epoch: int
     first_step: int
@@ -32,7 +32,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Samples at the end of an epoch that were fewer than the global batch of that moment."""
+    """Samples left over at the end of an epoch, fewer than the global batch at that time."""
 
     epoch: int
     samples: int
@@ -42,9 +42,9 @@ class Dropped:
 def order(
     length: int, seed: int, epoch: int, *, shuffle: bool = True, out: NDArray[np.int64] | None = None
 ) -> NDArray[np.int64]:
-    """Return sample ids in the order of one epoch; written into ``out`` where given.
+    """Return the sample ids in the order of one epoch, shape ``(length,)``; written to ``out`` if given.
 
-    Drawn from ``RandomState``, whose streams numpy never changes: the same seed gives the same order in ten years.
+    ``RandomState`` shuffles them, since NumPy never changes its streams: a seed gives the same order in every version.
     """
     out = np.empty(length, np.int64) if out is None else out
     out[:] = np.arange(length)
@@ -55,9 +55,9 @@ def order(
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a ledger proves: every sample of ``complete`` epochs once; ``open_samples`` of the epoch under way once.
+    """What `verify` has proved: ``complete`` epochs used every sample once, and ``open_epoch`` ``open_samples`` so far.
 
-    ``dropped`` samples of complete epochs were left out by the declared rule.
+    The rule for the last batch has left out ``dropped`` samples of complete epochs.
     """
 
     complete: tuple[int, ...]
@@ -67,18 +67,18 @@ class Verified:
 
 
 def read_version(ledger: Mapping[str, Any]) -> None:
-    """Raise :class:`ConfigError` where the ledger is of another version."""
+    """Raise `ConfigError` if the ledger has another version."""
     if ledger.get("version") != LEDGER_VERSION:
         raise ConfigError(f"ledger of version {ledger.get('version')!r}, this brim reads version {LEDGER_VERSION}")
 
 
 def verify(ledger: Mapping[str, Any], length: int) -> Verified:
-    """Prove from a ledger that every epoch took every sample exactly once, up to the declared rule for the last batch.
+    """Prove from a ledger that every epoch used every sample exactly once, up to the rule for the last batch.
 
-    The order of each epoch is drawn again and every sample counted.
+    The order of each epoch is computed again, and every sample is counted.
 
     Raises:
-        ConfigError: not a ledger of a dataset of this length.
+        ConfigError: the ledger has another version, or is of a dataset of another length.
         InvariantError: a sample was repeated, left out or invented; the message names the epoch and the places.
     """
     read_version(ledger)
@@ -106,7 +106,7 @@ def verify(ledger: Mapping[str, Any], length: int) -> Verified:
 
 
 def consumed(ledger: Mapping[str, Any], epoch: int) -> NDArray[np.int64]:
-    """Return the sample ids that an epoch has consumed, in order."""
+    """Return the sample ids that were consumed in an epoch, in order, shape ``(samples,)``."""
     ids = order(ledger["length"], ledger["seed"], epoch, shuffle=ledger["shuffle"])
     parts = [ids[run["start"]:run["stop"]] for run in ledger["runs"] if run["epoch"] == epoch]
     return np.concatenate(parts) if parts else ids[:0]

@@ -18,10 +18,10 @@ WRAPPERS: Final = frozenset(
         "DeepSpeedEngine",
     }
 )  # fmt: skip
-"""Classes that shard state over ranks, or sum gradients over them by themselves."""
+"""Classes that shard state over ranks, or sum gradients over ranks themselves."""
 
 COMPILED: Final = "_orig_mod"
-"""Where ``torch.compile(model)`` keeps the model."""
+"""The attribute in which ``torch.compile(model)`` keeps the model."""
 
 
 def refuse_wrapped(thing: Any) -> None:
@@ -34,8 +34,8 @@ def refuse_wrapped(thing: Any) -> None:
     for part in parts:
         if names := WRAPPERS & {kind.__name__ for kind in type(part).__mro__}:
             raise UserError(
-                f"run.prepare got a {min(names)}, which is not supported: state sharded over ranks cannot be carried, "
-                "and gradients are summed by brim. Give it the plain model and optimizer"
+                f"run.prepare got a {min(names)}, which is not supported: brim cannot save state that is sharded over "
+                "ranks, and sums gradients itself. Give it the plain model and optimizer"
             )
     synchronised = [name for name, part in _modules(thing) if isinstance(part, nn.SyncBatchNorm)]
     if synchronised:

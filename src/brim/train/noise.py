@@ -1,14 +1,14 @@
-"""Gradient noise from the logical workers of a step, and learning-rate rules for a changed batch.
+"""Gradient noise from the logical workers of a step, and learning-rate rules for a changed batch size.
 
-A step has n workers' mean gradients over batch/n samples each, and their mean. Two norms tell signal from noise, as in
-McCandlish et al. 2018, appendix A, and in Pollux: with m the mean of the workers' squared norms and G the squared norm
-of the mean,
+A step has the mean gradients of n workers, over batch/n samples each, and the mean of these. Two norms separate signal
+from noise, as in McCandlish et al. 2018, appendix A, and in Pollux: with m the mean of the workers' squared norms and G
+the squared norm of the mean,
 
     sqr = (n G - m) / (n - 1)                 squared norm of the true gradient, unbiased
     var = (m - G) batch / ((n - 1) base)      variance of a gradient over ``base`` samples, unbiased
 
-Both are averaged over steps with exponential weights, corrected for the start, before they are divided. No backward
-pass and no message is added: the workers' norms are taken as their gradients pass by.
+Both are averaged over steps with exponential weights, corrected for the start, before they are divided. This needs no
+additional backward pass or message: the norms are computed while gradients are summed.
 
 Source: Pollux (OSDI'21) and its library's ``GradientNoiseScale``. Differs: workers are logical, so the estimate does
 not depend on the number of ranks, and exists on a single one.
@@ -21,17 +21,17 @@ from collections.abc import Callable
 from typing import Any
 
 SMOOTHING = 0.999
-"""Weight of the past after a step of ``base`` samples, Pollux's; a step of twice as many forgets twice as much."""
+"""Weight of the past after a step of ``base`` samples, from Pollux; after a step of twice as many, it is squared."""
 
 Rule = Callable[["Noise", float], float]
-"""Factor on the learning rate for a batch ``scale`` times that of the start."""
+"""Returns the factor on the learning rate for a batch ``scale`` times as large as at the start."""
 
 
 class Noise:
     """Running estimate of the gradient noise, for choosing a batch size.
 
     Args:
-        base: Global batch of the start, in samples.
+        base: Global batch at the start, in samples.
     """
 
     def __init__(self, base: int) -> None:
@@ -40,10 +40,10 @@ class Noise:
         self.steps = 0
 
     def add(self, workers: int, batch: int, leaf_sq: float, total_sq: float) -> None:
-        """Take the norms of one step.
+        """Add the norms of one step, unless it has one worker only, or a norm is not finite.
 
         Args:
-            workers: Number of gradients that were averaged.
+            workers: Number of workers, whose gradients were averaged.
             batch: Samples of the step.
             leaf_sq: Mean of the workers' squared norms.
             total_sq: Squared norm of their mean.
@@ -65,55 +65,55 @@ class Noise:
 
     @property
     def var(self) -> float:
-        """Variance of a gradient over ``base`` samples."""
+        """Variance of a gradient over ``base`` samples; 0 before the first step."""
         return max(self._var / self._weight, 0.0) if self._weight else 0.0
 
     @property
     def scale_samples(self) -> float | None:
-        """The noise scale: samples at which signal and noise are alike; None as long as no signal is seen."""
+        """The noise scale: the batch, in samples, at which noise equals signal; None while no signal is measured."""
         return self.var * self.base / self.sqr if self.sqr > 0 else None
 
     def gain(self, scale: float) -> float:
-        """How many steps of ``base`` samples one step of ``scale`` times as many is worth: 1 to ``scale``."""
+        """Return how many steps of ``base`` samples one step of ``scale`` times as many replaces: 1 to ``scale``."""
         if self.var + self.sqr <= 0:
             return 1.0
         return (self.var + self.sqr) / (self.var / scale + self.sqr)
 
     def efficiency(self, batch: int) -> float:
-        """Progress per sample with this batch, relative to ``base``: Pollux's (phi + M0) / (phi + M)."""
+        """Return the progress per sample with this batch, relative to ``base``: Pollux's (phi + M0) / (phi + M)."""
         phi = self.scale_samples
         return 1.0 if phi is None else (phi + self.base) / (phi + batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """Return the estimate as plain numbers."""
         return {
             "base": self.base, "sqr": self._sqr, "var": self._var, "weight": self._weight, "steps": self.steps,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from saved numbers."""
+        """Continue from saved numbers."""
         self.base, self.steps = state["base"], state["steps"]
         self._sqr, self._var, self._weight = state["sqr"], state["var"], state["weight"]
 
 
 def unchanged(_: Noise, scale: float) -> float:
-    """The rate stays."""
+    """Keep the learning rate."""
     del scale
     return 1.0
 
 
 def linear(_: Noise, scale: float) -> float:
-    """In proportion to the batch: SGD (Goyal et al. 2017)."""
+    """Scale the rate in proportion to the batch, for SGD (Goyal et al. 2017)."""
     return scale
 
 
 def square_root(_: Noise, scale: float) -> float:
-    """With the root of the batch: Adam and its kin (Malladi et al. 2022)."""
+    """Scale the rate by the square root, for Adam and similar optimizers (Malladi et al. 2022)."""
     return math.sqrt(scale)
 
 
 def adascale(noise: Noise, scale: float) -> float:
-    """By the gain in progress (Johnson et al. 2020)."""
+    """Scale the rate by the gain in progress (AdaScale, Johnson et al. 2020)."""
     return noise.gain(scale)
 
 
@@ -121,7 +121,11 @@ RULES: dict[str, Rule] = {"none": unchanged, "linear": linear, "sqrt": square_ro
 
 
 def rule_for(optimizer: object, name: str = "auto") -> Rule:
-    """The rule called ``name``; "auto" is linear for SGD and the root for optimizers that divide by a second moment."""
+    """Return the rule called ``name``; "auto" is "sqrt" for optimizers that divide by a second moment, else "linear".
+
+    Raises:
+        ValueError: there is no such rule.
+    """
     if name != "auto":
         if name not in RULES:
             raise ValueError(f"lr_rule={name!r}: expected 'auto' or one of {', '.join(RULES)}")

@@ -1,7 +1,7 @@
-"""Values of logical workers: what a loop hands on from step to step beside parameters, a hidden state for instance.
+"""Values of logical workers: what a loop keeps from step to step beside parameters, such as a hidden state.
 
-Each logical worker has a value of its own, and every rank holds all of them after every step. New values travel in the
-tail of the gradients, so they are committed with the step, and dropped with it.
+Each logical worker has its own value, and every rank has the values of all workers after every step. New values are
+sent in the tail of the gradients, so they are committed with the step, or dropped with it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 from brim.errors import UserError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""What the tail, which is float32, carries without a change of bits."""
+"""Types that the tail, which is float32, can hold without a change of bits."""
 
 Value = Tensor | tuple[Tensor, ...]
-"""One tensor, or several, as the hidden state and cell state of an LSTM."""
+"""One tensor or several, such as the hidden state and cell state of an LSTM."""
 
 
 class PerWorker:
-    """A value for each logical worker. Made by ``run.per_worker``."""
+    """A value for each logical worker, created by ``run.per_worker``."""
 
     def __init__(self, name: str, first: Tensor | Sequence[Tensor], workers: int, device: torch.device) -> None:
         self._name, self._single = name, isinstance(first, Tensor)
@@ -40,12 +40,16 @@ class PerWorker:
 
     @property
     def size(self) -> int:
-        """Numbers of all workers together."""
+        """Number of elements of all workers' values."""
         return self._all.numel()
 
     @property
     def value(self) -> Value:
-        """Of the logical worker at hand, as of the last step; set between ``run.steps`` and ``run.backward``."""
+        """Value of the current logical worker after the last step; usable between ``run.steps`` and ``run.backward``.
+
+        Raises:
+            UserError: it is used elsewhere, or set to tensors of other shapes or types.
+        """
         row = self._all[self._at_hand()]
         found = tuple(
             row[place].view(shape).to(dtype, copy=True)
@@ -66,16 +70,16 @@ class PerWorker:
         if self._worker is None:
             raise UserError(
                 f"the value of {self._name!r} was used outside of run.steps, or after run.backward: each logical "
-                "worker has its own, which is taken with the gradients of its micro-batch"
+                "worker has its own value, which is sent with the gradients of its micro-batch"
             )
         return self._worker
 
     def begin_micro(self, worker: int) -> None:
-        """The next micro-batch is that of this logical worker."""
+        """Make this logical worker the current one, for its micro-batch."""
         self._worker, self._new = worker, None
 
     def put(self, out: Tensor) -> None:
-        """Write this worker's value, the new one if it was set, into its place in ``out``, which is zero elsewhere."""
+        """Write this worker's value, the new one if it was set, to its place in ``out``, which is zero elsewhere."""
         assert self._worker is not None
         width = self._all.shape[1]
         new = self._all[self._worker] if self._new is None else self._new
@@ -83,18 +87,20 @@ class PerWorker:
         self._worker = None
 
     def apply(self, total: Tensor) -> None:
-        """Take the values of all workers."""
+        """Set the values of all workers from ``total``, the sum of all that `put` wrote."""
         self._all.copy_(total.view_as(self._all))
 
     def state_dict(self) -> dict[str, Any]:
-        """All values."""
+        """Return all values."""
         return {"all": self._all}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them."""
+        """Replace all values."""
         if state["all"].shape != self._all.shape:
             theirs, ours = list(state["all"].shape), list(self._all.shape)
-            raise UserError(f"the state has {self._name!r} for workers and numbers {theirs}, this script {ours}")
+            raise UserError(
+                f"the state has values of shape {theirs} (workers, elements) for {self._name!r}, this script {ours}"
+            )
         self._all.copy_(state["all"])
 
 

@@ -64,7 +64,7 @@ def read_newest(folder: Folder, expected: Expected | None) -> Restored | None:
 
 
 def _refuse_to_start_afresh(folder: Folder, set_aside: list[SetAside]) -> None:
-    """Raise if all checkpoints are damaged: starting over without a word would hide the loss."""
+    """Raise if all checkpoints are damaged: starting over silently would hide the loss."""
     kept = folder.kept_aside()
     if not set_aside and not kept:
         return

@@ -1,12 +1,12 @@
 """The fixed tree: sums over V logical workers whose bits do not depend on how many ranks the workers are spread over.
 
-Worker v is leaf v of a balanced binary tree. Rank r of P holds leaves r V/P to (r + 1) V/P - 1: a whole subtree, as
-both are powers of two. `Counter` adds it up like a binary counter, leaf by leaf. Above, the ranks are the leaves:
-`halves` exchanges with the neighbour at distance 1, then 2, 4, ..., which is the same tree from the bottom up; every
-element is added by one rank in that order, and sent back the way it came. A rank sends 2 (P - 1)/P of the vector, as
-in a ring.
+Worker v is leaf v of a balanced binary tree. Rank r of P computes leaves r V/P to (r + 1) V/P - 1, a whole subtree,
+since V and P are powers of two. `Counter` adds these leaves in the order of the tree, one at a time. Above them, the
+ranks are the leaves: `halves` exchanges with the rank at distance 1, then 2, 4, ..., which is the same tree from the
+bottom up; each element is summed by one rank, and the sum returns the same way. A rank sends 2 (P - 1)/P of the
+vector, as in a ring.
 
-Addition of two floats is commutative in its bits, so it does not matter which side of a pair adds.
+Addition of two floats is commutative in its bits, so either rank of a pair may add.
 """
 
 from __future__ import annotations
@@ -18,52 +18,53 @@ import torch
 from torch import Tensor
 
 PIECE_BYTES = 8 << 20
-"""A vector is cut into pieces of this size, of which `WINDOW` are on their way through the exchange at any time: while
-one is on the wire another is added up. Ours: on loopback, 100 MB, medians of 9, 2 and 4 ranks: 8 MiB and 4 pieces 1.1
-and 1.2 times the framework's all-reduce; 4 MiB 1.4 and 1.8; 1 MiB 1.7 and 2.2; everything at once 1.1 and 2.4."""
+"""Size of the pieces into which a vector is cut; `WINDOW` pieces are exchanged at a time, so that one is added while
+others are sent. Our choice, from times relative to the framework's all-reduce, for 100 MB over loopback on 2 and on 4
+ranks, medians of 9: 1.1 and 1.2 for 8 MiB in windows of 4; 1.4 and 1.8 for 4 MiB; 1.7 and 2.2 for 1 MiB; 1.1 and 2.4
+for the whole vector at once."""
 
 WHOLE_BYTES = 64 << 10
-"""Up to this size both sides of a pair exchange everything and add: half as many messages. Ours."""
+"""Up to this size, both ranks of a pair exchange whole vectors and add them: half as many messages. Our choice."""
 
 
 WINDOW = 4
-"""Pieces in flight; see `PIECE_BYTES`."""
+"""Number of pieces that are exchanged at a time; see `PIECE_BYTES`."""
 
 _ENDED = object()
 
 
 class Pending(Protocol):
-    """A transfer in flight."""
+    """A transfer in progress."""
 
     def wait(self) -> object:
-        """Return when it is complete; raise if it failed."""
+        """Return when the transfer is complete; raise if it failed."""
 
 
 class Link(Protocol):
-    """What the exchange needs of a process group: numbered ranks, messages in order per peer and tag."""
+    """A process group as the exchange uses it: messages of one peer with one tag arrive in order."""
 
     @property
     def rank(self) -> int:
-        """Own place in the group."""
+        """Rank of this process."""
 
     @property
     def size(self) -> int:
         """Number of ranks."""
 
     def send(self, tensor: Tensor, to: int, tag: int) -> Pending:
-        """Begin to send a contiguous tensor, which stays as it is until the transfer is complete."""
+        """Begin to send a contiguous tensor, which must not change until the transfer is complete."""
 
     def recv(self, tensor: Tensor, source: int, tag: int) -> Pending:
-        """Begin to fill a contiguous tensor."""
+        """Begin to receive into a contiguous tensor."""
 
 
 def is_power_of_two(number: int) -> bool:
-    """1, 2, 4, 8, ..."""
+    """Return whether a number is 1, 2, 4, 8, ..."""
     return number > 0 and number & (number - 1) == 0
 
 
 def tree_sum(leaves: Sequence[Tensor]) -> Tensor:
-    """The sum that every exchange below must equal bit by bit: pairs, then pairs of pairs."""
+    """Return the sum that every exchange below must equal bit by bit: of pairs, then of pairs of pairs."""
     level = list(leaves)
     while len(level) > 1:
         level = [left + right for left, right in zip(level[::2], level[1::2], strict=True)]
@@ -71,10 +72,10 @@ def tree_sum(leaves: Sequence[Tensor]) -> Tensor:
 
 
 class Counter:
-    """Partial sums of a growing row of leaves, as the bits of the number of leaves that have come.
+    """Adds leaves in the order of the tree, one at a time, with few vectors.
 
-    Leaf i is added to the waiting partial sums of 1, 2, 4, ... leaves for as long as i has trailing one bits: the sums
-    that then wait are whole subtrees, log2(V/P) of them at most.
+    The partial sums are those of whole subtrees, as a binary counter has bits: leaf i is merged with the last sums of
+    1, 2, 4, ... leaves, one for each trailing one bit of i. At most log2(V/P) sums then wait for later leaves.
     """
 
     def __init__(self) -> None:
@@ -82,22 +83,22 @@ class Counter:
         self._free: list[Tensor] = []
 
     def clear(self) -> None:
-        """Forget all leaves; keep the memory."""
+        """Drop all leaves; keep their memory for the next ones."""
         self._free.extend(flat for _, flat in self._waiting)
         self._waiting.clear()
 
     def abandon(self) -> None:
-        """Forget all leaves and the memory of their sum, which is used elsewhere."""
+        """Drop all leaves and the memory of their sum, which a transfer may still use."""
         self._waiting.clear()
 
     def add(
         self, make: Callable[[], Tensor], put: Callable[[Tensor], None], add: Callable[[Tensor], None]
     ) -> None:
-        """Take the next leaf.
+        """Add the next leaf.
 
         Args:
-            make: Gives a new vector, where no free one is left.
-            put: Writes the leaf into a vector.
+            make: Returns a new vector; called if no free one is left.
+            put: Writes the leaf to a vector.
             add: Adds the leaf to a vector.
         """
         if self._waiting and self._waiting[-1][0] == 1:
@@ -116,7 +117,7 @@ class Counter:
         self._waiting.append((leaves, flat))
 
     def total(self) -> Tensor:
-        """The sum over all leaves, right to left where they are no power of two; the vector stays this counter's."""
+        """Return the sum of all leaves, from right to left if they are no power of two; `clear` reuses the vector."""
         while len(self._waiting) > 1:
             leaves, flat = self._waiting.pop()
             older = self._waiting.pop()
@@ -128,7 +129,7 @@ class Counter:
 
 
 class _Piece:
-    """One piece of the vector on its way down and up the tree: the span it is still responsible for."""
+    """One piece of the vector while it is summed; this rank sums the span from ``lo`` to ``hi``."""
 
     __slots__ = ("_link", "_sends", "_spans", "_spare", "_tag", "_vector", "hi", "lo", "work")
 
@@ -139,7 +140,7 @@ class _Piece:
         self._sends: list[Pending] = []
 
     def give_half(self, distance: int) -> None:
-        """Send the half that the peer adds up; the other half of the peer's vector comes."""
+        """Send the half of the span that the peer sums, and receive the other half of the peer's span."""
         mid = (self.lo + self.hi + 1) // 2
         low = not self._link.rank & distance
         keep, give = ((self.lo, mid), (mid, self.hi)) if low else ((mid, self.hi), (self.lo, mid))
@@ -155,7 +156,7 @@ class _Piece:
         self._vector[self.lo : self.hi].add_(self._spare[: self.hi - self.lo])
 
     def give_sum(self, distance: int) -> None:
-        """Send what is summed; the peer's summed half comes to where the sent half lay."""
+        """Send the summed span, and receive the peer's in place of the half that was sent before."""
         peer = self._link.rank ^ distance
         lo, hi = self._spans.pop()
         other = (lo, self.lo) if self._link.rank & distance else (self.hi, hi)
@@ -164,24 +165,27 @@ class _Piece:
         self.lo, self.hi = lo, hi
 
     def finish(self) -> None:
-        """Wait for what was sent."""
+        """Wait until everything is sent."""
         for work in self._sends:
             work.wait()
 
 
 def halves(link: Link, vector: Tensor, spare: Tensor, tag: int = 0) -> None:
-    """Sum ``vector`` over all ranks in place, over the tree; the number of ranks is a power of two.
+    """Sum ``vector`` over all ranks in place, in the order of the tree.
 
     Args:
-        link: The group.
-        vector: One-dimensional and contiguous, of equal length and type on every rank.
-        spare: Room of the same type: `WINDOW` pieces, or as long as the vector.
-        tag: Exchanges that run at the same time differ in it by 2 at least.
+        link: The process group; its size is a power of two.
+        vector: One-dimensional and contiguous, of the same length and type on every rank.
+        spare: Scratch memory of the same type: as long as `WINDOW` pieces or the vector, whichever is shorter.
+        tag: Exchanges at the same time must have tags that differ by at least 2.
+
+    Raises:
+        ValueError: the number of ranks is not a power of two.
     """
     if link.size == 1:
         return
     if not is_power_of_two(link.size):
-        raise ValueError(f"found {link.size} ranks, expected a power of two")
+        raise ValueError(f"the number of ranks is {link.size}, but must be a power of two")
     if vector.nbytes <= WHOLE_BYTES:
         _wholes(link, vector, spare, tag)
         return
@@ -204,7 +208,7 @@ def halves(link: Link, vector: Tensor, spare: Tensor, tag: int = 0) -> None:
 
 
 def _exchange(piece: _Piece, ranks: int) -> Iterator[None]:
-    """All steps of one piece; where it would wait, another piece may go on first."""
+    """Exchange one piece; yield where it would wait, so that another piece can continue first."""
     distances = [1 << k for k in range(ranks.bit_length() - 1)]
     piece.give_half(distances[0])
     yield
@@ -235,23 +239,24 @@ def _wholes(link: Link, vector: Tensor, spare: Tensor, tag: int) -> None:
 
 
 class Collectives(Protocol):
-    """What `chunks` needs of a process group."""
+    """A process group as `chunks` uses it."""
 
     @property
     def size(self) -> int:
         """Number of ranks."""
 
     def all_to_all(self, out: Tensor, vector: Tensor) -> Pending:
-        """Chunk p of ``vector`` goes to rank p; chunk p of ``out`` comes from rank p."""
+        """Begin to send chunk p of ``vector`` to rank p, and to receive chunk p of ``out`` from rank p."""
 
     def all_gather(self, out: Tensor, chunk: Tensor) -> Pending:
-        """Chunk p of ``out`` comes from rank p."""
+        """Begin to send ``chunk`` to all ranks, and to receive chunk p of ``out`` from rank p."""
 
 
 def chunks(link: Collectives, vector: Tensor, spare: Tensor) -> None:
-    """The same sum by all-to-all of chunks, ordered sum, all-gather: for NCCL, whose collectives beat single messages.
+    """Compute the same sum as `halves` by all-to-all, sums of chunks in the order of the tree, and all-gather.
 
-    The length of the vector is a multiple of the number of ranks.
+    For NCCL, whose collectives are faster than single messages. The length of the vector must be a multiple of the
+    number of ranks; ``spare`` is at least as long.
     """
     if link.size == 1:
         return
@@ -264,10 +269,10 @@ def chunks(link: Collectives, vector: Tensor, spare: Tensor) -> None:
 
 
 def add_leaf(views: Sequence[Tensor], leaf: Sequence[Tensor]) -> None:
-    """Add a leaf that lies in many tensors to the vector these are views of."""
+    """Add a leaf of many tensors to the vector that ``views`` are views of."""
     torch._foreach_add_(list(views), list(leaf))
 
 
 def put_leaf(views: Sequence[Tensor], leaf: Sequence[Tensor]) -> None:
-    """Write a leaf that lies in many tensors to the vector these are views of."""
+    """Write a leaf of many tensors to the vector that ``views`` are views of."""
     torch._foreach_copy_(list(views), list(leaf))

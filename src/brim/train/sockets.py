@@ -1,4 +1,4 @@
-"""The sockets that a library has opened, ended from outside: those that came into being while it was at work."""
+"""Shuts down the sockets of a library, which are those that were opened during a call of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 def open_sockets() -> frozenset[int]:
-    """Inodes of the sockets this process has open; nothing where there is no /proc."""
+    """Return the inodes of the open sockets of this process; none where there is no /proc."""
     return frozenset(inode for _, inode in _sockets())
 
 
@@ -27,14 +27,14 @@ def _sockets() -> Iterator[tuple[int, int]]:
 
 
 def shut(inodes: frozenset[int]) -> None:
-    """Shut down the connections among these sockets. The file descriptors stay whose they are."""
+    """Shut down the connections among these sockets; their owner closes the file descriptors."""
     for number, inode in list(_sockets()):
         if inode not in inodes:
             continue
         try:
             with socket.socket(fileno=os.dup(number)) as connection:
                 if connection.family in (socket.AF_INET, socket.AF_INET6):
-                    connection.getpeername()  # an OSError for one that listens
+                    connection.getpeername()  # raises OSError for a listening socket
                     connection.shutdown(socket.SHUT_RDWR)
         except OSError:
             continue

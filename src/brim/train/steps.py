@@ -1,4 +1,4 @@
-"""The parts of a step, and the measurement of step times."""
+"""The plan of a step, its micro-batches, and the measurement of step times."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 from typing import Any, Final
 
 MEASURED_EVERY_S: Final = 10.0
-"""Time between two reports of measurements. Ours."""
+"""Time between two reports of measured times. Our choice."""
 
 
 class Micro:
-    """The present micro-batch."""
+    """The current micro-batch."""
 
     __slots__ = ("begins", "done", "first", "last", "noise", "share", "stepped")
 
@@ -29,16 +29,16 @@ class Plan:
     ) -> None:
         self.epoch, self.step, self.samples, self.total = epoch, step, samples, total
         self.mine, self.noise, self.shares = mine, noise, shares
-        self.state: Any = 0  # word of this rank's parameters and buffers; see `brim.train.agreement`
+        self.state: Any = 0  # checksum of this rank's parameters and buffers; see `brim.train.agreement`
 
     def idle(self, ranks: int) -> list[int]:
-        """Ranks without a sample in this step, and so without an iteration of ``run.steps``."""
+        """Return the ranks that have no sample in this step, and so no iteration of ``run.steps``."""
         each = self.shares // ranks
         return [rank for rank in range(ranks) if not any(self.samples[rank * each : (rank + 1) * each])]
 
 
 class Meter:
-    """Step times between two reports."""
+    """Measures step times between two reports."""
 
     def __init__(self) -> None:
         self._said_s = time.perf_counter()
@@ -47,11 +47,11 @@ class Meter:
         self._steps = self._batch = 0
 
     def begin(self) -> None:
-        """A step begins."""
+        """Record that a step begins."""
         self._began_s = time.perf_counter()
 
     def end(self, local_batch: int, wait_s: float) -> None:
-        """The step was committed; ``wait_s`` is the loader's sum of all waits."""
+        """Record that the step was committed; ``wait_s`` is the total of all waits for the loader so far."""
         self._step_s += time.perf_counter() - self._began_s
         self._wait_s += wait_s - self._waited_s
         self._waited_s = wait_s

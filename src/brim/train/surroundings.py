@@ -28,13 +28,13 @@ _meeting: tuple[Any, int, int] | None = None
 
 
 def seed_everything(*what: int | str) -> None:
-    """Seed Python, PyTorch and NumPy (where it is loaded) from all of these."""
+    """Seed Python, PyTorch and, if it is loaded, NumPy from these values."""
     digest = hashlib.blake2b(repr(what).encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "big") >> 1
     seed_python(number)
     if _cuda.is_initialized():
         torch.manual_seed(number)
-    else:  # a call before that is kept for later, with a stack trace: 1 ms, and memory for ever
+    else:  # until then, each manual_seed stores a call for later, with its stack trace: 1 ms and memory never freed
         torch.default_generator.manual_seed(number)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(number & 0xFFFFFFFF)
@@ -67,7 +67,7 @@ def choose_device(wanted: str | torch.device | None) -> torch.device:
 
 
 def fix_threads() -> None:
-    """Use ``OMP_NUM_THREADS`` threads, or one, as in ranks: the order of sums depends on the number."""
+    """Use ``OMP_NUM_THREADS`` threads, by default one, as ranks do: the order of sums depends on the number."""
     said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     torch.set_num_threads(int(said) if said.isdecimal() and int(said) else 1)
 
@@ -75,12 +75,12 @@ def fix_threads() -> None:
 def fix_shapes() -> None:
     """Let ``torch.compile`` compile each shape by itself.
 
-    By default it compiles for free sizes once it has seen a second shape, and uses that kernel for the first one, too:
-    the bits of a micro-batch would depend on those that this process has computed before.
+    By default, it compiles for variable sizes when it sees a second shape, and uses that kernel for the first one, too:
+    the bits of a micro-batch would depend on the shapes that this process has computed before.
     """
     if (dynamo := sys.modules.get("torch._dynamo")) is not None:
         dynamo.config.automatic_dynamic_shapes = False
-        dynamo.config.fail_on_recompile_limit_hit = True  # else eager kernels follow, for the later shapes alone
+        dynamo.config.fail_on_recompile_limit_hit = True  # otherwise, later shapes alone would run eager kernels
 
 
 def refuse_tasks_of_slurm() -> None:
@@ -102,7 +102,7 @@ def refuse_tasks_of_slurm() -> None:
 
 
 def static_group(device: torch.device, timeout_s: float) -> Group | None:
-    """Return the group of the ranks that ``torchrun`` has started; None if it has not."""
+    """Return the group of the ranks that ``torchrun`` started; None if it did not start several."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "MASTER_ADDR" not in os.environ:
         return None
     global _made, _meeting  # noqa: PLW0603  (one store for the whole life of the process)
@@ -118,7 +118,7 @@ def static_group(device: torch.device, timeout_s: float) -> Group | None:
 
 
 class _OnSigterm:
-    """Asks to leave, then calls the handler that was there before."""
+    """Asks the run to leave, then calls the handler that was installed before."""
 
     def __init__(self, call: Callable[[], None], before: Any) -> None:
         self._call, self.before = call, before
@@ -130,7 +130,7 @@ class _OnSigterm:
 
 
 def on_sigterm(call: Callable[[], None]) -> None:
-    """On the first SIGTERM, leave after the step; a handler that was installed before is called, too.
+    """On SIGTERM, call ``call``, which asks the run to leave, then the handler that was installed before.
 
     Of several runs in one process, only the newest is asked: a finished one would end the process at once.
     """
@@ -141,18 +141,18 @@ def on_sigterm(call: Callable[[], None]) -> None:
 
 
 NO_DEFAULT_GROUP = "Default process group has not been initialized"
-"""The beginning of PyTorch's error message."""
+"""The beginning of PyTorch's message when a collective is called without a default group."""
 
 
 def tell_exceptions(control: Control | None) -> None:
-    """Report an exception that ends this process to the supervisor; add advice to PyTorch's message on groups."""
+    """Report an exception that ends this process to the supervisor; explain PyTorch's error on a missing group."""
     before = sys.excepthook
 
     def tell(kind: Any, error: BaseException, trace: Any) -> None:
         if str(error).startswith(NO_DEFAULT_GROUP):
             error.add_note(
-                "brim.train has a group of its own, and makes no default group: use run.gather, run.broadcast and "
-                "run.reduce in place of torch.distributed"
+                "brim.train uses its own process group, and creates no default group: use run.gather, run.broadcast "
+                "and run.reduce in place of torch.distributed"
             )
         if control is not None:
             control.send(Failed("".join(traceback.format_exception(kind, error, trace))))

@@ -1,8 +1,8 @@
-"""The numbers that travel with the last gradients: buffers, loss, noise, and a few numbers of each rank.
+"""The numbers that are summed with the last gradients: buffers, loss, noise, and a few numbers of each rank.
 
 Every logical worker starts a step from the same buffers (batch-norm's running statistics) and changes its own copy.
-The change travels, weighted by the worker's share of the samples: the new value is the old one plus the weighted mean
-of the changes over the tree. A buffer that no worker changes keeps its bits, infinities included.
+The changes are summed in the tree, each weighted by the worker's share of the samples: the new value is the old one
+plus the weighted mean of the changes. A buffer that no worker changes keeps its bits, infinities included.
 
 That mean is right for running statistics. For other buffers (a queue, an extreme value, an index) it is right only
 where all workers make the same change: whole numbers that differ are an error, floats that differ are reported.
@@ -25,20 +25,22 @@ from brim.train.buckets import FLOATS, TAIL_DTYPE
 from brim.train.per_worker import PerWorker
 
 CARRIED_ELEMENTS_MAX = 65_536
-"""A buffer of a module other than batch-norm is taken to be a constant if it is larger (a causal mask, say), and that
-is checked. Ours."""
+"""A larger buffer is taken to be a constant (a causal mask, say), unless it is batch-norm's; if it changes, the job
+ends with an error. Our choice."""
 
 WATCHED_STEPS = 20
-"""Steps in which changes of buffers are compared between workers. Ours: on a GPU each comparison waits for the step."""
+"""Number of steps in which changes of buffers are compared between workers. Our choice: on a GPU, each comparison waits
+for the step."""
 
 DIFFERENCE_RATIO = 1e-3
-"""Difference of a worker's change to the mean, relative to the change, that is no rounding. Ours: float32 has 1e-7."""
+"""Relative difference between a worker's change and the mean that is more than rounding. Our choice: float32 rounds to
+1e-7."""
 
 WORDS = 5
-"""Numbers of each rank; see `Summary`."""
+"""How many numbers each rank has in the tail; see `Summary`."""
 
 WAY = 1 << 12
-"""A checksum of changes is below this; two of them are one number of a rank."""
+"""A checksum of changes is below this; two of them are sent as one number."""
 
 DIFFERS = WAY - 1
 """Stands for a checksum if the micro-batches of one rank differ."""
@@ -56,7 +58,7 @@ class Summary:
     """The numbers of all ranks at the end of a step; lists have one number for each rank.
 
     Attributes:
-        heard: Newest command that has arrived.
+        heard: Number of the newest command that has arrived.
         leave: Whether a rank was asked to leave.
         settings: Checksum of the settings of optimizers; see `brim.train.agreement`.
         state: Checksum of a part of parameters and buffers; 0: not compared in this step.
@@ -95,7 +97,7 @@ class _Place:
 
 
 class Tail:
-    """Numbers at the end of the last bucket.
+    """The numbers at the end of the last bucket.
 
     Args:
         modules: Modules whose buffers are carried.
@@ -194,10 +196,13 @@ class Tail:
         """Return one worker's contribution.
 
         Args:
-            share: Of the step's samples.
+            share: Fraction of the step's samples that are in this micro-batch.
             loss: Mean over the micro-batch.
-            leaf_sq: Squared norm of the gradient, where it is asked for.
-            said: Own rank, and its words (see `Summary`): from one micro-batch of each rank.
+            leaf_sq: Squared norm of the gradient, if it is needed.
+            said: This rank and its numbers (see `Summary`), for one micro-batch of each rank; None for the others.
+
+        Returns:
+            Shape ``(size,)``.
         """
         out = torch.zeros(self.size, dtype=TAIL_DTYPE, device=self._device)
         at = 0
@@ -229,7 +234,7 @@ class Tail:
 
     @torch.no_grad()
     def apply(self, total: Tensor) -> None:
-        """Give the buffers and the logical workers their new values.
+        """Set buffers and the values of logical workers from ``total``, the sum of all contributions.
 
         Raises:
             UserError: workers have changed whole numbers in different ways, or a buffer that is not carried.
@@ -288,7 +293,7 @@ class Tail:
         self._late = copy, copied
         if before is None:
             return [0.0] * (WORDS * self._ranks)
-        before[1].synchronize()  # the copy, not the step that is being computed
+        before[1].synchronize()  # waits for the copy, not for the step that is being computed
         words: list[float] = before[0].tolist()
         return words
 
@@ -342,7 +347,7 @@ def _sort_statistics(modules: Sequence[nn.Module]) -> list[tuple[str, dict[str, 
 
 
 def _sort_buffers(modules: Sequence[nn.Module]) -> tuple[list[_Place], list[tuple[_Place, Tensor]]]:
-    """Buffers that are carried, and those that must not change."""
+    """Return the buffers that are carried, and those that must not change."""
     carried: list[_Place] = []
     fixed: list[tuple[_Place, Tensor]] = []
     seen: set[int] = set()

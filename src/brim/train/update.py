@@ -1,4 +1,4 @@
-"""The optimizer step once gradients are summed: unscale, clip, learning rate, update. The same on every rank."""
+"""The optimizer step after gradients are summed, the same on every rank: unscale, clip, scale the rates, update."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from brim.errors import UserError
 
 Schedule = Callable[[int], float]
-"""Factor on the learning rate after so many samples."""
+"""Returns the factor on the learning rate for a number of samples consumed."""
 
 
 class Update:
     """The update that ``run.step`` makes with the gradients.
 
     Attributes:
-        max_norm: Gradients are scaled down to this norm over all parameters; None: never.
-        max_value: Each element of a gradient is clamped to plus and minus this; None: never.
-        schedule: Factor on the learning rates by samples consumed.
-        factor: Another factor, that of a changed batch.
-        norm: Norm of the last gradient, before clipping, if it was computed.
+        max_norm: Gradients with a larger norm over all parameters are scaled down to this norm; None: never.
+        max_value: Elements of gradients are clamped to between minus and plus this value; None: never.
+        schedule: Returns a factor on the learning rates for the number of samples consumed.
+        factor: Another factor on the learning rates, for a changed batch size.
+        norm: Norm of the last gradients before clipping, if it was computed.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Update:
         """Refuse optimizer steps by the script from now on.
 
         Args:
-            trained: Identities of the parameters whose gradients are summed.
+            trained: The ``id`` of each parameter whose gradients are summed.
         """
         self._watch = register_optimizer_step_pre_hook(lambda optimizer, _, __: self._check_step(optimizer, trained))
 
@@ -66,7 +66,7 @@ class Update:
             )
 
     def clipping(self) -> dict[str, float | None]:
-        """The clipping rules, for the certificate."""
+        """Return the clipping rules, for the certificate."""
         return {"max_norm": self.max_norm} | ({} if self.max_value is None else {"max_value": self.max_value})
 
     def begin_step(self) -> None:
@@ -90,15 +90,15 @@ class Update:
                         group[name] = _copied(value)
 
     def scale(self) -> float:
-        """Return the factor on losses before backward, beside their share."""
+        """Return the gradient scaler's factor on losses; 1 without a scaler."""
         return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
 
     def apply(self, params: Sequence[Tensor], samples: int, *, want_norm: bool = False) -> None:
         """Update the parameters.
 
         Args:
-            params: All that have gradients.
-            samples: Consumed before this step.
+            params: All parameters that have gradients.
+            samples: Number of samples consumed before this step.
             want_norm: Compute `norm` even if nothing is clipped.
         """
         if self.scaler is not None:
@@ -131,7 +131,7 @@ class Update:
             )
 
     def schedules_were_loaded(self) -> None:
-        """The schedules were loaded from a state, and may be at any step."""
+        """Accept that the schedules are at any step, since they were loaded from a state."""
         self._scheduled = []
 
     def _step(self, optimizer: Optimizer, factor: float) -> None:
