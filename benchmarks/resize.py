@@ -182,7 +182,8 @@ def main():
         for change in CHANGES:
             mine, this = statistics.median(ours[change]), statistics.median(lost[change])
             shown = f"{this:.3f} s (most {max(lost[change]):.3f} of {len(lost[change])})"
-            print(f"{change[0]} -> {change[1]} ranks: {name} {shown}, {this / mine:.0f} times brim's", flush=True)
+            ratio = "" if lost is ours else f", {this / mine:.0f} times brim's"
+            print(f"{change[0]} -> {change[1]} ranks: {name} {shown}{ratio}", flush=True)
 
 
 if __name__ == "__main__":
