@@ -407,9 +407,9 @@ def sizes(folder, env, *launcher):
 
 def test_ranks_started_by_srun_are_refused_with_the_way_to_start_them(tmp_path):
     assert sizes(tmp_path, step(4, rank=2)) == (
-        1, [], "brim.errors.ConfigError: found 4 tasks of one srun and no WORLD_SIZE, expected one task that starts "
-        "all ranks: srun -n 1 python -m brim.train.launch --nproc 4 SCRIPT, or torchrun; for 4 separate jobs, set "
-        "WORLD_SIZE=1",
+        1, [], "brim.errors.ConfigError: srun started 4 tasks, and WORLD_SIZE is not set: start one task, which "
+        "starts all ranks, by srun -n 1 python -m brim.train.launch --nproc 4 SCRIPT, or torchrun; for 4 "
+        "separate jobs, set WORLD_SIZE=1",
     )  # fmt: skip
 
 

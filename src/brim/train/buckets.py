@@ -87,7 +87,7 @@ class _Broken:
 
 
 class Framework:
-    """Sums with PyTorch's all-reduce: on any number of ranks, whose order of additions depends on that number."""
+    """Sums with PyTorch's all-reduce: on any number of ranks, in an order of additions that depends on the number."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -348,7 +348,7 @@ class Buckets:
                 self._fold(bucket)
         self._fold(self._buckets[-1], tail)
         self._launch()
-        if self._watched:  # a mistake in the loop shows in its first step
+        if self._watched:  # in the first step only, which is enough to find a mistake in the loop
             for param in self.params:
                 param.grad = torch.zeros((), dtype=param.dtype, device=param.device).expand(param.shape).as_subclass(
                     _Elsewhere

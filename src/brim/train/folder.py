@@ -126,7 +126,7 @@ class Folder:
         self.epoch, self._fence = epoch, None
 
     def claim(self) -> None:
-        """Make this process the one that may publish, or check that it still is; `StaleError` if it is not."""
+        """Make this process the one that may publish, or check that it still is; raise `StaleError` if it may not."""
         if self._fence is None:
             self.files.make_folders(self.root)
             top = self._top_fence()

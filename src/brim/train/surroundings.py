@@ -84,10 +84,10 @@ def fix_shapes() -> None:
 
 
 def refuse_tasks_of_slurm() -> None:
-    """Refuse to start where ``srun`` has started several tasks and nothing has made them ranks of one job.
+    """Refuse to start if ``srun`` has started several tasks and nothing has made them ranks of one job.
 
-    Each task would be a job of its own, and they would take the checkpoint folder from each other. ``SLURM_NTASKS``
-    does not tell: a batch script sees it, too, and runs once. Only the tasks of a step see ``SLURM_STEP_NUM_TASKS``.
+    Each task would be a job of its own, and they would take the checkpoint folder from each other. ``SLURM_NTASKS`` is
+    no sign: it is also set in a batch script, which runs once. ``SLURM_STEP_NUM_TASKS`` is set in tasks of a step only.
 
     Raises:
         ConfigError: this process is one of several tasks of a step, and ``WORLD_SIZE`` is not set.
@@ -95,7 +95,7 @@ def refuse_tasks_of_slurm() -> None:
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "")
     if "SLURM_PROCID" in os.environ and tasks.isdecimal() and int(tasks) > 1 and "WORLD_SIZE" not in os.environ:
         raise ConfigError(
-            f"found {tasks} tasks of one srun and no WORLD_SIZE, expected one task that starts all ranks: "
+            f"srun started {tasks} tasks, and WORLD_SIZE is not set: start one task, which starts all ranks, by "
             f"srun -n 1 python -m brim.train.launch --nproc {tasks} SCRIPT, or torchrun; for {tasks} separate jobs, "
             "set WORLD_SIZE=1"
         )

@@ -58,6 +58,8 @@ class Summary:
     """The numbers of all ranks at the end of a step; lists have one number for each rank.
 
     Attributes:
+        loss: Mean over the samples of the step, shape ``()``.
+        leaf_sq: Mean of the workers' squared gradient norms, shape ``()``; 0 if they were not needed.
         heard: Number of the newest command that has arrived.
         leave: Whether a rank was asked to leave.
         settings: Checksum of the settings of optimizers; see `brim.train.agreement`.
@@ -76,7 +78,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a buffer is found: modules may put another tensor there."""
+    """Where a module keeps a buffer, since it may replace the tensor."""
 
     name: str
     owner: dict[str, Tensor]
@@ -90,8 +92,8 @@ class _Place:
         if found is None or (found.dtype, found.shape) != (self.dtype, self.shape):
             now = "None" if found is None else f"{found.dtype} {list(found.shape)}"
             raise UserError(
-                f"buffer {self.name!r} was {self.dtype} {list(self.shape)} in run.prepare and is {now} now; expected "
-                "the same type and shape"
+                f"buffer {self.name!r} was {self.dtype} {list(self.shape)} in run.prepare and is {now} now: "
+                "type and shape must stay the same"
             )
         return found.detach()
 
@@ -100,13 +102,13 @@ class Tail:
     """The numbers at the end of the last bucket.
 
     Args:
-        modules: Modules whose buffers are carried.
+        modules: Modules whose buffers are merged over all workers.
         ranks: Largest possible number of ranks.
         per_worker: Values of logical workers; they come last.
 
     Attributes:
         changes: One row per micro-batch of this rank in this step: for each running statistic of batch-norm, how often
-            it was changed in place, without and with the layer's own count of batches taken off.
+            PyTorch counted a change in place, and the same less the layer's own count of batches.
     """
 
     def __init__(self, modules: Sequence[nn.Module], ranks: int, per_worker: Sequence[PerWorker] = ()) -> None:
@@ -183,10 +185,10 @@ class Tail:
         for (place, tensor), version in zip(self._fixed, self._versions, strict=True):
             if place.owner[place.key] is not tensor or tensor._version != version:
                 raise UserError(
-                    f"buffer {place.name!r} ({place.dtype}, {place.shape.numel()} elements) changed in training; brim "
-                    f"carries numbers of up to {CARRIED_ELEMENTS_MAX} elements and the statistics of batch-norm. Keep "
-                    "what it holds outside of the model, hand it to run.carry, and change it once per step from the "
-                    "values of run.gather"
+                    f"buffer {place.name!r} ({place.dtype}, {place.shape.numel()} elements) changed in training; ranks "
+                    f"share numeric buffers of up to {CARRIED_ELEMENTS_MAX} elements and the statistics of batch-norm. "
+                    "Keep what it holds outside of the model, pass it to run.carry, and change it once per step from "
+                    "the values of run.gather"
                 )
 
     @torch.no_grad()
@@ -303,20 +305,20 @@ def _report(name: str, dtype: torch.dtype) -> None:
         raise UserError(
             f"buffer {name!r} ({dtype}) is changed in different ways by different micro-batches of one step, and brim "
             "cannot merge whole numbers: change it equally in all of them, or keep what it holds outside of the model "
-            "and hand it to run.carry"
+            "and pass it to run.carry"
         )
     sys.stderr.write(
         f"brim: buffer {name!r} is changed in different ways by different micro-batches of one step, and gets the "
         "mean of the changes. That is right for a running mean, and wrong for a queue, a minimum or a maximum: keep "
-        "such a thing outside of the model, hand it to run.carry, and change it once per step by run.gather\n"
+        "such a thing outside of the model, pass it to run.carry, and change it once per step by run.gather\n"
     )
 
 
 def same_changes(words: Sequence[int]) -> bool:
-    """Whether micro-batches have changed the running statistics of batch-norm equally often.
+    """Return whether micro-batches have changed the running statistics of batch-norm equally often.
 
-    A layer's forward pass changes its statistics unseen if it is not compiled, and as often as its count of batches if
-    it is. A model may skip layers, so changes are the same if one of the two ways to count finds no difference.
+    PyTorch does not count the change by a layer's forward pass, unless the layer is compiled; then it counts as many
+    as batches. A model may skip layers, so changes are the same if one of the two ways to count finds no difference.
     """
     ways = ({word // WAY for word in words}, {word % WAY for word in words})
     return any(len(way) <= 1 and DIFFERS not in way for way in ways)
