@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,17 @@ def test_the_verdict_is_what_was_measured(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("tempfile.tempdir", None)
     ran = CliRunner().invoke(app, ["demo"], catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
-    said, page = ran.stdout.splitlines()[-2:]
-    assert said.startswith("Under srtf a job was done after ")
-    assert "1 of 2 jobs were done sooner, with 1 preemptions; job 0 of ana took " in said
+    assert "-0.0" not in ran.stdout
+    fifo, srtf, took, said, page = ran.stdout.splitlines()[-5:]
+    differ = r": the times in the replay differ from the measured ones by \d\.\d\d s on average\. "
+    start = r"The replay uses medians of the session: \d+ ms to start a job"
+    assert re.fullmatch("fifo" + differ + start + r"\.", fifo)  # nothing was preempted, so no such cost was measured
+    preempted = r", \d+ ms to save a preempted job, \d+ ms to restart it\."
+    assert re.fullmatch("srtf" + differ + start + preempted, srtf)
+    assert re.fullmatch(r"The two sessions and their replays took \d+ s\.", took)
+    assert said.startswith("Under srtf, jobs were done ")
+    assert ". Of 2 jobs, 1 was done sooner, with 1 preemption. Job 0 of ana lost most: it took " in said
+    assert said.endswith(" s longer.")
     (kept,) = tmp_path.glob("brim-demo-*")
     assert page.endswith(f" as the twin replayed them: {kept / 'page.html'}")
     assert [path.name for path in kept.iterdir()] == ["page.html"]

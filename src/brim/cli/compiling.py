@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -41,17 +42,24 @@ def compile_first(steps: Sequence[Step]) -> None:
 
 def _compile(steps: Sequence[Step]) -> None:
     began_s = time.process_time()
-    what = f"compiling the scheduling kernels, once on this machine ({ESTIMATE})"
-    if not sys.stderr.isatty():
-        _say(what)
+    on_terminal = sys.stderr.isatty()
+    if not on_terminal:
+        _say(f"compiling the scheduling kernels, once on this machine: {ESTIMATE}")
     for number, step in enumerate(steps, 1):
-        if sys.stderr.isatty():
-            print(f"\r\x1b[Kbrim: {what}: {number} of {len(steps)}, {step.name}", end="", file=sys.stderr, flush=True)
+        if on_terminal:
+            _show(f"compiling the scheduling kernels ({number} of {len(steps)}: {step.name}), once on this machine: "
+                  f"{ESTIMATE}")  # fmt: skip
         step.run()
         set_ready(step.key)
-    if sys.stderr.isatty():
+    if on_terminal:
         print("\r\x1b[K", end="", file=sys.stderr)
     _say(f"compiled the scheduling kernels in {time.process_time() - began_s:.0f} s of CPU time")
+
+
+def _show(text: str) -> None:
+    """Replace the line that the terminal shows; text that is wrapped could not be replaced, so it is cut."""
+    columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    print("\r\x1b[K" + f"brim: {text}"[: columns - 1], end="", file=sys.stderr, flush=True)
 
 
 def steps_of(tasks: Sequence[Task]) -> list[Step]:

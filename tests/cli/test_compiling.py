@@ -1,0 +1,69 @@
+"""What the first run on a machine says while it compiles, on a terminal and in a pipe; later runs say nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import termios
+
+import pytest
+
+COMPILES = """
+import sys
+sys.path.insert(0, {folder!r})
+import kernel
+from brim.cli.compiling import Step, compile_first
+compile_first([Step(name=name, key=name, run=lambda: kernel.doubled(21)) for name in ("fifo", "srtf")])
+print(kernel.doubled(21))
+"""
+DONE = r"brim: compiled the scheduling kernels in \d+ s of CPU time"
+
+
+@pytest.fixture
+def command(tmp_path):
+    """A process that compiles a kernel in two steps, in an empty cache."""
+    (tmp_path / "kernel.py").write_text("from brim.compiled import njit\n\n@njit\ndef doubled(x):\n    return x + x\n")
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    return {"args": [sys.executable, "-c", COMPILES.format(folder=str(tmp_path))], "env": env}
+
+
+def piped(command):
+    done = subprocess.run(**command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "42\n"
+    return done.stderr.splitlines()
+
+
+def on_terminal(command, columns):
+    """Everything that the process writes to a terminal of so many columns."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (40, columns))
+    with subprocess.Popen(**command, stdout=subprocess.DEVNULL, stderr=theirs) as process:
+        os.close(theirs)
+        said = b""
+        try:
+            while chunk := os.read(ours, 1 << 12):
+                said += chunk
+        except OSError:  # the process has ended, and with it the other side
+            pass
+    os.close(ours)
+    assert process.returncode == 0, said
+    return said.decode()
+
+
+def test_in_a_pipe_it_says_what_it_does_and_what_it_took_and_nothing_later(command):
+    first, last = piped(command)
+    assert first == "brim: compiling the scheduling kernels, once on this machine: 20 to 40 s of CPU time"
+    assert re.fullmatch(DONE, last)
+    assert piped(command) == []
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_on_a_terminal_one_line_shows_each_step_and_is_replaced(command, columns):
+    said = on_terminal(command, columns)
+    parts = said.removeprefix("\r\x1b[K").split("\r\x1b[K")
+    told = "brim: compiling the scheduling kernels ({} of 2: {}), once on this machine: 20 to 40 s of CPU time"
+    assert parts[:-1] == [told.format(1, "fifo")[: columns - 1], told.format(2, "srtf")[: columns - 1]]
+    assert re.fullmatch(DONE + "\r\n", parts[-1])
+    assert on_terminal(command, columns) == ""
