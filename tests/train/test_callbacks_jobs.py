@@ -84,7 +84,7 @@ def undisturbed(run, tmp_path_factory):
             assert code == 0, err
             answer = (folder / "answer-resize").read_text()
             assert f"found size 4, expected one of [{ranks}]" in answer
-            assert "batch and loader cannot be changed while it runs" in err
+            assert "loop cannot be changed while it runs" in err
             found[kind, ranks] = said
         return found[kind, ranks]
 
@@ -125,7 +125,7 @@ def test_sigterm_under_plain_python_and_the_newest_checkpoint_damaged(kind, run,
 def test_a_killed_rank_fails_the_gang_which_starts_again_from_the_checkpoint(kind, run, undisturbed, tmp_path):
     code, err, said = run(kind, tmp_path, events="5=kill")
     assert (code, said) == (1, None), err
-    assert "another rank is gone at step 5; start again to resume" in err
+    assert "lost another rank at step 5; start the job again to resume" in err
     assert "ended by SIGKILL" in err
     code, err, said = run(kind, tmp_path)
     assert (code, said) == (0, {**undisturbed(kind, 2), "first": 4}), err
@@ -150,7 +150,7 @@ def test_what_cannot_be_exact_is_said_in_a_line(kind, run, tmp_path):
     assert code == 0, err
     lines = [line for line in err.splitlines() if line.startswith("brim: ") and "control" not in line]
     assert len(lines) == 2, err
-    assert "step-2 was written by 2 ranks, these are 1: batches and bits will be others" in lines[0]
+    assert "step-2 was written by 2 ranks, this job has 1: batches and bits will differ" in lines[0]
     assert "a plain DataLoader cannot resume within an epoch" in lines[1]
 
 
@@ -223,5 +223,5 @@ def test_arguments_that_cannot_be_resumed_with_are_refused(kind):
     from brim.errors import ConfigError
     from brim.train.callbacks.hugging_face import BrimCallback
 
-    with pytest.raises(ConfigError, match="save_only_model=True: a checkpoint without optimizer"):
+    with pytest.raises(ConfigError, match="save_only_model must be False: a checkpoint without the optimizer"):
         BrimCallback().on_train_begin(types.SimpleNamespace(save_only_model=True), None, None)

@@ -30,7 +30,7 @@ DAMAGE = {
     "a bit": (lambda path: flip(path / "model.bin"), "does not have the SHA-256"),
     "a byte too few": (lambda path: os.truncate(path / "below" / "part", 1), "has 1 bytes, expected 20"),
     "a file gone": (lambda path: (path / "empty").unlink(), "has no empty"),
-    "no manifest": (lambda path: (path / sealed.NAME).unlink(), "cut short, or written without brim"),
+    "no manifest": (lambda path: (path / sealed.NAME).unlink(), "incomplete, or written without brim"),
     "half a manifest": (lambda path: os.truncate(path / sealed.NAME, 40), "is not JSON"),
     "a bit of the manifest": (lambda path: flip(path / sealed.NAME), sealed.NAME[5:]),
     "another manifest": (lambda path: (path / sealed.NAME).write_text('{"format": 1, "files": []}'), "SHA-256"),

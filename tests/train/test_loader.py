@@ -286,7 +286,7 @@ def test_a_worker_killed_at_its_task_is_replaced_and_the_task_done_again(tmp_pat
 def test_a_task_that_kills_every_worker_fails_with_its_samples(tmp_path):
     with Loader(Deadly(20, 99, tmp_path), 16, shuffle=False, workers=2) as loader:
         loader.fetch(0, 0, 0)
-        with pytest.raises(LoaderError, match=r"samples 16 to 31 .* 3 loading processes .* killed by signal 9"):
+        with pytest.raises(LoaderError, match=r"samples 16 to 31 .* 3 worker processes .* killed by signal 9"):
             loader.fetch(0, 1, 0)
         assert loader.fetch(0, 2, 0)[0].tolist() == list(range(32, 48))
 
@@ -357,7 +357,7 @@ def test_a_stream_jumps_where_it_can_and_skips_where_not():
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(("declared", "says"), [
-    (110, "ended after 103 samples, expected 110"), (96, "goes on after 96 samples"),
+    (110, "ended after 103 samples, expected 110"), (96, "continues after 96 samples"),
 ])
 def test_a_stream_of_another_length_than_it_says_is_refused(workers, declared, says):
     with Loader(Stream(103, declared), 16, workers=workers) as loader, pytest.raises(ConfigError, match=says):
@@ -381,7 +381,7 @@ class Endless:
 
 
 @pytest.mark.parametrize(("dataset", "arguments", "says"), [
-    (Plain(100), {"global_batch": 6, "logical_workers": 4}, "does not split over 4 logical workers: use 4 or 8"),
+    (Plain(100), {"global_batch": 6, "logical_workers": 4}, "is not a multiple of 4 logical workers: use 4 or 8"),
     (Plain(5), {"global_batch": 8}, "fewer than one global batch"),
     (Unsized(), {"global_batch": 8}, "give length="),
     (Stream(), {"global_batch": 8, "shuffle": True}, "shuffle inside it"),
@@ -401,11 +401,11 @@ def test_asking_for_what_cannot_be_served_says_so():
         loader.assign(0, 0, range(1))
         with pytest.raises(ConfigError, match="call assign first"):
             loader.fetch(0, 0, 1)
-        with pytest.raises(ConfigError, match="a range inside 0 to 1"):
+        with pytest.raises(ConfigError, match="expected a range within 0 to 1"):
             loader.assign(0, 0, range(1, 3))
         loader.commit(0, 0)
         for epoch, step in ((0, 0), (2, 0)):
-            with pytest.raises(ConfigError, match="at least the next to commit, epoch 0 step 1, and at most"):
+            with pytest.raises(ConfigError, match=r"expected epoch 0 from step 1 on .* or epoch 1"):
                 loader.fetch(epoch, step, 0)
     with pytest.raises(LoaderError, match="closed"):
         loader.fetch(0, 1, 0)

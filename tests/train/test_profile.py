@@ -136,7 +136,7 @@ def test_a_failure_between_steps_comes_out_too(script):
     ("text", "said"),
     [
         ("import sys", "ended without a step of brim.train"),
-        ("import time; time.sleep(60)", "made no step of brim.train in 1.5 s: expected"),
+        ("import time; time.sleep(60)", "made no step of brim.train in 1.5 s: it needs"),
         (SCRIPT.format(workers=1, loader="", inside="if run.steps_done == 3: sys.exit()"), "ended after 3 steps"),
     ],
 )  # fmt: skip

@@ -199,7 +199,7 @@ def test_a_ledger_of_another_dataset_or_version_is_refused():
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    ({"global_batch": 10, "logical_workers": 4}, "global_batch=10 does not split over 4 logical workers: use 8 or 12"),
+    ({"global_batch": 10, "logical_workers": 4}, "global_batch=10 is not a multiple of 4 logical workers: use 8 or 12"),
     ({"global_batch": 3, "logical_workers": 4}, "use 4$"),
     ({"global_batch": 128, "logical_workers": 4}, "has 100 samples, fewer than one .* use global_batch=100 or less"),
     ({"global_batch": 128, "logical_workers": 128}, "use at most 100 logical workers"),

@@ -158,7 +158,7 @@ def misuse(kind):
     ("kind", "error", "words"),
     [
         ("unused", UserError, "no gradient for left_out.weight, left_out.bias"),
-        ("batch", ConfigError, "global_batch=18 does not split over 4"),
+        ("batch", ConfigError, "global_batch=18 is not a multiple of 4"),
         ("shape", UserError, "expected one number"),
         ("twice", UserError, "once"),
         ("no backward", UserError, "run.step without run.backward"),

@@ -1,8 +1,8 @@
-"""Batches for (epoch, step, logical worker), loaded ahead by processes whose number can change at any time.
+"""Micro-batches for (epoch, step, logical worker), prefetched by worker processes whose number can change at any time.
 
-The training process sets with :meth:`Loader.assign` which logical workers it computes and from which step on, and gets
-their micro-batches in order from :meth:`Loader.fetch`. The loader knows nothing else about ranks. The contents of a
-batch depend on (dataset, seed, epoch, places) alone.
+The training process sets with :meth:`Loader.assign` which logical workers it computes, and from which step on;
+:meth:`Loader.fetch` returns their micro-batches. The loader knows nothing else about ranks. The contents of a batch
+depend only on the dataset, the seed, the epoch and the positions of its samples in the epoch's order.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from brim.train.sampler import LastBatch, Sampler, Span
 WORKERS_PER_CORE = 4
 """The largest number that "auto" tries, per core: more than one, because workers may wait for a disk or a network."""
 
-
 AHEAD_MAX = 256
-"""Most micro-batches loaded ahead; each needs an open file, and a process often has 1,024. Ours."""
+"""Most prefetched micro-batches; each needs an open file, and the limit of a process is often 1,024. Our choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +39,12 @@ class Supply:
     """Measurements of a loader.
 
     Attributes:
-        workers: Wanted number of loading processes; 0: ``fetch`` itself loads.
-        prefetch: Micro-batches loaded ahead per process.
+        workers: Target number of worker processes; 0: ``fetch`` loads in the calling process.
+        prefetch: Micro-batches prefetched per worker process.
         fetches, samples: Number of micro-batches and samples returned so far.
-        wait_s: Total time in ``fetch``; ``wait_s_last`` is that of the last call.
-        supply_sps: Recent estimate of the samples per second that these workers load if they never wait.
-        settled: "auto" has found its number, or is not in use.
+        wait_s: Total seconds spent in ``fetch``; ``wait_s_last`` is that of the last call.
+        supply_sps: Recent estimate of the samples per second that these workers load if they are never idle.
+        settled: True unless "auto" is still searching for the number of workers.
     """
 
     workers: int
@@ -64,23 +63,28 @@ class Loader:
     Args:
         dataset: Map-style (``__len__``, ``__getitem__``, optionally ``__getitems__``) or iterable.
         global_batch: Samples of one optimizer step over all logical workers.
-        logical_workers: Number of shares of a step; fixed for the life of a job that needs equal bits.
-        seed: Seed of the order and of the augmentation.
-        workers: Number of loading processes; 0 loads inside ``fetch``; "auto" finds the number by measurement.
-        prefetch: Micro-batches loaded ahead per process; 256 in all at most.
-        collate: Function from samples to a batch; torch's ``default_collate`` by default.
+        logical_workers: Number of micro-batches into which a step is split; fixed for the life of a job whose results
+            must be bit-identical on any number of ranks.
+        seed: Seed of the order and of the augmentation, >= 0.
+        workers: Number of worker processes; 0 loads inside ``fetch``; "auto" finds the number by measurement.
+        prefetch: Micro-batches prefetched per worker process; 256 in all at most.
+        collate: Function from a list of samples to a batch; torch's ``default_collate`` by default.
         pin_memory: Copy batches to page-locked memory, on a machine with a GPU.
         shuffle: Draw a new order in every epoch; the default for map-style datasets, not possible for iterable ones.
-        last: How to treat the end of an epoch that is smaller than a global batch: "keep" or "drop" it.
-        length: Samples in an epoch of an iterable dataset without ``__len__``; "count" runs through it once.
+        last: Whether to "keep" or "drop" the end of an epoch that is smaller than a global batch.
+        length: Samples in an epoch of an iterable dataset without ``__len__``; "count" iterates over it once.
         sample_rng: Seed Python, numpy and torch for every sample: 20 us for datasets that draw random numbers. Without
-            it, augmentation depends on the process that loads.
-        timeout_s: Longest time that ``fetch`` waits for a living process.
-        batch_range: Smallest and largest global batch that a scheduler, for example, may set; None: any that the
-            dataset fills.
+            it, augmentation depends on which process loads a sample.
+        timeout_s: Longest time that ``fetch`` waits while worker processes are alive; None: no limit.
+        batch_range: Smallest and largest global batch that, for example, a scheduler may set; None: any for which the
+            dataset has enough samples.
 
     Attributes:
-        wait_s: Seconds that ``fetch`` has waited in all.
+        wait_s: Total seconds that ``fetch`` has waited.
+
+    Raises:
+        ConfigError: an argument is out of range, or the dataset and the arguments contradict each other.
+        LoaderError: the process that forks the workers could not be started.
     """
 
     def __init__(
@@ -133,26 +137,26 @@ class Loader:
 
     @property
     def logical_workers(self) -> int:
-        """Number of shares of a step."""
+        """Number of micro-batches into which a step is split."""
         return self._sampler.logical_workers
 
     @property
     def epoch(self) -> int:
-        """Epoch of the next step to commit."""
+        """Epoch of the next step to be committed, counted from 0."""
         return self._sampler.epoch
 
     @property
     def step(self) -> int:
-        """Next step to commit, counted from 0 in every epoch."""
+        """The next step to be committed, counted from 0 in every epoch."""
         return self._sampler.step
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps of the current epoch with the present batch."""
+        """Number of steps in the current epoch if the global batch does not change."""
         return self._sampler.steps_per_epoch
 
     def steps_in(self, epoch: int) -> int:
-        """Return the number of steps of an epoch: counted if it is over, else expected."""
+        """Return the number of steps of an epoch: as recorded if it is over, otherwise with the current batch."""
         return self._sampler.steps_in(epoch)
 
     def samples(self, epoch: int, step: int, worker: int) -> int:
@@ -161,7 +165,7 @@ class Loader:
 
     @property
     def workers(self) -> int:
-        """Wanted number of loading processes."""
+        """Target number of worker processes."""
         return self._workers
 
     @property
@@ -175,23 +179,31 @@ class Loader:
         )
 
     def assign(self, epoch: int, step: int, workers: range) -> None:
-        """Set the logical workers whose micro-batches this process will fetch, from a step on. Call it at any time."""
+        """Set the logical workers whose micro-batches this process fetches from a step on. May be called at any time.
+
+        Raises:
+            ConfigError: the workers are not a range within ``logical_workers``, or the step cannot be loaded.
+        """
         if workers.step != 1 or not 0 <= workers.start < workers.stop <= self.logical_workers:
-            raise ConfigError(f"assign of workers {workers}: expected a range inside 0 to {self.logical_workers - 1}")
+            raise ConfigError(f"assign: workers={workers}, expected a range within 0 to {self.logical_workers - 1}")
         self._check(epoch, step)
         self._assigned = workers
         self._restart(epoch, step, workers.start)
 
     def fetch(self, epoch: int, step: int, worker: int) -> Any:
-        """Return the micro-batch of a logical worker, waiting for it if need be; None where its share is empty.
+        """Wait for the micro-batch of a logical worker and return it; None if it has no samples.
 
-        Micro-batches are loaded ahead in the order of steps and workers; calls in another order, and repeated calls,
-        work too. An exception of the dataset is raised here, with the traceback of the loading process as a note; the
+        Micro-batches are prefetched in the order of steps and workers; calls in another order, and repeated calls,
+        work too. An exception of the dataset is raised here, with the traceback of the worker process as a note; the
         next call tries again.
+
+        Raises:
+            ConfigError: the worker is not assigned, or the step cannot be loaded.
+            LoaderError: several worker processes died while loading it, or none finished within ``timeout_s``.
         """
         self._check(epoch, step)
         if worker not in self._assigned:
-            raise ConfigError(f"fetch for logical worker {worker}, assigned are {self._assigned}: call assign first")
+            raise ConfigError(f"fetch: logical worker {worker} is not in {self._assigned}; call assign first")
         span = self._sampler.share(epoch, step, worker)
         if not len(span):
             return None
@@ -202,24 +214,24 @@ class Loader:
         return batch
 
     def commit(self, epoch: int, step: int) -> None:
-        """Move the cursor past a step: its samples are consumed."""
+        """Mark the samples of a step as consumed and move on to the next step."""
         self._sampler.commit(epoch, step)
 
     def set_global_batch(self, global_batch: int) -> None:
-        """Change the batch from the next step to commit on; only between two steps."""
+        """Change the global batch, starting with the next step to be committed; call it only between two steps."""
         self._check_range(global_batch)
         self._sampler.set_global_batch(global_batch)
         self._restart(self.epoch, self.step, self._assigned.start)
 
     def set_logical_workers(self, logical_workers: int) -> None:
-        """Change the number of shares of a step, if results may depend on it; call ``assign`` afterwards."""
+        """Change the number of micro-batches in a step, which may change results; call ``assign`` afterwards."""
         self._sampler.set_logical_workers(logical_workers)
         self._assigned = range(logical_workers)
         if self._ahead is not None:
             self._ahead.clear()
 
     def set_workers(self, workers: int | Literal["auto"]) -> None:
-        """Change the number of loading processes; a number ends the search of "auto"."""
+        """Change the number of worker processes; a number ends the search of "auto"."""
         if workers == "auto":
             self._climb = Climb(WORKERS_PER_CORE * len(os.sched_getaffinity(0)))
             workers = self._climb.workers
@@ -229,7 +241,7 @@ class Loader:
         self._resize(workers)
 
     def set_prefetch(self, prefetch: int) -> None:
-        """Change how many micro-batches are loaded ahead per process; those already begun are kept."""
+        """Change how many micro-batches are prefetched per process; those already being loaded are kept."""
         self._prefetch = checked(prefetch, "prefetch", 1, 10_000)
         self._resize(self._workers)
 
@@ -238,7 +250,7 @@ class Loader:
         return self._sampler.ledger()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return cursor and ledger as plain JSON, equal on every rank and valid for any number of ranks."""
+        """Return the position in the data and the ledger as plain JSON, equal on all ranks, for any number of them."""
         return self._sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -249,7 +261,7 @@ class Loader:
         self._sampler.load_state_dict(state)
 
     def close(self) -> None:
-        """End all processes and free all memory, except that of batches still in use; may be called twice."""
+        """End all worker processes and free all memory except that of batches still in use. May be called twice."""
         self._closed = True
         if self._pinner is not None:
             self._pinner.shutdown(cancel_futures=True)
@@ -268,14 +280,14 @@ class Loader:
             raise ConfigError(f"global_batch={global_batch}: expected {least} to {most} (batch_range)")
 
     def _check(self, epoch: int, step: int) -> None:
-        """Refuse a step that cannot be loaded."""
+        """Raise if a step cannot be loaded."""
         if self._closed:
             raise LoaderError("the loader is closed")
         sampler = self._sampler
         if not (sampler.epoch, sampler.step) <= (epoch, step) or epoch > sampler.epoch + 1:
             raise ConfigError(
-                f"epoch {epoch} step {step}: expected at least the next to commit, epoch {sampler.epoch} step "
-                f"{sampler.step}, and at most the epoch after"
+                f"epoch {epoch} step {step}: expected epoch {sampler.epoch} from step {sampler.step} on (the next to "
+                f"be committed), or epoch {sampler.epoch + 1}"
             )
         check_length(self._recipe)
 
@@ -303,7 +315,7 @@ class Loader:
 
     @staticmethod
     def _take_pinned(task: Task, pool: Pool, ahead: Ahead, pinner: ThreadPoolExecutor) -> Any:
-        """Return a batch in page-locked memory, and have those that wait behind it copied there meanwhile."""
+        """Return a batch in page-locked memory, and start copying there the other batches that are loaded."""
         for each in (task, *ahead.done()):
             if each.pinned is None and (each is task or not each.failed):
                 each.pinned = pinner.submit(page_locked, pool.take(each))
@@ -343,14 +355,14 @@ class Loader:
 
 
 def checked(value: int, name: str, least: int, most: int) -> int:
-    """Return a whole number between bounds."""
+    """Return the value, or raise unless it is a whole number between the bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigError(f"{name}={value!r}: expected a whole number from {least} to {most}")
     return value
 
 
 def check_length(recipe: Recipe) -> None:
-    """Refuse a dataset that has become longer or shorter."""
+    """Raise if the length of the dataset has changed."""
     if hasattr(recipe.dataset, "__len__") and len(recipe.dataset) != recipe.length:
         raise ConfigError(
             f"the dataset had {recipe.length} samples when the loader was made and has {len(recipe.dataset)} now: keep "
@@ -359,10 +371,10 @@ def check_length(recipe: Recipe) -> None:
 
 
 def length_of(dataset: Any, *, stream: bool, length: int | Literal["count"] | None, seed: int) -> int:
-    """Return the samples of one epoch."""
+    """Return the number of samples in one epoch."""
     has_length = hasattr(dataset, "__len__")
     if not stream and not has_length:
-        raise ConfigError(f"{type(dataset).__name__} has __getitem__ and no __len__: add __len__")
+        raise ConfigError(f"{type(dataset).__name__} has __getitem__ but no __len__: add __len__")
     if has_length:
         if length not in (None, len(dataset)):
             raise ConfigError(f"length={length!r}, but len(dataset) is {len(dataset)}: leave length out")
@@ -371,7 +383,7 @@ def length_of(dataset: Any, *, stream: bool, length: int | Literal["count"] | No
         return count(dataset, seed)
     if length is None:
         raise ConfigError(
-            f"{type(dataset).__name__} is iterable and has no __len__: give length=..., or length='count' to count "
-            "once; the shares of the last step have to be known before the stream ends"
+            f"{type(dataset).__name__} is iterable and has no __len__: give length=..., or length='count' to iterate "
+            "over it once; the size of the last step must be known before the stream ends"
         )
     return length

@@ -1,4 +1,4 @@
-"""What is loaded before it is asked for: the next micro-batches of the assigned logical workers, in order."""
+"""Prefetching: which micro-batches of the assigned logical workers are loaded before they are fetched."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from brim.train.sampler import Sampler, Span
 
 
 class Orders:
-    """The orders of two epochs, the present and the next, in memory that the loading processes see.
+    """The sample orders of the current and the next epoch, in memory shared with the worker processes.
 
-    The order of an epoch is overwritten by that of the next but one; by then all its steps are committed.
+    The order of an epoch is overwritten by that of the epoch after the next; by then all its steps are committed.
     """
 
     def __init__(self, sampler: Sampler, *, stream: bool) -> None:
@@ -28,17 +28,17 @@ class Orders:
         return found
 
     def prepare(self, epoch: int) -> None:
-        """Have the order of this epoch in its row."""
+        """Write the order of this epoch to its row, unless it is there already."""
         if not self._stream and self._epochs[epoch % 2] != epoch:
             self._sampler.order(epoch, out=self.rows[epoch % 2])
             self._epochs[epoch % 2] = epoch
 
 
 class Ahead:
-    """Tasks that were given out and not asked for yet.
+    """Tasks that were submitted to the pool and not fetched yet.
 
     Attributes:
-        depth: Tasks to have given out at a time.
+        depth: How many such tasks there should be.
     """
 
     def __init__(self, sampler: Sampler, orders: Orders, pool: Pool) -> None:
@@ -49,11 +49,11 @@ class Ahead:
         self._next: tuple[int, int, int] | None = None
 
     def done(self) -> list[Task]:
-        """Return tasks that are loaded and were not asked for yet."""
+        """Return the tasks that are loaded and were not fetched yet."""
         return [task for task in self._tasks.values() if task.done]
 
     def restart(self, epoch: int, step: int, worker: int, workers: range) -> None:
-        """Plan anew from a place; what was given out and is still wanted stays, the rest is forgotten."""
+        """Prefetch from another position on: tasks that are still needed are kept, the others cancelled."""
         self._workers, self._next = workers, (epoch, step, worker)
         given_out, self._tasks = self._tasks, {}
         wanted: dict[Span, None] = {}
@@ -64,17 +64,17 @@ class Ahead:
             self._tasks[span] = given_out.get(span) or self._submit(span)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Cancel all tasks."""
         self._pool.cancel(list(self._tasks.values()))
         self._tasks.clear()
         self._next = None
 
     def take(self, span: Span) -> Task | None:
-        """Hand over the task of a span, if it was given out."""
+        """Remove and return the task of a span; None if it was not submitted."""
         return self._tasks.pop(span, None)
 
     def top_up(self) -> None:
-        """Give out tasks up to the depth."""
+        """Submit tasks until there are ``depth`` of them."""
         while self._next is not None and len(self._tasks) < self.depth:
             span = self._advance()
             if span is None:
@@ -87,7 +87,7 @@ class Ahead:
         return self._pool.submit(span)
 
     def _advance(self) -> Span | None:
-        """Return the next span that is not empty; None where it is of an epoch whose order has no place yet."""
+        """Return the next span that is not empty; None if there is no row yet for the order of its epoch."""
         while self._next is not None:
             epoch, step, worker = self._next
             if epoch > self._sampler.epoch + 1:

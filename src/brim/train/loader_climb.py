@@ -1,8 +1,8 @@
-"""Finds the number of loading processes by measurement, for ``workers="auto"``.
+"""Finds the number of worker processes by measurement, for ``workers="auto"``.
 
-The search tries one number after the other, upwards, as long as the rate at which training gets its samples grows or
-training still waits. It measures the best few again in turns, because the speed of a shared machine drifts, and keeps
-the smallest of those that are equally good. It begins again when the rate has changed permanently.
+The search tries increasing numbers as long as more workers raise the rate of samples and training still waits for data.
+It then measures the best few again in turns, because the speed of a shared machine drifts, and keeps the smallest of
+those that are equally good. It starts over when the rate has changed permanently.
 """
 
 from __future__ import annotations
@@ -10,39 +10,39 @@ from __future__ import annotations
 from statistics import median
 
 TRIED = (1, 0, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""Numbers in the order they are tried. Supply is concave in them, so between neighbours little is lost."""
+"""Numbers in the order they are tried. The rate is concave in the number, so skipping some loses little."""
 
 WINDOW_S, WINDOW_FETCHES = 0.4, 12
-"""A number is measured for at least so long and so many micro-batches; ours."""
+"""Shortest measurement of one number: seconds, and micro-batches. Our choice."""
 
 NO_WAIT = 0.01
-"""Share of time waiting below which more supply cannot help."""
+"""Fraction of time spent waiting below which more workers cannot help."""
 
 GAIN = 1.03
-"""What a greater number has to gain to be better, above the noise of one window; ours."""
+"""Ratio of rates from which a larger number counts as better; above the noise of one measurement. Our choice."""
 
 CLOSE = 0.80
-"""Numbers with this share of the best rate are measured again."""
+"""Numbers that reach this fraction of the best rate are measured again."""
 
 ROUNDS = 3
-"""Times the best few are measured again."""
+"""How often they are measured again."""
 
 FEW = 4
-"""How many they are at most."""
+"""Most numbers that are measured again."""
 
 SAME = 0.98
-"""Share of the best rate at which a smaller number is as good."""
+"""Fraction of the best rate from which a smaller number counts as equally good."""
 
 DRIFT, DRIFT_WINDOWS = 0.25, 8
-"""Change of the rate, and windows in a row it has to last, before the search begins again; ours."""
+"""The search starts over after the rate has differed by this fraction in so many measurements in a row. Our choice."""
 
 
 class Climb:
-    """A search over numbers of workers, fed with what each fetch saw.
+    """The search for the best number of workers, from measurements of each fetch.
 
     Attributes:
         workers: The number to use now.
-        settled: Found; only watched.
+        settled: Whether the search has ended; the rate is still watched.
     """
 
     def __init__(self, most: int) -> None:
@@ -56,13 +56,14 @@ class Climb:
         self._since_s, self._waited_s, self._fetches, self._samples = 0.0, 0.0, 0, 0
 
     def observe(self, *, now_s: float, wait_s: float, samples: int, ahead: int) -> bool:
-        """Take in one fetch; tell whether ``workers`` has changed.
+        """Record one fetch; return whether ``workers`` has changed.
 
         Args:
-            now_s: Any clock.
+            now_s: Current time of any monotonic clock.
             wait_s: Time waited for this micro-batch.
-            samples: Of this micro-batch.
-            ahead: Micro-batches that are loaded ahead; those loaded under the former number are passed over.
+            samples: Samples in this micro-batch.
+            ahead: Number of prefetched micro-batches. After a change of ``workers``, as many fetches are not counted,
+                because they were loaded by the former number.
         """
         if self._skip is None:
             self._skip = ahead + 2
@@ -118,7 +119,7 @@ class Climb:
         return median(self._rates[number])
 
     def _past_the_best(self) -> bool:
-        """Tell whether the last two numbers were no better than one before them."""
+        """Return whether the two largest numbers tried were no better than a smaller one."""
         tried = sorted(self._rates)
         if len(tried) < 4:
             return False

@@ -11,7 +11,7 @@ from brim.errors import ConfigError
 _ORDER: Final = (
     "brim draws the order itself, so that it can be resumed on any number of ranks. Leave it out for a new order in "
     "every epoch, or use shuffle=False; for a part of the dataset use torch.utils.data.Subset(dataset, indices); for "
-    "weights or an order of your own give a dataset whose __getitem__(place) returns dataset[chosen[place]]"
+    "weights or an order of your own give a dataset whose __getitem__(index) returns dataset[chosen[index]]"
 )
 
 INSTEAD: Final = {
@@ -20,23 +20,23 @@ INSTEAD: Final = {
     "collate_fn": "use collate",
     "drop_last": "use last='drop'",
     "generator": "use seed",
-    "in_order": "samples always come in order",
-    "multiprocessing_context": "brim chooses it",
+    "in_order": "samples are always in order",
+    "multiprocessing_context": "brim forks the worker processes itself",
     "num_workers": "use workers (a number, or 'auto')",
-    "persistent_workers": "loading processes stay",
+    "persistent_workers": "worker processes always persist",
     "pin_memory_device": "use pin_memory",
     "prefetch_factor": "use prefetch",
     "sampler": _ORDER,
     "timeout": "use timeout_s",
-    "worker_init_fn": "random numbers are seeded for every sample; open files when the dataset is first asked for one",
+    "worker_init_fn": "random generators are seeded for every sample; open files in the first call of __getitem__",
 }
 
 
 def check_options(names: Collection[str], loader: Callable[..., Any]) -> None:
-    """Raise if the loader does not take an option.
+    """Check the names of the options given to ``run.loader``.
 
     Raises:
-        ConfigError: with the way to do it.
+        ConfigError: the loader does not take an option; the message names the alternative.
     """
     known = set(inspect.signature(loader).parameters) - {"dataset", "global_batch", "logical_workers"}
     for name in names:

@@ -1,8 +1,8 @@
-"""A batch in shared memory: written by a loading process, read in place by the training process.
+"""Passes a batch through shared memory: a worker process writes it, the training process reads it without a copy.
 
-The memory is an anonymous file (``memfd_create``): it has no name, so nothing can be left in ``/dev/shm`` however a
-process dies, and it is not bound by the size of ``/dev/shm``. A batch is a pickle whose tensors and arrays lie beside
-it, aligned; strides survive, so a batch is the same whether it came through here or not.
+The memory is an anonymous file (``memfd_create``). It has no name, so nothing is left in ``/dev/shm`` however a process
+dies, and the size of ``/dev/shm`` does not limit it. A batch is a pickle followed by the contents of its tensors and
+arrays, aligned. Strides are kept, so a batch is the same whether it was passed through here or not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 ALIGNMENT_BYTES = 64
-"""Of every tensor, as torch's own allocator gives it: kernels take the same path and give the same bits."""
+"""Alignment of every tensor, that of torch's own allocator: kernels then take the same path and give the same bits."""
 
 HEAD = struct.Struct("<qq")   # bytes of the pickle, number of buffers
 ENTRY = struct.Struct("<qq")  # offset and bytes of a buffer
@@ -28,10 +28,10 @@ IOV_MAX = 512
 
 
 class Packer(pickle.Pickler):
-    """A pickler that leaves the contents of tensors outside."""
+    """A pickler that puts the contents of tensors in separate buffers."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Reduce plain CPU tensors to the part of their storage that they cover."""
+        """Pickle only the part of its storage that a plain CPU tensor covers."""
         if type(value) is not torch.Tensor or not shareable(value):
             return NotImplemented
         shape, stride = tuple(value.shape), value.stride()
@@ -42,7 +42,7 @@ class Packer(pickle.Pickler):
 
 
 def shareable(value: torch.Tensor) -> bool:
-    """Tell a dense CPU tensor without gradient, whose bytes say everything, from others."""
+    """Return whether the tensor is a dense CPU tensor without gradient, which its bytes describe completely."""
     return (
         value.layout is torch.strided and value.device.type == "cpu" and not value.requires_grad
         and not value.is_quantized and not value.is_conj() and not value.is_neg()
@@ -52,14 +52,14 @@ def shareable(value: torch.Tensor) -> bool:
 def tensor_from(
     memory: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return a tensor over the memory, without a copy."""
+    """Return a tensor that shares the memory."""
     if not memoryview(memory).nbytes:
         return torch.empty_strided(shape, stride, dtype=dtype)
     return torch.frombuffer(memory, dtype=dtype).as_strided(shape, stride)
 
 
 def write(handle: int, batch: Any) -> int:
-    """Write a batch from the beginning of a file; return how many bytes it takes."""
+    """Write a batch to the beginning of a file; return the number of bytes written."""
     stream, found = BytesIO(), list[pickle.PickleBuffer]()
     Packer(stream, protocol=5, buffer_callback=found.append).dump(batch)
     pickled = stream.getbuffer()
@@ -76,7 +76,7 @@ def write(handle: int, batch: Any) -> int:
 
 
 def write_all(handle: int, parts: list[bytes | memoryview]) -> None:
-    """Write parts one after the other from the beginning of a file."""
+    """Write the parts one after another to the beginning of a file."""
     waiting, at = deque(memoryview(part) for part in parts if len(part)), 0
     while waiting:
         written = os.pwritev(handle, [waiting[index] for index in range(min(IOV_MAX, len(waiting)))], at)
@@ -88,7 +88,7 @@ def write_all(handle: int, parts: list[bytes | memoryview]) -> None:
 
 
 def read(memory: memoryview) -> Any:
-    """Return the batch that lies in the memory; its tensors share it."""
+    """Return the batch stored in the memory; its tensors share the memory."""
     pickled, count = HEAD.unpack_from(memory)
     entries = [ENTRY.unpack_from(memory, HEAD.size + ENTRY.size * index) for index in range(count)]
     start = HEAD.size + ENTRY.size * count
@@ -96,24 +96,24 @@ def read(memory: memoryview) -> Any:
 
 
 class Slab:
-    """One anonymous file of the training process: used by a loading process, then by the batch that lies in it."""
+    """One anonymous file, created by the training process and reused: a worker process writes a batch to it."""
 
     def __init__(self) -> None:
         self.handle = os.memfd_create("brim-batch", os.MFD_CLOEXEC)
         self._mapped: mmap.mmap | None = None
 
     def lend(self, size: int, returned: deque[Slab]) -> memoryview:
-        """Return the first bytes; once no part of them is in use, the slab appears in ``returned``."""
+        """Return the first ``size`` bytes; when nothing refers to them any more, the slab is put in ``returned``."""
         array = (ctypes.c_ubyte * size).from_buffer(self._map(size))
         weakref.finalize(array, returned.append, self).atexit = False
         return memoryview(array).cast("B")
 
     def copy(self, size: int) -> memoryview:
-        """Return a private copy of the first bytes."""
+        """Return a private copy of the first ``size`` bytes."""
         return memoryview(bytearray(os.pread(self.handle, size, 0)))
 
     def close(self) -> None:
-        """Give up the file; memory that is still held stays until it is not."""
+        """Close the file; its memory is freed when nothing refers to it any more."""
         if self.handle >= 0:
             os.close(self.handle)
         self.handle, self._mapped = -1, None

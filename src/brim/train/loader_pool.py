@@ -1,8 +1,8 @@
-"""The training process's side of the loading processes: sends tasks, receives batches, replaces dead workers.
+"""The pool of worker processes, as the training process sees it: sends tasks, receives batches, replaces dead workers.
 
 It needs no thread and no lock: it reads messages when the training process requests a batch or changes something. A
-task that a killed worker had, or may have had, is assigned again under a new id; answers with an id that is no longer
-wanted are ignored. So a batch can be loaded twice, and is never lost or used twice.
+task that a killed worker had, or may have had, is submitted again under a new id, and answers with an old id are
+ignored. So a batch may be loaded twice, and none is lost or returned twice.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ from brim.train.loader_work import Recipe
 from brim.train.sampler import Span
 
 TRIES = 3
-"""Workers that may be killed over one task before fetching it fails; ours."""
+"""A task fails after this many workers were killed while loading it. Our choice."""
 
 IDLE_DEATHS_MAX = 32
-"""Workers that may die in a row with nothing loaded in between; ours."""
+"""Most workers that may die in a row without a batch loaded in between. Our choice."""
 
 LENT_SLABS_MAX = 64
-"""Batches in use that stay in shared memory; beyond, copies. Two file descriptors each, of often 1,024."""
+"""Most batches in use that stay in shared memory; others are copied. Each has two file descriptors, of often 1,024."""
 
 RECENT = 0.95
-"""Weight that the past keeps with each batch in the estimate of the supply; ours."""
+"""Decay per batch of the running estimate of the supply. Our choice."""
 
 RETRY_S = 0.05
-"""Time after which a full socket is tried again although no answer has come; ours."""
+"""Longest wait before sending to a full socket is tried again. Our choice."""
 
 READY_S = (1, 2, 4, 8, 16)
-"""Times a nursery has to get ready, one after the other; it needs hundredths of a second; ours."""
+"""Time-outs of the successive attempts to start the nursery, which takes hundredths of a second. Our choice."""
 
 CLOSE_S = 5.0
-"""Time the nursery has to end its workers before it is killed; it needs milliseconds."""
+"""Time for the nursery to end its workers before it is killed; it takes milliseconds."""
 
 
 class LoaderError(BrimError):
-    """Loading processes were killed or did not answer; the message says by what and over which samples."""
+    """Worker processes were killed or did not answer; the message gives the cause and the samples."""
 
 
 class Task:
-    """A span on its way: given out under ``id``, then ``done`` with ``size`` bytes in ``slab``, then ``taken``."""
+    """A span to load: submitted under ``id``, then ``done`` with ``size`` bytes in ``slab``, then ``taken``."""
 
     __slots__ = ("done", "failed", "id", "pinned", "size", "slab", "span", "taken", "tries")
 
@@ -78,19 +78,19 @@ class Task:
 
 
 class Pool:
-    """Processes that load spans.
+    """Worker processes that load spans.
 
     Attributes:
-        target: Workers there should be.
+        target: Number of workers there should be.
     """
 
     def __init__(self, recipe: Recipe, orders: NDArray[np.int64]) -> None:
         self._recipe, self._orders, self._owner = recipe, orders, os.getpid()
         self._wanted: dict[int, Task] = {}
-        self._unsent: deque[Task | None] = deque()  # None: a worker is to stop
+        self._unsent: deque[Task | None] = deque()  # None asks a worker to stop
         self._free: list[Slab] = []
         self._returned: deque[Slab] = deque()
-        self._slabs: set[Slab] = set()  # all, wherever they are
+        self._slabs: set[Slab] = set()  # all that exist
         self._lent = 0
         self._next_id = 1
         self._nursery = 0
@@ -102,27 +102,27 @@ class Pool:
 
     @property
     def alive(self) -> int:
-        """Workers there are, those told to stop included."""
+        """Number of workers, including those asked to stop."""
         return len(self._alive)
 
     @property
     def outstanding(self) -> int:
-        """Tasks that are not loaded yet."""
+        """Number of tasks that are not loaded yet."""
         return len(self._wanted)
 
     @property
     def supply_sps(self) -> float:
-        """Samples per second that the workers load when they never wait, lately; 0 before the first."""
+        """Recent estimate of the samples per second that the workers load if never idle; 0 before the first batch."""
         return self.target * self._recent_samples / self._recent_s if self._recent_s else 0.0
 
     def resize(self, target: int) -> None:
-        """Have ``target`` workers: new ones start now, surplus ones leave when the tasks given out are done."""
+        """Change the number of workers: new ones start now, surplus ones stop after the tasks already submitted."""
         self.target = target
         self._reconcile()
         self._send()
 
     def submit(self, span: Span) -> Task:
-        """Give out a span."""
+        """Submit a span for loading."""
         task = Task(span, self._new_id(), self._slab())
         self._wanted[task.id] = task
         self._unsent.append(task)
@@ -130,7 +130,7 @@ class Pool:
         return task
 
     def cancel(self, tasks: list[Task]) -> None:
-        """Forget tasks; those no worker has begun are not begun."""
+        """Cancel tasks; those that no worker has begun will not be loaded."""
         begun = False
         for task in tasks:
             if task.taken:
@@ -154,17 +154,17 @@ class Pool:
             left_s = None if until is None else until - time.monotonic()
             if left_s is not None and left_s <= 0:
                 raise LoaderError(
-                    f"{place(task.span)} not loaded after {timeout_s:g} s by {self.alive} processes that are alive: "
-                    "the dataset hangs, or timeout_s is too short for it"
+                    f"{place(task.span)} not loaded after {timeout_s:g} s, with {self.alive} worker processes alive: "
+                    "the dataset hangs, or timeout_s is too short"
                 )
-            if self._unsent:  # files under way are counted for all processes of a user: others may have made room
+            if self._unsent:  # the kernel limits files in sockets per user: another process may have made room
                 left_s = RETRY_S if left_s is None else min(left_s, RETRY_S)
             self._poll(left_s)
             self._send()
         return True
 
     def take(self, task: Task) -> Any:
-        """Return the batch of a task that is done, or raise what its dataset raised."""
+        """Return the batch of a task that is done, or raise the exception of its dataset."""
         task.taken = True
         if task.failed:
             self._fail(task)
@@ -177,11 +177,11 @@ class Pool:
         return read(task.slab.lend(task.size, self._returned))
 
     def worker_ids(self) -> list[int]:
-        """Return the process ids of nursery and workers, for tests and reports."""
+        """Return the process ids of the nursery and the workers, for tests and reports."""
         return [self._nursery, *children(self._nursery)]
 
     def close(self) -> None:
-        """End all processes, wait for them, and give up all files. Does nothing in a fork of the owner."""
+        """End all processes, wait for them, and close all files. Does nothing in a fork of the owner."""
         if self._owner != os.getpid() or not self._nursery:
             return
         self._end_nursery()
@@ -191,13 +191,13 @@ class Pool:
             self._give_up(slab)
 
     def trim(self, keep: int) -> None:
-        """Close free files beyond ``keep``."""
+        """Close unused files, except ``keep`` of them."""
         self._collect()
         while len(self._free) > keep:
             self._give_up(self._free.pop())
 
     def _open(self) -> None:
-        """Start a nursery; one that was forked with a lock held in it does not get ready and is started again."""
+        """Start a nursery. One that was forked while a thread held a lock may hang: it is killed and forked again."""
         for timeout_s in READY_S:
             self._start()
             if self._poller.poll(timeout_s * 1000) and self._answers.recv(ANSWER.size):
@@ -205,8 +205,8 @@ class Pool:
             os.kill(self._nursery, signal.SIGKILL)
             self._end_nursery()
         raise LoaderError(
-            f"{len(READY_S)} times the process that forks workers stood still: a thread of this process holds a lock "
-            "all the time; make the loader before that thread starts, or use workers=0"
+            f"the process that forks workers hung {len(READY_S)} times in a row: a thread of this process holds a lock "
+            "whenever it forks; create the loader before that thread starts, or use workers=0"
         )
 
     def _start(self) -> None:
@@ -225,7 +225,7 @@ class Pool:
         self._poller.register(self._answers, select.POLLIN)
 
     def _reopen(self) -> None:
-        """Go on after the nursery was killed, and with it all workers."""
+        """Start a new nursery after the old one, and with it all workers, was killed."""
         self._end_nursery()
         self._alive.clear()
         self._stopping = 0
@@ -240,7 +240,7 @@ class Pool:
             end.close()
         child, self._nursery = self._nursery, 0
         until, ended = time.monotonic() + CLOSE_S, 0
-        with suppress(ChildProcessError):  # somebody else's waitpid may have taken it
+        with suppress(ChildProcessError):  # other code's waitpid may have reaped it
             while not ended:
                 ended, _ = os.waitpid(child, os.WNOHANG)
                 if not ended and time.monotonic() > until:
@@ -251,14 +251,14 @@ class Pool:
         while len(self._alive) - self._stopping < self.target:
             slot = next(slot for slot in range(SLOTS) if slot not in self._alive)
             self._alive.add(slot)
-            with suppress(OSError):  # the nursery is gone: its answers end, and all is begun anew
+            with suppress(OSError):  # the nursery is gone: _poll sees the end of its answers and starts a new one
                 self._control.send(slot.to_bytes(8, "little"))
         while len(self._alive) - self._stopping > self.target:
             self._stopping += 1
             self._unsent.append(None)
 
     def _send(self) -> None:
-        """Send what the socket takes; the rest goes when answers have come."""
+        """Send as many tasks as the socket takes; the rest is sent after the next answers."""
         while self._unsent:
             task = self._unsent[0]
             try:
@@ -268,12 +268,12 @@ class Pool:
                     span = task.span
                     message = TASK.pack(task.id, span.epoch, span.start, span.stop)
                     socket.send_fds(self._tasks, [message], [task.slab.handle])
-            except OSError:  # full, too many files under way, or the nursery is gone, which the answers tell
+            except OSError:  # full, too many files in sockets, or the nursery is gone, which _poll notices
                 return
             self._unsent.popleft()
 
     def _poll(self, timeout_s: float | None) -> None:
-        """Take in what has come, waiting for something if nothing has."""
+        """Process all answers that have arrived; if there is none, wait for one."""
         if not self._poller.poll(None if timeout_s is None else timeout_s * 1000):
             return
         while True:
@@ -297,7 +297,7 @@ class Pool:
         task = self._wanted.get(number)
         if task is None:
             return
-        if kind not in (LOADED, FAILED):  # passed over although wanted: give it out again
+        if kind not in (LOADED, FAILED):  # skipped although it is wanted: submit it again
             self._unsent.append(task)
             self._renumber(task)
             return
@@ -323,7 +323,7 @@ class Pool:
                 fail_later(task, status)
                 del self._wanted[held]
         else:
-            self._died(f"a loading process ({ending(status)})")
+            self._died(f"a worker process ({ending(status)})")
         self._reconcile()
         self._give_out_again()
 
@@ -331,12 +331,12 @@ class Pool:
         self._idle_deaths += 1
         if self._idle_deaths > IDLE_DEATHS_MAX:
             raise LoaderError(
-                f"{self._idle_deaths} times in a row {what} died before it loaded anything: look for memory limits and "
-                "for native code in the dataset that does not survive fork; workers=0 loads without processes"
+                f"{what} died {self._idle_deaths} times in a row before it loaded anything: check memory limits, and "
+                "whether native code in the dataset survives fork; workers=0 loads without processes"
             )
 
     def _give_out_again(self) -> None:
-        """Give new ids to all tasks that no worker is seen with, and send them in order."""
+        """Give new ids to all tasks that no worker has begun, and send them in order."""
         self._board[FLOOR] = self._next_id + 1
         begun = {int(self._board[slot]) for slot in self._alive}
         stops = [entry for entry in self._unsent if entry is None]
@@ -344,7 +344,7 @@ class Pool:
         self._unsent.clear()
         for task in sorted(self._wanted.values(), key=lambda task: task.id):
             if task.id not in begun or id(task) in unsent:
-                if id(task) not in unsent:  # somebody may still write to the old one
+                if id(task) not in unsent:  # a worker may still write to the old slab
                     self._give_up(task.slab)
                     task.slab = self._slab()
                 self._renumber(task)
@@ -365,8 +365,8 @@ class Pool:
         if not isinstance(failure, Failure):
             if isinstance(failure, LoaderError):
                 raise failure
-            raise LoaderError(f"{place(task.span)}: loading failed and there was no memory to say how")
-        note = f"in a loading process, at {place(task.span)}:\n{failure.text}"
+            raise LoaderError(f"{place(task.span)}: loading failed, and memory ran out before the error was reported")
+        note = f"in a worker process, at {place(task.span)}:\n{failure.text}"
         if failure.error is None:
             raise LoaderError(note)
         failure.error.add_note(note)
@@ -385,7 +385,7 @@ class Pool:
         return slab
 
     def _give_up(self, slab: Slab) -> None:
-        """Close a file that may still be in use; its memory is freed when it no longer is."""
+        """Close a file; if it is still in use, its memory is freed afterwards."""
         self._slabs.discard(slab)
         slab.close()
 
@@ -397,21 +397,21 @@ class Pool:
 
 
 def fail_later(task: Task, status: int) -> None:
-    """Make a task fail over which several workers were killed."""
+    """Make ``take`` raise for a task that killed several workers."""
     error = LoaderError(
-        f"{place(task.span)}: {task.tries} loading processes one after the other {ending(status)} over it; "
-        "a signal 9 is mostly a lack of memory, 11 or 7 native code of the dataset"
+        f"{place(task.span)}: {task.tries} worker processes in a row {ending(status)} while loading them; "
+        "signal 9 usually means out of memory, 11 or 7 an error in native code of the dataset"
     )
     task.size, task.done, task.failed = write(task.slab.handle, error), True, True
 
 
 def place(span: Span) -> str:
-    """Say which samples a span is."""
+    """Describe a span for messages."""
     return f"samples {span.start} to {span.stop - 1} in the order of epoch {span.epoch}"
 
 
 def ending(status: int) -> str:
-    """Say how a process ended."""
+    """Describe how a process ended, for messages."""
     return f"killed by signal {-status}" if status < 0 else f"exited with {status}"
 
 

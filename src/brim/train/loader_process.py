@@ -1,12 +1,12 @@
-"""The processes that load: a nursery, and the workers that it forks.
+"""The loader's processes: workers, and the nursery that forks them.
 
-The nursery is forked once from the training process, early, and does nothing but fork workers and reap them. So workers
-start in milliseconds from a small process with one thread, also years into a job whose training process has a GPU
-context, communication threads and gigabytes of tables; and no script is imported twice, as ``spawn`` and ``forkserver``
-would. All workers take tasks from one socket and answer on another: a message is taken whole or not at all and no lock
-is held, so a worker may be killed at any instant.
+The nursery is forked once from the training process, early, and only forks and reaps workers. So workers always start
+in milliseconds from a small process with one thread, even if the training process has a GPU context, communication
+threads and gigabytes of tables by then; and no script is imported twice, as with ``spawn`` and ``forkserver``. All
+workers take tasks from one socket and answer on another: a message is received whole or not at all, and no lock is
+held, so a worker may be killed at any instant.
 
-Both ignore SIGTERM and the signals of the training process, and die with it.
+Nursery and workers ignore SIGTERM and the signals that the training process handles, and are killed when it ends.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ TASK = struct.Struct("<qqqq")     # id, epoch, start, stop
 ANSWER = struct.Struct("<bqqqd")  # kind, task, slot (or wait status), bytes, seconds
 LOADED, FAILED, SKIPPED, DIED, READY = range(5)
 STOP = -1
-"""Task id that makes the worker that takes it leave."""
+"""Task id that stops the worker that receives it."""
 
 SLOTS = 256
-"""Most workers at a time; a bound on a table, far above any use."""
+"""Most workers at a time: the size of a table, far above any use."""
 
 FLOOR = SLOTS
-"""Place on the board of the lowest task id that is still wanted; the places before are the workers' present tasks."""
+"""Index on the board of the lowest task id that is still wanted; lower indices hold the current task of each worker."""
 
 PR_SET_PDEATHSIG = 1
 NVIDIA_MAJOR = 195
@@ -56,14 +56,15 @@ NVIDIA_MAJOR = 195
 
 @dataclass(frozen=True)
 class Shared:
-    """What the processes have in common.
+    """What the training process, the nursery and the workers share.
 
     Attributes:
-        tasks: TASK messages with the file to write to; all workers take from it.
-        answers: ANSWER messages of workers and nursery.
-        control: slots to fill; end of file ends everything.
-        board: Present task id by slot, and the floor.
-        orders: Two rows: sample ids in the order of even and of odd epochs.
+        tasks: Socket of TASK messages, each with the file to write to; all workers read from it.
+        answers: Socket of ANSWER messages, written by workers and nursery.
+        control: Socket of slots for which the nursery forks a worker; at end of file, nursery and workers end.
+        board: Current task id of each slot, then the lowest id still wanted, shape (SLOTS + 1,).
+        orders: Sample ids in the order of the even and of the odd epoch, shape (2, samples).
+        recipe: How samples are loaded.
     """
 
     tasks: socket.socket
@@ -76,7 +77,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception of the dataset, as text and, where it can be pickled, as itself."""
+    """An exception of the dataset: its traceback, and the exception itself if it can be pickled."""
 
     error: BaseException | None
     text: str
@@ -91,7 +92,7 @@ def start_nursery(shared: Shared, *, with_parent_thread: bool) -> int:
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with warnings.catch_warnings():
-            # Newer Pythons warn of threads. The child runs nothing of theirs: it ignores signals, forks and reaps.
+            # Newer Pythons warn if there are threads. The child runs none of their code: it only forks and reaps.
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
@@ -102,7 +103,7 @@ def start_nursery(shared: Shared, *, with_parent_thread: bool) -> int:
 
 
 def run_and_exit(body: Callable[[], None]) -> NoReturn:
-    """Run the body of a forked process; nothing of the parent's exit handlers runs."""
+    """Run the body of a forked process, and exit without running the parent's exit handlers."""
     code = 1
     try:
         body()
@@ -118,7 +119,7 @@ def run_and_exit(body: Callable[[], None]) -> NoReturn:
 
 
 def nursery(shared: Shared, parent: int | None) -> None:
-    """Fork a worker for each slot that comes in, say which died; on end of file, end all."""
+    """Fork a worker for each slot received, and report workers that died; at end of file, kill all workers."""
     gc.freeze()
     detach(keep={shared.tasks.fileno(), shared.answers.fileno(), shared.control.fileno()})
     ignore_signals()
@@ -154,10 +155,10 @@ def nursery(shared: Shared, parent: int | None) -> None:
 
 
 def rehearse() -> None:
-    """Load and write a batch of nothing.
+    """Load and write a tiny batch, to find out whether an inherited lock blocks this process.
 
-    A lock that another thread of the training process held when this one was forked stays locked here for good, such as
-    the one of torch's generator. Whoever gets past this has none of those that loading takes, and nor have its workers.
+    A lock that another thread of the training process held at the fork, such as that of torch's generator, stays locked
+    here forever. If this function returns, loading is not blocked here, nor in the workers forked from here.
     """
     samples: list[Any] = [(torch.rand(2), np.zeros(2), index, "") for index in range(2)]
     recipe = Recipe(samples, len(samples), 0, stream=False)
@@ -168,7 +169,7 @@ def rehearse() -> None:
 
 
 def report_dead(shared: Shared, slots: dict[int, int]) -> None:
-    """Reap workers that ended and tell the training process."""
+    """Reap workers that have ended, and report them to the training process."""
     while slots:
         child, status = os.waitpid(-1, os.WNOHANG)
         if child == 0:
@@ -193,7 +194,7 @@ def fork_worker(shared: Shared, slot: int) -> int:
 
 
 def work(shared: Shared, slot: int) -> None:
-    """Take tasks and answer them until told to stop."""
+    """Load tasks and answer them until a STOP task."""
     streams, maps = Streams(shared.recipe), Samples(shared.recipe)
     while True:
         message, handles, _, _ = socket.recv_fds(shared.tasks, TASK.size, 1)
@@ -203,7 +204,7 @@ def work(shared: Shared, slot: int) -> None:
         if task == STOP:
             shared.board[slot] = STOP
             return
-        # The floor is read before the slot is written: who is seen in a slot has passed the floor.
+        # The floor is read before the slot is written: a task seen in a slot has passed the check against the floor.
         wanted = task >= shared.board[FLOOR]
         shared.board[slot] = task
         began, kind, size = time.monotonic(), SKIPPED, 0
@@ -220,7 +221,7 @@ def work(shared: Shared, slot: int) -> None:
 
 
 def answer(load: Callable[[], Any], handle: int) -> tuple[int, int]:
-    """Load a batch into the file; an exception goes there in its place."""
+    """Load a batch and write it to the file, or the exception that was raised."""
     try:
         return LOADED, write(handle, load())
     except BaseException as error:  # `fetch` raises any exception of the dataset
@@ -231,7 +232,7 @@ def answer(load: Callable[[], Any], handle: int) -> tuple[int, int]:
 
 
 def survives(error: BaseException) -> bool:
-    """Tell whether an exception can be sent to another process."""
+    """Return whether an exception can be sent to another process."""
     try:
         return type(pickle.loads(pickle.dumps(error))) is type(error)
     except Exception:
@@ -239,7 +240,7 @@ def survives(error: BaseException) -> bool:
 
 
 def ignore_signals() -> None:
-    """Ignore what is meant for the training process; it decides when its workers end."""
+    """Ignore the signals that the training process handles; it decides when its workers end."""
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
         if callable(handler) or number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -247,17 +248,17 @@ def ignore_signals() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that forked it ends."""
+    """Ask the kernel to kill this process when the thread that forked it ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def detach(keep: set[int]) -> None:
-    """Let go of inherited sockets and GPUs: a peer of a killed rank has to see its connection close at once.
+    """Release inherited sockets and GPUs, so that peers of a killed rank see their connections close at once.
 
-    Numbers are pointed at /dev/null, not closed, so that nothing inherited can close a file that came later. Ordinary
-    files stay: a dataset may read from them.
+    File descriptors are redirected to /dev/null, not closed: inherited code that closes one later then cannot close a
+    new file with the same number. Ordinary files stay open, because a dataset may read from them.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for name in os.listdir("/proc/self/fd"):
@@ -272,6 +273,6 @@ def detach(keep: set[int]) -> None:
 
 
 def shared_array(places: int) -> NDArray[np.int64]:
-    """Return zeros that a process shares with the processes it forks."""
+    """Return an array of zeros that a process shares with the processes it forks, shape (places,)."""
     memory: Any = mmap.mmap(-1, max(places, 1) * 8)
     return np.frombuffer(memory, np.int64, places)

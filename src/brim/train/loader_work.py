@@ -1,7 +1,7 @@
-"""Loads one micro-batch, with the same bits in a worker process and in the training process.
+"""Loads one micro-batch; the result is bit-identical in a worker process and in the training process.
 
-For every sample the generators of Python, numpy and torch are seeded from (seed, epoch, sample), so augmentation
-depends neither on the process nor on what it loaded before. One intra-op thread, because sums over several differ.
+The generators of Python, numpy and torch are seeded for every sample from (seed, epoch, sample), so augmentation
+depends neither on the process nor on what it loaded before. Torch uses one thread, because sums over several differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from brim.errors import ConfigError
 Collate = Callable[[list[Any]], Any]
 
 MIX_A, MIX_B, MIX_C = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-"""splitmix64 (Steele, Lea, Flood 2014): neighbouring numbers give unrelated seeds."""
+"""Constants of splitmix64 (Steele, Lea, Flood 2014), which gives neighbouring numbers unrelated seeds."""
 
 START_OF_STREAM = -1
 """The sample number under which ``iter(dataset)`` itself is seeded."""
@@ -49,7 +49,7 @@ def reseed(value: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Generators:
-    """What the global generators of Python, numpy and torch (CPU) are about to draw."""
+    """A snapshot of the global generators of Python, numpy and torch (CPU)."""
 
     python: Any
     numpy: Any
@@ -57,11 +57,11 @@ class Generators:
 
     @classmethod
     def now(cls) -> Generators:
-        """Take down the present state."""
+        """Return the current state."""
         return cls(random.getstate(), np.random.get_state(), torch.default_generator.get_state())
 
     def untouched(self) -> bool:
-        """Tell whether nothing was drawn since."""
+        """Return whether nothing was drawn since this snapshot."""
         numpy: Any = np.random.get_state()
         return (
             self.python == random.getstate() and self.numpy[2:] == numpy[2:]
@@ -70,7 +70,7 @@ class Generators:
         )
 
     def restore(self) -> None:
-        """Go back to this state."""
+        """Set the generators back to this state."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.default_generator.set_state(self.torch)
@@ -78,7 +78,7 @@ class Generators:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Load as a worker process would, and leave the caller's generators and threads as they were."""
+    """Load as a worker process does, then restore the caller's generators and number of threads."""
     before, threads = Generators.now(), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -90,12 +90,15 @@ def undisturbed() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the samples of a span become a batch; equal in every process.
+    """How samples become a batch; equal in every process.
 
     Attributes:
-        length: Samples of an epoch.
-        stream: The dataset is iterable: samples come in the order of the stream.
-        sample_rng: Seed before every sample; without it augmentation is not reproducible.
+        dataset: The dataset.
+        length: Samples in an epoch.
+        seed: Seed of the augmentation.
+        stream: Whether the dataset is iterable, so that samples have the order of the stream.
+        collate: Function from a list of samples to a batch.
+        sample_rng: Whether to seed before every sample; otherwise augmentation is not reproducible.
     """
 
     dataset: Any
@@ -114,9 +117,9 @@ class Recipe:
 class Samples:
     """Loads samples of a map-style dataset by id.
 
-    Seeding takes 20 us, more than loading a row of a table. So while a dataset draws no random numbers, a batch is
-    loaded without seeds, and the generators are compared once. If they have changed, the batch is loaded again with a
-    seed for every sample, and so are all later ones.
+    Seeding takes 20 us, more than loading a row of a table. So as long as a dataset draws no random numbers, a batch is
+    loaded without seeding every sample, and the generators are compared afterwards. If they have changed, this batch is
+    loaded again with a seed for every sample, and so are all later ones.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -124,7 +127,7 @@ class Samples:
         self._draws = False
 
     def load(self, epoch: int, ids: list[int]) -> Any:
-        """Return the batch of these samples. ``__getitems__`` gets them all at once, seeded by the first."""
+        """Return the batch of these samples; ``__getitems__`` is called for all at once, seeded by the first."""
         base = mixed(self._recipe.seed, epoch)
         if self._recipe.sample_rng and not self._draws:
             self._recipe.seed_for(base, ids[0])
@@ -161,7 +164,7 @@ class Samples:
 
 
 class Streams:
-    """Loads spans of an iterable dataset: goes on where it stands, skips ahead, or starts the epoch's stream anew."""
+    """Loads spans of an iterable dataset: continues the epoch's stream, skips ahead in it, or restarts it."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -169,7 +172,11 @@ class Streams:
         self._iterator: Iterator[Any] = iter(())
 
     def load(self, epoch: int, start: int, stop: int) -> Any:
-        """Return the batch of places ``start`` to ``stop`` of the epoch's stream."""
+        """Return the batch of samples ``start`` to ``stop`` - 1 of the epoch's stream.
+
+        Raises:
+            ConfigError: the stream does not have as many samples as the loader expects.
+        """
         recipe = self._recipe
         if epoch != self._epoch or start < self._place:
             self._restart(epoch, start)
@@ -204,7 +211,7 @@ class Streams:
         except StopIteration:
             raise ConfigError(
                 f"the stream of epoch {self._epoch} ended after {self._place} samples, expected {self._recipe.length}: "
-                "an iterable dataset has to give the same samples every time; correct its length, or repeat or cut it"
+                "an iterable dataset must yield as many in every epoch; correct its length, or repeat or cut it"
             ) from None
         self._place += 1
         return sample
@@ -216,13 +223,13 @@ class Streams:
         except StopIteration:
             return
         raise ConfigError(
-            f"the stream of epoch {self._epoch} goes on after {self._recipe.length} samples: "
-            "an iterable dataset has to give the same samples every time; correct its length, or repeat or cut it"
+            f"the stream of epoch {self._epoch} continues after {self._recipe.length} samples: "
+            "an iterable dataset must yield as many in every epoch; correct its length, or repeat or cut it"
         )
 
 
 def count(dataset: Any, seed: int) -> int:
-    """Run through an iterable dataset once, as in epoch 0, and count."""
+    """Return the number of samples of an iterable dataset, by iterating over it once as in epoch 0."""
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(0)
     base = mixed(seed, 0)

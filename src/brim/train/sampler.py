@@ -1,9 +1,9 @@
-"""Which samples a step takes: one order per epoch, one cursor, no word about ranks.
+"""Which samples a step takes: one order per epoch and one cursor, independent of the number of ranks.
 
-The order of an epoch is a permutation drawn from (seed, epoch). A step takes the next ``global_batch`` places of it,
-cut contiguously over the logical workers. The cursor moves when a step is committed and at no other time, so a step
-that was aborted is repeated with the same samples by the remaining ranks. The state is a few numbers and equal on every
-rank: any rank's copy restores a job of any size.
+The order of an epoch is a permutation drawn from (seed, epoch). A step takes the next ``global_batch`` positions of it,
+split into contiguous shares, one per logical worker. The cursor moves only when a step is committed, so the remaining
+ranks repeat an aborted step with the same samples. The state is a few numbers, equal on every rank: the copy of any
+rank restores the job on any number of ranks.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from brim.train.ledger import LEDGER_VERSION, Dropped, Run, order, read_version,
 __all__ = ["LastBatch", "Sampler", "Span", "check_batch", "order", "verify"]
 
 LastBatch = Literal["keep", "drop"]
-"""The rest of an epoch that is smaller than a global batch: a smaller step of its own, or left out of this epoch."""
+"""Whether the samples left at the end of an epoch, fewer than a global batch, are a smaller step or are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Places ``start`` to ``stop`` of the order of one epoch."""
+    """Positions ``start`` to ``stop`` - 1 of the order of one epoch."""
 
     epoch: int
     start: int
@@ -37,14 +37,14 @@ class Span:
 
 
 def check_batch(length: int, global_batch: int, logical_workers: int) -> None:
-    """Raise :class:`ConfigError` unless the batch splits over the workers and the dataset fills one batch."""
+    """Raise :class:`ConfigError` unless the workers divide the batch and the dataset has at least one batch."""
     if logical_workers < 1:
         raise ConfigError(f"logical_workers={logical_workers}: expected at least 1")
     if global_batch < 1 or global_batch % logical_workers:
         below = global_batch // logical_workers * logical_workers
         fits = f"{below} or {below + logical_workers}" if below > 0 else str(logical_workers)
         raise ConfigError(
-            f"global_batch={global_batch} does not split over {logical_workers} logical workers: use {fits}"
+            f"global_batch={global_batch} is not a multiple of {logical_workers} logical workers: use {fits}"
         )
     if length < global_batch:
         fits = str(length // logical_workers * logical_workers)
@@ -57,7 +57,8 @@ class Sampler:
     """The cursor over the epochs of a dataset of ``length`` samples.
 
     Attributes:
-        epoch, step, cursor: Of the next step to commit; ``step`` counts from 0 in every epoch.
+        epoch, step: The next step to be committed; ``step`` counts from 0 in every epoch.
+        cursor: First position of that step in the order of the epoch.
     """
 
     def __init__(
@@ -78,17 +79,17 @@ class Sampler:
         self.length, self.global_batch, self.logical_workers = length, global_batch, logical_workers
         self.seed, self.shuffle, self.last = seed, shuffle, last
         self.epoch, self.step, self.cursor = 0, 0, 0
-        self._even_shares = logical_workers  # the batch has to split over so many
+        self._even_shares = logical_workers  # the global batch must be a multiple of this
         self._runs: list[Run] = []
         self._dropped: list[Dropped] = []
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of the current epoch, as long as the batch stays as it is."""
+        """Number of steps in the current epoch if the global batch does not change."""
         return self.steps_in(self.epoch)
 
     def steps_in(self, epoch: int) -> int:
-        """Steps of an epoch: counted where it is over, expected with the present batch where not."""
+        """Return the number of steps of an epoch: as recorded if it is over, otherwise with the current batch."""
         if epoch < self.epoch:
             return sum(run.steps for run in self._runs if run.epoch == epoch)
         step, cursor = (self.step, self.cursor) if epoch == self.epoch else (0, 0)
@@ -96,7 +97,7 @@ class Sampler:
         return step + (left // self.global_batch if self.last == "drop" else -(-left // self.global_batch))
 
     def span(self, epoch: int, step: int) -> Span:
-        """Return the places of a step: recorded where committed, with the present batch where still to come."""
+        """Return the positions of a step: as recorded if it was committed, otherwise with the current batch."""
         if not 0 <= step < self.steps_in(epoch):
             raise ConfigError(f"epoch {epoch} has {self.steps_in(epoch)} steps, asked for step {step}")
         if (epoch, step) < (self.epoch, self.step):
@@ -106,7 +107,7 @@ class Sampler:
         return Span(epoch, start, min(start + self.global_batch, self.length))
 
     def share(self, epoch: int, step: int, worker: int) -> Span:
-        """Return the places of one logical worker. Shares of a partial batch differ by one at most and may be empty."""
+        """Return the positions of one logical worker. Shares of a partial batch differ by at most one."""
         if not 0 <= worker < self.logical_workers:
             raise ConfigError(f"logical worker {worker}: expected 0 to {self.logical_workers - 1}")
         span, workers = self.span(epoch, step), self.logical_workers
@@ -123,7 +124,11 @@ class Sampler:
         return order(self.length, self.seed, epoch, shuffle=self.shuffle, out=out)
 
     def commit(self, epoch: int, step: int) -> None:
-        """Move the cursor past a step, which has to be the next one."""
+        """Mark a step as consumed and move the cursor past it.
+
+        Raises:
+            InvariantError: it is not the next step.
+        """
         if (epoch, step) != (self.epoch, self.step):
             raise InvariantError(
                 f"commit of epoch {epoch} step {step}, expected epoch {self.epoch} step {self.step}: "
@@ -135,19 +140,19 @@ class Sampler:
         self._roll()
 
     def set_global_batch(self, global_batch: int) -> None:
-        """Change the batch from the next step on. Where the rest is dropped, this may end the epoch."""
+        """Change the global batch from the next step on. With ``last="drop"`` this may end the epoch."""
         check_batch(self.length, global_batch, self._even_shares)
         self.global_batch = global_batch
         self._roll()
 
     def set_logical_workers(self, logical_workers: int) -> None:
-        """Cut steps into another number of shares, which need not divide the batch: they then differ by one."""
+        """Split steps into another number of shares. It need not divide the batch: shares then differ by one."""
         if logical_workers < 1:
             raise ConfigError(f"logical_workers={logical_workers}: expected at least 1")
         self.logical_workers, self._even_shares = logical_workers, 1
 
     def ledger(self) -> dict[str, Any]:
-        """Return what was consumed along this lineage, as plain JSON; see :func:`verify`."""
+        """Return the record of consumed samples, across all resumes, as plain JSON; see :func:`verify`."""
         return {
             "version": LEDGER_VERSION, "length": self.length, "seed": self.seed, "shuffle": self.shuffle,
             "last": self.last, "runs": [asdict(run) for run in self._runs],
@@ -155,14 +160,18 @@ class Sampler:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a job of any size needs to go on, as plain JSON, equal on every rank."""
+        """Return what a job on any number of ranks needs to resume, as plain JSON, equal on every rank."""
         return {
             "epoch": self.epoch, "step": self.step, "cursor": self.cursor, "global_batch": self.global_batch,
             "even_shares": self._even_shares, "ledger": self.ledger(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state of the same dataset, seed, rule and, unless they may change, logical workers."""
+        """Continue from a saved state.
+
+        Raises:
+            ConfigError: dataset length, seed, shuffle, ``last`` or, unless they may change, logical workers differ.
+        """
         ledger = state["ledger"]
         read_version(ledger)
         ours = {"length": self.length, "seed": self.seed, "shuffle": self.shuffle, "last": self.last}
@@ -172,8 +181,8 @@ class Sampler:
         for name, here in ours.items():
             if theirs[name] != here:
                 raise ConfigError(
-                    f"the state to go on from (a checkpoint's, or another rank's) has {name}={theirs[name]!r}, this "
-                    f"loader {name}={here!r}: make them equal; otherwise samples or sums would differ silently"
+                    f"the saved state (of a checkpoint or another rank) has {name}={theirs[name]!r}, this loader "
+                    f"{name}={here!r}: make them equal; otherwise samples or sums would differ silently"
                 )
         check_batch(self.length, state["global_batch"], self._even_shares)
         self.global_batch = state["global_batch"]
@@ -195,7 +204,7 @@ class Sampler:
         return Span(epoch, start, min(start + run.global_batch, run.stop))
 
     def _roll(self) -> None:
-        """Begin the next epoch where no step is left in this one."""
+        """Begin the next epoch if no step is left in this one."""
         if self.step < self.steps_in(self.epoch):
             return
         if self.cursor < self.length:

@@ -1,4 +1,4 @@
-"""A loop by hand with Hugging Face's ``Accelerator`` that saves and leaves when its job is to end, and resumes exactly.
+"""A loop with Hugging Face's ``Accelerator`` that saves and exits when its job is stopped, and resumes exactly.
 
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     loop = BrimLoop(accelerator, "out/job")
@@ -9,8 +9,8 @@
             optimizer.zero_grad()
             loop.step()
 
-Exact on the same number of ranks, with ``DataLoaderConfiguration(use_seedable_sampler=True)``, and for datasets that
-draw no random numbers, since Accelerate does not bring those back in the middle of an epoch.
+Resuming is exact on the same number of ranks, with ``DataLoaderConfiguration(use_seedable_sampler=True)``, and for
+datasets that draw no random numbers, because Accelerate does not restore those in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -31,19 +31,23 @@ except ModuleNotFoundError:
 __all__ = ["BrimLoop"]
 
 KEEP: Final = 2
-"""Verified checkpoints that stay, as for brim's own loop."""
+"""How many verified checkpoints are kept, as in brim's own loop."""
 
 _NUMBERS: Final = ("epoch", "batch", "steps", "samples")
 
 
 class BrimLoop:
-    """Where the loop is. Made after ``accelerator.prepare``, it goes on from the newest checkpoint, if there is one.
+    """The position of a training loop. Create it after ``accelerator.prepare``: it loads the newest checkpoint, if any.
+
+    Args:
+        accelerator: The ``Accelerator`` of the loop.
+        folder: Folder of the checkpoints, which all ranks must see.
 
     Attributes:
-        epoch: Under way.
-        batch: Batches of it that this rank has begun.
-        steps: Optimizer steps that are done.
-        samples: Samples of all ranks in batches that were begun.
+        epoch: Current epoch.
+        batch: Batches of this epoch that this rank has begun.
+        steps: Optimizer steps done.
+        samples: Samples in all batches begun, on all ranks.
     """
 
     def __init__(self, accelerator: Any, folder: str | os.PathLike[str]) -> None:
@@ -53,7 +57,7 @@ class BrimLoop:
         self.epoch = self.batch = self.steps = self.samples = 0
         accelerator.register_for_checkpointing(self)
         if not accelerator.use_seedable_sampler:
-            self._handshake.say("use_seedable_sampler=False: the order of an epoch cannot be found again when resuming")
+            self._handshake.say("use_seedable_sampler=False: the order of an epoch cannot be restored when resuming")
         path = sealed.newest_checkpoint(self._folder)
         if path is not None:
             accelerator.load_state(path)
@@ -61,27 +65,34 @@ class BrimLoop:
         self._handshake.begin(self.steps, path)
 
     def state_dict(self) -> dict[str, int]:
-        """What Accelerate saves."""
+        """Return the position; Accelerate saves it in its checkpoints."""
         return {name: getattr(self, name) for name in _NUMBERS}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """What Accelerate gives back."""
+        """Restore a position; Accelerate calls this when it loads a checkpoint."""
         for name in _NUMBERS:
             setattr(self, name, state[name])
 
     def epochs(self, number: int) -> Iterator[int]:
-        """Epochs still to do, of ``number``."""
+        """Yield the remaining epochs of ``number`` epochs in all."""
         while self.epoch < number:
             yield self.epoch
             self.epoch, self.batch = self.epoch + 1, 0
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """Batches of the epoch still to do. ``loader`` is one that ``accelerator.prepare`` gave back."""
+        """Yield the remaining batches of the epoch.
+
+        Args:
+            loader: A loader returned by ``accelerator.prepare``.
+
+        Raises:
+            UserError: the loader was not prepared.
+        """
         if not hasattr(loader, "set_epoch"):
-            raise UserError("loop.batches got a loader that is not prepared, expected one of accelerator.prepare")
+            raise UserError("loop.batches: the loader must be one that accelerator.prepare returned")
         left = len(loader) - self.batch
         rest = skip_first_batches(loader, self.batch) if self.batch else loader
-        for one in (loader, rest):  # what is left out hides the sampler from the second, among several ranks
+        for one in (loader, rest):  # with several ranks, the loader that skips batches does not reach the sampler
             one.set_epoch(self.epoch)
         batches = iter(rest) if left else iter(())
         for _ in range(left):
@@ -89,12 +100,12 @@ class BrimLoop:
             self._put_back()
             self.batch, self.samples = self.batch + 1, self.samples + loader.total_batch_size
             yield found
-        for _ in batches:  # to its end: the loader says then that the epoch is over
+        for _ in batches:  # the loader must be exhausted before it reports the end of the epoch
             pass
         self._put_back()
 
     def step(self, loss: float | None = None) -> None:
-        """After every batch: where that was an optimizer step, agree whether it is the last; then save and leave."""
+        """Call it after every batch. After an optimizer step, save and exit on all ranks if a stop was requested."""
         if not self._accelerator.sync_gradients:
             return
         self.steps += 1
@@ -103,7 +114,7 @@ class BrimLoop:
             self._handshake.leave(ending, self.steps, self.save())
 
     def save(self) -> str:
-        """Save and verify, on all ranks at once; where it is. The newest two stay."""
+        """Save and verify a checkpoint and return its path. All ranks must call it; the newest two are kept."""
         path = os.path.join(self._folder, f"step-{self.steps}")
         self._accelerator.save_state(path)
         self._handshake.seal(path, self.steps)
@@ -112,7 +123,7 @@ class BrimLoop:
         return path
 
     def _put_back(self) -> None:
-        """A loader that begins draws random numbers; a resumed one would draw them a second time."""
+        """Restore the generators: a loader draws random numbers when it begins, a resumed one a second time."""
         if self._random is not None:
             randomness.put_back(self._random)
             self._random = None

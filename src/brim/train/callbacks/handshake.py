@@ -1,10 +1,10 @@
-"""Lets a loop of another library end on request, by a supervisor's socket or by SIGTERM.
+"""Lets a loop of another library stop on request, by a supervisor's socket or by SIGTERM.
 
-After every optimizer step all ranks exchange one small message, so that they all act at the same step on a request that
-any of them has received. It travels over a separate gloo group beside that of the loop: no GPU waits for it, and it
-fails at once when a rank has died.
+After every optimizer step all ranks exchange one small message, so that they all act after the same step on a request
+that any of them has received. The message uses a gloo group separate from that of the loop: no GPU waits for it, and
+it fails at once if a rank has died.
 
-The number of ranks is fixed: ``ready`` tells the supervisor so, which then refuses requests to resize.
+The number of ranks is fixed: the ``ready`` message says so, and the supervisor then refuses requests to resize.
 """
 
 from __future__ import annotations
@@ -36,14 +36,19 @@ _dist: Any = dist
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """All ranks save and leave now, with this exit code."""
+    """The decision that all ranks save and exit now.
+
+    Attributes:
+        command: Number of the supervisor's command; 0 for SIGTERM.
+        code: Exit code.
+    """
 
     command: int
     code: int
 
 
 class Handshake:
-    """One rank's side. SIGTERM asks for the end from now on."""
+    """One rank's part in the agreement to stop. Once it exists, SIGTERM requests a stop."""
 
     def __init__(self) -> None:
         self._asked = False
@@ -59,7 +64,7 @@ class Handshake:
 
     @property
     def rank(self) -> int:
-        """Place among the ranks, from 0."""
+        """This process's rank, from 0."""
         return dist.get_rank() if dist.is_initialized() else 0
 
     @property
@@ -68,36 +73,39 @@ class Handshake:
         return dist.get_world_size() if dist.is_initialized() else 1
 
     def ask(self) -> None:
-        """Ask for the end, as SIGTERM does."""
+        """Request a stop, as SIGTERM does."""
         self._asked = True
 
     def own_sigterm(self) -> None:
-        """Replace the present handler of SIGTERM."""
+        """Replace the current handler of SIGTERM."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda _number, _frame: self.ask())
 
     def begin(self, step: int, resumed: str | None = None) -> None:
-        """Everything is built, on every rank; an end that was asked for before needs no checkpoint.
+        """Report that this rank is ready to train; exit if a stop was requested while it was built.
 
         Args:
-            step: Optimizer steps that are done.
-            resumed: The checkpoint they come from, where that is known.
+            step: Optimizer steps done.
+            resumed: The checkpoint that was loaded, if known.
+
+        Raises:
+            ConfigError: the process group has another size than ``WORLD_SIZE``.
         """
         wanted = int(os.environ.get("WORLD_SIZE", "1"))
         if self.size != wanted and "RANK" in os.environ:
-            raise ConfigError(f"found {self.size} ranks in the process group, expected WORLD_SIZE={wanted}")
+            raise ConfigError(f"the process group has {self.size} ranks, but WORLD_SIZE is {wanted}")
         if self.size > 1 and self._group is None:
             self._group = _dist.new_group(backend="gloo")
         before = sealed.ranks_of(resumed) if resumed else None
         if before not in (None, self.size):
-            self.say(f"{resumed} was written by {before} ranks, these are {self.size}: batches and bits will be others")
+            self.say(f"{resumed} was written by {before} ranks, this job has {self.size}: batches and bits will differ")
         if self._control is not None:
             self._control.ready(Ready(self._control.ident, (self.size,)))
         if (ending := self.agree(step)) is not None:
             self.leave(ending, step)
 
     def agree(self, step: int) -> Ending | None:
-        """Called by every rank after the same step: whether the job ends here."""
+        """Return the decision to stop after this step, or None. Every rank must call it after the same step."""
         kind, command = self._wanted()
         if self._group is not None:
             said = torch.tensor([kind, command])
@@ -112,14 +120,14 @@ class Handshake:
             self._control.progress(step, samples, lambda: loss)
 
     def seal(self, folder: str, step: int) -> None:
-        """Mark a checkpoint as complete once all ranks have written their part of it; all ranks wait for that."""
+        """Wait until all ranks have written their part of a checkpoint, then mark it as complete."""
         self._meet(step)
         if self.rank == 0:
             sealed.seal(folder, step=step, ranks=self.size)
         self._meet(step)
 
     def leave(self, ending: Ending, step: int, path: str | None = None) -> NoReturn:
-        """Report the end and exit; ``path`` is the verified checkpoint of this step."""
+        """Report the stop to the supervisor and exit; ``path`` is the verified checkpoint of this step."""
         if self._control is not None:
             if path is not None and self.rank == 0:
                 self._control.send(Saved(ending.command, step, os.path.abspath(path)))
@@ -141,7 +149,7 @@ class Handshake:
             sys.stderr.write(f"brim: {text}\n")
 
     def _wanted(self) -> tuple[int, int]:
-        """Return what this rank was asked: the kind of end, and the number of the command."""
+        """Return what was requested of this rank: the kind of stop, and the number of the command."""
         kind, number = (_PREPARE if self._asked else _NOT), 0
         for command in self._control.commands(0, self._control.heard) if self._control is not None else ():
             if isinstance(command, Stop) or (isinstance(command, Prepare) and command.new_size == 0):
@@ -154,10 +162,10 @@ class Handshake:
     def _refuse(self, command: Tune) -> None:
         assert self._control is not None
         self._control.forget(command.command)
-        self._control.send(Error("this loop is not brim's own: batch and loader cannot be changed while it runs"))
+        self._control.send(Error("the batch and the loader of another library's loop cannot be changed while it runs"))
 
     def _form(self, epoch: int) -> None:
-        """In the listening thread: accept the supervisor's epoch. The group is torch's own, so none is formed."""
+        """Accept the supervisor's epoch, in the listening thread. The group is torch's own, so none is formed."""
         if self._control is not None and epoch > self._formed:
             self._formed = epoch
             self._control.send(Formed(epoch, 0))
@@ -175,7 +183,7 @@ class Handshake:
             yield
         except RuntimeError as error:
             why = str(error).splitlines()[0]
-            raise BrokenGroupError(f"another rank is gone at step {step}; start again to resume: {why}") from None
+            raise BrokenGroupError(f"lost another rank at step {step}; start the job again to resume: {why}") from None
         finally:
             if self._control is not None:
                 self._control.going_on()

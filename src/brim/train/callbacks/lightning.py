@@ -1,12 +1,12 @@
-"""A callback for Lightning's ``Trainer``: it saves and leaves when its job is to end, and resumes exactly.
+"""A callback for Lightning's ``Trainer``: it saves and exits when its job is stopped, and resumes exactly.
 
     loader = ResumableLoader(dataset, batch_size=32, shuffle=True)
     trainer = Trainer(..., callbacks=[BrimCallback("out/job")])
     trainer.fit(model, loader, ckpt_path=newest_checkpoint("out/job"))
 
-It saves at the end of every epoch, in place of Lightning's own ``ModelCheckpoint``, and keeps the newest two. Lightning
-neither saves random numbers nor finds its place in an epoch again; the callback adds the former, and `ResumableLoader`
-the latter. With a plain ``DataLoader`` only what was saved at the end of an epoch resumes exactly.
+It saves at the end of every epoch, in place of Lightning's own ``ModelCheckpoint``, and keeps the newest two
+checkpoints. Lightning neither saves the random generators nor continues within an epoch; the callback adds the former,
+and `ResumableLoader` the latter. With a plain ``DataLoader``, only checkpoints of the end of an epoch resume exactly.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ except ModuleNotFoundError:
 __all__ = ["BrimCallback", "ResumableLoader", "newest_checkpoint"]
 
 KEEP: Final = 2
-"""Verified checkpoints that stay, as for brim's own loop."""
+"""How many verified checkpoints are kept, as in brim's own loop."""
 
 _FILE: Final = "lightning.ckpt"
 _KEY: Final = "brim"
 
 
 def newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """The newest checkpoint in which every file is as it was written; None if there is none."""
+    """Return the file of the newest complete and undamaged checkpoint; None if there is none."""
     found = sealed.newest_checkpoint(folder)
     return None if found is None else os.path.join(found, _FILE)
 
 
 class BrimCallback(Checkpoint):
-    """Put it last among the callbacks.
+    """Save, verify and exit when the job is stopped. Put it last among the callbacks.
 
     Args:
-        folder: Where its checkpoints are; all ranks see it.
+        folder: Folder of the checkpoints, which all ranks must see.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -58,16 +58,16 @@ class BrimCallback(Checkpoint):
         self._step, self._due = 0, False
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the random numbers of every rank, and where its loaders are."""
+        """Add the state of every rank's random generators and loaders to the checkpoint."""
         loaders = [loader.state_dict() for loader in _resumable(trainer)]
         checkpoint[_KEY] = self._handshake.gather({"random": randomness.taken(), "loaders": loaders})
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Keep them until training begins."""
+        """Read these states from the checkpoint; they are restored when training begins."""
         self._saved = checkpoint.get(_KEY, [])
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Say that this rank is ready; leave if the end was asked for while it was built."""
+        """Report that this rank is ready; exit if a stop was requested while it was built."""
         handshake, loaders, self._step = self._handshake, _resumable(trainer), trainer.global_step
         handshake.own_sigterm()  # Lightning's own handler would end the job with exit code 0, and save nothing
         handshake.begin(self._step, os.path.dirname(str(trainer.ckpt_path)) if self._saved else None)
@@ -81,7 +81,7 @@ class BrimCallback(Checkpoint):
         self._saved = []
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """After an optimizer step agree whether it is the last."""
+        """After an optimizer step, agree with the other ranks whether to stop."""
         step = trainer.global_step
         if step == self._step:
             return
@@ -97,8 +97,8 @@ class BrimCallback(Checkpoint):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Save at the end of every epoch.
 
-        With ``max_steps`` Lightning resumes other than it went on from there, so it is done a step later, where there
-        is a later step in an epoch.
+        With ``max_steps``, Lightning resumes from there differently than it would have continued. The checkpoint is
+        then written one step later, unless every epoch has a single step.
         """
         for loader in _resumable(trainer):
             loader.end_epoch()
@@ -107,13 +107,13 @@ class BrimCallback(Checkpoint):
             self._save(trainer)
 
     def _is_busy(self, trainer: Any, batch_idx: int) -> bool:
-        """Whether the loop does more after this batch that belongs to it: validation, the end of an epoch."""
+        """Return whether validation or the end of the epoch follows this batch."""
         every = trainer.val_check_batch
         validates = every not in (None, 1) and trainer.enable_validation and (batch_idx + 1) % every == 0
         return bool(trainer.is_last_batch or validates or _is_over(trainer))
 
     def _save(self, trainer: Any) -> None:
-        """Save and verify; leave where that was asked for, unless all is done anyway."""
+        """Save and verify a checkpoint; exit if a stop was requested and training is not over anyway."""
         path, self._due = os.path.join(self._folder, f"step-{trainer.global_step}"), False
         trainer.save_checkpoint(os.path.join(path, _FILE))
         self._handshake.seal(path, trainer.global_step)
@@ -124,32 +124,36 @@ class BrimCallback(Checkpoint):
 
 
 class ResumableLoader(DataLoader[Any]):
-    """A ``DataLoader`` that goes on in the middle of an epoch: batches that were trained on are loaded and left out.
+    """A ``DataLoader`` that resumes in the middle of an epoch: it loads and discards the batches already trained on.
 
-    The order of an epoch, and the seeds of loader processes, come from its number and one seed, drawn when the job
-    began. Lightning does not say in time when an epoch is over; `BrimCallback` does.
+    The order of an epoch and the seeds of the worker processes come from the epoch's number and a seed drawn when the
+    job began. It needs `BrimCallback`, because Lightning does not report the end of an epoch in time.
     """
 
     _seed: int | None = None
     _epoch = _batches = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is: how many batches of which epoch it gave."""
+        """Return the position: the seed, the epoch, and how many of its batches were yielded."""
         return {"seed": self._seed, "epoch": self._epoch, "batches": self._batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore a position."""
         self._seed, self._epoch, self._batches = state["seed"], state["epoch"], state["batches"]
 
     def end_epoch(self) -> None:
-        """What comes next is another epoch, unless nothing of this one has come."""
+        """Move to the next epoch, unless no batch of this one was yielded."""
         if self._batches:
             self._epoch, self._batches = self._epoch + 1, 0
 
     def __iter__(self) -> Any:
-        """Batches of the epoch still to do; begun when the first is asked for, since state is loaded after ``iter``."""
+        """Yield the remaining batches of the epoch. It starts at the first ``next``: state is loaded after ``iter``.
+
+        Raises:
+            ConfigError: the dataset is iterable.
+        """
         if isinstance(self.dataset, IterableDataset):
-            raise ConfigError("ResumableLoader got an IterableDataset, expected a dataset with a length")
+            raise ConfigError("ResumableLoader needs a map-style dataset, not an IterableDataset")
         return self._rest()
 
     def _rest(self) -> Iterator[Any]:
@@ -179,7 +183,7 @@ def _resumable(trainer: Any) -> list[ResumableLoader]:
 
 
 def _is_over(trainer: Any) -> bool:
-    """Whether the last step, or the last epoch, is done."""
+    """Return whether the last step or the last epoch is done."""
     loop = trainer.fit_loop
     steps = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
     epochs = trainer.max_epochs not in (None, -1) and loop.epoch_progress.current.processed >= trainer.max_epochs

@@ -1,4 +1,4 @@
-"""The random numbers of this process: Python's, NumPy's, PyTorch's on the CPU and on its GPUs."""
+"""Saves and restores the global random generators of Python, NumPy and PyTorch, on the CPU and the GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _legacy: Any = np.random  # the generators that datasets and models of today dra
 
 
 def taken() -> dict[str, Any]:
-    """Where they are now, in types that ``torch.load(weights_only=True)`` reads."""
+    """Return the state of all generators, in types that ``torch.load(weights_only=True)`` reads."""
     version, numbers, gauss = random.getstate()
     name, keys, *rest = _legacy.get_state()
     return {
@@ -24,7 +24,7 @@ def taken() -> dict[str, Any]:
 
 
 def put_back(state: dict[str, Any]) -> None:
-    """Draw on from there."""
+    """Restore a state; those of the GPUs only if their number is the same."""
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     name, keys, *rest = state["numpy"]

@@ -1,8 +1,8 @@
 """Marks checkpoints that another library wrote as complete.
 
-A manifest inside the folder has the size and SHA-256 of every file. It is written last, when all files are durable, and
-then everything is read back from the disk. A folder without it is incomplete, or was written without brim; it cannot be
-verified, and no run resumes from it.
+A manifest in the checkpoint's folder has the size and SHA-256 of every file. It is written last, after all files are
+synced, and then everything is read back from the disk. A folder without a manifest is incomplete or was written
+without brim: it cannot be verified, and no run resumes from it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _CHECKPOINT: Final = re.compile(r"(?:checkpoint|step)-(\d+)")
 
 
 def seal(folder: str, *, step: int, ranks: int) -> None:
-    """Mark what is in this folder as whole, and check that it is.
+    """Write the manifest of a checkpoint's folder, then verify the checkpoint.
 
     Raises:
-        CheckpointError: what is read back is not what was written.
+        CheckpointError: a file is damaged when it is read back.
     """
     files = RealFiles()
     found = []
@@ -50,14 +50,14 @@ def seal(folder: str, *, step: int, ranks: int) -> None:
     try:
         verify(folder)
     except BadError as error:
-        raise CheckpointError(f"checkpoint {folder} was written and cannot be read back: {error}") from None
+        raise CheckpointError(f"checkpoint {folder} was written but cannot be read back: {error}") from None
 
 
 def verify(folder: str) -> dict[str, Any]:
-    """The manifest of a folder in which every file is as it says.
+    """Compare every file of a checkpoint with its manifest, and return the manifest.
 
     Raises:
-        BadError: the folder cannot be used; the message is the reason.
+        BadError: the checkpoint is incomplete or damaged; the message gives the reason.
     """
     try:
         with open(os.path.join(folder, NAME), "rb") as file:
@@ -70,7 +70,7 @@ def verify(folder: str) -> dict[str, Any]:
                 raise BadError(f"{listed['name']} does not have the SHA-256 of the manifest")
     except FileNotFoundError as error:
         name = os.path.basename(str(error.filename))
-        why = "cut short, or written without brim" if name == NAME else "it is in the manifest"
+        why = "incomplete, or written without brim" if name == NAME else "its manifest lists this file"
         raise BadError(f"it has no {name}: {why}") from None
     except OSError as error:
         if is_damage(error):
@@ -80,10 +80,10 @@ def verify(folder: str) -> dict[str, Any]:
 
 
 def newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """The newest checkpoint in which every file is as it was written; None if there is none.
+    """Return the folder of the newest complete and undamaged checkpoint; None if there is none.
 
-    Others are tried from the newest on. What cannot be used is given another name, and reported; among several ranks
-    rank 0 does that, and all come to the same answer.
+    Checkpoints are verified from the newest to the oldest. Rank 0 renames and reports those that cannot be used; all
+    ranks return the same folder.
     """
     root = os.fspath(folder)
     for name in _checkpoints(root):
@@ -99,7 +99,7 @@ def newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 
 
 def ranks_of(folder: str) -> int | None:
-    """On how many ranks a checkpoint was written; None if it does not say."""
+    """Return the number of ranks that wrote a checkpoint; None if its manifest cannot be read."""
     try:
         with open(os.path.join(folder, NAME), "rb") as file:
             return int(read_manifest(file.read())["ranks"])
@@ -108,7 +108,7 @@ def ranks_of(folder: str) -> int | None:
 
 
 def keep_newest(folder: str, number: int) -> None:
-    """Delete older checkpoints."""
+    """Delete all checkpoints but the newest ``number``."""
     for name in _checkpoints(folder)[number:]:
         trash = os.path.join(folder, f"trash-{secrets.token_hex(4)}-{name}")
         with contextlib.suppress(OSError):
@@ -117,7 +117,7 @@ def keep_newest(folder: str, number: int) -> None:
 
 
 def _checkpoints(root: str) -> list[str]:
-    """Names of checkpoints in a folder, the newest first."""
+    """Return the names of the checkpoints in a folder, newest first."""
     try:
         names = os.listdir(root)
     except FileNotFoundError:
@@ -136,7 +136,7 @@ def _set_aside(root: str, name: str, reason: str) -> None:
 
 
 def _names(folder: str) -> Iterator[str]:
-    """Paths of all files below a folder, but for manifests."""
+    """Yield the relative paths of all files below a folder, except the manifest."""
     for below, folders, files in os.walk(folder):
         folders.sort()
         for name in sorted(files):
@@ -146,7 +146,7 @@ def _names(folder: str) -> Iterator[str]:
 
 
 def _sum(path: str, *, fresh: bool) -> tuple[int, str]:
-    """Size and SHA-256 of a file; made durable, or ``fresh`` from the disk, as far as that can be had."""
+    """Return size and SHA-256 of a file: synced first or, if ``fresh``, read from the disk where possible."""
     with open(path, "rb") as file:
         if not fresh:
             os.fsync(file.fileno())

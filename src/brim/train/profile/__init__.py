@@ -1,4 +1,4 @@
-"""Measuring one training script on this machine: its steps, its loader, its exchange of gradients.
+"""Measures one training script on this machine: its steps, its loader and its exchange of gradients.
 
-``rank`` and ``exchange`` run in ranks and import torch; ``gang`` runs beside them and does not.
+``rank`` and ``exchange`` run in the ranks and import torch; ``gang`` runs in the process that starts them and does not.
 """

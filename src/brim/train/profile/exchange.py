@@ -1,8 +1,8 @@
-"""All-reduce times by bytes, on ranks that the launcher has started.
+"""Measures the time of an all-reduce by its size, in ranks that the launcher has started.
 
     python -m brim.train.launch --nproc 2 -m brim.train.profile.exchange OUT cpu|cuda REPETITIONS BYTES,BYTES,...
 
-The first of the repetitions warms up; rank 0 writes the median of the others, in seconds, as ``{"bytes": seconds}``.
+The first repetition is a warm-up. Rank 0 writes the median of the others to OUT, as ``{"bytes": seconds}``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from brim.train.group import Group
 from brim.train.surroundings import choose_device, static_group
 
 TIMEOUT_S = 120.0
-"""Longest time of one exchange; ours."""
+"""Time-out of one all-reduce. Our choice."""
 
 
 def all_reduce_s(group: Group, num_bytes: int, repetitions: int) -> float:
-    """Median seconds of an all-reduce of so many bytes of float32; all ranks begin together."""
+    """Return the median time, in seconds, of an all-reduce of this many bytes of float32; all ranks begin together."""
     vector = torch.ones(max(1, num_bytes // 4), dtype=torch.float32, device=group.device)
     took_s = []
     for _ in range(repetitions):
@@ -39,7 +39,7 @@ def all_reduce_s(group: Group, num_bytes: int, repetitions: int) -> float:
 
 
 def main(words: Sequence[str]) -> None:
-    """Time all sizes."""
+    """Measure all sizes."""
     out, kind, repetitions, sizes = Path(words[0]), words[1], int(words[2]), [int(size) for size in words[3].split(",")]
     group = static_group(choose_device(None if kind == "cuda" else kind), TIMEOUT_S)
     assert group is not None
@@ -48,7 +48,7 @@ def main(words: Sequence[str]) -> None:
         part = out.with_suffix(".part")
         part.write_text(json.dumps(found), encoding="utf-8")
         os.replace(part, out)
-    group.share([0])  # nobody leaves before all are done
+    group.share([0])  # no rank leaves before all are done
     group.close()
 
 

@@ -1,7 +1,7 @@
-"""A script's steps, timed from outside: a gang that is started, tuned, listened to and ended.
+"""Starts, tunes and ends the gangs whose steps `brim profile` measures, and reads their measurements.
 
-`ScriptSteps` and `BoxExchange` are what the analyser measures with (``Steps`` and ``Exchange`` of beliefs/analyser.py).
-A batch that ends the gang for lack of memory does not fit; the next one gets a new gang.
+`ScriptSteps` and `BoxExchange` implement ``Steps`` and ``Exchange`` of beliefs/analyser.py. A batch with which the gang
+runs out of memory does not fit; a new gang is started for the next one.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from brim.gang.processes import end_launcher
 from brim.gang.protocol import AskTune
 
 GRACE_S: Final = 5.0
-"""From asking a gang to end to SIGKILL; ours."""
+"""Time between asking a gang to end and SIGKILL. Our choice."""
 POLL_S: Final = 0.01
-"""Between two looks at the record; ours, short beside what starting a gang takes."""
+"""Time between two reads of the record; short beside the start of a gang. Our choice."""
 SAID_BYTES_MAX: Final = 1 << 16
-"""What is shown at most of what a failing script wrote to stderr; ours."""
+"""Most bytes shown of the stderr of a script that failed. Our choice."""
 NO_DRAIN: Final = "-"
-"""As in ``rank.py``, which imports torch."""
+"""Equal to ``NONE`` in ``rank.py``, which cannot be imported here because it imports torch."""
 _PR_SET_PDEATHSIG: Final = 1
 
 _libc = ctypes.CDLL(None)
@@ -41,7 +41,7 @@ _number = count()
 
 
 class ScriptError(BrimError):
-    """The script failed; ``said`` is what it wrote to stderr, ``exit_code`` its own."""
+    """The script failed; ``said`` is its stderr, ``exit_code`` its exit code."""
 
     def __init__(self, said: str, exit_code: int) -> None:
         super().__init__(said)
@@ -49,19 +49,19 @@ class ScriptError(BrimError):
 
 
 class TooLargeError(BrimError):
-    """The batch does not fit the memory."""
+    """The batch does not fit in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What to run.
+    """The script to measure.
 
     Attributes:
         python: The interpreter.
         words: Script and arguments.
-        folder: For what gangs write; of ours alone, with a short path.
-        timeout_s: Longest time to the next step, the first from the start of the process on.
-        zygote: One that listens, to save start-up time; None: one for each gang.
+        folder: Folder for what gangs write; used by nothing else, with a short path.
+        timeout_s: Longest time until the next step; for the first one, from the start of the process.
+        zygote: Socket of a running zygote, which saves start-up time; None: every gang starts its own.
     """
 
     python: str
@@ -73,21 +73,21 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a script says of itself and of where it runs, before its first step.
+    """Properties of a script and its machine, known before the first step.
 
     Attributes:
         device: "cpu" or "cuda".
-        device_name: As its maker calls it.
-        gpus: Visible ones; 0 on a CPU.
-        memory_bytes: Of a GPU, for this process; None on a CPU.
-        cpus: Processors it may use.
-        threads: PyTorch's, of one rank.
-        torch: Version.
-        python: Version.
-        samples: Of the dataset.
-        global_batch: The script's own.
-        local_batch: The first that was tried.
-        loader_workers: The script's own.
+        device_name: Model name of the device.
+        gpus: Number of visible GPUs; 0 on a CPU.
+        memory_bytes: GPU memory that this process may use; None on a CPU.
+        cpus: Number of processors it may use.
+        threads: PyTorch's intra-op threads per rank.
+        torch: PyTorch's version.
+        python: Python's version.
+        samples: Samples in the dataset.
+        global_batch: Global batch that the script sets.
+        local_batch: Samples per rank of the first step measured.
+        loader_workers: Number of loader workers when the script begins.
     """
 
     device: str
@@ -105,7 +105,7 @@ class Header:
 
 
 def launch(script: Script, size: int, words: Sequence[str], name: str) -> subprocess.Popen[bytes]:
-    """Start the launcher with so many ranks; it ends them all when we end, however that comes about."""
+    """Start the launcher with ``size`` ranks; it ends them all when this process ends, for whatever reason."""
     zygote = ["--zygote", script.zygote] if script.zygote else []
     command = [
         sys.executable, "-m", "brim.train.launch", "--nproc", str(size), "--control", str(script.folder / name),
@@ -114,8 +114,8 @@ def launch(script: Script, size: int, words: Sequence[str], name: str) -> subpro
     with (script.folder / f"{name}.err").open("wb") as errors:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
-            process_group=0,  # Ctrl-C is for us; what we end in answer has not failed
-            preexec_fn=_end_with_parent,  # noqa: PLW1509  (one call of the kernel; there is no other way to ask for it)
+            process_group=0,  # Ctrl-C reaches this process only; a gang that it then ends has not failed
+            preexec_fn=_end_with_parent,  # noqa: PLW1509  (a single system call, which must be made in the child)
         )  # fmt: skip
 
 
@@ -124,13 +124,29 @@ def _end_with_parent() -> None:
 
 
 def said(script: Script, name: str) -> str:
-    """What a gang wrote to stderr, without our own word about where to reach it."""
+    """Return what a gang wrote to stderr, without the launcher's line that names the control socket."""
     text = (script.folder / f"{name}.err").read_bytes()[-SAID_BYTES_MAX:].decode(errors="replace")
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("brim: control "))
 
 
 class Gang:
-    """The script on ``size`` ranks, from its start on, at this local batch (0: the first that it finds itself)."""
+    """The script running on ``size`` ranks.
+
+    Args:
+        script: The script.
+        size: Number of ranks.
+        local_batch: Samples per rank of the first step; 0: derived from the script's own batch.
+        drain: Numbers of loader workers whose supply is measured before the first step.
+
+    Attributes:
+        header: Properties of the script and its machine.
+        supply: The measured supply, one record for each number in ``drain``.
+
+    Raises:
+        TooLargeError: it ran out of memory before the first step.
+        ScriptError: the script failed.
+        UserError: the script ended, or made no step in time.
+    """
 
     def __init__(self, script: Script, size: int, local_batch: int, drain: Sequence[int] = ()) -> None:
         self._script, self._size, self._name = script, size, f"gang-{next(_number)}"
@@ -150,15 +166,15 @@ class Gang:
         self._local_batch = self.header.local_batch
 
     def steps(self, local_batch: int, number: int) -> list[dict[str, Any]]:
-        """So many steps at this local batch, the next ones.
+        """Return the measurements of the next ``number`` steps at this local batch.
 
         Raises:
-            TooLargeError: it does not fit the memory.
+            TooLargeError: the batch does not fit in memory.
             ScriptError: the script failed.
             UserError: the script ended, or made no step in time.
         """
         if local_batch != self._local_batch:
-            with contextlib.suppress(OSError):  # it has ended: the record says how
+            with contextlib.suppress(OSError):  # the gang has ended; _next raises the reason
                 ask(str(self._script.folder / self._name), AskTune(global_batch=local_batch * self._size))
             self._local_batch = local_batch
         found: list[dict[str, Any]] = []
@@ -170,16 +186,16 @@ class Gang:
         return found
 
     def end(self) -> None:
-        """Until none of its processes is left."""
+        """End all its processes and wait until they are gone."""
         end_launcher(self._process, 2 * GRACE_S)
         if self._file is not None:
             self._file.close()
 
     def _next(self, what: str) -> dict[str, Any]:
-        """The next line that says this."""
+        """Wait for the next record that has this key and return it."""
         until_s = time.monotonic() + self._script.timeout_s
         while True:
-            over = self._process.poll() is not None  # before reading: nothing is added once it is
+            over = self._process.poll() is not None  # checked before reading, so that no line is missed
             while (line := self._line()) is not None:
                 if "out_of_memory" in line:
                     raise TooLargeError("out of memory")
@@ -190,7 +206,7 @@ class Gang:
             if time.monotonic() > until_s:
                 script, timeout_s = self._script.words[0], self._script.timeout_s
                 raise UserError(
-                    f"{script} made no step of brim.train in {timeout_s:g} s{self._after()}: expected a loop over "
+                    f"{script} made no step of brim.train in {timeout_s:g} s{self._after()}: it needs a loop over "
                     "run.steps(loader), or a longer --timeout"
                 )
             time.sleep(POLL_S)
@@ -199,7 +215,7 @@ class Gang:
         return f" after {self._steps} steps" if self._steps else ""
 
     def _line(self) -> dict[str, Any] | None:
-        """The next line of the record; None: none that is whole."""
+        """Return the next complete line of the record, or None."""
         if self._file is None:
             if not self._record.exists():
                 return None
@@ -217,45 +233,55 @@ class Gang:
             raise ScriptError(said(self._script, self._name), code if code > 0 else 128 - code)
         if self._record.exists():
             raise UserError(
-                f"{script} ended after {self._steps} steps: expected it to end by run.epochs(n, steps=N) alone, which "
-                "a profile overrides, and not by break or exit"
+                f"{script} ended after {self._steps} steps: only run.epochs(n, steps=N) may end training (a profile "
+                "overrides it), not break or exit"
             )
         raise UserError(
-            f"{script} ended without a step of brim.train: expected a loop over run.steps(loader), as in "
+            f"{script} ended without a step of brim.train: it needs a loop over run.steps(loader), as in "
             "docs/how-to-train-elastically.md"
         )
 
 
 @dataclass(slots=True)
 class Seen:
-    """What else was seen at one local batch: waits for the loader (s), most memory, the last power."""
+    """Other measurements at one local batch.
+
+    Attributes:
+        waits_s: Seconds of each step spent waiting for the loader.
+        memory_bytes: Peak memory.
+        power_w: Last power measured; None if not available.
+    """
 
     waits_s: list[float] = field(default_factory=list)
     memory_bytes: int = 0
     power_w: float | None = None
 
     def add(self, step: dict[str, Any]) -> None:
-        """One more step."""
+        """Add the measurements of one step."""
         self.waits_s.append(step["loader_wait_s"])
         self.memory_bytes = max(self.memory_bytes, step["memory_bytes"])
         self.power_w = step["power_w"] if step["power_w"] is not None else self.power_w
 
 
 class ScriptSteps:
-    """``Steps`` of the analyser, of a script on ``size`` ranks: ``local_batch`` is what each of them computes.
+    """Step times of a script on ``size`` ranks; implements ``Steps`` of the analyser.
 
-    Times are those of a step without waiting for the loader.
+    Times do not include waiting for the loader.
 
     Args:
-        script: What to run.
-        size: Ranks.
-        local_batch: The first; 0: a part of the script's own.
-        drain: Numbers of loading processes whose supply is timed before the first step.
+        script: The script.
+        size: Number of ranks.
+        local_batch: Samples per rank of the first step; 0: derived from the script's own batch.
+        drain: Numbers of loader workers whose supply is measured before the first step.
 
     Attributes:
-        header: Of the first gang.
-        supply: Samples per second by number of loading processes.
-        seen: By local batch.
+        header: Properties of the script and its machine.
+        supply: Samples per second that the loader supplies, by number of workers.
+        seen: Other measurements, by local batch.
+
+    Raises:
+        ScriptError: the script failed.
+        UserError: the script ended, made no step in time, or ran out of memory before its first step.
     """
 
     def __init__(self, script: Script, size: int, local_batch: int = 0, drain: Sequence[int] = ()) -> None:
@@ -269,7 +295,7 @@ class ScriptSteps:
         self.seen: dict[int, Seen] = {}
 
     def step_s(self, local_batch: int, steps: int) -> Sequence[float] | None:
-        """Seconds of each of so many steps; None where the batch does not fit the memory.
+        """Return the seconds of each of ``steps`` steps; None if the batch does not fit in memory.
 
         Raises:
             ScriptError: the script failed.
@@ -287,7 +313,7 @@ class ScriptSteps:
         return [step["step_s"] for step in found]
 
     def end(self) -> None:
-        """End what runs."""
+        """End the gang, if one is running."""
         if self._gang is not None:
             self._gang.end()
             self._gang = None
@@ -300,13 +326,15 @@ class ScriptSteps:
 
 
 class BoxExchange:
-    """``Exchange`` of the analyser, on this machine: all sizes for a number of ranks are timed in one gang.
+    """All-reduce times on this machine; implements ``Exchange`` of the analyser.
+
+    All sizes for a number of ranks are measured in one gang, when the first of them is requested.
 
     Args:
-        script: Whose interpreter and folder are used.
+        script: Its interpreter and folder are used.
         device: "cpu" or "cuda".
-        sizes: Bytes that will be asked for.
-        repetitions: All-reduces of each size, of which the first warms up.
+        sizes: All sizes that may be requested, in bytes.
+        repetitions: All-reduces per size, of which the first is a warm-up.
     """
 
     def __init__(self, script: Script, device: str, sizes: Sequence[int], repetitions: int) -> None:
@@ -314,13 +342,13 @@ class BoxExchange:
         self._found: dict[int, dict[str, float]] = {}
 
     def all_reduce_s(self, num_bytes: int, gpus: int, nodes: int) -> float:
-        """Seconds of one all-reduce.
+        """Return the seconds of one all-reduce of ``num_bytes`` on ``gpus`` ranks.
 
         Raises:
-            BrimError: the ranks failed, or took too long.
+            BrimError: ``nodes`` is not 1, or the ranks failed or took too long.
         """
         if nodes != 1:
-            raise BrimError(f"exchange on {nodes} nodes: this is one")
+            raise BrimError(f"cannot measure an all-reduce on {nodes} nodes: this is one machine")
         if gpus not in self._found:
             self._found[gpus] = self._measure(gpus)
         return self._found[gpus][str(num_bytes)]
@@ -339,16 +367,21 @@ class BoxExchange:
             end_launcher(process, 2 * GRACE_S)
         if code != 0:
             how = f"took over {self._script.timeout_s:g} s" if code is None else f"ended with code {code}"
-            last = (said(self._script, name).strip().splitlines() or ["it said nothing"])[-1]
+            last = (said(self._script, name).strip().splitlines() or ["nothing on stderr"])[-1]
             raise BrimError(f"all-reduce on {gpus} ranks {how}: {last}")
         found: dict[str, float] = json.loads(out.read_text(encoding="utf-8"))
         return found
 
 
 def largest_that_fits(seen: dict[int, int], memory_bytes: int) -> int:
-    """The local batch at which memory would be full: bytes by batch, two at least, are followed as a line.
+    """Extrapolate the largest local batch that fits in memory.
 
-    Returns 0 where more samples took no more memory: nothing can be said.
+    Args:
+        seen: Peak memory in bytes by local batch, at least two; a line through the smallest and largest batch is used.
+        memory_bytes: Memory of the device.
+
+    Returns:
+        Samples per rank; 0 if larger batches took no more memory, so that nothing can be extrapolated.
     """
     (one, one_bytes), *_, (other, other_bytes) = sorted(seen.items())
     per_sample = (other_bytes - one_bytes) / (other - one)
@@ -358,5 +391,5 @@ def largest_that_fits(seen: dict[int, int], memory_bytes: int) -> int:
 
 
 def interpreter(word: str) -> str:
-    """The interpreter that ``python`` in a command means: ours, or the one whose path is given."""
+    """Return the interpreter of a command: the given path or, for a bare name such as ``python``, the current one."""
     return word if os.path.dirname(word) else sys.executable

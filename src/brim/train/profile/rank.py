@@ -1,14 +1,15 @@
-"""A script as `brim profile` runs it: unmodified, without end, saying how long each step took.
+"""Runs an unmodified training script for `brim profile`, and records how long each step takes.
 
     python -m brim.train.profile.rank RECORD LOCAL_BATCH DRAIN script.py its arguments
 
-Every rank computes one micro-batch of LOCAL_BATCH samples a step (0: an eighth of the script's own batch), whatever
-the script says of logical workers and accumulation; ``tune global_batch`` changes it. Learning rates are held at zero,
-since a changed batch must not make the loss diverge. Checkpoints are neither read nor written. It ends when it is told.
+Every rank computes one micro-batch of LOCAL_BATCH samples per step (0: an eighth of the script's own batch), whatever
+logical workers and accumulation the script sets; ``tune global_batch`` changes it. Learning rates are zero, so that a
+changed batch cannot make the loss diverge. Checkpoints are neither read nor written. Training has no end: the launcher
+stops it.
 
-Rank 0 appends lines of JSON to RECORD: ``header``, a ``supply`` for each of DRAIN numbers of loading processes ("1,2",
-"-" for none), then a ``step_s`` per committed step, the last of an epoch may have fewer samples. Any rank may say
-``out_of_memory`` last.
+Rank 0 appends lines of JSON to RECORD: a ``header``, a ``supply`` for each number of loader workers in DRAIN ("1,2", or
+"-" for none), then a ``step_s`` per committed step; the last step of an epoch may have fewer samples. A rank that runs
+out of memory appends ``out_of_memory`` as its last line.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ from brim.train.batches import Batches
 from brim.train.steps import Plan
 
 FIRST_SHARE: Final = 8
-"""The first local batch is this part of the script's own. Ours: it fits wherever the script has run on one device."""
+"""The first local batch is the script's own divided by this, so that it fits if the script has run on one device."""
 DRAIN_S: Final = 0.5
-"""A loader's supply is timed for so long at least; ours."""
+"""Shortest time over which a loader's supply is measured. Our choice."""
 DRAIN_FETCHES: Final = 8
-"""And over so many batches; ours."""
+"""Fewest steps over which a loader's supply is measured. Our choice."""
 POWER_EVERY_S: Final = 0.25
-"""Between two questions for the power, which NVML averages over up to a second; ours."""
+"""Time between two readings of the power, which NVML averages over up to a second. Our choice."""
 NONE: Final = "-"
-"""In place of numbers of loading processes."""
+"""The value of DRAIN that measures no supply."""
 _OUT_OF_MEMORY: Final = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "nable to find an engine")
-"""What PyTorch, its allocator for the CPU, cuBLAS and cuDNN (which also finds no engine then) say."""
+"""Parts of the messages of PyTorch, its CPU allocator, cuBLAS and cuDNN (which then finds no engine)."""
 
 _cuda: Any = torch.cuda
 
 
 def profiled(record: Path, local_batch: int, drain: Sequence[int]) -> type[session.Run]:
-    """A run that says how long its steps take, and goes on until it is told to end."""
+    """Return a subclass of `Run` that records the time of its steps and trains until it is stopped."""
 
     class Profiled(session.Run):
         """A `Run` under measurement."""
@@ -64,15 +65,15 @@ def profiled(record: Path, local_batch: int, drain: Sequence[int]) -> type[sessi
             self._began_s = self._waited_s = 0.0
 
         def schedule(self, factor: Any) -> None:
-            """Learning rates stay at zero."""
+            """Ignore the script's schedule: learning rates stay at zero."""
 
         def epochs(self, number: int, *, steps: int | None = None) -> Iterator[int]:
-            """Epochs without end."""
+            """Yield epochs without end."""
             del number, steps
             return super().epochs(sys.maxsize)
 
         def steps(self, loader: Any) -> Iterator[Any]:
-            """As ever; before the first step, what is known by then, and how fast the loader is."""
+            """Yield as usual; before the first step, record the header and measure the loader."""
             if self._buckets is not None and not self._own_batch:
                 self._attach(loader)
                 self._form()
@@ -82,7 +83,7 @@ def profiled(record: Path, local_batch: int, drain: Sequence[int]) -> type[sessi
                     append(record, {"header": self._header(loader, first)})
                     for workers, rate in supplies(loader, drain):
                         append(record, {"supply": rate, "workers": workers})
-                self.epoch = self._calls = loader.epoch  # draining has moved the cursor
+                self.epoch = self._calls = loader.epoch  # measuring the supply has moved the cursor
                 loader.set_global_batch(first * self.world_size)
                 self._assign()
             return super().steps(loader)
@@ -126,17 +127,17 @@ def _standstill(samples: int) -> float:
 
 
 def append(record: Path, line: dict[str, Any]) -> None:
-    """Add one line, whole."""
+    """Append one line in a single write."""
     with record.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def supplies(loader: Any, counts: Sequence[int]) -> Iterator[tuple[int, float]]:
-    """Samples per second that a loader gives to whoever does nothing else, by number of loading processes."""
+    """Yield each number of workers with the samples per second that the loader then supplies if nothing else runs."""
     before = "auto" if not loader.supply.settled else loader.workers
     for workers in counts:
         loader.set_workers(workers)
-        for _ in range(1 + 2 * workers * loader.supply.prefetch):  # processes are there, and what was ahead is gone
+        for _ in range(1 + 2 * workers * loader.supply.prefetch):  # start the workers and use up what was prefetched
             _fetch(loader)
         began_s, samples, fetches = time.perf_counter(), 0, 0
         while (took_s := time.perf_counter() - began_s) < DRAIN_S or fetches < DRAIN_FETCHES:
@@ -148,7 +149,7 @@ def supplies(loader: Any, counts: Sequence[int]) -> Iterator[tuple[int, float]]:
 
 
 def _fetch(loader: Any) -> int:
-    """Take all of a step, and go past it; returns its samples."""
+    """Fetch and commit one step; return the number of its samples."""
     epoch, step, samples = loader.epoch, loader.step, 0
     for worker in range(loader.logical_workers):
         loader.fetch(epoch, step, worker)
@@ -158,12 +159,12 @@ def _fetch(loader: Any) -> int:
 
 
 def dataset_length(loader: Any) -> int:
-    """Samples of an epoch."""
+    """Return the number of samples in an epoch."""
     return int(loader.ledger()["length"])
 
 
 def usable_bytes(device: torch.device) -> int | None:
-    """Memory of the device that this process may fill; None on a CPU, which it shares with others."""
+    """Return the GPU memory that this process may use; None on a CPU, whose memory is shared with other processes."""
     if device.type != "cuda":
         return None
     free, _ = _cuda.mem_get_info(device)
@@ -171,7 +172,7 @@ def usable_bytes(device: torch.device) -> int | None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Most memory of tensors since this was last asked; on a CPU, most resident memory of this process so far."""
+    """Return the peak memory of tensors since the last call; on a CPU, the peak resident memory of this process."""
     if device.type != "cuda":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     peak = int(_cuda.max_memory_allocated(device))
@@ -180,7 +181,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 class Power:
-    """What a GPU draws, by NVML; nothing where there is none, or no Python package for it."""
+    """The power draw of a GPU, as NVML reports it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device: torch.device | None = device if device.type == "cuda" else None
@@ -188,19 +189,19 @@ class Power:
         self._power_w: float | None = None
 
     def now_w(self) -> float | None:
-        """Watts, at most a moment old."""
+        """Return watts, at most ``POWER_EVERY_S`` old; None without a GPU, NVML or its Python package."""
         now_s = time.perf_counter()
         if self._device is not None and now_s - self._asked_s >= POWER_EVERY_S:
             self._asked_s = now_s
             try:
                 self._power_w = _cuda.power_draw(self._device) / 1000
-            except Exception:  # no nvidia-ml-py, or no driver that says it: NVML has errors of its own
+            except Exception:  # nvidia-ml-py or the driver's support is missing; NVML has exceptions of its own
                 self._device = self._power_w = None
         return self._power_w
 
 
 def cpu_name() -> str:
-    """As Linux calls it."""
+    """Return the model name of the CPU, as Linux reports it."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:
             if line.startswith("model name"):
@@ -209,13 +210,13 @@ def cpu_name() -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a smaller batch may go where this one did not."""
+    """Return whether the error is a lack of memory, so that a smaller batch may succeed."""
     says_so = isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
     return says_so or isinstance(error, MemoryError)
 
 
 def main(words: Sequence[str]) -> None:
-    """Become the script."""
+    """Run the script in this process."""
     record, local_batch, drain, script = Path(words[0]), int(words[1]), words[2], words[3]
     counts = [] if drain == NONE else [int(count) for count in drain.split(",")]
     session.Run = profiled(record, local_batch, counts)  # type: ignore[misc]
@@ -231,7 +232,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def without_us(script: str, before: Any) -> Any:
-    """An exception hook that shows the frames from the script's own on."""
+    """Return an exception hook that leaves out the frames above the script's own."""
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         here = trace
