@@ -218,4 +218,4 @@ def test_jobs_run_on_a_cluster_without_a_named_type_whatever_type_they_ask_for(t
     assert found["cluster"] == "1x4"
     assert found["results"][0]["finished"] == 3
     (said,) = [line for line in found["results"][0]["assumptions"] if "GPU types" in line]
-    assert said == "GPU types that jobs ask for do not matter here: the cluster's GPUs have no named type."
+    assert said == "The GPU types that jobs ask for are ignored: the cluster's GPUs have no named type."

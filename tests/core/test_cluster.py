@@ -22,7 +22,7 @@ def test_types_of_a_trace_are_found_without_regard_to_case():
         gpu_types=("a100", "t4"), gpu_type=[0, 1, -1],
     )  # fmt: skip
     assert type_codes(trace, parse_cluster("2x4xA100+1x2xT4")).tolist() == [0, 1, -1]
-    with pytest.raises(ConfigError, match="jobs ask for GPU type 't4', the cluster has A100, V100"):
+    with pytest.raises(ConfigError, match="jobs ask for GPU type 't4', but the cluster has A100, V100"):
         type_codes(trace, parse_cluster("2x4xA100+1x2xV100"))
 
 

@@ -25,7 +25,7 @@ def test_groups_stand_for_users_where_there_are_none():
     assert [spec.user for spec in specs_of(trace, parse_cluster("1x1xT4"), Rigid(trace))] == [0, 0, 0, 0, 1]
     result = replay(trace, parse_cluster("1x1xT4"), PRESETS["fair"])
     assert result.finish_ms[4] < np.sort(result.finish_ms[:4])[1]  # b's one job is done before a's second
-    assert any("its groups stand for them" in line for line in result.assumptions)
+    assert any("use its groups instead" in line for line in result.assumptions)
 
 
 def test_users_come_before_groups():

@@ -166,15 +166,15 @@ def test_reported_steps_are_noisy_by_job_and_configuration_and_the_seed_draws_th
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"batch": np.array([32])}, "batch of shape (1,), expected (2,)"),
-        ({"parameters": np.zeros((2, 6))}, "parameters of shape (2, 6), expected (2, 7)"),
-        ({"parameters": np.zeros((2, 7))}, "row 0 has not parameters"),
-        ({"gpus_min": np.array([1, 17])}, "row 1 has not 1 <= gpus_min <= gpus_max"),
-        ({"batch": np.array([32, 1_000])}, "row 1 has not a batch in its range"),
-        ({"samples": np.array([0.0, 1.0])}, "row 0 has not samples above 0"),
-        ({"row": np.array([2, 0])}, "row 1 has not rising rows"),
+        ({"batch": np.array([32])}, "batch has shape (1,), expected (2,)"),
+        ({"parameters": np.zeros((2, 6))}, "parameters has shape (2, 6), expected (2, 7)"),
+        ({"parameters": np.zeros((2, 7))}, "row 0: expected parameters"),
+        ({"gpus_min": np.array([1, 17])}, "row 1: expected 1 <= gpus_min <= gpus_max"),
+        ({"batch": np.array([32, 1_000])}, "row 1: expected a batch in its range"),
+        ({"samples": np.array([0.0, 1.0])}, "row 0: expected samples above 0"),
+        ({"row": np.array([2, 0])}, "row 1: expected increasing rows"),
         ({"local_batch_max": np.array([2, 64])}, "local_batch_min=4 and local_batch_max=2"),
-        ({"noise": Noise(np.zeros(1), np.zeros(2))}, "noise of shape (1,)"),
+        ({"noise": Noise(np.zeros(1), np.zeros(2))}, "noise has shape (1,)"),
     ],
 )
 def test_jobs_that_cannot_be_are_refused(changes, said):
@@ -187,11 +187,11 @@ def test_jobs_that_do_not_go_with_the_trace_are_refused():
     run_ms = [-1, 5_000, -1]
     with pytest.raises(ConfigError, match="job-2 asks for GPUs outside its own limits"):
         Parametric(trace_with([1, 4, 16], run_ms), CLUSTER, given_jobs(gpus_max=np.array([8, 8])))
-    with pytest.raises(ConfigError, match="row 2, the trace has 2 jobs"):
+    with pytest.raises(ConfigError, match="row 2 does not exist, the trace has 2 jobs"):
         Parametric(trace_with([1, 4], [-1, 5_000]), CLUSTER, given_jobs())
     with pytest.raises(ConfigError, match="job-0 asks for a share"):
         Parametric(trace_with([1, 4, 2], run_ms, share_milli=[500, 1000, 1000]), CLUSTER, given_jobs())
-    with pytest.raises(ConfigError, match="job-0\\), truth 'parametric' needs one"):
+    with pytest.raises(ConfigError, match="job-0\\), which --truth parametric needs"):
         Parametric(trace_with([1, 4, 2], run_ms), CLUSTER, given_jobs(samples=None))
     with pytest.raises(ConfigError, match="elastic share: found 2"):
         drawn_jobs(trace_with([1], [1]), CLUSTER, 2)

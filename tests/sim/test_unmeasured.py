@@ -75,7 +75,7 @@ def test_a_job_that_asks_an_unmeasured_size_runs_and_is_counted(tmp_path, name):
     said = [line for line in outcome.assumptions if "not measured" in line]
     if name == "fifo":
         assert said == [
-            "1 of 2 jobs ran at times on GPUs or batches not measured (first: job b); step times there are "
+            "1 of 2 jobs ran at times on GPUs or batches that were not measured (first: job b); step times there are "
             "extrapolated by the fitted throughput model."
         ]
 
@@ -94,7 +94,7 @@ def test_jobs_that_cannot_run_are_left_out_by_name(tmp_path):
     kept, notes = without_unmeasured(trace, cluster, read_applications(profiles(tmp_path)))
     assert kept.job_id == ("a",)
     assert notes == (
-        "2 of 3 jobs are left out: they cannot run on what was measured. job b names application 'other', expected one "
+        "2 of 3 jobs are left out: what they need was not measured. job b names application 'other', expected one "
         "that was measured: toy.",
     )
 

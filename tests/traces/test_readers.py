@@ -300,7 +300,7 @@ def test_openb_shares_and_first_allowed_type(tmp_path):
     assert trace.share_milli.tolist() == [1_000, 460, 460]
     assert trace.cpu_milli.tolist() == [1_500, 6_000, 6_000]
     assert [trace.gpu_types[code] if code >= 0 else None for code in trace.gpu_type] == [None, "V100M16", "T4"]
-    assert report.repaired == {"several GPU types allowed: tied to the first": 1}
+    assert report.repaired == {"several GPU types allowed: only the first is used": 1}
     assert report.dropped == {"asks for no GPU": 1, "never started": 1}
 
 

@@ -24,7 +24,7 @@ from brim.sim.truth import Pace
 from brim.units import MS_PER_S, WHOLE_GPU
 
 GPUS_MAX: Final = 64
-"""Most GPUs of one job: as many as were measured."""
+"""Most GPUs of one job that were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,11 @@ class _OneGpu:
 
 
 class Measured:
-    """Each job behaves as its application did when it was measured. See ``sim.truth.Truth``.
+    """Each job runs as its application did when it was measured. See ``sim.truth.Truth``.
 
-    A gang's ranks are numbered from the node with the most of its GPUs down, which is the order of the placements that
-    were measured on several nodes: ``244`` and ``424`` took the same time, ``2244`` and ``2424`` did not.
+    Ranks are numbered from the node with the most of the gang's GPUs to the one with the fewest, as in the placements
+    that were measured on several nodes. The order matters up to rotation: ``244`` and ``424`` took the same time,
+    ``2244`` and ``2424`` did not.
 
     Args:
         trace: Trace that names an application and a global batch for every job.
@@ -67,7 +68,7 @@ class Measured:
         applications: Applications by name.
 
     Raises:
-        ConfigError: a job names no measured application, or asks for GPUs or a batch it cannot run with.
+        ConfigError: a job names no measured application, or asks for GPUs or a batch on which it cannot run.
     """
 
     name: ClassVar[str] = "measured"
@@ -183,8 +184,8 @@ class Measured:
         if self._beyond:
             first = self._trace.job_id[min(self._beyond)]
             said = [
-                f"{len(self._beyond)} of {len(self._app_J)} jobs ran at times on GPUs or batches not measured "
-                f"(first: job {first}); step times there are extrapolated by the fitted throughput model."
+                f"{len(self._beyond)} of {len(self._app_J)} jobs ran at times on GPUs or batches that were not "
+                f"measured (first: job {first}); step times there are extrapolated by the fitted throughput model."
             ]
         return [
             *said,
@@ -194,7 +195,7 @@ class Measured:
 
 
 def packed(gpus: int, width: int) -> tuple[int, ...]:
-    """GPUs per node of a gang on as few nodes of ``width`` GPUs as hold it."""
+    """Return the GPUs per node of a gang on the fewest nodes of ``width`` GPUs."""
     full, rest = divmod(gpus, width)
     return (width,) * full + ((rest,) if rest else ())
 
@@ -202,7 +203,10 @@ def packed(gpus: int, width: int) -> tuple[int, ...]:
 def without_unmeasured(
     trace: Trace, cluster: Cluster, applications: dict[str, Application]
 ) -> tuple[Trace, tuple[str, ...]]:
-    """Leave out the jobs that cannot run on what was measured; the trace that is left, and a sentence that says so.
+    """Leave out the jobs that cannot run because of what was not measured.
+
+    Returns:
+        The remaining trace, and a sentence about the jobs left out, if any.
 
     Raises:
         ConfigError: no job is left.
@@ -214,12 +218,12 @@ def without_unmeasured(
         return trace, ()
     if len(rows) == len(trace):
         raise ConfigError(f"{trace.name}: {problems[0]}")
-    note = f"{len(rows)} of {len(trace)} jobs are left out: they cannot run on what was measured. {problems[rows[0]]}."
+    note = f"{len(rows)} of {len(trace)} jobs are left out: what they need was not measured. {problems[rows[0]]}."
     return trace.take(np.flatnonzero([not problem for problem in problems])), (note,)
 
 
 def _problem(trace: Trace, row: int, applications: dict[str, Application], width: int) -> str:
-    """Why a job cannot run on what was measured, as a sentence without its full stop; empty if it can."""
+    """Return why a job cannot run, as a sentence without its full stop; empty if it can."""
     code, where = int(trace.profile[row]), f"job {trace.job_id[row]}"
     name = trace.profiles[code] if code != NONE else ""
     if name not in applications:
@@ -227,7 +231,7 @@ def _problem(trace: Trace, row: int, applications: dict[str, Application], width
         return f"{where} names {what}, expected one that was measured: {', '.join(applications)}"
     app, gpus, batch = applications[name], int(trace.gpus[row]), int(trace.batch[row])
     if not app.batch_min <= batch <= app.batch_max:
-        return f"{where} asks for a batch of {batch}, {name} was measured with {app.batch_min} to {app.batch_max}"
+        return f"{where} asks for a batch of {batch}, but {name} was measured with {app.batch_min} to {app.batch_max}"
     if gpus > min(batch, GPUS_MAX):
         return f"{where} asks for {gpus} GPUs, expected at most {min(batch, GPUS_MAX)}"
     try:

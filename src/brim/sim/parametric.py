@@ -1,8 +1,8 @@
 """Truth ``parametric``: elastic jobs follow the formulas of beliefs, with parameters that policies do not know.
 
-``beliefs.throughput`` gives an elastic job's step times for its true parameters, and ``beliefs.batching`` the value of
-a batch for its true gradient noise. Its work is counted in samples of its initial batch. All other jobs run as under
-``rigid``. ``sim.categories`` draws the parameters for a trace; experiments give their own.
+``beliefs.throughput`` computes an elastic job's step times from its true parameters, and ``beliefs.batching`` the
+statistical efficiency of a batch from its true gradient noise. Its work is counted in samples of its initial batch. All
+other jobs run as under ``rigid``. ``sim.categories`` draws the parameters for a trace; experiments set their own.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from brim.sim.truth import Pace, rigid_run_ms
 from brim.units import MS_PER_S, WHOLE_GPU
 
 STEP_NOISE: Final = 0.05
-"""Logarithmic spread of the step times that jobs report; ours. Means over the steps of a minute vary less."""
+"""Standard deviation of the logarithm of reported step times. Our choice; means over a minute of steps vary less."""
 _JUST_BELOW: Final = 1 - 2.0**-49
-"""Keeps rounding from making a job a millisecond longer than in its trace."""
+"""Factor that prevents rounding from making a job a millisecond longer than in its trace."""
 _MARGIN: Final = 1 - 1e-9
 _ROWS_AT_ONCE: Final = 4096
 
@@ -45,16 +45,16 @@ class ElasticJobs:
         parameters: Step-time parameters of ``beliefs.throughput`` (E, P).
         batch: Global batch as asked (E,).
         batch_min: Initial batch, the smallest allowed (E,).
-        batch_max: Largest batch that does not harm the result (E,).
+        batch_max: Largest batch allowed (E,).
         local_batch_min: Fewest samples per GPU and micro-step (E,).
         local_batch_max: Most samples that fit one GPU (E,).
         gpus_min: Fewest GPUs (E,).
         gpus_max: Most GPUs (E,).
-        samples: Work in samples of the initial batch (E,); None where the trace's run times are to be met exactly by
-            jobs that run as asked, on the fewest nodes.
-        noise: Gradient statistics at the initial batch; None where any batch in range is as good per sample.
-        profile: Code of the model, so that jobs of one model are known by each other (E,); None for no models.
-        gradient_bytes: Bytes that ranks exchange in each step (E,); None where not known.
+        samples: Work in samples of the initial batch (E,); None: as much as makes a job that runs as its user asked, on
+            the fewest nodes, take exactly its run time in the trace.
+        noise: Gradient statistics at the initial batch; None if every allowed batch is equally good per sample.
+        profile: Code of the model, shared by jobs of the same model (E,); None for no models.
+        gradient_bytes: Bytes that ranks exchange in each step (E,); None if unknown.
 
     Raises:
         ConfigError: columns contradict each other; the message names the row.
@@ -80,7 +80,7 @@ class ElasticJobs:
             for column in (getattr(self, name) or () if name == "noise" else (getattr(self, name),)):
                 wanted = (size, len(PARAMETERS)) if name == "parameters" else (size,)
                 if column is not None and np.shape(column) != wanted:
-                    raise ConfigError(f"elastic jobs: found {name} of shape {np.shape(column)}, expected {wanted}")
+                    raise ConfigError(f"elastic jobs: {name} has shape {np.shape(column)}, expected {wanted}")
         p = self.parameters
         within = (self.gpus_min >= 1) & (self.gpus_min <= self.gpus_max)
         asked = (self.batch >= self.batch_min) & (self.batch <= self.batch_max) & (self.gpus_max <= self.batch_max)
@@ -89,11 +89,11 @@ class ElasticJobs:
         work: FloatArray = np.ones(size) if self.samples is None else self.samples
         for good, what in (
             (within, "1 <= gpus_min <= gpus_max"), (asked, "a batch in its range, and a sample for each GPU"),
-            (sound, "parameters that are not negative, take time, and have gamma from 1 to 10"),
-            (np.isfinite(work) & (work > 0), "samples above 0"), (np.diff(self.row, prepend=-1) > 0, "rising rows"),
+            (sound, "parameters >= 0, a step time above 0, and gamma from 1 to 10"),
+            (np.isfinite(work) & (work > 0), "samples above 0"), (np.diff(self.row, prepend=-1) > 0, "increasing rows"),
         ):
             if not good.all():
-                raise ConfigError(f"elastic jobs: row {int(np.argmin(good))} has not {what}")
+                raise ConfigError(f"elastic jobs, row {int(np.argmin(good))}: expected {what}")
         _ = self.limits
 
     def __len__(self) -> int:
@@ -101,7 +101,7 @@ class ElasticJobs:
 
     @property
     def limits(self) -> Limits:
-        """Batches, as ``beliefs.batching`` wants them."""
+        """The limits on batches, for ``beliefs.batching``."""
         return Limits(
             batch_min=self.batch_min, batch_max=self.batch_max, local_batch_min=self.local_batch_min,
             local_batch_max=self.local_batch_max,
@@ -109,25 +109,26 @@ class ElasticJobs:
 
     @property
     def noise_or_nan(self) -> Noise:
-        """Gradient statistics, NaN where there are none."""
+        """Gradient statistics, NaN if there are none."""
         nothing = np.full(len(self), np.nan)
         return self.noise or Noise(nothing, nothing)
 
 
 class Parametric:
-    """Elastic jobs by formula, the others as recorded. See ``sim.truth.Truth``.
+    """Elastic jobs run by formula, the others as recorded. See ``sim.truth.Truth``.
 
     Args:
-        trace: Run times of the rigid jobs, and of elastic ones without ``samples``.
-        cluster: Its widest node says how few nodes a gang needs.
+        trace: The trace; its run times are those of the rigid jobs, and of elastic ones if they have no ``samples``.
+        cluster: Its largest node determines the fewest nodes of a gang.
         jobs: The elastic jobs.
-        seed: Seed of the noise on reported step times; draws depend on it, the job's id and the configuration only.
-        step_noise: Logarithmic spread of that noise.
-        said: How the jobs were chosen, sentences for the report.
-        exchange: How long the cluster takes to exchange so many bytes, where that is known; jobs' parameters agree.
+        seed: Seed of the noise on reported step times, which depends only on the seed, the job's id and its
+            configuration.
+        step_noise: Standard deviation of the logarithm of that noise.
+        said: Sentences for the report on how the jobs were chosen.
+        exchange: Times of gradient exchanges on the cluster, consistent with the jobs' parameters; None if unknown.
 
     Raises:
-        ConfigError: a job asks for GPUs or shares that do not go with its limits, or has no run time.
+        ConfigError: a job asks for GPUs outside its limits or for a share of a GPU, or has no run time.
     """
 
     name: ClassVar[str] = "parametric"
@@ -155,7 +156,7 @@ class Parametric:
         self.run_ms = frozen(run_ms)
 
     def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int) -> Pace:
-        """See ``Truth``; work is samples of the initial batch, for a rigid job milliseconds."""
+        """See ``Truth``; work is counted in samples of the initial batch, for rigid jobs in milliseconds."""
         if self._at[job] == NONE:
             return Pace(1.0, float(self._work[job]), True, None)
         row = int(self._at[job])
@@ -168,7 +169,7 @@ class Parametric:
         return Pace(per_ms, float(self._work[job]), True, report)
 
     def _configuration(self, row: int, nodes: int, gpus: int, batch: int) -> tuple[float, Sample]:
-        """Work per ms, and a step as the job reports it."""
+        """Return the work per ms, and a step time as the job reports it."""
         key = (row, nodes, gpus, batch)
         if key not in self._kept:
             jobs, p = self._jobs, self._jobs.parameters[row]
@@ -183,12 +184,12 @@ class Parametric:
         return self._kept[key]
 
     def _normal(self, row: int, *where: int) -> float:
-        """A standard normal number that depends on the seed, the job's id and where only."""
+        """Return a standard normal number that depends only on the seed, the job's id and ``where``."""
         name = self._trace.job_id[self._jobs.row[row]]
         return float(np.random.default_rng(stable_bits(self._seed, name, *where)).standard_normal())
 
     def _as_asked(self) -> FloatArray:
-        """Work per ms of each elastic job as its user asked for it (E,)."""
+        """Return the work per ms of each elastic job at the GPUs and batch its user asked for (E,)."""
         jobs, gpus = self._jobs, self._trace.gpus[self._jobs.row]
         nodes = np.array([len(packed(size, self._width)) for size in gpus.tolist()], dtype=np.int64)
         local, extra = split(gpus, jobs.batch, jobs.batch_min, jobs.batch_max, jobs.local_batch_max)
@@ -232,7 +233,7 @@ class Parametric:
 
     @cached_property
     def _least_ms(self) -> tuple[IntArray, IntArray]:
-        """Any batch that may be given is covered: a share below ``local_batch_min`` runs, so it counts here too."""
+        """Bounds over all batches, even with fewer samples per GPU than ``local_batch_min``: such jobs run, too."""
         jobs = self._jobs
         run_ms, gpu_ms = self.run_ms.copy(), self._trace.gpu_ms.copy()
         for first in range(0, len(jobs), _ROWS_AT_ONCE):
@@ -269,7 +270,7 @@ def _per_ms(
     parameters: FloatArray, nodes: IntArray | int, gpus: IntArray | int, local: IntArray | int, extra: IntArray | int,
     batch_min: IntArray, noise: Noise,
 ) -> FloatArray:
-    """Samples of the initial batch per ms."""
+    """Return the progress per ms, in samples of the initial batch."""
     gained = gain(np.asarray(gpus * local * (extra + 1)), batch_min, noise)
     per_ms: FloatArray = gained * batch_min / step_s(parameters, nodes, gpus, local, extra) / MS_PER_S
     return per_ms
@@ -279,11 +280,11 @@ def _check(trace: Trace, jobs: ElasticJobs) -> None:
     rigid = np.ones(len(trace), dtype=np.bool_)
     if len(jobs):
         if jobs.row[-1] >= len(trace):
-            raise ConfigError(f"elastic jobs: found row {jobs.row[-1]}, the trace has {len(trace)} jobs")
+            raise ConfigError(f"elastic jobs: row {jobs.row[-1]} does not exist, the trace has {len(trace)} jobs")
         gpus = trace.gpus[jobs.row]
         for wrong, what in (
             ((gpus < jobs.gpus_min) | (gpus > jobs.gpus_max), "asks for GPUs outside its own limits"),
-            (trace.share_milli[jobs.row] != WHOLE_GPU, "asks for a share of a GPU, elastic jobs have whole ones"),
+            (trace.share_milli[jobs.row] != WHOLE_GPU, "asks for a share of a GPU, but elastic jobs need whole GPUs"),
         ):
             if wrong.any():
                 raise ConfigError(f"{trace.name}: job {trace.job_id[jobs.row[int(np.argmax(wrong))]]} {what}")
@@ -310,6 +311,6 @@ class _OneGpu:
 
 
 def stable_bits(seed: int, name: str, *where: int) -> int:
-    """64 bits that depend on these alone, the same in every process."""
+    """Return a hash of the arguments, 64 bits, that is the same in every process."""
     text = "/".join(map(str, (seed, *where, name)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -19,20 +19,20 @@ from brim.errors import ConfigError
 
 Placement: TypeAlias = tuple[int, ...]
 Times: TypeAlias = tuple[float, float]
-"""Seconds: one step, and its exchange of gradients."""
+"""Seconds of one step, and of its exchange of gradients, which is part of the step."""
 _Key = TypeVar("_Key")
 
 PLACEMENTS: Final = "placements.csv"
 SCALABILITY: Final = "scalability.csv"
 VALIDATION: Final = "validation-"
 STEP_S_MIN, STEP_S_MAX = 1e-6, 1e6
-"""Steps faster than a microsecond or slower than eleven days count as corrupt; ours."""
+"""Steps faster than a microsecond or slower than eleven days are rejected as corrupt. Our choice."""
 WHOLE_MAX: Final = 1 << 31
-"""Numbers of samples, GPUs or nodes above this count as corrupt; ours."""
+"""Numbers of samples, GPUs or nodes above this are rejected as corrupt. Our choice."""
 AMOUNT_MAX: Final = 1e30
-"""Progress and gradient statistics above this count as corrupt; ours. Pollux's largest is 7.6e16."""
+"""Progress and gradient statistics above this are rejected as corrupt. Our choice; Pollux's largest is 7.6e16."""
 NOISE_MIN: Final = 1e-30
-"""Least sum of gradient variance and square of a row: with both 0 an optimizer step gains nothing defined. Ours."""
+"""Least sum of gradient variance and square norm: if both are 0, the efficiency of a batch is undefined. Our choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,9 +41,9 @@ class Validation:
 
     Attributes:
         batch_B: Validated global batch sizes.
-        progress_E: Smallest progress over the batch sizes at which each epoch ends, in initial-batch iterations.
+        progress_E: Progress at the end of each epoch, the smallest over all batch sizes, in initial-batch iterations.
         grad_var_BE: Variance of the gradient.
-        grad_sqr_BE: Square norm of the gradient.
+        grad_sqr_BE: Squared norm of the gradient.
     """
 
     batch_B: IntArray
@@ -58,10 +58,10 @@ def rotated(placement: Placement) -> Placement:
 
 
 def read_placements(file: Path) -> dict[Placement, dict[int, Times]]:
-    """Read the times measured on each placement, by local batch; rows measured twice count as their mean.
+    """Read the times measured on each placement, by local batch; repeated measurements are averaged.
 
     Raises:
-        ConfigError: the table cannot be read, or a placement has one local batch only.
+        ConfigError: the table cannot be read, or a placement has only one local batch.
     """
     rows = _rows(file, ("placement", "local_bsz", "step_time", "sync_time"))
     found: dict[Placement, dict[int, list[Times]]] = {}
@@ -79,7 +79,7 @@ def read_placements(file: Path) -> dict[Placement, dict[int, Times]]:
 
 
 def grouped(curves: Mapping[Placement, Mapping[int, Times]]) -> dict[tuple[int, int, int], Times]:
-    """Take the mean over all placements with as many nodes, GPUs and samples per GPU, in ascending order of these."""
+    """Average over placements with the same number of nodes, GPUs and samples per GPU, in ascending order of these."""
     found: dict[tuple[int, int, int], list[Times]] = {}
     for placement, curve in curves.items():
         for local_batch, times in curve.items():
@@ -88,7 +88,7 @@ def grouped(curves: Mapping[Placement, Mapping[int, Times]]) -> dict[tuple[int, 
 
 
 def read_scalability(file: Path) -> dict[tuple[int, int, int], Times]:
-    """Read the times by (nodes, GPUs, local batch), in order of the file.
+    """Read the times by (nodes, GPUs, local batch), in the order of the file; repeated measurements are averaged.
 
     Raises:
         ConfigError: the table cannot be read.
@@ -103,11 +103,11 @@ def read_scalability(file: Path) -> dict[tuple[int, int, int], Times]:
 
 
 def read_validation(folder: Path, epochs: int | None) -> Validation:
-    """Read what training reached after each epoch at every validated batch size.
+    """Read progress and gradient statistics at the end of each epoch, for every validated batch size.
 
     Args:
         folder: Folder of one application.
-        epochs: Epochs that a job trains; None for as many as all files have.
+        epochs: Epochs that a job trains; None: as many as every file has.
 
     Raises:
         ConfigError: there are fewer than two batch sizes or too few epochs, or a value is impossible.
@@ -150,7 +150,7 @@ def _by_batch(folder: Path) -> dict[int, Path]:
 
 
 def _epochs(file: Path) -> FloatArray:
-    """Progress, gradient square and variance of every row, shape (E, 3)."""
+    """Return progress, squared norm and variance of the gradient of every row, shape (E, 3)."""
     values: list[tuple[float, float, float]] = []
     for row in _rows(file, ("progress", "grad_sqr", "grad_var")):
         last = values[-1][0] if values else 0.0
@@ -167,7 +167,7 @@ def _epochs(file: Path) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One line of a table, as text, with its number in the file."""
+    """One row of a table: its cells as text, and its number in the file."""
 
     file: Path
     number: int
@@ -204,7 +204,7 @@ class _Row:
 
 
 def _rows(file: Path, columns: tuple[str, ...]) -> list[_Row]:
-    """Split a table; blank lines are skipped."""
+    """Split a table into rows; blank lines are skipped."""
     reader = csv.reader(_text(file).splitlines())
     rows: list[_Row] = []
     header: list[str] = []
@@ -238,11 +238,11 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(f"{file}: found no such file, expected a table of measurements") from None
+        raise ConfigError(f"{file}: no such file, expected a table of measurements") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{file}: found binary data, expected UTF-8 text") from None
+        raise ConfigError(f"{file}: binary data, expected UTF-8 text") from None
     except OSError as error:
-        raise ConfigError(f"{file}: found an unreadable file ({error.strerror}), expected a table") from None
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
 
 
 def _means(measured: dict[_Key, list[Times]]) -> dict[_Key, Times]:

@@ -1,8 +1,8 @@
-"""Measured application profiles: the behaviour of a real training job by placement, batch size and epoch.
+"""Measured application profiles: step times and gradient statistics of real training jobs.
 
-A folder holds one folder per application in the layout of Pollux (OSDI 2021): step times by placement, and gradient
-statistics by batch size and epoch. Semantics are those of the published simulator, except where it has no answer (see
-``StepTimes``).
+A folder contains one folder per application in the layout of Pollux (OSDI 2021): step times by placement, and gradient
+statistics by batch size and epoch. They are interpreted as in the published simulator; where it stops with an error,
+``StepTimes`` says what happens here.
 
 Source: github.com/petuum/adaptdl, branch osdi21-artifact, simulator/applications.py and simulator.py.
 """
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from scipy.interpolate import LinearNDInterpolator
 
 NODES_MAX: Final = 16
-"""Largest number of nodes; more count as this many. Source: the published simulator; it is the most measured."""
+"""More nodes are treated as this many, the most that were measured. Source: the published simulator."""
 
 _NEAR: Final = 1e-8
-"""How far, in barycentric coordinates, a point may lie outside a simplex and still be taken to be on its face."""
+"""A point that lies outside a simplex by less than this, in barycentric coordinates, counts as inside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +51,8 @@ class Known:
     Attributes:
         epochs: Epochs that a job trains.
         local_batch_max: Most samples per GPU, if fewer than were measured.
-        fixed_gpus: GPUs of a job that cannot change, None for elastic ones.
-        fixed_batch: Global batch of a job that cannot change.
+        fixed_gpus: Number of GPUs of a job that is not elastic; None for elastic jobs.
+        fixed_batch: Global batch of a job that is not elastic; None for elastic jobs.
     """
 
     epochs: int
@@ -74,22 +74,22 @@ KNOWN: Final[Mapping[str, Known]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepTimes:
-    """Step and sync time by placement and local batch; every answer is kept, so asking again costs a lookup.
+    """Times of a step and its gradient exchange, by placement and local batch. Results are cached.
 
-    - A placement of ``placements.csv``: linear over the local batch.
-    - Any other: linear in (nodes, GPUs, local batch) over the simplices (Delaunay) of the means of ``placements.csv``
-      by these three together with ``scalability.csv``, whose row counts where both have one. More than 16 nodes count
-      as 16.
-    - Fewer samples per GPU than were ever measured take as long as the fewest measured: never faster than the truth.
-    - Anything else outside the measurements is an error: more samples per GPU than measured on a placement, nodes with
-      more GPUs or jobs with more GPUs than measured. The published simulator stops there too; it also stops below the
-      fewest samples. ``extrapolated_s`` answers there.
+    - For a placement in ``placements.csv``, times are interpolated linearly over the local batch.
+    - For any other, they are interpolated linearly over (nodes, GPUs, local batch), within the Delaunay simplices of
+      the measured points: the means of ``placements.csv`` and the rows of ``scalability.csv``, which take precedence.
+      More than 16 nodes are treated as 16.
+    - With fewer samples per GPU than were ever measured, a step takes as long as with the fewest measured.
+    - Anything else outside the measurements is an error: more samples per GPU than measured on a placement, or more
+      GPUs per node or per job. The published simulator stops there too, and also below the fewest samples.
+      ``extrapolated_s`` gives times for these.
 
-    Step times are taken as measured even where more samples took less time, which is common (yolov3 on one GPU: 0.45 s
-    at 6 samples, 0.33 s at 8).
+    Step times are used as measured even if more samples took less time, which is common (yolov3 on one GPU: 0.45 s at 6
+    samples, 0.33 s at 8).
 
     Attributes:
-        name: Application, for messages.
+        name: Name of the application, for messages.
         curves: Measured times by placement, rotated to its smallest form, and local batch.
         points: Measured times by (nodes, GPUs, local batch).
         local_batch_min: Fewest samples per GPU measured.
@@ -104,10 +104,10 @@ class StepTimes:
     _fitted: list[FloatArray] = field(default_factory=list, repr=False)
 
     def times_s(self, placement: Placement, local_batch: int) -> Times:
-        """Seconds of one step and of its exchange of gradients.
+        """Return the seconds of one step and of its exchange of gradients.
 
         Raises:
-            ConfigError: nothing was measured there or around it.
+            ConfigError: the configuration lies outside the measurements.
             InvariantError: the placement is empty or has a node without GPUs, or there are no samples.
         """
         kept = self._kept.get((placement, local_batch))
@@ -137,9 +137,9 @@ class StepTimes:
         return step_0 + share * (step_1 - step_0), sync_0 + share * (sync_1 - sync_0)
 
     def between(self, nodes: int, gpus: int, local_batch: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Interpolate step and sync seconds over the simplices for many local batches at once, NaN outside them.
+        """Interpolate step and exchange times, in s, for many local batches at once; NaN outside the simplices.
 
-        The barycentric coordinates of a simplex are linear in the local batch, which leaves an interval of each.
+        Barycentric coordinates are linear in the local batch, so each simplex covers an interval of local batches.
 
         Raises:
             ConfigError: too few points were measured to interpolate between.
@@ -158,9 +158,9 @@ class StepTimes:
         return times[0], times[1]
 
     def _barycentric(self, nodes: int, gpus: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Of the S simplices with a volume: times at the corners (S, 4, 2), and barycentric coordinates as a line.
+        """Return, for the S simplices with a volume, times at the corners (S, 4, 2), and slope and start, each (S, 4).
 
-        Coordinates at a local batch b are start + b * slope, each (S, 4).
+        The barycentric coordinates at a local batch b are start + b * slope.
         """
         triangles = self._interpolator(nodes, gpus).tri
         corners = triangles.points[triangles.simplices]
@@ -178,10 +178,10 @@ class StepTimes:
         )
 
     def extrapolated_s(self, nodes: int, gpus: int, local_batch: FloatArray | int) -> tuple[FloatArray, FloatArray]:
-        """Step and sync seconds by the throughput model fitted to all measured points.
+        """Return the seconds of a step and of its exchange by the throughput model fitted to all measured points.
 
-        NaN where no model fits, and for several GPUs where only one was measured. Inside one node an exchange takes as
-        long as across nodes where only that was measured, and the other way round.
+        NaN if no model fits, or for several GPUs if only one was measured. If exchanges were measured only within a
+        node or only across nodes, the same times are used for both.
         """
         from brim.beliefs.throughput import grad_s, step_s  # noqa: PLC0415 - see _interpolator
 
@@ -237,15 +237,15 @@ class StepTimes:
             self._between.append(LinearNDInterpolator(np.array(list(self.points), dtype=np.float64), self._values()))
         except (QhullError, ValueError):
             raise ConfigError(
-                f"{self.name}: found no measurement of {gpus} GPUs on {nodes} nodes so placed, and {len(self.points)} "
-                "points (nodes, GPUs, local batch) that span no volume, expected enough to interpolate between"
+                f"{self.name}: no measurement of {gpus} GPUs on {nodes} nodes so placed, and the {len(self.points)} "
+                "measured points (nodes, GPUs, local batch) span no volume in which to interpolate"
             ) from None
         return self._between[0]
 
     def _unmeasured(self, placement: Placement, local_batch: int, expected: str) -> ConfigError:
         return ConfigError(
-            f"{self.name}: found placement {shown(placement)} with {local_batch} samples per GPU, which was not "
-            f"measured, expected {expected}"
+            f"{self.name}: placement {shown(placement)} with {local_batch} samples per GPU was not measured; expected "
+            f"{expected}"
         )
 
 
@@ -282,9 +282,13 @@ class Application:
     step_times: StepTimes
 
     def times_s(self, placement: Placement, local_batch: int) -> tuple[float, float]:
-        """Seconds of one step and of its exchange of gradients; the placement is GPUs per node, each above 0.
+        """Return the seconds of one step and of its exchange of gradients.
 
-        Configurations without measurements around them are extrapolated by the fitted throughput model.
+        Outside the measurements, times are extrapolated by the fitted throughput model.
+
+        Args:
+            placement: GPUs on each node, each above 0.
+            local_batch: Samples per GPU.
 
         Raises:
             ConfigError: the times cannot be extrapolated either, because no model fits the measurements.
@@ -298,7 +302,7 @@ class Application:
             return float(step_s), float(sync_s)
 
     def measured(self, placement: Placement, local_batch: int) -> bool:
-        """Whether the times there were measured or lie between measured ones."""
+        """Return whether times were measured there, or are interpolated between measured ones."""
         try:
             self.step_times.times_s(placement, local_batch)
         except ConfigError:
@@ -306,7 +310,7 @@ class Application:
         return True
 
     def gradient(self, batch: int, epoch: int) -> tuple[float, float]:
-        """Variance and square norm of the gradient, linear between the neighbouring validated batches.
+        """Return variance and squared norm of the gradient, interpolated linearly between validated batches.
 
         Raises:
             ConfigError: the batch lies outside the validated ones.
@@ -316,7 +320,7 @@ class Application:
             raise InvariantError(f"{self.name}: epoch {epoch} of {self.epochs}")
         if not self.batch_min <= batch <= self.batch_max:
             raise ConfigError(
-                f"{self.name}: found a global batch of {batch}, expected one from {self.batch_min} to {self.batch_max}"
+                f"{self.name}: global batch {batch}, expected {self.batch_min} to {self.batch_max}"
             )
         known = self.validation
         above = bisect_left(known.batch_B, batch)
@@ -330,7 +334,7 @@ class Application:
         return var_0 + share * (var_1 - var_0), sqr_0 + share * (sqr_1 - sqr_0)
 
     def gain(self, batch: int, epoch: int) -> float:
-        """Iterations of the initial batch that one optimizer step at this global batch is worth.
+        """Return how many iterations of the initial batch give the same progress as one step at this global batch.
 
         Raises:
             ConfigError: the batch lies outside the validated ones.
@@ -339,11 +343,11 @@ class Application:
         return (variance + square) / (variance / (batch / self.batch_min) + square)
 
     def split(self, gpus: int, batch: int) -> tuple[int, int]:
-        """Local batch and extra accumulation steps for a global batch asked on that many GPUs.
+        """Return the local batch and the number of extra accumulation steps for a global batch on that many GPUs.
 
-        The batch that results, GPUs times local batch times (accumulation + 1), is the one asked rounded up to whole
-        samples per GPU and step, but never above ``batch_max``. On one GPU, a batch above the initial one is
-        accumulated at least once: gradient statistics need two samples of the gradient.
+        The resulting batch, GPUs times local batch times (accumulation + 1), is the given one rounded up to whole
+        samples per GPU and micro-step, but never above ``batch_max``. On one GPU, a batch above the initial one is
+        accumulated at least once, because gradient statistics need two samples of the gradient.
 
         Raises:
             ConfigError: the largest batch has less than one sample for each GPU.
@@ -359,13 +363,13 @@ class Application:
         local_batch = min(-(-local_batch // steps), self.batch_max // (gpus * steps))
         if local_batch < 1:
             raise ConfigError(
-                f"{self.name}: found {gpus} GPUs asked for batch {batch}, expected at most {self.batch_max} samples, "
-                "one or more for each GPU and step"
+                f"{self.name}: batch {batch} on {gpus} GPUs: the largest batch, {self.batch_max}, has less than one "
+                "sample for each GPU and micro-step"
             )
         return local_batch, accumulation
 
     def rate(self, placement: Placement, local_batch: int, accumulation: int, epoch: int) -> float:
-        """Progress per second, in iterations of the initial batch: gain over time of one optimizer step.
+        """Return the progress per second, in iterations of the initial batch.
 
         Raises:
             ConfigError: the batch lies outside the validated ones, or the times cannot be extrapolated.
@@ -376,19 +380,19 @@ class Application:
 
 
 def read_applications(folder: Path) -> dict[str, Application]:
-    """Read all applications of a folder, in order of their names; plain files and hidden folders are passed over.
+    """Read all applications of a folder, in order of their names; plain files and hidden folders are ignored.
 
     Raises:
         ConfigError: the folder or a table is missing or empty, or a value is impossible; the message names file, row
             and column.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: found no such folder, expected one with a folder for each profiled application")
+        raise ConfigError(f"{folder}: no such folder, expected one with a folder for each profiled application")
     if (folder / PLACEMENTS).exists():
-        raise ConfigError(f"{folder}: found {PLACEMENTS}, expected a folder above it, with one for each application")
+        raise ConfigError(f"{folder}: this is the folder of one application, expected the folder above it")
     inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not inside:
-        raise ConfigError(f"{folder}: found no folders, expected one for each profiled application")
+        raise ConfigError(f"{folder}: it contains no folders, expected one for each profiled application")
     return {path.name: _read_application(path) for path in inside}
 
 
@@ -405,8 +409,8 @@ def _read_application(folder: Path) -> Application:
     if known and known.local_batch_max is not None:
         if known.local_batch_max < local_batch_min:
             raise ConfigError(
-                f"{folder / PLACEMENTS}: found local_bsz from {local_batch_min}, expected {name}'s limit of "
-                f"{known.local_batch_max} or less among them"
+                f"{folder / PLACEMENTS}: the smallest local_bsz is {local_batch_min}, but {name} has at most "
+                f"{known.local_batch_max} samples per GPU"
             )
         local_batch_max = min(local_batch_max, known.local_batch_max)
     return Application(

@@ -1,7 +1,7 @@
-"""Ground truth of a replay. Policies never see it unless they declare themselves oracles.
+"""Truths: models of how jobs really run in a replay. Policies never see them unless they declare themselves oracles.
 
-``rigid`` uses the run times of the trace. The gang is as submitted and the speed-up is unknown, so it supports no claim
-about elastic jobs. ``measured`` and ``parametric`` have files of their own.
+``rigid`` uses the run times of the trace. Every job runs on the GPUs it asked for, because its speed on other numbers
+is unknown; so it supports no claim about elastic jobs. ``measured`` and ``parametric`` have files of their own.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Pace(NamedTuple):
     """The speed of a job in one configuration, until the speed changes.
 
     Attributes:
-        per_ms: Work done per millisecond.
-        until: Work at which the pace changes, or the job ends.
+        per_ms: Work done per millisecond, in the truth's unit of work.
+        until: Amount of work at which the speed changes or the job ends.
         ends: Whether the job ends at ``until``.
         report: What the job reports; None if it reports nothing.
     """
@@ -44,8 +44,8 @@ class Truth(Protocol):
     Attributes:
         name: Name on the command line.
         run_ms: Run time of each job at the size its user asked for (J,).
-        shortest_ms: Run time of each job on as many GPUs as it could use (J,): a bound for every policy.
-        least_gpu_ms: Least GPU time of each job at any size (J,): a bound for every policy.
+        shortest_ms: Shortest run time of each job at any size (J,): a lower bound for every policy.
+        least_gpu_ms: Least GPU time of each job at any size (J,): a lower bound for every policy.
     """
 
     name: ClassVar[str]
@@ -60,28 +60,28 @@ class Truth(Protocol):
     def least_gpu_ms(self) -> IntArray: ...  # noqa: D102
 
     def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int) -> Pace:
-        """The job's pace from ``done`` units of work on, given its GPUs on each node and its global batch."""
+        """Return a job's pace after ``done`` units of work, given its number of GPUs per node and its global batch."""
         ...
 
     def columns(self) -> dict[str, IntArray]:
-        """Columns of ``JobSpec`` that the truth sets instead of the trace, each (J,)."""
+        """Return the columns of ``JobSpec`` that the truth sets instead of the trace, each (J,)."""
         ...
 
     def total_samples(self) -> FloatArray:
-        """Samples each job needs (``Report.samples_done``), NaN if that has no meaning (J,). For oracles."""
+        """Return the samples each job needs (``Report.samples_done``), NaN if that has no meaning (J,). For oracles."""
         ...
 
     def sentences(self) -> list[str]:
-        """The assumptions of this truth."""
+        """Return the assumptions of this truth, as sentences for the report."""
         ...
 
 
 @runtime_checkable
 class Timed(Protocol):
-    """A truth whose jobs can be measured before they train."""
+    """A truth that gives step times before a job trains."""
 
     def steps(self, job: int) -> Steps:
-        """The job's steps on one device."""
+        """Return a source of the job's step times on one device."""
         ...
 
 
@@ -120,7 +120,7 @@ class Rigid:
 
 
 def rigid_run_ms(trace: Trace, truth: str = "rigid") -> IntArray:
-    """Run time of every job as recorded, shape (J,).
+    """Return the recorded run time of every job in ms, shape (J,).
 
     Raises:
         ConfigError: the trace names profiled applications instead of run times.
@@ -129,15 +129,16 @@ def rigid_run_ms(trace: Trace, truth: str = "rigid") -> IntArray:
     if len(unknown):
         raise ConfigError(
             f"{trace.name}: {len(unknown)} of {len(trace)} jobs have no recorded run time (first: job "
-            f"{trace.job_id[unknown[0]]}), truth {truth!r} needs one for each"
+            f"{trace.job_id[unknown[0]]}), which --truth {truth} needs"
         )
     return trace.run_ms
 
 
 def specs_of(trace: Trace, cluster: Cluster, truth: Truth) -> list[JobSpec]:
-    """The submissions, with row numbers as ids, the cluster's GPU type codes, and the limits that the truth sets.
+    """Return the jobs as the scheduler receives them.
 
-    In a cluster of one GPU type, the types that jobs ask for are ignored.
+    Ids are row numbers of the trace, GPU types are codes of the cluster, and the truth sets the limits on sizes. In a
+    cluster with one GPU type, the types that jobs ask for are ignored.
 
     Raises:
         ConfigError: a job could not run even on the empty cluster.
@@ -163,7 +164,7 @@ def specs_of(trace: Trace, cluster: Cluster, truth: Truth) -> list[JobSpec]:
 
 
 def user_names(trace: Trace) -> tuple[str, ...]:
-    """Users of the trace, or its groups if it names no users; the last entry is for jobs without either."""
+    """Return the users of the trace, or its groups if it names no users; the last entry is for jobs with neither."""
     return (*(trace.groups if _groups_stand_for_users(trace) else trace.users), "(not recorded)")
 
 
@@ -172,24 +173,28 @@ def _groups_stand_for_users(trace: Trace) -> bool:
 
 
 def type_codes(trace: Trace, cluster: Cluster) -> IntArray:
-    """Cluster code of each of the trace's GPU types; the last cell is for jobs that ask for none."""
+    """Return the cluster's code for each GPU type of the trace; the last entry is for jobs that ask for none.
+
+    Raises:
+        ConfigError: the cluster does not have a type that a job asks for.
+    """
     if len(cluster.gpu_types) == 1:
         return np.full(len(trace.gpu_types) + 1, NONE, dtype=np.int64)
     codes, types = [], [name.casefold() for name in cluster.gpu_types]
     for code, name in enumerate(trace.gpu_types):
         if name.casefold() not in types and (trace.gpu_type == code).any():
             raise ConfigError(
-                f"{trace.name}: jobs ask for GPU type {name!r}, the cluster has {', '.join(cluster.gpu_types)}"
+                f"{trace.name}: jobs ask for GPU type {name!r}, but the cluster has {', '.join(cluster.gpu_types)}"
             )
         codes.append(types.index(name.casefold()) if name.casefold() in types else NONE)
     return np.array([*codes, NONE], dtype=np.int64)
 
 
 def check_fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> None:
-    """Refuse a trace with a job that could not run even on the empty cluster.
+    """Check that every job could run on the empty cluster.
 
     Raises:
-        ConfigError: naming the first such job, what it asks for and what the cluster has.
+        ConfigError: names the first job that could not, what it asks for and what the cluster has.
     """
     misfits = np.flatnonzero(~fits(trace, cluster, gpu_type))
     if not len(misfits):
@@ -207,7 +212,7 @@ def check_fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> None:
 
 
 def fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> BoolArray:
-    """Whether each job could run on the empty cluster (J,)."""
+    """Return whether each job could run on the empty cluster (J,)."""
     asks = (trace.gpus, trace.share_milli, trace.cpu_milli, trace.mem_mib, gpu_type)
     kind_of = np.zeros(len(trace), dtype=np.int64)
     for column in asks:  # number the distinct combinations, which is far cheaper than sorting rows of five
@@ -230,7 +235,7 @@ def fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> BoolArray:
 
 
 def _numbered(values: IntArray) -> tuple[IntArray, int]:
-    """Replace non-negative values by their rank among the distinct values, and count these."""
+    """Return the rank of each non-negative value among the distinct values, and the number of distinct values."""
     if values.max() < 1 << 20:
         rank = np.cumsum(np.bincount(values) > 0) - 1
         return rank[values], int(rank[-1]) + 1
@@ -239,16 +244,16 @@ def _numbered(values: IntArray) -> tuple[IntArray, int]:
 
 
 def describe(trace: Trace, cluster: Cluster) -> list[str]:
-    """The assumptions of every truth about a trace on a cluster, as sentences."""
+    """Return the assumptions that all truths make about a trace on a cluster, as sentences."""
     said = []
     if len(cluster.gpu_types) == 1 and (trace.gpu_type != NONE).any():
         (only,) = cluster.gpu_types
         why = f"every GPU is {only}" if only else "the cluster's GPUs have no named type"
-        said.append(f"GPU types that jobs ask for do not matter here: {why}.")
+        said.append(f"The GPU types that jobs ask for are ignored: {why}.")
     if _groups_stand_for_users(trace):
-        said.append("The trace names no users: its groups stand for them in fair shares and run-time histories.")
+        said.append("The trace names no users: fair shares and run-time histories use its groups instead.")
     elif not trace.users:
-        said.append("The trace names no users: fair shares and run-time histories see only one.")
+        said.append("The trace names no users: fair shares and run-time histories treat all jobs as one user's.")
     short = int(((trace.run_ms >= 0) & (trace.run_ms < MS_PER_S)).sum())
     if short:
         said.append(f"{short} jobs ran for less than a second.")

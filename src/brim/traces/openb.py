@@ -1,8 +1,8 @@
 """Alibaba openb (2023): pods of a cluster in which GPUs are shared.
 
-A pod with one GPU may ask for thousandths of it. It runs from scheduling to deletion. A pod that may run on several
-GPU types (``V100M16|V100M32``) is tied to the first of them: it then never runs where it may not. Seconds count from
-an unknown start. Pods without a GPU or never scheduled are dropped.
+A pod with one GPU may ask for thousandths of it. Its run time is from scheduling to deletion. If a pod allows several
+GPU types (``V100M16|V100M32``), only the first is used, so that it never runs on a type it does not allow. Times are
+seconds since an unknown start. Pods without a GPU, never scheduled or never deleted are dropped.
 Source: github.com/alibaba/clusterdata, cluster-trace-gpu-v2023, README.
 """
 
@@ -60,7 +60,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     submit_ms, start_ms, end_ms = (table.seconds_ms(f"{event}_time") for event in ("creation", "scheduled", "deletion"))
     check_run(table, end_ms - start_ms, "deletion_time")
     spec = table.text("gpu_spec")
-    report.repair("several GPU types allowed: tied to the first", int(spec.str.contains("|", literal=True).sum()))
+    report.repair("several GPU types allowed: only the first is used", int(spec.str.contains("|", literal=True).sum()))
     gpu_type, gpu_types = coded(spec.str.split("|").list.first())
     return trace_of(
         name=source.name, format=NAME, job_id=table.ids("name"), submit_ms=submit_ms, gpus=gpus, share_milli=share,

@@ -1,1 +1,1 @@
-"""The headline experiments of the papers, under documented conditions."""
+"""Repeats experiments of published papers under documented conditions."""

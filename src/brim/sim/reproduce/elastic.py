@@ -1,16 +1,16 @@
-"""Effective Elastic Scaling: does choosing the batch with the GPUs complete more jobs, sooner?
+"""Effective Elastic Scaling: do more jobs complete, and sooner, if a job's batch is chosen together with its GPUs?
 
-The paper compares with elastic GPUs at a fixed batch, and says: up to about twice as many jobs completed, up to about
-ten times shorter mean completion time. It publishes no cluster, models, arrivals or load that we could find, so the
-conditions are ours (reference experiment of the reconstruction): one cluster of 40 GPUs and one of 400, four
-categories of jobs and their mix, Poisson arrivals and bursts, load relative to what the baseline can sustain.
+The paper compares with elastic GPUs at a fixed batch. It claims up to about twice as many completed jobs, and an up to
+about ten times shorter mean completion time. We found no published cluster, models, arrivals or load, so the conditions
+are ours: clusters of 40 and 400 GPUs, four categories of jobs and their mix, Poisson arrivals and bursts, and a load
+relative to what the baseline can sustain.
 
-Jobs scale as in ``sim.categories``, three models per category. A batch may be from an eighth of what one GPU holds to
-eight times that (``small``: to half of it). The batch asked for, which the baselines keep, is drawn log-uniformly from
-that range, and the GPUs asked for are the power of two that holds it. Work is log-normal with a mean of one hour on one
-GPU whose memory the batch fills. Common random numbers: the first job is the same at every load and under every policy,
-and so on; at a higher load jobs come closer together. (The batch that ``elastic-random`` draws is not: it depends on
-when a job comes.)
+Jobs scale as in ``sim.categories``, with three models per category. Batches range from an eighth of what fits on one
+GPU to eight times that (``small``: to half of it). The batch that a user asks for, which the baselines keep, is drawn
+log-uniformly from that range; the GPUs asked for are the smallest power of two on which it fits. Work is log-normal
+with a mean of one hour on one GPU whose memory the batch fills. Random numbers are common to all runs: the n-th job is
+the same at every load and under every policy, and a higher load only moves arrivals closer together. (An exception is
+the batch drawn by ``elastic-random``, which depends on the arrival time.)
 
 Source:
     Saxena et al., MASCOTS 2020, arXiv:2006.13878: the claims. Everything else: ours.
@@ -43,12 +43,12 @@ Arrivals = Literal["poisson", "burst"]
 WINDOW_H: Final = 8
 """Default hours of arrivals."""
 BURST_PERIOD_H: Final = 2
-"""A burst pattern's period: half of it at 1.6 times the mean rate, half at 0.4 times."""
+"""Period of the bursts: half of it has 1.6 times the mean rate of arrivals, the other half 0.4 times."""
 BURST_HIGH: Final = 1.6
 MODELS: Final = 3
 """Models per category."""
 BATCH_MIN, BATCH_MAX, BATCH_MAX_SMALL = 1 / 8, 8.0, 1 / 2
-"""Smallest and largest batch over what one GPU holds, and the largest for ``small``; ours."""
+"""Smallest and largest batch, and the largest for ``small``, relative to what fits on one GPU. Our choice."""
 GPUS_MAX: Final = 32
 WORK_H, WORK_SIGMA = 1.0, 1.0
 """Work of a job in hours on one GPU: mean, and sigma of its logarithm."""
@@ -63,11 +63,11 @@ class Condition:
     Attributes:
         gpus: GPUs of the cluster, four per node.
         category: One of ``CATEGORY_NAMES``.
-        arrivals: Poisson, or bursts.
-        load: Arrival rate over what the baseline sustains.
+        arrivals: Poisson or bursts.
+        load: Arrival rate relative to what the baseline sustains.
         drop: Whether jobs that do not fit are rejected; otherwise they wait.
-        hours: Hours of arrivals.
-        seed: Seed of all draws.
+        hours: Hours during which jobs arrive.
+        seed: Seed of all random numbers.
     """
 
     gpus: int
@@ -86,27 +86,27 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Jobs:
-    """A choice of truth: jobs with parameters of their own. See ``sim.choice.Choice``.
+    """The truth of this experiment. See ``sim.choice.Choice``.
 
     Attributes:
-        jobs: Their true parameters.
-        work_h: Hours that each would take on one GPU whose memory its batch fills (J,); ``WORK_H`` on average.
+        jobs: True parameters of the jobs.
+        work_h: Hours each job would take on one GPU whose memory its batch fills (J,); ``WORK_H`` on average.
     """
 
     jobs: ElasticJobs
     work_h: FloatArray
 
     def build(self, trace: Trace, cluster: Cluster, seed: int = 0) -> Parametric:
-        """Make the truth; the seed is for the noise on reported step times."""
+        """Return the truth; the seed is that of the noise on reported step times."""
         return _OneMicroStep(trace, cluster, self.jobs, seed=seed, exchange=LINKS)
 
 
 class _OneMicroStep(Parametric):
-    """Jobs whose batch fits one GPU do it there in one micro-step.
+    """On one GPU, a batch that fits is computed in one micro-step.
 
-    In ``Parametric`` they take two above their smallest batch, as in Pollux: from one the gradient noise cannot be
-    estimated. It is not needed here, the paper has no such rule, and it would slow down small fixed batches most: the
-    baseline would sustain less.
+    ``Parametric`` uses two for batches above the smallest, as in Pollux, because gradient noise cannot be estimated
+    from one. This experiment does not need the noise, and the paper has no such rule. The rule would slow down small
+    fixed batches most, so that the baseline would sustain less.
     """
 
     def __init__(self, trace: Trace, cluster: Cluster, jobs: ElasticJobs, *, seed: int, exchange: Exchange) -> None:
@@ -130,12 +130,12 @@ class Outcome:
         completed: Jobs completed within the hours of arrivals.
         jct_mean_s: Mean completion time of the jobs that were not rejected.
         jct_p95_s: 95th percentile of the completion time.
-        dropped_fraction: Share of jobs rejected.
-        allocated_fraction: Share of GPU time held within the hours of arrivals.
-        restarts_per_job: Starts after the first, resizes and moves included, per completed job.
-        stalled_fraction: Share of the GPU time held in which jobs did not train: they started, restarted, were timed.
-        round_median_ms: Wall time of a round.
-        round_p99_ms: 99th percentile of it.
+        dropped_fraction: Fraction of jobs rejected.
+        allocated_fraction: Fraction of GPU time held within the hours of arrivals.
+        restarts_per_job: Starts after the first, including resizes and moves, per completed job.
+        stalled_fraction: Fraction of the GPU time held in which jobs started, restarted or were measured.
+        round_median_ms: Median wall time of a round.
+        round_p99_ms: 99th percentile of the wall time of a round.
     """
 
     condition: Condition
@@ -156,7 +156,7 @@ BASELINE: Final = "elastic-fixed"
 OURS: Final = "elastic"
 STRONGER: Final = "elastic-fixed-accumulating"
 _STRONGER: Final = replace(PRESETS[BASELINE], name=STRONGER, size=DynamicProgram("asked", accumulation=True))
-"""A stronger baseline than the paper's: a batch that one GPU does not hold may be accumulated there."""
+"""A stronger baseline than the paper's: a batch too large for its GPUs may be accumulated over several micro-steps."""
 _ACCUMULATING: Final = replace(PRESETS[OURS], name="elastic-accumulating", size=DynamicProgram(accumulation=True))
 POLICIES: Final[dict[str, Policy]] = {
     name: PRESETS[name] for name in (OURS, BASELINE, "elastic-max", "elastic-random", "goodput", "fifo")
@@ -164,7 +164,7 @@ POLICIES: Final[dict[str, Policy]] = {
 
 
 def policy_for(name: str, *, drop: bool) -> Policy:
-    """A policy of the experiment; with ``drop``, one that rejects jobs that do not fit."""
+    """Return a policy of the experiment; with ``drop``, it rejects jobs that do not fit, if it can."""
     policy = POLICIES[name]
     if drop and isinstance(policy.size, DynamicProgram):
         return replace(policy, size=replace(policy.size, mode="drop"))
@@ -172,16 +172,16 @@ def policy_for(name: str, *, drop: bool) -> Policy:
 
 
 def can_drop(name: str) -> bool:
-    """Whether the policy can reject jobs."""
+    """Return whether the policy can reject jobs."""
     return isinstance(POLICIES[name].size, DynamicProgram)
 
 
 def arrivals_ms(condition: Condition, rate_per_h: float) -> IntArray:
-    """Arrival times within the window, rising (J,). The same draws at every load: a higher one moves them closer."""
+    """Return increasing arrival times (J,), from the same random numbers at every load."""
     mean = rate_per_h * condition.load
     rng = np.random.default_rng([condition.seed, condition.gpus, 0])
     most = int(2 * mean * condition.hours + 10 * np.sqrt(mean * condition.hours) + 100)
-    expected = np.cumsum(rng.exponential(1.0, most))  # arrivals expected until each one
+    expected = np.cumsum(rng.exponential(1.0, most))  # expected number of arrivals up to each one
     hours = expected / mean
     if condition.arrivals == "burst":
         hours = _bursts(hours)
@@ -190,7 +190,7 @@ def arrivals_ms(condition: Condition, rate_per_h: float) -> IntArray:
 
 
 def _bursts(hours: FloatArray) -> FloatArray:
-    """Move arrivals of a steady rate to where a rate that alternates would have them; periods keep their arrivals."""
+    """Map arrivals at a constant rate to arrivals at the alternating rate; each stays in its period."""
     period, within = np.divmod(hours, BURST_PERIOD_H)
     half = BURST_PERIOD_H / 2
     early = within < half * BURST_HIGH
@@ -199,7 +199,7 @@ def _bursts(hours: FloatArray) -> FloatArray:
 
 
 def workload(condition: Condition, submit_ms: IntArray) -> tuple[Trace, Jobs]:
-    """Draw the jobs that arrive at these times: the first is the same at every load, and so on."""
+    """Draw the jobs that arrive at these times; the n-th job is the same at every load."""
     size = len(submit_ms)
     seed = [condition.seed, CATEGORY_NAMES.index(condition.category)]
     uniform_J4 = np.random.default_rng(seed).uniform(0, 1, (size, 4))
@@ -223,7 +223,7 @@ def workload(condition: Condition, submit_ms: IntArray) -> tuple[Trace, Jobs]:
 
 
 def _scaling(category: IntArray, model: IntArray, gpus_max: int) -> ElasticJobs:
-    """How jobs of these models scale, and the batches they may have."""
+    """Return the true parameters of jobs of these models, without their batch and work."""
     figures = np.random.default_rng(len(CATEGORIES)).uniform(0.2, 0.8, (len(CATEGORIES) * MODELS, 3))  # of the models
     one = np.ones(len(category), dtype=np.int64)
     jobs = jobs_of(np.arange(len(category)), category, one, one * gpus_max, figures[model])
@@ -237,31 +237,31 @@ def _scaling(category: IntArray, model: IntArray, gpus_max: int) -> ElasticJobs:
 
 
 def _full_rate(jobs: ElasticJobs) -> FloatArray:
-    """Samples per second on one GPU whose memory the batch fills (J,)."""
+    """Return the samples per second on one GPU whose memory the batch fills (J,)."""
     rate: FloatArray = jobs.local_batch_max / grad_s(jobs.parameters, jobs.local_batch_max)
     return rate
 
 
 def drawn(condition: Condition, rate_per_h: float) -> tuple[Trace, Jobs]:
-    """The jobs of one condition."""
+    """Draw arrivals and jobs of one condition."""
     return workload(condition, arrivals_ms(condition, rate_per_h))
 
 
 def backlog(condition: Condition, per_gpu: int) -> tuple[Trace, Jobs]:
-    """Jobs that all arrive at once, this many per GPU."""
+    """Draw this many jobs per GPU, which arrive one millisecond apart."""
     return workload(condition, np.arange(per_gpu * condition.gpus))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sustained:
-    """Throughput of a policy on a backlog, while more jobs wait than can run.
+    """Throughput of a policy while more jobs wait than can run.
 
     Attributes:
         gpus: GPUs of the cluster.
         category: Category of the jobs.
         policy: Name of the policy.
-        per_h: Jobs of mean work per hour.
-        halves_per_h: The same over either half of the jobs that were counted; alike where the state was steady.
+        per_h: Work completed per hour, in units of the mean work of a job.
+        halves_per_h: The same for the first and the second half of the jobs counted; similar in a steady state.
     """
 
     gpus: int
@@ -272,15 +272,15 @@ class Sustained:
 
 
 _COUNTED: Final = (0.25, 0.55, 0.85)
-"""Shares of a backlog's jobs where counting begins, is halved and ends: the long jobs among the first must have had
-time to end, and jobs must still wait."""
+"""Fractions of a backlog's jobs completed when counting begins, is halved and ends. The long jobs among the first must
+have had time to end, and jobs must still be waiting."""
 
 
 def sustained(replay: Replay, work_h: FloatArray, condition: Condition) -> Sustained:
-    """Capacity from a backlog: the work of the jobs that ended over the time it took, in jobs of mean work.
+    """Measure a policy's capacity from the replay of a backlog: work completed per hour.
 
-    Work, not jobs, is counted: what a few hundred jobs weigh differs by several percent from draw to draw, and short
-    jobs end first.
+    Work is counted instead of jobs, because the total work of a few hundred jobs varies by several percent from draw to
+    draw, and short jobs end first.
     """
     order = np.argsort(replay.finish_ms, kind="stable")
     done_h, ends_h = np.cumsum(work_h[order]), replay.finish_ms[order] / MS_PER_H
@@ -296,7 +296,7 @@ def sustained(replay: Replay, work_h: FloatArray, condition: Condition) -> Susta
 
 
 def outcome(replay: Replay, condition: Condition) -> Outcome:
-    """Figures of one replay, run to its end."""
+    """Return the figures of one complete replay."""
     trace = replay.trace
     window_ms = condition.hours * MS_PER_H
     until_ms = window_ms - (trace.origin_ms or 0)  # traces start with their first job

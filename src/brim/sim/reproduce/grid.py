@@ -1,8 +1,8 @@
 """Which points of the elastic experiment are run: clusters, categories, arrivals, loads, policies.
 
-The full grid was reduced where it shows least, so that it ends in less than 20 minutes on two cores: under bursts and
-on the large cluster fewer policies and loads run, on the large cluster jobs only wait, and the weaker baselines never
-reject jobs.
+To finish in less than 20 minutes on two cores, the grid leaves out the points that show least: bursts and the large
+cluster have fewer policies and loads, the large cluster has no variant that rejects jobs, and the weaker baselines
+never reject jobs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from brim.sim.reproduce.elastic import (
 )
 
 MAIN: Final = (OURS, BASELINE, STRONGER)
-"""The policies that carry the comparison; their capacity is measured."""
+"""The main policies of the comparison, whose capacity is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +35,12 @@ class Part:
         gpus: GPUs of the cluster.
         categories: Categories of jobs.
         arrivals: Pattern of arrivals.
-        loads: Relative to what the baseline sustains.
+        loads: Arrival rates relative to what the baseline sustains.
         policies: Names of policies under which jobs that do not fit wait.
-        dropping: Names of policies under which they are rejected.
-        backlog_per_gpu: Jobs in line when capacity is measured. It ends some 15 % before they do, and a fourth of them
-            go before it begins, so there must be several.
-        hours: Hours of arrivals.
+        dropping: Names of policies under which such jobs are rejected.
+        backlog_per_gpu: Waiting jobs per GPU when capacity is measured; several, because the first quarter and the last
+            15 % are not counted.
+        hours: Hours during which jobs arrive.
     """
 
     gpus: int
@@ -66,7 +66,7 @@ FULL: Final = (
         gpus=40, categories=CATEGORY_NAMES, arrivals="burst", loads=(0.5, 0.75, 1.0, 1.25, 1.5),
         policies=(*MAIN, "fifo"), dropping=(OURS, BASELINE), backlog_per_gpu=15,
     ),
-    Part(  # a growing queue has no mean: the ratio depends on how long it grows
+    Part(  # above capacity the queue keeps growing, so the ratio depends on the number of hours
         gpus=40, categories=("communication",), arrivals="poisson", loads=(0.9, 1.0, 1.25, 1.5, 1.75),
         policies=(*MAIN, "fifo"), dropping=(OURS, BASELINE), backlog_per_gpu=15, hours=32,
     ),
@@ -80,7 +80,7 @@ QUICK: Final = (
 
 
 def backlogs(parts: Iterable[Part]) -> list[tuple[Condition, str, int]]:
-    """Capacities to measure, each once: condition (its load means nothing), policy, jobs per GPU."""
+    """Return the capacities to measure, each once: condition (its load is not used), policy, jobs per GPU."""
     wanted = [
         (Condition(gpus=part.gpus, category=category, arrivals="poisson", load=1.0, drop=False), policy,
          part.backlog_per_gpu)
@@ -90,7 +90,7 @@ def backlogs(parts: Iterable[Part]) -> list[tuple[Condition, str, int]]:
 
 
 def points(parts: Iterable[Part], seeds: int) -> Iterator[tuple[Condition, str]]:
-    """Conditions and policies to run, in the order of reports."""
+    """Yield the conditions and policies to run, in the order of reports."""
     for part in parts:
         for category in part.categories:
             for load in part.loads:

@@ -1,4 +1,4 @@
-"""Results of the elastic experiment: means over seeds, ratios of policies, the M/M/1 reference, the best points."""
+"""Results of the elastic experiment: means over seeds, ratios between policies, the M/M/1 reference, best points."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Figure = Literal["completed", "jct_mean_s"]
 PUBLISHED: Final[dict[Figure, float]] = {"completed": 2.0, "jct_mean_s": 10.0}
 """Ratios the paper states as "up to about", against elastic GPUs at a fixed batch; its conditions are not public."""
 OTHERS: Final = (STRONGER, "elastic-max", "elastic-random")
-"""Batch fixed as well, in other ways: accumulated where one GPU does not hold it, the largest, any."""
+"""Other baselines with a fixed batch: the one asked for, with accumulation; the largest; a random one."""
 _FIGURES: Final[tuple[Figure, ...]] = ("completed", "jct_mean_s")
 _WHAT: Final[dict[Figure, str]] = {
     "completed": "times the jobs completed", "jct_mean_s": "times shorter mean completion",
@@ -26,26 +26,28 @@ DIFFERENCES: Final = (
     "arrivals, load nor restart cost.",
     "Ours: jobs scale by formula in four categories of three models each; work is log-normal with a mean of one hour "
     "on one full GPU; the batch asked, which the fixed baselines keep, is log-uniform from an eighth of what one GPU "
-    "holds to eight times that; arrivals last 8 h (32 h in one panel), then all jobs run to their end.",
-    "Any batch in a job's range counts as equally good per sample, as the paper assumes: a larger one is never worse "
-    "for the result.",
-    "Load 1 is what elastic-fixed sustains of the same jobs with an endless line of them, measured, on each cluster "
-    "and for each category.",
-    "elastic-fixed cannot accumulate, as the paper describes its baseline: a batch that one GPU does not hold raises "
-    "the fewest GPUs of its job. elastic-fixed-accumulating may, and is the stronger baseline; elastic does not.",
+    "holds to eight times that; jobs arrive for 8 h (32 h in one panel), then all of them run to their end.",
+    "Any batch in a job's range is assumed to be equally good per sample, as in the paper.",
+    "Load 1 is the measured rate at which elastic-fixed completes the same jobs while there are always jobs waiting, "
+    "on each cluster and for each category.",
+    "elastic-fixed cannot accumulate, as the paper describes its baseline: a batch too large for one GPU raises the "
+    "least number of GPUs of its job. elastic-fixed-accumulating can, and is the stronger baseline; elastic does not.",
     "Starting and restarting a job takes 30 s, its first start included, and loses no step (Pollux, OSDI 2021: 15 to "
-    "120 s measured). The first jobs of each model are timed on the GPUs they hold, and that time counts.",
-    "On one GPU a batch that fits is one micro-step. The policies that accumulate expect two there above the smallest "
-    "batch (a rule of Pollux, to estimate gradient noise), so they think a little less of one GPU than it is worth.",
-    "Where jobs are turned away, so is the first: the cluster is closed while exchanges of gradients are timed on it.",
-    "Sizes are powers of two up to a node of four GPUs and whole nodes above, so that they fit together; rounds at "
+    "120 s measured). The first jobs of each model are measured on the GPUs they hold, and that time counts.",
+    "On one GPU a batch that fits is computed in one micro-step. The policies that accumulate expect two there above "
+    "the smallest batch (a rule of Pollux, to estimate gradient noise), so they slightly underestimate one GPU.",
+    "Where jobs are rejected, the first one is too: no job can start while gradient exchanges are measured.",
+    "Sizes are powers of two up to a node of four GPUs and whole nodes above, so that they fit together; rounds are at "
     "least 30 s apart.",
 )
 """Assumptions behind the results, and differences from the paper."""
 
 
 def mm1_ratio(load: float, capacity: float) -> float | None:
-    """How many times longer a job stays in an M/M/1 queue than in one of so many times its capacity; None from 1 on."""
+    """Return the ratio of mean times in an M/M/1 queue and in one with ``capacity`` times its capacity.
+
+    None at a load of 1 or more, where the first queue grows without bound.
+    """
     return (capacity - load) / (1 - load) if load < 1 else None
 
 
@@ -58,7 +60,7 @@ class Ratio:
         value: Ratio of the means over seeds.
         low: Least ratio of a single seed.
         high: Greatest ratio of a single seed.
-        mm1: Ratio of mean times in M/M/1 queues of both capacities; None from the other's capacity on.
+        mm1: Ratio of mean times in M/M/1 queues of both capacities; None if the load reaches the other's capacity.
     """
 
     condition: Condition
@@ -70,32 +72,32 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """Outcomes of complete replays, in the order they were run, and capacities."""
+    """Measured capacities, and the outcomes of complete replays in the order they were run."""
 
     capacities: tuple[Sustained, ...]
     outcomes: tuple[Outcome, ...]
 
     def per_h(self, condition: Condition, policy: str) -> float | None:
-        """Jobs of mean work per hour that a policy sustains; None where that was not measured."""
+        """Return the jobs of mean work per hour that a policy sustains; None if that was not measured."""
         found = (c for c in self.capacities if (c.gpus, c.category, c.policy) == (*_place(condition), policy))
         return next((c.per_h for c in found), None)
 
     def conditions(self) -> list[Condition]:
-        """The conditions that were run, each once for all seeds, in order."""
+        """Return the conditions that were run, each once for all seeds, in order."""
         return list(dict.fromkeys(_seedless(o.condition) for o in self.outcomes))
 
     def policies(self) -> list[str]:
-        """Those that were run, in order."""
+        """Return the names of the policies that were run, in order."""
         return list(dict.fromkeys(o.policy for o in self.outcomes))
 
     def mean(self, condition: Condition, policy: str) -> dict[str, float] | None:
-        """Figures of a condition averaged over its seeds, by name; None where none was run."""
+        """Return the figures of a condition, averaged over its seeds, by name; None if it was not run."""
         group = self._group(condition, policy)
         names = [field.name for field in fields(Outcome) if field.name not in ("condition", "policy")]
         return {name: float(np.mean([getattr(o, name) for o in group])) for name in names} if group else None
 
     def ratio(self, condition: Condition, figure: Figure, ours: str = OURS, theirs: str = BASELINE) -> Ratio | None:
-        """How much better ``ours`` does: more jobs completed, or a shorter mean time. Only seeds both have count."""
+        """Return the advantage of ``ours``: more completed jobs, or a shorter mean time. Uses the seeds of both."""
         mine, other = ({o.condition.seed: o for o in self._group(condition, name)} for name in (ours, theirs))
         seeds = [seed for seed in mine if seed in other]
         if not seeds:
@@ -110,14 +112,14 @@ class Results:
         )
 
     def mm1(self, condition: Condition, ours: str = OURS, theirs: str = BASELINE) -> float | None:
-        """The M/M/1 reference at one condition; None from the other's capacity on, or where one was not measured."""
+        """Return the M/M/1 reference; None if the load reaches the other's capacity, or a capacity is unknown."""
         mine, other, base = (self.per_h(condition, name) for name in (ours, theirs, BASELINE))
         if mine is None or other is None or base is None:
             return None
         return mm1_ratio(condition.load * base / other, mine / other)
 
     def best(self, figure: Figure, ours: str = OURS, theirs: str = BASELINE) -> Ratio | None:
-        """The condition at which ``ours`` is ahead most. Mean times count in queue mode only, where all jobs run."""
+        """Return the largest ratio over all conditions; for mean times, only over those that reject no jobs."""
         ratios = (
             self.ratio(condition, figure, ours, theirs) for condition in self.conditions()
             if figure == "completed" or not condition.drop
@@ -136,15 +138,15 @@ class Results:
 
 
 def words(condition: Condition) -> str:
-    """Describe a condition for readers."""
-    mode = "jobs without room are turned away" if condition.drop else "jobs wait"
+    """Describe a condition in words."""
+    mode = "jobs that do not fit are rejected" if condition.drop else "jobs wait"
     pattern = "Poisson" if condition.arrivals == "poisson" else "bursts"
     where = f"{condition.gpus} GPUs, {condition.category}, {pattern}"
     return f"{where}, {condition.hours} h of arrivals, load {condition.load:g}, {mode}"
 
 
 def headlines(results: Results) -> list[str]:
-    """The claims of the paper, what was measured here under which conditions, and against stronger baselines."""
+    """Return sentences with the paper's claims, and what was measured here against its baseline and stronger ones."""
     said = []
     for figure, what in _WHAT.items():
         best = results.best(figure)
