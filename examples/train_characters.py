@@ -87,10 +87,11 @@ loader = run.loader(Text(source_text()), global_batch=32, workers=0)  # brim: Da
 
 for _ in run.epochs(100, steps=options.steps):  # brim: for _ in range(100)
     for x, y in run.steps(loader):  # brim: for x, y in loader
+        if run.begins_step and run.rank == 0 and run.steps_done and run.steps_done % 20 == 0:  # brim
+            print(f"step {run.steps_done:4}  loss {run.loss:.4f}")
         loss = cross_entropy(model(x).flatten(0, 1), y.flatten())
         run.backward(loss)  # brim: loss.backward()
-        if run.step() and run.rank == 0 and run.steps_done % 20 == 0:  # brim: optimizer.step(); optimizer.zero_grad()
-            print(f"step {run.steps_done:4}  loss {run.loss:.4f}")
+        run.step()  # brim: optimizer.step(); optimizer.zero_grad()
     run.report(loss=run.loss)
 
 model.eval()

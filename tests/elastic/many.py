@@ -1,8 +1,9 @@
 """Many storms, more than fit into a run of the tests: ``make storms``.
 
-First scripts of grow, shrink, kill -9 of a rank or of the whole gang, preempt-and-resume and changes of the loader,
-over four models: all must end with the bits of an undisturbed run, every sample used once per epoch. Then one storm of
-very many joins and leaves in a single gang, which must neither hang nor change a bit.
+Every script sets its learning rate by hand, evaluates on rank 0 and keeps the best value so far. First scripts of grow,
+shrink, kill -9 of a rank or of the whole gang, preempt-and-resume and changes of the loader, over four models: all must
+end with the bits of an undisturbed run, every sample used once per epoch. Then one storm of very many joins and leaves
+in a single gang, which must neither hang nor change a bit.
 """
 
 import argparse
@@ -26,6 +27,8 @@ WIDE_PART = 5
 """The last of them does a fifth of the steps, each of which takes so much longer."""
 KINDS = ("resize", "resize", "resize", "kill", "kill", "preempt", "loader", "crash")
 PAUSE_S = 0.01
+LOOP = ("--rate", "begins", "--evaluate")
+"""A learning rate set by hand in every step, evaluation on rank 0, and the best value so far."""
 
 
 def main():
@@ -81,7 +84,7 @@ def long_storm(folder, zygote, options):
 
 
 def words(model, steps):
-    return "--epochs", steps // STEPS_PER_EPOCH, "--model", model, "--pause", PAUSE_S
+    return "--epochs", steps // STEPS_PER_EPOCH, "--model", model, "--pause", PAUSE_S, *LOOP
 
 
 def new(folder, name):
@@ -93,7 +96,7 @@ def new(folder, name):
 def undisturbed(folder, model, steps):
     """What one process comes to, without brim around it."""
     place = new(folder, f"{model}-{steps}")
-    command = [sys.executable, JOB, place, "--epochs", steps // STEPS_PER_EPOCH, "--model", model]
+    command = [sys.executable, JOB, place, "--epochs", steps // STEPS_PER_EPOCH, "--model", model, *LOOP]
     subprocess.run([*map(str, command)], check=True, timeout=600)
     (answer,) = place.glob("*.json")
     return json.loads(answer.read_text())
@@ -104,7 +107,7 @@ def said(name, weather, expected):
     right = weather.code == 0 and weather.digests == {expected["digest"]}
     for answer in weather.answers:
         right &= (answer["samples"], answer["steps"]) == (expected["samples"], expected["steps"])
-        right &= answer["ledger"] == expected["ledger"]
+        right &= all(answer[what] == expected[what] for what in ("ledger", "rate", "best"))
         verify(answer["ledger"], SAMPLES)
     counts = " ".join(f"{n} {what}" for what, n in collections.Counter(event.what for event in weather.done).items())
     sys.stdout.write(

@@ -8,7 +8,8 @@ from torch.nn.functional import mse_loss
 import brim.train as bt
 from tests.train.gangs import on_ranks
 
-WAYS = ("before prepare", "after prepare", "method", "part", "loss")
+WAYS = ("before prepare", "after prepare", "method", "part", "loss", "late")
+"""Late: not before the second micro-batch of the first step."""
 
 
 class Net(nn.Module):
@@ -42,6 +43,7 @@ def train(way, backend, checkpoint=None, steps=8):
     model, _ = run.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
     if way == "after prepare":
         model = torch.compile(model, backend=backend)
+    whole = torch.compile(model, backend=backend) if way == "late" else model
     if way == "loss":
         loss_of = torch.compile(loss_of, backend=backend)
     loader = run.loader(rows(), 16, workers=0)
@@ -49,6 +51,7 @@ def train(way, backend, checkpoint=None, steps=8):
         for x, y in run.steps(loader):
             run.backward(loss_of(model(x), y))
             run.step()
+            model = whole
     run.close()
     return run.digest(), tuple(run.hashes())
 

@@ -309,6 +309,13 @@ class Buckets:
         self._launched, self._last, self._norms, self._active = 0, last, norms, True
         self._plain = first and last and isinstance(self._summer, Alone) and not self._watched
 
+    def unmark(self) -> None:
+        """Before the forward of a micro-batch: take away what stands for gradients, which a compiler would read."""
+        if self._watched:
+            for param in self.params:
+                if isinstance(param.grad, _Elsewhere):
+                    param.grad = None
+
     def _hook(self, param: Tensor) -> None:
         if not self._active:
             return

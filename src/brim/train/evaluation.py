@@ -24,6 +24,9 @@ from brim.train.group import BrokenGroupError, Group
 
 Operation = Literal["sum", "min", "max"]
 
+ALONE: Final = "alone"
+"""Where a rank evaluates for itself: the others have ended the epoch that its script is in."""
+
 
 class Evaluation:
     """The exchange of one rank with the others of its group.
@@ -57,6 +60,9 @@ class Evaluation:
         """
         group = self._group
         if group is None or not self._where:
+            return
+        if self._where == ALONE:
+            self._members = (group.rank,)
             return
         keys = [f"evaluates/{rank}" for rank in range(group.size)]
 

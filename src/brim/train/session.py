@@ -27,11 +27,11 @@ from brim.train import certificate as certificates
 from brim.train.agreement import Agreement
 from brim.train.batches import Batches
 from brim.train.buckets import Alone, Buckets, summer
-from brim.train.carried import Lambda, State, Undo, Values, place_optimizer
+from brim.train.carried import Lambda, State, Undo, Values, copied, place_optimizer
 from brim.train.checkpoint import Saving
 from brim.train.control import Control
 from brim.train.elastic import NEW, EndedError, Membership, NotWantedError, share_state
-from brim.train.evaluation import Evaluation, Operation, random_numbers_kept, reduced
+from brim.train.evaluation import ALONE, Evaluation, Operation, random_numbers_kept, reduced
 from brim.train.group import BrokenGroupError, Group
 from brim.train.loader_options import check_options
 from brim.train.models import named_parameters, refuse_several_losses, refuse_wrapped
@@ -144,6 +144,8 @@ class Run:
         self._leave_asked = self._leave_agreed = self._broken = self._through = False
         self._closed = True  # the code behind the loop over `steps` has run since the last step
         self._closed_elsewhere = self._in_body = False
+        self._script_epoch: int | None = None  # the epoch whose steps, or the code behind them, the script is in
+        self._kept: tuple[dict[str, Tensor], Any] | None = None  # a received state from behind the end of that epoch
         self._undoable = False  # a step is under way: it has begun and is not committed
         self._loss: Tensor | None = None
         self._meter = Meter()
@@ -339,7 +341,7 @@ class Run:
             steps: End after so many optimizer steps of the whole job, also within an epoch. Unlike a ``break`` it holds
                 for a rank, too, that learns of the last step from another.
         """
-        self._last_step, self._epochs = steps, number
+        self._last_step = steps
         self._form()
         while self.epoch < number and not (self._over() and self._closed):
             before = self.epoch
@@ -358,9 +360,33 @@ class Run:
 
     def _close_epoch(self) -> None:
         """The code behind the loop over `steps` has run: who takes the state from now on goes on behind it."""
-        self._closed = True
+        if self._take_kept():
+            return
+        self._script_epoch, self._closed = None, True
         if self._loader is not None:
             self.epoch = self._loader.epoch
+
+    def _was_received(self) -> None:
+        """The state is another rank's now. Keep a copy if that rank has ended the epoch that this script is in.
+
+        The script then leaves the loop over `steps` and runs the code behind it, which must not change that state: the
+        other rank has run that code already.
+        """
+        at = self._script_epoch
+        ended = at is not None and (self.epoch > at or (self._closed and self._over()))
+        self._kept = copied(self._state.give()) if ended else None
+
+    def _take_kept(self) -> bool:
+        """The script has ended the epoch: undo what it has changed in a kept state; return whether there was one."""
+        if (kept := self._kept) is None:
+            return False
+        self._script_epoch = self._kept = None
+        self._state.take(*kept)
+        return True
+
+    def _give(self) -> tuple[dict[str, Tensor], Any]:
+        """Return the state for checkpoints and other ranks."""
+        return self._kept if self._kept is not None else self._state.give()
 
     def steps(self, loader: Batches) -> Iterator[Any]:
         """Micro-batches of the epoch, each followed by ``run.backward`` and ``run.step``."""
@@ -368,39 +394,41 @@ class Run:
             raise UserError("run.steps before run.prepare(model, optimizer)")
         self._fix_shapes()
         self._attach(loader)
+        self._take_kept()  # a loop without run.epochs
         self._form()
         call, self._calls = self._calls, self._calls + 1
         if call < self.epoch:
             return
         if call > self.epoch:  # a loop without run.epochs
             self._close_epoch()
-        epoch = self.epoch
+        epoch = self._script_epoch = self.epoch
         while True:
             self._boundary()
-            if self._epochs is None or self.epoch < self._epochs:
-                epoch = max(epoch, self.epoch)  # the state of others, who have run the code at the end of this one
-            if loader.epoch > epoch or self._over():
-                self._wait_for_all()
+            if self._kept is not None:
                 return
-            yield from self._one_step(loader)
+            if loader.epoch == epoch and not self._over():
+                yield from self._one_step(loader)
+            elif self._all_are_at_the_end():
+                return
 
-    def _wait_for_all(self) -> None:
-        """Return once all ranks have committed the last step: state is not taken from behind the end of an epoch.
+    def _all_are_at_the_end(self) -> bool:
+        """Wait until all ranks have committed the last step; False if a rank has died and others may be elsewhere.
 
         A rank that lacks the step takes the state here and then runs the code at the end of the epoch itself. Where
         another rank has run that code already, all had come here in the group before.
         """
-        while (group := self._live_group()) is not None and not self._closed_elsewhere:
-            try:
-                with self._in_collective("the end of the epoch"):
-                    group.share([0])  # as `_save_together`, where ranks may be that have run the code
-                return
-            except BrokenGroupError as error:
-                self._drop_step(error)
-                self._form()
+        group = self._live_group()
+        if group is None or self._closed_elsewhere:
+            return True
+        try:
+            with self._in_collective("the end of the epoch"):
+                group.share([0])  # as `_save_together`, where ranks may be that have run the code
+        except BrokenGroupError as error:
+            self._drop_step(error)
+            return False
+        return True
 
     _last_step: int | None = None
-    _epochs: int | None = None
 
     def _over(self) -> bool:
         return self._last_step is not None and self.steps_done >= self._last_step
@@ -495,8 +523,11 @@ class Run:
     def _evaluates(self) -> str:
         """Return the place in the script where this rank evaluates now or next; "" if there is none.
 
-        A rank that joins when the steps of an epoch are done runs the code at the end of the epoch, too.
+        A rank that joins when the steps of an epoch are done runs the code at the end of the epoch, too. One that has
+        received a state from behind that end runs it alone.
         """
+        if self._kept is not None:
+            return ALONE
         loader = self._loader
         done = loader is not None and not self._closed and (loader.epoch > self.epoch or self._over())
         if self._evaluation.again:
@@ -579,6 +610,8 @@ class Run:
 
     def finish(self) -> None:
         """Save the last state, once all ranks have committed the last step; a rank that has not may need this state."""
+        self._take_kept()
+        self._script_epoch = None
         self._evaluation.everybody()
         while True:
             try:
@@ -621,7 +654,9 @@ class Run:
     # -- one step --------------------------------------------------------------------------------------------------
 
     def _one_step(self, loader: Batches) -> Iterator[Any]:
-        plan = self._plan = self._plan_step(loader)
+        plan, buckets = self._plan_step(loader), self._buckets
+        self._plan = plan
+        assert buckets is not None
         assert self._tail is not None
         assert self._agreement is not None
         self._evaluation.begin_step()
@@ -644,6 +679,7 @@ class Run:
             micro.begins, begins = begins, False
             batch = moved(loader.fetch(plan.epoch, plan.step, worker), self.device)
             seed_everything(self.seed, "step", self.steps_done, worker)
+            buckets.unmark()
             self._in_body = True
             yield batch
             self._in_body = False
@@ -961,7 +997,7 @@ class Run:
 
     def _begin_save(self, *, announced: bool) -> Saving:
         assert self._checkpoints is not None
-        return self._checkpoints.begin(self._step, self._state.give(), self.certificate(), announced=announced)
+        return self._checkpoints.begin(self._step, self._give(), self.certificate(), announced=announced)
 
     def _end_save(self, saving: Saving, command: int | None) -> None:
         assert self._checkpoints is not None
@@ -1035,7 +1071,7 @@ class Run:
         loader, noise, late = self._loader, self._noise, self._pending_state or {}
         return {
             "step": self._step, "samples": self.samples, "workers": self._workers, "seed": self.seed,
-            "epoch": self.epoch, "closed": self._closed,
+            "epoch": self.epoch, "closed": self._closed, "loss": self.loss,
             "loader": late.get("loader") if loader is None else loader.state_dict(),
             "noise": late.get("noise") if noise is None else noise.state_dict(),
         }  # fmt: skip
@@ -1046,7 +1082,8 @@ class Run:
                 raise ConfigError(f"the state has {option}={state[name]!r}, this run {ours!r}: make them equal")
         self._step, self.samples, self.epoch = state["step"], state["samples"], state["epoch"]
         self._closed = state.get("closed", True)  # checkpoints of earlier versions do not say
-        self._broken = False
+        loss = state.get("loss")
+        self._loss = None if loss is None else torch.tensor(loss)
         self._update.schedules_were_loaded()
         if self._loader is None:
             self._pending_state = state
@@ -1117,7 +1154,7 @@ class _Carried:
 
     def give(self) -> tuple[dict[str, Tensor], Any]:
         """Return the state without copying, with the values that belong to this start of the job alone."""
-        tensors, tree = self._run._state.give()
+        tensors, tree = self._run._give()
         checkpoints = self._run._checkpoints
         return tensors, {
             "state": tree, "token": 0 if checkpoints is None else checkpoints.token, "tuned": self._run._tuned,
@@ -1126,6 +1163,7 @@ class _Carried:
     def take(self, tensors: dict[str, Tensor], tree: Any) -> None:
         """Use a complete received state."""
         self._run._state.take(tensors, tree["state"])
+        self._run._was_received()
         self._run._tuned = tree["tuned"]
         if self._run._undoable:  # in an evaluation within a step: the rest of the iteration is undone to this state
             self._run._begin_undoable()
