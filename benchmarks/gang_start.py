@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from brim.gang.job import Job
+from brim.gang.launch_config import Job
 from brim.gang.supervisor import Supervisor
 
 SCRIPT = """

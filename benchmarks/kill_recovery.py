@@ -88,12 +88,12 @@ def victims_of(kind, pids, dice):
 
 def killed(gang, folder, kind, ranks, dice):
     """Kill once while the gang trains or grows."""
-    from brim.gang.protocol import AskResize
+    from brim.gang.messages import ResizeRequest
 
     status = gang.until(is_whole(ranks), 60)
     until(lambda: all(len(steps_of(folder, pid)) > 2 for pid in pids_of(status)), 60, "training")
     if kind == "a rank while others join":
-        gang.ask(AskResize(2 * ranks))
+        gang.ask(ResizeRequest(2 * ranks))
         status = gang.until(lambda status: any(rank["where"] == "forming" for rank in status["ranks"]), 60)
     time.sleep(dice.uniform(0, 0.3))
     pids = pids_of(status)
@@ -102,7 +102,7 @@ def killed(gang, folder, kind, ranks, dice):
         os.kill(pid, 9)
     found = beyond_step_s(folder, [pid for pid in pids if pid not in victims], time.monotonic())
     if found is not None:
-        gang.ask(AskResize(ranks))
+        gang.ask(ResizeRequest(ranks))
     return found
 
 
@@ -110,7 +110,7 @@ def saved(zygote, dice):
     """Return whether the others save and leave when the rank that saves is killed."""
     from tests.elastic.storm import Gang
 
-    from brim.gang.protocol import AskPreempt
+    from brim.gang.messages import PreemptRequest
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -118,7 +118,7 @@ def saved(zygote, dice):
         try:
             status = gang.until(is_whole(2), 60)
             until(lambda: all(len(steps_of(folder, pid)) > 2 for pid in pids_of(status)), 60, "training")
-            gang.ask(AskPreempt())
+            gang.ask(PreemptRequest())
             time.sleep(dice.uniform(0, 0.5))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pids_of(status)[0], 9)

@@ -36,7 +36,7 @@ def preempted(zygote, ranks):
     """Return the seconds from the request to the end of the last process, and those of the median step before."""
     from tests.elastic.storm import Gang
 
-    from brim.gang.protocol import AskPreempt
+    from brim.gang.messages import PreemptRequest
     from resize import JOB, last_of, steps_in, until
 
     with tempfile.TemporaryDirectory() as name:
@@ -46,7 +46,7 @@ def preempted(zygote, ranks):
             until(lambda: last_of(folder, ranks), 60, "training")
             time.sleep(1.5)
             began = time.monotonic()
-            gang.ask(AskPreempt())
+            gang.ask(PreemptRequest())
             code = gang.process.wait(60)
             took = time.monotonic() - began
         finally:

@@ -82,7 +82,7 @@ def until(holds, timeout_s, what):
 def with_brim(times):
     from tests.elastic.storm import Gang, shared_zygote
 
-    from brim.gang.protocol import AskResize
+    from brim.gang.messages import ResizeRequest
 
     with tempfile.TemporaryDirectory() as name, shared_zygote(Path(name)) as zygote:
         folder = Path(name)
@@ -91,7 +91,7 @@ def with_brim(times):
             until(lambda: last_of(folder, 2), 60, "training")
             for target in [4, 2] * times:
                 time.sleep(2.0)
-                gang.ask(AskResize(target))
+                gang.ask(ResizeRequest(target))
                 until(lambda t=target: last_of(folder, t), 60, f"{target} ranks")
             time.sleep(1.0)
         finally:

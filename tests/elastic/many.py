@@ -79,7 +79,8 @@ def long_storm(folder, zygote, options):
         timeout_s=4 * options.events + 120,
     )  # fmt: skip
     counts = dict(collections.Counter(event.what for event in weather.done))
-    sys.stdout.write(f"long storm: {counts}, {weather.refused} refused, {weather.epochs} epochs in one gang\n")
+    refused, generations = weather.refused, weather.generations
+    sys.stdout.write(f"long storm: {counts}, {refused} refused, {generations} generations in one gang\n")
     return said("long storm", weather, expected)
 
 
@@ -112,7 +113,7 @@ def said(name, weather, expected):
     counts = " ".join(f"{n} {what}" for what, n in collections.Counter(event.what for event in weather.done).items())
     sys.stdout.write(
         f"{'equal ' if right else 'DIFFER'} {name}: {counts or 'undisturbed'}; {weather.refused} refused, "
-        f"{weather.starts} starts, {weather.epochs} epochs, {weather.seconds:.0f} s\n"
+        f"{weather.starts} starts, {weather.generations} generations, {weather.seconds:.0f} s\n"
     )
     if not right:
         sys.stdout.write(f"code {weather.code}, {weather.digests}\n{weather.stderr[-3000:]}\n")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from brim.gang.asking import ask
-from brim.gang.protocol import AskKill, AskPreempt, AskResize, AskStatus, AskStop, AskTune
+from brim.gang.client import ask
+from brim.gang.messages import KillRequest, PreemptRequest, ResizeRequest, StatusRequest, StopRequest, TuneRequest
 
 JOB = Path(__file__).parent / "job.py"
 LOOK_S = 0.01
@@ -41,7 +41,7 @@ class Weather:
     answers: list[dict]
     done: list[Event] = field(default_factory=list)
     refused: int = 0
-    epochs: int = 0
+    generations: int = 0
     starts: int = 1
     seconds: float = 0.0
     stderr: str = ""
@@ -90,7 +90,7 @@ class Gang:
 
     def status(self):
         with contextlib.suppress(OSError):
-            return self.ask(AskStatus()).status
+            return self.ask(StatusRequest()).status
         return None
 
     def until(self, holds, timeout_s=30):
@@ -164,7 +164,7 @@ def storm(folder, events, *words, ranks=2, zygote=None, timeout_s=60, replace=0,
                 if status is None:
                     break
                 left.pop(0)
-                weather.epochs = max(weather.epochs, base + status["epoch"])
+                weather.generations = max(weather.generations, base + status["generation"])
                 if not _do(gang, event, status, left):
                     weather.refused += 1
                     continue
@@ -176,7 +176,7 @@ def storm(folder, events, *words, ranks=2, zygote=None, timeout_s=60, replace=0,
             raise AssertionError(f"hangs: {json.dumps(gang.status())}\n{gang.stderr()}") from None
         finally:
             gang.close()
-        base = weather.epochs
+        base = weather.generations
         if weather.code not in (PREEMPTED, -signal.SIGKILL):
             break
         weather.starts += 1
@@ -192,13 +192,13 @@ def _do(gang, event, status, left):
     if event.what == "kill" and len(members) < 2:
         return False
     message = {
-        "resize": lambda: AskResize(event.number),
-        "crash": AskStatus,
-        "kill": lambda: AskKill(members[event.number % len(members)]),
-        "preempt": AskPreempt,
-        "stop": AskStop,
-        "tune": lambda: AskTune(global_batch=event.number),
-        "loader": lambda: AskTune(loader_workers=event.number),
+        "resize": lambda: ResizeRequest(event.number),
+        "crash": StatusRequest,
+        "kill": lambda: KillRequest(members[event.number % len(members)]),
+        "preempt": PreemptRequest,
+        "stop": StopRequest,
+        "tune": lambda: TuneRequest(global_batch=event.number),
+        "loader": lambda: TuneRequest(loader_workers=event.number),
     }[event.what]()
     del left
     if event.what == "crash":

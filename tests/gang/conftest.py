@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from brim.gang.asking import ask
-from brim.gang.protocol import AskStatus, Decoder, encode
+from brim.gang.client import ask
+from brim.gang.codec import Decoder, encode
+from brim.gang.messages import StatusRequest
 
 RANK = Path(__file__).parent / "rank.py"
 
@@ -37,7 +38,7 @@ class Launched:
         return ask(self.control, message)
 
     def status(self):
-        return json.loads(json.dumps(ask(self.control, AskStatus()).status))
+        return json.loads(json.dumps(ask(self.control, StatusRequest()).status))
 
     def until(self, holds, timeout_s=15):
         """Wait until ``holds(status)`` is true; the status."""

@@ -12,23 +12,22 @@ import socket
 import sys
 import time
 
-from brim.gang.protocol import (
-    Address,
-    Broken,
-    Decoder,
-    Form,
-    Formed,
+from brim.gang.codec import Decoder, encode
+from brim.gang.messages import (
+    FormGroup,
+    GroupBroken,
+    GroupFormed,
     Hello,
     Leaving,
-    Lost,
+    MemberLost,
     Prepare,
     Progress,
     Ready,
-    Resize,
+    ResizeGroup,
     Saved,
     Stop,
+    StoreAddress,
     Waiting,
-    encode,
 )
 
 ME = int(os.environ["BRIM_ID"])
@@ -55,8 +54,8 @@ class Rank:
         self.order = None  # newest form or resize
         self.addresses = {}
         self.prepare = self.stop = None
-        self.lost = 0  # newest epoch that has lost a member
-        self.epoch, self.members, self.step = 0, (), 0
+        self.lost = 0  # newest generation that has lost a member
+        self.generation, self.members, self.step = 0, (), 0
         self.peers, self.server = {}, None
 
     def say(self, message):
@@ -68,14 +67,14 @@ class Rank:
             if not data:
                 sys.exit(9)
             for message in self.decoder.feed(data):
-                if isinstance(message, (Form, Resize)) and message.epoch > max(
-                    self.epoch, self.order.epoch if self.order else 0
+                if isinstance(message, (FormGroup, ResizeGroup)) and message.generation > max(
+                    self.generation, self.order.generation if self.order else 0
                 ):
                     self.order = message
-                elif isinstance(message, Lost):
-                    self.lost = message.epoch
-                elif isinstance(message, Address):
-                    self.addresses[message.epoch] = message
+                elif isinstance(message, MemberLost):
+                    self.lost = message.generation
+                elif isinstance(message, StoreAddress):
+                    self.addresses[message.generation] = message
                 elif isinstance(message, Prepare):
                     self.prepare = message
                 elif isinstance(message, Stop):
@@ -98,17 +97,17 @@ class Rank:
         sys.exit(code)
 
     def join(self):
-        """Form the epoch that was ordered, or a newer one that comes meanwhile; True if in."""
+        """Form the generation that was ordered, or a newer one that comes meanwhile; True if in."""
         self.close_group()
         start_s = time.monotonic()
         order, self.order = self.order, None
         if ME not in order.members:
             self.leave()
-        self.epoch, self.members = order.epoch, order.members
+        self.generation, self.members = order.generation, order.members
         newer = lambda: self.order is not None or self.prepare is not None  # noqa: E731
         if order.leader == ME:
             self.server = socket.create_server(("127.0.0.1", 0))
-            self.say(Address(self.epoch, "127.0.0.1", self.server.getsockname()[1]))
+            self.say(StoreAddress(self.generation, "127.0.0.1", self.server.getsockname()[1]))
             while len(self.peers) < len(self.members) - 1:
                 ready, _, _ = select.select([self.server, self.control], [], [], 1)
                 if self.server in ready:
@@ -119,11 +118,11 @@ class Rank:
                 if newer():
                     return False
         else:
-            while self.epoch not in self.addresses:
+            while self.generation not in self.addresses:
                 self.listen(0.5)
                 if newer():
                     return False
-            address = self.addresses[self.epoch]
+            address = self.addresses[self.generation]
             try:
                 peer = socket.create_connection((address.host, address.port))
             except OSError:
@@ -132,12 +131,12 @@ class Rank:
             peer.sendall(ME.to_bytes(4, "big"))
             self.peers[order.leader] = peer
         self.step = self.meet(self.step)[0]
-        self.say(Formed(self.epoch, self.step, time.monotonic() - start_s))
+        self.say(GroupFormed(self.generation, self.step, time.monotonic() - start_s))
         return True
 
     def meet(self, step):
-        """All ranks' highest step, lowest newest epoch heard of, lowest "is to stop": one exchange with the leader."""
-        heard = self.order.epoch if isinstance(self.order, Resize) else self.epoch
+        """Highest step, lowest newest generation and lowest "is to stop" of all: one exchange with the leader."""
+        heard = self.order.generation if isinstance(self.order, ResizeGroup) else self.generation
         stop = int(self.prepare is not None or self.stop is not None)
         mine = b"".join(value.to_bytes(4, "big") for value in (step, heard, stop))
         try:
@@ -164,7 +163,7 @@ class Rank:
             if not select.select([peer], [], [], 0.2)[0]:
                 waited_s = time.monotonic() - start_s
                 if "mute" not in OPTIONS:
-                    self.say(Waiting(self.epoch, self.step, waited_s))
+                    self.say(Waiting(self.generation, self.step, waited_s))
                 elif waited_s > 0.5:
                     raise BrokeError  # a collective with a time-out
                 continue
@@ -191,7 +190,7 @@ class Rank:
                     else:
                         training = self.join()
                     continue
-                if isinstance(self.order, Form):
+                if isinstance(self.order, FormGroup):
                     training = False  # at once
                     continue
                 if at("hang", self.step):
@@ -209,18 +208,18 @@ class Rank:
                 self.say(Progress(self.step, self.step * 8, 1.0))
                 if stop and "ignore" not in OPTIONS:
                     self.leave(int(OPTIONS.get("code", "0")))
-                if isinstance(self.order, Resize) and heard >= self.order.epoch:
+                if isinstance(self.order, ResizeGroup) and heard >= self.order.generation:
                     training = False
             except BrokeError:
                 if "brittle" in OPTIONS:
                     raise RuntimeError(f"{ME} lost its peers") from None
-                while "deaf" in OPTIONS and self.lost < self.epoch:  # as NCCL is to the end of a peer
+                while "deaf" in OPTIONS and self.lost < self.generation:  # as NCCL is to the end of a peer
                     self.listen(0.5)
                 self.close_group()
                 training = False
-                self.say(Broken(self.epoch, self.step, "a peer is gone"))
+                self.say(GroupBroken(self.generation, self.step, "a peer is gone"))
         self.close_group()
-        sys.stdout.write(f"rank {ME} done at {self.step} in epoch {self.epoch} of {len(self.members)}\n")
+        sys.stdout.write(f"rank {ME} done at {self.step} in generation {self.generation} of {len(self.members)}\n")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Epochs: whoever dies, leaves, comes or breaks whenever, those who are left end up together in one."""
+"""Generations: whoever dies, leaves, comes or breaks whenever, those who are left end up together in one."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brim.gang.membership import Membership, Where
-from brim.gang.protocol import Address, Form, Lost, Resize
+from brim.gang.messages import FormGroup, MemberLost, ResizeGroup, StoreAddress
 
 
 class Gang:
@@ -19,11 +19,11 @@ class Gang:
         self.membership = Membership(size, replace)
         self.sizes = sizes
         self.mail = {}  # messages on their way, by rank
-        self.epoch_of = {}  # epoch each living rank is training in, or None
+        self.generation_of = {}  # generation each living rank is training in, or None
         self.wants = {}  # the newest order a rank has heard and not yet acted on
         self.next_id = 0
-        self.members_of = {}  # by epoch
-        self.heard = {}  # the highest epoch each rank has heard of: told twice, formed once
+        self.members_of = {}  # by generation
+        self.heard = {}  # the highest generation each rank has heard of: told twice, formed once
         self.retired = []
         self.obey(self.membership.begin())
 
@@ -37,19 +37,19 @@ class Gang:
         for _ in range(orders.start):
             rank, self.next_id = self.next_id, self.next_id + 1
             self.membership.added(rank)
-            self.epoch_of[rank] = None
+            self.generation_of[rank] = None
             self.mail.setdefault(rank, [])
 
     def die(self, rank):
-        del self.epoch_of[rank]
+        del self.generation_of[rank]
         self.mail.pop(rank, None)
         self.wants.pop(rank, None)
         self.obey(self.membership.gone(rank))
 
     def group(self, rank):
         """Those who are training in the same group now, and whether all are there."""
-        members = self.members_of.get(self.epoch_of[rank], ())
-        return members, all(self.epoch_of.get(other) == self.epoch_of[rank] for other in members)
+        members = self.members_of.get(self.generation_of[rank], ())
+        return members, all(self.generation_of.get(other) == self.generation_of[rank] for other in members)
 
     def act(self, rank):
         """One thing the rank might do next; whether it did anything."""
@@ -60,29 +60,31 @@ class Gang:
             return True
         if self.mail[rank]:
             message = self.mail[rank].pop(0)
-            if isinstance(message, Lost):
-                if self.epoch_of[rank] is not None and self.epoch_of[rank] <= message.epoch:
+            if isinstance(message, MemberLost):
+                if self.generation_of[rank] is not None and self.generation_of[rank] <= message.generation:
                     self.break_group(rank)
-            elif isinstance(message, Form) or (isinstance(message, Resize) and self.epoch_of[rank] is not None):
-                if message.epoch > self.heard.get(rank, 0):
-                    self.heard[rank] = message.epoch
+            elif isinstance(message, FormGroup) or (
+                isinstance(message, ResizeGroup) and self.generation_of[rank] is not None
+            ):
+                if message.generation > self.heard.get(rank, 0):
+                    self.heard[rank] = message.generation
                     self.wants[rank] = message
-                self.members_of[message.epoch] = message.members
+                self.members_of[message.generation] = message.members
             return True
         want = self.wants.get(rank)
-        training = self.epoch_of[rank] is not None
+        training = self.generation_of[rank] is not None
         if training:
             _, whole = self.group(rank)
             if not whole and not self.stuck:
                 self.break_group(rank)
                 return True
-            if isinstance(want, Form):
-                self.epoch_of[rank] = None  # at once; the others find their group broken
+            if isinstance(want, FormGroup):
+                self.generation_of[rank] = None  # at once; the others find their group broken
                 return True
             if not whole or not self.agreed(rank):
                 return False
             for other in self.group(rank)[0]:
-                self.epoch_of[other] = None  # all leave the old group at the same step
+                self.generation_of[other] = None  # all leave the old group at the same step
             return True
         if want is None:
             return False
@@ -94,52 +96,53 @@ class Gang:
 
     def break_group(self, rank):
         """Out of a broken group; what was to be done at an agreed step is void, a form comes."""
-        epoch, self.epoch_of[rank] = self.epoch_of[rank], None
-        if isinstance(self.wants.get(rank), Resize):
+        generation, self.generation_of[rank] = self.generation_of[rank], None
+        if isinstance(self.wants.get(rank), ResizeGroup):
             del self.wants[rank]
-            self.heard[rank] = epoch
-        self.obey(self.membership.broken(rank, epoch))
+            self.heard[rank] = generation
+        self.obey(self.membership.broken(rank, generation))
 
     def agreed(self, rank):
-        return all(isinstance(self.wants.get(other), Resize) for other in self.group(rank)[0])
+        return all(isinstance(self.wants.get(other), ResizeGroup) for other in self.group(rank)[0])
 
     def join(self, want):
         """A group forms when all its members want it and none is in another."""
         for other in want.members:
-            if self.epoch_of.get(other, 0) is not None or getattr(self.wants.get(other), "epoch", 0) != want.epoch:
+            wanted = getattr(self.wants.get(other), "generation", 0)
+            if self.generation_of.get(other, 0) is not None or wanted != want.generation:
                 return False
         for other in want.members:
-            self.epoch_of[other] = want.epoch
+            self.generation_of[other] = want.generation
         for other in want.members:
             del self.wants[other]
-            self.obey(self.membership.formed(other, want.epoch))
+            self.obey(self.membership.formed(other, want.generation))
         return True
 
     def run(self):
         for _ in range(2_000):
-            acted = [self.act(rank) for rank in list(self.epoch_of) if rank in self.epoch_of]
+            acted = [self.act(rank) for rank in list(self.generation_of) if rank in self.generation_of]
             if not any(acted):
                 return
         raise AssertionError("never comes to rest")
 
     def check(self):
         members = self.membership.members
-        assert set(self.epoch_of) == set(members), (self.epoch_of, members)
-        assert all(epoch == self.membership.epoch for epoch in self.epoch_of.values())
+        assert set(self.generation_of) == set(members), (self.generation_of, members)
+        assert all(generation == self.membership.generation for generation in self.generation_of.values())
         if self.sizes:
             assert len(members) in self.sizes
 
 
 @settings(max_examples=300)
 @given(st.sampled_from([(), (1, 2, 4)]), st.integers(0, 3), st.data())
-def test_after_any_storm_all_living_ranks_are_in_one_epoch(sizes, replace, data):
+def test_after_any_storm_all_living_ranks_are_in_one_generation(sizes, replace, data):
     gang = Gang(data.draw(st.sampled_from([1, 2, 4])), sizes, replace, stuck=data.draw(st.booleans()))
     gang.run()
     gang.check()
-    epochs = [gang.membership.epoch]
+    generations = [gang.membership.generation]
     for _ in range(data.draw(st.integers(0, 25))):
         what = data.draw(st.sampled_from(["act", "act", "act", "act", "kill", "resize", "break"]))
-        living = sorted(gang.epoch_of)
+        living = sorted(gang.generation_of)
         if what == "resize":
             size = data.draw(st.sampled_from([1, 2, 3, 4]))
             why_not, orders = gang.membership.resize(size)
@@ -150,15 +153,15 @@ def test_after_any_storm_all_living_ranks_are_in_one_epoch(sizes, replace, data)
             if gang.membership.survives(victim):
                 gang.die(victim)
         elif what == "break":
-            training = [rank for rank in living if gang.epoch_of[rank] is not None]
+            training = [rank for rank in living if gang.generation_of[rank] is not None]
             if training:
                 rank = data.draw(st.sampled_from(training))
                 gang.break_group(rank)
         else:
             gang.act(data.draw(st.sampled_from(living)))
-        assert gang.membership.epoch >= epochs[-1]
-        epochs.append(gang.membership.epoch)
-        if not gang.epoch_of:
+        assert gang.membership.generation >= generations[-1]
+        generations.append(gang.membership.generation)
+        if not gang.generation_of:
             return
     gang.run()
     gang.check()
@@ -170,16 +173,16 @@ def formed(size, **options):
     return gang
 
 
-def test_the_first_epoch_waits_for_all():
+def test_the_first_generation_waits_for_all():
     gang = Gang(3)
     assert not gang.membership.ready(0).send
     assert not gang.membership.ready(1).send
     orders = gang.membership.ready(2)
-    assert orders.send == [(rank, Form(1, (0, 1, 2), 0, 1)) for rank in range(3)]
+    assert orders.send == [(rank, FormGroup(1, (0, 1, 2), 0, 1)) for rank in range(3)]
 
 
 @pytest.mark.parametrize(("size", "asked"), [(1, 3), (4, 2), (4, 1), (2, 2)])
-def test_a_resize_before_the_first_epoch_holds_for_it(size, asked):
+def test_a_resize_before_the_first_generation_holds_for_it(size, asked):
     gang = Gang(size)
     gang.membership.hello(0)
     why_not, orders = gang.membership.resize(asked)
@@ -203,32 +206,32 @@ def test_growth_names_survivors_first_and_one_of_them_leads():
     gang.obey(orders)
     gang.membership.ready(2)
     sent = dict(gang.membership.ready(3).send)
-    assert sent[0] == Resize(2, 2, (0, 1, 2, 3), 0)
-    assert sent[2] == Form(2, (0, 1, 2, 3), 0, 2)
+    assert sent[0] == ResizeGroup(2, 2, (0, 1, 2, 3), 0)
+    assert sent[2] == FormGroup(2, (0, 1, 2, 3), 0, 2)
 
 
 def test_the_address_goes_to_the_other_members_and_from_the_leader_only():
     gang = formed(3)
-    said = Address(1, "127.0.0.1", 1234)
+    said = StoreAddress(1, "127.0.0.1", 1234)
     assert [rank for rank, _ in gang.membership.address(0, said).send] == [1, 2]
     assert not gang.membership.address(1, said).send
-    assert not gang.membership.address(0, Address(9, "x", 1)).send
+    assert not gang.membership.address(0, StoreAddress(9, "x", 1)).send
 
 
 def test_all_others_are_told_of_a_death_whoever_has_noticed_it():
     gang = formed(4)
     orders = gang.membership.broken(0, 1)  # its collective has failed; those of ranks 2 and 3 never will
-    assert dict(orders.send) == {1: Lost(1), 2: Lost(1), 3: Lost(1)}
+    assert dict(orders.send) == {1: MemberLost(1), 2: MemberLost(1), 3: MemberLost(1)}
     orders = gang.membership.gone(1)
-    assert dict(orders.send) == {2: Lost(1), 3: Lost(1)}
+    assert dict(orders.send) == {2: MemberLost(1), 3: MemberLost(1)}
 
 
-def test_a_death_after_the_word_of_a_smaller_epoch_ends_the_one_before():
+def test_a_death_after_the_word_of_a_smaller_generation_ends_the_one_before():
     gang = formed(4)
     _, orders = gang.membership.resize(2)
-    assert {type(message) for _, message in orders.send} == {Resize}
+    assert {type(message) for _, message in orders.send} == {ResizeGroup}
     orders = gang.membership.gone(3)  # before the agreed step, which the others may never reach
-    assert dict(orders.send) == {0: Lost(1), 1: Lost(1), 2: Lost(1)}
+    assert dict(orders.send) == {0: MemberLost(1), 1: MemberLost(1), 2: MemberLost(1)}
 
 
 def test_a_rank_that_was_to_leave_stays_where_the_one_that_was_to_stay_has_died():
@@ -236,20 +239,20 @@ def test_a_rank_that_was_to_leave_stays_where_the_one_that_was_to_stay_has_died(
     gang.obey(gang.membership.resize(1)[1])
     gang.die(0)
     gang.run()
-    assert gang.epoch_of == {1: 3}
+    assert gang.generation_of == {1: 3}
 
 
 def test_a_rank_that_waits_for_one_that_has_finished_is_told():
     gang = formed(2)
     assert not gang.membership.waiting(0, 1).send
     gang.membership.finished(1)
-    assert gang.membership.waiting(0, 1).send == [(0, Lost(1))]
+    assert gang.membership.waiting(0, 1).send == [(0, MemberLost(1))]
 
 
 def test_survivors_form_when_all_have_said_broken():
     gang = formed(4)
     gang.die(1)
-    assert dict(gang.membership.broken(0, 1).send) == {2: Lost(1), 3: Lost(1)}
+    assert dict(gang.membership.broken(0, 1).send) == {2: MemberLost(1), 3: MemberLost(1)}
     assert not gang.membership.broken(3, 1).send
     orders = gang.membership.broken(2, 1)
     assert {rank for rank, _ in orders.send} == {0, 2, 3}
@@ -261,7 +264,7 @@ def test_a_job_that_needs_a_power_of_two_goes_on_with_two_of_three():
     gang.die(0)
     gang.run()
     assert gang.membership.members == (1, 2)
-    assert sorted(gang.epoch_of) == [1, 2]
+    assert sorted(gang.generation_of) == [1, 2]
 
 
 def test_a_dead_rank_is_replaced_when_that_was_asked_for():
@@ -282,7 +285,7 @@ def test_growth_that_is_taken_back_ends_the_newcomers():
 
 def test_after_a_rank_finished_nobody_is_started():
     gang = formed(4, replace=3)
-    del gang.epoch_of[0]
+    del gang.generation_of[0]
     gang.obey(gang.membership.finished(0))
     gang.run()
     assert gang.next_id == 4
@@ -296,7 +299,7 @@ def test_newcomers_of_a_job_that_has_finished_do_not_begin_it_anew(acts):
     for _ in range(acts):
         next((rank for rank in (2, 3) if gang.act(rank)), None)
     for rank in (0, 1):
-        del gang.epoch_of[rank]
+        del gang.generation_of[rank]
         gang.obey(gang.membership.finished(rank))
     gang.run()
     assert sorted(gang.retired) == [2, 3]
@@ -311,7 +314,7 @@ def test_a_job_that_is_to_end_does_not_survive_those_who_hold_its_state():
     assert gang.membership.survives(1)
 
 
-def test_epochs_that_never_get_together_end_the_gang():
+def test_generations_that_never_get_together_end_the_gang():
     membership = Membership(2)
     orders = membership.begin()
     for rank in range(orders.start):
@@ -320,5 +323,5 @@ def test_epochs_that_never_get_together_end_the_gang():
         membership.ready(rank)
     hopeless = []
     for _ in range(10):
-        hopeless += [membership.broken(0, membership.epoch).hopeless, membership.broken(1, membership.epoch).hopeless]
+        hopeless += [membership.broken(rank, membership.generation).hopeless for rank in range(2)]
     assert any(hopeless)

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from brim.gang import output
-from brim.gang.hangs import Hangs
+from brim.gang.watchdog import Hangs
 
 TRACE = b"Traceback (most recent call last):\n"
 

@@ -12,35 +12,35 @@ from pathlib import Path
 import psutil
 import pytest
 
-from brim.gang.protocol import (
-    Address,
-    Answer,
-    AskKill,
-    AskPreempt,
-    AskResize,
-    AskStatus,
-    AskStop,
-    AskTune,
-    Broken,
+from brim.gang.codec import encode
+from brim.gang.messages import (
     Error,
-    Form,
-    Formed,
+    FormGroup,
+    GroupBroken,
+    GroupFormed,
     Hello,
-    Lost,
+    KillRequest,
+    MemberLost,
+    PreemptRequest,
     Prepare,
     Progress,
     Ready,
-    Resize,
-    Tune,
+    ResizeGroup,
+    ResizeRequest,
+    Response,
+    StatusRequest,
+    StopRequest,
+    StoreAddress,
+    TuneRequest,
+    TuneSettings,
     Waiting,
-    encode,
 )
-from brim.gang.ranks import Rank
+from brim.gang.rank_process import Rank
 from tests.gang.conftest import RANK
 
 
 def training(size):
-    """The status says that so many ranks are in the newest epoch."""
+    """The status says that so many ranks are in the newest generation."""
 
     def holds(status):
         inside = [rank["id"] for rank in status["ranks"] if rank["where"] == "in" and rank["living"]]
@@ -63,7 +63,7 @@ def stepping(gang):
 def test_a_gang_forms_trains_and_finishes(launch):
     gang = launch("--nproc", 3, RANK, "steps=20")
     assert gang.wait() == 0
-    assert sorted(gang.stdout().splitlines()) == [f"rank {n} done at 20 in epoch 1 of 3" for n in range(3)]
+    assert sorted(gang.stdout().splitlines()) == [f"rank {n} done at 20 in generation 1 of 3" for n in range(3)]
     assert gang.stderr() == f"brim: control {gang.control}\n"
     assert not os.path.exists(gang.control)
 
@@ -72,20 +72,21 @@ def test_it_grows_and_shrinks_in_place(launch):
     gang = launch("--nproc", 2, RANK)
     before = pids(gang.until(training(2)))
     for size in (4, 1, 3, 2):
-        assert gang.ask(AskResize(size)).ok
+        assert gang.ask(ResizeRequest(size)).ok
         status = gang.until(training(size))
         stepping(gang)
     assert status["ranks"][0]["pid"] == before[0]
-    assert gang.ask(AskStop()).ok
+    assert gang.ask(StopRequest()).ok
     assert gang.wait() == 0
 
 
 def test_sizes_the_job_cannot_run_on_are_refused(launch):
     gang = launch("--nproc", 2, RANK, "sizes=1,2,4")
     gang.until(training(2))
-    assert gang.ask(AskResize(3)).detail == "found size 3, expected one of [1, 2, 4]: the batch splits into these only"
-    assert "at least 1" in gang.ask(AskResize(0)).detail
-    assert gang.ask(AskKill(9)).detail == "found id 9, expected one of [0, 1]"
+    detail = gang.ask(ResizeRequest(3)).detail
+    assert detail == "found size 3, expected one of [1, 2, 4]: the batch splits into these only"
+    assert "at least 1" in gang.ask(ResizeRequest(0)).detail
+    assert gang.ask(KillRequest(9)).detail == "found id 9, expected one of [0, 1]"
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
@@ -94,7 +95,7 @@ def test_survivors_of_a_killed_rank_go_on(launch, victim):
     os.kill(pids(gang.until(training(3)))[victim], signal.SIGKILL)
     status = gang.until(training(2))
     assert victim not in status["members"]
-    assert status["epoch"] == 2
+    assert status["generation"] == 2
     stepping(gang)
     assert f"rank {victim}" in gang.stderr()
     assert "SIGKILL" in gang.stderr()
@@ -104,7 +105,7 @@ def test_survivors_of_a_killed_rank_go_on(launch, victim):
 def test_survivors_that_do_not_notice_are_told(launch, victim):
     gang = launch("--nproc", 3, RANK, "deaf")
     os.kill(pids(gang.until(training(3)))[victim], signal.SIGKILL)
-    status = gang.until(lambda status: training(2)(status) and status["epoch"] == 2)
+    status = gang.until(lambda status: training(2)(status) and status["generation"] == 2)
     assert victim not in status["members"]
     stepping(gang)
     assert f"the other ranks continue without rank {victim}" in gang.stderr()
@@ -113,25 +114,25 @@ def test_survivors_that_do_not_notice_are_told(launch, victim):
 def test_a_gang_that_is_building_takes_a_resize(launch):
     gang = launch("--nproc", 1, RANK, "build=2")
     gang.until(lambda status: status["ranks"][0]["where"] == "building")
-    assert gang.ask(AskResize(2)).ok
+    assert gang.ask(ResizeRequest(2)).ok
     status = gang.until(training(2))
-    assert status["epoch"] == 1
+    assert status["generation"] == 1
 
 
 def test_a_replacement_takes_the_place_of_the_dead(launch):
     """Places are GPUs: one that is not there cannot be had, and one that is taken cannot be shared."""
     gang = launch("--nproc", 2, "--replace", 1, RANK, "sizes=1,2")
     gang.until(training(2))
-    assert gang.ask(AskKill(1)).ok
-    status = gang.until(lambda status: training(2)(status) and status["epoch"] > 1)
+    assert gang.ask(KillRequest(1)).ok
+    status = gang.until(lambda status: training(2)(status) and status["generation"] > 1)
     assert sorted(rank["slot"] for rank in status["ranks"] if rank["living"]) == [0, 1]
 
 
 def test_a_killed_rank_is_replaced_where_that_was_asked_for(launch):
     gang = launch("--nproc", 2, "--replace", 1, RANK, "sizes=1,2")
     gang.until(training(2))
-    assert gang.ask(AskKill(0)).ok
-    status = gang.until(lambda status: training(2)(status) and status["epoch"] > 1)
+    assert gang.ask(KillRequest(0)).ok
+    status = gang.until(lambda status: training(2)(status) and status["generation"] > 1)
     assert status["members"] == [1, 2]
 
 
@@ -149,7 +150,7 @@ def test_a_preemption_is_announced_and_ends_with_75(launch):
 def test_codes_after_an_announced_stop(launch, code, expected):
     gang = launch("--nproc", 2, RANK, f"code={code}")
     gang.until(training(2))
-    assert gang.ask(AskPreempt()).ok
+    assert gang.ask(PreemptRequest()).ok
     assert gang.wait() == expected
 
 
@@ -164,7 +165,7 @@ def test_who_ignores_all_words_is_killed_at_the_end_of_the_grace(launch):
     gang = launch("--nproc", 2, RANK, "ignore")
     gang.until(training(2))
     start_s = time.monotonic()
-    assert gang.ask(AskPreempt(grace_s=1.5)).ok
+    assert gang.ask(PreemptRequest(grace_s=1.5)).ok
     assert gang.wait() == 75
     assert 1.4 < time.monotonic() - start_s < 3
     assert gang.stderr().count("is still running: SIGKILL") == 2
@@ -173,7 +174,7 @@ def test_who_ignores_all_words_is_killed_at_the_end_of_the_grace(launch):
 def test_a_stopped_process_is_killed_too(launch):
     gang = launch("--nproc", 2, RANK)
     os.kill(pids(gang.until(training(2)))[1], signal.SIGSTOP)
-    gang.ask(AskPreempt(grace_s=1.2))
+    gang.ask(PreemptRequest(grace_s=1.2))
     assert gang.wait() == 75
 
 
@@ -198,7 +199,7 @@ def test_of_several_tracebacks_the_first_cause_comes_first(launch):
 
 @pytest.mark.parametrize("linger_s", [0, 1])
 @pytest.mark.parametrize("steps", [5, 0])
-def test_survivors_that_wait_for_a_new_epoch_end_with_a_gang_that_fails(launch, steps, linger_s):
+def test_survivors_that_wait_for_a_new_generation_end_with_a_gang_that_fails(launch, steps, linger_s):
     """They ask for no step to leave after, so SIGTERM is not heard by a session."""
     gang = launch("--nproc", 3, "--failure-grace", 6, RANK, f"fail=1:{steps}", f"linger={linger_s}", "ignore")
     start_s = time.monotonic()
@@ -209,7 +210,8 @@ def test_survivors_that_wait_for_a_new_epoch_end_with_a_gang_that_fails(launch, 
 
 def test_who_raised_and_is_then_ended_by_our_sigterm_failed_by_its_exception(launch, tmp_path):
     (tmp_path / "slow.py").write_text(
-        "import os, socket, time\nfrom brim.gang.protocol import Failed, Hello, encode\n"
+        "import os, socket, time\nfrom brim.gang.codec import encode\n"
+        "from brim.gang.messages import Failed, Hello\n"
         "s = socket.socket(socket.AF_UNIX); s.connect(os.environ['BRIM_CONTROL'])\n"
         "s.sendall(encode(Hello(int(os.environ['BRIM_ID']), os.getpid())))\n"
         "if os.environ['BRIM_ID'] == '1': s.sendall(encode(Failed('ValueError: mine\\n')))\n"
@@ -272,7 +274,7 @@ def test_a_newcomer_whose_log_cannot_be_opened_does_not_come_and_the_gang_goes_o
     gang.until(training(2))
     logs.rename(tmp_path / "elsewhere")
     logs.write_text("x")
-    answer = gang.ask(AskResize(4))
+    answer = gang.ask(ResizeRequest(4))
     assert not answer.ok
     assert answer.detail.startswith("rank 3: its output cannot be opened: File exists")
     status = gang.status()
@@ -281,7 +283,7 @@ def test_a_newcomer_whose_log_cannot_be_opened_does_not_come_and_the_gang_goes_o
     assert gang.stderr().count("cannot be opened") == 2
     stepping(gang)
     logs.unlink()
-    assert gang.ask(AskResize(3)).ok
+    assert gang.ask(ResizeRequest(3)).ok
     gang.until(training(3))
     gang.process.send_signal(signal.SIGTERM)
     assert gang.wait() == 75
@@ -293,11 +295,11 @@ def test_a_replacement_that_cannot_be_started_does_not_end_the_others(launch, tm
     gang.until(training(2))
     logs.rename(tmp_path / "elsewhere")
     logs.write_text("x")
-    assert gang.ask(AskKill(1)).ok
-    gang.until(lambda status: training(1)(status) and status["epoch"] == 2)
+    assert gang.ask(KillRequest(1)).ok
+    gang.until(lambda status: training(1)(status) and status["generation"] == 2)
     stepping(gang)
     assert gang.stderr().count("cannot be opened") == 1
-    assert gang.ask(AskStop()).ok
+    assert gang.ask(StopRequest()).ok
     assert gang.wait() == 0
 
 
@@ -318,7 +320,7 @@ def test_a_command_that_cannot_be_started_is_said(launch):
 def test_a_plain_command_is_terminated_and_resumable(launch):
     gang = launch("--nproc", 2, "--command", "bash", "-c", "sleep 60 & wait")
     gang.until(lambda status: all(rank["pid"] for rank in status["ranks"]))
-    assert "no rank has connected yet" in gang.ask(AskResize(1)).detail
+    assert "no rank has connected yet" in gang.ask(ResizeRequest(1)).detail
     gang.process.send_signal(signal.SIGTERM)
     assert gang.wait(5) == 75
 
@@ -337,7 +339,7 @@ def test_a_plain_command_has_what_torchrun_sets(launch):
 
 def test_a_hung_rank_is_named_and_killed_and_the_others_go_on(launch):
     gang = launch("--nproc", 3, "--hang", 1, RANK, "hang=1:5", "pause=0.01")
-    gang.until(lambda status: training(2)(status) and status["epoch"] == 2)
+    gang.until(lambda status: training(2)(status) and status["generation"] == 2)
     stepping(gang)
     assert "rank 1 (process " in gang.stderr()
     assert "hangs: all other ranks have waited for 1 s, in step 5; SIGKILL" in gang.stderr()
@@ -353,8 +355,8 @@ def test_the_step_of_a_hang_is_that_in_which_the_others_wait(launch, peer, tmp_p
         one.say(Hello(number, 1))
         one.say(Ready(number))
     for one in ranks:
-        assert one.hear() == Form(1, (0, 1), 0, 1)
-        one.say(Formed(1, 0))
+        assert one.hear() == FormGroup(1, (0, 1), 0, 1)
+        one.say(GroupFormed(1, 0))
         one.say(Progress(1, 8))
     gang.until(training(2))
     ranks[0].say(Waiting(1, 10, 1.5))
@@ -374,14 +376,14 @@ def test_a_frozen_rank_that_says_nothing_is_found_once_the_others_are_free(launc
 
 def test_a_segmentation_fault_is_survived(launch):
     gang = launch("--nproc", 2, RANK, "segv=1:5")
-    gang.until(lambda status: training(1)(status) and status["epoch"] == 2)
+    gang.until(lambda status: training(1)(status) and status["generation"] == 2)
     assert "SIGSEGV" in gang.stderr()
 
 
 def test_growth_overlaps_training(launch):
     gang = launch("--nproc", 1, RANK, "build=0.7")
     gang.until(training(1))
-    gang.ask(AskResize(2))
+    gang.ask(ResizeRequest(2))
     stepping(gang)
     assert training(1)(gang.status())
     gang.until(training(2))
@@ -390,9 +392,9 @@ def test_growth_overlaps_training(launch):
 def test_growth_taken_back_before_newcomers_are_ready(launch):
     gang = launch("--nproc", 1, RANK, "build=0.5")
     gang.until(training(1))
-    gang.ask(AskResize(3))
+    gang.ask(ResizeRequest(3))
     gang.until(lambda status: len(pids(status)) == 3)
-    gang.ask(AskResize(1))
+    gang.ask(ResizeRequest(1))
     gang.until(lambda status: len(pids(status)) == 1)
     stepping(gang)
     assert gang.status()["target"] == 1
@@ -463,7 +465,7 @@ def test_shared_memory_of_a_killed_rank_is_unlinked(launch, tmp_path):
         time.sleep(0.02)
     mark = "brim-test-" + gang.status()["gang"]
     assert len([name for name in os.listdir("/dev/shm") if name.startswith(mark)]) == 2
-    gang.ask(AskKill(0))
+    gang.ask(KillRequest(0))
     assert gang.wait() == 128 + signal.SIGKILL
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(mark)]
 
@@ -491,13 +493,13 @@ def test_when_the_zygote_is_killed_the_gang_goes_on_and_can_grow(launch):
     gang = launch("--nproc", 2, RANK)
     os.kill(gang.until(training(2))["zygote"], signal.SIGKILL)
     stepping(gang)
-    gang.ask(AskResize(3))
+    gang.ask(ResizeRequest(3))
     gang.until(training(3))
     os.kill(gang.status()["zygote"], signal.SIGKILL)
     stepping(gang)
     os.kill(pids(gang.status())[0], signal.SIGKILL)
     gang.until(training(2))
-    assert gang.ask(AskPreempt()).ok
+    assert gang.ask(PreemptRequest()).ok
     assert gang.wait() == 75
 
 
@@ -505,7 +507,7 @@ def test_a_stopped_zygote_does_not_keep_a_preempted_gang(launch):
     gang = launch("--nproc", 2, RANK)
     os.kill(gang.until(training(2))["zygote"], signal.SIGSTOP)
     for _ in range(2):
-        assert gang.ask(AskPreempt(grace_s=1.0)).ok
+        assert gang.ask(PreemptRequest(grace_s=1.0)).ok
     assert gang.wait(20) == 75, gang.stderr()
 
 
@@ -523,7 +525,7 @@ def test_a_gang_whose_zygote_has_started_no_rank_ends_when_preempted(launch, tmp
     zygote = gang.until(lambda status: status["zygote"])["zygote"]
     if number == signal.SIGSTOP:
         os.kill(zygote, number)
-    assert gang.ask(AskPreempt(grace_s=1.0)).ok
+    assert gang.ask(PreemptRequest(grace_s=1.0)).ok
     if number == signal.SIGTERM:
         os.kill(zygote, number)
     assert gang.wait(20) == 75, gang.stderr()
@@ -577,21 +579,21 @@ def test_what_nobody_can_mean_is_refused_and_reaches_no_rank(launch, peer, tmp_p
     rank = peer(gang.control)
     rank.say(Hello(0, 1))
     rank.say(Ready(0))
-    assert rank.hear() == Form(1, (0,), 0, 1)
-    rank.say(Formed(1, 0))
+    assert rank.hear() == FormGroup(1, (0,), 0, 1)
+    rank.say(GroupFormed(1, 0))
     gang.until(training(1))
     for message, why in [
-        (AskPreempt(-5.0), "preempt: found -5 s, expected a finite time of at least 0"),
-        (AskTune(global_batch=0), "tune: found global_batch 0, expected at least 1"),
-        (AskTune(loader_workers=-1), "tune: found loader_workers -1, expected at least 0"),
-        (AskTune(prefetch=0), "tune: found prefetch 0, expected at least 1"),
+        (PreemptRequest(-5.0), "preempt: found -5 s, expected a finite time of at least 0"),
+        (TuneRequest(global_batch=0), "tune: found global_batch 0, expected at least 1"),
+        (TuneRequest(loader_workers=-1), "tune: found loader_workers -1, expected at least 0"),
+        (TuneRequest(prefetch=0), "tune: found prefetch 0, expected at least 1"),
     ]:
-        assert gang.ask(message) == Answer(ok=False, detail=why)
+        assert gang.ask(message) == Response(ok=False, detail=why)
     raw = peer(gang.control)
     raw.say(b'{"v":1,"type":"ask_preempt","grace_s":NaN}\n')
     assert not raw.hear().ok
-    assert gang.ask(AskTune(loader_workers=0)).ok
-    assert rank.hear() == Tune(2, loader_workers=0)
+    assert gang.ask(TuneRequest(loader_workers=0)).ok
+    assert rank.hear() == TuneSettings(2, loader_workers=0)
     assert gang.status()["state"] == "running"
 
 
@@ -605,7 +607,7 @@ def test_rubbish_half_lines_and_other_versions_harm_nobody(launch, peer):
             one.say(dice.randbytes(dice.choice([1, 10, 5000])))
         one.close()
     half = peer(gang.control)
-    half.say(encode(AskStatus())[:9])
+    half.say(encode(StatusRequest())[:9])
     future = peer(gang.control)
     future.say(b'{"v": 2, "type": "hello", "id": 0, "pid": 1}\n')
     said = future.hear()
@@ -613,8 +615,8 @@ def test_rubbish_half_lines_and_other_versions_harm_nobody(launch, peer):
     assert "version 2" in said.detail
     assert "expected 1" in said.detail
     assert future.hear() is None
-    half.say(encode(AskStatus())[9:])
-    assert isinstance(half.hear(), Answer)
+    half.say(encode(StatusRequest())[9:])
+    assert isinstance(half.hear(), Response)
     stepping(gang)
 
 
@@ -668,7 +670,7 @@ def test_a_peer_that_never_reads_holds_nobody_up(launch, peer):
 def ask_until(deaf, deadline_s):
     while time.monotonic() < deadline_s:
         try:
-            deaf.socket.send(encode(AskStatus()) * 100)
+            deaf.socket.send(encode(StatusRequest()) * 100)
         except BlockingIOError:
             time.sleep(0.01)
 
@@ -680,15 +682,15 @@ def test_a_rank_says_what_is_not_for_it_to_say_and_is_told(launch, peer, tmp_pat
     rank = peer(gang.control)
     rank.say(Hello(0, 1))
     rank.say(Ready(0))
-    assert rank.hear() == Form(1, (0,), 0, 1)
-    rank.say(Form(1, (0,), 0, 1))
+    assert rank.hear() == FormGroup(1, (0,), 0, 1)
+    rank.say(FormGroup(1, (0,), 0, 1))
     assert "not a rank's message" in rank.hear().detail
     rank.say(b'{"v":1,"type":"dance"}\n')
     assert "one of" in rank.hear().detail
-    rank.say(Formed(1, 0))
+    rank.say(GroupFormed(1, 0))
     gang.until(training(1))
-    gang.ask(AskTune(global_batch=64))
-    assert rank.hear() == Tune(2, 64)
+    gang.ask(TuneRequest(global_batch=64))
+    assert rank.hear() == TuneSettings(2, 64)
     rank.say(b'{"v":1,"type":"prog')
     rank.close()
     assert gang.until(lambda status: not status["ranks"][0]["connected"])
@@ -702,12 +704,12 @@ def test_a_rank_that_comes_back_is_told_again_what_it_may_have_missed(launch, pe
         rank = peer(gang.control)
         rank.say(Hello(0, 1))
         rank.say(Ready(0))
-        assert rank.hear() == Form(1, (0,), 0, 1)
+        assert rank.hear() == FormGroup(1, (0,), 0, 1)
         rank.close()
 
 
-@pytest.mark.parametrize("taken_up", [False, True])
-def test_a_tune_that_an_epoch_makes_void_is_said_again_once_unless_it_was_taken_up(launch, peer, tmp_path, taken_up):
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_tune_that_a_new_generation_makes_void_is_sent_again_unless_it_was_applied(launch, peer, tmp_path, applied):
     (tmp_path / "wait.py").write_text("import time; time.sleep(60)")
     gang = launch("--nproc", 2, tmp_path / "wait.py")
     gang.until(lambda status: sum(rank["pid"] > 0 for rank in status["ranks"]) == 2)
@@ -716,21 +718,21 @@ def test_a_tune_that_an_epoch_makes_void_is_said_again_once_unless_it_was_taken_
         one.say(Hello(number, 1))
         one.say(Ready(number))
     for one in (first, second):
-        assert one.hear() == Form(1, (0, 1), 0, 1)
-        one.say(Formed(1, 0))
+        assert one.hear() == FormGroup(1, (0, 1), 0, 1)
+        one.say(GroupFormed(1, 0))
     gang.until(training(2))
-    gang.ask(AskTune(global_batch=64))
-    assert first.hear() == Tune(2, 64)
-    gang.ask(AskKill(1))
-    assert first.hear() == Lost(1)
-    first.say(Broken(1, 5))
-    assert first.hear() == Form(2, (0,), 0, 3)
-    first.say(Formed(2, 5, tuned=2 if taken_up else 0))
+    gang.ask(TuneRequest(global_batch=64))
+    assert first.hear() == TuneSettings(2, 64)
+    gang.ask(KillRequest(1))
+    assert first.hear() == MemberLost(1)
+    first.say(GroupBroken(1, 5))
+    assert first.hear() == FormGroup(2, (0,), 0, 3)
+    first.say(GroupFormed(2, 5, tuned=2 if applied else 0))
     gang.until(training(1))
-    gang.ask(AskTune(prefetch=3))
-    assert first.hear() == (Tune(4, prefetch=3) if taken_up else Tune(4, 64))
-    if not taken_up:
-        assert first.hear() == Tune(5, prefetch=3)
+    gang.ask(TuneRequest(prefetch=3))
+    assert first.hear() == (TuneSettings(4, prefetch=3) if applied else TuneSettings(4, 64))
+    if not applied:
+        assert first.hear() == TuneSettings(5, prefetch=3)
 
 
 @pytest.mark.parametrize(("sizes", "words"), [
@@ -750,15 +752,15 @@ def test_addresses_and_orders_reach_those_they_are_for(launch, peer, tmp_path):
     for number, one in enumerate((first, second)):
         one.say(Hello(number, 1))
         one.say(Ready(number))
-    assert first.hear() == second.hear() == Form(1, (0, 1), 0, 1)
-    first.say(Address(1, "127.0.0.1", 4242))
-    assert second.hear() == Address(1, "127.0.0.1", 4242)
+    assert first.hear() == second.hear() == FormGroup(1, (0, 1), 0, 1)
+    first.say(StoreAddress(1, "127.0.0.1", 4242))
+    assert second.hear() == StoreAddress(1, "127.0.0.1", 4242)
     for one in (first, second):
-        one.say(Formed(1, 0))
+        one.say(GroupFormed(1, 0))
     gang.until(training(2))
-    gang.ask(AskResize(1))
-    assert first.hear() == second.hear() == Resize(2, 2, (0,), 0)
-    gang.ask(AskPreempt(grace_s=2.0))
+    gang.ask(ResizeRequest(1))
+    assert first.hear() == second.hear() == ResizeGroup(2, 2, (0,), 0)
+    gang.ask(PreemptRequest(grace_s=2.0))
     assert first.hear() == Prepare(3, 1.0, 0)
 
 
@@ -773,7 +775,7 @@ def test_kills_at_random_moments_leave_nothing(launch, seed):
             ranks = [pid for pid in pids(status).values() if pid]
             what = dice.choice(["rank", "rank", "zygote", "resize", "resize"])
             if what == "resize":
-                gang.ask(AskResize(dice.choice([1, 2, 4])))
+                gang.ask(ResizeRequest(dice.choice([1, 2, 4])))
             elif what == "zygote" and status["zygote"]:
                 os.kill(status["zygote"], signal.SIGKILL)
             elif len(ranks) > 1:
@@ -790,7 +792,7 @@ def test_kills_at_random_moments_leave_nothing(launch, seed):
 def test_fifty_gangs_leak_no_descriptor_thread_file_or_port(tmp_path):
     program = f"""
 import os, sys, threading, glob, tempfile
-from brim.gang.job import Job
+from brim.gang.launch_config import Job
 from brim.gang.supervisor import Supervisor
 def count():
     files = glob.glob(tempfile.gettempdir() + '/brim-*')
@@ -817,7 +819,7 @@ def test_the_fork_of_a_shared_zygote_serves_a_gang(launch, tmp_path):
         gang = launch("--nproc", 2, "--zygote", path, RANK)
         status = gang.until(training(2))
         assert {rank["how"] for rank in status["ranks"]} == {"fork"}
-        gang.ask(AskKill(1))
+        gang.ask(KillRequest(1))
         gang.until(training(1))
         gang.process.send_signal(signal.SIGTERM)
         assert gang.wait() == 75

@@ -79,7 +79,7 @@ def test_a_group_of_one_over_nccl():
 
     device = torch.device("cuda", 0)
     store, _, _ = open_store(60)
-    group = Group(0, 1, epoch=1, device=device, timeout_s=60)
+    group = Group(0, 1, generation=1, device=device, timeout_s=60)
     group.connect(lambda: store)
     assert group.nccl
     assert group.share([3, 4]) == [[3, 4]]

@@ -16,7 +16,8 @@ from torch import nn
 
 import brim.train as bt
 from brim.errors import BrimError, RefusedError, UserError
-from brim.gang.protocol import Decoder, Error, Form, Tune, encode
+from brim.gang.codec import Decoder, encode
+from brim.gang.messages import Error, FormGroup, TuneSettings
 from brim.train.buckets import summer
 from brim.train.checkpoint import Checkpointer, StaleError
 from brim.train.elastic import NEW, share_state
@@ -94,7 +95,7 @@ while len(left_behind.living()) < times:  # a message that stopped before it beg
         group.close()
         print(len(left_behind.living()), "left behind", flush=True)
 if times > 1 and group.rank == 0:
-    Group(0, 2, epoch=99, device=host, timeout_s=timeout_s).close()
+    Group(0, 2, generation=99, device=host, timeout_s=timeout_s).close()
     print(len(left_behind.living()) < times, flush=True)
 os._exit(0) if group.rank else sys.exit(0)
 """
@@ -420,7 +421,7 @@ def misled(folder):
         future, _ = server.accept()
         future.sendall(b'{"v": 99, "type": "form"}\n')
         ours, _ = server.accept()  # it gives that one up, and comes again
-        ours.sendall(b"\xff nonsense\n[]\n" + b'{"v": 1, "type": "dance"}\n' + encode(Form(1, (0,), 0, 1)))
+        ours.sendall(b"\xff nonsense\n[]\n" + b'{"v": 1, "type": "dance"}\n' + encode(FormGroup(1, (0,), 0, 1)))
         for connection in (future, ours):
             decoder = Decoder()
             while data := connection.recv(65_536):  # until it hangs up
@@ -448,7 +449,7 @@ def mistuned(folder):
 
     def serve():
         ours, _ = server.accept()
-        ours.sendall(encode(Form(1, (0,), 0, 1)) + encode(Tune(2, 0, 100_000, 7_777_777)))
+        ours.sendall(encode(FormGroup(1, (0,), 0, 1)) + encode(TuneSettings(2, 0, 100_000, 7_777_777)))
         decoder = Decoder()
         while data := ours.recv(65_536):
             said.extend(decoder.feed(data))

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from brim.gang.asking import ask
-from brim.gang.protocol import AskPreempt, AskResize, AskStatus, AskStop, AskTune
+from brim.gang.client import ask
+from brim.gang.messages import PreemptRequest, ResizeRequest, StatusRequest, StopRequest, TuneRequest
 from brim.train import launch
 
 REDUCE = """
@@ -86,7 +86,7 @@ class Launched:
 
     def status(self):
         with contextlib.suppress(OSError):
-            return ask(str(self.control), AskStatus()).status
+            return ask(str(self.control), StatusRequest()).status
 
     def until(self, holds):
         for _ in range(400):
@@ -152,7 +152,7 @@ def test_sessions_are_resized_killed_and_tuned_by_hand_and_the_bits_are_the_same
     assert gang.ask("resize", 4)[0] == 0
     status = gang.until(inside(4))
     assert gang.ask("kill", status["members"][1])[0] == 0
-    gang.until(lambda status: inside(2)(status) and status["epoch"] > 2)
+    gang.until(lambda status: inside(2)(status) and status["generation"] > 2)
     assert gang.ask("resize", 1)[0] == 0
     gang.until(inside(1))
     (gang.folder / "slow").unlink()
@@ -166,8 +166,8 @@ def test_who_is_on_the_way_when_the_end_is_announced_ends_too(tmp_path, launched
     (tmp_path / "session.py").write_text(SESSION)
     gang = launched("--nproc", 2, tmp_path / "session.py", 800)
     gang.until(inside(2))
-    assert ask(str(gang.control), AskResize(4)).ok
-    assert ask(str(gang.control), AskStop() if order == "stop" else AskPreempt()).ok
+    assert ask(str(gang.control), ResizeRequest(4)).ok
+    assert ask(str(gang.control), StopRequest() if order == "stop" else PreemptRequest()).ok
     assert gang.process.wait(20) == (0 if order == "stop" else 75), (gang.folder / "err").read_text()
     assert "SIGKILL" not in (gang.folder / "err").read_text()
 
@@ -179,9 +179,9 @@ def test_what_is_asked_between_a_resize_and_the_step_that_takes_it_up_waits_for_
     (tmp_path / "session.py").write_text(SESSION.replace("0.1)", "1.0)"))
     gang = launched("--nproc", 2, tmp_path / "session.py", 4)
     gang.until(inside(2))
-    assert ask(str(gang.control), AskResize(4)).ok
-    gang.until(lambda status: status["epoch"] == 2)  # said to ranks 0 and 1, which are in a step of a second
-    message = {"stop": AskStop(), "preempt": AskPreempt(), "tune": AskTune(global_batch=16)}[order]
+    assert ask(str(gang.control), ResizeRequest(4)).ok
+    gang.until(lambda status: status["generation"] == 2)  # said to ranks 0 and 1, which are in a step of a second
+    message = {"stop": StopRequest(), "preempt": PreemptRequest(), "tune": TuneRequest(global_batch=16)}[order]
     assert ask(str(gang.control), message).ok
     (gang.folder / "slow").unlink()
     assert gang.process.wait(20) == {"stop": 0, "preempt": 75, "tune": 0}[order], (gang.folder / "err").read_text()
@@ -206,7 +206,7 @@ def test_who_comes_when_a_job_is_through_does_not_begin_it_anew(tmp_path, launch
     assert status["members"] == [0]
     while not gang.lines():
         time.sleep(0.01)
-    assert ask(str(gang.control), AskResize(2)).ok
+    assert ask(str(gang.control), ResizeRequest(2)).ok
     assert gang.process.wait(20) == 0
     assert len(gang.lines()) == 1
     assert "the job is over; rank 1 stopped" in (gang.folder / "err").read_text()
@@ -226,7 +226,7 @@ def test_a_tune_that_is_pending_when_a_rank_dies_is_taken_up_by_the_others(tmp_p
     (tmp_path / "session.py").write_text(SESSION.replace("0.1)", "1.0)"))
     gang = launched("--nproc", 2, tmp_path / "session.py", 4)
     status = gang.until(inside(2))
-    assert ask(str(gang.control), AskTune(global_batch=16)).ok
+    assert ask(str(gang.control), TuneRequest(global_batch=16)).ok
     os.kill(status["ranks"][1]["pid"], signal.SIGKILL)
     gang.until(inside(1))
     (gang.folder / "slow").unlink()
@@ -325,9 +325,9 @@ def test_what_cannot_be_meant_is_refused(words, expected, capsys):
 
 
 def test_words_become_messages():
-    assert launch._ask(["preempt", "2.5"]) == launch.AskPreempt(2.5)
-    assert launch._ask(["tune", "global_batch=64", "prefetch=2"]) == launch.AskTune(global_batch=64, prefetch=2)
-    assert launch._ask(["kill", "3"]) == launch.AskKill(3)
+    assert launch._ask(["preempt", "2.5"]) == launch.PreemptRequest(2.5)
+    assert launch._ask(["tune", "global_batch=64", "prefetch=2"]) == launch.TuneRequest(global_batch=64, prefetch=2)
+    assert launch._ask(["kill", "3"]) == launch.KillRequest(3)
 
 
 LEAVES = """

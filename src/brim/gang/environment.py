@@ -7,8 +7,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from brim.gang.as_main import ERROR_FILE_VARIABLE
-from brim.gang.protocol import CONTROL_VARIABLE, GANG_VARIABLE, ID_VARIABLE
+from brim.gang.messages import CONTROL_VARIABLE, GANG_VARIABLE, ID_VARIABLE
+from brim.gang.run_script import ERROR_FILE_VARIABLE
 
 HOST: Final = "127.0.0.1"
 _PORTS: Final = range(20_000, 32_768)
@@ -28,7 +28,7 @@ def for_gang(env: Mapping[str, str], gang: str, control: str) -> dict[str, str]:
 def for_rank(
     shared: Mapping[str, str], rank: int, slot: int, size: int, port: int, devices: Sequence[str], error_file: str
 ) -> dict[str, str]:
-    """Return the environment of one rank. Its place in the group is its slot until it joins an epoch."""
+    """Return the environment of one rank. Its place in the group is its slot until it joins a generation."""
     env = dict(shared)
     if devices:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)

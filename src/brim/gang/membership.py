@@ -1,13 +1,13 @@
-"""Decides which ranks are in which epoch. It has no clock, process or socket; the supervisor carries out its orders.
+"""Decides which ranks are in which generation. It has no clock, process or socket; the supervisor obeys its orders.
 
 A rank is STARTING (no message yet), BUILDING (sent ``hello``), FREE (in no group: it is ready, or its group is broken),
-FORMING (was sent the newest epoch), IN (has formed it) or LEAVING (sent ``leaving``, or is to end).
+FORMING (was sent the newest generation), IN (has formed it) or LEAVING (sent ``leaving``, or is to end).
 
-The epoch changes in two ways. In a planned change all members are IN: ranks that stay get ``resize``, new ranks get
-``form``. In an unplanned change a member died or a collective failed: the supervisor sends ``lost`` to the other
+The generation changes in two ways. In a planned change all members are IN: ranks that stay get ``resize``, new ranks
+get ``form``. In an unplanned change a member died or a collective failed: the supervisor sends ``lost`` to the other
 members at once, since the collective they are in may never fail by itself. When every living member is FREE, the
-remaining ranks get ``form``. If a rank dies while an epoch forms, the next ``form`` follows at once. A rank that sends
-``broken`` for an older epoch while it is a member of the newest gets that ``form`` again.
+remaining ranks get ``form``. If a rank dies while a generation forms, the next ``form`` follows at once. A rank that
+sends ``broken`` for an older generation while it is a member of the newest gets that ``form`` again.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from brim.gang.protocol import Address, Form, Lost, Message, Resize
+from brim.gang.messages import FormGroup, MemberLost, Message, ResizeGroup, StoreAddress
 
 FAILED_FORMS_MAX: Final = 5
-"""The job fails after this many epochs in a row broke before all members had joined. Our choice."""
+"""The job fails after this many generations in a row broke before all members had joined. Our choice."""
 
 
 class Where(Enum):
@@ -70,7 +70,7 @@ class Membership:
 
     def __init__(self, size: int, replace: int = 0) -> None:
         self.target = size
-        self.epoch = 0
+        self.generation = 0
         self.command = 0
         self.members: tuple[int, ...] = ()
         self.sizes: frozenset[int] = frozenset()
@@ -98,7 +98,7 @@ class Membership:
             member.where = Where.BUILDING
 
     def ready(self, rank: int, sizes: Iterable[int] = ()) -> Orders:
-        """The rank is ready to join an epoch."""
+        """The rank is ready to join a generation."""
         member = self.ranks.get(rank)
         if member is None or member.where not in (Where.STARTING, Where.BUILDING):
             return Orders()
@@ -107,43 +107,43 @@ class Membership:
             self.sizes = possible
         return self._settle()
 
-    def address(self, rank: int, said: Address) -> Orders:
+    def address(self, rank: int, said: StoreAddress) -> Orders:
         """The leader's store is open: send its address to the other members."""
-        if said.epoch != self.epoch or not self.members or rank != self._leader():
+        if said.generation != self.generation or not self.members or rank != self._leader():
             return Orders()
         return Orders(send=[(other, said) for other in self.members if other != rank and other in self.ranks])
 
-    def formed(self, rank: int, epoch: int) -> Orders:
-        """The rank has joined the group of this epoch."""
+    def formed(self, rank: int, generation: int) -> Orders:
+        """The rank has joined the group of this generation."""
         member = self.ranks.get(rank)
-        if member is None or epoch != self.epoch or member.where is not Where.FORMING:
+        if member is None or generation != self.generation or member.where is not Where.FORMING:
             return Orders()
         member.where, member.holds = Where.IN, True
         if self.all_are_in():
             self._failed_forms = 0
         return self._settle()
 
-    def broken(self, rank: int, epoch: int) -> Orders:
-        """A collective of this epoch failed, and the rank has left the group."""
+    def broken(self, rank: int, generation: int) -> Orders:
+        """A collective of this generation failed, and the rank has left the group."""
         member = self.ranks.get(rank)
-        if member is None or epoch > self.epoch or member.where is Where.LEAVING:
+        if member is None or generation > self.generation or member.where is Where.LEAVING:
             return Orders()
-        if epoch < self.epoch or rank not in self.members:
+        if generation < self.generation or rank not in self.members:
             again = Orders(send=[(rank, self._form_message())])  # it may have missed the newer `form`
-            return again.and_then(self._tell_of_loss(epoch, but=rank))
+            return again.and_then(self._tell_of_loss(generation, but=rank))
         if member.where is Where.FORMING and not self._broken:
             self._failed_forms += 1
         member.where = Where.FREE
-        tell = Orders() if self._broken else self._tell_of_loss(epoch, but=rank)
+        tell = Orders() if self._broken else self._tell_of_loss(generation, but=rank)
         self._broken = True
         return tell.and_then(self._settle())
 
-    def waiting(self, rank: int, epoch: int) -> Orders:
-        """The rank has been in a collective of this epoch for a while; a member that it waits for may be dead."""
+    def waiting(self, rank: int, generation: int) -> Orders:
+        """The rank has been in a collective of this generation for a while; a member that it waits for may be dead."""
         member = self.ranks.get(rank)
-        if member is None or epoch != self.epoch or all(other in self.ranks for other in self.members):
+        if member is None or generation != self.generation or all(other in self.ranks for other in self.members):
             return Orders()
-        return Orders(send=[(rank, Lost(epoch))])
+        return Orders(send=[(rank, MemberLost(generation))])
 
     def leaving(self, rank: int) -> Orders:
         """The rank is about to exit, as requested."""
@@ -168,9 +168,9 @@ class Membership:
             self._replace_or_shrink()
             if self._is_missed(rank) or (member.where is Where.FORMING and not self.closing and not self._is_over()):
                 return self._reform()
-            return self._tell_of_loss(self.epoch).and_then(self._settle())
-        if member.holds and member.where is not Where.LEAVING:  # not in the new epoch, of which it had no message yet
-            return self._tell_of_loss(self.epoch - 1).and_then(self._settle())
+            return self._tell_of_loss(self.generation).and_then(self._settle())
+        if member.holds and member.where is not Where.LEAVING:  # not in the new generation, but does not know yet
+            return self._tell_of_loss(self.generation - 1).and_then(self._settle())
         if not member.holds and member.where is not Where.LEAVING:  # a new rank that died before it joined
             self._replace_or_shrink()
         return self._settle()
@@ -201,11 +201,11 @@ class Membership:
         return self._reform() if self._is_missed(rank) else self._settle()
 
     def survives(self, rank: int) -> bool:
-        """Whether the gang can continue without this rank: others are left in an epoch, or it may be replaced."""
+        """Whether the gang can continue without this rank: others are left in a generation, or it may be replaced."""
         others = [member for member in self.ranks.values() if member.id != rank and member.where is not Where.LEAVING]
-        if self.finishing and self.epoch > 0:
+        if self.finishing and self.generation > 0:
             return not self.closing and any(member.holds for member in others)
-        return not self.closing and (self._replace > 0 or (self.epoch > 0 and bool(others)))
+        return not self.closing and (self._replace > 0 or (self.generation > 0 and bool(others)))
 
     # -- what is asked ---------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class Membership:
             return f"found size {size}, expected at least 1"
         if self.sizes and size not in self.sizes:
             return f"found size {size}, expected one of {sorted(self.sizes)}: the batch splits into these only"
-        if not self.epoch and all(member.where is Where.STARTING for member in self.ranks.values()):
+        if not self.generation and all(member.where is Where.STARTING for member in self.ranks.values()):
             return "no rank has connected yet: try again later (a command that does not use brim.train never connects)"
         return ""
 
@@ -245,11 +245,11 @@ class Membership:
         return Orders(send=[(rank, self._form_message())] if missed else [])
 
     def all_are_in(self) -> bool:
-        """Whether all members have joined the newest epoch."""
+        """Whether all members have joined the newest generation."""
         return bool(self.members) and self._all(Where.IN)
 
     def is_void(self, command: int) -> bool:
-        """Whether the newest epoch came after this command, so that ranks which had not applied it never will."""
+        """Whether the newest generation came after this command, so that ranks which had not applied it never will."""
         return command < self._form_command
 
     def next_command(self) -> int:
@@ -259,29 +259,29 @@ class Membership:
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
-    def _tell_of_loss(self, epoch: int, but: int = -1) -> Orders:
-        """Send `Lost` to the ranks that may be in a collective of this epoch, so that they leave it."""
+    def _tell_of_loss(self, generation: int, but: int = -1) -> Orders:
+        """Send `Lost` to the ranks that may be in a collective of this generation, so that they leave it."""
         there = [member.id for member in self.ranks.values() if member.where in (Where.IN, Where.FORMING)]
-        return Orders(send=[(rank, Lost(epoch)) for rank in there if rank != but])
+        return Orders(send=[(rank, MemberLost(generation)) for rank in there if rank != but])
 
     def _all(self, where: Where) -> bool:
         return all(rank in self.ranks and self.ranks[rank].where is where for rank in self.members)
 
     def _is_missed(self, rank: int) -> bool:
-        """Whether an epoch was forming that cannot be completed without this rank."""
+        """Whether a generation was forming that cannot be completed without this rank."""
         forming = any(self.ranks[other].where is Where.FORMING for other in self.members if other in self.ranks)
         return rank in self.members and forming and not self.closing and not self._is_over()
 
     def _is_over(self) -> bool:
         """Whether the job has ended and no rank with its state is left, so that new ranks would begin it again."""
-        return self.finishing and self.epoch > 0 and not any(member.holds for member in self.ranks.values())
+        return self.finishing and self.generation > 0 and not any(member.holds for member in self.ranks.values())
 
     def _replace_or_shrink(self) -> None:
         if self.closing:
             return
         if self._replace > 0:
             self._replace -= 1
-        elif self.epoch:
+        elif self.generation:
             self.target = max(1, self.target - 1)
 
     def _settle(self) -> Orders:
@@ -325,7 +325,7 @@ class Membership:
         return max(possible, default=0)
 
     def _reform(self) -> Orders:
-        """Form a new epoch of the remaining ranks at once; those with the state come first, in their order."""
+        """Form a new generation of the remaining ranks at once; those with the state come first, in their order."""
         usable = (Where.FREE, Where.FORMING, Where.IN)
         old = [rank for rank in self.members if rank in self.ranks and self.ranks[rank].where in usable]
         new = [m.id for m in self.ranks.values() if m.where in usable and m.id not in old]
@@ -362,7 +362,7 @@ class Membership:
             return Orders() if self._coming() else self._dismiss(newcomers, Orders())
         before = self.members
         self._form(wanted)
-        resize = Resize(self.command, self.epoch, wanted, self._leader())
+        resize = ResizeGroup(self.command, self.generation, wanted, self._leader())
         send: list[tuple[int, Message]] = [(rank, resize) for rank in before]
         return Orders(send=send + [(rank, self._form_message()) for rank in wanted if rank not in before])
 
@@ -372,7 +372,7 @@ class Membership:
         return self._asked_to_start > 0 or any(member.where in early for member in self.ranks.values())
 
     def _end(self) -> Orders:
-        """Stop the new ranks of a job that is over, including those that were forming an epoch."""
+        """Stop the new ranks of a job that is over, including those that were forming a generation."""
         left = [member.id for member in self.ranks.values() if member.where is not Where.LEAVING]
         if left:
             self._form(())
@@ -387,11 +387,11 @@ class Membership:
             self.ranks[rank].where = Where.LEAVING
         return orders
 
-    def _form_message(self) -> Form:
-        return Form(self.epoch, self.members, self._leader(), self._form_command)
+    def _form_message(self) -> FormGroup:
+        return FormGroup(self.generation, self.members, self._leader(), self._form_command)
 
     def _form(self, members: tuple[int, ...]) -> None:
-        self.epoch += 1
+        self.generation += 1
         self._form_command = self.next_command()  # sent again with this number, so that later commands still count
         self.members = members
         self._broken = False

@@ -1,7 +1,7 @@
-"""Runs one job on one node: starts ranks, numbers epochs, resizes, preempts, and leaves no process behind.
+"""Runs one job on one node: starts ranks, forms groups, resizes, preempts, and leaves no process behind.
 
 The supervisor is one loop in one thread. It handles messages of the zygote, of ranks and of clients, signals, and
-deadlines. ``membership`` decides about epochs, and this module carries out its orders. A process is ended in stages: a
+deadlines. ``membership`` decides about groups, and this module carries out its orders. A process is ended in stages: a
 message, SIGTERM, then SIGKILL to it and to all processes it has started. Each stage has a bounded wait, and the
 supervisor checks that the processes are gone.
 """
@@ -23,47 +23,47 @@ from dataclasses import replace
 from typing import Any, Final
 
 from brim.gang import processes
-from brim.gang.asking import why_senseless
-from brim.gang.belongings import Belongings, kill
-from brim.gang.channel import Channel, Connection
+from brim.gang.client import why_senseless
+from brim.gang.control_server import Channel, Connection
 from brim.gang.environment import for_gang, for_rank, free_port
-from brim.gang.hangs import Hangs
-from brim.gang.job import LAST_WORDS_S, Job, Outcome
+from brim.gang.gang_processes import Belongings, kill
+from brim.gang.launch_config import LAST_WORDS_S, Job, Outcome
 from brim.gang.membership import Membership, Orders, Where
-from brim.gang.nursery import Nursery, OutputError
-from brim.gang.output import Forwarder
-from brim.gang.protocol import (
+from brim.gang.messages import (
     ID_VARIABLE,
-    Address,
-    Answer,
-    AskKill,
-    AskPreempt,
-    AskResize,
-    AskStatus,
-    AskStop,
-    AskTune,
-    Broken,
     Error,
     Failed,
     Finished,
-    Form,
-    Formed,
+    FormGroup,
+    GroupBroken,
+    GroupFormed,
     Hello,
+    KillRequest,
     Leaving,
-    Measured,
     Message,
+    PreemptRequest,
     Prepare,
     Progress,
     Ready,
-    Resize,
+    ResizeGroup,
+    ResizeRequest,
+    Response,
     Saved,
+    StatusRequest,
+    StepMeasurements,
     Stop,
-    Tune,
+    StopRequest,
+    StoreAddress,
+    TuneRequest,
+    TuneSettings,
     Waiting,
 )
-from brim.gang.ranks import Rank, causes, failure, how, success
-from brim.gang.starter import PRELOAD_S, Ended, Refused, Started, ZygoteLost, ZygoteReady
+from brim.gang.output import Forwarder
+from brim.gang.rank_process import Rank, causes, failure, how, success
+from brim.gang.spawner import Nursery, OutputError
+from brim.gang.watchdog import Hangs
 from brim.gang.zygote import FOLDER_PREFIX
+from brim.gang.zygote_client import PRELOAD_S, Ended, Refused, Started, ZygoteLost, ZygoteReady
 
 _TICK_S: Final = 0.02
 _LOOK_S: Final = 0.5
@@ -102,7 +102,7 @@ class Supervisor:
         self._port = free_port()
         self._next_id = 0
         self._announced = self._failing = self._stopping = False
-        self._tunes: list[Tune] = []
+        self._tunes: list[TuneSettings] = []
         self._tuned = 0
         self._reasons: set[str] = set()
         self._failure = self._not_started = ""
@@ -377,7 +377,7 @@ class Supervisor:
                         self._tell(number, Prepare(self.membership.command, self._left_s(rank), 0))
                     elif self._stopping:
                         self._tell(number, Stop(self.membership.command))
-            case AskStatus() | AskResize() | AskPreempt() | AskStop() | AskKill() | AskTune():
+            case StatusRequest() | ResizeRequest() | PreemptRequest() | StopRequest() | KillRequest() | TuneRequest():
                 self._channel.send(connection, self.ask(message))
             case Error():
                 pass
@@ -386,38 +386,38 @@ class Supervisor:
 
     def _hear_rank(self, rank: Rank, message: Message) -> None:
         now_s = time.monotonic()
-        if isinstance(message, (Progress, Formed, Saved, Measured)):
+        if isinstance(message, (Progress, GroupFormed, Saved, StepMeasurements)):
             rank.last |= {name: getattr(message, name) for name in message.__dataclass_fields__}
-        if not isinstance(message, (Waiting, Measured, Saved, Error)):
+        if not isinstance(message, (Waiting, StepMeasurements, Saved, Error)):
             self._hangs.busy(rank.id)
             rank.waits_in = None
         match message:
             case Ready(sizes=sizes):
                 self._obey(self.membership.ready(rank.id, sizes))
-            case Address():
+            case StoreAddress():
                 self._obey(self.membership.address(rank.id, message))
-            case Formed(epoch=epoch, tuned=tuned):
+            case GroupFormed(generation=generation, tuned=tuned):
                 rank.broke_in = None
-                self._obey(self.membership.formed(rank.id, epoch))
+                self._obey(self.membership.formed(rank.id, generation))
                 self._tuned = max(self._tuned, tuned)
                 self._say_again()
-            case Broken(epoch=epoch, detail=detail):
-                self._say(f"rank {rank.id}: epoch {epoch} broke: {detail}"[:500])
+            case GroupBroken(generation=generation, detail=detail):
+                self._say(f"rank {rank.id}: generation {generation} broke: {detail}"[:500])
                 self._hangs.free(rank.id, now_s)
                 rank.broke_in = message
                 self._look_for_early_end()
-                self._obey(self.membership.broken(rank.id, epoch))
+                self._obey(self.membership.broken(rank.id, generation))
             case Leaving():
                 if self.membership.is_wanted(rank.id):  # some rank got a signal, and all have agreed to leave
                     self._say(f"a rank received a signal to leave: asking {_ranks(self._living())} to save and leave")
                     self.preempt()
                 rank.left = rank.told = True
                 self._obey(self.membership.leaving(rank.id))
-            case Waiting(epoch=epoch, for_s=for_s):
+            case Waiting(generation=generation, for_s=for_s):
                 self._hangs.waiting(rank.id, for_s, now_s)
                 rank.waits_in = message
                 self._look_for_different_waits()
-                self._obey(self.membership.waiting(rank.id, epoch))
+                self._obey(self.membership.waiting(rank.id, generation))
             case Finished():
                 rank.finished = message
             case Failed(traceback=text):
@@ -427,7 +427,7 @@ class Supervisor:
                 self._say(f"rank {rank.id} could not use a message: {detail}"[:500])
             case Progress():
                 rank.finished = None  # it trains again after `run.finish`
-            case Saved() | Measured():
+            case Saved() | StepMeasurements():
                 pass
             case _:
                 if rank.connection is not None:
@@ -435,7 +435,7 @@ class Supervisor:
 
     def _tell(self, number: int, message: Message) -> None:
         rank = self.ranks.get(number)
-        if isinstance(message, (Form, Resize, Prepare)):
+        if isinstance(message, (FormGroup, ResizeGroup, Prepare)):
             self._hangs.busy(number)
         if rank is not None and rank.connection is not None:
             self._channel.send(rank.connection, message)
@@ -446,7 +446,7 @@ class Supervisor:
                 self._tell(rank.id, message)
 
     def _say_again(self) -> None:
-        """Repeat commands that a new epoch has made void: a stop at once, a tune when all ranks have joined."""
+        """Repeat commands that a new generation has made void: a stop at once, a tune when all ranks have joined."""
         if self._stopping:
             self._tell_all(Stop(self.membership.next_command()))
         self._tunes = [tune for tune in self._tunes if tune.command > self._tuned]
@@ -456,45 +456,45 @@ class Supervisor:
             for tune in void:
                 self._tune(tune)
 
-    def _tune(self, tune: Tune) -> None:
+    def _tune(self, tune: TuneSettings) -> None:
         numbered = replace(tune, command=self.membership.next_command())
         self._tunes.append(numbered)
         self._tell_all(numbered)
 
     # -- requests of clients ---------------------------------------------------------------------------------------
 
-    def ask(self, message: Message) -> Answer:
+    def ask(self, message: Message) -> Response:
         """Carry out the request of a client."""
         if why_not := why_senseless(message):
-            return Answer(ok=False, detail=why_not)
+            return Response(ok=False, detail=why_not)
         match message:
-            case AskStatus():
-                return Answer(ok=True, status=self.status())
-            case AskResize(size=size):
+            case StatusRequest():
+                return Response(ok=True, status=self.status())
+            case ResizeRequest(size=size):
                 self._not_started = ""
                 why_not, orders = self.membership.resize(size)
                 self._obey(orders)
                 why_not = why_not or self._not_started
-                return Answer(not why_not, why_not)
-            case AskPreempt(grace_s=grace_s):
+                return Response(not why_not, why_not)
+            case PreemptRequest(grace_s=grace_s):
                 self.preempt(grace_s)
-                return Answer(ok=True)
-            case AskStop():
+                return Response(ok=True)
+            case StopRequest():
                 self._stopping = self.membership.finishing = True
                 self._tell_all(Stop(self.membership.next_command()))
-                return Answer(ok=True)
-            case AskKill(id=number):
+                return Response(ok=True)
+            case KillRequest(id=number):
                 rank = self.ranks.get(number)
                 if rank is None or not rank.living or not rank.pid:
                     living = [rank.id for rank in self.ranks.values() if rank.living]
-                    return Answer(ok=False, detail=f"found id {number}, expected one of {living}")
+                    return Response(ok=False, detail=f"found id {number}, expected one of {living}")
                 kill(self._belongings.of(rank.id, rank.pid))
-                return Answer(ok=True)
-            case AskTune(global_batch=batch, loader_workers=workers, prefetch=prefetch):
-                self._tune(Tune(0, batch, workers, prefetch))
-                return Answer(ok=True)
+                return Response(ok=True)
+            case TuneRequest(global_batch=batch, loader_workers=workers, prefetch=prefetch):
+                self._tune(TuneSettings(0, batch, workers, prefetch))
+                return Response(ok=True)
             case _:
-                return Answer(ok=False, detail=f"{type(message).__name__} is not a request")
+                return Response(ok=False, detail=f"{type(message).__name__} is not a request")
 
     def status(self) -> dict[str, Any]:
         """Return the present state of the gang and its ranks."""
@@ -502,7 +502,7 @@ class Supervisor:
         stopping = "failing" if self._failing else "preempting" if self._announced else "stopping"
         running = not (self._failing or self._announced or self._stopping)
         return {
-            "gang": self.gang, "state": "running" if running else stopping, "epoch": self.membership.epoch,
+            "gang": self.gang, "state": "running" if running else stopping, "generation": self.membership.generation,
             "command": self.membership.command, "target": self.membership.target,
             "members": list(self.membership.members), "zygote": self._belongings.zygote, "supervisor": os.getpid(),
             "ranks": [
@@ -574,10 +574,10 @@ class Supervisor:
             self._say(f"rank {rank.id} {how(code)} before it was ready: asking all ranks to leave")
             self.preempt()
             self._obey(self.membership.gone(rank.id))
-        elif code is not None and code < 0 and (known or self.membership.epoch):
+        elif code is not None and code < 0 and (known or self.membership.generation):
             self._say(f"rank {rank.id} (process {rank.pid}) {how(code)}")
             if self.membership.survives(rank.id):
-                if self.membership.epoch:
+                if self.membership.generation:
                     self._say(f"the other ranks continue without rank {rank.id}")
                 self._obey(self.membership.gone(rank.id))
             else:
@@ -618,7 +618,7 @@ class Supervisor:
     def _look_for_early_end(self) -> None:
         """Fail if the script has ended on one rank while another does more steps, for which it needs all ranks.
 
-        A rank that ends without a word (``os._exit(0)``) has left early if a collective of its epoch fails.
+        A rank that ends without a word (``os._exit(0)``) has left early if a collective of its generation fails.
         """
         for rank in self.ranks.values():
             said = rank.finished
@@ -631,7 +631,8 @@ class Supervisor:
                 if said is not None:
                     early, step = broke.step >= said.step, f" after step {said.step}"
                 else:
-                    early, step = broke.epoch == self.membership.epoch and rank.id in self.membership.members, ""
+                    step = ""
+                    early = broke.generation == self.membership.generation and rank.id in self.membership.members
                 if early:
                     left = f"rank {rank.id} left the training loop{step} and ended"
                     self._fail(f"{left}, while rank {other.id} continues: {_SAME_STEPS}")
@@ -640,7 +641,7 @@ class Supervisor:
         """Fail if all ranks wait in different places: one has left the loop, and the others would wait for ever."""
         members = [self.ranks[number] for number in self.membership.members]
         waits = [rank.waits_in for rank in members if rank.living and rank.waits_in is not None]
-        if len(waits) < len(members) or any(wait.epoch != self.membership.epoch for wait in waits):
+        if len(waits) < len(members) or any(wait.generation != self.membership.generation for wait in waits):
             return
         if len({(wait.step, wait.what) for wait in waits}) > 1 and min(wait.for_s for wait in waits) >= _DIFFERENT_S:
             told = [f"rank {rank.id} in {_where(wait)}" for rank, wait in zip(members, waits, strict=True)]
@@ -664,7 +665,7 @@ class Supervisor:
             self._obey(self.membership.dissolve())
 
     def _fail_without(self, rank: Rank, why: str) -> None:
-        """Fail because of a rank that has ended. `_fail` comes first, so that no new epoch is formed without it."""
+        """Fail because of a rank that has ended. `_fail` comes first, so that no group is formed without it."""
         self._fail(why, rank)
         self._obey(self.membership.gone(rank.id))
 
@@ -673,8 +674,8 @@ class Supervisor:
         failed = causes(ranks, failing=self._failing)
         self._end_everything([rank.id for rank in failed])
         if not self._failing and not failed:
-            # a rank that left for a smaller epoch does not count
-            last = [rank for rank in ranks if rank.id in self.membership.members or not self.membership.epoch]
+            # a rank that left for a smaller generation does not count
+            last = [rank for rank in ranks if rank.id in self.membership.members or not self.membership.generation]
             return success(last, announced=self._announced)
         first = failed[0] if failed else None
         if first is not None and self._forwarder is None:

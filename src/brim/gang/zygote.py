@@ -38,8 +38,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from brim.gang import as_main, processes
-from brim.gang.channel import is_socket
+from brim.gang import processes, run_script
+from brim.gang.control_server import is_socket
 
 PRELOAD: Final = ("torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch.utils.data", "torch._dynamo")
 """``torch._dynamo`` is in the list because the first optimizer that is built imports it, which takes a second."""
@@ -56,7 +56,7 @@ _BACKLOG: Final = 16
 class Child:
     """What a forked child is to run. The child returns to ``main`` with it, and so leaves the zygote's own frames."""
 
-    run: as_main.PythonRun
+    run: run_script.PythonRun
     env: dict[str, str]
     cwd: str
 
@@ -77,7 +77,7 @@ class Zygote:
                 self.say(f"cannot preload {name}: {type(error).__name__}: {error}")
         if "PYTORCH_NVML_BASED_CUDA_CHECK" not in self.at_start:
             del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
-        self.never = as_main.why_never_fork(threading.active_count()) or self._why_child_unsound()
+        self.never = run_script.why_never_fork(threading.active_count()) or self._why_child_unsound()
         if self.never:
             self.say(f"starting fresh interpreters, not by fork: {self.never}")
         gc.collect()
@@ -89,16 +89,16 @@ class Zygote:
         self._log.write(f"brim zygote {os.getpid()}: {text}\n")
         self._log.flush()
 
-    def why_fresh(self, command: Sequence[str], env: Mapping[str, str], cwd: str) -> as_main.PythonRun | str:
+    def why_fresh(self, command: Sequence[str], env: Mapping[str, str], cwd: str) -> run_script.PythonRun | str:
         """Return what a fork is to run, or why the command needs a fresh process."""
         if self.never:
             return self.never
         if not is_this_python(command[0], env):
             return f"{command[0]} is not {sys.executable}"
-        run = as_main.read_command(command[1:], cwd)
+        run = run_script.read_command(command[1:], cwd)
         if isinstance(run, str):
             return run
-        return as_main.why_not_fork(run, env, cwd, self.at_start) or run
+        return run_script.why_not_fork(run, env, cwd, self.at_start) or run
 
     @staticmethod
     def _why_child_unsound() -> str | None:
@@ -106,7 +106,7 @@ class Zygote:
         read_fd, write_fd = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.write(write_fd, (as_main.why_child_unsound() or "").encode())
+            os.write(write_fd, (run_script.why_child_unsound() or "").encode())
             os._exit(0)
         os.close(write_fd)
         with open(read_fd, "rb") as answer:
@@ -168,8 +168,8 @@ class Branch:
     def _start(self, request: dict[str, Any]) -> Child | None:
         number, command, env, cwd = request["start"], request["command"], request["env"], request["cwd"]
         fds, self._fds = self._fds[:3], self._fds[3:]
-        if as_main.ERROR_FILE_VARIABLE in env:
-            self._folders.add(os.path.dirname(env[as_main.ERROR_FILE_VARIABLE]))
+        if run_script.ERROR_FILE_VARIABLE in env:
+            self._folders.add(os.path.dirname(env[run_script.ERROR_FILE_VARIABLE]))
         what = self._zygote.why_fresh(command, env, cwd)
         try:
             if isinstance(what, str):
@@ -366,9 +366,9 @@ def main(words: Sequence[str] | None = None) -> None:
     else:
         child = Branch(zygote, socket.socket(fileno=options.fd), options.grace_s).serve()
     if child is not None:
-        as_main.become(child.run, child.env, child.cwd, zygote.base_path)
+        run_script.become(child.run, child.env, child.cwd, zygote.base_path)
         del zygote
-        as_main.run(child.run)
+        run_script.run(child.run)
 
 
 if __name__ == "__main__":

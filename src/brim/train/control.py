@@ -1,7 +1,8 @@
 """The rank's end of the control socket: a thread receives commands, and the main thread reads them between steps.
 
-The thread never changes the training state. It acts at once in one case: it aborts the process group when a newer epoch
-is formed or a member of the group is lost, since the main thread may be in a collective that nothing else would wake.
+The thread never changes the training state. It acts at once in one case: it aborts the process group when a newer
+generation is formed or a member of the group is lost, since the main thread may be in a collective that nothing else
+would wake.
 If the socket vanishes, training continues with the present group, and the thread tries to connect again.
 """
 
@@ -15,28 +16,26 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
-from brim.gang.protocol import (
+from brim.gang.codec import Decoder, ProtocolError, encode
+from brim.gang.messages import (
     CONTROL_VARIABLE,
     GANG_VARIABLE,
     ID_VARIABLE,
-    Address,
-    Decoder,
     Error,
-    Form,
+    FormGroup,
     Hello,
-    Lost,
+    MemberLost,
     Message,
     Prepare,
     Progress,
-    ProtocolError,
-    Resize,
+    ResizeGroup,
     Stop,
-    Tune,
+    StoreAddress,
+    TuneSettings,
     Waiting,
-    encode,
 )
 
-Command = Form | Prepare | Resize | Stop | Tune
+Command = FormGroup | Prepare | ResizeGroup | Stop | TuneSettings
 
 TICK_S: Final = 1.0
 """Time between checks whether the main thread is waiting, and between attempts to connect again."""
@@ -59,14 +58,14 @@ class Control:
         self._gang = gang
         self._path = path
         self._changed = threading.Condition()
-        self._form: Form | None = None
-        self._addresses: dict[int, Address] = {}
+        self._form: FormGroup | None = None
+        self._addresses: dict[int, StoreAddress] = {}
         self._commands: dict[int, Command] = {}
         self._heard = 0
         self._ready: Message | None = None
         self._over = 0
         self._formed: Callable[[int], None] = lambda _: None
-        self._epoch_over: Callable[[int], None] = lambda _: None
+        self._generation_over: Callable[[int], None] = lambda _: None
         self._waiting: tuple[int, int, float, str] | None = None
         self._said_progress = 0.0
         self._closed = False
@@ -83,16 +82,16 @@ class Control:
         return cls(path, int(ident), environment.get(GANG_VARIABLE, "")) if path and ident else None
 
     def on_form(self, call: Callable[[int], None]) -> None:
-        """Have the listening thread call this with the epoch of each form that arrives."""
+        """Have the listening thread call this with the generation of each form that arrives."""
         self._formed = call
 
-    def on_epoch_over(self, call: Callable[[int], None]) -> None:
-        """Have the listening thread call this, once or more, when the groups up to an epoch cannot continue."""
-        self._epoch_over = call
+    def on_generation_over(self, call: Callable[[int], None]) -> None:
+        """Have the listening thread call this, once or more, when the groups up to a generation cannot continue."""
+        self._generation_over = call
 
-    def is_over(self, epoch: int) -> bool:
-        """Whether a newer epoch is formed, or a member of this one is lost."""
-        return epoch <= self._over
+    def is_over(self, generation: int) -> bool:
+        """Whether a newer generation is formed, or a member of this one is lost."""
+        return generation <= self._over
 
     @property
     def connected(self) -> bool:
@@ -116,13 +115,13 @@ class Control:
             for number in [n for n in self._commands if n <= up_to]:
                 del self._commands[number]
 
-    def newest_form(self, above: int) -> Form | None:
-        """Return the form of the highest epoch, if that is above this one."""
+    def newest_form(self, above: int) -> FormGroup | None:
+        """Return the form of the highest generation, if that is above this one."""
         with self._changed:
-            return self._form if self._form is not None and self._form.epoch > above else None
+            return self._form if self._form is not None and self._form.generation > above else None
 
-    def wait_for_form(self, above: int, command: int, timeout_s: float) -> Form | Prepare | Stop | None:
-        """Wait for a form of a higher epoch, or a later command that ends the job."""
+    def wait_for_form(self, above: int, command: int, timeout_s: float) -> FormGroup | Prepare | Stop | None:
+        """Wait for a form of a higher generation, or a later command that ends the job."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self.newest_form(above) is not None or self._ending(command) is not None, timeout_s
@@ -135,15 +134,15 @@ class Control:
                 return cast("Prepare | Stop", command)
         return None
 
-    def wait_for_address(self, epoch: int, timeout_s: float) -> Address | None:
-        """Wait for the address of the leader's store; None if time is up or the epoch is over."""
+    def wait_for_address(self, generation: int, timeout_s: float) -> StoreAddress | None:
+        """Wait for the address of the leader's store; None if time is up or the generation is over."""
         with self._changed:
-            self._changed.wait_for(lambda: epoch in self._addresses or self.is_over(epoch), timeout_s)
-            return self._addresses.get(epoch)
+            self._changed.wait_for(lambda: generation in self._addresses or self.is_over(generation), timeout_s)
+            return self._addresses.get(generation)
 
-    def waiting(self, epoch: int = 0, step: int = 0, what: str = "step") -> None:
+    def waiting(self, generation: int = 0, step: int = 0, what: str = "step") -> None:
         """The main thread enters a collective of this step; ``what`` names it."""
-        self._waiting = (epoch, step, time.monotonic(), what)
+        self._waiting = (generation, step, time.monotonic(), what)
 
     def going_on(self) -> None:
         """The main thread has left the collective."""
@@ -230,19 +229,19 @@ class Control:
 
     def _hear(self, message: Any) -> None:
         match message:
-            case Form():
+            case FormGroup():
                 with self._changed:
-                    if self._form is None or message.epoch > self._form.epoch:
+                    if self._form is None or message.generation > self._form.generation:
                         self._form = message
-                self._end_epochs(message.epoch - 1)
-                self._formed(message.epoch)
-            case Lost():
-                self._end_epochs(message.epoch)
-            case Address():
+                self._end_generations(message.generation - 1)
+                self._formed(message.generation)
+            case MemberLost():
+                self._end_generations(message.generation)
+            case StoreAddress():
                 with self._changed:
-                    self._addresses[message.epoch] = message
+                    self._addresses[message.generation] = message
                     self._changed.notify_all()
-            case Prepare() | Resize() | Tune() | Stop():
+            case Prepare() | ResizeGroup() | TuneSettings() | Stop():
                 with self._changed:
                     self._commands[message.command] = message
                     self._heard = max(self._heard, message.command)
@@ -252,15 +251,15 @@ class Control:
             case _:
                 self.send(Error(f"{type(message).__name__} is not for a rank"))
 
-    def _end_epochs(self, up_to: int) -> None:
+    def _end_generations(self, up_to: int) -> None:
         with self._changed:
             self._over = max(self._over, up_to)
             self._changed.notify_all()
-        self._epoch_over(self._over)
+        self._generation_over(self._over)
 
     def _tick(self) -> None:
         if self._over:  # a collective of NCCL may have begun while its group was aborted
-            self._epoch_over(self._over)
+            self._generation_over(self._over)
         waiting = self._waiting
         if waiting is not None and (for_s := time.monotonic() - waiting[2]) >= TICK_S:
             self.send(Waiting(waiting[0], waiting[1], for_s, waiting[3]))

@@ -1,4 +1,4 @@
-"""Forms the process group of an epoch, sends the state to ranks that lack it, and forms a broken group again.
+"""Forms the process group of a generation, sends the state to ranks that lack it, and forms a broken group again.
 
 A rank is behind if it has committed fewer steps than another; a new one has committed none. The ranks with the most
 steps are senders: they all hold the same bits, so the receivers are spread over them. A rank uses a received state only
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from brim.errors import BrimError, InvariantError
-from brim.gang.protocol import Address, Broken, Form, Formed, Prepare, Ready, Resize, Stop
+from brim.gang.messages import FormGroup, GroupBroken, GroupFormed, Prepare, Ready, ResizeGroup, Stop, StoreAddress
 from brim.train.control import Control
 from brim.train.group import BrokenGroupError, Group, Work, join_store, open_store
 
@@ -35,11 +35,11 @@ FORM_TIMEOUT_S: Final = 60.0
 """Longest wait for the others while a group forms. Ours: new ranks are ready before, so milliseconds are usual."""
 
 LOOK_S: Final = 2.0
-"""How often a rank that waits for its epoch checks whether the supervisor is still connected."""
+"""How often a rank that waits for its generation checks whether the supervisor is still connected."""
 
 
 class NotWantedError(BrimError):
-    """The new epoch is without this rank, which leaves."""
+    """The new generation is without this rank, which leaves."""
 
 
 class EndedError(BrimError):
@@ -94,59 +94,59 @@ class Membership:
     def __init__(self, control: Control, device: torch.device, timeout_s: float) -> None:
         self.control, self._device, self._timeout_s = control, device, timeout_s
         self.group: Group | None = None
-        self.epoch, self.rank, self.size, self.command = 0, 0, 1, 0
+        self.generation, self.rank, self.size, self.command = 0, 0, 1, 0
         self.formed = False
-        control.on_epoch_over(self._abort)
+        control.on_generation_over(self._abort)
 
-    def _abort(self, epoch: int) -> None:
-        """In the listening thread: abort the group if it is of this epoch or an older one."""
+    def _abort(self, generation: int) -> None:
+        """In the listening thread: abort the group if it is of this generation or an older one."""
         group = self.group  # the main thread changes it
-        if group is not None and group.epoch <= epoch:
+        if group is not None and group.generation <= generation:
             group.abort()
 
     def join(self, carried: Carried, sizes: tuple[int, ...]) -> None:
-        """Report that everything is built, and join the first epoch that includes this rank."""
+        """Report that everything is built, and join the first generation that includes this rank."""
         self.control.ready(Ready(self.control.ident, sizes))
         self.enter(self._next_form(0), carried)
 
-    def _next_form(self, above: int) -> Form:
+    def _next_form(self, above: int) -> FormGroup:
         gone_s = 0.0
         while True:
             form = self.control.wait_for_form(above, self.command, LOOK_S)
-            if isinstance(form, Form):
+            if isinstance(form, FormGroup):
                 return form
             if form is not None:
                 self.command = form.command
                 raise EndedError(form)
             gone_s = 0.0 if self.control.connected else gone_s + LOOK_S
             if gone_s > self._timeout_s:
-                raise AloneError(f"epoch {above} has ended, and so has the supervisor that would form the next one")
+                raise AloneError(f"generation {above} has ended, and so has the supervisor, which would form the next")
 
-    def enter(self, form: Form | Resize, carried: Carried) -> None:
-        """Join this epoch, or a newer one that replaces it.
+    def enter(self, form: FormGroup | ResizeGroup, carried: Carried) -> None:
+        """Join this generation, or a newer one that replaces it.
 
         Raises:
-            NotWantedError: the epoch is without this rank.
+            NotWantedError: the generation is without this rank.
         """
         while True:
-            newer = self.control.newest_form(form.epoch)
+            newer = self.control.newest_form(form.generation)
             form = newer if newer is not None else form
             self.close()
             if self.control.ident not in form.members:
                 self.command = max(self.command, form.command)
-                raise NotWantedError(f"epoch {form.epoch} is without rank {self.control.ident}")
+                raise NotWantedError(f"generation {form.generation} is without rank {self.control.ident}")
             try:
                 self._form(form, carried)
                 return
             except BrokenGroupError as error:
                 self.broken(str(error), carried.step)
-                form = self._next_form(form.epoch)
+                form = self._next_form(form.generation)
 
-    def _form(self, form: Form | Resize, carried: Carried) -> None:
+    def _form(self, form: FormGroup | ResizeGroup, carried: Carried) -> None:
         began_s = time.monotonic()
-        self.epoch = form.epoch
+        self.generation = form.generation
         self.rank, self.size = form.members.index(self.control.ident), len(form.members)
-        self.control.waiting(form.epoch, max(carried.step, 0), "the new group")
+        self.control.waiting(form.generation, max(carried.step, 0), "the new group")
         try:
             if self.size > 1:
                 share_state(self._meet(form), carried)
@@ -157,38 +157,38 @@ class Membership:
         self.command = max(self.command, form.command)
         self.control.forget(self.command)
         self.formed = True
-        self.control.send(Formed(form.epoch, carried.step, time.monotonic() - began_s, carried.tuned))
+        self.control.send(GroupFormed(form.generation, carried.step, time.monotonic() - began_s, carried.tuned))
 
-    def _meet(self, form: Form | Resize) -> Group:
+    def _meet(self, form: FormGroup | ResizeGroup) -> Group:
         group = self.group = Group(
-            self.rank, self.size, epoch=form.epoch, device=self._device, timeout_s=self._timeout_s
+            self.rank, self.size, generation=form.generation, device=self._device, timeout_s=self._timeout_s
         )  # fmt: skip
-        if self.control.is_over(form.epoch):  # said before the group could be aborted
+        if self.control.is_over(form.generation):  # said before the group could be aborted
             group.abort()
         group.hosts_store = form.leader == self.control.ident
         group.connect(lambda: self._store(form))
         return group
 
-    def _store(self, form: Form | Resize) -> Any:
+    def _store(self, form: FormGroup | ResizeGroup) -> Any:
         if form.leader == self.control.ident:
             store, host, port = open_store(FORM_TIMEOUT_S)
-            self.control.send(Address(form.epoch, host, port))
+            self.control.send(StoreAddress(form.generation, host, port))
             return store
-        address = self.control.wait_for_address(form.epoch, FORM_TIMEOUT_S)
+        address = self.control.wait_for_address(form.generation, FORM_TIMEOUT_S)
         if address is None:
-            raise BrokenGroupError(f"epoch {form.epoch}: the leader did not send the address of its store")
-        wanted = lambda: not self.control.is_over(form.epoch)  # noqa: E731
+            raise BrokenGroupError(f"generation {form.generation}: the leader did not send the address of its store")
+        wanted = lambda: not self.control.is_over(form.generation)  # noqa: E731
         return join_store(address.host, address.port, FORM_TIMEOUT_S, wanted)
 
     def broken(self, detail: str, step: int) -> None:
         """A collective failed: end the group at once, so that the other ranks do not wait in it, and report it."""
         self.close()
         self.formed = False
-        self.control.send(Broken(self.epoch, max(step, 0), detail))
+        self.control.send(GroupBroken(self.generation, max(step, 0), detail))
 
     def again(self, carried: Carried) -> None:
-        """After `broken`: join the next epoch."""
-        self.enter(self._next_form(self.epoch), carried)
+        """After `broken`: join the next generation."""
+        self.enter(self._next_form(self.generation), carried)
 
     def close(self) -> None:
         """Leave the group."""

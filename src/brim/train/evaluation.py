@@ -129,7 +129,7 @@ class Evaluation:
             group.store.wait([*keys.values()], self._timeout)
         except RuntimeError as error:
             if group.aborted:
-                raise BrokenGroupError(f"the group of epoch {group.epoch} has ended") from None
+                raise BrokenGroupError(f"the group of generation {group.generation} has ended") from None
             with _broken_group():
                 missing = [str(rank) for rank, key in keys.items() if not group.store.check([key])]
             if not missing:

@@ -1,4 +1,4 @@
-"""A process group of one membership epoch: made quickly, bounded in time, ended at once from any thread.
+"""A process group of one generation: made quickly, bounded in time, ended at once from any thread.
 
 The back-ends of ``torch.distributed`` are used directly, beside the default group that the user's script may have.
 
@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from brim.errors import BrimError
-from brim.gang.protocol import CONTROL_VARIABLE
+from brim.gang.messages import CONTROL_VARIABLE
 from brim.train import left_behind
 from brim.train.sockets import open_sockets, shut
 
@@ -132,12 +132,12 @@ class Work:
 
 
 class Group:
-    """Ranks 0 to ``size`` - 1 of one epoch. `connect` makes the group; until then it can only be aborted.
+    """Ranks 0 to ``size`` - 1 of one generation. `connect` makes the group; until then it can only be aborted.
 
     Args:
         rank: This rank's place.
         size: Number of members.
-        epoch: Membership epoch, a part of all keys in the store.
+        generation: Number of the group among those of its gang, a part of all keys in the store.
         device: Device of the tensors to be exchanged.
         timeout_s: A collective fails after this time.
 
@@ -146,8 +146,8 @@ class Group:
         hosts_store: Whether the store may end with this process.
     """
 
-    def __init__(self, rank: int, size: int, *, epoch: int, device: torch.device, timeout_s: float) -> None:
-        self.rank, self.size, self.epoch, self.device = rank, size, epoch, device
+    def __init__(self, rank: int, size: int, *, generation: int, device: torch.device, timeout_s: float) -> None:
+        self.rank, self.size, self.generation, self.device = rank, size, generation, device
         self.nccl = device.type == "cuda" and dist.is_nccl_available() and os.environ.get(BACKEND_VARIABLE) != "gloo"
         self.store: Any = None
         self.hosts_store = False
@@ -160,7 +160,7 @@ class Group:
         self._thread: threading.Thread | None = None
         if not self.nccl:
             left_behind.make_room(timeout_s)
-            self._thread = threading.Thread(target=self._work, name=f"brim-group-{epoch}", daemon=True)
+            self._thread = threading.Thread(target=self._work, name=f"brim-group-{generation}", daemon=True)
             self._thread.start()
         self._before = open_sockets()
         self._sockets: frozenset[int] | None = None
@@ -178,12 +178,12 @@ class Group:
             raise
 
     def _connect(self, meet: Callable[[], Any]) -> None:
-        self.store = _c10d.PrefixStore(f"brim/{self.epoch}", meet())
+        self.store = _c10d.PrefixStore(f"brim/{self.generation}", meet())
         make = self._make_nccl if self.nccl else self._make_gloo
         try:
             self._backend = make(_c10d.PrefixStore("group", self.store))
         except RuntimeError as error:
-            raise BrokenGroupError(f"epoch {self.epoch} did not form: {_first_line(error)}") from None
+            raise BrokenGroupError(f"generation {self.generation} did not form: {_first_line(error)}") from None
         self._sockets = open_sockets() - self._before
 
     def _make_gloo(self, store: Any) -> Any:
@@ -233,7 +233,7 @@ class Group:
         self._backend = self.store = None
 
     def _ended(self) -> BrokenGroupError:
-        return BrokenGroupError(f"the group of epoch {self.epoch} has ended")
+        return BrokenGroupError(f"the group of generation {self.generation} has ended")
 
     @property
     def aborted(self) -> bool:
@@ -266,7 +266,7 @@ class Group:
         while self._thread.is_alive() and time.monotonic() < until_s:
             self._thread.join(JOIN_S)
             if self._open and self._thread.is_alive():
-                left_behind.add(self._thread, self.epoch, self.bytes, self._timeout_s)
+                left_behind.add(self._thread, self.generation, self.bytes, self._timeout_s)
                 return
 
     @property

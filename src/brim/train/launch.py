@@ -21,11 +21,18 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from brim.gang import job as jobs
-from brim.gang import zygote
-from brim.gang.asking import ask, why_senseless
-from brim.gang.job import Job
-from brim.gang.protocol import Ask, AskKill, AskPreempt, AskResize, AskStatus, AskStop, AskTune
+from brim.gang import launch_config, zygote
+from brim.gang.client import ask, why_senseless
+from brim.gang.launch_config import Job
+from brim.gang.messages import (
+    KillRequest,
+    PreemptRequest,
+    Request,
+    ResizeRequest,
+    StatusRequest,
+    StopRequest,
+    TuneRequest,
+)
 from brim.gang.supervisor import Supervisor
 
 _TUNABLE = ("global_batch", "loader_workers", "prefetch")
@@ -53,13 +60,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--control", metavar="PATH", help="socket to listen on (default: one in a new folder; its path is printed)")
     add("--send", metavar="PATH", help="send a request to the supervisor that listens on PATH")
     add("--devices", default="", metavar="A,B", help="GPUs of the job, in the order of LOCAL_RANK (default: all)")
-    add("--grace", type=float, default=jobs.GRACE_S, metavar="S",
+    add("--grace", type=float, default=launch_config.GRACE_S, metavar="S",
         help="seconds from an announced stop to SIGKILL (default %(default)g)")  # fmt: skip
-    add("--term", type=float, default=jobs.TERM_S, metavar="S",
+    add("--term", type=float, default=launch_config.TERM_S, metavar="S",
         help="last part of --grace, from SIGTERM to SIGKILL (default %(default)g)")  # fmt: skip
-    add("--failure-grace", type=float, default=jobs.FAILURE_GRACE_S, metavar="S",
+    add("--failure-grace", type=float, default=launch_config.FAILURE_GRACE_S, metavar="S",
         help="seconds from one rank's exception to SIGKILL of the others (default %(default)g)")  # fmt: skip
-    add("--hang", type=float, default=jobs.HANG_S, metavar="S",
+    add("--hang", type=float, default=launch_config.HANG_S, metavar="S",
         help="kill a rank that keeps all others waiting this many seconds (default %(default)g)")  # fmt: skip
     add("--replace", type=int, default=0, metavar="N", help="number of dead ranks to replace (default 0)")
     add("--logs", metavar="FOLDER", help="write the output of each rank to a file in FOLDER")
@@ -124,7 +131,7 @@ def _send(path: str, words: Sequence[str]) -> int:
     return 0 if answer.ok else 4
 
 
-def _ask(words: Sequence[str]) -> Ask:
+def _ask(words: Sequence[str]) -> Request:
     """Parse a request.
 
     Raises:
@@ -132,19 +139,19 @@ def _ask(words: Sequence[str]) -> Ask:
     """
     match list(words):
         case ["status"]:
-            return AskStatus()
+            return StatusRequest()
         case ["resize", size]:
-            return AskResize(_number("resize", size))
+            return ResizeRequest(_number("resize", size))
         case ["preempt"]:
-            return AskPreempt()
+            return PreemptRequest()
         case ["preempt", grace_s]:
-            return AskPreempt(_seconds(grace_s))
+            return PreemptRequest(_seconds(grace_s))
         case ["stop"]:
-            return AskStop()
+            return StopRequest()
         case ["kill", number]:
-            return AskKill(_number("kill", number))
+            return KillRequest(_number("kill", number))
         case ["tune", *pairs] if pairs:
-            return AskTune(**dict(_tuned(pair) for pair in pairs))
+            return TuneRequest(**dict(_tuned(pair) for pair in pairs))
     expected = "status, resize N, preempt [GRACE_S], stop, kill ID, or tune NAME=VALUE ..."
     raise ValueError(f"found {' '.join(words)!r}, expected {expected}")
 

@@ -28,12 +28,12 @@ def living() -> list[threading.Thread]:
     return list(_threads)
 
 
-def add(thread: threading.Thread, epoch: int, num_bytes: int, timeout_s: float) -> None:
+def add(thread: threading.Thread, generation: int, num_bytes: int, timeout_s: float) -> None:
     """Leave this thread behind, and report it, since its memory stays in use until the thread returns."""
     _threads.append(thread)
     _say(
-        f"a thread of epoch {epoch} is left behind with {num_bytes / 1e6:.0f} MB: it waits in gloo, and returns "
-        f"after {timeout_s:g} s at the latest ({len(living())} of at most {LEFT_MAX} threads)"
+        f"a thread of generation {generation} is left behind with {num_bytes / 1e6:.0f} MB: it waits in gloo, and "
+        f"returns after {timeout_s:g} s at the latest ({len(living())} of at most {LEFT_MAX} threads)"
     )
 
 

@@ -22,7 +22,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from brim.errors import ConfigError, UserError
-from brim.gang.protocol import PREEMPTED, Error, Finished, Leaving, Measured, Prepare, Resize, Saved, Stop, Tune
+from brim.gang.messages import (
+    PREEMPTED,
+    Error,
+    Finished,
+    Leaving,
+    Prepare,
+    ResizeGroup,
+    Saved,
+    StepMeasurements,
+    Stop,
+    TuneSettings,
+)
 from brim.train import certificate as certificates
 from brim.train.agreement import Agreement
 from brim.train.batches import Batches
@@ -744,7 +755,7 @@ class Run:
                 said = tail.read(total, self._size(), late=late)
             group = self._live_group()
             if group is not None and group.aborted:
-                raise BrokenGroupError(f"the group of epoch {group.epoch} has ended")
+                raise BrokenGroupError(f"the group of generation {group.generation} has ended")
             self._require_equal(said, idle)
         except BrokenGroupError as error:
             self._drop_step(error)
@@ -817,11 +828,11 @@ class Run:
         control, member = self._control, self._membership
         if control is not None and member is not None:
             agreed = control.commands(self._acted, self._agreed)
-            for tune in takewhile(lambda command: isinstance(command, Tune), agreed):
+            for tune in takewhile(lambda command: isinstance(command, TuneSettings), agreed):
                 self._acted = tune.command  # part of the step: others that have committed it may have taken it up
                 self._act(tune)
-            if control.is_over(member.epoch):
-                self._drop_step(BrokenGroupError(f"epoch {member.epoch} is over"))
+            if control.is_over(member.generation):
+                self._drop_step(BrokenGroupError(f"generation {member.generation} is over"))
                 self._form()
                 self._broken = False  # no step was under way: the next is not left after its first micro-batch
             while commands := control.commands(self._acted, self._agreed):
@@ -838,17 +849,17 @@ class Run:
         assert self._control is not None
         assert self._membership is not None
         match command:
-            case Resize() if command.epoch > self._membership.epoch:
+            case ResizeGroup() if command.generation > self._membership.generation:
                 self._enter(command)
             case Prepare(new_size=0):
                 self._leave(PREEMPTED, command.command)
             case Stop():
                 self._leave(0, command.command)
-            case Tune():
+            case TuneSettings():
                 self._tune(command)
                 self._tuned = command.command
 
-    def _tune(self, command: Tune) -> None:
+    def _tune(self, command: TuneSettings) -> None:
         loader: Any = self._loader
         wanted = {
             "set_global_batch": command.global_batch, "set_workers": command.loader_workers,
@@ -873,7 +884,7 @@ class Run:
         if member.formed:
             return
         try:
-            if member.epoch == 0:
+            if member.generation == 0:
                 member.join(self._carried, self._sizes())
             else:
                 member.again(self._carried)
@@ -883,7 +894,7 @@ class Run:
             self._end_alone(ended)
         self._formed()
 
-    def _enter(self, command: Resize) -> None:
+    def _enter(self, command: ResizeGroup) -> None:
         assert self._membership is not None
         assert self._buckets is not None
         self._buckets.use(Alone())
@@ -968,7 +979,7 @@ class Run:
         raise SystemExit(code)
 
     def _go(self) -> None:
-        """The new epoch is without this rank."""
+        """The new generation is without this rank."""
         if self._control is not None and self._membership is not None:
             self._control.send(Leaving(self._membership.command, self.steps_done))
         self.close()
@@ -1052,7 +1063,7 @@ class Run:
     @contextlib.contextmanager
     def _in_collective(self, what: str = "step") -> Iterator[None]:
         if self._control is not None and self._membership is not None:
-            self._control.waiting(self._membership.epoch, self.steps_done, what)
+            self._control.waiting(self._membership.generation, self.steps_done, what)
         try:
             yield
         finally:
@@ -1065,7 +1076,7 @@ class Run:
         self._control.progress(self.steps_done, self.samples, lambda: self.loss)
         if (found := self._meter.due()) is not None:
             noise = self._noise.scale_samples if self._noise is not None else None
-            self._control.send(Measured(self.steps_done, gradient_noise=noise, **found))
+            self._control.send(StepMeasurements(self.steps_done, gradient_noise=noise, **found))
 
     def _give_numbers(self) -> dict[str, Any]:
         loader, noise, late = self._loader, self._noise, self._pending_state or {}

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from brim.errors import ConfigError
-from brim.gang.protocol import Failed
+from brim.gang.messages import Failed
 from brim.train.control import Control
 from brim.train.group import Group
 
@@ -110,8 +110,8 @@ def static_group(device: torch.device, timeout_s: float) -> Group | None:
         _meeting = next(_c10d.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
     store, rank, size = _meeting
     _made += 1
-    epoch = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) * 1000 + _made
-    group = Group(rank, size, epoch=epoch, device=device, timeout_s=timeout_s)
+    generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) * 1000 + _made
+    group = Group(rank, size, generation=generation, device=device, timeout_s=timeout_s)
     group.hosts_store = rank == 0
     group.connect(lambda: store)
     return group

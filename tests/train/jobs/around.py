@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from brim.gang.asking import ask
-from brim.gang.protocol import AskPreempt, AskResize, AskStatus, AskStop, AskTune
+from brim.gang.client import ask
+from brim.gang.messages import PreemptRequest, ResizeRequest, StatusRequest, StopRequest, TuneRequest
 
 SAMPLES = 44
 
@@ -31,7 +31,9 @@ def after(step, out):
     elif what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what is not None:
-        message = {"preempt": AskPreempt(), "stop": AskStop(), "resize": AskResize(4), "tune": AskTune(64)}[what]
+        message = {
+            "preempt": PreemptRequest(), "stop": StopRequest(), "resize": ResizeRequest(4), "tune": TuneRequest(64),
+        }[what]  # fmt: skip
         while not all(rank["where"] == "in" for rank in _status()["ranks"]):
             time.sleep(0.01)
         answer = ask(os.environ["BRIM_CONTROL"], message)
@@ -41,7 +43,7 @@ def after(step, out):
 
 
 def _status():
-    return ask(os.environ["BRIM_CONTROL"], AskStatus()).status
+    return ask(os.environ["BRIM_CONTROL"], StatusRequest()).status
 
 
 def net():

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from brim.errors import ConfigError
-from brim.gang.protocol import PREEMPTED, Error, Formed, Leaving, Prepare, Ready, Saved, Stop, Tune
+from brim.gang.messages import PREEMPTED, Error, GroupFormed, Leaving, Prepare, Ready, Saved, Stop, TuneSettings
 from brim.train.callbacks import sealed
 from brim.train.control import Control
 from brim.train.group import BrokenGroupError
@@ -155,20 +155,20 @@ class Handshake:
             if isinstance(command, Stop) or (isinstance(command, Prepare) and command.new_size == 0):
                 kind = max(kind, _STOP if isinstance(command, Stop) else _PREPARE)
                 number = max(number, command.command)
-            elif isinstance(command, Tune):
+            elif isinstance(command, TuneSettings):
                 self._refuse(command)
         return kind, number
 
-    def _refuse(self, command: Tune) -> None:
+    def _refuse(self, command: TuneSettings) -> None:
         assert self._control is not None
         self._control.forget(command.command)
         self._control.send(Error("the batch and the loader of another library's loop cannot be changed while it runs"))
 
-    def _form(self, epoch: int) -> None:
-        """Accept the supervisor's epoch, in the listening thread. The group is torch's own, so none is formed."""
-        if self._control is not None and epoch > self._formed:
-            self._formed = epoch
-            self._control.send(Formed(epoch, 0))
+    def _form(self, generation: int) -> None:
+        """Accept the supervisor's generation, in the listening thread. The group is torch's own, so none is formed."""
+        if self._control is not None and generation > self._formed:
+            self._formed = generation
+            self._control.send(GroupFormed(generation, 0))
 
     def _meet(self, step: int) -> None:
         if self._group is not None:

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from brim.errors import BrimError, UserError
-from brim.gang.asking import ask
+from brim.gang.client import ask
+from brim.gang.messages import TuneRequest
 from brim.gang.processes import end_launcher
-from brim.gang.protocol import AskTune
 
 GRACE_S: Final = 5.0
 """Time between asking a gang to end and SIGKILL. Our choice."""
@@ -175,7 +175,7 @@ class Gang:
         """
         if local_batch != self._local_batch:
             with contextlib.suppress(OSError):  # the gang has ended; _next raises the reason
-                ask(str(self._script.folder / self._name), AskTune(global_batch=local_batch * self._size))
+                ask(str(self._script.folder / self._name), TuneRequest(global_batch=local_batch * self._size))
             self._local_batch = local_batch
         found: list[dict[str, Any]] = []
         while len(found) < number:

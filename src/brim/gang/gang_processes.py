@@ -7,8 +7,8 @@ import signal
 from collections.abc import Iterable
 
 from brim.gang import processes
+from brim.gang.messages import GANG_VARIABLE, ID_VARIABLE
 from brim.gang.processes import Process
-from brim.gang.protocol import GANG_VARIABLE, ID_VARIABLE
 
 
 class Belongings:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import socket
 
-from brim.gang.protocol import Answer, Ask, AskPreempt, AskTune, Decoder, Message, encode
+from brim.gang.codec import Decoder, encode
+from brim.gang.messages import Message, PreemptRequest, Request, Response, TuneRequest
 
 
-def ask(path: str, message: Ask, timeout_s: float = 10.0) -> Answer:
+def ask(path: str, message: Request, timeout_s: float = 10.0) -> Response:
     """Send a request to the supervisor that listens on ``path``, and return its answer.
 
     Raises:
@@ -22,9 +23,9 @@ def ask(path: str, message: Ask, timeout_s: float = 10.0) -> Answer:
             decoder = Decoder()
             while data := connection.recv(1 << 16):
                 for said in decoder.feed(data):
-                    if isinstance(said, Answer):
+                    if isinstance(said, Response):
                         return said
-                    return Answer(ok=False, detail=str(getattr(said, "detail", said)))
+                    return Response(ok=False, detail=str(getattr(said, "detail", said)))
     except OSError as error:
         raise ConnectionError(f"{path}: {error.strerror or error}; expected the socket of a supervisor") from None
     raise ConnectionError(f"{path}: the connection ended without an answer")
@@ -33,9 +34,9 @@ def ask(path: str, message: Ask, timeout_s: float = 10.0) -> Answer:
 def why_senseless(message: Message) -> str:
     """Return why the request is invalid; an empty text if it is valid."""
     match message:
-        case AskPreempt(grace_s=float(grace_s)) if not 0 <= grace_s < math.inf:
+        case PreemptRequest(grace_s=float(grace_s)) if not 0 <= grace_s < math.inf:
             return f"preempt: found {grace_s:g} s, expected a finite time of at least 0"
-        case AskTune():
+        case TuneRequest():
             for name, least in (("global_batch", 1), ("loader_workers", 0), ("prefetch", 1)):
                 found = getattr(message, name)
                 if found is not None and found < least:

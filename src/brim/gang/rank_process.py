@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from brim.gang.channel import Connection
-from brim.gang.job import Outcome
-from brim.gang.protocol import PREEMPTED, RESUMABLE, Broken, Finished, Waiting
+from brim.gang.control_server import Connection
+from brim.gang.launch_config import Outcome
+from brim.gang.messages import PREEMPTED, RESUMABLE, Finished, GroupBroken, Waiting
 
 BY_OUR_SIGNAL: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
 """Exit codes of a command without signal handlers that was terminated; the second pair comes from shells."""
@@ -41,7 +41,7 @@ class Rank:
     sweep_s: float | None = None
     last: dict[str, Any] = field(default_factory=dict)
     waits_in: Waiting | None = None
-    broke_in: Broken | None = None
+    broke_in: GroupBroken | None = None
     finished: Finished | None = None
 
     @property

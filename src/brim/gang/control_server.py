@@ -11,7 +11,8 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final
 
-from brim.gang.protocol import Decoder, Error, Message, ProtocolError, encode
+from brim.gang.codec import Decoder, ProtocolError, encode
+from brim.gang.messages import Error, Message
 
 PATH_BYTES_MAX: Final = 107
 """Longest path of a Unix socket on Linux (sockaddr_un)."""

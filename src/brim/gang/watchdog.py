@@ -30,7 +30,7 @@ class Hangs:
         self._waiting[rank] = (now_s - max(0.0, for_s), now_s)
 
     def free(self, rank: int, now_s: float) -> None:
-        """The rank is in no group and waits for the next epoch, until it receives one or sends another message."""
+        """The rank is in no group and waits for the next generation, until it receives one or sends another message."""
         self._waiting[rank] = (now_s, float("inf"))
 
     def busy(self, rank: int) -> None:

@@ -10,21 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.gang import protocol
-from brim.gang.protocol import (
-    LINE_BYTES_MAX,
-    Answer,
-    Decoder,
-    Form,
-    Hello,
-    Message,
-    Progress,
-    ProtocolError,
-    Ready,
-    Tune,
-    decode,
-    encode,
-)
+from brim.gang import codec
+from brim.gang.codec import LINE_BYTES_MAX, Decoder, ProtocolError, decode, encode
+from brim.gang.messages import FormGroup, Hello, Message, Progress, Ready, Response, TuneSettings
 
 KINDS = Message.__args__
 VALUES = {
@@ -39,7 +27,7 @@ VALUES = {
 
 
 def built(kind):
-    hints = protocol._HINTS[kind]
+    hints = codec._HINTS[kind]
     return st.builds(kind, **{f.name: VALUES[hints[f.name]] for f in fields(kind) if hints[f.name] in VALUES})
 
 
@@ -111,7 +99,7 @@ def test_another_version_is_fatal_and_names_both():
     (b'{"v":true,"type":"hello"}', "version"), (b'{"v":1}', "type"), (b'{"v":1,"type":["x"]}', "type"),
     (b'{"v":1,"type":"dance"}', "one of: form"), (b'{"v":1,"type":"hello","id":1}', "found no pid"),
     (b'{"v":1,"type":"hello","id":true,"pid":1}', "hello.id: found True, expected int"),
-    (b'{"v":1,"type":"form","epoch":1,"members":[1,"2"],"leader":1,"command":1}', "form.members"),
+    (b'{"v":1,"type":"form","generation":1,"members":[1,"2"],"leader":1,"command":1}', "form.members"),
     (b"[" * 100_000, "JSON object"),
 ])  # fmt: skip
 def test_errors_say_what_was_found_and_expected(line, expected):
@@ -132,13 +120,13 @@ def test_a_line_without_end_is_fatal_and_not_kept():
 
 def test_a_loss_that_is_not_a_number_is_sent_as_null():
     assert decode(encode(Progress(1, 2, math.nan))) == Progress(1, 2, None)
-    assert decode(encode(Tune(1))) == Tune(1)
-    assert decode(encode(Answer(True, "x", {"ranks": [1]}))) == Answer(True, "x", {"ranks": [1]})
-    assert decode(encode(Form(1, (2, 3), 2, 4))) == Form(1, (2, 3), 2, 4)
+    assert decode(encode(TuneSettings(1))) == TuneSettings(1)
+    assert decode(encode(Response(True, "x", {"ranks": [1]}))) == Response(True, "x", {"ranks": [1]})
+    assert decode(encode(FormGroup(1, (2, 3), 2, 4))) == FormGroup(1, (2, 3), 2, 4)
 
 
 def test_the_table_of_messages_is_complete():
     text = (Path(__file__).parents[2] / "docs" / "decisions" / "0010-inside-the-job.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\|", text.partition("### Messages")[2], re.MULTILINE)
     told = {(name, frozenset(re.findall(r"`(\w+)`", said))) for name, said in rows}
-    assert told == {(name, frozenset(field.name for field in fields(kind))) for name, kind in protocol._KINDS.items()}
+    assert told == {(name, frozenset(field.name for field in fields(kind))) for name, kind in codec._KINDS.items()}

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from brim.gang import as_main
-from brim.gang.starter import Ended, Refused, Started, Starter, ZygoteLost, ZygoteReady
+from brim.gang import run_script
+from brim.gang.zygote_client import Ended, Refused, Started, Starter, ZygoteLost, ZygoteReady
 
 PROBE = """
 import atexit, io, json, multiprocessing, os, random, signal, sys, tempfile, threading
@@ -379,11 +379,11 @@ def test_the_error_file_holds_the_traceback(forks, folder):
 
 
 def test_read_command():
-    assert as_main.read_command(["-m", "a.b", "-c"], "/") == as_main.PythonRun("module", "a.b", ("-c",))
-    assert as_main.read_command(["-u", "-m", "a"], "/") == as_main.PythonRun("module", "a", (), unbuffered=True)
-    assert as_main.read_command(["s.py", "-m"], "/") == as_main.PythonRun("script", "s.py", ("-m",))
-    assert isinstance(as_main.read_command([], "/"), str)
-    assert isinstance(as_main.read_command(["-"], "/"), str)
+    assert run_script.read_command(["-m", "a.b", "-c"], "/") == run_script.PythonRun("module", "a.b", ("-c",))
+    assert run_script.read_command(["-u", "-m", "a"], "/") == run_script.PythonRun("module", "a", (), unbuffered=True)
+    assert run_script.read_command(["s.py", "-m"], "/") == run_script.PythonRun("script", "s.py", ("-m",))
+    assert isinstance(run_script.read_command([], "/"), str)
+    assert isinstance(run_script.read_command(["-"], "/"), str)
 
 
 def test_one_zygote_serves_several_supervisors_and_each_dies_alone(tmp_path, folder):

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from brim.gang.job import Job
+from brim.gang.launch_config import Job
+from brim.gang.messages import GANG_VARIABLE
 from brim.gang.output import Forwarder
-from brim.gang.protocol import GANG_VARIABLE
-from brim.gang.starter import Starter, Word, ZygoteLost
 from brim.gang.zygote import is_this_python
+from brim.gang.zygote_client import Starter, Word, ZygoteLost
 
 ZYGOTES_MAX: Final = 3
 """Most zygotes that are started for one job. Our choice."""
