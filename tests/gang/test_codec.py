@@ -97,9 +97,9 @@ def test_another_version_is_fatal_and_names_both():
 @pytest.mark.parametrize(("line", "expected"), [
     (b"[]", "JSON object"), (b"nonsense", "JSON object"), (b'{"type":"hello"}', "version"),
     (b'{"v":true,"type":"hello"}', "version"), (b'{"v":1}', "type"), (b'{"v":1,"type":["x"]}', "type"),
-    (b'{"v":1,"type":"dance"}', "one of: form"), (b'{"v":1,"type":"hello","id":1}', "found no pid"),
+    (b'{"v":1,"type":"dance"}', "one of: form_group"), (b'{"v":1,"type":"hello","id":1}', "found no pid"),
     (b'{"v":1,"type":"hello","id":true,"pid":1}', "hello.id: found True, expected int"),
-    (b'{"v":1,"type":"form","generation":1,"members":[1,"2"],"leader":1,"command":1}', "form.members"),
+    (b'{"v":1,"type":"form_group","generation":1,"members":[1,"2"],"leader":1,"command":1}', "form_group.members"),
     (b"[" * 100_000, "JSON object"),
 ])  # fmt: skip
 def test_errors_say_what_was_found_and_expected(line, expected):

@@ -590,7 +590,7 @@ def test_what_nobody_can_mean_is_refused_and_reaches_no_rank(launch, peer, tmp_p
     ]:
         assert gang.ask(message) == Response(ok=False, detail=why)
     raw = peer(gang.control)
-    raw.say(b'{"v":1,"type":"ask_preempt","grace_s":NaN}\n')
+    raw.say(b'{"v":1,"type":"preempt_request","grace_s":NaN}\n')
     assert not raw.hear().ok
     assert gang.ask(TuneRequest(loader_workers=0)).ok
     assert rank.hear() == TuneSettings(2, loader_workers=0)
