@@ -243,6 +243,36 @@ def test_peers_that_fail_sooner_do_not_hide_the_first_cause(launch, tmp_path):
     assert "a consequence" in text
 
 
+def test_a_killed_rank_failed_first_though_the_exception_of_another_is_seen_sooner(launch, tmp_path):
+    script = tmp_path / "killed.py"
+    script.write_text(
+        "import os, signal, socket, time\n"
+        "port = int(os.environ['MASTER_PORT'])\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    server = socket.create_server(('127.0.0.1', port)); peer, _ = server.accept()\n"
+        "    peer.close(); peer, _ = server.accept(); peer.recv(1)  # until the other has ended\n"
+        "    time.sleep(0.05); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "for _ in range(100):\n"
+        "    try: peer = socket.create_connection(('127.0.0.1', port)); break\n"
+        "    except OSError: time.sleep(0.02)\n"
+        "if not peer.recv(1):\n"
+        "    until_the_end = socket.create_connection(('127.0.0.1', port)); raise ConnectionError('a consequence')\n"
+    )
+    gang = launch("--nproc", 2, script)
+    assert gang.wait() == 128 + signal.SIGKILL
+    text = gang.stderr()
+    assert "a consequence" in text
+    assert text.splitlines()[-1] == "brim: rank 0 failed first: ended by SIGKILL"
+
+
+def test_a_gang_of_a_fixed_size_fails_when_a_rank_is_killed(launch):
+    gang = launch("--nproc", 2, RANK, "sizes=2")
+    os.kill(pids(gang.until(training(2)))[0], signal.SIGKILL)
+    assert gang.wait(10) == 128 + signal.SIGKILL
+    assert "the other ranks continue" not in gang.stderr()
+    assert gang.stderr().splitlines()[-1] == "brim: rank 0 failed first: ended by SIGKILL"
+
+
 def test_with_logs_the_first_traceback_is_shown_and_each_rank_has_its_file(launch, tmp_path):
     gang = launch("--nproc", 2, "--logs", tmp_path / "logs", RANK, "fail=1:3")
     assert gang.wait() == 1

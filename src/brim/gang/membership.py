@@ -201,11 +201,11 @@ class Membership:
         return self._reform() if self._is_missed(rank) else self._settle()
 
     def survives(self, rank: int) -> bool:
-        """Whether the gang can continue without this rank: others are left in a generation, or it may be replaced."""
+        """Whether the gang can continue without this rank: enough others are left, or it may be replaced."""
         others = [member for member in self.ranks.values() if member.id != rank and member.where is not Where.LEAVING]
         if self.finishing and self.generation > 0:
             return not self.closing and any(member.holds for member in others)
-        return not self.closing and (self._replace > 0 or (self.generation > 0 and bool(others)))
+        return not self.closing and (self._replace > 0 or (self.generation > 0 and self._fitting(len(others)) > 0))
 
     # -- what is asked ---------------------------------------------------------------------------------------------
 

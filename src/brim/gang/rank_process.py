@@ -14,6 +14,8 @@ from brim.gang.messages import PREEMPTED, RESUMABLE, Finished, GroupBroken, Wait
 
 BY_OUR_SIGNAL: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
 """Exit codes of a command without signal handlers that was terminated; the second pair comes from shells."""
+NO_CONSEQUENCE: Final = frozenset({-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})
+"""Exit codes of a rank that did not fail because another rank had failed, unless the supervisor sent the signal."""
 
 
 @dataclass(slots=True)
@@ -30,6 +32,7 @@ class Rank:
     how: str = ""
     connection: Connection | None = None
     told: bool = False
+    signalled: bool = False
     left: bool = False
     ended: bool = False
     code: int | None = None
@@ -58,6 +61,11 @@ class Rank:
         self.ladder = [] if terminated else [(term_s, int(signal.SIGTERM))]
         self.ladder.append((kill_s, int(signal.SIGKILL)))
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether its process was ended by a signal that neither the supervisor nor another rank's failure explains."""
+        return self.code in NO_CONSEQUENCE and not self.signalled
+
     def as_told(self) -> bool:
         """Whether it ended as expected of a rank that was asked to end."""
         return self.told and (self.code == 0 or self.code in RESUMABLE or self.code in BY_OUR_SIGNAL)
@@ -73,8 +81,12 @@ class Rank:
 
 
 def causes(ranks: Iterable[Rank], *, failing: bool) -> list[Rank]:
-    """Return the ranks that ended without having been asked to, in the order in which they failed."""
-    return sorted((rank for rank in ranks if _is_cause(rank, failing)), key=lambda rank: rank.failed_s or rank.ended_s)
+    """Return the ranks that ended without having been asked to, in the order in which they failed.
+
+    A rank that was killed comes first: the exceptions of other ranks follow from its end, which may be seen later.
+    """
+    found = (rank for rank in ranks if _is_cause(rank, failing))
+    return sorted(found, key=lambda rank: (not rank.was_killed, rank.failed_s or rank.ended_s))
 
 
 def _is_cause(rank: Rank, failing: bool) -> bool:

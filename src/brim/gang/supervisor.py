@@ -535,6 +535,7 @@ class Supervisor:
         """Send the signals that are due, if the process has started."""
         while rank.living and rank.pid and rank.ladder and now_s >= rank.ladder[0][0]:
             _, number = rank.ladder.pop(0)
+            rank.signalled = True
             if number == signal.SIGTERM:
                 self._terminate(rank)
             else:
@@ -565,6 +566,8 @@ class Supervisor:
         rank.read_error(self._error_file(rank))
         member = self.membership.ranks.get(rank.id)
         known = member is not None and member.where is not Where.STARTING  # it speaks the protocol
+        if self._failing and rank.was_killed:
+            rank.is_cause = True
         if self._failing or self._announced or rank.as_told():
             self._obey(self.membership.gone(rank.id))
         elif code == 0:
