@@ -180,7 +180,7 @@ def _standing(driver: LiveDriver, job: int, now_ms: int) -> tuple[str, str, str]
     submission = driver.jobs[job]
     if job in driver.ended_ms:
         jct_s = (driver.ended_ms[job] - submission.at_ms) / 1000
-        return ("gave up", "red", "") if job in driver.gave_up else (f"done after {jct_s:.1f} s", "dim", "")
+        return ("gave up", "red", "") if job in driver.gave_up else (f"done after {jct_s:4.1f} s", "dim", "")
     state = driver.scheduler.state
     if job not in state:
         return f"arrives in {max(0, submission.at_ms - now_ms) / 1000:.0f} s", "dim", ""
