@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from brim.beliefs.runtime import UNKNOWN_RUN_MS, TrueRunTimes, UserHistory, UserLimits, remaining_ms
 from brim.core.events import Event, JobSpec, Kind
+from brim.core.setting import setting_of
 from brim.testing import job, snapshot_of, state_with
 from brim.testing.strategies import snapshots
 
@@ -36,7 +37,7 @@ def with_history(*runs_s: int):
     now = 0
     for number, run_s in enumerate(runs_s):
         state.apply(Event(now, Kind.SUBMITTED, number, spec=JobSpec(id=number, user=ann, submit_ms=now, gpus=1)))
-        state.apply(Event(now, Kind.START, number, gpus=((0, 0),)))
+        state.apply(Event(now, Kind.START, number, setting=setting_of(((0, 0),))))
         state.apply(Event(now, Kind.STARTED, number))
         now += run_s * 1000
         state.apply(Event(now, Kind.FINISHED, number))

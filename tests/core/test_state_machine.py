@@ -13,8 +13,10 @@ from brim.core.checks import check_snapshot
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind, Report, Sample
 from brim.core.lifecycle import TRANSITIONS, Phase
-from brim.core.state import USAGE_HALF_LIFE_MS, ClusterState
+from brim.core.setting import Setting, setting_of
+from brim.core.state import ClusterState
 from brim.core.trace import NONE
+from brim.core.usage import USAGE_HALF_LIFE_MS
 from brim.errors import InvariantError
 from brim.testing.room import Ask, FreeRoom
 
@@ -28,14 +30,16 @@ class Stories(RuleBasedStateMachine):
         self.state = ClusterState(self.cluster, ("ann", "bob"))
         self.now, self.next_id = 0, 0
         self.phase: dict[int, Phase] = {}
-        self.epoch: dict[int, int] = {}
+        self.attempt: dict[int, int] = {}
+        self.sequence: dict[int, int] = {}
+        self.placements: dict[int, int] = {}
+        self.setting: dict[int, Setting] = {}
         self.service: dict[int, int] = {}
         self.ran: dict[int, int] = {}
         self.since: dict[int, int] = {}
         self.running_since: dict[int, int] = {}
         self.gpus: dict[int, int] = {}  # held now, as shares of a GPU
         self.share: dict[int, int] = {}
-        self.batch: dict[int, int] = {}
         self.told: dict[int, tuple[float, float, int]] = {}  # samples done, samples per second, when
         self.grad: dict[int, tuple[float, float]] = {}
         self.profile: dict[int, int] = {}
@@ -71,11 +75,13 @@ class Stories(RuleBasedStateMachine):
         else:
             self.phase[job] = after
         if kind in (Kind.START, Kind.RESIZE):
-            self.gpus[job] = len(more["gpus"]) * self.share[job] / 1000
-            self.epoch[job] += 1
+            self.gpus[job] = len(more["setting"].gpus) * self.share[job] / 1000
+            self.attempt[job] += kind is Kind.START
+            self.placements[job] += 1
             self.since[job] = self.now
         if kind in (Kind.START, Kind.RESIZE, Kind.TUNE):
-            self.batch[job] = more["batch"]
+            self.setting[job] = more["setting"]
+            self.sequence[job] += 1
 
     def _some(self, data, *phases: Phase) -> int:
         return data.draw(st.sampled_from(sorted(job for job, phase in self.phase.items() if phase in phases)))
@@ -95,8 +101,8 @@ class Stories(RuleBasedStateMachine):
                        batch=32, batch_min=8, batch_max=64, profile=profile)
         self.state.apply(Event(self.now, Kind.SUBMITTED, job, spec=spec, held=held))
         self.phase[job] = Phase.HELD if held else Phase.PENDING
-        self.epoch[job] = self.service[job] = self.ran[job] = 0
-        self.gpus[job], self.share[job], self.batch[job], self.profile[job] = 0, share, NONE, profile
+        self.attempt[job] = self.sequence[job] = self.placements[job] = self.service[job] = self.ran[job] = 0
+        self.gpus[job], self.share[job], self.setting[job], self.profile[job] = 0, share, Setting(()), profile
         self.told[job], self.grad[job] = (0.0, 0.0, self.now), (math.nan, math.nan)
 
     @precondition(lambda self: self._any(Phase.HELD))
@@ -110,7 +116,15 @@ class Stories(RuleBasedStateMachine):
         job = self._some(data, Phase.PENDING)
         pairs = self._gang(data, job)
         if pairs:
-            self._tell(Kind.START, job, gpus=pairs, batch=data.draw(st.sampled_from((NONE, 8, 64))))
+            self._tell(Kind.START, job, setting=self._setting(data, job, pairs))
+
+    def _setting(self, data, job: int, pairs) -> Setting:
+        """These GPUs, and ranks on CPU beside them."""
+        cpu = [(node, NONE) for node in sorted({node for node, _ in pairs}) if data.draw(st.booleans())]
+        return setting_of(
+            sorted((*pairs, *cpu)), share_milli=self.share[job], batch=data.draw(st.sampled_from((NONE, 8, 64))),
+            loader_workers=data.draw(st.integers(0, 3)), revocable=data.draw(st.booleans()),
+        )
 
     def _gang(self, data, job: int) -> tuple[tuple[int, int], ...]:
         """One to four GPUs that are free, or are the job's own; none if there are none."""
@@ -129,16 +143,25 @@ class Stories(RuleBasedStateMachine):
         job = self._some(data, Phase.STARTING, Phase.RUNNING)
         pairs = self._gang(data, job)
         if pairs:
-            self._tell(Kind.RESIZE, job, gpus=pairs, batch=data.draw(st.sampled_from((NONE, 8, 64))))
+            self._tell(Kind.RESIZE, job, setting=self._setting(data, job, pairs))
             assert self.state.gpus_of(job) == pairs
 
     @precondition(lambda self: self._any(Phase.STARTING, Phase.RUNNING))
-    @rule(data=st.data(), batch=st.integers(8, 64))
-    def tune(self, data, batch):
+    @rule(data=st.data(), batch=st.integers(8, 64), loaders=st.integers(0, 3), revocable=st.booleans())
+    def tune(self, data, batch, loaders, revocable):
         job = self._some(data, Phase.STARTING, Phase.RUNNING)
-        held = self.state.gpus_of(job)
-        self._tell(Kind.TUNE, job, batch=batch)
-        assert self.state.gpus_of(job) == held
+        ranks = tuple(rank._replace(loader_workers=loaders) for rank in self.setting[job].ranks)
+        self._tell(Kind.TUNE, job, setting=Setting(ranks, batch, revocable))
+
+    @precondition(lambda self: self._any(Phase.STARTING, Phase.RUNNING))
+    @rule(data=st.data())
+    def refuse_a_tune_that_moves(self, data):
+        job = self._some(data, Phase.STARTING, Phase.RUNNING)
+        has = self.setting[job]
+        moved = has.ranks[0]._replace(share_milli=has.ranks[0].share_milli + 1)
+        with pytest.raises(InvariantError, match="moves its ranks"):
+            self.state.apply(Event(self.now, Kind.TUNE, job, setting=Setting((moved, *has.ranks[1:]), has.batch)))
+        assert self.state.setting(job) == has
 
     @precondition(lambda self: self._any(Phase.STARTING, Phase.RUNNING, Phase.STOPPING))
     @rule(data=st.data(), done=st.integers(0, 400), rate=st.sampled_from((0.0, 0.25, 8.0)), knows=st.booleans(),
@@ -217,18 +240,22 @@ class Stories(RuleBasedStateMachine):
         jobs = snapshot.jobs
         assert jobs.id.tolist() == sorted(self.phase)
         assert jobs.phase.tolist() == [self.phase[job] for job in sorted(self.phase)]
-        assert jobs.epoch.tolist() == [self.epoch[job] for job in sorted(self.phase)]
+        for column in ("attempt", "sequence", "placements"):
+            numbers = getattr(self, column)
+            assert getattr(jobs, column).tolist() == [numbers[job] for job in sorted(self.phase)]
         assert self.state.num_waiting == sum(phase is Phase.PENDING for phase in self.phase.values())
         assert len(self.state) == len(self.phase)
         for row, job in enumerate(sorted(self.phase)):
             holds = self.phase[job] in (Phase.STARTING, Phase.RUNNING)
             held = (self.now - self.since[job]) * self.gpus[job] if holds else 0
             assert (jobs.gpus_now[row] > 0) == holds
-            assert abs(jobs.service_gpu_ms[row] - self.service[job] - held) <= self.epoch[job] + 1
+            assert abs(jobs.service_gpu_ms[row] - self.service[job] - held) <= self.placements[job] + 1
             runs = self.now - self.running_since[job] if self.phase[job] is Phase.RUNNING else 0
             assert jobs.run_ms[row] == self.ran[job] + runs
             assert jobs.gpus_now[row] == len(self.state.gpus_of(job)) == round(self.gpus[job] * 1000 / self.share[job])
-            assert jobs.batch_now[row] == self.batch[job]
+            assert jobs.batch_now[row] == self.setting[job].batch
+            assert snapshot.setting_of(row) == self.state.setting(job) == (self.setting[job] if holds else None)
+            assert jobs.loaders_now[row] == (self.setting[job].loader_workers if holds else 0)
             assert jobs.samples_done[row] == pytest.approx(self._samples(job), abs=1e-9)
             assert jobs.samples_per_s[row] == self.told[job][1]
             grad = jobs[row].grad_var, jobs[row].grad_sqr
@@ -265,7 +292,7 @@ def test_more_jobs_than_the_first_block_holds():
     jobs = state.freeze(2_000).jobs
     assert jobs.id.tolist() == list(range(0, 2_000, 3))
     assert jobs.submit_ms.tolist() == jobs.id.tolist()
-    state.apply(Event(2_000, Kind.START, 999, gpus=((0, 0),)))
+    state.apply(Event(2_000, Kind.START, 999, setting=setting_of(((0, 0),))))
     assert state.gpus_of(999) == ((0, 0),)
 
 
@@ -289,7 +316,7 @@ def test_a_snapshot_does_not_change_when_the_state_does():
     state = ClusterState(parse_cluster("1x1xT4"), ("ann",))
     state.apply(Event(0, Kind.SUBMITTED, 0, spec=JobSpec(id=0, user=0, submit_ms=0, gpus=1)))
     before = state.freeze(0)
-    state.apply(Event(1, Kind.START, 0, gpus=((0, 0),)))
+    state.apply(Event(1, Kind.START, 0, setting=setting_of(((0, 0),))))
     state.apply(Event(1, Kind.NODE_DRAIN, node=0))
     assert before.jobs.phase.tolist() == [Phase.PENDING]
     assert before.nodes.is_open.tolist() == [True]
@@ -300,7 +327,7 @@ def test_a_snapshot_does_not_change_when_the_state_does():
 def test_past_usage_is_halved_every_half_life_however_often_it_is_read():
     state = ClusterState(parse_cluster("1x2xT4"), ("ann", "bob"))
     state.apply(Event(0, Kind.SUBMITTED, 0, spec=JobSpec(id=0, user=0, submit_ms=0, gpus=2)))
-    state.apply(Event(0, Kind.START, 0, gpus=((0, 0), (0, 1))))
+    state.apply(Event(0, Kind.START, 0, setting=setting_of(((0, 0), (0, 1)))))
     state.apply(Event(3_000, Kind.FINISHED, 0))
     assert state.freeze(3_000).users.usage_gpu_ms.tolist() == [6_000, 0]
     for part in range(1, 5):
@@ -314,7 +341,7 @@ def elastic_state(gpus: int = 2) -> ClusterState:
     state = ClusterState(parse_cluster("1x4xT4"), ("ann",))
     spec = JobSpec(id=0, user=0, submit_ms=0, gpus=gpus, gpus_min=1, gpus_max=4, batch=32, batch_min=8, batch_max=64)
     state.apply(Event(0, Kind.SUBMITTED, 0, spec=spec))
-    state.apply(Event(1_000, Kind.START, 0, gpus=((0, 0),), batch=32))
+    state.apply(Event(1_000, Kind.START, 0, setting=setting_of(((0, 0),), batch=32)))
     state.apply(Event(2_000, Kind.STARTED, 0))
     return state
 
@@ -322,10 +349,10 @@ def elastic_state(gpus: int = 2) -> ClusterState:
 def test_service_and_usage_count_the_gpus_held_not_those_asked():
     state = elastic_state(gpus=2)
     assert state.freeze(3_000).jobs.service_gpu_ms.tolist() == [2_000]
-    state.apply(Event(3_000, Kind.RESIZE, 0, gpus=((0, 1), (0, 2), (0, 3)), batch=64))
+    state.apply(Event(3_000, Kind.RESIZE, 0, setting=setting_of(((0, 1), (0, 2), (0, 3)), batch=64)))
     now = state.freeze(4_000)
     assert now.jobs.service_gpu_ms.tolist() == [2_000 + 3_000]
-    assert (now.jobs.gpus.tolist(), now.jobs.gpus_now.tolist(), now.jobs.epoch.tolist()) == ([2], [3], [2])
+    assert (now.jobs.gpus.tolist(), now.jobs.gpus_now.tolist(), now.jobs.placements.tolist()) == ([2], [3], [2])
     assert now.users.usage_gpu_ms.tolist() == pytest.approx([2_000], rel=1e-5)
     state.apply(Event(5_000, Kind.FINISHED, 0))
     assert state.freeze(5_000).users.usage_gpu_ms.tolist() == pytest.approx([8_000], rel=1e-5)
@@ -336,7 +363,7 @@ def test_samples_grow_while_a_job_runs_and_stand_still_while_it_starts():
     state.apply(Event(2_000, Kind.REPORTED, 0, report=Report(samples_done=1, samples_per_s=1)))
     state.apply(Event(3_000, Kind.REPORTED, 0, report=Report(samples_done=110, samples_per_s=10)))
     assert state.freeze(5_000).jobs.samples_done.tolist() == [130]
-    state.apply(Event(5_000, Kind.RESIZE, 0, gpus=((0, 1),), batch=32))
+    state.apply(Event(5_000, Kind.RESIZE, 0, setting=setting_of(((0, 1),), batch=32)))
     assert state.freeze(9_000).jobs.samples_done.tolist() == [130]
     state.apply(Event(9_000, Kind.STARTED, 0))
     assert state.freeze(10_000).jobs.samples_done.tolist() == [140]
@@ -358,7 +385,7 @@ def test_reports_of_more_jobs_than_the_first_block_holds():
     state = ClusterState(parse_cluster("1x1xT4"), ("ann",))
     for job in range(1_000):
         state.apply(Event(job, Kind.SUBMITTED, job, spec=JobSpec(id=job, user=0, submit_ms=job, gpus=1, profile=0)))
-        state.apply(Event(job, Kind.START, job, gpus=((0, 0),)))
+        state.apply(Event(job, Kind.START, job, setting=setting_of(((0, 0),))))
         sample = Sample(1, 1, job % 2, float(job % 2 + 1), 0.0)
         state.apply(Event(job, Kind.REPORTED, job, report=Report(samples_done=job, samples_per_s=1, seen=(sample,))))
         state.apply(Event(job, Kind.PREEMPT if job % 5 == 0 else Kind.FINISHED, job))

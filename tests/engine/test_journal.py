@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import TrueRunTimes
-from brim.core.actions import Plan, Preempt, Reject, Resize, Start, Tune
+from brim.core.actions import ACTIONS, Preempt, Reject
 from brim.core.checks import check_snapshot
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind, Report, Sample
-from brim.engine.journal import Journal, decision_record, event_record, read_event, replay
-from brim.engine.round import RoundResult
+from brim.engine.journal import Journal, action_record, event_record, read_action, read_event, replay
 from brim.engine.scheduler import Scheduler
 from brim.errors import InvariantError
 from brim.policies.presets import PRESETS
@@ -29,6 +28,8 @@ from brim.sim.twin import Settings
 from brim.testing import job, rules, small_trace
 from brim.testing.elastic import ToyTruth, restless
 from brim.testing.strategies import clusters, elastic_jobs_of, faults, overheads, reports, traces
+
+from .plans import resize, start, tune
 
 
 def fields_of(value) -> list[object]:
@@ -113,19 +114,23 @@ def test_every_limit_of_a_submission_survives_being_written_down(limits):
 
 def test_every_kind_of_action_is_written_down_with_all_it_carries():
     actions = (
-        Preempt(0, 1), Reject(1, 0), Resize(2, 3, ((0, 1), (1, 0)), 64, 2), Start(3, 1, ((0, 0),), 1, 8, True),
-        Start(4, 1, ((1, 1),)), Tune(5, 2, 16),
+        Preempt(0, 1), Reject(1, 0), resize(2, 3, ((0, 1), (1, 0)), 64, 2), start(3, 1, ((0, 0),), 1, 8, True),
+        start(4, 1, ((0, -1), (1, 1)), share=500), tune(5, 2, ((0, 0),), 16, revocable=True),
     )
-    none = np.zeros(0, dtype=np.int64)
-    record = decision_record(RoundResult(plan=Plan(7, actions), job=none, why=none, blocker=none, memo=None))
-    assert record["d"] == [
-        {"do": "preempt", "job": 0, "epoch": 1},
-        {"do": "reject", "job": 1, "epoch": 0},
-        {"do": "resize", "job": 2, "epoch": 3, "gpus": [[0, 1], [1, 0]], "loaders": 2, "batch": 64},
-        {"do": "start", "job": 3, "epoch": 1, "gpus": [[0, 0]], "loaders": 1, "batch": 8, "analyse": True},
-        {"do": "start", "job": 4, "epoch": 1, "gpus": [[1, 1]], "loaders": 0},
-        {"do": "tune", "job": 5, "epoch": 2, "batch": 16},
+    assert {type(action) for action in actions} == set(ACTIONS)
+    records = [action_record(action) for action in actions]
+    assert records == [
+        {"do": "preempt", "job": 0, "attempt": 1},
+        {"do": "reject", "job": 1, "attempt": 0},
+        {"do": "resize", "job": 2, "attempt": 2, "sequence": 3,
+         "setting": {"ranks": [[0, 1, 1000, 2], [1, 0, 1000, 2]], "batch": 64}},
+        {"do": "start", "job": 3, "attempt": 1, "sequence": 1, "setting": {"ranks": [[0, 0, 1000, 1]], "batch": 8},
+         "analyse": True},
+        {"do": "start", "job": 4, "attempt": 1, "sequence": 1, "setting": {"ranks": [[0, -1, 0, 0], [1, 1, 500, 0]]}},
+        {"do": "tune", "job": 5, "attempt": 2, "sequence": 3,
+         "setting": {"ranks": [[0, 0, 1000, 0]], "batch": 16, "revocable": True}},
     ]
+    assert tuple(read_action(json.loads(json.dumps(record))) for record in records) == actions
 
 
 @given(st.data())

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import Resize, Start
 from brim.core.cluster import parse_cluster
 from brim.core.reasons import Why
 from brim.core.tables import Grants
@@ -25,6 +24,8 @@ from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Sizes
 from brim.sim.twin import Settings, replay
 from brim.testing import job, small_trace, snapshot_of
+
+from .plans import resize, start
 
 SKIP = replace(PRESETS["fifo"], name="mine", place=Consolidate("skip"))
 LIMITS = {"gpus_min": 2, "gpus_max": 4, "batch": 8, "batch_min": 8, "batch_max": 64, "local_batch_max": 64}
@@ -68,7 +69,7 @@ def test_a_job_granted_another_number_of_gpus_than_its_size_says_is_refused_by_n
 
 def test_a_job_may_be_granted_fewer_that_it_can_run_on():
     snapshot = snapshot_of("1x4xT4", job(gpus=3, **LIMITS), now=5)
-    assert len(decided(snapshot, granting((0, 0, 0, 1000), (0, 0, 1, 1000))).plan.actions[0].gpus) == 2
+    assert len(decided(snapshot, granting((0, 0, 0, 1000), (0, 0, 1, 1000))).plan.actions[0].setting.gpus) == 2
 
 
 def test_a_rigid_job_is_granted_all_or_nothing():
@@ -144,7 +145,7 @@ def test_a_job_that_fills_a_gap_is_fed_and_runs():
     snapshot = snapshot_of("1x2xT4:cpus=8", job(), job(), now=5)
     policy = replace(SKIP, size=OnlyFirst(), fill=Fill(((1, 0, 1, 1000),)))
     result = decided(snapshot, policy)
-    assert [(action.job, action.loader_workers) for action in result.plan.actions] == [(0, 3), (1, 3)]
+    assert [(action.job, action.setting.loader_workers) for action in result.plan.actions] == [(0, 3), (1, 3)]
     assert result.why.tolist() == [Why.RUNS, Why.RUNS]
     assert explain(snapshot, result, 1) == "job 1 has its 1 GPU."
 
@@ -195,7 +196,8 @@ def test_a_share_chosen_by_the_place_part_is_carried_everywhere():
     journal = Journal()
     outcome = replay(trace, parse_cluster("1x1xT4"), replace(SKIP, place=Halves()), Settings(gap_ms=0), journal=journal)
     decisions = [record for record in map(json.loads, journal.lines) if "d" in record]
-    assert [action["share"] for record in decisions for action in record["d"]] == [500, 500, 500]
+    ranks = [action["setting"]["ranks"] for record in decisions for action in record["d"]]
+    assert ranks == [[[0, 0, 500, 0]]] * 3
     assert outcome.first_start_ms.tolist() == [0, 0, 10_000]
     assert outcome.runs.share_milli.tolist() == [500, 500, 500]
     assert outcome.service_gpu_ms.tolist() == [5_000, 5_000, 5_000]
@@ -206,14 +208,14 @@ def test_a_share_chosen_by_the_place_part_is_carried_everywhere():
 def test_the_state_counts_the_share_that_was_granted():
     snapshot = snapshot_of("1x1xT4", job(), now=5)
     plan = decided(snapshot, granting((0, 0, 0, 300))).plan
-    assert plan.actions == (Start(0, 1, ((0, 0),), share_milli=300),)
-    assert decided(snapshot, granting((0, 0, 0, 1000))).plan.actions == (Start(0, 1, ((0, 0),)),)
+    assert plan.actions == (start(0, 1, ((0, 0),), share=300),)
+    assert decided(snapshot, granting((0, 0, 0, 1000))).plan.actions == (start(0, 1, ((0, 0),)),)
 
 
 def test_another_share_of_the_same_gpu_is_a_resize():
     snapshot = snapshot_of("1x1xT4", job(on=[(0, 0)], gpus=1, **{**LIMITS, "gpus_min": 1}), now=5)
     actions = decided(snapshot, replace(granting((0, 0, 0, 500)), size=Resizing())).plan.actions
-    assert actions == (Resize(0, 2, ((0, 0),), 8, share_milli=500),)
+    assert actions == (resize(0, 2, ((0, 0),), 8, share=500),)
 
 
 class Resizing(AsAsked):
@@ -450,21 +452,21 @@ def test_a_policy_that_cannot_be_is_refused_when_it_is_made(changed, said):
         replace(SKIP, **changed)
 
 
-@pytest.mark.parametrize("what", ["asks_run_times", "__getattribute__"])
+@pytest.mark.parametrize("what", ["asks_run_times", "remember", "__getattribute__"])
 def test_a_declaration_that_raises_is_refused_when_the_policy_is_made(what):
-    hostile = {"asks_run_times": property(raising(SystemExit(0))), "__getattribute__": raising(SystemExit(0))}[what]
+    hostile = raising(SystemExit(0)) if what == "__getattribute__" else property(raising(SystemExit(0)))
     with pytest.raises(ConfigError, match=r"policy 'mine', order: \w+ raises SystemExit: 0"):
         replace(SKIP, order=part(ARRIVAL, raising(ValueError), **{what: hostile}))
 
 
 def test_a_part_that_inherits_its_decision_is_named_by_its_own_file():
-    class Inherits(Arrival):
+    class Inherits(Consolidate):
         @property
-        def remember(self):
+        def rule(self):
             raise SystemExit(0)
 
-    with pytest.raises(PlanError, match=r"policy 'mine', order: SystemExit: 0 \(.*test_parts.py:\d+\)"):
-        decided(snapshot_of("1x1xT4", job(), now=5), replace(SKIP, order=Inherits()))
+    with pytest.raises(PlanError, match=r"policy 'mine', place: SystemExit: 0 \(.*test_parts.py:\d+\)"):
+        decided(snapshot_of("1x1xT4", job(), now=5), replace(SKIP, place=Inherits()))
 
 
 @pytest.mark.parametrize(("misfit", "rule"), [("bogus", None), ("skip", 99)])

@@ -14,6 +14,7 @@ from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind, Report
 from brim.core.lifecycle import Phase
 from brim.core.reasons import Why
+from brim.core.setting import Rank, Setting, setting_of
 from brim.engine.explain import explain
 from brim.engine.round import run_round
 from brim.engine.scheduler import Scheduler
@@ -22,6 +23,8 @@ from brim.errors import ConfigError, PlanError
 from brim.policies.presets import PRESETS
 from brim.testing import job, snapshot_of
 from brim.testing.elastic import Line, scripted
+
+from .plans import resize, start, tune
 
 BUSY = snapshot_of(
     "1x2xT4:cpus=4,mem=8GB+1x2xV100", job(on=[(0, 0)], cpu=3_000), job(at=1), job(at=1, gpus=2),
@@ -43,100 +46,128 @@ ELASTIC = snapshot_of(
 LEAVING = snapshot_of(
     "2x2xT4", job(on=[(0, 0), (1, 0)], gpus=1, gpus_min=1, gpus_max=4), now=5, draining=[0],
 )
+CPU_RANKS = snapshot_of(
+    "1x2xT4:cpus=3", job(on=[(0, -1), (0, 0)], cpu=1_000, cpu_ranks=1), job(gpus=1), job(gpus=1, cpu_ranks=2), now=5,
+)
+"""Job 0 holds GPU 0 and two of three cores: one for the rank on the GPU, one for the rank on CPU."""
+ONE_GPU, TWO_GPUS = setting_of([(0, 0)], batch=32), setting_of([(0, 0), (0, 1)], batch=16)
 
 REFUSED = {
-    "resize of a stranger": (ELASTIC, (Resize(9, 2, ((1, 2),)),), "not in the snapshot"),
-    "resize and preempt": (ELASTIC, (Preempt(0, 1), Resize(0, 2, ((0, 0),), 32)), "acts twice"),
-    "resize and tune": (ELASTIC, (Resize(0, 2, ((0, 0),), 32), Tune(0, 1, 16)), "acts twice"),
+    "resize of a stranger": (ELASTIC, (resize(9, 2, ((1, 2),)),), "not in the snapshot"),
+    "resize and preempt": (ELASTIC, (Preempt(0, 1), resize(0, 2, ((0, 0),), 32)), "acts twice"),
+    "resize and tune": (ELASTIC, (resize(0, 2, ((0, 0),), 32), tune(0, 1, ((0, 0), (0, 1)), 16)), "acts twice"),
     "start before resize": (
-        ELASTIC, (Start(3, 1, ((1, 2), (1, 3)), batch=8), Resize(0, 2, ((0, 0),), 32)), "frees come before takes",
+        ELASTIC, (start(3, 1, ((1, 2), (1, 3)), batch=8), resize(0, 2, ((0, 0),), 32)), "frees come before takes",
     ),
-    "resize before reject": (ELASTIC, (Resize(0, 2, ((0, 0),), 32), Reject(3, 0)), "frees come before takes"),
-    "resize before preempt": (ELASTIC, (Resize(0, 2, ((0, 0),), 32), Preempt(1, 1)), "frees come before takes"),
-    "tune before start": (ELASTIC, (Tune(0, 1, 8), Start(3, 1, ((1, 2), (1, 3)), batch=8)), "frees come before takes"),
-    "resize with the old epoch": (ELASTIC, (Resize(0, 1, ((0, 0),), 32),), "epoch 1"),
-    "resize with an epoch left out": (ELASTIC, (Resize(0, 3, ((0, 0),), 32),), "epoch 3"),
-    "resizes who waits": (ELASTIC, (Resize(3, 1, ((1, 2),), 8),), "PENDING"),
-    "resizes who stops": (ELASTIC, (Resize(5, 2, ((1, 2),)),), "STOPPING"),
-    "resizes who is held": (ELASTIC, (Resize(6, 1, ((1, 2),)),), "HELD"),
-    "a rigid job grows": (ELASTIC, (Resize(1, 2, ((0, 2), (1, 2))),), "gang of 1 GPU"),
-    "too many GPUs": (ELASTIC, (Start(3, 1, ((1, 0), (1, 1), (1, 2), (1, 3)), batch=8),), "gang of 1 to 3"),
-    "too few GPUs": (ELASTIC, (Start(7, 1, ((1, 2), (1, 3))),), "gang of 3 to 4"),
-    "no GPUs at all": (ELASTIC, (Resize(0, 2, (), 32),), "gang of 1 to 4"),
-    "resize to the same GPU twice": (ELASTIC, (Resize(0, 2, ((0, 0), (0, 0)), 32),), "gang of 1 to 4"),
-    "resize not in order": (ELASTIC, (Resize(0, 2, ((0, 1), (0, 0)), 32),), "increasing order"),
-    "resize to what another holds": (ELASTIC, (Resize(0, 2, ((0, 1), (0, 2)), 32),), "200 %"),
+    "a move before reject": (ELASTIC, (resize(0, 2, ((1, 2),), 32), Reject(3, 0)), "frees come before takes"),
+    "a move before preempt": (ELASTIC, (resize(0, 2, ((1, 2),), 32), Preempt(1, 1)), "frees come before takes"),
+    "a growth before what it grows onto is left": (
+        ELASTIC, (resize(0, 2, ((0, 0), (0, 1), (0, 2)), 64), resize(1, 2, ((1, 3),))), "frees come before takes",
+    ),
+    "resize of an older attempt": (ELASTIC, (Resize(0, 0, 2, ONE_GPU),), "attempt 0"),
+    "resize that begins an attempt": (ELASTIC, (Resize(0, 2, 2, ONE_GPU),), "attempt 2"),
+    "resize with the old number": (ELASTIC, (Resize(0, 1, 1, ONE_GPU),), "setting 1"),
+    "resize with a number left out": (ELASTIC, (Resize(0, 1, 3, ONE_GPU),), "setting 3"),
+    "resizes who waits": (ELASTIC, (resize(3, 1, ((1, 2),), 8),), "PENDING"),
+    "resizes who stops": (ELASTIC, (resize(5, 2, ((1, 2),)),), "STOPPING"),
+    "resizes who is held": (ELASTIC, (resize(6, 1, ((1, 2),)),), "HELD"),
+    "a rigid job grows": (ELASTIC, (resize(1, 2, ((0, 2), (1, 2))),), "gang of 1 GPU"),
+    "too many GPUs": (ELASTIC, (start(3, 1, ((1, 0), (1, 1), (1, 2), (1, 3)), batch=8),), "gang of 1 to 3"),
+    "too few GPUs": (ELASTIC, (start(7, 1, ((1, 2), (1, 3))),), "gang of 3 to 4"),
+    "no GPUs at all": (ELASTIC, (resize(0, 2, (), 32),), "gang of 1 to 4"),
+    "resize to the same GPU twice": (ELASTIC, (resize(0, 2, ((0, 0), (0, 0)), 32),), "gang of 1 to 4"),
+    "resize not in order": (ELASTIC, (resize(0, 2, ((0, 1), (0, 0)), 32),), "increasing order"),
+    "resize to what another holds": (ELASTIC, (resize(0, 2, ((0, 1), (0, 2)), 32),), "200 %"),
     "two resized to one GPU": (
-        ELASTIC, (Resize(0, 2, ((1, 2),), 32), Resize(1, 2, ((1, 2),))), "200 %",
+        ELASTIC, (resize(0, 2, ((1, 2),), 32), resize(1, 2, ((1, 2),))), "200 %",
     ),
     "resize beyond the cores": (
         snapshot_of("1x2xT4:cpus=3", job(on=[(0, 0)], gpus=1, gpus_min=1, gpus_max=2, cpu=2_000), now=5),
-        (Resize(0, 2, ((0, 0), (0, 1))),), "cores of node 0",
+        (resize(0, 2, ((0, 0), (0, 1))),), "cores of node 0",
     ),
-    "resize below the batches": (ELASTIC, (Resize(0, 2, ((0, 0),), 7),), "8 to 64"),
-    "start above the batches": (ELASTIC, (Start(3, 1, ((1, 2),), batch=127),), "8 to 64"),
-    "start without its batch": (ELASTIC, (Start(3, 1, ((1, 2),)),), "8 to 64"),
-    "tune above the batches": (ELASTIC, (Tune(0, 1, 65),), "8 to 64"),
-    "tune to no batch": (ELASTIC, (Tune(0, 1, -1),), "8 to 64"),
-    "tune to nothing": (ELASTIC, (Tune(0, 1, 0),), "8 to 64"),
-    "tunes who has no batch": (ELASTIC, (Tune(1, 1, 16),), "no size of its own"),
-    "tunes who has no range": (ELASTIC, (Tune(2, 1, 16),), "32 to 32"),
-    "tune with the next epoch": (ELASTIC, (Tune(0, 2, 16),), "epoch 2"),
-    "tunes who waits": (ELASTIC, (Tune(3, 0, 16),), "PENDING"),
-    "tunes who stops": (ELASTIC, (Tune(5, 1, 16),), "STOPPING"),
+    "resize below the batches": (ELASTIC, (resize(0, 2, ((0, 0),), 7),), "8 to 64"),
+    "start above the batches": (ELASTIC, (start(3, 1, ((1, 2),), batch=127),), "8 to 64"),
+    "start without its batch": (ELASTIC, (start(3, 1, ((1, 2),)),), "8 to 64"),
+    "tune above the batches": (ELASTIC, (tune(0, 1, ((0, 0), (0, 1)), 65),), "8 to 64"),
+    "tune to no batch": (ELASTIC, (tune(0, 1, ((0, 0), (0, 1)), -1),), "8 to 64"),
+    "tune to nothing": (ELASTIC, (tune(0, 1, ((0, 0), (0, 1)), 0),), "8 to 64"),
+    "tunes who has no batch": (ELASTIC, (tune(1, 1, ((0, 2),), 16),), "no size of its own"),
+    "tunes who has no range": (ELASTIC, (tune(2, 1, ((0, 3),), 16),), "32 to 32"),
+    "tune with the next attempt": (ELASTIC, (tune(0, 2, ((0, 0), (0, 1)), 16),), "attempt 2"),
+    "tune with the old number": (ELASTIC, (Tune(0, 1, 1, TWO_GPUS),), "setting 1"),
+    "tune that moves": (ELASTIC, (tune(0, 1, ((0, 0), (1, 2)), 16),), "moves its ranks"),
+    "tune that leaves a GPU": (ELASTIC, (tune(0, 1, ((0, 0),), 16),), "moves its ranks"),
+    "tunes who waits": (ELASTIC, (tune(3, 0, ((1, 2),), 16),), "PENDING"),
+    "tunes who stops": (ELASTIC, (tune(5, 1, ((1, 1),), 16),), "STOPPING"),
     "rejects who runs": (ELASTIC, (Reject(0, 1),), "RUNNING"),
     "rejects who starts": (ELASTIC, (Reject(4, 1),), "STARTING"),
     "rejects who stops": (ELASTIC, (Reject(5, 1),), "STOPPING"),
-    "rejects with another epoch": (ELASTIC, (Reject(3, 1),), "epoch 1"),
-    "rejects and starts": (ELASTIC, (Reject(3, 0), Start(3, 1, ((1, 2), (1, 3)), batch=8)), "acts twice"),
-    "grows on a draining node": (LEAVING, (Resize(0, 2, ((0, 0), (0, 1))),), "down or draining"),
-    "moves to a draining node": (LEAVING, (Resize(0, 2, ((0, 1), (1, 0))),), "down or draining"),
-    "unknown job": (BUSY, (Start(99, 1, ((0, 1),)),), "not in the snapshot"),
-    "twice": (BUSY, (Start(1, 1, ((0, 1),)), Start(1, 1, ((1, 0),))), "acts twice"),
-    "take before free": (BUSY, (Start(1, 1, ((0, 1),)), Preempt(0, 1)), "frees come before takes"),
-    "stale preemption": (BUSY, (Preempt(0, 0),), "epoch 0"),
+    "rejects with another attempt": (ELASTIC, (Reject(3, 1),), "attempt 1"),
+    "rejects and starts": (ELASTIC, (Reject(3, 0), start(3, 1, ((1, 2), (1, 3)), batch=8)), "acts twice"),
+    "grows on a draining node": (LEAVING, (resize(0, 2, ((0, 0), (0, 1))),), "down or draining"),
+    "moves to a draining node": (LEAVING, (resize(0, 2, ((0, 1), (1, 0))),), "down or draining"),
+    "unknown job": (BUSY, (start(99, 1, ((0, 1),)),), "not in the snapshot"),
+    "twice": (BUSY, (start(1, 1, ((0, 1),)), start(1, 1, ((1, 0),))), "acts twice"),
+    "take before free": (BUSY, (start(1, 1, ((0, 1),)), Preempt(0, 1)), "frees come before takes"),
+    "stale preemption": (BUSY, (Preempt(0, 0),), "attempt 0"),
     "preempts who waits": (BUSY, (Preempt(1, 0),), "PENDING"),
-    "starts who runs": (BUSY, (Start(0, 2, ((0, 1),)),), "RUNNING"),
-    "starts who is held": (BUSY, (Start(5, 1, ((0, 1),)),), "HELD"),
-    "stale start": (BUSY, (Start(1, 2, ((0, 1),)),), "epoch 2"),
-    "half a gang": (BUSY, (Start(2, 1, ((1, 0),)),), "gang of 2"),
-    "the same GPU twice": (BUSY, (Start(2, 1, ((1, 0), (1, 0))),), "gang of 2"),
-    "not in order": (BUSY, (Start(2, 1, ((1, 1), (1, 0))),), "increasing order"),
-    "no such GPU": (BUSY, (Start(1, 1, ((0, 2),)),), "does not exist"),
-    "no such node": (BUSY, (Start(1, 1, ((2, 0),)),), "does not exist"),
-    "mixed types": (BUSY, (Start(2, 1, ((0, 1), (1, 0))),), "types"),
-    "wrong type": (BUSY, (Start(3, 1, ((0, 1),)),), "types"),
-    "taken GPU": (BUSY, (Start(1, 1, ((0, 0),)),), "200 %"),
-    "shares above the whole": (BUSY, (Start(6, 1, ((1, 0),)), Start(7, 1, ((1, 0),))), "140 %"),
-    "cores": (BUSY, (Start(4, 1, ((0, 1),)),), "cores of node 0"),
-    "memory": (BUSY, (Start(8, 1, ((0, 1),)),), "memory of node 0"),
-    "draining node": (DRAINING, (Start(0, 1, ((0, 0),)),), "down or draining"),
+    "starts who runs": (BUSY, (start(0, 2, ((0, 1),)),), "RUNNING"),
+    "starts who is held": (BUSY, (start(5, 1, ((0, 1),)),), "HELD"),
+    "stale start": (BUSY, (start(1, 2, ((0, 1),)),), "attempt 2"),
+    "half a gang": (BUSY, (start(2, 1, ((1, 0),)),), "gang of 2"),
+    "the same GPU twice": (BUSY, (start(2, 1, ((1, 0), (1, 0))),), "gang of 2"),
+    "not in order": (BUSY, (start(2, 1, ((1, 1), (1, 0))),), "increasing order"),
+    "no such GPU": (BUSY, (start(1, 1, ((0, 2),)),), "does not exist"),
+    "no such node": (BUSY, (start(1, 1, ((2, 0),)),), "does not exist"),
+    "mixed types": (BUSY, (start(2, 1, ((0, 1), (1, 0))),), "types"),
+    "wrong type": (BUSY, (start(3, 1, ((0, 1),)),), "types"),
+    "taken GPU": (BUSY, (start(1, 1, ((0, 0),)),), "200 %"),
+    "shares above the whole": (BUSY, tuple(start(job, 1, ((1, 0),), share=700) for job in (6, 7)), "140 %"),
+    "no share": (BUSY, (start(6, 1, ((1, 0),), share=0),), "0 % of its GPUs"),
+    "two shares in a gang": (
+        BUSY, (Start(2, 1, 1, Setting((Rank(1, 0, 500), Rank(1, 1, 700)))),), "50 and 70 % of its GPUs",
+    ),
+    "a rank on CPU that the job may not have": (CPU_RANKS, (start(1, 1, ((0, -1), (0, 1))),), "0 ranks on CPU"),
+    "a rank on CPU too many": (CPU_RANKS, (start(2, 1, ((0, -1),) * 3 + ((0, 1),)),), "2 ranks on CPU, plan grants 3"),
+    "ranks on CPU only": (CPU_RANKS, (start(2, 1, ((0, -1),)),), "gang of 1 GPU"),
+    "ranks on CPU beyond the cores": (CPU_RANKS, (start(2, 1, ((0, -1), (0, -1), (0, 1))),), "cores of node 0"),
+    "a rank on CPU of no node": (CPU_RANKS, (start(2, 1, ((0, 1), (7, -1))),), "node 7, which does not exist"),
+
+    "cores": (BUSY, (start(4, 1, ((0, 1),)),), "cores of node 0"),
+    "memory": (BUSY, (start(8, 1, ((0, 1),)),), "memory of node 0"),
+    "draining node": (DRAINING, (start(0, 1, ((0, 0),)),), "down or draining"),
 }
 ALLOWED = {
-    "a job shrinks": (ELASTIC, (Resize(0, 2, ((0, 1),), 32),)),
-    "a job grows on what another leaves": (ELASTIC, (Preempt(1, 1), Resize(0, 2, ((0, 0), (0, 1), (0, 2)), 8))),
-    "two swap": (ELASTIC, (Resize(1, 2, ((0, 3),)), Resize(2, 2, ((0, 2),), 32))),
-    "one grows onto what the next one leaves": (
-        ELASTIC, (Resize(0, 2, ((0, 0), (0, 1), (0, 2)), 64), Resize(1, 2, ((1, 3),))),
+    "a job shrinks": (ELASTIC, (resize(0, 2, ((0, 1),), 32),)),
+    "a job grows on what another leaves": (ELASTIC, (Preempt(1, 1), resize(0, 2, ((0, 0), (0, 1), (0, 2)), 8))),
+    "two swap": (ELASTIC, (resize(1, 2, ((0, 3),)), resize(2, 2, ((0, 2),), 32))),
+    "one grows onto what the last one leaves": (
+        ELASTIC, (resize(1, 2, ((1, 3),)), resize(0, 2, ((0, 0), (0, 1), (0, 2)), 64)),
     ),
-    "a loading job moves": (ELASTIC, (Resize(4, 2, ((1, 1), (1, 2))),)),
-    "a start on the GPUs asked": (ELASTIC, (Start(3, 1, ((1, 2), (1, 3)), batch=64),)),
-    "a start with the batch asked, above the range": (ELASTIC, (Start(3, 1, ((1, 2),), batch=128),)),
-    "a tune": (ELASTIC, (Tune(0, 1, 64),)),
+    "a tune beside a start": (ELASTIC, (tune(0, 1, ((0, 0), (0, 1)), 8), start(3, 1, ((1, 2), (1, 3)), batch=8))),
+    "a job shrinks before a preemption": (ELASTIC, (resize(0, 2, ((0, 0),), 32), Preempt(1, 1))),
+    "ranks on CPU": (CPU_RANKS, (start(2, 1, ((0, -1), (0, 1))),)),
+    "ranks on CPU after one is given back": (
+        CPU_RANKS, (resize(0, 2, ((0, 0),)), start(2, 1, ((0, -1), (0, -1), (0, 1)))),
+    ),
+    "a loading job moves": (ELASTIC, (resize(4, 2, ((1, 1), (1, 2))),)),
+    "a start on the GPUs asked": (ELASTIC, (start(3, 1, ((1, 2), (1, 3)), batch=64),)),
+    "a start with the batch asked, above the range": (ELASTIC, (start(3, 1, ((1, 2),), batch=128),)),
+    "a tune": (ELASTIC, (tune(0, 1, ((0, 0), (0, 1)), 64),)),
     "the waiting rejected": (ELASTIC, (Reject(3, 0), Reject(6, 0))),
     "all kinds in order": (
-        ELASTIC, (Preempt(1, 1), Reject(6, 0), Resize(0, 2, ((0, 2),), 8), Start(3, 1, ((0, 0),), batch=8),
-                  Tune(2, 1, 32)),
+        ELASTIC, (Preempt(1, 1), Reject(6, 0), resize(4, 2, ((0, 2),)), start(3, 1, ((1, 0),), batch=8),
+                  tune(0, 1, ((0, 0), (0, 1)), 8)),
     ),
-    "shrinks on a draining node": (LEAVING, (Resize(0, 2, ((0, 0),)),)),
-    "leaves a draining node": (LEAVING, (Resize(0, 2, ((1, 0), (1, 1))),)),
+    "shrinks on a draining node": (LEAVING, (resize(0, 2, ((0, 0),)),)),
+    "leaves a draining node": (LEAVING, (resize(0, 2, ((1, 0), (1, 1))),)),
     "nothing": (BUSY, ()),
-    "a start": (BUSY, (Start(1, 1, ((0, 1),)),)),
-    "a gang": (BUSY, (Start(2, 1, ((1, 0), (1, 1))),)),
-    "after a preemption": (BUSY, (Preempt(0, 1), Start(1, 1, ((0, 0),)))),
-    "its cores after a preemption": (BUSY, (Preempt(0, 1), Start(4, 1, ((0, 0),)))),
-    "a share": (BUSY, (Start(6, 1, ((1, 0),)), Start(7, 1, ((1, 1),)))),
-    "an open node": (DRAINING, (Start(0, 1, ((1, 0),)),)),
+    "a start": (BUSY, (start(1, 1, ((0, 1),)),)),
+    "a gang": (BUSY, (start(2, 1, ((1, 0), (1, 1))),)),
+    "after a preemption": (BUSY, (Preempt(0, 1), start(1, 1, ((0, 0),)))),
+    "its cores after a preemption": (BUSY, (Preempt(0, 1), start(4, 1, ((0, 0),)))),
+    "a share": (BUSY, (start(6, 1, ((1, 0),), share=700), start(7, 1, ((1, 1),), share=700))),
+    "an open node": (DRAINING, (start(0, 1, ((1, 0),)),)),
 }
 
 
@@ -257,7 +288,7 @@ def test_a_resized_job_is_explained_with_the_gpus_it_has_after_the_plan():
     )
     policy = scripted(Line(at=0, has={0: (((1, 0),), -1)}))
     result = run_round(snapshot, Beliefs(), policy)
-    assert result.plan.actions == (Resize(0, 2, ((1, 0),), -1, 0),)
+    assert result.plan.actions == (resize(0, 2, ((1, 0),), -1, 0),)
     assert explain(snapshot, result, 0) == "job 0 has its 1 GPU."
     waiting = replace(result, why=np.array([0, int(Why.TOO_FEW_FREE)]))
     assert explain(snapshot, waiting, 1) == "job 1 needs 4 GPUs; 3 are free; it would start with 1 more."
@@ -279,13 +310,13 @@ def test_a_round_that_wants_what_is_there_does_nothing():
 
 
 @pytest.mark.parametrize(("changed", "actions"), [
-    ({"j0": (((0, 0),), 32)}, (Resize(0, 2, ((0, 0),), 32),)),
-    ({"j0": (((1, 2), (1, 3)), 32)}, (Resize(0, 2, ((1, 2), (1, 3)), 32),)),
-    ({"j0": (((0, 0), (0, 1)), 64)}, (Tune(0, 1, 64),)),
-    ({"j0": (((0, 0),), 64)}, (Resize(0, 2, ((0, 0),), 64),)),
+    ({"j0": (((0, 0),), 32)}, (resize(0, 2, ((0, 0),), 32),)),
+    ({"j0": (((1, 2), (1, 3)), 32)}, (resize(0, 2, ((1, 2), (1, 3)), 32),)),
+    ({"j0": (((0, 0), (0, 1)), 64)}, (tune(0, 1, ((0, 0), (0, 1)), 64),)),
+    ({"j0": (((0, 0),), 64)}, (resize(0, 2, ((0, 0),), 64),)),
     ({"j1": (((1, 2),), -1), "j0": (((0, 0), (0, 1), (0, 2)), 32)},
-     (Resize(0, 2, ((0, 0), (0, 1), (0, 2)), 32), Resize(1, 2, ((1, 2),)))),
-    ({"j3": (((1, 1), (1, 2)), 8)}, (Start(3, 1, ((1, 1), (1, 2)), 0, 8),)),
+     (resize(1, 2, ((1, 2),)), resize(0, 2, ((0, 0), (0, 1), (0, 2)), 32))),
+    ({"j3": (((1, 1), (1, 2)), 8)}, (start(3, 1, ((1, 1), (1, 2)), 0, 8),)),
 ], ids=["shrinks", "moves", "tunes", "shrinks and tunes", "grows onto what another leaves", "starts"])
 def test_a_plan_is_the_difference_between_what_is_wanted_and_what_is_there(changed, actions):
     assert round_of(**NOW | changed).plan.actions == actions
@@ -299,7 +330,7 @@ def test_only_who_waits_and_gets_nothing_is_rejected():
     """Said of all: of job 0, which runs, of 3, which is started, and of 6 and 7, which are held and wait."""
     has = {int(name[1:]): want for name, want in (NOW | {"j3": (((1, 1), (1, 2)), 8)}).items()}
     result = run_round(ELASTIC, Beliefs(), scripted(Line(at=0, has=has, reject=(0, 3, 6, 7))))
-    assert result.plan.actions == (Reject(6, 0), Reject(7, 0), Start(3, 1, ((1, 1), (1, 2)), 0, 8))
+    assert result.plan.actions == (Reject(6, 0), Reject(7, 0), start(3, 1, ((1, 1), (1, 2)), 0, 8))
 
 
 def test_a_size_the_job_cannot_run_on_is_refused():

@@ -70,20 +70,20 @@ class FakeExecutor:
     def clock(self) -> int:
         return self.now_ms
 
-    def start(self, job: int, epoch: int, slots: tuple[int, ...], command: Command, loader_workers: int = 0) -> None:
-        self.calls.append(("start", self.now_ms, job, epoch))
+    def start(self, job: int, attempt: int, slots: tuple[int, ...], command: Command, loader_workers: int = 0) -> None:
+        self.calls.append(("start", self.now_ms, job, attempt))
         self.loader_workers.append(loader_workers)
         ready_ms = self.now_ms + self.load_ms
         self.coming += [
-            (self.now_ms, Report(job, epoch, What.LAUNCHED)),
-            (ready_ms, Report(job, epoch, What.STARTED)),
-            (ready_ms + self.run_ms[job], Report(job, epoch, self.outcome.get(job, What.FINISHED))),
+            (self.now_ms, Report(job, attempt, What.LAUNCHED)),
+            (ready_ms, Report(job, attempt, What.STARTED)),
+            (ready_ms + self.run_ms[job], Report(job, attempt, self.outcome.get(job, What.FINISHED))),
         ]
 
-    def stop(self, job: int, epoch: int) -> None:
-        self.calls.append(("stop", self.now_ms, job, epoch))
-        self.coming = [(when, r) for when, r in self.coming if (r.job, r.epoch) != (job, epoch)]
-        self.coming.append((self.now_ms + self.save_ms, Report(job, epoch, What.STOPPED)))
+    def stop(self, job: int, attempt: int) -> None:
+        self.calls.append(("stop", self.now_ms, job, attempt))
+        self.coming = [(when, r) for when, r in self.coming if (r.job, r.attempt) != (job, attempt)]
+        self.coming.append((self.now_ms + self.save_ms, Report(job, attempt, What.STOPPED)))
 
     def wait(self, timeout_ms: int | None) -> list[Report]:
         times = [when for when, _ in self.coming]

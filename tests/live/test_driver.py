@@ -52,7 +52,7 @@ def test_a_shorter_job_preempts_and_the_longer_one_goes_on_later() -> None:
     executor = FakeExecutor({0: 5_000, 1: 1_000})
     driver, journal = session("srtf", (job(0, 4, 6_000), job(2_000, 2, 1_200)), executor)
     assert kinds(journal, 0) == ["SUBMITTED", "STARTED", "STOPPED", "STARTED", "FINISHED"]
-    assert [(a.job, a.epoch, a.kind) for a in driver.attempts] == [
+    assert [(a.job, a.number, a.kind) for a in driver.attempts] == [
         (0, 1, Kind.STOPPED), (1, 1, Kind.FINISHED), (0, 2, Kind.FINISHED),
     ]
     assert preemptions(driver.attempts, 2).tolist() == [1, 0]
@@ -212,12 +212,12 @@ def test_the_wall_clock_starts_at_zero_and_never_goes_back() -> None:
 
 
 def test_the_record_splits_productive_time_from_overheads() -> None:
-    first = Attempt(job=0, epoch=1, slots=(0,), granted_ms=0, begin_ms=10, from_ms=110, preempt_ms=1_110, end_ms=1_160,
+    first = Attempt(job=0, number=1, slots=(0,), granted_ms=0, begin_ms=10, from_ms=110, preempt_ms=1_110, end_ms=1_160,
                     kind=Kind.STOPPED)
-    never_ran = replace(first, epoch=2, granted_ms=1_200, begin_ms=1_200, from_ms=None, preempt_ms=1_300, end_ms=1_301)
-    second = Attempt(job=0, epoch=3, slots=(0,), granted_ms=2_000, begin_ms=2_000, from_ms=2_200, end_ms=2_700,
+    never_ran = replace(first, number=2, granted_ms=1_200, begin_ms=1_200, from_ms=None, preempt_ms=1_300, end_ms=1_301)
+    second = Attempt(job=0, number=3, slots=(0,), granted_ms=2_000, begin_ms=2_000, from_ms=2_200, end_ms=2_700,
                      kind=Kind.FINISHED)
-    failed = Attempt(job=1, epoch=1, slots=(1,), granted_ms=0, begin_ms=0, from_ms=50, end_ms=900, kind=Kind.GAVE_UP)
+    failed = Attempt(job=1, number=1, slots=(1,), granted_ms=0, begin_ms=0, from_ms=50, end_ms=900, kind=Kind.GAVE_UP)
     attempts = (first, never_ran, second, failed)
     assert productive_ms(attempts, 2).tolist() == [1_500, 0]
     assert measured(attempts) == Measured(start_ms=75, restart_ms=200, save_ms=50)

@@ -38,15 +38,16 @@ def decided(snapshot, policy, known):
 def carried_out(snapshot, actions, wanted):
     """The snapshot a moment later: who started runs, who was preempted waits, nothing else happened."""
     jobs = snapshot.jobs
-    columns = {name: getattr(jobs, name).copy() for name in ("phase", "epoch", "gpus_now", "share_now", "batch_now")}
+    changes = ("phase", "placements", "gpus_now", "share_now", "batch_now")
+    columns = {name: getattr(jobs, name).copy() for name in changes}
     row_of = {int(name): row for row, name in enumerate(jobs.id)}
     for action in actions:
         row = row_of[action.job]
         if isinstance(action, Start | Resize):
-            columns["epoch"][row] += 1
-            columns["gpus_now"][row], columns["share_now"][row] = len(action.gpus), jobs.share_milli[row]
+            columns["placements"][row] += 1
+            columns["gpus_now"][row], columns["share_now"][row] = len(action.setting.gpus), jobs.share_milli[row]
         if isinstance(action, Start | Resize | Tune):
-            columns["batch_now"][row] = action.batch
+            columns["batch_now"][row] = action.setting.batch
             columns["phase"][row] = Phase.RUNNING
         if isinstance(action, Preempt):
             columns["gpus_now"][row], columns["phase"][row] = 0, Phase.PENDING

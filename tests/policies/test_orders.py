@@ -70,7 +70,7 @@ def test_a_promoted_job_starts_again_in_the_first_queue():
     """Run 100 s, waiting for 800 s: promoted; the memo is its service, which no longer counts."""
     columns = {
         "service_gpu_ms": [5_000_000, 5_000_000, 5_000_000, 0], "run_ms": [100_000] * 4,
-        "since_ms": [200_000, 200_001, 200_000, 0], "epoch": [1, 1, 1, 0],
+        "since_ms": [200_000, 200_001, 200_000, 0], "attempt": [1, 1, 1, 0],
     }
     snapshot = waiting(4, **columns)
     memo = ServiceQueues().remember(snapshot)
@@ -81,7 +81,7 @@ def test_a_promoted_job_starts_again_in_the_first_queue():
 def test_who_runs_is_not_promoted_and_a_ratio_of_nothing_promotes_nobody():
     running = snapshot_of("1x1xT4", job(on=[(0, 0)]), now=1_000)
     assert ServiceQueues().remember(running).tolist() == [0]
-    starved = waiting(1, service_gpu_ms=[5], run_ms=[1], since_ms=[0], epoch=[1])
+    starved = waiting(1, service_gpu_ms=[5], run_ms=[1], since_ms=[0], attempt=[1])
     assert ServiceQueues().remember(starved).tolist() == [5]
     assert ServiceQueues(promote_ratio=0).remember(starved).tolist() == [0]
 

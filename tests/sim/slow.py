@@ -51,7 +51,8 @@ class Life:
     given_up: int = 0
     told_service: int = 0  # what the scheduler counts: from the plan on
     told_run: int = 0
-    epoch: int = 0
+    tries: int = 0
+    sequence: int = 0
     stops: int = -1  # when it is gone after a preemption
     eligible: bool = True
 
@@ -159,9 +160,9 @@ class Slow:
 
     def _decide(self, line: dict) -> None:
         self.told.append({job: self._known(life) for job, life in enumerate(self.jobs)})
-        order = ["preempt", "reject", "resize", "start", "tune"]
-        verbs = [order.index(action["do"]) for action in line["d"]]
-        self._expect(verbs == sorted(verbs), line)
+        takes = [action["do"] in ("start", "tune") for action in line["d"]]
+        frees = [action["do"] == "preempt" for action in line["d"]]
+        self._expect(not any(takes[at] and any(frees[at:]) for at in range(len(takes))), line)
         for action in line["d"]:
             if action["do"] in ("preempt", "resize"):
                 gone = self._leave(action["job"])
@@ -172,11 +173,14 @@ class Slow:
         for action in line["d"]:
             life = self.jobs[action["job"]]
             if action["do"] in ("start", "resize"):
-                life.epoch += 1
-                self._expect(action["epoch"] == life.epoch, line)
-                self._take(action["job"], action)
+                life.tries += action["do"] == "start"
+                life.sequence += 1
+                self._expect((action["attempt"], action["sequence"]) == (life.tries, life.sequence), line)
+                self._take(action["job"], action["setting"])
             elif action["do"] == "tune":
-                life.attempt.batch = action["batch"]
+                life.sequence += 1
+                self._expect((action["attempt"], action["sequence"]) == (life.tries, life.sequence), line)
+                life.attempt.batch = action["setting"]["batch"]
             elif action["do"] == "reject":
                 life.rejected = 1
 
@@ -192,9 +196,9 @@ class Slow:
         self._close(job, gone)
         return gone
 
-    def _take(self, job: int, action: dict) -> None:
+    def _take(self, job: int, setting: dict) -> None:
         life = self.jobs[job]
-        gpus = [tuple(pair) for pair in action["gpus"]]
+        gpus = [tuple(rank[:2]) for rank in setting["ranks"]]
         begin = max([self.now, life.saved, *(self.leaving.get(pair, 0) for pair in gpus)])
         first = life.first_start < 0
         since = begin + (self.costs.start_ms if first else self.costs.restart_ms)
@@ -202,7 +206,7 @@ class Slow:
             life.first_start = begin
         else:
             life.restarts += 1
-        life.attempt = Attempt(gpus, action.get("batch", -1), self.now, begin, since, first)
+        life.attempt = Attempt(gpus, setting.get("batch", -1), self.now, begin, since, first)
         life.attempt.done_before = life.done
 
     def _known(self, life: Life) -> tuple:

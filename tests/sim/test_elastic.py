@@ -101,7 +101,7 @@ def test_the_twin_agrees_with_a_slow_simulation_in_every_column_and_every_round(
             assert pace is None or one.samples_per_s == pace
             assert one.gpus_now == gpus
             assert batch is None or one.batch_now == batch
-            assert abs(one.service_gpu_ms - service) <= one.epoch
+            assert abs(one.service_gpu_ms - service) <= one.placements
             assert one.run_ms == run_ms
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import Plan, Resize, Tune
+from brim.core.actions import Plan
 from brim.core.arrays import frozen
 from brim.core.cluster import parse_cluster
 from brim.core.lifecycle import Phase
@@ -22,6 +22,7 @@ from brim.sim.overheads import Overheads
 from brim.sim.twin import Settings, replay
 from brim.testing import PolicyViolation, check_policy, job, rules, small_trace, snapshot_of
 from brim.testing.elastic import Line, ToyTruth, restless, scripted
+from tests.engine.plans import resize, tune
 
 SNAPSHOT = snapshot_of(
     "2x2xT4", job(on=[(0, 0)], gpus_min=1, gpus_max=3, batch=32, batch_min=8, batch_max=64), job(on=[(0, 1)]),
@@ -81,12 +82,15 @@ def test_who_says_it_never_resizes_does_not(changed):
 
 
 @pytest.mark.parametrize(("action", "rule"), [
-    (Resize(0, 2, ((0, 0),), 32), rules.FOR_NOTHING), (Tune(0, 1, 32), rules.FOR_NOTHING),
-    (Tune(0, 1, 7), rules.BATCH), (Resize(1, 2, ((1, 0),), 3), rules.BATCH),
+    (resize(0, 2, ((0, 0),), 32), rules.FOR_NOTHING), (tune(0, 1, ((0, 0),), 32), rules.FOR_NOTHING),
+    (tune(0, 1, ((0, 0),), 7), rules.BATCH), (resize(1, 2, ((1, 0),), 3), rules.BATCH),
 ])
 def test_an_engine_that_restarts_for_nothing_would_be_found(action, rule):
     none = np.zeros(len(SNAPSHOT.jobs), dtype=np.int64)
-    result = RoundResult(plan=Plan(5_000, (action,)), job=SNAPSHOT.jobs.id, why=none, blocker=none, memo=None)
+    result = RoundResult(
+        plan=Plan(5_000, (action,)), snapshot=SNAPSHOT, sizes=Sizes(gpus=none), grants=SNAPSHOT.grants, why=none,
+        blocker=none, memory={},
+    )
     with pytest.raises(PolicyViolation, match=rule):
         rules.check_actions(SNAPSHOT, restless(calm_ms=0), result)
 

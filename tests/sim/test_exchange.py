@@ -11,6 +11,7 @@ from brim.beliefs.speeds import SeenSpeeds
 from brim.beliefs.throughput import step_s
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind, Report, Sample
+from brim.core.setting import setting_of
 from brim.core.state import ClusterState
 from brim.engine.journal import Journal
 from brim.policies.presets import PRESETS
@@ -28,7 +29,7 @@ def one_gpu_snapshot(num_bytes: int):
         id=0, user=0, submit_ms=0, gpus=1, gpus_max=16, batch=8, batch_min=4, batch_max=64, local_batch_min=1,
         local_batch_max=16, profile=0, gradient_bytes=num_bytes,
     )))
-    state.apply(Event(0, Kind.START, 0, gpus=((0, 0),), batch=8))
+    state.apply(Event(0, Kind.START, 0, setting=setting_of(((0, 0),), batch=8)))
     state.apply(Event(1, Kind.STARTED, 0))
     seen = tuple(Sample(1, 1, size, 0.1 + 0.01 * size, 0.0) for size in (2, 4, 8, 16))
     state.apply(Event(1, Kind.REPORTED, 0, report=Report(samples_done=0.0, samples_per_s=40.0, seen=seen)))
@@ -61,7 +62,7 @@ def test_a_model_of_the_library_is_known_before_it_runs_and_corrected_when_it_do
     assert told.known.all()
     np.testing.assert_array_equal(told.parameters[0], prior)
     assert not speeds.of_jobs(state.freeze(1)).known.any()
-    state.apply(Event(2, Kind.START, 0, gpus=((0, 0),), batch=8))
+    state.apply(Event(2, Kind.START, 0, setting=setting_of(((0, 0),), batch=8)))
     state.apply(Event(3, Kind.STARTED, 0))
     seen = tuple(Sample(1, 1, size, 2 * (0.2 + 0.01 * size), 0.0) for size in (2, 4, 8, 16))
     state.apply(Event(3, Kind.REPORTED, 0, report=Report(samples_done=0.0, samples_per_s=40.0, seen=seen)))

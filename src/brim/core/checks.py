@@ -9,22 +9,32 @@ from typing import Final
 
 import numpy as np
 
-from brim.core.actions import Plan, Preempt, Reject, Resize, Start, Tune
+from brim.core.actions import Action, Plan, Resize, Start, Tune, setting_in, stage_of
+from brim.core.arrays import FloatArray, IntArray
 from brim.core.lifecycle import Phase
+from brim.core.setting import Setting
 from brim.core.snapshot import Snapshot
+from brim.core.tables import JobTable, NodeTable
 from brim.core.trace import NONE
 from brim.errors import InvariantError, PlanError
 from brim.units import WHOLE_GPU
 
-_PENDING, _HELD, _HOLDING = int(Phase.PENDING), int(Phase.HELD), (int(Phase.STARTING), int(Phase.RUNNING))
+CORE_MILLI: Final = 1_000
+"""Milli-cores of a core."""
 
 
-def check_plan(snapshot: Snapshot, plan: Plan) -> None:
+def check_plan(snapshot: Snapshot, plan: Plan, *, count_loaders: bool = False) -> None:
     """Refuse a plan that cannot be applied to the snapshot.
 
-    Checks that frees come before takes, each job is acted on once and in a phase that allows it, epochs are the next
-    ones (I4), gangs are whole and of a size the job can run on (I8) on open nodes of the right type, batches lie in
-    the job's range, and no GPU, core or MiB is granted twice (I6).
+    Checks that frees come before takes, each job is acted on once and in a phase that allows it, attempts and settings
+    have the numbers they should (I4), gangs are whole and of a size the job can run on (I8) on open nodes of the right
+    type, batches lie in the job's range, and no GPU, core or MiB is granted twice (I6).
+
+    Args:
+        snapshot: The snapshot on which the plan was made.
+        plan: The plan.
+        count_loaders: Whether each loader worker takes a core of its own from its node; otherwise loader workers run on
+            the cores that their ranks have.
 
     Raises:
         PlanError: naming the job, and the node or GPU.
@@ -34,8 +44,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     jobs = snapshot.jobs
     rows = np.searchsorted(jobs.id, [action.job for action in plan.actions]).tolist()
     seen: set[int] = set()
-    stopped: set[int] = set()
-    takes: list[tuple[int, Start | Resize]] = []
+    after: dict[int, Setting | None] = {}
     stage = 0
     for row, action in zip(rows, plan.actions, strict=True):
         if row == len(jobs) or jobs.id[row] != action.job:
@@ -43,29 +52,33 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
         if action.job in seen:
             raise PlanError(f"plan acts twice on job {action.job}")
         seen.add(action.job)
-        rank, verb, phases, ahead = _RULES[type(action)]
-        if rank < stage:
-            raise PlanError(f"plan {verb} job {action.job} after a later kind of action: frees come before takes")
-        stage = rank
-        if jobs.phase[row] not in phases or action.epoch != jobs.epoch[row] + ahead:
-            raise PlanError(
-                f"plan {verb} job {action.job} (epoch {action.epoch}), which is {Phase(jobs.phase[row]).name}"
-            )
-        if isinstance(action, Preempt | Resize):
-            stopped.add(row)
-        if isinstance(action, Start | Resize):
-            _check_gang(snapshot, row, action)
-            takes.append((row, action))
-        if isinstance(action, Start | Resize | Tune):
-            _check_batch(snapshot, row, action.batch)
-    _check_room(snapshot, stopped, takes)
+        rule, setting = action.rule, setting_in(action)
+        has = snapshot.setting_of(row) if rule.frees and setting is not None else None
+        at = stage_of(action, has)
+        if at < stage:
+            raise PlanError(f"plan {rule.verb} job {action.job} after a later kind of action: frees come before takes")
+        stage = at
+        _check_fence(snapshot, row, action)
+        if setting is not None:
+            _check_gang(snapshot, row, setting)
+            _check_batch(snapshot, row, setting.batch)
+            if isinstance(action, Tune) and (has is None or not setting.keeps_ranks_of(has)):
+                raise PlanError(f"plan tunes job {action.job} and moves its ranks")
+        if rule.frees or rule.takes:
+            after[row] = setting
+    if any(after.values()):
+        _check_room(snapshot, after, count_loaders)
 
 
-_RULES: Final = {
-    Preempt: (0, "preempts", _HOLDING, 0), Reject: (1, "rejects", (_PENDING, _HELD), 0),
-    Resize: (2, "resizes", _HOLDING, 1), Start: (3, "starts", (_PENDING,), 1), Tune: (4, "tunes", _HOLDING, 0),
-}
-"""Per kind of action: rank in the plan, verb for messages, phases it applies to, epoch relative to the job's."""
+def _check_fence(snapshot: Snapshot, row: int, action: Action) -> None:
+    """Check phase, attempt and, where there is a setting, its number in the sequence."""
+    jobs, rule = snapshot.jobs, action.rule
+    wrong = f"attempt {action.attempt}" if action.attempt != jobs.attempt[row] + rule.begins_attempt else ""
+    if isinstance(action, Resize | Start | Tune) and action.sequence != jobs.sequence[row] + 1:
+        wrong = wrong or f"setting {action.sequence}"
+    if wrong or jobs.phase[row] not in rule.phases:
+        number = f" ({wrong})" if wrong else ""
+        raise PlanError(f"plan {rule.verb} job {action.job}{number}, which is {Phase(jobs.phase[row]).name}")
 
 
 def _check_batch(snapshot: Snapshot, row: int, batch: int) -> None:
@@ -78,26 +91,33 @@ def _check_batch(snapshot: Snapshot, row: int, batch: int) -> None:
     raise PlanError(f"job {jobs.id[row]} trains with batches of {range_of}, plan gives it {batch}")
 
 
-def _check_gang(snapshot: Snapshot, row: int, action: Start | Resize) -> None:
-    jobs, nodes, gpus = snapshot.jobs, snapshot.nodes, action.gpus
-    if action.share_milli != NONE and not 0 < action.share_milli <= WHOLE_GPU:
-        raise PlanError(f"job {action.job} is granted {action.share_milli / 10:g} % of each of its GPUs")
+def _check_gang(snapshot: Snapshot, row: int, setting: Setting) -> None:
+    jobs, nodes, job = snapshot.jobs, snapshot.nodes, int(snapshot.jobs.id[row])
+    gpus, shares = setting.gpus, {rank.share_milli for rank in setting.ranks if rank.gpu != NONE}
+    odd = [share for share in sorted(shares) if not 0 < share <= WHOLE_GPU or len(shares) > 1]
+    if odd:
+        raise PlanError(f"job {job} is granted {' and '.join(f'{share / 10:g}' for share in odd)} % of its GPUs")
     asked = len(gpus) == jobs.gpus[row]
     if not (asked or jobs.gpus_min[row] <= len(gpus) <= jobs.gpus_max[row]) or len(set(gpus)) != len(gpus):
         least, most = int(jobs.gpus_min[row]), int(jobs.gpus_max[row])
         wants = f"{least} to {most}" if least < most else f"{jobs.gpus[row]}"
-        raise PlanError(f"job {action.job} asks for a gang of {wants} GPUs, plan grants {gpus}")
-    if list(gpus) != sorted(gpus):
-        raise PlanError(f"grants of job {action.job} are not in increasing order: {gpus}")
+        raise PlanError(f"job {job} asks for a gang of {wants} GPUs, plan grants {gpus}")
+    places = [rank[:2] for rank in setting.ranks]
+    if places != sorted(places):
+        raise PlanError(f"grants of job {job} are not in increasing order: {tuple(places)}")
+    on_cpu = len(places) - len(gpus)
+    if on_cpu > jobs.cpu_ranks_max[row]:
+        raise PlanError(f"job {job} may have {jobs.cpu_ranks_max[row]} ranks on CPU, plan grants {on_cpu}")
     types = set()
-    for node, gpu in gpus:
-        if not (0 <= node < len(nodes) and 0 <= gpu < nodes.gpus[node]):
-            raise PlanError(f"job {action.job} is granted GPU {gpu} of node {node}, which does not exist")
+    for node, gpu in places:
+        if not 0 <= node < len(nodes) or not (gpu == NONE or 0 <= gpu < nodes.gpus[node]):
+            raise PlanError(f"job {job} is granted GPU {gpu} of node {node}, which does not exist")
         if not nodes.is_open[node] and not _has(snapshot, row, node, gpu):
-            raise PlanError(f"job {action.job} is granted a GPU of node {node}, which is down or draining")
-        types.add(int(nodes.gpu_type[node]))
+            raise PlanError(f"job {job} is granted a rank on node {node}, which is down or draining")
+        if gpu != NONE:
+            types.add(int(nodes.gpu_type[node]))
     if len(types) > 1 or (jobs.gpu_type[row] != NONE and types != {int(jobs.gpu_type[row])}):
-        raise PlanError(f"job {action.job} is granted GPUs of types {sorted(types)}")
+        raise PlanError(f"job {job} is granted GPUs of types {sorted(types)}")
 
 
 def _has(snapshot: Snapshot, row: int, node: int, gpu: int) -> bool:
@@ -106,35 +126,52 @@ def _has(snapshot: Snapshot, row: int, node: int, gpu: int) -> bool:
     return bool(((held.job == row) & (held.node == node) & (held.gpu == gpu)).any())
 
 
-def _check_room(snapshot: Snapshot, stopped: set[int], takes: list[tuple[int, Start | Resize]]) -> None:
+def _check_room(snapshot: Snapshot, after: dict[int, Setting | None], count_loaders: bool) -> None:
     """Sum the GPUs, cores and memory held after the plan, and compare the sums with what each node has."""
-    if not takes:
-        return
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
-    stays = ~np.isin(held.job, list(stopped)) if stopped else np.ones(len(held), dtype=np.bool_)
+    changed = np.zeros(len(jobs), dtype=np.bool_)
+    changed[list(after)] = True
+    stays = ~changed[held.job]
     new = np.array([
-        (row, node, gpu, jobs.share_milli[row] if action.share_milli == NONE else action.share_milli)
-        for row, action in takes for node, gpu in action.gpus
-    ], dtype=np.int64)
-    job = np.concatenate((held.job[stays], new[:, 0]))
-    node = np.concatenate((held.node[stays], new[:, 1]))
-    gpu = np.concatenate((held.gpu[stays], new[:, 2]))
-    width = int(nodes.gpus.max())
-    share_milli = np.bincount(
-        node * width + gpu, weights=np.concatenate((held.share_milli[stays], new[:, 3])),
+        (row, *rank) for row, setting in after.items() if setting is not None for rank in setting.ranks
+    ], dtype=np.int64).reshape(-1, 5)
+    columns = (held.job, held.node, held.gpu, held.share_milli, held.loaders)
+    job, node, gpu, share_milli, loaders = (
+        np.concatenate((column[stays], new[:, at])) for at, column in enumerate(columns)
     )
-    if share_milli.max() > WHOLE_GPU:
-        where = int(share_milli.argmax())
-        raise PlanError(
-            f"GPU {where % width} of node {where // width} is granted {share_milli[where] / 10:g} % of itself"
-        )
-    for name, used, room in (
-        ("cores", jobs.cpu_milli, nodes.cpu_milli), ("memory", jobs.mem_mib, nodes.mem_mib),
-    ):
-        total = np.bincount(node, weights=used[job], minlength=len(nodes))
+    shares = gpu_shares(nodes, node, gpu, share_milli)
+    if shares.max(initial=0) > WHOLE_GPU:
+        where, which = divmod(int(shares.argmax()), int(nodes.gpus.max()))
+        raise PlanError(f"GPU {which} of node {where} is granted {shares.max() / 10:g} % of itself")
+    cores = cores_milli(jobs, job, gpu, loaders if count_loaders else None)
+    for name, used, room in (("cores", cores, nodes.cpu_milli), ("memory", jobs.mem_mib[job], nodes.mem_mib)):
+        total = np.bincount(node, weights=used, minlength=len(nodes))
         if (total > room).any():
             where = int((total > room).argmax())
             raise PlanError(f"{name} of node {where}: {total[where]:g} granted of {room[where]}")
+
+
+def gpu_shares(nodes: NodeTable, node: IntArray, gpu: IntArray, share_milli: IntArray) -> FloatArray:
+    """Thousandths granted of each GPU, for the widest node's number of GPUs on each node; ranks on CPU do not count."""
+    if len(gpu) and gpu.min() == NONE:
+        on_gpu = gpu != NONE
+        node, gpu, share_milli = node[on_gpu], gpu[on_gpu], share_milli[on_gpu]
+    return np.asarray(np.bincount(node * int(nodes.gpus.max()) + gpu, weights=share_milli), dtype=np.float64)
+
+
+def cores_milli(jobs: JobTable, job: IntArray, gpu: IntArray, loader_workers: IntArray | None) -> IntArray:
+    """Milli-cores that each rank takes from its node: the ledger of cores.
+
+    Args:
+        jobs: The job table.
+        job: Row of the job of each rank.
+        gpu: GPU of each rank, NONE for one on CPU, which takes at least one core.
+        loader_workers: Loader workers of each rank, which take a core each; None if they run on their ranks' cores.
+    """
+    cores: IntArray = jobs.cpu_milli[job]
+    if len(gpu) and gpu.min() == NONE:
+        cores = np.where(gpu == NONE, np.maximum(cores, CORE_MILLI), cores)
+    return cores if loader_workers is None else cores + loader_workers * CORE_MILLI
 
 
 def check_snapshot(snapshot: Snapshot) -> None:
@@ -146,7 +183,7 @@ def check_snapshot(snapshot: Snapshot) -> None:
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
     if (np.diff(jobs.id) <= 0).any():
         raise InvariantError("the job table is not sorted by id")
-    counts = np.bincount(held.job, minlength=len(jobs))
+    counts = np.bincount(held.job[held.gpu != NONE], minlength=len(jobs))
     wrong = np.flatnonzero(counts != np.where(jobs.holds, jobs.gpus_now, 0))
     if len(wrong):
         row = int(wrong[0])
@@ -154,10 +191,9 @@ def check_snapshot(snapshot: Snapshot) -> None:
             f"job {jobs.id[row]} ({Phase(int(jobs.phase[row])).name}) holds {counts[row]} of {jobs.gpus_now[row]} GPUs"
         )
     if len(held):
-        width = int(nodes.gpus.max())
-        share_milli = np.bincount(held.node * width + held.gpu, weights=held.share_milli)
-        if share_milli.max() > WHOLE_GPU:
-            where = int(share_milli.argmax())
-            raise InvariantError(f"GPU {where % width} of node {where // width} is over-granted")
+        shares = gpu_shares(nodes, held.node, held.gpu, held.share_milli)
+        if shares.max(initial=0) > WHOLE_GPU:
+            where, which = divmod(int(shares.argmax()), int(nodes.gpus.max()))
+            raise InvariantError(f"GPU {which} of node {where} is over-granted")
         if not nodes.up[held.node].all():
             raise InvariantError("a node that is down still has grants")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from brim.core.setting import Setting
 from brim.core.trace import NONE
 from brim.units import WHOLE_GPU
 
@@ -45,7 +46,7 @@ class Kind(IntEnum):
     RESIZE = 15
     START = 16
     TUNE = 17
-    """The job continues on the same GPUs with another batch."""
+    """The job continues on the same GPUs with another batch, other loader workers, or as revocable or not."""
 
 
 class Sample(NamedTuple):
@@ -109,6 +110,7 @@ class JobSpec:
         local_batch_max: Most samples that fit one GPU.
         profile: Code of the model it trains.
         gradient_bytes: Bytes its ranks exchange in each step.
+        cpu_ranks_max: Most ranks on CPU beside those on GPUs.
     """
 
     id: int
@@ -130,6 +132,7 @@ class JobSpec:
     local_batch_max: int = NONE
     profile: int = NONE
     gradient_bytes: int = NONE
+    cpu_ranks_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +146,8 @@ class Event:
         node: Node, for NODE_DOWN, NODE_DRAIN and NODE_UP.
         spec: The submission, for SUBMITTED only.
         held: Whether the submitted job waits for another job, for SUBMITTED only.
-        gpus: Granted (node, gpu) pairs in increasing order, for START and RESIZE only.
-        share_milli: Thousandths of each of these GPUs, NONE for the share the job asks for; for START and RESIZE only.
-        batch: Global batch from now on, for START, RESIZE and TUNE only.
         report: What the job reported, for REPORTED only.
+        setting: What the job has from now on, for START, RESIZE and TUNE only.
     """
 
     time_ms: int
@@ -155,7 +156,5 @@ class Event:
     node: int = NONE
     spec: JobSpec | None = None
     held: bool = False
-    gpus: tuple[tuple[int, int], ...] = ()
-    share_milli: int = NONE
-    batch: int = NONE
     report: Report | None = None
+    setting: Setting | None = None

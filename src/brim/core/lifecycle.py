@@ -8,13 +8,14 @@
                           +----stopped---- STOPPING <--------------+
                           +----evicted, failed-- from any phase that holds GPUs
 
-A resize takes a running job back to STARTING, on other GPUs. A job that ends (finished, given up, rejected, cancelled)
-leaves the tables; the event remains as its record.
+A resize takes a running job back to STARTING, on other GPUs; its attempt goes on. A job that ends (finished, given up,
+rejected, cancelled) leaves the tables; the event remains as its record.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import cache
 
 from brim.core.events import Kind
 from brim.errors import InvariantError
@@ -52,6 +53,12 @@ TRANSITIONS: dict[tuple[Phase, Kind], Phase | None] = {
     **{(phase, Kind.GAVE_UP): GONE for phase in _ACTIVE},
     **{(phase, Kind.CANCELLED): GONE for phase in Phase},
 }
+
+
+@cache
+def phases_of(kind: Kind) -> tuple[Phase, ...]:
+    """The phases in which an event of this kind can happen to a job."""
+    return tuple(phase for phase in Phase if (phase, kind) in TRANSITIONS)
 
 
 def next_phase(phase: Phase, kind: Kind, job: int) -> Phase | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -46,12 +46,13 @@ class SeenBook:
                 _merge(past, key, mean)
         self._columns = None
 
-    def freeze(self, row_of: IntArray) -> SeenSteps:
-        """Return the table; ``row_of`` maps job ids to rows of the job table."""
+    def freeze(self, rows_of: Callable[[IntArray], IntArray]) -> SeenSteps:
+        """Return the table; ``rows_of`` gives the rows of the job table for job ids."""
         if self._columns is None:
             self._columns = self._build()
         jobs, table = self._columns
-        rows = np.where(jobs == NONE, NONE, row_of[jobs]) if len(jobs) else jobs
+        rows = jobs.copy()
+        rows[jobs != NONE] = rows_of(jobs[jobs != NONE])
         return SeenSteps(
             job=frozen(rows), profile=table.profile, nodes=table.nodes, gpus=table.gpus,
             local_batch=table.local_batch, step_s=table.step_s, sync_s=table.sync_s,

@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from brim.core.arrays import IntArray
-from brim.core.tables import Grants, JobTable, NodeTable, SeenSteps, UserTable
+import numpy as np
+
+from brim.core.arrays import IntArray, frozen
+from brim.core.setting import Rank, Setting
+from brim.core.tables import EMPTY, Grants, JobTable, NodeTable, SeenSteps, UserTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What the parts of the policy stored for each job in earlier rounds, by socket: (J,), or (J, K) for K integers.
+
+    Empty: nothing was stored. A part reads its own as ``snapshot.jobs.memo``.
+    """
+
+    order: IntArray = field(default_factory=lambda: EMPTY)
+    size: IntArray = field(default_factory=lambda: EMPTY)
+    place: IntArray = field(default_factory=lambda: EMPTY)
+    fill: IntArray = field(default_factory=lambda: EMPTY)
+    feed: IntArray = field(default_factory=lambda: EMPTY)
+
+    def of(self, socket: str, jobs: int, columns: int) -> IntArray:
+        """What the part in a socket stored, 0 for a job of which it stored nothing."""
+        stored: IntArray = getattr(self, socket)
+        shape = (jobs,) if columns == 1 else (jobs, columns)
+        return stored if stored.shape == shape else frozen(np.zeros(shape, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +44,7 @@ class Snapshot:
         ended_service: Histogram of the service that ended jobs received, in the bins of ``SERVICE_EDGES_GPU_MS``.
         gpu_types: Names behind gpu_type codes.
         seen: Step times that jobs reported.
+        memory: What the parts of the policy stored in earlier rounds.
     """
 
     now_ms: int
@@ -31,3 +55,15 @@ class Snapshot:
     ended_service: IntArray
     gpu_types: tuple[str, ...]
     seen: SeenSteps
+    memory: Memory = field(default_factory=Memory)
+
+    def setting_of(self, row: int) -> Setting | None:
+        """What the job in this row of the job table has, None if it has nothing."""
+        held = self.grants
+        rows = np.flatnonzero(held.job == row)
+        if not len(rows):
+            return None
+        columns = (held.node, held.gpu, held.share_milli, held.loaders)
+        ranks = zip(*(column[rows].tolist() for column in columns), strict=True)
+        revocable = bool(len(held.revocable)) and bool(held.revocable[rows[0]])
+        return Setting(tuple(Rank(*rank) for rank in ranks), int(self.jobs.batch_now[row]), revocable)

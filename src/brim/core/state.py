@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -11,29 +12,31 @@ from brim.core.cluster import Cluster
 from brim.core.events import Event, JobSpec, Kind
 from brim.core.lifecycle import Phase, next_phase
 from brim.core.seen import SeenBook
-from brim.core.snapshot import Snapshot
-from brim.core.tables import EMPTY, JOB_COLUMNS, JOB_FLOAT_COLUMNS, Grants, JobTable, NodeTable, UserTable
+from brim.core.setting import Rank, Setting
+from brim.core.snapshot import Memory, Snapshot
+from brim.core.tables import EMPTY, JOB_COLUMNS, JOB_FLOAT_COLUMNS, NOBODY, Grants, JobTable, NodeTable
 from brim.core.trace import NONE
+from brim.core.usage import UsageBook
 from brim.errors import InvariantError
-from brim.units import MS_PER_DAY, MS_PER_S, WHOLE_GPU
+from brim.units import MS_PER_S, WHOLE_GPU
 
-USAGE_HALF_LIFE_MS: Final = 7 * MS_PER_DAY
-"""Half-life of a user's past usage: the default of Slurm's PriorityDecayHalfLife."""
 SERVICE_EDGES_GPU_MS: Final[FloatArray] = frozen(np.concatenate(([0.0], 2.0 ** np.arange(8.0, 44.01, 0.5))))
 """Bin edges of the histogram of ended jobs' service: half octaves from 256 GPU-ms to 557 GPU-years."""
 
 _COLUMN: Final = {name: index for index, name in enumerate(JOB_COLUMNS)}
 _SPEC: Final = ("id", "user", "submit_ms", "gpus", "share_milli", "cpu_milli", "mem_mib", "gpu_type",
                 "time_limit_ms", "after", "gpus_min", "gpus_max", "batch", "batch_min", "batch_max", "local_batch_min",
-                "local_batch_max", "profile", "gradient_bytes")
-_PHASE, _EPOCH, _FIRST, _SINCE = (_COLUMN[c] for c in ("phase", "epoch", "first_start_ms", "since_ms"))
-_RUNNING_SINCE, _RUN, _SERVICE, _MEMO = (
-    _COLUMN[c] for c in ("running_since_ms", "run_ms", "service_gpu_ms", "memo")
+                "local_batch_max", "profile", "gradient_bytes", "cpu_ranks_max")
+_PHASE, _ATTEMPT, _SEQUENCE, _PLACEMENTS, _FIRST, _SINCE = (
+    _COLUMN[c] for c in ("phase", "attempt", "sequence", "placements", "first_start_ms", "since_ms")
 )
-_ID, _USER, _SHARE, _PROFILE = (_COLUMN[c] for c in ("id", "user", "share_milli", "profile"))
-_GPUS_NOW, _SHARE_NOW, _BATCH_NOW, _STARTS, _STALLED = (
-    _COLUMN[c] for c in ("gpus_now", "share_now", "batch_now", "starts", "stalled_ms")
+_RUNNING_SINCE, _RUN, _SERVICE = (_COLUMN[c] for c in ("running_since_ms", "run_ms", "service_gpu_ms"))
+_ID, _USER, _PROFILE = (_COLUMN[c] for c in ("id", "user", "profile"))
+_GPUS_NOW, _SHARE_NOW, _LOADERS_NOW, _BATCH_NOW, _STARTS, _STALLED = (
+    _COLUMN[c] for c in ("gpus_now", "share_now", "loaders_now", "batch_now", "starts", "stalled_ms")
 )
+_NEW_JOB: Final = {"phase": Phase.PENDING, "first_start_ms": NONE, "running_since_ms": NONE, "batch_now": NONE}
+"""Columns of a new job that are not 0 and do not come from its submission."""
 assert JOB_FLOAT_COLUMNS == ("samples_done", "samples_per_s", "grad_var", "grad_sqr")
 _DONE, _PACE, _VAR, _SQR = range(4)
 _NOTHING_KNOWN: Final = (0.0, 0.0, np.nan, np.nan)
@@ -52,6 +55,12 @@ _FREES: Final = frozenset({
 })
 
 
+_FRESH: Final = tuple(int(_NEW_JOB.get(name, 0)) for name in JOB_COLUMNS[len(_SPEC) :])
+_GRANT_ROWS: Final = ("job id", "node", "gpu", "share_milli", "loader_workers", "revocable")
+_OF_RANKS: Final = slice(1, 5)
+_REVOCABLE: Final = 5
+
+
 class ClusterState:
     """Jobs, nodes, grants and users of one cluster. Events change it through ``apply``; ``freeze`` gives the view.
 
@@ -66,17 +75,15 @@ class ClusterState:
         self._floats = np.zeros((len(JOB_FLOAT_COLUMNS), _INITIAL_ROWS))
         self._told_ms = np.zeros(_INITIAL_ROWS, dtype=np.int64)  # when ``samples_done`` was true, by slot
         self._seen = SeenBook()
+        self._memory: dict[str, IntArray] = {}  # by socket and slot
         self._used = 0
         self._alive = 0
         self._slot_of = np.full(_INITIAL_ROWS, NONE, dtype=np.int64)  # by job id
-        self._granted = np.zeros((3, _INITIAL_ROWS), dtype=np.int64)  # job id, node, gpu; a job's rows stand together
+        self._granted = np.zeros((6, _INITIAL_ROWS), dtype=np.int64)  # see _GRANT_ROWS; a job's columns stand together
         self._num_granted = 0
         self._up_N = np.ones(cluster.num_nodes, dtype=np.bool_)
         self._open_N = np.ones(cluster.num_nodes, dtype=np.bool_)
-        self._users: dict[str, int] = {}
-        self._usage_U = np.zeros(0)
-        self._usage_at_ms = 0
-        self._runs_U2 = np.full((2, 0), NONE, dtype=np.int64)
+        self._usage = UsageBook()
         self._ended = np.zeros(len(SERVICE_EDGES_GPU_MS), dtype=np.int64)
         self.num_waiting = 0
         for user in users:
@@ -94,23 +101,31 @@ class ClusterState:
         """Phase of a job that has not ended."""
         return Phase(int(self._block[_PHASE, self._slot(job)]))
 
-    def epoch(self, job: int) -> int:
-        """Number of the job's present attempt."""
-        return int(self._block[_EPOCH, self._slot(job)])
+    def attempt(self, job: int) -> int:
+        """Number of the job's present or last attempt."""
+        return int(self._block[_ATTEMPT, self._slot(job)])
+
+    def setting(self, job: int) -> Setting | None:
+        """What the job has, None if it has nothing."""
+        rows = self._granted[:, self._ranks_of(job)]
+        if not rows.size:
+            return None
+        ranks = tuple(Rank(*rank) for rank in rows[_OF_RANKS].T.tolist())
+        return Setting(ranks, int(self._block[_BATCH_NOW, self._slot(job)]), bool(rows[_REVOCABLE, 0]))
 
     def gpus_of(self, job: int) -> tuple[tuple[int, int], ...]:
         """The (node, gpu) pairs that the job holds."""
-        rows = self._granted[:, : self._num_granted]
-        return tuple(zip(*rows[1:, rows[0] == job].tolist(), strict=True))
+        setting = self.setting(job)
+        return setting.gpus if setting else ()
+
+    def _ranks_of(self, job: int) -> slice:
+        """Where the job's columns of the grants are."""
+        at = np.flatnonzero(self._granted[0, : self._num_granted] == job)
+        return slice(int(at[0]), int(at[-1]) + 1) if len(at) else slice(0, 0)
 
     def user_code(self, user: str) -> int:
         """Code of a user; a new user gets the next code."""
-        code = self._users.get(user)
-        if code is None:
-            code = self._users[user] = len(self._users)
-            self._usage_U = np.append(self._usage_U, 0.0)
-            self._runs_U2 = np.concatenate((self._runs_U2, np.full((2, 1), NONE, dtype=np.int64)), axis=1)
-        return code
+        return self._usage.code(user)
 
     def _slot(self, job: int) -> int:
         slot = int(self._slot_of[job]) if 0 <= job < len(self._slot_of) else NONE
@@ -137,10 +152,12 @@ class ClusterState:
         else:
             self._move(event)
 
-    def remember(self, jobs: IntArray, memo: IntArray) -> None:
-        """Store one integer per job id for the policy to read in the next round."""
-        for job, value in zip(jobs.tolist(), memo.tolist(), strict=True):
-            self._block[_MEMO, self._slot(job)] = value
+    def remember(self, socket: str, jobs: IntArray, memory: IntArray) -> None:
+        """Store integers per job id, (J,) or (J, K), for the part in a socket to read in the next round."""
+        block = np.zeros((self._block.shape[1], *memory.shape[1:]), dtype=np.int64)
+        slots = self._slot_of[jobs]
+        block[slots[slots != NONE]] = memory[slots != NONE]
+        self._memory[socket] = block
 
     def _submit(self, event: Event) -> None:
         spec = event.spec
@@ -152,7 +169,8 @@ class ClusterState:
         if slot and spec.id <= self._block[_ID, slot - 1]:
             raise InvariantError(f"job id {spec.id} does not follow {self._block[_ID, slot - 1]}")
         phase = _HELD if event.held else _PENDING
-        self._block[:, slot] = (*_spec_values(spec), phase, 0, NONE, event.time_ms, NONE, 0, 0, 0, 0, 0, NONE, 0, 0)
+        self._block[:, slot] = (*_spec_values(spec), *_FRESH)
+        self._block[_PHASE, slot], self._block[_SINCE, slot] = phase, event.time_ms
         self._floats[:, slot] = _NOTHING_KNOWN
         while spec.id >= len(self._slot_of):
             self._slot_of = np.concatenate((self._slot_of, np.full_like(self._slot_of, NONE)))
@@ -172,7 +190,7 @@ class ClusterState:
         if kind is _START or kind is _RESIZE:
             self._grant(event, column)
         elif kind is _TUNE:
-            column[_BATCH_NOW] = event.batch
+            self._tune(event, column)
         elif kind is _REPORTED:
             self._hear(event, slot)
         elif kind is _STARTED and after is _RUNNING:
@@ -187,25 +205,42 @@ class ClusterState:
             self._slot_of[job] = NONE
             self._alive -= 1
             self._seen.over(job)
+            if self._used > 2 * self._alive + _INITIAL_ROWS:
+                self._close_holes()
             return
         if after is _PENDING and before is not _PENDING:
             column[_SINCE] = event.time_ms
         column[_PHASE] = after
 
     def _grant(self, event: Event, column: IntArray) -> None:
-        """Append the gang's rows to the grants."""
-        start, stop = self._num_granted, self._num_granted + len(event.gpus)
+        """Append the gang's ranks to the grants."""
+        setting = _setting_in(event)
+        start, stop = self._num_granted, self._num_granted + len(setting.ranks)
         while stop > self._granted.shape[1]:
             self._granted = np.concatenate((self._granted, np.zeros_like(self._granted)), axis=1)
         self._granted[0, start:stop] = event.job
-        self._granted[1:, start:stop] = np.array(event.gpus, dtype=np.int64).T
+        self._granted[_OF_RANKS, start:stop] = np.array(setting.ranks, dtype=np.int64).T
+        self._granted[_REVOCABLE, start:stop] = setting.revocable
         self._num_granted = stop
-        column[_EPOCH] += 1
-        column[_GPUS_NOW], column[_BATCH_NOW] = len(event.gpus), event.batch
-        column[_SHARE_NOW] = column[_SHARE] if event.share_milli == NONE else event.share_milli
-        column[_SINCE] = event.time_ms
+        column[_ATTEMPT] += event.kind is _START
+        column[_SEQUENCE] += 1
+        column[_PLACEMENTS] += 1
+        column[_GPUS_NOW] = np.count_nonzero(self._granted[2, start:stop] != NONE)
+        column[_SHARE_NOW], column[_LOADERS_NOW] = setting.share_milli, setting.loader_workers
+        column[_BATCH_NOW], column[_SINCE] = setting.batch, event.time_ms
         if column[_FIRST] == NONE:
             column[_FIRST] = event.time_ms
+
+    def _tune(self, event: Event, column: IntArray) -> None:
+        """Change what a job has besides the places of its ranks."""
+        setting, at = _setting_in(event), self._ranks_of(event.job)
+        ranks = np.array(setting.ranks, dtype=np.int64).T
+        if ranks.shape != (4, at.stop - at.start) or not np.array_equal(ranks[:3], self._granted[1:4, at]):
+            raise InvariantError(f"TUNE of job {event.job} moves its ranks to {setting.ranks}")
+        self._granted[_OF_RANKS, at] = ranks
+        self._granted[_REVOCABLE, at] = setting.revocable
+        column[_SEQUENCE] += 1
+        column[_LOADERS_NOW], column[_BATCH_NOW] = setting.loader_workers, setting.batch
 
     def _hear(self, event: Event, slot: int) -> None:
         """Store what a job reported."""
@@ -219,10 +254,9 @@ class ClusterState:
     def _release(self, event: Event, slot: int) -> None:
         """Remove the job's grants, and add the attempt's run time, progress and service to the job."""
         column = self._block[:, slot]
-        rows = np.flatnonzero(self._granted[0, : self._num_granted] == event.job)
-        first, stop = int(rows[0]), int(rows[-1]) + 1
-        end = self._num_granted - (stop - first)
-        self._granted[:, first:end] = self._granted[:, stop : self._num_granted]
+        at = self._ranks_of(event.job)
+        end = self._num_granted - (at.stop - at.start)
+        self._granted[:, at.start : end] = self._granted[:, at.stop : self._num_granted]
         self._num_granted = end
         held_ms = event.time_ms - int(column[_SINCE])
         service = held_ms * int(column[_GPUS_NOW]) * int(column[_SHARE_NOW]) // WHOLE_GPU
@@ -231,23 +265,14 @@ class ClusterState:
             told = self._floats[:, slot]
             if told[_PACE]:
                 told[_DONE] += told[_PACE] * (event.time_ms - int(self._told_ms[slot])) / MS_PER_S
-        column[_GPUS_NOW] = column[_SHARE_NOW] = 0
+        column[_GPUS_NOW] = column[_SHARE_NOW] = column[_LOADERS_NOW] = 0
         column[_SERVICE] += service
-        self._usage_U = self._usage_at(event.time_ms)
-        self._usage_at_ms = event.time_ms
-        self._usage_U[column[_USER]] += service
+        self._usage.add(int(column[_USER]), service, event.time_ms)
 
     def _learn(self, column: IntArray) -> None:
         """Store what estimates need of a finished job: its run time for its user, its service in the histogram."""
-        user = int(column[_USER])
-        self._runs_U2[1, user] = self._runs_U2[0, user]
-        self._runs_U2[0, user] = column[_RUN]
+        self._usage.completed(int(column[_USER]), int(column[_RUN]))
         self._ended[np.searchsorted(SERVICE_EDGES_GPU_MS, column[_SERVICE], side="right") - 1] += 1
-
-    def _usage_at(self, now_ms: int) -> FloatArray:
-        """Past usage of each user, halved every half-life, as a new array (U,)."""
-        usage: FloatArray = self._usage_U * 0.5 ** (max(now_ms - self._usage_at_ms, 0) / USAGE_HALF_LIFE_MS)
-        return usage
 
     def _make_room(self) -> None:
         self._close_holes()
@@ -255,58 +280,74 @@ class ClusterState:
             self._block = np.concatenate((self._block, np.zeros_like(self._block)), axis=1)
             self._floats = np.concatenate((self._floats, np.zeros_like(self._floats)), axis=1)
             self._told_ms = np.concatenate((self._told_ms, np.zeros_like(self._told_ms)))
+            self._memory = {
+                socket: np.concatenate((block, np.zeros_like(block))) for socket, block in self._memory.items()
+            }
 
     def _close_holes(self) -> None:
-        if self._alive == self._used:
-            return
+        """Move the columns of living jobs together."""
         kept = np.flatnonzero(self._block[_PHASE, : self._used] != NONE)
         self._used = len(kept)
         self._block[:, : self._used] = self._block[:, kept]
         self._floats[:, : self._used] = self._floats[:, kept]
         self._told_ms[: self._used] = self._told_ms[kept]
+        for block in self._memory.values():
+            block[: self._used] = block[kept]
+            block[self._used :] = 0
         self._slot_of[self._block[_ID, : self._used]] = np.arange(self._used)
 
     # -- the frozen view -------------------------------------------------------------------------------------------
 
     def freeze(self, now_ms: int) -> Snapshot:
-        """Return the immutable view at ``now_ms``, with run times and service up to then; the values do not change."""
-        self._close_holes()
-        block = self._block[:, : self._used].copy()
+        """Return the immutable view at ``now_ms``, with run times and service up to then. Changes nothing."""
+        kept = np.flatnonzero(self._block[_PHASE, : self._used] != NONE)
+        row_of_slot = np.zeros(self._used, dtype=np.int64)
+        row_of_slot[kept] = np.arange(len(kept))
+        block = self._block.take(kept, axis=1)  # whole columns stand together in the result, as compiled code expects
         runs = block[_PHASE] == _RUNNING
         holds = (block[_PHASE] == _STARTING) | runs
         held_ms = np.where(holds, now_ms - block[_SINCE], 0)
         block[_RUN] += np.where(runs, now_ms - block[_RUNNING_SINCE], 0)
         block[_SERVICE] += held_ms * block[_GPUS_NOW] * block[_SHARE_NOW] // WHOLE_GPU
         block = frozen(block)
-        floats = self._floats[:, : self._used].copy()
-        floats[_DONE] += np.where(runs, floats[_PACE] * (now_ms - self._told_ms[: self._used]) / MS_PER_S, 0.0)
+        floats = self._floats.take(kept, axis=1)
+        floats[_DONE] += np.where(runs, floats[_PACE] * (now_ms - self._told_ms[kept]) / MS_PER_S, 0.0)
         floats = frozen(floats)
+        memory = Memory(**{socket: frozen(stored[kept]) for socket, stored in self._memory.items()})
+        columns = [*block, *floats, memory.of("order", len(kept), 1)]
+
+        def rows_of(jobs: IntArray) -> IntArray:
+            return row_of_slot[self._slot_of[jobs]]
+
         return Snapshot(
             now_ms=now_ms,
-            jobs=JobTable(*block, *floats),
+            jobs=JobTable(*columns),
             nodes=NodeTable(
                 gpu_type=self.cluster.gpu_type_N, gpus=self.cluster.gpus_N, cpu_milli=self.cluster.cpu_milli_N,
                 mem_mib=self.cluster.mem_mib_N, up=frozen(self._up_N.copy()),
                 is_open=frozen(self._open_N.copy()),
             ),
-            grants=self._grants(block),
-            users=UserTable(
-                name=tuple(self._users), usage_gpu_ms=frozen(self._usage_at(now_ms)),
-                last_run_ms=frozen(self._runs_U2[0].copy()), previous_run_ms=frozen(self._runs_U2[1].copy()),
-            ),
+            grants=self._grants(rows_of),
+            users=self._usage.freeze(now_ms),
             ended_service=frozen(self._ended.copy()),
             gpu_types=self.cluster.gpu_types,
-            seen=self._seen.freeze(self._slot_of),
+            seen=self._seen.freeze(rows_of),
+            memory=memory,
         )
 
-    def _grants(self, block: IntArray) -> Grants:
-        """Grants in order of start. A job's pairs are in increasing order because START carries them so."""
-        job, node, gpu = self._granted[:, : self._num_granted].copy()
-        rows = self._slot_of[job]
+    def _grants(self, rows_of: Callable[[IntArray], IntArray]) -> Grants:
+        """Grants in order of start. A job's ranks are in increasing order because settings carry them so."""
+        job, node, gpu, share_milli, loader_workers, revocable = frozen(self._granted[:, : self._num_granted].copy())
         return Grants(
-            job=frozen(rows), node=frozen(node), gpu=frozen(gpu), share_milli=frozen(block[_SHARE_NOW][rows]),
-            why=EMPTY, blocker=EMPTY,
+            job=frozen(rows_of(job)), node=node, gpu=gpu, share_milli=share_milli, why=EMPTY, blocker=EMPTY,
+            loader_workers=loader_workers, revocable=frozen(revocable != 0) if revocable.any() else NOBODY,
         )
+
+
+def _setting_in(event: Event) -> Setting:
+    if event.setting is None:
+        raise InvariantError(f"{event.kind.name} event of job {event.job} has no setting")
+    return event.setting
 
 
 def _spec_values(spec: JobSpec) -> tuple[int, ...]:
@@ -314,4 +355,5 @@ def _spec_values(spec: JobSpec) -> tuple[int, ...]:
     most = spec.gpus if spec.gpus_max == NONE else spec.gpus_max
     return (spec.id, spec.user, spec.submit_ms, spec.gpus, spec.share_milli, spec.cpu_milli, spec.mem_mib,
             spec.gpu_type, spec.time_limit_ms, spec.after, least, most, spec.batch, spec.batch_min, spec.batch_max,
-            spec.local_batch_min, spec.local_batch_max, spec.profile, spec.gradient_bytes)
+            spec.local_batch_min, spec.local_batch_max, spec.profile, spec.gradient_bytes,
+            spec.cpu_ranks_max)

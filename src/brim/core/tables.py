@@ -6,7 +6,7 @@ jobs in milliseconds (docs/decisions/0001). ``table[i]`` gives a row view for lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -42,16 +42,20 @@ class JobTable:
         local_batch_max: Most samples that fit one GPU, -1 where not known.
         profile: Code of the model it trains, -1 where not known.
         gradient_bytes: Bytes its ranks exchange in each step, -1 where not known.
+        cpu_ranks_max: Most ranks on CPU beside those on GPUs.
         phase: ``Phase`` code.
-        epoch: Attempts so far; fences stale messages.
+        attempt: Attempts so far: it grows with every start, when no process of the last attempt lives. Reports of an
+            older attempt are stale.
+        sequence: Settings so far: it grows with every start, resize and tune. Orders of an older setting are stale.
+        placements: Starts and resizes so far; each of them costs the job a start or restart.
         first_start_ms: When it first held GPUs, -1 before.
         since_ms: When it began to hold GPUs (while it holds) or to wait (while it waits).
         running_since_ms: When the present attempt began to make progress; read only while it runs.
         run_ms: Time in which it made progress, over all attempts, up to now (starting is not counted).
         service_gpu_ms: GPU time received (2-D service of Tiresias), up to now.
-        memo: Integer that the policy's order part stores for the job between rounds; 0 at first.
         gpus_now: GPUs it holds, 0 while it waits.
         share_now: Thousandths of each GPU it holds, 0 while it waits.
+        loaders_now: Loader workers of each of its ranks, 0 while it waits.
         batch_now: Global batch it was last given, -1 before.
         starts: Attempts that began to make progress.
         stalled_ms: Time in which those attempts held GPUs before they made progress.
@@ -59,6 +63,8 @@ class JobTable:
         samples_per_s: Rate at which ``samples_done`` last grew; 0 where not reported.
         grad_var: Variance of its gradient at the smallest batch; NaN where not reported.
         grad_sqr: Squared norm of its gradient; NaN where not reported.
+        memo: What the part that reads the table stored for the job in earlier rounds, 0 at first; see
+            ``snapshot.Memory``. A part without ``remember`` reads what the order part stored.
     """
 
     id: IntArray
@@ -80,16 +86,19 @@ class JobTable:
     local_batch_max: IntArray
     profile: IntArray
     gradient_bytes: IntArray
+    cpu_ranks_max: IntArray
     phase: IntArray
-    epoch: IntArray
+    attempt: IntArray
+    sequence: IntArray
+    placements: IntArray
     first_start_ms: IntArray
     since_ms: IntArray
     running_since_ms: IntArray
     run_ms: IntArray
     service_gpu_ms: IntArray
-    memo: IntArray
     gpus_now: IntArray
     share_now: IntArray
+    loaders_now: IntArray
     batch_now: IntArray
     starts: IntArray
     stalled_ms: IntArray
@@ -97,12 +106,18 @@ class JobTable:
     samples_per_s: FloatArray
     grad_var: FloatArray
     grad_sqr: FloatArray
+    memo: IntArray
 
     def __len__(self) -> int:
         return len(self.id)
 
     def __getitem__(self, row: int) -> JobRow:
         return JobRow(self, row)
+
+    @property
+    def epoch(self) -> IntArray:
+        """The former name of ``placements``, which policy files may still read."""
+        return self.placements
 
     @property
     def holds(self) -> BoolArray:
@@ -123,9 +138,11 @@ class JobTable:
         return elastic
 
 
-JOB_COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(JobTable) if field.type == "IntArray")
-JOB_FLOAT_COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(JobTable) if field.type == "FloatArray")
-assert tuple(field.name for field in fields(JobTable)) == JOB_COLUMNS + JOB_FLOAT_COLUMNS  # the state relies on it
+JOB_COLUMNS: tuple[str, ...] = tuple(
+    each.name for each in fields(JobTable) if each.type == "IntArray" and each.name != "memo"
+)
+JOB_FLOAT_COLUMNS: tuple[str, ...] = tuple(each.name for each in fields(JobTable) if each.type == "FloatArray")
+assert tuple(each.name for each in fields(JobTable)) == (*JOB_COLUMNS, *JOB_FLOAT_COLUMNS, "memo")  # for the state
 
 
 class JobRow:
@@ -166,15 +183,18 @@ class NodeTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grants:
-    """Which job has which GPU: one row per job and GPU (G rows); a job's rows are adjacent, by node, then GPU.
+    """Which rank of which job is where: one row per rank (G rows); a job's rows are adjacent, by node, then GPU.
 
     Attributes:
         job: Row of the job table.
         node: Row of the node table.
-        gpu: Index on the node.
-        share_milli: Thousandths of that GPU; the same for all GPUs of a job.
+        gpu: Index on the node, -1 for a rank on CPU.
+        share_milli: Thousandths of that GPU, the same for all GPUs of a job; 0 for a rank on CPU.
         why: Per row of the job table (J): ``Why`` code, 0 for a job that has GPUs. Empty in a snapshot.
         blocker: Per row of the job table (J): row of the job that blocks this one, -1 for none. Empty in a snapshot.
+        loader_workers: Data-loading processes of the rank. Empty in what a part returns: the feed part decides them.
+        revocable: Whether the job gives its GPUs back at once when a regular job needs them, the same for all rows of a
+            job. Empty: no row is.
     """
 
     job: IntArray
@@ -183,9 +203,23 @@ class Grants:
     share_milli: IntArray
     why: IntArray
     blocker: IntArray
+    loader_workers: IntArray = field(default_factory=lambda: EMPTY)
+    revocable: BoolArray = field(default_factory=lambda: NOBODY)
 
     def __len__(self) -> int:
         return len(self.job)
+
+    @property
+    def loaders(self) -> IntArray:
+        """Loader workers of every rank (G,), 0 where they are not decided yet."""
+        return self.loader_workers if len(self.loader_workers) else np.zeros(len(self.job), dtype=np.int64)
+
+    def revocable_jobs(self, size: int) -> BoolArray:
+        """Whether the grants of each of ``size`` jobs are revocable (J,)."""
+        marked = np.zeros(size, dtype=np.bool_)
+        if len(self.revocable):
+            marked[self.job[self.revocable]] = True
+        return marked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +254,7 @@ class UserTable:
 
     Attributes:
         name: Names of the users.
-        usage_gpu_ms: GPU time of ended attempts, halved every ``state.USAGE_HALF_LIFE_MS``.
+        usage_gpu_ms: GPU time of ended attempts, halved every ``usage.USAGE_HALF_LIFE_MS``.
         last_run_ms: Run time of the user's last completed job, -1 before the first.
         previous_run_ms: Run time of the one before, -1 before the second.
     """
@@ -235,3 +269,4 @@ class UserTable:
 
 
 EMPTY: IntArray = frozen(np.empty(0, dtype=np.int64))
+NOBODY: BoolArray = frozen(np.zeros(0, dtype=np.bool_))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from brim.core.actions import Preempt, Resize, Start
+from brim.core.actions import setting_in
 from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import JobRow
@@ -47,8 +45,9 @@ def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
 def _after(me: JobRow, result: RoundResult) -> tuple[int, int]:
     """GPUs that a job has after the plan, and thousandths of each; for a job without GPUs, those it asks for."""
     for action in result.plan.actions:
-        if isinstance(action, Start | Resize) and action.job == me.id:
-            return len(action.gpus), me.share_milli if action.share_milli == NONE else action.share_milli
+        setting = setting_in(action)
+        if setting is not None and action.job == me.id:
+            return len(setting.gpus), setting.share_milli
     return me.gpus_now or me.gpus, me.share_now or me.share_milli
 
 
@@ -62,11 +61,7 @@ def _need(me: JobRow, snapshot: Snapshot, gpus: int | None = None, share_milli: 
 
 def _free_gpus(snapshot: Snapshot, result: RoundResult) -> int:
     """Number of GPUs on open nodes of which no job holds a share after the plan."""
-    nodes, held = snapshot.nodes, snapshot.grants
-    stopped = [action.job for action in result.plan.actions if isinstance(action, Preempt | Resize)]
-    stays = ~np.isin(snapshot.jobs.id[held.job], stopped)
-    taken = set(zip(held.node[stays].tolist(), held.gpu[stays].tolist(), strict=True))
-    for action in result.plan.actions:
-        if isinstance(action, Start | Resize):
-            taken.update(action.gpus)
-    return int(nodes.gpus[nodes.is_open].sum()) - sum(bool(nodes.is_open[node]) for node, _ in taken)
+    nodes, grants = snapshot.nodes, result.grants
+    counts = nodes.is_open[grants.node] & (grants.gpu != NONE)
+    taken = set(zip(grants.node[counts].tolist(), grants.gpu[counts].tolist(), strict=True))
+    return int(nodes.gpus[nodes.is_open].sum()) - len(taken)

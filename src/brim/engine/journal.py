@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from brim.core.actions import Action, Preempt, Reject, Resize, Start
+from brim.core.actions import ACTIONS, Action
 from brim.core.events import Event, JobSpec, Kind, Report, Sample
+from brim.core.setting import Rank, Setting
 from brim.core.trace import NONE
 from brim.engine.round import RoundResult
 from brim.errors import InvariantError
@@ -21,7 +22,7 @@ from brim.errors import InvariantError
 if TYPE_CHECKING:
     from brim.engine.scheduler import Scheduler
 
-SCHEMA = 1
+SCHEMA = 2
 _SPEC_DEFAULTS: Final = {field.name: field.default for field in fields(JobSpec) if field.default is not MISSING}
 
 
@@ -57,6 +58,8 @@ def event_record(event: Event) -> dict[str, Any]:
     if event.spec is not None:
         record["spec"] = {key: value for key, value in asdict(event.spec).items() if value != _SPEC_DEFAULTS.get(key)}
         record["held"] = event.held
+    if event.setting is not None:
+        record["setting"] = setting_record(event.setting)
     if event.report is not None:
         record["report"] = {key: value for key, value in asdict(event.report).items() if not _is_nan(value)}
     return record
@@ -64,7 +67,7 @@ def event_record(event: Event) -> dict[str, Any]:
 
 def decision_record(result: RoundResult) -> dict[str, Any]:
     """Return a decision as plain data; ``waits`` maps each job id to [reason code, blocker id]."""
-    actions = [_action_record(action) for action in result.plan.actions]
+    actions = [action_record(action) for action in result.plan.actions]
     waits = {
         str(job): [why, blocker]
         for job, why, blocker in zip(
@@ -73,24 +76,50 @@ def decision_record(result: RoundResult) -> dict[str, Any]:
         if why
     }
     record: dict[str, Any] = {"t": result.plan.time_ms, "d": actions, "waits": waits}
-    if result.memo is not None:
-        record["memo"] = {str(j): m for j, m in zip(result.job.tolist(), result.memo.tolist(), strict=True)}
+    if result.memory:
+        record["memory"] = {
+            socket: dict(zip(map(str, result.job.tolist()), memory.tolist(), strict=True))
+            for socket, memory in result.memory.items()
+        }
     return record
 
 
-def _action_record(action: Action) -> dict[str, Any]:
-    """Return an action as plain data; the share is left out where it is the one asked for, the batch where none is."""
-    record: dict[str, Any] = {"do": type(action).__name__.lower(), "job": action.job, "epoch": action.epoch}
-    if isinstance(action, Start | Resize):
-        record["gpus"] = [list(pair) for pair in action.gpus]
-        record["loaders"] = action.loader_workers
-        if action.share_milli != NONE:
-            record["share"] = action.share_milli
-    if not isinstance(action, Preempt | Reject) and action.batch != NONE:
-        record["batch"] = action.batch
-    if isinstance(action, Start) and action.analyse:
-        record["analyse"] = True
+def action_record(action: Action) -> dict[str, Any]:
+    """Return an action as plain data, without fields that have their default."""
+    record: dict[str, Any] = {"do": type(action).__name__.lower()}
+    for field in fields(action):
+        value = getattr(action, field.name)
+        if value != field.default:
+            record[field.name] = setting_record(value) if isinstance(value, Setting) else value
     return record
+
+
+def read_action(record: dict[str, Any]) -> Action:
+    """Read an action back: the inverse of ``action_record``."""
+    given: dict[str, Any] = {key: value for key, value in record.items() if key != "do"}
+    if "setting" in given:
+        given["setting"] = read_setting(given["setting"])
+    return _ACTION_OF[record["do"]](**given)
+
+
+_ACTION_OF: Final[dict[str, type[Action]]] = {kind.__name__.lower(): kind for kind in ACTIONS}
+
+
+def setting_record(setting: Setting) -> dict[str, Any]:
+    """Return a setting as plain data; the batch is left out where there is none."""
+    record: dict[str, Any] = {"ranks": [list(rank) for rank in setting.ranks]}
+    if setting.batch != NONE:
+        record["batch"] = setting.batch
+    if setting.revocable:
+        record["revocable"] = True
+    return record
+
+
+def read_setting(record: dict[str, Any]) -> Setting:
+    """Read a setting back: the inverse of ``setting_record``."""
+    return Setting(
+        tuple(Rank(*rank) for rank in record["ranks"]), record.get("batch", NONE), record.get("revocable", False)
+    )
 
 
 def read_event(record: dict[str, Any]) -> Event:
@@ -102,6 +131,7 @@ def read_event(record: dict[str, Any]) -> Event:
     return Event(
         record["t"], Kind[record["e"]], record.get("job", NONE), record.get("node", NONE),
         JobSpec(**spec) if spec else None, record.get("held", False), report=report,
+        setting=read_setting(record["setting"]) if "setting" in record else None,
     )
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import Action, Preempt, Reject, Start, Tune
+from brim.core.actions import event_of
 from brim.core.cluster import Cluster
-from brim.core.events import Event, Kind
+from brim.core.events import Event
 from brim.core.state import ClusterState
 from brim.engine.journal import Journal
 from brim.engine.round import RoundResult, run_round
 from brim.engine.trigger import DEFAULT_GAP_MS, Trigger
 from brim.policies.sockets import Policy
-
-_PREEMPT, _REJECT, _RESIZE, _START, _TUNE = Kind.PREEMPT, Kind.REJECT, Kind.RESIZE, Kind.START, Kind.TUNE
 
 
 class Scheduler:
@@ -43,12 +41,14 @@ class Scheduler:
         self.state = ClusterState(cluster, users)
         self.policy, self.beliefs, self.journal = policy, beliefs, journal
         self.last_round: RoundResult | None = None
-        self._trigger = Trigger(gap_ms=max(gap_ms, policy.gap_ms), period_ms=policy.period_ms)
+        self._trigger = Trigger(
+            gap_ms=max(gap_ms, policy.gap_ms), period_ms=policy.period_ms, wakes_on=policy.wakes_on
+        )
 
     @property
     def _idle(self) -> bool:
-        """Whether no round could change anything: no job waits, and the size part can resize no running job."""
-        return not self.state.num_waiting and not (self.policy.resizes_running and len(self.state))
+        """Whether no round could change anything: no job waits, and the policy changes nothing else."""
+        return not self.state.num_waiting and not (self.policy.acts_when_idle and len(self.state))
 
     def observe(self, event: Event) -> None:
         """Record one event and apply it to the state."""
@@ -77,22 +77,10 @@ class Scheduler:
         result = run_round(self.state.freeze(now_ms), self.beliefs, self.policy)
         if self.journal:
             self.journal.decision(result)
-        if result.memo is not None:
-            self.state.remember(result.job, result.memo)
+        for socket, memory in result.memory.items():
+            self.state.remember(socket, result.job, memory)
         for action in result.plan.actions:
             self.state.apply(event_of(action, now_ms))
         self._trigger.done(now_ms)
         self.last_round = result
         return result
-
-
-def event_of(action: Action, now_ms: int) -> Event:
-    """Return the event that applies an action to the state."""
-    if isinstance(action, Preempt):
-        return Event(now_ms, _PREEMPT, action.job)
-    if isinstance(action, Reject):
-        return Event(now_ms, _REJECT, action.job)
-    if isinstance(action, Tune):
-        return Event(now_ms, _TUNE, action.job, batch=action.batch)
-    kind = _START if isinstance(action, Start) else _RESIZE
-    return Event(now_ms, kind, action.job, gpus=action.gpus, share_milli=action.share_milli, batch=action.batch)

@@ -9,16 +9,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from brim.core.events import Kind
+from brim.policies.sockets import WAKES
 from brim.units import MS_PER_S
 
 DEFAULT_GAP_MS: Final = MS_PER_S
 """Shortest time between two rounds. Ours; Slurm's batch_sched_delay, which has the same purpose, is 3 s."""
-TRIGGERS: Final = frozenset({
-    Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.STOPPED, Kind.EVICTED, Kind.NODE_UP, Kind.CANCELLED, Kind.SUBMITTED,
-    Kind.ELIGIBLE,
-})
-"""Events that cause a round. The loss of a node evicts its jobs, and the evictions cause the round. Reports of jobs
-cause none; the next round reads them."""
 
 
 @dataclass(slots=True)
@@ -28,16 +23,18 @@ class Trigger:
     Attributes:
         gap_ms: Shortest time between two rounds.
         period_ms: Longest time between two rounds while there is something to decide, 0 for none; at least the gap.
+        wakes_on: Kinds of event that cause a round.
     """
 
     gap_ms: int
     period_ms: int
+    wakes_on: frozenset[Kind] = WAKES
     _last_ms: int | None = None
     _since_ms: int | None = None
 
     def note(self, kind: Kind, time_ms: int) -> None:
         """Note an event."""
-        if self._since_ms is None and kind in TRIGGERS:
+        if self._since_ms is None and kind in self.wakes_on:
             self._since_ms = time_ms
 
     def due_ms(self) -> int | None:

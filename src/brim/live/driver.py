@@ -14,7 +14,7 @@ import heapq
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from brim.beliefs.beliefs import Beliefs
 from brim.core.actions import Plan, Preempt, Reject, Start
@@ -30,7 +30,7 @@ from brim.errors import ConfigError, InvariantError, RefusedError
 from brim.live.executor import Command, Executor, Report, What
 from brim.live.record import Attempt
 from brim.policies.sockets import Policy
-from brim.units import MS_PER_S
+from brim.units import MS_PER_S, WHOLE_GPU
 
 ATTEMPTS_MAX: Final = 3
 """Failed attempts after which a job is given up, as in the twin (sim/overheads.py)."""
@@ -135,6 +135,9 @@ class LiveDriver:
         self._executor = executor
         self._current: dict[int, Attempt] = {}  # by job
         self._failures = [0] * len(self.jobs)
+        self._carry_out: dict[type, Callable[[Any, int, Watcher], None]] = {
+            Preempt: self._preempt, Reject: self._reject, Start: self._start,
+        }
         self._heap: list[tuple[int, int, int, Event]] = []  # time, kind, sequence
         self._sequence = 0
         self.specs = self._specs()
@@ -209,34 +212,40 @@ class LiveDriver:
         self.rounds += 1
         watcher.planned(plan)
         for action in plan.actions:
-            if isinstance(action, Preempt):
-                self._current[action.job].preempt_ms = now_ms
-                self._executor.stop(action.job, action.epoch)
-            elif isinstance(action, Start):
-                self._start(action, now_ms)
-            elif isinstance(action, Reject):
-                self.ended_ms[action.job] = now_ms
-                self.gave_up.add(action.job)
-                watcher.detail(action.job, f"rejected by policy {self.scheduler.policy.name}")
+            if type(action) not in self._carry_out:
+                raise RefusedError(
+                    f"policy {self.scheduler.policy.name} {action.rule.verb} job {action.job}, which no live job can do"
+                )
+            self._carry_out[type(action)](action, now_ms, watcher)
 
-    def _start(self, action: Start, now_ms: int) -> None:
-        if action.share_milli != NONE:
+    def _preempt(self, action: Preempt, now_ms: int, watcher: Watcher) -> None:
+        self._current[action.job].preempt_ms = now_ms
+        self._executor.stop(action.job, action.attempt)
+
+    def _reject(self, action: Reject, now_ms: int, watcher: Watcher) -> None:
+        self.ended_ms[action.job] = now_ms
+        self.gave_up.add(action.job)
+        watcher.detail(action.job, f"rejected by policy {self.scheduler.policy.name}")
+
+    def _start(self, action: Start, now_ms: int, watcher: Watcher) -> None:
+        setting = action.setting
+        if setting.share_milli != WHOLE_GPU or len(setting.gpus) != len(setting.ranks):
             raise RefusedError(
-                f"policy {self.scheduler.policy.name} grants job {action.job} {action.share_milli / 10:g} % of a GPU: "
+                f"policy {self.scheduler.policy.name} grants job {action.job} {setting.share_milli / 10:g} % of a GPU: "
                 "live jobs can only have whole GPUs"
             )
-        slots = tuple(gpu for _, gpu in action.gpus)
-        attempt = Attempt(job=action.job, epoch=action.epoch, slots=slots, granted_ms=now_ms)
+        slots = tuple(gpu for _, gpu in setting.gpus)
+        attempt = Attempt(job=action.job, number=action.attempt, slots=slots, granted_ms=now_ms)
         self._current[action.job] = attempt
         self.attempts.append(attempt)
-        self._executor.start(action.job, action.epoch, slots, self.jobs[action.job].command, action.loader_workers)
+        self._executor.start(action.job, action.attempt, slots, self.jobs[action.job].command, setting.loader_workers)
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
     def _hear(self, report: Report, now_ms: int, watcher: Watcher) -> None:
         """Record a report of the executor, and turn it into an event if the engine has one for it."""
         attempt = self._current.get(report.job)
-        if attempt is None or attempt.epoch != report.epoch or attempt.end_ms is not None:
+        if attempt is None or attempt.number != report.attempt or attempt.end_ms is not None:
             return  # the attempt has ended
         if report.what is What.LAUNCHED:
             attempt.begin_ms = now_ms

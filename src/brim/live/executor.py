@@ -1,6 +1,6 @@
 """The interface between the live driver and an executor, which runs the processes and reports on them.
 
-The driver knows jobs, attempts and time; an executor knows processes. Every message carries the attempt's epoch, so
+The driver knows jobs, attempts and time; an executor knows processes. Every message carries the attempt's number, so
 that a late report about an attempt that has ended changes nothing.
 """
 
@@ -55,7 +55,7 @@ class Report:
     """A report about one attempt: for PROGRESS, ``done`` of ``total`` in the job's own unit; users read ``detail``."""
 
     job: int
-    epoch: int
+    attempt: int
     what: What
     done: int = 0
     total: int = 0
@@ -70,7 +70,7 @@ class Report:
 class Executor(Protocol):
     """Starts, stops and watches the processes of attempts."""
 
-    def start(self, job: int, epoch: int, slots: tuple[int, ...], command: Command, loader_workers: int = 0) -> None:
+    def start(self, job: int, attempt: int, slots: tuple[int, ...], command: Command, loader_workers: int = 0) -> None:
         """Run the command once the attempts that are leaving these slots have ended.
 
         ``BRIM_LOADER_WORKERS`` in its environment is the number of data-loading processes each rank should have; it is
@@ -78,7 +78,7 @@ class Executor(Protocol):
         """
         ...
 
-    def stop(self, job: int, epoch: int) -> None:
+    def stop(self, job: int, attempt: int) -> None:
         """Stop an attempt; unknown and ended attempts are ignored."""
         ...
 

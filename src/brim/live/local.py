@@ -37,7 +37,7 @@ class _Attempt:
     """One attempt, from the order to start it until its session has ended."""
 
     job: int
-    epoch: int
+    number: int
     slots: tuple[int, ...]
     command: Command
     loader_workers: int
@@ -90,23 +90,23 @@ class LocalExecutor:
 
     # -- the protocol ----------------------------------------------------------------------------------------------
 
-    def start(self, job: int, epoch: int, slots: tuple[int, ...], command: Command, loader_workers: int = 0) -> None:
+    def start(self, job: int, attempt: int, slots: tuple[int, ...], command: Command, loader_workers: int = 0) -> None:
         """See ``Executor``."""
-        self._queue.append(_Attempt(job, epoch, slots, command, loader_workers))
+        self._queue.append(_Attempt(job, attempt, slots, command, loader_workers))
         self._launch_ready()
 
-    def stop(self, job: int, epoch: int) -> None:
+    def stop(self, job: int, attempt: int) -> None:
         """See ``Executor``."""
         for waiting in self._queue:
-            if (waiting.job, waiting.epoch) == (job, epoch):
+            if (waiting.job, waiting.number) == (job, attempt):
                 self._queue.remove(waiting)
                 self._say(waiting, What.STOPPED, "before it began")
                 return
-        attempt = self._attempts.get(job)
-        if attempt and attempt.epoch == epoch and not attempt.stop_announced:
-            attempt.stop_announced = True
-            attempt.kill_at_s = time.monotonic() + self._grace_s
-            self._signal_group(attempt, signal.SIGTERM)
+        running = self._attempts.get(job)
+        if running and running.number == attempt and not running.stop_announced:
+            running.stop_announced = True
+            running.kill_at_s = time.monotonic() + self._grace_s
+            self._signal_group(running, signal.SIGTERM)
 
     def wait(self, timeout_ms: int | None) -> list[Report]:
         """See ``Executor``."""
@@ -139,7 +139,7 @@ class LocalExecutor:
         self._queue.clear()
         try:
             for attempt in self._attempts.values():
-                self.stop(attempt.job, attempt.epoch)
+                self.stop(attempt.job, attempt.number)
             while self._attempts:
                 self.wait(None)
         finally:  # also when a second Ctrl-C interrupts the wait
@@ -168,7 +168,7 @@ class LocalExecutor:
         folder = self.folder(attempt.job)
         (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
         env = os.environ | dict.fromkeys(_THREADS, "1") | dict(attempt.command.env) | {
-            "BRIM_JOB_ID": str(attempt.job), "BRIM_ATTEMPT": str(attempt.epoch),
+            "BRIM_JOB_ID": str(attempt.job), "BRIM_ATTEMPT": str(attempt.number),
             "BRIM_DEVICES": ",".join(map(str, attempt.slots)), "BRIM_CKPT_DIR": str(folder / "checkpoint"),
         }
         if attempt.loader_workers:
@@ -240,7 +240,7 @@ class LocalExecutor:
             done, slash, total = line.partition(b"/")
             if slash and done.isdigit() and total.isdigit() and int(total):
                 self._reports.append(
-                    Report(attempt.job, attempt.epoch, What.PROGRESS, min(int(done), int(total)), int(total))
+                    Report(attempt.job, attempt.number, What.PROGRESS, min(int(done), int(total)), int(total))
                 )
                 break
 
@@ -278,7 +278,7 @@ class LocalExecutor:
         self._launch_ready()
 
     def _say(self, attempt: _Attempt, what: What, detail: str = "") -> None:
-        self._reports.append(Report(attempt.job, attempt.epoch, what, detail=detail))
+        self._reports.append(Report(attempt.job, attempt.number, what, detail=detail))
 
     def _close_reports(self, attempt: _Attempt) -> None:
         """Close the pipe and forget its number, which may be reused while the selector still lists it as ready."""

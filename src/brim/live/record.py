@@ -19,7 +19,7 @@ class Attempt:
 
     Attributes:
         job: Job id.
-        epoch: Number of the attempt, from 1.
+        number: Number of the attempt, from 1.
         slots: Slots that it was granted.
         granted_ms: Time of the round that started it.
         begin_ms: When its process existed and all other jobs had left its slots.
@@ -32,7 +32,7 @@ class Attempt:
     """
 
     job: int
-    epoch: int
+    number: int
     slots: tuple[int, ...]
     granted_ms: int
     begin_ms: int | None = None
@@ -79,7 +79,7 @@ def measured(attempts: Iterable[Attempt]) -> Measured:
     saves: list[int] = []
     for attempt in attempts:
         if attempt.begin_ms is not None and attempt.from_ms is not None:
-            (starts if attempt.epoch == 1 else restarts).append(attempt.from_ms - attempt.begin_ms)
+            (starts if attempt.number == 1 else restarts).append(attempt.from_ms - attempt.begin_ms)
         if attempt.kind is Kind.STOPPED and attempt.productive_ms and attempt.end_ms and attempt.preempt_ms:
             saves.append(attempt.end_ms - attempt.preempt_ms)
     return Measured(start_ms=_median(starts), restart_ms=_median(restarts), save_ms=_median(saves))

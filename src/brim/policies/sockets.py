@@ -1,26 +1,42 @@
 """The five sockets: arguments and results of parts. A part is a frozen dataclass of its constants with ``__call__``.
 
 Parts are pure: equal snapshot and beliefs give an equal answer, and the order of the input rows does not matter.
+
+A part of any socket may also have
+
+- ``remember(snapshot) -> IntArray``: what to store for each job until the next round, (J,). The state keeps it and the
+  journal records it; the part, and ``remember`` itself, read it as ``snapshot.jobs.memo``. With ``memory_columns = K``
+  it is K integers per job, (J, K).
+- ``wakes_on``: kinds of event after which a round is due for it, besides ``WAKES``.
+- ``acts_when_idle = True``: rounds are due for it when no job waits, as long as there is a job.
+
 docs/decisions/0007 says how elastic sizes, shared GPUs, revocable grants and CPU ranks fit these sockets.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Protocol
-
-import numpy as np
+from typing import Any, ClassVar, Final, Protocol
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.arrays import BoolArray, IntArray, frozen
+from brim.core.arrays import BoolArray, IntArray
+from brim.core.events import Kind
 from brim.core.snapshot import Snapshot
-from brim.core.tables import EMPTY, Grants
+from brim.core.tables import EMPTY, NOBODY, Grants
 from brim.errors import ConfigError, one_line
 
 SOCKETS: Final = ("order", "size", "place", "feed", "fill")
-_DECLARATIONS: Final = ("asks_run_times", "resizes_running", "moves_running", "asks_exchange")
+_DECLARATIONS: Final = (
+    "asks_run_times", "resizes_running", "moves_running", "tunes_running", "counts_cores", "acts_when_idle",
+    "asks_exchange", "remember",
+)
+WAKES: Final = frozenset({
+    Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.STOPPED, Kind.EVICTED, Kind.NODE_UP, Kind.CANCELLED, Kind.SUBMITTED,
+    Kind.ELIGIBLE,
+})
+"""Events that wake every policy. The loss of a node evicts its jobs, and the evictions wake the policy. Reports of jobs
+do not; the next round reads them."""
 _LONGEST_MS: Final = 1 << 53
-NOBODY: Final = frozen(np.zeros(0, dtype=np.bool_))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +57,7 @@ class Sizes:
 
 
 class Order(Protocol):
-    """Decides which job is served first.
-
-    A part may also have ``remember(snapshot) -> IntArray``, which returns the new memo column (J,): one integer per job
-    for the part to read in the next round. The state keeps it, and the journal records it.
-    """
+    """Decides which job is served first."""
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs) -> IntArray:
         """Return a permutation of the job rows, first served first, shape (J,)."""
@@ -84,7 +96,13 @@ class Fill(Protocol):
 
 
 class Feed(Protocol):
-    """Decides the number of data-loading processes per rank, of placed jobs and of jobs that the fill part added."""
+    """Decides the number of data-loading processes per rank, of placed jobs and of jobs that the fill part added.
+
+    A policy that changes running jobs also gives running jobs the number it returns for them; a feed part declares that
+    it does so with ``tunes_running = True``. With ``counts_cores = True`` each loader worker takes a core of its own
+    from its node, beside the cores that jobs ask for, and a plan that grants more cores than a node has is refused;
+    without it, loader workers run on the cores that their ranks have.
+    """
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> IntArray:
         """Return loader workers per rank, shape (J,), 0 where the cluster's cores are not known."""
@@ -124,6 +142,8 @@ class Policy:
     source: str = ""
 
     _declared: frozenset[tuple[str, str]] = field(init=False, repr=False, compare=False)
+    wakes_on: frozenset[Kind] = field(init=False, repr=False, compare=False)
+    """Kinds of event after which a round is due: ``WAKES``, and those that parts add."""
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and self.name and self.name.isprintable()):
@@ -139,13 +159,21 @@ class Policy:
         object.__setattr__(self, "_declared", frozenset(
             (socket, what) for socket in SOCKETS for what in _DECLARATIONS if self._read(socket, what)
         ))
+        added = [kind for socket in SOCKETS for kind in self._read(socket, "wakes_on")]
+        odd = [kind for kind in added if not isinstance(kind, Kind)]
+        if odd:
+            raise ConfigError(f"policy {self.name!r}: wakes_on has {odd[0]!r}, expected kinds of event")
+        object.__setattr__(self, "wakes_on", WAKES.union(added))
 
-    def _read(self, socket: str, what: str) -> bool:
+    def _read(self, socket: str, what: str) -> Any:
         """Read what a part declares, once: an attribute may be a property, which can raise or change."""
         part = getattr(self, socket)
         try:
             _check_part(f"policy {self.name!r}", socket, part)
-            return bool(getattr(part, what, False))
+            declared: Any = getattr(part, what, False)
+            if what == "wakes_on":
+                return frozenset(declared) if declared else frozenset()
+            return bool(declared)
         except ConfigError:
             raise
         except KeyboardInterrupt as error:
@@ -167,7 +195,14 @@ class Policy:
     @property
     def changes_running(self) -> bool:
         """Whether some part may resize, move or tune running jobs; otherwise the policy may only preempt them."""
-        return self.resizes_running or self.declares("place", "moves_running")
+        return (
+            self.resizes_running or self.declares("place", "moves_running") or self.declares("feed", "tunes_running")
+        )
+
+    @property
+    def acts_when_idle(self) -> bool:
+        """Whether a round may change something when no job waits."""
+        return self.resizes_running or any(self.declares(socket, "acts_when_idle") for socket in SOCKETS)
 
     @property
     def asks_run_times(self) -> bool:

@@ -29,6 +29,7 @@ from brim.core.checks import check_snapshot
 from brim.core.cluster import Cluster
 from brim.core.events import Event, Kind, Sample
 from brim.core.replay import Replay, Runs
+from brim.core.setting import Setting
 from brim.core.trace import NONE, Trace
 from brim.engine.journal import Journal
 from brim.engine.scheduler import Scheduler
@@ -198,26 +199,26 @@ class _Attempt:
     """A job on GPUs: granted at ``begin_ms``, making progress from ``from_ms``.
 
     Attributes:
-        epoch: Number of the attempt.
+        number: Number of the placement: starts and resizes so far. Events of an earlier one are stale.
+        attempt: Number of the attempt, which goes on through resizes.
+        setting: What the job has.
         gpus: Global GPU indices.
-        share_milli: Thousandths of each of them.
         nodes: GPUs per node.
         begin_ms: When it got the GPUs.
         from_ms: When it begins to make progress.
-        batch: Global batch.
         pace: Pace of the present interval.
         stretches: Intervals of equal pace: (begin, work done by then, work per ms).
         serial: Number of the present interval; an event with another number is stale.
         seen: Step times that the job measured before it began to train.
     """
 
-    epoch: int
+    number: int
+    attempt: int
+    setting: Setting
     gpus: tuple[int, ...]
-    share_milli: int
     nodes: tuple[int, ...]
     begin_ms: int
     from_ms: int
-    batch: int
     pace: Pace
     stretches: list[tuple[int, float, float]] = field(default_factory=list)
     serial: int = 0
@@ -248,6 +249,11 @@ class _Twin:
         self._sequence = 0
         self._offset = cluster.gpu_offset_N.tolist()
         self._done = [0.0] * len(trace)  # work
+        self._placements = [0] * len(trace)
+        self._leave_by: dict[type, Callable[[Any, int], None]] = {Preempt: self._preempt, Resize: self._leave_for}
+        self._come_by: dict[type, Callable[[Any, int], None]] = {
+            Reject: self._reject, Resize: self._start, Start: self._start, Tune: self._tune,
+        }
         self._attempts: dict[int, _Attempt] = {}
         self._leaving: dict[int, int] = {}  # GPU -> time at which the leaving job frees it
         self._saved_ms: dict[int, int] = {}  # job -> time at which its last save is done
@@ -365,24 +371,15 @@ class _Twin:
         began = time.perf_counter()
         plan = self._scheduler.decide(now_ms).plan
         self._round_s.append(time.perf_counter() - began)
-        for action in plan.actions:  # all jobs that leave GPUs do so before any job takes them
-            if isinstance(action, Preempt):
-                self._preempt(action, now_ms)
-            elif isinstance(action, Resize):
-                self._record.resizes[action.job] += 1
-                self._vacate(action.job, now_ms)
-        for action in plan.actions:
-            if isinstance(action, Start | Resize):
-                self._start(action, now_ms)
-            elif isinstance(action, Tune):
-                self._tune(action, now_ms)
-            elif isinstance(action, Reject):
-                self._reject(action.job, now_ms)
+        for carry_out in (self._leave_by, self._come_by):  # all jobs that leave GPUs do so before any job takes them
+            for action in plan.actions:
+                if type(action) in carry_out:
+                    carry_out[type(action)](action, now_ms)
 
     def _start(self, action: Start | Resize, now_ms: int) -> None:
         """Start a gang: it begins once its GPUs are free, and makes progress after the start or restart."""
-        job, offset = action.job, self._offset
-        gpus = tuple(offset[node] + gpu for node, gpu in action.gpus)
+        job, offset, setting = action.job, self._offset, action.setting
+        gpus = tuple(offset[node] + gpu for node, gpu in setting.gpus)
         begin_ms = max(now_ms, self._saved_ms.get(job, 0))  # it may move to GPUs that no job is leaving
         if self._leaving:  # not removed: another job may get a share of the same GPU
             begin_ms = max(begin_ms, *(self._leaving.get(gpu, 0) for gpu in gpus))
@@ -390,14 +387,13 @@ class _Twin:
         from_ms = begin_ms + (self._overheads.start_ms if first else self._overheads.restart_ms)
         analysis = self._analysis(action)
         from_ms += math.ceil(analysis.seconds * MS_PER_S)
-        nodes = tuple(Counter(node for node, _ in action.gpus).values())
-        pace = self._truth.pace(job, self._done[job], nodes, action.batch)
-        share_milli = self._specs[job].share_milli
-        if action.share_milli != NONE:
-            share_milli = action.share_milli
+        nodes = tuple(Counter(node for node, _ in setting.gpus).values())
+        pace = self._truth.pace(job, self._done[job], nodes, setting.batch)
+        if setting.share_milli != self._specs[job].share_milli:
             self.other_shares.add(job)
+        self._placements[job] += 1
         attempt = _Attempt(
-            action.epoch, gpus, share_milli, nodes, begin_ms, from_ms, action.batch, pace, seen=analysis.samples
+            self._placements[job], action.attempt, setting, gpus, nodes, begin_ms, from_ms, pace, seen=analysis.samples
         )
         self._attempts[job] = attempt
         self._note_unmeasured(action, first)
@@ -405,10 +401,10 @@ class _Twin:
             self._record.first_start_ms[job] = begin_ms
         else:
             self._record.restarts[job] += 1
-        self._push(attempt.from_ms, _STARTED, job, action.epoch)
-        lives_ms = job_failure_ms(self._faults, self._seed, job, action.epoch) if self._faults.job_mtbf_ms else 0
+        self._push(attempt.from_ms, _STARTED, job, attempt.number)
+        lives_ms = job_failure_ms(self._faults, self._seed, job, attempt.number) if self._faults.job_mtbf_ms else 0
         if lives_ms:
-            self._push(attempt.from_ms + lives_ms, _FAILED, job, action.epoch)
+            self._push(attempt.from_ms + lives_ms, _FAILED, job, attempt.number)
         self._go_on(job, attempt, pace, attempt.from_ms)
 
     def _analysis(self, action: Start | Resize) -> Analysis:
@@ -428,7 +424,7 @@ class _Twin:
         spec = self._specs[action.job]
         if not self._chooses or spec.gpus_min >= spec.gpus_max:
             return
-        as_asked = len(action.gpus) == spec.gpus and action.batch == spec.batch
+        as_asked = len(action.setting.gpus) == spec.gpus and action.setting.batch == spec.batch
         analysed = isinstance(action, Start) and action.analyse
         if not as_asked or analysed:
             self._record.unmeasured[action.job] = 0
@@ -437,7 +433,7 @@ class _Twin:
 
     def _change_pace(self, job: int, attempt: _Attempt, from_ms: int) -> None:
         """Change a job's pace: it has another batch, or has reached another part of its work."""
-        attempt.pace = self._truth.pace(job, self._done[job], attempt.nodes, attempt.batch)
+        attempt.pace = self._truth.pace(job, self._done[job], attempt.nodes, attempt.setting.batch)
         self._go_on(job, attempt, attempt.pace, from_ms)
 
     def _go_on(self, job: int, attempt: _Attempt, pace: Pace, from_ms: int) -> None:
@@ -452,7 +448,12 @@ class _Twin:
         """Preempt a job: it saves and leaves its GPUs."""
         self._record.preemptions[action.job] += 1
         gone_ms = max(self._vacate(action.job, now_ms), self._saved_ms.get(action.job, 0))
-        self._push(gone_ms, _STOPPED, action.job, action.epoch)
+        self._push(gone_ms, _STOPPED, action.job, action.attempt)
+
+    def _leave_for(self, action: Resize, now_ms: int) -> None:
+        """A resized job leaves the GPUs it has; it takes the others when all jobs have left theirs."""
+        self._record.resizes[action.job] += 1
+        self._vacate(action.job, now_ms)
 
     def _vacate(self, job: int, now_ms: int) -> int:
         """Record the end of an attempt and return when its GPUs are free.
@@ -470,10 +471,11 @@ class _Twin:
         return gone_ms
 
     def _tune(self, action: Tune, now_ms: int) -> None:
-        """Change a job's batch at once, without a stop."""
+        """Change what a job has besides its GPUs at once, without a stop."""
         attempt = self._attempts[action.job]
-        attempt.batch = action.batch
-        self._record.unmeasured[action.job] = 0
+        before, attempt.setting = attempt.setting, action.setting
+        if attempt.setting.batch != before.batch:
+            self._record.unmeasured[action.job] = 0
         if now_ms < attempt.from_ms:
             attempt.stretches.clear()
             self._change_pace(action.job, attempt, attempt.from_ms)
@@ -482,7 +484,8 @@ class _Twin:
             self._change_pace(action.job, attempt, now_ms)
             self._tell(now_ms, action.job, attempt)
 
-    def _reject(self, job: int, now_ms: int) -> None:
+    def _reject(self, action: Reject, now_ms: int) -> None:
+        job = action.job
         self._record.rejected[job], self._record.rejected_ms[job] = 1, now_ms
         self._over(job, now_ms)
 
@@ -502,7 +505,7 @@ class _Twin:
                 self._observe(now_ms, kind, item)
         else:
             attempt = self._attempts.get(item)
-            if attempt is None or count != (attempt.serial if kind in _OF_STRETCHES else attempt.epoch):
+            if attempt is None or count != (attempt.serial if kind in _OF_STRETCHES else attempt.number):
                 return  # the attempt or its interval has ended
             if kind is _STARTED:
                 self._observe(now_ms, kind, item)
@@ -606,7 +609,7 @@ class _Twin:
         done = attempt.done_at(kept_ms)
         self._progressed |= done > self._done[job]
         self._done[job] = done
-        weight = len(attempt.gpus) * attempt.share_milli
+        weight = len(attempt.gpus) * attempt.setting.share_milli
         self._record.useful_gpu_ms[job] += (kept_ms - attempt.from_ms) * weight // WHOLE_GPU
         self._record.lost_gpu_ms[job] += (now_ms - kept_ms) * weight // WHOLE_GPU
 
@@ -616,7 +619,7 @@ class _Twin:
             return
         kept_ms = now_ms - (now_ms - attempt.from_ms) % self._overheads.checkpoint_ms
         self._advance(job, attempt, now_ms, kept_ms)
-        report = self._truth.pace(job, self._done[job], attempt.nodes, attempt.batch).report
+        report = self._truth.pace(job, self._done[job], attempt.nodes, attempt.setting.batch).report
         if report is not None:
             self._scheduler.observe(Event(now_ms, _REPORTED, job, report=replace(report, seen=())))
 
@@ -627,7 +630,7 @@ class _Twin:
             else:
                 self._record.restarts[job] -= 1
             return
-        self._record.run(job, attempt.begin_ms, end_ms, attempt.gpus, attempt.share_milli)
+        self._record.run(job, attempt.begin_ms, end_ms, attempt.gpus, attempt.setting.share_milli)
 
 
 def _patience_ms(trace: Trace, settings: Settings) -> int:

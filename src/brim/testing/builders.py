@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from brim.core.cluster import Cluster, parse_cluster
 from brim.core.events import Event, JobSpec, Kind, Report
 from brim.core.lifecycle import Phase
+from brim.core.setting import setting_of
 from brim.core.snapshot import Snapshot
 from brim.core.state import ClusterState
 from brim.core.trace import NONE, Status, Trace, trace_of
@@ -49,9 +50,12 @@ class Job:
         after: Name of the job this one waits for, empty for none.
         delay: Seconds between that job's end and this one's eligibility.
         name: Id; empty for ``j0``, ``j1``, ... in the order given.
-        on: (node, gpu) pairs the job holds.
+        on: (node, gpu) pairs the job holds; a pair (node, NONE) is a rank on CPU.
         start: When it got these GPUs; None for ``at``.
         batch_now: Global batch it was given with them; NONE for ``batch``.
+        loaders: Loader workers of each of its ranks.
+        revocable: Whether its grants are revocable.
+        cpu_ranks: Most ranks on CPU.
         report: Report it makes as soon as it runs, None for none.
         phase: None for RUNNING if ``on`` is given, HELD if ``after`` is given, else PENDING.
     """
@@ -79,13 +83,16 @@ class Job:
     on: Sequence[tuple[int, int]] = ()
     start: float | None = None
     batch_now: int = NONE
+    loaders: int = 0
+    revocable: bool = False
+    cpu_ranks: int = 0
     report: Report | None = None
     phase: Phase | None = None
 
     @property
     def asked(self) -> int:
         """GPUs its user asked for."""
-        return self.gpus if self.gpus_max != NONE else len(self.on) or self.gpus
+        return self.gpus if self.gpus_max != NONE else sum(gpu != NONE for _, gpu in self.on) or self.gpus
 
 
 job = Job
@@ -177,7 +184,7 @@ def _story(
         time_limit_ms=NONE if one.limit is None else _ms(one.limit),
         after=id_of[one.after] if one.after else NONE, gpus_min=least, gpus_max=most, batch=batch, batch_min=small,
         batch_max=large, local_batch_min=local_min, local_batch_max=local_max,
-        profile=models.index(one.model) if one.model else NONE,
+        profile=models.index(one.model) if one.model else NONE, cpu_ranks_max=one.cpu_ranks,
     )
     phase = one.phase
     if phase is None:
@@ -186,7 +193,10 @@ def _story(
     if one.on:
         start_ms = _ms(one.at if one.start is None else one.start)
         given = one.batch if one.batch_now == NONE else one.batch_now
-        story.append(Event(start_ms, Kind.START, number, gpus=tuple(sorted(one.on)), batch=given))
+        setting = setting_of(
+            sorted(one.on), batch=given, share_milli=one.share, loader_workers=one.loaders, revocable=one.revocable
+        )
+        story.append(Event(start_ms, Kind.START, number, setting=setting))
         if phase is not Phase.STARTING:
             story.append(Event(start_ms, Kind.STARTED, number))
             if one.report is not None:

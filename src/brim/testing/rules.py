@@ -13,10 +13,11 @@ import numpy as np
 
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserLimits
-from brim.core.actions import Action, Preempt, Reject, Resize, Start, Tune
+from brim.core.actions import Action, Preempt, Reject, Resize, Tune, setting_in
 from brim.core.arrays import IntArray, frozen
 from brim.core.lifecycle import Phase
 from brim.core.replay import Replay
+from brim.core.setting import Setting
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.core.trace import NONE, Trace
@@ -180,7 +181,6 @@ def check_stays(snapshot: Snapshot, decision: Decision) -> None:
 def check_actions(snapshot: Snapshot, policy: Policy, result: RoundResult) -> None:
     """A resized job gets other GPUs, a tuned job gets another batch, and batches lie in the job's range."""
     jobs, row_of = snapshot.jobs, {int(job): row for row, job in enumerate(snapshot.jobs.id.tolist())}
-    held = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
     for action in result.plan.actions:
         row = row_of[action.job]
         name, one = _name(snapshot, row), jobs[row]
@@ -188,19 +188,24 @@ def check_actions(snapshot: Snapshot, policy: Policy, result: RoundResult) -> No
             raise PolicyViolation(
                 STAYS, f"it declares that it never changes running jobs: {_show_action(action)}", describe(snapshot)
             )
-        if isinstance(action, Resize) and sorted(action.gpus) == sorted(held.get(row, ())):
+        setting = setting_in(action)
+        if isinstance(action, Resize) and action.setting.keeps_ranks_of(_has(snapshot, row)):
             raise PolicyViolation(FOR_NOTHING, f"{name} is resized to the GPUs it has", describe(snapshot))
-        if isinstance(action, Tune) and action.batch == one.batch_now:
-            raise PolicyViolation(FOR_NOTHING, f"{name} is tuned to the batch it has", describe(snapshot))
+        if isinstance(action, Tune) and action.setting == _has(snapshot, row):
+            raise PolicyViolation(FOR_NOTHING, f"{name} is tuned to what it has", describe(snapshot))
         if isinstance(action, Reject) and one.phase not in (Phase.PENDING, Phase.HELD):
             raise PolicyViolation(WAITS, f"{name} is {Phase(one.phase).name} and is rejected", describe(snapshot))
-        if isinstance(action, Start | Resize | Tune) and action.batch != one.batch and not (
-            one.batch_min != NONE and one.batch_min <= action.batch <= one.batch_max
+        if setting is not None and setting.batch != one.batch and not (
+            one.batch_min != NONE and one.batch_min <= setting.batch <= one.batch_max
         ):
             raise PolicyViolation(
                 BATCH, f"{name} may train with {one.batch_min} to {one.batch_max}, or {one.batch} as asked: "
                 f"{_show_action(action)}", describe(snapshot),
             )
+
+
+def _has(snapshot: Snapshot, row: int) -> Setting:
+    return snapshot.setting_of(row) or Setting(())
 
 
 def check_pure(snapshot: Snapshot, beliefs: Beliefs, policy: Policy, decision: Decision) -> None:
@@ -352,9 +357,11 @@ def relabelled(snapshot: Snapshot, beliefs: Beliefs) -> Iterator[tuple[str, Snap
     ), beliefs
     rows = list(pairs_by_job(grants.job, range(len(grants)), grants.gpu).items())[::-1]
     picks = np.array([row for _, pairs in rows for row, _ in pairs], dtype=np.int64)
-    yield "the grants listed in reverse", replace(snapshot, grants=replace(
-        grants, **{name: frozen(getattr(grants, name)[picks]) for name in ("job", "node", "gpu", "share_milli")},
-    )), beliefs
+    columns = {
+        name: frozen(getattr(grants, name)[picks] if len(getattr(grants, name)) else getattr(grants, name))
+        for name in ("job", "node", "gpu", "share_milli", "loader_workers", "revocable")
+    }
+    yield "the grants listed in reverse", replace(snapshot, grants=replace(grants, **columns)), beliefs
     seen = snapshot.seen
     most = int(max(jobs.profile.max(initial=NONE), seen.profile.max(initial=NONE)))
     turned = np.append(np.arange(most + 1)[::-1], NONE)  # NONE indexes the last cell, which stays NONE
@@ -391,10 +398,10 @@ def permuted(trace: Trace, seed: int) -> dict[str, Any]:
 
 def same_result(one: RoundResult, other: RoundResult) -> bool:
     """Whether two rounds decided the same, to the byte."""
-    memo = (one.memo is None) == (other.memo is None) and (
-        one.memo is None or other.memo is None or np.array_equal(one.memo, other.memo)
+    memory = one.memory.keys() == other.memory.keys() and all(
+        np.array_equal(one.memory[socket], other.memory[socket]) for socket in one.memory
     )
-    return memo and one.plan == other.plan and all(
+    return memory and one.plan == other.plan and all(
         np.array_equal(getattr(one, name), getattr(other, name)) for name in ("job", "why", "blocker")
     )
 
@@ -411,12 +418,10 @@ def _spread(run_times: RunTimes, ids: IntArray) -> RunTimes:
 def _by_row(result: RoundResult, row_of: dict[int, int]) -> tuple[object, ...]:
     """A round's result in rows instead of ids; the order of starts and of preemptions does not count."""
     actions = frozenset(
-        (type(action).__name__, row_of[action.job], *(
-            getattr(action, name, NONE) for name in ("gpus", "loader_workers", "batch", "analyse", "share_milli")
-        ))
+        (type(action).__name__, row_of[action.job], setting_in(action), getattr(action, "analyse", False))
         for action in result.plan.actions
     )
-    memo = None if result.memo is None else tuple(result.memo.tolist())
+    memo = tuple((socket, str(memory.tolist())) for socket, memory in sorted(result.memory.items()))
     blockers = tuple(row_of.get(int(job), -1) for job in result.blocker)
     return actions, tuple(result.why.tolist()), blockers, memo
 
@@ -440,10 +445,10 @@ def show(result: RoundResult) -> str:
 
 def _show_action(action: Action) -> str:
     said = f"{type(action).__name__.lower()} job {action.job}"
-    if isinstance(action, Start | Resize):
-        said += f" on {', '.join(f'{node}.{gpu}' for node, gpu in action.gpus)}"
-    if not isinstance(action, Preempt | Reject) and action.batch != NONE:
-        said += f" with batch {action.batch}"
+    setting = setting_in(action)
+    if setting is not None:
+        said += f" on {', '.join(f'{rank.node}.{rank.gpu}' for rank in setting.ranks)}"
+        said += f" with batch {setting.batch}" if setting.batch != NONE else ""
     return said
 
 

@@ -39,7 +39,7 @@ def cases(draw):
     count, width = draw(st.sampled_from(((1, 4), (2, 2), (1, 6))))
     free = [(node, gpu) for node in range(count) for gpu in range(width)]
     jobs, speeds = [], []
-    columns = {name: [] for name in ("epoch", "starts", "stalled_ms", "samples_done", "grad_var", "grad_sqr")}
+    columns = {name: [] for name in ("placements", "starts", "stalled_ms", "samples_done", "grad_var", "grad_sqr")}
     for _ in range(draw(st.integers(1, 3))):
         least = draw(st.sampled_from((1, 1, 2)))
         held = min(draw(st.sampled_from((0, 0, least, 2 * least))), len(free))
@@ -52,7 +52,7 @@ def cases(draw):
         known = draw(st.integers(0, 4)) > 0
         speeds.append((*(draw(spread) for _ in range(6)), draw(st.floats(1, 4))) if known else UNKNOWN)
         attempts = draw(st.integers(1 if on else 0, 4))
-        columns["epoch"].append(attempts)
+        columns["placements"].append(attempts)
         columns["starts"].append(attempts)
         columns["stalled_ms"].append(attempts * draw(st.sampled_from((0, 10_000, 100_000, 400_000))))
         columns["samples_done"].append(draw(st.sampled_from((0.0, 1e4, 1e7))))
@@ -90,7 +90,7 @@ def test_pollux_is_the_exhaustive_search_of_the_generalised_mean(case):
             speed = options[row][size] if size else 0.01
             if size and now[row] and size != now[row]:
                 age_s, cost_s = 1_000 - jobs[row].at, table.stalled_ms[row] / 1000 / max(table.starts[row], 1)
-                factor = (age_s - max(table.epoch[row] - 1, 0) * cost_s) / max(age_s + cost_s, 1e-3)
+                factor = (age_s - max(table.placements[row] - 1, 0) * cost_s) / max(age_s + cost_s, 1e-3)
                 speed *= max(factor, 0.0)
             total += speed ** -1.0 / len(sizes) if speed else math.inf
         return 1 / total if total < math.inf else 0.0
@@ -169,7 +169,7 @@ def test_a_dear_change_may_take_twice_its_cost_to_pay(nodes, gpus):
 def test_pollux_changes_a_job_when_its_age_outweighs_its_restarts(age_s, restarts, gpus):
     """A cost of 30 s: 2 (T - 30 R) / (T + 30) > 1 from 30 s of age on, with a restart behind it from 90 s on."""
     snapshot = snapshot_of("1x2xT4", one_batch(on=[(0, 0)]), now=age_s)
-    snapshot = with_columns(snapshot, epoch=[restarts + 1], starts=[1], stalled_ms=[30_000])
+    snapshot = with_columns(snapshot, placements=[restarts + 1], starts=[1], stalled_ms=[30_000])
     assert sized(PolluxFitness(), snapshot, beliefs(PERFECT)).tolist() == [gpus]
 
 
@@ -184,7 +184,8 @@ def test_a_change_is_believed_to_take_as_long_as_starts_took_or_30_s():
 @pytest.mark.parametrize("stalled_s", [0, 119, 120, 100_000])
 def test_whoever_waits_alone_starts_whatever_its_starts_took(part, kind, stalled_s):
     one = job(gpus=2) if kind == "rigid" else one_batch(gpus_max=2)
-    snapshot = with_columns(snapshot_of("1x2xT4", one, now=10**6), epoch=[5], starts=[1], stalled_ms=[stalled_s * 1000])
+    columns = {"placements": [5], "starts": [1], "stalled_ms": [stalled_s * 1000]}
+    snapshot = with_columns(snapshot_of("1x2xT4", one, now=10**6), **columns)
     known = beliefs(PERFECT if kind == "known" else UNKNOWN)
     assert sized(part, snapshot, known).tolist() == [1 if kind == "elastic" else 2]
 

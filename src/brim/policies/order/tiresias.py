@@ -38,7 +38,7 @@ class ServiceQueues:
         if not self.promote_ratio:
             return jobs.memo
         waited_ms = np.where(jobs.waits, snapshot.now_ms - jobs.since_ms, 0)
-        starved = (waited_ms >= self.promote_ratio * np.maximum(jobs.run_ms, MS_PER_S)) & (jobs.epoch > 0)
+        starved = (waited_ms >= self.promote_ratio * np.maximum(jobs.run_ms, MS_PER_S)) & (jobs.attempt > 0)
         return np.where(starved, jobs.service_gpu_ms, jobs.memo)
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs) -> IntArray:

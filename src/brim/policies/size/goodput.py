@@ -51,7 +51,7 @@ class PolluxFitness:
         jobs = snapshot.jobs
         found = candidates(snapshot, beliefs.speeds.of_jobs(snapshot), gpus_max=self.gpus_max, growth=self.growth)
         age_ms, cost_ms = snapshot.now_ms - jobs.submit_ms, restart_ms(snapshot)
-        restarts = np.maximum(jobs.epoch - 1, 0)
+        restarts = np.maximum(jobs.placements - 1, 0)
         kept = np.maximum((age_ms - restarts * cost_ms) / np.maximum(age_ms + cost_ms, 1.0), 0.0)
         utility = np.power(WITHOUT_GPUS, self.power) / self.power
         with np.errstate(divide="ignore"):

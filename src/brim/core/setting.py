@@ -1,0 +1,91 @@
+"""A setting: everything that a job has, as one value that decisions, events, grants and the state carry."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from brim.core.trace import NONE
+from brim.units import WHOLE_GPU
+
+
+class Rank(NamedTuple):
+    """The place of one rank.
+
+    Attributes:
+        node: Row of the node table.
+        gpu: Index on the node, NONE for a rank on CPU.
+        share_milli: Thousandths of that GPU, 0 for a rank on CPU.
+        loader_workers: Data-loading processes of this rank, 0 where the cluster's cores are not known.
+    """
+
+    node: int
+    gpu: int
+    share_milli: int = WHOLE_GPU
+    loader_workers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a job has. Two settings that are equal need no action; the difference of two is what an action does.
+
+    Attributes:
+        ranks: Where the ranks are, by node, then GPU.
+        batch: Global batch in samples, NONE for jobs that have none.
+        revocable: Whether the job gives its GPUs back at once when a regular job needs them.
+    """
+
+    ranks: tuple[Rank, ...]
+    batch: int = NONE
+    revocable: bool = False
+
+    @property
+    def gpus(self) -> tuple[tuple[int, int], ...]:
+        """The (node, gpu) pairs of the ranks on GPUs."""
+        return tuple((rank.node, rank.gpu) for rank in self.ranks if rank.gpu != NONE)
+
+    @property
+    def share_milli(self) -> int:
+        """Thousandths of each of its GPUs; 0 without GPUs."""
+        return max((rank.share_milli for rank in self.ranks), default=0)
+
+    @property
+    def loader_workers(self) -> int:
+        """Data-loading processes of each rank."""
+        return self.ranks[0].loader_workers if self.ranks else 0
+
+    def keeps_ranks_of(self, other: Setting) -> bool:
+        """Whether every rank stays where it is, with the same share: then no process has to leave."""
+        return [rank[:3] for rank in self.ranks] == [rank[:3] for rank in other.ranks]
+
+    def needs_beyond(self, other: Setting) -> bool:
+        """Whether it holds a GPU, a share or a loader worker of some node that the other setting does not hold."""
+        places, theirs = (Counter(rank[:3] for rank in setting.ranks) for setting in (self, other))
+        if places - theirs:
+            return True
+        mine, others = self._loaders(), other._loaders()
+        return any(count > others[node] for node, count in mine.items())
+
+    def _loaders(self) -> Counter[int]:
+        """Loader workers on each node."""
+        count: Counter[int] = Counter()
+        for rank in self.ranks:
+            count[rank.node] += rank.loader_workers
+        return count
+
+
+def setting_of(
+    gpus: Iterable[tuple[int, int]], *, batch: int = NONE, share_milli: int = WHOLE_GPU, loader_workers: int = 0,
+    revocable: bool = False,
+) -> Setting:
+    """A setting whose ranks have equal shares and loader workers; a pair (node, NONE) is a rank on CPU.
+
+    Example:
+        >>> setting_of([(0, 0), (0, 1)], batch=64).gpus
+        ((0, 0), (0, 1))
+    """
+    return Setting(tuple(
+        Rank(node, gpu, share_milli if gpu != NONE else 0, loader_workers) for node, gpu in gpus
+    ), batch, revocable)

@@ -1,0 +1,257 @@
+"""Settings, their differences, the ledger of cores, and what parts remember and declare."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brim.beliefs.beliefs import Beliefs
+from brim.core.actions import ACTIONS, Plan, Preempt, Reject, event_of, stage_of
+from brim.core.checks import check_plan
+from brim.core.cluster import parse_cluster
+from brim.core.events import Event, JobSpec, Kind, Report
+from brim.core.setting import Rank, Setting, setting_of
+from brim.core.state import ClusterState
+from brim.core.trace import NONE
+from brim.engine.journal import Journal
+from brim.engine.journal import replay as replay_journal
+from brim.engine.round import run_round
+from brim.engine.scheduler import Scheduler
+from brim.errors import ConfigError, PlanError
+from brim.policies.feed.even import Even
+from brim.policies.fill.none import NoFill
+from brim.policies.order.arrival import Arrival
+from brim.policies.place.parts import Consolidate
+from brim.policies.presets import PRESETS
+from brim.policies.size.as_asked import AsAsked
+from brim.policies.sockets import WAKES
+from brim.sim.twin import replay
+from brim.testing import job, small_trace, snapshot_of
+
+from .plans import resize, start, tune
+
+SKIP = replace(PRESETS["fifo"], name="mine", place=Consolidate("skip"))
+
+settings_ = st.builds(
+    Setting,
+    st.lists(
+        st.builds(Rank, st.integers(0, 2), st.integers(-1, 2), st.sampled_from((500, 1000)), st.integers(0, 3)),
+        max_size=4,
+    ).map(tuple),
+    st.sampled_from((NONE, 8, 16)), st.booleans(),
+)
+
+
+@given(settings_, settings_)
+def test_a_setting_needs_something_beyond_another_if_a_count_of_it_is_larger(one, other):
+    def places(setting):
+        return Counter(rank[:3] for rank in setting.ranks)
+
+    def loaders(setting):
+        return sum((Counter({rank.node: rank.loader_workers}) for rank in setting.ranks), Counter())
+
+    more = bool(places(one) - places(other)) or bool(loaders(one) - loaders(other))
+    assert one.needs_beyond(other) == more
+    assert not one.needs_beyond(one)
+    assert one.keeps_ranks_of(one)
+
+
+# -- the plan ------------------------------------------------------------------------------------------------------
+
+
+@given(settings_, settings_)
+def test_a_change_that_only_gives_back_comes_before_one_that_takes(before, after):
+    stage = stage_of(replace(tune(0, 1, [(0, 0)]), setting=after), before)
+    gives, takes = before.needs_beyond(after), after.needs_beyond(before) or after.batch != before.batch
+    assert stage == {(True, False): 0, (False, False): 1, (True, True): 2, (False, True): 3}[gives, takes]
+
+
+def test_the_stages_of_the_kinds():
+    assert stage_of(Preempt(0, 1), None) == 0
+    assert stage_of(Reject(0, 1), None) == 1
+    assert stage_of(start(0, 1, [(0, 0)]), None) == 3
+
+
+FED = snapshot_of("1x2xT4:cpus=8", job(on=[(0, 0)], loaders=6), job(cpu=4_000), now=5)
+"""Job 0 has six loader workers of eight cores, job 1 needs four cores."""
+LESS, MORE = tune(0, 1, ((0, 0),), loaders=4), tune(0, 1, ((0, 0),), loaders=8)
+START = start(1, 1, ((0, 1),))
+
+
+@pytest.mark.parametrize(("actions", "said"), [
+    ((LESS, START), ""), ((START, LESS), "tunes job 0 after a later kind of action"), ((MORE,), ""),
+    ((START,), r"cores of node 0: 10000 granted of 8000"), ((START, MORE), "cores of node 0: 12000 granted of 8000"),
+    ((Preempt(0, 1), START), ""),
+], ids=["gives back first", "gives back last", "takes more", "beside all loaders", "both take", "after a preemption"])
+def test_loader_workers_count_in_the_ledger_of_cores_if_the_policy_says_so(actions, said):
+    plan = Plan(5_000, actions)
+    if not said:
+        check_plan(FED, plan, count_loaders=True)
+    else:
+        with pytest.raises(PlanError, match=said):
+            check_plan(FED, plan, count_loaders=True)
+    if START not in actions or LESS not in actions:
+        check_plan(FED, plan)  # today's presets divide the cores of their ranks: nothing is refused
+
+
+@pytest.mark.parametrize("action", [
+    start(1, 1, ((0, 1),), 2, 16, share=500), resize(0, 2, ((0, 0), (0, 1)), 8, 1), LESS,
+], ids=lambda action: type(action).__name__)
+def test_a_setting_goes_through_plan_event_and_state_unchanged(action):
+    state = ClusterState(parse_cluster("1x2xT4"), ("ann",))
+    for number in range(2):
+        spec = JobSpec(id=number, user=0, submit_ms=0, gpus=1, gpus_min=1, gpus_max=2)
+        state.apply(Event(0, Kind.SUBMITTED, number, spec=spec))
+    state.apply(Event(0, Kind.START, 0, setting=setting_of([(0, 0)])))
+    state.apply(event_of(action, 5))
+    assert state.setting(action.job) == action.setting
+    snapshot = state.freeze(5)
+    assert snapshot.setting_of(action.job) == action.setting
+    assert (snapshot.jobs.attempt[action.job], snapshot.jobs.sequence[action.job]) == (1, action.sequence)
+
+
+def test_every_action_has_a_rule_and_an_event_of_its_own():
+    assert len({kind.rule.books for kind in ACTIONS}) == len({kind.rule.verb for kind in ACTIONS}) == len(ACTIONS)
+    assert all(kind.rule.phases for kind in ACTIONS)
+    assert [kind.__name__ for kind in ACTIONS if kind.rule.begins_attempt] == ["Start"]
+
+
+# -- what parts declare --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fed(Even):
+    """As many loader workers for every job as the clock says."""
+
+    def __call__(self, snapshot, beliefs, grants):
+        return np.full(len(snapshot.jobs), snapshot.now_ms // 1000)
+
+
+class Tuning(Fed):
+    tunes_running: ClassVar[bool] = True
+
+
+def test_running_jobs_get_other_loader_workers_only_from_a_policy_that_says_so():
+    snapshot = snapshot_of("1x2xT4", job(on=[(0, 0)], loaders=2), job(), now=5)
+    (begins,) = run_round(snapshot, Beliefs(), replace(SKIP, feed=Fed())).plan.actions
+    assert begins == start(1, 1, ((0, 1),), 5)
+    tuned, begins = run_round(snapshot, Beliefs(), replace(SKIP, feed=Tuning())).plan.actions
+    assert {tuned, begins} == {tune(0, 1, ((0, 0),), loaders=5), start(1, 1, ((0, 1),), 5)}
+    fewer = snapshot_of("1x2xT4", job(on=[(0, 0)], loaders=7), job(), now=5)
+    assert run_round(fewer, Beliefs(), replace(SKIP, feed=Tuning())).plan.actions == (
+        tune(0, 1, ((0, 0),), loaders=5), start(1, 1, ((0, 1),), 5),
+    )
+
+
+@dataclass(frozen=True)
+class Lends(NoFill):
+    """Marks every grant of the first job as revocable, on GPUs that nobody else has."""
+
+    def __call__(self, snapshot, beliefs, grants):
+        first = np.flatnonzero(~np.isin(np.arange(len(snapshot.jobs)), grants.job))[:1]
+        if not len(first):
+            return grants
+        columns = {"job": first, "node": [0], "gpu": [1], "share_milli": [1000]}
+        added = {name: np.append(getattr(grants, name), values).astype(np.int64) for name, values in columns.items()}
+        return replace(grants, **added, revocable=np.append(np.zeros(len(grants), dtype=bool), True))
+
+
+@dataclass(frozen=True)
+class OnlyFirst(AsAsked):
+    """The first job, nobody else."""
+
+    resizes_running: ClassVar[bool] = False
+
+    def __call__(self, snapshot, beliefs, order):
+        sizes = super().__call__(snapshot, beliefs, order)
+        return replace(sizes, gpus=np.where(np.arange(len(snapshot.jobs)) == 0, sizes.gpus, 0))
+
+
+def test_a_revocable_grant_is_known_to_the_state_and_becomes_regular_without_a_stop():
+    state = ClusterState(parse_cluster("1x2xT4"), ("ann",))
+    for number in range(2):
+        state.apply(Event(0, Kind.SUBMITTED, number, spec=JobSpec(id=number, user=0, submit_ms=0, gpus=1)))
+    result = run_round(state.freeze(0), Beliefs(), replace(SKIP, size=OnlyFirst(), fill=Lends()))
+    assert [action.setting.revocable for action in result.plan.actions] == [False, True]
+    for action in result.plan.actions:
+        state.apply(event_of(action, 0))
+    assert state.freeze(0).grants.revocable.tolist() == [False, True]
+    again = run_round(state.freeze(5), Beliefs(), SKIP)
+    assert again.plan.actions == (tune(1, 1, ((0, 1),)),)
+    check_plan(state.freeze(5), again.plan)
+    state.apply(event_of(again.plan.actions[0], 5))
+    assert not len(state.freeze(5).grants.revocable)
+
+
+@dataclass(frozen=True)
+class Counts(Arrival):
+    """Counts rounds, and the rounds in which a job waited."""
+
+    memory_columns: ClassVar[int] = 2
+
+    def remember(self, snapshot):
+        return snapshot.jobs.memo + np.stack((np.ones(len(snapshot.jobs), dtype=np.int64), snapshot.jobs.waits), axis=1)
+
+    def __call__(self, snapshot, beliefs):
+        assert snapshot.jobs.memo.shape == (len(snapshot.jobs), 2)
+        return super().__call__(snapshot, beliefs)
+
+
+@dataclass(frozen=True)
+class Adds(Consolidate):
+    """Adds ten in every round, and sees its own count only."""
+
+    def remember(self, snapshot):
+        return snapshot.jobs.memo + 10
+
+    def __call__(self, snapshot, beliefs, order, sizes):
+        assert (snapshot.jobs.memo % 10 == 0).all()
+        return super().__call__(snapshot, beliefs, order, sizes)
+
+
+def test_every_part_has_a_memory_of_its_own_that_the_journal_replays():
+    policy = replace(SKIP, order=Counts(), place=Adds("skip"))
+    trace = small_trace(job(run=10), job(run=5), job(at=2, run=1), job(at=3, run=40))
+    journal = Journal()
+    replay(trace, parse_cluster("1x1xT4"), policy, journal=journal)
+    again = Scheduler(parse_cluster("1x1xT4"), policy, Beliefs(), users=trace.users)
+    seen = []
+    for line, now in replay_journal(journal.lines, again):
+        assert line == now
+        memory = json.loads(line)["memory"]
+        assert sorted(memory) == ["order", "place"]
+        seen.append(memory)
+    assert seen[0]["order"]["0"] == [1, 1]
+    assert [memory["place"]["3"] for memory in seen if "3" in memory["place"]] == [
+        10 * (n + 1) for n in range(sum("3" in memory["place"] for memory in seen))
+    ]
+
+
+@dataclass(frozen=True)
+class WatchesReports(NoFill):
+    wakes_on: ClassVar[frozenset[Kind]] = frozenset({Kind.REPORTED})
+    acts_when_idle: ClassVar[bool] = True
+
+
+def test_a_part_may_be_woken_by_other_events_and_when_nobody_waits():
+    for fill, due_ms in ((NoFill(), None), (WatchesReports(), 9)):
+        policy = replace(SKIP, fill=fill)
+        scheduler = Scheduler(parse_cluster("1x1xT4"), policy, Beliefs(), users=("ann",), gap_ms=0)
+        scheduler.observe(Event(5, Kind.SUBMITTED, 0, spec=JobSpec(id=0, user=0, submit_ms=5, gpus=1)))
+        scheduler.decide(5)
+        scheduler.observe(Event(9, Kind.REPORTED, 0, report=Report(samples_done=1, samples_per_s=1)))
+        assert scheduler.due_ms() == due_ms
+    assert SKIP.wakes_on == WAKES
+    assert replace(SKIP, fill=WatchesReports()).wakes_on == WAKES | {Kind.REPORTED}
+
+
+def test_what_is_no_kind_of_event_wakes_nobody():
+    with pytest.raises(ConfigError, match="wakes_on has 'report', expected kinds of event"):
+        replace(SKIP, fill=type("Mine", (NoFill,), {"wakes_on": ("report",)})())
