@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from brim.train.checkpoint import Checkpointer
+from brim.train.checkpoint.checkpointer import Checkpointer
 
 TENSORS = 99
 """As many as a model of 33 parameters and its Adam state."""

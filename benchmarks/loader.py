@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from brim.train.loader import Loader
-from brim.train.loader_pool import children
+from brim.train.data.loader import Loader
+from brim.train.data.pool import children
 
 FIXED = (0, 1, 2, 3)
 SIDE = 128

@@ -22,7 +22,7 @@ def save_s(folder):
     """A synchronous save of the same state by a process that does nothing else."""
     import torch
 
-    from brim.train.checkpoint import Checkpointer
+    from brim.train.checkpoint.checkpointer import Checkpointer
 
     state = {f"t{number}": torch.randn(1024, 1025) for number in range(24)}
     saver = Checkpointer(folder)

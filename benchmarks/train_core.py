@@ -38,7 +38,7 @@ def _rank(function, arguments, rank, size, port, answers):
 def on_ranks(size, function, *arguments):
     """Return what rank 0 returns."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.nn.parallel", "torch._dynamo", "brim.train.session"])
+    context.set_forkserver_preload(["torch", "torch.nn.parallel", "torch._dynamo", "brim.train.run"])
     answers, port = context.Queue(), free_port()
     ranks = [
         context.Process(target=_rank, args=(function, arguments, rank, size, port, answers)) for rank in range(size)
@@ -98,8 +98,8 @@ def finished(device):
 def reduction(megabytes, rounds):
     import torch
 
-    from brim.train.buckets import summer
-    from brim.train.surroundings import static_group
+    from brim.train.environment import static_group
+    from brim.train.gradients.buckets import summer
 
     device = device_of_rank()
     group = static_group(device, 120)
@@ -206,7 +206,7 @@ def steps(kind, batch, modes, rounds, per_round):
     from torch.nn.parallel import DistributedDataParallel
 
     import brim.train as bt
-    from brim.train.surroundings import static_group
+    from brim.train.environment import static_group
 
     device = device_of_rank()
     barrier_group = static_group(torch.device("cpu"), 120) if int(os.environ["WORLD_SIZE"]) > 1 else None

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from brim.train.ledger import verify
+from brim.train.data.ledger import verify
 from tests.elastic.storm import JOB, random_events, shared_zygote, storm
 
 SAMPLES, STEPS_PER_EPOCH = 78, 5

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.train.ledger import verify
+from brim.train.data.ledger import verify
 from tests.elastic.storm import JOB, Event, Gang, living, random_events, shared_zygote, storm
 
 STEPS = 60  # 12 epochs of 5 steps

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from brim.live.profile import MEMORY_SHARE, measure
-from brim.train.profile.gang import Script
+from brim.train.tools.profile.gang import Script
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

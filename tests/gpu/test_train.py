@@ -46,7 +46,7 @@ def test_bits_are_equal_over_nccl():
 
 
 def test_what_was_said_is_read_once_it_is_there():
-    from brim.train.tail import Tail
+    from brim.train.gradients.step_summary import Tail
 
     tail = Tail([torch.nn.Linear(2, 2).cuda()], ranks=4)
     total = torch.zeros(tail.size, device="cuda")
@@ -75,7 +75,7 @@ def test_a_device_without_a_number_and_an_optimizer_that_begins_with_state():
 
 
 def test_a_group_of_one_over_nccl():
-    from brim.train.group import BrokenGroupError, Group, open_store
+    from brim.train.membership.process_group import BrokenGroupError, Group, open_store
 
     device = torch.device("cuda", 0)
     store, _, _ = open_store(60)

@@ -7,7 +7,7 @@ import socket
 import traceback
 
 TIMEOUT_S = 60
-PRELOAD = ["torch", "torch._dynamo", "brim.train.session", "brim.train.loader", "tests.train.models"]
+PRELOAD = ["torch", "torch._dynamo", "brim.train.run", "brim.train.data.loader", "tests.train.models"]
 """The second is imported by the construction of the first optimizer, for seconds."""
 
 

@@ -31,7 +31,7 @@ SESSION = """
 import hashlib, os, sys, time
 import torch
 import brim.train as bt
-from brim.train.session import start
+from brim.train.run import start
 
 class Numbers(torch.utils.data.Dataset):
     def __len__(self): return 64

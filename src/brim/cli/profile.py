@@ -50,7 +50,7 @@ def profile(
     """Measure a training script on this machine (step times, memory, loader, all-reduce) and write a profile."""
     from brim.errors import ConfigError
     from brim.replacing import replacing
-    from brim.train.profile.gang import Script, ScriptError
+    from brim.train.tools.profile.gang import Script, ScriptError
 
     wanted = output_of(output, as_json)
     python, words = _command(command)
@@ -115,7 +115,7 @@ def _command(words: list[str]) -> tuple[str, tuple[str, ...]]:
         ConfigError: the script does not exist.
     """
     from brim.errors import ConfigError
-    from brim.train.profile.gang import interpreter
+    from brim.train.tools.profile.gang import interpreter
 
     python = "python"
     if _PYTHON.fullmatch(Path(words[0]).name):

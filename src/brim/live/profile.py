@@ -29,7 +29,7 @@ from brim.beliefs.analyser import (
 )
 from brim.beliefs.throughput import PARAMETERS, Fit, Observations, fit
 from brim.errors import ConfigError, UserError
-from brim.train.profile.gang import BoxExchange, Header, Script, ScriptSteps, largest_that_fits
+from brim.train.tools.profile.gang import BoxExchange, Header, Script, ScriptSteps, largest_that_fits
 
 CPU_RANKS: Final = (1, 2)
 """Default ranks without GPUs: enough to show the cost of an exchange; more ranks would share the processors."""

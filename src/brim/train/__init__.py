@@ -11,16 +11,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from brim.train.buckets import UnusedParameterError
-    from brim.train.group import BrokenGroupError
-    from brim.train.noise import Noise
-    from brim.train.session import Run, start
+    from brim.train.gradients.buckets import UnusedParameterError
+    from brim.train.gradients.noise import Noise
+    from brim.train.membership.process_group import BrokenGroupError
+    from brim.train.run import Run, start
 
 __all__ = ["BrokenGroupError", "Noise", "Run", "UnusedParameterError", "start"]
 
 _HOMES = {
-    "BrokenGroupError": "group", "Noise": "noise", "Run": "session", "UnusedParameterError": "buckets",
-    "start": "session",
+    "BrokenGroupError": "membership.process_group", "Noise": "gradients.noise", "Run": "run",
+    "UnusedParameterError": "gradients.buckets", "start": "run",
 }  # fmt: skip
 
 

@@ -80,7 +80,7 @@ class Script:
         zygote = ["--zygote", self.zygote] if self.zygote else []
         command = [
             sys.executable, "-m", "brim.train.launch", "--nproc", str(size), "--grace", str(GRACE_S), *zygote, "-m",
-            "brim.train.check_rank", str(self.folder), name, str(stop), checkpoints, *self.words,
+            "brim.train.tools.check_rank", str(self.folder), name, str(stop), checkpoints, *self.words,
         ]  # fmt: skip
         printed = self.folder / f"{name}.out"
         with printed.open("wb") as out:
@@ -194,7 +194,7 @@ def check(script: Script, *, steps: int, first: int, second: int | None) -> int:
 
 def hints(found: Difference, undisturbed: Seen, after: Seen, first: int, second: int) -> list[str]:
     """Return possible causes of a difference."""
-    from brim.train.certificate import differences  # noqa: PLC0415  (imports torch)
+    from brim.train.reproducibility import differences  # noqa: PLC0415  (imports torch)
 
     said = _doubts(undisturbed)
     if after.certificate:
@@ -215,7 +215,7 @@ def hints(found: Difference, undisturbed: Seen, after: Seen, first: int, second:
 
 
 def _doubts(seen: Seen) -> list[str]:
-    from brim.train.certificate import doubts  # noqa: PLC0415  (imports torch)
+    from brim.train.reproducibility import doubts  # noqa: PLC0415  (imports torch)
 
     return doubts(seen.certificate)
 

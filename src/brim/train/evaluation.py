@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from brim.errors import UserError
-from brim.train.group import BrokenGroupError, Group
+from brim.train.membership.process_group import BrokenGroupError, Group
 
 Operation = Literal["sum", "min", "max"]
 

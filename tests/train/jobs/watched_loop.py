@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from brim.train import session
-from brim.train.carried import hashes
+from brim.train import run as session
+from brim.train.state import hashes
 
 answers, pause_s = Path(sys.argv[1]), float(sys.argv[2])
 steps = os.open(answers / "step", os.O_CREAT | os.O_WRONLY)

@@ -1,0 +1,1 @@
+"""Checkpoints that survive a kill, a power cut or a full disk: format, writing, reading, how often."""

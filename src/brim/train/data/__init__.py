@@ -1,0 +1,1 @@
+"""Which samples a step takes, and how its batches are loaded."""

@@ -1,0 +1,103 @@
+"""Prefetching: which micro-batches of the assigned logical workers are loaded before they are fetched."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brim.train.data.pool import Pool, Task
+from brim.train.data.sampler import Sampler, Span
+from brim.train.data.worker import shared_array
+
+
+class Orders:
+    """The sample orders of the current and the next epoch, in memory shared with the worker processes.
+
+    The order of an epoch is overwritten by that of the epoch after the next; by then all its steps are committed.
+    """
+
+    def __init__(self, sampler: Sampler, *, stream: bool) -> None:
+        self._sampler, self._stream = sampler, stream
+        self.rows: NDArray[np.int64] = shared_array(0 if stream else 2 * sampler.length).reshape(2, -1)
+        self._epochs = [-1, -1]
+
+    def ids(self, span: Span) -> list[int]:
+        """Return the sample ids of a span of a map-style dataset."""
+        self.prepare(span.epoch)
+        found: list[int] = self.rows[span.epoch % 2, span.start:span.stop].tolist()
+        return found
+
+    def prepare(self, epoch: int) -> None:
+        """Write the order of this epoch to its row, unless it is there already."""
+        if not self._stream and self._epochs[epoch % 2] != epoch:
+            self._sampler.order(epoch, out=self.rows[epoch % 2])
+            self._epochs[epoch % 2] = epoch
+
+
+class Ahead:
+    """Tasks that were submitted to the pool and not fetched yet.
+
+    Attributes:
+        depth: How many such tasks there should be.
+    """
+
+    def __init__(self, sampler: Sampler, orders: Orders, pool: Pool) -> None:
+        self._sampler, self._orders, self._pool = sampler, orders, pool
+        self.depth = 0
+        self._workers = range(0)
+        self._tasks: dict[Span, Task] = {}
+        self._next: tuple[int, int, int] | None = None
+
+    def done(self) -> list[Task]:
+        """Return the tasks that are loaded and were not fetched yet."""
+        return [task for task in self._tasks.values() if task.done]
+
+    def restart(self, epoch: int, step: int, worker: int, workers: range) -> None:
+        """Prefetch from another position on: tasks that are still needed are kept, the others cancelled."""
+        self._workers, self._next = workers, (epoch, step, worker)
+        given_out, self._tasks = self._tasks, {}
+        wanted: dict[Span, None] = {}
+        while len(wanted) < self.depth and (span := self._advance()) is not None:
+            wanted[span] = None
+        self._pool.cancel([task for span, task in given_out.items() if span not in wanted])
+        for span in wanted:
+            self._tasks[span] = given_out.get(span) or self._submit(span)
+
+    def clear(self) -> None:
+        """Cancel all tasks."""
+        self._pool.cancel(list(self._tasks.values()))
+        self._tasks.clear()
+        self._next = None
+
+    def take(self, span: Span) -> Task | None:
+        """Remove and return the task of a span; None if it was not submitted."""
+        return self._tasks.pop(span, None)
+
+    def top_up(self) -> None:
+        """Submit tasks until there are ``depth`` of them."""
+        while self._next is not None and len(self._tasks) < self.depth:
+            span = self._advance()
+            if span is None:
+                return
+            if span not in self._tasks:
+                self._tasks[span] = self._submit(span)
+
+    def _submit(self, span: Span) -> Task:
+        self._orders.prepare(span.epoch)
+        return self._pool.submit(span)
+
+    def _advance(self) -> Span | None:
+        """Return the next span that is not empty; None if there is no row yet for the order of its epoch."""
+        while self._next is not None:
+            epoch, step, worker = self._next
+            if epoch > self._sampler.epoch + 1:
+                return None
+            if step >= self._sampler.steps_in(epoch):
+                self._next = (epoch + 1, 0, self._workers.start)
+                continue
+            last = worker + 1 == self._workers.stop
+            self._next = (epoch, step + 1, self._workers.start) if last else (epoch, step, worker + 1)
+            span = self._sampler.share(epoch, step, worker)
+            if len(span):
+                return span
+        return None

@@ -1,0 +1,529 @@
+"""Groups that end at once, state that comes from who has it, and leaving when asked to by a signal."""
+
+import contextlib
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import brim.train as bt
+from brim.errors import BrimError, RefusedError, UserError
+from brim.gang.codec import Decoder, encode
+from brim.gang.messages import Error, FormGroup, TuneSettings
+from brim.train.checkpoint.checkpointer import Checkpointer, StaleError
+from brim.train.checkpoint.files import RealFiles
+from brim.train.checkpoint.saving import Checkpoints
+from brim.train.environment import static_group
+from brim.train.gradients.buckets import summer
+from brim.train.membership.abandoned_threads import LEFT_MAX
+from brim.train.membership.process_group import BrokenGroupError
+from brim.train.membership.rendezvous import NEW, share_state
+from tests.train.gangs import free_port, on_ranks
+from tests.train.models import Rows, loss_of
+
+HOST = torch.device("cpu")
+
+
+def blocked(ranks):
+    """Rank 0 ends its group while everybody waits for a message that never comes."""
+    group = static_group(HOST, 30)
+    group.share([0])
+    if group.rank == 0:
+        threading.Timer(0.3, group.abort).start()
+    began = time.monotonic()
+    try:
+        group.recv(torch.empty(4), (group.rank + 1) % ranks, 5).wait()
+    except BrokenGroupError as error:
+        group.close()
+        return time.monotonic() - began, str(error)
+    return None
+
+
+def test_ending_a_group_wakes_who_waits_in_it_everywhere():
+    for waited_s, detail in on_ranks(4, blocked, 4):
+        assert waited_s < 5
+        assert detail
+
+
+def silent():
+    """Rank 1 never comes: the collective is bounded in time."""
+    group = static_group(HOST, 2)
+    if group.rank == 1:
+        time.sleep(4)
+        return None
+    began = time.monotonic()
+    with pytest.raises(BrokenGroupError):
+        group.share([0])
+    return time.monotonic() - began
+
+
+def test_a_collective_is_bounded_in_time():
+    waited_s, _ = on_ranks(2, silent)
+    assert 1 < waited_s < 3.9
+
+
+PARTLY = """
+import os, sys, time, threading
+import torch
+from brim.train.membership import abandoned_threads
+from brim.train.membership.process_group import BrokenGroupError, Group
+from brim.train.environment import static_group
+times, timeout_s = int(sys.argv[1]), float(sys.argv[2])
+host = torch.device("cpu")
+tensor = torch.zeros(64 << 20, dtype=torch.uint8)
+while len(abandoned_threads.living()) < times:  # a message that stopped before it began leaves no thread behind
+    group = static_group(host, timeout_s)
+    group.share([0])
+    if group.rank == 1:
+        work = group.send(tensor, 0, 5)
+        time.sleep(0.004)
+        group.abort()  # its sockets end within the message, as they do when it is killed
+        group.close()
+        continue
+    threading.Timer(0.3, group.abort).start()
+    try:
+        group.recv(tensor, 1, 5).wait()
+    except BrokenGroupError:
+        group.close()
+        print(len(abandoned_threads.living()), "left behind", flush=True)
+if times > 1 and group.rank == 0:
+    Group(0, 2, generation=99, device=host, timeout_s=timeout_s).close()
+    print(len(abandoned_threads.living()) < times, flush=True)
+os._exit(0) if group.rank else sys.exit(0)
+"""
+
+
+def left_behind(times, timeout_s):
+    """What rank 0 prints that waits so many times for a message of rank 1 that stops within."""
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PARTLY, str(times), str(timeout_s)], env={**environment, "RANK": str(rank)},
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+    try:
+        out, err = ranks[0].communicate(timeout=90)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert ranks[0].returncode == 0, err
+    return out.splitlines(), err
+
+
+def test_a_wait_for_a_message_that_stopped_within_is_given_up_and_left_behind():
+    began_s = time.monotonic()
+    out, err = left_behind(1, timeout_s=60)  # neither the wait nor the exit lasts as long as gloo's time-out
+    assert time.monotonic() - began_s < 40
+    assert out[-1] == "1 left behind"
+    assert "left behind with 67 MB: it waits in gloo, and returns after 60 s at the latest (1 of" in err
+
+
+def test_the_number_of_threads_left_behind_is_bounded():
+    out, err = left_behind(LEFT_MAX, timeout_s=25)
+    assert out[-1] == "True"
+    assert f"{LEFT_MAX} threads wait in gloo, the most that may: the next group is formed when one returns" in err
+
+
+class Holding:
+    """State that says where it comes from."""
+
+    def __init__(self, step, origin):
+        self.step, self.origin = step, origin
+        generator = torch.Generator().manual_seed(3)
+        self.tensors = {
+            "large": torch.randn(300, 400, generator=generator), "empty": torch.empty(0), "one": torch.tensor(7),
+            "half": torch.randn(33, generator=generator).bfloat16(), "flags": torch.tensor([True, False]),
+            "turned": torch.randn(20, 30, generator=generator).t(),
+        }  # fmt: skip
+        self.taken = self.closed = False
+
+    def seen(self, closed):
+        assert not closed
+
+    def begin(self):
+        self.step = 0
+
+    def mark(self):
+        return [self.step]
+
+    def give(self):
+        return self.tensors, {"step": self.step, "origin": self.origin}
+
+    def take(self, tensors, tree):
+        self.taken = True
+        for name, tensor in self.tensors.items():
+            assert torch.equal(tensors[name], tensor), name
+            assert tensors[name].dtype == tensor.dtype
+        self.step, self.origin = tree["step"], tree["origin"]
+
+
+def shared(steps):
+    group = static_group(HOST, 30)
+    holding = Holding(steps[group.rank], group.rank)
+    share_state(group, holding)
+    group.share([0])
+    group.close()
+    return holding.step, holding.origin, holding.taken
+
+
+@pytest.mark.parametrize(
+    ("steps", "origins"),
+    [
+        ([7, NEW, 7, NEW], [0, 0, 2, 2]),  # newcomers, spread over those who hold the state
+        ([6, 7, 6, NEW], [1, 1, 1, 1]),  # one has committed the last step, the others had not
+        ([NEW, NEW, NEW, NEW], [0, 0, 0, 0]),  # nobody has any
+        ([7, 7, 7, 7], [0, 1, 2, 3]),
+    ],
+)
+def test_the_state_comes_from_who_has_committed_the_most(steps, origins):
+    found = on_ranks(4, shared, steps)
+    assert [row[1] for row in found] == origins
+    assert len({row[0] for row in found}) == 1
+    assert [row[2] for row in found] == [origin != rank for rank, origin in enumerate(origins)]
+
+
+SCRIPT = """
+import os, signal, sys, time
+import torch
+torch.set_num_threads(1)
+import brim.train as bt
+from brim.errors import RefusedError
+from tests.train.models import JOBS, Rows, loss_of
+folder, stop_at = sys.argv[1], int(sys.argv[2])
+run = bt.start(logical_workers=4, seed=5, checkpoint=folder)
+model, optimizer, kind, max_norm = JOBS["conv"]()
+run.prepare(model, optimizer)
+loader = run.loader(Rows(kind), 16, workers=0)
+for _ in run.epochs(3):
+    for x, y in run.steps(loader):
+        if run.steps_done == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        run.backward(loss_of(model(x), y))
+        run.step()
+print(run.digest(), run.steps_done)
+"""
+
+
+def lone(folder, stop_at):
+    words = [sys.executable, "-c", SCRIPT, str(folder), str(stop_at)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=os.getcwd(), check=False)
+
+
+def test_sigterm_finishes_the_step_saves_and_says_resume_me(tmp_path):
+    undisturbed = lone(tmp_path / "a", -1)
+    first = lone(tmp_path / "b", 6)
+    assert (first.returncode, first.stdout) == (75, "")
+    second = lone(tmp_path / "b", -1)
+    assert (second.returncode, second.stdout) == (0, undisturbed.stdout), second.stderr
+    assert undisturbed.stdout.split()[1] == "15"
+
+
+def test_a_finished_job_is_saved_and_not_done_again(tmp_path):
+    first = lone(tmp_path, -1)
+    *earlier, saved = sorted(path.name for path in tmp_path.glob("save-*"))  # a slow machine saves in between, too
+    assert saved.endswith("step-15")
+    again = lone(tmp_path, -1)
+    assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
+    assert sorted(path.name for path in tmp_path.glob("save-*")) == [*earlier, saved]
+
+
+def test_each_start_shuts_out_the_one_before(tmp_path):
+    for stop_at, token in ((4, 1), (8, 2), (-1, 3)):
+        lone(tmp_path, stop_at)
+        (fence,) = tmp_path.glob("fence-*")
+        assert int(fence.name.split("-")[1]) == token
+
+
+def test_a_frozen_start_cannot_publish_over_the_next_one(tmp_path):
+    state, certificate = ({"x": torch.zeros(2)}, {}), {"exact": True, "torch": "1"}
+    frozen, new = Checkpoints(tmp_path), Checkpoints(tmp_path)
+    frozen.restore(certificate)
+    frozen.end(frozen.begin(1, state, certificate, announced=False))
+    tensors, _ = new.restore(certificate)
+    assert tensors["x"].tolist() == [0, 0]
+    with pytest.raises(StaleError):
+        frozen.begin(2, state, certificate, announced=False).wait()
+    assert new.end(new.begin(2, state, certificate, announced=False)).endswith("step-2")
+
+
+def test_what_makes_bits_differ_is_said_when_a_run_goes_on(tmp_path, capsys):
+    state, certificate = ({"x": torch.zeros(2)}, {}), {"exact": True, "torch": "1", "rules": {"global_batch": 8}}
+    first = Checkpoints(tmp_path)
+    first.restore(certificate)
+    first.end(first.begin(1, state, certificate, announced=True))
+    Checkpoints(tmp_path).restore(certificate | {"rules": {"global_batch": 16}, "ranks": 4})
+    assert capsys.readouterr().err == ""
+    Checkpoints(tmp_path).restore(certificate | {"torch": "2"})
+    assert "the bits will not be those of an uninterrupted run" in (said := capsys.readouterr().err)
+    assert "torch: '1' and '2'" in said
+
+
+def test_only_stops_without_notice_count_against_the_interval(tmp_path):
+    state = ({"x": torch.zeros(2)}, {})
+    mtbf_s = []
+    for announced in (True, False, True):
+        checkpoints = Checkpoints(tmp_path)
+        checkpoints.restore({})
+        mtbf_s.append(checkpoints._autosave.mtbf_s)
+        checkpoints.end(checkpoints.begin(1, state, {}, announced=announced))
+    assert mtbf_s[1] == pytest.approx(mtbf_s[0], rel=0.01)
+    assert mtbf_s[2] == pytest.approx(mtbf_s[0] / 2, rel=0.01)
+
+
+def signalled(folder):
+    """Only rank 1 hears it; all leave after the same step."""
+    run = bt.start(logical_workers=4, checkpoint=folder)
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = run.loader(Rows("rows"), 16, workers=0)
+    try:
+        for _ in run.epochs(3):
+            for x, y in run.steps(loader):
+                if run.steps_done == 3 and run.rank == 1:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                run.backward(loss_of(model(x), y))
+                run.step()
+    except SystemExit as leaving:
+        return leaving.code, run.steps_done, loader.step
+    return None
+
+
+def test_a_signal_that_one_rank_hears_stops_all_after_the_same_step(tmp_path):
+    assert set(on_ranks(2, signalled, tmp_path)) == {(75, 4, 4)}
+    assert list(tmp_path.glob("save-*-step-4"))
+
+
+def mixed(kind, folder=None, stop_at=None):
+    """Half precision, with and without a scaled loss; clipping, a schedule of PyTorch, a smaller last step."""
+    run = bt.start(logical_workers=4, seed=3, checkpoint=folder)
+    dtype = torch.bfloat16 if kind == "parameters" else torch.float32
+    model = nn.Sequential(nn.Linear(20, 32), nn.GELU(), nn.Linear(32, 5)).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    things = (model, optimizer, scaler) if kind == "scaler" else (model, optimizer)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+    run.prepare(*things, schedule)
+    run.clip(1.0)
+    loader = run.loader(Rows("rows"), 16, workers=0)
+    for _ in run.epochs(2):
+        for x, y in run.steps(loader):
+            if run.steps_done == stop_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            with torch.autocast("cpu", torch.bfloat16, enabled=kind in ("autocast", "scaler")):
+                loss = loss_of(model(x.to(dtype)).float(), y)
+            run.backward(loss)
+            run.step()
+    rate = optimizer.param_groups[0]["lr"]
+    found = run.digest(), run.loss, rate, scaler.get_scale() if kind == "scaler" else None
+    run.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["autocast", "parameters", "scaler"])
+def test_half_precision_keeps_the_bits(kind):
+    found = {result for ranks in (1, 2, 4) for result in on_ranks(ranks, mixed, kind)}
+    assert len(found) == 1
+    _, loss, rate, scale = found.pop()
+    assert loss < 1.7
+    assert rate == pytest.approx(1e-2 / 4)
+    assert scale in (None, 8192.0)
+
+
+def stopped_and_resumed(folder, stop_at):
+    try:
+        return mixed("scaler", folder, stop_at)
+    except SystemExit as leaving:
+        return leaving.code
+
+
+def test_half_precision_is_carried_over_a_stop_and_to_other_sizes(tmp_path):
+    assert on_ranks(2, stopped_and_resumed, tmp_path, 4) == [75, 75]
+    assert on_ranks(4, stopped_and_resumed, tmp_path, 7) == [75] * 4
+    assert on_ranks(1, stopped_and_resumed, tmp_path, None) == on_ranks(1, mixed, "scaler")
+
+
+def going_on(folder, changes):
+    """What is said by each changed script that goes on from the checkpoint of one that was not."""
+    said = []
+    for change in ({}, *changes):
+        how = {"workers": 4, "seed": 0, "width": 8, "kind": "SGD", "samples": 40, "batch": 16, "epochs": 2} | change
+        run = bt.start(logical_workers=how["workers"], seed=how["seed"], checkpoint=folder)
+        model = nn.Sequential(nn.Linear(20, how["width"]), nn.Linear(how["width"], 5))
+        run.prepare(model, getattr(torch.optim, how["kind"])(model.parameters(), lr=0.1))
+        with contextlib.redirect_stderr(io.StringIO()) as printed:
+            try:
+                loader = run.loader(Rows("rows", how["samples"]), how["batch"], workers=0)
+                for _ in run.epochs(how["epochs"] if change else 1):
+                    for x, y in run.steps(loader):
+                        run.backward(loss_of(model(x), y))
+                        run.step()
+            except BrimError as error:
+                printed.write(f"{type(error).__name__}: {error}")
+        run.close()
+        said.append(printed.getvalue())
+    return said[1:]
+
+
+def test_a_checkpoint_of_another_script_is_refused_or_its_settings_are_said(tmp_path):
+    changes = {
+        "another model: 0.weight": {"width": 9}, "another optimizer: SGD, this script uses Adam": {"kind": "Adam"},
+        "workers=4, this run 2": {"workers": 2}, "workers=4, this run None": {"workers": None},
+        "seed=0, this run 1": {"seed": 1}, "length=40, this loader length=41": {"samples": 41},
+        "using the global batch of the checkpoint, 16, not 32": {"batch": 32},
+    }  # fmt: skip
+    for expected, found in zip(changes, on_ranks(1, going_on, tmp_path, [*changes.values()])[0], strict=True):
+        assert expected in found
+        assert ("ConfigError" in found) == ("using" not in expected)
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_first_step(tmp_path):
+    (tmp_path / "file").touch()
+    (said,) = on_ranks(1, going_on, tmp_path / "file" / "folder", [{}])[0]
+    assert "Not a directory" in said
+
+
+def stopped_while_saving(folder):
+    """SIGTERM twice before the save, and at every file of it."""
+    sync = RealFiles.sync
+
+    def interrupted(self, handle):
+        os.kill(os.getpid(), signal.SIGTERM)
+        sync(self, handle)
+
+    RealFiles.sync = interrupted
+    code = stopped_and_resumed(folder, 3)
+    (saved,) = folder.glob("save-*")
+    return code, Checkpointer(folder, epoch=9).restore().step, saved.name
+
+
+def test_signals_while_saving_change_nothing(tmp_path):
+    assert on_ranks(1, stopped_while_saving, tmp_path) == [(75, 4, "save-00000001-step-4")]
+
+
+def misled(folder):
+    """A supervisor of a future version, then one that talks nonsense, then one of ours."""
+    os.environ.update(BRIM_CONTROL=f"{folder}/s", BRIM_ID="0")
+    server = socket.create_server(f"{folder}/s", family=socket.AF_UNIX)
+    said = []
+
+    def serve():
+        future, _ = server.accept()
+        future.sendall(b'{"v": 99, "type": "form"}\n')
+        ours, _ = server.accept()  # it gives that one up, and comes again
+        ours.sendall(b"\xff nonsense\n[]\n" + b'{"v": 1, "type": "dance"}\n' + encode(FormGroup(1, (0,), 0, 1)))
+        for connection in (future, ours):
+            decoder = Decoder()
+            while data := connection.recv(65_536):  # until it hangs up
+                said.extend(decoder.feed(data))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    found = mixed("autocast")
+    thread.join(20)
+    return found, [message.detail for message in said if isinstance(message, Error)]
+
+
+def test_what_a_rank_cannot_understand_is_answered_and_does_no_harm(tmp_path):
+    ((found, said),) = on_ranks(1, misled, tmp_path)
+    assert [found] == on_ranks(1, mixed, "autocast")
+    assert "found protocol version 99" in said[0]
+    assert any("expected one JSON object" in line for line in said)
+
+
+def mistuned(folder):
+    """Numbers that the loader refuses: the run goes on with those it has."""
+    os.environ.update(BRIM_CONTROL=f"{folder}/s", BRIM_ID="0")
+    server = socket.create_server(f"{folder}/s", family=socket.AF_UNIX)
+    said = []
+
+    def serve():
+        ours, _ = server.accept()
+        ours.sendall(encode(FormGroup(1, (0,), 0, 1)) + encode(TuneSettings(2, 0, 100_000, 7_777_777)))
+        decoder = Decoder()
+        while data := ours.recv(65_536):
+            said.extend(decoder.feed(data))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    found = mixed("autocast")
+    thread.join(20)
+    return found, sorted(message.detail.partition("=")[0] for message in said if isinstance(message, Error))
+
+
+def test_a_tune_that_cannot_be_followed_is_answered_and_does_no_harm(tmp_path):
+    ((found, said),) = on_ranks(1, mistuned, tmp_path)
+    assert [found] == on_ranks(1, mixed, "autocast")
+    assert said == ["global_batch", "prefetch", "workers"]
+
+
+def test_sharded_and_wrapped_models_are_refused():
+    run = bt.start(logical_workers=2)
+    wrapped = type("FSDPLinear", (type("FSDPModule", (), {}), nn.Linear), {})(2, 2)  # as fully_shard makes it
+    for thing in (nn.Sequential(wrapped), type("ZeroRedundancyOptimizer", (torch.optim.SGD,), {})([torch.zeros(1)])):
+        with pytest.raises(UserError, match="not supported"):
+            run.prepare(thing)
+    run.close()
+
+
+def test_a_certificate_says_what_was_fixed():
+    from brim.train.reproducibility import differences, doubts, require_equal
+
+    run = bt.start(logical_workers=4, seed=9)
+    model = nn.Linear(2, 2)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    found = run.certificate()
+    run.close()
+    assert (found["torch"], found["logical_workers"], found["seed"], found["dtypes"]) == (
+        torch.__version__, 4, 9, ["float32"],
+    )  # fmt: skip
+    assert differences(found, found | {"ranks": 3}) == []
+    assert differences(found, found | {"threads": 3}) == [f"threads: {found['threads']} and 3"]
+    assert doubts(found) == []
+    assert doubts(found | {"exact": False, "device": "cuda", "deterministic_algorithms": False})
+    with pytest.raises(RefusedError, match="threads"):
+        require_equal(found, found | {"threads": 3})
+
+
+def ended_before_its_sum():
+    group = static_group(torch.device("cpu"), 20)
+    vector = torch.ones(5)
+    summed = summer(group, exact=False).begin(vector)
+    summed.wait()
+    time.sleep(0.5)  # the other's sum is there, too
+    group.abort()
+    late = summer(group, exact=False).begin(vector)  # in a hook of autograd: nothing is raised here
+    try:
+        late.wait()
+    except BrokenGroupError:
+        return vector.tolist()
+    return "not said"
+
+
+def test_a_group_that_ends_in_backward_is_told_of_after_it():
+    assert on_ranks(2, ended_before_its_sum) == [[2.0] * 5] * 2
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="an older PyTorch")
+def test_a_precision_set_by_its_new_name_is_in_the_certificate():
+    from brim.train.reproducibility import differences
+
+    run = bt.start(seed=9)
+    before = run.certificate()
+    matmul = torch.backends.cuda.matmul
+    was, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+    try:
+        assert "fp32_precision" in str(differences(before, run.certificate()))
+    finally:
+        matmul.fp32_precision = was
+    run.close()

@@ -1,0 +1,425 @@
+"""The loop: the same bits on every number of ranks, and what it says when it is used wrongly."""
+
+import contextlib
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import brim.train as bt
+from brim.errors import ConfigError, UserError
+from tests.train.gangs import on_ranks
+from tests.train.models import JOBS, Rows, loss_of
+
+WORKERS = 4
+
+
+def train(name, epochs=2, workers=WORKERS, batch=16, **options):
+    """Two epochs whose last steps are smaller; what every rank must agree on."""
+    run = bt.start(logical_workers=workers, seed=5, noise_every=2, **options)
+    model, optimizer, kind, max_norm = JOBS[name]()
+    model, optimizer = run.prepare(model, optimizer)
+    run.clip(max_norm)
+    run.schedule(lambda samples: 1 / (1 + samples / 100))
+    loader = run.loader(Rows(kind), batch, workers=0)
+    losses = []
+    for _ in run.epochs(epochs):
+        for x, y in run.steps(loader):
+            run.backward(loss_of(model(x), y))
+            if run.step():
+                losses.append(run.loss)
+        run.report(loss=losses[-1])
+    result = run.digest(), tuple(losses), run.samples, run.steps_done, run.noise.state_dict()
+    run.close()
+    loader.close()
+    return result
+
+
+def train_all(names):
+    return {name: train(name) for name in names}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return on_ranks(1, train_all, list(JOBS))[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_bits_are_equal_on_every_number_of_ranks(alone, ranks):
+    for found in on_ranks(ranks, train_all, list(JOBS)):
+        assert found == alone
+
+
+def test_training_learns_and_counts_samples(alone):
+    for name, (_, losses, samples, steps, noise) in alone.items():
+        assert samples == 2 * 78, name
+        assert steps == 10
+        assert sum(losses[5:9]) < sum(losses[:4]), name
+        assert noise["steps"] == 4  # not at step 4, whose shares differ
+
+
+def by_hand(name):
+    """The same job without brim.train, as a check of what exact mode computes."""
+    from brim.train.data.loader import Loader
+    from brim.train.environment import seed_everything
+
+    seed_everything(5, "build")
+    model, optimizer, kind, max_norm = JOBS[name]()
+    loader = Loader(Rows(kind), 16, logical_workers=WORKERS, seed=5, workers=0)
+    step, losses = 0, []
+    for epoch in range(2):
+        while loader.epoch == epoch:
+            samples = [loader.samples(epoch, loader.step, worker) for worker in range(WORKERS)]
+            rates = [group["lr"] for group in optimizer.param_groups]
+            optimizer.zero_grad()
+            losses.append(0.0)
+            for worker, count in enumerate(samples):
+                x, y = loader.fetch(epoch, loader.step, worker)
+                seed_everything(5, "step", step, worker)
+                loss = loss_of(model(x), y) * (count / sum(samples))
+                loss.backward()
+                losses[-1] += loss.item()
+            if max_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            done = step * 16 - (2 if step > 4 else 0)
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] / (1 + done / 100)
+            optimizer.step()
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            loader.commit(epoch, loader.step)
+            step += 1
+    return losses
+
+
+@pytest.mark.parametrize("name", ["mlp", "transformer"])
+def test_the_losses_are_those_of_a_loop_by_hand(alone, name):
+    torch.set_num_threads(1)
+    assert alone[name][1] == pytest.approx(by_hand(name), rel=1e-3)
+
+
+def fast(name, micro_batch=None):
+    run = bt.start(seed=5)
+    model, optimizer, kind, _ = JOBS[name]()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    run.prepare(model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5))
+    run.clip(0.5)
+    loader = run.loader(Rows(kind), 16, workers=0, micro_batch=micro_batch)
+    sizes = []
+    for _ in run.epochs(2):
+        for x, y in run.steps(loader):
+            sizes.append(len(x))
+            run.backward(loss_of(model(x), y))
+            run.step()
+    run.close()
+    return [p.detach().numpy() for p in model.parameters()], sizes
+
+
+def misuse(kind):
+    """What is said when the loop is written wrongly."""
+    run = bt.start(logical_workers=None if kind == "clip alone" else 4)
+    model = nn.Linear(20, 5)
+    left_out = nn.Linear(2, 2)
+    both = nn.ModuleDict({"used": model, "left_out": left_out})
+    optimizer = torch.optim.SGD((both if kind == "unused" else model).parameters(), lr=0.1)
+    rates = torch.optim.lr_scheduler.StepLR(optimizer, 4)
+    run.prepare(both if kind == "unused" else model, optimizer, rates)
+    loader = run.loader(Rows("rows"), 18 if kind == "batch" else 16, workers=0)
+    for x, y in run.steps(loader):
+        loss = loss_of(model(x), y)
+        if kind == "shape":
+            loss = loss.expand(2)
+        if kind != "no backward":
+            run.backward(loss)
+        if kind == "twice":
+            run.backward(loss_of(model(x), y))
+        if kind == "clip values":
+            nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        elif kind.startswith("clip"):
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        if kind == "optimizer":
+            optimizer.step()
+        if kind != "no step":
+            run.step()
+        if kind == "optimizer after" and run.steps_done == 2:
+            optimizer.step()
+        if kind == "another optimizer" and run.steps_done:
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        if kind == "schedule" and run.steps_done:
+            rates.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("unused", UserError, "no gradient for left_out.weight, left_out.bias"),
+        ("batch", ConfigError, "global_batch=18 is not a multiple of 4"),
+        ("shape", UserError, "expected one number"),
+        ("twice", UserError, "once"),
+        ("no backward", UserError, "run.step without run.backward"),
+        ("no step", UserError, "run.step was not called"),
+        ("clip", UserError, "to clip use run.clip"),
+        ("clip alone", UserError, "to clip use run.clip"),
+        ("clip values", UserError, r"run.clip\(max_value=...\)"),
+        ("optimizer", UserError, "optimizer.step was called by the script: leave it to run.step"),
+        ("optimizer after", UserError, "optimizer.step was called by the script: leave it to run.step"),
+        ("another optimizer", UserError, "SGD.step was called by the script, for parameters of a model given to"),
+        ("schedule", UserError, "stepped by the script, and by run.step, too"),
+    ],
+)
+def test_misuse_is_named(kind, error, words):
+    with pytest.raises(error, match=words):
+        misuse(kind)
+
+
+def test_the_number_of_logical_workers_is_a_power_of_two():
+    with pytest.raises(ConfigError, match="power of two"):
+        bt.start(logical_workers=6)
+
+
+def zeros():
+    run = bt.start(logical_workers=4)
+    both = nn.ModuleDict({"used": nn.Linear(20, 5), "left_out": nn.Linear(2, 2)})
+    before = both["left_out"].weight.clone()
+    run.prepare(both, torch.optim.SGD(both.parameters(), lr=0.1), unused="zeros")
+    loader = run.loader(Rows("rows"), 16, workers=0)
+    for x, y in run.steps(loader):
+        run.backward(loss_of(both["used"](x), y))
+        run.step()
+    run.close()
+    return torch.equal(before, both["left_out"].weight), run.digest()
+
+
+def test_unused_parameters_may_count_as_zeros():
+    found = {*on_ranks(1, zeros), *on_ranks(2, zeros)}
+    assert len(found) == 1
+    assert found.pop()[0]
+
+
+def few_samples():
+    """An epoch that ends in a step of two samples: two of four workers have none, rank 0 of 4 has no iteration."""
+    run = bt.start(logical_workers=4)
+    model = nn.Sequential(nn.Linear(20, 8), nn.Linear(8, 5))
+    run.prepare(model, torch.optim.Adam(model.parameters()))
+    loader = run.loader(Rows("rows", samples=18), 16, workers=0)
+    iterations = 0
+    for _ in run.epochs(2):
+        for x, y in run.steps(loader):
+            iterations += 1
+            run.backward(loss_of(model(x), y))
+            run.step()
+    run.close()
+    return run.digest(), run.samples, run.steps_done, iterations
+
+
+def test_a_worker_without_samples_counts_for_nothing():
+    found = [on_ranks(ranks, few_samples) for ranks in (1, 2, 4)]
+    assert {row[:3] for rows in found for row in rows} == {found[0][0][:3]}
+    assert found[0][0][1:3] == (36, 4)
+    assert {sum(row[3] for row in rows) for rows in found} == {12}
+
+
+@pytest.fixture(scope="module")
+def fast_alone():
+    torch.set_num_threads(1)
+    return fast("mlp")[0]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "micro_batch", "most"), [(1, None, 16), (2, None, 8), (3, None, 6), (1, 4, 4), (2, 3, 3), (4, 2, 2)]
+)
+def test_fast_mode_gives_the_same_up_to_rounding(fast_alone, ranks, micro_batch, most):
+    results = on_ranks(ranks, fast, "mlp", micro_batch)
+    for found, sizes in results:
+        assert max(sizes) <= most
+        for a, b in zip(found, fast_alone, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert sum(sum(sizes) for _, sizes in results) == 2 * 78
+
+
+def some_steps(last, epochs=3):
+    run = bt.start(logical_workers=4, seed=5)
+    model, optimizer, kind, _ = JOBS["mlp"]()
+    run.prepare(model, optimizer)
+    loader = run.loader(Rows(kind), 16, workers=0)
+    bodies = 0
+    for _ in run.epochs(epochs, steps=last):
+        for x, y in run.steps(loader):
+            run.backward(loss_of(model(x), y))
+            run.step()
+        bodies += 1
+    run.close()
+    return run.digest(), run.steps_done, bodies
+
+
+@pytest.mark.parametrize(("last", "steps", "bodies"), [(0, 0, 0), (3, 3, 1), (5, 5, 1), (7, 7, 2), (99, 15, 3)])
+def test_a_job_may_end_after_a_number_of_steps(last, steps, bodies):
+    found = {*on_ranks(1, some_steps, last), *on_ranks(2, some_steps, last)}
+    assert {row[1:] for row in found} == {(steps, bodies)}
+    assert len(found) == 1
+
+
+def test_of_two_runs_in_one_process_a_sigterm_asks_the_second(tmp_path):
+    done = []
+    for name in ("first", "second"):
+        run = bt.start(seed=5, checkpoint=tmp_path / name)
+        model = nn.Linear(20, 5)
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        loader = run.loader(Rows("rows"), 16, workers=0)
+        with contextlib.ExitStack() as ended:
+            if name == "second":
+                caught = ended.enter_context(pytest.raises(SystemExit))
+            for _ in run.epochs(1):
+                for x, y in run.steps(loader):
+                    if name == "second" and run.steps_done == 1:
+                        os.kill(os.getpid(), signal.SIGTERM)
+                    run.backward(loss_of(model(x), y))
+                    run.step()
+        done.append(run.steps_done)
+        run.close()
+    assert caught.value.code == 75
+    assert done[0] > 2
+    assert done[1] == 2  # the step in flight is finished, and saved
+    assert [path.name for path in (tmp_path / "second").iterdir() if "2" in path.name]
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"timeout_s": 0}, "timeout_s=0: expected more than 0"),
+        ({"noise_every": -1}, "noise_every=-1: expected at least 1, or None"),
+        ({"unused": "ignore"}, "unused='ignore': expected 'error' or 'zeros'"),
+        ({"micro_batch": 0}, "micro_batch=0: expected a whole number from 1"),
+        ({"batch_range": (32, 64)}, r"global_batch=16: expected 32 to 64 \(batch_range\)"),
+    ],
+)
+def test_options_are_checked(option, words):
+    def of(*names):
+        return {name: option[name] for name in names if name in option}
+
+    def begin():
+        run = bt.start(**of("timeout_s", "noise_every"))
+        run.prepare(nn.Linear(20, 5), **of("unused"))
+        run.loader(Rows("rows"), 16, workers=0, **of("micro_batch", "batch_range"))
+
+    with pytest.raises(ConfigError, match=words):
+        begin()
+
+
+def test_the_batch_stays_in_its_range():
+    loader = bt.start().loader(Rows("rows"), 16, workers=0, batch_range=(8, 32))
+    loader.set_global_batch(32)
+    with pytest.raises(ConfigError, match="expected 8 to 32"):
+        loader.set_global_batch(64)
+    with pytest.raises(ConfigError, match="expected 8 to 32"):  # of a checkpoint from before the range was set
+        loader.load_state_dict({**loader.state_dict(), "global_batch": 64})
+    assert loader.global_batch == 32
+
+
+class SAM(torch.optim.SGD):
+    """By its shape: a first step up, and, after another backward, a second one."""
+
+    def first_step(self):
+        pass
+
+    def second_step(self):
+        pass
+
+
+class WithClosure(torch.optim.SGD):
+    def step(self, closure):
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, SAM, WithClosure, torch.optim.lr_scheduler.ReduceLROnPlateau])
+def test_what_asks_for_more_than_a_gradient_is_refused(kind):
+    model = nn.Linear(2, 2)
+    takes_parameters = issubclass(kind, torch.optim.Optimizer)
+    thing = kind(model.parameters() if takes_parameters else torch.optim.SGD(model.parameters()))
+    with pytest.raises(UserError, match=f"run.prepare got {kind.__name__}"):
+        bt.start().prepare(model, thing)
+
+
+def test_an_epoch_that_is_left_early_is_no_silent_end():
+    run = bt.start()
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = run.loader(Rows("rows"), 16, workers=0)
+
+    def train_a_little():
+        for _ in run.epochs(3):
+            for x, y in run.steps(loader):
+                run.backward(loss_of(model(x), y))
+                run.step()
+                if run.steps_done == 2:
+                    break
+
+    with pytest.raises(UserError, match=r"left in epoch 0 before its end: to end early use run\.epochs"):
+        train_a_little()
+
+
+def test_a_checkpoint_that_does_not_fit_is_named_with_its_folder(tmp_path):
+    for width in (5, 6):
+        run = bt.start(checkpoint=tmp_path / "job")
+        model = nn.Linear(20, width)
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        loader = run.loader(Rows("rows"), 16, workers=0)
+        with contextlib.ExitStack() as fails:
+            if width == 6:
+                words = f"the checkpoint in {tmp_path}/job does not fit: "
+                fails.enter_context(pytest.raises(ConfigError, match=words))
+            for _ in run.epochs(1):
+                for x, y in run.steps(loader):
+                    run.backward(loss_of(model(x), y))
+                    run.step()
+        run.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"num_workers": 2}, "does not take num_workers: use workers"),
+        ({"batch_size": 2}, "does not take batch_size: use global_batch"),
+        ({"drop_last": True}, "does not take drop_last: use last='drop'"),
+        ({"collate_fn": list}, "does not take collate_fn: use collate"),
+        ({"sampler": range(3)}, r"does not take sampler: brim draws the order itself.*torch\.utils\.data\.Subset"),
+        ({"batch_sampler": [range(3)]}, "does not take batch_sampler: brim draws the order itself"),
+        ({"logical_workers": 2}, "does not take logical_workers: expected batch_range, collate, "),
+        ({"wrokers": 2}, "does not take wrokers: expected batch_range, collate, .*micro_batch.*workers"),
+    ],
+)
+def test_an_option_of_another_loader_is_answered_with_ours(option, words):
+    with pytest.raises(ConfigError, match=words):
+        bt.start().loader(Rows("rows"), 16, **option)
+
+
+def clipped():
+    run = bt.start(logical_workers=4, seed=5)
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    run.clip(max_value=1e-3)
+    loader = run.loader(Rows("rows"), 16, workers=0)
+    before = model.weight.detach().clone()
+    for _ in run.epochs(1, steps=1):
+        for x, y in run.steps(loader):
+            run.backward(loss_of(model(x), y))
+            run.step()
+    run.close()
+    return run.digest(), float((model.weight.detach() - before).abs().max())
+
+
+def test_gradients_are_clipped_by_value_after_they_are_summed():
+    found = {row for ranks in (1, 2) for row in on_ranks(ranks, clipped)}
+    ((_, most),) = found
+    assert most == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_synchronised_batch_norm_is_refused_by_name():
+    model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+    with pytest.raises(UserError, match=r"got a SyncBatchNorm \(1\).*use BatchNorm"):
+        bt.start().prepare(model)
