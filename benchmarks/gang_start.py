@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from brim.gang.launch_config import Job
+from brim.gang.launch_config import LaunchConfig
 from brim.gang.supervisor import Supervisor
 
 SCRIPT = """
@@ -63,9 +63,10 @@ def start(folder: Path, path: str, ranks: int, words: list[str], *, fork: bool) 
     env = {**os.environ, "OMP_NUM_THREADS": "1", "BRIM_ZYGOTE": "on" if fork else "off"}
     command = (sys.executable, str(folder / "script.py"), str(folder), *words)
     start_s = time.monotonic()
-    outcome = Supervisor(Job(command, ranks, str(folder / "s"), str(folder), env=env, zygote=path)).run()
+    config = LaunchConfig(command, ranks, str(folder / "s"), str(folder), env=env, zygote=path)
+    result = Supervisor(config).run()
     end_s = time.monotonic()
-    assert outcome.code == 0, outcome
+    assert result.exit_code == 0, result
     first = [float((folder / str(rank)).read_text()) for rank in range(ranks)]
     return max(first) - start_s, end_s - start_s
 

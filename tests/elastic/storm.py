@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from brim.gang.client import ask
+from brim.gang.client import send_request
 from brim.gang.messages import KillRequest, PreemptRequest, ResizeRequest, StatusRequest, StopRequest, TuneRequest
 
 JOB = Path(__file__).parent / "job.py"
@@ -86,7 +86,7 @@ class Gang:
         )  # fmt: skip
 
     def ask(self, message):
-        return ask(self.control, message)
+        return send_request(self.control, message)
 
     def status(self):
         with contextlib.suppress(OSError):
@@ -132,7 +132,7 @@ def step_of(answers):
 def living(status):
     """Members that live and are in the group."""
     there = {rank["id"]: rank for rank in status["ranks"]}
-    return [m for m in status["members"] if m in there and there[m]["living"] and there[m]["where"] == "in"]
+    return [m for m in status["members"] if m in there and there[m]["alive"] and there[m]["state"] == "joined"]
 
 
 def needed(event, status):

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from brim.gang.client import ask
+from brim.gang.client import send_request
 from brim.gang.codec import Decoder, encode
 from brim.gang.messages import StatusRequest
 
@@ -35,10 +35,10 @@ class Launched:
         )  # fmt: skip
 
     def ask(self, message):
-        return ask(self.control, message)
+        return send_request(self.control, message)
 
     def status(self):
-        return json.loads(json.dumps(ask(self.control, StatusRequest()).status))
+        return json.loads(json.dumps(send_request(self.control, StatusRequest()).status))
 
     def until(self, holds, timeout_s=15):
         """Wait until ``holds(status)`` is true; the status."""

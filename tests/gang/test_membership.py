@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brim.gang.membership import Membership, Where
+from brim.gang.membership import GangMembership, MemberState
 from brim.gang.messages import FormGroup, MemberLost, ResizeGroup, StoreAddress
 
 
@@ -16,7 +16,7 @@ class Gang:
 
     def __init__(self, size, sizes=(), replace=0, *, stuck=False):
         self.stuck = stuck
-        self.membership = Membership(size, replace)
+        self.membership = GangMembership(size, replace)
         self.sizes = sizes
         self.mail = {}  # messages on their way, by rank
         self.generation_of = {}  # generation each living rank is training in, or None
@@ -28,10 +28,10 @@ class Gang:
         self.obey(self.membership.begin())
 
     def obey(self, orders):
-        assert not orders.hopeless
+        assert not orders.failure
         for rank, message in orders.send:
             self.mail.setdefault(rank, []).append(message)
-        for rank in orders.retire:
+        for rank in orders.stop:
             self.retired.append(rank)
             self.die(rank)
         for _ in range(orders.start):
@@ -44,7 +44,7 @@ class Gang:
         del self.generation_of[rank]
         self.mail.pop(rank, None)
         self.wants.pop(rank, None)
-        self.obey(self.membership.gone(rank))
+        self.obey(self.membership.exited(rank))
 
     def group(self, rank):
         """Those who are training in the same group now, and whether all are there."""
@@ -53,9 +53,9 @@ class Gang:
 
     def act(self, rank):
         """One thing the rank might do next; whether it did anything."""
-        where = self.membership.ranks[rank].where
-        if where in (Where.STARTING, Where.BUILDING):
-            self.membership.hello(rank)
+        state = self.membership.ranks[rank].state
+        if state in (MemberState.STARTING, MemberState.INITIALIZING):
+            self.membership.connected(rank)
             self.obey(self.membership.ready(rank, self.sizes))
             return True
         if self.mail[rank]:
@@ -100,7 +100,7 @@ class Gang:
         if isinstance(self.wants.get(rank), ResizeGroup):
             del self.wants[rank]
             self.heard[rank] = generation
-        self.obey(self.membership.broken(rank, generation))
+        self.obey(self.membership.group_broken(rank, generation))
 
     def agreed(self, rank):
         return all(isinstance(self.wants.get(other), ResizeGroup) for other in self.group(rank)[0])
@@ -115,7 +115,7 @@ class Gang:
             self.generation_of[other] = want.generation
         for other in want.members:
             del self.wants[other]
-            self.obey(self.membership.formed(other, want.generation))
+            self.obey(self.membership.group_formed(other, want.generation))
         return True
 
     def run(self):
@@ -145,12 +145,12 @@ def test_after_any_storm_all_living_ranks_are_in_one_generation(sizes, replace, 
         living = sorted(gang.generation_of)
         if what == "resize":
             size = data.draw(st.sampled_from([1, 2, 3, 4]))
-            why_not, orders = gang.membership.resize(size)
-            assert bool(why_not) == (bool(gang.membership.sizes) and size not in gang.membership.sizes)
+            refusal, orders = gang.membership.resize(size)
+            assert bool(refusal) == (bool(gang.membership.sizes) and size not in gang.membership.sizes)
             gang.obey(orders)
         elif what == "kill":
             victim = data.draw(st.sampled_from(living))
-            if gang.membership.survives(victim):
+            if gang.membership.can_continue_without(victim):
                 gang.die(victim)
         elif what == "break":
             training = [rank for rank in living if gang.generation_of[rank] is not None]
@@ -184,9 +184,9 @@ def test_the_first_generation_waits_for_all():
 @pytest.mark.parametrize(("size", "asked"), [(1, 3), (4, 2), (4, 1), (2, 2)])
 def test_a_resize_before_the_first_generation_holds_for_it(size, asked):
     gang = Gang(size)
-    gang.membership.hello(0)
-    why_not, orders = gang.membership.resize(asked)
-    assert not why_not
+    gang.membership.connected(0)
+    refusal, orders = gang.membership.resize(asked)
+    assert not refusal
     gang.obey(orders)
     gang.run()
     gang.check()
@@ -194,15 +194,15 @@ def test_a_resize_before_the_first_generation_holds_for_it(size, asked):
 
 
 def test_a_resize_before_any_rank_has_connected_is_refused_with_the_reason():
-    why_not, orders = Gang(2).membership.resize(4)
-    assert why_not.startswith("no rank has connected yet: try again later")
-    assert (orders.send, orders.start, orders.retire) == ([], 0, [])
+    refusal, orders = Gang(2).membership.resize(4)
+    assert refusal.startswith("no rank has connected yet: try again later")
+    assert (orders.send, orders.start, orders.stop) == ([], 0, [])
 
 
 def test_growth_names_survivors_first_and_one_of_them_leads():
     gang = formed(2)
-    why_not, orders = gang.membership.resize(4)
-    assert (why_not, orders.start, orders.send) == ("", 2, [])
+    refusal, orders = gang.membership.resize(4)
+    assert (refusal, orders.start, orders.send) == ("", 2, [])
     gang.obey(orders)
     gang.membership.ready(2)
     sent = dict(gang.membership.ready(3).send)
@@ -213,16 +213,16 @@ def test_growth_names_survivors_first_and_one_of_them_leads():
 def test_the_address_goes_to_the_other_members_and_from_the_leader_only():
     gang = formed(3)
     said = StoreAddress(1, "127.0.0.1", 1234)
-    assert [rank for rank, _ in gang.membership.address(0, said).send] == [1, 2]
-    assert not gang.membership.address(1, said).send
-    assert not gang.membership.address(0, StoreAddress(9, "x", 1)).send
+    assert [rank for rank, _ in gang.membership.store_address(0, said).send] == [1, 2]
+    assert not gang.membership.store_address(1, said).send
+    assert not gang.membership.store_address(0, StoreAddress(9, "x", 1)).send
 
 
 def test_all_others_are_told_of_a_death_whoever_has_noticed_it():
     gang = formed(4)
-    orders = gang.membership.broken(0, 1)  # its collective has failed; those of ranks 2 and 3 never will
+    orders = gang.membership.group_broken(0, 1)  # its collective has failed; those of ranks 2 and 3 never will
     assert dict(orders.send) == {1: MemberLost(1), 2: MemberLost(1), 3: MemberLost(1)}
-    orders = gang.membership.gone(1)
+    orders = gang.membership.exited(1)
     assert dict(orders.send) == {2: MemberLost(1), 3: MemberLost(1)}
 
 
@@ -230,7 +230,7 @@ def test_a_death_after_the_word_of_a_smaller_generation_ends_the_one_before():
     gang = formed(4)
     _, orders = gang.membership.resize(2)
     assert {type(message) for _, message in orders.send} == {ResizeGroup}
-    orders = gang.membership.gone(3)  # before the agreed step, which the others may never reach
+    orders = gang.membership.exited(3)  # before the agreed step, which the others may never reach
     assert dict(orders.send) == {0: MemberLost(1), 1: MemberLost(1), 2: MemberLost(1)}
 
 
@@ -252,9 +252,9 @@ def test_a_rank_that_waits_for_one_that_has_finished_is_told():
 def test_survivors_form_when_all_have_said_broken():
     gang = formed(4)
     gang.die(1)
-    assert dict(gang.membership.broken(0, 1).send) == {2: MemberLost(1), 3: MemberLost(1)}
-    assert not gang.membership.broken(3, 1).send
-    orders = gang.membership.broken(2, 1)
+    assert dict(gang.membership.group_broken(0, 1).send) == {2: MemberLost(1), 3: MemberLost(1)}
+    assert not gang.membership.group_broken(3, 1).send
+    orders = gang.membership.group_broken(2, 1)
     assert {rank for rank, _ in orders.send} == {0, 2, 3}
     assert orders.send[0][1].members == (0, 2, 3)
 
@@ -308,20 +308,20 @@ def test_newcomers_of_a_job_that_has_finished_do_not_begin_it_anew(acts):
 def test_a_job_that_is_to_end_does_not_survive_those_who_hold_its_state():
     gang = formed(1)
     gang.obey(gang.membership.resize(2)[1])
-    assert gang.membership.survives(0)
+    assert gang.membership.can_continue_without(0)
     gang.membership.finishing = True
-    assert not gang.membership.survives(0)
-    assert gang.membership.survives(1)
+    assert not gang.membership.can_continue_without(0)
+    assert gang.membership.can_continue_without(1)
 
 
 def test_generations_that_never_get_together_end_the_gang():
-    membership = Membership(2)
+    membership = GangMembership(2)
     orders = membership.begin()
     for rank in range(orders.start):
         membership.added(rank)
     for rank in range(2):
         membership.ready(rank)
-    hopeless = []
+    failure = []
     for _ in range(10):
-        hopeless += [membership.broken(rank, membership.generation).hopeless for rank in range(2)]
-    assert any(hopeless)
+        failure += [membership.group_broken(rank, membership.generation).failure for rank in range(2)]
+    assert any(failure)

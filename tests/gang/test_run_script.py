@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from brim.gang import run_script
-from brim.gang.zygote_client import Ended, Refused, Started, Starter, ZygoteLost, ZygoteReady
+from brim.gang import fork_safety
+from brim.gang.zygote_client import ZygoteClient
+from brim.gang.zygote_events import ProcessExited, ProcessStarted, StartFailed, ZygoteLost, ZygoteReady
 
 PROBE = """
 import atexit, io, json, multiprocessing, os, random, signal, sys, tempfile, threading
@@ -82,14 +83,14 @@ class Forks:
             known = f"import sys; sys.path.append('{path}'); $program"
             Path(python).write_text(f'#!/bin/sh\nprogram="$2"; shift 2\nexec {sys.executable} -c "{known}" "$@"\n')
             os.chmod(python, 0o755)
-        self.starter = Starter.private(python, preload, self.env, self.cwd, 1.0, "BRIM_GANG=test")
+        self.client = ZygoteClient.private(python, preload, self.env, self.cwd, 1.0)
         self.number = 0
-        ready = self.words()[0]
+        ready = self.events()[0]
         assert isinstance(ready, ZygoteReady)
         self.ready = ready
 
-    def words(self):
-        return self.starter.receive()
+    def events(self):
+        return self.client.receive()
 
     def run(self, command, stdin=b"", env=None, cwd=None, during=None):
         """Start it, and wait: code, stdout, stderr, how, why."""
@@ -99,7 +100,7 @@ class Forks:
         err_read, err_fd = os.pipe()
         os.write(in_write, stdin)
         os.close(in_write)
-        self.starter.start(self.number, command, env or self.env, str(cwd or self.cwd), [in_fd, out_fd, err_fd])
+        self.client.start(self.number, command, env or self.env, str(cwd or self.cwd), [in_fd, out_fd, err_fd])
         for fd in (in_fd, out_fd, err_fd):
             os.close(fd)
         texts = {}
@@ -108,18 +109,18 @@ class Forks:
             thread.start()
         how, why, code = "", "", None
         while code is None:
-            for word in self.words():
-                if isinstance(word, Started):
-                    how, why = word.how, word.why
+            for event in self.events():
+                if isinstance(event, ProcessStarted):
+                    how, why = event.start_method, event.spawn_reason
                     if during:
-                        during(word)
-                    os.close(word.handle)
-                elif isinstance(word, Refused):
-                    how, why, code = "refused", word.detail, word.status
-                elif isinstance(word, Ended):
-                    code = os.waitstatus_to_exitcode(word.status)
+                        during(event)
+                    os.close(event.pidfd)
+                elif isinstance(event, StartFailed):
+                    how, why, code = "refused", event.detail, event.exit_code
+                elif isinstance(event, ProcessExited):
+                    code = os.waitstatus_to_exitcode(event.wait_status)
                 else:
-                    assert not isinstance(word, ZygoteLost)
+                    assert not isinstance(event, ZygoteLost)
         for thread in threads:
             thread.join()
         return code, texts[1], texts[2], how, why
@@ -130,8 +131,8 @@ class Forks:
             texts[number] = file.read()
 
     def close(self):
-        pid = self.starter.pid
-        self.starter.close()
+        pid = self.client.pid
+        self.client.close()
         os.waitpid(pid, 0)
 
 
@@ -280,7 +281,7 @@ def test_what_is_missing_is_said_as_python_says_it(forks, folder, words):
 def test_what_cannot_be_forked_is_started_afresh_and_why_is_said(forks, words, why):
     words = [sys.executable if word == "PYTHON" else word for word in words]
     code, _, _, how, said = forks().run(words)
-    assert (code, how) == (0, "fresh")
+    assert (code, how) == (0, "spawn")
     assert why in said
 
 
@@ -297,10 +298,10 @@ def test_a_variable_that_is_read_at_start_takes_a_fresh_interpreter(forks):
     for name in ("PYTHONHASHSEED", "OMP_NUM_THREADS", "LD_PRELOAD", "PYTHONPATH"):
         value = {"LD_PRELOAD": ""}.get(name, "3")
         *_, how, why = zygote.run([sys.executable, "-c", ""], env={**zygote.env, name: value})
-        assert how == "fresh"
+        assert how == "spawn"
         assert name in why
     *_, how, why = zygote.run([sys.executable, "-c", ""], env={**zygote.env, "BRIM_ZYGOTE": "off"})
-    assert (how, why) == ("fresh", "BRIM_ZYGOTE=off")
+    assert (how, why) == ("spawn", "BRIM_ZYGOTE=off")
     *_, how, _ = zygote.run([sys.executable, "-c", ""], env={**zygote.env, "CUDA_VISIBLE_DEVICES": "1"})
     assert how == "fork"
 
@@ -310,7 +311,7 @@ def test_a_module_beside_the_script_is_not_hidden_by_a_preloaded_one(forks, fold
     (folder / "colorsys.py").write_text("mine = 1")
     (folder / "uses.py").write_text("import colorsys; print(colorsys.mine)")
     code, out, _, how, why = zygote.run([sys.executable, "uses.py"])
-    assert (code, out, how) == (0, "1\n", "fresh")
+    assert (code, out, how) == (0, "1\n", "spawn")
     assert "colorsys" in why
 
 
@@ -327,13 +328,13 @@ def test_a_hook_that_makes_fork_unsound_is_noticed(forks, folder, module, why):
     (folder / "hook.py").write_text(module)
     (folder / "hello.py").write_text("print(1)")
     zygote = forks(preload=("hook",), env={"PYTHONPATH": str(folder)})
-    assert why in zygote.ready.never
+    assert why in zygote.ready.fork_obstacle
     assert zygote.run([sys.executable, "hello.py"])[1] == "1\n"
 
 
 def test_what_cannot_be_preloaded_is_left_out(forks):
     zygote = forks(preload=("no_such_module_anywhere", "json"))
-    assert zygote.ready.never is None
+    assert zygote.ready.fork_obstacle is None
     assert zygote.run([sys.executable, "-c", "import sys; print('json' in sys.modules)"])[1] == "True\n"
 
 
@@ -351,10 +352,10 @@ def test_a_signal_to_a_rank_reaches_it_and_only_it(forks, folder):
     )
     zygote = forks()
 
-    def interrupt(word):
+    def interrupt(event):
         while not (folder / "here").exists():
             time.sleep(0.01)
-        signal.pidfd_send_signal(word.handle, signal.SIGINT)
+        signal.pidfd_send_signal(event.pidfd, signal.SIGINT)
 
     assert zygote.run([sys.executable, "wait.py"], during=interrupt)[:2] == (0, "caught\n")
     assert zygote.run([sys.executable, "-c", ""])[0] == 0
@@ -362,7 +363,7 @@ def test_a_signal_to_a_rank_reaches_it_and_only_it(forks, folder):
 
 def test_descriptors_of_the_zygote_do_not_grow(forks):
     zygote = forks()
-    count = lambda: len(os.listdir(f"/proc/{zygote.starter.pid}/fd"))  # noqa: E731
+    count = lambda: len(os.listdir(f"/proc/{zygote.client.pid}/fd"))  # noqa: E731
     zygote.run([sys.executable, "-c", ""])
     before = count()
     for _ in range(10):
@@ -378,12 +379,13 @@ def test_the_error_file_holds_the_traceback(forks, folder):
     assert json.loads(path.read_text())["traceback"] == err
 
 
-def test_read_command():
-    assert run_script.read_command(["-m", "a.b", "-c"], "/") == run_script.PythonRun("module", "a.b", ("-c",))
-    assert run_script.read_command(["-u", "-m", "a"], "/") == run_script.PythonRun("module", "a", (), unbuffered=True)
-    assert run_script.read_command(["s.py", "-m"], "/") == run_script.PythonRun("script", "s.py", ("-m",))
-    assert isinstance(run_script.read_command([], "/"), str)
-    assert isinstance(run_script.read_command(["-"], "/"), str)
+def test_parse_command():
+    parsed = fork_safety.PythonCommand
+    assert fork_safety.parse_command(["-m", "a.b", "-c"], "/") == parsed("module", "a.b", ("-c",))
+    assert fork_safety.parse_command(["-u", "-m", "a"], "/") == parsed("module", "a", (), unbuffered=True)
+    assert fork_safety.parse_command(["s.py", "-m"], "/") == parsed("script", "s.py", ("-m",))
+    assert isinstance(fork_safety.parse_command([], "/"), str)
+    assert isinstance(fork_safety.parse_command(["-"], "/"), str)
 
 
 def test_one_zygote_serves_several_supervisors_and_each_dies_alone(tmp_path, folder):
@@ -392,24 +394,24 @@ def test_one_zygote_serves_several_supervisors_and_each_dies_alone(tmp_path, fol
                             cwd=folder, stderr=subprocess.PIPE)  # fmt: skip
     try:
         assert b"listening" in root.stderr.readline()
-        starters = [Starter.shared(path) for _ in range(2)]
+        clients = [ZygoteClient.shared(path) for _ in range(2)]
         pids = []
-        for starter in starters:
-            assert isinstance(starter.receive()[0], ZygoteReady)
+        for client in clients:
+            assert isinstance(client.receive()[0], ZygoteReady)
             null = os.open(os.devnull, os.O_RDWR)
-            starter.start(0, [sys.executable, "-c", "import time; time.sleep(60)"], os.environ, str(folder), [null] * 3)
+            client.start(0, [sys.executable, "-c", "import time; time.sleep(60)"], os.environ, str(folder), [null] * 3)
             os.close(null)
-            (started,) = starter.receive()
+            (started,) = client.receive()
             pids.append(started.pid)
-            os.close(started.handle)
-        starters[0].close()
+            os.close(started.pidfd)
+        clients[0].close()
         wait_gone(pids[0])
         os.kill(pids[1], 0)
-        branch = int(Path(f"/proc/{pids[1]}/stat").read_text().split()[3])
-        os.kill(branch, signal.SIGKILL)
+        session = int(Path(f"/proc/{pids[1]}/stat").read_text().split()[3])
+        os.kill(session, signal.SIGKILL)
         wait_gone(pids[1])
-        assert isinstance(starters[1].receive()[0], ZygoteLost)
-        starters[1].close()
+        assert isinstance(clients[1].receive()[0], ZygoteLost)
+        clients[1].close()
         with socket.socket(socket.AF_UNIX) as again:
             again.connect(path)
     finally:

@@ -35,7 +35,7 @@ from brim.gang.messages import (
     TuneSettings,
     Waiting,
 )
-from brim.gang.rank_process import Rank
+from brim.gang.rank_process import RankProcess
 from tests.gang.conftest import RANK
 
 
@@ -43,19 +43,19 @@ def training(size):
     """The status says that so many ranks are in the newest generation."""
 
     def holds(status):
-        inside = [rank["id"] for rank in status["ranks"] if rank["where"] == "in" and rank["living"]]
+        inside = [rank["id"] for rank in status["ranks"] if rank["state"] == "joined" and rank["alive"]]
         return len(inside) == size and sorted(inside) == sorted(status["members"])
 
     return holds
 
 
 def pids(status):
-    return {rank["id"]: rank["pid"] for rank in status["ranks"] if rank["living"]}
+    return {rank["id"]: rank["pid"] for rank in status["ranks"] if rank["alive"]}
 
 
 def stepping(gang):
     """Wait until steps are made after now."""
-    steps = lambda status: max(rank.get("step", 0) for rank in status["ranks"] if rank["living"])  # noqa: E731
+    steps = lambda status: max(rank.get("step", 0) for rank in status["ranks"] if rank["alive"])  # noqa: E731
     before = steps(gang.status())
     gang.until(lambda status: steps(status) > before + 2)
 
@@ -113,7 +113,7 @@ def test_survivors_that_do_not_notice_are_told(launch, victim):
 
 def test_a_gang_that_is_building_takes_a_resize(launch):
     gang = launch("--nproc", 1, RANK, "build=2")
-    gang.until(lambda status: status["ranks"][0]["where"] == "building")
+    gang.until(lambda status: status["ranks"][0]["state"] == "initializing")
     assert gang.ask(ResizeRequest(2)).ok
     status = gang.until(training(2))
     assert status["generation"] == 1
@@ -125,7 +125,7 @@ def test_a_replacement_takes_the_place_of_the_dead(launch):
     gang.until(training(2))
     assert gang.ask(KillRequest(1)).ok
     status = gang.until(lambda status: training(2)(status) and status["generation"] > 1)
-    assert sorted(rank["slot"] for rank in status["ranks"] if rank["living"]) == [0, 1]
+    assert sorted(rank["slot"] for rank in status["ranks"] if rank["alive"]) == [0, 1]
 
 
 def test_a_killed_rank_is_replaced_where_that_was_asked_for(launch):
@@ -390,7 +390,7 @@ def test_the_step_of_a_hang_is_that_in_which_the_others_wait(launch, peer, tmp_p
         one.say(Progress(1, 8))
     gang.until(training(2))
     ranks[0].say(Waiting(1, 10, 1.5))
-    gang.until(lambda status: not status["ranks"][1]["living"])
+    gang.until(lambda status: not status["ranks"][1]["alive"])
     assert "rank 1 (process " in gang.stderr()
     assert "s, in step 10; SIGKILL" in gang.stderr()
 
@@ -562,13 +562,13 @@ def test_a_gang_whose_zygote_has_started_no_rank_ends_when_preempted(launch, tmp
 
 
 def test_a_second_announcement_delays_no_signal():
-    rank = Rank(0, 0)
-    rank.plan(0.0, 25.0, 30.0)
-    rank.plan(24.0, 25.0, 30.0)
-    assert rank.ladder == [(25.0, signal.SIGTERM), (30.0, signal.SIGKILL)]
-    rank.ladder.pop(0)
-    rank.plan(26.0, 25.0, 30.0)
-    assert rank.ladder == [(30.0, signal.SIGKILL)]
+    rank = RankProcess(0, 0)
+    rank.schedule_signals(0.0, 25.0, 30.0)
+    rank.schedule_signals(24.0, 25.0, 30.0)
+    assert rank.signals == [(25.0, signal.SIGTERM), (30.0, signal.SIGKILL)]
+    rank.signals.pop(0)
+    rank.schedule_signals(26.0, 25.0, 30.0)
+    assert rank.signals == [(30.0, signal.SIGKILL)]
 
 
 def test_a_second_supervisor_on_the_same_path_is_refused(launch):
@@ -576,7 +576,7 @@ def test_a_second_supervisor_on_the_same_path_is_refused(launch):
     gang.until(training(1))
     other = launch("--nproc", 1, RANK, control=gang.control)
     assert other.wait() == 1
-    assert "another supervisor listens there; choose another path" in other.stderr()
+    assert "another process listens there; choose another path" in other.stderr()
     stepping(gang)
 
 
@@ -822,15 +822,16 @@ def test_kills_at_random_moments_leave_nothing(launch, seed):
 def test_fifty_gangs_leak_no_descriptor_thread_file_or_port(tmp_path):
     program = f"""
 import os, sys, threading, glob, tempfile
-from brim.gang.launch_config import Job
+from brim.gang.launch_config import LaunchConfig
 from brim.gang.supervisor import Supervisor
 def count():
     files = glob.glob(tempfile.gettempdir() + '/brim-*')
     return len(os.listdir('/proc/self/fd')), threading.active_count(), len(files)
 for n in range(51):
     if n == 1: before = count()
-    outcome = Supervisor(Job((sys.executable, '-c', ''), 2, {str(tmp_path / "s")!r}, '/', preload=())).run()
-    assert outcome.code == 0, outcome
+    config = LaunchConfig((sys.executable, '-c', ''), 2, {str(tmp_path / "s")!r}, '/', preload=())
+    result = Supervisor(config).run()
+    assert result.exit_code == 0, result
 print(before == count(), before, count())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False,
@@ -848,7 +849,7 @@ def test_the_fork_of_a_shared_zygote_serves_a_gang(launch, tmp_path):
         assert b"listening" in root.stderr.readline()
         gang = launch("--nproc", 2, "--zygote", path, RANK)
         status = gang.until(training(2))
-        assert {rank["how"] for rank in status["ranks"]} == {"fork"}
+        assert {rank["start_method"] for rank in status["ranks"]} == {"fork"}
         gang.ask(KillRequest(1))
         gang.until(training(1))
         gang.process.send_signal(signal.SIGTERM)

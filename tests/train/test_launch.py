@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from brim.gang.client import ask
+from brim.gang.client import send_request
 from brim.gang.messages import PreemptRequest, ResizeRequest, StatusRequest, StopRequest, TuneRequest
 from brim.train import launch
 
@@ -86,7 +86,7 @@ class Launched:
 
     def status(self):
         with contextlib.suppress(OSError):
-            return ask(str(self.control), StatusRequest()).status
+            return send_request(str(self.control), StatusRequest()).status
 
     def until(self, holds):
         for _ in range(400):
@@ -119,7 +119,7 @@ def launched(tmp_path, zygote):
 
 
 def inside(size):
-    return lambda status: sum(rank["where"] == "in" for rank in status["ranks"]) == size == len(status["members"])
+    return lambda status: sum(rank["state"] == "joined" for rank in status["ranks"]) == size == len(status["members"])
 
 
 def test_a_plain_torch_script_reduces_over_its_gang(tmp_path, launched):
@@ -166,8 +166,8 @@ def test_who_is_on_the_way_when_the_end_is_announced_ends_too(tmp_path, launched
     (tmp_path / "session.py").write_text(SESSION)
     gang = launched("--nproc", 2, tmp_path / "session.py", 800)
     gang.until(inside(2))
-    assert ask(str(gang.control), ResizeRequest(4)).ok
-    assert ask(str(gang.control), StopRequest() if order == "stop" else PreemptRequest()).ok
+    assert send_request(str(gang.control), ResizeRequest(4)).ok
+    assert send_request(str(gang.control), StopRequest() if order == "stop" else PreemptRequest()).ok
     assert gang.process.wait(20) == (0 if order == "stop" else 75), (gang.folder / "err").read_text()
     assert "SIGKILL" not in (gang.folder / "err").read_text()
 
@@ -179,10 +179,10 @@ def test_what_is_asked_between_a_resize_and_the_step_that_takes_it_up_waits_for_
     (tmp_path / "session.py").write_text(SESSION.replace("0.1)", "1.0)"))
     gang = launched("--nproc", 2, tmp_path / "session.py", 4)
     gang.until(inside(2))
-    assert ask(str(gang.control), ResizeRequest(4)).ok
+    assert send_request(str(gang.control), ResizeRequest(4)).ok
     gang.until(lambda status: status["generation"] == 2)  # said to ranks 0 and 1, which are in a step of a second
     message = {"stop": StopRequest(), "preempt": PreemptRequest(), "tune": TuneRequest(global_batch=16)}[order]
-    assert ask(str(gang.control), message).ok
+    assert send_request(str(gang.control), message).ok
     (gang.folder / "slow").unlink()
     assert gang.process.wait(20) == {"stop": 0, "preempt": 75, "tune": 0}[order], (gang.folder / "err").read_text()
     assert "SIGKILL" not in (gang.folder / "err").read_text()
@@ -202,11 +202,12 @@ def test_who_comes_when_a_job_is_through_does_not_begin_it_anew(tmp_path, launch
     (tmp_path / "session.py").write_text(SESSION + "    time.sleep(1)\n")
     gang = launched("--nproc", 1, tmp_path / "session.py", 1)
     (gang.folder / "slow").unlink()
-    status = gang.until(lambda status: any(rank.get("step", 0) or rank["where"] == "in" for rank in status["ranks"]))
+    began = lambda rank: rank.get("step", 0) or rank["state"] == "joined"  # noqa: E731
+    status = gang.until(lambda status: any(began(rank) for rank in status["ranks"]))
     assert status["members"] == [0]
     while not gang.lines():
         time.sleep(0.01)
-    assert ask(str(gang.control), ResizeRequest(2)).ok
+    assert send_request(str(gang.control), ResizeRequest(2)).ok
     assert gang.process.wait(20) == 0
     assert len(gang.lines()) == 1
     assert "the job is over; rank 1 stopped" in (gang.folder / "err").read_text()
@@ -226,7 +227,7 @@ def test_a_tune_that_is_pending_when_a_rank_dies_is_taken_up_by_the_others(tmp_p
     (tmp_path / "session.py").write_text(SESSION.replace("0.1)", "1.0)"))
     gang = launched("--nproc", 2, tmp_path / "session.py", 4)
     status = gang.until(inside(2))
-    assert ask(str(gang.control), TuneRequest(global_batch=16)).ok
+    assert send_request(str(gang.control), TuneRequest(global_batch=16)).ok
     os.kill(status["ranks"][1]["pid"], signal.SIGKILL)
     gang.until(inside(1))
     (gang.folder / "slow").unlink()

@@ -14,10 +14,10 @@ HOST: Final = "127.0.0.1"
 _PORTS: Final = range(20_000, 32_768)
 """Ports below those that Linux gives to outgoing connections (ip_local_port_range), so that none takes the port before
 rank 0 opens it."""
-_TRIES: Final = 100
+_ATTEMPTS_MAX: Final = 100
 
 
-def for_gang(env: Mapping[str, str], gang: str, control: str) -> dict[str, str]:
+def gang_environment(env: Mapping[str, str], gang: str, control: str) -> dict[str, str]:
     """Return the variables shared by all ranks and their zygote.
 
     The number of threads is fixed, since results depend on it and must not change with the number of ranks.
@@ -25,10 +25,10 @@ def for_gang(env: Mapping[str, str], gang: str, control: str) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **env, GANG_VARIABLE: gang, CONTROL_VARIABLE: control}
 
 
-def for_rank(
+def rank_environment(
     shared: Mapping[str, str], rank: int, slot: int, size: int, port: int, devices: Sequence[str], error_file: str
 ) -> dict[str, str]:
-    """Return the environment of one rank. Its place in the group is its slot until it joins a generation."""
+    """Return the environment of one rank. Its place in the group is its slot until it joins one."""
     env = dict(shared)
     if devices:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
@@ -48,13 +48,13 @@ def free_port() -> int:
     Raises:
         OSError: none was found.
     """
-    dice = random.SystemRandom()
-    for _ in range(_TRIES):
-        port = dice.choice(_PORTS)
+    generator = random.SystemRandom()
+    for _ in range(_ATTEMPTS_MAX):
+        port = generator.choice(_PORTS)
         with socket.socket() as probe:
             try:
                 probe.bind((HOST, port))
             except OSError:
                 continue
             return port
-    raise OSError(f"no free port among {_TRIES} tries in {_PORTS}")
+    raise OSError(f"no free port in {_ATTEMPTS_MAX} attempts in {_PORTS}")

@@ -1,7 +1,8 @@
-"""Finds the processes of this machine that belong to a gang, and the rank that each belongs to."""
+"""Finds and ends the processes of this machine that belong to a gang."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterable
@@ -9,55 +10,86 @@ from collections.abc import Iterable
 from brim.gang import processes
 from brim.gang.messages import GANG_VARIABLE, ID_VARIABLE
 from brim.gang.processes import Process
+from brim.gang.rank_process import RankProcess
 
 
-class Belongings:
-    """All processes that a gang has started, directly or indirectly.
+class GangProcesses:
+    """All processes that a gang has started, directly or indirectly. This process is their child subreaper.
 
     Args:
         gang: The gang's id, which marks the environment of its processes.
+        zygote_is_shared: Whether the zygote serves several supervisors, and so is not a child of this process.
 
     Attributes:
-        zygote: Process id of its zygote, which belongs to no rank; 0 if unknown.
-        shared: Whether the zygote serves several supervisors, and so is not a child of this process.
+        zygote_pid: Process id of its zygote, which belongs to no rank; 0 if unknown.
     """
 
-    def __init__(self, gang: str) -> None:
-        self.zygote, self.shared = 0, False
+    def __init__(self, gang: str, *, zygote_is_shared: bool) -> None:
+        self.zygote_pid = 0
+        self._zygote_is_shared = zygote_is_shared
         self._gang = gang.encode()
-        self._before: frozenset[int] = frozenset()
+        self._others: frozenset[int] = frozenset()
 
-    def begin(self) -> None:
+    def exclude_present_children(self) -> None:
         """Note the present children of this process: they do not belong to the gang."""
         me = os.getpid()
-        self._before = frozenset(process.pid for process in processes.everybody() if process.parent == me)
+        self._others = frozenset(process.pid for process in processes.all_processes() if process.parent == me)
 
-    def all(self, everybody: Iterable[Process] | None = None) -> list[Process]:
+    def all(self, among: Iterable[Process] | None = None) -> list[Process]:
         """Return all processes of the gang, zombies included."""
-        everybody = processes.everybody() if everybody is None else list(everybody)
+        everything = processes.all_processes() if among is None else list(among)
         me = os.getpid()
-        top = [process for process in everybody if process.parent == me and process.pid not in self._before]
-        found = top + [below for one in top for below in processes.descendants(one.pid, everybody)]
-        if self.shared and self.zygote:
-            found += processes.descendants(self.zygote, everybody)
-        return [process for process in found if process.pid != self.zygote]
+        children = [process for process in everything if process.parent == me and process.pid not in self._others]
+        found = children + [below for child in children for below in processes.descendants(child.pid, everything)]
+        if self._zygote_is_shared and self.zygote_pid:
+            found += processes.descendants(self.zygote_pid, everything)
+        return [process for process in found if process.pid != self.zygote_pid]
 
-    def of(self, rank: int, pid: int) -> list[Process]:
+    def of_rank(self, rank: RankProcess) -> list[Process]:
         """Return the rank's process and the processes that it has started, as far as these can be attributed to it."""
-        everybody = processes.everybody()
-        below = {found.pid for found in processes.descendants(pid, everybody)} if pid else set()
+        everything, pid = processes.all_processes(), rank.pid
+        below = {found.pid for found in processes.descendants(pid, everything)} if pid else set()
+        mark = {ID_VARIABLE.encode(): str(rank.id).encode(), GANG_VARIABLE.encode(): self._gang}
 
         def belongs(process: Process) -> bool:
             if pid in (process.pid, process.session) or process.pid in below:
                 return True
-            env = processes.environ_of(process.pid)
-            return env.get(ID_VARIABLE.encode()) == str(rank).encode() and env.get(GANG_VARIABLE.encode()) == self._gang
+            return mark.items() <= processes.environment_of(process.pid).items()
 
-        return [process for process in self.all(everybody) if process.state not in "ZX" and belongs(process)]
+        return [process for process in self.all(everything) if process.state not in "ZX" and belongs(process)]
+
+    def kill_rank(self, rank: RankProcess) -> None:
+        """Send SIGKILL to all processes of the rank, except resource trackers."""
+        _kill(self.of_rank(rank), resource_trackers=False)
+
+    def terminate_rank(self, rank: RankProcess) -> None:
+        """Send SIGTERM to the rank's process group, since a shell does not forward it."""
+        found = processes.find_process(rank.pid)
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(rank.pidfd, 0)  # fails if the process has ended and its id may be reused
+            if found is not None and found.session == rank.pid:
+                os.killpg(rank.pid, signal.SIGTERM)
+            else:
+                signal.pidfd_send_signal(rank.pidfd, signal.SIGTERM)
+
+    def clean_up_rank(self, rank: RankProcess, waited_s: float) -> list[Process] | None:
+        """Kill the processes that an exited rank has left behind; to be called until it returns a list.
+
+        Args:
+            rank: The rank.
+            waited_s: Time since its exit.
+
+        Returns:
+            The processes that could not be killed in time; None while some are still being killed.
+        """
+        left = self.of_rank(rank)
+        if left and waited_s < processes.KILL_DEADLINE_S:
+            _kill(left, resource_trackers=waited_s > processes.RESOURCE_TRACKER_S)
+            return None
+        return left
 
 
-def kill(whom: Iterable[Process], *, janitors: bool = False) -> None:
-    """Send SIGKILL to the processes; to those that clean up after others only with ``janitors``."""
-    for process in whom:
-        if janitors or not processes.is_janitor(process.pid):
-            processes.send(process, signal.SIGKILL)
+def _kill(which: Iterable[Process], *, resource_trackers: bool) -> None:
+    for process in which:
+        if resource_trackers or not processes.is_resource_tracker(process.pid):
+            processes.send_signal(process, signal.SIGKILL)

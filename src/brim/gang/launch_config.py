@@ -1,4 +1,4 @@
-"""The description of a job, its possible outcomes, and the times from a request to stop to SIGKILL."""
+"""What to launch, and the times from a request to stop to SIGKILL."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from brim.gang.zygote import PRELOAD
-
+PRELOAD: Final = ("torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch.utils.data", "torch._dynamo")
+"""``torch._dynamo`` is in the list because the first optimizer that is built imports it, which takes a second."""
+PRELOAD_TIMEOUT_S: Final = 600.0
+"""Longest wait for a zygote to be ready. Our choice: torch on a slow network file system takes minutes."""
 GRACE_S: Final = 30.0
 """Time from an announced stop to SIGKILL. Our choice: the notice that large clouds give preemptible machines."""
 TERM_S: Final = 5.0
@@ -15,14 +17,14 @@ TERM_S: Final = 5.0
 FAILURE_GRACE_S: Final = 5.0
 """Time from the exception of one rank to SIGKILL of the others. Our choice: they cannot continue, but may still write
 files."""
-LAST_WORDS_S: Final = 0.5
+FAILURE_REPORT_S: Final = 0.5
 """The part of that time before SIGTERM: a rank's death may be noticed before its exception is printed. Our choice."""
-HANG_S: Final = 600.0
+HANG_TIMEOUT_S: Final = 600.0
 """How long all other ranks wait before the one that does not counts as hung: as long as NCCL's own time-out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LaunchConfig:
     """What to run and how.
 
     Args:
@@ -36,8 +38,8 @@ class Job:
         grace_s: Time from an announced stop to SIGKILL; SIGTERM comes ``term_s`` before its end.
         term_s: Time from SIGTERM to SIGKILL.
         failure_grace_s: Time from the exception of one rank to SIGKILL of the others.
-        hang_s: How long all other ranks wait before the one that does not is killed.
-        replace: How many dead ranks are replaced; after that, the others continue without them.
+        hang_timeout_s: How long all other ranks wait before the one that does not is killed.
+        replacements_max: How many dead ranks are replaced; after that, the others continue without them.
         log_folder: Folder for the output of each rank, in ``rank-ID.log``; None: this process's own output.
         zygote: Path of a listening zygote; None: start a private one.
         preload: Modules that the private zygote imports.
@@ -52,17 +54,8 @@ class Job:
     grace_s: float = GRACE_S
     term_s: float = TERM_S
     failure_grace_s: float = FAILURE_GRACE_S
-    hang_s: float = HANG_S
-    replace: int = 0
+    hang_timeout_s: float = HANG_TIMEOUT_S
+    replacements_max: int = 0
     log_folder: str | None = None
     zygote: str | None = None
     preload: tuple[str, ...] = PRELOAD
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a job ended. ``kind`` is ``finished``, ``preempted`` or ``failed``; ``code`` is the launcher's exit code."""
-
-    kind: str
-    code: int
-    detail: str = ""

@@ -21,6 +21,7 @@ Each message is a frozen dataclass; ``codec`` writes it as one line of JSON. Rul
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -270,3 +271,21 @@ Message: TypeAlias = (
     | StatusRequest | ResizeRequest | PreemptRequest | StopRequest | KillRequest | TuneRequest | Response
 )  # fmt: skip
 Request: TypeAlias = StatusRequest | ResizeRequest | PreemptRequest | StopRequest | KillRequest | TuneRequest
+
+
+def check_request(request: Request) -> None:
+    """Check the values of a request.
+
+    Raises:
+        ValueError: one of them is not possible; the text says what was found and what was expected.
+    """
+    match request:
+        case PreemptRequest(grace_s=float(grace_s)) if not 0 <= grace_s < math.inf:
+            raise ValueError(f"preempt: found {grace_s:g} s, expected a finite time of at least 0")
+        case TuneRequest():
+            for name, least in (("global_batch", 1), ("loader_workers", 0), ("prefetch", 1)):
+                value = getattr(request, name)
+                if value is not None and value < least:
+                    raise ValueError(f"tune: found {name} {value}, expected at least {least}")
+        case _:
+            pass

@@ -19,11 +19,11 @@ from typing import Final
 
 KILL_DEADLINE_S: Final = 10.0
 """How long to wait for killed processes to end. Our choice; one in uninterruptible sleep may need minutes."""
-JANITOR_S: Final = 1.0
-"""How long clean-up processes may outlive those they clean up after. Our choice: they need about 20 ms."""
+RESOURCE_TRACKER_S: Final = 1.0
+"""How long resource trackers may outlive the processes they clean up after. Our choice: they need about 20 ms."""
 _PAUSE_S: Final = 0.005
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_JANITORS: Final = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+_RESOURCE_TRACKERS: Final = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 """Processes that unlink the shared memory of others once these have ended; if killed first, they would leave it."""
 
 
@@ -50,7 +50,7 @@ def become_subreaper() -> None:
         raise OSError(errno, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(errno)}")
 
 
-def seen(pid: int) -> Process | None:
+def find_process(pid: int) -> Process | None:
     """Return the process with this id, if there is one."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -61,15 +61,15 @@ def seen(pid: int) -> Process | None:
     return Process(pid, int(words[1]), int(words[3]), int(words[19]), words[0].decode())
 
 
-def everybody() -> list[Process]:
+def all_processes() -> list[Process]:
     """Return all processes of the machine."""
-    return [found for name in os.listdir("/proc") if name.isdecimal() and (found := seen(int(name)))]
+    return [found for name in os.listdir("/proc") if name.isdecimal() and (found := find_process(int(name)))]
 
 
 def descendants(root: int, among: Iterable[Process] | None = None) -> list[Process]:
     """Return all descendants of ``root``, zombies included, parents before children."""
     below: dict[int, list[Process]] = {}
-    for process in everybody() if among is None else among:
+    for process in all_processes() if among is None else among:
         below.setdefault(process.parent, []).append(process)
     found, queue = [], [root]
     while queue:
@@ -79,7 +79,7 @@ def descendants(root: int, among: Iterable[Process] | None = None) -> list[Proce
     return found
 
 
-def environ_of(pid: int) -> dict[bytes, bytes]:
+def environment_of(pid: int) -> dict[bytes, bytes]:
     """Return the environment that the process was executed with; empty if it cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
@@ -89,24 +89,24 @@ def environ_of(pid: int) -> dict[bytes, bytes]:
     return dict(entry.partition(b"=")[::2] for entry in text.split(b"\0") if entry)
 
 
-def is_janitor(pid: int) -> bool:
-    """Whether the process only cleans up after others."""
+def is_resource_tracker(pid: int) -> bool:
+    """Whether the process only frees what others leave behind when they end."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             text = file.read()
     except OSError:
         return False
-    return any(name in text for name in _JANITORS)
+    return any(name in text for name in _RESOURCE_TRACKERS)
 
 
-def send(process: Process, number: int) -> bool:
+def send_signal(process: Process, number: int) -> bool:
     """Send a signal to exactly this process; return whether it still existed."""
     try:
         fd = os.pidfd_open(process.pid)
     except OSError:
         return False
     try:
-        now = seen(process.pid)  # the descriptor is for the process that has the id now: is it the same one?
+        now = find_process(process.pid)  # the descriptor is for the process that has the id now: is it the same one?
         if now is None or now.start_ticks != process.start_ticks:
             return False
         signal.pidfd_send_signal(fd, number)
@@ -129,30 +129,30 @@ def reap() -> list[tuple[int, int]]:
     return ended
 
 
-def end_launcher(process: subprocess.Popen[bytes], within_s: float) -> None:
+def terminate_launcher(process: subprocess.Popen[bytes], timeout_s: float) -> None:
     """Terminate a launcher, which ends its ranks. If it does not, kill it; its zygote then ends the ranks."""
     if process.poll() is not None:
         return
     process.terminate()
     try:
-        process.wait(within_s)
+        process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
 def kill_all(
-    whom: Callable[[], list[Process]],
-    reaped: Callable[[list[tuple[int, int]]], None] = lambda _: None,
+    list_processes: Callable[[], list[Process]],
+    on_reaped: Callable[[list[tuple[int, int]]], None] = lambda _: None,
     deadline_s: float = KILL_DEADLINE_S,
 ) -> list[Process]:
-    """Send SIGKILL to the processes that ``whom`` returns until it returns none; clean-up processes come last.
+    """Send SIGKILL to the processes that ``list_processes`` returns until it returns none, resource trackers last.
 
     Children of this process are reaped meanwhile.
 
     Args:
-        whom: Called repeatedly, since a process may have forked just before it was killed.
-        reaped: Called with the process ids and wait statuses of children of this process that have ended.
+        list_processes: Called repeatedly, since a process may have forked just before it was killed.
+        on_reaped: Called with the process ids and wait statuses of children of this process that have ended.
         deadline_s: Give up after this long.
 
     Returns:
@@ -160,13 +160,13 @@ def kill_all(
     """
     start_s = time.monotonic()
     while True:
-        reaped(reap())
-        left = [process for process in whom() if process.state not in "ZX"]
+        on_reaped(reap())
+        left = [process for process in list_processes() if process.state not in "ZX"]
         waited_s = time.monotonic() - start_s
         if not left or waited_s > deadline_s:
-            reaped(reap())
+            on_reaped(reap())
             return left
         for process in left:
-            if waited_s > JANITOR_S or not is_janitor(process.pid):
-                send(process, signal.SIGKILL)
+            if waited_s > RESOURCE_TRACKER_S or not is_resource_tracker(process.pid):
+                send_signal(process, signal.SIGKILL)
         time.sleep(_PAUSE_S)

@@ -1,130 +1,124 @@
-"""What a supervisor records about each rank, and the outcome of a job from the ends of its ranks."""
+"""What is known about each rank's process, and which signals it is to get."""
 
 from __future__ import annotations
 
-import json
+import itertools
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from brim.gang.control_server import Connection
-from brim.gang.launch_config import Outcome
-from brim.gang.messages import PREEMPTED, RESUMABLE, Finished, GroupBroken, Waiting
+from brim.gang.messages import RESUMABLE, Finished, GroupBroken, Waiting
 
-BY_OUR_SIGNAL: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
+TERMINATED_CODES: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
 """Exit codes of a command without signal handlers that was terminated; the second pair comes from shells."""
-NO_CONSEQUENCE: Final = frozenset({-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})
+KILLED_CODES: Final = frozenset({-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})
 """Exit codes of a rank that did not fail because another rank had failed, unless the supervisor sent the signal."""
 
 
 @dataclass(slots=True)
-class Rank:
-    """One process of the gang, from the order to start it until all processes it has started are gone."""
+class RankProcess:
+    """One rank, from the order to start it until all processes it has started are gone.
+
+    Attributes:
+        id: Its ``$BRIM_ID``, never used twice in a gang.
+        slot: Its ``$LOCAL_RANK``.
+        requested: Whether the present zygote was asked to start it, at ``requested_s``.
+        pid, pidfd: Its process; 0 and -1 until it has started, and the descriptor again when it has exited.
+        start_method: "fork" or "spawn".
+        peer_pid: Process that is connected to the control socket as this rank; None: not connected.
+        stop_requested: Whether it has been asked, by message or signal, to exit.
+        sent_leaving: Whether it has sent `Leaving`.
+        exited, exit_code, exited_s: Its end; the code is like ``Popen.returncode``, None if it is unknown.
+        exit_seen_s: When its process had ended, although the zygote has not reported that.
+        is_cause: Whether the gang fails because of it.
+        failed_s, traceback: Its exception.
+        signals: Times and numbers of the signals that it is to get, the next first.
+        signalled: Whether one of them was sent.
+        cleanup_since_s: Since when the processes that it has left behind are being killed; None: none is left.
+        report: The newest values that it has reported, by name.
+        waiting, broken, finished: The message that still describes it.
+    """
 
     id: int
     slot: int
-    asked: bool = False
-    asked_s: float = 0.0
-    zombie_s: float | None = None
+    requested: bool = False
+    requested_s: float = 0.0
     pid: int = 0
-    handle: int = -1
-    how: str = ""
-    connection: Connection | None = None
-    told: bool = False
-    signalled: bool = False
-    left: bool = False
-    ended: bool = False
-    code: int | None = None
-    ended_s: float = 0.0
+    pidfd: int = -1
+    start_method: str = ""
+    peer_pid: int | None = None
+    stop_requested: bool = False
+    sent_leaving: bool = False
+    exited: bool = False
+    exit_code: int | None = None
+    exited_s: float = 0.0
+    exit_seen_s: float | None = None
     is_cause: bool = False
     failed_s: float | None = None
     traceback: str = ""
-    ladder: list[tuple[float, int]] = field(default_factory=list)
-    sweep_s: float | None = None
-    last: dict[str, Any] = field(default_factory=dict)
-    waits_in: Waiting | None = None
-    broke_in: GroupBroken | None = None
+    signals: list[tuple[float, int]] = field(default_factory=list)
+    signalled: bool = False
+    cleanup_since_s: float | None = None
+    report: dict[str, Any] = field(default_factory=dict)
+    waiting: Waiting | None = None
+    broken: GroupBroken | None = None
     finished: Finished | None = None
 
     @property
-    def living(self) -> bool:
+    def alive(self) -> bool:
         """Whether its process may still be running."""
-        return not self.ended
+        return not self.exited
 
-    def plan(self, now_s: float, term_after_s: float, kill_after_s: float) -> None:
+    @property
+    def connected(self) -> bool:
+        """Whether it is connected to the control socket."""
+        return self.peer_pid is not None
+
+    def schedule_signals(self, now_s: float, term_after_s: float, kill_after_s: float) -> None:
         """Schedule SIGTERM and SIGKILL this long from now. A signal that is already due earlier stays so."""
-        planned = {number: at_s for at_s, number in self.ladder}
-        kill_s = min(now_s + kill_after_s, planned.get(signal.SIGKILL, float("inf")))
-        term_s = min(now_s + term_after_s, planned.get(signal.SIGTERM, float("inf")), kill_s)
-        terminated = signal.SIGKILL in planned and signal.SIGTERM not in planned
-        self.ladder = [] if terminated else [(term_s, int(signal.SIGTERM))]
-        self.ladder.append((kill_s, int(signal.SIGKILL)))
+        scheduled = {number: at_s for at_s, number in self.signals}
+        kill_s = min(now_s + kill_after_s, scheduled.get(signal.SIGKILL, float("inf")))
+        term_s = min(now_s + term_after_s, scheduled.get(signal.SIGTERM, float("inf")), kill_s)
+        terminated = signal.SIGKILL in scheduled and signal.SIGTERM not in scheduled
+        self.signals = [] if terminated else [(term_s, int(signal.SIGTERM))]
+        self.signals.append((kill_s, int(signal.SIGKILL)))
+
+    def take_due_signal(self, now_s: float) -> int | None:
+        """Return the next signal, to be sent now, if its time has come and the process has started."""
+        if self.alive and self.pid and self.signals and now_s >= self.signals[0][0]:
+            self.signalled = True
+            return self.signals.pop(0)[1]
+        return None
+
+    def next_signal_in_s(self, now_s: float) -> float:
+        """Return the time until the next signal is due; infinite if there is none, or no process to send it to."""
+        return max(0.0, self.signals[0][0] - now_s) if self.signals and self.pid else float("inf")
 
     @property
     def was_killed(self) -> bool:
         """Whether its process was ended by a signal that neither the supervisor nor another rank's failure explains."""
-        return self.code in NO_CONSEQUENCE and not self.signalled
+        return self.exit_code in KILLED_CODES and not self.signalled
 
-    def as_told(self) -> bool:
-        """Whether it ended as expected of a rank that was asked to end."""
-        return self.told and (self.code == 0 or self.code in RESUMABLE or self.code in BY_OUR_SIGNAL)
+    def exited_as_requested(self) -> bool:
+        """Whether it exited as expected of a rank that was asked to."""
+        return self.stop_requested and self.exit_is_expected()
 
-    def read_error(self, path: str) -> None:
-        """Read the exception that ended it; only a forked rank writes it to a file."""
-        try:
-            with open(path, encoding="utf-8") as file:
-                said = json.load(file)
-            self.traceback, self.failed_s = str(said["traceback"]), float(said["at_ns"]) / 1e9
-        except (OSError, ValueError, KeyError, TypeError):
-            return
+    def exit_is_expected(self) -> bool:
+        """Whether its exit code is one of those of a rank that was asked to exit."""
+        return self.exit_code == 0 or self.exit_code in RESUMABLE or self.exit_code in TERMINATED_CODES
 
 
-def causes(ranks: Iterable[Rank], *, failing: bool) -> list[Rank]:
-    """Return the ranks that ended without having been asked to, in the order in which they failed.
+def free_slot(ranks: Iterable[RankProcess], leaving: Collection[int], size: int) -> int:
+    """Return the lowest free slot.
 
-    A rank that was killed comes first: the exceptions of other ranks follow from its end, which may be seen later.
+    Slots are GPUs. Before a slot beyond the wanted ``size`` is used, the slot of a rank that is leaving, or whose
+    remaining processes are being killed, is reused.
     """
-    found = (rank for rank in ranks if _is_cause(rank, failing))
-    return sorted(found, key=lambda rank: (not rank.was_killed, rank.failed_s or rank.ended_s))
-
-
-def _is_cause(rank: Rank, failing: bool) -> bool:
-    if rank.failed_s is not None or rank.is_cause:
-        return True
-    expected = rank.code == 0 or rank.code in RESUMABLE or rank.code in BY_OUR_SIGNAL
-    return not expected and rank.code is not None and (failing or rank.told)
-
-
-def failure(first: Rank | None, why: str) -> Outcome:
-    """Return the outcome of a failed gang: the exit code of the rank that failed first, or 1 if that says resumable."""
-    detail = f"rank {first.id} failed first: {_how_it_failed(first)}" if first and first.pid else why
-    code = 1 if first is None or first.code is None or first.failed_s is not None else first.code
-    code = 1 if code in RESUMABLE else code
-    return Outcome("failed", code if code > 0 else 128 - code, detail)
-
-
-def _how_it_failed(rank: Rank) -> str:
-    """Describe the failure; a signal that ended a rank while it handled its exception is not named."""
-    if rank.failed_s is not None and rank.code in BY_OUR_SIGNAL:
-        return "by an exception"
-    return how(rank.code) + (", though it was not asked to stop" if rank.code in RESUMABLE else "")
-
-
-def success(ranks: Iterable[Rank], *, announced: bool) -> Outcome:
-    """Return the outcome of a gang that did not fail: after an announced stop, finished only if every rank was."""
-    if announced and not all(rank.code == 0 and not rank.left for rank in ranks):
-        return Outcome("preempted", PREEMPTED)
-    return Outcome("finished", 0)
-
-
-def how(code: int | None) -> str:
-    """Describe an exit code."""
-    if code is None:
-        return "ended with an unknown exit code"
-    if code >= 0:
-        return f"exited with {code}"
-    try:
-        return f"ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"ended by signal {-code}"
+    held: dict[int, int] = {}
+    for rank in ranks:
+        is_leaving = rank.stop_requested or rank.id in leaving
+        stage = (2 if is_leaving else 3) if rank.alive else 1 if rank.cleanup_since_s is not None else 0
+        held[rank.slot] = max(held.get(rank.slot, 0), stage)
+    slot = min(range(size), key=lambda slot: (held.get(slot, 0), slot))
+    return slot if held.get(slot, 0) < 3 else next(n for n in itertools.count() if not held.get(n))

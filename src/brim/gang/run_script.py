@@ -1,8 +1,6 @@
-"""Make a forked process behave like ``python script.py args``: same argv, ``__main__``, paths and exit code.
+"""Makes a forked process behave like ``python script.py args``: same argv, ``__main__``, paths and exit code.
 
-``read_command`` parses a command line, or returns why it needs a fresh interpreter. ``why_not_fork`` returns why this
-interpreter, with what it has already loaded, cannot stand in for a fresh one. ``become`` resets what a fork inherits.
-``run`` executes the script and ends the process.
+``reset_process`` resets what a fork inherits; ``run_script`` executes the script and ends the process.
 """
 
 from __future__ import annotations
@@ -24,144 +22,19 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Final, NoReturn
+
+from brim.gang.fork_safety import PythonCommand, first_path
 
 ERROR_FILE_VARIABLE: Final = "BRIM_ERROR_FILE"
 """Environment: the file to which a forked rank writes the exception that ends it, as JSON: ``{"at_ns": monotonic,
 "traceback": text}``."""
-FORBID_VARIABLE: Final = "BRIM_ZYGOTE"
-"""Environment: ``off`` turns forking off, so every rank is a fresh interpreter. A site hook may set it."""
-_READ_AT_START: Final = (
-    "PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "VECLIB_", "ATEN_", "TORCH_",
-    "PYTORCH_", "MALLOC_", "LC_", "LANG", "GLIBC_", "TCMALLOC_",
-)  # fmt: skip
-"""Prefixes of variables that an interpreter or a library reads once, at start. Our list, from their documentation."""
 _TORCH_CONSTANT: Final = 67280421310721
 """The seed that torch uses at import (c10::detail::default_rng_seed_val); newer versions draw one at random."""
-_GPU_DEVICES: Final = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
-@dataclass(frozen=True, slots=True)
-class PythonRun:
-    """A parsed Python command; ``kind`` is ``script``, ``folder``, ``module`` or ``code``."""
-
-    kind: str
-    target: str
-    args: tuple[str, ...]
-    unbuffered: bool = False
-
-
-def read_command(command: Iterable[str], cwd: str) -> PythonRun | str:
-    """Return what ``python ...`` would run, or why that needs a fresh interpreter.
-
-    ``command`` does not include the interpreter.
-    """
-    words = list(command)
-    unbuffered = False
-    while words and words[0] == "-u":
-        unbuffered = True
-        words.pop(0)
-    if not words or words[0] == "-":
-        return "it reads its program from standard input"
-    if words[0] in ("-m", "-c") and len(words) > 1:
-        kind = "module" if words[0] == "-m" else "code"
-        return PythonRun(kind, words[1], tuple(words[2:]), unbuffered)
-    if words[0].startswith("-"):
-        return f"the interpreter option {words[0]}"
-    path = os.path.join(cwd, words[0])
-    if words[0].endswith((".pyc", ".pyw")):
-        return "it is a compiled file"
-    kind = "folder" if os.path.isdir(path) or _is_zip(path) else "script"
-    return PythonRun(kind, words[0], tuple(words[1:]), unbuffered)
-
-
-def why_not_fork(run: PythonRun, env: Mapping[str, str], cwd: str, at_start: Mapping[str, str]) -> str | None:
-    """Return why this interpreter, started with ``at_start``, cannot stand in for a fresh one; None if it can."""
-    if env.get(FORBID_VARIABLE) == "off":
-        return f"{FORBID_VARIABLE}=off"
-    for name in sorted(env.keys() | at_start.keys()):
-        if name.startswith(_READ_AT_START) and env.get(name) != at_start.get(name):
-            return f"{name} is {env.get(name)!r} for the rank and was {at_start.get(name)!r} when the zygote started"
-    if any(not os.path.isabs(entry) for entry in env.get("PYTHONPATH", "/").split(":")) and cwd != _CWD_AT_START:
-        return "PYTHONPATH has relative folders"
-    return _hidden_module(_first_path(run, cwd))
-
-
-def why_never_fork(threads: int) -> str | None:
-    """Return why this interpreter must never be forked; None if forking is safe.
-
-    A site hook or a preloaded module may have started threads or opened a GPU, neither of which survives a fork.
-    """
-    if os.environ.get(FORBID_VARIABLE) == "off":
-        return f"{FORBID_VARIABLE}=off, set by a site hook"
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is not None and cuda.is_initialized():
-        return "CUDA is initialised in the zygote"
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if (path := os.readlink(f"/proc/self/fd/{fd}")).startswith(_GPU_DEVICES):
-                return f"the zygote has {path} open"
-    if threads > 1:
-        return f"{threads - 1} threads run in the zygote: a site hook or a preloaded module started them"
-    return None
-
-
-def why_child_unsound() -> str | None:
-    """In a forked child, return why a library does not work after the fork; None if all do."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is not None and cuda._is_in_bad_fork():
-        return "CUDA's driver was touched in the zygote"
-    return None
-
-
-_CWD_AT_START: Final = os.getcwd()
-
-
-def _is_zip(path: str) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return file.read(4) == b"PK\3\4"
-    except OSError:
-        return False
-
-
-def _first_path(run: PythonRun, cwd: str) -> str:
-    """Return the entry that Python puts at the front of ``sys.path``."""
-    if run.kind == "script":
-        return os.path.dirname(os.path.realpath(os.path.join(cwd, run.target)))
-    return {"module": cwd, "code": "", "folder": os.path.join(cwd, run.target)}[run.kind]
-
-
-def _hidden_module(first: str) -> str | None:
-    """Name a module beside the script that would be imported here from elsewhere, since its name is already loaded."""
-    try:
-        names = os.listdir(first or ".")
-    except OSError:
-        return None
-    for entry in names:
-        name, _, rest = entry.partition(".")
-        loaded = sys.modules.get(name)
-        if loaded is None or (rest and rest[-2:] not in ("py", "so")):
-            continue
-        if name in ("__main__", *sys.builtin_module_names):
-            continue
-        path = os.path.join(first, entry)
-        if not rest and not os.path.exists(os.path.join(path, "__init__.py")):
-            continue
-        origin = getattr(loaded, "__file__", None)
-        frozen = getattr(getattr(loaded, "__spec__", None), "origin", None) == "frozen"
-        inside = os.path.join(path, "__init__.py") if not rest else path
-        if not frozen and not (origin and os.path.exists(origin) and os.path.samefile(origin, inside)):
-            return f"{path} would be imported by a fresh interpreter; here {name} is already loaded from {origin}"
-    return None
-
-
-# -- in the forked child -------------------------------------------------------------------------------------------
-
-
-def become(run: PythonRun, env: Mapping[str, str], cwd: str, base_path: list[str]) -> None:
+def reset_process(command: PythonCommand, env: Mapping[str, str], cwd: str, base_path: list[str]) -> None:
     """Reset this forked process to the state of a fresh interpreter. Descriptors 0 to 2 are already set."""
     os.environ.clear()
     os.environ.update(env)  # sets CUDA_VISIBLE_DEVICES before any library reads it
@@ -174,16 +47,16 @@ def become(run: PythonRun, env: Mapping[str, str], cwd: str, base_path: list[str
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     time.tzset()
     tempfile.tempdir = None
-    _reopen_streams(unbuffered=run.unbuffered)
+    _reopen_streams(unbuffered=command.unbuffered)
     _fresh_multiprocessing(cwd)
     _fresh_random()
-    first = _first_path(run, cwd)
-    sys.path[:] = base_path if sys.flags.safe_path and run.kind != "folder" else [first, *base_path]
+    first = first_path(command, cwd)
+    sys.path[:] = base_path if sys.flags.safe_path and command.kind != "folder" else [first, *base_path]
     sys.path_importer_cache.pop(first, None)
-    argv0 = {"module": "-m", "code": "-c"}.get(run.kind, run.target)
-    sys.argv[:] = [argv0, *run.args]
-    asked = [argv0, run.target] if run.kind in ("module", "code") else [run.target]
-    sys.orig_argv[:] = [sys.executable, *(["-u"] if run.unbuffered else []), *asked, *run.args]
+    argv0 = {"module": "-m", "code": "-c"}.get(command.kind, command.target)
+    sys.argv[:] = [argv0, *command.args]
+    words = [argv0, command.target] if command.kind in ("module", "code") else [command.target]
+    sys.orig_argv[:] = [sys.executable, *(["-u"] if command.unbuffered else []), *words, *command.args]
 
 
 def _reopen_streams(*, unbuffered: bool) -> None:
@@ -225,9 +98,9 @@ def _fresh_random() -> None:
         generator.seed()
 
 
-def run(what: PythonRun) -> NoReturn:
-    """Run the command as ``__main__``, then end the process as the interpreter would: see ``_end``."""
-    not_its_own = set(sys.modules)
+def run_script(command: PythonCommand) -> NoReturn:
+    """Run the command as ``__main__``, then end the process as the interpreter would: see ``_finalize``."""
+    loaded_before = set(sys.modules)
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=builtins, __annotations__={})
     for name in ("__loader__", "__spec__", "__package__"):
@@ -235,26 +108,26 @@ def run(what: PythonRun) -> NoReturn:
     sys.modules["__main__"] = module
     interrupted = False
     try:
-        if what.kind == "module":
-            runpy._run_module_as_main(what.target)  # type: ignore[attr-defined]
-        elif what.kind == "folder":
+        if command.kind == "module":
+            runpy._run_module_as_main(command.target)  # type: ignore[attr-defined]
+        elif command.kind == "folder":
             runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         else:
-            exec(_code(what, module), module.__dict__)
+            exec(_compile(command, module), module.__dict__)
         status = 0
     except SystemExit as end:
-        status = _status(end)
+        status = _exit_code(end)
     except BaseException as error:
-        status = _report(what, error)
+        status = _print_exception(command, error)
         interrupted = isinstance(error, KeyboardInterrupt)
-    _end([module, *(sys.modules[name] for name in reversed(sys.modules) if name not in not_its_own)])
+    _finalize([module, *(sys.modules[name] for name in reversed(sys.modules) if name not in loaded_before)])
     if interrupted:  # die of SIGINT, so that a shell sees the interruption
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(status)
 
 
-def _status(end: SystemExit) -> int:
+def _exit_code(end: SystemExit) -> int:
     """Return the exit code of a ``SystemExit``; a code that is no number is printed to stderr."""
     if end.code is None:
         return 0
@@ -265,7 +138,7 @@ def _status(end: SystemExit) -> int:
     return 1
 
 
-def _end(modules: list[types.ModuleType]) -> None:
+def _finalize(modules: list[types.ModuleType]) -> None:
     """Do what the interpreter does at exit, except unload the preloaded libraries.
 
     It joins threads, runs exit functions and clears the script's own modules, so that files are flushed and finalizers
@@ -314,11 +187,11 @@ class _Fails:
         raise RuntimeError
 
 
-def _code(what: PythonRun, module: types.ModuleType) -> types.CodeType:
-    if what.kind == "code":
+def _compile(command: PythonCommand, module: types.ModuleType) -> types.CodeType:
+    if command.kind == "code":
         module.__loader__ = importlib.machinery.BuiltinImporter
-        return compile(what.target, "<string>", "exec", dont_inherit=True)
-    path = os.path.join(os.getcwd(), what.target)  # not normalised, as Python does not
+        return compile(command.target, "<string>", "exec", dont_inherit=True)
+    path = os.path.join(os.getcwd(), command.target)  # not normalised, as Python does not
     try:
         with io.open_code(path) as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
@@ -330,10 +203,10 @@ def _code(what: PythonRun, module: types.ModuleType) -> types.CodeType:
     return code
 
 
-def _report(what: PythonRun, error: BaseException) -> int:
+def _print_exception(command: PythonCommand, error: BaseException) -> int:
     """Report an uncaught exception as the interpreter does, without the frames of this module."""
     trace = error.__traceback__.tb_next if error.__traceback__ else None
-    if what.kind == "code" and trace is not None and trace.tb_frame.f_code is _code.__code__:
+    if command.kind == "code" and trace is not None and trace.tb_frame.f_code is _compile.__code__:
         trace = None  # it could not be compiled
     error.__traceback__ = trace
     _write_error_file(error)
@@ -354,3 +227,13 @@ def _write_error_file(error: BaseException) -> None:
         with open(path + ".part", "w", encoding="utf-8", errors="backslashreplace") as file:
             json.dump({"at_ns": time.monotonic_ns(), "traceback": text}, file)
         os.replace(path + ".part", path)
+
+
+def read_error_file(path: str) -> tuple[str, float] | None:
+    """Return the traceback that a forked rank has written, and when (s); None if there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            written = json.load(file)
+        return str(written["traceback"]), float(written["at_ns"]) / 1e9
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

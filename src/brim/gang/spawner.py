@@ -8,27 +8,27 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from brim.gang.launch_config import Job
-from brim.gang.messages import GANG_VARIABLE
-from brim.gang.output import Forwarder
-from brim.gang.zygote import is_this_python
-from brim.gang.zygote_client import Starter, Word, ZygoteLost
+from brim.gang.fork_safety import is_this_python
+from brim.gang.launch_config import LaunchConfig
+from brim.gang.stderr_forwarder import StderrForwarder
+from brim.gang.zygote_client import ZygoteClient
+from brim.gang.zygote_events import ZygoteEvent, ZygoteLost
 
 ZYGOTES_MAX: Final = 3
-"""Most zygotes that are started for one job. Our choice."""
+"""Most zygotes that are started for one gang. Our choice."""
 
 
 class OutputError(Exception):
     """The output of a rank cannot be opened; another zygote would not help."""
 
 
-class Nursery:
-    """Asks zygotes for ranks.
+class RankSpawner:
+    """Requests ranks from a zygote.
 
     Args:
-        job: The job to run.
+        config: What to launch.
         env: Environment shared by all ranks.
-        selector: The zygote's connection is registered here, with ``self`` as data.
+        selector: The zygote's connection is registered here, with the spawner as data.
         forwarder: Forwards the stderr of ranks; None if their output goes to files.
 
     Attributes:
@@ -36,24 +36,33 @@ class Nursery:
     """
 
     def __init__(
-        self, job: Job, env: Mapping[str, str], selector: selectors.BaseSelector, forwarder: Forwarder | None
+        self,
+        config: LaunchConfig,
+        env: Mapping[str, str],
+        selector: selectors.BaseSelector,
+        forwarder: StderrForwarder | None,
     ) -> None:
-        self._job, self._env, self._selector, self._forwarder = job, env, selector, forwarder
-        self._starter: Starter | None = None
-        self._zygotes = 0
+        self._config, self._env, self._selector, self._forwarder = config, env, selector, forwarder
+        self._zygote: ZygoteClient | None = None
+        self._zygotes_started = 0
         self.ready_s: float | None = None
 
     @property
-    def alive(self) -> bool:
+    def connected(self) -> bool:
         """Whether there is a zygote, as far as is known."""
-        return self._starter is not None
+        return self._zygote is not None
 
     @property
-    def pid(self) -> int:
+    def zygote_pid(self) -> int:
         """Process id of the private zygote; 0 if there is none."""
-        return (self._starter.pid or 0) if self._starter is not None else 0
+        return (self._zygote.pid or 0) if self._zygote is not None else 0
 
-    def start(self, number: int, env: Mapping[str, str]) -> None:
+    @property
+    def exhausted(self) -> bool:
+        """Whether zygotes were lost so often that no other is started."""
+        return self._zygotes_started >= ZYGOTES_MAX
+
+    def start(self, rank: int, env: Mapping[str, str]) -> None:
         """Request a rank; the answer comes through ``receive``.
 
         Raises:
@@ -63,54 +72,48 @@ class Nursery:
         fds: list[int] = []
         try:
             try:
-                self._open_streams(number, fds)
+                self._open_streams(rank, fds)
             except OSError as error:
                 where = f": {error.filename}" if error.filename else ""
                 raise OutputError(f"its output cannot be opened: {error.strerror}{where}") from None
-            self._the_starter().start(number, self._job.command, env, self._job.cwd, fds)
+            self._connect().start(rank, self._config.command, env, self._config.cwd, fds)
         finally:
             for fd in fds:
                 os.close(fd)
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether zygotes were lost so often that no other is started."""
-        return self._zygotes >= ZYGOTES_MAX
-
-    def receive(self) -> list[Word]:
+    def receive(self) -> list[ZygoteEvent]:
         """Return the zygote's messages; `ZygoteLost` if there is none. Blocks until a message arrives."""
-        return [ZygoteLost()] if self._starter is None else self._starter.receive()
+        return [ZygoteLost()] if self._zygote is None else self._zygote.receive()
 
-    def drop(self) -> None:
+    def disconnect(self) -> None:
         """Disconnect from the zygote, which then ends its remaining descendants and itself."""
-        if self._starter is not None:
-            self._selector.unregister(self._starter)
-            self._starter.close()
-            self._starter = self.ready_s = None
+        if self._zygote is not None:
+            self._selector.unregister(self._zygote)
+            self._zygote.close()
+            self._zygote = self.ready_s = None
 
-    def _the_starter(self) -> Starter:
-        if self._starter is None:
-            self._zygotes += 1
-            if self._job.zygote is not None:
-                self._starter = Starter.shared(self._job.zygote)
+    def _connect(self) -> ZygoteClient:
+        if self._zygote is None:
+            self._zygotes_started += 1
+            if self._config.zygote is not None:
+                self._zygote = ZygoteClient.shared(self._config.zygote)
             else:
-                here = is_this_python(self._job.command[0], self._env)
-                self._starter = Starter.private(
-                    sys.executable, self._job.preload if here else (), self._env, self._job.cwd, self._job.term_s,
-                    f"{GANG_VARIABLE}={self._env[GANG_VARIABLE]}",
-                )  # fmt: skip
-            self._selector.register(self._starter, selectors.EVENT_READ, self)
-        return self._starter
+                preload = self._config.preload if is_this_python(self._config.command[0], self._env) else ()
+                self._zygote = ZygoteClient.private(
+                    sys.executable, preload, self._env, self._config.cwd, self._config.term_s
+                )
+            self._selector.register(self._zygote, selectors.EVENT_READ, self)
+        return self._zygote
 
-    def _open_streams(self, number: int, fds: list[int]) -> None:
+    def _open_streams(self, rank: int, fds: list[int]) -> None:
         """Add descriptors for stdin, stdout and stderr. The caller closes them, also when one cannot be opened."""
         fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         if self._forwarder is not None:
             fds.append(os.dup(1))
-            fds.append(self._forwarder.add(number))
+            fds.append(self._forwarder.add(rank))
             return
-        assert self._job.log_folder is not None
-        os.makedirs(self._job.log_folder, exist_ok=True)
-        path = os.path.join(self._job.log_folder, f"rank-{number}.log")
+        assert self._config.log_folder is not None
+        os.makedirs(self._config.log_folder, exist_ok=True)
+        path = os.path.join(self._config.log_folder, f"rank-{rank}.log")
         fds.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
         fds.append(os.dup(fds[-1]))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from brim.errors import UserError
-from brim.gang.processes import end_launcher
+from brim.gang.processes import terminate_launcher
 
 STEPS: Final = 20
 """Steps of a run; ours: enough for momentum, schedules and running statistics to have moved."""
@@ -94,7 +94,7 @@ class Script:
                     "smaller task, or the check a longer --timeout"
                 ) from None
             finally:
-                end_launcher(process, 2 * GRACE_S)
+                terminate_launcher(process, 2 * GRACE_S)
         seen = read(self.folder / f"{name}.jsonl")
         if code:
             self._explain(name, size, code, seen)

@@ -21,9 +21,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from brim.gang import launch_config, zygote
-from brim.gang.client import ask, why_senseless
-from brim.gang.launch_config import Job
+from brim.gang import launch_config
+from brim.gang.client import send_request
+from brim.gang.launch_config import LaunchConfig
 from brim.gang.messages import (
     KillRequest,
     PreemptRequest,
@@ -32,6 +32,7 @@ from brim.gang.messages import (
     StatusRequest,
     StopRequest,
     TuneRequest,
+    check_request,
 )
 from brim.gang.supervisor import Supervisor
 
@@ -66,12 +67,12 @@ def _parser() -> argparse.ArgumentParser:
         help="last part of --grace, from SIGTERM to SIGKILL (default %(default)g)")  # fmt: skip
     add("--failure-grace", type=float, default=launch_config.FAILURE_GRACE_S, metavar="S",
         help="seconds from one rank's exception to SIGKILL of the others (default %(default)g)")  # fmt: skip
-    add("--hang", type=float, default=launch_config.HANG_S, metavar="S",
+    add("--hang", type=float, default=launch_config.HANG_TIMEOUT_S, metavar="S",
         help="kill a rank that keeps all others waiting this many seconds (default %(default)g)")  # fmt: skip
     add("--replace", type=int, default=0, metavar="N", help="number of dead ranks to replace (default 0)")
     add("--logs", metavar="FOLDER", help="write the output of each rank to a file in FOLDER")
     add("--zygote", metavar="PATH", help="use the fork server (zygote) that listens on PATH (default: start one)")
-    add("--preload", default=",".join(zygote.PRELOAD), metavar="A,B",
+    add("--preload", default=",".join(launch_config.PRELOAD), metavar="A,B",
         help="modules that the launcher's own fork server imports in advance")  # fmt: skip
     what = parser.add_mutually_exclusive_group()
     what.add_argument("-m", dest="module", action="store_true", help="run a module, like python -m")
@@ -94,15 +95,15 @@ def _launch(options: argparse.Namespace) -> int:
     python = [] if options.command else [sys.executable, *(["-m"] if options.module else [])]
     control = os.path.abspath(options.control) if options.control else _new_path()
     sys.stderr.write(f"brim: control {control}\n")
-    job = Job(
+    config = LaunchConfig(
         command=(*python, *rest), nproc=options.nproc, control=control, cwd=os.getcwd(),
         devices=tuple(name for name in options.devices.split(",") if name), grace_s=options.grace,
-        term_s=min(options.term, options.grace), failure_grace_s=options.failure_grace, hang_s=options.hang,
-        replace=options.replace, log_folder=options.logs, zygote=options.zygote,
+        term_s=min(options.term, options.grace), failure_grace_s=options.failure_grace, hang_timeout_s=options.hang,
+        replacements_max=options.replace, log_folder=options.logs, zygote=options.zygote,
         preload=tuple(name for name in options.preload.split(",") if name),
     )  # fmt: skip
     try:
-        return Supervisor(job).run().code
+        return Supervisor(config).run().exit_code
     finally:
         if not options.control:
             os.rmdir(os.path.dirname(control))
@@ -120,18 +121,17 @@ def _new_path() -> str:
 
 
 def _send(path: str, words: Sequence[str]) -> int:
-    message = _ask(words)
-    if why_not := why_senseless(message):
-        raise ValueError(why_not)
-    answer = ask(path, message)
-    if answer.status is not None:
-        sys.stdout.write(json.dumps(answer.status, indent=2) + "\n")
-    if answer.detail:
-        sys.stderr.write(f"brim: {answer.detail}\n")
-    return 0 if answer.ok else 4
+    request = _parse_request(words)
+    check_request(request)
+    response = send_request(path, request)
+    if response.status is not None:
+        sys.stdout.write(json.dumps(response.status, indent=2) + "\n")
+    if response.detail:
+        sys.stderr.write(f"brim: {response.detail}\n")
+    return 0 if response.ok else 4
 
 
-def _ask(words: Sequence[str]) -> Request:
+def _parse_request(words: Sequence[str]) -> Request:
     """Parse a request.
 
     Raises:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from brim.gang.client import ask
+from brim.gang.client import send_request
 from brim.gang.messages import PreemptRequest, ResizeRequest, StatusRequest, StopRequest, TuneRequest
 
 SAMPLES = 44
@@ -34,16 +34,16 @@ def after(step, out):
         message = {
             "preempt": PreemptRequest(), "stop": StopRequest(), "resize": ResizeRequest(4), "tune": TuneRequest(64),
         }[what]  # fmt: skip
-        while not all(rank["where"] == "in" for rank in _status()["ranks"]):
+        while not all(rank["state"] == "joined" for rank in _status()["ranks"]):
             time.sleep(0.01)
-        answer = ask(os.environ["BRIM_CONTROL"], message)
+        answer = send_request(os.environ["BRIM_CONTROL"], message)
         Path(out).mkdir(parents=True, exist_ok=True)
         (Path(out) / f"answer-{what}").write_text(answer.detail)
         time.sleep(0.1)
 
 
 def _status():
-    return ask(os.environ["BRIM_CONTROL"], StatusRequest()).status
+    return send_request(os.environ["BRIM_CONTROL"], StatusRequest()).status
 
 
 def net():

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from brim.errors import BrimError, UserError
-from brim.gang.client import ask
+from brim.gang.client import send_request
 from brim.gang.messages import TuneRequest
-from brim.gang.processes import end_launcher
+from brim.gang.processes import terminate_launcher
 
 GRACE_S: Final = 5.0
 """Time between asking a gang to end and SIGKILL. Our choice."""
@@ -175,7 +175,7 @@ class Gang:
         """
         if local_batch != self._local_batch:
             with contextlib.suppress(OSError):  # the gang has ended; _next raises the reason
-                ask(str(self._script.folder / self._name), TuneRequest(global_batch=local_batch * self._size))
+                send_request(str(self._script.folder / self._name), TuneRequest(global_batch=local_batch * self._size))
             self._local_batch = local_batch
         found: list[dict[str, Any]] = []
         while len(found) < number:
@@ -187,7 +187,7 @@ class Gang:
 
     def end(self) -> None:
         """End all its processes and wait until they are gone."""
-        end_launcher(self._process, 2 * GRACE_S)
+        terminate_launcher(self._process, 2 * GRACE_S)
         if self._file is not None:
             self._file.close()
 
@@ -364,7 +364,7 @@ class BoxExchange:
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            end_launcher(process, 2 * GRACE_S)
+            terminate_launcher(process, 2 * GRACE_S)
         if code != 0:
             how = f"took over {self._script.timeout_s:g} s" if code is None else f"ended with code {code}"
             last = (said(self._script, name).strip().splitlines() or ["nothing on stderr"])[-1]

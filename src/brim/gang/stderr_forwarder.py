@@ -1,7 +1,7 @@
 """Forwards what ranks write to stderr, so that the exception that ended the gang is printed before its consequences.
 
 When one rank fails, its peers fail within milliseconds, with long tracebacks about lost connections. The forwarder
-therefore holds a rank's traceback for a moment: if the gang ends meanwhile, ``finish`` writes the first cause first.
+therefore holds a rank's traceback for a moment: if the gang ends meanwhile, ``close`` writes the first cause first.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from brim.gang.wakeup import WakeupPipe
+
 HOLD_S: Final = 0.5
 """How long a traceback is held. Our choice: a peer's failure is noticed within 0.1 s on one node."""
 HELD_BYTES_MAX: Final = 1 << 18
@@ -23,14 +25,14 @@ _READ_BYTES: Final = 1 << 16
 
 
 @dataclass(slots=True)
-class _Source:
+class _Stream:
     rank: int
     held: bytearray
-    since_s: float = 0.0
+    held_since_s: float = 0.0
     ended: bool = False
 
 
-class Forwarder:
+class StderrForwarder:
     """A thread that copies from pipes, one per rank, to one descriptor.
 
     Args:
@@ -40,12 +42,12 @@ class Forwarder:
     def __init__(self, to_fd: int) -> None:
         self._to_fd = to_fd
         self._selector = selectors.DefaultSelector()
-        self._sources: dict[int, _Source] = {}  # by descriptor
+        self._streams: dict[int, _Stream] = {}  # by descriptor
         self._lock = threading.Lock()
-        self._hold_for_ever = False
-        self._over = threading.Event()
-        self._wake_fd, self._waker_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector.register(self._wake_fd, selectors.EVENT_READ)
+        self._hold_all = False
+        self._stopping = threading.Event()
+        self._wakeup = WakeupPipe()
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="brim-stderr", daemon=True)
         self._thread.start()
 
@@ -54,86 +56,80 @@ class Forwarder:
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read_fd, False)
         with self._lock:
-            self._sources[read_fd] = _Source(rank, bytearray())
+            self._streams[read_fd] = _Stream(rank, bytearray())
             self._selector.register(read_fd, selectors.EVENT_READ)
-        self._wake()
+        self._wakeup.wake()
         return write_fd
 
-    def failing(self) -> None:
-        """The gang is ending: hold all tracebacks until ``finish`` knows their order."""
+    def hold_all(self) -> None:
+        """Hold all tracebacks until ``close``, which knows their order."""
         with self._lock:
-            self._hold_for_ever = True
+            self._hold_all = True
 
-    def finish(self, order: list[int], timeout_s: float = 5.0) -> None:
+    def close(self, order: list[int], timeout_s: float = 5.0) -> None:
         """Write what is still held, ranks in this order first, and end the thread."""
-        self._over.set()
-        self._wake()
+        self._stopping.set()
+        self._wakeup.wake()
         self._thread.join(timeout_s)  # times out only if our stderr is a pipe that is not read
         if self._thread.is_alive():
             return
-        place = {rank: number for number, rank in enumerate(order)}
-        for fd, source in sorted(self._sources.items(), key=lambda item: place.get(item[1].rank, len(place))):
+        position = {rank: number for number, rank in enumerate(order)}
+        for fd, stream in sorted(self._streams.items(), key=lambda item: position.get(item[1].rank, len(position))):
             with contextlib.suppress(OSError):
                 while data := os.read(fd, _READ_BYTES):
-                    source.held += data
-            self._write(source)
+                    stream.held += data
+            self._write(stream)
             os.close(fd)
         self._selector.close()
-        os.close(self._wake_fd)
-        os.close(self._waker_fd)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._waker_fd, b"!")
+        self._wakeup.close()
 
     def _run(self) -> None:
-        while not self._over.is_set():
+        while not self._stopping.is_set():
             with self._lock:
-                holding = any(source.held for source in self._sources.values()) and not self._hold_for_ever
+                holding = any(stream.held for stream in self._streams.values()) and not self._hold_all
             for key, _ in self._selector.select(HOLD_S / 5 if holding else None):
-                if key.fd == self._wake_fd:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self._wake_fd, 4096)
+                if key.fileobj is self._wakeup:
+                    self._wakeup.drain()
                 else:
                     self._copy(key.fd)
             with self._lock:
-                sources = [] if self._hold_for_ever else list(self._sources.items())
-            for fd, source in sources:
-                if source.held and time.monotonic() - source.since_s > HOLD_S:
-                    self._write(source)
-                    self._forget_if_done(fd, source)
+                streams = [] if self._hold_all else list(self._streams.items())
+            for fd, stream in streams:
+                if stream.held and time.monotonic() - stream.held_since_s > HOLD_S:
+                    self._write(stream)
+                    self._remove_if_done(fd, stream)
 
     def _copy(self, fd: int) -> None:
-        source = self._sources[fd]
+        stream = self._streams[fd]
         try:
             data = os.read(fd, _READ_BYTES)
         except BlockingIOError:
             return
         if not data:
             self._selector.unregister(fd)
-            source.ended = True
-            self._forget_if_done(fd, source)
+            stream.ended = True
+            self._remove_if_done(fd, stream)
             return
-        if not source.held and _TRACEBACK in data:
-            source.since_s = time.monotonic()
+        if not stream.held and _TRACEBACK in data:
+            stream.held_since_s = time.monotonic()
             before, mark, after = data.partition(_TRACEBACK)
             self._write_bytes(before)
-            source.held += mark + after
-        elif source.held and len(source.held) < HELD_BYTES_MAX:
-            source.held += data
+            stream.held += mark + after
+        elif stream.held and len(stream.held) < HELD_BYTES_MAX:
+            stream.held += data
         else:
-            self._write(source)
+            self._write(stream)
             self._write_bytes(data)
 
-    def _forget_if_done(self, fd: int, source: _Source) -> None:
-        if source.ended and not source.held:
+    def _remove_if_done(self, fd: int, stream: _Stream) -> None:
+        if stream.ended and not stream.held:
             with self._lock:
-                del self._sources[fd]
+                del self._streams[fd]
             os.close(fd)
 
-    def _write(self, source: _Source) -> None:
-        held = bytes(source.held)
-        source.held.clear()
+    def _write(self, stream: _Stream) -> None:
+        held = bytes(stream.held)
+        stream.held.clear()
         self._write_bytes(held)
 
     def _write_bytes(self, data: bytes) -> None:

@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from brim.gang import output
-from brim.gang.watchdog import Hangs
+from brim.gang import stderr_forwarder
 
 TRACE = b"Traceback (most recent call last):\n"
 
@@ -32,42 +31,42 @@ def heard(read_fd, size, timeout_s=3.0):
 
 
 def test_ordinary_lines_pass_at_once_and_a_traceback_after_a_moment(pipe):
-    forwarder = output.Forwarder(pipe[1])
+    forwarder = stderr_forwarder.StderrForwarder(pipe[1])
     fd = forwarder.add(0)
     os.write(fd, b"step 1\n" + TRACE + b"  handled")
     assert heard(pipe[0], 7, 0.2) == b"step 1\n"
     start_s = time.monotonic()
     assert heard(pipe[0], 10) == TRACE + b"  handled"
-    assert time.monotonic() - start_s > output.HOLD_S / 3
+    assert time.monotonic() - start_s > stderr_forwarder.HOLD_S / 3
     os.write(fd, b"step 2\n")
     assert heard(pipe[0], 7) == b"step 2\n"
     os.close(fd)
-    forwarder.finish([])
+    forwarder.close([])
 
 
 def test_the_cause_is_written_before_what_came_first(pipe):
-    forwarder = output.Forwarder(pipe[1])
+    forwarder = stderr_forwarder.StderrForwarder(pipe[1])
     fds = [forwarder.add(rank) for rank in range(3)]
     for rank in (2, 0, 1):
         os.write(fds[rank], TRACE + b"of %d\n" % rank)
         time.sleep(0.02)
-    forwarder.failing()
-    time.sleep(output.HOLD_S * 1.5)
+    forwarder.hold_all()
+    time.sleep(stderr_forwarder.HOLD_S * 1.5)
     os.write(fds[1], b"more of 1\n")
     for fd in fds:
         os.close(fd)
-    forwarder.finish([1, 0])
+    forwarder.close([1, 0])
     expected = TRACE + b"of 1\nmore of 1\n" + TRACE + b"of 0\n" + TRACE + b"of 2\n"
     assert heard(pipe[0], len(expected)) == expected
 
 
 def test_what_is_held_is_bounded(pipe):
-    forwarder = output.Forwarder(pipe[1])
+    forwarder = stderr_forwarder.StderrForwarder(pipe[1])
     fd = forwarder.add(0)
     os.write(fd, TRACE)
     sent = len(TRACE)
     got = b""
-    for _ in range(output.HELD_BYTES_MAX // 8192 + 8):
+    for _ in range(stderr_forwarder.HELD_BYTES_MAX // 8192 + 8):
         os.write(fd, b"x" * 8192)
         sent += 8192
         got += heard(pipe[0], 8192, 0.005)
@@ -75,28 +74,4 @@ def test_what_is_held_is_bounded(pipe):
     os.close(fd)
     got += heard(pipe[0], sent - len(got))
     assert len(got) == sent
-    forwarder.finish([])
-
-
-def test_nobody_hangs_while_somebody_else_computes():
-    hangs = Hangs(10.0)
-    assert hangs.hung([0, 1, 2], 100.0) == ([], 0.0)
-    hangs.waiting(0, 50.0, 100.0)
-    assert hangs.hung([0, 1, 2], 100.0) == ([1, 2], 50.0)
-    hangs.waiting(1, 5.0, 100.0)
-    assert hangs.hung([0, 1, 2], 100.0) == ([], 0.0)
-    hangs.waiting(0, 56.0, 106.0)
-    hangs.waiting(1, 11.0, 106.0)
-    assert hangs.hung([0, 1, 2], 106.0) == ([2], 11.0)
-    hangs.waiting(2, 1.0, 106.0)
-    assert hangs.hung([0, 1, 2], 106.0) == ([], 0.0)
-
-
-def test_what_was_said_long_ago_is_no_waiting_but_freedom_lasts():
-    hangs = Hangs(10.0)
-    hangs.waiting(0, 20.0, 100.0)
-    assert hangs.hung([0, 1], 120.0) == ([], 0.0)
-    hangs.free(0, 100.0)
-    assert hangs.hung([0, 1], 120.0) == ([1], 20.0)
-    hangs.busy(0)
-    assert hangs.hung([0, 1], 120.0) == ([], 0.0)
+    forwarder.close([])

@@ -1,0 +1,83 @@
+"""What the requests of clients mean to the controller, and the responses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from brim.gang.controller import GangController
+from brim.gang.messages import (
+    KillRequest,
+    PreemptRequest,
+    Request,
+    ResizeRequest,
+    Response,
+    StatusRequest,
+    StopRequest,
+    TuneRequest,
+    TuneSettings,
+    check_request,
+)
+
+
+def accept(gang: GangController, request: Request) -> str:
+    """Carry out a request, or return why it is refused."""
+    try:
+        check_request(request)
+    except ValueError as error:
+        return str(error)
+    match request:
+        case StatusRequest():
+            pass
+        case ResizeRequest(size=size):
+            gang.start_failure = ""
+            refusal, orders = gang.membership.resize(size)
+            gang.follow(orders)
+            return refusal
+        case PreemptRequest(grace_s=grace_s):
+            gang.preempt(grace_s)
+        case StopRequest():
+            gang.stop()
+        case KillRequest(id=number):
+            rank = gang.ranks.get(number)
+            if rank is None or not rank.alive or not rank.pid:
+                alive = [rank.id for rank in gang.ranks.values() if rank.alive]
+                return f"found id {number}, expected one of {alive}"
+            gang.kill(number)
+        case TuneRequest(global_batch=batch, loader_workers=workers, prefetch=prefetch):
+            gang.tune(TuneSettings(0, batch, workers, prefetch))
+    return ""
+
+
+def respond(gang: GangController, request: Request, refusal: str, pids: Mapping[str, int]) -> Response:
+    """Return the response, once the actions of `accept` have been carried out.
+
+    Args:
+        gang: The gang.
+        request: The request.
+        refusal: Result of `accept`.
+        pids: Processes that the status is to show beside those of the ranks.
+    """
+    if isinstance(request, StatusRequest):
+        return Response(ok=True, status={**status(gang), **pids})
+    if isinstance(request, ResizeRequest):
+        refusal = refusal or gang.start_failure
+    return Response(not refusal, refusal)
+
+
+def status(gang: GangController) -> dict[str, Any]:
+    """Return the present state of the gang and its ranks."""
+    states = {number: member.state.value for number, member in gang.membership.ranks.items()}
+    ending = "failing" if gang.failing else "preempting" if gang.announced else "stopping"
+    running = not (gang.failing or gang.announced or gang.stopping)
+    return {
+        "gang": gang.id, "state": "running" if running else ending, "generation": gang.membership.generation,
+        "command": gang.membership.command, "target": gang.membership.target,
+        "members": list(gang.membership.members),
+        "ranks": [
+            {"id": rank.id, "slot": rank.slot, "pid": rank.pid, "start_method": rank.start_method,
+             "state": states.get(rank.id, ""), "connected": rank.connected, "exit_code": rank.exit_code,
+             "alive": rank.alive, **rank.report}
+            for rank in gang.ranks.values()
+        ],
+    }  # fmt: skip

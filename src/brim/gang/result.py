@@ -1,0 +1,68 @@
+"""The result of a gang, decided from the ends of its ranks."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from brim.gang.messages import PREEMPTED, RESUMABLE
+from brim.gang.rank_process import TERMINATED_CODES, RankProcess
+
+
+@dataclass(frozen=True, slots=True)
+class GangResult:
+    """How a gang ended. ``status`` is ``finished``, ``preempted`` or ``failed``; the code is the launcher's."""
+
+    status: str
+    exit_code: int
+    detail: str = ""
+
+
+def failed_ranks(ranks: Iterable[RankProcess], *, failing: bool) -> list[RankProcess]:
+    """Return the ranks that ended without having been asked to, in the order in which they failed.
+
+    A rank that was killed comes first: the exceptions of other ranks follow from its end, which may be seen later.
+    """
+    failed = (rank for rank in ranks if _has_failed(rank, failing))
+    return sorted(failed, key=lambda rank: (not rank.was_killed, rank.failed_s or rank.exited_s))
+
+
+def _has_failed(rank: RankProcess, failing: bool) -> bool:
+    if rank.failed_s is not None or rank.is_cause:
+        return True
+    return not rank.exit_is_expected() and rank.exit_code is not None and (failing or rank.stop_requested)
+
+
+def failure(first: RankProcess | None, reason: str) -> GangResult:
+    """Return the result of a failed gang: the exit code of the rank that failed first, or 1 if that says resumable."""
+    detail = f"rank {first.id} failed first: {_describe_failure(first)}" if first and first.pid else reason
+    code = 1 if first is None or first.exit_code is None or first.failed_s is not None else first.exit_code
+    code = 1 if code in RESUMABLE else code
+    return GangResult("failed", code if code > 0 else 128 - code, detail)
+
+
+def success(ranks: Iterable[RankProcess], *, announced: bool) -> GangResult:
+    """Return the result of a gang that did not fail: after an announced stop, finished only if every rank was."""
+    if announced and not all(rank.exit_code == 0 and not rank.sent_leaving for rank in ranks):
+        return GangResult("preempted", PREEMPTED)
+    return GangResult("finished", 0)
+
+
+def _describe_failure(rank: RankProcess) -> str:
+    """Describe the failure; a signal that ended a rank while it handled its exception is not named."""
+    if rank.failed_s is not None and rank.exit_code in TERMINATED_CODES:
+        return "by an exception"
+    return describe_exit(rank.exit_code) + (", though it was not asked to stop" if rank.exit_code in RESUMABLE else "")
+
+
+def describe_exit(code: int | None) -> str:
+    """Describe an exit code as of ``Popen.returncode``."""
+    if code is None:
+        return "ended with an unknown exit code"
+    if code >= 0:
+        return f"exited with {code}"
+    try:
+        return f"ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"ended by signal {-code}"
