@@ -34,7 +34,7 @@ class Launched:
             cwd=folder, stdout=self.out, stderr=self.err, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})},
         )  # fmt: skip
 
-    def ask(self, message):
+    def request(self, message):
         return send_request(self.control, message)
 
     def status(self):
@@ -127,18 +127,18 @@ class Peer:
         self.socket.settimeout(5)
         self.socket.connect(path)
         self.decoder = Decoder()
-        self.heard = []
+        self.received = []
 
-    def say(self, message):
+    def send(self, message):
         self.socket.sendall(message if isinstance(message, bytes) else encode(message))
 
-    def hear(self):
-        while not self.heard:
+    def receive(self):
+        while not self.received:
             data = self.socket.recv(65536)
             if not data:
                 return None
-            self.heard += self.decoder.feed(data)
-        return self.heard.pop(0)
+            self.received += self.decoder.feed(data)
+        return self.received.pop(0)
 
     def close(self):
         self.socket.close()

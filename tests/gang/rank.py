@@ -58,7 +58,7 @@ class Rank:
         self.generation, self.members, self.step = 0, (), 0
         self.peers, self.server = {}, None
 
-    def say(self, message):
+    def send(self, message):
         self.control.sendall(encode(message))
 
     def listen(self, timeout_s=0.0):
@@ -92,8 +92,8 @@ class Rank:
     def leave(self, code=0):
         command = self.prepare.command if self.prepare else 0
         if self.prepare:
-            self.say(Saved(command, self.step, "nowhere"))
-        self.say(Leaving(command, self.step))
+            self.send(Saved(command, self.step, "nowhere"))
+        self.send(Leaving(command, self.step))
         sys.exit(code)
 
     def join(self):
@@ -107,7 +107,7 @@ class Rank:
         newer = lambda: self.order is not None or self.prepare is not None  # noqa: E731
         if order.leader == ME:
             self.server = socket.create_server(("127.0.0.1", 0))
-            self.say(StoreAddress(self.generation, "127.0.0.1", self.server.getsockname()[1]))
+            self.send(StoreAddress(self.generation, "127.0.0.1", self.server.getsockname()[1]))
             while len(self.peers) < len(self.members) - 1:
                 ready, _, _ = select.select([self.server, self.control], [], [], 1)
                 if self.server in ready:
@@ -131,14 +131,14 @@ class Rank:
             peer.sendall(ME.to_bytes(4, "big"))
             self.peers[order.leader] = peer
         self.step = self.meet(self.step)[0]
-        self.say(GroupFormed(self.generation, self.step, time.monotonic() - start_s))
+        self.send(GroupFormed(self.generation, self.step, time.monotonic() - start_s))
         return True
 
     def meet(self, step):
         """Highest step, lowest newest generation and lowest "is to stop" of all: one exchange with the leader."""
-        heard = self.order.generation if isinstance(self.order, ResizeGroup) else self.generation
+        received = self.order.generation if isinstance(self.order, ResizeGroup) else self.generation
         stop = int(self.prepare is not None or self.stop is not None)
-        mine = b"".join(value.to_bytes(4, "big") for value in (step, heard, stop))
+        mine = b"".join(value.to_bytes(4, "big") for value in (step, received, stop))
         try:
             if self.server is not None:
                 all_of_them = [mine, *(self.read(peer) for peer in self.peers.values())]
@@ -148,7 +148,7 @@ class Rank:
                     peer.sendall(b"".join(value.to_bytes(4, "big") for value in result))
                 return result
             if not self.peers:
-                return step, heard, stop
+                return step, received, stop
             (leader,) = self.peers.values()
             leader.sendall(mine)
             answer = self.read(leader)
@@ -163,7 +163,7 @@ class Rank:
             if not select.select([peer], [], [], 0.2)[0]:
                 waited_s = time.monotonic() - start_s
                 if "mute" not in OPTIONS:
-                    self.say(Waiting(self.generation, self.step, waited_s))
+                    self.send(Waiting(self.generation, self.step, waited_s))
                 elif waited_s > 0.5:
                     raise BrokeError  # a collective with a time-out
                 continue
@@ -174,10 +174,10 @@ class Rank:
         return data
 
     def run(self):
-        self.say(Hello(ME, os.getpid()))
+        self.send(Hello(ME, os.getpid()))
         time.sleep(float(OPTIONS.get("build", "0")))
         sizes = OPTIONS.get("sizes", "")
-        self.say(Ready(ME, tuple(int(size) for size in sizes.split(",") if size)))
+        self.send(Ready(ME, tuple(int(size) for size in sizes.split(",") if size)))
         training = False
         while self.step < STEPS:
             try:
@@ -203,12 +203,12 @@ class Rank:
                 if at("segv", self.step):
                     os.kill(os.getpid(), signal.SIGSEGV)
                 time.sleep(PAUSE_S)
-                _, heard, stop = self.meet(self.step)
+                _, received, stop = self.meet(self.step)
                 self.step += 1
-                self.say(Progress(self.step, self.step * 8, 1.0))
+                self.send(Progress(self.step, self.step * 8, 1.0))
                 if stop and "ignore" not in OPTIONS:
                     self.leave(int(OPTIONS.get("code", "0")))
-                if isinstance(self.order, ResizeGroup) and heard >= self.order.generation:
+                if isinstance(self.order, ResizeGroup) and received >= self.order.generation:
                     training = False
             except BrokeError:
                 if "brittle" in OPTIONS:
@@ -217,7 +217,7 @@ class Rank:
                     self.listen(0.5)
                 self.close_group()
                 training = False
-                self.say(GroupBroken(self.generation, self.step, "a peer is gone"))
+                self.send(GroupBroken(self.generation, self.step, "a peer is gone"))
         self.close_group()
         sys.stdout.write(f"rank {ME} done at {self.step} in generation {self.generation} of {len(self.members)}\n")
 

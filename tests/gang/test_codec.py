@@ -1,4 +1,4 @@
-"""What is said arrives as it was said; what is no message is answered and harms nobody."""
+"""A message arrives as it was sent; a line that is no message is answered, and harms nobody."""
 
 import json
 import math
@@ -39,22 +39,22 @@ def messages():
 
 
 @given(st.lists(messages(), max_size=5), st.data())
-def test_what_is_said_arrives_however_the_bytes_are_cut(said, data):
-    stream = b"".join(encode(message) for message in said)
+def test_messages_arrive_however_the_bytes_are_cut(sent, data):
+    stream = b"".join(encode(message) for message in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
-    decoder, heard = Decoder(), []
+    decoder, received = Decoder(), []
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        heard += decoder.feed(stream[start:end])
-    assert heard == said
+        received += decoder.feed(stream[start:end])
+    assert received == sent
 
 
 @given(st.lists(st.binary(max_size=40), max_size=5))
-def test_rubbish_never_raises_and_what_follows_is_understood(lines):
+def test_invalid_lines_never_raise_and_what_follows_is_read(lines):
     decoder = Decoder()
     rubbish = [line.replace(b"\n", b" ") for line in lines]
-    heard = list(decoder.feed(b"\n".join([*rubbish, encode(Hello(1, 2))])))
-    assert heard[-1] == Hello(1, 2)
-    assert all(isinstance(error, ProtocolError) and not error.fatal for error in heard[:-1])
+    received = list(decoder.feed(b"\n".join([*rubbish, encode(Hello(1, 2))])))
+    assert received[-1] == Hello(1, 2)
+    assert all(isinstance(error, ProtocolError) and not error.fatal for error in received[:-1])
 
 
 ANY = st.recursive(
@@ -111,10 +111,10 @@ def test_errors_say_what_was_found_and_expected(line, expected):
 
 def test_a_line_without_end_is_fatal_and_not_kept():
     decoder = Decoder()
-    heard = []
+    received = []
     for _ in range(LINE_BYTES_MAX // 65536 + 2):
-        heard += decoder.feed(b"x" * 65536)
-    assert [error.fatal for error in heard] == [True]
+        received += decoder.feed(b"x" * 65536)
+    assert [error.fatal for error in received] == [True]
     assert not decoder._rest
 
 
@@ -128,5 +128,5 @@ def test_a_loss_that_is_not_a_number_is_sent_as_null():
 def test_the_table_of_messages_is_complete():
     text = (Path(__file__).parents[2] / "docs" / "decisions" / "0010-inside-the-job.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\|", text.partition("### Messages")[2], re.MULTILINE)
-    told = {(name, frozenset(re.findall(r"`(\w+)`", said))) for name, said in rows}
-    assert told == {(name, frozenset(field.name for field in fields(kind))) for name, kind in codec._KINDS.items()}
+    in_docs = {(name, frozenset(re.findall(r"`(\w+)`", names))) for name, names in rows}
+    assert in_docs == {(name, frozenset(field.name for field in fields(kind))) for name, kind in codec._KINDS.items()}

@@ -92,7 +92,8 @@ def test_the_first_ranks_are_started_and_formed_once_all_are_ready():
 
 
 @pytest.mark.parametrize(("hello", "peer_pid", "refusal"), [
-    (Hello(0, 1), 1, "connected already"), (Hello(7, 1), 1, "found id 7"), (Hello(0, 1, "other"), 1, "found gang other"),
+    (Hello(0, 1), 1, "connected already"), (Hello(7, 1), 1, "found id 7"),
+    (Hello(0, 1, "other"), 1, "found gang other"),
 ])  # fmt: skip
 def test_a_stranger_is_not_accepted_as_a_rank(hello, peer_pid, refusal):
     gang = trained(1)

@@ -72,21 +72,21 @@ def test_it_grows_and_shrinks_in_place(launch):
     gang = launch("--nproc", 2, RANK)
     before = pids(gang.until(training(2)))
     for size in (4, 1, 3, 2):
-        assert gang.ask(ResizeRequest(size)).ok
+        assert gang.request(ResizeRequest(size)).ok
         status = gang.until(training(size))
         stepping(gang)
     assert status["ranks"][0]["pid"] == before[0]
-    assert gang.ask(StopRequest()).ok
+    assert gang.request(StopRequest()).ok
     assert gang.wait() == 0
 
 
 def test_sizes_the_job_cannot_run_on_are_refused(launch):
     gang = launch("--nproc", 2, RANK, "sizes=1,2,4")
     gang.until(training(2))
-    detail = gang.ask(ResizeRequest(3)).detail
+    detail = gang.request(ResizeRequest(3)).detail
     assert detail == "found size 3, expected one of [1, 2, 4]: the batch splits into these only"
-    assert "at least 1" in gang.ask(ResizeRequest(0)).detail
-    assert gang.ask(KillRequest(9)).detail == "found id 9, expected one of [0, 1]"
+    assert "at least 1" in gang.request(ResizeRequest(0)).detail
+    assert gang.request(KillRequest(9)).detail == "found id 9, expected one of [0, 1]"
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
@@ -102,7 +102,7 @@ def test_survivors_of_a_killed_rank_go_on(launch, victim):
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_survivors_that_do_not_notice_are_told(launch, victim):
+def test_survivors_whose_collective_does_not_fail_are_informed(launch, victim):
     gang = launch("--nproc", 3, RANK, "deaf")
     os.kill(pids(gang.until(training(3)))[victim], signal.SIGKILL)
     status = gang.until(lambda status: training(2)(status) and status["generation"] == 2)
@@ -114,7 +114,7 @@ def test_survivors_that_do_not_notice_are_told(launch, victim):
 def test_a_gang_that_is_building_takes_a_resize(launch):
     gang = launch("--nproc", 1, RANK, "build=2")
     gang.until(lambda status: status["ranks"][0]["state"] == "initializing")
-    assert gang.ask(ResizeRequest(2)).ok
+    assert gang.request(ResizeRequest(2)).ok
     status = gang.until(training(2))
     assert status["generation"] == 1
 
@@ -123,7 +123,7 @@ def test_a_replacement_takes_the_place_of_the_dead(launch):
     """Places are GPUs: one that is not there cannot be had, and one that is taken cannot be shared."""
     gang = launch("--nproc", 2, "--replace", 1, RANK, "sizes=1,2")
     gang.until(training(2))
-    assert gang.ask(KillRequest(1)).ok
+    assert gang.request(KillRequest(1)).ok
     status = gang.until(lambda status: training(2)(status) and status["generation"] > 1)
     assert sorted(rank["slot"] for rank in status["ranks"] if rank["alive"]) == [0, 1]
 
@@ -131,7 +131,7 @@ def test_a_replacement_takes_the_place_of_the_dead(launch):
 def test_a_killed_rank_is_replaced_where_that_was_asked_for(launch):
     gang = launch("--nproc", 2, "--replace", 1, RANK, "sizes=1,2")
     gang.until(training(2))
-    assert gang.ask(KillRequest(0)).ok
+    assert gang.request(KillRequest(0)).ok
     status = gang.until(lambda status: training(2)(status) and status["generation"] > 1)
     assert status["members"] == [1, 2]
 
@@ -150,7 +150,7 @@ def test_a_preemption_is_announced_and_ends_with_75(launch):
 def test_codes_after_an_announced_stop(launch, code, expected):
     gang = launch("--nproc", 2, RANK, f"code={code}")
     gang.until(training(2))
-    assert gang.ask(PreemptRequest()).ok
+    assert gang.request(PreemptRequest()).ok
     assert gang.wait() == expected
 
 
@@ -161,11 +161,11 @@ def test_a_resumable_code_of_a_rank_that_was_not_asked_to_stop_is_a_failure(laun
     assert f"rank 1 failed first: exited with {code}, though it was not asked to stop" in gang.stderr()
 
 
-def test_who_ignores_all_words_is_killed_at_the_end_of_the_grace(launch):
+def test_a_rank_that_ignores_messages_and_sigterm_is_killed_at_the_end_of_the_grace(launch):
     gang = launch("--nproc", 2, RANK, "ignore")
     gang.until(training(2))
     start_s = time.monotonic()
-    assert gang.ask(PreemptRequest(grace_s=1.5)).ok
+    assert gang.request(PreemptRequest(grace_s=1.5)).ok
     assert gang.wait() == 75
     assert 1.4 < time.monotonic() - start_s < 3
     assert gang.stderr().count("is still running: SIGKILL") == 2
@@ -174,7 +174,7 @@ def test_who_ignores_all_words_is_killed_at_the_end_of_the_grace(launch):
 def test_a_stopped_process_is_killed_too(launch):
     gang = launch("--nproc", 2, RANK)
     os.kill(pids(gang.until(training(2)))[1], signal.SIGSTOP)
-    gang.ask(PreemptRequest(grace_s=1.2))
+    gang.request(PreemptRequest(grace_s=1.2))
     assert gang.wait() == 75
 
 
@@ -208,7 +208,7 @@ def test_survivors_that_wait_for_a_new_generation_end_with_a_gang_that_fails(lau
     assert "SIGKILL" not in gang.stderr()
 
 
-def test_who_raised_and_is_then_ended_by_our_sigterm_failed_by_its_exception(launch, tmp_path):
+def test_a_rank_that_raised_and_then_got_sigterm_failed_by_its_exception(launch, tmp_path):
     (tmp_path / "slow.py").write_text(
         "import os, socket, time\nfrom brim.gang.codec import encode\n"
         "from brim.gang.messages import Failed, Hello\n"
@@ -304,7 +304,7 @@ def test_a_newcomer_whose_log_cannot_be_opened_does_not_come_and_the_gang_goes_o
     gang.until(training(2))
     logs.rename(tmp_path / "elsewhere")
     logs.write_text("x")
-    answer = gang.ask(ResizeRequest(4))
+    answer = gang.request(ResizeRequest(4))
     assert not answer.ok
     assert answer.detail.startswith("rank 3: its output cannot be opened: File exists")
     status = gang.status()
@@ -313,7 +313,7 @@ def test_a_newcomer_whose_log_cannot_be_opened_does_not_come_and_the_gang_goes_o
     assert gang.stderr().count("cannot be opened") == 2
     stepping(gang)
     logs.unlink()
-    assert gang.ask(ResizeRequest(3)).ok
+    assert gang.request(ResizeRequest(3)).ok
     gang.until(training(3))
     gang.process.send_signal(signal.SIGTERM)
     assert gang.wait() == 75
@@ -325,11 +325,11 @@ def test_a_replacement_that_cannot_be_started_does_not_end_the_others(launch, tm
     gang.until(training(2))
     logs.rename(tmp_path / "elsewhere")
     logs.write_text("x")
-    assert gang.ask(KillRequest(1)).ok
+    assert gang.request(KillRequest(1)).ok
     gang.until(lambda status: training(1)(status) and status["generation"] == 2)
     stepping(gang)
     assert gang.stderr().count("cannot be opened") == 1
-    assert gang.ask(StopRequest()).ok
+    assert gang.request(StopRequest()).ok
     assert gang.wait() == 0
 
 
@@ -341,7 +341,7 @@ def test_a_crash_of_a_plain_command_ends_the_gang(launch):
     assert "rank 1 failed first: exited with 5" in gang.stderr()
 
 
-def test_a_command_that_cannot_be_started_is_said(launch):
+def test_a_command_that_cannot_be_started_is_named(launch):
     gang = launch("--nproc", 2, "--command", "no-such-program", "x")
     assert gang.wait() == 127
     assert "cannot start no-such-program" in gang.stderr()
@@ -350,7 +350,7 @@ def test_a_command_that_cannot_be_started_is_said(launch):
 def test_a_plain_command_is_terminated_and_resumable(launch):
     gang = launch("--nproc", 2, "--command", "bash", "-c", "sleep 60 & wait")
     gang.until(lambda status: all(rank["pid"] for rank in status["ranks"]))
-    assert "no rank has connected yet" in gang.ask(ResizeRequest(1)).detail
+    assert "no rank has connected yet" in gang.request(ResizeRequest(1)).detail
     gang.process.send_signal(signal.SIGTERM)
     assert gang.wait(5) == 75
 
@@ -382,14 +382,14 @@ def test_the_step_of_a_hang_is_that_in_which_the_others_wait(launch, peer, tmp_p
     gang.until(lambda status: sum(rank["pid"] > 0 for rank in status["ranks"]) == 2)
     ranks = [peer(gang.control), peer(gang.control)]
     for number, one in enumerate(ranks):
-        one.say(Hello(number, 1))
-        one.say(Ready(number))
+        one.send(Hello(number, 1))
+        one.send(Ready(number))
     for one in ranks:
-        assert one.hear() == FormGroup(1, (0, 1), 0, 1)
-        one.say(GroupFormed(1, 0))
-        one.say(Progress(1, 8))
+        assert one.receive() == FormGroup(1, (0, 1), 0, 1)
+        one.send(GroupFormed(1, 0))
+        one.send(Progress(1, 8))
     gang.until(training(2))
-    ranks[0].say(Waiting(1, 10, 1.5))
+    ranks[0].send(Waiting(1, 10, 1.5))
     gang.until(lambda status: not status["ranks"][1]["alive"])
     assert "rank 1 (process " in gang.stderr()
     assert "s, in step 10; SIGKILL" in gang.stderr()
@@ -413,7 +413,7 @@ def test_a_segmentation_fault_is_survived(launch):
 def test_growth_overlaps_training(launch):
     gang = launch("--nproc", 1, RANK, "build=0.7")
     gang.until(training(1))
-    gang.ask(ResizeRequest(2))
+    gang.request(ResizeRequest(2))
     stepping(gang)
     assert training(1)(gang.status())
     gang.until(training(2))
@@ -422,9 +422,9 @@ def test_growth_overlaps_training(launch):
 def test_growth_taken_back_before_newcomers_are_ready(launch):
     gang = launch("--nproc", 1, RANK, "build=0.5")
     gang.until(training(1))
-    gang.ask(ResizeRequest(3))
+    gang.request(ResizeRequest(3))
     gang.until(lambda status: len(pids(status)) == 3)
-    gang.ask(ResizeRequest(1))
+    gang.request(ResizeRequest(1))
     gang.until(lambda status: len(pids(status)) == 1)
     stepping(gang)
     assert gang.status()["target"] == 1
@@ -495,7 +495,7 @@ def test_shared_memory_of_a_killed_rank_is_unlinked(launch, tmp_path):
         time.sleep(0.02)
     mark = "brim-test-" + gang.status()["gang"]
     assert len([name for name in os.listdir("/dev/shm") if name.startswith(mark)]) == 2
-    gang.ask(KillRequest(0))
+    gang.request(KillRequest(0))
     assert gang.wait() == 128 + signal.SIGKILL
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(mark)]
 
@@ -523,13 +523,13 @@ def test_when_the_zygote_is_killed_the_gang_goes_on_and_can_grow(launch):
     gang = launch("--nproc", 2, RANK)
     os.kill(gang.until(training(2))["zygote"], signal.SIGKILL)
     stepping(gang)
-    gang.ask(ResizeRequest(3))
+    gang.request(ResizeRequest(3))
     gang.until(training(3))
     os.kill(gang.status()["zygote"], signal.SIGKILL)
     stepping(gang)
     os.kill(pids(gang.status())[0], signal.SIGKILL)
     gang.until(training(2))
-    assert gang.ask(PreemptRequest()).ok
+    assert gang.request(PreemptRequest()).ok
     assert gang.wait() == 75
 
 
@@ -537,7 +537,7 @@ def test_a_stopped_zygote_does_not_keep_a_preempted_gang(launch):
     gang = launch("--nproc", 2, RANK)
     os.kill(gang.until(training(2))["zygote"], signal.SIGSTOP)
     for _ in range(2):
-        assert gang.ask(PreemptRequest(grace_s=1.0)).ok
+        assert gang.request(PreemptRequest(grace_s=1.0)).ok
     assert gang.wait(20) == 75, gang.stderr()
 
 
@@ -555,7 +555,7 @@ def test_a_gang_whose_zygote_has_started_no_rank_ends_when_preempted(launch, tmp
     zygote = gang.until(lambda status: status["zygote"])["zygote"]
     if number == signal.SIGSTOP:
         os.kill(zygote, number)
-    assert gang.ask(PreemptRequest(grace_s=1.0)).ok
+    assert gang.request(PreemptRequest(grace_s=1.0)).ok
     if number == signal.SIGTERM:
         os.kill(zygote, number)
     assert gang.wait(20) == 75, gang.stderr()
@@ -581,7 +581,7 @@ def test_a_second_supervisor_on_the_same_path_is_refused(launch):
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link", "missing"])
-def test_what_is_no_socket_is_not_taken_away(launch, tmp_path, kind):
+def test_a_file_that_is_no_socket_is_not_removed(launch, tmp_path, kind):
     path = tmp_path / "precious"
     if kind == "folder":
         path.mkdir()
@@ -602,15 +602,15 @@ def test_what_is_no_socket_is_not_taken_away(launch, tmp_path, kind):
         assert path.read_text() == "of somebody"
 
 
-def test_what_nobody_can_mean_is_refused_and_reaches_no_rank(launch, peer, tmp_path):
+def test_impossible_values_are_refused_and_reach_no_rank(launch, peer, tmp_path):
     (tmp_path / "wait.py").write_text("import time; time.sleep(60)")
     gang = launch("--nproc", 1, tmp_path / "wait.py")
     gang.until(lambda status: status["ranks"][0]["pid"])
     rank = peer(gang.control)
-    rank.say(Hello(0, 1))
-    rank.say(Ready(0))
-    assert rank.hear() == FormGroup(1, (0,), 0, 1)
-    rank.say(GroupFormed(1, 0))
+    rank.send(Hello(0, 1))
+    rank.send(Ready(0))
+    assert rank.receive() == FormGroup(1, (0,), 0, 1)
+    rank.send(GroupFormed(1, 0))
     gang.until(training(1))
     for message, why in [
         (PreemptRequest(-5.0), "preempt: found -5 s, expected a finite time of at least 0"),
@@ -618,35 +618,35 @@ def test_what_nobody_can_mean_is_refused_and_reaches_no_rank(launch, peer, tmp_p
         (TuneRequest(loader_workers=-1), "tune: found loader_workers -1, expected at least 0"),
         (TuneRequest(prefetch=0), "tune: found prefetch 0, expected at least 1"),
     ]:
-        assert gang.ask(message) == Response(ok=False, detail=why)
+        assert gang.request(message) == Response(ok=False, detail=why)
     raw = peer(gang.control)
-    raw.say(b'{"v":1,"type":"preempt_request","grace_s":NaN}\n')
-    assert not raw.hear().ok
-    assert gang.ask(TuneRequest(loader_workers=0)).ok
-    assert rank.hear() == TuneSettings(2, loader_workers=0)
+    raw.send(b'{"v":1,"type":"preempt_request","grace_s":NaN}\n')
+    assert not raw.receive().ok
+    assert gang.request(TuneRequest(loader_workers=0)).ok
+    assert rank.receive() == TuneSettings(2, loader_workers=0)
     assert gang.status()["state"] == "running"
 
 
-def test_rubbish_half_lines_and_other_versions_harm_nobody(launch, peer):
+def test_random_bytes_half_lines_and_other_versions_harm_nobody(launch, peer):
     gang = launch("--nproc", 2, RANK)
     gang.until(training(2))
     dice = random.Random(4)
     for _ in range(30):
         one = peer(gang.control)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            one.say(dice.randbytes(dice.choice([1, 10, 5000])))
+            one.send(dice.randbytes(dice.choice([1, 10, 5000])))
         one.close()
     half = peer(gang.control)
-    half.say(encode(StatusRequest())[:9])
+    half.send(encode(StatusRequest())[:9])
     future = peer(gang.control)
-    future.say(b'{"v": 2, "type": "hello", "id": 0, "pid": 1}\n')
-    said = future.hear()
-    assert isinstance(said, Error)
-    assert "version 2" in said.detail
-    assert "expected 1" in said.detail
-    assert future.hear() is None
-    half.say(encode(StatusRequest())[9:])
-    assert isinstance(half.hear(), Response)
+    future.send(b'{"v": 2, "type": "hello", "id": 0, "pid": 1}\n')
+    sent = future.receive()
+    assert isinstance(sent, Error)
+    assert "version 2" in sent.detail
+    assert "expected 1" in sent.detail
+    assert future.receive() is None
+    half.send(encode(StatusRequest())[9:])
+    assert isinstance(half.receive(), Response)
     stepping(gang)
 
 
@@ -657,8 +657,8 @@ def test_a_stranger_cannot_be_a_rank(launch, peer):
                          (Hello(0, 1, "another"), "found gang another, expected"),
                          (Progress(1, 1), "expected hello first"), (Prepare(1, 1.0), "expected hello first")]:
         one = peer(gang.control)
-        one.say(message)
-        assert why in one.hear().detail
+        one.send(message)
+        assert why in one.receive().detail
     stepping(gang)
 
 
@@ -667,12 +667,12 @@ def test_a_rank_of_a_killed_supervisor_is_no_rank_of_the_next(launch, peer):
     gang = launch("--nproc", 1, RANK, "build=1")
     gang.until(lambda status: status["ranks"])
     one = peer(gang.control)
-    one.say(Hello(0, 1, "of-before"))
-    assert "that one ended" in one.hear().detail
+    one.send(Hello(0, 1, "of-before"))
+    assert "that one ended" in one.receive().detail
     gang.until(training(1))
 
 
-def test_nohup_is_heeded(launch):
+def test_nohup_is_respected(launch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         gang = launch("--nproc", 1, RANK)
@@ -684,7 +684,7 @@ def test_nohup_is_heeded(launch):
     assert gang.status()["state"] == "running"
 
 
-def test_a_peer_that_never_reads_holds_nobody_up(launch, peer):
+def test_a_peer_that_never_reads_delays_nobody(launch, peer):
     gang = launch("--nproc", 1, RANK)
     gang.until(training(1))
     deaf = peer(gang.control)
@@ -705,36 +705,36 @@ def ask_until(deaf, deadline_s):
             time.sleep(0.01)
 
 
-def test_a_rank_says_what_is_not_for_it_to_say_and_is_told(launch, peer, tmp_path):
+def test_a_rank_that_sends_a_message_of_others_gets_an_error(launch, peer, tmp_path):
     (tmp_path / "wait.py").write_text("import time; time.sleep(60)")
     gang = launch("--nproc", 1, tmp_path / "wait.py")
     gang.until(lambda status: status["ranks"][0]["pid"])
     rank = peer(gang.control)
-    rank.say(Hello(0, 1))
-    rank.say(Ready(0))
-    assert rank.hear() == FormGroup(1, (0,), 0, 1)
-    rank.say(FormGroup(1, (0,), 0, 1))
-    assert "not a rank's message" in rank.hear().detail
-    rank.say(b'{"v":1,"type":"dance"}\n')
-    assert "one of" in rank.hear().detail
-    rank.say(GroupFormed(1, 0))
+    rank.send(Hello(0, 1))
+    rank.send(Ready(0))
+    assert rank.receive() == FormGroup(1, (0,), 0, 1)
+    rank.send(FormGroup(1, (0,), 0, 1))
+    assert "not a rank's message" in rank.receive().detail
+    rank.send(b'{"v":1,"type":"dance"}\n')
+    assert "one of" in rank.receive().detail
+    rank.send(GroupFormed(1, 0))
     gang.until(training(1))
-    gang.ask(TuneRequest(global_batch=64))
-    assert rank.hear() == TuneSettings(2, 64)
-    rank.say(b'{"v":1,"type":"prog')
+    gang.request(TuneRequest(global_batch=64))
+    assert rank.receive() == TuneSettings(2, 64)
+    rank.send(b'{"v":1,"type":"prog')
     rank.close()
     assert gang.until(lambda status: not status["ranks"][0]["connected"])
 
 
-def test_a_rank_that_comes_back_is_told_again_what_it_may_have_missed(launch, peer, tmp_path):
+def test_a_rank_that_reconnects_is_sent_again_what_it_may_have_missed(launch, peer, tmp_path):
     (tmp_path / "wait.py").write_text("import time; time.sleep(60)")
     gang = launch("--nproc", 1, tmp_path / "wait.py")
     gang.until(lambda status: status["ranks"][0]["pid"])
     for _ in range(2):
         rank = peer(gang.control)
-        rank.say(Hello(0, 1))
-        rank.say(Ready(0))
-        assert rank.hear() == FormGroup(1, (0,), 0, 1)
+        rank.send(Hello(0, 1))
+        rank.send(Ready(0))
+        assert rank.receive() == FormGroup(1, (0,), 0, 1)
         rank.close()
 
 
@@ -745,53 +745,53 @@ def test_a_tune_that_a_new_generation_makes_void_is_sent_again_unless_it_was_app
     gang.until(lambda status: sum(rank["pid"] > 0 for rank in status["ranks"]) == 2)
     first, second = peer(gang.control), peer(gang.control)
     for number, one in enumerate((first, second)):
-        one.say(Hello(number, 1))
-        one.say(Ready(number))
+        one.send(Hello(number, 1))
+        one.send(Ready(number))
     for one in (first, second):
-        assert one.hear() == FormGroup(1, (0, 1), 0, 1)
-        one.say(GroupFormed(1, 0))
+        assert one.receive() == FormGroup(1, (0, 1), 0, 1)
+        one.send(GroupFormed(1, 0))
     gang.until(training(2))
-    gang.ask(TuneRequest(global_batch=64))
-    assert first.hear() == TuneSettings(2, 64)
-    gang.ask(KillRequest(1))
-    assert first.hear() == MemberLost(1)
-    first.say(GroupBroken(1, 5))
-    assert first.hear() == FormGroup(2, (0,), 0, 3)
-    first.say(GroupFormed(2, 5, tuned=2 if applied else 0))
+    gang.request(TuneRequest(global_batch=64))
+    assert first.receive() == TuneSettings(2, 64)
+    gang.request(KillRequest(1))
+    assert first.receive() == MemberLost(1)
+    first.send(GroupBroken(1, 5))
+    assert first.receive() == FormGroup(2, (0,), 0, 3)
+    first.send(GroupFormed(2, 5, tuned=2 if applied else 0))
     gang.until(training(1))
-    gang.ask(TuneRequest(prefetch=3))
-    assert first.hear() == (TuneSettings(4, prefetch=3) if applied else TuneSettings(4, 64))
+    gang.request(TuneRequest(prefetch=3))
+    assert first.receive() == (TuneSettings(4, prefetch=3) if applied else TuneSettings(4, 64))
     if not applied:
-        assert first.hear() == TuneSettings(5, prefetch=3)
+        assert first.receive() == TuneSettings(5, prefetch=3)
 
 
 @pytest.mark.parametrize(("sizes", "words"), [
     ("1,2,4", "(1, 2 or 4 are possible); rank 2 stopped"), ("1,4", "(1 or 4 are possible); ranks 1, 2 stopped"),
 ])  # fmt: skip
-def test_who_is_not_needed_is_said_in_words(launch, sizes, words):
+def test_surplus_ranks_are_named_on_stderr(launch, sizes, words):
     gang = launch("--nproc", 3, RANK, f"sizes={sizes}", "steps=3")
     assert gang.wait() == 0
     assert words in gang.stderr()
 
 
-def test_addresses_and_orders_reach_those_they_are_for(launch, peer, tmp_path):
+def test_addresses_and_commands_reach_the_ranks_they_are_for(launch, peer, tmp_path):
     (tmp_path / "wait.py").write_text("import time; time.sleep(60)")
     gang = launch("--nproc", 2, tmp_path / "wait.py")
     gang.until(lambda status: all(rank["pid"] for rank in status["ranks"]))
     first, second = peer(gang.control), peer(gang.control)
     for number, one in enumerate((first, second)):
-        one.say(Hello(number, 1))
-        one.say(Ready(number))
-    assert first.hear() == second.hear() == FormGroup(1, (0, 1), 0, 1)
-    first.say(StoreAddress(1, "127.0.0.1", 4242))
-    assert second.hear() == StoreAddress(1, "127.0.0.1", 4242)
+        one.send(Hello(number, 1))
+        one.send(Ready(number))
+    assert first.receive() == second.receive() == FormGroup(1, (0, 1), 0, 1)
+    first.send(StoreAddress(1, "127.0.0.1", 4242))
+    assert second.receive() == StoreAddress(1, "127.0.0.1", 4242)
     for one in (first, second):
-        one.say(GroupFormed(1, 0))
+        one.send(GroupFormed(1, 0))
     gang.until(training(2))
-    gang.ask(ResizeRequest(1))
-    assert first.hear() == second.hear() == ResizeGroup(2, 2, (0,), 0)
-    gang.ask(PreemptRequest(grace_s=2.0))
-    assert first.hear() == Prepare(3, 1.0, 0)
+    gang.request(ResizeRequest(1))
+    assert first.receive() == second.receive() == ResizeGroup(2, 2, (0,), 0)
+    gang.request(PreemptRequest(grace_s=2.0))
+    assert first.receive() == Prepare(3, 1.0, 0)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -805,7 +805,7 @@ def test_kills_at_random_moments_leave_nothing(launch, seed):
             ranks = [pid for pid in pids(status).values() if pid]
             what = dice.choice(["rank", "rank", "zygote", "resize", "resize"])
             if what == "resize":
-                gang.ask(ResizeRequest(dice.choice([1, 2, 4])))
+                gang.request(ResizeRequest(dice.choice([1, 2, 4])))
             elif what == "zygote" and status["zygote"]:
                 os.kill(status["zygote"], signal.SIGKILL)
             elif len(ranks) > 1:
@@ -850,7 +850,7 @@ def test_the_fork_of_a_shared_zygote_serves_a_gang(launch, tmp_path):
         gang = launch("--nproc", 2, "--zygote", path, RANK)
         status = gang.until(training(2))
         assert {rank["start_method"] for rank in status["ranks"]} == {"fork"}
-        gang.ask(KillRequest(1))
+        gang.request(KillRequest(1))
         gang.until(training(1))
         gang.process.send_signal(signal.SIGTERM)
         assert gang.wait() == 75
@@ -862,7 +862,7 @@ def test_the_fork_of_a_shared_zygote_serves_a_gang(launch, tmp_path):
     assert not path.exists()
 
 
-def test_a_shared_zygote_takes_no_file_away(tmp_path):
+def test_a_shared_zygote_removes_no_file(tmp_path):
     (tmp_path / "z").write_text("of somebody")
     done = subprocess.run([sys.executable, "-m", "brim.gang.zygote", "--listen", tmp_path / "z", "--preload", "json"],
                           capture_output=True, text=True, check=False, timeout=20)  # fmt: skip

@@ -95,7 +95,7 @@ class GangMembership:
         self._to_start = 0
         self._failed_groups = self._form_command = 0
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------------
 
     def begin(self) -> MembershipOrders:
         """Start the first ranks."""
@@ -149,9 +149,9 @@ class GangMembership:
         if member.state is MemberState.FORMING and not self._broken:
             self._failed_groups += 1
         member.state = MemberState.READY
-        tell = MembershipOrders() if self._broken else self._announce_loss(generation, but=rank)
+        announcement = MembershipOrders() if self._broken else self._announce_loss(generation, but=rank)
         self._broken = True
-        return tell.and_then(self._next_orders())
+        return announcement.and_then(self._next_orders())
 
     def waiting(self, rank: int, generation: int) -> MembershipOrders:
         """The rank has been in a collective of this generation for a while; a member that it waits for may be dead."""
@@ -224,7 +224,7 @@ class GangMembership:
         enough = self.generation > 0 and self._largest_possible(len(others)) > 0
         return not self.closing and (self._replacements_left > 0 or enough)
 
-    # -- what is asked ---------------------------------------------------------------------------------------------
+    # -- requests and queries --------------------------------------------------------------------------------------
 
     def resize(self, size: int) -> tuple[str, MembershipOrders]:
         """Change the number of ranks to ``size``; return why that is refused (or an empty text), and the orders."""
@@ -355,18 +355,17 @@ class GangMembership:
         orders = self._start_missing()
         if size == 0:
             return orders
-        spare = candidates[size:]
-        self._begin_group(tuple(candidates[:size]))
-        told = candidates[:size]
-        orders.send += [(rank, self._form_message()) for rank in told]
-        coming = self._ranks_are_starting()
+        members, spare = candidates[:size], candidates[size:]
+        self._begin_group(tuple(members))
+        orders.send += [(rank, self._form_message()) for rank in members]
+        starting = self._ranks_are_starting()
         for rank in spare:
             member = self.ranks[rank]
             if not member.has_training_state:
                 member.state = MemberState.READY
-            if not coming or member.state is not MemberState.READY:
+            if not starting or member.state is not MemberState.READY:
                 self._stop_surplus([rank], orders)
-        if not coming:
+        if not starting:
             self.target = size
         orders.start += self._start_missing().start
         return orders
