@@ -325,10 +325,11 @@ def test_what_cannot_be_meant_is_refused(words, expected, capsys):
     assert expected in capsys.readouterr().err
 
 
-def test_words_become_messages():
-    assert launch._ask(["preempt", "2.5"]) == launch.PreemptRequest(2.5)
-    assert launch._ask(["tune", "global_batch=64", "prefetch=2"]) == launch.TuneRequest(global_batch=64, prefetch=2)
-    assert launch._ask(["kill", "3"]) == launch.KillRequest(3)
+def test_arguments_become_requests():
+    parse = launch._parse_request
+    assert parse(["preempt", "2.5"]) == launch.PreemptRequest(2.5)
+    assert parse(["tune", "global_batch=64", "prefetch=2"]) == launch.TuneRequest(global_batch=64, prefetch=2)
+    assert parse(["kill", "3"]) == launch.KillRequest(3)
 
 
 LEAVES = """
