@@ -97,10 +97,13 @@ def _check_gang(snapshot: Snapshot, row: int, setting: Setting) -> None:
     odd = [share for share in sorted(shares) if not 0 < share <= WHOLE_GPU or len(shares) > 1]
     if odd:
         raise PlanError(f"job {job} is granted {' and '.join(f'{share / 10:g}' for share in odd)} % of its GPUs")
-    asked = len(gpus) == jobs.gpus[row]
-    if not (asked or jobs.gpus_min[row] <= len(gpus) <= jobs.gpus_max[row]) or len(set(gpus)) != len(gpus):
+    possible = len(gpus) == jobs.gpus[row] or jobs.gpus_min[row] <= len(gpus) <= jobs.gpus_max[row]
+    if jobs.size_list[row] != NONE:
+        possible = len(gpus) in jobs.sizes_of(row)
+    if not possible or len(set(gpus)) != len(gpus):
         least, most = int(jobs.gpus_min[row]), int(jobs.gpus_max[row])
         wants = f"{least} to {most}" if least < most else f"{jobs.gpus[row]}"
+        wants = " or ".join(map(str, jobs.sizes_of(row))) if jobs.size_list[row] != NONE else wants
         raise PlanError(f"job {job} asks for a gang of {wants} GPUs, plan grants {gpus}")
     places = [rank[:2] for rank in setting.ranks]
     if places != sorted(places):
@@ -114,6 +117,8 @@ def _check_gang(snapshot: Snapshot, row: int, setting: Setting) -> None:
             raise PlanError(f"job {job} is granted GPU {gpu} of node {node}, which does not exist")
         if not nodes.is_open[node] and not _has(snapshot, row, node, gpu):
             raise PlanError(f"job {job} is granted a rank on node {node}, which is down or draining")
+        if gpu != NONE and nodes.withheld.size and nodes.withheld[node, gpu] and not _has(snapshot, row, node, gpu):
+            raise PlanError(f"job {job} is granted GPU {gpu} of node {node}, which is withheld")
         if gpu != NONE:
             types.add(int(nodes.gpu_type[node]))
     if len(types) > 1 or (jobs.gpu_type[row] != NONE and types != {int(jobs.gpu_type[row])}):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from brim.core.setting import Setting
 from brim.core.trace import NONE
+from brim.errors import ConfigError
 from brim.units import WHOLE_GPU
 
 
@@ -31,22 +32,38 @@ class Kind(IntEnum):
     """The job lost its GPUs because a node was lost; never a synonym of preemption."""
     NODE_DRAIN = 6
     """The node takes no new jobs; jobs already on it continue."""
-    NODE_UP = 7
-    CANCELLED = 8
-    SUBMITTED = 9
-    ELIGIBLE = 10
+    GPU_WITHHELD = 7
+    """One GPU takes no new jobs, because somebody decided so; a job already on it continues."""
+    GPU_QUARANTINED = 8
+    """One GPU takes no new jobs, because it is not as it should be: an ended attempt left processes or memory."""
+    NODE_UP = 9
+    GPU_OPENED = 10
+    """One GPU takes jobs again."""
+    CANCELLED = 11
+    SUBMITTED = 12
+    ELIGIBLE = 13
     """The job this one waits for has ended."""
-    STARTED = 11
+    STARTED = 14
     """The job has begun to make progress; before that it holds its GPUs while it waits for them or loads."""
-    REPORTED = 12
-    """The job reported its progress, its speed and its step times."""
-    PREEMPT = 13
-    REJECT = 14
+    REPORTED = 15
+    """The job reported what was observed: its progress, speed, loss and slowdown, and its step times."""
+    PREEMPT = 16
+    REJECT = 17
     """The job is rejected for good."""
-    RESIZE = 15
-    START = 16
-    TUNE = 17
+    RESIZE = 18
+    START = 19
+    TUNE = 20
     """The job continues on the same GPUs with another batch, other loader workers, or as revocable or not."""
+
+
+class JobClass(IntEnum):
+    """What kind of service a job asks for."""
+
+    REGULAR = 0
+    URGENT = 1
+    """Ahead of regular jobs."""
+    PADDING = 2
+    """Runs on GPUs that no other job needs, and gives them back at once."""
 
 
 class Sample(NamedTuple):
@@ -77,6 +94,8 @@ class Report:
         grad_var: Variance of the gradient at the initial batch, NaN where not reported.
         grad_sqr: Squared norm of the gradient, same unit; NaN where not reported.
         seen: Step times measured since the last report.
+        loss: Loss of the training, NaN where not reported.
+        slowdown_ratio: Step time relative to the same step with the GPUs alone, at least 1; NaN where not observed.
     """
 
     samples_done: float
@@ -84,6 +103,8 @@ class Report:
     grad_var: float = math.nan
     grad_sqr: float = math.nan
     seen: tuple[Sample, ...] = ()
+    loss: float = math.nan
+    slowdown_ratio: float = math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +132,10 @@ class JobSpec:
         profile: Code of the model it trains.
         gradient_bytes: Bytes its ranks exchange in each step.
         cpu_ranks_max: Most ranks on CPU beside those on GPUs.
+        priority: Larger is served first, among policies that read it.
+        job_class: ``JobClass`` code.
+        deadline_ms: When it should have ended, NONE for no deadline.
+        sizes: The numbers of GPUs it can run on, in increasing order; empty for all from ``gpus_min`` to ``gpus_max``.
     """
 
     id: int
@@ -133,6 +158,20 @@ class JobSpec:
     profile: int = NONE
     gradient_bytes: int = NONE
     cpu_ranks_max: int = 0
+    priority: int = 0
+    job_class: int = JobClass.REGULAR
+    deadline_ms: int = NONE
+    sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.sizes and (list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1):
+            raise ConfigError(f"job {self.id}: sizes are {self.sizes}, expected numbers of GPUs in increasing order")
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Fewest and most GPUs."""
+        least, most = (self.sizes[0], self.sizes[-1]) if self.sizes else (self.gpus, self.gpus)
+        return least if self.gpus_min == NONE else self.gpus_min, most if self.gpus_max == NONE else self.gpus_max
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +182,12 @@ class Event:
         time_ms: Time of the event.
         kind: Kind of event.
         job: Job id.
-        node: Node, for NODE_DOWN, NODE_DRAIN and NODE_UP.
+        node: Node, for events of nodes and of GPUs.
         spec: The submission, for SUBMITTED only.
         held: Whether the submitted job waits for another job, for SUBMITTED only.
         report: What the job reported, for REPORTED only.
         setting: What the job has from now on, for START, RESIZE and TUNE only.
+        gpu: Index on the node, for events of GPUs only.
     """
 
     time_ms: int
@@ -158,3 +198,4 @@ class Event:
     held: bool = False
     report: Report | None = None
     setting: Setting | None = None
+    gpu: int = NONE

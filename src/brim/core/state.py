@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from brim.core.arrays import FloatArray, IntArray, frozen
+from brim.core.arrays import BoolArray, FloatArray, IntArray, frozen
 from brim.core.cluster import Cluster
 from brim.core.events import Event, JobSpec, Kind
 from brim.core.lifecycle import Phase, next_phase
 from brim.core.seen import SeenBook
 from brim.core.setting import Rank, Setting
 from brim.core.snapshot import Memory, Snapshot
-from brim.core.tables import EMPTY, JOB_COLUMNS, JOB_FLOAT_COLUMNS, NOBODY, Grants, JobTable, NodeTable
+from brim.core.tables import EMPTY, JOB_COLUMNS, JOB_FLOAT_COLUMNS, NO_GPUS, NOBODY, Grants, JobTable, NodeTable
 from brim.core.trace import NONE
 from brim.core.usage import UsageBook
 from brim.errors import InvariantError
@@ -26,7 +26,8 @@ SERVICE_EDGES_GPU_MS: Final[FloatArray] = frozen(np.concatenate(([0.0], 2.0 ** n
 _COLUMN: Final = {name: index for index, name in enumerate(JOB_COLUMNS)}
 _SPEC: Final = ("id", "user", "submit_ms", "gpus", "share_milli", "cpu_milli", "mem_mib", "gpu_type",
                 "time_limit_ms", "after", "gpus_min", "gpus_max", "batch", "batch_min", "batch_max", "local_batch_min",
-                "local_batch_max", "profile", "gradient_bytes", "cpu_ranks_max")
+                "local_batch_max", "profile", "gradient_bytes", "cpu_ranks_max",
+                "priority", "job_class", "deadline_ms", "size_list")
 _PHASE, _ATTEMPT, _SEQUENCE, _PLACEMENTS, _FIRST, _SINCE = (
     _COLUMN[c] for c in ("phase", "attempt", "sequence", "placements", "first_start_ms", "since_ms")
 )
@@ -37,9 +38,9 @@ _GPUS_NOW, _SHARE_NOW, _LOADERS_NOW, _BATCH_NOW, _STARTS, _STALLED = (
 )
 _NEW_JOB: Final = {"phase": Phase.PENDING, "first_start_ms": NONE, "running_since_ms": NONE, "batch_now": NONE}
 """Columns of a new job that are not 0 and do not come from its submission."""
-assert JOB_FLOAT_COLUMNS == ("samples_done", "samples_per_s", "grad_var", "grad_sqr")
-_DONE, _PACE, _VAR, _SQR = range(4)
-_NOTHING_KNOWN: Final = (0.0, 0.0, np.nan, np.nan)
+assert JOB_FLOAT_COLUMNS == ("samples_done", "samples_per_s", "grad_var", "grad_sqr", "loss", "slowdown_ratio")
+_DONE, _PACE = range(2)
+_NOTHING_KNOWN: Final = (0.0, 0.0, np.nan, np.nan, np.nan, np.nan)
 assert JOB_COLUMNS[: len(_SPEC)] == _SPEC  # layout contract of this file, checked at import
 
 # Enum members as module constants: looking them up on the class is slow before Python 3.12.
@@ -48,6 +49,7 @@ _SUBMITTED, _START, _STARTED, _FINISHED = Kind.SUBMITTED, Kind.START, Kind.START
 _PHASES: Final = tuple(Phase)
 _HOLDING: Final = (_STARTING, _RUNNING)
 _NODE_KINDS: Final = (Kind.NODE_DOWN, Kind.NODE_DRAIN, Kind.NODE_UP)
+_GPU_KINDS: Final = (Kind.GPU_WITHHELD, Kind.GPU_QUARANTINED, Kind.GPU_OPENED)
 _INITIAL_ROWS: Final = 256
 _REPORTED, _RESIZE, _TUNE = Kind.REPORTED, Kind.RESIZE, Kind.TUNE
 _FREES: Final = frozenset({
@@ -83,6 +85,8 @@ class ClusterState:
         self._num_granted = 0
         self._up_N = np.ones(cluster.num_nodes, dtype=np.bool_)
         self._open_N = np.ones(cluster.num_nodes, dtype=np.bool_)
+        self._withheld = self._quarantined = NO_GPUS
+        self._size_lists: dict[tuple[int, ...], int] = {}
         self._usage = UsageBook()
         self._ended = np.zeros(len(SERVICE_EDGES_GPU_MS), dtype=np.int64)
         self.num_waiting = 0
@@ -149,8 +153,21 @@ class ClusterState:
         elif event.kind in _NODE_KINDS:
             self._up_N[event.node] = event.kind is not Kind.NODE_DOWN
             self._open_N[event.node] = event.kind is Kind.NODE_UP
+        elif event.kind in _GPU_KINDS:
+            self._withhold(event)
         else:
             self._move(event)
+
+    def _withhold(self, event: Event) -> None:
+        """Withhold one GPU, put it in quarantine, or open it."""
+        gpus = self.cluster.gpus_N
+        if not (0 <= event.node < len(gpus) and 0 <= event.gpu < gpus[event.node]):
+            raise InvariantError(f"{event.kind.name} of GPU {event.gpu} of node {event.node}, which does not exist")
+        if not self._withheld.size:
+            self._withheld = np.zeros((len(gpus), int(gpus.max())), dtype=np.bool_)
+            self._quarantined = self._withheld.copy()
+        self._withheld[event.node, event.gpu] = event.kind is not Kind.GPU_OPENED
+        self._quarantined[event.node, event.gpu] = event.kind is Kind.GPU_QUARANTINED
 
     def remember(self, socket: str, jobs: IntArray, memory: IntArray) -> None:
         """Store integers per job id, (J,) or (J, K), for the part in a socket to read in the next round."""
@@ -169,7 +186,7 @@ class ClusterState:
         if slot and spec.id <= self._block[_ID, slot - 1]:
             raise InvariantError(f"job id {spec.id} does not follow {self._block[_ID, slot - 1]}")
         phase = _HELD if event.held else _PENDING
-        self._block[:, slot] = (*_spec_values(spec), *_FRESH)
+        self._block[:, slot] = (*_spec_values(spec), self._size_list(spec.sizes), *_FRESH)
         self._block[_PHASE, slot], self._block[_SINCE, slot] = phase, event.time_ms
         self._floats[:, slot] = _NOTHING_KNOWN
         while spec.id >= len(self._slot_of):
@@ -178,6 +195,10 @@ class ClusterState:
         self._used += 1
         self._alive += 1
         self.num_waiting += phase is _PENDING
+
+    def _size_list(self, sizes: tuple[int, ...]) -> int:
+        """Code of a list of sizes, NONE for no list."""
+        return self._size_lists.setdefault(tuple(sizes), len(self._size_lists)) if sizes else NONE
 
     def _move(self, event: Event) -> None:
         kind, job = event.kind, event.job
@@ -247,7 +268,10 @@ class ClusterState:
         report = event.report
         if report is None:
             raise InvariantError(f"REPORTED event of job {event.job} has no report")
-        self._floats[:, slot] = (report.samples_done, report.samples_per_s, report.grad_var, report.grad_sqr)
+        self._floats[:, slot] = (
+            report.samples_done, report.samples_per_s, report.grad_var, report.grad_sqr, report.loss,
+            report.slowdown_ratio,
+        )
         self._told_ms[slot] = event.time_ms
         self._seen.add(event.job, int(self._block[_PROFILE, slot]), report.seen)
 
@@ -314,7 +338,7 @@ class ClusterState:
         floats[_DONE] += np.where(runs, floats[_PACE] * (now_ms - self._told_ms[kept]) / MS_PER_S, 0.0)
         floats = frozen(floats)
         memory = Memory(**{socket: frozen(stored[kept]) for socket, stored in self._memory.items()})
-        columns = [*block, *floats, memory.of("order", len(kept), 1)]
+        columns: list[Any] = [*block, *floats, memory.of("order", len(kept), 1), tuple(self._size_lists)]
 
         def rows_of(jobs: IntArray) -> IntArray:
             return row_of_slot[self._slot_of[jobs]]
@@ -325,7 +349,8 @@ class ClusterState:
             nodes=NodeTable(
                 gpu_type=self.cluster.gpu_type_N, gpus=self.cluster.gpus_N, cpu_milli=self.cluster.cpu_milli_N,
                 mem_mib=self.cluster.mem_mib_N, up=frozen(self._up_N.copy()),
-                is_open=frozen(self._open_N.copy()),
+                is_open=frozen(self._open_N.copy()), withheld=_frozen_gpus(self._withheld),
+                quarantined=_frozen_gpus(self._quarantined),
             ),
             grants=self._grants(rows_of),
             users=self._usage.freeze(now_ms),
@@ -344,6 +369,10 @@ class ClusterState:
         )
 
 
+def _frozen_gpus(marked: BoolArray) -> BoolArray:
+    return frozen(marked.copy()) if marked.any() else NO_GPUS
+
+
 def _setting_in(event: Event) -> Setting:
     if event.setting is None:
         raise InvariantError(f"{event.kind.name} event of job {event.job} has no setting")
@@ -351,9 +380,8 @@ def _setting_in(event: Event) -> Setting:
 
 
 def _spec_values(spec: JobSpec) -> tuple[int, ...]:
-    least = spec.gpus if spec.gpus_min == NONE else spec.gpus_min
-    most = spec.gpus if spec.gpus_max == NONE else spec.gpus_max
+    least, most = spec.limits
     return (spec.id, spec.user, spec.submit_ms, spec.gpus, spec.share_milli, spec.cpu_milli, spec.mem_mib,
             spec.gpu_type, spec.time_limit_ms, spec.after, least, most, spec.batch, spec.batch_min, spec.batch_max,
             spec.local_batch_min, spec.local_batch_max, spec.profile, spec.gradient_bytes,
-            spec.cpu_ranks_max)
+            spec.cpu_ranks_max, spec.priority, spec.job_class, spec.deadline_ms)

@@ -43,6 +43,11 @@ class JobTable:
         profile: Code of the model it trains, -1 where not known.
         gradient_bytes: Bytes its ranks exchange in each step, -1 where not known.
         cpu_ranks_max: Most ranks on CPU beside those on GPUs.
+        priority: Larger is served first, among policies that read it; 0 where not given.
+        job_class: ``JobClass`` code.
+        deadline_ms: When it should have ended, -1 for no deadline.
+        size_list: Entry of ``size_lists`` with the numbers of GPUs it can run on, -1 for all from ``gpus_min`` to
+            ``gpus_max``.
         phase: ``Phase`` code.
         attempt: Attempts so far: it grows with every start, when no process of the last attempt lives. Reports of an
             older attempt are stale.
@@ -63,8 +68,11 @@ class JobTable:
         samples_per_s: Rate at which ``samples_done`` last grew; 0 where not reported.
         grad_var: Variance of its gradient at the smallest batch; NaN where not reported.
         grad_sqr: Squared norm of its gradient; NaN where not reported.
+        loss: Loss of its training; NaN where not reported.
+        slowdown_ratio: Step time relative to that with its GPUs alone; NaN where not observed.
         memo: What the part that reads the table stored for the job in earlier rounds, 0 at first; see
             ``snapshot.Memory``. A part without ``remember`` reads what the order part stored.
+        size_lists: Lists of numbers of GPUs, each in increasing order.
     """
 
     id: IntArray
@@ -87,6 +95,10 @@ class JobTable:
     profile: IntArray
     gradient_bytes: IntArray
     cpu_ranks_max: IntArray
+    priority: IntArray
+    job_class: IntArray
+    deadline_ms: IntArray
+    size_list: IntArray
     phase: IntArray
     attempt: IntArray
     sequence: IntArray
@@ -106,7 +118,10 @@ class JobTable:
     samples_per_s: FloatArray
     grad_var: FloatArray
     grad_sqr: FloatArray
+    loss: FloatArray
+    slowdown_ratio: FloatArray
     memo: IntArray
+    size_lists: tuple[tuple[int, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.id)
@@ -125,6 +140,20 @@ class JobTable:
         holds: BoolArray = (self.phase == _STARTING) | (self.phase == _RUNNING)
         return holds
 
+    def allows(self, gpus: IntArray) -> BoolArray:
+        """Whether each job can run on this number of GPUs (J,); what its user asked for is always possible."""
+        allowed: BoolArray = (self.gpus_min <= gpus) & (gpus <= self.gpus_max)
+        for code, sizes in enumerate(self.size_lists):
+            allowed &= (self.size_list != code) | np.isin(gpus, sizes)
+        asked: BoolArray = gpus == self.gpus
+        return allowed | asked
+
+    def sizes_of(self, row: int) -> tuple[int, ...]:
+        """The numbers of GPUs that one job can run on, in increasing order."""
+        code, asked = int(self.size_list[row]), int(self.gpus[row])
+        sizes = self.size_lists[code] if code >= 0 else range(int(self.gpus_min[row]), int(self.gpus_max[row]) + 1)
+        return tuple(sorted({*sizes, asked}))
+
     @property
     def waits(self) -> BoolArray:
         """Whether each job could be started now."""
@@ -142,7 +171,7 @@ JOB_COLUMNS: tuple[str, ...] = tuple(
     each.name for each in fields(JobTable) if each.type == "IntArray" and each.name != "memo"
 )
 JOB_FLOAT_COLUMNS: tuple[str, ...] = tuple(each.name for each in fields(JobTable) if each.type == "FloatArray")
-assert tuple(each.name for each in fields(JobTable)) == (*JOB_COLUMNS, *JOB_FLOAT_COLUMNS, "memo")  # for the state
+assert tuple(each.name for each in fields(JobTable)) == (*JOB_COLUMNS, *JOB_FLOAT_COLUMNS, "memo", "size_lists")
 
 
 class JobRow:
@@ -168,6 +197,9 @@ class NodeTable:
         mem_mib: MiB of memory.
         up: False while the node is lost.
         is_open: Whether the node takes new jobs: it is up and not draining.
+        withheld: Whether a GPU takes no new jobs, although its node may: rows of the widest node's number of GPUs
+            (N, W). Empty, (0, 0): no GPU is withheld.
+        quarantined: Which of these are withheld because they are not as they should be (N, W), or empty.
     """
 
     gpu_type: IntArray
@@ -176,9 +208,24 @@ class NodeTable:
     mem_mib: IntArray
     up: BoolArray
     is_open: BoolArray
+    withheld: BoolArray = field(default_factory=lambda: NO_GPUS)
+    quarantined: BoolArray = field(default_factory=lambda: NO_GPUS)
 
     def __len__(self) -> int:
         return len(self.gpus)
+
+    @property
+    def gpus_open(self) -> IntArray:
+        """GPUs that take new jobs, in use or not (N,)."""
+        count = self.gpus - self.withheld.sum(axis=1) if self.withheld.size else self.gpus
+        return np.where(self.is_open, count, 0)
+
+    def takes(self, node: IntArray, gpu: IntArray) -> BoolArray:
+        """Whether each of these places takes new jobs: its node is open, and the GPU is not withheld."""
+        taken: BoolArray = self.is_open[node]
+        if self.withheld.size:
+            taken = taken & ~((gpu >= 0) & self.withheld[node, np.maximum(gpu, 0)])
+        return taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,3 +317,4 @@ class UserTable:
 
 EMPTY: IntArray = frozen(np.empty(0, dtype=np.int64))
 NOBODY: BoolArray = frozen(np.zeros(0, dtype=np.bool_))
+NO_GPUS: BoolArray = frozen(np.zeros((0, 0), dtype=np.bool_))

@@ -152,13 +152,13 @@ def check_permutation(order: IntArray, size: int) -> None:
 
 def check_sizes(sizes: Sizes, jobs: JobTable) -> None:
     """Check that every size is one the job can run on."""
-    legal = (jobs.gpus_min <= sizes.gpus) & (sizes.gpus <= jobs.gpus_max)
-    wrong = np.flatnonzero(~legal & (sizes.gpus != 0) & (sizes.gpus != jobs.gpus))
+    wrong = np.flatnonzero(~jobs.allows(sizes.gpus) & (sizes.gpus != 0))
     if len(wrong):
         row = int(wrong[0])
-        raise PlanError(
-            f"job {jobs.id[row]} runs on {jobs.gpus_min[row]} to {jobs.gpus_max[row]} GPUs, found {sizes.gpus[row]}"
-        )
+        runs_on = f"{jobs.gpus_min[row]} to {jobs.gpus_max[row]}"
+        if jobs.size_list[row] != NONE:
+            runs_on = " or ".join(map(str, jobs.sizes_of(row)))
+        raise PlanError(f"job {jobs.id[row]} runs on {runs_on} GPUs, found {sizes.gpus[row]}")
 
 
 def check_grants(grants: Grants, snapshot: Snapshot) -> None:
@@ -196,7 +196,7 @@ def check_grants(grants: Grants, snapshot: Snapshot) -> None:
 def check_sizes_kept(placed: Grants, sizes: Sizes, jobs: JobTable) -> None:
     """Check that each job has the GPUs its size says, none, or a smaller number it can run on or holds already."""
     counts = np.bincount(placed.job[placed.gpu != NONE], minlength=len(jobs))
-    fewer = (counts < sizes.gpus) & ((counts >= jobs.gpus_min) | (counts == jobs.gpus_now))
+    fewer = (counts < sizes.gpus) & (jobs.allows(counts) | (counts == jobs.gpus_now))
     wrong = np.flatnonzero((counts != 0) & (counts != sizes.gpus) & ~fewer)
     if len(wrong):
         row = int(wrong[0])

@@ -55,6 +55,8 @@ def event_record(event: Event) -> dict[str, Any]:
         record["job"] = event.job
     if event.node != NONE:
         record["node"] = event.node
+    if event.gpu != NONE:
+        record["gpu"] = event.gpu
     if event.spec is not None:
         record["spec"] = {key: value for key, value in asdict(event.spec).items() if value != _SPEC_DEFAULTS.get(key)}
         record["held"] = event.held
@@ -125,13 +127,15 @@ def read_setting(record: dict[str, Any]) -> Setting:
 def read_event(record: dict[str, Any]) -> Event:
     """Read an event back: the inverse of ``event_record``."""
     spec, report = record.get("spec"), record.get("report")
+    if spec:
+        spec = JobSpec(**spec | {"sizes": tuple(spec.get("sizes", ()))})
     if report:
         seen = tuple(Sample(*sample) for sample in report["seen"])
         report = Report(**{"samples_done": math.nan, "samples_per_s": math.nan} | report | {"seen": seen})
     return Event(
         record["t"], Kind[record["e"]], record.get("job", NONE), record.get("node", NONE),
-        JobSpec(**spec) if spec else None, record.get("held", False), report=report,
-        setting=read_setting(record["setting"]) if "setting" in record else None,
+        spec, record.get("held", False), report=report,
+        setting=read_setting(record["setting"]) if "setting" in record else None, gpu=record.get("gpu", NONE),
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from brim.core.cluster import Cluster, parse_cluster
-from brim.core.events import Event, JobSpec, Kind, Report
+from brim.core.events import Event, JobClass, JobSpec, Kind, Report
 from brim.core.lifecycle import Phase
 from brim.core.setting import setting_of
 from brim.core.snapshot import Snapshot
@@ -56,6 +56,10 @@ class Job:
         loaders: Loader workers of each of its ranks.
         revocable: Whether its grants are revocable.
         cpu_ranks: Most ranks on CPU.
+        sizes: Numbers of GPUs it can run on; empty for all from ``gpus_min`` to ``gpus_max``.
+        priority: Priority.
+        job_class: Class.
+        deadline: When it should have ended, None for no deadline.
         report: Report it makes as soon as it runs, None for none.
         phase: None for RUNNING if ``on`` is given, HELD if ``after`` is given, else PENDING.
     """
@@ -86,13 +90,17 @@ class Job:
     loaders: int = 0
     revocable: bool = False
     cpu_ranks: int = 0
+    sizes: tuple[int, ...] = ()
+    priority: int = 0
+    job_class: JobClass = JobClass.REGULAR
+    deadline: float | None = None
     report: Report | None = None
     phase: Phase | None = None
 
     @property
     def asked(self) -> int:
         """GPUs its user asked for."""
-        return self.gpus if self.gpus_max != NONE else sum(gpu != NONE for _, gpu in self.on) or self.gpus
+        return self.gpus if self.gpus_max != NONE or self.sizes else sum(gpu != NONE for _, gpu in self.on) or self.gpus
 
 
 job = Job
@@ -100,7 +108,8 @@ job = Job
 
 def limits_of(one: Job, gpus: int) -> tuple[int, ...]:
     """gpus_min, gpus_max, batch, batch_min, batch_max, local_batch_min, local_batch_max of ``JobSpec``."""
-    least, most = (gpus if limit == NONE else limit for limit in (one.gpus_min, one.gpus_max))
+    fewest, widest = (one.sizes[0], one.sizes[-1]) if one.sizes else (gpus, gpus)
+    least, most = fewest if one.gpus_min == NONE else one.gpus_min, widest if one.gpus_max == NONE else one.gpus_max
     small, large = (one.batch if limit == NONE else limit for limit in (one.batch_min, one.batch_max))
     return least, most, one.batch, small, large, one.local_batch_min, one.local_batch_max
 
@@ -135,7 +144,8 @@ def small_trace(*jobs: Job, name: str = "small") -> Trace:
 
 
 def state_with(
-    cluster: Cluster | str, *jobs: Job, now: float = 0, down: Sequence[int] = (), draining: Sequence[int] = ()
+    cluster: Cluster | str, *jobs: Job, now: float = 0, down: Sequence[int] = (), draining: Sequence[int] = (),
+    withheld: Sequence[tuple[int, int]] = (),
 ) -> ClusterState:
     """Build a state by applying the events that lead to it; job ids follow submission, then the order given.
 
@@ -152,20 +162,23 @@ def state_with(
         events += _story(jobs[row], number, id_of, state, _models(jobs))
     events += [Event(_ms(now), Kind.NODE_DOWN, node=node) for node in down]
     events += [Event(_ms(now), Kind.NODE_DRAIN, node=node) for node in draining]
+    events += [Event(_ms(now), Kind.GPU_WITHHELD, node=node, gpu=gpu) for node, gpu in withheld]
     for event in sorted(events, key=lambda event: (event.time_ms, _STORY_ORDER.index(event.kind))):
         state.apply(event)
     return state
 
 
 def snapshot_of(
-    cluster: Cluster | str, *jobs: Job, now: float = 0, down: Sequence[int] = (), draining: Sequence[int] = ()
+    cluster: Cluster | str, *jobs: Job, now: float = 0, down: Sequence[int] = (), draining: Sequence[int] = (),
+    withheld: Sequence[tuple[int, int]] = (),
 ) -> Snapshot:
     """Freeze ``state_with`` at ``now``."""
-    return state_with(cluster, *jobs, now=now, down=down, draining=draining).freeze(_ms(now))
+    return state_with(cluster, *jobs, now=now, down=down, draining=draining, withheld=withheld).freeze(_ms(now))
 
 
 _STORY_ORDER = (
     Kind.SUBMITTED, Kind.START, Kind.STARTED, Kind.REPORTED, Kind.PREEMPT, Kind.NODE_DRAIN, Kind.NODE_DOWN,
+    Kind.GPU_WITHHELD,
 )
 
 
@@ -185,6 +198,8 @@ def _story(
         after=id_of[one.after] if one.after else NONE, gpus_min=least, gpus_max=most, batch=batch, batch_min=small,
         batch_max=large, local_batch_min=local_min, local_batch_max=local_max,
         profile=models.index(one.model) if one.model else NONE, cpu_ranks_max=one.cpu_ranks,
+        sizes=one.sizes, priority=one.priority, job_class=one.job_class,
+        deadline_ms=NONE if one.deadline is None else _ms(one.deadline),
     )
     phase = one.phase
     if phase is None:

@@ -64,7 +64,10 @@ class FreeRoom:
         cpu: Milli-cores free per node.
         mem: MiB free per node.
         is_open: Whether the node takes new jobs.
+        withheld: The (node, gpu) pairs that take no new jobs.
     """
+
+    withheld: frozenset[tuple[int, int]] = frozenset()
 
     def __init__(
         self, types: Sequence[str], gpus: Sequence[int], cpu: Sequence[int], mem: Sequence[int], is_open: Sequence[bool]
@@ -89,6 +92,11 @@ class FreeRoom:
             [snapshot.gpu_types[code] for code in nodes.gpu_type.tolist()], nodes.gpus.tolist(),
             nodes.cpu_milli.tolist(), nodes.mem_mib.tolist(), nodes.is_open.tolist(),
         )
+        if nodes.withheld.size:
+            room.withheld = frozenset(
+                (node, gpu) for node, gpus in enumerate(room.free) for gpu in range(len(gpus))
+                if nodes.withheld[node, gpu]
+            )
         without = set(gone)
         for row, pairs in pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu).items():
             if row not in without:
@@ -108,7 +116,7 @@ class FreeRoom:
 
     def slots(self, ask: Asks, node: int) -> int:
         """How many GPUs of the gang fit on a node."""
-        count = sum(free >= ask.share for free in self.free[node])
+        count = len(self._able(ask, node))
         if ask.cpu:
             count = min(count, max(0, self.cpu[node]) // ask.cpu)
         if ask.mem:
@@ -127,9 +135,15 @@ class FreeRoom:
         """GPUs that could be part of the gang: of each node, as many as it has room for."""
         found: list[tuple[int, int]] = []
         for node in self._nodes_of(gpu_type):
-            able = [(node, gpu) for gpu, free in enumerate(self.free[node]) if free >= ask.share]
-            found += able[: self.slots(ask, node)]
+            found += self._able(ask, node)[: self.slots(ask, node)]
         return found
+
+    def _able(self, ask: Asks, node: int) -> list[tuple[int, int]]:
+        """GPUs of a node with a sufficient free share."""
+        return [
+            (node, gpu) for gpu, free in enumerate(self.free[node])
+            if free >= ask.share and (node, gpu) not in self.withheld
+        ]
 
     def overdrawn(self) -> str:
         """Describe the first resource granted more than once; empty if there is none."""

@@ -138,8 +138,8 @@ def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -
         name = _name(snapshot, row)
         if not 0 <= row < len(snapshot.jobs):
             raise PolicyViolation(SOUND, f"it grants GPUs to row {row}, which does not exist", describe(snapshot))
-        asked, least, most = (int(getattr(snapshot.jobs, c)[row]) for c in ("gpus", "gpus_min", "gpus_max"))
-        if len(pairs) != asked and not least <= len(pairs) <= most:
+        asked = int(snapshot.jobs.gpus[row])
+        if len(pairs) not in snapshot.jobs.sizes_of(row):
             raise PolicyViolation(GANG, f"{name} asks for {asked} GPUs and gets {len(pairs)}", describe(snapshot))
         if row in kept and sorted(pairs) != sorted(kept[row]) and not resizes:
             raise PolicyViolation(STAYS, f"{name} runs on {kept[row]} and is granted {pairs}", describe(snapshot))
@@ -152,6 +152,10 @@ def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -
             if not room.is_open[node] and (node, gpu) not in kept.get(row, ()):
                 raise PolicyViolation(
                     SOUND, f"{name} gets a GPU of node {node}, which is down or draining", describe(snapshot)
+                )
+            if (node, gpu) in room.withheld and (node, gpu) not in kept.get(row, ()):
+                raise PolicyViolation(
+                    SOUND, f"{name} gets GPU {gpu} of node {node}, which is withheld", describe(snapshot)
                 )
         room.take(Ask(snapshot, row, share=share_of[row]), pairs)
     if room.overdrawn():
@@ -466,7 +470,9 @@ def describe(snapshot: Snapshot) -> str:
         has = " on " + ", ".join(f"{node}.{gpu}" for node, gpu in held[row]) if row in held else ""
         share = f" at {one.share_milli / 10:g} %" if one.share_milli < 1000 else ""
         kind = f" {snapshot.gpu_types[one.gpu_type]}" if one.gpu_type >= 0 else ""
-        if one.gpus_max != one.gpus_min:
+        if one.size_list != NONE:
+            kind += f" (of {' or '.join(map(str, snapshot.jobs.sizes_of(row)))})"
+        elif one.gpus_max != one.gpus_min:
             kind += f" (of {one.gpus_min} to {one.gpus_max})"
         extras = f", {one.cpu_milli} mcpu and {one.mem_mib} MiB per GPU" if one.cpu_milli or one.mem_mib else ""
         batch = told = ""

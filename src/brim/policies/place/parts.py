@@ -15,7 +15,7 @@ from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.errors import ConfigError
-from brim.policies.place.inputs import check_inputs
+from brim.policies.place.inputs import check_inputs, with_cpu_ranks, without_cpu_ranks
 from brim.policies.place.room import CONSOLIDATE, FRAGMENTATION, SPREAD, WORST_FIT
 from brim.policies.place.walk import RESERVE, SKIP, STOP, Held, Jobs, walk
 from brim.policies.sockets import Sizes
@@ -130,6 +130,7 @@ def _place(
     if rule not in RULES or misfit not in MISFIT:
         raise ConfigError(f"rule {rule!r} with misfit {misfit!r}: expected a rule of brim.policies.place.room, and one "
                           f"of {', '.join(MISFIT)}")
+    snapshot, on_cpu = without_cpu_ranks(snapshot)
     check_inputs(snapshot, order, sizes.gpus)
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
     share_milli = np.where(jobs.holds, jobs.share_now, jobs.share_milli)
@@ -140,13 +141,13 @@ def _place(
     )
     job, node, gpu, why, blocker = walk(
         order, sizes.gpus, columns, Held(held.job, held.node, held.gpu), nodes.gpu_type, nodes.gpus,
-        nodes.cpu_milli, nodes.mem_mib, nodes.is_open, len(snapshot.gpu_types), MISFIT[misfit], rule,
+        nodes.cpu_milli, nodes.mem_mib, nodes.is_open, nodes.withheld, len(snapshot.gpu_types), MISFIT[misfit], rule,
         task_classes(snapshot) if rule == FRAGMENTATION else NO_CLASSES,
     )
     why[jobs.phase == _HELD] = _WHY_HELD
     why[jobs.phase == _STOPPING] = _WHY_STOPPING
-    return Grants(
-        job=job, node=node, gpu=gpu, share_milli=share_milli[job], why=why, blocker=blocker,
+    return with_cpu_ranks(
+        Grants(job=job, node=node, gpu=gpu, share_milli=share_milli[job], why=why, blocker=blocker), on_cpu
     )
 
 

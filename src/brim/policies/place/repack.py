@@ -14,9 +14,9 @@ from brim.core.lifecycle import Phase
 from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
-from brim.policies.place.inputs import check_inputs
+from brim.policies.place.inputs import check_inputs, with_cpu_ranks, without_cpu_ranks
 from brim.policies.place.parts import NO_CLASSES
-from brim.policies.place.room import CONSOLIDATE, CPU, MEM, WHOLE, WHOLES, Ask, Room, choose, empty_room
+from brim.policies.place.room import CONSOLIDATE, CPU, MEM, WHOLE, WHOLES, Ask, Room, choose, empty_room, withhold
 from brim.policies.place.walk import give_pairs, take_pairs
 from brim.policies.sockets import Sizes
 
@@ -41,6 +41,7 @@ class Repack:
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
         """See ``Place``."""
+        snapshot, on_cpu = without_cpu_ranks(snapshot)
         check_inputs(snapshot, order, sizes.gpus)
         jobs, want = snapshot.jobs, sizes.gpus.copy()
         board = _Board(snapshot, want)
@@ -50,7 +51,7 @@ class Repack:
         queue = anew[np.lexsort((rank[anew], -want[anew]))].tolist()
         while queue:
             queue = sorted(queue[1:] + board.settle(queue[0]), key=lambda row: (-want[row], rank[row]))
-        return board.grants(jobs.phase)
+        return with_cpu_ranks(board.grants(jobs.phase), on_cpu)
 
 
 @dataclass(slots=True)
@@ -70,6 +71,7 @@ class _Board:
         self.room = empty_room(
             nodes.gpu_type, nodes.gpus, nodes.cpu_milli, nodes.mem_mib, nodes.is_open, len(self.snapshot.gpu_types)
         )
+        withhold(self.room, nodes.withheld)
         self.scratch = np.zeros((2, len(nodes)), dtype=np.int64)
         self.pairs_of = {}
         self.share = np.where(jobs.holds, jobs.share_now, jobs.share_milli)
@@ -149,7 +151,7 @@ class _Board:
             if self._are_free(pairs, self._ask(row)):
                 self.want[row] = len(pairs)
                 return pairs
-        for fewer in range(int(self.want[row]) - 1, int(jobs.gpus_min[row]) - 1, -1):
+        for fewer in reversed([size for size in jobs.sizes_of(row) if size < self.want[row]]):
             self.want[row] = fewer
             found = self._find(self._ask(row))
             if found is not None:
@@ -191,7 +193,7 @@ class _Board:
         total = 0
         for part in parts:
             best: tuple[int, int, list[int]] | None = None
-            for node in np.flatnonzero(nodes.is_open & (nodes.gpus >= part) & (nodes.gpu_type == kind)).tolist():
+            for node in np.flatnonzero((nodes.gpus_open >= part) & (nodes.gpu_type == kind)).tolist():
                 if node in taken:
                     continue
                 leaving = _enough([(len(self.pairs_of[o]), o) for o in by_node.get(node, ())], part - int(free[node]))

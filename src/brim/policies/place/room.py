@@ -80,6 +80,23 @@ def empty_room(
 
 
 @njit
+def withhold(room: Room, withheld: BoolArray) -> None:
+    """Take withheld GPUs out of an empty room for good: jobs that hold them may leave, but nothing fits there.
+
+    Args:
+        room: A room on which nothing runs.
+        withheld: Whether each GPU is withheld (N, W), or empty.
+    """
+    for n in range(len(withheld)):
+        row = room.node[n]
+        for g in range(row[GPUS]):
+            if withheld[n, g]:
+                row[g] = 0
+                row[WHOLES] -= 1
+                room.total[row[TYPE]] -= row[OPEN]
+
+
+@njit
 def copy_room(room: Room) -> Room:
     """Return an independent copy."""
     return Room(room.node.copy(), room.total.copy())

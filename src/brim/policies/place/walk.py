@@ -36,6 +36,7 @@ from brim.policies.place.room import (
     pick,
     slots_of,
     take,
+    withhold,
 )
 
 STOP: Final = 0
@@ -402,8 +403,8 @@ def _grow(room: Room, c: Course, jobs: Jobs, v: int, gpus: int, rule: int, class
 @njit
 def walk(
     order: IntArray, want: IntArray, jobs: Jobs, held: Held, node_type: IntArray, node_gpus: IntArray,
-    node_cpu: IntArray, node_mem: IntArray, node_open: BoolArray, num_types: int, misfit: int, rule: int,
-    classes: FloatArray,
+    node_cpu: IntArray, node_mem: IntArray, node_open: BoolArray, withheld: BoolArray, num_types: int, misfit: int,
+    rule: int, classes: FloatArray,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
     """Walk down the order once.
 
@@ -417,6 +418,7 @@ def walk(
         node_cpu: Milli-cores per node (N,).
         node_mem: MiB per node (N,).
         node_open: Whether the node takes new jobs (N,).
+        withheld: Whether a GPU takes no new jobs (N, W), or empty.
         num_types: GPU types in the cluster.
         misfit: STOP, SKIP or RESERVE.
         rule: Placement rule of ``room``.
@@ -432,6 +434,7 @@ def walk(
             capacity += want[j]
             widest = max(widest, want[j])
     room = empty_room(node_type, node_gpus, node_cpu, node_mem, node_open, num_types)
+    withhold(room, withheld)
     ahead = Ahead(copy_room(room), copy_room(room)) if misfit == RESERVE else Ahead(room, room)
     c = set_out(len(node_gpus), capacity, len(order), widest)
     c.used[0] = G

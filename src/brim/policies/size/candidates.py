@@ -25,7 +25,7 @@ class Candidates:
         least: Fewest GPUs the job may run on, 0 for a job that cannot run on the open nodes (J,).
         fitted: Whether the rates come from a fitted model; other jobs have only one size, at rate 1 (J,).
         active: Whether the job takes part: it waits, or holds GPUs and may be given others (J,).
-        stays: GPUs of a job that is not changed because it holds GPUs of a node that takes no new jobs; else 0 (J,).
+        stays: GPUs of a job that is not changed because it holds a GPU that takes no new jobs; else 0 (J,).
         room: GPUs for the jobs that take part.
     """
 
@@ -86,6 +86,9 @@ def candidates(
     size = np.arange(G + 1)
     inside: BoolArray = (size >= jobs.gpus_min[:, None]) & (size <= most[:, None])
     allowed: BoolArray = np.where(inside, _fits_together(G, width), False)
+    for code, listed in enumerate(jobs.size_lists):  # a job that lists its sizes is offered these
+        rows = jobs.size_list == code
+        allowed[rows] = inside[rows] & np.isin(size, listed)
     fewest_only = ~allowed.any(axis=1) & (jobs.gpus_min <= reach)
     allowed |= fewest_only[:, None] & (size == jobs.gpus_min[:, None])
     first = np.where(allowed.any(axis=1), allowed.argmax(axis=1), 0)
@@ -109,14 +112,14 @@ def candidates(
 
 
 def _left_alone(snapshot: Snapshot) -> tuple[IntArray, int]:
-    """GPUs of each job that holds GPUs of a closed node (J,), and the GPUs of open nodes that such jobs do not hold."""
+    """GPUs of each job that holds a closed GPU (J,), and the open GPUs that such jobs do not hold."""
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
-    is_open = nodes.is_open[held.node]
+    is_open = nodes.takes(held.node, held.gpu)
     stays = np.zeros(len(jobs), dtype=np.int64)
     stuck = held.job[~is_open]
     stays[stuck] = jobs.gpus_now[stuck]
     theirs = held.share_milli[is_open & (stays[held.job] > 0)].sum()
-    return stays, max(int(nodes.gpus[nodes.is_open].sum()) - -(-int(theirs) // WHOLE_GPU), 0)
+    return stays, max(int(nodes.gpus_open.sum()) - -(-int(theirs) // WHOLE_GPU), 0)
 
 
 def _reach(snapshot: Snapshot) -> IntArray:
@@ -126,7 +129,7 @@ def _reach(snapshot: Snapshot) -> IntArray:
     kinds, kind_of = np.unique(asks, axis=1, return_inverse=True)
     reach = np.zeros(kinds.shape[1], dtype=np.int64)
     for kind, (gpu_type, cpu, mem) in enumerate(kinds.T.tolist()):
-        slots = np.where(nodes.is_open & ((gpu_type == NONE) | (nodes.gpu_type == gpu_type)), nodes.gpus, 0)
+        slots = np.where((gpu_type == NONE) | (nodes.gpu_type == gpu_type), nodes.gpus_open, 0)
         if cpu:
             slots = np.minimum(slots, nodes.cpu_milli // cpu)
         if mem:
