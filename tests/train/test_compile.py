@@ -6,10 +6,11 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import brim.train as bt
+from brim.errors import UserError
 from tests.train.gangs import on_ranks
 
-WAYS = ("before prepare", "after prepare", "method", "part", "loss", "late")
-"""Late: not before the second micro-batch of the first step."""
+WAYS = ("before prepare", "after prepare", "method", "part", "loss", "late", "between")
+"""Late: not before the second micro-batch of the first step. Between: an evaluation after run.backward."""
 
 
 class Net(nn.Module):
@@ -43,17 +44,42 @@ def train(way, backend, checkpoint=None, steps=8):
     model, _ = run.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
     if way == "after prepare":
         model = torch.compile(model, backend=backend)
-    whole = torch.compile(model, backend=backend) if way == "late" else model
+    whole = torch.compile(model, backend=backend) if way in ("late", "between") else model
     if way == "loss":
         loss_of = torch.compile(loss_of, backend=backend)
     loader = run.loader(rows(), 16, workers=0)
     for _ in run.epochs(2, steps=steps):
         for x, y in run.steps(loader):
             run.backward(loss_of(model(x), y))
+            if way == "between":
+                evaluate(whole, x)
             run.step()
-            model = whole
+            if way == "late":
+                model = whole
     run.close()
     return run.digest(), tuple(run.hashes())
+
+
+@torch.no_grad()
+def evaluate(model, x):
+    model.eval()
+    assert model(x).isfinite().all()
+    model.train()
+
+
+def train_and_read_gradients():
+    """A compiled function that uses gradients before they are summed."""
+    run = bt.start(logical_workers=4)
+    model = Net()
+    model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    norm = torch.compile(lambda params: sum(param.grad.norm() for param in params), backend="eager")
+    for x, y in run.steps(run.loader(rows(), 16, workers=0)):
+        run.backward(mse_loss(model(x), y))
+        try:
+            norm([*model.parameters()])
+        except UserError as error:
+            return str(error)
+    return "the epoch ended without an error"
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +90,11 @@ def plain():
 @pytest.mark.parametrize("way", WAYS)
 def test_a_compiled_model_has_the_names_and_bits_of_the_plain_one(plain, way):
     assert {*on_ranks(1, train, way, "eager"), *on_ranks(2, train, way, "eager")} == {plain}
+
+
+def test_gradients_between_backward_and_step_are_refused_in_compiled_code_too():
+    (said,) = on_ranks(1, train_and_read_gradients)
+    assert said.startswith("gradients were used between run.backward and run.step")
 
 
 def test_forward_and_backward_may_be_traced_ahead_of_time():

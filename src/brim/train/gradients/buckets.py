@@ -36,6 +36,7 @@ PAD_ELEMENTS = 1024
 TAIL_DTYPE = torch.float32
 
 _cuda: Any = torch.cuda
+_guards: Any = torch._guards
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -49,6 +50,8 @@ class _Elsewhere(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _guards.TracingContext.try_get() is not None:  # torch.compile looks at the grad of each parameter it sees
+            return torch._C._disabled_torch_function_impl(func, types, args, kwargs or {})  # as in a plain tensor
         raise UserError(
             "gradients were used between run.backward and run.step, which sums and applies them: to clip use "
             "run.clip(max_norm) or run.clip(max_value=...), and leave optimizer.step, scaler.step and scaler.unscale_ "
