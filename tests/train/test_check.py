@@ -68,7 +68,7 @@ def checked(zygote, tmp_path, capfd, monkeypatch):
 def test_a_script_that_resumes_exactly(checked, tmp_path):
     code, out, err = checked(checkpoint=repr(str(tmp_path / "mine")))
     assert (code, err) == (0, "")
-    assert out.startswith("resume exact: yes (6 steps on 1 rank; stopped after 3, resumed on 2 ranks;")
+    assert out.startswith("resume exact: yes (6 steps on 1 rank; stopped after 3, resumed on 2 ranks; step 5 undone")
     assert not (tmp_path / "mine").exists()  # checkpoints of the script are left alone
 
 
@@ -102,7 +102,7 @@ def test_what_settings_leave_open_is_said_beside_a_yes(checked):
 def test_one_logical_worker_resumes_on_one_rank_and_it_is_said(checked):
     code, out, _ = checked(workers=1, epochs=1, steps=20)
     assert code == 0
-    assert "(5 steps on 1 rank; stopped after 2, resumed on 1 rank;" in out
+    assert "(5 steps on 1 rank; stopped after 2, resumed on 1 rank; step 4 undone and repeated;" in out
     assert "another one was not tried" in out
 
 
@@ -201,6 +201,37 @@ def test_what_would_make_ranks_differ_is_named(checked, inside, words):
     code, out, err = checked(script=script)
     assert (code, out) == (2, "")
     assert words in err
+
+
+RATE = "optimizer.param_groups[0]['lr'] = 0.01 * 0.8**run.steps_done"
+
+
+@pytest.mark.parametrize("sizes", ["1,2", "2,1"])
+def test_a_rate_that_waits_for_the_answer_of_step_is_found(checked, sizes):
+    """The step is undone, and its rate with it; the repeated attempt does not set it again."""
+    script = SCRIPT.format(above="stepped = True", inside=f"if stepped: {RATE}", workers=4, epochs=2, checkpoint=None)
+    code, out, _ = checked("--sizes", sizes, script=script.replace("run.step()", "stepped = run.step()"))
+    assert code == 1
+    assert "after step 5\n" in out
+    assert "step 5 was undone once on purpose" in out
+    assert "behind run.begins_step, not behind the value that run.step() returns" in out
+
+
+def test_a_rate_behind_begins_step_and_a_carried_count_pass(checked):
+    inside = f"""if run.begins_step: {RATE}
+        count["batches"] += run.begins_step
+        x = x * count["batches"]"""
+    script = SCRIPT.format(above="", inside=inside, workers=4, epochs=2, checkpoint=None)
+    carried = 'count = run.carry("count", {"batches": 0})\nmodel, optimizer ='
+    code, out, err = checked(script=script.replace("model, optimizer =", carried))
+    assert (code, err) == (0, ""), out
+    assert "step 5 undone and repeated" in out
+
+
+def test_a_run_of_two_steps_is_checked_without_an_undone_step(checked):
+    code, out, _ = checked(steps=2)
+    assert code == 0
+    assert "undone" not in out
 
 
 def test_a_counter_of_forward_passes_is_found(checked):

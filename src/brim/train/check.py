@@ -4,6 +4,7 @@
     python -m brim.train.check --sizes 2,4 --steps 50 script.py
 
 The script runs 20 steps without a stop. Then it runs 10 steps, saves, ends, and resumes on another number of ranks.
+There, one step is undone and repeated, as when a rank joins or dies.
 After every step, all tensors of models and optimizers and all other state that `brim.train` carries are compared. The
 script's own checkpoints are neither read nor written.
 
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,7 +55,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first difference: its step and tensor. ``when`` is ``before``, ``restored`` or ``after`` the stop."""
+    """The first difference: its step and tensor.
+
+    ``when`` is ``before``, ``restored`` or ``after`` the stop, or ``undone`` in the step that was undone and repeated.
+    """
 
     when: str
     step: int
@@ -71,8 +75,8 @@ class Script:
     zygote: str | None
     show: bool
 
-    def run(self, name: str, *, size: int, stop: int, checkpoints: str = NO_CHECKPOINTS) -> Seen:
-        """Run the script on ``size`` ranks, up to ``stop`` steps of the whole job.
+    def run(self, name: str, *, size: int, stop: int, undone: int = 0, checkpoints: str = NO_CHECKPOINTS) -> Seen:
+        """Run the script on ``size`` ranks, up to ``stop`` steps of the whole job; undo and repeat step ``undone``.
 
         Raises:
             UserError: the script failed, or took too long.
@@ -80,7 +84,7 @@ class Script:
         zygote = ["--zygote", self.zygote] if self.zygote else []
         command = [
             sys.executable, "-m", "brim.train.launch", "--nproc", str(size), "--grace", str(GRACE_S), *zygote, "-m",
-            "brim.train.tools.check_rank", str(self.folder), name, str(stop), checkpoints, *self.words,
+            "brim.train.tools.check_rank", str(self.folder), name, str(stop), str(undone), checkpoints, *self.words,
         ]  # fmt: skip
         printed = self.folder / f"{name}.out"
         with printed.open("wb") as out:
@@ -140,6 +144,11 @@ def _differing(one: Sums, other: Sums) -> str | None:
     return next((name for name in (one | other) if one.get(name) != other.get(name)), None)
 
 
+def step_to_undo(stop: int, last: int) -> int:
+    """Return the step to undo and repeat: one between the stop and the end, and not the first; 0 if there is none."""
+    return stop + 1 + (last - stop) // 2 if last - stop > 1 else 0
+
+
 def ranks(size: int) -> str:
     """Return the number with the word "rank" or "ranks"."""
     return f"{size} rank" if size == 1 else f"{size} ranks"
@@ -176,9 +185,13 @@ def check(script: Script, *, steps: int, first: int, second: int | None) -> int:
     second = second_size(undisturbed, first, second)
     stop, checkpoints = undisturbed.last // 2, str(script.folder / "checkpoints")
     before = script.run("before", size=first, stop=stop, checkpoints=checkpoints)
-    after = script.run("after", size=second, stop=undisturbed.last, checkpoints=checkpoints)
+    undone = step_to_undo(stop, undisturbed.last)
+    after = script.run("after", size=second, stop=undisturbed.last, undone=undone, checkpoints=checkpoints)
     what = f"{undisturbed.last} steps on {ranks(first)}; stopped after {stop}, resumed on {ranks(second)}"
+    what += f"; step {undone} undone and repeated" if undone else ""
     found = first_difference(undisturbed, before, after, stop)
+    if found is not None and found.step == undone:
+        found = replace(found, when="undone")
     if found is None:
         sys.stdout.write(f"resume exact: yes ({what}; {len(undisturbed.steps[stop])} sums compared at every step)\n")
         if first == second:
@@ -206,6 +219,13 @@ def hints(found: Difference, undisturbed: Seen, after: Seen, first: int, second:
         ]  # fmt: skip
     if found.when == "restored":
         return ["what was restored is not what was saved: does something change it between two steps?", *said]
+    if found.when == "undone":
+        return [
+            f"step {found.step} was undone once on purpose, as when a rank joins or dies, and its repetition differs: "
+            "put code that runs once per step, such as setting a learning rate, behind run.begins_step, not behind "
+            "the value that run.step() returns; compute what it needs from run.steps_done, or give it to run.carry",
+            *said,
+        ]  # fmt: skip
     if first != second:
         said.append(f"--sizes {first},{first} tells whether it is the stop or the number of ranks")
     return [

@@ -708,9 +708,13 @@ class Run:
         assert self._tail is not None
         self._tail.begin_step()
         self._update.begin_step()
-        together = self._membership is not None and self._size() > 1  # else no step is undone
-        self._undo.begin_step(part for name, part in self._state.parts.items() if together and name.startswith(USER))
+        parts = self._state.parts.items() if self._can_be_undone() else ()
+        self._undo.begin_step(part for name, part in parts if name.startswith(USER))
         self._undoable = True
+
+    def _can_be_undone(self) -> bool:
+        """Whether another rank can make this rank undo the step that begins."""
+        return self._membership is not None and self._size() > 1
 
     def _undo_step(self) -> None:
         """Restore the copies of the start of the step, unless it is committed."""

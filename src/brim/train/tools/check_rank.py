@@ -1,6 +1,8 @@
 """Runs an unmodified script for `brim.train.check`: records its state after every step, and stops it after one.
 
-    python -m brim.train.tools.check_rank FOLDER NAME STOP CHECKPOINTS script.py its arguments
+    python -m brim.train.tools.check_rank FOLDER NAME STOP UNDONE CHECKPOINTS script.py its arguments
+
+The run stops after STOP steps. It undoes step UNDONE once and repeats it, as when a rank dies; 0 stands for no step.
 
 Rank 0 writes a record to ``FOLDER/NAME.jsonl``: a certificate, then one line per step with the checksums of all
 tensors. The first exception that ends a rank goes to ``FOLDER/NAME.failed``.
@@ -21,14 +23,18 @@ from typing import Any, Final
 import torch
 
 from brim.train import run as session
+from brim.train.membership.process_group import BrokenGroupError
 from brim.train.state import hashes
 
 NO_CHECKPOINTS: Final = "-"
 """Stands for no folder of checkpoints: the run starts from the beginning and saves nothing."""
 
 
-def watched(record: Path, stop: int, checkpoints: str | None) -> type[session.Run]:
-    """Return a `Run` that records its state between steps, stops after ``stop`` steps, and saves to ``checkpoints``."""
+def watched(record: Path, stop: int, undone: int, checkpoints: str | None) -> type[session.Run]:
+    """Return a `Run` that records its state between steps, stops after ``stop`` steps, and saves to ``checkpoints``.
+
+    It undoes step ``undone``, counted from 1, at the end of the first attempt.
+    """
 
     class Watched(session.Run):
         """A `Run` that records its state; it does not touch the script's own checkpoints."""
@@ -36,6 +42,7 @@ def watched(record: Path, stop: int, checkpoints: str | None) -> type[session.Ru
         def __init__(self, **options: Any) -> None:
             super().__init__(**options | {"checkpoint": checkpoints})
             self._recorded: int | None = None
+            self._was_undone = False
 
         def _boundary(self) -> None:
             super()._boundary()
@@ -43,6 +50,19 @@ def watched(record: Path, stop: int, checkpoints: str | None) -> type[session.Ru
                 self._record()
             if self._step >= stop:
                 self._stop()
+
+        def _is_undone(self) -> bool:
+            return self._step + 1 == undone and not self._was_undone
+
+        def _can_be_undone(self) -> bool:
+            return super()._can_be_undone() or self._is_undone()
+
+        def _finish_step(self) -> bool:
+            if not self._is_undone():
+                return super()._finish_step()
+            self._was_undone = True
+            self._drop_step(BrokenGroupError("brim.train.check undoes this step"))
+            return False
 
         def _stop(self) -> None:
             """End like a job that is done."""
@@ -72,10 +92,10 @@ def watched(record: Path, stop: int, checkpoints: str | None) -> type[session.Ru
 
 def main(words: Sequence[str]) -> None:
     """Run the script."""
-    folder, name, stop, checkpoints, script = words[:5]
-    run = watched(Path(folder, f"{name}.jsonl"), int(stop), None if checkpoints == NO_CHECKPOINTS else checkpoints)
-    session.Run = run  # type: ignore[misc]
-    sys.argv = [script, *words[5:]]
+    folder, name, stop, undone, checkpoints, script = words[:6]
+    kept = None if checkpoints == NO_CHECKPOINTS else checkpoints
+    session.Run = watched(Path(folder, f"{name}.jsonl"), int(stop), int(undone), kept)  # type: ignore[misc]
+    sys.argv = [script, *words[6:]]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     try:
         runpy.run_path(script, run_name="__main__")
