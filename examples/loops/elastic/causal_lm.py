@@ -65,16 +65,17 @@ groups = [
 optimizer = torch.optim.AdamW(groups, lr=options.rate)
 steps = options.epochs * loader.steps_per_epoch
 scheduler = get_scheduler("linear", optimizer, num_warmup_steps=options.warmup_steps, num_training_steps=steps)
+sums = run.carry("sums", {"loss": 0.0})
 model, optimizer, scheduler = run.prepare(model, optimizer, scheduler)
 
 for epoch in run.epochs(options.epochs):
     model.train()
-    total = 0.0
     for batch in run.steps(loader):
-        loss = model(**batch).loss
-        run.backward(loss)
-        if run.step():
-            total += run.loss
+        if run.begins_step and loader.step > 0:
+            sums["loss"] += run.loss  # of the step before
+        run.backward(model(**batch).loss)
+        run.step()
+    total, sums["loss"] = sums["loss"] + run.loss, 0.0
     found = run.evaluate(perplexity)
     if run.rank == 0:
         print(f"epoch {epoch}  loss {total / loader.steps_in(epoch):.3f}  perplexity {found:.2f}")

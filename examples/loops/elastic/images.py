@@ -89,14 +89,18 @@ def train(epoch):
     meters = Meter("loss"), Meter("top-1"), Meter("top-5")
     model.train()
     for x, y in run.steps(train_loader):
-        number = train_loader.step
+        if run.begins_step:  # again if the step is repeated
+            number, seen = train_loader.step, []
         output = model(x)
         loss = cross_entropy(output, y)
-        for meter, value in zip(meters, (loss.item() * len(x), *right(output, y)), strict=True):
-            meter.update(value, len(x))
+        seen.append(((loss.item() * len(x), *right(output, y)), len(x)))
         run.backward(loss)
-        if run.step() and number % options.print_freq == 0 and run.rank == 0:
-            print(f"epoch {epoch}  batch {number:3} ", *meters)
+        if run.step():
+            for values, count in seen:
+                for meter, value in zip(meters, values, strict=True):
+                    meter.update(value, count)
+            if number % options.print_freq == 0 and run.rank == 0:
+                print(f"epoch {epoch}  batch {number:3} ", *meters)
 
 
 @torch.no_grad()

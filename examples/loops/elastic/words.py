@@ -85,19 +85,19 @@ class Columns(Dataset):
 
 def train(epoch):
     model.train()
-    total = 0.0
     for x, y in run.steps(loader):
         x, y, number = x.t(), y.t(), loader.step
+        if run.begins_step:
+            sums["loss"] += run.loss if number > 0 else 0.0  # of the step before
+            if number % 10 == 0:
+                if number > 0 and run.rank == 0:
+                    print(f"epoch {epoch}  batch {number:3}  loss {sums['loss'] / 10:.3f}")
+                sums["loss"] = 0.0
         before = hidden.value if number > 0 else model.init_hidden(COLUMNS // WORKERS)
         output, hidden.value = model(x, before)
         loss = cross_entropy(output, y.flatten())
         run.backward(loss)
-        if run.step():
-            total += run.loss
-            if number % 10 == 9:
-                if run.rank == 0:
-                    print(f"epoch {epoch}  batch {number + 1:3}  loss {total / 10:.3f}")
-                total = 0.0
+        run.step()
 
 
 @torch.no_grad()
@@ -120,6 +120,7 @@ options.out.mkdir(parents=True, exist_ok=True)
 model = Words()
 optimizer = torch.optim.SGD(model.parameters(), lr=options.rate)
 best = run.carry("best", {"loss": math.inf})
+sums = run.carry("sums", {"loss": 0.0})
 hidden = run.per_worker("hidden", model.init_hidden(COLUMNS // WORKERS))
 model, optimizer = run.prepare(model, optimizer)
 run.clip(options.clip)
