@@ -21,12 +21,12 @@ from brim.gang.messages import (
     Leaving,
     MemberLost,
     Prepare,
-    Progress,
     Ready,
     ResizeGroup,
     Saved,
     Stop,
     StoreAddress,
+    TrainingProgress,
     Waiting,
 )
 
@@ -205,7 +205,7 @@ class Rank:
                 time.sleep(PAUSE_S)
                 _, received, stop = self.meet(self.step)
                 self.step += 1
-                self.send(Progress(self.step, self.step * 8, 1.0))
+                self.send(TrainingProgress(self.step, self.step * 8, 1.0))
                 if stop and "ignore" not in OPTIONS:
                     self.leave(int(OPTIONS.get("code", "0")))
                 if isinstance(self.order, ResizeGroup) and received >= self.order.generation:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from brim.gang import codec
 from brim.gang.codec import LINE_BYTES_MAX, Decoder, ProtocolError, decode, encode
-from brim.gang.messages import FormGroup, Hello, Message, Progress, Ready, Response, TuneSettings
+from brim.gang.messages import FormGroup, Hello, Message, Ready, Response, TrainingProgress, TuneSettings
 
 KINDS = Message.__args__
 VALUES = {
@@ -119,7 +119,7 @@ def test_a_line_without_end_is_fatal_and_not_kept():
 
 
 def test_a_loss_that_is_not_a_number_is_sent_as_null():
-    assert decode(encode(Progress(1, 2, math.nan))) == Progress(1, 2, None)
+    assert decode(encode(TrainingProgress(1, 2, math.nan))) == TrainingProgress(1, 2, None)
     assert decode(encode(TuneSettings(1))) == TuneSettings(1)
     assert decode(encode(Response(True, "x", {"ranks": [1]}))) == Response(True, "x", {"ranks": [1]})
     assert decode(encode(FormGroup(1, (2, 3), 2, 4))) == FormGroup(1, (2, 3), 2, 4)

@@ -19,12 +19,12 @@ from brim.gang.messages import (
     Leaving,
     MemberLost,
     Prepare,
-    Progress,
     Ready,
     ResizeRequest,
     StatusRequest,
     Stop,
     StopRequest,
+    TrainingProgress,
     TuneRequest,
     TuneSettings,
     Waiting,
@@ -216,7 +216,7 @@ def test_ranks_that_wait_in_different_places_fail_the_gang(for_s, fails):
 
 def test_a_hung_rank_is_killed_once_all_others_have_waited_long_enough():
     gang = trained(3, hang_timeout_s=60.0)
-    gang.message(2, Progress(8, 64))
+    gang.message(2, TrainingProgress(8, 64))
     for rank in (0, 1):
         gang.message(rank, Waiting(1, 9, 59.0))
     gang.controller.kill_hung_ranks()

@@ -23,7 +23,6 @@ from brim.gang.messages import (
     MemberLost,
     PreemptRequest,
     Prepare,
-    Progress,
     Ready,
     ResizeGroup,
     ResizeRequest,
@@ -31,6 +30,7 @@ from brim.gang.messages import (
     StatusRequest,
     StopRequest,
     StoreAddress,
+    TrainingProgress,
     TuneRequest,
     TuneSettings,
     Waiting,
@@ -387,7 +387,7 @@ def test_the_step_of_a_hang_is_that_in_which_the_others_wait(launch, peer, tmp_p
     for one in ranks:
         assert one.receive() == FormGroup(1, (0, 1), 0, 1)
         one.send(GroupFormed(1, 0))
-        one.send(Progress(1, 8))
+        one.send(TrainingProgress(1, 8))
     gang.until(training(2))
     ranks[0].send(Waiting(1, 10, 1.5))
     gang.until(lambda status: not status["ranks"][1]["alive"])
@@ -655,7 +655,7 @@ def test_a_stranger_cannot_be_a_rank(launch, peer):
     gang.until(training(1))
     for message, why in [(Hello(0, 1), "connected already"), (Hello(7, 1), "found id 7"),
                          (Hello(0, 1, "another"), "found gang another, expected"),
-                         (Progress(1, 1), "expected hello first"), (Prepare(1, 1.0), "expected hello first")]:
+                         (TrainingProgress(1, 1), "expected hello first"), (Prepare(1, 1.0), "expected hello first")]:
         one = peer(gang.control)
         one.send(message)
         assert why in one.receive().detail

@@ -49,4 +49,4 @@ class Log:
     text: str
 
 
-Action: TypeAlias = Send | StartRank | TerminateRank | KillRank | HoldTracebacks | Log
+GangAction: TypeAlias = Send | StartRank | TerminateRank | KillRank | HoldTracebacks | Log

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 
-from brim.gang.actions import Action, HoldTracebacks, KillRank, Log, Send, StartRank, TerminateRank
+from brim.gang.actions import GangAction, HoldTracebacks, KillRank, Log, Send, StartRank, TerminateRank
 from brim.gang.launch_config import FAILURE_REPORT_S, LaunchConfig
 from brim.gang.membership import GangMembership, MembershipOrders, MemberState
 from brim.gang.messages import FormGroup, Message, Prepare, ResizeGroup, Stop, TuneSettings
@@ -48,9 +48,9 @@ class GangController:
         self._tunes: list[TuneSettings] = []
         self._applied_tune = 0
         self._next_id = 0
-        self._actions: list[Action] = []
+        self._actions: list[GangAction] = []
 
-    def take_actions(self) -> list[Action]:
+    def take_actions(self) -> list[GangAction]:
         """Return what is to be done since the last call, in order."""
         actions, self._actions = self._actions, []
         return actions

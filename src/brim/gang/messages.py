@@ -159,7 +159,7 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """Rank: progress of training, at most once a second."""
 
     step: int
@@ -266,8 +266,8 @@ class Response:
 
 Message: TypeAlias = (
     FormGroup | StoreAddress | MemberLost | Prepare | ResizeGroup | TuneSettings | Stop
-    | Hello | Ready | GroupFormed | GroupBroken | Saved | Leaving | Progress | Waiting | Finished | StepMeasurements
-    | Failed | Error
+    | Hello | Ready | GroupFormed | GroupBroken | Saved | Leaving | TrainingProgress | Waiting | Finished
+    | StepMeasurements | Failed | Error
     | StatusRequest | ResizeRequest | PreemptRequest | StopRequest | KillRequest | TuneRequest | Response
 )  # fmt: skip
 Request: TypeAlias = StatusRequest | ResizeRequest | PreemptRequest | StopRequest | KillRequest | TuneRequest

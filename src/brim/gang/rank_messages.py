@@ -14,12 +14,12 @@ from brim.gang.messages import (
     Leaving,
     Message,
     Prepare,
-    Progress,
     Ready,
     Saved,
     StepMeasurements,
     Stop,
     StoreAddress,
+    TrainingProgress,
     Waiting,
 )
 from brim.gang.rank_process import RankProcess
@@ -57,7 +57,7 @@ def accept_hello(gang: GangController, hello: Hello, peer_pid: int) -> str:
 
 def handle(gang: GangController, rank: RankProcess, message: Message) -> None:
     """Handle a message of a connected rank."""
-    if isinstance(message, (Progress, GroupFormed, Saved, StepMeasurements)):
+    if isinstance(message, (TrainingProgress, GroupFormed, Saved, StepMeasurements)):
         rank.report |= {name: getattr(message, name) for name in message.__dataclass_fields__}
     if not isinstance(message, (Waiting, StepMeasurements, Saved, Error)):
         gang.hangs.active(rank.id)
@@ -95,7 +95,7 @@ def handle(gang: GangController, rank: RankProcess, message: Message) -> None:
             gang.fail(f"rank {rank.id} failed", rank)
         case Error(detail=detail):
             gang.log(f"rank {rank.id} could not use a message: {detail}"[:_DETAIL_MAX])
-        case Progress():
+        case TrainingProgress():
             rank.finished = None  # it trains again after `run.finish`
         case Saved() | StepMeasurements():
             pass

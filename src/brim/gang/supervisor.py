@@ -20,7 +20,7 @@ import time
 from typing import Final
 
 from brim.gang import client_requests, processes, rank_messages
-from brim.gang.actions import Action, HoldTracebacks, KillRank, Log, Send, StartRank, TerminateRank
+from brim.gang.actions import GangAction, HoldTracebacks, KillRank, Log, Send, StartRank, TerminateRank
 from brim.gang.control_server import Connection, ControlServer
 from brim.gang.controller import GangController
 from brim.gang.environment import free_port, gang_environment, rank_environment
@@ -128,7 +128,7 @@ class Supervisor:
             self._perform(action)
             self._perform_actions()
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: GangAction) -> None:
         ranks = self._controller.ranks
         match action:
             case Send(number, message):

@@ -27,10 +27,10 @@ from brim.gang.messages import (
     MemberLost,
     Message,
     Prepare,
-    Progress,
     ResizeGroup,
     Stop,
     StoreAddress,
+    TrainingProgress,
     TuneSettings,
     Waiting,
 )
@@ -158,7 +158,7 @@ class Control:
         now = time.monotonic()
         if now - self._said_progress >= PROGRESS_S:
             self._said_progress = now
-            self.send(Progress(step, samples, loss()))
+            self.send(TrainingProgress(step, samples, loss()))
 
     def send(self, message: Message) -> bool:
         """Send a message; return False if no supervisor is connected."""
