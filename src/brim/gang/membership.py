@@ -22,7 +22,7 @@ from typing import Final
 from brim.gang.messages import FormGroup, MemberLost, Message, ResizeGroup, StoreAddress
 
 FAILED_GROUPS_MAX: Final = 5
-"""The job fails after this many generations in a row broke before all members had joined. Our choice."""
+"""The job fails after this many groups in a row broke before all members had joined. Our choice."""
 
 
 class MemberState(Enum):
@@ -80,6 +80,16 @@ class GangMembership:
     Args:
         size: Number of ranks at the start.
         replacements_max: How many dead ranks are replaced by new ones; after that, the others continue without them.
+
+    Attributes:
+        target: Number of ranks that is wanted.
+        generation: Number of the newest group; 0 before the first.
+        command: Number of the newest command to all ranks.
+        members: Ids of the newest group, in rank order.
+        sizes: Possible numbers of ranks; empty: any.
+        ranks: The living ranks, by id.
+        closing: Whether all ranks are to exit.
+        finishing: Whether a rank has finished, or is to: no rank is started any more.
     """
 
     def __init__(self, size: int, replacements_max: int = 0) -> None:
@@ -112,7 +122,7 @@ class GangMembership:
             member.state = MemberState.INITIALIZING
 
     def ready(self, rank: int, sizes: Iterable[int] = ()) -> MembershipOrders:
-        """The rank is ready to join a generation."""
+        """The rank is ready to join a group."""
         member = self.ranks.get(rank)
         if member is None or member.state not in (MemberState.STARTING, MemberState.INITIALIZING):
             return MembershipOrders()
@@ -262,11 +272,11 @@ class GangMembership:
         return MembershipOrders(send=[(rank, self._form_message())] if missed else [])
 
     def all_joined(self) -> bool:
-        """Whether all members have joined the newest generation."""
+        """Whether all members have joined the newest group."""
         return bool(self.members) and self._all_members_are(MemberState.JOINED)
 
     def is_superseded(self, command: int) -> bool:
-        """Whether the newest generation came after this command, so that ranks which had not applied it never will."""
+        """Whether the newest group came after this command, so that ranks which had not applied it never will."""
         return command < self._form_command
 
     def next_command(self) -> int:
@@ -286,7 +296,7 @@ class GangMembership:
         return all(rank in self.ranks and self.ranks[rank].state is state for rank in self.members)
 
     def _is_needed_to_form(self, rank: int) -> bool:
-        """Whether a generation was forming that cannot be completed without this rank."""
+        """Whether a group was forming that cannot be completed without this rank."""
         forming = any(self.ranks[other].state is MemberState.FORMING for other in self.members if other in self.ranks)
         return rank in self.members and forming and not self.closing and not self._is_over()
 
@@ -346,7 +356,7 @@ class GangMembership:
         return max(possible, default=0)
 
     def _form_remaining(self) -> MembershipOrders:
-        """Form a new generation of the remaining ranks at once; those with the state come first, in their order."""
+        """Form a new group of the remaining ranks at once; those with the state come first, in their order."""
         usable = (MemberState.READY, MemberState.FORMING, MemberState.JOINED)
         old = [rank for rank in self.members if rank in self.ranks and self.ranks[rank].state in usable]
         new = [m.id for m in self.ranks.values() if m.state in usable and m.id not in old]
@@ -392,7 +402,7 @@ class GangMembership:
         return self._to_start > 0 or any(member.state in early for member in self.ranks.values())
 
     def _stop_new_ranks(self) -> MembershipOrders:
-        """Stop the new ranks of a job that is over, including those that were forming a generation."""
+        """Stop the new ranks of a job that is over, including those that were forming a group."""
         left = [member.id for member in self.ranks.values() if not member.is_leaving]
         if left:
             self._begin_group(())

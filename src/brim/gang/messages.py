@@ -74,7 +74,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class ResizeGroup:
-    """Supervisor to rank: at the agreed step, the members form the generation and the other ranks leave."""
+    """Supervisor to rank: at the agreed step, the members form the group of this generation, the other ranks leave."""
 
     command: int
     generation: int
@@ -152,7 +152,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Rank: about to exit after an announced stop, or because it is not in the new generation."""
+    """Rank: about to exit after an announced stop, or because it is not in the new group."""
 
     command: int
     step: int

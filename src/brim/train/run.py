@@ -983,7 +983,7 @@ class Run:
         raise SystemExit(code)
 
     def _go(self) -> None:
-        """The new generation is without this rank."""
+        """The new group is without this rank."""
         if self._control is not None and self._membership is not None:
             self._control.send(Leaving(self._membership.command, self.steps_done))
         self.close()

@@ -1,4 +1,4 @@
-"""A process group of one generation: made quickly, bounded in time, ended at once from any thread.
+"""A process group: made quickly, bounded in time, ended at once from any thread.
 
 The back-ends of ``torch.distributed`` are used directly, beside the default group that the user's script may have.
 

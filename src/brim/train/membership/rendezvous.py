@@ -1,4 +1,4 @@
-"""Forms the process group of a generation, sends the state to ranks that lack it, and forms a broken group again.
+"""Forms process groups, sends the state to ranks that lack it, and forms a broken group again.
 
 A rank is behind if it has committed fewer steps than another; a new one has committed none. The ranks with the most
 steps are senders: they all hold the same bits, so the receivers are spread over them. A rank uses a received state only
@@ -35,11 +35,11 @@ FORM_TIMEOUT_S: Final = 60.0
 """Longest wait for the others while a group forms. Ours: new ranks are ready before, so milliseconds are usual."""
 
 LOOK_S: Final = 2.0
-"""How often a rank that waits for its generation checks whether the supervisor is still connected."""
+"""How often a rank that waits for its group checks whether the supervisor is still connected."""
 
 
 class NotWantedError(BrimError):
-    """The new generation is without this rank, which leaves."""
+    """The new group is without this rank, which leaves."""
 
 
 class EndedError(BrimError):
@@ -105,7 +105,7 @@ class Membership:
             group.abort()
 
     def join(self, carried: Carried, sizes: tuple[int, ...]) -> None:
-        """Report that everything is built, and join the first generation that includes this rank."""
+        """Report that everything is built, and join the first group that includes this rank."""
         self.control.ready(Ready(self.control.ident, sizes))
         self.enter(self._next_form(0), carried)
 
@@ -123,10 +123,10 @@ class Membership:
                 raise AloneError(f"generation {above} has ended, and so has the supervisor, which would form the next")
 
     def enter(self, form: FormGroup | ResizeGroup, carried: Carried) -> None:
-        """Join this generation, or a newer one that replaces it.
+        """Join this group, or a newer one that replaces it.
 
         Raises:
-            NotWantedError: the generation is without this rank.
+            NotWantedError: the group is without this rank.
         """
         while True:
             newer = self.control.newest_form(form.generation)
@@ -187,7 +187,7 @@ class Membership:
         self.control.send(GroupBroken(self.generation, max(step, 0), detail))
 
     def again(self, carried: Carried) -> None:
-        """After `broken`: join the next generation."""
+        """After `broken`: join the next group."""
         self.enter(self._next_form(self.generation), carried)
 
     def close(self) -> None:
