@@ -62,13 +62,13 @@ def beyond_step_s(folder, pids, killed_s):
 
 def pids_of(status):
     """Return the processes of the members, in rank order."""
-    by_id = {rank["id"]: rank["pid"] for rank in status["ranks"] if rank["living"]}
+    by_id = {rank["id"]: rank["pid"] for rank in status["ranks"] if rank["alive"]}
     return [by_id[number] for number in status["members"] if number in by_id]
 
 
 def is_whole(size):
     return lambda status: len(status["members"]) == size and all(
-        rank["where"] == "in" for rank in status["ranks"] if rank["id"] in status["members"]
+        rank["state"] == "joined" for rank in status["ranks"] if rank["id"] in status["members"]
     )
 
 
@@ -94,7 +94,7 @@ def killed(gang, folder, kind, ranks, dice):
     until(lambda: all(len(steps_of(folder, pid)) > 2 for pid in pids_of(status)), 60, "training")
     if kind == "a rank while others join":
         gang.ask(ResizeRequest(2 * ranks))
-        status = gang.until(lambda status: any(rank["where"] == "forming" for rank in status["ranks"]), 60)
+        status = gang.until(lambda status: any(rank["state"] == "forming" for rank in status["ranks"]), 60)
     time.sleep(dice.uniform(0, 0.3))
     pids = pids_of(status)
     victims = victims_of(kind, pids, dice)
