@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from brim.core.actions import ACTIONS, Preempt, Reject
 from brim.core.checks import check_snapshot
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind, Report, Sample
-from brim.engine.journal import Journal, action_record, event_record, read_action, read_event, replay
+from brim.engine.journal import Journal, action_record, event_record, read_action, read_event, recover, replay
 from brim.engine.scheduler import Scheduler
 from brim.errors import InvariantError
+from brim.policies.order.tiresias import ServiceQueues
 from brim.policies.presets import PRESETS
 from brim.sim import twin
 from brim.sim.overheads import Faults, Overheads
@@ -145,12 +147,53 @@ def test_every_event_survives_being_written_down(data):
             assert read_event(json.loads(json.dumps(event_record(event)))) == event
 
 
-def test_the_sink_gets_each_line_as_it_is_made():
-    sink = io.StringIO()
-    journal = Journal(sink)
+def test_the_sink_gets_each_line_and_the_journal_keeps_none():
+    sink, kept = io.StringIO(), Journal()
+    for journal in (Journal(sink), kept):
+        twin.replay(small_trace(job(run=1)), parse_cluster("1x1xT4"), PRESETS["fifo"], journal=journal)
+        assert journal.lines == (kept.lines if journal is kept else [])
+    assert sink.getvalue().splitlines() == kept.lines
+    assert len(kept.lines) >= 4
+
+
+@given(st.data())
+def test_a_recovered_scheduler_goes_on_as_the_one_that_was_lost(data):
+    """It has the same state and the same next round as one that was fed, at any point of the journal."""
+    cluster = data.draw(clusters(groups_max=2, nodes_max=2, gpus_max=3))
+    jobs = data.draw(elastic_jobs_of(cluster, jobs_max=5, run_s_max=40, at_s_max=30, per_s=10))
+    trace = small_trace(*jobs)
+    truth = ToyTruth(trace, {f"j{row}": one for row, one in enumerate(jobs)})
+    policy = replace(restless(calm_ms=4_000), order=ServiceQueues((2_000, 9_000), promote_ratio=1.0))
+    journal = Journal()
+    settings = Settings(overheads=Overheads(start_ms=10, save_ms=80, restart_ms=30, checkpoint_ms=500), gap_ms=0)
+    twin.replay(trace, cluster, policy, settings, truth=truth, journal=journal)
+
+    def fresh(journal=None):
+        return Scheduler(cluster, policy, Beliefs(), users=user_names(trace), gap_ms=0, journal=journal)
+
+    at = data.draw(st.integers(0, len(journal.lines)))
+    fed, recovered, rest = fresh(), fresh(), Journal()
+    for line, now in replay(journal.lines[:at], fed):
+        assert line == now
+    torn = [journal.lines[at][:-1]] if at < len(journal.lines) and data.draw(st.booleans()) else []
+    assert recover(journal.lines[:at] + torn, recovered) == at
+    assert recovered.due_ms() == fed.due_ms()
+    assert repr(fields_of(recovered.state.freeze(10**9))) == repr(fields_of(fed.state.freeze(10**9)))
+    recovered.journal = rest
+    for line, now in replay(journal.lines[at:], recovered):
+        assert line == now
+    assert rest.lines == journal.lines[at:]
+
+
+def test_a_journal_with_a_damaged_line_before_its_last_is_refused():
+    journal = Journal()
     twin.replay(small_trace(job(run=1)), parse_cluster("1x1xT4"), PRESETS["fifo"], journal=journal)
-    assert sink.getvalue().splitlines() == journal.lines
-    assert len(journal.lines) >= 4
+    lines = [journal.lines[0], journal.lines[1][:-3], *journal.lines[2:]]
+    scheduler = Scheduler(parse_cluster("1x1xT4"), PRESETS["fifo"], Beliefs(), users=("user",))
+    with pytest.raises(InvariantError, match="journal line 2 cannot be read"):
+        recover(lines, scheduler)
+    with pytest.raises(InvariantError, match="neither an event nor a decision"):
+        recover(["{}"], scheduler)
 
 
 def test_a_line_that_is_neither_event_nor_decision_is_refused():

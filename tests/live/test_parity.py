@@ -68,7 +68,7 @@ class TwinOnRecord(_Twin):
         pass
 
     def _handle(self, kind: Kind, now_ms: int, item: int, count: int) -> None:
-        self._scheduler.observe(self._recorded[count])
+        self._inputs.append(self._recorded[count])
         self._record.ended += kind in (Kind.FINISHED, Kind.GAVE_UP)
 
 

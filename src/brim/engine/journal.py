@@ -1,7 +1,8 @@
-"""The journal: every event and every decision, one JSON line each, and its replay.
+"""The journal: every event and every decision, one JSON line each, and two ways back from it.
 
-Replaying the events of a journal through the engine gives the same decision lines, byte for byte; the tests use this to
-show that the twin and the live driver decide alike.
+``recover`` applies the recorded events and decisions to a fresh scheduler without deciding anything: what a controller
+does after a restart. ``replay`` decides again wherever the journal decided: the lines are the same, byte for byte,
+which shows that the twin and the live driver decide alike.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from brim.core.actions import ACTIONS, Action
+import numpy as np
+
+from brim.core.actions import ACTIONS, Action, Plan
+from brim.core.arrays import IntArray
 from brim.core.events import Event, JobSpec, Kind, Report, Sample
 from brim.core.setting import Rank, Setting
 from brim.core.trace import NONE
@@ -26,10 +30,18 @@ SCHEMA = 2
 _SPEC_DEFAULTS: Final = {field.name: field.default for field in fields(JobSpec) if field.default is not MISSING}
 
 
-class Journal:
-    """Collects lines in memory and writes each line to ``sink``, if one is given."""
+class Sink(Protocol):
+    """Where lines go: a text file, or a store."""
 
-    def __init__(self, sink: Any = None) -> None:
+    def write(self, text: str, /) -> object:
+        """Append text."""
+        ...
+
+
+class Journal:
+    """Records lines. With a ``sink`` each line goes there and none is kept; without one ``lines`` has them all."""
+
+    def __init__(self, sink: Sink | None = None) -> None:
         self.lines: list[str] = []
         self._sink = sink
 
@@ -43,8 +55,9 @@ class Journal:
 
     def _write(self, record: dict[str, Any]) -> None:
         line = json.dumps(record, separators=(",", ":"), sort_keys=True)
-        self.lines.append(line)
-        if self._sink is not None:
+        if self._sink is None:
+            self.lines.append(line)
+        else:
             self._sink.write(line + "\n")
 
 
@@ -141,6 +154,46 @@ def read_event(record: dict[str, Any]) -> Event:
 
 def _is_nan(value: object) -> bool:
     return isinstance(value, float) and math.isnan(value)
+
+
+def read_decision(record: dict[str, Any]) -> tuple[Plan, dict[str, tuple[IntArray, IntArray]]]:
+    """Read a decision back: its plan, and what parts remember, by socket as (job ids, values)."""
+    plan = Plan(record["t"], tuple(read_action(action) for action in record["d"]))
+    memory = {
+        socket: (np.array(list(map(int, values)), dtype=np.int64), np.array(list(values.values()), dtype=np.int64))
+        for socket, values in record.get("memory", {}).items()
+    }
+    return plan, memory
+
+
+def recover(lines: Iterable[str], scheduler: Scheduler) -> int:
+    """Bring a fresh scheduler into the state that a journal ends in, without deciding anything.
+
+    A last line that was cut off, by the end of the process that wrote it, counts as not written.
+
+    Returns:
+        How many lines were applied.
+
+    Raises:
+        InvariantError: a line before the last cannot be read, or is neither an event nor a decision.
+    """
+    applied, cut_off = 0, ""
+    for line in lines:
+        if cut_off:
+            raise InvariantError(f"journal line {applied + 1} cannot be read: {cut_off[:80]}")
+        try:
+            record = json.loads(line)
+        except ValueError:
+            cut_off = line
+            continue
+        if "e" in record:
+            scheduler.observe(read_event(record))
+        elif "d" in record:
+            scheduler.fold(*read_decision(record))
+        else:
+            raise InvariantError(f"journal line is neither an event nor a decision: {line[:80]}")
+        applied += 1
+    return applied
 
 
 def replay(lines: Iterable[str], scheduler: Scheduler) -> Iterator[tuple[str, str]]:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import event_of
+from brim.core.actions import Plan, event_of
+from brim.core.arrays import IntArray
 from brim.core.cluster import Cluster
 from brim.core.events import Event
 from brim.core.state import ClusterState
 from brim.engine.journal import Journal
 from brim.engine.round import RoundResult, run_round
 from brim.engine.trigger import DEFAULT_GAP_MS, Trigger
+from brim.errors import InvariantError
 from brim.policies.sockets import Policy
+
+REFUSALS_MAX: Final = 5
+"""Refusals of one round's plans after which it is given up: HashiCorp Nomad's limit for service jobs."""
+Submit = Callable[[RoundResult], Sequence[Event] | None]
+"""Receives a round before it counts: returns None to accept its plan, or the events that it did not know."""
 
 
 class Scheduler:
@@ -68,19 +78,42 @@ class Scheduler:
         due_ms, period_ms = max(due_ms, self.state.now_ms), self.policy.period_ms
         return -(-due_ms // period_ms) * period_ms if self.policy.fixed_rounds else due_ms
 
-    def decide(self, now_ms: int) -> RoundResult:
+    def decide(self, now_ms: int, submit: Submit | None = None) -> RoundResult:
         """Run a round, record it, and apply its plan to the state as events.
+
+        Args:
+            now_ms: Time of the round.
+            submit: Asked to accept the plan before it counts. If it refuses, it returns what the round did not know;
+                these events are observed, and the round is decided again on the newer state. None accepts every plan.
 
         Raises:
             PlanError: the policy wants something impossible.
+            InvariantError: the plan was refused ``REFUSALS_MAX`` times, or without a reason.
         """
-        result = run_round(self.state.freeze(now_ms), self.beliefs, self.policy)
+        for _ in range(REFUSALS_MAX):
+            result = run_round(self.state.freeze(now_ms), self.beliefs, self.policy)
+            news = submit(result) if submit else None
+            if news is None:
+                self.commit(result)
+                return result
+            if not news:
+                raise InvariantError(f"the plan of {now_ms} ms was refused without an event that explains it")
+            for event in news:
+                self.observe(event)
+                now_ms = max(now_ms, event.time_ms)
+        raise InvariantError(f"{REFUSALS_MAX} plans were refused in turn, the last at {now_ms} ms")
+
+    def commit(self, result: RoundResult) -> None:
+        """Record an accepted round and apply it."""
         if self.journal:
             self.journal.decision(result)
-        for socket, memory in result.memory.items():
-            self.state.remember(socket, result.job, memory)
-        for action in result.plan.actions:
-            self.state.apply(event_of(action, now_ms))
-        self._trigger.done(now_ms)
         self.last_round = result
-        return result
+        self.fold(result.plan, {socket: (result.job, memory) for socket, memory in result.memory.items()})
+
+    def fold(self, plan: Plan, memory: Mapping[str, tuple[IntArray, IntArray]]) -> None:
+        """Apply a decision without deciding: its plan, and what parts remember, by socket as (job ids, values)."""
+        for socket, (jobs, values) in memory.items():
+            self.state.remember(socket, jobs, values)
+        for action in plan.actions:
+            self.state.apply(event_of(action, plan.time_ms))
+        self._trigger.done(plan.time_ms)

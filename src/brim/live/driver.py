@@ -23,7 +23,9 @@ from brim.core.events import Event, JobSpec, Kind
 from brim.core.events import Report as Progress
 from brim.core.snapshot import Snapshot
 from brim.core.trace import NONE
+from brim.engine.advance import advance
 from brim.engine.journal import Journal
+from brim.engine.round import RoundResult
 from brim.engine.scheduler import Scheduler
 from brim.engine.trigger import DEFAULT_GAP_MS
 from brim.errors import ConfigError, InvariantError, RefusedError
@@ -132,6 +134,7 @@ class LiveDriver:
         self.fractions = [0.0] * len(self.jobs)
         self.last_snapshot: Snapshot | None = None
         self.rounds = 0
+        self._wake_ms: int | None = None
         self._executor = executor
         self._current: dict[int, Attempt] = {}  # by job
         self._failures = [0] * len(self.jobs)
@@ -175,24 +178,23 @@ class LiveDriver:
 
     def _catch_up(self, horizon_ms: int, watcher: Watcher) -> None:
         """Handle every event and round before the horizon, in the engine's total order."""
-        while True:
-            due_ms = self.scheduler.due_ms()
-            next_ms = self._heap[0][0] if self._heap else None
-            if due_ms is not None and (next_ms is None or due_ms < next_ms):
-                if due_ms >= horizon_ms:
-                    return
-                self._round(due_ms, watcher)
-            elif next_ms is not None and next_ms < horizon_ms:
-                self._handle(heapq.heappop(self._heap)[-1], watcher)
-            else:
-                return
+        while self._heap and self._heap[0][0] < horizon_ms:
+            self._advance((), self._heap[0][0], watcher)
+            self._handle(heapq.heappop(self._heap)[-1], watcher)
+        self._advance((), horizon_ms, watcher)
+
+    def _advance(self, inputs: tuple[Event, ...], before_ms: int, watcher: Watcher) -> None:
+        """Give the engine what has happened, and carry out what it orders."""
+        step = advance(self.scheduler, inputs, before_ms)
+        self._wake_ms = step.wake_ms
+        for result in step.rounds:
+            self._carry_out_round(result, watcher)
 
     def _sleep_ms(self, now_ms: int, tick_ms: int | None) -> int | None:
         """Time to sleep until the next scheduled event or round lies in the past; None for no limit."""
         times = [self._heap[0][0]] if self._heap else []
-        due_ms = self.scheduler.due_ms()
-        if due_ms is not None:
-            times.append(due_ms)
+        if self._wake_ms is not None:
+            times.append(self._wake_ms)
         if not times and not self._current:
             raise InvariantError(f"{len(self.scheduler.state)} jobs wait at {now_ms} ms and nothing will happen")
         sleeps = [max(0, min(times) + 1 - now_ms)] if times else []
@@ -206,9 +208,8 @@ class LiveDriver:
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
-    def _round(self, now_ms: int, watcher: Watcher) -> None:
-        self.last_snapshot = self.scheduler.state.freeze(now_ms)
-        plan = self.scheduler.decide(now_ms).plan
+    def _carry_out_round(self, result: RoundResult, watcher: Watcher) -> None:
+        self.last_snapshot, plan, now_ms = result.snapshot, result.plan, result.plan.time_ms
         self.rounds += 1
         watcher.planned(plan)
         for action in plan.actions:
@@ -280,7 +281,7 @@ class LiveDriver:
     def _handle(self, event: Event, watcher: Watcher) -> None:
         if event.kind in (Kind.STARTED, Kind.REPORTED) and event.job not in self._current:
             return  # it ended in the same millisecond
-        self.scheduler.observe(event)
+        self._advance((event,), event.time_ms, watcher)
         if event.kind in (Kind.FINISHED, Kind.GAVE_UP):
             self.ended_ms[event.job] = event.time_ms
             if event.kind is Kind.GAVE_UP:

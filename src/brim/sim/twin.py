@@ -23,7 +23,7 @@ from brim.beliefs.library import load
 from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserHistory, UserLimits
 from brim.beliefs.speeds import SeenSpeeds
 from brim.beliefs.work import TrueWork
-from brim.core.actions import Preempt, Reject, Resize, Start, Tune
+from brim.core.actions import Plan, Preempt, Reject, Resize, Start, Tune
 from brim.core.arrays import FloatArray, IntArray, frozen
 from brim.core.checks import check_snapshot
 from brim.core.cluster import Cluster
@@ -31,6 +31,7 @@ from brim.core.events import Event, Kind, Sample
 from brim.core.replay import Replay, Runs
 from brim.core.setting import Setting
 from brim.core.trace import NONE, Trace
+from brim.engine.advance import advance
 from brim.engine.journal import Journal
 from brim.engine.scheduler import Scheduler
 from brim.engine.trigger import DEFAULT_GAP_MS
@@ -265,6 +266,8 @@ class _Twin:
                 self._dependents.setdefault(after, []).append(job)
         self.other_shares: set[int] = set()  # jobs that were granted another share of their GPUs than they asked
         self._down: set[int] = set()
+        self._inputs: list[Event] = []  # what has happened since the engine was last called
+        self._wake_ms: int | None = None
         self._draining = [0] * cluster.num_nodes  # drains in progress
         self._failures = [0] * len(trace)
         self._record = _Record(len(trace))
@@ -285,7 +288,7 @@ class _Twin:
         scheduler, heap = self._scheduler, self._heap
         partial = False
         while self._record.ended < total:
-            due_ms = scheduler.due_ms()
+            due_ms = self._wake_ms
             next_ms = heap[0][0] if heap else None
             if arrived < total and (next_ms is None or (arrivals[arrived], _SUBMITTED) < (next_ms, heap[0][1])):
                 next_ms, kind = arrivals[arrived], _SUBMITTED
@@ -306,6 +309,7 @@ class _Twin:
             else:
                 now_ms, _, _, item, count = heapq.heappop(heap)
                 self._handle(kind, now_ms, item, count)
+            self._advance(now_ms)
             events += 1  # rounds count too: there may be years of them between two events
             if events % PROGRESS_EVERY == 0:
                 self._check_progress(events, arrived, now_ms)
@@ -363,14 +367,23 @@ class _Twin:
         heapq.heappush(self._heap, (time_ms, kind, self._sequence, item, count))
 
     def _observe(self, time_ms: int, kind: Kind, job: int) -> None:
-        self._scheduler.observe(Event(time_ms, kind, job))
+        self._inputs.append(Event(time_ms, kind, job))
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
     def _round(self, now_ms: int) -> None:
         began = time.perf_counter()
-        plan = self._scheduler.decide(now_ms).plan
+        step = advance(self._scheduler, (), now_ms + 1)
         self._round_s.append(time.perf_counter() - began)
+        for plan in step.orders:
+            self._carry_out(plan, now_ms)
+
+    def _advance(self, now_ms: int) -> None:
+        """Give the engine what has happened; no round is due before, because the heap was served in order of time."""
+        inputs, self._inputs = self._inputs, []
+        self._wake_ms = advance(self._scheduler, inputs, now_ms).wake_ms
+
+    def _carry_out(self, plan: Plan, now_ms: int) -> None:
         for carry_out in (self._leave_by, self._come_by):  # all jobs that leave GPUs do so before any job takes them
             for action in plan.actions:
                 if type(action) in carry_out:
@@ -464,7 +477,7 @@ class _Twin:
         gone_ms = now_ms
         if now_ms > attempt.from_ms:
             gone_ms = self._saved_ms[job] = now_ms + self._overheads.save_ms
-            self._advance(job, attempt, now_ms, now_ms)
+            self._keep(job, attempt, now_ms, now_ms)
             for gpu in attempt.gpus:
                 self._leaving[gpu] = gone_ms
         self._close_run(job, attempt, gone_ms)
@@ -493,7 +506,7 @@ class _Twin:
 
     def _submit(self, job: int, now_ms: int) -> None:
         spec = self._specs[job]
-        self._scheduler.observe(Event(now_ms, _SUBMITTED, job, spec=spec, held=spec.after != NONE))
+        self._inputs.append(Event(now_ms, _SUBMITTED, job, spec=spec, held=spec.after != NONE))
 
     def _handle(self, kind: Kind, now_ms: int, item: int, count: int) -> None:
         if kind in _OF_NODES:
@@ -511,7 +524,7 @@ class _Twin:
                 self._observe(now_ms, kind, item)
                 self._tell(now_ms, item, attempt)
             elif kind is _FINISHED:
-                self._advance(item, attempt, now_ms, now_ms)
+                self._keep(item, attempt, now_ms, now_ms)
                 self._end(item, attempt, now_ms, kind)
             elif kind is _REPORTED:
                 self._done[item] = attempt.pace.until
@@ -528,7 +541,7 @@ class _Twin:
                 report, attempt.seen = replace(report, seen=attempt.seen + report.seen), ()
             if report.seen and self._specs[job].profile != NONE:
                 self._heard.add(self._specs[job].profile)
-            self._scheduler.observe(Event(now_ms, _REPORTED, job, report=report))
+            self._inputs.append(Event(now_ms, _REPORTED, job, report=report))
 
     def _fail(self, job: int, attempt: _Attempt, now_ms: int) -> None:
         self._roll_back(job, attempt, now_ms)
@@ -583,7 +596,7 @@ class _Twin:
             self._observe_node(now_ms, _NODE_DRAIN if self._draining[node] else _NODE_UP, node)
 
     def _observe_node(self, now_ms: int, kind: Kind, node: int) -> None:
-        self._scheduler.observe(Event(now_ms, kind, node=node))
+        self._inputs.append(Event(now_ms, kind, node=node))
 
     def _schedule_measuring(self) -> None:
         """Close the cluster while its exchange of gradients is measured, once, at the beginning."""
@@ -604,7 +617,7 @@ class _Twin:
 
     # -- record ----------------------------------------------------------------------------------------------------
 
-    def _advance(self, job: int, attempt: _Attempt, now_ms: int, kept_ms: int) -> None:
+    def _keep(self, job: int, attempt: _Attempt, now_ms: int, kept_ms: int) -> None:
         """Record the work done until ``kept_ms``, which is kept; work from then to ``now_ms`` is lost."""
         done = attempt.done_at(kept_ms)
         self._progressed |= done > self._done[job]
@@ -618,10 +631,10 @@ class _Twin:
         if now_ms <= attempt.from_ms:
             return
         kept_ms = now_ms - (now_ms - attempt.from_ms) % self._overheads.checkpoint_ms
-        self._advance(job, attempt, now_ms, kept_ms)
+        self._keep(job, attempt, now_ms, kept_ms)
         report = self._truth.pace(job, self._done[job], attempt.nodes, attempt.setting.batch).report
         if report is not None:
-            self._scheduler.observe(Event(now_ms, _REPORTED, job, report=replace(report, seen=())))
+            self._inputs.append(Event(now_ms, _REPORTED, job, report=replace(report, seen=())))
 
     def _close_run(self, job: int, attempt: _Attempt, end_ms: int) -> None:
         if end_ms < attempt.begin_ms:  # the jobs leaving its GPUs are still leaving: it never got them
