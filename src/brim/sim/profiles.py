@@ -13,12 +13,13 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from brim.core.arrays import FloatArray
+from brim.core.arrays import FloatArray, IntArray
 from brim.errors import ConfigError, InvariantError
 from brim.sim.profile_tables import (
     PLACEMENTS,
@@ -73,6 +74,25 @@ KNOWN: Final[Mapping[str, Known]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Geometry:
+    """The S simplices with a volume, in (nodes, GPUs, local batch).
+
+    Attributes:
+        times: Step and exchange times at the corners (S, 4, 2).
+        origin: The last corner (S, 3).
+        normals: Gradients of the barycentric coordinates of the other three (S, 3, 3).
+        low: Least nodes and GPUs of a corner (S, 2).
+        high: Most nodes and GPUs of a corner (S, 2).
+    """
+
+    times: FloatArray
+    origin: FloatArray
+    normals: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class StepTimes:
     """Times of a step and its gradient exchange, by placement and local batch. Results are cached.
 
@@ -144,37 +164,52 @@ class StepTimes:
         Raises:
             ConfigError: too few points were measured to interpolate between.
         """
-        times = np.full((2, len(local_batch)), np.nan)
-        corners, slope, start = self._barycentric(nodes, gpus)
+        order = np.argsort(local_batch, kind="stable")
+        rising = local_batch[order]
+        found, slope, start = self._barycentric(nodes, gpus)
         with np.errstate(divide="ignore", invalid="ignore"):
             zero = (-_NEAR - start) / slope
-        low = np.where(slope > 0, zero, -np.inf).max(axis=1)
-        high = np.where(slope < 0, zero, np.inf).min(axis=1)
+        low = np.where(slope > 0, zero, -np.inf).max(axis=1, initial=-np.inf)
+        high = np.where(slope < 0, zero, np.inf).min(axis=1, initial=np.inf)
         never = ((slope == 0) & (start < -_NEAR)).any(axis=1)
-        for simplex in np.flatnonzero((low <= local_batch.max()) & (high >= local_batch.min()) & ~never):
-            inside = (local_batch >= low[simplex]) & (local_batch <= high[simplex])
-            weights = start[simplex] + local_batch[inside, None] * slope[simplex]
-            times[:, inside] = np.einsum("ik,kt->ti", weights, corners[simplex])
-        return times[0], times[1]
+        first = np.searchsorted(rising, low, side="left")
+        counts = np.where(never, 0, np.maximum(np.searchsorted(rising, high, side="right") - first, 0))
+        simplex = np.repeat(np.arange(len(found)), counts)
+        at = np.arange(len(simplex)) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        weights = start[simplex] + rising[at, None] * slope[simplex]
+        times = np.full((len(local_batch), 2), np.nan)
+        times[order[at]] = (weights[:, :, None] * self._geometry.times[found[simplex]]).sum(axis=1)
+        return times[:, 0], times[:, 1]
 
-    def _barycentric(self, nodes: int, gpus: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return, for the S simplices with a volume, times at the corners (S, 4, 2), and slope and start, each (S, 4).
+    def _barycentric(self, nodes: int, gpus: int) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Return the F simplices that reach these nodes and GPUs (F,), and their slope and start, each (F, 4).
 
         The barycentric coordinates at a local batch b are start + b * slope.
         """
-        triangles = self._interpolator(nodes, gpus).tri
+        self._interpolator(nodes, gpus)
+        geometry = self._geometry
+        at = np.array([min(nodes, NODES_MAX), gpus], dtype=np.float64)
+        found = np.flatnonzero(((geometry.low <= at) & (at <= geometry.high)).all(axis=1))
+        normals = geometry.normals[found]
+        away = np.append(at, 0.0) - geometry.origin[found]
+        slope, start = normals[:, :, 2], (normals * away[:, None]).sum(axis=2)
+        return (
+            found, np.column_stack((slope, -slope.sum(axis=1))), np.column_stack((start, 1 - start.sum(axis=1))),
+        )
+
+    @cached_property
+    def _geometry(self) -> _Geometry:
+        triangles = self._between[0].tri
         corners = triangles.points[triangles.simplices]
         origin = corners[:, 3]
         one, two, three = (corners[:, k] - origin for k in range(3))
         normals = np.stack((np.cross(two, three), np.cross(three, one), np.cross(one, two)), axis=1)
         volume = (normals[:, 0] * one).sum(axis=1)
         solid = volume != 0  # exact: coordinates are whole numbers
-        normals, origin = normals[solid] / volume[solid, None, None], origin[solid]
-        away = np.array([min(nodes, NODES_MAX), gpus, 0.0]) - origin
-        slope, start = normals[:, :, 2], (normals * away[:, None]).sum(axis=2)
-        return (
-            self._values()[triangles.simplices[solid]],
-            np.column_stack((slope, -slope.sum(axis=1))), np.column_stack((start, 1 - start.sum(axis=1))),
+        return _Geometry(
+            times=self._values()[triangles.simplices[solid]], origin=origin[solid],
+            normals=normals[solid] / volume[solid, None, None],
+            low=corners[solid, :, :2].min(axis=1), high=corners[solid, :, :2].max(axis=1),
         )
 
     def extrapolated_s(self, nodes: int, gpus: int, local_batch: FloatArray | int) -> tuple[FloatArray, FloatArray]:
