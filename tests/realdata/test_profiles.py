@@ -158,6 +158,18 @@ def test_other_placements_on_16_nodes_agree_with_the_recomputation(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_times_along_a_line_are_never_above_those_of_one_point(name):
+    """On a face whose sides are divided differently, ``times_s`` gives the times of one side; bounds need the least."""
+    app = applications()[name]
+    for place in placements(measured=False):
+        local = local_batches(app, sum(place), 6)
+        step, sync = app.step_times.between(len(place), sum(place), np.array(local, dtype=np.float64))
+        alone = np.array([app.times_s(place, one) for one in local]).T
+        assert (step <= alone[0] * (1 + 1e-9)).all()
+        assert (step - sync <= (alone[0] - alone[1]) * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_gains_and_rates_agree_with_the_recomputation(name):
     app, draw = applications()[name], random.Random(6)
     for _ in range(300):

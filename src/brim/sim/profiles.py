@@ -160,6 +160,9 @@ class StepTimes:
         """Interpolate step and exchange times, in s, for many local batches at once; NaN outside the simplices.
 
         Barycentric coordinates are linear in the local batch, so each simplex covers an interval of local batches.
+        The points lie on a grid, and where the simplices on two sides of a face divide it differently, they
+        give different times there. ``times_s`` returns those of one side; here, the step and the step
+        without its exchange are the least of all sides.
 
         Raises:
             ConfigError: too few points were measured to interpolate between.
@@ -177,9 +180,12 @@ class StepTimes:
         simplex = np.repeat(np.arange(len(found)), counts)
         at = np.arange(len(simplex)) + np.repeat(first - np.cumsum(counts) + counts, counts)
         weights = start[simplex] + rising[at, None] * slope[simplex]
-        times = np.full((len(local_batch), 2), np.nan)
-        times[order[at]] = (weights[:, :, None] * self._geometry.times[found[simplex]]).sum(axis=1)
-        return times[:, 0], times[:, 1]
+        step, sync = (weights[:, :, None] * self._geometry.times[found[simplex]]).sum(axis=1).T
+        least = np.full((2, len(local_batch)), np.inf)
+        np.minimum.at(least[0], order[at], step)
+        np.minimum.at(least[1], order[at], step - sync)
+        least[np.isinf(least)] = np.nan
+        return least[0], least[0] - least[1]
 
     def _barycentric(self, nodes: int, gpus: int) -> tuple[IntArray, FloatArray, FloatArray]:
         """Return the F simplices that reach these nodes and GPUs (F,), and their slope and start, each (F, 4).
