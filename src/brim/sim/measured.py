@@ -5,6 +5,7 @@ Work is counted as progress in iterations of the application's initial batch, as
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -87,7 +88,7 @@ class Measured:
         """See ``Truth``; work is progress in iterations of the initial batch."""
         app, nodes = self._app_J[job], tuple(sorted(nodes, reverse=True))
         ends = self._progress[app.name]
-        epoch = min(int(np.searchsorted(app.progress_E, done, side="right")), len(ends) - 1)
+        epoch = min(bisect_right(ends, done), len(ends) - 1)
         stage = self._stage(app, nodes, batch, epoch)
         if not stage.measured:
             self._beyond.add(job)
