@@ -21,7 +21,7 @@ from brim.core.trace import NONE, Trace
 from brim.errors import ConfigError
 from brim.sim.least import Ranges, Room, least
 from brim.sim.profiles import Application
-from brim.sim.truth import Pace
+from brim.sim.truth import ALONE, Company, Pace
 from brim.units import MS_PER_S, WHOLE_GPU
 
 GPUS_MAX: Final = 64
@@ -73,6 +73,7 @@ class Measured:
     """
 
     name: ClassVar[str] = "measured"
+    contended: ClassVar[bool] = False
 
     def __init__(self, trace: Trace, cluster: Cluster, applications: dict[str, Application]) -> None:
         self._trace = trace
@@ -84,7 +85,7 @@ class Measured:
         self._beyond: set[int] = set()  # jobs that ran in configurations that were not measured
         self._progress = {app.name: app.progress_E.tolist() for app in applications.values()}
 
-    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int) -> Pace:
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
         """See ``Truth``; work is progress in iterations of the initial batch."""
         app, nodes = self._app_J[job], tuple(sorted(nodes, reverse=True))
         ends = self._progress[app.name]

@@ -25,7 +25,7 @@ from brim.core.events import Report, Sample
 from brim.core.trace import NONE, Trace
 from brim.errors import ConfigError
 from brim.sim.measured import packed
-from brim.sim.truth import Pace, rigid_run_ms
+from brim.sim.truth import ALONE, Company, Pace, rigid_run_ms
 from brim.units import MS_PER_S, WHOLE_GPU
 
 STEP_NOISE: Final = 0.05
@@ -132,6 +132,7 @@ class Parametric:
     """
 
     name: ClassVar[str] = "parametric"
+    contended: ClassVar[bool] = False
 
     def __init__(
         self, trace: Trace, cluster: Cluster, jobs: ElasticJobs, *, seed: int = 0, step_noise: float = STEP_NOISE,
@@ -155,7 +156,7 @@ class Parametric:
         run_ms[jobs.row] = np.ceil(self._samples / asked)
         self.run_ms = frozen(run_ms)
 
-    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int) -> Pace:
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
         """See ``Truth``; work is counted in samples of the initial batch, for rigid jobs in milliseconds."""
         if self._at[job] == NONE:
             return Pace(1.0, float(self._work[job]), True, None)

@@ -7,7 +7,7 @@ is unknown; so it supports no claim about elastic jobs. ``measured`` and ``param
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from brim.core.trace import NONE, Trace
 from brim.errors import ConfigError
 from brim.policies.place.parts import NO_CLASSES
 from brim.policies.place.room import CONSOLIDATE, Ask, choose, empty_room
-from brim.units import MS_PER_S
+from brim.units import MS_PER_S, WHOLE_GPU
 
 
 class Pace(NamedTuple):
@@ -38,17 +38,36 @@ class Pace(NamedTuple):
     report: Report | None
 
 
+class Company(NamedTuple):
+    """What a job shares its nodes with, as far as it may change its pace.
+
+    Attributes:
+        share_milli: Thousandths of each of its GPUs.
+        neighbours: Other jobs that hold a share of one of its GPUs, in increasing order.
+        loader_workers: Data-loading processes of each of its ranks, 0 where they are not known.
+    """
+
+    share_milli: int = WHOLE_GPU
+    neighbours: tuple[int, ...] = ()
+    loader_workers: int = 0
+
+
+ALONE: Final = Company()
+
+
 class Truth(Protocol):
     """How the jobs of one trace really run. Each truth has its own unit of work.
 
     Attributes:
         name: Name on the command line.
+        contended: Whether the pace depends on the company; the twin then asks again whenever neighbours come or go.
         run_ms: Run time of each job at the size its user asked for (J,).
         shortest_ms: Shortest run time of each job at any size (J,): a lower bound for every policy.
         least_gpu_ms: Least GPU time of each job at any size (J,): a lower bound for every policy.
     """
 
     name: ClassVar[str]
+    contended: ClassVar[bool]
 
     @property
     def run_ms(self) -> IntArray: ...  # noqa: D102 - see the class
@@ -59,8 +78,8 @@ class Truth(Protocol):
     @property
     def least_gpu_ms(self) -> IntArray: ...  # noqa: D102
 
-    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int) -> Pace:
-        """Return a job's pace after ``done`` units of work, given its number of GPUs per node and its global batch."""
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
+        """The job's pace from ``done`` units of work on, given its GPUs on each node, its global batch and company."""
         ...
 
     def columns(self) -> dict[str, IntArray]:
@@ -96,13 +115,14 @@ class Rigid:
     """The run times of the trace on the GPUs asked for. Work is counted in milliseconds."""
 
     name: ClassVar[str] = "rigid"
+    contended: ClassVar[bool] = False
 
     def __init__(self, trace: Trace) -> None:
         self.run_ms = self.shortest_ms = rigid_run_ms(trace)
         self.least_gpu_ms = trace.gpu_ms
         self._run_ms: list[int] = self.run_ms.tolist()
 
-    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int) -> Pace:
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
         """See ``Truth``."""
         return Pace(1.0, self._run_ms[job], True, None)
 

@@ -40,7 +40,7 @@ from brim.policies.sockets import Policy
 from brim.sim.assumptions import assumptions
 from brim.sim.lane import can_take_lane, run_lane
 from brim.sim.overheads import Faults, Overheads, job_failure_ms, node_failure_ms
-from brim.sim.truth import Pace, Rigid, Timed, Truth, Wired, specs_of, user_names
+from brim.sim.truth import Company, Pace, Rigid, Timed, Truth, Wired, specs_of, user_names
 from brim.units import MS_PER_DAY, MS_PER_S, WHOLE_GPU, show_duration
 
 ESTIMATES: dict[str, RunTimes] = {"limits": UserLimits(), "history": UserHistory()}
@@ -131,7 +131,8 @@ def replay(
             )
         twin = _Twin(trace, cluster, policy, settings, truth, beliefs, journal)
         outcome = twin.run(on_progress or (lambda ended, now_ms: True))
-        notes += _failures(trace, beliefs) + _shares(twin.other_shares, trace)
+        notes += _failures(trace, beliefs)
+        notes += () if truth.contended else _shares(twin.other_shares, trace)
     return Replay(
         trace=trace, cluster=cluster, policy=policy.name, oracle=policy.oracle,
         estimates=believed.words if policy.asks_run_times else "none", seed=settings.seed, load=settings.load,
@@ -401,7 +402,7 @@ class _Twin:
         analysis = self._analysis(action)
         from_ms += math.ceil(analysis.seconds * MS_PER_S)
         nodes = tuple(Counter(node for node, _ in setting.gpus).values())
-        pace = self._truth.pace(job, self._done[job], nodes, setting.batch)
+        pace = self._pace(job, setting, gpus, nodes)
         if setting.share_milli != self._specs[job].share_milli:
             self.other_shares.add(job)
         self._placements[job] += 1
@@ -419,6 +420,35 @@ class _Twin:
         if lives_ms:
             self._push(attempt.from_ms + lives_ms, _FAILED, job, attempt.number)
         self._go_on(job, attempt, pace, attempt.from_ms)
+        self._neighbours_changed(gpus, now_ms, but=job)
+
+    def _pace(self, job: int, setting: Setting, gpus: tuple[int, ...], nodes: tuple[int, ...]) -> Pace:
+        """The job's pace from what it has done on, beside the jobs that have a share of its GPUs."""
+        neighbours = self._beside(gpus, job) if self._truth.contended else ()
+        company = Company(setting.share_milli, neighbours, setting.loader_workers)
+        return self._truth.pace(job, self._done[job], nodes, setting.batch, company)
+
+    def _beside(self, gpus: tuple[int, ...], but: int) -> tuple[int, ...]:
+        """Jobs that hold a share of one of these GPUs."""
+        return tuple(sorted(
+            job for job, attempt in self._attempts.items() if job != but and not set(gpus).isdisjoint(attempt.gpus)
+        ))
+
+    def _neighbours_changed(self, gpus: tuple[int, ...], now_ms: int, but: int) -> None:
+        """Give the jobs on these GPUs the pace they have now that a job came or went."""
+        if self._truth.contended:
+            for job in self._beside(gpus, but):
+                self._pace_anew(job, self._attempts[job], now_ms)
+
+    def _pace_anew(self, job: int, attempt: _Attempt, now_ms: int) -> None:
+        """Change a job's pace in the middle of an interval, and report it."""
+        if now_ms < attempt.from_ms:
+            attempt.stretches.clear()
+            self._change_pace(job, attempt, attempt.from_ms)
+        else:
+            self._done[job] = attempt.done_at(now_ms)
+            self._change_pace(job, attempt, now_ms)
+            self._tell(now_ms, job, attempt)
 
     def _analysis(self, action: Start | Resize) -> Analysis:
         """The cost and the results of measuring a job first; empty if that was not asked for or is not possible."""
@@ -446,7 +476,7 @@ class _Twin:
 
     def _change_pace(self, job: int, attempt: _Attempt, from_ms: int) -> None:
         """Change a job's pace: it has another batch, or has reached another part of its work."""
-        attempt.pace = self._truth.pace(job, self._done[job], attempt.nodes, attempt.setting.batch)
+        attempt.pace = self._pace(job, attempt.setting, attempt.gpus, attempt.nodes)
         self._go_on(job, attempt, attempt.pace, from_ms)
 
     def _go_on(self, job: int, attempt: _Attempt, pace: Pace, from_ms: int) -> None:
@@ -481,6 +511,7 @@ class _Twin:
             for gpu in attempt.gpus:
                 self._leaving[gpu] = gone_ms
         self._close_run(job, attempt, gone_ms)
+        self._neighbours_changed(attempt.gpus, now_ms, but=job)
         return gone_ms
 
     def _tune(self, action: Tune, now_ms: int) -> None:
@@ -489,13 +520,7 @@ class _Twin:
         before, attempt.setting = attempt.setting, action.setting
         if attempt.setting.batch != before.batch:
             self._record.unmeasured[action.job] = 0
-        if now_ms < attempt.from_ms:
-            attempt.stretches.clear()
-            self._change_pace(action.job, attempt, attempt.from_ms)
-        else:
-            self._done[action.job] = attempt.done_at(now_ms)
-            self._change_pace(action.job, attempt, now_ms)
-            self._tell(now_ms, action.job, attempt)
+        self._pace_anew(action.job, attempt, now_ms)
 
     def _reject(self, action: Reject, now_ms: int) -> None:
         job = action.job
@@ -571,6 +596,7 @@ class _Twin:
         del self._attempts[job]
         self._close_run(job, attempt, now_ms)
         self._observe(now_ms, kind, job)
+        self._neighbours_changed(attempt.gpus, now_ms, but=job)
 
     def _node(self, kind: Kind, now_ms: int, node: int, count: int) -> None:
         if kind is _NODE_DOWN:
@@ -632,7 +658,7 @@ class _Twin:
             return
         kept_ms = now_ms - (now_ms - attempt.from_ms) % self._overheads.checkpoint_ms
         self._keep(job, attempt, now_ms, kept_ms)
-        report = self._truth.pace(job, self._done[job], attempt.nodes, attempt.setting.batch).report
+        report = self._pace(job, attempt.setting, attempt.gpus, attempt.nodes).report
         if report is not None:
             self._inputs.append(Event(now_ms, _REPORTED, job, report=replace(report, seen=())))
 

@@ -18,7 +18,7 @@ from brim.core.trace import NONE, Trace
 from brim.policies.order.arrival import Arrival
 from brim.policies.presets import PRESETS
 from brim.policies.sockets import Policy, Sizes
-from brim.sim.truth import Pace
+from brim.sim.truth import ALONE, Company, Pace
 from brim.testing.builders import Job, limits_of
 from brim.testing.room import Ask, FreeRoom, pairs_by_job
 
@@ -47,6 +47,7 @@ class ToyTruth:
     """
 
     name: ClassVar[str] = "toy"
+    contended: ClassVar[bool] = False
 
     def __init__(self, trace: Trace, jobs: Mapping[str, Job]) -> None:
         self.work = [PARTS * (int(run_ms) // PARTS + 1) for run_ms in trace.run_ms]
@@ -65,7 +66,7 @@ class ToyTruth:
         self.shortest_ms = frozen(np.zeros(len(trace), dtype=np.int64))
         self.least_gpu_ms = self.shortest_ms
 
-    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int) -> Pace:
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
         """See ``Truth``."""
         each = self.work[job] // PARTS
         part = min(int(done // each), PARTS - 1)
