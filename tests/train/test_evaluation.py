@@ -11,6 +11,7 @@ from torch import nn
 
 import brim.train as bt
 from brim.errors import UserError
+from brim.train.run import EVALUATION_ATTEMPTS
 from tests.elastic.storm import shared_zygote, storm
 from tests.train.gangs import on_ranks
 from tests.train.models import Rows, loss_of
@@ -46,6 +47,28 @@ def test_every_rank_gets_the_values_of_all_in_the_order_of_the_ranks(ranks):
             assert word == f"from {ranks - 1}"
             assert (total, least) == (ranks * (ranks + 1) // 2, 0)
             assert greatest == [ranks - 1, 0]
+
+
+def exchange_of_large_values():
+    run = bt.start()
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = run.loader(Rows("rows"), 16, workers=0)
+    for _ in run.epochs(1, steps=1):
+        for x, y in run.steps(loader):
+            run.backward(loss_of(model(x), y))
+            run.step()
+        sums = []
+        for turn in range(4):  # the third exchange and the fourth delete the values of the first and the second
+            everybody = run.gather(torch.full((2_500_000,), float(run.rank + turn)))
+            sums.append([float(values.double().sum()) for values in everybody])
+    run.close()
+    return sums
+
+
+def test_values_may_be_larger_than_what_the_store_of_pytorch_takes_at_once():
+    for sums in on_ranks(2, exchange_of_large_values):
+        assert sums == [[2_500_000.0 * (rank + turn) for rank in range(2)] for turn in range(4)]
 
 
 def with_evaluations(evaluates):
@@ -207,6 +230,47 @@ for epoch in run.epochs(4):
 name = os.environ.get("BRIM_ID", "alone")
 (out / f"{{name}}.json").write_text(json.dumps({{"digest": run.digest(), "found": found, "rank": run.rank}}))
 '''
+
+
+BREAKS = '''
+import brim.train as bt
+import torch
+from brim.train.membership.process_group import BrokenGroupError
+from tests.train.models import Rows, loss_of
+
+run = bt.start()
+model = torch.nn.Linear(20, 5)
+run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+loader = run.loader(Rows("rows"), 16, workers=0)
+calls = 0
+
+def evaluation():
+    global calls
+    calls += 1
+    raise BrokenGroupError("the store is gone")
+
+for _ in run.epochs(1, steps=1):
+    for x, y in run.steps(loader):
+        run.backward(loss_of(model(x), y))
+        run.step()
+    try:
+        run.evaluate(evaluation)
+    except BrokenGroupError as error:
+        print(calls, error)
+        raise
+'''
+
+
+def test_an_evaluation_that_breaks_its_group_every_time_is_given_up(tmp_path):
+    job = tmp_path / "job.py"
+    job.write_text(BREAKS)
+    done = subprocess.run(
+        [sys.executable, "-m", "brim.train.launch", "--nproc", "2", job], check=False, capture_output=True, text=True,
+        timeout=120, env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    words = f"{EVALUATION_ATTEMPTS} an evaluation broke its group {EVALUATION_ATTEMPTS} times: the store is gone"
+    assert words in done.stdout
+    assert done.returncode == 1
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,15 @@ from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed import Store
 
 from brim.errors import UserError
 from brim.train.membership.process_group import BrokenGroupError, Group
 
 Operation = Literal["sum", "min", "max"]
 
+_PART_BYTES: Final = 4 * 1024 * 1024
+"""Largest part of a value that is stored under one key: the store of PyTorch closes the connection above 8 MiB."""
 ALONE: Final = "alone"
 """Where a rank evaluates for itself: the others have ended the epoch that its script is in."""
 
@@ -111,17 +114,18 @@ class Evaluation:
         who = "-".join(map(str, members)) if len(members) < group.size else "all"
         keys = {rank: f"gather/{who}/{number}/{rank}" for rank in members}
         with _broken_group():
-            group.store.set(keys[group.rank], packed)
+            _put(group.store, keys[group.rank], packed)
         self._wait(group, keys)
         with _broken_group():
-            found = [group.store.get(key) for key in keys.values()]
+            found = [_get(group.store, key) for key in keys.values()]
             group.store.set(f"read/{keys[group.rank]}", "")
         if group.hosts_store:  # it may end with this process, so wait until all have read
             self._wait(group, {rank: f"read/{key}" for rank, key in keys.items()})
         with _broken_group():
             if number > 2:  # all have answered the last one, so all have read the one before
-                for what in ("gather", "read/gather"):
-                    group.store.delete_key(f"{what}/{who}/{number - 2}/{group.rank}")
+                old = f"gather/{who}/{number - 2}/{group.rank}"
+                _delete(group.store, old)
+                group.store.delete_key(f"read/{old}")
         return found
 
     def _wait(self, group: Group, keys: dict[int, str]) -> None:
@@ -148,6 +152,24 @@ def _broken_group() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise BrokenGroupError(f"the store of the group: {str(error).splitlines()[0]}") from None
+
+
+def _put(store: Store, key: str, value: bytes) -> None:
+    """Store a value of any size: its parts first, then their number under the key itself, for which others wait."""
+    starts = range(0, len(value), _PART_BYTES)
+    for part, start in enumerate(starts):
+        store.set(f"{key}/{part}", value[start : start + _PART_BYTES])
+    store.set(key, str(len(starts)))
+
+
+def _get(store: Store, key: str) -> bytes:
+    return b"".join(store.get(f"{key}/{part}") for part in range(int(store.get(key))))
+
+
+def _delete(store: Store, key: str) -> None:
+    for part in range(int(store.get(key))):
+        store.delete_key(f"{key}/{part}")
+    store.delete_key(key)
 
 
 def _pack(value: Any) -> bytes:

@@ -70,6 +70,9 @@ T = TypeVar("T")
 TIMEOUT_S: Final = 300.0
 """Longest time in one collective. Ours: longer than an evaluation that one rank makes while the others wait."""
 
+EVALUATION_ATTEMPTS: Final = 20
+"""Times that an evaluation is called before the run gives up. Ours: more ranks than that do not die in one evaluation."""
+
 NOISE_EVERY: Final = 10
 """Steps between two estimates of the gradient noise. Ours: the norms cost about a fiftieth of a step on a CPU."""
 
@@ -515,17 +518,24 @@ class Run:
         If a rank dies meanwhile, the others form a new group and call the function again, with the `rank` and
         `world_size` of the ranks that take part; the function should have no side effects. Its random numbers depend on
         the seed and the step alone, and are the same on every rank. They do not change those of training.
+
+        Raises:
+            BrokenGroupError: the group broke `EVALUATION_ATTEMPTS` times in a row.
         """
         self._evaluation.again = True
         try:
             with random_numbers_kept(self.device):
+                attempts = 0
                 while True:
+                    attempts += 1
                     try:
                         self._form()
                         self._evaluation.restrict()
                         seed_everything(self.seed, "evaluate", self.steps_done)
                         return function()
                     except BrokenGroupError as error:
+                        if attempts == EVALUATION_ATTEMPTS:
+                            raise BrokenGroupError(f"an evaluation broke its group {attempts} times: {error}") from error
                         self._evaluation.everybody()
                         self._drop_step(error)
         finally:
