@@ -152,12 +152,15 @@ def misuse(kind):
             torch.optim.SGD(model.parameters(), lr=0.1).step()
         if kind == "schedule" and run.steps_done:
             rates.step()
+        if kind == "frozen" and run.steps_done == 1:
+            model.bias.requires_grad_(False)
 
 
 @pytest.mark.parametrize(
     ("kind", "error", "words"),
     [
         ("unused", UserError, "no gradient for left_out.weight, left_out.bias"),
+        ("frozen", UserError, r"no gradient for bias: bias was frozen .* after run.prepare"),
         ("batch", ConfigError, "global_batch=18 is not a multiple of 4"),
         ("shape", UserError, "expected one number"),
         ("twice", UserError, "once"),

@@ -18,7 +18,6 @@ from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed import Store
 
 from brim.errors import UserError
 from brim.train.membership.process_group import BrokenGroupError, Group
@@ -154,7 +153,7 @@ def _broken_group() -> Iterator[None]:
         raise BrokenGroupError(f"the store of the group: {str(error).splitlines()[0]}") from None
 
 
-def _put(store: Store, key: str, value: bytes) -> None:
+def _put(store: Any, key: str, value: bytes) -> None:
     """Store a value of any size: its parts first, then their number under the key itself, for which others wait."""
     starts = range(0, len(value), _PART_BYTES)
     for part, start in enumerate(starts):
@@ -162,11 +161,11 @@ def _put(store: Store, key: str, value: bytes) -> None:
     store.set(key, str(len(starts)))
 
 
-def _get(store: Store, key: str) -> bytes:
+def _get(store: Any, key: str) -> bytes:
     return b"".join(store.get(f"{key}/{part}") for part in range(int(store.get(key))))
 
 
-def _delete(store: Store, key: str) -> None:
+def _delete(store: Any, key: str) -> None:
     for part in range(int(store.get(key))):
         store.delete_key(f"{key}/{part}")
     store.delete_key(key)

@@ -71,7 +71,7 @@ TIMEOUT_S: Final = 300.0
 """Longest time in one collective. Ours: longer than an evaluation that one rank makes while the others wait."""
 
 EVALUATION_ATTEMPTS: Final = 20
-"""Times that an evaluation is called before the run gives up. Ours: more ranks than that do not die in one evaluation."""
+"""Times that an evaluation is called before the run gives up. Ours: fewer ranks die in one evaluation."""
 
 NOISE_EVERY: Final = 10
 """Steps between two estimates of the gradient noise. Ours: the norms cost about a fiftieth of a step on a CPU."""
@@ -535,7 +535,8 @@ class Run:
                         return function()
                     except BrokenGroupError as error:
                         if attempts == EVALUATION_ATTEMPTS:
-                            raise BrokenGroupError(f"an evaluation broke its group {attempts} times: {error}") from error
+                            words = f"an evaluation broke its group {attempts} times: {error}"
+                            raise BrokenGroupError(words) from error
                         self._evaluation.everybody()
                         self._drop_step(error)
         finally:

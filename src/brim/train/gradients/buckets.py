@@ -376,10 +376,17 @@ class Buckets:
     def _unused_words(self) -> str:
         unused = [name for name, fired in zip(self.names, self._fired, strict=True) if not fired]
         shown = ", ".join(unused[:8]) + (f" and {len(unused) - 8} more" if len(unused) > 8 else "")
+        frozen = [name for name, param in zip(self.names, self.params, strict=True) if not param.requires_grad]
+        if frozen:
+            return (
+                f"no gradient for {shown}: {frozen[0]} was frozen (requires_grad_(False)) after run.prepare. Freeze it "
+                "before, or use run.prepare(..., unused='zeros')"
+            )
         return (
-            f"no gradient for {shown}: the loss of this micro-batch does not depend on it. If that is intended, use "
-            "run.prepare(..., unused='zeros'); if it is never trained, parameter.requires_grad_(False) before prepare. "
-            "For several losses (a GAN), call run.backward once, with the sum: see docs/how-to-train-elastically.md"
+            f"no gradient for {shown}: the loss of this micro-batch does not depend on it, or the model has had "
+            "another parameter in its place since run.prepare. If intended, use run.prepare(..., unused='zeros'); "
+            "if it is never trained, parameter.requires_grad_(False) before prepare. For several losses (a GAN), call "
+            "run.backward once, with the sum: see docs/how-to-train-elastically.md"
         )
 
     def _leaf(self, bucket: _Bucket) -> list[Tensor]:
