@@ -35,7 +35,7 @@ def test_a_good_policy_of_ones_own_passes(tmp_path):
     path.write_text(MINE.format(name="SmallFirst", body=body))
     done = brim("policy", "check", path, "--examples", "5")
     assert done.returncode == 0, done.stderr
-    assert "keeps the rules" in done.stdout
+    assert "kept all rules" in done.stdout
 
 
 def test_a_policy_that_gambles_is_caught_with_its_rule(tmp_path):
@@ -146,7 +146,7 @@ def test_a_new_policy_passes_its_check_and_its_test_at_once(tmp_path):
     done = brim("policy", "new", "short-first", cwd=tmp_path)
     assert done.stdout.split() == ["short_first.py", "test_short_first.py"]
     checked = brim("policy", "check", "short_first.py", "--examples", "10", cwd=tmp_path)
-    assert checked.stdout == "short-first: keeps the rules on 10 random cases each\n", checked.stderr
+    assert checked.stdout == "short-first: kept all rules in 10 random cases per rule\n", checked.stderr
     tested = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=tmp_path, capture_output=True, text=True,
         check=False, timeout=240,

@@ -93,7 +93,7 @@ def test_the_profile_does_not_replace_the_script(tmp_path):
     (tmp_path / "job.py").write_text("raise SystemExit('started')")
     done = profile(tmp_path, "--out", "job.py", "job.py")
     assert done.returncode == 4
-    assert "--out: job.py is an input of this command" in done.stderr
+    assert "--out: job.py is a file that this command reads" in done.stderr
     assert (tmp_path / "job.py").read_text() == "raise SystemExit('started')"
 
 

@@ -136,10 +136,12 @@ def test_overheads_and_faults_reach_the_replay(trace):
         (["--estimates", "guess"], "guess"),
         (["--drain", "9@0s+1h"], "cluster 2x8xV100 has nodes 0 to 1"),
         (["--drain", "now"], "--drain: found 'now'"),
-        (["--node-mtbf", "often"], "duration 'often' is not understood"),
+        (["--node-mtbf", "often"], "--node-mtbf: duration 'often' is not understood"),
+        (["--drain", "0@soon+1h"], "--drain: duration 'soon' is not understood"),
         (["--html", "/no/such/folder/page.html"], "cannot write /no/such/folder/page.html"),
         (["-o", "yaml"], "--output: found 'yaml', expected table or json"),
-        (["--from", "2090-01-01"], "2090-01-01"),
+        (["--from", "2090-01-01"], "--from: philly-60-3: its publisher hid the dates, so it cannot start at 2090-01-01"),
+        (["--from", "yesterday"], "--from: invalid date 'yesterday'"),
         (["--format", "slurmm"], "slurmm"),
         (["--price", "nan"], "--price: found nan, expected a price per GPU-hour, such as 2.50"),
         (["--price", "-1"], "--price: found -1, expected a price per GPU-hour, such as 2.50"),
@@ -176,7 +178,7 @@ def test_a_file_that_cannot_be_read_is_one_line_without_error_numbers(trace, tmp
 def test_a_library_that_does_not_exist_is_an_error_even_where_no_policy_asks_for_it(trace):
     done = brim("sim", "run", trace, "-c", "2x8xV100", "-p", "fifo", "--library", "nowhere")
     assert done.returncode == 3
-    assert "found 'nowhere', expected one of" in done.stderr
+    assert "--library: found 'nowhere', expected pollux, gavel, mlperf or a .toml file" in done.stderr
 
 
 def test_a_policy_file_that_breaks_says_so_in_one_line(trace, tmp_path):
@@ -367,6 +369,26 @@ def _command(pid):
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["simulate"], "there is no command 'brim simulate': did you mean 'brim sim'?"),
+        (["up"], "there is no command 'brim up': expected one of demo, profile, sim, trace, policy"),
+        (["policy", "chekc"], "there is no command 'brim policy chekc': did you mean 'brim policy check'?"),
+        (["sim", "run"], "missing argument 'TRACE'; see `brim sim run -h`"),
+        (["trace", "synth", "philly", "a.csv", "--jobs", "9"], "no such option: --jobs"),
+        (["trace", "synth", "foo", "a.csv"], "unknown shape 'foo': expected one of philly, helios, acme, pai"),
+        (["--bogus"], "no such option: --bogus; see `brim -h`"),
+    ],
+)
+def test_wrong_usage_is_one_line_in_the_style_of_other_errors(words, said):
+    done = brim(*words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"brim: error: {said}")
 
 
 def test_help_names_every_verb():

@@ -103,11 +103,11 @@ def load(name: str) -> Library:
     if name in NAMES:
         return _ours(name)
     if not name.endswith(".toml"):
-        raise NotFoundError(f"profiles: found {name!r}, expected one of {', '.join(NAMES)}, or a .toml file")
+        raise NotFoundError(f"--library: found {name!r}, expected {', '.join(NAMES)} or a .toml file")
     try:
         return parse(Path(name).read_text(encoding="utf-8"), name)
     except OSError as error:
-        raise NotFoundError(f"profiles: cannot read {name}: {error.strerror}") from None
+        raise NotFoundError(f"--library: cannot read {name}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{name}: not TOML: it is not UTF-8") from None
 

@@ -93,6 +93,8 @@ def _ended(end: SystemExit) -> int:
     cause = end.__context__ and end.__context__.__cause__
     if isinstance(cause, KeyboardInterrupt):  # typer turns it into an exit
         return _interrupted(cause)
+    if isinstance(end.__context__, BrokenPipeError):  # rich and typer turn it into an exit
+        return 0
     trace = end.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -40,7 +40,8 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[str | Pat
             raise ConfigError(f"{other} and {option} name the same file, {path}: give them different names")
         for source in read:
             if _replaces(path, source):
-                raise RefusedError(f"{option}: {path} is an input of this command ({source}); give another file name")
+                same = "a file" if path == source else f"part of {source}" if source.is_dir() else f"the file {source}"
+                raise RefusedError(f"{option}: {path} is {same} that this command reads; give another file name")
 
 
 def _check_writable(option: str, path: Path) -> None:

@@ -112,12 +112,12 @@ def check(
             found = {"schema": 1, "policy": policy.name, "examples": examples, "keeps_the_rules": True}
             print(json.dumps(found), file=out)
         else:
-            print(f"{policy.name}: keeps the rules on {examples} random cases each", file=out)
+            print(f"{policy.name}: kept all rules in {examples} random cases per rule", file=out)
 
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(help="Lower-case words joined by - or _, such as short-first.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case words joined by - or _, such as short-first.")],
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
@@ -50,7 +52,9 @@ app.command("reproduce")(reproduce)
 DEFAULT_POLICIES: Final = "fifo,backfill,sjf,srtf,las,gittins,tiresias,fair"
 SEEDS_MAX: Final = 1000
 
-_Trace = Annotated[str, typer.Argument(help="Trace file in any known format; - reads standard input.")]
+_Trace = Annotated[
+    str, typer.Argument(metavar="TRACE", help="Trace file in any known format; - reads standard input.")
+]
 _Format = Annotated[str | None, typer.Option("--format", "-f", help="Trace format; detected by default.")]
 _Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N jobs.")]
 _From = Annotated[str | None, typer.Option("--from", metavar="DATE", help="Only jobs submitted from this date on.")]
@@ -279,7 +283,8 @@ def _read(
     if anonymise:
         trace = traces.anonymise(trace, traces.own_key())
     if from_date:
-        trace = traces.since(trace, from_date)
+        with _naming("--from"):
+            trace = traces.since(trace, from_date)
     if limit:
         trace = traces.limit(trace, limit)
     return trace, len(trace) < jobs
@@ -331,9 +336,22 @@ def _faults(node_mtbf: str, job_mtbf: str, drain: list[str] | None, cluster: Clu
 def _mean_time_ms(option: str, text: str) -> int:
     from brim.units import parse_duration_ms
 
-    if text and not parse_duration_ms(text):
+    if not text:
+        return 0
+    with _naming(option):
+        mean_ms = parse_duration_ms(text)
+    if not mean_ms:
         raise ConfigError(f"{option}: found {text!r}, expected a time above zero")
-    return parse_duration_ms(text) if text else 0
+    return mean_ms
+
+
+@contextmanager
+def _naming(option: str) -> Iterator[None]:
+    """Begin the message of an error in the value of an option with the option's name."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from None
 
 
 def _parse_drain(text: str, cluster: Cluster) -> Drain:
@@ -348,8 +366,9 @@ def _parse_drain(text: str, cluster: Cluster) -> Drain:
     numbers_of = range(int(first), int(last or first) + 1)
     if not numbers_of or numbers_of[-1] >= cluster.num_nodes:
         raise ConfigError(f"--drain: found nodes {nodes}, cluster {cluster} has nodes 0 to {cluster.num_nodes - 1}")
-    start_ms = parse_duration_ms(start)
-    return Drain(nodes=tuple(numbers_of), start_ms=start_ms, end_ms=start_ms + parse_duration_ms(length))
+    with _naming("--drain"):
+        start_ms, length_ms = parse_duration_ms(start), parse_duration_ms(length)
+    return Drain(nodes=tuple(numbers_of), start_ms=start_ms, end_ms=start_ms + length_ms)
 
 
 def _tasks(

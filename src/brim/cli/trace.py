@@ -95,7 +95,7 @@ def convert(
 
 @app.command()
 def synth(
-    shape: Annotated[str, typer.Argument(help="philly, helios, acme or pai.")],
+    shape: Annotated[str, typer.Argument(metavar="SHAPE", help="philly, helios, acme or pai.")],
     target: _Target,
     *,
     num_jobs: Annotated[int, typer.Option("--num-jobs", "-n", help="Number of jobs.")] = 10_000,

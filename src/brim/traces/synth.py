@@ -58,7 +58,7 @@ def synthesize(
     if shape not in SHAPES:
         near = difflib.get_close_matches(shape, SHAPES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(get_args(ShapeName))}"
-        raise ConfigError(f"unknown cluster {shape!r}: {hint}")
+        raise ConfigError(f"unknown shape {shape!r}: {hint}")
     if not 1 <= jobs <= MAX_JOBS:
         raise ConfigError(f"--num-jobs: found {jobs}, expected 1 to {MAX_JOBS:,}")
     if seed < 0:
