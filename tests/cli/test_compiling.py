@@ -11,22 +11,28 @@ import termios
 import pytest
 
 COMPILES = """
-import sys
+import sys, time
 sys.path.insert(0, {folder!r})
 import kernel
 from brim.cli.compiling import Step, compile_first
-compile_first([Step(name=name, key=name, run=lambda: kernel.doubled(21)) for name in ("fifo", "srtf")])
+compile_first([
+    Step(name=name, key=name, run=lambda: (time.sleep({sleep_s}), kernel.doubled(21))) for name in ("fifo", "srtf")
+])
 print(kernel.doubled(21))
 """
 DONE = r"brim: compiled the scheduling kernels in \d+ s of CPU time"
 
 
-@pytest.fixture
-def command(tmp_path):
-    """A process that compiles a kernel in two steps, in an empty cache."""
+def compiles(tmp_path, sleep_s):
+    """A process that compiles a kernel in two steps, in an empty cache; each step takes so long, and a little more."""
     (tmp_path / "kernel.py").write_text("from brim.compiled import njit\n\n@njit\ndef doubled(x):\n    return x + x\n")
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    return {"args": [sys.executable, "-c", COMPILES.format(folder=str(tmp_path))], "env": env}
+    return {"args": [sys.executable, "-c", COMPILES.format(folder=str(tmp_path), sleep_s=sleep_s)], "env": env}
+
+
+@pytest.fixture
+def command(tmp_path):
+    return compiles(tmp_path, 1)
 
 
 def piped(command):
@@ -54,7 +60,7 @@ def on_terminal(command, columns):
 
 def test_in_a_pipe_it_says_what_it_does_and_what_it_took_and_nothing_later(command):
     first, last = piped(command)
-    assert first == "brim: compiling the scheduling kernels, once on this machine: 20 to 40 s of CPU time"
+    assert first == "brim: compiling the scheduling kernels, once for each kind of policy: up to 40 s of CPU time"
     assert re.fullmatch(DONE, last)
     assert piped(command) == []
 
@@ -63,7 +69,12 @@ def test_in_a_pipe_it_says_what_it_does_and_what_it_took_and_nothing_later(comma
 def test_on_a_terminal_one_line_shows_each_step_and_is_replaced(command, columns):
     said = on_terminal(command, columns)
     parts = said.removeprefix("\r\x1b[K").split("\r\x1b[K")
-    told = "brim: compiling the scheduling kernels ({} of 2: {}), once on this machine: 20 to 40 s of CPU time"
+    told = "brim: compiling the scheduling kernels ({} of 2: {}), once for each kind of policy: up to 40 s of CPU time"
     assert parts[:-1] == [told.format(1, "fifo")[: columns - 1], told.format(2, "srtf")[: columns - 1]]
     assert re.fullmatch(DONE + "\r\n", parts[-1])
     assert on_terminal(command, columns) == ""
+
+
+def test_what_takes_less_than_a_second_is_not_reported(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # a step that needs nothing new, on however slow a machine
+    assert piped(compiles(tmp_path, 0)) == []

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+
+import numpy as np
 import pytest
 
 from brim.core.cluster import parse_cluster
 from brim.core.trace import trace_of
 from brim.errors import ConfigError
 from brim.sim.truth import type_codes
+from tests.reports.fakes import drawn_replay, drawn_trace
 
 
 def test_types_that_differ_in_case_alone_are_one_type():
@@ -30,3 +34,12 @@ def test_clusters_of_equal_groups_are_equal():
     assert parse_cluster("2x4xT4") == parse_cluster("2x4xT4")
     assert parse_cluster("2x4xT4") != parse_cluster("4x2xT4")
     assert len({parse_cluster("2x4xT4"), parse_cluster("2x4xT4")}) == 1
+
+
+def test_columns_are_read_only_in_another_process_too():
+    replay = drawn_replay(drawn_trace(20, seed=1, load_gpus=8), "2x4xT4", "fifo")
+    replay = pickle.loads(pickle.dumps(replay))
+    for table in (replay, replay.trace, replay.cluster, replay.runs):
+        columns = [value for name in table.__slots__ if isinstance(value := getattr(table, name), np.ndarray)]
+        assert columns
+        assert not any(column.flags.writeable for column in columns)

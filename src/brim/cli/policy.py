@@ -117,7 +117,9 @@ def check(
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case words joined by - or _, such as short-first.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Lower-case words joined by - or _, such as short-first.")
+    ],
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:

@@ -42,7 +42,7 @@ class UnconvertedCommand(TyperCommand):
 
 @contextmanager
 def _as_config_errors() -> Iterator[None]:
-    """Turn usage errors into brim's own, which are one line; the help, for a group without a command, stays as it is."""
+    """Turn usage errors into brim's own, which are one line; a group without a command still shows its help."""
     try:
         yield
     except _UsageError as error:

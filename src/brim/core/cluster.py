@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from brim.core.arrays import IntArray, frozen
+from brim.core.arrays import IntArray, frozen, set_frozen_state
 from brim.errors import ConfigError
 from brim.units import parse_memory_mib
 
@@ -77,6 +77,8 @@ class Cluster:
     cpu_milli_N: IntArray
     mem_mib_N: IntArray
     gpu_offset_N: IntArray
+
+    __setstate__ = set_frozen_state
 
     @property
     def num_nodes(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brim.core.arrays import FloatArray, IntArray
+from brim.core.arrays import FloatArray, IntArray, set_frozen_state
 from brim.core.cluster import Cluster
 from brim.core.trace import Trace
 from brim.units import WHOLE_GPU
@@ -31,6 +31,8 @@ class Runs:
     share_milli: IntArray
     first_gpu: IntArray
     gpu: IntArray
+
+    __setstate__ = set_frozen_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,8 @@ class Replay:
     round_s: FloatArray
     wall_s: float
     assumptions: tuple[str, ...]
+
+    __setstate__ = set_frozen_state
 
     @property
     def asked_gpu_ms(self) -> IntArray:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from brim.core.arrays import IntArray, frozen
+from brim.core.arrays import IntArray, frozen, set_frozen_state
 from brim.core.cluster import Cluster
 from brim.errors import InvariantError
 from brim.units import WHOLE_GPU
@@ -96,6 +96,8 @@ class Trace:
     after_ms: IntArray
     profile: IntArray
     batch: IntArray
+
+    __setstate__ = set_frozen_state
 
     def __len__(self) -> int:
         return len(self.job_id)
