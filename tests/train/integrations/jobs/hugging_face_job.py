@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[4]))
 
 from brim.train.callbacks.hugging_face import BrimCallback, newest_checkpoint
-from tests.train.jobs.around import SAMPLES, after, say
+from tests.train.integrations.jobs.around import SAMPLES, after, say
 
 
 class Rows(torch.utils.data.Dataset):

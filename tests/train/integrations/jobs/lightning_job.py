@@ -9,10 +9,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch.utils.data import DataLoader, Dataset
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[4]))
 
 from brim.train.callbacks.lightning import BrimCallback, ResumableLoader, newest_checkpoint
-from tests.train.jobs.around import SAMPLES, after, net, rows, say
+from tests.train.integrations.jobs.around import SAMPLES, after, net, rows, say
 
 
 class Rows(Dataset):

@@ -7,10 +7,10 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[4]))
 
 from brim.train.callbacks.accelerate import BrimLoop
-from tests.train.jobs.around import after, net, rows, say
+from tests.train.integrations.jobs.around import after, net, rows, say
 
 
 def main(out):
