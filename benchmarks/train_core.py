@@ -98,8 +98,8 @@ def finished(device):
 def reduction(megabytes, rounds):
     import torch
 
-    from brim.train.environment import static_group
     from brim.train.gradients.buckets import summer
+    from brim.train.membership.static_group import static_group
 
     device = device_of_rank()
     group = static_group(device, 120)
@@ -206,7 +206,7 @@ def steps(kind, batch, modes, rounds, per_round):
     from torch.nn.parallel import DistributedDataParallel
 
     import brim.train as bt
-    from brim.train.environment import static_group
+    from brim.train.membership.static_group import static_group
 
     device = device_of_rank()
     barrier_group = static_group(torch.device("cpu"), 120) if int(os.environ["WORLD_SIZE"]) > 1 else None

@@ -143,7 +143,7 @@ def test_a_script_that_hangs(checked):
 
 
 def test_too_few_steps(checked):
-    bad(checked(inside="run._last_step = 1"), "made 1 steps: expected 2 at least")
+    bad(checked(inside="run._position.last_step = 1"), "made 1 steps: expected 2 at least")
 
 
 @pytest.mark.parametrize(

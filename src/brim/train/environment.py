@@ -1,30 +1,19 @@
-"""The environment of a run: device, group, signals, random numbers and threads."""
+"""What a run sets in its process: device, random numbers, threads, shapes."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import sys
-import traceback
-from collections.abc import Callable
-from datetime import timedelta
 from random import seed as seed_python
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from brim.errors import ConfigError
-from brim.gang.messages import Failed
-from brim.train.membership.process_group import Group
-from brim.train.membership.supervisor_client import Control
 
-_c10d: Any = dist
 _cuda: Any = torch.cuda
-_made = 0
-_meeting: tuple[Any, int, int] | None = None
 
 
 def seed_everything(*what: int | str) -> None:
@@ -99,63 +88,3 @@ def refuse_tasks_of_slurm() -> None:
             f"srun -n 1 python -m brim.train.launch --nproc {tasks} SCRIPT, or torchrun; for {tasks} separate jobs, "
             "set WORLD_SIZE=1"
         )
-
-
-def static_group(device: torch.device, timeout_s: float) -> Group | None:
-    """Return the group of the ranks that ``torchrun`` started; None if it did not start several."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "MASTER_ADDR" not in os.environ:
-        return None
-    global _made, _meeting  # noqa: PLW0603  (one store for the whole life of the process)
-    if _meeting is None:
-        _meeting = next(_c10d.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-    store, rank, size = _meeting
-    _made += 1
-    generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) * 1000 + _made
-    group = Group(rank, size, generation=generation, device=device, timeout_s=timeout_s)
-    group.hosts_store = rank == 0
-    group.connect(lambda: store)
-    return group
-
-
-class _OnSigterm:
-    """Asks the run to leave, then calls the handler that was installed before."""
-
-    def __init__(self, call: Callable[[], None], before: Any) -> None:
-        self._call, self.before = call, before
-
-    def __call__(self, number: int, frame: Any) -> None:
-        self._call()
-        if callable(self.before):
-            self.before(number, frame)
-
-
-def on_sigterm(call: Callable[[], None]) -> None:
-    """On SIGTERM, call ``call``, which asks the run to leave, then the handler that was installed before.
-
-    Of several runs in one process, only the newest is asked: a finished one would end the process at once.
-    """
-    before: Any = signal.getsignal(signal.SIGTERM)
-    if isinstance(before, _OnSigterm):
-        before = before.before
-    signal.signal(signal.SIGTERM, _OnSigterm(call, before))
-
-
-NO_DEFAULT_GROUP = "Default process group has not been initialized"
-"""The beginning of PyTorch's message when a collective is called without a default group."""
-
-
-def tell_exceptions(control: Control | None) -> None:
-    """Report an exception that ends this process to the supervisor; explain PyTorch's error on a missing group."""
-    before = sys.excepthook
-
-    def tell(kind: Any, error: BaseException, trace: Any) -> None:
-        if str(error).startswith(NO_DEFAULT_GROUP):
-            error.add_note(
-                "brim.train uses its own process group, and creates no default group: use run.gather, run.broadcast "
-                "and run.reduce in place of torch.distributed"
-            )
-        if control is not None:
-            control.send(Failed("".join(traceback.format_exception(kind, error, trace))))
-        before(kind, error, trace)
-
-    sys.excepthook = tell

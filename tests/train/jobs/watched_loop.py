@@ -29,10 +29,11 @@ class Watched(session.Run):
 
     def finish(self):
         super().finish()
+        parts = self._job.parts
         said = {
             "digest": self.digest(), "steps": self.steps_done, "samples": self.samples,
-            "rates": [group["lr"] for optimizer in self._state.optimizers for group in optimizer.param_groups],
-            "carried": {name: hashes(part.state_dict()) for name, part in self._state.parts.items() if name != "run"},
+            "rates": [group["lr"] for optimizer in parts.optimizers for group in optimizer.param_groups],
+            "carried": {name: hashes(part.state_dict()) for name, part in parts.parts.items() if name != "run"},
         }  # fmt: skip
         name = f"{os.environ.get('BRIM_ID', 'alone')}-{os.getpid()}.json"
         (answers / name).write_text(json.dumps(said))

@@ -21,11 +21,11 @@ from brim.gang.messages import Error, FormGroup, TuneSettings
 from brim.train.checkpoint.checkpointer import Checkpointer, StaleError
 from brim.train.checkpoint.files import RealFiles
 from brim.train.checkpoint.saving import Checkpoints
-from brim.train.environment import static_group
 from brim.train.gradients.buckets import summer
 from brim.train.membership.abandoned_threads import LEFT_MAX
 from brim.train.membership.process_group import BrokenGroupError
-from brim.train.membership.rendezvous import NEW, share_state
+from brim.train.membership.rendezvous import NO_STATE, share_state
+from brim.train.membership.static_group import static_group
 from tests.train.gangs import free_port, on_ranks
 from tests.train.models import Rows, loss_of
 
@@ -75,7 +75,7 @@ import os, sys, time, threading
 import torch
 from brim.train.membership import abandoned_threads
 from brim.train.membership.process_group import BrokenGroupError, Group
-from brim.train.environment import static_group
+from brim.train.membership.static_group import static_group
 times, timeout_s = int(sys.argv[1]), float(sys.argv[2])
 host = torch.device("cpu")
 tensor = torch.zeros(64 << 20, dtype=torch.uint8)
@@ -180,9 +180,9 @@ def shared(steps):
 @pytest.mark.parametrize(
     ("steps", "origins"),
     [
-        ([7, NEW, 7, NEW], [0, 0, 2, 2]),  # newcomers, spread over those who hold the state
-        ([6, 7, 6, NEW], [1, 1, 1, 1]),  # one has committed the last step, the others had not
-        ([NEW, NEW, NEW, NEW], [0, 0, 0, 0]),  # nobody has any
+        ([7, NO_STATE, 7, NO_STATE], [0, 0, 2, 2]),  # newcomers, spread over those who hold the state
+        ([6, 7, 6, NO_STATE], [1, 1, 1, 1]),  # one has committed the last step, the others had not
+        ([NO_STATE, NO_STATE, NO_STATE, NO_STATE], [0, 0, 0, 0]),  # nobody has any
         ([7, 7, 7, 7], [0, 1, 2, 3]),
     ],
 )

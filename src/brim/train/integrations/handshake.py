@@ -24,8 +24,8 @@ import torch.distributed as dist
 
 from brim.errors import ConfigError
 from brim.gang.messages import PREEMPTED, Error, GroupFormed, Leaving, Prepare, Ready, Saved, Stop, TuneSettings
-from brim.train.environment import on_sigterm, tell_exceptions
 from brim.train.integrations import manifests
+from brim.train.membership.process_end import on_sigterm, tell_exceptions
 from brim.train.membership.process_group import BrokenGroupError
 from brim.train.membership.supervisor_client import Control
 

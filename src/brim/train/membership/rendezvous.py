@@ -19,7 +19,7 @@ from brim.gang.messages import FormGroup, GroupBroken, GroupFormed, Prepare, Rea
 from brim.train.membership.process_group import BrokenGroupError, Group, Work, join_store, open_store
 from brim.train.membership.supervisor_client import Control
 
-NEW: Final = -1
+NO_STATE: Final = -1
 """Committed steps of a rank that has no state yet."""
 
 STATE_TAG: Final = 1000
@@ -150,7 +150,7 @@ class Membership:
         try:
             if self.size > 1:
                 share_state(self._meet(form), carried)
-            elif carried.step == NEW:
+            elif carried.step == NO_STATE:
                 carried.begin()
         finally:
             self.control.going_on()
@@ -205,7 +205,7 @@ def share_state(group: Group, carried: Carried) -> None:
     themselves.
     """
     rows = group.share([carried.step, int(carried.closed)])
-    if max(rows)[0] == NEW:
+    if max(rows)[0] == NO_STATE:
         if group.rank == 0:
             carried.begin()
         rows = group.share([carried.step, int(carried.closed)])

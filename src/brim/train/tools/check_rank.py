@@ -22,79 +22,67 @@ from typing import Any, Final
 
 import torch
 
-from brim.train import run as session
-from brim.train.membership.process_group import BrokenGroupError
-from brim.train.state import hashes
+from brim.train.instrument import Instrument, attach
+from brim.train.run import Run
+from brim.train.state import State, hashes
 
 NO_CHECKPOINTS: Final = "-"
 """Stands for no folder of checkpoints: the run starts from the beginning and saves nothing."""
 
 
-def watched(record: Path, stop: int, undone: int, checkpoints: str | None) -> type[session.Run]:
-    """Return a `Run` that records its state between steps, stops after ``stop`` steps, and saves to ``checkpoints``.
+class Recorder(Instrument):
+    """Records the state between steps, and stops the run after ``stop`` steps.
 
-    It undoes step ``undone``, counted from 1, at the end of the first attempt.
+    Args:
+        record: File to append to.
+        stop: Number of steps.
+        undone: Step, counted from 1, that is undone once and repeated.
+        checkpoints: Folder that the run uses in place of the script's own; None: it saves nothing.
     """
 
-    class Watched(session.Run):
-        """A `Run` that records its state; it does not touch the script's own checkpoints."""
+    def __init__(self, record: Path, stop: int, undone: int, checkpoints: str | None) -> None:
+        self._record, self._stop, self._undone, self._checkpoints = record, stop, undone, checkpoints
+        self._recorded: int | None = None
 
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options | {"checkpoint": checkpoints})
-            self._recorded: int | None = None
-            self._was_undone = False
+    def options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Leave the script's own checkpoints alone."""
+        return options | {"checkpoint": self._checkpoints}
 
-        def _boundary(self) -> None:
-            super()._boundary()
-            if self.rank == 0:
-                self._record()
-            if self._step >= stop:
-                self._stop()
-
-        def _is_undone(self) -> bool:
-            return self._step + 1 == undone and not self._was_undone
-
-        def _can_be_undone(self) -> bool:
-            return super()._can_be_undone() or self._is_undone()
-
-        def _finish_step(self) -> bool:
-            if not self._is_undone():
-                return super()._finish_step()
-            self._was_undone = True
-            self._drop_step(BrokenGroupError("brim.train.check undoes this step"))
-            return False
-
-        def _stop(self) -> None:
-            """End like a job that is done."""
-            self.finish()
-            self.close()
+    def between_steps(self, run: Run, state: State) -> None:
+        """Record each step once; end after the last one like a job that is done."""
+        if run.rank == 0 and self._recorded != run.steps_done:
+            self._append(run, state)
+        if run.steps_done >= self._stop:
+            run.finish()
+            run.close()
             raise SystemExit(0)
 
-        def _record(self) -> None:
-            if self._recorded == self._step:
-                return
-            with record.open("a", encoding="utf-8") as file:
-                if self._recorded is None:
-                    gpus = torch.cuda.device_count() if self.device.type == "cuda" else 0
-                    file.write(json.dumps({"certificate": self.certificate(), "gpus": gpus}) + "\n")
-                file.write(json.dumps({"step": self._step, "sums": self._sums()}) + "\n")
-            self._recorded = self._step
+    def undoes(self, step: int) -> bool:
+        """Undo this one step."""
+        return step == self._undone
 
-        def _sums(self) -> dict[str, str]:
-            """Return checksums: models first, then optimizers, then all other carried state."""
-            found = self.hashes()
-            for name, part in self._state.parts.items():
-                found |= {f"{name}.{which}".rstrip("."): each for which, each in hashes(part.state_dict()).items()}
-            return found
+    def _append(self, run: Run, state: State) -> None:
+        with self._record.open("a", encoding="utf-8") as file:
+            if self._recorded is None:
+                gpus = torch.cuda.device_count() if run.device.type == "cuda" else 0
+                file.write(json.dumps({"certificate": run.certificate(), "gpus": gpus}) + "\n")
+            file.write(json.dumps({"step": run.steps_done, "sums": _sums(state)}) + "\n")
+        self._recorded = run.steps_done
 
-    return Watched
+
+def _sums(state: State) -> dict[str, str]:
+    """Return checksums: models first, then optimizers, then all other carried state."""
+    found = state.hashes()
+    for name, part in state.parts.items():
+        found |= {f"{name}.{which}".rstrip("."): each for which, each in hashes(part.state_dict()).items()}
+    return found
 
 
 def main(words: Sequence[str]) -> None:
     """Run the script."""
     folder, name, stop, undone, checkpoints, script = words[:6]
-    kept = None if checkpoints == NO_CHECKPOINTS else checkpoints
-    session.Run = watched(Path(folder, f"{name}.jsonl"), int(stop), int(undone), kept)  # type: ignore[misc]
+    used = None if checkpoints == NO_CHECKPOINTS else checkpoints
+    attach(Recorder(Path(folder, f"{name}.jsonl"), int(stop), int(undone), used))
     sys.argv = [script, *words[6:]]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     try:

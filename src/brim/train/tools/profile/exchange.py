@@ -17,8 +17,9 @@ from pathlib import Path
 
 import torch
 
-from brim.train.environment import choose_device, static_group
+from brim.train.environment import choose_device
 from brim.train.membership.process_group import Group
+from brim.train.membership.static_group import static_group
 
 TIMEOUT_S = 120.0
 """Time-out of one all-reduce. Our choice."""

@@ -25,13 +25,14 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 
-from brim.train import run as session
 from brim.train.data.batches import Batches
-from brim.train.step import Plan
+from brim.train.gradients.update import Schedule
+from brim.train.instrument import Instrument, attach
+from brim.train.run import Run
 
 FIRST_SHARE: Final = 8
 """The first local batch is the script's own divided by this, so that it fits if the script has run on one device."""
@@ -49,76 +50,82 @@ _OUT_OF_MEMORY: Final = ("out of memory", "can't allocate memory", "ALLOC_FAILED
 _cuda: Any = torch.cuda
 
 
-def profiled(record: Path, local_batch: int, drain: Sequence[int]) -> type[session.Run]:
-    """Return a subclass of `Run` that records the time of its steps and trains until it is stopped."""
+class Profiler(Instrument):
+    """Records the time of the steps of a run, which trains until it is stopped.
 
-    class Profiled(session.Run):
-        """A `Run` under measurement."""
+    Args:
+        record: File to append to.
+        local_batch: Samples of a rank in each step; 0: an eighth of the script's own batch.
+        drain: Numbers of loader workers whose supply is measured first.
+    """
 
-        def __init__(self, **options: Any) -> None:
-            exact = options["logical_workers"] is not None
-            ranks = int(os.environ["WORLD_SIZE"]) if exact else None
-            super().__init__(**options | {"checkpoint": None, "logical_workers": ranks})
-            self._update.schedule = _standstill
-            self._power = Power(self.device)
-            self._own_batch = 0
-            self._began_s = self._waited_s = 0.0
+    def __init__(self, record: Path, local_batch: int, drain: Sequence[int]) -> None:
+        self._record, self._local_batch, self._drain = record, local_batch, drain
+        self._run: Run | None = None
+        self._power: Power | None = None
+        self._own_batch = 0
+        self._began_s = self._waited_s = 0.0
 
-        def schedule(self, factor: Any) -> None:
-            """Ignore the script's schedule: learning rates stay at zero."""
+    def options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Use no checkpoints, and one logical worker per rank."""
+        ranks = int(os.environ["WORLD_SIZE"]) if options["logical_workers"] is not None else None
+        return options | {"checkpoint": None, "logical_workers": ranks}
 
-        def epochs(self, number: int, *, steps: int | None = None) -> Iterator[int]:
-            """Yield epochs without end."""
-            del number, steps
-            return super().epochs(sys.maxsize)
+    def schedule(self, factor: Schedule | None) -> Schedule:
+        """Keep the learning rates at zero."""
+        del factor
+        return _standstill
 
-        def steps(self, loader: Any) -> Iterator[Any]:
-            """Yield as usual; before the first step, record the header and measure the loader."""
-            if self._buckets is not None and not self._own_batch:
-                self._attach(loader)
-                self._form()
-                self._own_batch = loader.global_batch
-                first = local_batch or max(1, self._own_batch // FIRST_SHARE)
-                if self.rank == 0:
-                    append(record, {"header": self._header(loader, first)})
-                    for workers, rate in supplies(loader, drain):
-                        append(record, {"supply": rate, "workers": workers})
-                self.epoch = self._calls = loader.epoch  # measuring the supply has moved the cursor
-                loader.set_global_batch(first * self.world_size)
-                self._assign()
-            return super().steps(loader)
+    def epochs(self, number: int, steps: int | None) -> tuple[int, int | None]:
+        """Train without end."""
+        del number, steps
+        return sys.maxsize, None
 
-        def _fast_shares(self, global_batch: int, micro_batch: int | None) -> int:
-            del global_batch, micro_batch
-            return self.world_size
+    def micro_batch(self, samples: int | None) -> None:
+        """Compute the step of a rank in one micro-batch."""
 
-        def _header(self, loader: Any, first: int) -> dict[str, Any]:
-            cuda = self.device.type == "cuda"
-            return {
-                "device": self.device.type, "device_name": _cuda.get_device_name(self.device) if cuda else cpu_name(),
-                "gpus": _cuda.device_count() if cuda else 0, "memory_bytes": usable_bytes(self.device),
-                "cpus": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads(),
-                "torch": torch.__version__, "python": platform.python_version(), "samples": dataset_length(loader),
-                "global_batch": self._own_batch, "local_batch": first, "loader_workers": loader.workers,
-            }  # fmt: skip
+    def before_steps(self, run: Run, loader: Any) -> bool:
+        """Before the first step, record the header, measure the loader, and set the batch."""
+        if self._own_batch:
+            return False
+        self._run, self._power = run, Power(run.device)
+        self._own_batch = loader.global_batch
+        first = self._local_batch or max(1, self._own_batch // FIRST_SHARE)
+        if run.rank == 0:
+            append(self._record, {"header": self._header(run, loader, first)})
+            for workers, rate in supplies(loader, self._drain):
+                append(self._record, {"supply": rate, "workers": workers})
+        loader.set_global_batch(first * run.world_size)
+        return True
 
-        def _plan_step(self, loader: Any) -> Plan:
-            self._began_s, self._waited_s = time.perf_counter(), loader.wait_s
-            return super()._plan_step(loader)
+    def _header(self, run: Run, loader: Any, first: int) -> dict[str, Any]:
+        cuda = run.device.type == "cuda"
+        return {
+            "device": run.device.type, "device_name": _cuda.get_device_name(run.device) if cuda else cpu_name(),
+            "gpus": _cuda.device_count() if cuda else 0, "memory_bytes": usable_bytes(run.device),
+            "cpus": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads(),
+            "torch": torch.__version__, "python": platform.python_version(), "samples": dataset_length(loader),
+            "global_batch": self._own_batch, "local_batch": first, "loader_workers": loader.workers,
+        }  # fmt: skip
 
-        def _commit(self, plan: Plan) -> None:
-            if self.device.type == "cuda":
-                _cuda.synchronize(self.device)
-            took_s = time.perf_counter() - self._began_s
-            wait_s = cast(Batches, self._loader).wait_s - self._waited_s
-            super()._commit(plan)
-            if self.rank == 0:
-                append(record, {
-                    "step_s": took_s - wait_s, "loader_wait_s": wait_s, "local_batch": plan.total // self.world_size,
-                    "memory_bytes": peak_bytes(self.device), "power_w": self._power.now_w(),
-                })  # fmt: skip
+    def step_begins(self, loader: Batches) -> None:
+        """Begin to measure a step."""
+        self._began_s, self._waited_s = time.perf_counter(), loader.wait_s
 
-    return Profiled
+    def step_computed(self, samples: int, loader: Batches) -> None:
+        """Record the time of the step, without the wait for the loader."""
+        run, power = self._run, self._power
+        assert run is not None
+        assert power is not None
+        if run.device.type == "cuda":
+            _cuda.synchronize(run.device)
+        took_s = time.perf_counter() - self._began_s
+        wait_s = loader.wait_s - self._waited_s
+        if run.rank == 0:
+            append(self._record, {
+                "step_s": took_s - wait_s, "loader_wait_s": wait_s, "local_batch": samples // run.world_size,
+                "memory_bytes": peak_bytes(run.device), "power_w": power.now_w(),
+            })  # fmt: skip
 
 
 def _standstill(samples: int) -> float:
@@ -219,7 +226,7 @@ def main(words: Sequence[str]) -> None:
     """Run the script in this process."""
     record, local_batch, drain, script = Path(words[0]), int(words[1]), words[2], words[3]
     counts = [] if drain == NONE else [int(count) for count in drain.split(",")]
-    session.Run = profiled(record, local_batch, counts)  # type: ignore[misc]
+    attach(Profiler(record, local_batch, counts))
     sys.argv = [script, *words[4:]]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     sys.excepthook = without_us(script, sys.excepthook)

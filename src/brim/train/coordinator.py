@@ -1,0 +1,317 @@
+"""What a run does between two steps: act on commands, form groups, save, leave.
+
+All ranks act on a command after the same step, the first one in which every rank has received it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import takewhile
+from typing import Any
+
+from brim.errors import ConfigError, UserError
+from brim.gang.messages import (
+    PREEMPTED,
+    Error,
+    Finished,
+    Leaving,
+    Prepare,
+    ResizeGroup,
+    StepMeasurements,
+    Stop,
+    TuneSettings,
+)
+from brim.train.data.assignment import assign
+from brim.train.data.batches import Batches
+from brim.train.gradients.buckets import Alone, summer
+from brim.train.job_state import JobState
+from brim.train.membership.commands import Commands
+from brim.train.membership.process_group import BrokenGroupError
+from brim.train.membership.ranks import Ranks
+from brim.train.membership.rendezvous import NO_STATE, EndedError, NotWantedError, share_state
+from brim.train.saves import Saves
+from brim.train.step import TrainingStep
+
+
+class Coordinator:
+    """Keeps one rank in step with the supervisor and the other ranks.
+
+    Args:
+        job: The state of the job.
+        ranks: The group of this rank.
+        commands: Which commands were received and applied.
+        saves: Saves the state.
+        logical_workers: V in exact mode.
+        close: Called before this rank exits.
+
+    Attributes:
+        training: The computation of steps, once models are prepared.
+        micro_batch: In fast mode, the largest number of samples in a micro-batch.
+    """
+
+    def __init__(
+        self, job: JobState, ranks: Ranks, commands: Commands, saves: Saves, *, logical_workers: int | None,
+        close: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._job, self._ranks, self._commands, self._saves = job, ranks, commands, saves
+        self._workers, self._close = logical_workers, close
+        self.training: TrainingStep | None = None
+        self.micro_batch: int | None = None
+
+    # -- between two steps
+
+    def between_steps(self) -> None:
+        """Act on the commands that all ranks have received."""
+        self._job.position.finished = False
+        if self.training is not None:
+            self.training.between_steps()
+        self._ranks.evaluation.everybody()
+        self.form()
+        self._act_on_commands()
+        if self._commands.leave_agreed:
+            self._leave(PREEMPTED, self._commands.applied)
+        self._saves.between_steps()
+
+    def _act_on_commands(self) -> None:
+        client, member, commands = self._ranks.client, self._ranks.membership, self._commands
+        if client is None or member is None:
+            return
+        agreed = client.commands(commands.applied, commands.agreed)
+        for tune in takewhile(lambda command: isinstance(command, TuneSettings), agreed):
+            commands.applied = tune.command  # part of the step: others that have committed it may have taken it up
+            self._act(tune)
+        if client.is_over(member.generation):
+            self.drop_step(BrokenGroupError(f"generation {member.generation} is over"))
+            self.form()
+            if self.training is not None:
+                self.training.broken = False  # no step was under way: the next one is not left after a micro-batch
+        while found := client.commands(commands.applied, commands.agreed):
+            commands.applied = found[0].command
+            self._act(found[0])
+        commands.applied = max(commands.applied, member.command)
+        client.forget(commands.applied)
+        self.report_progress()
+
+    def _act(self, command: Any) -> None:
+        member = self._ranks.membership
+        assert member is not None
+        match command:
+            case ResizeGroup() if command.generation > member.generation:
+                self._enter(command)
+            case Prepare(new_size=0):
+                self._leave(PREEMPTED, command.command)
+            case Stop():
+                self._leave(0, command.command)
+            case TuneSettings():
+                self._tune(command)
+                self._commands.tuned = command.command
+
+    def _tune(self, command: TuneSettings) -> None:
+        loader: Any = self._job.loader
+        wanted = {
+            "set_global_batch": command.global_batch, "set_workers": command.loader_workers,
+            "set_prefetch": command.prefetch,
+        }  # fmt: skip
+        for change, value in wanted.items():
+            if value is not None and hasattr(loader, change):
+                try:
+                    getattr(loader, change)(value)
+                except UserError as error:  # equal on all ranks, which go on with what they have
+                    self._ranks.send(Error(str(error)))
+        self.assign()
+
+    def report_progress(self) -> None:
+        """Report progress and step times to the supervisor, if they are due."""
+        client, job = self._ranks.client, self._job
+        if client is None:
+            return
+        client.progress(job.position.steps_done, job.position.samples, job.mean_loss)
+        if self.training is not None and (found := self.training.timer.due()) is not None:
+            noise = job.noise.scale_samples if job.noise is not None else None
+            client.send(StepMeasurements(job.position.steps_done, gradient_noise=noise, **found))
+
+    # -- the group
+
+    def form(self) -> None:
+        """Join a group if this rank is in none, and take its common state."""
+        member = self._ranks.membership
+        if member is None:
+            if self._job.step == NO_STATE:
+                self._begin_without_supervisor()
+            return
+        if member.formed:
+            return
+        try:
+            if member.generation == 0:
+                member.join(self._job, self.sizes())
+            else:
+                member.again(self._job)
+        except NotWantedError:
+            self._leave_unsaved()
+        except EndedError as ended:
+            self._end_alone(ended)
+        self._formed()
+
+    def _enter(self, command: ResizeGroup) -> None:
+        assert self._ranks.membership is not None
+        if self.training is not None:
+            self.training.buckets.use(Alone())
+        try:
+            self._ranks.membership.enter(command, self._job)
+        except NotWantedError:
+            self._leave_unsaved()
+        except EndedError as ended:
+            self._end_alone(ended)
+        self._formed()
+
+    def _begin_without_supervisor(self) -> None:
+        group = self._ranks.group
+        if group is not None and group.size > 1:
+            self._check_size(group.size)
+            share_state(group, self._job)
+        else:
+            self._job.begin()
+        self._formed()
+
+    def _formed(self) -> None:
+        ranks = self._ranks
+        self._check_size(ranks.size)
+        if ranks.membership is not None:
+            self._commands.group_formed(ranks.membership.command)
+        if self.training is not None:
+            self.training.buckets.use(summer(ranks.group, exact=self._workers is not None))
+            self.training.micro = None
+        ranks.evaluation.use(ranks.group, self._job.evaluation_place())
+        self._saves.group_formed()
+        self.assign()
+
+    def drop_step(self, error: BrokenGroupError) -> None:
+        """A collective failed: undo the step, and report the group as broken.
+
+        Raises:
+            BrokenGroupError: no supervisor can form another group.
+        """
+        if self._ranks.membership is None:
+            raise error
+        self._ranks.abort()
+        if self.training is not None:
+            self.training.drop()
+        self._ranks.membership.broken(str(error), self._job.step)
+
+    def sizes(self) -> tuple[int, ...]:
+        """Return the possible numbers of ranks of this run; empty: any."""
+        if self._workers is None:
+            return ()
+        return tuple(1 << k for k in range(self._workers.bit_length()))
+
+    def _check_size(self, size: int) -> None:
+        if self._workers is not None and self._workers % size:
+            sizes = ", ".join(str(n) for n in self.sizes())
+            raise ConfigError(f"{size} ranks with logical_workers={self._workers}: expected one of {sizes} ranks")
+
+    # -- the loader
+
+    def use_loader(self, loader: Batches) -> None:
+        """Train on this loader.
+
+        Raises:
+            UserError: the run trains on another one.
+        """
+        if self._job.loader is loader:
+            return
+        if self._job.loader is not None:
+            raise UserError("run.steps got a second loader: use the first one made; others are for evaluation")
+        self._job.use_loader(loader)
+        if self._job.step != NO_STATE:
+            self.assign()
+
+    def assign(self) -> None:
+        """Announce to the loader which shares of the next steps this rank computes."""
+        if self._job.loader is not None:
+            assign(
+                self._job.loader, self._ranks.rank, self._ranks.size, logical_workers=self._workers,
+                micro_batch=self.micro_batch,
+            )  # fmt: skip
+
+    # -- the end
+
+    def all_are_at_the_end(self) -> bool:
+        """Wait until all ranks have committed the last step; False if a rank has died and others may be elsewhere.
+
+        A rank that lacks the step takes the state here and then runs the code at the end of the epoch itself. Where
+        another rank has run that code already, all had come here in the group before.
+        """
+        group = self._ranks.group
+        if group is None or self._job.position.closed_elsewhere:
+            return True
+        try:
+            with self._ranks.in_collective("the end of the epoch"):
+                group.share([0])  # as `save_together`, where ranks may be that have run the code
+        except BrokenGroupError as error:
+            self.drop_step(error)
+            return False
+        return True
+
+    def finish(self) -> None:
+        """Save the last state, once all ranks have committed the last step; a rank that has not may need this state."""
+        self._job.catch_up()
+        self._job.position.script_epoch = None
+        self._ranks.evaluation.everybody()
+        while True:
+            try:
+                self._save_together()
+                break
+            except BrokenGroupError as error:
+                self.drop_step(error)
+                self.form()
+        self._job.position.finished = True
+        self.report_finished()  # now, since a script may end by os._exit
+        if self._commands.leave_requested:
+            raise SystemExit(PREEMPTED)
+
+    def report_finished(self) -> None:
+        """Tell the supervisor that the training of this rank has ended."""
+        if self._job.step != NO_STATE:
+            self._ranks.send(Finished(self._job.step, self._job.position.finished))
+
+    def request_leave(self) -> None:
+        """Handle SIGTERM. Once all steps are done and saved, there is no step to wait for."""
+        self._commands.leave_requested = True
+        if self._job.position.finished:
+            raise SystemExit(PREEMPTED)
+
+    def _save_together(self, command: int | None = None) -> None:
+        self._saves.save_together(self.training.agreement if self.training is not None else None, command)
+
+    def _leave(self, code: int, command: int) -> None:
+        """Save the state, wait until that is done, and exit."""
+        if not self._saves.exist and self._ranks.rank == 0 and code == PREEMPTED:
+            why = "start(checkpoint=...) names no folder to save to"
+            sys.stderr.write(f"brim: {self._job.position.steps_done} steps are lost: {why}\n")
+        try:
+            self._save_together(command)
+        except BrokenGroupError as error:
+            if self._ranks.membership is None:
+                raise SystemExit(code) from None
+            self.drop_step(error)
+            self.form()
+            return
+        self._exit(code, Leaving(command, self._job.step))
+
+    def _leave_unsaved(self) -> None:
+        """The new group is without this rank."""
+        command = self._ranks.membership.command if self._ranks.membership is not None else 0
+        self._exit(0, Leaving(command, self._job.position.steps_done))
+
+    def _end_alone(self, ended: EndedError) -> None:
+        """The job ends while this rank is in no group: each rank with state saves it, and the last may publish."""
+        command = ended.command
+        self._saves.save_alone(command.command)
+        code = 0 if isinstance(command, Stop) else PREEMPTED
+        self._exit(code, Leaving(command.command, self._job.position.steps_done))
+
+    def _exit(self, code: int, message: Leaving) -> None:
+        self._ranks.send(message)
+        self._close()
+        raise SystemExit(code)
