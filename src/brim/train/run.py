@@ -86,6 +86,9 @@ def start(
 class Run:
     """One training job, as seen from one rank. Made by `start`.
 
+    The class is long because it has all calls of a training script, with their documentation; what they do is in the
+    objects that it is made of.
+
     Attributes:
         device: The device of this rank.
         values: The last values given to `report`.
