@@ -18,6 +18,7 @@ from brim.reports.charts.svg import LogTime, calendar_ticks
 from brim.reports.findings import changes, findings, outcome_of
 from brim.reports.page import MAX_BYTES, page, write_page
 from brim.reports.summary import summarise
+from brim.reports.verdict import verdict
 
 from .chromium import PROGRAM, Chromium
 from .fakes import drawn_replay, drawn_trace, replay_of, runs_of
@@ -184,6 +185,44 @@ def test_findings_put_no_oracle_first_and_name_who_pays():
     assert sentences[0].startswith("las has the shortest mean job completion time")
     assert any("oracle" in sentence for sentence in sentences)
     assert any("job-size classes" in sentence for sentence in sentences)
+
+
+def test_findings_say_how_many_owners_they_leave_out():
+    trace = trace_of(
+        name="t", format="test", job_id=[f"j{i}" for i in range(42)], submit_ms=range(42), gpus=[1] * 42,
+        run_ms=[5000, 50_000] * 21, users=("ann", "bob", "cid"), user=[0] * 20 + [1] * 20 + [2] * 2,
+    )
+    replays = [drawn_replay(trace, "1x4xT4", policy) for policy in ("fifo", "sjf")]
+    said = findings(replays, summarise(replays))
+    assert any(s.startswith("Of the 2 users with at least 10 jobs (3 in all), ") for s in said), said
+    assert any(s.startswith("Of the 1 job-size class, ") for s in said), said
+
+
+def test_a_difference_that_may_be_chance_is_said_to_be():
+    trace = drawn_trace(200, seed=5, load_gpus=16)
+    fifo, las = (summarise([drawn_replay(trace, "2x8xT4", policy)])[0] for policy in ("fifo", "las"))
+
+    def at(summary, seed, jct_s):
+        return dataclasses.replace(
+            summary, seed=seed, saved=None, metrics=dataclasses.replace(summary.metrics, jct_mean_s=jct_s)
+        )
+
+    before = [at(fifo, seed, 1000.0) for seed in range(2)]
+    (first, *_) = verdict({"fifo": before, "las": [at(las, 0, 900.0), at(las, 1, 100.0)]})
+    assert "; with 2 seeds this difference is not statistically clear." in first
+    (first, *_) = verdict({"fifo": before, "las": [at(las, 0, 510.0), at(las, 1, 500.0)]})
+    assert "statistically" not in first
+    (first, *_) = verdict({"fifo": before[:1], "las": [at(las, 0, 510.0)]})
+    assert "statistically" not in first
+
+
+def test_a_lone_oracle_is_named_with_what_it_knows():
+    (replay,) = compared(policies=("srtf",))
+    (found,) = summarise([replay])
+    summary = dataclasses.replace(found, estimates="true run times")
+    told = dataclasses.replace(found, policy="optimus", estimates="none")
+    assert verdict({"srtf": [summary]}) == ["srtf is an oracle: it knows the true run times of jobs."]
+    assert verdict({"optimus": [told]}) == ["optimus is an oracle: it knows the true remaining work of jobs."]
 
 
 def test_a_partial_replay_never_counts_as_the_best():

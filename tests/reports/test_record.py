@@ -79,7 +79,7 @@ def test_waiting_after_a_preemption_is_told_apart_from_the_first_wait():
     assert m.wait_mean_s == pytest.approx(m.queue_mean_s + m.requeue_mean_s)
     assert m.wait_p50_s == pytest.approx(5.0)
     assert m.held_gpu_s == 4 + 2 + 8 + 3 + 1
-    assert cells({"las": [summary]})["las"]["requeued"].value == pytest.approx(1.5)
+    assert cells({"las": [summary]})["las"]["re-wait"].value == pytest.approx(1.5)
 
 
 def test_what_is_saved_against_the_record_is_over_the_jobs_of_both():

@@ -128,5 +128,5 @@ def test_rows_that_cannot_be_used_are_shown_with_their_share(tmp_path):
     rows = SACCT.replace("|ana|2026-05-01T08:19:00", "|a|na|2026-05-01T08:19:00")
     done = brim("trace", "info", save(tmp_path, "jobs.txt", rows), "--json")
     assert done.returncode == 0, done.stderr
-    assert "dropped 1 (5.0% of the jobs): cannot be used" in done.stderr
+    assert "dropped 1 (5.0% of the jobs): cannot be used:\n" in done.stderr
     assert "    row 21: found 10 fields, expected 9 fields\n" in done.stderr

@@ -48,7 +48,7 @@ def test_info_puts_the_payload_on_stdout_and_the_rest_on_stderr(helios):
     assert facts["read"]["dropped"] == {"asks for no GPU": 1, "never started": 1}
     assert "dropped 1: asks for no GPU" in result.stderr
     table = CliRunner().invoke(app, ["info", str(helios)])
-    assert "jobs by gang" in table.stdout
+    assert "jobs by number of GPUs" in table.stdout
     assert "\x1b" not in table.stdout
 
 

@@ -139,16 +139,17 @@ def _say(text: str) -> None:
 
 
 def tell(report: ReadReport) -> None:
-    """Print on stderr how many rows were used, repaired and dropped."""
+    """Print on stderr how many rows were used, adjusted and dropped."""
     from brim.traces.report import UNUSABLE
 
     _say(f"read {Path(report.file).name} as {report.format}: {report.rows:,} rows, {report.used:,} jobs")
-    for verb, reasons in (("repaired", report.repaired), ("dropped", report.dropped)):
+    for verb, reasons in (("adjusted", report.repaired), ("dropped", report.dropped)):
         for reason, rows in reasons.items():
             share = f" ({rows / (rows + report.used):.1%} of the jobs)" if reason == UNUSABLE else ""
-            _say(f"  {verb} {rows:,}{share}: {reason}")
-    if report.unusable:
-        _say(f"  rows that cannot be used{', the first' if len(report.unusable) > SHOWN_UNUSABLE else ''}:")
+            first = ""
+            if reason == UNUSABLE:
+                first = "; the first:" if len(report.unusable) > SHOWN_UNUSABLE else ":" if report.unusable else ""
+            _say(f"  {verb} {rows:,}{share}: {reason}{first}")
     for error in report.first_unusable(SHOWN_UNUSABLE):
         _say(f"    {str(error).removeprefix(f'{error.file}, ')}")
     if report.cluster:
@@ -200,7 +201,7 @@ def _print_table(figures: TraceSummary, cluster: Cluster | None) -> None:
     console.print(table)
     levels = _BARS if blocks else _PLAIN_BARS
     _plot(console, "arrivals per hour, first to last", [_sparkline(figures.arrivals_by_hour, levels)])
-    _plot(console, "jobs by gang", _bars(_size_counts(figures), blocks=blocks))
+    _plot(console, "jobs by number of GPUs", _bars(_size_counts(figures), blocks=blocks))
     decades = [(f"to {_seconds(top)}", jobs) for top, jobs in figures.duration_by_decade.items()]
     _plot(console, "jobs by run time (log axis)", _bars(decades, blocks=blocks))
 
@@ -216,7 +217,8 @@ def _facts(figures: TraceSummary, cluster: Cluster | None) -> list[tuple[str, st
     facts = [
         ("jobs", f"{figures.jobs:,}"),
         ("span", _seconds(figures.span_h * 3_600)),
-        ("users, groups", f"{figures.users or '-'}, {figures.groups or '-'}"),
+        ("users, accounts" if figures.format == "sacct" else "users, groups",
+         f"{figures.users or '-'}, {figures.groups or '-'}"),
         ("arrivals per hour", f"mean {_number(figures.arrivals_per_hour_mean)}, "
                               f"peak {figures.arrivals_per_hour_peak:,}"),
         ("run time", f"mean {_seconds(figures.duration_mean_s)}, median {_seconds(known[0.5])}, "
@@ -225,7 +227,8 @@ def _facts(figures: TraceSummary, cluster: Cluster | None) -> list[tuple[str, st
             f", {size.gpu_hours / figures.gpu_hours:.0%} by {f'{size.gpus}-GPU jobs' if size.gpus else 'shares'}"
             for size in sorted(told, key=lambda size: -size.gpu_hours)[:3] if figures.gpu_hours)),
         ("ended", states),
-        ("recorded wait", f"mean {_seconds(figures.wait_mean_s)}, median {_seconds(figures.wait_median_s)}"),
+        ("recorded wait", "not recorded" if math.isnan(figures.wait_mean_s)
+         else f"mean {_seconds(figures.wait_mean_s)}, median {_seconds(figures.wait_median_s)}"),
         ("with a time limit", f"{figures.with_limit_fraction:.0%}"),
     ]  # fmt: skip
     if figures.origin_ms is not None:

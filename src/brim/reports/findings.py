@@ -15,7 +15,7 @@ from brim.reports.metrics import SIZE_CLASSES, finished, jct_ms, size_class
 from brim.reports.record import NAME as RECORDED
 from brim.reports.record import NoRecord, Record
 from brim.reports.summary import Summary, by_policy
-from brim.reports.verdict import standing, times, verdict
+from brim.reports.verdict import knows, standing, times, verdict
 from brim.units import MS_PER_S, show_duration
 
 Kind: TypeAlias = Literal["group", "user", "size"]
@@ -130,25 +130,28 @@ def findings(
         sentences += [_losers(best.trace, before, after, each) for each in kinds]
     if found.oracle is not None:
         sentences.append(
-            f"{found.oracle} is an oracle, which knows true run times that no scheduler has; its mean is "
+            f"{knows(groups[found.oracle][0])}, which no scheduler does; its mean is "
             f"{show_duration(found.means_s[found.oracle])}."
         )
     return sentences
 
 
 def _losers(trace: Trace, before: Outcome, after: Outcome, kind: Kind) -> str:
-    found = changes(trace, before, after, kind)
-    word = {"group": "groups", "user": "users", "size": "job-size classes"}[kind]
+    found, every = (changes(trace, before, after, kind, least_jobs=least) for least in (Change.LEAST_JOBS, 1))
+    word = {"group": "group", "user": "user", "size": "job-size class"}[kind]
+    counted = f"the {len(found)} {word}{'' if len(found) == 1 else 'es' if kind == 'size' else 's'}"
+    if len(found) < len(every):
+        counted += f" with at least {Change.LEAST_JOBS} jobs ({len(every)} in all)"
     worse = [change for change in found if change.fraction > 0]
     than = before.name if before.name == RECORDED else f"under {before.name}"
     than = f"later on average under {after.name} than {than.removeprefix('as ')}"
     if not worse:
-        return f"None of the {len(found)} {word} completes {than}."
+        return f"Of {counted}, none completes {than}."
     last = worse[-1]
     verb, lead = ("completes", "") if len(worse) == 1 else ("complete", "most of all ")
     return (
-        f"{len(worse)} of {len(found)} {word} {verb} {than}: {lead}{last.name}, {signed(last.fraction)} over "
-        f"{last.jobs:,} jobs."
+        f"Of {counted}, {len(worse)} {verb} {than}: {lead}{last.name}, {signed(last.fraction)} over "
+        f"{last.jobs:,} job{'' if last.jobs == 1 else 's'}."
     )
 
 

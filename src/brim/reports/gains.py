@@ -29,6 +29,7 @@ from brim.units import show_duration
 
 _MAX_CHANGES: Final = 10
 _MAX_OWNERS: Final = 100
+_PLURAL: Final[dict[Kind, str]] = {"group": "groups", "user": "users", "size": "size classes"}
 
 
 def gains_section(shown: Sequence[Replay], best: str | None, record: Record | NoRecord | None) -> str:
@@ -55,8 +56,9 @@ def gains_section(shown: Sequence[Replay], best: str | None, record: Record | No
     why = "job-size class (the trace names neither groups nor users)" if kind == "size" else kind
     return (
         f'<section><h2>Gains and losses</h2><p class="note">Change of the mean JCT against '
-        f"{escape(against_)}, by {why}, over jobs that finished in both; at most {_MAX_CHANGES} each way, those with "
-        f"fewer than {Change.LEAST_JOBS} jobs left out where others exist.</p><div data-panels>"
+        f"{escape(against_)}, by {why}, over jobs that finished in both. The {_MAX_CHANGES} largest gains and losses; "
+        f"{_PLURAL[kind]} with fewer than {Change.LEAST_JOBS} jobs are shown only if none has {Change.LEAST_JOBS}.</p>"
+        "<div data-panels>"
         f'<div class="tabs" hidden><span class="soft">policy</span>{policy_buttons(others, pressed)}</div>'
         f"{''.join(panels)}</div>{_gains_table(trace, before, others, kind)}</section>"
     )

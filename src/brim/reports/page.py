@@ -28,7 +28,7 @@ from brim.reports.markup import badge, table
 from brim.reports.metrics import finished, jct_ms, queue_ms
 from brim.reports.record import NoRecord, Record, at_load
 from brim.reports.summary import Summary, all_assumptions, by_policy, interval, renamed, short_names, summarise
-from brim.reports.table import Cell, against, cells, record_notes
+from brim.reports.table import PAIRED, Cell, against, cells, record_notes
 from brim.reports.timeline import gantt_section
 from brim.reports.verdict import standing, times
 from brim.units import MS_PER_S, show_duration
@@ -43,7 +43,10 @@ _TERMS: Final = {
     "JCT": "Submission to completion, waiting included; mean, median, 99th percentile.",
     "x bound": "Multiple of a value that no schedule can beat.",
     "wait": "All time between submission and completion in which the job holds no GPUs.",
-    "requeued": "The part of the mean wait after the first start: after preemptions and failures.",
+    "queueing delay": "From submission to the first start: the wait without re-wait.",
+    "re-wait": "The part of the mean wait after the first start: after preemptions and failures.",
+    "preempt": "How many times the scheduler took a job's GPUs.",
+    "makespan": "From the first submission to the last completion.",
     "alloc, busy": "GPU time held, and GPU time that moved a job forward for good, over the time of all GPUs.",
     "GPU-h, wait-h": "GPU-hours that jobs hold, stalls and lost work included; hours that jobs wait, in total.",
     "rho p95": "Finish-time fairness: JCT over what an equal share of the cluster would have given; 1 is fair.",
@@ -123,7 +126,9 @@ def _header(replay: Replay, summaries: Sequence[Summary]) -> str:
     asked = float(replay.asked_gpu_ms.sum()) / (cluster.num_gpus * trace.span_ms) if trace.span_ms else 0.0
     facts = [f"{len(trace):,} jobs over {show_duration(span_s)}", f"{cluster.num_gpus:,} GPUs ({cluster})"]
     if asked:
-        facts.append(f"jobs ask for {asked:.0%} of the GPU time until the last submission")
+        facts.append(
+            f"offered load {asked:.2f}: the GPU time of all jobs, over the cluster's from first to last submission"
+        )
     badges = [badge(f"load {loads}"), badge(f"{seeds} seeds" if seeds > 1 else f"seed {summaries[0].seed}")]
     badges += [badge(f"format {trace.format}")]
     elastic = int((replay.gpus_min < replay.gpus_max).sum())
@@ -167,8 +172,9 @@ def _summary_section(summaries: Sequence[Summary], record: Record | NoRecord | N
     notes = [f"Mean \u00b1 95 % interval over {seeds} seeds (Student t), paired by seed."] if seeds > 1 else []
     if len(summaries) > len(policies):
         notes.append(f"The charts show seed {summaries[0].seed} at load {summaries[0].load:g}x.")
-    notes += ["Best mean JCT in bold, oracles aside.", *record_notes(record)]
-    terms = _TERMS | ({} if summaries[0].price_per_gpu_h is None else {"cost": "Price of the GPU-hours held."})
+    notes += ["Best mean JCT in bold, not counting oracles (policies that know the truth).", *record_notes(record)]
+    paired = {PAIRED: "Difference in mean JCT from the first policy, paired by seed."} if seeds > 1 else {}
+    terms = _TERMS | paired | ({} if summaries[0].price_per_gpu_h is None else {"cost": "Price of the GPU-hours held."})
     reference = next((s.saved.reference for s in summaries if s.saved), None)
     if reference is not None:
         terms["saved"] = f"Less than {against(reference)}, over the same jobs; below zero, more."
@@ -235,7 +241,9 @@ def _seconds(column_ms: IntArray) -> FloatArray:
 
 
 def _courses(shown: Sequence[Replay], summaries: Sequence[Summary]) -> str:
-    left = _chart("Waiting jobs over time", "Time means are beside the names.", lines.queue_length(shown))
+    left = _chart(
+        "Waiting jobs over time", "The number beside a name is its average over time.", lines.queue_length(shown)
+    )
     left += _chart("GPUs held over time", "The full height is the whole cluster.", lines.allocated_gpus(shown))
     right = _chart(
         "Waiting by job size", "Queueing delay: the dot is the median, the end of the bar the 90th percentile.",
@@ -266,8 +274,8 @@ def _bounds_section(shown: Sequence[Replay], summaries: Sequence[Summary]) -> st
     what = "jobs, at any size and batch they may have," if mine[0].metrics.elastic else "rigid jobs"
     return (
         '<section><h2>Distance to the lower bound</h2><p class="note">Multiples of a value that no schedule of these '
-        f"{what} on these GPUs can beat (the line at 1x), preemption and placement being free. "
-        "Bars that fade out are cut.</p>"
+        f"{what} on these GPUs can beat (the line at 1x). The bound assumes that preemption costs nothing and a job "
+        "may use any GPUs. Bars that fade out are cut.</p>"
         f'<div class="halves"><div>{_ratio_rows("Mean JCT", jct)}</div><div>{_ratio_rows("Makespan", span)}</div></div>'
         "</section>"
     )

@@ -262,6 +262,14 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean=mean, half_width=quantile * math.sqrt(variance / count))
 
 
+def paired_jct(first: Sequence[Summary], other: Sequence[Summary]) -> Interval | None:
+    """Return the mean JCT of ``other`` minus ``first`` in seconds over their common seeds; None below two."""
+    base = {s.seed: s.metrics.jct_mean_s for s in first}
+    pairs = [(s.metrics.jct_mean_s, base[s.seed]) for s in other if s.seed in base]
+    differences = [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
+    return interval(differences) if len(differences) > 1 else None
+
+
 def by_policy(summaries: Sequence[Summary]) -> dict[tuple[float, str], list[Summary]]:
     """Group summaries by (load, policy), both in order of appearance, seeds together."""
     grouped: dict[tuple[float, str], list[Summary]] = {}

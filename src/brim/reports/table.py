@@ -12,15 +12,16 @@ from rich.text import Text
 
 from brim.reports.record import NAME as RECORD_ROW
 from brim.reports.record import NoRecord, Record, at_load
-from brim.reports.summary import Summary, all_assumptions, by_policy, interval, renamed, short_names
+from brim.reports.summary import Summary, all_assumptions, by_policy, interval, paired_jct, renamed, short_names
 from brim.reports.verdict import times, verdict
 from brim.units import S_PER_H, show_duration
 
-_PAIRED: Final = "against first"
+PAIRED: Final = "against first"
+"""Heading of the column of paired differences."""
 _DROPPED_FIRST: Final = (
     "rounds/s", "wall", "rho p95", "busy", "estimates", "makespan x bound", "lost GPU-h", "GPU-h held", "wait p50",
-    "JCT p50", "makespan", "cost", "wait-h saved", "requeued", "wait p99", "preempt", "resize", "GPU-h saved",
-    "cost saved", _PAIRED, "JCT p99", "alloc",
+    "JCT p50", "makespan", "cost", "wait-h saved", "re-wait", "wait p99", "preempt", "resize", "GPU-h saved",
+    "cost saved", PAIRED, "JCT p99", "alloc",
 )
 
 
@@ -57,12 +58,9 @@ def comparison(summaries: Sequence[Summary], record: Record | NoRecord | None = 
 
 def paired_difference(first: Sequence[Summary], other: Sequence[Summary]) -> str | None:
     """Show the mean JCT of ``other`` minus ``first`` over their common seeds; None with fewer than two such seeds."""
-    base = {s.seed: s.metrics.jct_mean_s for s in first}
-    pairs = [(s.metrics.jct_mean_s, base[s.seed]) for s in other if s.seed in base]
-    differences = [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
-    if len(differences) < 2:
+    found = paired_jct(first, other)
+    if found is None:
         return None
-    found = interval(differences)
     sign = "+" if found.mean >= 0 else "-"
     return f"{sign}{show_duration(abs(found.mean))} +- {show_duration(found.half_width or 0.0)}"
 
@@ -135,7 +133,7 @@ def cells(rows: dict[str, list[Summary]], record: Record | NoRecord | None = Non
         for policy, group in rows.items():
             paired = "" if group is first else paired_difference(first, group) or "-"
             line = list(lines[policy].items())
-            lines[policy] = dict([*line[:2], (_PAIRED, Cell(paired)), *line[2:]])  # next to the mean JCT
+            lines[policy] = dict([*line[:2], (PAIRED, Cell(paired)), *line[2:]])  # next to the mean JCT
     if isinstance(record, Record):
         known = _recorded_cells(record, first[0].price_per_gpu_h)
         headings = next(iter(lines.values()))
@@ -157,6 +155,12 @@ def _whole(number: float) -> str:
 def show_hours(hours: float) -> str:
     """Show hours, with a decimal if they are few."""
     return f"{hours:,.1f}" if abs(hours) < 1000 else f"{hours:,.0f}"
+
+
+def show_saved(hours: float) -> str:
+    """Show hours saved, which may be a loss too small for one decimal."""
+    few = 0 < abs(hours) < 0.05
+    return f"{hours:.1g}" if few else show_hours(hours)
 
 
 _RARE: Final[dict[str, tuple[Callable[[Summary], float], Callable[[float], str]]]] = {
@@ -184,11 +188,11 @@ def _cells(policy: str, group: Sequence[Summary], rare: Sequence[str], *, priced
         "wait mean": _mean(group, lambda s: s.metrics.wait_mean_s, show_duration),
         "wait p50": _mean(group, lambda s: s.metrics.wait_p50_s, show_duration),
         "wait p99": _mean(group, lambda s: s.metrics.wait_p99_s, show_duration),
-        "requeued": _mean(group, lambda s: s.metrics.requeue_mean_s, show_duration),
+        "re-wait": _mean(group, lambda s: s.metrics.requeue_mean_s, show_duration),
         "preempt": _mean(group, lambda s: s.metrics.preemptions, _whole),
         **{heading: _mean(group, figure, show) for heading, (figure, show) in _RARE.items() if heading in rare},
-        "wait-h saved": _mean(group, lambda s: s.saved_wait_h, show_hours),
-        "GPU-h saved": _mean(group, lambda s: s.saved_gpu_h, show_hours),
+        "wait-h saved": _mean(group, lambda s: s.saved_wait_h, show_saved),
+        "GPU-h saved": _mean(group, lambda s: s.saved_gpu_h, show_saved),
         **(money if priced else {}),
         "GPU-h held": _mean(group, lambda s: s.metrics.held_gpu_s / S_PER_H, show_hours),
         "alloc": _mean(group, lambda s: s.metrics.gpu_allocated_fraction, lambda x: f"{x:.1%}"),
@@ -205,7 +209,7 @@ def _cells(policy: str, group: Sequence[Summary], rare: Sequence[str], *, priced
 def _recorded_cells(record: Record, price_per_gpu_h: float | None) -> Row:
     durations = {
         "JCT mean": record.jct_mean_s, "JCT p50": record.jct_p50_s, "JCT p99": record.jct_p99_s,
-        "wait mean": record.wait_mean_s, "requeued": record.requeue_mean_s, "wait p50": record.wait_p50_s,
+        "wait mean": record.wait_mean_s, "re-wait": record.requeue_mean_s, "wait p50": record.wait_p50_s,
         "wait p99": record.wait_p99_s,
     }
     held_h = record.held_gpu_s / S_PER_H
@@ -273,8 +277,9 @@ def _bound_in_words(rows: dict[str, list[Summary]]) -> str:
     seeds = ", on average over the seeds" if len(group) > 1 else ""
     what = "these jobs, at any size and batch they may have," if bounded.metrics.elastic else "rigid jobs"
     return (
-        f"No schedule of {what} on these GPUs has a mean JCT below {jct_s} or a makespan below {makespan_s}{seeds} "
-        f"(finished jobs of {bounded.policy}; preemption and placement free)."
+        f"No schedule of {what} on these GPUs has a mean JCT below {jct_s} or a makespan below {makespan_s}{seeds}"
+        f". The bounds count the jobs that {bounded.policy} finished, and assume that preemption costs nothing and a "
+        "job may use any GPUs."
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from brim.reports.record import NAME as RECORDED
 from brim.reports.record import Comparison
-from brim.reports.summary import Summary, interval
+from brim.reports.summary import Summary, interval, paired_jct
 from brim.units import S_PER_H, show_duration
 
 Groups = Mapping[str, Sequence[Summary]]
@@ -44,13 +44,19 @@ def standing(groups: Groups) -> Standing | str:
         known = complete
     fair = [policy for policy in known if not groups[policy][0].oracle]
     if not fair:
-        return "All of these policies are oracles: they know true run times." if known else "No job finished."
+        return " ".join(f"{knows(groups[policy][0])}." for policy in known) or "No job finished."
     first = next(iter(groups))
     return Standing(
         means_s=known, complete=bool(complete), first=first if first in known else fair[0],
         best=min(fair, key=known.__getitem__),
         oracle=min((p for p in known if groups[p][0].oracle), key=known.__getitem__, default=None),
     )
+
+
+def knows(summary: Summary) -> str:
+    """Say what an oracle knows; without the full stop."""
+    what = "run times" if summary.estimates != "none" else "remaining work"
+    return f"{summary.policy} is an oracle: it knows the true {what} of jobs"
 
 
 def verdict(groups: Groups) -> list[str]:
@@ -64,9 +70,9 @@ def verdict(groups: Groups) -> list[str]:
     saved = groups[found.best][0].saved if len(groups[found.best]) == 1 else None
     sentences = [] if found.complete else ["No replay is complete: these findings are over the jobs that finished."]
     if saved is not None and saved.reference == RECORDED:
-        sentences.append(_beside_record(found.best, saved))
+        sentences.append(_beside_record(groups, found.best, saved))
     else:
-        sentences.append(_best(found))
+        sentences.append(_best(groups, found))
     sentences[-1] += _without_preemption(groups, found)
     if saved is not None:
         sentences.append(_saved(found.best, groups[found.best][0], saved))
@@ -78,20 +84,26 @@ def times(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < 100 else f"{ratio:,.0f}"
 
 
-def _beside_record(best: str, saved: Comparison) -> str:
+def _but_oracles(groups: Groups) -> str:
+    oracles = any(group[0].oracle for group in groups.values())
+    return ", not counting oracles (policies that know the truth)," if oracles else ""
+
+
+def _beside_record(groups: Groups, best: str, saved: Comparison) -> str:
     jct, wait = (
         (show_duration(before / saved.jobs), show_duration(after / saved.jobs))
         for before, after in ((saved.before_jct_s, saved.after_jct_s), (saved.before_wait_s, saved.after_wait_s))
     )
     if jct[0] == jct[1] and wait[0] == wait[1]:
         return (
-            f"{best}, the best policy here, oracles aside, equals the record: a mean wait of {wait[0]} and a "
+            f"{best}, the best policy here{_but_oracles(groups)} equals the record: a mean wait of {wait[0]} and a "
             f"mean job completion time of {jct[0]}."
         )
     if saved.after_jct_s >= saved.before_jct_s:
         return (
-            f"No policy here would have been faster than the record, oracles aside: {best}, the best of them, has a "
-            f"mean wait of {wait[1]} and a mean job completion time of {jct[1]}; the record has {wait[0]} and {jct[0]}."
+            f"No policy here{_but_oracles(groups)} would have been faster than the record: {best}, the best of them, "
+            f"has a mean wait of {wait[1]} and a mean job completion time of {jct[1]}; the record has {wait[0]} and "
+            f"{jct[0]}."
         )
     cut = f"{best} would have cut the mean wait from {wait[0]} (as recorded) to {wait[1]}"
     if jct[0] == jct[1]:
@@ -99,22 +111,34 @@ def _beside_record(best: str, saved: Comparison) -> str:
     return f"{cut}, and the mean job completion time from {jct[0]} to {jct[1]}."
 
 
-def _best(found: Standing) -> str:
+def _best(groups: Groups, found: Standing) -> str:
     best, first, known = found.best, found.first, found.means_s
     if len(known) == 1:
-        return f"Under {best} the mean job completes {show_duration(known[best])} after its submission."
+        return f"Under {best} the mean job completion time is {show_duration(known[best])}."
     if best == first:
-        return f"No policy without an oracle beats {first}'s mean job completion time of {show_duration(known[first])}."
+        counted = " that is no oracle" if found.oracle is not None else ""
+        return f"No policy{counted} has a shorter mean job completion time than {first}, {show_duration(known[first])}."
     if known[first] >= 2 * known[best]:
-        return (
+        said = (
             f"{best} has the shortest mean job completion time: {show_duration(known[best])}; {first} takes "
-            f"{times(known[first] / known[best])} times as long ({show_duration(known[first])})."
+            f"{times(known[first] / known[best])} times as long ({show_duration(known[first])})"
         )
-    gain = 1 - known[best] / known[first]
-    return (
-        f"{best} has the shortest mean job completion time: {show_duration(known[best])}, {gain:.0%} less than {first} "
-        f"({show_duration(known[first])})."
-    )
+    else:
+        gain = 1 - known[best] / known[first]
+        said = (
+            f"{best} has the shortest mean job completion time: {show_duration(known[best])}, {gain:.0%} less than "
+            f"{first} ({show_duration(known[first])})"
+        )
+    return f"{said}{_unclear(groups[first], groups[best])}."
+
+
+def _unclear(first: Sequence[Summary], best: Sequence[Summary]) -> str:
+    """Say that the difference of two policies over several seeds may be chance, if its interval contains 0."""
+    found = paired_jct(first, best)
+    if found is None or found.half_width is None or abs(found.mean) > found.half_width:
+        return ""
+    seeds = len({s.seed for s in first} & {s.seed for s in best})
+    return f"; with {seeds} seeds this difference is not statistically clear"
 
 
 def _without_preemption(groups: Groups, found: Standing) -> str:
@@ -138,7 +162,8 @@ def _without_preemption(groups: Groups, found: Standing) -> str:
 def _saved(best: str, summary: Summary, saved: Comparison) -> str:
     than = "than recorded" if saved.reference == RECORDED else f"than under {saved.reference}"
     gpu_h, money = saved.saved_gpu_s / S_PER_H, summary.saved_cost
-    held = "as many GPU-hours" if abs(gpu_h) < _FEW_H else f"{_change(gpu_h, ',.1f', 'GPU-hours less')}"
+    exactly = "as many GPU-hours" if gpu_h == 0 else "almost as many GPU-hours"
+    held = exactly if abs(gpu_h) < _FEW_H else f"{_change(gpu_h, ',.1f', 'GPU-hours less')}"
     cost = "" if money is None or abs(gpu_h) < _FEW_H else f", which costs {_change(money, ',.2f', 'less')}"
     waits = _change(saved.saved_wait_s / S_PER_H, ",.0f", "hours less")
     if abs(saved.saved_wait_s) < S_PER_H:

@@ -20,10 +20,12 @@ def assumptions(
     said = [f"The trace is synthetic ({trace.name})."] if trace.synthetic else []
     said += truth.sentences() + describe(trace, cluster)
     said.append(
-        f"A preempted job holds its GPUs for {seconds(overheads.save_ms)} to save and loses no step; a restart takes "
+        f"A preempted job holds its GPUs for {seconds(overheads.save_ms)} to save and loses no work; a restart takes "
         f"{seconds(overheads.restart_ms)}, a first start {seconds(overheads.start_ms)}."
     )
-    said.append(f"Rounds are at least {seconds(gap_ms)} apart and take no virtual time.")
+    said.append(
+        f"A scheduling decision takes no time in the replay; two decisions are at least {seconds(gap_ms)} apart."
+    )
     if faults.job_mtbf_ms:
         said.append(
             f"Jobs fail every {seconds(faults.job_mtbf_ms)} of running on average, are tried {faults.attempts_max} "

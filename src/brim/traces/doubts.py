@@ -43,7 +43,8 @@ def _of_nodes(trace: Trace, cluster: Cluster) -> list[str]:
         return []
     said = []
     if seen.num_nodes > cluster.num_nodes or 2 * seen.num_nodes <= cluster.num_nodes:  # some may never run a GPU job
-        said.append(f"the record shows {seen.num_nodes:,} nodes with GPUs, but the cluster has {cluster.num_nodes:,}")
+        nodes = "1 node" if seen.num_nodes == 1 else f"{seen.num_nodes:,} nodes"
+        said.append(f"the record shows {nodes} with GPUs, but the cluster has {cluster.num_nodes:,}")
     if int(seen.gpus_N.max()) > int(cluster.gpus_N.max()):
         said.append(
             f"the record shows a node with {seen.gpus_N.max()} GPUs, but the largest node of the cluster has "

@@ -93,7 +93,8 @@ def queue_length(replays: Sequence[Replay]) -> str:
         keys.append(Key(index, replay.policy, _count(mean)))
         path = polyline(middle[here], np.maximum(level[here], 0) / largest, _HEIGHT)
         body.append(_line(index, path, f"{replay.policy}: {_count(mean)} jobs wait on average"))
-    text = "Waiting jobs over time, one line per policy. Time means: " + ", ".join(f"{k.name} {k.figure}" for k in keys)
+    said = ", ".join(f"{key.name} {key.figure}" for key in keys)
+    text = f"Waiting jobs over time, one line per policy. Averages over time: {said}"
     return legend(keys) + frame(_HEIGHT, label=text, body=body)
 
 
@@ -221,7 +222,7 @@ def binned_mean(times: FloatArray, steps: FloatArray, edges: FloatArray) -> Floa
 
 
 def _count(mean: float) -> str:
-    return f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}"
+    return f"{mean:,.0f}" if mean >= 100 else f"{mean:.1f}"
 
 
 def _queue_steps(replay: Replay) -> tuple[FloatArray, FloatArray]:
