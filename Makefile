@@ -19,7 +19,7 @@ demo: .venv/made  ## real processes under two policies, then a comparison on a s
 test: .venv/made  ## everything; what needs absent data or a browser is skipped with the reason
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n auto --maxprocesses 4 --dist loadfile
 
 storms: .venv/made  ## 50 jobs through kills and resizes, and one through 1,000 of them: a quarter of an hour
 	$(BIN)/python -m tests.elastic.many
