@@ -20,7 +20,7 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "mariadbd", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sacct")
 PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
-NODES = {"a1": ("a100", 4), "a2": ("a100", 4), "t1": ("t4", 2)}
+NODES = {"a1": ("a100", 4), "a2": ("a100", 4), "a3": ("a100", 2), "t1": ("t4", 2)}
 """Node -> GPU type, GPUs; the first letter is its partition."""
 STARTS_S = 180.0
 """A busy machine takes that long at worst; an idle one, seconds."""
@@ -65,7 +65,10 @@ class Slurm:
     def wait_until_empty(self) -> None:
         """Wait until no job is queued or running, and the accounting has heard of it."""
         _until(lambda: not self.run("squeue", "-h"), "the queue to empty")
-        _until(lambda: "Unknown" not in self.run("sacct", "-a", "-X", "-n", "-P", "-o", "end"), "the accounting")
+        jobs = set(self.run("squeue", "-h", "-a", "-r", "-t", "all", "-o", "%A").split())
+        accounting = ("sacct", "-a", "-X", "-n", "-P", "-o")
+        _until(lambda: jobs <= set(self.run(*accounting, "jobidraw").split()), "the accounting of every job")
+        _until(lambda: "Unknown" not in self.run(*accounting, "end"), "the accounting of every end")
 
     def _start(self, *command: str, user: str | None = None) -> subprocess.Popen[bytes]:
         log = (self.folder / "log" / Path(command[0]).name).open("ab")
@@ -205,7 +208,7 @@ AccountingStorageTRES=gres/gpu,gres/gpu:a100,gres/gpu:t4
 GresTypes=gpu
 SlurmdParameters=config_overrides
 KillWait=2
-{rows}PartitionName=a Nodes=a[1-2] Default=YES DefaultTime=60 MaxTime=INFINITE State=UP
+{rows}PartitionName=a Nodes=a[1-3] Default=YES DefaultTime=60 MaxTime=INFINITE State=UP
 PartitionName=t Nodes=t1 DefaultTime=60 MaxTime=INFINITE State=UP
 """)
     (folder / "gres.conf").write_text("".join(

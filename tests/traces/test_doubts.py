@@ -129,4 +129,4 @@ def test_rows_that_cannot_be_used_are_shown_with_their_share(tmp_path):
     done = brim("trace", "info", save(tmp_path, "jobs.txt", rows), "--json")
     assert done.returncode == 0, done.stderr
     assert "dropped 1 (5.0% of the jobs): cannot be used:\n" in done.stderr
-    assert "    row 21: found 10 fields, expected 9 fields\n" in done.stderr
+    assert "    row 21: found 10 fields, expected 9 fields; a | in a name makes one more" in done.stderr

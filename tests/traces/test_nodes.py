@@ -52,7 +52,26 @@ def test_jobs_that_overlap_add_up_and_jobs_that_follow_each_other_do_not(tmp_pat
     assert str(trace.cluster) == "3x8xa100:cpus=8,mem=20GB"
     assert "24 GPUs on the nodes that jobs ran on" in said
     assert "nodes that never ran a GPU job are not seen" in said
-    assert "2 never held as many GPUs as others of their kind" in said
+    assert "2 never held as many GPUs as others with like names, and 8 of these GPUs are only assumed" in said
+
+
+def whole(job, node, gpus, cpu=64):
+    """A job on a node of its own that asked for one GPU and one core."""
+    given = row(job, 40, 50, gpus, node, cpu=cpu)
+    return given.replace(f"cpu={cpu},gres/gpu={gpus},mem=10G", "cpu=1,gres/gpu=1,mem=10G")
+
+
+def test_a_node_that_was_given_whole_has_the_gpus_that_were_given(tmp_path):
+    large = [row(1, 1, 10, 8, "n1", cpu=64), row(2, 1, 10, 8, "n2"), row(3, 1, 10, 2, "n4")]
+    trace, said = seen(tmp_path, *large, whole(4, "n1", 8), whole(5, "n4", 4))
+    assert trace.cluster is not None
+    assert trace.cluster.gpus_N.tolist() == [8, 8, 4]
+    assert "only assumed" not in said
+    fewer_cores, _ = seen(tmp_path, *large, whole(5, "n4", 4, cpu=63))
+    more_seen, _ = seen(tmp_path, *large, row(6, 1, 10, 5, "n4"), whole(5, "n4", 4))
+    for trace in (fewer_cores, more_seen):
+        assert trace.cluster is not None
+        assert trace.cluster.gpus_N.tolist() == [8, 8, 8]
 
 
 def test_a_running_job_counts_and_kinds_of_nodes_are_kept_apart(tmp_path):

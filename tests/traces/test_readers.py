@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import re
 
 import pytest
 
@@ -144,8 +145,47 @@ def test_sacct_job_during_which_the_clock_was_set_back_is_left_out_and_no_hour_i
     assert list(report.unusable) == [2]
     assert report.dropped == {"cannot be used": 1}
     assert set(report.repaired) == {
-        "no column Suspended: suspended time counted as run time", "no column Timelimit: no time limit"
-    }
+        "no column Suspended: suspended time counted as run time", "no column Timelimit: no time limit",
+        "no column Eligible: waiting for dependencies, begin times and holds counts as waiting",
+    }  # fmt: skip
+
+
+ELIGIBLE = """\
+JobID|JobIDRaw|Submit|Eligible|Start|End|State|ReqTRES|AllocTRES
+7|7|2026-05-01T08:00:00|2026-05-01T08:00:00|2026-05-01T08:00:30|2026-05-01T08:01:30|COMPLETED|gres/gpu=1|gres/gpu=1
+8|8|2026-05-01T08:00:00|2026-05-01T08:01:20|2026-05-01T08:01:30|2026-05-01T08:02:30|COMPLETED|gres/gpu=1|gres/gpu=4
+9|9|2026-05-01T08:00:00|2026-05-01T09:00:00|2026-05-01T08:00:50|2026-05-01T08:01:50|COMPLETED||gres/gpu=1
+10|10|2026-05-01T08:00:00|Unknown|2026-05-01T08:00:50|2026-05-01T08:01:50|COMPLETED|gres/gpu=1|gres/gpu=1
+11|11|2026-05-01T08:00:10|2026-05-01T08:00:20|2026-05-01T08:01:00|2026-05-01T08:02:00|REQUEUED|gres/gpu=1|gres/gpu=1
+11|11|2026-05-01T08:02:00|2026-05-01T08:04:01|2026-05-01T08:05:00|2026-05-01T08:06:00|COMPLETED|gres/gpu=1|gres/gpu=1
+12+0|12|2026-05-01T08:00:00|2026-05-01T08:00:00|2026-05-01T08:00:30|2026-05-01T08:01:30|COMPLETED|gres/gpu=1|gres/gpu=1
+12+1|13|2026-05-01T08:00:00|2026-05-01T08:00:00|2026-05-01T08:00:30|2026-05-01T08:01:30|COMPLETED|gres/gpu=1|gres/gpu=1
+"""
+
+
+def test_sacct_job_arrives_when_it_became_eligible(tmp_path):
+    """Also a requeued one, whose later attempts have times of their own; never after its start."""
+    trace, report = traces.read(save(tmp_path, "s", ELIGIBLE))
+    row = {job: index for index, job in enumerate(trace.job_id)}
+    assert [int(trace.submit_ms[row[job]]) // 1_000 for job in ("7", "8", "9", "10", "11")] == [0, 80, 50, 0, 20]
+    assert [int(trace.wait_ms[row[job]]) // 1_000 for job in ("7", "8", "9", "10", "11")] == [30, 10, 0, 50, 40]
+    assert [int(trace.jct_ms[row[job]]) // 1_000 for job in ("7", "8", "9", "10", "11")] == [90, 70, 60, 110, 340]
+    (later,) = (rows for reason, rows in report.repaired.items() if reason.startswith("eligible only after"))
+    assert later == 3
+
+
+def test_sacct_jobs_with_more_gpus_than_asked_for_and_parts_of_jobs_are_counted(tmp_path):
+    trace, report = traces.read(save(tmp_path, "s", ELIGIBLE))
+    assert trace.gpus[trace.job_id.index("8")] == 4
+    said = {reason.partition(" (")[0].partition(":")[0]: rows for reason, rows in report.repaired.items()}
+    assert said["allocated GPUs differ from the requested ones"] == 1
+    assert said["part of a heterogeneous job"] == 2
+
+
+def test_sacct_times_of_another_form_name_the_variable_that_changes_them(tmp_path):
+    text = ELIGIBLE.replace("2026-05-01T08", "01.05.26 08")
+    with pytest.raises(TraceError, match=r"column 'Submit': found '01.05.26 .*SLURM_TIME_FORMAT=standard"):
+        traces.read(save(tmp_path, "s", text))
 
 
 def sacct_rows(first, end, tres="gres/gpu=1"):
@@ -184,6 +224,9 @@ def test_sacct_jobs_with_shards_are_left_out_by_name(tmp_path):
     ("JobID,State,AllocTRES,Start,End\n1,COMPLETED,cpu=1,gres/gpu=1,2026-10-25T12:00:00,\n", "separated by commas"),
     ('{"meta": {"Slurm": {"release": "22.05.8"}},\n "jobs": []}', "the JSON of sacct --json"),
     (sacct_rows(1, 2), "without a header line"),
+    *(("|".join(("JobID", "State", "AllocTRES", "Start", "End\n")).replace("|", mark)
+       + "|".join(("1", "COMPLETED", "cpu=1", "", "\n")).replace("|", mark), f"separated by {re.escape(repr(mark))}")
+      for mark in ("\t", ";", "^", " ", "@", "::")),
 ])  # fmt: skip
 def test_other_forms_of_sacct_get_a_hint(tmp_path, text, found):
     with pytest.raises(TraceError, match=found) as caught:
@@ -209,7 +252,7 @@ def test_a_row_that_cannot_be_used_is_left_out_counted_and_shown(tmp_path, key):
     assert report.rows == before.rows + 2
     assert report.dropped == {**before.dropped, "cannot be used": 2}
     assert [error.row for error in report.first_unusable(3)] == [fixed + 61, fixed + 62]
-    with pytest.raises(TraceError, match=r"20 of 80 rows cannot be used; more than 10% are refused"):
+    with pytest.raises(TraceError, match=r"20 rows cannot be used, the others give at most 60 jobs; more than 10% are"):
         traces.read(save(tmp_path, name, head + rows + bad * 20))
 
 

@@ -1,8 +1,10 @@
 """Infer a cluster from a record: the nodes that jobs ran on, and the most that was in use at once on each.
 
-The inferred cluster is a lower bound. A node that never ran a GPU job is not seen; a node has at least the GPUs, cores
-and memory that its jobs held at once. Nodes whose names differ only in digits and that have the same GPU type are
-assumed to be alike, each as large as the largest of them. The record does not say how a job on several nodes divided
+A node that never ran a GPU job is not seen; a node has at least the GPUs, cores and memory that its jobs held at once.
+Nodes whose names differ only in digits and that have the same GPU type are assumed to be alike, each as large as the
+largest of them, so the inferred cluster may be smaller or larger than the real one. A node of which a job was given
+more than it asked for, and as many cores as any node of its kind has, was given whole: it has exactly that job's GPUs.
+The record does not say how a job on several nodes divided
 its GPUs: certain is one on each, the mean on one of them, and all of them on the nodes of one kind together. Cores and
 memory are assumed to be divided as the GPUs are.
 """
@@ -64,7 +66,8 @@ def cluster_seen(held: pl.DataFrame, report: ReadReport) -> Cluster | None:
     Args:
         held: One row per attempt that started: ``nodes`` (a list of names), ``start`` and ``end`` (ms, null while it
             runs; equal if it is not certain how long it held its GPUs), ``gpus``, their ``type`` (null for none), and
-            ``gpu_milli``, ``cpu_milli`` and ``mem_mib`` of each of them.
+            ``gpu_milli``, ``cpu_milli`` and ``mem_mib`` of each of them; and ``more``, whether more GPUs and cores
+            were given than asked for.
         report: Receives the description.
     """
     held = held.with_columns(pl.col("nodes").list.len().alias("count")).filter(
@@ -80,9 +83,13 @@ def cluster_seen(held: pl.DataFrame, report: ReadReport) -> Cluster | None:
     )
     shared = shared.drop("type").join(kinds, on="nodes")
     nodes = _at_least(shared, "nodes", -(-pl.col("gpus") // pl.col("count"))).join(kinds, on="nodes")
+    kinds = _split(kinds, nodes, shared.filter(pl.col("more") & (pl.col("count") == 1)))
+    nodes = nodes.drop("kind").join(kinds.select("nodes", "kind"), on="nodes")
+    shared = shared.drop("kind").join(kinds.select("nodes", "kind"), on="nodes")
     alike = nodes.group_by("kind", "stem", "type").agg(
         pl.len().alias("count"), pl.col(*_AMOUNTS).max(),
         (pl.col("gpu_milli") < pl.col("gpu_milli").max()).sum().alias("smaller"),
+        (pl.col("gpu_milli").max() - pl.col("gpu_milli")).sum().alias("unseen"),
     )  # fmt: skip
     together = _most_at_once(_of_kinds(shared), "kind").rename({"gpu_milli": "together"}).select("kind", "together")
     alike = alike.join(together, on="kind").with_columns(
@@ -92,14 +99,17 @@ def cluster_seen(held: pl.DataFrame, report: ReadReport) -> Cluster | None:
     if most > MAX_GPUS_PER_NODE:
         report.cluster = f"{most:,} GPUs in use at once on one node, so no cluster is inferred"
         return None
-    rows = sorted(alike.iter_rows(named=True), key=lambda row: (natural_key(row["stem"]), row["type"]))
+    rows = sorted(
+        alike.iter_rows(named=True), key=lambda row: (natural_key(row["stem"]), row["type"], -row["gpu_milli"])
+    )
     cluster = cluster_of(tuple(_group(row) for row in rows))
-    smaller = int(alike["smaller"].sum())
+    smaller, unseen = int(alike["smaller"].sum()), int(alike["unseen"].sum()) // WHOLE_GPU
     divided = int(held.select((~on_one & (pl.col("gpus") > pl.col("count"))).sum()).item())
     report.cluster = (
         f"{cluster}, {cluster.num_gpus:,} GPUs on the nodes that jobs ran on: the most that jobs held at once on each "
         "kind of node; nodes that never ran a GPU job are not seen"
-        + (f"; {smaller:,} never held as many GPUs as others of their kind" if smaller else "")
+        + (f"; {smaller:,} never held as many GPUs as others with like names, and {unseen:,} of these GPUs are only "
+           "assumed" if smaller else "")
         + (f"; how many GPUs each node gave is not recorded for runs on several nodes ({divided:,} of them)"
            if divided else "")
     )
@@ -107,6 +117,28 @@ def cluster_seen(held: pl.DataFrame, report: ReadReport) -> Cluster | None:
 
 
 _AMOUNTS: Final = ("gpu_milli", "cpu_milli", "mem_mib")
+
+
+def _split(kinds: pl.DataFrame, nodes: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
+    """Put nodes that were given whole, and have other GPUs than the rest of their kind, into kinds of their own.
+
+    Args:
+        kinds: ``nodes``, ``stem``, ``type`` and ``kind`` of each node.
+        nodes: The most in use at once on each node.
+        more: Attempts on one node that were given more than they asked for.
+    """
+    given = more.group_by("nodes").agg(
+        (pl.col("gpus") * pl.col("gpu_milli")).max().alias("whole"),
+        (pl.col("gpus") * pl.col("cpu_milli")).max().alias("cores"),
+    )
+    largest = nodes.with_columns(pl.col("cpu_milli", "gpu_milli").max().over("kind").name.prefix("most "))
+    whole = largest.join(given, on="nodes").filter(
+        (pl.col("cores") >= pl.col("most cpu_milli")) & (pl.col("whole") >= pl.col("gpu_milli"))
+        & (pl.col("whole") < pl.col("most gpu_milli"))
+    )  # fmt: skip
+    return kinds.join(whole.select("nodes", "whole"), on="nodes", how="left").with_columns(
+        pl.struct("kind", "whole").rank("dense").alias("kind")
+    )
 
 
 def _of_kinds(shared: pl.DataFrame) -> pl.DataFrame:

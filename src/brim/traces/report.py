@@ -66,7 +66,10 @@ class ReadReport:
         if count <= UNUSABLE_MAX_FRACTION * (jobs + count):
             return
         (first,) = self.first_unusable(1)
-        share = f"{count:,} of {jobs + count:,} rows cannot be used; more than {UNUSABLE_MAX_FRACTION:.0%} are refused"
+        share = (
+            f"{count:,} rows cannot be used, the others give at most {jobs:,} jobs; more than "
+            f"{UNUSABLE_MAX_FRACTION:.0%} are refused"
+        )
         raise TraceError(
             first.file, row=first.row, column=first.column, found=first.found, expected=f"{first.expected} ({share})"
         )

@@ -1,11 +1,13 @@
 """Slurm accounting: ``sacct -P`` (pipe-separated, with header, columns in any order).
 
-Made for ``TZ=UTC sacct -a -X -D -P --noconvert -o JobIDRaw,User,Account,Partition,Submit,Start,End,Timelimit,State,
-ReqTRES,AllocTRES,Suspended,NodeList``. Records of one job id are the attempts of a requeued job: the reader adds up
-their run times and keeps the earliest submission and the last state. Without ``-X``, it drops job steps. Resources are
-those allocated, else those requested. The GPU type is the requested one, else the allocated one, because the recorded
-run time holds for it. Times are used as recorded: if a clock was set back during a job, so that the job ends
-before it starts, the job is left out. A slice of a partitioned GPU (MIG) counts as its share of the GPU's compute
+Made for ``TZ=UTC SLURM_TIME_FORMAT=standard sacct -a -X -D -P --noconvert -o JobID,JobIDRaw,User,Account,Partition,
+Submit,Eligible,Start,End,Timelimit,State,ReqTRES,AllocTRES,Suspended,NodeList``. A job arrives when it became eligible:
+what its user had it wait for (another job, a begin time, a hold, a limit of its array) is no waiting for the
+scheduler. Records of one job id are the attempts of a requeued job: the reader adds up their run times and keeps the
+earliest arrival and the last state. Without ``-X``, it drops job steps. Each part of a heterogeneous job is a job.
+Resources are those allocated, else those requested. The GPU type is the requested one, else the allocated one, because
+the recorded run time holds for it. Times are used as recorded: if a clock was set back during a job, so that the job
+ends before it starts, the job is left out. A slice of a partitioned GPU (MIG) counts as its share of the GPU's compute
 slices. The record does not say what part of a GPU a shard is, so jobs with shards are left out.
 Source: Slurm manual, sacct(1).
 """
@@ -43,16 +45,30 @@ from brim.units import MS_PER_MIN, MS_PER_S, WHOLE_GPU
 NAME: Final = "sacct"
 COLUMNS: Final = ("Submit", "Start", "End", "State")
 WANTED: Final = (
-    "JobIDRaw", "JobID", "User", "Account", "Partition", "Submit", "Start", "End", "Timelimit", "TimelimitRaw",
-    "State", "ReqTRES", "AllocTRES", "Suspended", "NodeList",
+    "JobIDRaw", "JobID", "User", "Account", "Partition", "Submit", "Eligible", "Start", "End", "Timelimit",
+    "TimelimitRaw", "State", "ReqTRES", "AllocTRES", "Suspended", "NodeList",
 )  # fmt: skip
 _ID: Final = r"^\d+([_+.].*)?$"
 _KNOWN: Final = frozenset(
-    (*WANTED, "QOS", "Eligible", "ExitCode", "Restarts", "Reason", "JobName", "AllocCPUS", "Elapsed")
+    (*WANTED, "QOS", "ExitCode", "Restarts", "Reason", "JobName", "AllocCPUS", "Elapsed")
 )
 _UNFINISHED: Final = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _NO_LIMIT: Final = ("UNLIMITED", "Partition_Limit", "INVALID")
 SHARDED: Final = "asks for shards of a GPU (gres/shard or gres/mps), whose size is not in the record"
+LATER: Final = (
+    "eligible only after its submission (a dependency, a begin time, a hold, an array's limit): arrives when it became "
+    "eligible"
+)
+NO_ELIGIBLE: Final = "no column Eligible: waiting for dependencies, begin times and holds counts as waiting"
+OTHER_GPUS: Final = "allocated GPUs differ from the requested ones (as with --exclusive): the allocated are used"
+PART: Final = "part of a heterogeneous job: replayed as a job of its own"
+_TOLD: Final = {"later": LATER, "other_gpus": OTHER_GPUS, "part": PART}
+"""Column that marks jobs -> what is said of them."""
+_TIME: Final = (
+    "a time like 2026-05-01T08:00:00 between 1970 and 2100 (run sacct with SLURM_TIME_FORMAT=standard, which a profile "
+    "may have set to another form)"
+)
+_PIPE: Final = "; a | in a name makes one more: leave out columns of free text, such as JobName"
 _HINT: Final = "the output of sacct -P: names and values separated by |, and a header line"
 _SLICE: Final = r"(\d)g\.(\d+)gb"
 """MIG profile, such as 3g.20gb: compute slices and memory."""
@@ -86,9 +102,12 @@ def _other_form(source: Source) -> str:
         return "rows of sacct without a header line (-n)" if is_row else ""
     if len(_KNOWN.intersection(first.split())) >= 3 and second and not second.strip("- "):
         return "columns of sacct cut to a fixed width"
-    if len(_KNOWN.intersection(first.split(","))) >= 3:
-        return "columns of sacct separated by commas, which also occur inside AllocTRES"
-    return ""
+    names = re.findall(r"[A-Za-z]+", first)
+    if "|" in first or len(names) < 3 or len(_KNOWN.intersection(names)) < max(3, len(names) / 2):
+        return ""
+    between = first[len(names[0]) : first.index(names[1], len(names[0]))]
+    commas = "commas, which also occur inside AllocTRES"
+    return f"columns of sacct separated by {commas if between == ',' else repr(between)}"
 
 
 def read(source: Source, report: ReadReport) -> Trace:
@@ -101,7 +120,8 @@ def read(source: Source, report: ReadReport) -> Trace:
         raise TraceError(source.file, row=1, found=form, expected=_HINT)
     _check_last_line(source, report)
     id_column = "JobIDRaw" if "JobIDRaw" in source.first_line else "JobID"
-    table = csv_table(source, report, separator="|", quoted=False, wanted=WANTED, together=id_column)
+    table = csv_table(source, report, separator="|", quoted=False, wanted=WANTED, together=id_column,
+                      too_many=_PIPE)
     records = _records(_with_gpus(_jobs(table)))
     cluster = _cluster_seen(records)
     table = _merged(records)
@@ -111,6 +131,8 @@ def read(source: Source, report: ReadReport) -> Trace:
     column = {name: table.frame[name].to_numpy() for name in table.frame.columns if table.frame[name].dtype == pl.Int64}
     check_run(table, column["run"], "End")
     gpus, share = column["gpus"], column["share"]
+    for name, reason in _TOLD.items():
+        report.repair(reason, int(table.frame[name].sum()))
     run_ms = at_least_a_second(column["run"], report)
     wait_ms = no_negative_wait(column["start"] - column["submit"], report)
     names: dict[str, Any] = {}
@@ -170,8 +192,8 @@ def _with_gpus(table: Table) -> Table:
 
 def _records(table: Table) -> Table:
     """Parse one record per row: times and state; ``run`` is its own run time."""
-    submit_ms = table.clock_ms("Submit")
-    start_ms, end_ms = table.clock_ms("Start", missing=True), table.clock_ms("End", missing=True)
+    submit_ms = table.clock_ms("Submit", expected=_TIME)
+    start_ms, end_ms = (table.clock_ms(name, missing=True, expected=_TIME) for name in ("Start", "End"))
     state = table.text("State").str.extract(r"^([A-Z_]+)").fill_null("")
     if "AllocTRES" in table:  # cancelled before the start: Slurm repeats the end as the start
         start_ms = np.where((start_ms == end_ms) & table.blank("AllocTRES"), NONE, start_ms)
@@ -188,19 +210,40 @@ def _records(table: Table) -> Table:
     if (odd := suspended_ms > run_ms).any():
         raise table.unusable(odd, "Suspended", "at most the time from Start to End")
     table.report.repair("time suspended left out of the run time", int((suspended_ms > 0).sum()))
-    keep = ("id", LINE, "User", "Account", "Partition", "gpus", "share", "cpu", "mem", "type", "NodeList")
+    keep = (
+        "id", LINE, "User", "Account", "Partition", "gpus", "share", "cpu", "mem", "type", "NodeList", "other_gpus",
+        "more",
+    )  # fmt: skip
+    arrival_ms = _arrival_ms(table, submit_ms, start_ms)
     frame = table.frame.select(name for name in keep if name in table).with_columns(
         state.alias("State"),
         *(
             pl.Series(name, values)
             for name, values in (
-                ("submit", submit_ms), ("start", start_ms), ("end", end_ms), ("run", run_ms - suspended_ms),
+                ("submit", arrival_ms), ("later", arrival_ms > submit_ms), ("part", _parts(table)),
+                ("start", start_ms), ("end", end_ms), ("run", run_ms - suspended_ms),
                 ("limit", _limit_ms(table)), ("running", (start_ms != NONE) & (end_ms == NONE)),
                 ("waits", state.is_in(_UNFINISHED).to_numpy() & (start_ms != NONE)),
             )
         ),
     )  # fmt: skip
     return Table(file=table.file, frame=frame, report=table.report)
+
+
+def _arrival_ms(table: Table, submit_ms: IntArray, start_ms: IntArray) -> IntArray:
+    """Return when each record became eligible to start: not before its submission, nor after its start."""
+    if "Eligible" not in table:
+        table.report.repair(NO_ELIGIBLE, len(table))
+        return submit_ms
+    eligible_ms = table.clock_ms("Eligible", missing=True, expected=_TIME)
+    eligible_ms = np.where(start_ms == NONE, eligible_ms, np.minimum(eligible_ms, start_ms))
+    return np.maximum(submit_ms, eligible_ms)
+
+
+def _parts(table: Table) -> BoolArray:
+    """Mark parts of heterogeneous jobs, whose id is like 12+1; JobIDRaw does not show them."""
+    column = "JobID" if "JobID" in table else "id"
+    return table.text(column).str.contains("+", literal=True).fill_null(False).to_numpy()
 
 
 _LAST: Final = ("end", "State", "limit", "type", "User", "Account", "Partition", "NodeList")
@@ -223,7 +266,8 @@ def _merged(table: Table) -> Table:
         .agg(
             pl.len().alias("records"),
             pl.col(LINE).min(),
-            pl.col("submit").min(),
+            pl.col("submit", "later").sort_by("submit", maintain_order=True).first(),
+            pl.col("part", "other_gpus", "more").any(),
             pl.col("start").filter(begun).min().fill_null(NONE),
             pl.col("run").sum(),
             pl.col("gpus").max(),
@@ -242,16 +286,23 @@ def _merged(table: Table) -> Table:
 
 
 def _resources(table: Table) -> pl.DataFrame:
-    """Return the columns gpus, share, cpu, mem (MiB), MIG profile, GPU type, and whether the job holds shards."""
+    """Return the columns gpus, share, cpu, mem (MiB), MIG profile, GPU type, and four marks.
+
+    The marks: whether the job holds shards, whether its type is the allocated one, whether it was given other GPUs than
+    it asked for, and whether more GPUs and more cores.
+    """
     if not ("ReqTRES" in table and "AllocTRES" in table):
         only = _tres(table, "AllocTRES" if "AllocTRES" in table else "ReqTRES")
-        return only.with_columns(type_allocated=pl.lit(False))
+        return only.with_columns(type_allocated=pl.lit(False), other_gpus=pl.lit(False), more=pl.lit(False))
     asked, given = _tres(table, "ReqTRES"), _tres(table, "AllocTRES")
     from_given = given["gpus"] > 0
     columns = [given[name].zip_with(from_given, asked[name]) for name in ("gpus", "share", "cpu", "mem", "slice")]
     type_allocated = (asked["type"].is_null() & given["type"].is_not_null()).alias("type_allocated")
     kind, sharded = asked["type"].fill_null(given["type"]), asked["sharded"] | given["sharded"]
-    return pl.DataFrame([*columns, kind, sharded, type_allocated])
+    known = from_given & ~pl.Series(table.blank("ReqTRES"))
+    other = (known & (given["gpus"] != asked["gpus"])).alias("other_gpus")
+    more = (known & (given["gpus"] > asked["gpus"]) & (given["cpu"] > asked["cpu"])).alias("more")
+    return pl.DataFrame([*columns, kind, sharded, type_allocated, other, more])
 
 
 def _tres(table: Table, column: str) -> pl.DataFrame:
@@ -308,7 +359,7 @@ def _cluster_seen(records: Table) -> Cluster | None:
     suspended = ~pl.col("running") & (pl.col("run") < pl.col("end") - pl.col("start"))
     end = pl.when(suspended | (pl.col("running") & ~last)).then("start").when(~pl.col("running")).then("end")
     held = frame.with_columns(end.alias("end")).join(lists, on="NodeList").select(
-        "nodes", "start", "end", "gpus", "type", pl.col("share").alias("gpu_milli"),
+        "nodes", "start", "end", "gpus", "type", "more", pl.col("share").alias("gpu_milli"),
         (-(-pl.col("cpu") * 1_000 // pl.col("gpus"))).alias("cpu_milli"),
         (-(-pl.col("mem") // pl.col("gpus"))).alias("mem_mib"),
     )  # fmt: skip

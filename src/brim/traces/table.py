@@ -163,7 +163,10 @@ class Table:
         """Parse a whole number of GPUs."""
         return self.number(column, f"a whole number of GPUs, {low} to {MAX_GPUS}", low=low, high=MAX_GPUS, whole=True)
 
-    def clock_ms(self, column: str, *, missing: bool = False) -> IntArray:
+    def clock_ms(
+        self, column: str, *, missing: bool = False,
+        expected: str = "a time like 2017-10-07 01:11:39 between 1970 and 2100",
+    ) -> IntArray:
         """Parse wall-clock times as Unix milliseconds (UTC where no offset is written), NONE where not recorded.
 
         Raises:
@@ -177,7 +180,7 @@ class Table:
         if not missing:
             bad |= blank
         if bad.any():
-            raise self.unusable(bad, column, "a time like 2017-10-07 01:11:39 between 1970 and 2100")
+            raise self.unusable(bad, column, expected)
         return values
 
     def ids(self, column: str) -> list[str]:
@@ -276,6 +279,7 @@ def csv_table(
     skip_lines: int = 0,
     missing: Sequence[str] = MISSING,
     together: str | None = None,
+    too_many: str = "",
 ) -> Table:
     """Split a file into columns of text; skip blank lines, and leave out rows already known to be unusable.
 
@@ -291,6 +295,7 @@ def csv_table(
         skip_lines: Lines before the header.
         missing: Spellings of "not recorded".
         together: Id column; rows that share an id with an unusable row are left out with it.
+        too_many: What may be wrong with a row of too many fields, for the message.
 
     Raises:
         TraceError: a name appears twice in the header, or there are no rows.
@@ -308,8 +313,9 @@ def csv_table(
     quoted = quoted and b'"' in body
     kept = names if wanted is None else [name for name in names if name in set(wanted)]
     lines = _Lines(
-        file=source.file, body=body, names=names, first=first, separator=separator, quoted=quoted, missing=missing
-    )
+        file=source.file, body=body, names=names, first=first, separator=separator, quoted=quoted, missing=missing,
+        too_many=too_many,
+    )  # fmt: skip
     frame = _split(lines, kept, report)
     empty = frame.select(pl.all_horizontal(pl.exclude(LINE).is_null())).to_series().to_numpy()
     table = Table(file=source.file, frame=frame, report=report).keep(~empty)
@@ -357,6 +363,7 @@ class _Lines:
     separator: str
     quoted: bool
     missing: Sequence[str]
+    too_many: str
 
 
 def _split(lines: _Lines, kept: list[str], report: ReadReport) -> pl.DataFrame:
@@ -415,7 +422,8 @@ def _sound_rows(lines: _Lines, report: ReadReport) -> list[tuple[int, bytes]]:
         for fields in rows:
             end = min(rows.line_num, len(texts))
             if fields and len(fields) != len(lines.names):
-                _book(lines, range(begin, end), f"{len(fields)} fields", expected, report)
+                hint = lines.too_many if len(fields) > len(lines.names) else ""
+                _book(lines, range(begin, end), f"{len(fields)} fields", expected + hint, report)
             elif fields and all(field == "" or field in lines.missing for field in fields):
                 _book(lines, range(begin, end), "a row without values", "a job", report)
             elif fields:
