@@ -151,6 +151,8 @@ def _round(
         for j in queue[head:tail]:
             jobs.end_ms[j] = now_ms + estimate_ms[j]
     c.head[0] = -1
+    for row in range(len(c.failed)):
+        c.failed[row, 5] = 0
     kept = head
     nobody = running[:0]
     for i in range(head, tail):

@@ -42,6 +42,8 @@ from brim.policies.place.room import (
 STOP: Final = 0
 SKIP: Final = 1
 RESERVE: Final = 2
+_CLASSES: Final = 256
+"""Requests that a walk remembers, a power of two. Ours: clusters see fewer than a hundred different ones."""
 
 _RUNS, _TOO_FEW, _SHAPE = int(Why.RUNS), int(Why.TOO_FEW_FREE), int(Why.SHAPE)
 _BEHIND, _RESERVED, _NOT_NOW, _PREEMPTED = int(Why.BEHIND), int(Why.RESERVED), int(Why.NOT_NOW), int(Why.PREEMPTED)
@@ -120,6 +122,8 @@ class Course(NamedTuple):
         blocker: Row of the job that blocks it (J,).
         scratch: Scratch of ``choose`` (2, N).
         pairs: Scratch for one gang.
+        failed: Requests that did not fit in this walk, each in the row of its hash; the last column is 1 where there is
+            one, and a later request may take the place of an earlier one (2^k, 6).
     """
 
     head: IntArray
@@ -133,6 +137,7 @@ class Course(NamedTuple):
     blocker: IntArray
     scratch: IntArray
     pairs: IntArray
+    failed: IntArray
 
 
 @njit
@@ -142,7 +147,7 @@ def set_out(num_nodes: int, capacity: int, num_jobs: int, widest: int) -> Course
         np.full(1, -1, np.int64), np.full(1, np.inf), np.zeros(1, np.int64),
         np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.full(num_jobs, -1, np.int64),
         np.zeros(num_jobs, np.bool_), np.zeros(num_jobs, np.int64), np.full(num_jobs, -1, np.int64),
-        np.zeros((2, num_nodes), np.int64), np.empty((widest, 2), np.int64),
+        np.zeros((2, num_nodes), np.int64), np.empty((widest, 2), np.int64), np.zeros((_CLASSES, 6), np.int64),
     )
 
 
@@ -163,6 +168,25 @@ def give_all(room: Room, ask: Ask, node: IntArray, gpu: IntArray, first: int) ->
 def _take_all(room: Room, ask: Ask, node: IntArray, gpu: IntArray, first: int) -> None:
     for i in range(first, first + ask.gpus):
         take(room, ask, node[i], gpu[i])
+
+
+@inline
+def _row_of(ask: Ask) -> int:
+    """The row of ``Course.failed`` for a request."""
+    mixed = ask.gpus * 7 + ask.share + ask.cpu * 3 + ask.mem * 5 + ask.gpu_type * 11
+    return (mixed ^ (mixed >> 8) ^ (mixed >> 16)) & (_CLASSES - 1)
+
+
+@inline
+def _has_failed(failed: IntArray, row: int, ask: Ask) -> bool:
+    """Whether an equal request did not fit before in this walk.
+
+    It does not fit now either: what is free, and what the running jobs later in the order hold, together never grow.
+    """
+    return (
+        failed[row, 5] == 1 and failed[row, 0] == ask.gpus and failed[row, 1] == ask.share and failed[row, 2] == ask.cpu
+        and failed[row, 3] == ask.mem and failed[row, 4] == ask.gpu_type
+    )
 
 
 @njit
@@ -275,8 +299,9 @@ def _reserve(
             c.shadow_ms[0] = jobs.end_ms[v]
             break
     copy_into(room, joint)
-    for n in range(len(room.node)):
-        _meet(room, future, joint, n)
+    if c.shadow_ms[0] < np.inf:  # everywhere else, what is free now is free then
+        for i in range(ask.gpus):
+            _meet(room, future, joint, c.pairs[i, 0])
 
 
 @njit
@@ -306,6 +331,10 @@ def serve(
     if head >= 0 and misfit == STOP:
         c.why[j], c.blocker[j] = _BEHIND, head
         return False
+    failed, row = c.failed, _row_of(ask)
+    if _has_failed(failed, row, ask):
+        c.why[j], c.blocker[j] = _TOO_FEW if hopeless(room, ask) else _SHAPE, head
+        return False
     fits = choose(room, ask, rule, classes, c.scratch, c.pairs)
     if fits and head >= 0 and jobs.end_ms[j] > c.shadow_ms[0]:
         if not choose(ahead.joint, ask, rule, classes, c.scratch, c.pairs):
@@ -328,6 +357,8 @@ def serve(
                 _meet(room, ahead.future, ahead.joint, pairs[i, 0])
         c.used[0] = start + ask.gpus
         return True
+    failed[row, 0], failed[row, 1], failed[row, 2] = ask.gpus, ask.share, ask.cpu
+    failed[row, 3], failed[row, 4], failed[row, 5] = ask.mem, ask.gpu_type, 1
     c.why[j], c.blocker[j] = _TOO_FEW if hopeless(room, ask) else _SHAPE, head
     if head < 0 and misfit != SKIP:
         c.head[0] = j
