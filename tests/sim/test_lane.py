@@ -202,3 +202,25 @@ def test_a_busy_cluster_of_400_jobs_is_the_same_in_both():
     for name in ("fifo", "backfill", "sjf-oracle"):
         policy = replace(PRESETS[name], oracle=True)
         assert_equal(run(trace, "4x4xT4", policy), run(trace, "4x4xT4", policy, lane=False))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_deep_queue_of_few_requests_is_the_same_in_both(data):
+    """The lane has a queue for each request; jobs with equal requests differ in their limits and in when they end."""
+    cluster = data.draw(clusters(nodes_max=3))
+    asks = data.draw(jobs_of(cluster, dependencies=False, jobs_max=3).filter(lambda found: len(found) > 0))
+    jobs = [
+        replace(data.draw(st.sampled_from(asks)), at=data.draw(st.integers(0, 20)), run=data.draw(st.integers(1, 40)),
+                limit=data.draw(st.integers(1, 60)))
+        for _ in range(data.draw(st.integers(1, 40)))
+    ]
+    trace = small_trace(*jobs)
+    policy = PRESETS[data.draw(st.sampled_from(("backfill", "sjf")))]
+    if data.draw(st.booleans()):
+        policy = replace(policy, order=Arrival(), place=Consolidate(policy.place.misfit))
+    settings = Settings(gap_ms=data.draw(st.sampled_from((0, 3_000))),
+                        overheads=Overheads(start_ms=data.draw(st.sampled_from((0, 3_000)))))
+    outcome = replay(trace, cluster, policy, settings)
+    assert len(outcome.round_s) == 0
+    assert_equal(outcome, replay(trace, cluster, policy, settings, journal=Journal()))

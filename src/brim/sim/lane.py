@@ -2,8 +2,12 @@
 
 Such a policy (first come, shortest job by known estimates) never interrupts running jobs, so a round only serves the
 queue, in order, from the free resources. The lane keeps the queue and the free resources between rounds instead of
-building a snapshot for each, and calls the same compiled ``serve`` as the place parts. Its results equal those of the
-general loop bit for bit, which a property test checks. docs/decisions/0005 gives the reasons for the lane.
+building a snapshot for each, and places gangs with the same compiled ``choose`` as the place parts. Its results equal
+those of the general loop bit for bit, which a property test checks. docs/decisions/0005 gives the reasons for the lane.
+
+Unless the first job that does not fit ends the round, the waiting jobs are in one queue for each request (GPUs,
+share, cores, memory, type). A request that does not fit is not tried again until a node on which some of it fits has
+got something back, so a round costs what changes, however many jobs wait.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import numpy as np
 
 from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserLimits
 from brim.compiled import inline, njit
-from brim.core.arrays import FloatArray, IntArray, frozen
+from brim.core.arrays import BoolArray, FloatArray, IntArray, frozen
 from brim.core.cluster import Cluster
 from brim.core.replay import Runs
 from brim.core.trace import NONE, Trace
@@ -24,8 +28,8 @@ from brim.policies.fill.none import NoFill
 from brim.policies.order.arrival import Arrival
 from brim.policies.order.shortest import ShortestJob
 from brim.policies.place.parts import MISFIT, NO_CLASSES, Consolidate, Spread
-from brim.policies.place.room import Ask, Room, choose, copy_room, empty_room, give, hopeless, take
-from brim.policies.place.walk import RESERVE, STOP, Ahead, Course, Jobs, ask_of, serve, set_out
+from brim.policies.place.room import Ask, Room, choose, copy_room, empty_room, give, hopeless, slots_of, take
+from brim.policies.place.walk import RESERVE, STOP, Ahead, Course, Jobs, ask_of, meet, reserve, set_out, take_pairs
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy
 from brim.sim.overheads import Faults, Overheads
@@ -59,12 +63,18 @@ class _Books(NamedTuple):
 
     Attributes:
         heap: (end time, job) of running jobs, a binary heap (J, 2).
-        queue: Waiting rows in order; those before ``QUEUE_HEAD`` have left (J,).
+        queue: Waiting rows in order; those before ``QUEUE_HEAD`` have left (J,). With a queue for each request, these
+            follow each other, each with space for all of its jobs, and ``QUEUE_TAIL`` is the number of waiting jobs.
         running: Running rows, in no order (J,).
         place_of: Position of a running row in ``running`` (J,).
         first_start_ms: First start (J,).
         finish_ms: End (J,).
         number: Scalars, indexed by the names below.
+        request_of: Request of each job (J,).
+        request: One row for each of the R requests, with the columns named below (R, 5).
+        active: Requests of waiting jobs, in no order (R,).
+        freed: Nodes that got something back since the last round, in no order (N,).
+        is_freed: Whether a node is among them (N,).
     """
 
     heap: IntArray
@@ -74,9 +84,20 @@ class _Books(NamedTuple):
     first_start_ms: IntArray
     finish_ms: IntArray
     number: IntArray
+    request_of: IntArray
+    request: IntArray
+    active: IntArray
+    freed: IntArray
+    is_freed: BoolArray
 
 
 _HEAP_SIZE, _QUEUE_HEAD, _QUEUE_TAIL, _RUNNING, _ARRIVED, _ENDED, _SINCE, _LAST, _NOW, _ROUNDS, _GRANTS = range(11)
+_ACTIVE, _FREED = 11, 12
+_FIRST, _END, _CURSOR, _STATE, _STUCK = range(5)
+"""Columns of ``request``: where its queue begins and ends, the next job to look at in this round, one of the states
+below, and whether it does not fit since before this round."""
+_OPEN, _SHORT, _OVER = range(3)
+"""States of a request in a round: any of its jobs may start; only those that end before the reservation; none."""
 
 
 @inline
@@ -136,41 +157,140 @@ def _outlived(estimate_ms: float, run_ms: int) -> float:
     return estimate_ms
 
 
+@inline
+def _earlier(one: int, other: int, key: FloatArray) -> int:
+    """Which of two jobs comes first in the order; -1 is none."""
+    if one < 0 or key[other] < key[one] or (key[other] == key[one] and other < one):
+        return other
+    return one
+
+
 @njit
 def _round(
     b: _Books, room: Room, ahead: Ahead, c: Course, jobs: Jobs, run_ms: IntArray, estimate_ms: FloatArray,
-    start_ms: int, misfit: int, rule: int, classes: FloatArray,
+    key: FloatArray, start_ms: int, misfit: int, rule: int, classes: FloatArray,
 ) -> None:
-    """Serve the queue from the resources that are free at ``NOW``, and skip jobs that do not fit."""
-    n, queue, running = b.number, b.queue, b.running
-    now_ms, head, tail = n[_NOW], n[_QUEUE_HEAD], n[_QUEUE_TAIL]
-    if misfit == RESERVE:
-        for v in running[: n[_RUNNING]]:
-            ran_ms = max(0, now_ms - b.first_start_ms[v] - start_ms)
-            jobs.end_ms[v] = now_ms + (_outlived(estimate_ms[v], ran_ms) - ran_ms)
-        for j in queue[head:tail]:
-            jobs.end_ms[j] = now_ms + estimate_ms[j]
-    c.head[0] = -1
-    for row in range(len(c.failed)):
-        c.failed[row, 5] = 0
-    kept = head
-    nobody = running[:0]
-    for i in range(head, tail):
-        j = queue[i]
-        runs = nobody
-        if misfit == RESERVE and c.head[0] < 0:
-            runs = running[: n[_RUNNING]]
-        if serve(room, ahead, c, jobs, j, ask_of(jobs, j), misfit, rule, classes, nobody, runs):
-            b.first_start_ms[j] = now_ms
-            b.place_of[j] = n[_RUNNING]
-            running[n[_RUNNING]] = j
-            n[_RUNNING] += 1
-            _push(b.heap, n[_HEAP_SIZE], now_ms + start_ms + run_ms[j], j)
-            n[_HEAP_SIZE] += 1
-        else:
-            queue[kept] = j
-            kept += 1
-    n[_QUEUE_TAIL] = kept
+    """Serve the queues from the resources that are free at ``NOW``, in order, and skip jobs that do not fit.
+
+    With RESERVE, the first job that does not fit, the head, gets a reservation. It is only made once another job fits.
+    """
+    n, queue, request, active = b.number, b.queue, b.request, b.active
+    now_ms = n[_NOW]
+    _unstick(b, room, jobs)
+    head, reserved = -1, False
+    for a in range(n[_ACTIVE]):
+        r = active[a]
+        request[r, _CURSOR] = request[r, _FIRST]
+        request[r, _STATE] = _OVER if request[r, _STUCK] else _OPEN
+        if request[r, _STUCK]:
+            head = _earlier(head, queue[request[r, _FIRST]], key)
+    while True:
+        j, r = -1, -1
+        for a in range(n[_ACTIVE]):
+            if request[active[a], _STATE] != _OVER:
+                other = queue[request[active[a], _CURSOR]]
+                if _earlier(j, other, key) == other:
+                    j, r = other, active[a]
+        if j < 0:
+            break
+        ask = ask_of(jobs, j)
+        if not choose(room, ask, rule, classes, c.scratch, c.pairs):
+            request[r, _STATE], request[r, _STUCK] = _OVER, 1
+            head = _earlier(head, j, key)
+            continue
+        if misfit == RESERVE and head >= 0 and _earlier(head, j, key) == head:
+            if not reserved:
+                reserved = True
+                _expect_ends(b, jobs, estimate_ms, start_ms)
+                c.shadow_ms[0] = np.inf
+                reserve(room, ahead, c, jobs, ask_of(jobs, head), rule, classes, b.running[: n[_RUNNING]])
+                choose(room, ask, rule, classes, c.scratch, c.pairs)
+            if now_ms + estimate_ms[j] > c.shadow_ms[0]:
+                if request[r, _STATE] == _SHORT or not choose(ahead.joint, ask, rule, classes, c.scratch, c.pairs):
+                    request[r, _STATE] = _SHORT
+                    _look_on(queue, request, r, estimate_ms, now_ms, c.shadow_ms[0])
+                    continue
+                take_pairs(ahead.future, ask, c.pairs)
+        take_pairs(room, ask, c.pairs)
+        _begin(b, c, j, ask.gpus, now_ms + start_ms + run_ms[j])
+        if reserved:
+            for i in range(ask.gpus):
+                meet(room, ahead.future, ahead.joint, c.pairs[i, 0])
+        _leave_queue(b, r)
+
+
+@njit
+def _unstick(b: _Books, room: Room, jobs: Jobs) -> None:
+    """Find the requests that may fit again: some of the gang fits on a node that got something back."""
+    n, request = b.number, b.request
+    for a in range(n[_ACTIVE]):
+        r = b.active[a]
+        if request[r, _STUCK]:
+            ask = ask_of(jobs, b.queue[request[r, _FIRST]])
+            for i in range(n[_FREED]):
+                if slots_of(room.node, b.freed[i], ask) > 0:
+                    request[r, _STUCK] = 0
+                    break
+    for i in range(n[_FREED]):
+        b.is_freed[b.freed[i]] = False
+    n[_FREED] = 0
+
+
+@njit
+def _expect_ends(b: _Books, jobs: Jobs, estimate_ms: FloatArray, start_ms: int) -> None:
+    """Set the expected ends of running jobs."""
+    now_ms = b.number[_NOW]
+    for v in b.running[: b.number[_RUNNING]]:
+        ran_ms = max(0, now_ms - b.first_start_ms[v] - start_ms)
+        jobs.end_ms[v] = now_ms + (_outlived(estimate_ms[v], ran_ms) - ran_ms)
+
+
+@njit
+def _begin(b: _Books, c: Course, j: int, gpus: int, end_ms: int) -> None:
+    """Start a job on the GPUs of ``c.pairs``."""
+    n, start = b.number, c.used[0]
+    c.first[j] = start
+    for i in range(gpus):
+        c.node[start + i], c.gpu[start + i] = c.pairs[i, 0], c.pairs[i, 1]
+    c.used[0] = start + gpus
+    b.first_start_ms[j] = n[_NOW]
+    b.place_of[j] = n[_RUNNING]
+    b.running[n[_RUNNING]] = j
+    n[_RUNNING] += 1
+    _push(b.heap, n[_HEAP_SIZE], end_ms, j)
+    n[_HEAP_SIZE] += 1
+
+
+@njit
+def _look_on(
+    queue: IntArray, request: IntArray, r: int, estimate_ms: FloatArray, now_ms: int, shadow_ms: float
+) -> None:
+    """Move the cursor of a request to its next job that would end by ``shadow_ms``."""
+    at, end = request[r, _CURSOR] + 1, request[r, _END]
+    while at < end and now_ms + estimate_ms[queue[at]] > shadow_ms:
+        at += 1
+    request[r, _CURSOR] = at
+    if at >= end:
+        request[r, _STATE] = _OVER
+
+
+@njit
+def _leave_queue(b: _Books, r: int) -> None:
+    """Remove the job at the cursor of a request, and move the cursor to the next."""
+    n, queue, request = b.number, b.queue, b.request
+    first, at = request[r, _FIRST], request[r, _CURSOR]
+    for i in range(at, first, -1):
+        queue[i] = queue[i - 1]
+    request[r, _FIRST], request[r, _CURSOR] = first + 1, at + 1
+    if at + 1 >= request[r, _END]:
+        request[r, _STATE] = _OVER
+    if first + 1 == request[r, _END]:
+        n[_ACTIVE] -= 1
+        for a in range(n[_ACTIVE]):
+            if b.active[a] == r:
+                b.active[a] = b.active[n[_ACTIVE]]
+                break
+    n[_QUEUE_TAIL] -= 1
 
 
 @njit
@@ -185,6 +305,7 @@ def _advance(
     all arrays of a tuple that it passes to a function, which would cost more than the serving.
     """
     n, heap, queue, running, place_of = b.number, b.heap, b.queue, b.running, b.place_of
+    request_of, request, active, freed, is_freed = b.request_of, b.request, b.active, b.freed, b.is_freed
     first_start_ms, finish_ms = b.first_start_ms, b.finish_ms
     gpus, share, cpu, mem, gpu_type = jobs.gpus, jobs.share, jobs.cpu, jobs.mem, jobs.gpu_type
     grant_node, grant_gpu, first, scratch, pairs = c.node, c.gpu, c.first, c.scratch, c.pairs
@@ -202,7 +323,7 @@ def _advance(
             rounds += 1
             if misfit != STOP:
                 n[_HEAP_SIZE], n[_QUEUE_HEAD], n[_QUEUE_TAIL], n[_NOW] = size, head, tail, now_ms
-                _round(b, room, ahead, c, jobs, run_ms, estimate_ms, start_ms, misfit, rule, classes)
+                _round(b, room, ahead, c, jobs, run_ms, estimate_ms, key, start_ms, misfit, rule, classes)
                 size, tail = n[_HEAP_SIZE], n[_QUEUE_TAIL]
                 continue
             while tail > head:
@@ -235,9 +356,21 @@ def _advance(
             ask = Ask(gpus[j], share[j], cpu[j], mem[j], gpu_type[j])
             for i in range(first[j], first[j] + ask.gpus):
                 give(room, ask, grant_node[i], grant_gpu[i])
+                if misfit != STOP and not is_freed[grant_node[i]]:
+                    is_freed[grant_node[i]] = True
+                    freed[n[_FREED]] = grant_node[i]
+                    n[_FREED] += 1
         else:
             now_ms = arrival_ms
-            _enqueue(queue, head, tail, arrived, key)
+            if misfit == STOP:
+                _enqueue(queue, head, tail, arrived, key)
+            else:
+                r = request_of[arrived]
+                if request[r, _FIRST] == request[r, _END]:
+                    active[n[_ACTIVE]], request[r, _STUCK] = r, 0
+                    n[_ACTIVE] += 1
+                _enqueue(queue, request[r, _FIRST], request[r, _END], arrived, key)
+                request[r, _END] += 1
             tail += 1
             arrived += 1
         if since_ms < 0 and tail > head:
@@ -276,11 +409,17 @@ def run_lane(
     course = set_out(cluster.num_nodes, int(trace.gpus.sum()), J, int(trace.gpus.max(initial=1)))
     nobody = np.zeros(0, dtype=np.bool_)
     jobs = Jobs(trace.gpus, trace.share_milli, trace.cpu_milli, trace.mem_mib, gpu_type, nobody, nobody, np.zeros(J))
+    request_of = np.zeros(J, dtype=np.int64) if policy.place.misfit == "stop" else _requests(trace, gpu_type)
+    counts = np.bincount(request_of)
+    request = np.zeros((len(counts), 5), dtype=np.int64)
+    request[:, _FIRST] = request[:, _END] = np.cumsum(counts) - counts
     books = _Books(
         heap=np.zeros((J + 1, 2), dtype=np.int64), queue=np.zeros(J, dtype=np.int64),
         running=np.zeros(J, dtype=np.int64), place_of=np.zeros(J, dtype=np.int64),
         first_start_ms=np.full(J, NONE, dtype=np.int64), finish_ms=np.full(J, NONE, dtype=np.int64),
-        number=np.zeros(11, dtype=np.int64),
+        number=np.zeros(13, dtype=np.int64),
+        request_of=request_of, request=request, active=np.zeros(len(request), dtype=np.int64),
+        freed=np.zeros(cluster.num_nodes, dtype=np.int64), is_freed=np.zeros(cluster.num_nodes, dtype=np.bool_),
     )
     books.number[_SINCE] = -1
     over = partial = False
@@ -292,6 +431,16 @@ def run_lane(
         if on_progress:
             partial = not on_progress(int(books.number[_ENDED]), int(books.number[_NOW])) and not over
     return _columns(trace, cluster, run_ms, overheads, books, course, partial)
+
+
+def _requests(trace: Trace, gpu_type: IntArray) -> IntArray:
+    """Number each job's request (J,): equal for jobs that ask for the same."""
+    request_of = np.zeros(len(trace), dtype=np.int64)
+    for column in (trace.gpus, trace.share_milli, trace.cpu_milli, trace.mem_mib, gpu_type):
+        values, place = np.unique(column, return_inverse=True)
+        if len(values) > 1:
+            request_of = np.unique(request_of * len(values) + place, return_inverse=True)[1]
+    return request_of
 
 
 def _columns(

@@ -235,7 +235,7 @@ def _evict_for(room: Room, c: Course, jobs: Jobs, ask: Ask, later: IntArray, rul
 
 
 @njit
-def _meet(room: Room, future: Room, joint: Room, n: int) -> None:
+def meet(room: Room, future: Room, joint: Room, n: int) -> None:
     """Set node n of ``joint`` to what is free both now and in ``future``."""
     now, then, both = room.node[n], future.node[n], joint.node[n]
     for g in range(now[GPUS]):
@@ -265,7 +265,7 @@ def _sift_down(heap: IntArray, size: int, at: int, end_ms: FloatArray) -> None:
 
 
 @njit
-def _reserve(
+def reserve(
     room: Room, ahead: Ahead, c: Course, jobs: Jobs, ask: Ask, rule: int, classes: FloatArray, runs: IntArray
 ) -> None:
     """Find the earliest expected time at which the gang fits, reserve its GPUs then, and set future and joint room.
@@ -301,7 +301,7 @@ def _reserve(
     copy_into(room, joint)
     if c.shadow_ms[0] < np.inf:  # everywhere else, what is free now is free then
         for i in range(ask.gpus):
-            _meet(room, future, joint, c.pairs[i, 0])
+            meet(room, future, joint, c.pairs[i, 0])
 
 
 @njit
@@ -354,7 +354,7 @@ def serve(
         for i in range(ask.gpus):
             node[start + i], gpu[start + i] = pairs[i, 0], pairs[i, 1]
             if head >= 0:
-                _meet(room, ahead.future, ahead.joint, pairs[i, 0])
+                meet(room, ahead.future, ahead.joint, pairs[i, 0])
         c.used[0] = start + ask.gpus
         return True
     failed[row, 0], failed[row, 1], failed[row, 2] = ask.gpus, ask.share, ask.cpu
@@ -363,7 +363,7 @@ def serve(
     if head < 0 and misfit != SKIP:
         c.head[0] = j
         if misfit == RESERVE:
-            _reserve(room, ahead, c, jobs, ask, rule, classes, runs)
+            reserve(room, ahead, c, jobs, ask, rule, classes, runs)
     return False
 
 
