@@ -14,6 +14,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from brim import traces
+from brim.cli import replays
+from brim.core.cluster import parse_cluster
+from brim.sim.twin import Settings
 from tests.cli.commands import MINE, brim
 from tests.sim.test_profiles import written
 
@@ -264,6 +268,24 @@ def test_a_share_of_the_jobs_is_elastic_the_same_under_every_policy(trace):
     assert rigid["elastic"] == 0
     assert rigid["jct_bound_s"] > rows[0]["jct_bound_s"]
     assert any("elastic jobs were drawn at random (share 0.5, seed 0)" in line for line in rows[0]["assumptions"])
+
+
+def test_an_elastic_policy_on_rigid_jobs_is_pointed_out(trace):
+    said = "brim: optimus changes the GPUs of running jobs, but no job is elastic (--truth rigid)\n"
+    words = ("sim", "compare", trace, "-c", "2x8xV100", "--limit", 3, "-p", "fifo,optimus")
+    assert said in brim(*words).stderr
+    assert said not in brim(*words, "--truth", "parametric").stderr
+    assert "elastic" not in brim(*words[:-1], "fifo").stderr
+
+
+def test_in_a_pipe_long_replays_write_lines_of_progress(monkeypatch, capsys):
+    monkeypatch.setattr(replays, "REPORT_S", 0.0)
+    cluster = parse_cluster("2x4xT4")
+    trace = traces.synthesize("philly", jobs=5, seed=1)
+    task = replays.Task(trace=trace, cluster=cluster, policy="srtf", settings=Settings())
+    (replay,) = replays.run_all([task])
+    assert replay.finish_ms.min() > 0
+    assert capsys.readouterr().err.splitlines()[-1] == "brim: 5 of 5 jobs have ended"
 
 
 @pytest.fixture(scope="module")

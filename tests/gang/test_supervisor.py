@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -78,6 +79,8 @@ def test_it_grows_and_shrinks_in_place(launch):
     assert status["ranks"][0]["pid"] == before[0]
     assert gang.request(StopRequest()).ok
     assert gang.wait() == 0
+    told = re.findall(r"^brim: (\d -> \d ranks?) at step [1-9]\d*$", gang.stderr(), re.M)
+    assert told == ["2 -> 4 ranks", "4 -> 1 rank", "1 -> 3 ranks", "3 -> 2 ranks"]
 
 
 def test_sizes_the_job_cannot_run_on_are_refused(launch):
@@ -144,6 +147,8 @@ def test_a_preemption_is_announced_and_ends_with_75(launch):
     assert gang.wait() == 75
     assert time.monotonic() - start_s < 2
     assert "SIGKILL" not in gang.stderr()
+    said = r"brim: preempted at step \d+, saved to nowhere; start the same command again to resume"
+    assert re.fullmatch(said, gang.stderr().splitlines()[-1])
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 75), (75, 75), (85, 75), (99, 75), (3, 3)])

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 QUIET_S: Final = 2.0
 """A replay shorter than this shows no progress bar."""
+REPORT_S: Final = 10.0
+"""Time between two lines of progress where stderr is no terminal."""
 MANY: Final = 16
 """With more replays than this, one more bar shows how many are done."""
 _POLL_S: Final = 0.1
@@ -207,7 +209,7 @@ def _one_thread_each() -> Iterator[None]:
 
 
 class _Bars:
-    """Show one progress bar per replay longer than two seconds, or one for many; only on a terminal's stderr."""
+    """Show a progress bar per replay longer than two seconds, or one for many; in a pipe, a line every ten seconds."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = tasks
@@ -216,6 +218,7 @@ class _Bars:
         self._ids: dict[int, TaskID] = {}
         self._ended = [0] * len(tasks)
         self._all: TaskID | None = None
+        self._told_s = time.monotonic()
 
     def __enter__(self) -> _Bars:
         if sys.stderr.isatty():
@@ -245,6 +248,8 @@ class _Bars:
     def show(self, index: int, ended: int) -> None:
         """Report how many jobs of a replay have ended."""
         if self._progress is None:
+            self._ended[index] = ended
+            self._tell()
             return
         total = len(self._tasks[index].trace)
         if self._all is not None:
@@ -261,3 +266,12 @@ class _Bars:
             label = name + (f" seed {task.settings.seed}" if task.settings.seed else "")
             self._ids[index] = self._progress.add_task(label, total=total)
         self._progress.update(self._ids[index], completed=ended, visible=ended < total)
+
+    def _tell(self) -> None:
+        """Write a line of progress, if the last one is long ago."""
+        if time.monotonic() - self._told_s < REPORT_S:
+            return
+        self._told_s = time.monotonic()
+        jobs, replays = sum(len(task.trace) for task in self._tasks), len(self._tasks)
+        of = f" in {replays} replays" if replays > 1 else ""
+        print(f"brim: {sum(self._ended):,} of {jobs:,} jobs{of} have ended", file=sys.stderr, flush=True)

@@ -227,12 +227,27 @@ def _replay_and_report(
         print(f"brim: {note}", file=sys.stderr)
     settings = replace(settings, notes=settings.notes + left_out)
     truth.build(recorded, cluster)  # errors in it are found before the first replay
+    if truth.name == "rigid":
+        _tell_of_resizing(policies)
     tasks = _tasks(recorded, cluster, policies, settings, loads, seeds, truth)
     record = _record(recorded, loads, seeds, truth, part=part)
     words = sys.argv[1:]
     if anonymise:  # the page shows its command, without the names of folders and of the trace
         words = [re.sub(r"[^=,]*/", "", "TRACE" if word == path else word) for word in words]
     _run_and_report(tasks, record, price, html, jobs, output, out, shlex.join(["brim", *words]))
+
+
+def _tell_of_resizing(policies: Sequence[str]) -> None:
+    """Say on stderr which policies cannot do what they are for, because no job is elastic."""
+    from brim.policies.presets import find_policy
+
+    resizing = [policy.name for policy in map(find_policy, policies) if policy.resizes_running]
+    if resizing:
+        change = "changes" if len(resizing) == 1 else "change"
+        print(
+            f"brim: {', '.join(resizing)} {change} the GPUs of running jobs, but no job is elastic (--truth rigid)",
+            file=sys.stderr,
+        )
 
 
 def _check_results(html: Path | None, jobs: Path | None, inputs: Sequence[str | Path | None]) -> None:

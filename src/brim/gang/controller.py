@@ -13,7 +13,7 @@ from dataclasses import replace
 from brim.gang.actions import GangAction, HoldTracebacks, KillRank, Log, Send, StartRank, TerminateRank
 from brim.gang.launch_config import FAILURE_REPORT_S, LaunchConfig
 from brim.gang.membership import GangMembership, MembershipOrders, MemberState
-from brim.gang.messages import FormGroup, Message, Prepare, ResizeGroup, Stop, TuneSettings
+from brim.gang.messages import FormGroup, Message, Prepare, ResizeGroup, Saved, Stop, TuneSettings
 from brim.gang.rank_process import RankProcess, free_slot
 from brim.gang.result import GangResult, describe_exit, failed_ranks, failure, success
 from brim.gang.watchdog import HangDetector, describe_early_exit
@@ -34,6 +34,7 @@ class GangController:
         failing: Whether the gang fails.
         stopping: Whether the ranks have been asked to finish their step and exit.
         start_failure: Why the newest rank that the gang continues without could not be started.
+        saved: The newest checkpoint, None before the first.
     """
 
     def __init__(self, config: LaunchConfig, gang_id: str, clock: Callable[[], float]) -> None:
@@ -43,6 +44,8 @@ class GangController:
         self.ranks: dict[int, RankProcess] = {}
         self.announced = self.failing = self.stopping = False
         self.start_failure = ""
+        self.saved: Saved | None = None
+        self._trained_size = 0
         self._failure = ""
         self._spawn_reasons: set[str] = set()
         self._tunes: list[TuneSettings] = []
@@ -206,10 +209,17 @@ class GangController:
             self.broadcast(Stop(self.membership.next_command()))
         self._tunes = [tune for tune in self._tunes if tune.command > self._applied_tune]
         if self.membership.all_joined():
+            self._log_size(self.ranks[rank].report.get("step", 0))
             void = [tune for tune in self._tunes if self.membership.is_superseded(tune.command)]
             self._tunes = [tune for tune in self._tunes if tune not in void]
             for tune in void:
                 self.tune(tune)
+
+    def _log_size(self, step: int) -> None:
+        """Write a line if the number of ranks that train has changed."""
+        before, self._trained_size = self._trained_size, len(self.membership.members)
+        if before not in (0, self._trained_size):
+            self.log(f"{before} -> {_count_ranks(self._trained_size)} at step {step}")
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -318,7 +328,7 @@ class GangController:
             return failure(failed[0] if failed else None, self._failure)
         members = self.membership.members  # a rank that left for a smaller group does not count
         last = [rank for rank in self.ranks.values() if rank.id in members or not self.membership.generation]
-        return success(last, announced=self.announced)
+        return success(last, announced=self.announced, saved=self.saved)
 
 
 def _count_ranks(number: int) -> str:

@@ -97,7 +97,9 @@ def handle(gang: GangController, rank: RankProcess, message: Message) -> None:
             gang.log(f"rank {rank.id} could not use a message: {detail}"[:_DETAIL_MAX])
         case TrainingProgress():
             rank.finished = None  # it trains again after `run.finish`
-        case Saved() | StepMeasurements():
+        case Saved():
+            gang.saved = message
+        case StepMeasurements():
             pass
         case _:
             gang.send(rank.id, Error(f"{type(message).__name__} is not a rank's message"))

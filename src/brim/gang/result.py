@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from brim.gang.messages import PREEMPTED, RESUMABLE
+from brim.gang.messages import PREEMPTED, RESUMABLE, Saved
 from brim.gang.rank_process import TERMINATED_CODES, RankProcess
 
 
@@ -42,10 +42,19 @@ def failure(first: RankProcess | None, reason: str) -> GangResult:
     return GangResult("failed", code if code > 0 else 128 - code, detail)
 
 
-def success(ranks: Iterable[RankProcess], *, announced: bool) -> GangResult:
-    """Return the result of a gang that did not fail: after an announced stop, finished only if every rank was."""
+def success(ranks: Iterable[RankProcess], *, announced: bool, saved: Saved | None) -> GangResult:
+    """Return the result of a gang that did not fail: after an announced stop, finished only if every rank was.
+
+    Args:
+        ranks: The last ranks.
+        announced: Whether they were asked to save and leave.
+        saved: Their newest checkpoint.
+    """
     if announced and not all(rank.exit_code == 0 and not rank.sent_leaving for rank in ranks):
-        return GangResult("preempted", PREEMPTED)
+        if saved is None or not saved.command:  # 0: a periodic one, from before they were asked
+            return GangResult("preempted", PREEMPTED, "preempted")
+        where = f"preempted at step {saved.step}, saved to {saved.path}"
+        return GangResult("preempted", PREEMPTED, f"{where}; start the same command again to resume")
     return GangResult("finished", 0)
 
 
