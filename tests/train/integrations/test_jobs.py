@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-JOBS = Path(__file__).parents[1] / "jobs"
+JOBS = Path(__file__).parent / "jobs"
 DOCUMENT = Path(__file__).parents[3] / "docs" / "how-to-train-elastically.md"
 KINDS = {"hugging_face": "transformers", "accelerate": "accelerate", "lightning": "lightning"}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
