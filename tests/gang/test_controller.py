@@ -1,6 +1,8 @@
 """What the controller decides about the processes of a gang, without any process, socket or clock."""
 
+import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +23,9 @@ from brim.gang.messages import (
     Prepare,
     Ready,
     ResizeRequest,
+    Saved,
     StatusRequest,
+    StepMeasurements,
     Stop,
     StopRequest,
     TrainingProgress,
@@ -293,3 +297,18 @@ def test_the_status_names_the_state_of_every_rank():
     assert {name: status["ranks"][0][name] for name in ("id", "pid", "state", "start_method", "alive")} == {
         "id": 0, "pid": 1000, "state": "joined", "start_method": "fork", "alive": True,
     }  # fmt: skip
+
+
+def test_the_document_explains_every_field_of_the_status():
+    gang = trained(1)
+    for report in (TrainingProgress(3, 192, 0.5), StepMeasurements(3, 32, 0.1), Saved(0, 3, "/out/step-3")):
+        rank_messages.handle(gang.controller, gang.controller.ranks[0], report)
+    status = gang.request(StatusRequest()).status
+    document = (Path(__file__).parents[2] / "docs/how-to-train-elastically.md").read_text(encoding="utf-8")
+    section = document.partition("### What `status` shows")[2].partition("\n## ")[0]
+    tables = [
+        {name for cells in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", cells)}
+        for table in section.split("`ranks` has one entry")
+    ]
+    pids = {"zygote", "supervisor"}  # which the supervisor adds
+    assert tables == [set(status) - {"ranks"} | pids, set(status["ranks"][0])]

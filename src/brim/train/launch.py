@@ -8,6 +8,8 @@
     python -m brim.train.launch --send /tmp/job.sock status | preempt [GRACE_S] | stop | kill ID
     python -m brim.train.launch --send /tmp/job.sock tune global_batch=512 loader_workers=4 prefetch=2
 
+ID is the "id" of a rank in the status; docs/how-to-train-elastically.md explains the other fields.
+
 Exit code: 0 finished; 75 preempted, start it again to resume; 2 for invalid arguments; otherwise that of the rank that
 failed first (1 instead of 75, 85 or 99, which mean preempted), or 128 plus the number of the signal that ended it.
 """
