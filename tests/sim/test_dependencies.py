@@ -45,3 +45,10 @@ def test_a_dependent_of_a_job_that_was_given_up_still_runs():
     outcome = run(trace, "1x1xT4", faults=Faults(job_mtbf_ms=10, attempts_max=2))
     assert outcome.failed.tolist()[0] == 1
     assert outcome.first_start_ms[1] == outcome.finish_ms[0]
+
+
+def test_the_assumptions_say_that_the_wait_for_another_job_counts():
+    trace = small_trace(job(run=10), job(at=1, run=1, after="j0"), job(at=1, run=1))
+    (said,) = (line for line in run(trace, "1x4xT4").assumptions if "another has ended" in line)
+    assert "counts in its wait and its completion time (1 of 3 jobs)" in said
+    assert not any("another has ended" in line for line in run(small_trace(job(run=10)), "1x4xT4").assumptions)

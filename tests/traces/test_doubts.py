@@ -112,6 +112,19 @@ def test_sim_takes_the_cluster_from_the_header_of_a_log_and_says_so(tmp_path):
     assert "brim: replaying on 4x4xGPU, which the record shows; --cluster gives another\n" in done.stderr
 
 
+def test_a_header_that_its_own_log_contradicts_is_doubted_and_not_advised(tmp_path):
+    """Two jobs of 8 processors at a time, on a machine of 8 as the header has it."""
+    jobs = "".join(f"{job} {job // 2 * 600} 0 600 8 -1 -1 8 -1 -1 1 3 1 7 -1 -1 -1 -1\n" for job in range(2, 22))
+    path = save(tmp_path, "log.swf", "; MaxNodes: 1\n; MaxProcs: 8\n" + jobs)
+    done = brim("sim", "run", path, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "brim: cluster 1x8xGPU may not be the recorded one:\n  the record had up to 16 GPUs in use" in done.stderr
+    assert "without --cluster" not in done.stderr
+    other = brim("sim", "run", path, "--json", "-c", "1x9xGPU")
+    assert "brim: cluster 1x9xGPU may not be the recorded one:\n  the record had up to 16 GPUs in use" in other.stderr
+    assert "without --cluster" not in other.stderr
+
+
 def test_sim_asks_for_a_cluster_where_the_record_names_no_nodes(tmp_path):
     done = brim("sim", "compare", save(tmp_path, "a.csv", "job_id,submit_ms,gpus,run_ms\na,0,1,60000\n"))
     assert (done.returncode, done.stdout) == (2, "")

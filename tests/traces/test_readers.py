@@ -374,6 +374,43 @@ def test_swf_dependencies_and_unknowns(tmp_path):
     }
 
 
+def test_swf_without_a_run_time_is_not_said_to_have_never_started(tmp_path):
+    rows = [
+        "1 0 5 60 4 -1 -1 4 -1 -1 1 3 1 7 -1 -1 -1 -1", "2 0 5 -1 4 -1 -1 4 -1 -1 1 3 1 7 -1 -1 -1 -1",
+        "3 0 5 -1 4 -1 -1 4 -1 -1 0 3 1 7 -1 -1 -1 -1", "4 0 5 -1 -1 -1 -1 4 -1 -1 5 3 1 7 -1 -1 -1 -1",
+        "5 0 5 0 4 -1 -1 4 -1 -1 5 3 1 7 -1 -1 -1 -1",
+    ]  # fmt: skip
+    _, report = traces.read(save(tmp_path, "log.swf", "".join(f"{row}\n" for row in rows)))
+    assert report.dropped == {"never started": 2, "its run time is not recorded": 2}
+
+
+def test_swf_dependencies_are_told_and_left_out_where_the_log_contradicts_them(tmp_path):
+    """Job 1 ends at 100 s; 30 s later is 130 s. Job 4 has no recorded wait, so nothing contradicts it."""
+    rows = [
+        "1 0 0 100 8 -1 -1 8 -1 -1 1 1 1 -1 -1 -1 -1 -1", "2 130 20 60 8 -1 -1 8 -1 -1 1 1 1 -1 -1 -1 1 30",
+        "3 90 20 60 8 -1 -1 8 -1 -1 1 1 1 -1 -1 -1 1 30", "4 90 -1 60 8 -1 -1 8 -1 -1 1 1 1 -1 -1 -1 1 30",
+        "5 90 10 60 8 -1 -1 8 -1 -1 1 1 1 -1 -1 -1 1 -1",
+    ]  # fmt: skip
+    trace, report = traces.read(save(tmp_path, "log.swf", "".join(f"{row}\n" for row in rows)))
+    row = {job: index for index, job in enumerate(trace.job_id)}
+    assert [int(trace.after[row[job]]) for job in "12345"] == [NONE, row["1"], NONE, row["1"], row["1"]]
+    assert [int(trace.after_ms[row[job]]) for job in "12345"] == [0, 30_000, 0, 30_000, 0]
+    told = {reason: rows for reason, rows in report.repaired.items() if "preceding" in reason}
+    assert told == {
+        "waits for the end of its preceding job, and the think time after it (fields 17 and 18): counts as waiting": 3,
+        "started before its preceding job and the think time had ended: replayed without that dependency": 1,
+    }
+
+
+@pytest.mark.parametrize("first", ["; Computer: Universit\xe4t\n", "; Version: 2.2\n; Note: \xe9t\xe9\n"])
+def test_swf_comments_are_no_rows_and_need_no_decoding(tmp_path, first):
+    log = swf((0, 8, 8), header=("MaxNodes: 1", "MaxProcs: 8"))
+    plain, before = traces.read(save(tmp_path, "log.swf", log))
+    trace, report = traces.read(save(tmp_path, "log.swf", (first + log + "; \xfc\n").encode("latin-1")))
+    assert equal(trace, plain)
+    assert (report.rows, report.dropped, report.cluster) == (before.rows, before.dropped, before.cluster)
+
+
 def swf(*rows, header=()):
     """A log; of each row, submission, allocated and requested processors are given, and it ran for a minute."""
     text = "".join(f"; {line}\n" for line in ("Version: 2.2", *header))

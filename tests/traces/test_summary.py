@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -81,6 +82,15 @@ def test_gpu_hours_are_unknown_where_run_times_are(tmp_path):
     facts = json.loads(brim("trace", "info", path, "--json").stdout)
     assert facts["gpu_hours"] is None
     assert [size["gpu_hours"] for size in facts["sizes"]] == [None]
+
+
+@pytest.mark.parametrize(("run_ms", "shown"), [
+    (1_836_000, "0.51"), (360, "0.0001"), (4_500_000, "1.25"), (360_000_000, "100"), (4_444_440_000, "1,235"),
+])  # fmt: skip
+def test_gpu_hours_have_three_digits(tmp_path, run_ms, shown):
+    path = tmp_path / "a.csv"
+    path.write_text(f"job_id,submit_ms,gpus,run_ms\na,0,1,{run_ms}\n")
+    assert re.search(rf"GPU-hours +{re.escape(shown)}, 100% by 1-GPU jobs", brim("trace", "info", path).stdout)
 
 
 def test_gpu_hours_of_a_size_are_unknown_where_its_run_times_are(tmp_path):

@@ -306,21 +306,22 @@ def _read(
 
 
 def _cluster_of(trace: Trace, given: Cluster | None, load: float) -> Cluster:
-    """Return the given cluster, printing on stderr what speaks against it, or the cluster that the record shows."""
+    """Return the given cluster, or the one that the record shows, and print on stderr what speaks against it."""
     from brim import traces
 
+    cluster = trace.cluster if given is None else given
+    if cluster is None:
+        raise ConfigError(f"{trace.name} does not show its cluster; give one, such as --cluster 64x8xH100")
     if given is None:
-        if trace.cluster is None:
-            raise ConfigError(f"{trace.name} does not show its cluster; give one, such as --cluster 64x8xH100")
-        print(f"brim: replaying on {trace.cluster}, which the record shows; --cluster gives another", file=sys.stderr)
-        return trace.cluster
-    if said := traces.doubts(trace, given, load):
-        print(f"brim: cluster {given} may not be the recorded one:", file=sys.stderr)
+        print(f"brim: replaying on {cluster}, which the record shows; --cluster gives another", file=sys.stderr)
+    if said := traces.doubts(trace, cluster, load):
+        print(f"brim: cluster {cluster} may not be the recorded one:", file=sys.stderr)
         for sentence in said:
             print(f"  {sentence}", file=sys.stderr)
-        if trace.cluster is not None:
-            print(f"  without --cluster, the replay is on {trace.cluster}", file=sys.stderr)
-    return given
+        shown = trace.cluster
+        if shown not in (None, cluster) and not traces.doubts(trace, shown, load):
+            print(f"  without --cluster, the replay is on {shown}", file=sys.stderr)
+    return cluster
 
 
 def _without_too_large(trace: Trace, cluster: Cluster) -> tuple[Trace, tuple[str, ...]]:

@@ -223,7 +223,7 @@ def _facts(figures: TraceSummary, cluster: Cluster | None) -> list[tuple[str, st
                               f"peak {figures.arrivals_per_hour_peak:,}"),
         ("run time", f"mean {_seconds(figures.duration_mean_s)}, median {_seconds(known[0.5])}, "
                      f"p95 {_seconds(known[0.95])}, p99 {_seconds(known[0.99])}"),
-        ("GPU-hours", "-" if math.isnan(figures.gpu_hours) else f"{figures.gpu_hours:,.0f}" + "".join(
+        ("GPU-hours", "-" if math.isnan(figures.gpu_hours) else _three_digits(figures.gpu_hours) + "".join(
             f", {size.gpu_hours / figures.gpu_hours:.0%} by {f'{size.gpus}-GPU jobs' if size.gpus else 'shares'}"
             for size in sorted(told, key=lambda size: -size.gpu_hours)[:3] if figures.gpu_hours)),
         ("ended", states),
@@ -243,6 +243,10 @@ def _seconds(seconds: float) -> str:
     from brim.units import show_duration
 
     return show_duration(seconds)
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _number(value: float) -> str:

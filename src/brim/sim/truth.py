@@ -274,6 +274,12 @@ def describe(trace: Trace, cluster: Cluster) -> list[str]:
         said.append("The trace names no users: fair shares and run-time histories use its groups instead.")
     elif not trace.users:
         said.append("The trace names no users: fair shares and run-time histories treat all jobs as one user's.")
+    waiting = int((trace.after != NONE).sum())
+    if waiting:
+        said.append(
+            "A job that may start only after another has ended, and a delay, waits for that too: it counts in its wait "
+            f"and its completion time ({waiting:,} of {len(trace):,} jobs)."
+        )
     short = int(((trace.run_ms >= 0) & (trace.run_ms < MS_PER_S)).sum())
     if short:
         said.append(f"{short} jobs ran for less than a second.")

@@ -22,6 +22,8 @@ ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 PARQUET_MAGIC: Final = b"PAR1"
 STDIN: Final = "-"
 """The path that means standard input."""
+COMMENT: Final = b";"
+"""Begins a comment in the Standard Workload Format, and a row in no format."""
 HEAD_BYTES: Final = 1 << 16
 """Enough to see the header and some rows of every format."""
 
@@ -120,7 +122,10 @@ def _text(file: str, data: bytes) -> bytes:
 
 
 def _without_odd_lines(file: str, data: bytes) -> Source:
-    """Blank the lines that are not UTF-8 text; refuse the file if such a line is its header or it is JSON."""
+    """Blank the lines that are not UTF-8 text; refuse the file if such a line is its header or it is JSON.
+
+    Comments, which begin with ``;``, need no decoding: odd bytes in them are replaced.
+    """
     lines = data.split(b"\n")
     first = next(index for index, line in enumerate(lines) if line.strip())
     unusable = {}
@@ -128,6 +133,9 @@ def _without_odd_lines(file: str, data: bytes) -> Source:
         try:
             line.decode("utf-8")
         except UnicodeDecodeError as error:
+            if line.lstrip().startswith(COMMENT):
+                lines[index] = line.decode("utf-8", errors="replace").encode()
+                continue
             found, expected = f"byte 0x{line[error.start]:02x}", "UTF-8 text; iconv -f latin1 -t utf-8 may convert it"
             unusable[index + 1] = TraceError(file, row=index + 1, found=found, expected=expected)
             if index <= first or lines[first].lstrip().startswith((b"[", b"{")):

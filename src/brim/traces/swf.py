@@ -2,7 +2,8 @@
 
 Processors are read as GPUs: that is the only way to replay these logs on a GPU cluster, and the report says so. A job
 has its allocated processors, because its recorded run time holds for them; where they are not known, it has the
-requested ones. A preceding job becomes a dependency, with the think time as its delay. Of the comments,
+requested ones. A preceding job becomes a dependency, with the think time as its delay, unless the log says that the job
+did not wait for it. Of the comments,
 ``UnixStartTime`` gives the wall clock, and ``MaxNodes`` and ``MaxProcs`` give the cluster, if all nodes can be alike.
 Records of status 2 to 4 are parts of a job that has its own record, and are dropped.
 Source: Feitelson, Standard Workload Format version 2.2 (Parallel Workloads Archive).
@@ -38,6 +39,13 @@ _STATES: Final = {
 _NUMBERS: Final = re.compile(r"\s*(-?[\d.]+\s+){17}-?[\d.]+\s*")
 _HEADER: Final = re.compile(r"^;\s*(UnixStartTime|MaxNodes|MaxProcs):\s*(\d{1,12})(?!\S)", re.MULTILINE)
 KIB_PER_MIB: Final = 1_024
+NO_RUN_TIME: Final = "its run time is not recorded"
+WAITS_FOR: Final = (
+    "waits for the end of its preceding job, and the think time after it (fields 17 and 18): counts as waiting"
+)
+DID_NOT_WAIT: Final = "started before its preceding job and the think time had ended: replayed without that dependency"
+ROUNDED_MS: Final = 2 * MS_PER_S
+"""By how much times rounded to seconds may disagree. Our choice."""
 
 
 def score(source: Source) -> float:
@@ -59,13 +67,18 @@ def read(source: Source, report: ReadReport) -> Trace:
     table = table.drop(parts.to_numpy(), "part of another record")
     table.ids("job")
     run_ms = _seconds_ms(table, "run", MAX_RUN_MS)
-    idle = (run_ms < 0) | ((run_ms == 0) & (table.text("status") != "1").fill_null(True).to_numpy())
+    cancelled, completed = ((table.text("status") == state).fill_null(False).to_numpy() for state in ("5", "1"))
+    idle = ((run_ms < 0) & cancelled) | ((run_ms == 0) & ~completed)
     table, run_ms = table.drop(idle, NEVER_STARTED), run_ms[~idle]
+    unknown = run_ms < 0
+    table, run_ms = table.drop(unknown, NO_RUN_TIME), run_ms[~unknown]
     gpus = _processors(table)
     none = gpus <= 0
     table, gpus, run_ms = table.drop(none, "no processors allocated, or none recorded"), gpus[~none], run_ms[~none]
     header = {name: int(number) for name, number in _HEADER.findall("\n".join(source.head))}
-    after, after_ms = _dependencies(table)
+    submit_ms, wait_ms = table.seconds_ms("submit"), _seconds_ms(table, "wait", MAX_TIME_MS)
+    start_ms = np.where(wait_ms == NONE, NONE, submit_ms + wait_ms)
+    after, after_ms = _dependencies(table, start_ms, run_ms)
     user, users = _names(table, "user")
     group, groups = _names(table, "group")
     profile, profiles = _names(table, "application")
@@ -74,8 +87,8 @@ def read(source: Source, report: ReadReport) -> Trace:
     return trace_of(
         name=source.name, format=NAME, origin_ms=_origin_ms(source, header), job_id=table.ids("job"),
         cluster=_cluster(header, int(gpus.max(initial=0)), report),
-        submit_ms=table.seconds_ms("submit"), gpus=gpus, run_ms=at_least_a_second(run_ms, report),
-        wait_ms=_seconds_ms(table, "wait", MAX_TIME_MS), time_limit_ms=np.where(limit_ms > 0, limit_ms, NONE),
+        submit_ms=submit_ms, gpus=gpus, run_ms=at_least_a_second(run_ms, report),
+        wait_ms=wait_ms, time_limit_ms=np.where(limit_ms > 0, limit_ms, NONE),
         mem_mib=-(-np.maximum(memory_kib, 0) // KIB_PER_MIB),
         status=table.statuses("status", _STATES, "a status of -1 to 5"), after=after, after_ms=after_ms,
         user=user, users=users, group=group, groups=groups, profile=profile, profiles=profiles,
@@ -168,16 +181,29 @@ def _names(table: Table, column: str) -> tuple[IntArray, tuple[str, ...]]:
     return coded(text.set((text == "-1").fill_null(False), None))
 
 
-def _dependencies(table: Table) -> tuple[IntArray, IntArray]:
-    """Return the row of the preceding job and the think time; a predecessor must have a smaller number."""
+def _dependencies(table: Table, start_ms: IntArray, run_ms: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the row of the preceding job and the think time; a predecessor must have a smaller number.
+
+    Args:
+        table: The jobs.
+        start_ms: Their recorded starts; NONE where not recorded.
+        run_ms: Their run times.
+    """
     number = table.number("job", "a job number, 1 or more", low=1, whole=True)
     before = table.number("preceding", "the number of an earlier job, or -1", low=-1, whole=True)
     if (odd := before >= number).any():
         raise table.unusable(odd, "preceding", "the number of an earlier job, or -1")
+    think_ms = np.maximum(_seconds_ms(table, "think_time", MAX_RUN_MS), 0)
+    if not len(number):
+        return before, think_ms
     order = np.argsort(number)
-    place = np.minimum(np.searchsorted(number[order], before), len(number) - 1)
-    found = (before > 0) & (number[order][place] == before) if len(number) else before > 0
-    table.report.repair("preceding job is not in the trace: starts without it", int(((before > 0) & ~found).sum()))
-    after = np.where(found, order[place], NONE) if len(number) else before
-    think_ms = _seconds_ms(table, "think_time", MAX_RUN_MS)
-    return after, np.where(found, np.maximum(think_ms, 0), 0)
+    row = order[np.minimum(np.searchsorted(number[order], before), len(number) - 1)]
+    found = (before > 0) & (number[row] == before)
+    released_ms = start_ms[row] + run_ms[row] + think_ms
+    told = found & (start_ms != NONE) & (start_ms[row] != NONE)
+    ignored = told & (start_ms + ROUNDED_MS < released_ms)
+    report, waits = table.report, found & ~ignored
+    report.repair("preceding job is not in the trace: starts without it", int(((before > 0) & ~found).sum()))
+    report.repair(WAITS_FOR, int(waits.sum()))
+    report.repair(DID_NOT_WAIT, int(ignored.sum()))
+    return np.where(waits, row, NONE), np.where(waits, think_ms, 0)
