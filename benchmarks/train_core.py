@@ -98,14 +98,14 @@ def finished(device):
 def reduction(megabytes, rounds):
     import torch
 
-    from brim.train.gradients.buckets import summer
+    from brim.train.gradients.buckets import make_reducer
     from brim.train.membership.static_group import static_group
 
     device = device_of_rank()
     group = static_group(device, 120)
     vector = torch.randn(int(megabytes * 1e6 / 4), device=device)
     buckets = list(vector.split((25 << 20) // 4))
-    tree = summer(group, exact=True)
+    tree = make_reducer(group, exact=True)
 
     def all_reduce():
         group.all_reduce(vector).wait()

@@ -26,7 +26,7 @@ def train(backend):
         for x, y in run.steps(loader):
             run.backward(loss_of(model(x), y))
             run.step()
-    found = run.digest(), run.certificate()["gpu"]
+    found = run.digest(), run.settings()["gpu"]
     run.close()
     return found
 
@@ -46,16 +46,16 @@ def test_bits_are_equal_over_nccl():
 
 
 def test_what_was_said_is_read_once_it_is_there():
-    from brim.train.gradients.step_summary import Tail
+    from brim.train.gradients.step_summary import SummaryVector
 
-    tail = Tail([torch.nn.Linear(2, 2).cuda()], ranks=4)
-    total = torch.zeros(tail.size, device="cuda")
-    heard = []
+    vector = SummaryVector([torch.nn.Linear(2, 2).cuda()], ranks=4)
+    total = torch.zeros(vector.size, device="cuda")
+    newest_commands = []
     for step in range(4):
         torch.cuda._sleep(200_000_000)  # the device lags behind the host, here by a tenth of a second a step
         total[2] = step + 7
-        heard.append(tail.read(total, 4, late=True).heard[0])
-    assert heard == [0, 7, 8, 9]
+        newest_commands.append(vector.read(total, 4, late=True).newest_commands[0])
+    assert newest_commands == [0, 7, 8, 9]
 
 
 def test_a_device_without_a_number_and_an_optimizer_that_begins_with_state():
@@ -75,11 +75,11 @@ def test_a_device_without_a_number_and_an_optimizer_that_begins_with_state():
 
 
 def test_a_group_of_one_over_nccl():
-    from brim.train.membership.process_group import BrokenGroupError, Group, open_store
+    from brim.train.membership.process_group import BrokenGroupError, ProcessGroup, open_store
 
     device = torch.device("cuda", 0)
     store, _, _ = open_store(60)
-    group = Group(0, 1, generation=1, device=device, timeout_s=60)
+    group = ProcessGroup(0, 1, generation=1, device=device, timeout_s=60)
     group.connect(lambda: store)
     assert group.nccl
     assert group.share([3, 4]) == [[3, 4]]

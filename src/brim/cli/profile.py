@@ -65,7 +65,7 @@ def profile(
         try:
             found = _measure(script, sizes, batches)
         except ScriptError as error:
-            sys.stderr.write(error.said)
+            sys.stderr.write(error.stderr)
             raise typer.Exit(error.exit_code) from None
     from brim.live.profile import as_toml
 

@@ -40,10 +40,10 @@ Sums = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """The record of one run: a certificate, and checksums of tensors by step."""
+class Record:
+    """The record of one run: its settings, and checksums of tensors by step."""
 
-    certificate: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     gpus: int = 0
     steps: dict[int, Sums] = field(default_factory=dict)
 
@@ -66,7 +66,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class CheckedScript:
     """The script to run, and its options."""
 
     words: tuple[str, ...]
@@ -75,7 +75,7 @@ class Script:
     zygote: str | None
     show: bool
 
-    def run(self, name: str, *, size: int, stop: int, undone: int = 0, checkpoints: str = NO_CHECKPOINTS) -> Seen:
+    def run(self, name: str, *, size: int, stop: int, undone: int = 0, checkpoints: str = NO_CHECKPOINTS) -> Record:
         """Run the script on ``size`` ranks, up to ``stop`` steps of the whole job; undo and repeat step ``undone``.
 
         Raises:
@@ -88,8 +88,8 @@ class Script:
         ]  # fmt: skip
         printed = self.folder / f"{name}.out"
         with printed.open("wb") as out:
-            said = None if self.show else out
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+            output = None if self.show else out
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
             try:
                 code = process.wait(self.timeout_s)
             except subprocess.TimeoutExpired:
@@ -104,16 +104,16 @@ class Script:
             self._explain(name, size, code, seen)
         return seen
 
-    def _explain(self, name: str, size: int, code: int, seen: Seen) -> None:
+    def _explain(self, name: str, size: int, code: int, seen: Record) -> None:
         failed = self.folder / f"{name}.failed"
         why = failed.read_text(encoding="utf-8") if failed.exists() else f"exit code {code}"
         raise UserError(f"{self.words[0]} failed on {ranks(size)} after {seen.last} steps: {why}; --show shows it all")
 
 
-def read(path: Path) -> Seen:
+def read(path: Path) -> Record:
     """Read the record of a run, without an incomplete last line."""
     if not path.exists():
-        return Seen()
+        return Record()
     header: dict[str, Any] = {}
     steps: dict[int, Sums] = {}
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
@@ -124,10 +124,10 @@ def read(path: Path) -> Seen:
             header = header or found
         else:
             steps[found["step"]] = found["sums"]
-    return Seen(header.get("certificate", {}), header.get("gpus", 0), steps)
+    return Record(header.get("certificate", {}), header.get("gpus", 0), steps)
 
 
-def first_difference(undisturbed: Seen, before: Seen, after: Seen, stop: int) -> Difference | None:
+def first_difference(undisturbed: Record, before: Record, after: Record, stop: int) -> Difference | None:
     """Find where the run with a stop first differs from the one without."""
     for step in sorted(undisturbed.steps):
         for seen, when in ((before, "before"), (after, "restored" if step == stop else "after")):
@@ -154,13 +154,13 @@ def ranks(size: int) -> str:
     return f"{size} rank" if size == 1 else f"{size} ranks"
 
 
-def second_size(seen: Seen, first: int, wanted: int | None) -> int:
+def second_size(seen: Record, first: int, wanted: int | None) -> int:
     """Return the number of ranks to resume on.
 
     Raises:
         UserError: that number of ranks is not possible.
     """
-    workers = seen.certificate.get("logical_workers")
+    workers = seen.settings.get("logical_workers")
     size = wanted if wanted is not None else (2 * first if workers is None or workers % (2 * first) == 0 else 1)
     if workers is not None and workers % size:
         raise UserError(f"--sizes: found {size} with logical_workers={workers}, expected a divisor of it")
@@ -172,7 +172,7 @@ def second_size(seen: Seen, first: int, wanted: int | None) -> int:
     return size
 
 
-def check(script: Script, *, steps: int, first: int, second: int | None) -> int:
+def check(script: CheckedScript, *, steps: int, first: int, second: int | None) -> int:
     """Run the script three times and print the result; return the exit code."""
     undisturbed = script.run("undisturbed", size=first, stop=steps)
     if not undisturbed.steps:
@@ -196,7 +196,7 @@ def check(script: Script, *, steps: int, first: int, second: int | None) -> int:
         sys.stdout.write(f"resume exact: yes ({what}; {len(undisturbed.steps[stop])} sums compared at every step)\n")
         if first == second:
             sys.stdout.write("  the number of ranks was the same: another one was not tried\n")
-        for doubt in _doubts(undisturbed):
+        for doubt in _caveats(undisturbed):
             sys.stdout.write(f"  not for sure: {doubt}\n")
         return 0
     sys.stdout.write(f"resume exact: no ({what})\n  first difference: {found.name} after step {found.step}\n")
@@ -205,39 +205,40 @@ def check(script: Script, *, steps: int, first: int, second: int | None) -> int:
     return 1
 
 
-def hints(found: Difference, undisturbed: Seen, after: Seen, first: int, second: int) -> list[str]:
+def hints(found: Difference, undisturbed: Record, after: Record, first: int, second: int) -> list[str]:
     """Return possible causes of a difference."""
     from brim.train.reproducibility import differences  # noqa: PLC0415  (imports torch)
 
-    said = _doubts(undisturbed)
-    if after.certificate:
-        said += [f"the runs differ in {each}" for each in differences(undisturbed.certificate, after.certificate)]
+    reasons = _caveats(undisturbed)
+    if after.settings:
+        reasons += [f"the runs differ in {each}" for each in differences(undisturbed.settings, after.settings)]
     if found.when == "before":
         return [
             "before the stop: two runs of the script are not equal. Something draws numbers that start() does not seed "
-            "(your own generator, os.urandom, the time, the order of a set), or weights are made before start()", *said,
+            "(your own generator, os.urandom, the time, the order of a set), or weights are made before start()",
+            *reasons,
         ]  # fmt: skip
     if found.when == "restored":
-        return ["what was restored is not what was saved: does something change it between two steps?", *said]
+        return ["what was restored is not what was saved: does something change it between two steps?", *reasons]
     if found.when == "undone":
         return [
             f"step {found.step} was undone once on purpose, as when a rank joins or dies, and its repetition differs: "
             "put code that runs once per step, such as setting a learning rate, behind run.begins_step, not behind "
             "the value that run.step() returns; compute what it needs from run.steps_done, or give it to run.carry",
-            *said,
+            *reasons,
         ]  # fmt: skip
     if first != second:
-        said.append(f"--sizes {first},{first} tells whether it is the stop or the number of ranks")
+        reasons.append(f"--sizes {first},{first} tells whether it is the stop or the number of ranks")
     return [
         "after the stop: state that run.prepare and run.carry were not given, numbers drawn outside of run.steps, or "
-        "sums that depend on the number of ranks", *said,
+        "sums that depend on the number of ranks", *reasons,
     ]  # fmt: skip
 
 
-def _doubts(seen: Seen) -> list[str]:
-    from brim.train.reproducibility import doubts  # noqa: PLC0415  (imports torch)
+def _caveats(seen: Record) -> list[str]:
+    from brim.train.reproducibility import caveats  # noqa: PLC0415  (imports torch)
 
-    return doubts(seen.certificate)
+    return caveats(seen.settings)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -274,7 +275,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if not os.path.isfile(options.script):
             raise UserError(f"{options.script}: no such file")
         with tempfile.TemporaryDirectory(prefix="brim-check-") as folder:
-            script = Script(
+            script = CheckedScript(
                 (options.script, *options.args), Path(folder), options.timeout, options.zygote, options.show
             )
             return check(script, steps=options.steps, first=first, second=second)

@@ -24,12 +24,12 @@ from brim.gang.messages import (
 )
 from brim.train.data.assignment import assign
 from brim.train.data.batches import Batches
-from brim.train.gradients.buckets import Alone, summer
+from brim.train.gradients.buckets import LocalReducer, make_reducer
 from brim.train.job_state import JobState
 from brim.train.membership.commands import Commands
 from brim.train.membership.process_group import BrokenGroupError
 from brim.train.membership.ranks import Ranks
-from brim.train.membership.rendezvous import NO_STATE, EndedError, NotWantedError, share_state
+from brim.train.membership.rendezvous import NO_STATE, JobEndedError, NotAMemberError, share_state
 from brim.train.saves import Saves
 from brim.train.step import TrainingStep
 
@@ -74,7 +74,7 @@ class Coordinator:
         self._saves.between_steps()
 
     def _act_on_commands(self) -> None:
-        client, member, commands = self._ranks.client, self._ranks.membership, self._commands
+        client, member, commands = self._ranks.client, self._ranks.rendezvous, self._commands
         if client is None or member is None:
             return
         agreed = client.commands(commands.applied, commands.agreed)
@@ -94,7 +94,7 @@ class Coordinator:
         self.report_progress()
 
     def _act(self, command: Any) -> None:
-        member = self._ranks.membership
+        member = self._ranks.rendezvous
         assert member is not None
         match command:
             case ResizeGroup() if command.generation > member.generation:
@@ -135,7 +135,7 @@ class Coordinator:
 
     def form(self) -> None:
         """Join a group if this rank is in none, and take its common state."""
-        member = self._ranks.membership
+        member = self._ranks.rendezvous
         if member is None:
             if self._job.step == NO_STATE:
                 self._begin_without_supervisor()
@@ -147,21 +147,21 @@ class Coordinator:
                 member.join(self._job, self.sizes())
             else:
                 member.again(self._job)
-        except NotWantedError:
+        except NotAMemberError:
             self._leave_unsaved()
-        except EndedError as ended:
+        except JobEndedError as ended:
             self._end_alone(ended)
         self._formed()
 
     def _enter(self, command: ResizeGroup) -> None:
-        assert self._ranks.membership is not None
+        assert self._ranks.rendezvous is not None
         if self.training is not None:
-            self.training.buckets.use(Alone())
+            self.training.buckets.use(LocalReducer())
         try:
-            self._ranks.membership.enter(command, self._job)
-        except NotWantedError:
+            self._ranks.rendezvous.enter(command, self._job)
+        except NotAMemberError:
             self._leave_unsaved()
-        except EndedError as ended:
+        except JobEndedError as ended:
             self._end_alone(ended)
         self._formed()
 
@@ -177,10 +177,10 @@ class Coordinator:
     def _formed(self) -> None:
         ranks = self._ranks
         self._check_size(ranks.size)
-        if ranks.membership is not None:
-            self._commands.group_formed(ranks.membership.command)
+        if ranks.rendezvous is not None:
+            self._commands.group_formed(ranks.rendezvous.command)
         if self.training is not None:
-            self.training.buckets.use(summer(ranks.group, exact=self._workers is not None))
+            self.training.buckets.use(make_reducer(ranks.group, exact=self._workers is not None))
             self.training.micro = None
         ranks.evaluation.use(ranks.group, self._job.evaluation_place())
         self._saves.group_formed()
@@ -192,12 +192,12 @@ class Coordinator:
         Raises:
             BrokenGroupError: no supervisor can form another group.
         """
-        if self._ranks.membership is None:
+        if self._ranks.rendezvous is None:
             raise error
         self._ranks.abort()
         if self.training is not None:
             self.training.drop()
-        self._ranks.membership.broken(str(error), self._job.step)
+        self._ranks.rendezvous.broken(str(error), self._job.step)
 
     def sizes(self) -> tuple[int, ...]:
         """Return the possible numbers of ranks of this run; empty: any."""
@@ -282,7 +282,7 @@ class Coordinator:
             raise SystemExit(PREEMPTED)
 
     def _save_together(self, command: int | None = None) -> None:
-        self._saves.save_together(self.training.agreement if self.training is not None else None, command)
+        self._saves.save_together(self.training.consistency if self.training is not None else None, command)
 
     def _leave(self, code: int, command: int) -> None:
         """Save the state, wait until that is done, and exit."""
@@ -292,7 +292,7 @@ class Coordinator:
         try:
             self._save_together(command)
         except BrokenGroupError as error:
-            if self._ranks.membership is None:
+            if self._ranks.rendezvous is None:
                 raise SystemExit(code) from None
             self.drop_step(error)
             self.form()
@@ -301,10 +301,10 @@ class Coordinator:
 
     def _leave_unsaved(self) -> None:
         """The new group is without this rank."""
-        command = self._ranks.membership.command if self._ranks.membership is not None else 0
+        command = self._ranks.rendezvous.command if self._ranks.rendezvous is not None else 0
         self._exit(0, Leaving(command, self._job.position.steps_done))
 
-    def _end_alone(self, ended: EndedError) -> None:
+    def _end_alone(self, ended: JobEndedError) -> None:
         """The job ends while this rank is in no group: each rank with state saves it, and the last may publish."""
         command = ended.command
         self._saves.save_alone(command.command)

@@ -57,8 +57,8 @@ def choose_device(wanted: str | torch.device | None) -> torch.device:
 
 def fix_threads() -> None:
     """Use ``OMP_NUM_THREADS`` threads, by default one, as ranks do: the order of sums depends on the number."""
-    said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    torch.set_num_threads(int(said) if said.isdecimal() and int(said) else 1)
+    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    torch.set_num_threads(int(threads) if threads.isdecimal() and int(threads) else 1)
 
 
 def fix_shapes() -> None:

@@ -13,7 +13,7 @@ from brim.errors import ConfigError
 from brim.train.checkpoint.saving import Checkpoints
 from brim.train.data.batches import Batches
 from brim.train.gradients.noise import Noise
-from brim.train.gradients.update import Update
+from brim.train.gradients.update import OptimizerUpdate
 from brim.train.membership.commands import Commands
 from brim.train.membership.evaluation import ALONE
 from brim.train.membership.ranks import Ranks
@@ -22,7 +22,7 @@ from brim.train.state import Lambda, State, copied
 
 
 class JobState:
-    """The state that is equal on every rank after every committed step, as `Membership` and checkpoints use it.
+    """The state that is equal on every rank after every committed step, as `Rendezvous` and checkpoints use it.
 
     Attributes:
         parts: Models, optimizers and all other objects with a state.
@@ -38,7 +38,7 @@ class JobState:
         self, position: Position, ranks: Ranks, commands: Commands, checkpoints: Checkpoints | None, *,
         logical_workers: int | None, seed: int, settings: Callable[[], Mapping[str, Any]],
     ) -> None:  # fmt: skip
-        self.parts, self.update, self.position = State(), Update(), position
+        self.parts, self.update, self.position = State(), OptimizerUpdate(), position
         self.loader: Batches | None = None
         self.noise: Noise | None = None
         self.loss: Tensor | None = None

@@ -1,7 +1,7 @@
 """The settings on which the bits of a run depend, so that a claim of equal bits can be checked later.
 
 If all of these settings are equal, bits are equal on every number of ranks. The code of the script and the data matter,
-too, and are not in the certificate.
+too, and are not among the settings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOT_BINDING: Final = frozenset({"python", "ranks", "brim"})
 """Entries that are recorded and do not change bits."""
 
 
-def certificate(
+def settings(
     *, logical_workers: int | None, seed: int, device: torch.device, dtypes: Iterable[torch.dtype] = (), ranks: int = 1,
     rules: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
@@ -52,7 +52,7 @@ def certificate(
         "dtypes": sorted({str(dtype).removeprefix("torch.") for dtype in dtypes}),
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "matmul_precision": _said(torch.get_float32_matmul_precision),
+        "matmul_precision": _setting(torch.get_float32_matmul_precision),
         "fp32_precision": _fp32_precision(),
         "mkl": _backends.mkl.is_available(),
         "mkldnn": _backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled),
@@ -72,8 +72,8 @@ def _cuda(device: torch.device) -> dict[str, Any]:
         "cudnn": _backends.cudnn.version(),
         "cudnn_deterministic": bool(torch.backends.cudnn.deterministic),
         "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
-        "tf32_matmul": _said(lambda: bool(torch.backends.cuda.matmul.allow_tf32)),
-        "tf32_cudnn": _said(lambda: bool(torch.backends.cudnn.allow_tf32)),
+        "tf32_matmul": _setting(lambda: bool(torch.backends.cuda.matmul.allow_tf32)),
+        "tf32_cudnn": _setting(lambda: bool(torch.backends.cudnn.allow_tf32)),
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
     }
 
@@ -85,7 +85,7 @@ def _fp32_precision() -> dict[str, str]:
     return {name: part.fp32_precision for name, part in parts.items() if hasattr(part, "fp32_precision")}
 
 
-def _said(ask: Callable[[], Any]) -> Any:
+def _setting(ask: Callable[[], Any]) -> Any:
     """Return a setting; None if it was set by a new name, and PyTorch refuses to read it by the old one."""
     try:
         return ask()
@@ -98,14 +98,14 @@ def _flushes_denormals() -> bool:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Describe the differences between two certificates that may change bits; if empty, expect equal bits."""
+    """Describe the differences between two sets of settings that may change bits; if empty, expect equal bits."""
     names = sorted((set(one) | set(other)) - NOT_BINDING)
     return [
         f"{name}: {one.get(name)!r} and {other.get(name)!r}" for name in names if one.get(name) != other.get(name)
     ]
 
 
-def doubts(one: Mapping[str, Any]) -> list[str]:
+def caveats(one: Mapping[str, Any]) -> list[str]:
     """Describe the settings under which even the same machine may produce other bits."""
     found = []
     if not one.get("exact"):
@@ -119,6 +119,6 @@ def doubts(one: Mapping[str, Any]) -> list[str]:
 
 
 def require_equal(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise `RefusedError` if two certificates differ in a setting that may change bits."""
+    """Raise `RefusedError` if two sets of settings differ in a setting that may change bits."""
     if found := differences(saved, now):
         raise RefusedError("this run cannot repeat the bits of the saved one: " + "; ".join(found))

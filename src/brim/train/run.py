@@ -28,14 +28,14 @@ from brim.train.data.batches import Batches
 from brim.train.data.options import check_options
 from brim.train.environment import choose_device, fix_shapes, fix_threads, refuse_tasks_of_slurm, seed_everything
 from brim.train.gradients.all_reduce import is_power_of_two
-from brim.train.gradients.buckets import Alone
+from brim.train.gradients.buckets import LocalReducer
 from brim.train.gradients.noise import Noise, Rule, rule_for
 from brim.train.gradients.per_worker import PerWorker
 from brim.train.gradients.update import Schedule
 from brim.train.job_state import JobState
 from brim.train.membership.commands import Commands
 from brim.train.membership.evaluation import Operation, random_numbers_kept, reduced
-from brim.train.membership.process_end import on_sigterm, tell_exceptions
+from brim.train.membership.process_end import on_sigterm, report_exceptions
 from brim.train.membership.process_group import BrokenGroupError
 from brim.train.membership.ranks import Ranks
 from brim.train.membership.rendezvous import NO_STATE
@@ -120,16 +120,16 @@ class Run:
         checkpoints = None if checkpoint is None else Checkpoints(checkpoint)
         self._job = JobState(
             self._position, self._ranks, self._commands, checkpoints, logical_workers=logical_workers, seed=seed,
-            settings=self.certificate,
+            settings=self.settings,
         )  # fmt: skip
         self._job.update.schedule = self._instrument.schedule(None)
         self._coordinator = Coordinator(
-            self._job, self._ranks, self._commands, Saves(self._job, self._ranks, checkpoints, self.certificate),
+            self._job, self._ranks, self._commands, Saves(self._job, self._ranks, checkpoints, self.settings),
             logical_workers=logical_workers, close=self.close,
         )  # fmt: skip
         if threading.current_thread() is threading.main_thread():
             on_sigterm(self._coordinator.request_leave)
-        tell_exceptions(self._ranks.client)
+        report_exceptions(self._ranks.client)
         atexit.register(self.close)
         seed_everything(seed, "build")
 
@@ -477,11 +477,11 @@ class Run:
         """Return the SHA-256 of each tensor that `digest` covers, by name."""
         return self._job.parts.hashes()
 
-    def certificate(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """Return the settings on which the bits of this run depend; see `brim.train.reproducibility`."""
         dtypes = {p.dtype for model in self._job.parts.models for p in model.parameters()}
         batch = self._job.loader.global_batch if self._job.loader is not None else None
-        return reproducibility.certificate(
+        return reproducibility.settings(
             logical_workers=self._workers, seed=self.seed, device=self.device, dtypes=dtypes, ranks=self.world_size,
             rules={"global_batch": batch, **self._job.update.clipping()},
         )  # fmt: skip
@@ -499,6 +499,6 @@ class Run:
             self._coordinator.report_finished()
         self._ranks.abort()
         if self._training is not None:
-            self._training.buckets.use(Alone())
+            self._training.buckets.use(LocalReducer())
         self._job.update.close()
         self._ranks.close()

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from brim.gang.messages import Saved
-from brim.train.checkpoint.checkpointer import Saving
+from brim.train.checkpoint.checkpointer import PendingSave
 from brim.train.checkpoint.saving import Checkpoints
-from brim.train.gradients.consistency import Agreement
+from brim.train.gradients.consistency import ConsistencyCheck
 from brim.train.job_state import JobState
 from brim.train.membership.ranks import Ranks
 
@@ -55,7 +55,7 @@ class Saves:
             self._checkpoints.take_over()
             self._end(self._checkpoints, self._begin(self._checkpoints, announced=True), command)
 
-    def save_together(self, agreement: Agreement | None, command: int | None = None) -> None:
+    def save_together(self, consistency: ConsistencyCheck | None, command: int | None = None) -> None:
         """Save the state before an end; return on all ranks once that is done. One rank saves.
 
         The other ranks check repeatedly, so that a long save is not one long collective. If the rank that saves dies,
@@ -64,11 +64,11 @@ class Saves:
         Raises:
             BrokenGroupError: a rank has died.
         """
-        saving: Saving | None = None
+        saving: PendingSave | None = None
         checkpoints, ranks, step = self._checkpoints, self._ranks, self._job.step
         group = ranks.group
-        if group is not None and agreement is not None and step > 0:
-            agreement.require_equal_state(lambda value: ranks.compared(value, _END), step)
+        if group is not None and consistency is not None and step > 0:
+            consistency.require_equal_state(lambda value: ranks.compared(value, _END), step)
         if checkpoints is not None and ranks.rank == 0 and step > 0 and not checkpoints.has_end(step):
             saving = self._begin(checkpoints, announced=True)
         while group is not None:
@@ -81,10 +81,10 @@ class Saves:
         if checkpoints is not None and saving is not None:
             self._end(checkpoints, saving, command)
 
-    def _begin(self, checkpoints: Checkpoints, *, announced: bool) -> Saving:
+    def _begin(self, checkpoints: Checkpoints, *, announced: bool) -> PendingSave:
         return checkpoints.begin(self._job.step, self._job.to_save(), self._settings(), announced=announced)
 
-    def _end(self, checkpoints: Checkpoints, saving: Saving, command: int | None) -> None:
+    def _end(self, checkpoints: Checkpoints, saving: PendingSave, command: int | None) -> None:
         path = checkpoints.end(saving)
         if path is not None and command is not None:
             self._ranks.send(Saved(command, self._job.step, path))

@@ -16,11 +16,11 @@ from torch import Tensor
 from brim.errors import UserError
 from brim.train.data.batches import Batches
 from brim.train.environment import moved, seed_everything
-from brim.train.gradients.buckets import Alone, Buckets
-from brim.train.gradients.consistency import Agreement
+from brim.train.gradients.buckets import Buckets, LocalReducer
+from brim.train.gradients.consistency import ConsistencyCheck
 from brim.train.gradients.noise import Rule
 from brim.train.gradients.per_worker import PerWorker
-from brim.train.gradients.step_summary import Summary, Tail, same_changes
+from brim.train.gradients.step_summary import StepSummary, SummaryVector, same_changes
 from brim.train.instrument import Instrument
 from brim.train.job_state import JobState
 from brim.train.membership.commands import Commands
@@ -141,11 +141,11 @@ class TrainingStep:
         self._undoable = False  # the step has begun and is not committed
         self._instrument = instrument
         self._undone: set[int] = set()  # steps that were undone for the instrument
-        self._summary = Tail(models, logical_workers or FAST_RANKS_MAX, per_worker)
+        self._summary = SummaryVector(models, logical_workers or FAST_RANKS_MAX, per_worker)
         named = named_parameters(models)
         self.buckets = Buckets(named, self._summary.size, unused=unused)
         trained = {id(param): name for name, param in named}
-        self.agreement = Agreement(models, optimizers, trained)
+        self.consistency = ConsistencyCheck(models, optimizers, trained)
         job.update.watch(trained)
         job.on_received = self._state_received
 
@@ -156,7 +156,7 @@ class TrainingStep:
         self._ranks.evaluation.begin_step()
         self._begin_undoable()
         if self._ranks.size > 1:
-            plan.state = self.agreement.state_word(job.position.steps_done)
+            plan.state = self.consistency.state_checksum(job.position.steps_done)
         self.timer.begin()
         begins = True
         for index, worker in enumerate(plan.mine):
@@ -236,12 +236,12 @@ class TrainingStep:
         return self._summary.leaf(micro.share, loss, leaf_sq, numbers)
 
     def _numbers(self, plan: StepPlan) -> list[int | Tensor]:
-        """Return the numbers that this rank sends to all others at the end of a step: see `step_summary.Summary`."""
+        """Return the numbers that this rank sends to all others at the end of a step: see `StepSummary`."""
         client, leave = self._ranks.client, self._commands.leave_requested
-        newest = client.heard if client is not None else 0
+        newest = client.newest_command if client is not None else 0
         if self._ranks.size == 1:
             return [newest, leave, 0, 0]
-        return [newest, leave, self.agreement.settings_word(), plan.state]
+        return [newest, leave, self.consistency.settings_checksum(), plan.state]
 
     def _add_empty(self, micro: MicroBatch) -> None:
         """Add a leaf of zeros for a share without samples, in the last step of an epoch."""
@@ -258,9 +258,9 @@ class TrainingStep:
             self._undone.add(job.position.step + 1)
             self.on_broken(BrokenGroupError("brim.train.check undoes this step"))
             return False
-        self.agreement.check_trained()
+        self.consistency.check_trained()
         idle = plan.idle(ranks.size)
-        late = self._device.type == "cuda" and ranks.membership is None and not idle
+        late = self._device.type == "cuda" and ranks.rendezvous is None and not idle
         if self._device.type == "cuda" and not late:  # else the rest of backward would count as exchange
             torch.cuda.current_stream(self._device).synchronize()
         began_s = time.perf_counter()
@@ -280,20 +280,20 @@ class TrainingStep:
         self._change_parameters(plan, summary.leaf_sq)
         self._commit(plan)
         job.loss = summary.loss
-        self._commands.agreed, self._commands.leave_agreed = min(summary.heard, default=0), summary.leave
+        self._commands.agreed, self._commands.leave_agreed = min(summary.newest_commands, default=0), summary.leave
         return True
 
-    def _require_equal(self, summary: Summary, idle: list[int]) -> None:
+    def _require_equal(self, summary: StepSummary, idle: list[int]) -> None:
         """On every rank: compare settings and state where the checksums of the ranks differ."""
         compared = self._ranks.compared
         if not same_changes([word for rank, word in enumerate(summary.changes) if rank not in idle]):
             rows = compared(self._summary.changes)
             raise UserError(self._summary.unequal_changes([row for of_rank in rows for row in of_rank]))
         if len(set(summary.settings)) > 1:
-            self.agreement.require_equal_settings(compared, self._ranks.rank, idle)
+            self.consistency.require_equal_settings(compared, self._ranks.rank, idle)
         if len(set(summary.state)) > 1:
             self._summary.restore()  # else the changes of this step, which differ between ranks, would count
-            self.agreement.require_equal_state(compared, self._job.position.steps_done)
+            self.consistency.require_equal_state(compared, self._job.position.steps_done)
 
     def _change_parameters(self, plan: StepPlan, leaf_sq: Tensor) -> None:
         job, update = self._job, self._job.update
@@ -323,7 +323,7 @@ class TrainingStep:
     def drop(self) -> None:
         """A collective failed: forget the gradients of the step, and restore what the script may have changed."""
         self.broken, self.micro = True, None
-        self.buckets.use(Alone())
+        self.buckets.use(LocalReducer())
         self._restore()
 
     def _state_received(self) -> None:
@@ -340,7 +340,7 @@ class TrainingStep:
 
     def _can_be_undone(self) -> bool:
         """Whether another rank, or the instrument, can make this rank undo the step that begins."""
-        return (self._ranks.membership is not None and self._ranks.size > 1) or self._undoes()
+        return (self._ranks.rendezvous is not None and self._ranks.size > 1) or self._undoes()
 
     def _undoes(self) -> bool:
         step = self._job.position.step + 1

@@ -20,7 +20,7 @@ from brim.train.checkpoint import reading
 from brim.train.checkpoint.checkpointer import Checkpointer, CheckpointError
 from brim.train.checkpoint.files import RealFiles
 from brim.train.checkpoint.folder import Folder
-from brim.train.checkpoint.manifest import MANIFEST, BadError
+from brim.train.checkpoint.manifest import MANIFEST, UnusableCheckpointError
 from tests.train.checkpoint.simulated_disk import ROOT, Disk, Op, after_kill, after_power_cut
 
 CUTS = 20_000
@@ -87,7 +87,7 @@ def check_all(disk: Disk) -> None:
     for name in folder.saved():
         try:
             read = reading._read(folder, name, None, ())
-        except (BadError, OSError) as error:
+        except (UnusableCheckpointError, OSError) as error:
             raise AssertionError(f"{name}: {error}") from error
         assert same(read.step, read.tensors)
 

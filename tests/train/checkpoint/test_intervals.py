@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from brim.train.checkpoint.checkpointer import Saving
+from brim.train.checkpoint.checkpointer import PendingSave
 from brim.train.checkpoint.intervals import LONGEST_S, PRIOR_S, SHORTEST_S, Autosave, interval_s
 
 
@@ -41,8 +41,8 @@ class Clock:
         return self.now
 
 
-def ended(*, stall_s: float, total_s: float, error: Exception | None = None) -> Saving:
-    saving = Saving(1, stall_s=stall_s, total_s=total_s, error=error)
+def ended(*, stall_s: float, total_s: float, error: Exception | None = None) -> PendingSave:
+    saving = PendingSave(1, stall_s=stall_s, total_s=total_s, error=error)
     saving._done.set()
     return saving
 
@@ -79,7 +79,7 @@ def test_the_disk_is_busy_for_a_quarter_of_the_time_at_most_and_half_an_hour_is_
 def test_nothing_is_due_while_one_is_being_written():
     clock = Clock()
     auto = Autosave(clock=clock)
-    saving = Saving(1)
+    saving = PendingSave(1)
     auto.began(saving)
     clock.now = 1e6
     assert not auto.due()

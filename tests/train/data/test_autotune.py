@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from brim.train.data.autotune import NO_WAIT, TRIED, Climb
+from brim.train.data.autotune import NO_WAIT, TRIED, WorkerTuner
 
 Rate = Callable[[int], float]
 """Micro-batches per second that training gets with a number of workers."""
@@ -20,27 +20,27 @@ class World:
         self, rate: Rate, *, step_s: float = 0.0, noise: float = 0.0, drift: float = 0.0, most: int = 16, seed: int = 0
     ) -> None:
         self.rate, self.step_s, self.noise, self.drift = rate, step_s, noise, drift
-        self.climb, self.now_s, self.rng = Climb(most), 0.0, random.Random(seed)
+        self.tuner, self.now_s, self.rng = WorkerTuner(most), 0.0, random.Random(seed)
         self.others, self.until_s, self.loaded = 1.0, 0.0, 0
 
     def fetch(self) -> None:
         if self.now_s >= self.until_s:  # others on the machine come and go
             self.others, self.until_s = self.rng.uniform(1 - self.drift, 1 + self.drift), self.now_s + 0.5
-        load_s = self.rng.uniform(1 - self.noise, 1 + self.noise) / self.rate(self.climb.workers) * self.others
+        load_s = self.rng.uniform(1 - self.noise, 1 + self.noise) / self.rate(self.tuner.workers) * self.others
         if self.loaded:  # ahead, by the workers there were before
             load_s, self.loaded = 1e-5, self.loaded - 1
-        overlapped = self.climb.workers > 0
+        overlapped = self.tuner.workers > 0
         wait_s = max(load_s - self.step_s, 1e-5) if overlapped else load_s
         self.now_s += wait_s + self.step_s
-        before = self.climb.workers
-        if self.climb.observe(now_s=self.now_s, wait_s=wait_s, samples=8, ahead=2 * before):
+        before = self.tuner.workers
+        if self.tuner.observe(now_s=self.now_s, wait_s=wait_s, samples=8, ahead=2 * before):
             self.loaded = 2 * before
 
     def settle(self, fetches: int = 1_000_000) -> int:
         for _ in range(fetches):
             self.fetch()
-            if self.climb.settled:
-                return self.climb.workers
+            if self.tuner.settled:
+                return self.tuner.workers
         raise AssertionError("never settled")
 
     def gained(self, workers: int) -> float:
@@ -79,11 +79,11 @@ def test_it_stays_where_it_is_while_nothing_changes_and_looks_again_when_it_does
     assert found == 4
     for _ in range(5_000):
         world.fetch()
-        assert (world.climb.settled, world.climb.workers) == (True, found)
+        assert (world.tuner.settled, world.tuner.workers) == (True, found)
     world.rate = lambda w: 40 * min(max(w, 0.9), 12)
     for _ in range(20_000):
         world.fetch()
-        if not world.climb.settled:
+        if not world.tuner.settled:
             break
     assert world.settle() == 12
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from brim.errors import ConfigError
 from brim.train.data.ledger import consumed, verify
 from brim.train.data.loader import Loader
-from brim.train.data.pool import LENT_SLABS_MAX, LoaderError
+from brim.train.data.pool import LoaderError
+from brim.train.data.shared_memory import LENT_BUFFERS_MAX
 from tests.train.data.datasets import (
     AwkwardError,
     Deadly,
@@ -127,7 +128,7 @@ OPERATION = st.one_of(
     st.tuples(st.just("workers"), st.integers(0, 3)),
     st.tuples(st.just("prefetch"), st.integers(1, 6)),
     st.tuples(st.just("kill worker"), st.integers(0, 3)),
-    st.tuples(st.just("kill nursery"), st.just(0)),
+    st.tuples(st.just("kill spawner"), st.just(0)),
     st.tuples(st.just("restore"), st.integers(0, 2)),
 )
 
@@ -189,8 +190,8 @@ class Job:
             self.loader = self.new(number)
             self.loader.load_state_dict(json.loads(state))
         elif pool is not None:
-            nursery, *workers = pool.worker_ids()
-            victims = [nursery] if name == "kill nursery" else workers[number:number + 1]
+            spawner, *workers = pool.worker_ids()
+            victims = [spawner] if name == "kill spawner" else workers[number:number + 1]
             for victim in victims:
                 os.kill(victim, signal.SIGKILL)
 
@@ -235,7 +236,7 @@ def test_batches_that_are_held_are_never_overwritten():
             step = loader.step
             held.append(loader.fetch(0, step, 0))
             loader.commit(0, step)
-        assert sum("brim-batch" in name for name in open_files()) <= 2 * LENT_SLABS_MAX + 16
+        assert sum("brim-batch" in name for name in open_files()) <= 2 * LENT_BUFFERS_MAX + 16
     assert sorted(torch.cat([ids for ids, _ in held]).tolist()) == list(range(2_000))
     assert all(torch.equal(values, ids[:, None].float().expand(-1, 4)) for ids, values in held)
 

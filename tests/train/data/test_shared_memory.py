@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brim.train.data.shared_memory import ALIGNMENT_BYTES, Slab, write, write_all
+from brim.train.data.shared_memory import ALIGNMENT_BYTES, SharedBuffer, write, write_all
 from brim.train.data.shared_memory import read as read_batch
 from tests.train.data.loading import same
 
@@ -36,42 +36,42 @@ def tensors(draw) -> torch.Tensor:
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=5,
 ))
 def test_what_is_read_is_what_was_written(batch):
-    slab, returned = Slab(), deque()
+    buffer, returned = SharedBuffer(), deque()
     try:
-        assert same(read_batch(slab.lend(write(slab.handle, batch), returned)), batch)
-        assert same(read_batch(slab.copy(write(slab.handle, batch))), batch)
-        assert list(returned) == [slab]
+        assert same(read_batch(buffer.lend(write(buffer.handle, batch), returned)), batch)
+        assert same(read_batch(buffer.copy(write(buffer.handle, batch))), batch)
+        assert list(returned) == [buffer]
     finally:
-        slab.close()
+        buffer.close()
 
 
-def test_a_slab_returns_when_the_last_tensor_over_it_is_gone():
-    slab, returned = Slab(), deque()
-    size = write(slab.handle, {"a": torch.ones(5), "b": torch.zeros(7, dtype=torch.uint8)})
-    batch = read_batch(slab.lend(size, returned))
+def test_a_buffer_returns_when_the_last_tensor_over_it_is_gone():
+    buffer, returned = SharedBuffer(), deque()
+    size = write(buffer.handle, {"a": torch.ones(5), "b": torch.zeros(7, dtype=torch.uint8)})
+    batch = read_batch(buffer.lend(size, returned))
     assert all(tensor.data_ptr() % ALIGNMENT_BYTES == 0 for tensor in batch.values())
     kept = batch["b"][2:3].numpy()
     del batch
     assert not returned
     assert kept[0] == 0
     del kept
-    assert list(returned) == [slab]
-    slab.close()
+    assert list(returned) == [buffer]
+    buffer.close()
 
 
-def test_a_larger_batch_in_a_used_slab_is_read_whole():
-    slab, returned = Slab(), deque()
+def test_a_larger_batch_in_a_used_buffer_is_read_whole():
+    buffer, returned = SharedBuffer(), deque()
     for length in (10, 100_000, 10):
         batch = torch.arange(length)
-        assert torch.equal(read_batch(slab.lend(write(slab.handle, batch), returned)), batch)
-    slab.close()
+        assert torch.equal(read_batch(buffer.lend(write(buffer.handle, batch), returned)), batch)
+    buffer.close()
 
 
 @pytest.mark.parametrize("most", [1, 7, 10**6])
 def test_a_file_that_takes_little_at_a_time_gets_everything(monkeypatch, most):
     whole = os.pwritev
     monkeypatch.setattr(os, "pwritev", lambda handle, parts, at: whole(handle, [b"".join(parts)[:most]], at))
-    slab = Slab()
-    write_all(slab.handle, [b"abc", b"", memoryview(b"defgh"), b"i" * 30])
-    assert bytes(slab.copy(100)) == b"abcdefgh" + b"i" * 30
-    slab.close()
+    buffer = SharedBuffer()
+    write_all(buffer.handle, [b"abc", b"", memoryview(b"defgh"), b"i" * 30])
+    assert bytes(buffer.copy(100)) == b"abcdefgh" + b"i" * 30
+    buffer.close()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.train.gradients import all_reduce
-from brim.train.gradients.all_reduce import Counter, chunks, halves, tree_sum
+from brim.train.gradients.all_reduce import TreeAccumulator, chunks, halves, tree_sum
 from brim.train.gradients.buckets import Buckets
 from brim.train.membership.process_group import BrokenGroupError
 
@@ -94,10 +94,10 @@ def on_ranks(size, work):
 
 
 def counted(leaves):
-    counter = Counter()
+    accumulator = TreeAccumulator()
     for leaf in leaves:
-        counter.add(lambda: torch.empty_like(leaves[0]), lambda v, f=leaf: v.copy_(f), lambda v, f=leaf: v.add_(f))
-    return counter.total().clone()
+        accumulator.add(lambda: torch.empty_like(leaves[0]), lambda v, f=leaf: v.copy_(f), lambda v, f=leaf: v.add_(f))
+    return accumulator.total().clone()
 
 
 def same_bits(a, b):
@@ -164,7 +164,7 @@ def test_three_ranks_are_refused():
 
 
 def test_a_counter_keeps_log_many_vectors():
-    counter, made = Counter(), []
+    accumulator, made = TreeAccumulator(), []
 
     def make():
         made.append(torch.empty(3))
@@ -172,9 +172,9 @@ def test_a_counter_keeps_log_many_vectors():
 
     for _ in range(3):
         for _ in range(64):
-            counter.add(make, lambda v: v.fill_(1), lambda v: v.add_(1))
-        assert counter.total().tolist() == [64, 64, 64]
-        counter.clear()
+            accumulator.add(make, lambda v: v.fill_(1), lambda v: v.add_(1))
+        assert accumulator.total().tolist() == [64, 64, 64]
+        accumulator.clear()
     assert len(made) <= 7
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import brim.train as bt
 from brim.errors import UserError
-from brim.train.gradients.consistency import Agreement
+from brim.train.gradients.consistency import ConsistencyCheck
 from tests.train.gangs import on_ranks
 from tests.train.models import Rows, loss_of
 
@@ -256,14 +256,14 @@ def test_a_rank_without_samples_in_a_step_takes_the_settings_of_the_others():
 
 def test_every_part_of_the_state_is_looked_at_in_turn():
     model = Network()
-    agreement = Agreement([model], [], {id(param): "" for param in model.parameters()})
-    period = [int(agreement.state_word(step)) for step in range(0, 160, 10)]
+    agreement = ConsistencyCheck([model], [], {id(param): "" for param in model.parameters()})
+    period = [int(agreement.state_checksum(step)) for step in range(0, 160, 10)]
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         for place in {0, tensor.numel() - 1}:
             flat = tensor.detach().view(-1)
             before = flat[place].item()
             flat[place] = -before
-            assert [int(agreement.state_word(step)) for step in range(0, 160, 10)] != period, (name, place)
+            assert [int(agreement.state_checksum(step)) for step in range(0, 160, 10)] != period, (name, place)
             flat[place] = before
-    assert [int(agreement.state_word(step)) for step in range(0, 160, 10)] == period
-    assert agreement.state_word(7) == 0
+    assert [int(agreement.state_checksum(step)) for step in range(0, 160, 10)] == period
+    assert agreement.state_checksum(7) == 0

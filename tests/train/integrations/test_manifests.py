@@ -6,7 +6,7 @@ import os
 import pytest
 
 from brim.train.checkpoint.folder import CheckpointError
-from brim.train.checkpoint.manifest import BadError
+from brim.train.checkpoint.manifest import UnusableCheckpointError
 from brim.train.integrations import manifests
 
 
@@ -16,7 +16,7 @@ def checkpoint(folder, step, ranks=1):
     (path / "model.bin").write_bytes(bytes(range(200)) * step)
     (path / "below" / "part").write_bytes(b"x" * step)
     (path / "empty").touch()
-    manifests.seal(str(path), step=step, ranks=ranks)
+    manifests.write_manifest(str(path), step=step, ranks=ranks)
     return path
 
 
@@ -78,9 +78,9 @@ def test_newest_is_by_number_and_nothing_else_is_touched(tmp_path):
 def test_a_checkpoint_written_anew_is_sealed_anew(tmp_path):
     path = checkpoint(tmp_path, 5, ranks=2)
     (path / "model.bin").write_bytes(b"other")
-    with pytest.raises(BadError):
+    with pytest.raises(UnusableCheckpointError):
         manifests.verify(str(path))
-    manifests.seal(str(path), step=5, ranks=4)
+    manifests.write_manifest(str(path), step=5, ranks=4)
     assert manifests.ranks_of(str(path)) == 4
     assert {file["name"] for file in json.loads((path / manifests.NAME).read_text())["files"]} == {
         "model.bin", "below/part", "empty"

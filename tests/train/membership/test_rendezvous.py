@@ -21,7 +21,7 @@ from brim.gang.messages import Error, FormGroup, TuneSettings
 from brim.train.checkpoint.checkpointer import Checkpointer, StaleError
 from brim.train.checkpoint.files import RealFiles
 from brim.train.checkpoint.saving import Checkpoints
-from brim.train.gradients.buckets import summer
+from brim.train.gradients.buckets import make_reducer
 from brim.train.membership.abandoned_threads import LEFT_MAX
 from brim.train.membership.process_group import BrokenGroupError
 from brim.train.membership.rendezvous import NO_STATE, share_state
@@ -74,7 +74,7 @@ PARTLY = """
 import os, sys, time, threading
 import torch
 from brim.train.membership import abandoned_threads
-from brim.train.membership.process_group import BrokenGroupError, Group
+from brim.train.membership.process_group import BrokenGroupError, ProcessGroup
 from brim.train.membership.static_group import static_group
 times, timeout_s = int(sys.argv[1]), float(sys.argv[2])
 host = torch.device("cpu")
@@ -95,7 +95,7 @@ while len(abandoned_threads.living()) < times:  # a message that stopped before 
         group.close()
         print(len(abandoned_threads.living()), "left behind", flush=True)
 if times > 1 and group.rank == 0:
-    Group(0, 2, generation=99, device=host, timeout_s=timeout_s).close()
+    ProcessGroup(0, 2, generation=99, device=host, timeout_s=timeout_s).close()
     print(len(abandoned_threads.living()) < times, flush=True)
 os._exit(0) if group.rank else sys.exit(0)
 """
@@ -246,25 +246,25 @@ def test_each_start_shuts_out_the_one_before(tmp_path):
 
 
 def test_a_frozen_start_cannot_publish_over_the_next_one(tmp_path):
-    state, certificate = ({"x": torch.zeros(2)}, {}), {"exact": True, "torch": "1"}
+    state, settings = ({"x": torch.zeros(2)}, {}), {"exact": True, "torch": "1"}
     frozen, new = Checkpoints(tmp_path), Checkpoints(tmp_path)
-    frozen.restore(certificate)
-    frozen.end(frozen.begin(1, state, certificate, announced=False))
-    tensors, _ = new.restore(certificate)
+    frozen.restore(settings)
+    frozen.end(frozen.begin(1, state, settings, announced=False))
+    tensors, _ = new.restore(settings)
     assert tensors["x"].tolist() == [0, 0]
     with pytest.raises(StaleError):
-        frozen.begin(2, state, certificate, announced=False).wait()
-    assert new.end(new.begin(2, state, certificate, announced=False)).endswith("step-2")
+        frozen.begin(2, state, settings, announced=False).wait()
+    assert new.end(new.begin(2, state, settings, announced=False)).endswith("step-2")
 
 
 def test_what_makes_bits_differ_is_said_when_a_run_goes_on(tmp_path, capsys):
-    state, certificate = ({"x": torch.zeros(2)}, {}), {"exact": True, "torch": "1", "rules": {"global_batch": 8}}
+    state, settings = ({"x": torch.zeros(2)}, {}), {"exact": True, "torch": "1", "rules": {"global_batch": 8}}
     first = Checkpoints(tmp_path)
-    first.restore(certificate)
-    first.end(first.begin(1, state, certificate, announced=True))
-    Checkpoints(tmp_path).restore(certificate | {"rules": {"global_batch": 16}, "ranks": 4})
+    first.restore(settings)
+    first.end(first.begin(1, state, settings, announced=True))
+    Checkpoints(tmp_path).restore(settings | {"rules": {"global_batch": 16}, "ranks": 4})
     assert capsys.readouterr().err == ""
-    Checkpoints(tmp_path).restore(certificate | {"torch": "2"})
+    Checkpoints(tmp_path).restore(settings | {"torch": "2"})
     assert "the bits will not be those of an uninterrupted run" in (said := capsys.readouterr().err)
     assert "torch: '1' and '2'" in said
 
@@ -476,13 +476,13 @@ def test_sharded_and_wrapped_models_are_refused():
     run.close()
 
 
-def test_a_certificate_says_what_was_fixed():
+def test_the_settings_of_a_run_say_what_was_fixed():
     from brim.train.reproducibility import differences, doubts, require_equal
 
     run = bt.start(logical_workers=4, seed=9)
     model = nn.Linear(2, 2)
     run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    found = run.certificate()
+    found = run.settings()
     run.close()
     assert (found["torch"], found["logical_workers"], found["seed"], found["dtypes"]) == (
         torch.__version__, 4, 9, ["float32"],
@@ -498,11 +498,11 @@ def test_a_certificate_says_what_was_fixed():
 def ended_before_its_sum():
     group = static_group(torch.device("cpu"), 20)
     vector = torch.ones(5)
-    summed = summer(group, exact=False).begin(vector)
+    summed = make_reducer(group, exact=False).begin(vector)
     summed.wait()
     time.sleep(0.5)  # the other's sum is there, too
     group.abort()
-    late = summer(group, exact=False).begin(vector)  # in a hook of autograd: nothing is raised here
+    late = make_reducer(group, exact=False).begin(vector)  # in a hook of autograd: nothing is raised here
     try:
         late.wait()
     except BrokenGroupError:
@@ -515,15 +515,15 @@ def test_a_group_that_ends_in_backward_is_told_of_after_it():
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="an older PyTorch")
-def test_a_precision_set_by_its_new_name_is_in_the_certificate():
+def test_a_precision_set_by_its_new_name_is_among_the_settings():
     from brim.train.reproducibility import differences
 
     run = bt.start(seed=9)
-    before = run.certificate()
+    before = run.settings()
     matmul = torch.backends.cuda.matmul
     was, matmul.fp32_precision = matmul.fp32_precision, "tf32"
     try:
-        assert "fp32_precision" in str(differences(before, run.certificate()))
+        assert "fp32_precision" in str(differences(before, run.settings()))
     finally:
         matmul.fp32_precision = was
     run.close()

@@ -18,7 +18,15 @@ from brim.beliefs.throughput import fit, step_s
 from brim.errors import BrimError, UserError
 from brim.live import profile as profiles
 from brim.live.profile import Profile, Steps, as_toml, gpu_type, measure, observations
-from brim.train.tools.profile.gang import BoxExchange, Header, Script, ScriptError, ScriptSteps, Seen, largest_that_fits
+from brim.train.tools.profile.gang import (
+    BoxExchange,
+    Header,
+    Script,
+    ScriptError,
+    ScriptSteps,
+    StepMeasures,
+    largest_that_fits,
+)
 
 SCRIPT = """
 import os, sys, time
@@ -119,9 +127,9 @@ def test_the_exceptions_of_a_script_are_its_own_and_without_our_frames(script):
     with pytest.raises(ScriptError) as failed:
         ScriptSteps(script(text="import sys\ndef f():\n    raise ValueError('mine')\nf()\n"), 1)
     assert failed.value.exit_code == 1
-    assert failed.value.said.startswith('Traceback (most recent call last):\n  File "s.py", line 4, in <module>')
-    assert "ValueError: mine" in failed.value.said
-    assert "brim/train/profile" not in failed.value.said
+    assert failed.value.stderr.startswith('Traceback (most recent call last):\n  File "s.py", line 4, in <module>')
+    assert "ValueError: mine" in failed.value.stderr
+    assert "brim/train/tools/profile" not in failed.value.stderr
 
 
 def test_a_failure_between_steps_comes_out_too(script):
@@ -198,7 +206,7 @@ class FakeSteps:
         memory_bytes = 200 + 100 * local_batch
         if memory_bytes > 10_000:
             return None
-        self.seen[local_batch] = Seen(memory_bytes=memory_bytes)
+        self.seen[local_batch] = StepMeasures(memory_bytes=memory_bytes)
         return [0.1] * steps
 
 

@@ -37,15 +37,24 @@ from brim.train.checkpoint.folder import (
     StaleError,
     is_damage,
     number_of,
-    words,
+    reason_of,
 )
-from brim.train.checkpoint.manifest import MANIFEST, BadError, Origin, checked_json, write_manifest
+from brim.train.checkpoint.manifest import MANIFEST, Origin, UnusableCheckpointError, checked_json, write_manifest
 from brim.train.checkpoint.reading import Expected, MismatchError, Restored, holds, read_newest
 from brim.train.checkpoint.shards import SHARD_BYTES, HostCopy, Spec, spec_of
 
 __all__ = [
-    "CheckpointError", "Checkpointer", "ForeignError", "MismatchError", "Restored", "Saving", "SetAside", "SpaceError",
-    "StaleError", "flatten_state", "unflatten_state",
+    "CheckpointError",
+    "Checkpointer",
+    "ForeignError",
+    "MismatchError",
+    "PendingSave",
+    "Restored",
+    "SetAside",
+    "SpaceError",
+    "StaleError",
+    "flatten_state",
+    "unflatten_state",
 ]  # fmt: skip
 
 CHUNK_BYTES = 8 << 20
@@ -59,7 +68,7 @@ _JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(slots=True, eq=False)
-class Saving:
+class PendingSave:
     """A checkpoint being saved. Training waited ``stall_s`` for it; after ``total_s`` it was verified, or failed."""
 
     step: int
@@ -134,7 +143,7 @@ class Checkpointer:
         self._on_error = on_error
         self._chunk_bytes = chunk_bytes
         self._copy = HostCopy(shard_bytes=shard_bytes)
-        self._saving: Saving | None = None
+        self._saving: PendingSave | None = None
         self._thread: threading.Thread | None = None
 
     # Called in the caller's thread.
@@ -165,7 +174,9 @@ class Checkpointer:
         self._join()
         self._copy.reserve(tensors)
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, wait: bool = False) -> Saving:
+    def save(
+        self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, wait: bool = False
+    ) -> PendingSave:
         """Copy the state and write it in the background.
 
         The caller may change the tensors and ``meta`` once this returns. If an earlier checkpoint is still being
@@ -189,7 +200,7 @@ class Checkpointer:
         self._surface()
         text = json.dumps(checked_json(meta, "meta"))
         self._copy.take(tensors)
-        saving = Saving(step, self._copy.bytes, time.perf_counter() - began_s)
+        saving = PendingSave(step, self._copy.bytes, time.perf_counter() - began_s)
         self._saving = saving
         self._thread = threading.Thread(target=self._run, args=(saving, text, began_s), name=f"checkpoint-{step}")
         self._thread.start()
@@ -263,7 +274,7 @@ class Checkpointer:
 
     # Called in the background thread. What a crash leaves behind depends on the order of these steps.
 
-    def _run(self, saving: Saving, meta: str, began_s: float) -> None:
+    def _run(self, saving: PendingSave, meta: str, began_s: float) -> None:
         try:
             saving.path = Path(self._folder.path(self._write(saving.step, meta)))
         except OSError as error:
@@ -326,12 +337,12 @@ class Checkpointer:
         try:
             for file, image in written.items():
                 if not holds(self._files, self._folder.path(f"{name}/{file}"), image, chunk_bytes=self._chunk_bytes):
-                    raise BadError(f"{file} was read back with other bytes than were written")
-        except (BadError, OSError) as error:
+                    raise UnusableCheckpointError(f"{file} was read back with other bytes than were written")
+        except (UnusableCheckpointError, OSError) as error:
             if isinstance(error, OSError) and not is_damage(error):
                 raise
             self._folder.check_fence()
-            reason = words(error) if isinstance(error, OSError) else str(error)
+            reason = reason_of(error) if isinstance(error, OSError) else str(error)
             bad = self._folder.set_aside(name, reason)
             raise CheckpointError(
                 f"checkpoint of step {step}: {reason}; kept as {bad.name}, older ones are unchanged: check the disk"

@@ -296,12 +296,12 @@ class Folder:
             return stale
         except OSError:
             pass
-        said = f"{doing} in {self.root}: {words(error)}"
+        message = f"{doing} in {self.root}: {reason_of(error)}"
         if error.errno in _FULL:
-            return SpaceError(f"{said}; the checkpoint before is kept. Free some space or lower keep")
+            return SpaceError(f"{message}; the checkpoint before is kept. Free some space or lower keep")
         if error.errno in _BARRED:
-            return CheckpointError(f"{said}; this user must be allowed to read and write the folder")
-        return CheckpointError(said)
+            return CheckpointError(f"{message}; this user must be allowed to read and write the folder")
+        return CheckpointError(message)
 
 
 def is_damage(error: OSError) -> bool:
@@ -309,7 +309,7 @@ def is_damage(error: OSError) -> bool:
     return error.errno in _DAMAGED
 
 
-def words(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
     """Return the message of a system error without its number."""
     return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
 

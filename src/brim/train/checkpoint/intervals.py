@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-from brim.train.checkpoint.checkpointer import Saving
+from brim.train.checkpoint.checkpointer import PendingSave
 
 PRIOR_S = 6 * 3600.0
 """The estimate begins as if one stop in this time had been observed. Our choice."""
@@ -84,7 +84,7 @@ class Autosave:
         self._ran_s, self._stops = float(seen.get("ran_s", 0.0)), float(seen.get("stops", 0.0)) + stopped
         self._cost_s, self._written_s = float(seen.get("cost_s", 0.0)), float(seen.get("written_s", 0.0))
         self._began_s = self._last_s = clock()
-        self._saving: Saving | None = None
+        self._saving: PendingSave | None = None
 
     @property
     def mtbf_s(self) -> float:
@@ -104,7 +104,7 @@ class Autosave:
             return False
         return self._clock() - self._last_s >= self.interval_s
 
-    def began(self, saving: Saving) -> None:
+    def began(self, saving: PendingSave) -> None:
         """Record that a checkpoint was begun: the interval starts now, and its cost counts once it has ended."""
         self._learn()
         self._saving, self._last_s = saving, self._clock()

@@ -19,7 +19,7 @@ SHOWN_DIFFERENCES = 3
 """Number of tensors that a message names if a checkpoint is of another model. Our choice."""
 
 
-class BadError(Exception):
+class UnusableCheckpointError(Exception):
     """A checkpoint cannot be used; the message is the reason."""
 
 
@@ -48,27 +48,29 @@ def write_manifest(origin: Origin, copy: HostCopy, sums: list[str], meta: str) -
         "tied": copy.tied,
         "meta": json.loads(meta),
     }
-    return sealed(body)
+    return with_checksum(body)
 
 
-def sealed(body: Mapping[str, Any]) -> bytes:
+def with_checksum(body: Mapping[str, Any]) -> bytes:
     """Return a manifest that contains the SHA-256 of its own content, which `read_manifest` checks."""
-    return json.dumps({**body, "sha256": _seal(body)}).encode()
+    return json.dumps({**body, "sha256": _checksum(body)}).encode()
 
 
 def read_manifest(raw: bytes) -> dict[str, Any]:
-    """Parse and check a manifest; raise `BadError` if it cannot be used."""
+    """Parse and check a manifest; raise `UnusableCheckpointError` if it cannot be used."""
     try:
         body = json.loads(raw)
     except ValueError as error:
-        raise BadError(f"{MANIFEST} is not JSON: {error}") from error
+        raise UnusableCheckpointError(f"{MANIFEST} is not JSON: {error}") from error
     if not isinstance(body, dict) or not isinstance(body.get("format"), int):
-        raise BadError(f"{MANIFEST} has no format number")
+        raise UnusableCheckpointError(f"{MANIFEST} has no format number")
     if body["format"] > FORMAT:
-        raise BadError(f"{MANIFEST} has format {body['format']}, this brim reads up to {FORMAT}: update brim")
+        raise UnusableCheckpointError(
+            f"{MANIFEST} has format {body['format']}, this brim reads up to {FORMAT}: update brim"
+        )
     sha256 = body.pop("sha256", None)
-    if sha256 != _seal(body):
-        raise BadError(f"{MANIFEST} does not have the SHA-256 that it contains")
+    if sha256 != _checksum(body):
+        raise UnusableCheckpointError(f"{MANIFEST} does not have the SHA-256 that it contains")
     return body
 
 
@@ -79,7 +81,7 @@ def specs_in(manifest: Mapping[str, Any]) -> dict[str, Spec]:
         for spec in specs.values():
             dtype_of(spec.dtype)
     except (KeyError, TypeError, ValueError) as error:
-        raise BadError(f"{MANIFEST} has tensors that cannot be read: {error}") from error
+        raise UnusableCheckpointError(f"{MANIFEST} has tensors that cannot be read: {error}") from error
     return specs
 
 
@@ -113,5 +115,5 @@ def checked_json(value: Any, path: str) -> Any:
     )
 
 
-def _seal(body: Mapping[str, Any]) -> str:
+def _checksum(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

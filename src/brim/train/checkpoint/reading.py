@@ -12,8 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from brim.train.checkpoint.files import Files
-from brim.train.checkpoint.folder import CheckpointError, Folder, SetAside, is_damage, words
-from brim.train.checkpoint.manifest import MANIFEST, BadError, differences, read_manifest, specs_in
+from brim.train.checkpoint.folder import CheckpointError, Folder, SetAside, is_damage, reason_of
+from brim.train.checkpoint.manifest import MANIFEST, UnusableCheckpointError, differences, read_manifest, specs_in
 from brim.train.checkpoint.shards import Spec, empty_bytes, place, raw_bytes, read_header
 
 
@@ -48,12 +48,12 @@ def read_newest(folder: Folder, expected: Expected | None) -> Restored | None:
         name = names[0]
         try:
             return _read(folder, name, expected, tuple(set_aside))
-        except BadError as error:
+        except UnusableCheckpointError as error:
             reason = str(error)
         except OSError as error:
             if not is_damage(error):
                 raise
-            reason = words(error)
+            reason = reason_of(error)
         tried.add(name)
         if name in folder.saved():
             set_aside.append(folder.set_aside(name, reason))
@@ -79,8 +79,8 @@ def _read(folder: Folder, name: str, expected: Expected | None, set_aside: tuple
     path = folder.path(name)
     manifest = read_manifest(bytes(raw_bytes(_load(folder.files, f"{path}/{MANIFEST}"))))
     specs = specs_in(manifest)
-    if expected is not None and (said := differences(specs, expected.specs, within=expected.within)):
-        raise MismatchError(f"{path} is of another model: {said}")
+    if expected is not None and (difference := differences(specs, expected.specs, within=expected.within)):
+        raise MismatchError(f"{path} is of another model: {difference}")
     tensors: dict[str, Tensor] = {}
     for file in manifest["files"]:
         tensors |= _read_shard(folder.files, path, file, specs)
@@ -93,7 +93,7 @@ def _read(folder: Folder, name: str, expected: Expected | None, set_aside: tuple
 def _read_shard(files: Files, path: str, file: Mapping[str, Any], specs: Mapping[str, Spec]) -> dict[str, Tensor]:
     memory = _load(files, f"{path}/{file['name']}", expected_bytes=file["bytes"])
     if hashlib.sha256(raw_bytes(memory)).hexdigest() != file["sha256"]:
-        raise BadError(f"{file['name']} does not have the SHA-256 of the manifest")
+        raise UnusableCheckpointError(f"{file['name']} does not have the SHA-256 of the manifest")
     offsets = read_header(memory)
     return {name: place(memory, offsets[name], specs[name]) for name in file["tensors"]}
 
@@ -105,7 +105,7 @@ def _load(files: Files, path: str, *, expected_bytes: int | None = None) -> Tens
     try:
         size = files.size(handle)
         if expected_bytes is not None and size != expected_bytes:
-            raise BadError(f"{name} has {size:,} bytes, the manifest says {expected_bytes:,}")
+            raise UnusableCheckpointError(f"{name} has {size:,} bytes, the manifest says {expected_bytes:,}")
         memory = empty_bytes(size)
         room = raw_bytes(memory)
         while room and (count := files.read(handle, room)):
@@ -113,7 +113,7 @@ def _load(files: Files, path: str, *, expected_bytes: int | None = None) -> Tens
     finally:
         files.close(handle)
     if room:
-        raise BadError(f"{name} ended {len(room):,} bytes early")
+        raise UnusableCheckpointError(f"{name} ended {len(room):,} bytes early")
     return memory
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from brim.train.checkpoint.checkpointer import Checkpointer, CheckpointError, Saving
+from brim.train.checkpoint.checkpointer import Checkpointer, CheckpointError, PendingSave
 from brim.train.checkpoint.intervals import Autosave
 from brim.train.reproducibility import differences
 
@@ -31,7 +31,7 @@ class Checkpoints:
         self._ended_at = -1
         self.token = 0
 
-    def restore(self, certificate: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any] | None:
+    def restore(self, settings: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any] | None:
         """Shut out processes of earlier starts of the job, and return the newest verified state, if any.
 
         A line on standard error lists changed settings with which this run cannot repeat the bits of the saved one.
@@ -43,7 +43,7 @@ class Checkpoints:
         announced = bool(found.meta.get("announced"))
         self._autosave = Autosave(found.meta.get("autosave"), stopped=not announced)
         self._ended_at = found.step if announced else -1
-        _tell_differences(found.meta.get("certificate"), certificate)
+        _report_differences(found.meta.get("certificate"), settings)
         return found.tensors, found.meta["tree"]
 
     def belong_to(self, token: int) -> None:
@@ -71,18 +71,18 @@ class Checkpoints:
         return step == self._ended_at
 
     def begin(
-        self, step: int, state: tuple[dict[str, Tensor], Any], certificate: Mapping[str, Any], *, announced: bool
-    ) -> Saving:
+        self, step: int, state: tuple[dict[str, Tensor], Any], settings: Mapping[str, Any], *, announced: bool
+    ) -> PendingSave:
         """Begin to save; ``announced``: the job ends after this save, and loses nothing, so this is not a stop."""
         tensors, tree = state
         meta = {
-            "tree": tree, "autosave": self._autosave.state(), "certificate": dict(certificate), "announced": announced,
+            "tree": tree, "autosave": self._autosave.state(), "certificate": dict(settings), "announced": announced,
         }  # fmt: skip
         saving = self._saver.save(step, tensors, meta)
         self._autosave.began(saving)
         return saving
 
-    def end(self, saving: Saving) -> str | None:
+    def end(self, saving: PendingSave) -> str | None:
         """Wait for a save and return its path; None if it failed, which was logged."""
         try:
             path = str(saving.wait())
@@ -96,7 +96,7 @@ class Checkpoints:
         self._saver.wait()
 
 
-def _tell_differences(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+def _report_differences(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
     """Report changed settings, except the script's own, which a tuned job may change."""
     if saved is None or not (saved.get("exact") and now.get("exact")):
         return

@@ -37,7 +37,7 @@ DRIFT, DRIFT_WINDOWS = 0.25, 8
 """The search starts over after the rate has differed by this fraction in so many measurements in a row. Our choice."""
 
 
-class Climb:
+class WorkerTuner:
     """The search for the best number of workers, from measurements of each fetch.
 
     Attributes:

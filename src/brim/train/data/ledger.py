@@ -19,7 +19,7 @@ LEDGER_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StepRange:
     """Consecutive committed steps with the same global batch, from place ``start`` of an epoch to before ``stop``."""
 
     epoch: int
@@ -84,7 +84,7 @@ def verify(ledger: Mapping[str, Any], length: int) -> Verified:
     read_version(ledger)
     if ledger["length"] != length:
         raise ConfigError(f"the ledger is of a dataset of {ledger['length']} samples, this one has {length}")
-    runs = [Run(**run) for run in ledger["runs"]]
+    runs = [StepRange(**run) for run in ledger["runs"]]
     dropped = {entry["epoch"]: Dropped(**entry) for entry in ledger["dropped"]}
     complete, open_epoch, open_samples = [], 0, 0
     for epoch, of_epoch in _by_epoch(runs):
@@ -112,8 +112,8 @@ def consumed(ledger: Mapping[str, Any], epoch: int) -> NDArray[np.int64]:
     return np.concatenate(parts) if parts else ids[:0]
 
 
-def _by_epoch(runs: list[Run]) -> Iterator[tuple[int, list[Run]]]:
-    of_epoch: list[Run] = []
+def _by_epoch(runs: list[StepRange]) -> Iterator[tuple[int, list[StepRange]]]:
+    of_epoch: list[StepRange] = []
     for run in runs:
         if of_epoch and run.epoch != of_epoch[0].epoch:
             yield of_epoch[0].epoch, of_epoch
@@ -123,7 +123,7 @@ def _by_epoch(runs: list[Run]) -> Iterator[tuple[int, list[Run]]]:
         yield of_epoch[0].epoch, of_epoch
 
 
-def _tiled(epoch: int, runs: list[Run], length: int) -> int:
+def _tiled(epoch: int, runs: list[StepRange], length: int) -> int:
     """Check that runs follow each other without gap or overlap; return where they end."""
     stop, step = 0, 0
     for run in runs:
@@ -152,7 +152,7 @@ def _check_dropped(dropped: Dropped, stop: int, length: int, last: str) -> None:
         )
 
 
-def _count(ledger: Mapping[str, Any], epoch: int, runs: list[Run], length: int) -> None:
+def _count(ledger: Mapping[str, Any], epoch: int, runs: list[StepRange], length: int) -> None:
     taken = np.bincount(consumed(ledger, epoch), minlength=length)
     if taken.max() > 1 or taken.sum() != sum(run.stop - run.start for run in runs):
         raise InvariantError(f"epoch {epoch}: sample {int(taken.argmax())} was consumed {int(taken.max())} times")

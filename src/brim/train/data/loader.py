@@ -20,10 +20,10 @@ from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory as page_locked
 
 from brim.errors import ConfigError
-from brim.train.data.autotune import Climb
+from brim.train.data.autotune import WorkerTuner
 from brim.train.data.fetch import Collate, Recipe, Samples, Streams, count, undisturbed
-from brim.train.data.pool import LoaderError, Pool, Task
-from brim.train.data.prefetch import Ahead, Orders
+from brim.train.data.pool import LoaderError, LoadTask, Pool
+from brim.train.data.prefetch import EpochOrders, Prefetcher
 from brim.train.data.sampler import LastBatch, Sampler, Span
 from brim.train.data.worker import SLOTS
 
@@ -117,12 +117,12 @@ class Loader:
         )
         self._recipe = Recipe(dataset, total, seed, stream, collate or default_collate, sample_rng)
         self._streams, self._maps = Streams(self._recipe), Samples(self._recipe)
-        self._orders = Orders(self._sampler, stream=stream)
+        self._orders = EpochOrders(self._sampler, stream=stream)
         self._pinner = ThreadPoolExecutor(1, "brim-pin") if pin_memory and torch.cuda.is_available() else None
         self._timeout_s = timeout_s
-        self._ahead: Ahead | None = None
+        self._ahead: Prefetcher | None = None
         self._pool: Pool | None = None
-        self._climb: Climb | None = None
+        self._tuner: WorkerTuner | None = None
         self._closed = False
         self._assigned = range(logical_workers)
         self._workers, self._prefetch = 0, checked(prefetch, "prefetch", 1, 10_000)
@@ -175,7 +175,7 @@ class Loader:
         here_sps = self._samples / self.wait_s if self.wait_s and not self._workers else 0.0
         return Supply(
             self._workers, self._prefetch, self._fetches, self._samples, self.wait_s, self._wait_s_last,
-            pool_sps or here_sps, self._climb is None or self._climb.settled,
+            pool_sps or here_sps, self._tuner is None or self._tuner.settled,
         )
 
     def assign(self, epoch: int, step: int, workers: range) -> None:
@@ -233,11 +233,11 @@ class Loader:
     def set_workers(self, workers: int | Literal["auto"]) -> None:
         """Change the number of worker processes; a number ends the search of "auto"."""
         if workers == "auto":
-            self._climb = Climb(WORKERS_PER_CORE * len(os.sched_getaffinity(0)))
-            workers = self._climb.workers
+            self._tuner = WorkerTuner(WORKERS_PER_CORE * len(os.sched_getaffinity(0)))
+            workers = self._tuner.workers
         else:
             checked(workers, "workers", 0, SLOTS - 1)
-            self._climb = None
+            self._tuner = None
         self._resize(workers)
 
     def set_prefetch(self, prefetch: int) -> None:
@@ -314,7 +314,7 @@ class Loader:
         return pool.take(task) if self._pinner is None else self._take_pinned(task, pool, ahead, self._pinner)
 
     @staticmethod
-    def _take_pinned(task: Task, pool: Pool, ahead: Ahead, pinner: ThreadPoolExecutor) -> Any:
+    def _take_pinned(task: LoadTask, pool: Pool, ahead: Prefetcher, pinner: ThreadPoolExecutor) -> Any:
         """Return a batch in page-locked memory, and start copying there the other batches that are loaded."""
         for each in (task, *ahead.done()):
             if each.pinned is None and (each is task or not each.failed):
@@ -333,16 +333,16 @@ class Loader:
         self._wait_s_last = wait_s
         self._fetches += 1
         self._samples += len(span)
-        climb = self._climb
-        if climb is not None:
+        tuner = self._tuner
+        if tuner is not None:
             depth = self._ahead.depth if self._ahead is not None else 0
-            if climb.observe(now_s=now_s, wait_s=wait_s, samples=len(span), ahead=depth):
-                self._resize(climb.workers)
+            if tuner.observe(now_s=now_s, wait_s=wait_s, samples=len(span), ahead=depth):
+                self._resize(tuner.workers)
 
     def _resize(self, workers: int) -> None:
         if workers and self._pool is None:
             self._pool = Pool(self._recipe, self._orders.rows)
-            self._ahead = Ahead(self._sampler, self._orders, self._pool)
+            self._ahead = Prefetcher(self._sampler, self._orders, self._pool)
             weakref.finalize(self, Pool.close, self._pool)
         self._workers = workers
         if self._pool is not None and self._ahead is not None:

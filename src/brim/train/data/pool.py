@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from brim.errors import BrimError
 from brim.train.data.fetch import Recipe
 from brim.train.data.sampler import Span
-from brim.train.data.shared_memory import Slab, read, write
+from brim.train.data.shared_memory import BufferPool, SharedBuffer, read, write
 from brim.train.data.worker import (
     ANSWER,
     DIED,
@@ -37,7 +37,7 @@ from brim.train.data.worker import (
     Failure,
     Shared,
     shared_array,
-    start_nursery,
+    start_spawner,
 )
 
 TRIES = 3
@@ -46,9 +46,6 @@ TRIES = 3
 IDLE_DEATHS_MAX = 32
 """Most workers that may die in a row without a batch loaded in between. Our choice."""
 
-LENT_SLABS_MAX = 64
-"""Most batches in use that stay in shared memory; others are copied. Each has two file descriptors, of often 1,024."""
-
 RECENT = 0.95
 """Decay per batch of the running estimate of the supply. Our choice."""
 
@@ -56,23 +53,23 @@ RETRY_S = 0.05
 """Longest wait before sending to a full socket is tried again. Our choice."""
 
 READY_S = (1, 2, 4, 8, 16)
-"""Time-outs of the successive attempts to start the nursery, which takes hundredths of a second. Our choice."""
+"""Time-outs of the successive attempts to start the spawner, which takes hundredths of a second. Our choice."""
 
 CLOSE_S = 5.0
-"""Time for the nursery to end its workers before it is killed; it takes milliseconds."""
+"""Time for the spawner to end its workers before it is killed; it takes milliseconds."""
 
 
 class LoaderError(BrimError):
     """Worker processes were killed or did not answer; the message gives the cause and the samples."""
 
 
-class Task:
-    """A span to load: submitted under ``id``, then ``done`` with ``size`` bytes in ``slab``, then ``taken``."""
+class LoadTask:
+    """A span to load: submitted under ``id``, then ``done`` with ``size`` bytes in ``buffer``, then ``taken``."""
 
-    __slots__ = ("done", "failed", "id", "pinned", "size", "slab", "span", "taken", "tries")
+    __slots__ = ("buffer", "done", "failed", "id", "pinned", "size", "span", "taken", "tries")
 
-    def __init__(self, span: Span, number: int, slab: Slab) -> None:
-        self.span, self.id, self.slab = span, number, slab
+    def __init__(self, span: Span, number: int, buffer: SharedBuffer) -> None:
+        self.span, self.id, self.buffer = span, number, buffer
         self.done, self.failed, self.taken, self.size, self.tries = False, False, False, 0, 0
         self.pinned: Future[Any] | None = None
 
@@ -86,14 +83,11 @@ class Pool:
 
     def __init__(self, recipe: Recipe, orders: NDArray[np.int64]) -> None:
         self._recipe, self._orders, self._owner = recipe, orders, os.getpid()
-        self._wanted: dict[int, Task] = {}
-        self._unsent: deque[Task | None] = deque()  # None asks a worker to stop
-        self._free: list[Slab] = []
-        self._returned: deque[Slab] = deque()
-        self._slabs: set[Slab] = set()  # all that exist
-        self._lent = 0
+        self._wanted: dict[int, LoadTask] = {}
+        self._unsent: deque[LoadTask | None] = deque()  # None asks a worker to stop
+        self._buffers = BufferPool()
         self._next_id = 1
-        self._nursery = 0
+        self._spawner = 0
         self._alive: set[int] = set()
         self._stopping, self._idle_deaths = 0, 0
         self.target = 0
@@ -121,30 +115,30 @@ class Pool:
         self._reconcile()
         self._send()
 
-    def submit(self, span: Span) -> Task:
+    def submit(self, span: Span) -> LoadTask:
         """Submit a span for loading."""
-        task = Task(span, self._new_id(), self._slab())
+        task = LoadTask(span, self._new_id(), self._buffers.get())
         self._wanted[task.id] = task
         self._unsent.append(task)
         self._send()
         return task
 
-    def cancel(self, tasks: list[Task]) -> None:
+    def cancel(self, tasks: list[LoadTask]) -> None:
         """Cancel tasks; those that no worker has begun will not be loaded."""
         begun = False
         for task in tasks:
             if task.taken:
                 continue
             if task.done:
-                self._free.append(task.slab)
+                self._buffers.release(task.buffer)
             else:
                 del self._wanted[task.id]
-                self._give_up(task.slab)
+                self._buffers.discard(task.buffer)
                 begun = True
         if begun:
             self._give_out_again()
 
-    def wait(self, task: Task, timeout_s: float | None = None) -> bool:
+    def wait(self, task: LoadTask, timeout_s: float | None = None) -> bool:
         """Wait until a task is done; return False if no worker is left to do it."""
         self._poll(0)
         until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -163,47 +157,37 @@ class Pool:
             self._send()
         return True
 
-    def take(self, task: Task) -> Any:
+    def take(self, task: LoadTask) -> Any:
         """Return the batch of a task that is done, or raise the exception of its dataset."""
         task.taken = True
         if task.failed:
             self._fail(task)
-        self._collect()
-        if self._lent >= LENT_SLABS_MAX:
-            batch = read(task.slab.copy(task.size))
-            self._free.append(task.slab)
-            return batch
-        self._lent += 1
-        return read(task.slab.lend(task.size, self._returned))
+        return read(self._buffers.take(task.buffer, task.size))
 
     def worker_ids(self) -> list[int]:
-        """Return the process ids of the nursery and the workers, for tests and reports."""
-        return [self._nursery, *children(self._nursery)]
+        """Return the process ids of the spawner and the workers, for tests and reports."""
+        return [self._spawner, *children(self._spawner)]
 
     def close(self) -> None:
         """End all processes, wait for them, and close all files. Does nothing in a fork of the owner."""
-        if self._owner != os.getpid() or not self._nursery:
+        if self._owner != os.getpid() or not self._spawner:
             return
-        self._end_nursery()
+        self._end_spawner()
         self._wanted.clear()
-        self._free.clear()
-        for slab in list(self._slabs):
-            self._give_up(slab)
+        self._buffers.close()
 
     def trim(self, keep: int) -> None:
         """Close unused files, except ``keep`` of them."""
-        self._collect()
-        while len(self._free) > keep:
-            self._give_up(self._free.pop())
+        self._buffers.trim(keep)
 
     def _open(self) -> None:
-        """Start a nursery. One that was forked while a thread held a lock may hang: it is killed and forked again."""
+        """Start a spawner. One that was forked while a thread held a lock may hang: it is killed and forked again."""
         for timeout_s in READY_S:
             self._start()
             if self._poller.poll(timeout_s * 1000) and self._answers.recv(ANSWER.size):
                 return
-            os.kill(self._nursery, signal.SIGKILL)
-            self._end_nursery()
+            os.kill(self._spawner, signal.SIGKILL)
+            self._end_spawner()
         raise LoaderError(
             f"the process that forks workers hung {len(READY_S)} times in a row: a thread of this process holds a lock "
             "whenever it forks; create the loader before that thread starts, or use workers=0"
@@ -217,7 +201,7 @@ class Pool:
         self._board = shared_array(SLOTS + 1)
         shared = Shared(tasks, answers, control, self._board, self._orders, self._recipe)
         on_main = threading.current_thread() is threading.main_thread()
-        self._nursery = start_nursery(shared, with_parent_thread=on_main)
+        self._spawner = start_spawner(shared, with_parent_thread=on_main)
         for end in (tasks, answers, control):
             end.close()
         self._tasks.setblocking(False)
@@ -225,20 +209,20 @@ class Pool:
         self._poller.register(self._answers, select.POLLIN)
 
     def _reopen(self) -> None:
-        """Start a new nursery after the old one, and with it all workers, was killed."""
-        self._end_nursery()
+        """Start a new spawner after the old one, and with it all workers, was killed."""
+        self._end_spawner()
         self._alive.clear()
         self._stopping = 0
         self._unsent.clear()
-        self._died("the nursery")
+        self._died("the spawner")
         self._open()
         self._reconcile()
         self._give_out_again()
 
-    def _end_nursery(self) -> None:
+    def _end_spawner(self) -> None:
         for end in (self._tasks, self._answers, self._control):
             end.close()
-        child, self._nursery = self._nursery, 0
+        child, self._spawner = self._spawner, 0
         until, ended = time.monotonic() + CLOSE_S, 0
         with suppress(ChildProcessError):  # other code's waitpid may have reaped it
             while not ended:
@@ -251,7 +235,7 @@ class Pool:
         while len(self._alive) - self._stopping < self.target:
             slot = next(slot for slot in range(SLOTS) if slot not in self._alive)
             self._alive.add(slot)
-            with suppress(OSError):  # the nursery is gone: _poll sees the end of its answers and starts a new one
+            with suppress(OSError):  # the spawner is gone: _poll sees the end of its answers and starts a new one
                 self._control.send(slot.to_bytes(8, "little"))
         while len(self._alive) - self._stopping > self.target:
             self._stopping += 1
@@ -267,8 +251,8 @@ class Pool:
                 else:
                     span = task.span
                     message = TASK.pack(task.id, span.epoch, span.start, span.stop)
-                    socket.send_fds(self._tasks, [message], [task.slab.handle])
-            except OSError:  # full, too many files in sockets, or the nursery is gone, which _poll notices
+                    socket.send_fds(self._tasks, [message], [task.buffer.handle])
+            except OSError:  # full, too many files in sockets, or the spawner is gone, which _poll notices
                 return
             self._unsent.popleft()
 
@@ -318,8 +302,8 @@ class Pool:
         if task is not None:
             task.tries += 1
             if task.tries >= TRIES:
-                self._give_up(task.slab)
-                task.slab = self._slab()
+                self._buffers.discard(task.buffer)
+                task.buffer = self._buffers.get()
                 fail_later(task, status)
                 del self._wanted[held]
         else:
@@ -344,24 +328,24 @@ class Pool:
         self._unsent.clear()
         for task in sorted(self._wanted.values(), key=lambda task: task.id):
             if task.id not in begun or id(task) in unsent:
-                if id(task) not in unsent:  # a worker may still write to the old slab
-                    self._give_up(task.slab)
-                    task.slab = self._slab()
+                if id(task) not in unsent:  # a worker may still write to the old buffer
+                    self._buffers.discard(task.buffer)
+                    task.buffer = self._buffers.get()
                 self._renumber(task)
                 self._unsent.append(task)
         self._unsent.extend(stops)
         self._send()
 
-    def _renumber(self, task: Task) -> None:
+    def _renumber(self, task: LoadTask) -> None:
         del self._wanted[task.id]
         task.id = self._new_id()
         self._wanted[task.id] = task
 
-    def _fail(self, task: Task) -> None:
+    def _fail(self, task: LoadTask) -> None:
         try:
-            failure = read(task.slab.copy(task.size)) if task.size else None
+            failure = read(task.buffer.copy(task.size)) if task.size else None
         finally:
-            self._free.append(task.slab)
+            self._buffers.release(task.buffer)
         if not isinstance(failure, Failure):
             if isinstance(failure, LoaderError):
                 raise failure
@@ -376,33 +360,14 @@ class Pool:
         self._next_id += 1
         return self._next_id
 
-    def _slab(self) -> Slab:
-        self._collect()
-        if self._free:
-            return self._free.pop()
-        slab = Slab()
-        self._slabs.add(slab)
-        return slab
 
-    def _give_up(self, slab: Slab) -> None:
-        """Close a file; if it is still in use, its memory is freed afterwards."""
-        self._slabs.discard(slab)
-        slab.close()
-
-    def _collect(self) -> None:
-        while self._returned:
-            slab = self._returned.popleft()
-            self._lent -= 1
-            self._free.append(slab)
-
-
-def fail_later(task: Task, status: int) -> None:
+def fail_later(task: LoadTask, status: int) -> None:
     """Make ``take`` raise for a task that killed several workers."""
     error = LoaderError(
         f"{place(task.span)}: {task.tries} worker processes in a row {ending(status)} while loading them; "
         "signal 9 usually means out of memory, 11 or 7 an error in native code of the dataset"
     )
-    task.size, task.done, task.failed = write(task.slab.handle, error), True, True
+    task.size, task.done, task.failed = write(task.buffer.handle, error), True, True
 
 
 def place(span: Span) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from brim.train.data.pool import Pool, Task
+from brim.train.data.pool import LoadTask, Pool
 from brim.train.data.sampler import Sampler, Span
 from brim.train.data.worker import shared_array
 
 
-class Orders:
+class EpochOrders:
     """The sample orders of the current and the next epoch, in memory shared with the worker processes.
 
     The order of an epoch is overwritten by that of the epoch after the next; by then all its steps are committed.
@@ -34,21 +34,21 @@ class Orders:
             self._epochs[epoch % 2] = epoch
 
 
-class Ahead:
+class Prefetcher:
     """Tasks that were submitted to the pool and not fetched yet.
 
     Attributes:
         depth: How many such tasks there should be.
     """
 
-    def __init__(self, sampler: Sampler, orders: Orders, pool: Pool) -> None:
+    def __init__(self, sampler: Sampler, orders: EpochOrders, pool: Pool) -> None:
         self._sampler, self._orders, self._pool = sampler, orders, pool
         self.depth = 0
         self._workers = range(0)
-        self._tasks: dict[Span, Task] = {}
+        self._tasks: dict[Span, LoadTask] = {}
         self._next: tuple[int, int, int] | None = None
 
-    def done(self) -> list[Task]:
+    def done(self) -> list[LoadTask]:
         """Return the tasks that are loaded and were not fetched yet."""
         return [task for task in self._tasks.values() if task.done]
 
@@ -69,7 +69,7 @@ class Ahead:
         self._tasks.clear()
         self._next = None
 
-    def take(self, span: Span) -> Task | None:
+    def take(self, span: Span) -> LoadTask | None:
         """Remove and return the task of a span; None if it was not submitted."""
         return self._tasks.pop(span, None)
 
@@ -82,7 +82,7 @@ class Ahead:
             if span not in self._tasks:
                 self._tasks[span] = self._submit(span)
 
-    def _submit(self, span: Span) -> Task:
+    def _submit(self, span: Span) -> LoadTask:
         self._orders.prepare(span.epoch)
         return self._pool.submit(span)
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brim.errors import ConfigError, InvariantError
-from brim.train.data.ledger import LEDGER_VERSION, Dropped, Run, order, read_version, verify
+from brim.train.data.ledger import LEDGER_VERSION, Dropped, StepRange, order, read_version, verify
 
 __all__ = ["LastBatch", "Sampler", "Span", "check_batch", "order", "verify"]
 
@@ -80,7 +80,7 @@ class Sampler:
         self.seed, self.shuffle, self.last = seed, shuffle, last
         self.epoch, self.step, self.cursor = 0, 0, 0
         self._even_shares = logical_workers  # the global batch must be a multiple of this
-        self._runs: list[Run] = []
+        self._runs: list[StepRange] = []
         self._dropped: list[Dropped] = []
 
     @property
@@ -187,15 +187,15 @@ class Sampler:
         check_batch(self.length, state["global_batch"], self._even_shares)
         self.global_batch = state["global_batch"]
         self.epoch, self.step, self.cursor = state["epoch"], state["step"], state["cursor"]
-        self._runs = [Run(**run) for run in ledger["runs"]]
+        self._runs = [StepRange(**run) for run in ledger["runs"]]
         self._dropped = [Dropped(**dropped) for dropped in ledger["dropped"]]
 
     def _record(self, span: Span) -> None:
         run = self._runs[-1] if self._runs else None
         if run is not None and (run.epoch, run.stop, run.global_batch) == (span.epoch, span.start, self.global_batch):
-            self._runs[-1] = Run(run.epoch, run.first_step, run.steps + 1, run.start, span.stop, run.global_batch)
+            self._runs[-1] = StepRange(run.epoch, run.first_step, run.steps + 1, run.start, span.stop, run.global_batch)
         else:
-            self._runs.append(Run(span.epoch, self.step, 1, span.start, span.stop, self.global_batch))
+            self._runs.append(StepRange(span.epoch, self.step, 1, span.start, span.stop, self.global_batch))
 
     def _recorded(self, epoch: int, step: int) -> Span:
         run = next(run for run in self._runs

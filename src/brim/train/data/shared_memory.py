@@ -26,6 +26,9 @@ HEAD = struct.Struct("<qq")   # bytes of the pickle, number of buffers
 ENTRY = struct.Struct("<qq")  # offset and bytes of a buffer
 IOV_MAX = 512
 
+LENT_BUFFERS_MAX = 64
+"""Most batches in use that stay in shared memory; others are copied. Each has two file descriptors, of often 1,024."""
+
 
 class Packer(pickle.Pickler):
     """A pickler that puts the contents of tensors in separate buffers."""
@@ -95,15 +98,15 @@ def read(memory: memoryview) -> Any:
     return pickle.loads(memory[start:start + pickled], buffers=[memory[at:at + size] for at, size in entries])
 
 
-class Slab:
+class SharedBuffer:
     """One anonymous file, created by the training process and reused: a worker process writes a batch to it."""
 
     def __init__(self) -> None:
         self.handle = os.memfd_create("brim-batch", os.MFD_CLOEXEC)
         self._mapped: mmap.mmap | None = None
 
-    def lend(self, size: int, returned: deque[Slab]) -> memoryview:
-        """Return the first ``size`` bytes; when nothing refers to them any more, the slab is put in ``returned``."""
+    def lend(self, size: int, returned: deque[SharedBuffer]) -> memoryview:
+        """Return the first ``size`` bytes; when nothing refers to them any more, the buffer is put in ``returned``."""
         array = (ctypes.c_ubyte * size).from_buffer(self._map(size))
         weakref.finalize(array, returned.append, self).atexit = False
         return memoryview(array).cast("B")
@@ -122,3 +125,58 @@ class Slab:
         if self._mapped is None or len(self._mapped) < size:
             self._mapped = mmap.mmap(self.handle, 0)
         return self._mapped
+
+
+class BufferPool:
+    """Buffers that are reused: free ones, ones that hold a task's batch, and ones whose batch is in use."""
+
+    def __init__(self) -> None:
+        self._free: list[SharedBuffer] = []
+        self._returned: deque[SharedBuffer] = deque()
+        self._all: set[SharedBuffer] = set()
+        self._lent = 0
+
+    def get(self) -> SharedBuffer:
+        """Return a buffer for one batch."""
+        self._collect()
+        if self._free:
+            return self._free.pop()
+        buffer = SharedBuffer()
+        self._all.add(buffer)
+        return buffer
+
+    def take(self, buffer: SharedBuffer, size: int) -> memoryview:
+        """Return the first ``size`` bytes of a buffer, which is free again when nothing refers to them any more."""
+        self._collect()
+        if self._lent >= LENT_BUFFERS_MAX:
+            copy = buffer.copy(size)
+            self.release(buffer)
+            return copy
+        self._lent += 1
+        return buffer.lend(size, self._returned)
+
+    def release(self, buffer: SharedBuffer) -> None:
+        """Let the buffer be reused."""
+        self._free.append(buffer)
+
+    def discard(self, buffer: SharedBuffer) -> None:
+        """Close a buffer; if it is still in use, its memory is freed afterwards."""
+        self._all.discard(buffer)
+        buffer.close()
+
+    def trim(self, keep: int) -> None:
+        """Close unused buffers, except ``keep`` of them."""
+        self._collect()
+        while len(self._free) > keep:
+            self.discard(self._free.pop())
+
+    def close(self) -> None:
+        """Close all buffers."""
+        self._free.clear()
+        for buffer in list(self._all):
+            self.discard(buffer)
+
+    def _collect(self) -> None:
+        while self._returned:
+            self._lent -= 1
+            self._free.append(self._returned.popleft())

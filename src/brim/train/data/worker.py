@@ -1,6 +1,6 @@
-"""The loader's processes: workers, and the nursery that forks them.
+"""The loader's processes: workers, and the spawner that forks them.
 
-The nursery is forked once from the training process, early, and only forks and reaps workers. So workers always start
+The spawner is forked once from the training process, early, and only forks and reaps workers. So workers always start
 in milliseconds from a small process with one thread, even if the training process has a GPU context, communication
 threads and gigabytes of tables by then; and no script is imported twice, as with ``spawn`` and ``forkserver``. All
 workers take tasks from one socket and answer on another: a message is received whole or not at all, and no lock is
@@ -42,7 +42,7 @@ TASK = struct.Struct("<qqqq")     # id, epoch, start, stop
 ANSWER = struct.Struct("<bqqqd")  # kind, task, slot (or wait status), bytes, seconds
 LOADED, FAILED, SKIPPED, DIED, READY = range(5)
 STOP = -1
-"""Task id that stops the worker that receives it."""
+"""Id that stops the worker that receives it."""
 
 SLOTS = 256
 """Most workers at a time: the size of a table, far above any use."""
@@ -56,12 +56,12 @@ NVIDIA_MAJOR = 195
 
 @dataclass(frozen=True)
 class Shared:
-    """What the training process, the nursery and the workers share.
+    """What the training process, the spawner and the workers share.
 
     Attributes:
         tasks: Socket of TASK messages, each with the file to write to; all workers read from it.
-        answers: Socket of ANSWER messages, written by workers and nursery.
-        control: Socket of slots for which the nursery forks a worker; at end of file, nursery and workers end.
+        answers: Socket of ANSWER messages, written by workers and spawner.
+        control: Socket of slots for which the spawner forks a worker; at end of file, spawner and workers end.
         board: Current task id of each slot, then the lowest id still wanted, shape (SLOTS + 1,).
         orders: Sample ids in the order of the even and of the odd epoch, shape (2, samples).
         recipe: How samples are loaded.
@@ -83,8 +83,8 @@ class Failure:
     text: str
 
 
-def start_nursery(shared: Shared, *, with_parent_thread: bool) -> int:
-    """Fork the nursery; return its process id."""
+def start_spawner(shared: Shared, *, with_parent_thread: bool) -> int:
+    """Fork the spawner; return its process id."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -96,7 +96,7 @@ def start_nursery(shared: Shared, *, with_parent_thread: bool) -> int:
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
-            run_and_exit(lambda: nursery(shared, parent if with_parent_thread else None))
+            run_and_exit(lambda: spawner(shared, parent if with_parent_thread else None))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return child
@@ -118,7 +118,7 @@ def run_and_exit(body: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
-def nursery(shared: Shared, parent: int | None) -> None:
+def spawner(shared: Shared, parent: int | None) -> None:
     """Fork a worker for each slot received, and report workers that died; at end of file, kill all workers."""
     gc.freeze()
     detach(keep={shared.tasks.fileno(), shared.answers.fileno(), shared.control.fileno()})
@@ -180,13 +180,13 @@ def report_dead(shared: Shared, slots: dict[int, int]) -> None:
 
 def fork_worker(shared: Shared, slot: int) -> int:
     """Fork a worker; return its process id."""
-    nursery_id = os.getpid()
+    spawner_id = os.getpid()
     child = os.fork()
     if child == 0:
         def body() -> None:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            die_with(nursery_id)
+            die_with(spawner_id)
             shared.control.close()
             work(shared, slot)
         run_and_exit(body)

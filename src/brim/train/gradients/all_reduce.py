@@ -1,10 +1,10 @@
 """The fixed tree: sums over V logical workers whose bits do not depend on how many ranks the workers are spread over.
 
 Worker v is leaf v of a balanced binary tree. Rank r of P computes leaves r V/P to (r + 1) V/P - 1, a whole subtree,
-since V and P are powers of two. `Counter` adds these leaves in the order of the tree, one at a time. Above them, the
-ranks are the leaves: `halves` exchanges with the rank at distance 1, then 2, 4, ..., which is the same tree from the
-bottom up; each element is summed by one rank, and the sum returns the same way. A rank sends 2 (P - 1)/P of the
-vector, as in a ring.
+since V and P are powers of two. `TreeAccumulator` adds these leaves in the order of the tree, one at a time. Above
+them, the ranks are the leaves: `halves` exchanges with the rank at distance 1, then 2, 4, ..., which is the same tree
+from the bottom up; each element is summed by one rank, and the sum returns the same way. A rank sends 2 (P - 1)/P of
+the vector, as in a ring.
 
 Addition of two floats is commutative in its bits, so either rank of a pair may add.
 """
@@ -71,7 +71,7 @@ def tree_sum(leaves: Sequence[Tensor]) -> Tensor:
     return level[0]
 
 
-class Counter:
+class TreeAccumulator:
     """Adds leaves in the order of the tree, one at a time, with few vectors.
 
     The partial sums are those of whole subtrees, as a binary counter has bits: leaf i is merged with the last sums of

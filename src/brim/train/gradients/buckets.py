@@ -4,7 +4,7 @@ A hook on every parameter counts gradients. When a bucket has all of its gradien
 the tree; in the last micro-batch of a step, ranks then sum the bucket while backward continues with earlier layers.
 Buckets are summed in a fixed order, the last layers first.
 
-The last bucket ends with the tail: a few numbers that every rank needs at the end of the step (see `step_summary`).
+The last bucket ends with the summary: a few numbers that every rank needs at the end of the step (see `step_summary`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from brim.errors import UserError
 from brim.train.gradients import all_reduce
-from brim.train.gradients.all_reduce import Counter, Pending, chunks, halves
-from brim.train.membership.process_group import BrokenGroupError, Group
+from brim.train.gradients.all_reduce import Pending, TreeAccumulator, chunks, halves
+from brim.train.membership.process_group import BrokenGroupError, ProcessGroup
 
 BUCKET_BYTES = 25 << 20
 """Size of a bucket, as in DistributedDataParallel."""
@@ -33,7 +33,7 @@ ALIGN_BYTES = 64
 PAD_ELEMENTS = 1024
 """The length of a bucket is a multiple of this, so that up to as many ranks (a power of two) get equal chunks."""
 
-TAIL_DTYPE = torch.float32
+SUMMARY_DTYPE = torch.float32
 
 _cuda: Any = torch.cuda
 _guards: Any = torch._guards
@@ -59,14 +59,14 @@ class _Elsewhere(Tensor):
         )
 
 
-class Summer(Protocol):
+class Reducer(Protocol):
     """Sums a vector over all ranks in place."""
 
     def begin(self, vector: Tensor) -> Pending:
         """Start to sum; the order of calls is the same on every rank."""
 
 
-class Alone:
+class LocalReducer:
     """Sums over one rank: the vector is the sum."""
 
     def begin(self, vector: Tensor) -> Pending:
@@ -89,10 +89,10 @@ class _Broken:
         raise self._error
 
 
-class Framework:
+class AllReduceReducer:
     """Sums with PyTorch's all-reduce: on any number of ranks, in an order of additions that depends on the number."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self._group = group
 
     def begin(self, vector: Tensor) -> Pending:
@@ -105,10 +105,10 @@ class Framework:
             return _Broken(error)
 
 
-class Tree:
+class TreeReducer:
     """Sums in the fixed tree with messages between pairs of ranks (gloo), in a thread while backward continues."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self._spare = torch.empty(0, dtype=torch.uint8)
         self._broken: BaseException | None = None
@@ -145,10 +145,10 @@ def _spare_bytes(vector: Tensor) -> int:
     return min(vector.nbytes, all_reduce.WINDOW * all_reduce.PIECE_BYTES)
 
 
-class TreeOfChunks:
+class NcclTreeReducer:
     """Sums in the fixed tree with NCCL's collectives, on its own stream while backward continues."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self._stream: Any = _cuda.Stream(device=group.device)
 
@@ -173,13 +173,13 @@ class _Queued:
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
 
-def summer(group: Group | None, *, exact: bool) -> Summer:
+def make_reducer(group: ProcessGroup | None, *, exact: bool) -> Reducer:
     """Return the object that sums over the ranks of a group."""
     if group is None or group.size == 1:
-        return Alone()
+        return LocalReducer()
     if not exact:
-        return Framework(group)
-    return TreeOfChunks(group) if group.nccl else Tree(group)
+        return AllReduceReducer(group)
+    return NcclTreeReducer(group) if group.nccl else TreeReducer(group)
 
 
 def _through_host(vector: Tensor, work: Callable[[Tensor], None]) -> None:
@@ -202,7 +202,7 @@ class _Bucket:
     members: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     length: int = 0
-    counter: Counter = field(default_factory=Counter)
+    accumulator: TreeAccumulator = field(default_factory=TreeAccumulator)
     missing: int = 0
     folded: bool = False
     sum: Tensor | None = None
@@ -225,12 +225,12 @@ class Buckets:
 
     Args:
         named: Names and parameters that get gradients, in the order of the model.
-        tail: Number of elements of the tail.
+        summary: Number of elements of the summary.
         unused: For a parameter without gradient in a micro-batch, "error" raises `UnusedParameterError`, and "zeros"
             uses zeros.
     """
 
-    def __init__(self, named: Sequence[tuple[str, Tensor]], tail: int, *, unused: str = "error") -> None:
+    def __init__(self, named: Sequence[tuple[str, Tensor]], summary: int, *, unused: str = "error") -> None:
         self.names = [name for name, _ in named]
         self.params = [param for _, param in named]
         self._unused = unused
@@ -238,17 +238,17 @@ class Buckets:
         self._index = {id(param): index for index, param in enumerate(self.params)}
         self._buckets = _layout(self.params)
         self._of: dict[int, _Bucket] = {i: bucket for bucket in self._buckets for i in bucket.members}
-        self._tail_size = tail
-        self._tail_at = self._place_tail(tail)
+        self._summary_size = summary
+        self._summary_at = self._place_summary(summary)
         self._views: dict[int, list[Tensor]] = {}
         self._zeros: dict[int, Tensor] = {}
         self._fired = [False] * len(self.params)
-        self._summer: Summer = Alone()
+        self._reducer: Reducer = LocalReducer()
         self._launched = 0
         self._last = self._active = self._plain = False
         self._watched = True
         self._norms: Callable[[list[Tensor]], None] | None = None
-        self._plain_tail = torch.empty(0)
+        self._plain_summary = torch.empty(0)
         hooked: list[Any] = self.params
         self._hooks = [param.register_post_accumulate_grad_hook(self._hook) for param in hooked]
 
@@ -257,10 +257,10 @@ class Buckets:
             if param.dtype not in FLOATS or param.layout != torch.strided:
                 raise UserError(f"parameter {name!r} is {param.dtype}, {param.layout}; only dense floats are supported")
 
-    def _place_tail(self, size: int) -> int:
+    def _place_summary(self, size: int) -> int:
         device = self.params[0].device if self.params else torch.device("cpu")
-        if not self._buckets or self._buckets[-1].dtype != TAIL_DTYPE:
-            self._buckets.append(_Bucket(TAIL_DTYPE, device))
+        if not self._buckets or self._buckets[-1].dtype != SUMMARY_DTYPE:
+            self._buckets.append(_Bucket(SUMMARY_DTYPE, device))
         at = self._buckets[-1].room(size)
         for bucket in self._buckets:
             bucket.length = -(-bucket.length // PAD_ELEMENTS) * PAD_ELEMENTS
@@ -271,10 +271,10 @@ class Buckets:
         """Size of all buckets together."""
         return sum(bucket.bytes for bucket in self._buckets)
 
-    def use(self, how: Summer) -> None:
-        """Drop the step in progress, and sum by ``how`` from now on."""
+    def use(self, reducer: Reducer) -> None:
+        """Drop the step in progress, and sum by ``reducer`` from now on."""
         self.drop()
-        self._summer = how
+        self._reducer = reducer
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""
@@ -286,8 +286,8 @@ class Buckets:
         for bucket in self._buckets:
             if bucket.work is not None:
                 self._views.pop(id(bucket.sum), None)
-                bucket.counter.abandon()
-            bucket.counter.clear()
+                bucket.accumulator.abandon()
+            bucket.accumulator.clear()
             bucket.work = bucket.sum = None
         self._active = False
         for param in self.params:
@@ -303,14 +303,14 @@ class Buckets:
         """
         if first:
             for bucket in self._buckets:
-                bucket.counter.clear()
+                bucket.accumulator.clear()
         for bucket in self._buckets:
             bucket.missing, bucket.folded, bucket.work, bucket.sum = len(bucket.members), False, None, None
         for param in self.params:
             param.grad = None
         self._fired = [False] * len(self.params)
         self._launched, self._last, self._norms, self._active = 0, last, norms, True
-        self._plain = first and last and isinstance(self._summer, Alone) and not self._watched
+        self._plain = first and last and isinstance(self._reducer, LocalReducer) and not self._watched
 
     def unmark(self) -> None:
         """Before the forward of a micro-batch: take away what stands for gradients, which a compiler would read."""
@@ -335,11 +335,11 @@ class Buckets:
             self._fold(bucket)
             self._launch()
 
-    def end_micro(self, tail: Callable[[], Tensor], *, empty: bool = False) -> None:
-        """End a micro-batch after its backward pass: add the remaining gradients and the tail.
+    def end_micro(self, summary: Callable[[], Tensor], *, empty: bool = False) -> None:
+        """End a micro-batch after its backward pass: add the remaining gradients and the summary.
 
         Args:
-            tail: Returns the tail of this micro-batch.
+            summary: Returns the summary of this micro-batch.
             empty: Whether the micro-batch had no sample, and so no backward pass.
 
         Raises:
@@ -351,12 +351,12 @@ class Buckets:
         elif self._unused == "error" and not all(self._fired):
             raise UnusedParameterError(self._unused_words())
         if self._plain:
-            self._end_plain(tail)
+            self._end_plain(summary)
             return
         for bucket in self._buckets[:-1]:
             if not bucket.folded:
                 self._fold(bucket)
-        self._fold(self._buckets[-1], tail)
+        self._fold(self._buckets[-1], summary)
         self._launch()
         if self._watched:  # in the first step only, which is enough to find a mistake in the loop
             for param in self.params:
@@ -364,14 +364,14 @@ class Buckets:
                     _Elsewhere
                 )
 
-    def _end_plain(self, tail: Callable[[], Tensor]) -> None:
+    def _end_plain(self, summary: Callable[[], Tensor]) -> None:
         for param in self.params:
             if param.grad is None:
                 param.grad = torch.zeros_like(param)
         if self._norms is not None:
             for bucket in self._buckets:
                 self._norms(self._leaf(bucket))
-        self._plain_tail = tail()
+        self._plain_summary = summary()
 
     def _unused_words(self) -> str:
         unused = [name for name, fired in zip(self.names, self._fired, strict=True) if not fired]
@@ -400,14 +400,14 @@ class Buckets:
             leaf.append(grad.detach())
         return leaf
 
-    def _fold(self, bucket: _Bucket, tail: Callable[[], Tensor] | None = None) -> None:
+    def _fold(self, bucket: _Bucket, summary: Callable[[], Tensor] | None = None) -> None:
         with torch.no_grad():
             leaf = self._leaf(bucket)
             if self._norms is not None and leaf:
                 self._norms(leaf)
-            if tail is not None:
-                leaf = [*leaf, tail()]
-            bucket.counter.add(
+            if summary is not None:
+                leaf = [*leaf, summary()]
+            bucket.accumulator.add(
                 lambda: self._make(bucket),
                 lambda flat: all_reduce.put_leaf(self._views[id(flat)], leaf),
                 lambda flat: all_reduce.add_leaf(self._views[id(flat)], leaf),
@@ -423,7 +423,7 @@ class Buckets:
             param = self.params[index]
             views.append(torch.as_strided(flat, param.shape, _strides(param), at))
         if bucket is self._buckets[-1]:
-            views.append(flat[self._tail_at : self._tail_at + self._tail_size])
+            views.append(flat[self._summary_at : self._summary_at + self._summary_size])
         self._views[id(flat)] = views
         return flat
 
@@ -432,14 +432,14 @@ class Buckets:
             return
         while self._launched < len(self._buckets) and self._buckets[self._launched].folded:
             bucket = self._buckets[self._launched]
-            bucket.sum = bucket.counter.total()
-            bucket.work = self._summer.begin(bucket.sum)
+            bucket.sum = bucket.accumulator.total()
+            bucket.work = self._reducer.begin(bucket.sum)
             self._launched += 1
 
     def finish(self) -> Tensor:
-        """Wait for all sums after the last micro-batch, set every ``grad``, and return the summed tail."""
+        """Wait for all sums after the last micro-batch, set every ``grad``, and return the summed summary."""
         if self._plain:
-            return self._plain_tail
+            return self._plain_summary
         for bucket in self._buckets:
             assert bucket.work is not None
             bucket.work.wait()
@@ -452,7 +452,7 @@ class Buckets:
                 self.params[index].grad = view
         total = self._buckets[-1].sum
         assert total is not None
-        return total[self._tail_at : self._tail_at + self._tail_size]
+        return total[self._summary_at : self._summary_at + self._summary_size]
 
 
 def _strides(param: Tensor) -> tuple[int, ...]:

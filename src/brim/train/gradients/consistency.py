@@ -1,8 +1,8 @@
 """Compares across ranks what must be equal on all of them: settings of optimizers, parameters and buffers.
 
-A few checksums of each rank travel with the gradients of a step (see `tail`). Where they differ, the ranks exchange the
-values behind them, and the job ends with the name of what differs. Gradients are equal on every rank, so a difference
-once made would stay, and nothing else would show it.
+A few checksums of each rank travel with the gradients of a step (see `step_summary`). Where they differ, the ranks
+exchange the values behind them, and the job ends with the name of what differs. Gradients are equal on every rank, so a
+difference once made would stay, and nothing else would show it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from brim.errors import UserError
 
 WORD: Final = 1 << 24
-"""Checksums are whole numbers below this, so that a float32 of the tail holds them exactly."""
+"""Checksums are whole numbers below this, so that a float32 of the summary holds them exactly."""
 
 STATE_EVERY: Final = 10
 """Steps between two comparisons of parameters and buffers. Ours: one costs some 20 us at least, in steps of 1 ms."""
@@ -36,7 +36,7 @@ Gather = Callable[[Any], list[Any]]
 Settings = list[dict[str, Any]]
 
 
-class Agreement:
+class ConsistencyCheck:
     """One rank's side of the comparisons.
 
     Args:
@@ -54,7 +54,7 @@ class Agreement:
             for at in range(0, owner[key].numel(), PIECE_ELEMENTS)
         ]
         self._settings: list[Any] = []
-        self._settings_word = 0
+        self._settings_checksum = 0
         self._weights: dict[torch.device, Tensor] = {}
         self._untrained: list[Tensor] = []
         self._sizes: list[list[int]] = []
@@ -98,14 +98,14 @@ class Agreement:
             "that belongs to no model given to run.prepare: give run.prepare the module that it is part of"
         )
 
-    def settings_word(self) -> int:
+    def settings_checksum(self) -> int:
         """Return a checksum of the settings in ``param_groups``."""
         now = [list(group.items()) for group in self._plain_settings()]
         if now != self._settings:
             self._settings = now
             digest = hashlib.blake2b(repr(now).encode(), digest_size=3).digest()
-            self._settings_word = int.from_bytes(digest, "big")
-        return self._settings_word
+            self._settings_checksum = int.from_bytes(digest, "big")
+        return self._settings_checksum
 
     def _plain_settings(self) -> Settings:
         """Return the settings whose value can be read without waiting for a GPU."""
@@ -116,7 +116,7 @@ class Agreement:
         ]
 
     @torch.no_grad()
-    def state_word(self, step: int) -> Tensor | int:
+    def state_checksum(self, step: int) -> Tensor | int:
         """Return a checksum of the part of parameters and buffers that is due after this step; 0 if none is."""
         if step % STATE_EVERY or not self._pieces:
             return 0

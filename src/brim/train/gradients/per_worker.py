@@ -1,7 +1,7 @@
 """Values of logical workers: what a loop keeps from step to step beside parameters, such as a hidden state.
 
 Each logical worker has its own value, and every rank has the values of all workers after every step. New values are
-sent in the tail of the gradients, so they are committed with the step, or dropped with it.
+sent in the summary of the gradients, so they are committed with the step, or dropped with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from brim.errors import UserError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Types that the tail, which is float32, can hold without a change of bits."""
+"""Types that the summary, which is float32, can hold without a change of bits."""
 
 Value = Tensor | tuple[Tensor, ...]
 """One tensor or several, such as the hidden state and cell state of an LSTM."""

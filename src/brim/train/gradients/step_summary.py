@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from brim.errors import UserError
-from brim.train.gradients.buckets import FLOATS, TAIL_DTYPE
+from brim.train.gradients.buckets import FLOATS, SUMMARY_DTYPE
 from brim.train.gradients.per_worker import PerWorker
 
 CARRIED_ELEMENTS_MAX = 65_536
@@ -36,8 +36,8 @@ DIFFERENCE_RATIO = 1e-3
 """Relative difference between a worker's change and the mean that is more than rounding. Our choice: float32 rounds to
 1e-7."""
 
-WORDS = 5
-"""How many numbers each rank has in the tail; see `Summary`."""
+NUMBERS_PER_RANK = 5
+"""How many numbers each rank has in the summary; see `StepSummary`."""
 
 WAY = 1 << 12
 """A checksum of changes is below this; two of them are sent as one number."""
@@ -46,7 +46,7 @@ DIFFERS = WAY - 1
 """Stands for a checksum if the micro-batches of one rank differ."""
 
 Changes = list[tuple[int, int]]
-"""See `Tail.changes`."""
+"""See `SummaryVector.changes`."""
 
 _cuda: Any = torch.cuda
 
@@ -54,13 +54,13 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class StepSummary:
     """The numbers of all ranks at the end of a step; lists have one number for each rank.
 
     Attributes:
         loss: Mean over the samples of the step, shape ``()``.
         leaf_sq: Mean of the workers' squared gradient norms, shape ``()``; 0 if they were not needed.
-        heard: Number of the newest command that has arrived.
+        newest_commands: Number of the newest command that has arrived.
         leave: Whether a rank was asked to leave.
         settings: Checksum of the settings of optimizers; see `brim.train.gradients.consistency`.
         state: Checksum of a part of parameters and buffers; 0: not compared in this step.
@@ -69,7 +69,7 @@ class Summary:
 
     loss: Tensor
     leaf_sq: Tensor
-    heard: list[int]
+    newest_commands: list[int]
     leave: bool
     settings: list[int]
     state: list[int]
@@ -98,7 +98,7 @@ class _Place:
         return found.detach()
 
 
-class Tail:
+class SummaryVector:
     """The numbers at the end of the last bucket.
 
     Args:
@@ -130,7 +130,7 @@ class Tail:
         device = carried[0].tensor().device if carried else None
         self._device = device or next((p.device for m in modules for p in m.parameters()), torch.device("cpu"))
         self._late: tuple[Tensor, Any] | None = None
-        self.size = self._buffers + 2 + WORDS * ranks + sum(each.size for each in per_worker)
+        self.size = self._buffers + 2 + NUMBERS_PER_RANK * ranks + sum(each.size for each in per_worker)
 
     def begin_step(self) -> None:
         """Copy the buffers: every worker of the step starts from them, and so does a repeated step."""
@@ -193,7 +193,7 @@ class Tail:
 
     @torch.no_grad()
     def leaf(
-        self, share: float, loss: Tensor, leaf_sq: Tensor | None, said: tuple[int, Sequence[int | Tensor]] | None
+        self, share: float, loss: Tensor, leaf_sq: Tensor | None, numbers: tuple[int, Sequence[int | Tensor]] | None
     ) -> Tensor:
         """Return one worker's contribution.
 
@@ -201,35 +201,36 @@ class Tail:
             share: Fraction of the step's samples that are in this micro-batch.
             loss: Mean over the micro-batch.
             leaf_sq: Squared norm of the gradient, if it is needed.
-            said: This rank and its numbers (see `Summary`), for one micro-batch of each rank; None for the others.
+            numbers: This rank and its numbers (see `StepSummary`), for one micro-batch of each rank; None for all
+                others.
 
         Returns:
             Shape ``(size,)``.
         """
-        out = torch.zeros(self.size, dtype=TAIL_DTYPE, device=self._device)
+        out = torch.zeros(self.size, dtype=SUMMARY_DTYPE, device=self._device)
         at = 0
         for dtype, places in self._kinds.items():
             new = torch.cat([place.tensor().reshape(-1) for place in places])
             start = self._start[dtype]
             change = torch.where(new == start, torch.zeros((), dtype=dtype, device=new.device), new - start)
-            out[at : at + len(new)] = change.to(TAIL_DTYPE) * share
+            out[at : at + len(new)] = change.to(SUMMARY_DTYPE) * share
             at += len(new)
         self._own = out[:at] / share if self._watched and share else None
         if share:
             self._count_changes()
-        out[at] = loss.detach().to(TAIL_DTYPE) * share
+        out[at] = loss.detach().to(SUMMARY_DTYPE) * share
         if leaf_sq is not None:
             out[at + 1] = leaf_sq
-        if said is not None:
-            rank, words = said
-            for number, word in enumerate([*words, _changes_word(self.changes)]):
+        if numbers is not None:
+            rank, values = numbers
+            for number, word in enumerate([*values, _changes_checksum(self.changes)]):
                 out[at + 2 + number * self._ranks + rank] = word
         for each, place in self._places():
             each.put(out[place])
         return out
 
     def _places(self) -> Iterator[tuple[PerWorker, slice]]:
-        at = self._buffers + 2 + WORDS * self._ranks
+        at = self._buffers + 2 + NUMBERS_PER_RANK * self._ranks
         for each in self._per_worker:
             yield each, slice(at, at + each.size)
             at += each.size
@@ -269,7 +270,7 @@ class Tail:
                     self._reported.add(place.name)
                     _report(place.name, dtype)
 
-    def read(self, total: Tensor, ranks: int, *, late: bool = False) -> Summary:
+    def read(self, total: Tensor, ranks: int, *, late: bool = False) -> StepSummary:
         """Return the numbers of all ranks.
 
         Args:
@@ -278,15 +279,16 @@ class Tail:
             late: Return the numbers of the step before, so that no rank waits for its GPU.
         """
         at = self._buffers
-        now = total[at + 2 : at + 2 + WORDS * self._ranks]
-        words = self._said_before(now) if late else now.tolist()
-        rows = [[round(n) for n in words[at : at + ranks]] for at in range(0, WORDS * self._ranks, self._ranks)]
-        return Summary(
-            loss=total[at].clone(), leaf_sq=total[at + 1].clone(), heard=rows[0], leave=any(rows[1]),
+        now = total[at + 2 : at + 2 + NUMBERS_PER_RANK * self._ranks]
+        values = self._previous_numbers(now) if late else now.tolist()
+        starts = range(0, NUMBERS_PER_RANK * self._ranks, self._ranks)
+        rows = [[round(n) for n in values[at : at + ranks]] for at in starts]
+        return StepSummary(
+            loss=total[at].clone(), leaf_sq=total[at + 1].clone(), newest_commands=rows[0], leave=any(rows[1]),
             settings=rows[2], state=rows[3], changes=rows[4],
         )  # fmt: skip
 
-    def _said_before(self, now: Tensor) -> list[float]:
+    def _previous_numbers(self, now: Tensor) -> list[float]:
         """Return the numbers of the step before, and begin to copy the present ones."""
         before = self._late
         copy = now.to("cpu", non_blocking=True)
@@ -294,10 +296,10 @@ class Tail:
         copied.record()
         self._late = copy, copied
         if before is None:
-            return [0.0] * (WORDS * self._ranks)
+            return [0.0] * (NUMBERS_PER_RANK * self._ranks)
         before[1].synchronize()  # waits for the copy, not for the step that is being computed
-        words: list[float] = before[0].tolist()
-        return words
+        values: list[float] = before[0].tolist()
+        return values
 
 
 def _report(name: str, dtype: torch.dtype) -> None:
@@ -314,17 +316,17 @@ def _report(name: str, dtype: torch.dtype) -> None:
     )
 
 
-def same_changes(words: Sequence[int]) -> bool:
+def same_changes(values: Sequence[int]) -> bool:
     """Return whether micro-batches have changed the running statistics of batch-norm equally often.
 
     PyTorch does not count the change by a layer's forward pass, unless the layer is compiled; then it counts as many
     as batches. A model may skip layers, so changes are the same if one of the two ways to count finds no difference.
     """
-    ways = ({word // WAY for word in words}, {word % WAY for word in words})
+    ways = ({word // WAY for word in values}, {word % WAY for word in values})
     return any(len(way) <= 1 and DIFFERS not in way for way in ways)
 
 
-def _changes_word(rows: Sequence[Changes]) -> int:
+def _changes_checksum(rows: Sequence[Changes]) -> int:
     """Return two checksums of the changes in the micro-batches of a rank, one for each way to count."""
     seen, unseen = (_checksum([[each[way] for each in row] for row in rows]) for way in (0, 1))
     return seen * WAY + unseen

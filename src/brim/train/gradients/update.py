@@ -16,7 +16,7 @@ Schedule = Callable[[int], float]
 """Returns the factor on the learning rate for a number of samples consumed."""
 
 
-class Update:
+class OptimizerUpdate:
     """The update that ``run.step`` makes with the gradients.
 
     Attributes:
@@ -66,7 +66,7 @@ class Update:
             )
 
     def clipping(self) -> dict[str, float | None]:
-        """Return the clipping rules, for the certificate."""
+        """Return the clipping rules, on which the bits of a run depend."""
         return {"max_norm": self.max_norm} | ({} if self.max_value is None else {"max_value": self.max_value})
 
     def begin_step(self) -> None:

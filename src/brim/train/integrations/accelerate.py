@@ -119,7 +119,7 @@ class BrimLoop:
         """Save and verify a checkpoint and return its path. All ranks must call it; the newest two are kept."""
         path = os.path.join(self._folder, f"step-{self.steps}")
         self._accelerator.save_state(path)
-        self._handshake.seal(path, self.steps)
+        self._handshake.write_manifest(path, self.steps)
         if self._handshake.rank == 0:
             manifests.keep_newest(self._folder, KEEP)
         return path

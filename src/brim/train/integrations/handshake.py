@@ -25,9 +25,9 @@ import torch.distributed as dist
 from brim.errors import ConfigError
 from brim.gang.messages import PREEMPTED, Error, GroupFormed, Leaving, Prepare, Ready, Saved, Stop, TuneSettings
 from brim.train.integrations import manifests
-from brim.train.membership.process_end import on_sigterm, tell_exceptions
+from brim.train.membership.process_end import on_sigterm, report_exceptions
 from brim.train.membership.process_group import BrokenGroupError
-from brim.train.membership.supervisor_client import Control
+from brim.train.membership.supervisor_client import SupervisorClient
 
 _NOT, _STOP, _PREPARE = range(3)
 _CODES: Final = {_STOP: 0, _PREPARE: PREEMPTED}
@@ -54,13 +54,13 @@ class Handshake:
         self._asked = False
         self._formed = 0
         self._group: Any = None
-        self._control = Control.from_environment()
+        self._client = SupervisorClient.from_environment()
         if threading.current_thread() is threading.main_thread():
             on_sigterm(self.ask)
-        if self._control is not None:
-            tell_exceptions(self._control)
-            self._control.on_form(self._form)
-            atexit.register(self._control.close)
+        if self._client is not None:
+            report_exceptions(self._client)
+            self._client.on_form(self._form)
+            atexit.register(self._client.close)
 
     @property
     def rank(self) -> int:
@@ -99,8 +99,8 @@ class Handshake:
         before = manifests.ranks_of(resumed) if resumed else None
         if before not in (None, self.size):
             self.say(f"{resumed} was written by {before} ranks, this job has {self.size}: batches and bits will differ")
-        if self._control is not None:
-            self._control.ready(Ready(self._control.ident, (self.size,)))
+        if self._client is not None:
+            self._client.ready(Ready(self._client.ident, (self.size,)))
         if (ending := self.agree(step)) is not None:
             self.leave(ending, step)
 
@@ -108,31 +108,31 @@ class Handshake:
         """Return the decision to stop after this step, or None. Every rank must call it after the same step."""
         kind, command = self._wanted()
         if self._group is not None:
-            said = torch.tensor([kind, command])
+            message = torch.tensor([kind, command])
             with self._waiting(step):
-                dist.all_reduce(said, dist.ReduceOp.MAX, group=self._group)
-            kind, command = said.tolist()
+                dist.all_reduce(message, dist.ReduceOp.MAX, group=self._group)
+            kind, command = message.tolist()
         return None if kind == _NOT else Ending(command, _CODES[kind])
 
     def progress(self, step: int, samples: int, loss: float | None) -> None:
         """Report progress to the supervisor."""
-        if self._control is not None:
-            self._control.progress(step, samples, lambda: loss)
+        if self._client is not None:
+            self._client.progress(step, samples, lambda: loss)
 
-    def seal(self, folder: str, step: int) -> None:
+    def write_manifest(self, folder: str, step: int) -> None:
         """Wait until all ranks have written their part of a checkpoint, then mark it as complete."""
         self._meet(step)
         if self.rank == 0:
-            manifests.seal(folder, step=step, ranks=self.size)
+            manifests.write_manifest(folder, step=step, ranks=self.size)
         self._meet(step)
 
     def leave(self, ending: Ending, step: int, path: str | None = None) -> NoReturn:
         """Report the stop to the supervisor and exit; ``path`` is the verified checkpoint of this step."""
-        if self._control is not None:
+        if self._client is not None:
             if path is not None and self.rank == 0:
-                self._control.send(Saved(ending.command, step, os.path.abspath(path)))
-            self._control.send(Leaving(ending.command, step))
-            self._control.close()
+                self._client.send(Saved(ending.command, step, os.path.abspath(path)))
+            self._client.send(Leaving(ending.command, step))
+            self._client.close()
         raise SystemExit(ending.code)
 
     def gather(self, thing: Any) -> list[Any]:
@@ -151,7 +151,7 @@ class Handshake:
     def _wanted(self) -> tuple[int, int]:
         """Return what was requested of this rank: the kind of stop, and the number of the command."""
         kind, number = (_PREPARE if self._asked else _NOT), 0
-        for command in self._control.commands(0, self._control.heard) if self._control is not None else ():
+        for command in self._client.commands(0, self._client.newest_command) if self._client is not None else ():
             if isinstance(command, Stop) or (isinstance(command, Prepare) and command.new_size == 0):
                 kind = max(kind, _STOP if isinstance(command, Stop) else _PREPARE)
                 number = max(number, command.command)
@@ -160,15 +160,15 @@ class Handshake:
         return kind, number
 
     def _refuse(self, command: TuneSettings) -> None:
-        assert self._control is not None
-        self._control.forget(command.command)
-        self._control.send(Error("the batch and the loader of another library's loop cannot be changed while it runs"))
+        assert self._client is not None
+        self._client.forget(command.command)
+        self._client.send(Error("the batch and the loader of another library's loop cannot be changed while it runs"))
 
     def _form(self, generation: int) -> None:
         """Accept the supervisor's generation, in the listening thread. The group is torch's own, so none is formed."""
-        if self._control is not None and generation > self._formed:
+        if self._client is not None and generation > self._formed:
             self._formed = generation
-            self._control.send(GroupFormed(generation, 0))
+            self._client.send(GroupFormed(generation, 0))
 
     def _meet(self, step: int) -> None:
         if self._group is not None:
@@ -177,13 +177,13 @@ class Handshake:
 
     @contextlib.contextmanager
     def _waiting(self, step: int) -> Iterator[None]:
-        if self._control is not None:
-            self._control.waiting(self._formed, step)
+        if self._client is not None:
+            self._client.waiting(self._formed, step)
         try:
             yield
         except RuntimeError as error:
             why = str(error).splitlines()[0]
             raise BrokenGroupError(f"lost another rank at step {step}; start the job again to resume: {why}") from None
         finally:
-            if self._control is not None:
-                self._control.going_on()
+            if self._client is not None:
+                self._client.not_waiting()

@@ -76,7 +76,7 @@ class BrimCallback(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Verify the checkpoint; exit if the job is being stopped."""
         path = _checkpoint(args, state)
-        self._handshake.seal(path, state.global_step)
+        self._handshake.write_manifest(path, state.global_step)
         if self._leaving and self._ending is not None:
             self._handshake.leave(self._ending, state.global_step, path)
 

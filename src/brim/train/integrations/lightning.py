@@ -118,7 +118,7 @@ class BrimCallback(Checkpoint):
         """Save and verify a checkpoint; exit if a stop was requested and training is not over anyway."""
         path, self._due = os.path.join(self._folder, f"step-{trainer.global_step}"), False
         trainer.save_checkpoint(os.path.join(path, _FILE))
-        self._handshake.seal(path, trainer.global_step)
+        self._handshake.write_manifest(path, trainer.global_step)
         if self._handshake.rank == 0:
             manifests.keep_newest(self._folder, KEEP)
         if self._ending is not None and not _is_over(trainer):

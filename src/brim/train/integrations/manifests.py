@@ -18,14 +18,14 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from brim.train.checkpoint.files import RealFiles
-from brim.train.checkpoint.folder import CheckpointError, is_damage, words
-from brim.train.checkpoint.manifest import FORMAT, BadError, read_manifest, sealed
+from brim.train.checkpoint.folder import CheckpointError, is_damage, reason_of
+from brim.train.checkpoint.manifest import FORMAT, UnusableCheckpointError, read_manifest, with_checksum
 
 NAME: Final = "brim-manifest.json"
 _CHECKPOINT: Final = re.compile(r"(?:checkpoint|step)-(\d+)")
 
 
-def seal(folder: str, *, step: int, ranks: int) -> None:
+def write_manifest(folder: str, *, step: int, ranks: int) -> None:
     """Write the manifest of a checkpoint's folder, then verify the checkpoint.
 
     Raises:
@@ -36,7 +36,7 @@ def seal(folder: str, *, step: int, ranks: int) -> None:
     for name in _names(folder):
         size, sha256 = _sum(os.path.join(folder, name), fresh=False)
         found.append({"name": name, "bytes": size, "sha256": sha256})
-    raw = sealed({"format": FORMAT, "step": step, "ranks": ranks, "files": found})
+    raw = with_checksum({"format": FORMAT, "step": step, "ranks": ranks, "files": found})
     part = os.path.join(folder, NAME + ".part")
     with open(part, "wb") as file:
         file.write(raw)
@@ -49,7 +49,7 @@ def seal(folder: str, *, step: int, ranks: int) -> None:
     files.sync_folder(os.path.dirname(os.path.abspath(folder)))
     try:
         verify(folder)
-    except BadError as error:
+    except UnusableCheckpointError as error:
         raise CheckpointError(f"checkpoint {folder} was written but cannot be read back: {error}") from None
 
 
@@ -57,7 +57,7 @@ def verify(folder: str) -> dict[str, Any]:
     """Compare every file of a checkpoint with its manifest, and return the manifest.
 
     Raises:
-        BadError: the checkpoint is incomplete or damaged; the message gives the reason.
+        UnusableCheckpointError: the checkpoint is incomplete or damaged; the message gives the reason.
     """
     try:
         with open(os.path.join(folder, NAME), "rb") as file:
@@ -65,16 +65,16 @@ def verify(folder: str) -> dict[str, Any]:
         for listed in manifest["files"]:
             size, sha256 = _sum(os.path.join(folder, listed["name"]), fresh=True)
             if size != listed["bytes"]:
-                raise BadError(f"{listed['name']} has {size} bytes, expected {listed['bytes']}")
+                raise UnusableCheckpointError(f"{listed['name']} has {size} bytes, expected {listed['bytes']}")
             if sha256 != listed["sha256"]:
-                raise BadError(f"{listed['name']} does not have the SHA-256 of the manifest")
+                raise UnusableCheckpointError(f"{listed['name']} does not have the SHA-256 of the manifest")
     except FileNotFoundError as error:
         name = os.path.basename(str(error.filename))
         why = "incomplete, or written without brim" if name == NAME else "its manifest lists this file"
-        raise BadError(f"it has no {name}: {why}") from None
+        raise UnusableCheckpointError(f"it has no {name}: {why}") from None
     except OSError as error:
         if is_damage(error):
-            raise BadError(words(error)) from None
+            raise UnusableCheckpointError(reason_of(error)) from None
         raise
     return manifest
 
@@ -90,7 +90,7 @@ def newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
         path = os.path.join(root, name)
         try:
             verify(path)
-        except BadError as error:
+        except UnusableCheckpointError as error:
             if int(os.environ.get("RANK", "0")) == 0:
                 _set_aside(root, name, str(error))
         else:
@@ -103,7 +103,7 @@ def ranks_of(folder: str) -> int | None:
     try:
         with open(os.path.join(folder, NAME), "rb") as file:
             return int(read_manifest(file.read())["ranks"])
-    except (OSError, BadError, KeyError, ValueError):
+    except (OSError, UnusableCheckpointError, KeyError, ValueError):
         return None
 
 

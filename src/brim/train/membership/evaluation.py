@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from brim.errors import UserError
-from brim.train.membership.process_group import BrokenGroupError, Group
+from brim.train.membership.process_group import BrokenGroupError, ProcessGroup
 
 Operation = Literal["sum", "min", "max"]
 
@@ -39,13 +39,13 @@ class Evaluation:
 
     def __init__(self, device: torch.device, timeout_s: float) -> None:
         self._device, self._timeout = device, timedelta(seconds=timeout_s)
-        self._group: Group | None = None
+        self._group: ProcessGroup | None = None
         self._where = ""
         self._members: tuple[int, ...] = ()
         self._counts: dict[tuple[int, ...], int] = {}
         self.again = False
 
-    def use(self, group: Group | None, where: str) -> None:
+    def use(self, group: ProcessGroup | None, where: str) -> None:
         """Use this group from now on; tell its other members where in the script this rank evaluates."""
         self._group, self._where, self._counts = group, where, {}
         self._members = tuple(range(group.size)) if group is not None else ()
@@ -73,8 +73,8 @@ class Evaluation:
                 group.store.wait(keys, self._timeout)
                 return [group.store.get(key).decode() for key in keys]
 
-        said = group.do(read).wait()
-        self._members = tuple(rank for rank, word in enumerate(said) if word == self._where)
+        places = group.do(read).wait()
+        self._members = tuple(rank for rank, word in enumerate(places) if word == self._where)
 
     def everybody(self) -> None:
         """The evaluation is done: all ranks take part again."""
@@ -108,7 +108,7 @@ class Evaluation:
         found = group.do(lambda: self._exchange(group, members, number, packed)).wait()
         return [_unpack(each, self._device) for each in found]
 
-    def _exchange(self, group: Group, members: tuple[int, ...], number: int, packed: bytes) -> list[bytes]:
+    def _exchange(self, group: ProcessGroup, members: tuple[int, ...], number: int, packed: bytes) -> list[bytes]:
         """In the thread of the group."""
         who = "-".join(map(str, members)) if len(members) < group.size else "all"
         keys = {rank: f"gather/{who}/{number}/{rank}" for rank in members}
@@ -127,7 +127,7 @@ class Evaluation:
                 group.store.delete_key(f"read/{old}")
         return found
 
-    def _wait(self, group: Group, keys: dict[int, str]) -> None:
+    def _wait(self, group: ProcessGroup, keys: dict[int, str]) -> None:
         try:
             group.store.wait([*keys.values()], self._timeout)
         except RuntimeError as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from brim.gang.messages import Failed
-from brim.train.membership.supervisor_client import Control
+from brim.train.membership.supervisor_client import SupervisorClient
 
 
 class _OnSigterm:
@@ -39,18 +39,18 @@ NO_DEFAULT_GROUP = "Default process group has not been initialized"
 """The beginning of PyTorch's message when a collective is called without a default group."""
 
 
-def tell_exceptions(control: Control | None) -> None:
+def report_exceptions(client: SupervisorClient | None) -> None:
     """Report an exception that ends this process to the supervisor; explain PyTorch's error on a missing group."""
     before = sys.excepthook
 
-    def tell(kind: Any, error: BaseException, trace: Any) -> None:
+    def report(kind: Any, error: BaseException, trace: Any) -> None:
         if str(error).startswith(NO_DEFAULT_GROUP):
             error.add_note(
                 "brim.train uses its own process group, and creates no default group: use run.gather, run.broadcast "
                 "and run.reduce in place of torch.distributed"
             )
-        if control is not None:
-            control.send(Failed("".join(traceback.format_exception(kind, error, trace))))
+        if client is not None:
+            client.send(Failed("".join(traceback.format_exception(kind, error, trace))))
         before(kind, error, trace)
 
-    sys.excepthook = tell
+    sys.excepthook = report

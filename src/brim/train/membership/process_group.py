@@ -3,11 +3,11 @@
 The back-ends of ``torch.distributed`` are used directly, beside the default group that the user's script may have.
 
 A gloo collective whose peer is dead or hung cannot be cancelled (``abort`` does not wake it). Closing its sockets wakes
-most: a group notes the sockets that are opened while it is made, and `Group.abort` shuts them down, so that the peers'
-collectives fail, too. This does not wake a wait for a message of which only a part has arrived: gloo forgets that one.
-So every wait in gloo happens in a thread of the group, and `Task.wait`, which waits for that thread, gives up when the
-group is aborted. A thread that does not come back is left behind, together with the tensors it works on, until gloo's
-own time-out ends its wait; the next group has a thread, a store and tensors of its own.
+most: a group notes the sockets that are opened while it is made, and `ProcessGroup.abort` shuts them down, so that the
+peers' collectives fail, too. This does not wake a wait for a message of which only a part has arrived: gloo forgets
+that one. So every wait in gloo happens in a thread of the group, and `GroupCall.wait`, which waits for that thread,
+gives up when the group is aborted. A thread that does not come back is left behind, together with the tensors it works
+on, until gloo's own time-out ends its wait; the next group has a thread, a store and tensors of its own.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class BrokenGroupError(BrimError):
     """A collective failed or ran out of time: a member is gone or hung. The group cannot be used any more."""
 
 
-class Task:
+class GroupCall:
     """A call that runs in the thread of a group.
 
     Attributes:
@@ -107,12 +107,12 @@ class Task:
         return self._value
 
 
-class Work:
+class Transfer:
     """A transfer in flight, with its tensors; failures raise `BrokenGroupError`."""
 
     __slots__ = ("_group", "_tensors", "_work")
 
-    def __init__(self, group: Group, work: Any, tensors: tuple[Tensor, ...]) -> None:
+    def __init__(self, group: ProcessGroup, work: Any, tensors: tuple[Tensor, ...]) -> None:
         self._group, self._work, self._tensors = group, work, tensors
 
     @property
@@ -131,7 +131,7 @@ class Work:
             raise BrokenGroupError(_first_line(error)) from None
 
 
-class Group:
+class ProcessGroup:
     """Ranks 0 to ``size`` - 1 of one generation. `connect` makes the group; until then it can only be aborted.
 
     Args:
@@ -155,8 +155,8 @@ class Group:
         self._backend: Any = None
         self._aborted = False
         self._lock = threading.Lock()
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._open: list[Task] = []
+        self._tasks: queue.SimpleQueue[GroupCall | None] = queue.SimpleQueue()
+        self._open: list[GroupCall] = []
         self._thread: threading.Thread | None = None
         if not self.nccl:
             abandoned_threads.make_room(timeout_s)
@@ -201,14 +201,14 @@ class Group:
         options._timeout = timedelta(seconds=self._timeout_s)
         return _c10d.ProcessGroupNCCL(store, self.rank, self.size, options)
 
-    def do(self, call: Callable[[], Any], num_bytes: int = 0) -> Task:
+    def do(self, call: Callable[[], Any], num_bytes: int = 0) -> GroupCall:
         """Run a call in the thread of the group, after earlier calls; with NCCL at once, in this thread.
 
         Args:
             call: The call; that thread waits for the transfers in it.
             num_bytes: Size of the tensors that it works on.
         """
-        task = Task(call, num_bytes)
+        task = GroupCall(call, num_bytes)
         if self._thread is None or threading.current_thread() is self._thread:
             task.run()
             return task
@@ -275,31 +275,31 @@ class Group:
         with self._lock:
             return sum(task.bytes for task in self._open)
 
-    def _begin(self, call: Callable[[], Any], *tensors: Tensor) -> Work:
+    def _begin(self, call: Callable[[], Any], *tensors: Tensor) -> Transfer:
         if self._aborted:
             raise self._ended()
         try:
-            return Work(self, call(), tensors)
+            return Transfer(self, call(), tensors)
         except RuntimeError as error:
             raise BrokenGroupError(_first_line(error)) from None
 
-    def send(self, tensor: Tensor, to: int, tag: int) -> Work:
+    def send(self, tensor: Tensor, to: int, tag: int) -> Transfer:
         """Begin to send."""
         return self._begin(lambda: self._backend.send([tensor], to, tag), tensor)
 
-    def recv(self, tensor: Tensor, source: int, tag: int) -> Work:
+    def recv(self, tensor: Tensor, source: int, tag: int) -> Transfer:
         """Begin to fill."""
         return self._begin(lambda: self._backend.recv([tensor], source, tag), tensor)
 
-    def all_reduce(self, vector: Tensor) -> Work:
+    def all_reduce(self, vector: Tensor) -> Transfer:
         """Sum over all ranks in place, in the framework's own order."""
         return self._begin(lambda: self._backend.allreduce([vector]), vector)
 
-    def all_to_all(self, out: Tensor, vector: Tensor) -> Work:
+    def all_to_all(self, out: Tensor, vector: Tensor) -> Transfer:
         """Chunk p of ``vector`` goes to rank p; chunk p of ``out`` comes from rank p."""
         return self._begin(lambda: self._backend.alltoall_base(out, vector, [], []), out, vector)
 
-    def all_gather(self, out: Tensor, chunk: Tensor) -> Work:
+    def all_gather(self, out: Tensor, chunk: Tensor) -> Transfer:
         """Chunk p of ``out`` comes from rank p."""
         return self._begin(lambda: self._backend._allgather_base(out, chunk), out, chunk)
 

@@ -10,10 +10,10 @@ import torch
 
 from brim.gang.messages import Message
 from brim.train.membership.evaluation import Evaluation
-from brim.train.membership.process_group import Group
-from brim.train.membership.rendezvous import Membership
+from brim.train.membership.process_group import ProcessGroup
+from brim.train.membership.rendezvous import Rendezvous
 from brim.train.membership.static_group import static_group
-from brim.train.membership.supervisor_client import Control
+from brim.train.membership.supervisor_client import SupervisorClient
 
 
 class Ranks:
@@ -26,33 +26,33 @@ class Ranks:
 
     Attributes:
         client: The connection to the supervisor; None if no supervisor has started this process.
-        membership: The group that the supervisor forms; None without a supervisor.
+        rendezvous: The group that the supervisor forms; None without a supervisor.
         evaluation: The exchange of values between ranks.
     """
 
     def __init__(self, device: torch.device, timeout_s: float, steps_done: Callable[[], int]) -> None:
         self._steps_done = steps_done
         self.evaluation = Evaluation(device, timeout_s)
-        self.client = Control.from_environment()
-        self.membership: Membership | None = None
-        self._static: Group | None = None
+        self.client = SupervisorClient.from_environment()
+        self.rendezvous: Rendezvous | None = None
+        self._static: ProcessGroup | None = None
         if self.client is not None:
-            self.membership = Membership(self.client, device, timeout_s)
+            self.rendezvous = Rendezvous(self.client, device, timeout_s)
         else:
             self._static = static_group(device, timeout_s)
 
     @property
-    def group(self) -> Group | None:
+    def group(self) -> ProcessGroup | None:
         """The process group; None while there is none, and for a single rank."""
-        return self.membership.group if self.membership is not None else self._static
+        return self.rendezvous.group if self.rendezvous is not None else self._static
 
     @property
     def rank(self) -> int:
         """Place among the ranks, from 0; in an evaluation, among those that take part in it."""
         if (place := self.evaluation.place) is not None:
             return place[0]
-        if self.membership is not None:
-            return self.membership.rank
+        if self.rendezvous is not None:
+            return self.rendezvous.rank
         return self._static.rank if self._static is not None else 0
 
     @property
@@ -60,8 +60,8 @@ class Ranks:
         """Number of ranks; in an evaluation, of those that take part in it."""
         if (place := self.evaluation.place) is not None:
             return place[1]
-        if self.membership is not None:
-            return self.membership.size
+        if self.rendezvous is not None:
+            return self.rendezvous.size
         return self._static.size if self._static is not None else 1
 
     def send(self, message: Message) -> None:
@@ -72,13 +72,13 @@ class Ranks:
     @contextlib.contextmanager
     def in_collective(self, what: str = "step") -> Iterator[None]:
         """Let the supervisor know that this rank waits for the others; ``what`` names the wait."""
-        if self.client is not None and self.membership is not None:
-            self.client.waiting(self.membership.generation, self._steps_done(), what)
+        if self.client is not None and self.rendezvous is not None:
+            self.client.waiting(self.rendezvous.generation, self._steps_done(), what)
         try:
             yield
         finally:
             if self.client is not None:
-                self.client.going_on()
+                self.client.not_waiting()
 
     def compared(self, value: Any, what: str = "step") -> list[Any]:
         """Return the values of all ranks."""
@@ -92,8 +92,8 @@ class Ranks:
 
     def close(self) -> None:
         """Leave the group, and the supervisor."""
-        if self.membership is not None:
-            self.membership.close()
+        if self.rendezvous is not None:
+            self.rendezvous.close()
         if self._static is not None:
             self._static.close()
             self._static = None

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from brim.errors import BrimError, InvariantError
 from brim.gang.messages import FormGroup, GroupBroken, GroupFormed, Prepare, Ready, ResizeGroup, Stop, StoreAddress
-from brim.train.membership.process_group import BrokenGroupError, Group, Work, join_store, open_store
-from brim.train.membership.supervisor_client import Control
+from brim.train.membership.process_group import BrokenGroupError, ProcessGroup, Transfer, join_store, open_store
+from brim.train.membership.supervisor_client import SupervisorClient
 
 NO_STATE: Final = -1
 """Committed steps of a rank that has no state yet."""
@@ -38,11 +38,11 @@ LOOK_S: Final = 2.0
 """How often a rank that waits for its group checks whether the supervisor is still connected."""
 
 
-class NotWantedError(BrimError):
+class NotAMemberError(BrimError):
     """The new group is without this rank, which leaves."""
 
 
-class EndedError(BrimError):
+class JobEndedError(BrimError):
     """The job was asked to end while this rank is in no group."""
 
     def __init__(self, command: Prepare | Stop) -> None:
@@ -50,11 +50,11 @@ class EndedError(BrimError):
         self.command = command
 
 
-class AloneError(BrimError):
+class NoSupervisorError(BrimError):
     """The group is broken and no supervisor is left to form another."""
 
 
-class Carried(Protocol):
+class SharedState(Protocol):
     """The state that is equal on every rank after every committed step."""
 
     step: int
@@ -83,7 +83,7 @@ class Carried(Protocol):
         """Use this state from now on."""
 
 
-class Membership:
+class Rendezvous:
     """The group that this rank is in, as the supervisor wants it.
 
     Attributes:
@@ -91,12 +91,12 @@ class Membership:
         command: Commands up to this number have been acted on, or overridden.
     """
 
-    def __init__(self, control: Control, device: torch.device, timeout_s: float) -> None:
-        self.control, self._device, self._timeout_s = control, device, timeout_s
-        self.group: Group | None = None
+    def __init__(self, client: SupervisorClient, device: torch.device, timeout_s: float) -> None:
+        self.client, self._device, self._timeout_s = client, device, timeout_s
+        self.group: ProcessGroup | None = None
         self.generation, self.rank, self.size, self.command = 0, 0, 1, 0
         self.formed = False
-        control.on_generation_over(self._abort)
+        client.on_generation_over(self._abort)
 
     def _abort(self, generation: int) -> None:
         """In the listening thread: abort the group if it is of this generation or an older one."""
@@ -104,91 +104,93 @@ class Membership:
         if group is not None and group.generation <= generation:
             group.abort()
 
-    def join(self, carried: Carried, sizes: tuple[int, ...]) -> None:
+    def join(self, state: SharedState, sizes: tuple[int, ...]) -> None:
         """Report that everything is built, and join the first group that includes this rank."""
-        self.control.ready(Ready(self.control.ident, sizes))
-        self.enter(self._next_form(0), carried)
+        self.client.ready(Ready(self.client.ident, sizes))
+        self.enter(self._next_form(0), state)
 
     def _next_form(self, above: int) -> FormGroup:
         gone_s = 0.0
         while True:
-            form = self.control.wait_for_form(above, self.command, LOOK_S)
+            form = self.client.wait_for_form(above, self.command, LOOK_S)
             if isinstance(form, FormGroup):
                 return form
             if form is not None:
                 self.command = form.command
-                raise EndedError(form)
-            gone_s = 0.0 if self.control.connected else gone_s + LOOK_S
+                raise JobEndedError(form)
+            gone_s = 0.0 if self.client.connected else gone_s + LOOK_S
             if gone_s > self._timeout_s:
-                raise AloneError(f"generation {above} has ended, and so has the supervisor, which would form the next")
+                raise NoSupervisorError(
+                    f"generation {above} has ended, and so has the supervisor, which would form the next"
+                )
 
-    def enter(self, form: FormGroup | ResizeGroup, carried: Carried) -> None:
+    def enter(self, form: FormGroup | ResizeGroup, state: SharedState) -> None:
         """Join this group, or a newer one that replaces it.
 
         Raises:
-            NotWantedError: the group is without this rank.
+            NotAMemberError: the group is without this rank.
         """
         while True:
-            newer = self.control.newest_form(form.generation)
+            newer = self.client.newest_form(form.generation)
             form = newer if newer is not None else form
             self.close()
-            if self.control.ident not in form.members:
+            if self.client.ident not in form.members:
                 self.command = max(self.command, form.command)
-                raise NotWantedError(f"generation {form.generation} is without rank {self.control.ident}")
+                raise NotAMemberError(f"generation {form.generation} is without rank {self.client.ident}")
             try:
-                self._form(form, carried)
+                self._form(form, state)
                 return
             except BrokenGroupError as error:
-                self.broken(str(error), carried.step)
+                self.broken(str(error), state.step)
                 form = self._next_form(form.generation)
 
-    def _form(self, form: FormGroup | ResizeGroup, carried: Carried) -> None:
+    def _form(self, form: FormGroup | ResizeGroup, state: SharedState) -> None:
         began_s = time.monotonic()
         self.generation = form.generation
-        self.rank, self.size = form.members.index(self.control.ident), len(form.members)
-        self.control.waiting(form.generation, max(carried.step, 0), "the new group")
+        self.rank, self.size = form.members.index(self.client.ident), len(form.members)
+        self.client.waiting(form.generation, max(state.step, 0), "the new group")
         try:
             if self.size > 1:
-                share_state(self._meet(form), carried)
-            elif carried.step == NO_STATE:
-                carried.begin()
+                share_state(self._meet(form), state)
+            elif state.step == NO_STATE:
+                state.begin()
         finally:
-            self.control.going_on()
+            self.client.not_waiting()
         self.command = max(self.command, form.command)
-        self.control.forget(self.command)
+        self.client.forget(self.command)
         self.formed = True
-        self.control.send(GroupFormed(form.generation, carried.step, time.monotonic() - began_s, carried.tuned))
+        self.client.send(GroupFormed(form.generation, state.step, time.monotonic() - began_s, state.tuned))
 
-    def _meet(self, form: FormGroup | ResizeGroup) -> Group:
-        group = self.group = Group(
+    def _meet(self, form: FormGroup | ResizeGroup) -> ProcessGroup:
+        group = self.group = ProcessGroup(
             self.rank, self.size, generation=form.generation, device=self._device, timeout_s=self._timeout_s
         )  # fmt: skip
-        if self.control.is_over(form.generation):  # said before the group could be aborted
+        if self.client.is_over(form.generation):  # said before the group could be aborted
             group.abort()
-        group.hosts_store = form.leader == self.control.ident
+        group.hosts_store = form.leader == self.client.ident
         group.connect(lambda: self._store(form))
         return group
 
     def _store(self, form: FormGroup | ResizeGroup) -> Any:
-        if form.leader == self.control.ident:
+        if form.leader == self.client.ident:
             store, host, port = open_store(FORM_TIMEOUT_S)
-            self.control.send(StoreAddress(form.generation, host, port))
+            self.client.send(StoreAddress(form.generation, host, port))
             return store
-        address = self.control.wait_for_address(form.generation, FORM_TIMEOUT_S)
+        address = self.client.wait_for_address(form.generation, FORM_TIMEOUT_S)
         if address is None:
             raise BrokenGroupError(f"generation {form.generation}: the leader did not send the address of its store")
-        wanted = lambda: not self.control.is_over(form.generation)  # noqa: E731
+        wanted = lambda: not self.client.is_over(form.generation)  # noqa: E731
         return join_store(address.host, address.port, FORM_TIMEOUT_S, wanted)
 
     def broken(self, detail: str, step: int) -> None:
         """A collective failed: end the group at once, so that the other ranks do not wait in it, and report it."""
         self.close()
         self.formed = False
-        self.control.send(GroupBroken(self.generation, max(step, 0), detail))
+        self.client.send(GroupBroken(self.generation, max(step, 0), detail))
 
-    def again(self, carried: Carried) -> None:
+    def again(self, state: SharedState) -> None:
         """After `broken`: join the next group."""
-        self.enter(self._next_form(self.generation), carried)
+        self.enter(self._next_form(self.generation), state)
 
     def close(self) -> None:
         """Leave the group."""
@@ -197,36 +199,36 @@ class Membership:
             group.close()
 
 
-def share_state(group: Group, carried: Carried) -> None:
+def share_state(group: ProcessGroup, state: SharedState) -> None:
     """Make the state equal on all ranks: that of the ranks with the most committed steps.
 
     If no rank has any, rank 0 begins, from a checkpoint or with the state that it was built with. Among ranks with
     equally many steps, those that have run their code at the end of the epoch send it; the others run that code
     themselves.
     """
-    rows = group.share([carried.step, int(carried.closed)])
+    rows = group.share([state.step, int(state.closed)])
     if max(rows)[0] == NO_STATE:
         if group.rank == 0:
-            carried.begin()
-        rows = group.share([carried.step, int(carried.closed)])
+            state.begin()
+        rows = group.share([state.step, int(state.closed)])
     most = max(rows)
     senders = [rank for rank, row in enumerate(rows) if row == most]
     receivers = [rank for rank, row in enumerate(rows) if row[0] < most[0]]
-    carried.seen(bool(most[1]))
+    state.seen(bool(most[1]))
     pairs = {receiver: senders[index % len(senders)] for index, receiver in enumerate(receivers)}
     if group.rank in pairs:
-        _receive(group, pairs[group.rank], carried)
+        _receive(group, pairs[group.rank], state)
     else:
-        _send(group, [receiver for receiver, sender in pairs.items() if sender == group.rank], carried)
-    marks = group.share(carried.mark())
+        _send(group, [receiver for receiver, sender in pairs.items() if sender == group.rank], state)
+    marks = group.share(state.mark())
     if any(mark != marks[0] for mark in marks):
         raise InvariantError(f"ranks differ after sharing state: {marks}")
 
 
-def _send(group: Group, receivers: list[int], carried: Carried) -> None:
+def _send(group: ProcessGroup, receivers: list[int], state: SharedState) -> None:
     if not receivers:
         return
-    tensors, tree = carried.give()
+    tensors, tree = state.give()
     specs = [[name, str(t.dtype).removeprefix("torch."), list(t.shape), t.is_cuda] for name, t in tensors.items()]
     head = json.dumps({"specs": specs, "tree": tree})
     try:
@@ -240,7 +242,7 @@ def _send(group: Group, receivers: list[int], carried: Carried) -> None:
     _wait(group, works)
 
 
-def _receive(group: Group, sender: int, carried: Carried) -> None:
+def _receive(group: ProcessGroup, sender: int, state: SharedState) -> None:
     try:
         head = json.loads(group.do(lambda: group.store.get(f"state/{sender}")).wait())
     except RuntimeError as error:
@@ -250,7 +252,7 @@ def _receive(group: Group, sender: int, carried: Carried) -> None:
         name: torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         for name, dtype, shape, _ in head["specs"]
     }
-    works: list[Work] = []
+    works: list[Transfer] = []
     together: list[tuple[Tensor, list[Tensor]]] = []
     for part in _parts(list(tensors.values())):
         if len(part) == 1:
@@ -268,10 +270,10 @@ def _receive(group: Group, sender: int, carried: Carried) -> None:
         tensors |= {name: tensors[name].cpu() for name in on_host}
         torch.cuda.current_stream(device).synchronize()
         group.check_complete()
-    carried.take(tensors, head["tree"])
+    state.take(tensors, head["tree"])
 
 
-def _wait(group: Group, works: list[Work]) -> None:
+def _wait(group: ProcessGroup, works: list[Transfer]) -> None:
     """Wait for all transfers; their tensors are kept as long as the thread of the group needs them."""
 
     def wait() -> None:
@@ -281,7 +283,7 @@ def _wait(group: Group, works: list[Work]) -> None:
     group.do(wait, sum(work.bytes for work in works)).wait()
 
 
-def _bytes(tensor: Tensor, group: Group) -> Tensor:
+def _bytes(tensor: Tensor, group: ProcessGroup) -> Tensor:
     plain = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return plain.to(group.device) if group.nccl else plain.cpu()
 

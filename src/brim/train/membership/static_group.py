@@ -9,14 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from brim.train.membership.process_group import Group
+from brim.train.membership.process_group import ProcessGroup
 
 _c10d: Any = dist
 _made = 0
 _meeting: tuple[Any, int, int] | None = None
 
 
-def static_group(device: torch.device, timeout_s: float) -> Group | None:
+def static_group(device: torch.device, timeout_s: float) -> ProcessGroup | None:
     """Return the group of the ranks that ``torchrun`` started; None if it did not start several."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "MASTER_ADDR" not in os.environ:
         return None
@@ -26,7 +26,7 @@ def static_group(device: torch.device, timeout_s: float) -> Group | None:
     store, rank, size = _meeting
     _made += 1
     generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) * 1000 + _made
-    group = Group(rank, size, generation=generation, device=device, timeout_s=timeout_s)
+    group = ProcessGroup(rank, size, generation=generation, device=device, timeout_s=timeout_s)
     group.hosts_store = rank == 0
     group.connect(lambda: store)
     return group

@@ -44,7 +44,7 @@ PROGRESS_S: Final = 1.0
 """Progress is sent at most once in this time."""
 
 
-class Control:
+class SupervisorClient:
     """The connection to the supervisor; any thread may call its methods.
 
     Args:
@@ -61,13 +61,13 @@ class Control:
         self._form: FormGroup | None = None
         self._addresses: dict[int, StoreAddress] = {}
         self._commands: dict[int, Command] = {}
-        self._heard = 0
+        self._newest_command = 0
         self._ready: Message | None = None
         self._over = 0
         self._formed: Callable[[int], None] = lambda _: None
         self._generation_over: Callable[[int], None] = lambda _: None
         self._waiting: tuple[int, int, float, str] | None = None
-        self._said_progress = 0.0
+        self._progress_sent_s = 0.0
         self._closed = False
         self._send_lock = threading.Lock()
         self._connection: socket.socket | None = None
@@ -76,7 +76,7 @@ class Control:
         self._thread.start()
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Control | None:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> SupervisorClient | None:
         """Return the control of this process; None if no supervisor started it."""
         path, ident = environment.get(CONTROL_VARIABLE), environment.get(ID_VARIABLE)
         return cls(path, int(ident), environment.get(GANG_VARIABLE, "")) if path and ident else None
@@ -99,10 +99,10 @@ class Control:
         return self._connection is not None
 
     @property
-    def heard(self) -> int:
+    def newest_command(self) -> int:
         """Number of the newest command that has arrived."""
         with self._changed:
-            return self._heard
+            return self._newest_command
 
     def commands(self, above: int, up_to: int) -> list[Command]:
         """Return the commands with these numbers, in order."""
@@ -144,7 +144,7 @@ class Control:
         """The main thread enters a collective of this step; ``what`` names it."""
         self._waiting = (generation, step, time.monotonic(), what)
 
-    def going_on(self) -> None:
+    def not_waiting(self) -> None:
         """The main thread has left the collective."""
         self._waiting = None
 
@@ -156,8 +156,8 @@ class Control:
     def progress(self, step: int, samples: int, loss: Callable[[], float | None]) -> None:
         """Send the progress, unless it was sent just now; the loss is computed only if it is sent."""
         now = time.monotonic()
-        if now - self._said_progress >= PROGRESS_S:
-            self._said_progress = now
+        if now - self._progress_sent_s >= PROGRESS_S:
+            self._progress_sent_s = now
             self.send(TrainingProgress(step, samples, loss()))
 
     def send(self, message: Message) -> bool:
@@ -224,10 +224,10 @@ class Control:
                 if message.fatal:
                     return False
                 continue
-            self._hear(message)
+            self._handle(message)
         return True
 
-    def _hear(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         match message:
             case FormGroup():
                 with self._changed:
@@ -244,7 +244,7 @@ class Control:
             case Prepare() | ResizeGroup() | TuneSettings() | Stop():
                 with self._changed:
                     self._commands[message.command] = message
-                    self._heard = max(self._heard, message.command)
+                    self._newest_command = max(self._newest_command, message.command)
                     self._changed.notify_all()
             case Error():
                 pass

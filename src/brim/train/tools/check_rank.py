@@ -4,7 +4,7 @@
 
 The run stops after STOP steps. It undoes step UNDONE once and repeats it, as when a rank dies; 0 stands for no step.
 
-Rank 0 writes a record to ``FOLDER/NAME.jsonl``: a certificate, then one line per step with the checksums of all
+Rank 0 writes a record to ``FOLDER/NAME.jsonl``: its settings, then one line per step with the checksums of all
 tensors. The first exception that ends a rank goes to ``FOLDER/NAME.failed``.
 """
 
@@ -65,7 +65,7 @@ class Recorder(Instrument):
         with self._record.open("a", encoding="utf-8") as file:
             if self._recorded is None:
                 gpus = torch.cuda.device_count() if run.device.type == "cuda" else 0
-                file.write(json.dumps({"certificate": run.certificate(), "gpus": gpus}) + "\n")
+                file.write(json.dumps({"certificate": run.settings(), "gpus": gpus}) + "\n")
             file.write(json.dumps({"step": run.steps_done, "sums": _sums(state)}) + "\n")
         self._recorded = run.steps_done
 
@@ -89,11 +89,11 @@ def main(words: Sequence[str]) -> None:
         runpy.run_path(script, run_name="__main__")
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code not in (None, 0):
-            _tell(Path(folder, f"{name}.failed"), error, script)
+            _write_failure(Path(folder, f"{name}.failed"), error, script)
         raise
 
 
-def _tell(path: Path, error: BaseException, script: str) -> None:
+def _write_failure(path: Path, error: BaseException, script: str) -> None:
     """Write the exception as one line, with the line number of the script that it came through."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
     where = f" (line {frames[-1].lineno})" if frames else ""

@@ -18,14 +18,14 @@ from pathlib import Path
 import torch
 
 from brim.train.environment import choose_device
-from brim.train.membership.process_group import Group
+from brim.train.membership.process_group import ProcessGroup
 from brim.train.membership.static_group import static_group
 
 TIMEOUT_S = 120.0
 """Time-out of one all-reduce. Our choice."""
 
 
-def all_reduce_s(group: Group, num_bytes: int, repetitions: int) -> float:
+def all_reduce_s(group: ProcessGroup, num_bytes: int, repetitions: int) -> float:
     """Return the median time, in seconds, of an all-reduce of this many bytes of float32; all ranks begin together."""
     vector = torch.ones(max(1, num_bytes // 4), dtype=torch.float32, device=group.device)
     took_s = []

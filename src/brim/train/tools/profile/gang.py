@@ -41,11 +41,11 @@ _number = count()
 
 
 class ScriptError(BrimError):
-    """The script failed; ``said`` is its stderr, ``exit_code`` its exit code."""
+    """The script failed; ``stderr`` is what it wrote there, ``exit_code`` its exit code."""
 
-    def __init__(self, said: str, exit_code: int) -> None:
-        super().__init__(said)
-        self.said, self.exit_code = said, exit_code
+    def __init__(self, stderr: str, exit_code: int) -> None:
+        super().__init__(stderr)
+        self.stderr, self.exit_code = stderr, exit_code
 
 
 class TooLargeError(BrimError):
@@ -123,7 +123,7 @@ def _end_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def said(script: Script, name: str) -> str:
+def stderr_of(script: Script, name: str) -> str:
     """Return what a gang wrote to stderr, without the launcher's line that names the control socket."""
     text = (script.folder / f"{name}.err").read_bytes()[-SAID_BYTES_MAX:].decode(errors="replace")
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("brim: control "))
@@ -230,7 +230,7 @@ class Gang:
     def _explain(self) -> None:
         code, script = self._process.returncode, self._script.words[0]
         if code:
-            raise ScriptError(said(self._script, self._name), code if code > 0 else 128 - code)
+            raise ScriptError(stderr_of(self._script, self._name), code if code > 0 else 128 - code)
         if self._record.exists():
             raise UserError(
                 f"{script} ended after {self._steps} steps: only run.epochs(n, steps=N) may end training (a profile "
@@ -243,7 +243,7 @@ class Gang:
 
 
 @dataclass(slots=True)
-class Seen:
+class StepMeasures:
     """Other measurements at one local batch.
 
     Attributes:
@@ -292,7 +292,7 @@ class ScriptSteps:
             raise UserError(f"{script.words[0]} ran out of memory before its first step") from None
         self.header = self._gang.header
         self.supply: dict[int, float] = {line["workers"]: line["supply"] for line in self._gang.supply}
-        self.seen: dict[int, Seen] = {}
+        self.seen: dict[int, StepMeasures] = {}
 
     def step_s(self, local_batch: int, steps: int) -> Sequence[float] | None:
         """Return the seconds of each of ``steps`` steps; None if the batch does not fit in memory.
@@ -309,7 +309,7 @@ class ScriptSteps:
             self.end()
             return None
         for step in found:
-            self.seen.setdefault(local_batch, Seen()).add(step)
+            self.seen.setdefault(local_batch, StepMeasures()).add(step)
         return [step["step_s"] for step in found]
 
     def end(self) -> None:
@@ -367,7 +367,7 @@ class BoxExchange:
             terminate_launcher(process, 2 * GRACE_S)
         if code != 0:
             how = f"took over {self._script.timeout_s:g} s" if code is None else f"ended with code {code}"
-            last = (said(self._script, name).strip().splitlines() or ["nothing on stderr"])[-1]
+            last = (stderr_of(self._script, name).strip().splitlines() or ["nothing on stderr"])[-1]
             raise BrimError(f"all-reduce on {gpus} ranks {how}: {last}")
         found: dict[str, float] = json.loads(out.read_text(encoding="utf-8"))
         return found
