@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from brim.train.check import Difference, Record, first_difference, main, read
+from brim.train.check import Difference, RecordedRun, first_difference, main, read
 
 SCRIPT = """
 import os, random, sys
@@ -166,24 +166,24 @@ def test_a_size_that_does_not_divide(checked):
 
 def test_where_the_first_difference_is():
     one = {0: {"a": "0", "b": "0"}, 1: {"a": "1", "b": "1"}, 2: {"a": "2", "b": "2"}}
-    whole, half = Record(steps=one), Record(steps={0: one[0], 1: one[1]})
-    assert first_difference(whole, half, Record(steps={1: one[1], 2: one[2]}), 1) is None
+    whole, half = RecordedRun(steps=one), RecordedRun(steps={0: one[0], 1: one[1]})
+    assert first_difference(whole, half, RecordedRun(steps={1: one[1], 2: one[2]}), 1) is None
     cases = [
-        (Record(steps={0: one[0], 1: {"a": "1", "b": "x"}}), one[1], one[2], Difference("before", 1, "b")),
+        (RecordedRun(steps={0: one[0], 1: {"a": "1", "b": "x"}}), one[1], one[2], Difference("before", 1, "b")),
         (half, {"a": "x", "b": "x"}, one[2], Difference("restored", 1, "a")),
         (half, one[1], {"a": "2"}, Difference("after", 2, "b")),
         (half, one[1], {**one[2], "c": "3"}, Difference("after", 2, "c")),
         (half, one[1], {}, Difference("after", 2, "a")),
     ]
     for before, at_stop, at_end, expected in cases:
-        assert first_difference(whole, before, Record(steps={1: at_stop, 2: at_end}), 1) == expected
+        assert first_difference(whole, before, RecordedRun(steps={1: at_stop, 2: at_end}), 1) == expected
 
 
 def test_half_a_line_is_no_step(tmp_path):
     path = tmp_path / "seen"
     path.write_text('{"certificate": {"seed": 1}, "gpus": 0}\n{"step": 0, "sums": {"a": "1"}}\n{"step": 1, "su')
-    assert read(path) == Record({"seed": 1}, 0, {0: {"a": "1"}})
-    assert read(tmp_path / "none") == Record()
+    assert read(path) == RecordedRun({"seed": 1}, 0, {0: {"a": "1"}})
+    assert read(tmp_path / "none") == RecordedRun()
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ Sums = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RecordedRun:
     """The record of one run: its settings, and checksums of tensors by step."""
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -75,7 +75,9 @@ class CheckedScript:
     zygote: str | None
     show: bool
 
-    def run(self, name: str, *, size: int, stop: int, undone: int = 0, checkpoints: str = NO_CHECKPOINTS) -> Record:
+    def run(
+        self, name: str, *, size: int, stop: int, undone: int = 0, checkpoints: str = NO_CHECKPOINTS
+    ) -> RecordedRun:
         """Run the script on ``size`` ranks, up to ``stop`` steps of the whole job; undo and repeat step ``undone``.
 
         Raises:
@@ -104,16 +106,16 @@ class CheckedScript:
             self._explain(name, size, code, seen)
         return seen
 
-    def _explain(self, name: str, size: int, code: int, seen: Record) -> None:
+    def _explain(self, name: str, size: int, code: int, seen: RecordedRun) -> None:
         failed = self.folder / f"{name}.failed"
         why = failed.read_text(encoding="utf-8") if failed.exists() else f"exit code {code}"
         raise UserError(f"{self.words[0]} failed on {ranks(size)} after {seen.last} steps: {why}; --show shows it all")
 
 
-def read(path: Path) -> Record:
+def read(path: Path) -> RecordedRun:
     """Read the record of a run, without an incomplete last line."""
     if not path.exists():
-        return Record()
+        return RecordedRun()
     header: dict[str, Any] = {}
     steps: dict[int, Sums] = {}
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
@@ -124,10 +126,10 @@ def read(path: Path) -> Record:
             header = header or found
         else:
             steps[found["step"]] = found["sums"]
-    return Record(header.get("certificate", {}), header.get("gpus", 0), steps)
+    return RecordedRun(header.get("certificate", {}), header.get("gpus", 0), steps)
 
 
-def first_difference(undisturbed: Record, before: Record, after: Record, stop: int) -> Difference | None:
+def first_difference(undisturbed: RecordedRun, before: RecordedRun, after: RecordedRun, stop: int) -> Difference | None:
     """Find where the run with a stop first differs from the one without."""
     for step in sorted(undisturbed.steps):
         for seen, when in ((before, "before"), (after, "restored" if step == stop else "after")):
@@ -154,7 +156,7 @@ def ranks(size: int) -> str:
     return f"{size} rank" if size == 1 else f"{size} ranks"
 
 
-def second_size(seen: Record, first: int, wanted: int | None) -> int:
+def second_size(seen: RecordedRun, first: int, wanted: int | None) -> int:
     """Return the number of ranks to resume on.
 
     Raises:
@@ -205,7 +207,7 @@ def check(script: CheckedScript, *, steps: int, first: int, second: int | None) 
     return 1
 
 
-def hints(found: Difference, undisturbed: Record, after: Record, first: int, second: int) -> list[str]:
+def hints(found: Difference, undisturbed: RecordedRun, after: RecordedRun, first: int, second: int) -> list[str]:
     """Return possible causes of a difference."""
     from brim.train.reproducibility import differences  # noqa: PLC0415  (imports torch)
 
@@ -235,7 +237,7 @@ def hints(found: Difference, undisturbed: Record, after: Record, first: int, sec
     ]  # fmt: skip
 
 
-def _caveats(seen: Record) -> list[str]:
+def _caveats(seen: RecordedRun) -> list[str]:
     from brim.train.reproducibility import caveats  # noqa: PLC0415  (imports torch)
 
     return caveats(seen.settings)

@@ -27,10 +27,10 @@ from brim.train.coordinator import Coordinator
 from brim.train.data.batches import Batches
 from brim.train.data.options import check_options
 from brim.train.environment import choose_device, fix_shapes, fix_threads, refuse_tasks_of_slurm, seed_everything
-from brim.train.gradients.all_reduce import is_power_of_two
 from brim.train.gradients.buckets import LocalReducer
 from brim.train.gradients.noise import Noise, Rule, rule_for
 from brim.train.gradients.per_worker import PerWorker
+from brim.train.gradients.tree import is_power_of_two
 from brim.train.gradients.update import Schedule
 from brim.train.job_state import JobState
 from brim.train.membership.commands import Commands

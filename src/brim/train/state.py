@@ -69,14 +69,12 @@ class State:
     Attributes:
         models, optimizers: In the order in which ``prepare`` got them.
         parts: Other objects with a state, by name.
-        numbers: Small values of the session, by name.
     """
 
     def __init__(self) -> None:
         self.models: list[nn.Module] = []
         self.optimizers: list[Optimizer] = []
         self.parts: dict[str, Stateful] = {}
-        self.numbers: dict[str, Any] = {}
 
     def give(self) -> tuple[dict[str, Tensor], Any]:
         """Return named tensors, not copied, and JSON for the rest."""
@@ -84,7 +82,7 @@ class State:
             "model": [_model_tensors(model) for model in self.models],
             "optimizer": [_optimizer_state(optimizer) for optimizer in self.optimizers],
             "part": {name: part.state_dict() for name, part in self.parts.items()},
-            "numbers": self.numbers,
+            "numbers": {},  # part of the format, and always empty
         }
         return flatten_state(state)
 
@@ -104,8 +102,6 @@ class State:
             _load_optimizer(optimizer, values)
         for name, part in self.parts.items():
             part.load_state_dict(state["part"][name])
-        self.numbers.clear()
-        self.numbers.update(state["numbers"])
 
     def _check(self, state: Any) -> None:
         for kind, ours in (("model", self.models), ("optimizer", self.optimizers)):

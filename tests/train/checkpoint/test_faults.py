@@ -28,7 +28,7 @@ from brim.train.checkpoint.checkpointer import (
     StaleError,
 )
 from brim.train.checkpoint.files import RealFiles
-from brim.train.checkpoint.manifest import _seal
+from brim.train.checkpoint.manifest import _checksum
 from tests.train.checkpoint.simulated_disk import CHANGES, ROOT, Disk
 from tests.train.checkpoint.test_crash import same, state
 
@@ -326,7 +326,7 @@ def rewrite(path: Path, change) -> None:
     body = json.loads(path.read_text())
     body.pop("sha256")
     change(body)
-    path.write_text(json.dumps(body | {"sha256": _seal(body)}))
+    path.write_text(json.dumps(body | {"sha256": _checksum(body)}))
 
 
 def flip(path: Path, at: int) -> None:

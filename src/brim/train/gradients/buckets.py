@@ -18,7 +18,8 @@ from torch import Tensor
 
 from brim.errors import UserError
 from brim.train.gradients import all_reduce
-from brim.train.gradients.all_reduce import Pending, TreeAccumulator, chunks, halves
+from brim.train.gradients.all_reduce import Pending, chunks, halves
+from brim.train.gradients.tree import TreeAccumulator, add_leaf, put_leaf
 from brim.train.membership.process_group import BrokenGroupError, ProcessGroup
 
 BUCKET_BYTES = 25 << 20
@@ -409,8 +410,8 @@ class Buckets:
                 leaf = [*leaf, summary()]
             bucket.accumulator.add(
                 lambda: self._make(bucket),
-                lambda flat: all_reduce.put_leaf(self._views[id(flat)], leaf),
-                lambda flat: all_reduce.add_leaf(self._views[id(flat)], leaf),
+                lambda flat: put_leaf(self._views[id(flat)], leaf),
+                lambda flat: add_leaf(self._views[id(flat)], leaf),
             )
         for index in bucket.members:
             self.params[index].grad = None
