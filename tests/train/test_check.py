@@ -181,7 +181,7 @@ def test_where_the_first_difference_is():
 
 def test_half_a_line_is_no_step(tmp_path):
     path = tmp_path / "seen"
-    path.write_text('{"certificate": {"seed": 1}, "gpus": 0}\n{"step": 0, "sums": {"a": "1"}}\n{"step": 1, "su')
+    path.write_text('{"settings": {"seed": 1}, "gpus": 0}\n{"step": 0, "sums": {"a": "1"}}\n{"step": 1, "su')
     assert read(path) == RecordedRun({"seed": 1}, 0, {0: {"a": "1"}})
     assert read(tmp_path / "none") == RecordedRun()
 

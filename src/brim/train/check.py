@@ -122,11 +122,11 @@ def read(path: Path) -> RecordedRun:
         if not line.endswith("\n"):
             break
         found = json.loads(line)
-        if "certificate" in found:
+        if "settings" in found:
             header = header or found
         else:
             steps[found["step"]] = found["sums"]
-    return RecordedRun(header.get("certificate", {}), header.get("gpus", 0), steps)
+    return RecordedRun(header.get("settings", {}), header.get("gpus", 0), steps)
 
 
 def first_difference(undisturbed: RecordedRun, before: RecordedRun, after: RecordedRun, stop: int) -> Difference | None:

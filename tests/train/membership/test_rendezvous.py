@@ -477,7 +477,7 @@ def test_sharded_and_wrapped_models_are_refused():
 
 
 def test_the_settings_of_a_run_say_what_was_fixed():
-    from brim.train.reproducibility import differences, doubts, require_equal
+    from brim.train.reproducibility import differences, caveats, require_equal
 
     run = bt.start(logical_workers=4, seed=9)
     model = nn.Linear(2, 2)
@@ -489,8 +489,8 @@ def test_the_settings_of_a_run_say_what_was_fixed():
     )  # fmt: skip
     assert differences(found, found | {"ranks": 3}) == []
     assert differences(found, found | {"threads": 3}) == [f"threads: {found['threads']} and 3"]
-    assert doubts(found) == []
-    assert doubts(found | {"exact": False, "device": "cuda", "deterministic_algorithms": False})
+    assert caveats(found) == []
+    assert caveats(found | {"exact": False, "device": "cuda", "deterministic_algorithms": False})
     with pytest.raises(RefusedError, match="threads"):
         require_equal(found, found | {"threads": 3})
 

@@ -65,7 +65,7 @@ class Recorder(Instrument):
         with self._record.open("a", encoding="utf-8") as file:
             if self._recorded is None:
                 gpus = torch.cuda.device_count() if run.device.type == "cuda" else 0
-                file.write(json.dumps({"certificate": run.settings(), "gpus": gpus}) + "\n")
+                file.write(json.dumps({"settings": run.settings(), "gpus": gpus}) + "\n")
             file.write(json.dumps({"step": run.steps_done, "sums": _sums(state)}) + "\n")
         self._recorded = run.steps_done
 
