@@ -477,7 +477,7 @@ def test_sharded_and_wrapped_models_are_refused():
 
 
 def test_the_settings_of_a_run_say_what_was_fixed():
-    from brim.train.reproducibility import differences, caveats, require_equal
+    from brim.train.reproducibility import caveats, differences, require_equal
 
     run = bt.start(logical_workers=4, seed=9)
     model = nn.Linear(2, 2)

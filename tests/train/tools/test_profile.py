@@ -1,4 +1,4 @@
-"""``brim.train.tools.profile``: steps of a real gang by local batch, memory that ends, loaders, exchange, and the file."""
+"""``tools.profile``: steps of a real gang by local batch, memory that ends, loaders, exchange, and the file."""
 
 import os
 import subprocess
