@@ -28,8 +28,20 @@ from brim.policies.fill.none import NoFill
 from brim.policies.order.arrival import Arrival
 from brim.policies.order.shortest import ShortestJob
 from brim.policies.place.parts import MISFIT, NO_CLASSES, Consolidate, Spread
-from brim.policies.place.room import Ask, Room, choose, copy_room, empty_room, give, hopeless, slots_of, take
-from brim.policies.place.walk import RESERVE, STOP, Ahead, Course, Jobs, ask_of, meet, reserve, set_out, take_pairs
+from brim.policies.place.room import Ask, Room, choose, copy_into, copy_room, empty_room, give, hopeless, slots_of, take
+from brim.policies.place.walk import (
+    RESERVE,
+    STOP,
+    Ahead,
+    Course,
+    Jobs,
+    ask_of,
+    give_all,
+    keep_free,
+    meet,
+    set_out,
+    take_pairs,
+)
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy
 from brim.sim.overheads import Faults, Overheads
@@ -65,8 +77,6 @@ class _Books(NamedTuple):
         heap: (end time, job) of running jobs, a binary heap (J, 2).
         queue: Waiting rows in order; those before ``QUEUE_HEAD`` have left (J,). With a queue for each request, these
             follow each other, each with space for all of its jobs, and ``QUEUE_TAIL`` is the number of waiting jobs.
-        running: Running rows, in no order (J,).
-        place_of: Position of a running row in ``running`` (J,).
         first_start_ms: First start (J,).
         finish_ms: End (J,).
         number: Scalars, indexed by the names below.
@@ -75,12 +85,13 @@ class _Books(NamedTuple):
         active: Requests of waiting jobs, in no order (R,).
         freed: Nodes that got something back since the last round, in no order (N,).
         is_freed: Whether a node is among them (N,).
+        shortest_ms: No job that waits with a request is estimated to take less (R,).
+        begun: Rows in order of their start (J,).
+        expected: Running rows that make progress, by their expected end, which is in ``Jobs.end_ms`` (J,).
     """
 
     heap: IntArray
     queue: IntArray
-    running: IntArray
-    place_of: IntArray
     first_start_ms: IntArray
     finish_ms: IntArray
     number: IntArray
@@ -89,10 +100,13 @@ class _Books(NamedTuple):
     active: IntArray
     freed: IntArray
     is_freed: BoolArray
+    shortest_ms: FloatArray
+    begun: IntArray
+    expected: IntArray
 
 
-_HEAP_SIZE, _QUEUE_HEAD, _QUEUE_TAIL, _RUNNING, _ARRIVED, _ENDED, _SINCE, _LAST, _NOW, _ROUNDS, _GRANTS = range(11)
-_ACTIVE, _FREED = 11, 12
+_HEAP_SIZE, _QUEUE_HEAD, _QUEUE_TAIL, _ARRIVED, _ENDED, _SINCE, _LAST, _NOW, _ROUNDS, _GRANTS = range(10)
+_ACTIVE, _FREED, _BEGUN, _UNDER_WAY, _EXPECTED = range(10, 15)
 _FIRST, _END, _CURSOR, _STATE, _STUCK = range(5)
 """Columns of ``request``: where its queue begins and ends, the next job to look at in this round, one of the states
 below, and whether it does not fit since before this round."""
@@ -201,14 +215,12 @@ def _round(
         if misfit == RESERVE and head >= 0 and _earlier(head, j, key) == head:
             if not reserved:
                 reserved = True
-                _expect_ends(b, jobs, estimate_ms, start_ms)
-                c.shadow_ms[0] = np.inf
-                reserve(room, ahead, c, jobs, ask_of(jobs, head), rule, classes, b.running[: n[_RUNNING]])
+                _reserve(b, room, ahead, c, jobs, estimate_ms, start_ms, ask_of(jobs, head), rule, classes)
                 choose(room, ask, rule, classes, c.scratch, c.pairs)
             if now_ms + estimate_ms[j] > c.shadow_ms[0]:
                 if request[r, _STATE] == _SHORT or not choose(ahead.joint, ask, rule, classes, c.scratch, c.pairs):
                     request[r, _STATE] = _SHORT
-                    _look_on(queue, request, r, estimate_ms, now_ms, c.shadow_ms[0])
+                    _look_on(b, r, estimate_ms, c.shadow_ms[0])
                     continue
                 take_pairs(ahead.future, ask, c.pairs)
         take_pairs(room, ask, c.pairs)
@@ -237,12 +249,90 @@ def _unstick(b: _Books, room: Room, jobs: Jobs) -> None:
 
 
 @njit
-def _expect_ends(b: _Books, jobs: Jobs, estimate_ms: FloatArray, start_ms: int) -> None:
-    """Set the expected ends of running jobs."""
-    now_ms = b.number[_NOW]
-    for v in b.running[: b.number[_RUNNING]]:
-        ran_ms = max(0, now_ms - b.first_start_ms[v] - start_ms)
-        jobs.end_ms[v] = now_ms + (_outlived(estimate_ms[v], ran_ms) - ran_ms)
+def _reserve(
+    b: _Books, room: Room, ahead: Ahead, c: Course, jobs: Jobs, estimate_ms: FloatArray, start_ms: int, ask: Ask,
+    rule: int, classes: FloatArray,
+) -> None:
+    """As ``walk.reserve``, with the expected ends kept in order between rounds."""
+    n, expected, begun, end_ms = b.number, b.expected, b.begun, jobs.end_ms
+    now_ms = n[_NOW]
+    _get_under_way(b, jobs, estimate_ms, start_ms)
+    while n[_EXPECTED] and end_ms[expected[0]] <= now_ms:  # it outlives its estimate
+        v = expected[0]
+        _forget(b, jobs, v)
+        _expect(b, jobs, v, b.first_start_ms[v] + start_ms, estimate_ms[v])
+    starting = begun[n[_UNDER_WAY] : n[_BEGUN]].copy()
+    for i in range(len(starting)):
+        v, at = starting[i], i
+        end_ms[v] = now_ms + estimate_ms[v]
+        while at > 0 and (end_ms[v], v) < (end_ms[starting[at - 1]], starting[at - 1]):
+            starting[at] = starting[at - 1]
+            at -= 1
+        starting[at] = v
+    copy_into(room, ahead.future)
+    c.shadow_ms[0] = np.inf
+    i, k = 0, 0
+    while i < n[_EXPECTED] or k < len(starting):
+        if k == len(starting) or (
+            i < n[_EXPECTED] and (end_ms[expected[i]], expected[i]) < (end_ms[starting[k]], starting[k])
+        ):
+            v = expected[i]
+            i += 1
+        else:
+            v = starting[k]
+            k += 1
+        give_all(ahead.future, ask_of(jobs, v), c.node, c.gpu, c.first[v])
+        if choose(ahead.future, ask, rule, classes, c.scratch, c.pairs):
+            keep_free(room, ahead, c, ask, end_ms[v])
+            return
+
+
+@njit
+def _get_under_way(b: _Books, jobs: Jobs, estimate_ms: FloatArray, start_ms: int) -> None:
+    """Expect the ends of the jobs that have begun to make progress by ``NOW``."""
+    n = b.number
+    while n[_UNDER_WAY] < n[_BEGUN]:
+        v = b.begun[n[_UNDER_WAY]]
+        from_ms = b.first_start_ms[v] + start_ms
+        if from_ms > n[_NOW]:
+            break
+        _expect(b, jobs, v, from_ms, estimate_ms[v])
+        n[_UNDER_WAY] += 1
+
+
+@njit
+def _expect(b: _Books, jobs: Jobs, v: int, from_ms: int, estimate_ms: float) -> None:
+    """Insert a job that makes progress since ``from_ms`` among the expected ends."""
+    n, expected = b.number, b.expected
+    jobs.end_ms[v] = from_ms + _outlived(estimate_ms, n[_NOW] - from_ms)
+    at = _place_among(b, jobs, v)
+    for i in range(n[_EXPECTED], at, -1):
+        expected[i] = expected[i - 1]
+    expected[at] = v
+    n[_EXPECTED] += 1
+
+
+@njit
+def _forget(b: _Books, jobs: Jobs, v: int) -> None:
+    """Remove a job from the expected ends."""
+    n, expected = b.number, b.expected
+    n[_EXPECTED] -= 1
+    for i in range(_place_among(b, jobs, v), n[_EXPECTED]):
+        expected[i] = expected[i + 1]
+
+
+@njit
+def _place_among(b: _Books, jobs: Jobs, v: int) -> int:
+    """How many of the expected ends come before that of a job, by (end, row)."""
+    low, high = 0, b.number[_EXPECTED]
+    while low < high:
+        middle = (low + high) // 2
+        other = b.expected[middle]
+        if (jobs.end_ms[other], other) < (jobs.end_ms[v], v):
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 @njit
@@ -254,21 +344,25 @@ def _begin(b: _Books, c: Course, j: int, gpus: int, end_ms: int) -> None:
         c.node[start + i], c.gpu[start + i] = c.pairs[i, 0], c.pairs[i, 1]
     c.used[0] = start + gpus
     b.first_start_ms[j] = n[_NOW]
-    b.place_of[j] = n[_RUNNING]
-    b.running[n[_RUNNING]] = j
-    n[_RUNNING] += 1
+    b.begun[n[_BEGUN]] = j
+    n[_BEGUN] += 1
     _push(b.heap, n[_HEAP_SIZE], end_ms, j)
     n[_HEAP_SIZE] += 1
 
 
 @njit
-def _look_on(
-    queue: IntArray, request: IntArray, r: int, estimate_ms: FloatArray, now_ms: int, shadow_ms: float
-) -> None:
+def _look_on(b: _Books, r: int, estimate_ms: FloatArray, shadow_ms: float) -> None:
     """Move the cursor of a request to its next job that would end by ``shadow_ms``."""
+    queue, request, now_ms = b.queue, b.request, b.number[_NOW]
     at, end = request[r, _CURSOR] + 1, request[r, _END]
+    if now_ms + b.shortest_ms[r] > shadow_ms:
+        at = end
     while at < end and now_ms + estimate_ms[queue[at]] > shadow_ms:
         at += 1
+        if at == end:  # learn what would have said so at once
+            b.shortest_ms[r] = np.inf
+            for i in range(request[r, _FIRST], end):
+                b.shortest_ms[r] = min(b.shortest_ms[r], estimate_ms[queue[i]])
     request[r, _CURSOR] = at
     if at >= end:
         request[r, _STATE] = _OVER
@@ -304,7 +398,7 @@ def _advance(
     Arrays have local names, and the strict order is served in this function, because compiled code counts references to
     all arrays of a tuple that it passes to a function, which would cost more than the serving.
     """
-    n, heap, queue, running, place_of = b.number, b.heap, b.queue, b.running, b.place_of
+    n, heap, queue, shortest_ms = b.number, b.heap, b.queue, b.shortest_ms
     request_of, request, active, freed, is_freed = b.request_of, b.request, b.active, b.freed, b.is_freed
     first_start_ms, finish_ms = b.first_start_ms, b.finish_ms
     gpus, share, cpu, mem, gpu_type = jobs.gpus, jobs.share, jobs.cpu, jobs.mem, jobs.gpu_type
@@ -348,11 +442,10 @@ def _advance(
             j = _pop(heap, size)
             finish_ms[j] = end_ms
             ended += 1
-            if misfit != STOP:
-                n[_RUNNING] -= 1
-                last = running[n[_RUNNING]]
-                running[place_of[j]] = last
-                place_of[last] = place_of[j]
+            if misfit == RESERVE:
+                n[_NOW] = now_ms
+                _get_under_way(b, jobs, estimate_ms, start_ms)
+                _forget(b, jobs, j)
             ask = Ask(gpus[j], share[j], cpu[j], mem[j], gpu_type[j])
             for i in range(first[j], first[j] + ask.gpus):
                 give(room, ask, grant_node[i], grant_gpu[i])
@@ -367,8 +460,9 @@ def _advance(
             else:
                 r = request_of[arrived]
                 if request[r, _FIRST] == request[r, _END]:
-                    active[n[_ACTIVE]], request[r, _STUCK] = r, 0
+                    active[n[_ACTIVE]], request[r, _STUCK], shortest_ms[r] = r, 0, np.inf
                     n[_ACTIVE] += 1
+                shortest_ms[r] = min(shortest_ms[r], estimate_ms[arrived])
                 _enqueue(queue, request[r, _FIRST], request[r, _END], arrived, key)
                 request[r, _END] += 1
             tail += 1
@@ -415,11 +509,12 @@ def run_lane(
     request[:, _FIRST] = request[:, _END] = np.cumsum(counts) - counts
     books = _Books(
         heap=np.zeros((J + 1, 2), dtype=np.int64), queue=np.zeros(J, dtype=np.int64),
-        running=np.zeros(J, dtype=np.int64), place_of=np.zeros(J, dtype=np.int64),
         first_start_ms=np.full(J, NONE, dtype=np.int64), finish_ms=np.full(J, NONE, dtype=np.int64),
-        number=np.zeros(13, dtype=np.int64),
+        number=np.zeros(15, dtype=np.int64),
         request_of=request_of, request=request, active=np.zeros(len(request), dtype=np.int64),
         freed=np.zeros(cluster.num_nodes, dtype=np.int64), is_freed=np.zeros(cluster.num_nodes, dtype=np.bool_),
+        shortest_ms=np.full(len(request), np.inf), begun=np.zeros(J, dtype=np.int64),
+        expected=np.zeros(J, dtype=np.int64),
     )
     books.number[_SINCE] = -1
     over = partial = False

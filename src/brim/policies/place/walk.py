@@ -283,7 +283,7 @@ def reserve(
     Source:
         Lifka, The ANL/IBM SP Scheduling System, JSSPP 1995 (EASY). Differs: reserves GPUs of nodes, not a count.
     """
-    future, joint = ahead.future, ahead.joint
+    future = ahead.future
     copy_into(room, future)
     c.shadow_ms[0] = np.inf
     heap, size = runs.copy(), len(runs)
@@ -295,13 +295,19 @@ def reserve(
         _sift_down(heap, size, 0, jobs.end_ms)
         give_all(future, ask_of(jobs, v), c.node, c.gpu, c.first[v])
         if choose(future, ask, rule, classes, c.scratch, c.pairs):
-            take_pairs(future, ask, c.pairs)
-            c.shadow_ms[0] = jobs.end_ms[v]
-            break
-    copy_into(room, joint)
-    if c.shadow_ms[0] < np.inf:  # everywhere else, what is free now is free then
-        for i in range(ask.gpus):
-            meet(room, future, joint, c.pairs[i, 0])
+            keep_free(room, ahead, c, ask, jobs.end_ms[v])
+            return
+    copy_into(room, ahead.joint)
+
+
+@njit
+def keep_free(room: Room, ahead: Ahead, c: Course, ask: Ask, time_ms: float) -> None:
+    """Reserve the GPUs of ``c.pairs``, which are free in ``ahead.future``, from a time on."""
+    take_pairs(ahead.future, ask, c.pairs)
+    c.shadow_ms[0] = time_ms
+    copy_into(room, ahead.joint)
+    for i in range(ask.gpus):  # on all other nodes, what is free now is free then
+        meet(room, ahead.future, ahead.joint, c.pairs[i, 0])
 
 
 @njit
