@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
+from operator import itemgetter
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -13,9 +14,13 @@ from brim.beliefs.analyser import ExchangeTimes
 from brim.beliefs.throughput import ALPHA_N, ALPHA_R, GAMMA, GAMMA_TYPICAL, PARAMETERS, Fit, Observations, fit
 from brim.core.arrays import BoolArray, FloatArray, IntArray, frozen
 from brim.core.snapshot import Snapshot
+from brim.core.tables import SeenSteps
 
 _FITS_KEPT: Final = 20_000
 """Number of cached fits: they depend only on observations, most of which do not change between rounds."""
+
+_Told: TypeAlias = tuple[slice | IntArray, FloatArray | None]
+"""What is known about a job: rows of reports, and parameters known beforehand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +55,7 @@ class SeenSpeeds:
 
     def of_jobs(self, snapshot: Snapshot) -> Speeds:
         """Speeds of each job from its own reports."""
-        seen, size = snapshot.seen, len(snapshot.jobs)
-        alive = int(np.count_nonzero(seen.job >= 0))
-        first = np.searchsorted(seen.job[:alive], np.arange(size + 1))
-        rows = [slice(first[row], first[row + 1]) for row in range(size)]
-        return self._speeds(snapshot, rows, [None] * size)
+        return self._speeds(snapshot, {row: (own, None) for row, own in _own_reports(snapshot.seen).items()})
 
     def of_models(self, snapshot: Snapshot, exchange: ExchangeTimes | None = None) -> Speeds:
         """Speeds of each job from the reports of all jobs of its model, including jobs that have ended.
@@ -63,25 +64,29 @@ class SeenSpeeds:
         exchange is expected to take as long as the cluster takes for the same number of bytes.
         """
         seen, jobs = snapshot.seen, snapshot.jobs
-        of_model: dict[int, IntArray] = {
-            profile: np.flatnonzero(seen.profile == profile) for profile in np.unique(jobs.profile).tolist()
+        told: dict[int, _Told] = {
+            row: (own, _exchanging(exchange, int(jobs.gradient_bytes[row])))
+            for row, own in _own_reports(seen).items() if jobs.profile[row] < 0
         }
-        rows, priors = [], []
-        for row, (profile, size) in enumerate(zip(jobs.profile.tolist(), jobs.gradient_bytes.tolist(), strict=True)):
-            rows.append(of_model[profile] if profile >= 0 else np.flatnonzero(seen.job == row))
-            priors.append(self.library[profile] if profile in self.library else _exchanging(exchange, size))
-        return self._speeds(snapshot, rows, priors)
+        for profile in np.unique(jobs.profile[jobs.profile >= 0]).tolist():
+            of_model = np.flatnonzero(seen.profile == profile)
+            if len(of_model) or profile in self.library:
+                rows = np.flatnonzero(jobs.profile == profile)
+                for row, size in zip(rows.tolist(), jobs.gradient_bytes[rows].tolist(), strict=True):
+                    told[row] = of_model, self.library[profile] if profile in self.library else _exchanging(
+                        exchange, size
+                    )
+        return self._speeds(snapshot, told)
 
-    def _speeds(
-        self, snapshot: Snapshot, rows: Sequence[slice | IntArray], priors: Sequence[FloatArray | None]
-    ) -> Speeds:
+    def _speeds(self, snapshot: Snapshot, told: Mapping[int, _Told]) -> Speeds:
+        """Fit what is known about some job rows; nothing is known about the others."""
         seen, size = snapshot.seen, len(snapshot.jobs)
         parameters = np.full((size, len(PARAMETERS)), np.nan)
         known, failed = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
         gpus_seen = np.zeros(size, dtype=np.int64)
         columns = (seen.nodes, seen.gpus, seen.local_batch, seen.step_s, seen.sync_s)
         block: FloatArray = np.stack(columns, axis=1, dtype=np.float64)
-        for row, (where, prior) in enumerate(zip(rows, priors, strict=True)):
+        for row, (where, prior) in sorted(told.items(), key=itemgetter(0)):
             part = block[where]
             if not len(part):
                 if prior is not None and np.isfinite(prior).all():
@@ -110,6 +115,16 @@ class SeenSpeeds:
                 prior = np.where(np.isfinite(prior), prior, fit(observations).parameters)
             found = self._fits[key] = fit(observations, prior)
         return found
+
+
+def _own_reports(seen: SeenSteps) -> dict[int, slice]:
+    """Rows of each job's own reports, by job row; jobs without reports are left out."""
+    job = seen.job[: np.count_nonzero(seen.job >= 0)]  # those of jobs that have ended come last
+    first = np.flatnonzero(np.diff(job, prepend=-1))
+    return {
+        int(job[start]): slice(start, stop)
+        for start, stop in zip(first.tolist(), [*first[1:].tolist(), len(job)], strict=True)
+    } if len(job) else {}
 
 
 @lru_cache(maxsize=1024)
