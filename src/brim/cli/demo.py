@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -64,13 +63,13 @@ def demo(
     """Run twelve real training jobs on four CPU slots under two policies, and compare: 70 s on four free cores."""
     from rich.console import Console
 
-    from brim.cli.compiling import Step, compile_first
+    from brim.cli.compiling import compile_first, kernels
 
     wanted = output_of(output, as_json)
     screen = Console(stderr=True, highlight=False)
     folder = _folder(out)
     try:
-        compile_first([Step(name=name, key=f"live-{name}", run=partial(_warm_up, name)) for name in POLICIES])
+        compile_first(kernels())
         began_s = time.perf_counter()
         results = [run_and_replay(name, digits_jobs(), folder / name, screen) for name in POLICIES]
     finally:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from brim.cli.compiling import compile_first, steps_of
+from brim.cli.compiling import compile_first, kernels
 from brim.core.cluster import Cluster
 from brim.core.replay import Replay
 from brim.core.trace import Trace
@@ -67,9 +67,9 @@ class Task:
 def run_all(tasks: Sequence[Task]) -> Iterator[Replay]:
     """Run the tasks and yield their replays in order; after Ctrl-C, yield finished ones, and running ones as partial.
 
-    A second Ctrl-C ends at once. Code that was never compiled on this machine is compiled first.
+    A second Ctrl-C ends at once. Kernels that were never compiled are compiled first.
     """
-    compile_first(steps_of(tasks))
+    compile_first(kernels())
     if len(tasks) == 1 or (os.cpu_count() or 1) == 1:
         yield from _run_here(tasks)
     else:
