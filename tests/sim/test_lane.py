@@ -224,3 +224,16 @@ def test_a_deep_queue_of_few_requests_is_the_same_in_both(data):
     outcome = replay(trace, cluster, policy, settings)
     assert len(outcome.round_s) == 0
     assert_equal(outcome, replay(trace, cluster, policy, settings, journal=Journal()))
+
+
+def latest_first(self, snapshot, beliefs):
+    return np.lexsort((-snapshot.jobs.submit_ms, ~snapshot.jobs.holds))
+
+
+def test_a_function_that_a_policy_file_replaced_on_a_shipped_class_is_called(monkeypatch):
+    trace = small_trace(job(run=10), job(at=1, run=10), job(at=2, run=10))
+    policy = replace(PRESETS["sjf"], order=Arrival())
+    assert can_take_lane(policy, trace, NO_FAULTS, UserLimits())
+    monkeypatch.setattr(Arrival, "__call__", latest_first)
+    assert not can_take_lane(policy, trace, NO_FAULTS, UserLimits())
+    assert replay(trace, parse_cluster("1x1xT4"), policy).finish_ms.tolist() == [10_000, 30_000, 20_000]

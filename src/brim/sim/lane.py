@@ -53,10 +53,20 @@ _EVENTS_PER_CALL: Final = 200_000
 _NEVER: Final = np.iinfo(np.int64).max
 
 
+def _members(kinds: tuple[type, ...]) -> list[dict[str, object]]:
+    """What the classes and their bases define."""
+    return [dict(vars(base)) for kind in kinds for base in kind.__mro__[:-1]]
+
+
+_KNOWN: Final = (Policy, Arrival, ShortestJob, AsAsked, Consolidate, Spread, Even, NoFill)
+_AS_SHIPPED: Final = _members(_KNOWN)
+
+
 def can_take_lane(policy: Policy, trace: Trace, faults: Faults, believed: RunTimes) -> bool:
     """Whether the policy's order is fixed at submission in this replay, and nothing interrupts a job.
 
-    Types are compared exactly, because the lane implements only the parts it knows, and a subclass may differ.
+    Types are compared exactly, because the lane implements only the parts it knows, and a subclass may differ. So may a
+    class of which a policy file replaced a function.
     """
     fixed = not policy.asks_run_times or type(believed) is TrueRunTimes or (
         type(believed) is UserLimits and bool((trace.time_limit_ms != NONE).all())
@@ -67,6 +77,7 @@ def can_take_lane(policy: Policy, trace: Trace, faults: Faults, believed: RunTim
         and getattr(policy.place, "misfit", "") in MISFIT and fixed and not policy.period_ms and not policy.gap_ms
         and not faults.any
         and bool((trace.after == NONE).all())
+        and _members(_KNOWN) == _AS_SHIPPED
     )
 
 
