@@ -77,3 +77,28 @@ def test_a_job_that_runs_for_days_under_a_round_a_minute_is_not_given_up():
     outcome = replay(trace, parse_cluster("1x1xT4"), replace(SKIP, period_ms=60_000), Settings(
         overheads=Overheads(checkpoint_ms=400 * MS_PER_DAY)))
     assert outcome.finish_ms.tolist() == [9 * MS_PER_DAY, 10 * MS_PER_DAY]
+
+
+@dataclass(frozen=True)
+class TakeBack:
+    """Takes the GPUs from every job that has some, up to a time."""
+
+    end_ms: int
+    resizes_running = False
+
+    def __call__(self, snapshot, beliefs, order):
+        jobs = snapshot.jobs
+        return Sizes(gpus=np.where(jobs.holds & (snapshot.now_ms < self.end_ms), 0, jobs.gpus))
+
+
+THIRTY_S = Settings(overheads=Overheads(start_ms=30_000))
+
+
+def test_a_policy_that_takes_back_what_it_gave_is_given_up_after_rounds_not_days():
+    with pytest.raises(PlanError, match=r"policy 'mine': job j0 .* no lasting progress for [\d.]+ min, and"):
+        replay(TWO, parse_cluster("1x1xT4"), replace(SKIP, size=TakeBack(10**15), period_ms=1_000), THIRTY_S)
+
+
+def test_a_policy_that_takes_back_what_it_gave_for_an_hour_is_not_given_up():
+    policy = replace(SKIP, size=TakeBack(MS_PER_H), period_ms=1_000)
+    assert replay(TWO, parse_cluster("1x1xT4"), policy, THIRTY_S).finish_ms.min() > 3 * MS_PER_H

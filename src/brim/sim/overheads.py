@@ -33,6 +33,11 @@ class Overheads:
             if getattr(self, name) < least:
                 raise ConfigError(f"overheads: found {name}={getattr(self, name)}, expected at least {least}")
 
+    @property
+    def change_ms(self) -> int:
+        """Time in which a job that is started or moved, and then left alone, makes lasting progress."""
+        return self.checkpoint_ms + self.start_ms + self.save_ms + self.restart_ms
+
     @classmethod
     def of_pollux(cls) -> Overheads:
         """Any change of placement, the first included, stops the job for 30 s and loses no step.

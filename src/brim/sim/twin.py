@@ -53,6 +53,9 @@ _OF_STRETCHES = (_FINISHED, _REPORTED)
 _NOT_ANALYSED = Analysis(samples=(), local_batch_max=0, seconds=0.0)
 STUCK_EVENTS = 10 * 1024
 """Events and rounds without lasting progress after which a replay may be given up. Ours."""
+FUTILE_ROUNDS = 4 * 1024
+"""Rounds that took GPUs from jobs before these made any progress, without lasting progress of any job between them,
+after which a replay is given up although little virtual time has passed. Ours."""
 PROGRESS_EVERY = 1024
 """Events and rounds between two checks of the whole state and calls of ``on_progress``: some 100 ms."""
 
@@ -275,6 +278,8 @@ class _Twin:
         self._progressed = False  # whether some job made lasting progress since the last check
         self._arrived = 0  # jobs that had arrived at the last check
         self._lively = (0, 0)  # events and virtual time of the last lasting progress
+        self._futile = 0  # rounds since then that took GPUs from a job before it made progress
+        self._futile_ms = NONE  # time of the last of them
         self._patience_ms = _patience_ms(trace, settings)
         self._round_s = array("d")
 
@@ -344,9 +349,11 @@ class _Twin:
             now_ms - attempt.from_ms >= lasting_ms for attempt in self._attempts.values()
         ):
             self._progressed, self._arrived, self._lively = False, arrived, (events, now_ms)
+            self._futile = 0
             return
         since_events, since_ms = self._lively
-        if events - since_events < STUCK_EVENTS or now_ms - since_ms < self._patience_ms:
+        futile = self._futile >= FUTILE_ROUNDS and now_ms - since_ms >= self._overheads.change_ms
+        if events - since_events < STUCK_EVENTS or (now_ms - since_ms < self._patience_ms and not futile):
             return
         job = self._first_waiting()
         spent = show_duration((now_ms - max(since_ms, int(self._trace.submit_ms[job]))) / MS_PER_S)
@@ -355,7 +362,7 @@ class _Twin:
             f"job {self._trace.job_id[job]} has made no lasting progress for {spent}, and neither has any other job "
             f"({events - since_events:,} events and rounds; it has started {starts} times)"
         )
-        if self._faults.node_mtbf_ms or self._faults.job_mtbf_ms:
+        if not futile and (self._faults.node_mtbf_ms or self._faults.job_mtbf_ms):
             rate = min(filter(None, (self._faults.node_mtbf_ms, self._faults.job_mtbf_ms))) / MS_PER_S
             raise ConfigError(
                 f"{said}: failures every {show_duration(rate)} on average leave no time for its next checkpoint, "
@@ -510,6 +517,8 @@ class _Twin:
             self._keep(job, attempt, now_ms, now_ms)
             for gpu in attempt.gpus:
                 self._leaving[gpu] = gone_ms
+        elif now_ms > self._futile_ms:
+            self._futile, self._futile_ms = self._futile + 1, now_ms
         self._close_run(job, attempt, gone_ms)
         self._neighbours_changed(attempt.gpus, now_ms, but=job)
         return gone_ms
@@ -675,10 +684,9 @@ class _Twin:
 def _patience_ms(trace: Trace, settings: Settings) -> int:
     """Virtual time without lasting progress after which a replay is given up: longer than any legitimate pause."""
     cost, faults = settings.overheads, settings.faults
-    change_ms = cost.checkpoint_ms + cost.start_ms + cost.save_ms + cost.restart_ms
     repair_ms = faults.repair_ms if faults.node_mtbf_ms else 0
     drain_ms = sum(drain.end_ms - drain.start_ms for drain in faults.drains)
-    return MS_PER_DAY + 10 * (change_ms + repair_ms) + drain_ms + int(trace.after_ms.max(initial=0))
+    return MS_PER_DAY + 10 * (cost.change_ms + repair_ms) + drain_ms + int(trace.after_ms.max(initial=0))
 
 
 class _Record:
