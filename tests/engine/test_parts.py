@@ -475,3 +475,47 @@ def test_an_unknown_rule_of_placement_is_refused(misfit, rule):
     object.__setattr__(place, "misfit", misfit)
     with pytest.raises(ConfigError, match=r"policy 'mine', place: rule .* expected a rule of"):
         decided(snapshot_of("1x1xT4", job(), now=5), replace(SKIP, place=place))
+
+
+@pytest.mark.parametrize(("rows", "said"), [
+    ([(0, 0, 0, 1000), (0, 0, 0, 1000)], "job 0 is granted GPU 0 of node 0 after GPU 0 of node 0: expected each GPU"),
+    ([(0, 0, 1, 1000), (0, 0, 0, 1000)], "job 0 is granted GPU 0 of node 0 after GPU 1 of node 0: expected each GPU"),
+    ([(0, 1, 0, 1000), (0, 0, 1, 1000)], "job 0 is granted GPU 1 of node 0 after GPU 0 of node 1: expected each GPU"),
+])
+def test_gpus_of_a_job_that_are_granted_twice_or_out_of_order_are_refused_by_part(rows, said):
+    with pytest.raises(PlanError, match=f"policy 'mine', place: {said}"):
+        decided(snapshot_of("2x2xT4", job(gpus=2), now=5), granting(*rows))
+
+
+def test_a_gpu_granted_to_two_jobs_is_refused_with_the_policys_name():
+    with pytest.raises(PlanError, match="policy 'mine': GPU 0 of node 0 is granted 200 % of itself"):
+        decided(snapshot_of("1x2xT4", job(), job(), now=5), granting((0, 0, 0, 1000), (1, 0, 0, 1000)))
+
+
+@dataclass(frozen=True)
+class Because:
+    """Grants nothing, for a reason that does not exist."""
+
+    why: int
+
+    def __call__(self, snapshot, beliefs, order, sizes):
+        return replace(grants_of((), len(snapshot.jobs)), why=np.full(len(snapshot.jobs), self.why))
+
+
+@pytest.mark.parametrize("why", [-1, 9, 2**62])
+def test_a_reason_that_is_no_code_of_why_is_refused(why):
+    with pytest.raises(PlanError, match=f"policy 'mine', place: expected codes of Why, 0 to 8, .*found int64 .{why}"):
+        decided(snapshot_of("1x2xT4", job(), now=5), replace(SKIP, place=Because(why)))
+
+
+@dataclass(frozen=True)
+class Unsigned:
+    """The order of arrival, as unsigned integers."""
+
+    def __call__(self, snapshot, beliefs):
+        return np.arange(len(snapshot.jobs), dtype=np.uint64)
+
+
+def test_unsigned_integers_are_refused_as_such():
+    with pytest.raises(PlanError, match="policy 'mine', order: expected 1 signed integers, one per job, found uint64"):
+        decided(snapshot_of("1x2xT4", job(), now=5), replace(SKIP, order=Unsigned()))

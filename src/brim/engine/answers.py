@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brim.core.arrays import IntArray, frozen
+from brim.core.reasons import Why
 from brim.core.snapshot import Memory, Snapshot
 from brim.core.tables import Grants, JobTable, NodeTable, SeenSteps, UserTable
 from brim.core.trace import NONE
@@ -23,6 +24,7 @@ from brim.policies.lines import raised_at
 from brim.policies.sockets import Policy, Sizes
 from brim.units import WHOLE_GPU
 
+_LAST_WHY: Final = int(max(Why))
 _MOST_LOADERS: Final = 4096
 """Most loader workers per rank where the cores of a node are not known: more than any machine has cores."""
 
@@ -87,7 +89,7 @@ def own_column(given: object, size: int, kind: str = "i") -> NDArray[Any]:
     """
     column = np.asarray(given) if isinstance(given, np.ndarray) else None
     if column is None or column.shape != (size,) or column.dtype.kind != kind:
-        values = "truth values" if kind == "b" else "integers"
+        values = "truth values" if kind == "b" else "signed integers"
         raise PlanError(f"expected {size} {values}, one per job, found {_short(given)}")
     return frozen(column.astype(np.int64 if kind == "i" else np.bool_))
 
@@ -98,7 +100,7 @@ def own_memory(given: object, size: int, columns: int) -> IntArray:
         return own_column(given, size)
     block = np.asarray(given) if isinstance(given, np.ndarray) else None
     if block is None or block.shape != (size, columns) or block.dtype.kind != "i":
-        raise PlanError(f"expected {columns} integers for each of {size} jobs, found {_short(given)}")
+        raise PlanError(f"expected {columns} signed integers for each of {size} jobs, found {_short(given)}")
     return frozen(block.astype(np.int64))
 
 
@@ -166,8 +168,11 @@ def check_grants(grants: Grants, snapshot: Snapshot) -> None:
     size, nodes = len(snapshot.jobs), snapshot.nodes
     if size and (grants.blocker.min() < -1 or grants.blocker.max() >= size):
         raise PlanError(f"expected job rows or -1 as blockers, found {_short(grants.blocker)}")
+    if size and (grants.why.min() < 0 or grants.why.max() > _LAST_WHY):
+        raise PlanError(f"expected codes of Why, 0 to {_LAST_WHY}, as reasons, found {_short(grants.why)}")
     if not len(grants):
         return
+    _check_increasing(grants, snapshot.jobs)
     if grants.job.min() < 0 or grants.job.max() >= size:
         raise PlanError(f"expected rows of {size} jobs, found {_short(grants.job)}")
     gpus = nodes.gpus[np.clip(grants.node, 0, len(nodes) - 1)]
@@ -191,6 +196,19 @@ def check_grants(grants: Grants, snapshot: Snapshot) -> None:
     if len(grants.revocable) and (grants.revocable != revocable_of[grants.job]).any():
         row = int(grants.job[np.argmax(grants.revocable != revocable_of[grants.job])])
         raise PlanError(f"some grants of job {snapshot.jobs.id[row]} are revocable, some are not: expected all or none")
+
+
+def _check_increasing(grants: Grants, jobs: JobTable) -> None:
+    """Check that the GPUs of each job follow one another by node, then GPU, each once; ranks on CPU have no number."""
+    job, node, gpu = grants.job, grants.node, grants.gpu
+    falls = (node[1:] < node[:-1]) | ((node[1:] == node[:-1]) & (gpu[1:] < gpu[:-1] + (gpu[:-1] != NONE)))
+    wrong = np.flatnonzero((job[1:] == job[:-1]) & falls)
+    if len(wrong):
+        at = int(wrong[0])
+        raise PlanError(
+            f"job {jobs.id[job[at]]} is granted GPU {gpu[at + 1]} of node {node[at + 1]} after GPU {gpu[at]} of node "
+            f"{node[at]}: expected each GPU once, by node, then GPU"
+        )
 
 
 def check_sizes_kept(placed: Grants, sizes: Sizes, jobs: JobTable) -> None:

@@ -100,7 +100,10 @@ def run_round(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> RoundResu
     plan = Plan(snapshot.now_ms, actions)
     if not policy.changes_running:
         _check_left_alone(plan, snapshot, policy)
-    check_plan(snapshot, plan, count_loaders=policy.declares("feed", "counts_cores"))
+    try:
+        check_plan(snapshot, plan, count_loaders=policy.declares("feed", "counts_cores"))
+    except PlanError as error:  # several parts have made it
+        raise PlanError(f"policy {policy.name!r}: {error}") from error
     why, blocker = _reasons(wanted, snapshot.jobs)
     return RoundResult(
         plan=plan, snapshot=snapshot, sizes=sizes, grants=wanted, why=why, blocker=blocker, memory=memory

@@ -67,8 +67,8 @@ class ReadReport:
             return
         (first,) = self.first_unusable(1)
         share = (
-            f"{count:,} rows cannot be used, the others give at most {jobs:,} jobs; more than "
-            f"{UNUSABLE_MAX_FRACTION:.0%} are refused"
+            f"{count:,} row{'s' if count > 1 else ''} cannot be used, the others give at most {max(jobs, 0):,} jobs; "
+            f"more than {UNUSABLE_MAX_FRACTION:.0%} are refused"
         )
         raise TraceError(
             first.file, row=first.row, column=first.column, found=first.found, expected=f"{first.expected} ({share})"
