@@ -195,7 +195,8 @@ def test_the_winner_is_named_with_and_without_preemption(compared):
     text = verdict({s.policy: [s] for s in summarise(replays, record=record)})[0]
     assert f"of the policies that do not, {replays[2].policy} is best" in text
     calm = [dataclasses.replace(replay, preemptions=replays[0].preemptions) for replay in replays]
-    assert "preempts or resizes no running jobs." in verdict({s.policy: [s] for s in summarise(calm, record=record)})[0]
+    said = verdict({s.policy: [s] for s in summarise(calm, record=record)})[0]
+    assert "preempted and resized no running jobs in this replay." in said
     rough = [dataclasses.replace(replay, preemptions=replays[1].preemptions) for replay in replays]
     assert "as all policies here do" in verdict({s.policy: [s] for s in summarise(rough, record=record)})[0]
 

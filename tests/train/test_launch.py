@@ -312,6 +312,12 @@ def test_what_cannot_be_asked_is_refused(words, expected, capsys):
     assert expected in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["kill", "--help"], ["tune", "-h"]])
+def test_help_behind_send_lists_the_requests(capsys, words):
+    assert launch.main(["--send", "/nowhere", *words]) == 0
+    assert capsys.readouterr().out.startswith("requests: status, resize N, preempt [GRACE_S], stop, kill ID")
+
+
 @pytest.mark.parametrize(("words", "expected"), [
     ([], "no script given: expected script.py"), (["--nproc", "0", "x.py"], "expected at least 1"),
     (["--grace", "-1", "x.py"], "--grace: found -1, expected at least 0"),

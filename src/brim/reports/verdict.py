@@ -146,7 +146,7 @@ def _without_preemption(groups: Groups, found: Standing) -> str:
     fair = [policy for policy in found.means_s if not groups[policy][0].oracle]
     calm = [policy for policy in fair if not any(s.metrics.preemptions or s.metrics.resizes for s in groups[policy])]
     if found.best in calm:
-        return f" {found.best} preempts or resizes no running jobs."
+        return f" {found.best} preempted and resized no running jobs in this replay."
     if not calm:
         others = ", as all policies here do" if len(fair) > 1 else ""
         return f" {found.best} preempts or resizes running jobs{others}."

@@ -38,6 +38,7 @@ from brim.gang.messages import (
 )
 from brim.gang.supervisor import Supervisor
 
+_REQUESTS = "status, resize N, preempt [GRACE_S], stop, kill ID, or tune NAME=VALUE ..."
 _TUNABLE = ("global_batch", "loader_workers", "prefetch")
 
 
@@ -123,6 +124,9 @@ def _new_path() -> str:
 
 
 def _send(path: str, words: Sequence[str]) -> int:
+    if {"-h", "--help"}.intersection(words):
+        sys.stdout.write(f"requests: {_REQUESTS}\n")
+        return 0
     request = _parse_request(words)
     check_request(request)
     response = send_request(path, request)
@@ -154,8 +158,7 @@ def _parse_request(words: Sequence[str]) -> Request:
             return KillRequest(_number("kill", number))
         case ["tune", *pairs] if pairs:
             return TuneRequest(**dict(_tuned(pair) for pair in pairs))
-    expected = "status, resize N, preempt [GRACE_S], stop, kill ID, or tune NAME=VALUE ..."
-    raise ValueError(f"found {' '.join(words)!r}, expected {expected}")
+    raise ValueError(f"found {' '.join(words)!r}, expected {_REQUESTS}")
 
 
 def _number(what: str, word: str) -> int:
