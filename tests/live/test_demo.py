@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -60,8 +61,16 @@ def test_the_verdict_is_what_was_measured(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(demo_file, "digits_jobs", lambda: SMALL)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
+    narrow, whole = Console(file=io.StringIO(), width=80), demo_file.print_closing
+
+    def print_closing(screen: Console, results: list[demo_file.Result], wall_s: float) -> None:
+        whole(screen, results, wall_s)
+        whole(narrow, results, wall_s)
+
+    monkeypatch.setattr(demo_file, "print_closing", print_closing)
     ran = CliRunner().invoke(app, ["demo"], catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
+    assert "…" not in narrow.file.getvalue()  # type: ignore[attr-defined]
     assert "-0.0" not in ran.stdout
     fifo, srtf, took, said, page = ran.stdout.splitlines()[-5:]
     differ = r": the times in the replay differ from the measured ones by \d\.\d\d s on average\. "

@@ -307,12 +307,12 @@ def print_closing(screen: Console, results: list[Result], wall_s: float) -> None
     from rich import box
     from rich.table import Table
 
-    title = "Completion times in seconds: measured, replayed, and replayed minus measured (differs)"
+    title = "Completion times in seconds: live, in the replay, and replay minus live"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
     for column in ("job", "user", "slots"):
         table.add_column(column, justify="right" if column != "user" else "left")
     for result in results:
-        for column in (f"{result.twin.policy}\nmeasured", "\nreplayed", "\ndiffers"):
+        for column in (f"{result.twin.policy}\nlive", "\nreplay", "\ndiff."):
             table.add_column(column, justify="right")
     for job, submission in enumerate(results[0].driver.jobs):
         cells = [cell for result in results for cell in _cells(result.live_s[job], result.twin_s[job])]
