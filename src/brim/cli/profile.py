@@ -102,10 +102,12 @@ def _check_torch(python: str) -> None:
 
 
 def _measure(script: Any, sizes: tuple[int, ...] | None, batches: tuple[int, int] | None) -> Profile:
-    from brim.live.profile import measure
+    from brim.live.profile import Instruments, measure
+    from brim.train.tools.profile.gang import BoxExchange, ScriptSteps, largest_that_fits
 
+    instruments = Instruments(steps=ScriptSteps, exchange=BoxExchange, largest_that_fits=largest_that_fits)
     with waiting(f"measuring {script.words[0]}"):
-        return measure(script, sizes, batches)
+        return measure(instruments, script, sizes, batches)
 
 
 def _command(words: list[str]) -> tuple[str, tuple[str, ...]]:

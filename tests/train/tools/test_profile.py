@@ -17,7 +17,7 @@ from brim.beliefs.library import load, parse
 from brim.beliefs.throughput import fit, step_s
 from brim.errors import BrimError, UserError
 from brim.live import profile as profiles
-from brim.live.profile import Profile, Steps, as_toml, gpu_type, measure, observations
+from brim.live.profile import Instruments, Profile, Steps, as_toml, gpu_type, measure, observations
 from brim.train.tools.profile.gang import (
     BoxExchange,
     Header,
@@ -28,6 +28,7 @@ from brim.train.tools.profile.gang import (
     largest_that_fits,
 )
 
+GANG = Instruments(steps=ScriptSteps, exchange=BoxExchange, largest_that_fits=largest_that_fits)
 SCRIPT = """
 import os, sys, time
 import torch
@@ -120,7 +121,7 @@ def test_a_batch_without_memory_does_not_fit_and_the_limit_is_closed_in_on(scrip
 
 def test_a_batch_that_never_fits_is_said(script):
     with pytest.raises(UserError, match="local batch of 30 does not fit the memory"):
-        measure(script(inside=FULL), ranks=(1,), batch=(30, 40))
+        measure(GANG, script(inside=FULL), ranks=(1,), batch=(30, 40))
 
 
 def test_the_exceptions_of_a_script_are_its_own_and_without_our_frames(script):
@@ -167,7 +168,7 @@ def test_all_reduces_are_timed_on_real_ranks(script):
 
 def test_what_is_written_is_read_back_as_a_model_known_beforehand(script, tmp_path, monkeypatch):
     monkeypatch.setattr(profiles, "CPU_BYTES_MAX_EXP", 20)
-    found = measure(script("--flag", inside="time.sleep(0.002 + 0.001 * len(x))"), ranks=(1, 2), batch=(4, 16))
+    found = measure(GANG, script("--flag", inside="time.sleep(0.002 + 0.001 * len(x))"), ranks=(1, 2), batch=(4, 16))
     text = as_toml(found)
     (tmp_path / "s.toml").write_text(text)
     library = load(str(tmp_path / "s.toml"))
