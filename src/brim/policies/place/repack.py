@@ -151,7 +151,8 @@ class _Board:
             if self._are_free(pairs, self._ask(row)):
                 self.want[row] = len(pairs)
                 return pairs
-        for fewer in reversed([size for size in jobs.sizes_of(row) if size < self.want[row]]):
+        least = int(jobs.gpus_min[row])
+        for fewer in reversed([size for size in jobs.sizes_of(row) if least <= size < self.want[row]]):
             self.want[row] = fewer
             found = self._find(self._ask(row))
             if found is not None:
