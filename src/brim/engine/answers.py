@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from brim.core.arrays import IntArray, frozen
 from brim.core.reasons import Why
 from brim.core.snapshot import Memory, Snapshot
-from brim.core.tables import Grants, JobTable, NodeTable, SeenSteps, UserTable
+from brim.core.tables import NOBODY, Grants, JobTable, NodeTable, SeenSteps, UserTable
 from brim.core.trace import NONE
 from brim.errors import BrimError, ConfigError, PlanError, UserError, one_line
 from brim.policies.lines import raised_at
@@ -122,7 +122,7 @@ def own_grants(given: Grants, size: int) -> Grants:
         job=own_column(job, rows), node=own_column(given.node, rows), gpu=own_column(given.gpu, rows),
         share_milli=own_column(given.share_milli, rows), why=own_column(given.why, size),
         blocker=own_column(given.blocker, size),
-        revocable=own_column(given.revocable, rows if len(given.revocable) else 0, "b"),
+        revocable=own_column(given.revocable, rows, "b") if len(given.revocable) else NOBODY,
     )
 
 

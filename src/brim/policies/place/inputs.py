@@ -10,7 +10,7 @@ import numpy as np
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.checks import cores_milli
 from brim.core.snapshot import Snapshot
-from brim.core.tables import Grants
+from brim.core.tables import EMPTY, Grants
 from brim.errors import PlanError
 from brim.units import WHOLE_GPU
 
@@ -56,10 +56,10 @@ def without_cpu_ranks(snapshot: Snapshot) -> tuple[Snapshot, tuple[IntArray, Int
     The place parts of brim place ranks on GPUs. Ranks on CPU stay where they are as long as their job keeps GPUs.
     """
     held, nodes = snapshot.grants, snapshot.nodes
+    if not len(held) or held.gpu.min() >= 0:
+        return snapshot, (EMPTY, EMPTY)
     on_cpu = held.gpu < 0
     job, node = held.job[on_cpu], held.node[on_cpu]
-    if not len(job):
-        return snapshot, (job, node)
     cores = np.bincount(node, cores_milli(snapshot.jobs, job, held.gpu[on_cpu], None), len(nodes)).astype(np.int64)
     mem = np.bincount(node, snapshot.jobs.mem_mib[job], len(nodes)).astype(np.int64)
     rest = Grants(
@@ -72,9 +72,9 @@ def without_cpu_ranks(snapshot: Snapshot) -> tuple[Snapshot, tuple[IntArray, Int
 
 def with_cpu_ranks(grants: Grants, on_cpu: tuple[IntArray, IntArray]) -> Grants:
     """Add the ranks on CPU of jobs that have GPUs."""
-    stays = np.isin(on_cpu[0], grants.job)
-    if not stays.any():
+    if not len(on_cpu[0]):
         return grants
+    stays = np.isin(on_cpu[0], grants.job)
     job, node = np.append(grants.job, on_cpu[0][stays]), np.append(grants.node, on_cpu[1][stays])
     gpu, share_milli = (
         np.append(has, np.full(int(stays.sum()), value))
