@@ -50,7 +50,9 @@ class Repack:
         anew = np.flatnonzero((want > 0) & (jobs.waits | (jobs.holds & (want != jobs.gpus_now))))
         queue = anew[np.lexsort((rank[anew], -want[anew]))].tolist()
         while queue:
-            queue = sorted(queue[1:] + board.settle(queue[0]), key=lambda row: (-want[row], rank[row]))
+            moved = board.settle(queue.pop(0))
+            if moved:
+                queue = sorted(queue + moved, key=lambda row: (-want[row], rank[row]))
         return with_cpu_ranks(board.grants(jobs.phase), on_cpu)
 
 
@@ -215,7 +217,9 @@ class _Board:
 
     def grants(self, phase: IntArray) -> Grants:
         """The grants, and why each job without GPUs waits."""
-        why = np.array([_WHY.get(code, int(Why.NOT_NOW)) for code in phase.tolist()], dtype=np.int64)
+        why = np.full(len(phase), int(Why.NOT_NOW))
+        for code, reason in _WHY.items():
+            why[phase == code] = reason
         why[self.too_few] = int(Why.TOO_FEW_FREE)
         rows = sorted(self.pairs_of)
         why[rows] = int(Why.RUNS)
