@@ -247,22 +247,23 @@ def best_fit(room: Room, ask: Ask) -> int:
 
     A gang that shares GPUs gets the fullest GPU on which it fits, on the node with the fewest wholly free GPUs.
     """
-    node = room.node
-    whole_gpus = ask.share == WHOLE
-    best, best_left = -1, np.inf
+    node, best = room.node, -1
+    if ask.share == WHOLE:
+        fewest = node.shape[1]  # above every number of GPUs of a node
+        for n in range(len(node)):
+            more = node[n, WHOLES] - ask.gpus
+            if 0 <= more < fewest and slots_of(node, n, ask) >= ask.gpus:
+                best, fewest = n, more
+                if more == 0:
+                    break
+        return best
+    best_left = np.inf
     for n in range(len(node)):
-        if whole_gpus:
-            left = float(node[n, WHOLES] - ask.gpus)
-            if left < 0.0 or left >= best_left or slots_of(node, n, ask) < ask.gpus:
-                continue
-        else:
-            if slots_of(node, n, ask) < ask.gpus:
-                continue
-            left = node[n, tightest_gpu(node[n], ask.share)] + node[n, WHOLES] / (WHOLE + 1.0)
+        if slots_of(node, n, ask) < ask.gpus:
+            continue
+        left = node[n, tightest_gpu(node[n], ask.share)] + node[n, WHOLES] / (WHOLE + 1.0)
         if left < best_left:
             best, best_left = n, left
-            if left == 0.0:
-                break
     return best
 
 
