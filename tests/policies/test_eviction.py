@@ -39,7 +39,7 @@ def newest(place=None) -> Policy:
 def actions(snapshot, place=None) -> tuple[list[int], dict[int, tuple]]:
     plan = run_round(snapshot, beliefs_of(snapshot, newest()), newest(place)).plan
     preempted = [one.job for one in plan.actions if isinstance(one, Preempt)]
-    return preempted, {one.job: one.gpus for one in plan.actions if isinstance(one, Start)}
+    return preempted, {one.job: one.setting.gpus for one in plan.actions if isinstance(one, Start)}
 
 
 def test_the_last_in_the_order_leaves_first():
