@@ -153,7 +153,7 @@ def test_overheads_and_faults_reach_the_replay(trace):
         (["--truth", "measured"], "found no --profiles"),
         (["--profiles", "."], "--profiles: found . with truth 'rigid', expected --truth measured"),
         (["--truth", "measured", "--profiles", "/no/such/folder"], "/no/such/folder: no such folder"),
-        (["--truth", "measured", "--profiles", "tests"], "found no"),
+        (["--truth", "measured", "--profiles", "tests"], "placements.csv: no such file"),
         (["--elastic-share", "0.5"], "--elastic-share: found 0.5 with truth 'rigid', expected --truth parametric"),
         (["--truth", "parametric", "--elastic-share", "1.5"], "--elastic-share: found 1.5, expected a number from"),
         (["--truth", "parametric", "--elastic-share", "nan"], "--elastic-share: found nan, expected a number from"),
