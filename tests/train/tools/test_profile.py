@@ -214,7 +214,7 @@ class FakeSteps:
 @pytest.mark.parametrize(("first", "samples", "largest"), [(4, 1_000, 93), (4, 50, 50), (60, 1_000, 120), (4, 4, 4)])
 def test_the_range_of_a_gpu_ends_where_its_memory_would(first, samples, largest):
     header = made_header(memory_bytes=10_000, local_batch=first, samples=samples)
-    assert profiles._largest(FakeSteps(), header) == largest
+    assert profiles._largest(GANG, FakeSteps(), header) == largest
 
 
 def made_header(**changed):
