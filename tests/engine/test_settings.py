@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -232,6 +232,47 @@ def test_every_part_has_a_memory_of_its_own_that_the_journal_replays():
     assert [memory["place"]["3"] for memory in seen if "3" in memory["place"]] == [
         10 * (n + 1) for n in range(sum("3" in memory["place"] for memory in seen))
     ]
+
+
+@dataclass(frozen=True)
+class Remembers(Arrival):
+    """Counts rounds in each of its columns."""
+
+    memory_columns: int = 1
+
+    def remember(self, snapshot):
+        shape = (len(snapshot.jobs),) if self.memory_columns == 1 else (len(snapshot.jobs), self.memory_columns)
+        return snapshot.jobs.memo.reshape(shape) + 1
+
+
+@dataclass(frozen=True)
+class SizesByMemo(AsAsked):
+    """Keeps the memos that it sees."""
+
+    seen: list = field(default_factory=list)
+
+    def __call__(self, snapshot, beliefs, order):
+        self.seen.append(snapshot.jobs.memo.tolist())
+        return super().__call__(snapshot, beliefs, order)
+
+
+@pytest.mark.parametrize(("columns", "seen"), [(1, [[1], [2]]), (2, [[[1, 1]], [[2, 2]]])])
+def test_a_part_that_remembers_nothing_sees_what_the_order_part_remembers_in_this_round(columns, seen):
+    size = SizesByMemo()
+    scheduler = Scheduler(
+        parse_cluster("1x1xT4"), replace(SKIP, order=Remembers(columns), size=size), Beliefs(), users=("ann",), gap_ms=0
+    )
+    scheduler.observe(Event(5, Kind.SUBMITTED, 0, spec=JobSpec(id=0, user=0, submit_ms=5, gpus=1)))
+    scheduler.decide(5)
+    scheduler.decide(6)
+    assert size.seen == seen
+
+
+@pytest.mark.parametrize("columns", [0, -1])
+def test_a_part_that_remembers_in_less_than_one_column_is_named(columns):
+    policy = replace(SKIP, order=Remembers(columns))
+    with pytest.raises(PlanError, match=f"'mine', order: memory_columns is {columns}, expected at least 1"):
+        run_round(snapshot_of("1x1xT4", job(run=1)), Beliefs(), policy)
 
 
 @dataclass(frozen=True)

@@ -206,6 +206,8 @@ def _one_thread_each() -> Iterator[None]:
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class _Bars:

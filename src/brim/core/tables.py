@@ -55,23 +55,24 @@ class JobTable:
         placements: Starts and resizes so far; each of them costs the job a start or restart.
         first_start_ms: When it first held GPUs, -1 before.
         since_ms: When it began to hold GPUs (while it holds) or to wait (while it waits).
-        running_since_ms: When the present attempt began to make progress; read only while it runs.
+        running_since_ms: When the present placement began to make progress; read only while it runs.
         run_ms: Time in which it made progress, over all attempts, up to now (starting is not counted).
         service_gpu_ms: GPU time received (2-D service of Tiresias), up to now.
         gpus_now: GPUs it holds, 0 while it waits.
         share_now: Thousandths of each GPU it holds, 0 while it waits.
         loaders_now: Loader workers of each of its ranks, 0 while it waits.
         batch_now: Global batch it was last given, -1 before.
-        starts: Attempts that began to make progress.
-        stalled_ms: Time in which those attempts held GPUs before they made progress.
+        starts: Placements that began to make progress.
+        stalled_ms: Time in which those placements held GPUs before they made progress.
         samples_done: Effective samples up to now (``Report.samples_done``); 0 where not reported.
         samples_per_s: Rate at which ``samples_done`` last grew; 0 where not reported.
         grad_var: Variance of its gradient at the smallest batch; NaN where not reported.
         grad_sqr: Squared norm of its gradient; NaN where not reported.
         loss: Loss of its training; NaN where not reported.
         slowdown_ratio: Step time relative to that with its GPUs alone; NaN where not observed.
-        memo: What the part that reads the table stored for the job in earlier rounds, 0 at first; see
-            ``snapshot.Memory``. A part without ``remember`` reads what the order part stored.
+        memo: What the part that reads the table stores for the job, 0 at first; see ``snapshot.Memory``. ``remember``
+            reads what it returned in the last round, the part itself what it returned in this one. A part without
+            ``remember`` reads what the order part stores in this round; (J, K) if that is K integers per job.
         size_lists: Lists of numbers of GPUs, each in increasing order.
     """
 

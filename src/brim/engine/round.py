@@ -111,7 +111,11 @@ def run_round(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> RoundResu
 
 
 def _remembered(snapshot: Snapshot, policy: Policy) -> tuple[dict[str, IntArray], dict[str, Snapshot]]:
-    """What parts newly remember, and the snapshot that each part sees: a part that remembers sees its own ``memo``."""
+    """What parts newly remember, and the snapshot that each part sees.
+
+    A part with ``remember`` sees in ``memo`` what it has just remembered. The others see what the order part has just
+    remembered, (J,) or (J, K) if it remembers K integers per job; 0 if the order part has no ``remember``.
+    """
     new: dict[str, IntArray] = {}
     sees = dict.fromkeys(SOCKETS, snapshot)
     for socket in SOCKETS:
@@ -120,12 +124,16 @@ def _remembered(snapshot: Snapshot, policy: Policy) -> tuple[dict[str, IntArray]
         part = getattr(policy, socket)
         with asking(policy, socket, snapshot):
             columns = int(getattr(part, "memory_columns", 1))
+            if columns < 1:
+                raise PlanError(f"memory_columns is {columns}, expected at least 1")
         before = snapshot.memory.of(socket, len(snapshot.jobs), columns)
         with asking(policy, socket, _with_memo(snapshot, before)) as seen:
             after = own_memory(part.remember(seen), len(snapshot.jobs), columns)
         if not np.array_equal(after, before):
             new[socket] = after
         sees[socket] = _with_memo(snapshot, after)
+        if socket == "order":  # the first of SOCKETS
+            sees.update(dict.fromkeys(SOCKETS, sees[socket]))
     return new, sees
 
 

@@ -6,7 +6,7 @@ A part of any socket may also have
 
 - ``remember(snapshot) -> IntArray``: what to store for each job until the next round, (J,). The state keeps it and the
   journal records it; the part, and ``remember`` itself, read it as ``snapshot.jobs.memo``. With ``memory_columns = K``
-  it is K integers per job, (J, K).
+  it is K integers per job, (J, K). A part without ``remember`` reads what the order part stores.
 - ``wakes_on``: kinds of event after which a round is due for it, besides ``WAKES``.
 - ``acts_when_idle = True``: rounds are due for it when no job waits, as long as there is a job.
 

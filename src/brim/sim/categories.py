@@ -19,9 +19,8 @@ probably found that it pays. Each job draws its own figures around these. Its ba
 memory, its smallest and initial batch is a quarter of that, and any batch in its range is equally good per sample.
 
 Source:
-    Categories: ours, after the reconstruction of the experiment of Effective Elastic Scaling (MASCOTS 2020), which
-    publishes none. The rule and the spreads: ours. Where a constant names applications of Pollux, see
-    beliefs/profiles/pollux.toml.
+    Categories: ours, made to rebuild the experiment of Effective Elastic Scaling (MASCOTS 2020), which publishes none.
+    The rule and the spreads: ours. Where a constant names applications of Pollux, see beliefs/profiles/pollux.toml.
 """
 
 from __future__ import annotations
