@@ -100,6 +100,13 @@ def test_a_list_of_sizes_that_is_not_in_order_is_refused(sizes):
         JobSpec(id=0, user=0, submit_ms=0, gpus=1, sizes=sizes)
 
 
+@pytest.mark.parametrize("limits", [{"gpus_min": 1}, {"gpus_max": 9}, {"gpus_min": 5, "gpus_max": 8}])
+def test_limits_other_than_the_ends_of_the_listed_sizes_are_refused(limits):
+    with pytest.raises(ConfigError, match=r"expected the ends of its sizes \(4, 8\)"):
+        JobSpec(id=0, user=0, submit_ms=0, gpus=4, sizes=(4, 8), **limits)
+    JobSpec(id=0, user=0, submit_ms=0, gpus=4, sizes=(4, 8), gpus_min=4, gpus_max=8)
+
+
 # -- priority, class, deadline, observations -----------------------------------------------------------------------
 
 

@@ -135,7 +135,8 @@ class JobSpec:
         priority: Larger is served first, among policies that read it.
         job_class: ``JobClass`` code.
         deadline_ms: When it should have ended, NONE for no deadline.
-        sizes: The numbers of GPUs it can run on, in increasing order; empty for all from ``gpus_min`` to ``gpus_max``.
+        sizes: The numbers of GPUs it can run on, in increasing order, the first ``gpus_min`` and the last ``gpus_max``;
+            empty for all from ``gpus_min`` to ``gpus_max``.
     """
 
     id: int
@@ -166,6 +167,11 @@ class JobSpec:
     def __post_init__(self) -> None:
         if self.sizes and (list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1):
             raise ConfigError(f"job {self.id}: sizes are {self.sizes}, expected numbers of GPUs in increasing order")
+        if self.sizes and self.limits != (self.sizes[0], self.sizes[-1]):
+            raise ConfigError(
+                f"job {self.id}: runs on {self.limits[0]} to {self.limits[1]} GPUs, expected the ends of its sizes "
+                f"{self.sizes}"
+            )
 
     @property
     def limits(self) -> tuple[int, int]:

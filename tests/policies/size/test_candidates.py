@@ -84,6 +84,12 @@ def test_growth_is_limited_by_the_most_gpus_seen_or_the_fewest_allowed(least, se
     assert offered(found) == expected
 
 
+@pytest.mark.parametrize(("seen", "expected"), [(0, [2, 8]), (2, [2, 8]), (8, [2, 8, 12]), (12, [2, 8, 12])])
+def test_growth_reaches_the_next_size_that_a_job_lists(seen, expected):
+    found = table("4x4xT4", elastic(gpus=2, gpus_min=2, gpus_max=12, sizes=(2, 8, 12)), seen=(seen,), growth=2)
+    assert offered(found) == expected
+
+
 @pytest.mark.parametrize(("one", "state", "expected"), [
     ({"gpu_type": "T4"}, {}, [1, 2, 4]),
     ({"gpu_type": "V100"}, {}, [1, 2, 4, 8]),

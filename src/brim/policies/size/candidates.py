@@ -63,7 +63,8 @@ def candidates(
         snapshot: Snapshot of the cluster.
         speeds: Fitted speeds of its jobs.
         gpus_max: Most GPUs for an elastic job.
-        growth: A job may get this many times the most GPUs it has reported from; None for no such limit.
+        growth: A job may get this many times the most GPUs it has reported from, or the next size that it lists above
+            those if that is more; None for no such limit.
         noise: Whether to discount large batches for their smaller progress per sample.
         batch: Fixed batch of each job (J,); None to choose the best.
         accumulation: Whether a GPU may do several micro-steps per step; if not, it still may for jobs that could not
@@ -82,7 +83,7 @@ def candidates(
     rate[new], batches[new] = 1.0, (jobs.batch_min if batch is None else batch)[new, None]
     most = np.minimum(np.minimum(jobs.gpus_max, gpus_max), reach)
     if growth is not None:
-        most = np.minimum(most, growth * np.maximum(speeds.gpus_seen, jobs.gpus_min))
+        most = np.minimum(most, _grown(snapshot, speeds, growth))
     size = np.arange(G + 1)
     inside: BoolArray = (size >= jobs.gpus_min[:, None]) & (size <= most[:, None])
     allowed: BoolArray = np.where(inside, _fits_together(G, width), False)
@@ -109,6 +110,18 @@ def candidates(
         rate_JG=rate, batch_JG=batches, least=np.where(finite.any(axis=1), finite.argmax(axis=1), 0), fitted=fitted,
         active=active, stays=stays, room=room,
     )
+
+
+def _grown(snapshot: Snapshot, speeds: Speeds, growth: int) -> IntArray:
+    """Most GPUs of each job under a limit to its growth (J,)."""
+    jobs = snapshot.jobs
+    seen = np.maximum(speeds.gpus_seen, jobs.gpus_min)
+    most = growth * seen
+    for code, listed in enumerate(jobs.size_lists):  # gaps between them may be wider than the growth
+        rows = np.flatnonzero(jobs.size_list == code)
+        following = np.minimum(np.searchsorted(listed, seen[rows], side="right"), len(listed) - 1)
+        most[rows] = np.maximum(most[rows], np.asarray(listed, dtype=np.int64)[following])
+    return most
 
 
 def _left_alone(snapshot: Snapshot) -> tuple[IntArray, int]:
