@@ -119,6 +119,7 @@ class Coordinator:
                     getattr(loader, change)(value)
                 except UserError as error:  # equal on all ranks, which go on with what they have
                     self._ranks.send(Error(str(error)))
+        self._job.changed_without_step()
         self.assign()
 
     def report_progress(self) -> None:
@@ -255,7 +256,8 @@ class Coordinator:
 
     def finish(self) -> None:
         """Save the last state, once all ranks have committed the last step; a rank that has not may need this state."""
-        self._job.catch_up()
+        if not self._job.catch_up() and self._job.position.script_epoch is not None:  # a loop without run.epochs
+            self._job.changed_without_step()
         self._job.position.script_epoch = None
         self._ranks.evaluation.everybody()
         while True:

@@ -147,6 +147,12 @@ class JobState:
         self.position.script_epoch, self.position.closed = None, True
         if self.loader is not None:
             self.position.epoch = self.loader.epoch
+        self.changed_without_step()
+
+    def changed_without_step(self) -> None:
+        """The state was changed since the last step, and must be saved even if the state after that step was."""
+        if self._checkpoints is not None:
+            self._checkpoints.state_changed()
 
     def evaluation_place(self) -> str:
         """Return the place in the script where this rank evaluates now or next; "" if there is none.

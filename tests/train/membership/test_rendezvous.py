@@ -238,6 +238,37 @@ def test_a_finished_job_is_saved_and_not_done_again(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("save-*")) == [*earlier, saved]
 
 
+def counts_epochs(folder, stop_at, by_hand):
+    """How often the code at the end of an epoch runs in this start of the job, and the count that the job carries."""
+    run = bt.start(logical_workers=4, seed=5, checkpoint=folder)
+    model = nn.Linear(20, 5)
+    carried = run.carry("ends", {"n": 0})
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = run.loader(Rows("rows", 64), 16, workers=0)
+    ends = 0
+    try:
+        for _ in range(1) if by_hand else run.epochs(1):
+            for x, y in run.steps(loader):
+                if run.steps_done == stop_at:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                run.backward(loss_of(model(x), y))
+                run.step()
+            carried["n"] += 1
+            ends += 1
+        run.finish()
+    except SystemExit as leaving:
+        return leaving.code, ends, carried["n"]
+    return 0, ends, Checkpointer(folder, epoch=99).restore().meta["tree"]
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_what_runs_after_a_stop_in_the_last_step_is_saved(tmp_path, by_hand):
+    assert on_ranks(1, counts_epochs, tmp_path, 3, by_hand) == [(75, 0, 0)]
+    ((_, ends, tree),) = on_ranks(1, counts_epochs, tmp_path, -1, by_hand)
+    assert ends == 1
+    assert "[['n', 1]]" in str(tree)
+
+
 def test_each_start_shuts_out_the_one_before(tmp_path):
     for stop_at, token in ((4, 1), (8, 2), (-1, 3)):
         lone(tmp_path, stop_at)

@@ -67,8 +67,12 @@ class Checkpoints:
         return self._autosave.due()
 
     def has_end(self, step: int) -> bool:
-        """Return whether the state after this step was saved before an announced end."""
+        """Return whether the state after this step was saved before an announced end, and is still the same."""
         return step == self._ended_at
+
+    def state_changed(self) -> None:
+        """Tell that the state is another one than before, although no step was committed."""
+        self._ended_at = -1
 
     def begin(
         self, step: int, state: tuple[dict[str, Tensor], Any], settings: Mapping[str, Any], *, announced: bool
@@ -90,10 +94,6 @@ class Checkpoints:
             return None
         self._ended_at = saving.step
         return path
-
-    def wait(self) -> None:
-        """Return once nothing is being written."""
-        self._saver.wait()
 
 
 def _report_differences(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
