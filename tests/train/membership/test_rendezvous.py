@@ -193,6 +193,31 @@ def test_the_state_comes_from_who_has_committed_the_most(steps, origins):
     assert [row[2] for row in found] == [origin != rank for rank, origin in enumerate(origins)]
 
 
+class HoldingMuch(Holding):
+    """Its numbers are larger than what the store of PyTorch takes at once."""
+
+    def give(self):
+        tensors, tree = super().give()
+        return tensors, tree | {"losses": "x" * 9_000_000}
+
+    def take(self, tensors, tree):
+        super().take(tensors, tree)
+        assert tree["losses"] == "x" * 9_000_000
+
+
+def shared_much():
+    group = static_group(HOST, 30)
+    holding = HoldingMuch(7 if group.rank == 1 else NO_STATE, group.rank)
+    share_state(group, holding)
+    group.share([0])
+    group.close()
+    return holding.step, holding.origin
+
+
+def test_numbers_of_any_size_are_shared():
+    assert on_ranks(2, shared_much) == [(7, 1), (7, 1)]
+
+
 SCRIPT = """
 import os, signal, sys, time
 import torch

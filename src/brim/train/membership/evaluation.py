@@ -21,11 +21,10 @@ from torch import Tensor
 
 from brim.errors import UserError
 from brim.train.membership.process_group import BrokenGroupError, ProcessGroup
+from brim.train.membership.store_values import delete_value, get_value, put_value
 
 Operation = Literal["sum", "min", "max"]
 
-_PART_BYTES: Final = 4 * 1024 * 1024
-"""Largest part of a value that is stored under one key: the store of PyTorch closes the connection above 8 MiB."""
 ALONE: Final = "alone"
 """Where a rank evaluates for itself: the others have ended the epoch that its script is in."""
 
@@ -113,17 +112,17 @@ class Evaluation:
         who = "-".join(map(str, members)) if len(members) < group.size else "all"
         keys = {rank: f"gather/{who}/{number}/{rank}" for rank in members}
         with _broken_group():
-            _put(group.store, keys[group.rank], packed)
+            put_value(group.store, keys[group.rank], packed)
         self._wait(group, keys)
         with _broken_group():
-            found = [_get(group.store, key) for key in keys.values()]
+            found = [get_value(group.store, key) for key in keys.values()]
             group.store.set(f"read/{keys[group.rank]}", "")
         if group.hosts_store:  # it may end with this process, so wait until all have read
             self._wait(group, {rank: f"read/{key}" for rank, key in keys.items()})
         with _broken_group():
             if number > 2:  # all have answered the last one, so all have read the one before
                 old = f"gather/{who}/{number - 2}/{group.rank}"
-                _delete(group.store, old)
+                delete_value(group.store, old)
                 group.store.delete_key(f"read/{old}")
         return found
 
@@ -151,24 +150,6 @@ def _broken_group() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise BrokenGroupError(f"the store of the group: {str(error).splitlines()[0]}") from None
-
-
-def _put(store: Any, key: str, value: bytes) -> None:
-    """Store a value of any size: its parts first, then their number under the key itself, for which others wait."""
-    starts = range(0, len(value), _PART_BYTES)
-    for part, start in enumerate(starts):
-        store.set(f"{key}/{part}", value[start : start + _PART_BYTES])
-    store.set(key, str(len(starts)))
-
-
-def _get(store: Any, key: str) -> bytes:
-    return b"".join(store.get(f"{key}/{part}") for part in range(int(store.get(key))))
-
-
-def _delete(store: Any, key: str) -> None:
-    for part in range(int(store.get(key))):
-        store.delete_key(f"{key}/{part}")
-    store.delete_key(key)
 
 
 def _pack(value: Any) -> bytes:

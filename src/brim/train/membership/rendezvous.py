@@ -17,6 +17,7 @@ from torch import Tensor
 from brim.errors import BrimError, InvariantError
 from brim.gang.messages import FormGroup, GroupBroken, GroupFormed, Prepare, Ready, ResizeGroup, Stop, StoreAddress
 from brim.train.membership.process_group import BrokenGroupError, ProcessGroup, Transfer, join_store, open_store
+from brim.train.membership.store_values import get_value, put_value
 from brim.train.membership.supervisor_client import SupervisorClient
 
 NO_STATE: Final = -1
@@ -230,9 +231,9 @@ def _send(group: ProcessGroup, receivers: list[int], state: SharedState) -> None
         return
     tensors, tree = state.give()
     specs = [[name, str(t.dtype).removeprefix("torch."), list(t.shape), t.is_cuda] for name, t in tensors.items()]
-    head = json.dumps({"specs": specs, "tree": tree})
+    head = json.dumps({"specs": specs, "tree": tree}).encode()
     try:
-        group.do(lambda: group.store.set(f"state/{group.rank}", head)).wait()
+        group.do(lambda: put_value(group.store, f"state/{group.rank}", head)).wait()
     except RuntimeError as error:
         raise BrokenGroupError(f"state was not sent: {error}") from None
     works = []
@@ -244,7 +245,7 @@ def _send(group: ProcessGroup, receivers: list[int], state: SharedState) -> None
 
 def _receive(group: ProcessGroup, sender: int, state: SharedState) -> None:
     try:
-        head = json.loads(group.do(lambda: group.store.get(f"state/{sender}")).wait())
+        head = json.loads(group.do(lambda: get_value(group.store, f"state/{sender}")).wait())
     except RuntimeError as error:
         raise BrokenGroupError(f"no state: {error}") from None
     device = group.device if group.nccl else torch.device("cpu")
