@@ -205,3 +205,23 @@ def test_place_parts_leave_ranks_on_cpu_where_they_are_and_count_their_cores(pla
     assert begun.job == 1
     assert result.snapshot.setting_of(0).gpus == ((0, 0),)
     assert snapshot.jobs.gpus_now.tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{type(place).__name__}-{getattr(place, 'misfit', '')}")
+def test_place_parts_leave_a_job_alone_that_has_only_ranks_on_cpu(place):
+    ranks = job(on=[(0, NONE), (0, NONE)], gpus=0, cpu=1_000, cpu_ranks=2, loaders=1)
+    snapshot = snapshot_of("1x3xT4:cpus=3", ranks, job(cpu=1_000), job(cpu=1_000), now=5)
+    check_snapshot(snapshot)
+    result = run_round(snapshot, Beliefs(), replace(SKIP, place=place))
+    (begun,) = result.plan.actions  # two of three cores are held
+    assert begun.job == 1
+    assert result.why.tolist()[:2] == [0, 0]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{type(place).__name__}-{getattr(place, 'misfit', '')}")
+def test_place_parts_keep_the_revocable_mark_of_jobs_that_stay(place):
+    marked = job(on=[(0, 1), (0, NONE)], cpu_ranks=1, revocable=True)
+    snapshot = snapshot_of("1x3xT4", job(on=[(0, 0)]), marked, job(), now=5)
+    result = run_round(snapshot, Beliefs(), replace(SKIP, place=place))
+    assert [action.job for action in result.plan.actions] == [2]
+    assert result.grants.revocable_jobs(3).tolist() == [False, True, False]

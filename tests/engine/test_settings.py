@@ -19,6 +19,7 @@ from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind, Report
 from brim.core.setting import Rank, Setting, setting_of
 from brim.core.state import ClusterState
+from brim.core.tables import NOBODY
 from brim.core.trace import NONE
 from brim.engine.journal import Journal
 from brim.engine.journal import replay as replay_journal
@@ -174,7 +175,15 @@ class OnlyFirst(AsAsked):
         return replace(sizes, gpus=np.where(np.arange(len(snapshot.jobs)) == 0, sizes.gpus, 0))
 
 
-def test_a_revocable_grant_is_known_to_the_state_and_becomes_regular_without_a_stop():
+@dataclass(frozen=True)
+class Regular(Consolidate):
+    """Marks no grant as revocable."""
+
+    def __call__(self, snapshot, beliefs, order, sizes):
+        return replace(super().__call__(snapshot, beliefs, order, sizes), revocable=NOBODY)
+
+
+def test_a_revocable_grant_stays_so_until_a_place_part_makes_it_regular_without_a_stop():
     state = ClusterState(parse_cluster("1x2xT4"), ("ann",))
     for number in range(2):
         state.apply(Event(0, Kind.SUBMITTED, number, spec=JobSpec(id=number, user=0, submit_ms=0, gpus=1)))
@@ -183,7 +192,8 @@ def test_a_revocable_grant_is_known_to_the_state_and_becomes_regular_without_a_s
     for action in result.plan.actions:
         state.apply(event_of(action, 0))
     assert state.freeze(0).grants.revocable.tolist() == [False, True]
-    again = run_round(state.freeze(5), Beliefs(), SKIP)
+    assert run_round(state.freeze(5), Beliefs(), SKIP).plan.actions == ()
+    again = run_round(state.freeze(5), Beliefs(), replace(SKIP, place=Regular("skip")))
     assert again.plan.actions == (tune(1, 1, ((0, 1),)),)
     check_plan(state.freeze(5), again.plan)
     state.apply(event_of(again.plan.actions[0], 5))

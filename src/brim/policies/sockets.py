@@ -79,7 +79,8 @@ class Place(Protocol):
 
     A job is granted as many GPUs as its size says, or none. If that many are not free together, it may be granted
     fewer: those it holds already, or any number that it can run on (from its ``gpus_min``). All GPUs of a job have one
-    share. A part that may move running jobs, whether or not their size changes, has ``moves_running = True``.
+    share. A part that builds its grants anew copies the ``revocable`` mark of jobs that stay. A part that may move
+    running jobs, whether or not their size changes, has ``moves_running = True``.
     """
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
@@ -88,7 +89,10 @@ class Place(Protocol):
 
 
 class Fill(Protocol):
-    """Decides which jobs use the remaining GPUs: adds grants for padding jobs of any size, changes no other grant."""
+    """Decides which jobs use the remaining GPUs: adds grants for padding jobs of any size, changes no other grant.
+
+    It may mark what it adds as revocable. The grants it is given have their marks from the place part.
+    """
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> Grants:
         """Return the given grants and those that were added."""

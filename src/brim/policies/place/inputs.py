@@ -9,8 +9,10 @@ import numpy as np
 
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.checks import cores_milli
+from brim.core.lifecycle import Phase
+from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
-from brim.core.tables import EMPTY, Grants
+from brim.core.tables import Grants
 from brim.errors import PlanError
 from brim.units import WHOLE_GPU
 
@@ -50,14 +52,15 @@ def check_inputs(snapshot: Snapshot, order: IntArray, gpus: IntArray) -> None:
     _check("jobs", (share_milli > 0) & (share_milli <= WHOLE_GPU))
 
 
-def without_cpu_ranks(snapshot: Snapshot) -> tuple[Snapshot, tuple[IntArray, IntArray]]:
-    """Set ranks on CPU aside: return the snapshot without them and without what they hold, and their jobs and nodes.
+def without_cpu_ranks(snapshot: Snapshot) -> Snapshot:
+    """Set ranks on CPU aside: return the snapshot without them and without what they hold.
 
-    The place parts of brim place ranks on GPUs. Ranks on CPU stay where they are as long as their job keeps GPUs.
+    The place parts of brim place ranks on GPUs. Ranks on CPU stay where they are as long as their job keeps GPUs. A job
+    that has only ranks on CPU keeps them; in the snapshot returned it holds nothing.
     """
-    held, nodes = snapshot.grants, snapshot.nodes
+    jobs, held, nodes = snapshot.jobs, snapshot.grants, snapshot.nodes
     if not len(held) or held.gpu.min() >= 0:
-        return snapshot, (EMPTY, EMPTY)
+        return snapshot
     on_cpu = held.gpu < 0
     job, node = held.job[on_cpu], held.node[on_cpu]
     cores = np.bincount(node, cores_milli(snapshot.jobs, job, held.gpu[on_cpu], None), len(nodes)).astype(np.int64)
@@ -67,21 +70,31 @@ def without_cpu_ranks(snapshot: Snapshot) -> tuple[Snapshot, tuple[IntArray, Int
         blocker=held.blocker,
     )
     left = replace(nodes, cpu_milli=nodes.cpu_milli - cores, mem_mib=nodes.mem_mib - mem)
-    return replace(snapshot, grants=rest, nodes=left), (job, node)
+    phase = np.where(jobs.holds & (jobs.gpus_now == 0), int(Phase.STOPPING), jobs.phase)
+    return replace(snapshot, jobs=replace(jobs, phase=phase), grants=rest, nodes=left)
 
 
-def with_cpu_ranks(grants: Grants, on_cpu: tuple[IntArray, IntArray]) -> Grants:
-    """Add the ranks on CPU of jobs that have GPUs."""
-    if not len(on_cpu[0]):
+def as_before(grants: Grants, snapshot: Snapshot) -> Grants:
+    """Add the ranks on CPU that jobs keep to grants of GPUs, and mark what is revocable in the snapshot."""
+    jobs, held = snapshot.jobs, snapshot.grants
+    on_cpu = held.gpu < 0
+    if on_cpu.any():
+        stays = np.isin(held.job, grants.job) | (jobs.gpus_now == 0)[held.job]
+        added = on_cpu & stays
+        job, node = np.append(grants.job, held.job[added]), np.append(grants.node, held.node[added])
+        gpu, share_milli = (
+            np.append(has, np.full(int(added.sum()), value))
+            for has, value in ((grants.gpu, -1), (grants.share_milli, 0))
+        )
+        why = grants.why.copy()
+        why[job] = int(Why.RUNS)
+        order = np.lexsort((gpu, node, job))
+        grants = replace(
+            grants, job=job[order], node=node[order], gpu=gpu[order], share_milli=share_milli[order], why=why
+        )
+    if not len(held.revocable):
         return grants
-    stays = np.isin(on_cpu[0], grants.job)
-    job, node = np.append(grants.job, on_cpu[0][stays]), np.append(grants.node, on_cpu[1][stays])
-    gpu, share_milli = (
-        np.append(has, np.full(int(stays.sum()), value))
-        for has, value in ((grants.gpu, -1), (grants.share_milli, 0))
-    )
-    order = np.lexsort((gpu, node, job))
-    return replace(grants, job=job[order], node=node[order], gpu=gpu[order], share_milli=share_milli[order])
+    return replace(grants, revocable=held.revocable_jobs(len(jobs))[grants.job])
 
 
 _JOBS: Final = ("phase", "gpus_now", "share_now", "share_milli", "cpu_milli", "mem_mib", "gpu_type")

@@ -15,7 +15,7 @@ from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.errors import ConfigError
-from brim.policies.place.inputs import check_inputs, with_cpu_ranks, without_cpu_ranks
+from brim.policies.place.inputs import as_before, check_inputs, without_cpu_ranks
 from brim.policies.place.room import CONSOLIDATE, FRAGMENTATION, SPREAD, WORST_FIT
 from brim.policies.place.walk import RESERVE, SKIP, STOP, Held, Jobs, walk
 from brim.policies.sockets import Sizes
@@ -107,7 +107,8 @@ class WorstFit(_Walked):
         left = replace(
             snapshot, jobs=replace(jobs, phase=np.where(leaves, _STOPPING, jobs.phase)),
             grants=replace(
-                held, job=held.job[kept], node=held.node[kept], gpu=held.gpu[kept], share_milli=held.share_milli[kept]
+                held, job=held.job[kept], node=held.node[kept], gpu=held.gpu[kept], share_milli=held.share_milli[kept],
+                revocable=held.revocable[kept] if len(held.revocable) else held.revocable,
             ),
         )
         sizes = replace(sizes, gpus=np.where(runs, sizes.gpus, 0))
@@ -130,7 +131,7 @@ def _place(
     if rule not in RULES or misfit not in MISFIT:
         raise ConfigError(f"rule {rule!r} with misfit {misfit!r}: expected a rule of brim.policies.place.room, and one "
                           f"of {', '.join(MISFIT)}")
-    snapshot, on_cpu = without_cpu_ranks(snapshot)
+    given, snapshot = snapshot, without_cpu_ranks(snapshot)
     check_inputs(snapshot, order, sizes.gpus)
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
     share_milli = np.where(jobs.holds, jobs.share_now, jobs.share_milli)
@@ -146,9 +147,8 @@ def _place(
     )
     why[jobs.phase == _HELD] = _WHY_HELD
     why[jobs.phase == _STOPPING] = _WHY_STOPPING
-    return with_cpu_ranks(
-        Grants(job=job, node=node, gpu=gpu, share_milli=share_milli[job], why=why, blocker=blocker), on_cpu
-    )
+    placed = Grants(job=job, node=node, gpu=gpu, share_milli=share_milli[job], why=why, blocker=blocker)
+    return as_before(placed, given)
 
 
 def _end_ms(snapshot: Snapshot, beliefs: Beliefs) -> FloatArray:

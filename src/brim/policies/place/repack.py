@@ -14,7 +14,7 @@ from brim.core.lifecycle import Phase
 from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
-from brim.policies.place.inputs import check_inputs, with_cpu_ranks, without_cpu_ranks
+from brim.policies.place.inputs import as_before, check_inputs, without_cpu_ranks
 from brim.policies.place.parts import NO_CLASSES
 from brim.policies.place.room import CONSOLIDATE, CPU, MEM, WHOLE, WHOLES, Ask, Room, choose, empty_room, withhold
 from brim.policies.place.walk import give_pairs, take_pairs
@@ -41,7 +41,7 @@ class Repack:
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
         """See ``Place``."""
-        snapshot, on_cpu = without_cpu_ranks(snapshot)
+        given, snapshot = snapshot, without_cpu_ranks(snapshot)
         check_inputs(snapshot, order, sizes.gpus)
         jobs, want = snapshot.jobs, sizes.gpus.copy()
         board = _Board(snapshot, want)
@@ -53,7 +53,7 @@ class Repack:
             moved = board.settle(queue.pop(0))
             if moved:
                 queue = sorted(queue + moved, key=lambda row: (-want[row], rank[row]))
-        return with_cpu_ranks(board.grants(jobs.phase), on_cpu)
+        return as_before(board.grants(jobs.phase), given)
 
 
 @dataclass(slots=True)
