@@ -112,6 +112,18 @@ def test_a_rank_that_reconnects_is_accepted_and_told_of_the_stop():
     assert gang.actions() == [Send(0, Stop(2))]
 
 
+def test_a_rank_that_reconnects_is_told_of_settings_that_it_may_have_missed():
+    gang = trained(2)
+    gang.request(TuneRequest(prefetch=3))
+    gang.actions()
+    gang.connect(1)
+    assert gang.actions() == [Send(1, TuneSettings(2, prefetch=3))]
+    gang.request(StopRequest())
+    gang.actions()
+    gang.connect(1)
+    assert gang.actions() == [Send(1, TuneSettings(2, prefetch=3)), Send(1, Stop(3))]
+
+
 def test_a_preempted_rank_gets_a_message_then_sigterm_then_sigkill():
     gang = trained(1, grace_s=30.0, term_s=5.0)
     gang.controller.preempt()

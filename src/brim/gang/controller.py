@@ -198,6 +198,11 @@ class GangController:
         self._tunes.append(numbered)
         self.broadcast(numbered)
 
+    def repeat_tunes(self, rank: int) -> None:
+        """Send a rank that has reconnected the settings that it may have missed; it ignores those it has applied."""
+        for tune in self._tunes:
+            self.send(rank, tune)
+
     def group_formed(self, rank: int, generation: int, applied_tune: int) -> None:
         """A rank has joined its group: repeat commands that the new group makes void.
 

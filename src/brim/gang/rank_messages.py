@@ -47,6 +47,7 @@ def accept_hello(gang: GangController, hello: Hello, peer_pid: int) -> str:
     rank.peer_pid = peer_pid
     gang.membership.connected(rank.id)
     gang.follow(gang.membership.repeat_form(rank.id))
+    gang.repeat_tunes(rank.id)
     if gang.announced and rank.signals:
         left_s = max(0.0, rank.signals[0][0] - gang.clock())
         gang.send(rank.id, Prepare(gang.membership.command, left_s, 0))
