@@ -102,6 +102,7 @@ said = {
     "digest": run.digest(), "samples": run.samples, "steps": run.steps_done, "rank": run.rank, "first": first,
     "losses": losses, "ledger": loader.ledger(), "noise": run.noise.state_dict(), "size": run.world_size,
     "rate": optimizer.param_groups[0]["lr"], "best": best["loss"],
+    "loader_workers": loader.workers,
 }  # fmt: skip
 (options.out / f"{os.environ.get('BRIM_ID', 'alone')}-{os.getpid()}.json").write_text(json.dumps(said))
 loader.close()

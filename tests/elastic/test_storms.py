@@ -50,6 +50,12 @@ def check(weather, expected):
         verify(answer["ledger"], 78)
 
 
+def test_settings_of_the_loader_hold_for_ranks_that_join(tmp_path, zygote, undisturbed):
+    weather = storm(tmp_path, [Event(3, "loader", 1), Event(8, "resize", 2)], *WORDS, ranks=1, zygote=zygote)
+    check(weather, undisturbed("mlp"))
+    assert [answer["loader_workers"] for answer in weather.answers] == [1, 1]
+
+
 @pytest.mark.parametrize("model", ["mlp", "conv", "transformer"])
 def test_growing_and_shrinking_keeps_the_bits(tmp_path, zygote, undisturbed, model):
     events = [Event(5, "resize", 4), Event(25, "resize", 1), Event(40, "resize", 2)]

@@ -117,6 +117,8 @@ class Coordinator:
             if value is not None and hasattr(loader, change):
                 try:
                     getattr(loader, change)(value)
+                    if change != "set_global_batch":  # that one is part of the loader's state
+                        self._job.tuned_loader[change] = value
                 except UserError as error:  # equal on all ranks, which go on with what they have
                     self._ranks.send(Error(str(error)))
         self._job.changed_without_step()

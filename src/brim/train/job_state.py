@@ -29,6 +29,7 @@ class JobState:
         update: The optimizers' update.
         position: Where the job is.
         loader: The loader of the training data, once the script has made it.
+        tuned_loader: Settings of the loader that a command has changed in this start of the job: values by method.
         noise: The estimate of the gradient noise, once there is a loader.
         loss: Mean loss of the last committed step.
         on_received: Called when the state of another rank was loaded.
@@ -40,6 +41,7 @@ class JobState:
     ) -> None:  # fmt: skip
         self.parts, self.update, self.position = State(), OptimizerUpdate(), position
         self.loader: Batches | None = None
+        self.tuned_loader: dict[str, int] = {}
         self.noise: Noise | None = None
         self.loss: Tensor | None = None
         self.on_received: Callable[[], None] = lambda: None
@@ -100,16 +102,22 @@ class JobState:
         """Return the state without copying, with the values that belong to this start of the job alone."""
         tensors, tree = self.to_save()
         token = 0 if self._checkpoints is None else self._checkpoints.token
-        return tensors, {"state": tree, "token": token, "tuned": self._commands.tuned}
+        return tensors, {"state": tree, "token": token, "tuned": self._commands.tuned, "loader": self.tuned_loader}
 
     def take(self, tensors: dict[str, Tensor], tree: Any) -> None:
         """Use a complete received state."""
         self.parts.take(tensors, tree["state"])
         self._keep_if_ahead()
-        self._commands.tuned = tree["tuned"]
+        self._commands.tuned, self.tuned_loader = tree["tuned"], tree["loader"]
+        self._tune_loader()
         self.on_received()
         if self._checkpoints is not None:
             self._checkpoints.belong_to(tree["token"])
+
+    def _tune_loader(self) -> None:
+        for change, value in self.tuned_loader.items():
+            if hasattr(self.loader, change):
+                getattr(self.loader, change)(value)
 
     # -- the end of an epoch
 
@@ -173,6 +181,7 @@ class JobState:
     def use_loader(self, loader: Batches) -> None:
         """Train on this loader, from the place of a state that was loaded before."""
         self.loader = loader
+        self._tune_loader()
         if self.noise is None:
             self.noise = Noise(loader.global_batch)
         if (state := self._before_loader) is not None:
