@@ -18,7 +18,16 @@ from brim.core.actions import ACTIONS, Preempt, Reject
 from brim.core.checks import check_snapshot
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind, Report, Sample
-from brim.engine.journal import Journal, action_record, event_record, read_action, read_event, recover, replay
+from brim.engine.journal import (
+    Journal,
+    action_record,
+    event_record,
+    read_action,
+    read_event,
+    recover,
+    remove_torn_line,
+    replay,
+)
 from brim.engine.scheduler import Scheduler
 from brim.errors import InvariantError
 from brim.policies.order.tiresias import ServiceQueues
@@ -194,6 +203,70 @@ def test_a_journal_with_a_damaged_line_before_its_last_is_refused():
         recover(lines, scheduler)
     with pytest.raises(InvariantError, match="neither an event nor a decision"):
         recover(["{}"], scheduler)
+
+
+def recorded(journal):
+    twin.replay(small_trace(job(run=1), job(run=2)), parse_cluster("1x1xT4"), PRESETS["fifo"], journal=journal)
+
+
+def one_gpu(journal=None):
+    return Scheduler(parse_cluster("1x1xT4"), PRESETS["fifo"], Beliefs(), users=("user",), journal=journal)
+
+
+def test_a_scheduler_that_recovers_does_not_record_the_recovery():
+    first, second = Journal(), Journal()
+    recorded(first)
+    scheduler = one_gpu(second)
+    at = len(first.lines) - 2
+    recover(first.lines[:at], scheduler)
+    assert second.lines == []
+    for _ in replay(first.lines[at:], scheduler):
+        pass
+    assert second.lines == first.lines[at:]
+
+
+@pytest.mark.parametrize("torn", ['{"e":"FIN', '{"e":"FINISHED","job":1,"t":9}', "x" * 200_000])
+def test_a_file_with_a_torn_last_line_can_be_appended_to(tmp_path, torn):
+    path, journal = tmp_path / "journal", Journal()
+    recorded(journal)
+    at = len(journal.lines) - 2
+    path.write_text("".join(line + "\n" for line in journal.lines[:at]) + torn)
+    with path.open("r+b") as file:
+        remove_torn_line(file)
+    with path.open("a") as file:
+        scheduler = one_gpu(Journal(file))
+        with path.open() as lines:
+            assert recover(lines, scheduler) == at
+        for _ in replay(journal.lines[at:], scheduler):
+            pass
+    assert path.read_text().splitlines() == journal.lines
+
+
+@pytest.mark.parametrize(("held", "left"), [(b"", b""), (b'{"e":', b""), (b"{}\n", b"{}\n"), (b"{}\n{", b"{}\n")])
+def test_what_follows_the_last_newline_is_removed(held, left):
+    file = io.BytesIO(held)
+    remove_torn_line(file)
+    assert file.getvalue() == left
+
+
+@pytest.mark.parametrize("line", [
+    "1", "[]", "null", '{"x":1}', '{"e":"NOBODY","t":1}', '{"e":"FINISHED"}', '{"e":"SUBMITTED","t":1,"spec":{"z":1}}',
+    '{"d":[{"do":"dance"}],"t":1}', '{"d":[1],"t":1}', '{"d":[],"t":1,"memory":{"order":{"x":1}}}',
+    '{"d":[],"t":1,"memory":[]}', '{"e":"START","job":0,"setting":{},"t":1}',
+])
+@pytest.mark.parametrize("read", [recover, lambda lines, scheduler: list(replay(lines, scheduler))])
+def test_every_line_that_means_nothing_is_named(line, read):
+    with pytest.raises(InvariantError, match=r"^journal line 1 (cannot be read|is neither)"):
+        read([line], one_gpu())
+
+
+def test_a_replay_leaves_out_a_torn_last_line_too():
+    journal = Journal()
+    recorded(journal)
+    whole = list(replay(journal.lines, one_gpu()))
+    assert list(replay([*journal.lines, '{"e":"FIN'], one_gpu())) == whole
+    with pytest.raises(InvariantError, match="journal line 1 cannot be read"):
+        list(replay(['{"e":"FIN', *journal.lines], one_gpu()))
 
 
 def test_a_line_that_is_neither_event_nor_decision_is_refused():

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, fields
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 
 import numpy as np
 
@@ -21,12 +22,16 @@ from brim.core.events import Event, JobSpec, Kind, Report, Sample
 from brim.core.setting import Rank, Setting
 from brim.core.trace import NONE
 from brim.engine.round import RoundResult
-from brim.errors import InvariantError
+from brim.errors import ConfigError, InvariantError
 
 if TYPE_CHECKING:
     from brim.engine.scheduler import Scheduler
 
-SCHEMA = 2
+Decision = tuple[Plan, dict[str, tuple[IntArray, IntArray]]]
+"""What a round changed: its plan, and what parts remember, by socket as (job ids, values)."""
+_BLOCK_BYTES: Final = 1 << 16
+_SHOWN: Final = 80
+"""Characters of a line that an error shows."""
 _SPEC_DEFAULTS: Final = {field.name: field.default for field in fields(JobSpec) if field.default is not MISSING}
 
 
@@ -156,8 +161,8 @@ def _is_nan(value: object) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def read_decision(record: dict[str, Any]) -> tuple[Plan, dict[str, tuple[IntArray, IntArray]]]:
-    """Read a decision back: its plan, and what parts remember, by socket as (job ids, values)."""
+def read_decision(record: dict[str, Any]) -> Decision:
+    """Read a decision back."""
     plan = Plan(record["t"], tuple(read_action(action) for action in record["d"]))
     memory = {
         socket: (np.array(list(map(int, values)), dtype=np.int64), np.array(list(values.values()), dtype=np.int64))
@@ -166,10 +171,31 @@ def read_decision(record: dict[str, Any]) -> tuple[Plan, dict[str, tuple[IntArra
     return plan, memory
 
 
+def remove_torn_line(file: BinaryIO) -> None:
+    """Remove a last line that was cut off from a journal's file, so that the next line can be appended.
+
+    Call it before the file is read for ``recover``.
+
+    Args:
+        file: The file, open for reading and writing in binary mode.
+    """
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(end - _BLOCK_BYTES, 0)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    file.truncate(end)
+
+
 def recover(lines: Iterable[str], scheduler: Scheduler) -> int:
     """Bring a fresh scheduler into the state that a journal ends in, without deciding anything.
 
-    A last line that was cut off, by the end of the process that wrote it, counts as not written.
+    A last line that was cut off, by the end of the process that wrote it, counts as not written. The scheduler's own
+    journal records nothing of this: it goes on where the lines end.
 
     Returns:
         How many lines were applied.
@@ -177,40 +203,54 @@ def recover(lines: Iterable[str], scheduler: Scheduler) -> int:
     Raises:
         InvariantError: a line before the last cannot be read, or is neither an event nor a decision.
     """
-    applied, cut_off = 0, ""
-    for line in lines:
-        if cut_off:
-            raise InvariantError(f"journal line {applied + 1} cannot be read: {cut_off[:80]}")
-        try:
-            record = json.loads(line)
-        except ValueError:
-            cut_off = line
-            continue
-        if "e" in record:
-            scheduler.observe(read_event(record))
-        elif "d" in record:
-            scheduler.fold(*read_decision(record))
-        else:
-            raise InvariantError(f"journal line is neither an event nor a decision: {line[:80]}")
-        applied += 1
+    applied = 0
+    journal, scheduler.journal = scheduler.journal, None
+    try:
+        for _, entry in _entries(lines):
+            if isinstance(entry, Event):
+                scheduler.observe(entry)
+            else:
+                scheduler.fold(*entry)
+            applied += 1
+    finally:
+        scheduler.journal = journal
     return applied
 
 
 def replay(lines: Iterable[str], scheduler: Scheduler) -> Iterator[tuple[str, str]]:
     """Feed a journal's events to a fresh scheduler and decide again wherever the journal decided.
 
+    A last line that was cut off counts as not written.
+
     Yields:
         (line of the journal, line decided now) for every decision.
 
     Raises:
-        InvariantError: a line is neither an event nor a decision.
+        InvariantError: a line before the last cannot be read, or is neither an event nor a decision.
     """
-    for line in lines:
-        record = json.loads(line)
-        if "e" in record:
-            scheduler.observe(read_event(record))
-        elif "d" in record:
-            again = decision_record(scheduler.decide(record["t"]))
-            yield line.rstrip("\n"), json.dumps(again, separators=(",", ":"), sort_keys=True)
+    for line, entry in _entries(lines):
+        if isinstance(entry, Event):
+            scheduler.observe(entry)
         else:
-            raise InvariantError(f"journal line is neither an event nor a decision: {line[:80]}")
+            again = decision_record(scheduler.decide(entry[0].time_ms))
+            yield line.rstrip("\n"), json.dumps(again, separators=(",", ":"), sort_keys=True)
+
+
+def _entries(lines: Iterable[str]) -> Iterator[tuple[str, Event | Decision]]:
+    """Read the lines of a journal: each with its event or decision, without a last line that was cut off."""
+    cut_off = ""
+    for number, line in enumerate(lines, 1):
+        if cut_off:
+            raise InvariantError(f"journal line {number - 1} cannot be read: {cut_off[:_SHOWN]}")
+        try:
+            record = json.loads(line)
+        except ValueError:
+            cut_off = line or " "
+            continue
+        if not isinstance(record, dict) or not ("e" in record or "d" in record):
+            raise InvariantError(f"journal line {number} is neither an event nor a decision: {line[:_SHOWN]}")
+        try:
+            entry = read_event(record) if "e" in record else read_decision(record)
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, ConfigError) as error:
+            raise InvariantError(f"journal line {number} cannot be read: {line[:_SHOWN]}") from error
+        yield line, entry
