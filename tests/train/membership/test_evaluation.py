@@ -2,15 +2,18 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import brim.train as bt
 from brim.errors import UserError
+from brim.train.membership.evaluation import random_numbers_kept
 from brim.train.run import EVALUATION_ATTEMPTS
 from tests.elastic.storm import shared_zygote, storm
 from tests.train.gangs import on_ranks
@@ -92,6 +95,23 @@ def test_an_evaluation_leaves_the_random_numbers_of_training_alone():
     expected, _ = on_ranks(1, with_evaluations, False)[0]
     for ranks in (1, 2, 4):
         assert set(on_ranks(ranks, with_evaluations, True)) == {(expected, 5 * ranks)}
+
+
+def test_an_evaluation_that_raises_leaves_the_random_numbers_of_training_alone():
+    def states():
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    @random_numbers_kept(torch.device("cpu"))
+    def evaluation():
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        raise UserError("no such file")
+
+    before = states()
+    with pytest.raises(UserError):
+        evaluation()
+    assert states() == before
 
 
 def drawn():

@@ -30,11 +30,7 @@ ALONE: Final = "alone"
 
 
 class Evaluation:
-    """The exchange of one rank with the others of its group.
-
-    Attributes:
-        again: Whether an evaluation is under way: a broken group then leads to another attempt.
-    """
+    """The exchange of one rank with the others of its group."""
 
     def __init__(self, device: torch.device, timeout_s: float) -> None:
         self._device, self._timeout = device, timedelta(seconds=timeout_s)
@@ -42,7 +38,6 @@ class Evaluation:
         self._where = ""
         self._members: tuple[int, ...] = ()
         self._counts: dict[tuple[int, ...], int] = {}
-        self.again = False
 
     def use(self, group: ProcessGroup | None, where: str) -> None:
         """Use this group from now on; tell its other members where in the script this rank evaluates."""
@@ -191,8 +186,10 @@ def random_numbers_kept(device: torch.device) -> Iterator[None]:
     """Restore the generators of Python, NumPy and PyTorch afterwards."""
     python, numpy = random.getstate(), sys.modules.get("numpy")
     drawn = numpy.random.get_state() if numpy is not None else None
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
-    random.setstate(python)
-    if numpy is not None and drawn is not None:
-        numpy.random.set_state(drawn)
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        if numpy is not None and drawn is not None:
+            numpy.random.set_state(drawn)
