@@ -185,7 +185,7 @@ class GangMembership:
         return rank in self.members and not leaving and not self.closing and not self.finishing
 
     def exited(self, rank: int) -> MembershipOrders:
-        """The rank's process has ended. `survives` tells beforehand whether the gang can continue without it."""
+        """The rank's process has ended; `can_continue_without` tells beforehand whether the gang goes on."""
         member = self.ranks.pop(rank, None)
         if member is None:
             return MembershipOrders()
