@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -178,6 +179,29 @@ def misuse(kind):
 def test_misuse_is_named(kind, error, words):
     with pytest.raises(error, match=words):
         misuse(kind)
+
+
+def test_a_refused_second_prepare_changes_nothing():
+    run = bt.start(logical_workers=4)
+    first, second = nn.Linear(20, 5), nn.Linear(20, 5)
+    run.prepare(first, torch.optim.SGD(first.parameters(), lr=0.1))
+    before = run.hashes()
+    with pytest.raises(UserError, match="called twice"):
+        run.prepare(second, torch.optim.SGD(second.parameters(), lr=0.1))
+    assert run.hashes() == before
+    run.close()
+
+
+def test_a_closed_run_leaves_no_hooks():
+    before = sys.excepthook
+    run = bt.start(logical_workers=4)
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert model.weight._post_accumulate_grad_hooks
+    assert sys.excepthook is not before
+    run.close()
+    assert not model.weight._post_accumulate_grad_hooks
+    assert sys.excepthook is before
 
 
 def test_the_number_of_logical_workers_is_a_power_of_two():

@@ -129,7 +129,7 @@ class Run:
         )  # fmt: skip
         if threading.current_thread() is threading.main_thread():
             on_sigterm(self._coordinator.request_leave)
-        report_exceptions(self._ranks.client)
+        self._restore_excepthook = report_exceptions(self._ranks.client)
         atexit.register(self.close)
         seed_everything(seed, "build")
 
@@ -189,13 +189,13 @@ class Run:
         """
         if unused not in ("error", "zeros"):
             raise ConfigError(f"unused={unused!r}: expected 'error' or 'zeros'")
+        if self._training is not None:
+            raise UserError("run.prepare was called twice; give it all models and optimizers at once")
         for thing in things:
             self._take_in(thing)
         parts = self._job.parts
         for optimizer in parts.optimizers:
             place_optimizer(optimizer)
-        if self._training is not None:
-            raise UserError("run.prepare was called twice; give it all models and optimizers at once")
         if not parts.models:
             raise UserError("run.prepare got no model, expected at least one torch.nn.Module")
         first = parts.optimizers[0] if parts.optimizers else None
@@ -491,7 +491,7 @@ class Run:
         self._coordinator.finish()
 
     def close(self) -> None:
-        """Leave the group; called at exit."""
+        """Leave the group, and remove the hooks from the parameters; called at exit."""
         atexit.unregister(self.close)
         if self._position.finished and self._commands.leave_requested:
             self._ranks.send(Leaving(self._commands.applied, self._position.step))
@@ -500,5 +500,7 @@ class Run:
         self._ranks.abort()
         if self._training is not None:
             self._training.buckets.use(LocalReducer())
+            self._training.buckets.close()
         self._job.update.close()
+        self._restore_excepthook()
         self._ranks.close()

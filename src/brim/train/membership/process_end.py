@@ -39,8 +39,12 @@ NO_DEFAULT_GROUP = "Default process group has not been initialized"
 """The beginning of PyTorch's message when a collective is called without a default group."""
 
 
-def report_exceptions(client: SupervisorClient | None) -> None:
-    """Report an exception that ends this process to the supervisor; explain PyTorch's error on a missing group."""
+def report_exceptions(client: SupervisorClient | None) -> Callable[[], None]:
+    """Report an exception that ends this process to the supervisor; explain PyTorch's error on a missing group.
+
+    Returns:
+        A function that sets ``sys.excepthook`` to what it was, unless something else has replaced it since.
+    """
     before = sys.excepthook
 
     def report(kind: Any, error: BaseException, trace: Any) -> None:
@@ -53,4 +57,9 @@ def report_exceptions(client: SupervisorClient | None) -> None:
             client.send(Failed("".join(traceback.format_exception(kind, error, trace))))
         before(kind, error, trace)
 
+    def restore() -> None:
+        if sys.excepthook is report:
+            sys.excepthook = before
+
     sys.excepthook = report
+    return restore
