@@ -91,6 +91,31 @@ def test_a_refused_plan_is_decided_again_on_the_newer_state():
     assert all(line == now for line, now in replay_journal(journal.lines, again))
 
 
+@pytest.mark.parametrize(("news_ms", "orders"), [
+    (7, [Plan(7, (start(0, 1, ((0, 1),)),)), Plan(9, (start(1, 1, ((0, 2),)),)), Plan(11, (start(2, 1, ((0, 3),)),))]),
+    (9, [Plan(9, (start(0, 1, ((0, 1),)), start(1, 1, ((0, 2),)))), Plan(11, (start(2, 1, ((0, 3),)),))]),
+    (10, [Plan(10, (start(0, 1, ((0, 1),)), start(1, 1, ((0, 2),)))), Plan(11, (start(2, 1, ((0, 3),)),))]),
+    (12, [Plan(12, tuple(start(job, 1, ((0, job + 1),)) for job in range(3)))]),
+])
+def test_news_of_a_refused_plan_and_inputs_are_applied_in_one_order_of_time(news_ms, orders):
+    refusals = [[Event(news_ms, Kind.GPU_QUARANTINED, node=0, gpu=0)]]
+    journal = Journal()
+    engine = scheduler(cluster="1x4xT4", journal=journal, gap_ms=0)
+    inputs = [submitted(5, 0), submitted(9, 1), submitted(11, 2)]
+    step = advance(engine, inputs, 13, lambda result: refusals.pop() if refusals else None)
+    assert list(step.orders) == orders
+    again = scheduler(cluster="1x4xT4", gap_ms=0)
+    assert all(line == now for line, now in replay_journal(journal.lines, again))
+
+
+def test_rounds_between_the_news_of_a_refused_plan_and_the_next_input_are_decided():
+    refusals = [[Event(10, Kind.GPU_QUARANTINED, node=0, gpu=0)]]
+    engine = scheduler(replace(SKIP, period_ms=3), gap_ms=0)
+    inputs = [submitted(5, 0), submitted(9, 1), submitted(20, 2)]
+    step = advance(engine, inputs, 21, lambda result: refusals.pop() if refusals else None)
+    assert [plan.time_ms for plan in step.orders] == [10, 13, 16, 19, 20]
+
+
 def test_a_result_says_what_it_was_decided_on():
     engine = scheduler(gap_ms=0)
     engine.observe(submitted(5, 0))

@@ -12,7 +12,9 @@ orders in turn, and call again at ``wake_ms`` at the latest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import heapq
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from brim.core.actions import Plan
@@ -42,7 +44,8 @@ class Step:
 def advance(scheduler: Scheduler, inputs: Iterable[Event], before_ms: int, submit: Submit | None = None) -> Step:
     """Apply events in order, and decide every round that is due before each of them and before ``before_ms``.
 
-    A round that is due at the time of an event waits for it: all events of one instant are seen by the round.
+    A round that is due at the time of an event waits for it: all events of one instant are seen by the round. When a
+    plan is refused, the inputs up to the time of the news are applied together with the news, in one order of time.
 
     Args:
         scheduler: State, policy, beliefs and trigger.
@@ -55,10 +58,22 @@ def advance(scheduler: Scheduler, inputs: Iterable[Event], before_ms: int, submi
         InvariantError: an event is impossible in this state.
     """
     rounds: list[RoundResult] = []
-    for event in inputs:
-        _decide(scheduler, event.time_ms, submit, rounds)
-        scheduler.observe(event)
-    return Step(wake_ms=_decide(scheduler, before_ms, submit, rounds), rounds=tuple(rounds))
+    rest = deque(inputs)
+
+    def with_inputs(result: RoundResult) -> Sequence[Event] | None:
+        news = submit(result) if submit else None
+        if not news:
+            return news
+        until_ms = max(event.time_ms for event in news)
+        early = [rest.popleft() for event in tuple(rest) if event.time_ms <= until_ms]
+        return tuple(heapq.merge(news, early, key=lambda event: (event.time_ms, event.kind)))
+
+    while rest:
+        event = rest[0]
+        _decide(scheduler, event.time_ms, with_inputs, rounds)
+        if rest and rest[0] is event:  # not applied with the news of a refused plan
+            scheduler.observe(rest.popleft())
+    return Step(wake_ms=_decide(scheduler, before_ms, with_inputs, rounds), rounds=tuple(rounds))
 
 
 def _decide(scheduler: Scheduler, before_ms: int, submit: Submit | None, rounds: list[RoundResult]) -> int | None:
