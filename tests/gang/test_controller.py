@@ -195,6 +195,15 @@ def test_a_killed_rank_is_the_first_cause_though_its_end_is_seen_after_another_s
     assert gang.controller.result().detail == "rank 0 failed first: ended by SIGKILL"
 
 
+def test_a_rank_that_is_killed_long_after_another_s_exception_is_not_the_cause():
+    gang = trained(2)
+    gang.message(0, Failed("ValueError: mine\n"))
+    gang.now_s += 3.0
+    gang.controller.exited(1, -signal.SIGSEGV)
+    gang.controller.exited(0, 1)
+    assert [rank.id for rank in gang.controller.failed_ranks()] == [0, 1]
+
+
 def test_a_gang_of_a_fixed_size_fails_without_a_killed_rank():
     gang = Gang(2)
     for rank in range(2):

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from brim.gang.launch_config import FAILURE_REPORT_S
 from brim.gang.messages import PREEMPTED, RESUMABLE, Saved
 from brim.gang.rank_process import TERMINATED_CODES, RankProcess
 
@@ -22,10 +23,17 @@ class GangResult:
 def failed_ranks(ranks: Iterable[RankProcess], *, failing: bool) -> list[RankProcess]:
     """Return the ranks that ended without having been asked to, in the order in which they failed.
 
-    A rank that was killed comes first: the exceptions of other ranks follow from its end, which may be seen later.
+    A rank that was killed comes first: the exceptions of other ranks follow from its end, which may be seen a little
+    later. One that ends much later may have crashed because of those exceptions.
     """
-    failed = (rank for rank in ranks if _has_failed(rank, failing))
-    return sorted(failed, key=lambda rank: (not rank.was_killed, rank.failed_s or rank.exited_s))
+    failed = [rank for rank in ranks if _has_failed(rank, failing)]
+    causes_s = [_failed_s(rank) for rank in failed if rank.is_cause or rank.failed_s is not None]
+    latest_s = min(causes_s, default=float("inf")) + FAILURE_REPORT_S
+    return sorted(failed, key=lambda rank: (not (rank.was_killed and rank.exited_s <= latest_s), _failed_s(rank)))
+
+
+def _failed_s(rank: RankProcess) -> float:
+    return rank.failed_s or rank.exited_s
 
 
 def _has_failed(rank: RankProcess, failing: bool) -> bool:
