@@ -251,6 +251,47 @@ def test_a_worker_without_samples_counts_for_nothing():
     assert {sum(row[3] for row in rows) for rows in found} == {12}
 
 
+def once_per_step(workers, samples):
+    """What code that runs once per step has seen and changed; the last step of an epoch has fewer samples than V."""
+    run = bt.start(logical_workers=workers, seed=1)
+    model = nn.Linear(20, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    run.prepare(model, optimizer)
+    seen = run.carry("seen", {"before": [], "after": []})
+    loader = run.loader(Rows("rows", samples=samples), 8, workers=0)
+    for epoch in run.epochs(2):
+        for x, y in run.steps(loader):
+            if run.begins_step:
+                seen["before"].append(run.steps_done)
+                optimizer.param_groups[0]["lr"] = 0.1 / (1 + run.steps_done)
+            run.backward(loss_of(model(x), y))
+            if run.step():
+                seen["after"].append(run.steps_done)
+                with torch.no_grad():
+                    model.bias.mul_(0.5)
+        seen[f"loss of {epoch}"] = run.loss
+    result = run.digest(), dict(seen), optimizer.param_groups[0]["lr"], run.noise.state_dict()
+    run.close()
+    return result
+
+
+@pytest.mark.parametrize("samples", [17, 18, 19])
+def test_code_that_runs_once_per_step_counts_where_a_rank_has_no_sample(samples):
+    expected = on_ranks(1, once_per_step, 8, samples)[0]
+    assert expected[1]["before"] == list(range(6))
+    assert expected[1]["after"] == list(range(1, 7))
+    for ranks in (2, 4):
+        assert on_ranks(ranks, once_per_step, 8, samples) == [expected] * ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_fast_mode_counts_every_step_where_a_rank_has_no_sample(ranks):
+    found = on_ranks(ranks, once_per_step, None, 17)
+    assert all(rank == found[0] for rank in found)
+    assert found[0][1]["before"] == list(range(6))
+    assert found[0][1]["after"] == list(range(1, 7))
+
+
 @pytest.fixture(scope="module")
 def fast_alone():
     torch.set_num_threads(1)

@@ -11,7 +11,7 @@ import pytest
 from tests.elastic.storm import Event, shared_zygote, storm
 
 JOBS = Path(__file__).parent / "jobs"
-WATCHED, LOOP = JOBS / "watched_loop.py", JOBS / "carried_loop.py"
+WATCHED, LOOP, SHORT = JOBS / "watched_loop.py", JOBS / "carried_loop.py", JOBS / "short_loop.py"
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +20,9 @@ def zygote(tmp_path_factory):
         yield path
 
 
-def undisturbed(folder):
+def undisturbed(folder, loop=LOOP):
     folder.mkdir()
-    words = [sys.executable, WATCHED, folder, 0, LOOP, 0]
+    words = [sys.executable, WATCHED, folder, 0, loop, 0]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([*map(str, words)], env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -37,6 +37,17 @@ def test_a_kill_undoes_what_the_step_has_changed_in_carried_objects(tmp_path, zy
     assert weather.code == 0, weather.stderr
     assert len(weather.done) == 3
     expected = undisturbed(tmp_path / "alone")
+    assert weather.answers
+    for answer in weather.answers:
+        assert answer == expected, weather.stderr
+
+
+def test_kills_and_resizes_change_nothing_where_a_step_has_no_sample_for_some_ranks(tmp_path, zygote):
+    events = [Event(3, "kill", 3), Event(8, "kill", 0), Event(11, "resize", 2), Event(15, "resize", 4)]
+    weather = storm(tmp_path, events, 0, SHORT, 0.1, ranks=4, zygote=zygote, timeout_s=200, job=WATCHED, replace=3)
+    assert weather.code == 0, weather.stderr
+    assert len(weather.done) == 4
+    expected = undisturbed(tmp_path / "alone", SHORT)
     assert weather.answers
     for answer in weather.answers:
         assert answer == expected, weather.stderr

@@ -64,6 +64,7 @@ class Coordinator:
     def between_steps(self) -> None:
         """Act on the commands that all ranks have received."""
         self._job.position.finished = False
+        self._share_step()
         if self.training is not None:
             self.training.between_steps()
         self._ranks.evaluation.everybody()
@@ -72,6 +73,24 @@ class Coordinator:
         if self._commands.leave_agreed:
             self._leave(PREEMPTED, self._commands.applied)
         self._saves.between_steps()
+
+    def _share_step(self) -> None:
+        """Send the state to the ranks that had no sample in the newest step, or receive it.
+
+        The script's code for that step has not run on them: what it has changed comes with the state. If a rank dies,
+        the next group shares the state of the rank with the most steps, as ever.
+        """
+        group, before = self._ranks.group, self._job.step
+        if self.training is None or not self.training.lacking or group is None:
+            return
+        try:
+            with self._ranks.in_collective("the state of a step without samples for every rank"):
+                share_state(group, self._job)
+        except BrokenGroupError as error:
+            self.drop_step(error)
+            return
+        if self._job.step != before:
+            self.assign()
 
     def _act_on_commands(self) -> None:
         client, member, commands = self._ranks.client, self._ranks.rendezvous, self._commands
@@ -184,7 +203,7 @@ class Coordinator:
             self._commands.group_formed(ranks.rendezvous.command)
         if self.training is not None:
             self.training.buckets.use(make_reducer(ranks.group, exact=self._workers is not None))
-            self.training.micro = None
+            self.training.micro, self.training.lacking = None, False
         ranks.evaluation.use(ranks.group, self._job.evaluation_place())
         self._saves.group_formed()
         self.assign()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any, Final
 
 import torch
@@ -40,13 +41,18 @@ FAST_RANKS_MAX: Final = 256
 
 
 class MicroBatch:
-    """The current micro-batch."""
+    """A micro-batch of this rank.
 
-    __slots__ = ("begins", "done", "first", "last", "noise", "share", "stepped")
+    Attributes:
+        first, last: Whether it is this rank's first or last in the step, of those without samples, too.
+        begins, ends: Whether it is the first or last in the step that the script gets.
+    """
+
+    __slots__ = ("begins", "done", "ends", "first", "last", "noise", "share", "stepped")
 
     def __init__(self, first: bool, last: bool, share: float, noise: bool) -> None:
         self.first, self.last, self.share, self.noise = first, last, share, noise
-        self.begins = self.done = self.stepped = False
+        self.begins = self.ends = self.done = self.stepped = False
 
 
 class StepPlan:
@@ -60,6 +66,10 @@ class StepPlan:
         self.epoch, self.step, self.samples, self.total = epoch, step, samples, total
         self.mine, self.noise, self.shares = mine, noise, shares
         self.state: Any = 0  # checksum of this rank's parameters and buffers; see `brim.train.gradients.consistency`
+
+    def empty_at_the_end(self) -> list[int]:
+        """Return this rank's logical workers without samples behind its last one with samples."""
+        return list(takewhile(lambda worker: not self.samples[worker], reversed(self.mine)))[::-1]
 
     def idle(self, ranks: int) -> list[int]:
         """Return the ranks that have no sample in this step, and so no iteration of ``run.steps``."""
@@ -122,6 +132,8 @@ class TrainingStep:
         micro: The current micro-batch of the script; None between two steps.
         plan: The plan of the newest step.
         broken: A collective has failed since the step began: it will be repeated.
+        lacking: Some ranks had no sample in the newest step, and so no iteration of the script's loop. They have not
+            committed the step, and take the state of the others before the next one.
         on_broken: Called with the error when a collective of the step fails.
     """
 
@@ -135,7 +147,7 @@ class TrainingStep:
         self.timer = StepTimer()
         self.micro: MicroBatch | None = None
         self.plan: StepPlan | None = None
-        self.broken = False
+        self.broken = self.lacking = False
         self.on_broken: Callable[[BrokenGroupError], None] = _raise
         self._undo = Undo()
         self._undoable = False  # the step has begun and is not committed
@@ -158,19 +170,14 @@ class TrainingStep:
         if self._ranks.size > 1:
             plan.state = self.consistency.state_checksum(job.position.steps_done)
         self.timer.begin()
-        begins = True
-        for index, worker in enumerate(plan.mine):
-            first, last = index == 0, index == len(plan.mine) - 1
-            if not first:
-                self._summary.restore()
-            share = plan.samples[worker] / plan.total
-            micro = self.micro = MicroBatch(first, last, share, plan.noise)
-            for each in self._per_worker:
-                each.begin_micro(worker)
-            if plan.samples[worker] == 0:
+        filled = [worker for worker in plan.mine if plan.samples[worker]]
+        for worker in range(plan.mine.start, filled[-1] + 1 if filled else plan.mine.start):
+            micro = self._begin_micro(plan, worker)
+            if not plan.samples[worker]:
                 self._add_empty(micro)
                 continue
-            micro.begins, begins = begins, False
+            self.micro = micro
+            micro.begins, micro.ends = worker == filled[0], worker == filled[-1]
             batch = moved(loader.fetch(plan.epoch, plan.step, worker), self._device)
             seed_everything(job.seed, "step", job.position.steps_done, worker)
             self.buckets.unmark()
@@ -180,11 +187,21 @@ class TrainingStep:
             if self.broken:
                 self._restore()  # what the rest of the iteration has changed
                 return
-            if not micro.done or (last and not micro.stepped):
+            if not micro.done or (micro.ends and not micro.stepped):
                 call = "run.step" if micro.done else "run.backward"
                 raise UserError(f"{call} was not called in this iteration of run.steps")
+        if not filled:
+            self._finish()
         job.update.check_schedules()
         self.micro = None
+
+    def _begin_micro(self, plan: StepPlan, worker: int) -> MicroBatch:
+        first, last = worker == plan.mine[0], worker == plan.mine[-1]
+        if not first:
+            self._summary.restore()
+        for each in self._per_worker:
+            each.begin_micro(worker)
+        return MicroBatch(first, last, plan.samples[worker] / plan.total, plan.noise)
 
     def _plan(self, loader: Batches) -> StepPlan:
         self._instrument.step_begins(loader)
@@ -221,7 +238,7 @@ class TrainingStep:
         micro = self.micro
         if micro is None or not micro.done:
             raise UserError("run.step without run.backward before it")
-        if not micro.last or micro.stepped:
+        if not micro.ends or micro.stepped:
             return False
         micro.stepped = True
         return self._finish()
@@ -247,8 +264,6 @@ class TrainingStep:
         """Add a leaf of zeros for a share without samples, in the last step of an epoch."""
         self.buckets.begin_micro(first=micro.first, last=micro.last)
         self.buckets.end_micro(lambda: self._leaf(micro, torch.zeros((), device=self._device), []), empty=True)
-        if micro.last:
-            self._finish()
 
     def _finish(self) -> bool:
         """Sum over the ranks, update the parameters, commit."""
@@ -259,6 +274,8 @@ class TrainingStep:
             self.on_broken(BrokenGroupError("brim.train.check undoes this step"))
             return False
         self.consistency.check_trained()
+        for worker in plan.empty_at_the_end():
+            self._add_empty(self._begin_micro(plan, worker))
         idle = plan.idle(ranks.size)
         late = self._device.type == "cuda" and ranks.rendezvous is None and not idle
         if self._device.type == "cuda" and not late:  # else the rest of backward would count as exchange
@@ -276,11 +293,17 @@ class TrainingStep:
             self.on_broken(error)
             return False
         self.timer.sync_s += time.perf_counter() - began_s
+        self._commands.agreed, self._commands.leave_agreed = min(summary.newest_commands, default=0), summary.leave
+        self.lacking = bool(idle)
+        if ranks.rank in idle:
+            self._restore()
+            self._undoable = False
+            self._undo.forget()
+            return False
         self._summary.apply(total)
         self._change_parameters(plan, summary.leaf_sq)
         self._commit(plan)
         job.loss = summary.loss
-        self._commands.agreed, self._commands.leave_agreed = min(summary.newest_commands, default=0), summary.leave
         return True
 
     def _require_equal(self, summary: StepSummary, idle: list[int]) -> None:
@@ -289,8 +312,8 @@ class TrainingStep:
         if not same_changes([word for rank, word in enumerate(summary.changes) if rank not in idle]):
             rows = compared(self._summary.changes)
             raise UserError(self._summary.unequal_changes([row for of_rank in rows for row in of_rank]))
-        if len(set(summary.settings)) > 1:
-            self.consistency.require_equal_settings(compared, self._ranks.rank, idle)
+        if len({word for rank, word in enumerate(summary.settings) if rank not in idle}) > 1:
+            self.consistency.require_equal_settings(compared, idle)
         if len(set(summary.state)) > 1:
             self._summary.restore()  # else the changes of this step, which differ between ranks, would count
             self.consistency.require_equal_state(compared, self._job.position.steps_done)
@@ -318,7 +341,7 @@ class TrainingStep:
 
     def between_steps(self) -> None:
         """No step is under way."""
-        self.broken = self._undoable = False
+        self.broken = self.lacking = self._undoable = False
 
     def drop(self) -> None:
         """A collective failed: forget the gradients of the step, and restore what the script may have changed."""

@@ -141,12 +141,11 @@ class ConsistencyCheck:
             weights = self._weights[tensor.device] = torch.arange(1, 4 * PIECE_ELEMENTS, 2, device=tensor.device)
         return (bits.to(torch.int64) * weights[: len(bits)]).sum()
 
-    def require_equal_settings(self, gather: Gather, rank: int, idle: Sequence[int]) -> None:
-        """Called on every rank where checksums differ: end the job, or take over the settings of the other ranks.
+    def require_equal_settings(self, gather: Gather, idle: Sequence[int]) -> None:
+        """Called on every rank where checksums differ: end the job with the name of the setting.
 
         Args:
             gather: Exchanges a value with all ranks.
-            rank: This rank's place.
             idle: Ranks that had no iteration in this step, and so could not change settings as the others did.
 
         Raises:
@@ -168,17 +167,6 @@ class ConsistencyCheck:
                     f"ranks differ in param_groups: {len(rows[other])} on rank {other}, {len(expected)} on rank "
                     f"{busy[0]}"
                 )
-        if rank in idle:
-            self._take_settings(expected)
-
-    def _take_settings(self, settings: Settings) -> None:
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        for group, wanted in zip(groups, settings, strict=True):
-            for name, value in wanted.items():
-                if isinstance(group[name], Tensor):
-                    group[name].fill_(value)
-                else:
-                    group[name] = value
 
     @torch.no_grad()
     def require_equal_state(self, gather: Gather, steps: int) -> None:

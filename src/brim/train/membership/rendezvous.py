@@ -17,7 +17,7 @@ from torch import Tensor
 from brim.errors import BrimError, InvariantError
 from brim.gang.messages import FormGroup, GroupBroken, GroupFormed, Prepare, Ready, ResizeGroup, Stop, StoreAddress
 from brim.train.membership.process_group import BrokenGroupError, ProcessGroup, Transfer, join_store, open_store
-from brim.train.membership.store_values import get_value, put_value
+from brim.train.membership.store_values import delete_value, get_value, put_value
 from brim.train.membership.supervisor_client import SupervisorClient
 
 NO_STATE: Final = -1
@@ -205,7 +205,7 @@ def share_state(group: ProcessGroup, state: SharedState) -> None:
 
     If no rank has any, rank 0 begins, from a checkpoint or with the state that it was built with. Among ranks with
     equally many steps, those that have run their code at the end of the epoch send it; the others run that code
-    themselves.
+    themselves. A group may share states of several steps, one after the other.
     """
     rows = group.share([state.step, int(state.closed)])
     if max(rows)[0] == NO_STATE:
@@ -217,23 +217,27 @@ def share_state(group: ProcessGroup, state: SharedState) -> None:
     receivers = [rank for rank, row in enumerate(rows) if row[0] < most[0]]
     state.seen(bool(most[1]))
     pairs = {receiver: senders[index % len(senders)] for index, receiver in enumerate(receivers)}
+    mine = [receiver for receiver, sender in pairs.items() if sender == group.rank]
+    key = f"state/{most[0]}/{pairs.get(group.rank, group.rank)}"
     if group.rank in pairs:
-        _receive(group, pairs[group.rank], state)
+        _receive(group, pairs[group.rank], state, key)
     else:
-        _send(group, [receiver for receiver, sender in pairs.items() if sender == group.rank], state)
+        _send(group, mine, state, key)
     marks = group.share(state.mark())
+    if mine:
+        group.do(lambda: delete_value(group.store, key))  # if it fails, the next wait tells
     if any(mark != marks[0] for mark in marks):
         raise InvariantError(f"ranks differ after sharing state: {marks}")
 
 
-def _send(group: ProcessGroup, receivers: list[int], state: SharedState) -> None:
+def _send(group: ProcessGroup, receivers: list[int], state: SharedState, key: str) -> None:
     if not receivers:
         return
     tensors, tree = state.give()
     specs = [[name, str(t.dtype).removeprefix("torch."), list(t.shape), t.is_cuda] for name, t in tensors.items()]
     head = json.dumps({"specs": specs, "tree": tree}).encode()
     try:
-        group.do(lambda: put_value(group.store, f"state/{group.rank}", head)).wait()
+        group.do(lambda: put_value(group.store, key, head)).wait()
     except RuntimeError as error:
         raise BrokenGroupError(f"state was not sent: {error}") from None
     works = []
@@ -243,9 +247,9 @@ def _send(group: ProcessGroup, receivers: list[int], state: SharedState) -> None
     _wait(group, works)
 
 
-def _receive(group: ProcessGroup, sender: int, state: SharedState) -> None:
+def _receive(group: ProcessGroup, sender: int, state: SharedState, key: str) -> None:
     try:
-        head = json.loads(group.do(lambda: get_value(group.store, f"state/{sender}")).wait())
+        head = json.loads(group.do(lambda: get_value(group.store, key)).wait())
     except RuntimeError as error:
         raise BrokenGroupError(f"no state: {error}") from None
     device = group.device if group.nccl else torch.device("cpu")
