@@ -273,12 +273,14 @@ class Coordinator:
         except BrokenGroupError as error:
             self.drop_step(error)
             return False
+        self._ranks.evaluation.begin_step()  # all ranks run the code at the end of the epoch from here
         return True
 
     def finish(self) -> None:
         """Save the last state, once all ranks have committed the last step; a rank that has not may need this state."""
         if not self._job.catch_up() and self._job.position.script_epoch is not None:  # a loop without run.epochs
             self._job.changed_without_step()
+        self._job.use_present_state()
         self._job.position.script_epoch = None
         self._ranks.evaluation.everybody()
         while True:

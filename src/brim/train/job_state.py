@@ -49,6 +49,7 @@ class JobState:
         self._workers, self.seed, self._settings = logical_workers, seed, settings
         self._before_loader: dict[str, Any] | None = None  # a loaded state, until the script has made its loader
         self._after_epoch: tuple[dict[str, Tensor], Any] | None = None
+        self._after_steps: tuple[dict[str, Tensor], Any] | None = None
         self.parts.parts["run"] = Lambda(self._give_numbers, self._take_numbers)
 
     # -- as `rendezvous` uses it
@@ -106,6 +107,7 @@ class JobState:
 
     def take(self, tensors: dict[str, Tensor], tree: Any) -> None:
         """Use a complete received state."""
+        self._after_steps = None
         self.parts.take(tensors, tree["state"])
         self._keep_if_ahead()
         self._commands.tuned, self.tuned_loader = tree["tuned"], tree["loader"]
@@ -122,8 +124,20 @@ class JobState:
     # -- the end of an epoch
 
     def to_save(self) -> tuple[dict[str, Tensor], Any]:
-        """Return the state for checkpoints and other ranks."""
-        return self._after_epoch if self._after_epoch is not None else self.parts.give()
+        """Return the state for checkpoints and other ranks.
+
+        While the code at the end of an epoch runs, this is the state from before that code, since whoever takes the
+        state runs that code from its beginning.
+        """
+        kept = self._after_epoch if self._after_epoch is not None else self._after_steps
+        return kept if kept is not None else self.parts.give()
+
+    def end_steps(self) -> None:
+        """All ranks have committed the last step of the epoch: the code behind the loop over ``run.steps`` begins."""
+        self.position.evaluations = 0
+        if self._ranks.rendezvous is None or self._ranks.size == 1:
+            return  # no rank can take the state before that code has ended
+        self._after_steps = self.parts.give_copied()
 
     @property
     def is_ahead(self) -> bool:
@@ -150,6 +164,7 @@ class JobState:
 
     def close_epoch(self) -> None:
         """The code behind the loop over ``run.steps`` has run: who takes the state from now on continues behind it."""
+        self.use_present_state()
         if self.catch_up():
             return
         self.position.script_epoch, self.position.closed = None, True
@@ -162,19 +177,25 @@ class JobState:
         if self._checkpoints is not None:
             self._checkpoints.state_changed()
 
+    def use_present_state(self) -> None:
+        """Save and give the state as it is from now on."""
+        self._after_steps, self.position.evaluations = None, 0
+
     def evaluation_place(self) -> str:
         """Return the place in the script where this rank evaluates now or next; "" if there is none.
 
-        A rank that joins when the steps of an epoch are done runs the code at the end of the epoch, too. One that has
-        received a state from behind that end runs it alone.
+        It has the number of the evaluation since the step, or the code at the end of the epoch, has begun: ranks that
+        are in different evaluations do not exchange values. A rank that joins when the steps of an epoch are done runs
+        the code at the end of the epoch, too. One that has received a state from behind that end runs it alone.
         """
         if self.is_ahead:
             return ALONE
         position, loader = self.position, self.loader
         done = loader is not None and not position.closed and (loader.epoch > position.epoch or position.is_over)
         if position.evaluating:
-            return "at the end" if position.evaluates_at_the_end else "in a step"
-        return "at the end" if done else ""
+            outside = "at the end" if position.evaluates_at_the_end else "before the steps"
+            return f"{'in a step' if position.in_body else outside} {position.evaluations}"
+        return "at the end 1" if done else ""
 
     # -- the run's own numbers
 

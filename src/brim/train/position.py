@@ -19,12 +19,14 @@ class Position:
         calls: How often the script has begun an epoch.
         in_body: Whether the script is in the body of its loop over ``run.steps``.
         evaluating: Whether the script is in ``run.evaluate``: a broken group then leads to another attempt.
+        evaluations: How often the script has called ``run.evaluate`` since the step, or the code after the loop over
+            ``run.steps``, has begun.
         finished: Whether ``run.finish`` has done its work.
     """
 
     def __init__(self) -> None:
         self.step = NO_STATE
-        self.samples = self.epoch = self.calls = 0
+        self.samples = self.epoch = self.calls = self.evaluations = 0
         self.closed = True
         self.closed_elsewhere = self.in_body = self.evaluating = self.finished = False
         self.last_step: int | None = None
@@ -42,8 +44,8 @@ class Position:
 
     @property
     def evaluates_at_the_end(self) -> bool:
-        """Whether the script evaluates behind the steps of an epoch, and not in the body of the loop."""
-        return self.evaluating and not self.in_body
+        """Whether the script evaluates behind the steps of an epoch, and not in the body of the loop or before it."""
+        return self.evaluating and not self.in_body and self.script_epoch is not None
 
     def begin_epoch(self) -> int:
         """Record that the script has begun to iterate over the steps of an epoch; return how often it had before."""

@@ -348,6 +348,7 @@ class Run:
             if loader.epoch == epoch and not position.is_over:
                 yield from training.run(loader)
             elif coordinator.all_are_at_the_end():
+                self._job.end_steps()
                 return
 
     def backward(self, loss: Tensor) -> None:
@@ -389,8 +390,16 @@ class Run:
         the seed and the step alone, and are the same on every rank. They do not change those of training.
 
         Raises:
+            UserError: the call is behind a `step` that was committed, in a gang: a rank that joins meanwhile would miss
+                what the script does after it.
             BrokenGroupError: the group broke `EVALUATION_ATTEMPTS` times in a row.
         """
+        if self._ranks.rendezvous is not None and self._training is not None and self._training.is_committed:
+            raise UserError(
+                "run.evaluate in the body of run.steps after run.step: a rank that joins meanwhile would miss what "
+                "follows; call it behind `if run.begins_step:`, before run.backward, or after the loop over run.steps"
+            )
+        self._position.evaluations += 1
         self._position.evaluating = True
         try:
             with random_numbers_kept(self.device):

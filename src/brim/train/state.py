@@ -86,6 +86,17 @@ class State:
         }
         return flatten_state(state)
 
+    def give_copied(self) -> tuple[dict[str, Tensor], Any]:
+        """Return the same, with copies of all tensors but those that only optimizers change.
+
+        These are parameters that an optimizer updates, and the optimizer's own tensors, such as moments.
+        """
+        updated = {param.data_ptr() for optimizer in self.optimizers for param in _params(optimizer)}
+        tensors, tree = self.give()
+        kept = {name for name in tensors if name.startswith("optimizer.") and name.split(".")[2] == "state"}
+        kept |= {name for name, t in tensors.items() if name.startswith("model.") and t.data_ptr() in updated}
+        return {name: t if name in kept else copied(t) for name, t in tensors.items()}, tree
+
     def take(self, tensors: Mapping[str, Tensor], tree: Any) -> None:
         """Load a state.
 

@@ -166,6 +166,7 @@ class TrainingStep:
         job, plan = self._job, self._plan(loader)
         self.plan = plan
         self._ranks.evaluation.begin_step()
+        job.position.evaluations = 0
         self._begin_undoable()
         if self._ranks.size > 1:
             plan.state = self.consistency.state_checksum(job.position.steps_done)
@@ -242,6 +243,11 @@ class TrainingStep:
             return False
         micro.stepped = True
         return self._finish()
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the script is in the body of its loop over ``run.steps`` behind a step that it has committed."""
+        return self.micro is not None and self.micro.stepped
 
     def _leaf(self, micro: MicroBatch, loss: Tensor, norms: list[Tensor]) -> Tensor:
         assert self.plan is not None

@@ -13,9 +13,10 @@ from torch import nn
 
 import brim.train as bt
 from brim.errors import UserError
+from brim.gang.messages import ResizeRequest
 from brim.train.membership.evaluation import random_numbers_kept
 from brim.train.run import EVALUATION_ATTEMPTS
-from tests.elastic.storm import shared_zygote, storm
+from tests.elastic.storm import Gang, living, shared_zygote, storm
 from tests.train.gangs import on_ranks
 from tests.train.models import Rows, loss_of
 
@@ -320,3 +321,108 @@ def test_an_evaluation_in_which_a_rank_dies_is_done_again(tmp_path, zygote, wher
     if replace:
         assert survivor["found"]["15"][2] == [[0, 2], [1, 2]]
         assert len(weather.answers) == 2
+
+
+JOINED = '''
+import json, os, signal, sys, time
+import torch
+torch.set_num_threads(1)
+import brim.train as bt
+from pathlib import Path
+out, case, me = Path(sys.argv[1]), sys.argv[2], os.environ.get("BRIM_ID", "alone")
+run = bt.start(logical_workers=4, seed=0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.BatchNorm1d(1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+counts = run.carry("counts", {"ends": 0, "evaluations": 0})
+average = run.carry("average", torch.nn.Linear(1, 1, bias=False))
+model, optimizer = run.prepare(model, optimizer)
+loader = run.loader([torch.arange(4.0) * n for n in range(16)], 8, workers=0)
+found = {}
+
+def dies():
+    if me == "1" and run.epoch == 0:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if me != "1" and run.epoch == 0:
+        time.sleep(3.0)  # the new rank is there when the group breaks
+
+def first():
+    if case == "first":
+        dies()
+    return run.gather("first " + me)
+
+def second():
+    if case == "second":
+        dies()
+    return run.gather("second " + me)
+
+if case == "before":
+    found["before"] = run.evaluate(lambda: run.gather("before " + me))
+for epoch in run.epochs(60 if case == "before" else 3):
+    for x in run.steps(loader):
+        if case == "before" and run.world_size == 1 and me != "alone":
+            time.sleep(0.15)  # until the new rank is there
+        run.backward(model(x).square().mean())
+        if run.step() and case == "after step":
+            run.evaluate(first)
+    counts["ends"] += 1
+    for group in optimizer.param_groups:
+        group["lr"] /= 2
+    with torch.no_grad():
+        average.weight.mul_(0.5)
+        model[1].running_mean.add_(1.0)
+    found[epoch] = [run.evaluate(first), run.evaluate(second)]
+    counts["evaluations"] += 1
+rate, weight = optimizer.param_groups[0]["lr"], average.weight.item()
+said = {"digest": run.digest(), "found": found, "state": [counts, rate, weight]}
+(out / f"{me}.json").write_text(json.dumps(said))
+'''
+
+
+def joined(folder, case):
+    """What one process says that trains alone, and the folder and the script of a gang."""
+    job, alone = folder / "job.py", folder / "alone"
+    job.write_text(JOINED)
+    alone.mkdir()
+    subprocess.run([sys.executable, job, alone, case], check=True, timeout=60)
+    return json.loads((alone / "alone.json").read_text()), job
+
+
+@pytest.mark.parametrize("case", ["first", "second"])
+def test_a_rank_that_joins_in_an_evaluation_runs_the_code_at_the_end_of_the_epoch_from_the_same_state(
+    tmp_path, zygote, case
+):
+    expected, job = joined(tmp_path, case)
+    weather = storm(tmp_path, [], case, ranks=2, zygote=zygote, replace=1, job=job)
+    assert weather.code == 0, weather.stderr
+    assert len(weather.answers) == 2
+    for answer in weather.answers:
+        assert answer["digest"] == expected["digest"]
+        assert answer["state"] == expected["state"]
+        for values in answer["found"].values():
+            for name, of_ranks in zip(("first", "second"), values, strict=True):
+                assert {value.split()[0] for value in of_ranks} == {name}
+        assert [len(value) for value in answer["found"]["2"]] == [2, 2]
+
+
+def test_a_rank_that_joins_by_a_resize_evaluates_alone_before_the_epochs(tmp_path, zygote):
+    expected, job = joined(tmp_path, "before")
+    gang = Gang(tmp_path, 1, tmp_path, "before", zygote=zygote, job=job)
+    try:
+        gang.until(lambda status: len(living(status)) == 1)
+        gang.ask(ResizeRequest(2))
+        assert gang.process.wait(60) == 0, gang.stderr()
+    finally:
+        gang.close()
+    answers = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.json"))]
+    assert [answer["found"]["before"] for answer in answers] == [["before 0"], ["before 1"]]
+    for answer in answers:
+        assert (answer["digest"], answer["state"]) == (expected["digest"], expected["state"])
+        assert answer["found"]["59"] == [["first 0", "first 1"], ["second 0", "second 1"]]
+
+
+def test_an_evaluation_after_a_committed_step_is_refused_in_a_gang(tmp_path, zygote):
+    _, job = joined(tmp_path, "after step")
+    weather = storm(tmp_path, [], "after step", ranks=2, zygote=zygote, job=job)
+    assert weather.code == 1
+    assert "call it behind `if run.begins_step:`, before run.backward, or after the loop" in weather.stderr

@@ -75,7 +75,7 @@ class Evaluation:
         self._members = tuple(range(self._group.size)) if self._group is not None else ()
 
     def begin_step(self) -> None:
-        """A step begins: all ranks take part in the next evaluation."""
+        """A step, or the code at the end of an epoch, begins on all ranks: all take part in the next evaluation."""
         self._where = ""
         self.everybody()
 
