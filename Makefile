@@ -1,8 +1,10 @@
 # Two commands a newcomer needs: `make demo` and `make test`. Both make the environment in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
+# Workers of the tests: most of those with processes wait, so more than two cores
+WORKERS := 6
 
-.PHONY: demo test storms lint regold bench clean
+.PHONY: demo test test-all storms lint regold bench clean
 
 .venv/made: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -16,10 +18,13 @@ demo: .venv/made  ## real processes under two policies, then a comparison on a s
 	$(BIN)/brim sim compare out/philly.parquet --cluster 32x8xV100 --html out/compare.html --jobs out/jobs.parquet
 	@echo "page: $(CURDIR)/out/compare.html"
 
-test: .venv/made  ## everything; what needs absent data or a browser is skipped with the reason
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/pytest -q -n auto --maxprocesses 4 --dist loadfile
+# the tests that measure time run alone; they come first, so that one process writes the caches that the others read
+test: .venv/made lint  ## every test, on samples of large enumerations; what is absent here is skipped with the reason
+	$(BIN)/pytest -q -m timing $(PYTEST)
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m "not timing" $(PYTEST)
+
+test-all: PYTEST := --full
+test-all: test storms  ## the same with every case of these enumerations, and the storms
 
 storms: .venv/made  ## 50 jobs through kills and resizes, and one through 1,000 of them: a quarter of an hour
 	$(BIN)/python -m tests.elastic.many
@@ -31,10 +36,10 @@ lint: .venv/made
 regold: .venv/made  ## write the golden tables again; say why in the commit message
 	$(BIN)/python -m tests.golden.regold
 
-bench: .venv/made  ## the figures of docs/measurements; quote medians
+bench: .venv/made  ## docs/measurements: all of 2026-11-20-twin and 2026-11-22-speed, sizes of 2026-11-21-elastic. PEERS: folders of simulators
 	cd benchmarks && ../$(BIN)/python replay_speed.py && ../$(BIN)/python replay_speed.py --growth \
-	  && ../$(BIN)/python replay_speed.py --large && ../$(BIN)/python round_latency.py && ../$(BIN)/python read_sacct.py \
-	  && ../$(BIN)/python best_sizes.py --large
+	  && ../$(BIN)/python replay_speed.py --large && ../$(BIN)/python published.py $(PEERS) \
+	  && ../$(BIN)/python round_latency.py && ../$(BIN)/python read_sacct.py && ../$(BIN)/python best_sizes.py --large
 
 clean:
 	rm -rf .venv out

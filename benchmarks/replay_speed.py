@@ -1,6 +1,6 @@
 """Replay speed against two models of the same queue, in plain Python and in SimPy, and cost per job as the trace grows.
 
-    python benchmarks/replay_speed.py            # ratios to both: 50,000 Philly-shaped jobs, 584 GPUs, FIFO
+    python benchmarks/replay_speed.py            # ratios to both: 50,000 Philly-shaped jobs, 584 GPUs, FIFO; then SRTF
     python benchmarks/replay_speed.py --growth   # 10k, 100k, 1M jobs at constant load
     python benchmarks/replay_speed.py --large    # 1M jobs on 10,000 GPUs, time and memory, FIFO
 
@@ -46,6 +46,10 @@ def against_peers() -> None:
         print(f"{name:12} {len(trace) / cpu_s:12,.0f} jobs per CPU second   median of {REPEATS}: {cpu_s:.3f} s of CPU")
     for name in PEERS:
         print(f"{name} takes {took_s[name] / took_s['brim']:.1f} times the CPU time of brim; finish times equal")
+    rounds = partial(replay, trace, cluster, PRESETS["srtf"])
+    rounds()  # compiles
+    cost_us = medians_s({"srtf": rounds})["srtf"] / len(trace) * 1e6
+    print(f"srtf, which has no such peer: {cost_us:.1f} us of CPU per job, median of {REPEATS}")
 
 
 def medians_s(runs: dict[str, Callable[[], object]]) -> dict[str, float]:

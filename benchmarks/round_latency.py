@@ -1,75 +1,164 @@
-"""Time one round with 10,000 queued jobs on 1,000 GPUs, for each classic policy: p50 and p99 of 200 rounds.
+"""Time one round with 10,000 queued jobs on 1,000 GPUs under each preset: p50 and p99 of 200 rounds, thread CPU.
 
-Between rounds a few jobs end and as many arrive, so that every round has a decision to make. The time includes the
-snapshot but not the journal.
+Presets that resize running jobs get elastic jobs: each has a range of GPUs and of batches drawn by
+``brim.sim.truths.categories``, is measured when it starts where the policy asks for that, and reports its step times at
+every size. The other presets get the same jobs with a fixed size. Between rounds a few jobs end and as many arrive, so
+that every round has a decision to make; jobs preempted or resized by one round leave and go on before the next. The
+time includes the snapshot and the fits of new reports, but not the journal. The first rounds, which fill the empty
+cluster and fit the reports of every job on it, are printed beside the others and are not part of them.
 
-    python benchmarks/round_latency.py
+    python benchmarks/round_latency.py [PRESET ...] [--rounds N]
 """
 
 from __future__ import annotations
 
+import argparse
 import time
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
+from brim.beliefs.analyser import analyse, measure_exchange
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import TrueRunTimes
+from brim.beliefs.work import TrueWork
+from brim.core.actions import Plan, Preempt, Resize, Start, Tune
 from brim.core.cluster import parse_cluster
-from brim.core.events import Event, JobSpec, Kind
+from brim.core.events import Event, Kind
+from brim.core.trace import trace_of
 from brim.engine.scheduler import Scheduler
 from brim.policies.presets import PRESETS
+from brim.policies.sockets import Policy
+from brim.sim.specs import specs_of, user_names
+from brim.sim.truths.categories import drawn_jobs
+from brim.sim.truths.rigid import Rigid
 
-QUEUED, ROUNDS, ENDING, USERS = 10_000, 200, 5, 200
+QUEUED, ROUNDS, FIRST, ENDING, USERS = 10_000, 200, 10, 5, 200
+CLUSTER = parse_cluster("125x8xA100")
+STEP_MS = 60_000
 
 
-def rounds_ms(name: str) -> np.ndarray:
-    rng = np.random.default_rng(0)
-    cluster = parse_cluster("125x8xA100")
-    total = QUEUED * 2
-    gpus = rng.choice([1, 2, 4, 8, 16, 32], size=total, p=[0.6, 0.12, 0.12, 0.12, 0.03, 0.01])
-    run_ms = (rng.lognormal(6, 2, total) * 1000).astype(np.int64) + 1000
-    policy = PRESETS[name]
-    beliefs = Beliefs(run_times=TrueRunTimes(run_ms)) if policy.oracle else Beliefs()
-    scheduler = Scheduler(cluster, policy, beliefs, users=tuple(f"u{i}" for i in range(USERS)))
-    submitted = 0
+class Load:
+    """A scheduler with a full queue, and the jobs that it runs."""
 
-    def submit(count: int, now_ms: int) -> None:
-        nonlocal submitted
-        for _ in range(count):
-            spec = JobSpec(
-                id=submitted, user=int(rng.integers(USERS)), submit_ms=now_ms, gpus=int(gpus[submitted]),
-                time_limit_ms=int(run_ms[submitted] * rng.uniform(1, 4)),
-            )
-            scheduler.observe(Event(now_ms, Kind.SUBMITTED, submitted, spec=spec))
-            submitted += 1
+    def __init__(self, policy: Policy) -> None:
+        self.rng = rng = np.random.default_rng(0)
+        total = QUEUED * 2
+        run_ms = (rng.lognormal(6, 2, total) * 1000).astype(np.int64) + 1000
+        trace = trace_of(
+            name="made up", format="benchmark", job_id=[str(job) for job in range(total)],
+            users=[f"u{user}" for user in range(USERS)], user=rng.integers(USERS, size=total),
+            submit_ms=np.zeros(total, dtype=np.int64), run_ms=run_ms,
+            gpus=rng.choice([1, 2, 4, 8, 16, 32], size=total, p=[0.6, 0.12, 0.12, 0.12, 0.03, 0.01]),
+            time_limit_ms=(run_ms * rng.uniform(1, 4, total)).astype(np.int64),
+        )
+        self.elastic = policy.resizes_running
+        self.truth = drawn_jobs(trace, CLUSTER, share=1.0) if self.elastic else Rigid(trace)
+        self.specs = specs_of(trace, CLUSTER, self.truth)
+        beliefs = Beliefs(run_times=TrueRunTimes(self.truth.run_ms)) if policy.oracle else Beliefs()
+        if policy.oracle:
+            beliefs = replace(beliefs, work=TrueWork(self.truth.total_samples()))
+        if policy.asks_exchange:
+            beliefs = replace(beliefs, exchange=measure_exchange(
+                self.truth.exchange, num_nodes=CLUSTER.num_nodes, gpus_per_node=int(CLUSTER.gpus_N.max()),
+            ))
+        self.scheduler = Scheduler(CLUSTER, policy, beliefs, users=user_names(trace))
+        self.running: set[int] = set()
+        self.pace: dict[int, tuple[int, float, float]] = {}  # job -> (since, done by then, work per ms)
+        self.actions: Counter[str] = Counter()
+        self.submitted = 0
 
-    def settle(plan, now_ms: int) -> None:
-        """Let preempted jobs leave and started jobs run."""
+    def submit(self, now_ms: int) -> None:
+        """Fill the queue up."""
+        for _ in range(QUEUED - self.scheduler.state.num_waiting):
+            spec = replace(self.specs[self.submitted], submit_ms=now_ms)
+            self.scheduler.observe(Event(now_ms, Kind.SUBMITTED, spec.id, spec=spec))
+            self.submitted += 1
+
+    def end_some(self, now_ms: int) -> None:
+        for job in self.rng.choice(sorted(self.running), ENDING, replace=False).tolist():
+            self.scheduler.observe(Event(now_ms, Kind.FINISHED, job))
+            self.running.discard(job)
+
+    def settle(self, plan: Plan, now_ms: int) -> None:
+        """Let preempted jobs leave, started and resized jobs run, and elastic ones report."""
         for action in plan.actions:
-            kind = Kind.STOPPED if type(action).__name__ == "Preempt" else Kind.STARTED
-            scheduler.observe(Event(now_ms, kind, action.job))
-            (running.discard if kind is Kind.STOPPED else running.add)(action.job)
+            self.actions[type(action).__name__.lower()] += 1
+            job = action.job
+            match action:
+                case Preempt():
+                    self.scheduler.observe(Event(now_ms, Kind.STOPPED, job))
+                    self.running.discard(job)
+                    self._done(job, now_ms)
+                    continue
+                case Start() | Resize():
+                    self.scheduler.observe(Event(now_ms, Kind.STARTED, job))
+                    self.running.add(job)
+                case Tune():
+                    pass
+            if self.elastic:
+                self._report(action, now_ms)
 
-    running: set[int] = set()
-    submit(QUEUED, 0)
-    settle(scheduler.decide(0).plan, 1)
-    submit(QUEUED - scheduler.state.num_waiting, 1)
-    taken = []
-    for step in range(1, ROUNDS + 1):
-        now_ms = step * 60_000
-        for job in rng.choice(sorted(running), ENDING, replace=False).tolist():
-            scheduler.observe(Event(now_ms, Kind.FINISHED, job))
-            running.discard(job)
-        submit(QUEUED - scheduler.state.num_waiting, now_ms)
-        start = time.perf_counter()
-        result = scheduler.decide(now_ms)
-        taken.append((time.perf_counter() - start) * 1e3)
-        settle(result.plan, now_ms + 1)
-    return np.array(taken)
+    def _report(self, action: Start | Resize | Tune, now_ms: int) -> None:
+        job, spec, done = action.job, self.specs[action.job], self._done(action.job, now_ms)
+        nodes = tuple(Counter(node for node, _ in action.setting.gpus).values())
+        pace = self.truth.pace(job, done, nodes, action.setting.batch)
+        self.pace[job] = now_ms, done, pace.per_ms
+        report = pace.report
+        if isinstance(action, Start) and action.analyse:
+            measured = analyse(
+                self.truth.steps(job), batch_min=spec.batch_min, gpus_max=spec.gpus_max,
+                local_batch_max=spec.local_batch_max, local_batch_min=max(spec.local_batch_min, 1),
+            )
+            report = replace(report, seen=measured.samples + report.seen)
+        self.scheduler.observe(Event(now_ms, Kind.REPORTED, job, report=report))
+
+    def _done(self, job: int, now_ms: int) -> float:
+        """The work a job has done by now; it goes on only when it is given GPUs again."""
+        since_ms, done, per_ms = self.pace.get(job, (now_ms, 0.0, 0.0))
+        done += (now_ms - since_ms) * per_ms
+        self.pace[job] = now_ms, done, 0.0
+        return done
+
+
+def rounds_ms(name: str, rounds: int = ROUNDS) -> tuple[np.ndarray, np.ndarray, Load]:
+    """CPU milliseconds of the first rounds and of those after them, and what the policy did in the latter."""
+    load, taken = Load(PRESETS[name]), []
+    load.submit(0)
+    for step in range(FIRST + rounds):
+        now_ms = step * STEP_MS + 1
+        if step:
+            load.end_some(now_ms)
+            load.submit(now_ms)
+        if step == FIRST:
+            load.actions.clear()
+        start = time.thread_time()
+        result = load.scheduler.decide(now_ms)
+        taken.append((time.thread_time() - start) * 1e3)
+        load.settle(result.plan, now_ms + 1)
+    return np.array(taken[:FIRST]), np.array(taken[FIRST:]), load
+
+
+def main() -> None:
+    """Print one line per preset."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("presets", nargs="*", metavar="PRESET", help="all, if none is named")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
+    names = options.presets or list(PRESETS)
+    for elastic in {PRESETS[name].resizes_running for name in names}:
+        rounds_ms("elastic" if elastic else "fifo", 3)  # compiles
+    for name in names:
+        rounds_ms(name, 1)  # what this preset compiles besides
+        first, taken, load = rounds_ms(name, options.rounds)
+        done = ", ".join(f"{count / len(taken):.1f} {what}" for what, count in sorted(load.actions.items()))
+        print(
+            f"{name:15} {'elastic' if load.elastic else 'rigid':7} jobs   p50 {np.percentile(taken, 50):7.2f} ms   "
+            f"p99 {np.percentile(taken, 99):7.2f} ms   slowest of the first {FIRST} rounds {first.max():8.1f} ms   "
+            f"a round: {done}; {len(load.running)} jobs run", flush=True,
+        )
 
 
 if __name__ == "__main__":
-    for name in PRESETS:
-        rounds_ms(name) if name == "fifo" else None  # compile once
-        taken = rounds_ms(name)
-        print(f"{name:12} p50 {np.percentile(taken, 50):6.2f} ms   p99 {np.percentile(taken, 99):6.2f} ms")
+    main()

@@ -1,4 +1,4 @@
-"""Hypothesis profiles: the same examples on every run, unless exploring (HYPOTHESIS_PROFILE=explore); signals."""
+"""How much of which tests runs where: samples or all (--full), examples of Hypothesis, groups; and signals."""
 
 import os
 import signal
@@ -7,10 +7,12 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import sampling
+
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-settings.register_profile("ci", max_examples=60, deadline=None, derandomize=True, suppress_health_check=_QUIET)
+settings.register_profile("sample", max_examples=20, deadline=None, derandomize=True, suppress_health_check=_QUIET)
+settings.register_profile("full", settings.get_profile("sample"), max_examples=60)
 settings.register_profile("explore", max_examples=2_000, deadline=None, suppress_health_check=_QUIET)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(_name, None)  # processes under test run as a user's do
@@ -18,10 +20,28 @@ for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background, and by all started from it
 
 
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="every case of large enumerations (make test-all), no sample")
+
+
 def pytest_configure(config):
     """All tests but those of tests/gpu compute on the CPU: `pytest tests/gpu` is a run of its own."""
+    sampling.full = config.getoption("--full")
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("full" if sampling.full else "sample"))
     if not all("tests/gpu" in str(folder) for folder in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_itemcollected(item):
+    """Tests that share what a fixture of their module sets up run on one worker (``--dist loadgroup``), in a row."""
+    if any(each[-1].scope == "module" for each in item._fixtureinfo.name2fixturedefs.values()):
+        item.add_marker(pytest.mark.xdist_group(item.module.__name__))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """After they were shuffled, long tests come first, so that no worker begins one when the others have ended."""
+    items.sort(key=lambda item: "slow" not in item.keywords)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -41,3 +61,12 @@ def _handlers():
     yield
     signal.signal(signal.SIGTERM, sigterm)
     sys.excepthook = hook
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory):
+    """Path of the socket of one zygote for all gangs of this process, so that torch is imported once."""
+    from tests.elastic.storm import shared_zygote
+
+    with shared_zygote(tmp_path_factory.mktemp("zygote")) as path:
+        yield path

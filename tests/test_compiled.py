@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 KERNEL = """
 import sys, time
 sys.path.insert(0, {folder!r})
@@ -79,3 +81,64 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path):
     )  # fmt: skip
     assert done.stdout == "has it\n", done.stderr
     assert Path(blocked).is_file()
+
+
+FULL = """
+import sys
+sys.path.insert(0, {folder!r})
+from brim import compiled
+import kernel
+print(kernel.doubled(21))
+compiled.set_ready("all")
+print(compiled.is_ready("all"))
+"""
+
+
+def test_on_a_full_disk_code_is_compiled_but_not_kept(tmp_path):
+    """A tmpfs of 16 KiB, mounted for this process alone, holds no compiled function."""
+    (tmp_path / "kernel.py").write_text(
+        "from brim.compiled import njit\n\n@njit\ndef inner(x):\n    return x + x\n\n"
+        "@njit\ndef doubled(x):\n    return inner(x)\n"
+    )
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    mount = 'mount -t tmpfs -o size=16k tmpfs "$1" && shift && exec "$@"'
+    mounted = ["unshare", "-m", "sh", "-c", mount, "sh", str(cache)]
+    if subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a file system can be mounted by root only")
+    done = subprocess.run(
+        [*mounted, sys.executable, "-c", FULL.format(folder=str(tmp_path))], capture_output=True, text=True,
+        check=False, env={**os.environ, "XDG_CACHE_HOME": str(cache)}, timeout=120,
+    )  # fmt: skip
+    assert done.stdout == "42\nFalse\n", done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"brim: compiled code cannot be kept in {cache}/brim/compiled-")
+    assert "No space left on device" in line
+
+
+WHERE = "from brim import compiled; print(compiled._CACHE_DIR)"
+
+
+def test_the_folder_among_temporary_files_is_of_the_user_alone(tmp_path):
+    blocked = tmp_path / "a file"
+    blocked.touch()
+    env = {**os.environ, "XDG_CACHE_HOME": str(blocked), "TMPDIR": str(tmp_path)}
+
+    def folder():
+        return Path(subprocess.check_output([sys.executable, "-c", WHERE], env=env, text=True, timeout=60).strip())
+
+    ours = tmp_path / f"brim-{os.getuid()}"
+    made = folder()
+    assert made.parent == ours
+    assert [path.stat().st_mode & 0o777 for path in (ours, made)] == [0o700, 0o700]
+    assert folder() == made
+    for path in (made, ours):
+        path.chmod(0o777)
+        other = folder()
+        assert other.parent == tmp_path
+        assert other != ours
+        assert not other.exists()  # removed as its process ended
+        path.chmod(0o700)
+    ours.rename(tmp_path / "moved")
+    ours.symlink_to(tmp_path / "moved")
+    assert folder().parent == tmp_path

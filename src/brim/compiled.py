@@ -7,13 +7,20 @@ a process of their own, an index outside its array raises IndexError; that code 
 
 A process that compiles locks that folder, so that one of several processes compiles and the others load the result.
 The kernel frees the lock of a process that ends in any way.
+
+A folder in which code cannot be saved, as on a full disk, costs time only: the process says so and goes on.
 """
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import hashlib
+import multiprocessing
 import os
+import shutil
+import stat
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -24,10 +31,16 @@ from typing import Any, Final, TypeVar, cast
 import numba
 
 SOURCES: Final = (
-    "beliefs/batching.py", "policies/place/room.py", "policies/place/walk.py", "policies/size/knapsack.py",
-    "sim/lane.py", "reports/bounds.py", "reports/charts/gantt.py",
+    "beliefs/batching.py", "core/columns.py", "core/sums.py", "engine/rows.py", "policies/place/faults.py",
+    "policies/place/free_resources.py", "policies/place/walk.py", "policies/size/knapsack.py", "sim/compiled/loop.py",
+    "sim/compiled/orders.py", "sim/compiled/queues.py", "reports/bounds.py", "reports/charts/gantt.py",
 )
 """Every module with compiled functions, relative to this package; a test keeps the list complete."""
+CONSTANTS: Final = (
+    "beliefs/runtime.py", "core/events.py", "core/lifecycle.py", "core/reasons.py", "core/tables.py", "core/trace.py",
+    "core/usage.py", "units.py",
+)
+"""Modules whose constants compiled functions read: codes, and places of columns."""
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -35,15 +48,34 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 def _cache_dir() -> Path:
     checked = os.environ.get("NUMBA_BOUNDSCHECK", "")
     digest = hashlib.sha256(f"{numba.__version__} {checked}".encode())
-    for source in SOURCES:
+    for source in SOURCES + CONSTANTS:
         digest.update((Path(__file__).parent / source).read_bytes())
-    folder = f"brim/compiled-{digest.hexdigest()[:16]}"
-    wanted = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / folder
+    name = f"compiled-{digest.hexdigest()[:16]}"
+    wanted = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "brim" / name
     try:
         wanted.mkdir(parents=True, exist_ok=True)
     except OSError:  # a home that cannot be written to, as in some containers
-        return Path(tempfile.gettempdir()) / f"{os.getuid()}" / folder
+        return _temporary(name)
     return wanted
+
+
+def _temporary(name: str) -> Path:
+    """Return a folder among the temporary files that nobody else can write to, because numba unpickles what is there.
+
+    A folder that somebody else made under the name in question is not used, but a new one, until this process ends.
+    """
+    ours = Path(tempfile.gettempdir()) / f"brim-{os.getuid()}"
+    try:
+        for folder in (ours, ours / name):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            found = folder.lstat()
+            if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+                raise PermissionError(f"{folder} is not this user's alone")
+    except OSError:
+        made = tempfile.mkdtemp(prefix="brim-")
+        atexit.register(shutil.rmtree, made, ignore_errors=True)
+        return Path(made)
+    return ours / name
 
 
 _CACHE_DIR: Final = _cache_dir()
@@ -53,6 +85,8 @@ setattr(numba.config, "CACHE_DIR", str(_CACHE_DIR))  # noqa: B010 - numba declar
 _mine = threading.RLock()
 _held: Final[list[int | None]] = []
 """Descriptors of the lock file while this process holds the lock: one, or none."""
+_failed: Final[list[OSError]] = []
+"""Why code could not be loaded or saved in this process, one entry for each function."""
 
 
 @contextmanager
@@ -109,7 +143,9 @@ def is_ready(what: str) -> bool:
 
 
 def set_ready(what: str) -> None:
-    """Remember that everything that ``what`` runs is compiled."""
+    """Remember that everything that ``what`` runs is compiled and saved."""
+    if _failed:
+        return
     try:
         (_CACHE_DIR / f"{what}.ready").touch()
     except OSError:
@@ -134,7 +170,20 @@ def _one_process_compiles(dispatcher: Any) -> Any:
 
     def locked(signature: Any) -> Any:
         with lock():
-            return compile_(signature)
+            try:
+                return compile_(signature)
+            except OSError as error:  # numba's: a full disk, or files of another user
+                _report(error)
+                dispatcher._cache.disable()
+                return compile_(signature)
 
     dispatcher.compile = locked
     return dispatcher
+
+
+def _report(error: OSError) -> None:
+    """Say once, and in the parent of several processes only, that compiled code is not kept."""
+    if not _failed and multiprocessing.parent_process() is None:
+        why = error.strerror or error
+        sys.stderr.write(f"brim: compiled code cannot be kept in {_CACHE_DIR} ({why}): every process compiles again\n")
+    _failed.append(error)

@@ -11,12 +11,10 @@ from brim.beliefs.batching import (
     Limits,
     Noise,
     best_batches,
-    efficiency,
     fewest_nodes,
     fixed_batches,
     gain,
     gpus_min,
-    learning_rate_factor,
     split,
 )
 from brim.beliefs.throughput import step_s
@@ -86,6 +84,11 @@ def test_one_gpu_accumulates_above_the_initial_batch_to_measure_its_noise():
 # --- convergence
 
 
+def efficiency(batch, batch_min, noise):
+    """Progress per sample compared with the initial batch."""
+    return gain(batch, batch_min, noise) / (batch / batch_min)
+
+
 @given(st.floats(1, 1000), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
 def test_efficiency_is_a_fraction_that_falls_with_the_batch(scale, var, sqr):
     noise = Noise(np.array(var), np.array(sqr))
@@ -103,25 +106,10 @@ def test_efficiency_at_the_ends_of_the_noise_scale():
     assert efficiency(at, 32, Noise(np.array(np.nan), np.array(1.0))).tolist() == [1, 1, 1]
 
 
-def test_learning_rates_follow_the_batch():
-    assert learning_rate_factor(128, 32, "linear") == 4
-    assert learning_rate_factor(128, 32, "sqrt") == 2
-    noise = Noise(np.array(3.0), np.array(1.0))
-    assert learning_rate_factor(128, 32, "adascale", noise) == pytest.approx(4 / (3 / 4 + 1))
-    assert learning_rate_factor(np.array([32, 16]), 32, "linear").tolist() == [1, 0.5]
-
-
 @given(st.floats(1, 1e4), st.floats(1e-3, 1e3))
-def test_adascale_lies_between_no_change_and_linear(scale, var):
-    factor = learning_rate_factor(8 * scale, 8, "adascale", Noise(np.array(var), np.array(1.0)))
-    assert 1 - 1e-9 <= factor <= learning_rate_factor(8 * scale, 8, "linear") * (1 + 1e-9)
-
-
-def test_an_unknown_rule_names_the_known_ones():
-    with pytest.raises(ConfigError, match="found 'cubic', expected one of linear, sqrt, adascale"):
-        learning_rate_factor(2, 1, "cubic")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="needs the statistics of the gradient noise"):
-        learning_rate_factor(2, 1, "adascale")
+def test_the_gain_of_a_batch_lies_between_none_and_its_size(scale, var):
+    gained = gain(8 * scale, 8, Noise(np.array(var), np.array(1.0)))
+    assert 1 - 1e-9 <= gained <= scale * (1 + 1e-9)
 
 
 # --- the best batch

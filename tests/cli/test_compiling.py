@@ -11,13 +11,16 @@ import time
 
 import pytest
 
+from brim.cli.compiling import CompileStep, compile_first
+
 COMPILES = """
 import sys, time
 sys.path.insert(0, {folder!r})
 import kernel
-from brim.cli.compiling import Step, compile_first
+from brim.cli.compiling import CompileStep, compile_first
 compile_first([
-    Step(name=name, key=name, run=lambda: (time.sleep({sleep_s}), kernel.doubled(21))) for name in ("fifo", "srtf")
+    CompileStep(name=name, key=name, run=lambda: (time.sleep({sleep_s}), kernel.doubled(21)))
+    for name in ("fifo", "srtf")
 ])
 print(kernel.doubled(21))
 """
@@ -61,7 +64,7 @@ def on_terminal(command, columns):
 
 def test_in_a_pipe_it_says_what_it_does_and_what_it_took_and_nothing_later(command):
     first, last = piped(command)
-    assert first == "brim: compiling the scheduling kernels, once for this version of brim: about 35 s of CPU time"
+    assert first == "brim: compiling the scheduling kernels, once for this version of brim: about a minute of CPU time"
     assert re.fullmatch(DONE, last)
     assert piped(command) == []
 
@@ -70,10 +73,19 @@ def test_in_a_pipe_it_says_what_it_does_and_what_it_took_and_nothing_later(comma
 def test_on_a_terminal_one_line_shows_each_step_and_is_replaced(command, columns):
     said = on_terminal(command, columns)
     parts = said.removeprefix("\r\x1b[K").split("\r\x1b[K")
-    told = "brim: compiling the scheduling kernels ({} of 2: {}), once for this version of brim: about 35 s of CPU time"
+    what = "once for this version of brim: about a minute of CPU time"
+    told = "brim: compiling the scheduling kernels ({} of 2: {}), " + what
     assert parts[:-1] == [told.format(1, "fifo")[: columns - 1], told.format(2, "srtf")[: columns - 1]]
     assert re.fullmatch(DONE + "\r\n", parts[-1])
     assert on_terminal(command, columns) == ""
+
+
+def test_an_interrupt_names_the_compilation_and_no_policy(tmp_path):
+    def interrupted():
+        raise KeyboardInterrupt("policy 'fifo', order")
+
+    with pytest.raises(KeyboardInterrupt, match=r"^while the scheduling kernels were compiled$"):
+        compile_first([CompileStep(name="fifo", key=f"interrupted {tmp_path.name}", run=interrupted)])
 
 
 def test_what_takes_less_than_a_second_is_not_reported(tmp_path, monkeypatch):
@@ -123,4 +135,4 @@ def test_a_users_policy_that_never_returns_keeps_nobody_waiting_and_compiles_not
         slow.kill()
     told = slow.communicate()[1]
     assert told.count("compiling the scheduling kernels") == told.count("compiled the scheduling kernels")
-    assert {path.stem for path in tmp_path.glob("cache/brim/*/*.ready")} == {"lane", "rounds", "elastic"}
+    assert {path.stem for path in tmp_path.glob("cache/brim/*/*.ready")} == {"queues", "rounds", "elastic"}

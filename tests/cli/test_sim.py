@@ -385,6 +385,29 @@ def test_ctrl_c_while_the_worker_processes_start_ends_the_comparison(tmp_path):
     assert "Traceback" not in err
 
 
+def test_a_worker_process_that_is_killed_while_it_starts_ends_the_comparison_with_one_line(tmp_path):
+    """Its parent wrote the trace to a pipe of which it held both ends itself, for ever."""
+    path = tmp_path / "big.parquet"
+    brim("trace", "synth", "philly", path, "-n", 40_000, "--seed", 3, "--cluster", "8x8xV100", "--load", 1)
+    args = [sys.executable, "-m", "brim.cli.main", "sim", "compare", path, "-c", "8x8xV100", "-p", "fair,tiresias"]
+    with subprocess.Popen(
+        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as run:
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+        while not (workers := [pid for pid in children.read_text().split() if "spawn_main" in _command(pid)]):
+            assert run.poll() is None
+            time.sleep(0.002)
+        os.kill(int(workers[0]), signal.SIGKILL)
+        try:
+            _, err = run.communicate(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
+    assert run.returncode == 1
+    assert err.splitlines()[-1].startswith("brim: error: the process of a replay died;")
+    assert "Traceback" not in err
+
+
 def _command(pid):
     """The command line of a process; empty where it is gone."""
     try:

@@ -131,3 +131,22 @@ def test_every_compiled_module_is_in_the_digest_of_the_cache():
     assert compiled == set(SOURCES)
     for path in SOURCE.rglob("*.py"):
         assert "numba" not in imports(path) or path.name == "compiled.py", f"{path} compiles past brim.compiled"
+
+
+def test_the_digest_covers_every_module_whose_constants_compiled_code_reads():
+    """The place of a column is a constant in machine code: a new column must not leave old code behind."""
+    from brim.compiled import CONSTANTS, SOURCES
+
+    for source in SOURCES:
+        tree = ast.parse((SOURCE / source).read_text(encoding="utf-8"))
+        names = {name.id for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and any(
+            isinstance(mark, ast.Name) and mark.id in {"njit", "inline"} for mark in node.decorator_list
+        ) for part in node.body for name in ast.walk(part) if isinstance(name, ast.Name)}
+        names |= {name.id for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value
+                  for name in ast.walk(node.value) if isinstance(name, ast.Name)}  # constants made of others
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("brim."):
+                read = names & {alias.asname or alias.name for alias in node.names}
+                module = (node.module or "").removeprefix("brim.").replace(".", "/") + ".py"
+                known = (*SOURCES, *CONSTANTS, "errors.py", "compiled.py")  # exceptions and decorators are no constants
+                assert not read or module in known, f"{source} reads {sorted(read)} of {module}"

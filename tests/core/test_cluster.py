@@ -10,7 +10,7 @@ import pytest
 from brim.core.cluster import parse_cluster
 from brim.core.trace import trace_of
 from brim.errors import ConfigError
-from brim.sim.truth import type_codes
+from brim.sim.feasibility import type_codes
 from tests.reports.fakes import drawn_replay, drawn_trace
 
 

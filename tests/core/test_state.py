@@ -8,18 +8,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.cluster import Cluster
+from brim.core.cluster import Cluster, parse_cluster
 from brim.core.events import Event, Kind
 from brim.core.trace import Trace
 from brim.engine.journal import Journal, decision_record, read_event
 from brim.engine.scheduler import Scheduler
 from brim.policies.presets import PRESETS
 from brim.sim.overheads import Overheads
-from brim.sim.truth import user_names
+from brim.sim.specs import user_names
 from brim.sim.twin import Settings, replay
 from brim.testing import job, state_with
 from brim.testing.strategies import clusters, traces
 from brim.units import MS_PER_DAY, MS_PER_H
+from tests.sampling import sample
 
 
 def journal_of(trace: Trace, cluster: Cluster, policy: str) -> list[str]:
@@ -28,7 +29,7 @@ def journal_of(trace: Trace, cluster: Cluster, policy: str) -> list[str]:
     return journal.lines
 
 
-@settings(max_examples=40)
+@settings(max_examples=sample(40, 13))
 @given(st.data(), st.sampled_from(("fair", "las", "gittins", "tiresias")))
 def test_extra_freezes_never_change_a_replay(data, policy):
     cluster = data.draw(clusters(groups_max=1))
@@ -61,3 +62,10 @@ def test_usage_does_not_depend_on_earlier_looks(looks):
         often.freeze(3_600_000 + ahead_ms)
     later_ms = 3_600_000 + 40 * MS_PER_DAY
     assert often.freeze(later_ms).users.usage_gpu_ms.tolist() == once.freeze(later_ms).users.usage_gpu_ms.tolist()
+
+
+def test_the_shape_of_a_column_of_nodes_that_a_part_has_changed_is_not_that_of_the_next_snapshot():
+    state = state_with(parse_cluster("1x1xT4"))
+    spoilt = state.freeze(0).nodes.is_open
+    spoilt.dtype, expected = "u1", spoilt.dtype
+    assert state.freeze(1).nodes.is_open.dtype == expected

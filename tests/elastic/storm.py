@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from brim.gang.client import send_request
-from brim.gang.messages import KillRequest, PreemptRequest, ResizeRequest, StatusRequest, StopRequest, TuneRequest
+from brim.gang.messages import KillRequest, PreemptRequest, ResizeRequest, StatusRequest, StopRequest, TuneSettings
 
 JOB = Path(__file__).parent / "job.py"
 LOOK_S = 0.01
@@ -197,8 +197,8 @@ def _do(gang, event, status, left):
         "kill": lambda: KillRequest(members[event.number % len(members)]),
         "preempt": PreemptRequest,
         "stop": StopRequest,
-        "tune": lambda: TuneRequest(global_batch=event.number),
-        "loader": lambda: TuneRequest(loader_workers=event.number),
+        "tune": lambda: TuneSettings(global_batch=event.number),
+        "loader": lambda: TuneSettings(loader_workers=event.number),
     }[event.what]()
     del left
     if event.what == "crash":

@@ -5,12 +5,11 @@ killed one. What it comes back to may lie behind the end of an epoch, or of the 
 """
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests.elastic.storm import Gang, shared_zygote
+from tests import forked
+from tests.elastic.storm import Gang
 
 SCRIPT = """
 import json, os, signal, sys, time
@@ -73,12 +72,6 @@ said = {"ended": ended, "begun": begun, "digest": run.digest(), "steps": run.ste
 """.replace("run_to", "int(sys.argv[3])")
 
 
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory):
-    with shared_zygote(tmp_path_factory.mktemp("zygote")) as path:
-        yield path
-
-
 def answers(folder):
     return {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.json")}
 
@@ -97,7 +90,7 @@ def test_a_rank_that_comes_back_runs_the_code_at_the_end_of_an_epoch_once(tmp_pa
     script, alone = tmp_path / "script.py", tmp_path / "alone"
     script.write_text(SCRIPT)
     alone.mkdir()
-    subprocess.run([sys.executable, script, alone, case, str(steps)], check=True, timeout=60)
+    forked.run(script, alone, case, steps, zygote=zygote, check=True)
     gang = Gang(tmp_path, 4, tmp_path, case, steps, zygote=zygote, job=script, replace=1)
     try:
         assert gang.process.wait(50) == 0, gang.stderr()

@@ -36,17 +36,17 @@ def submitted(time_ms, job):
 def test_a_step_decides_what_is_due_and_says_when_to_come_back():
     engine = scheduler(gap_ms=1_000)
     step = advance(engine, (submitted(5, 0),), 5)
-    assert (step.orders, step.wake_ms) == ((), 5)
+    assert (step.plans, step.wake_ms) == ((), 5)
     step = advance(engine, (), 6)
-    assert (step.orders, step.wake_ms) == ((Plan(5, (start(0, 1, ((0, 0),)),)),), None)
+    assert (step.plans, step.wake_ms) == ((Plan(5, (start(0, 1, ((0, 0),)),)),), None)
     step = advance(engine, (submitted(9, 1), submitted(2_000, 2)), 2_000)
-    assert [plan.time_ms for plan in step.orders] == [1_005]
+    assert [plan.time_ms for plan in step.plans] == [1_005]
     assert step.wake_ms == 2_005
 
 
 def test_a_round_sees_all_events_of_its_instant():
     step = advance(scheduler(gap_ms=0), (submitted(5, 0), submitted(5, 1)), 6)
-    assert [len(plan.actions) for plan in step.orders] == [2]
+    assert [len(plan.actions) for plan in step.plans] == [2]
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=8).map(sorted), st.data())
@@ -55,16 +55,16 @@ def test_how_events_are_cut_into_calls_changes_nothing(times, data):
     events = [submitted(time_ms, job) for job, time_ms in enumerate(times)]
     policy = replace(SKIP, period_ms=7)
     whole, cut = scheduler(policy, gap_ms=3), scheduler(policy, gap_ms=3)
-    expected = list(advance(whole, events, 60).orders)
+    expected = list(advance(whole, events, 60).plans)
     found, rest = [], events
     while rest:
         count = data.draw(st.integers(1, len(rest)))
         until = rest[count - 1].time_ms
-        found += advance(cut, rest[:count], until).orders
+        found += advance(cut, rest[:count], until).plans
         rest = rest[count:]
         if not rest or rest[0].time_ms > until:
-            found += advance(cut, (), data.draw(st.integers(until, rest[0].time_ms if rest else 60))).orders
-    found += advance(cut, (), 60).orders
+            found += advance(cut, (), data.draw(st.integers(until, rest[0].time_ms if rest else 60))).plans
+    found += advance(cut, (), 60).plans
     assert found == expected
 
 
@@ -91,19 +91,19 @@ def test_a_refused_plan_is_decided_again_on_the_newer_state():
     assert all(line == now for line, now in replay_journal(journal.lines, again))
 
 
-@pytest.mark.parametrize(("news_ms", "orders"), [
+@pytest.mark.parametrize(("news_ms", "plans"), [
     (7, [Plan(7, (start(0, 1, ((0, 1),)),)), Plan(9, (start(1, 1, ((0, 2),)),)), Plan(11, (start(2, 1, ((0, 3),)),))]),
     (9, [Plan(9, (start(0, 1, ((0, 1),)), start(1, 1, ((0, 2),)))), Plan(11, (start(2, 1, ((0, 3),)),))]),
     (10, [Plan(10, (start(0, 1, ((0, 1),)), start(1, 1, ((0, 2),)))), Plan(11, (start(2, 1, ((0, 3),)),))]),
     (12, [Plan(12, tuple(start(job, 1, ((0, job + 1),)) for job in range(3)))]),
 ])
-def test_news_of_a_refused_plan_and_inputs_are_applied_in_one_order_of_time(news_ms, orders):
+def test_news_of_a_refused_plan_and_inputs_are_applied_in_one_order_of_time(news_ms, plans):
     refusals = [[Event(news_ms, Kind.GPU_QUARANTINED, node=0, gpu=0)]]
     journal = Journal()
     engine = scheduler(cluster="1x4xT4", journal=journal, gap_ms=0)
     inputs = [submitted(5, 0), submitted(9, 1), submitted(11, 2)]
     step = advance(engine, inputs, 13, lambda result: refusals.pop() if refusals else None)
-    assert list(step.orders) == orders
+    assert list(step.plans) == plans
     again = scheduler(cluster="1x4xT4", gap_ms=0)
     assert all(line == now for line, now in replay_journal(journal.lines, again))
 
@@ -113,7 +113,7 @@ def test_rounds_between_the_news_of_a_refused_plan_and_the_next_input_are_decide
     engine = scheduler(replace(SKIP, period_ms=3), gap_ms=0)
     inputs = [submitted(5, 0), submitted(9, 1), submitted(20, 2)]
     step = advance(engine, inputs, 21, lambda result: refusals.pop() if refusals else None)
-    assert [plan.time_ms for plan in step.orders] == [10, 13, 16, 19, 20]
+    assert [plan.time_ms for plan in step.plans] == [10, 13, 16, 19, 20]
 
 
 def test_a_result_says_what_it_was_decided_on():

@@ -33,8 +33,10 @@ from brim.errors import InvariantError
 from brim.policies.order.tiresias import ServiceQueues
 from brim.policies.presets import PRESETS
 from brim.sim import twin
-from brim.sim.overheads import Faults, Overheads
-from brim.sim.truth import Rigid, specs_of, user_names
+from brim.sim.faults import Faults
+from brim.sim.overheads import Overheads
+from brim.sim.specs import specs_of, user_names
+from brim.sim.truths.rigid import Rigid
 from brim.sim.twin import Settings
 from brim.testing import job, rules, small_trace
 from brim.testing.elastic import ToyTruth, restless

@@ -13,9 +13,9 @@ from brim.beliefs.beliefs import Beliefs
 from brim.core.actions import Plan, Preempt
 from brim.core.checks import check_plan, check_snapshot
 from brim.core.cluster import parse_cluster
-from brim.core.events import Event, JobClass, JobSpec, Kind, Report
+from brim.core.events import Event, JobSpec, Kind, Report
 from brim.core.state import ClusterState
-from brim.core.trace import NONE
+from brim.core.trace import NONE, JobClass
 from brim.engine.explain import explain
 from brim.engine.journal import event_record, read_event
 from brim.engine.round import run_round

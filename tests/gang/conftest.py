@@ -94,7 +94,6 @@ def launch(tmp_path):
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path):
     """No process, listening port or shared memory of the test is there after it."""
-    shared = set(os.listdir("/dev/shm"))
     mark = f"BRIM_TEST_MARK={tmp_path}"
     os.environ["BRIM_TEST_MARK"] = str(tmp_path)
     yield
@@ -104,8 +103,17 @@ def nothing_is_left(tmp_path):
         with contextlib.suppress(psutil.Error):
             process.kill()
     assert not left, [(p.pid, p.cmdline()) for p in left if p.is_running()]
-    mine = {name for name in set(os.listdir("/dev/shm")) - shared if name.startswith("brim-test")}
-    assert not mine
+    assert not shared_memory(tmp_path)
+
+
+def shared_memory(tmp_path):
+    """Named shared memory of the test of this folder: tests beside it have names of their own."""
+    return [name for name in os.listdir("/dev/shm") if name.startswith(shared_memory_name(tmp_path))]
+
+
+def shared_memory_name(tmp_path):
+    """How names of shared memory begin in this test; another worker's test may have the same last folder."""
+    return "-".join(["brim-test", *tmp_path.parts[-2:]])
 
 
 def hunt(mark):

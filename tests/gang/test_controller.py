@@ -29,7 +29,6 @@ from brim.gang.messages import (
     Stop,
     StopRequest,
     TrainingProgress,
-    TuneRequest,
     TuneSettings,
     Waiting,
 )
@@ -114,7 +113,7 @@ def test_a_rank_that_reconnects_is_accepted_and_told_of_the_stop():
 
 def test_a_rank_that_reconnects_is_told_of_settings_that_it_may_have_missed():
     gang = trained(2)
-    gang.request(TuneRequest(prefetch=3))
+    gang.request(TuneSettings(prefetch=3))
     gang.actions()
     gang.connect(1)
     assert gang.actions() == [Send(1, TuneSettings(2, prefetch=3))]
@@ -263,8 +262,8 @@ def test_a_signal_to_one_rank_preempts_all():
 
 def test_settings_that_a_new_group_makes_void_are_sent_again_unless_they_were_applied():
     gang = trained(2)
-    assert gang.request(TuneRequest(global_batch=64)).ok
-    gang.request(TuneRequest(prefetch=3))
+    assert gang.request(TuneSettings(global_batch=64)).ok
+    gang.request(TuneSettings(command=9, prefetch=3))  # a client's number has no meaning
     assert {action.message.command for action in gang.actions(Send)} == {2, 3}
     gang.controller.exited(1, -signal.SIGKILL)
     gang.message(0, GroupBroken(1, 5))
@@ -275,7 +274,7 @@ def test_settings_that_a_new_group_makes_void_are_sent_again_unless_they_were_ap
 
 def test_a_request_that_cannot_be_carried_out_is_refused_with_the_reason():
     gang = trained(2)
-    assert gang.request(TuneRequest(prefetch=0)).detail == "tune: found prefetch 0, expected at least 1"
+    assert gang.request(TuneSettings(prefetch=0)).detail == "tune: found prefetch 0, expected at least 1"
     assert gang.request(KillRequest(9)).detail == "found id 9, expected one of [0, 1]"
     assert gang.request(ResizeRequest(0)).detail == "found size 0, expected at least 1"
     assert gang.actions() == []

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from brim.gang.membership import GangMembership, MemberState
 from brim.gang.messages import FormGroup, MemberLost, ResizeGroup, StoreAddress
+from tests.sampling import sample
 
 
 class Gang:
@@ -133,7 +134,7 @@ class Gang:
             assert len(members) in self.sizes
 
 
-@settings(max_examples=300)
+@settings(max_examples=sample(300, 100))
 @given(st.sampled_from([(), (1, 2, 4)]), st.integers(0, 3), st.data())
 def test_after_any_storm_all_living_ranks_are_in_one_generation(sizes, replace, data):
     gang = Gang(data.draw(st.sampled_from([1, 2, 4])), sizes, replace, stuck=data.draw(st.booleans()))

@@ -9,7 +9,8 @@ import numpy as np
 from brim.core.cluster import parse_cluster
 from brim.core.trace import Trace, trace_of
 from brim.policies.presets import PRESETS
-from brim.sim.overheads import Drain, Faults, Overheads
+from brim.sim.faults import Drain, Faults
+from brim.sim.overheads import Overheads
 from brim.sim.twin import Settings, replay
 
 TABLES, TRACES_AT = Path(__file__).parent / "tables", Path(__file__).parent / "traces"

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from brim.live.executor import Command, Report, What
+from brim.live.executor import AttemptReport, Command, ReportKind
 
 
 def python(code: str, *args: str, reports: bool = False) -> Command:
@@ -61,8 +61,8 @@ class FakeExecutor:
     def __init__(self, run_ms: dict[int, int], *, load_ms: int = 100, save_ms: int = 50) -> None:
         self.now_ms = 0
         self.run_ms, self.load_ms, self.save_ms = run_ms, load_ms, save_ms
-        self.outcome: dict[int, What] = {}
-        self.coming: list[tuple[int, Report]] = []
+        self.outcome: dict[int, ReportKind] = {}
+        self.coming: list[tuple[int, AttemptReport]] = []
         self.calls: list[tuple[str, int, int, int]] = []
         self.loader_workers: list[int] = []
         self.oversleep_ms = 0
@@ -75,17 +75,17 @@ class FakeExecutor:
         self.loader_workers.append(loader_workers)
         ready_ms = self.now_ms + self.load_ms
         self.coming += [
-            (self.now_ms, Report(job, attempt, What.LAUNCHED)),
-            (ready_ms, Report(job, attempt, What.STARTED)),
-            (ready_ms + self.run_ms[job], Report(job, attempt, self.outcome.get(job, What.FINISHED))),
+            (self.now_ms, AttemptReport(job, attempt, ReportKind.LAUNCHED)),
+            (ready_ms, AttemptReport(job, attempt, ReportKind.STARTED)),
+            (ready_ms + self.run_ms[job], AttemptReport(job, attempt, self.outcome.get(job, ReportKind.FINISHED))),
         ]
 
     def stop(self, job: int, attempt: int) -> None:
         self.calls.append(("stop", self.now_ms, job, attempt))
         self.coming = [(when, r) for when, r in self.coming if (r.job, r.attempt) != (job, attempt)]
-        self.coming.append((self.now_ms + self.save_ms, Report(job, attempt, What.STOPPED)))
+        self.coming.append((self.now_ms + self.save_ms, AttemptReport(job, attempt, ReportKind.STOPPED)))
 
-    def wait(self, timeout_ms: int | None) -> list[Report]:
+    def wait(self, timeout_ms: int | None) -> list[AttemptReport]:
         times = [when for when, _ in self.coming]
         if timeout_ms is not None:
             times.append(self.now_ms + timeout_ms)

@@ -35,6 +35,7 @@ def test_the_twelve_jobs_are_submitted_over_half_a_minute_to_four_slots() -> Non
     assert len({job.user for job in jobs}) > 3
 
 
+@pytest.mark.timing
 def test_the_closing_table_has_live_and_twin_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_file, "digits_jobs", lambda: SMALL)
     ran = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "kept"), "--json"], catch_exceptions=False)

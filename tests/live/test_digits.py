@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from brim.live.executor import ENDS, Command, What
+from brim.live.executor import ENDS, Command, ReportKind
 from brim.live.local import LocalExecutor
 from tests.live.test_local import last, until
 
@@ -23,14 +23,14 @@ def test_a_preempted_training_ends_with_the_same_parameters(tmp_path: Path) -> N
     with LocalExecutor(2, tmp_path, grace_ms=10_000) as executor:
         executor.start(0, 1, (0,), digits(6, 150))
         executor.start(1, 1, (1,), digits(6, 0))
-        until(executor, What.STARTED, seconds=20)
+        until(executor, ReportKind.STARTED, seconds=20)
         executor.stop(0, 1)
-        assert last(until(executor, *ENDS, seconds=20)).what is What.STOPPED
+        assert last(until(executor, *ENDS, seconds=20)).kind is ReportKind.STOPPED
         assert (tmp_path / "job-0" / "checkpoint" / "digits.npz").exists()
         executor.start(0, 2, (0,), digits(6, 0))
         heard = until(executor, *ENDS, seconds=20)
-        assert last(heard).what is What.FINISHED
-        resumed_at = next(r.fraction for r in heard if r.job == 0 and r.what is What.PROGRESS)
+        assert last(heard).kind is ReportKind.FINISHED
+        resumed_at = next(r.fraction for r in heard if r.job == 0 and r.kind is ReportKind.PROGRESS)
         assert 0 < resumed_at < 1
     interrupted = (tmp_path / "job-0" / "log").read_text().splitlines()
     straight = (tmp_path / "job-1" / "log").read_text().splitlines()

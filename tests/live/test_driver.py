@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass, replace
 
@@ -14,13 +15,16 @@ from brim.core.arrays import IntArray
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, Kind
 from brim.core.snapshot import Snapshot
+from brim.core.tables import Grants
 from brim.engine.journal import Journal
 from brim.engine.journal import replay as replay_journal
 from brim.engine.scheduler import Scheduler
 from brim.errors import ConfigError, RefusedError
-from brim.live.driver import LiveDriver, LiveJob, Watcher, wall_clock, warm_up
-from brim.live.executor import Command, Report, What
-from brim.live.record import Attempt, Measured, measured, preemptions, productive_ms, recorded_trace
+from brim.live.driver import LiveDriver, LiveJob, Watcher, warm_up
+from brim.live.executor import AttemptReport, Command, ReportKind
+from brim.live.record import Attempt, MeasuredCosts, measured, preemptions, productive_ms, recorded_trace
+from brim.live.world import RealWorld
+from brim.policies.place.parts import Consolidate
 from brim.policies.place.repack import Repack
 from brim.policies.presets import find_policy
 from brim.policies.size.as_asked import AsAsked
@@ -73,7 +77,7 @@ def test_scheduled_things_carry_their_own_time_however_late_the_driver_wakes() -
 
 def test_a_job_that_keeps_failing_is_given_up_and_the_others_go_on() -> None:
     executor = FakeExecutor({0: 100, 1: 100})
-    executor.outcome[0] = What.FAILED
+    executor.outcome[0] = ReportKind.FAILED
     told: list[tuple[int, str]] = []
 
     class Ears(Watcher):
@@ -89,7 +93,7 @@ def test_a_job_that_keeps_failing_is_given_up_and_the_others_go_on() -> None:
 
 def test_a_command_that_cannot_start_is_given_up_at_once() -> None:
     executor = FakeExecutor({0: 100})
-    executor.outcome[0] = What.UNUSABLE
+    executor.outcome[0] = ReportKind.UNUSABLE
     driver, journal = session("fifo", (job(0, 1),), executor)
     assert kinds(journal, 0)[-1] == "GAVE_UP"
     assert driver.gave_up == {0}
@@ -104,8 +108,8 @@ def test_a_job_may_start_and_end_in_one_millisecond() -> None:
 
 def test_words_of_an_attempt_that_is_over_change_nothing() -> None:
     executor = FakeExecutor({0: 500})
-    executor.coming.append((300, Report(0, 7, What.FINISHED)))
-    executor.coming.append((300, Report(3, 1, What.FAILED)))
+    executor.coming.append((300, AttemptReport(0, 7, ReportKind.FINISHED)))
+    executor.coming.append((300, AttemptReport(3, 1, ReportKind.FAILED)))
     _, journal = session("fifo", (job(0, 1),), executor)
     assert kinds(journal, 0) == ["SUBMITTED", "STARTED", "FINISHED"]
 
@@ -133,9 +137,9 @@ def test_the_watcher_sees_everything_and_can_stop_the_session() -> None:
 def test_progress_of_a_job_is_told_to_the_engine() -> None:
     executor = FakeExecutor({0: 5_000})
     executor.coming += [
-        (1_000, Report(0, 1, What.PROGRESS, done=10, total=50)),
-        (3_000, Report(0, 1, What.PROGRESS, done=30, total=50)),
-        (9_000, Report(0, 1, What.PROGRESS, done=50, total=50)),  # too late
+        (1_000, AttemptReport(0, 1, ReportKind.PROGRESS, done=10, total=50)),
+        (3_000, AttemptReport(0, 1, ReportKind.PROGRESS, done=30, total=50)),
+        (9_000, AttemptReport(0, 1, ReportKind.PROGRESS, done=50, total=50)),  # too late
     ]
     seen: list[tuple[float, float]] = []
 
@@ -164,15 +168,34 @@ def test_a_job_is_told_how_many_loader_workers_it_has() -> None:
 
 
 @dataclass(frozen=True)
+class LentAtFirst(Consolidate):
+    """Marks the grants of jobs as revocable in the first second after their submission."""
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
+        grants = super().__call__(snapshot, beliefs, order, sizes)
+        return replace(grants, revocable=(snapshot.now_ms - snapshot.jobs.submit_ms < 1_000)[grants.job])
+
+
+def test_a_grant_that_is_no_longer_revocable_changes_nothing_for_the_job() -> None:
+    executor = FakeExecutor({0: 5_000, 1: 1_000})
+    journal = Journal()
+    policy = replace(find_policy("fifo"), place=LentAtFirst("skip"))
+    driver = LiveDriver(FOUR, policy, (job(0, 2), job(2_000, 1)), executor, gap_ms=100, journal=journal)
+    assert driver.run(executor.clock)
+    assert sum('"do":"tune"' in line for line in journal.lines) == 1
+    assert [attempt.number for attempt in driver.attempts if attempt.job == 0] == [1]
+
+
+@dataclass(frozen=True)
 class Picky(AsAsked):
-    """Turns jobs of more than two devices away."""
+    """Rejects jobs of more than two devices."""
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> Sizes:
         return replace(super().__call__(snapshot, beliefs, order), gpus=np.where(snapshot.jobs.gpus > 2, 0, 1),
                        reject=snapshot.jobs.gpus > 2)
 
 
-def test_a_job_that_is_turned_away_is_over() -> None:
+def test_a_job_that_is_rejected_is_over() -> None:
     executor = FakeExecutor({0: 10, 1: 10})
     driver = LiveDriver(FOUR, replace(find_policy("fifo"), size=Picky()), (job(0, 1), job(0, 3)), executor)
     assert driver.run(executor.clock)
@@ -203,25 +226,25 @@ def test_a_session_without_jobs_is_over() -> None:
     assert LiveDriver(FOUR, find_policy("fifo"), (), executor).run(executor.clock)
 
 
-def test_the_wall_clock_starts_at_zero_and_never_goes_back() -> None:
-    clock = wall_clock()
-    times = [clock() for _ in range(1_000)]
+def test_the_clock_of_this_machine_starts_at_zero_and_never_goes_back() -> None:
+    world = RealWorld(FakeExecutor({}), io.StringIO())
+    times = [world.now_ms() for _ in range(1_000)]
     assert times[0] < 100
     assert times == sorted(times)
     warm_up(FOUR, find_policy("fifo"))
 
 
 def test_the_record_splits_productive_time_from_overheads() -> None:
-    first = Attempt(job=0, number=1, slots=(0,), granted_ms=0, begin_ms=10, from_ms=110, preempt_ms=1_110, end_ms=1_160,
+    first = Attempt(job=0, number=1, slots=(0,), begin_ms=10, from_ms=110, preempt_ms=1_110, end_ms=1_160,
                     kind=Kind.STOPPED)
-    never_ran = replace(first, number=2, granted_ms=1_200, begin_ms=1_200, from_ms=None, preempt_ms=1_300, end_ms=1_301)
-    second = Attempt(job=0, number=3, slots=(0,), granted_ms=2_000, begin_ms=2_000, from_ms=2_200, end_ms=2_700,
+    never_ran = replace(first, number=2, begin_ms=1_200, from_ms=None, preempt_ms=1_300, end_ms=1_301)
+    second = Attempt(job=0, number=3, slots=(0,), begin_ms=2_000, from_ms=2_200, end_ms=2_700,
                      kind=Kind.FINISHED)
-    failed = Attempt(job=1, number=1, slots=(1,), granted_ms=0, begin_ms=0, from_ms=50, end_ms=900, kind=Kind.GAVE_UP)
+    failed = Attempt(job=1, number=1, slots=(1,), begin_ms=0, from_ms=50, end_ms=900, kind=Kind.GAVE_UP)
     attempts = (first, never_ran, second, failed)
     assert productive_ms(attempts, 2).tolist() == [1_500, 0]
-    assert measured(attempts) == Measured(start_ms=75, restart_ms=200, save_ms=50)
-    assert measured(()) == Measured(start_ms=0, restart_ms=0, save_ms=0)
+    assert measured(attempts) == MeasuredCosts(start_ms=75, restart_ms=200, save_ms=50)
+    assert measured(()) == MeasuredCosts(start_ms=0, restart_ms=0, save_ms=0)
     driver = LiveDriver(FOUR, find_policy("fifo"), (job(0, 1, 2_000), job(5, 2)), FakeExecutor({}))
     trace = recorded_trace("kept", driver.specs, driver.users, attempts)
     assert trace.run_ms.tolist() == [1_500, 0]

@@ -13,23 +13,23 @@ from pathlib import Path
 
 import pytest
 
-from brim.live.executor import ENDS, Command, Report, What
+from brim.live.executor import ENDS, AttemptReport, Command, ReportKind
 from brim.live.local import LocalExecutor
 from tests.live.conftest import alive_with, python, sleeper
 
 
-def until(executor: LocalExecutor, *whats: What, job: int = 0, seconds: float = 8.0) -> list[Report]:
+def until(executor: LocalExecutor, *whats: ReportKind, job: int = 0, seconds: float = 8.0) -> list[AttemptReport]:
     """Listen until one of these words about the job is heard."""
-    heard: list[Report] = []
+    heard: list[AttemptReport] = []
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         heard += executor.wait(round(1000 * max(0.0, end_s - time.monotonic())))
-        if any(report.what in whats and report.job == job for report in heard):
+        if any(report.kind in whats and report.job == job for report in heard):
             return heard
     raise AssertionError(f"heard only {heard}")
 
 
-def last(reports: list[Report], job: int = 0) -> Report:
+def last(reports: list[AttemptReport], job: int = 0) -> AttemptReport:
     return [report for report in reports if report.job == job][-1]
 
 
@@ -43,20 +43,21 @@ def test_a_command_runs_with_its_devices_in_its_own_session_and_its_log(tmp_path
     with LocalExecutor(4, tmp_path) as executor:
         executor.start(0, 3, (1, 2), python(code), 5)
         heard = until(executor, *ENDS)
-    assert [report.what for report in heard] == [What.LAUNCHED, What.STARTED, What.FINISHED]
+    assert [report.kind for report in heard] == [ReportKind.LAUNCHED, ReportKind.STARTED, ReportKind.FINISHED]
     assert (tmp_path / "job-0" / "log").read_text() == "0 3 1,2 1 True True\n5\n"
 
 
 @pytest.mark.parametrize(
     ("code", "stop", "what"),
     [
-        (0, False, What.FINISHED), (1, False, What.FAILED), (75, False, What.FAILED),
-        (75, True, What.STOPPED), (85, True, What.STOPPED), (99, True, What.STOPPED), (143, True, What.STOPPED),
-        (0, True, What.FINISHED), (1, True, What.FAILED),
+        (0, False, ReportKind.FINISHED), (1, False, ReportKind.FAILED), (75, False, ReportKind.FAILED),
+        (75, True, ReportKind.STOPPED), (85, True, ReportKind.STOPPED), (99, True, ReportKind.STOPPED),
+        (143, True, ReportKind.STOPPED),
+        (0, True, ReportKind.FINISHED), (1, True, ReportKind.FAILED),
     ],
 )
 def test_exit_codes_mean_resume_me_only_after_an_announced_stop(
-    tmp_path: Path, code: int, stop: bool, what: What
+    tmp_path: Path, code: int, stop: bool, what: ReportKind
 ) -> None:
     script = (
         "import os, signal, sys\n"
@@ -66,12 +67,12 @@ def test_exit_codes_mean_resume_me_only_after_an_announced_stop(
     )
     with LocalExecutor(1, tmp_path) as executor:
         executor.start(0, 1, (0,), python(script, reports=True))
-        heard = until(executor, What.STARTED)
+        heard = until(executor, ReportKind.STARTED)
         if stop:
             executor.stop(0, 1)
-        if last(heard).what not in ENDS:
+        if last(heard).kind not in ENDS:
             heard = until(executor, *ENDS)
-    assert last(heard).what is what
+    assert last(heard).kind is what
 
 
 @pytest.mark.parametrize("exit_first", [False, True])
@@ -92,8 +93,10 @@ def test_last_words_and_the_exit_are_heard_in_one_go_in_either_order(
         ready = executor._selector.select
         monkeypatch.setattr(executor._selector, "select", lambda s: sorted(ready(s), key=_fd, reverse=exit_first))
         heard = until(executor, *ENDS)
-    words = [(report.what, report.fraction) for report in heard]
-    assert words == [(What.LAUNCHED, 0), (What.STARTED, 0), (What.PROGRESS, 0.5), (What.FINISHED, 0)]
+    words = [(report.kind, report.fraction) for report in heard]
+    assert words == [
+        (ReportKind.LAUNCHED, 0), (ReportKind.STARTED, 0), (ReportKind.PROGRESS, 0.5), (ReportKind.FINISHED, 0),
+    ]
 
 
 def _fd(event: tuple[selectors.SelectorKey, int]) -> int:
@@ -103,9 +106,9 @@ def _fd(event: tuple[selectors.SelectorKey, int]) -> int:
 def test_a_command_that_knows_nothing_of_stops_is_resumable(tmp_path: Path) -> None:
     with LocalExecutor(1, tmp_path) as executor:
         executor.start(0, 1, (0,), python("import signal; signal.pause()"))
-        until(executor, What.STARTED)
+        until(executor, ReportKind.STARTED)
         executor.stop(0, 1)
-        assert last(until(executor, *ENDS)) == Report(0, 1, What.STOPPED, detail="ended by SIGTERM")
+        assert last(until(executor, *ENDS)) == AttemptReport(0, 1, ReportKind.STOPPED, detail="ended by SIGTERM")
 
 
 def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
@@ -117,10 +120,10 @@ def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     )
     with LocalExecutor(1, tmp_path, grace_ms=300) as executor:
         executor.start(0, 1, (0,), python(deaf, reports=True))
-        until(executor, What.PROGRESS)
+        until(executor, ReportKind.PROGRESS)
         began_s = time.monotonic()
         executor.stop(0, 1)
-        assert last(until(executor, *ENDS)) == Report(0, 1, What.STOPPED, detail="ended by SIGKILL")
+        assert last(until(executor, *ENDS)) == AttemptReport(0, 1, ReportKind.STOPPED, detail="ended by SIGKILL")
         assert 0.29 < time.monotonic() - began_s < 5
 
 
@@ -137,10 +140,10 @@ def test_the_slots_are_free_only_when_the_whole_session_is_gone(tmp_path: Path) 
     )
     with LocalExecutor(1, tmp_path) as executor:
         executor.start(0, 1, (0,), python(leaver, marker, reports=True))
-        until(executor, What.STARTED)
+        until(executor, ReportKind.STARTED)
         assert len(alive_with(marker)) == 2
         executor.stop(0, 1)
-        assert last(until(executor, *ENDS)).what is What.STOPPED
+        assert last(until(executor, *ENDS)).kind is ReportKind.STOPPED
         assert alive_with(marker) == []
 
 
@@ -153,14 +156,15 @@ def test_a_start_waits_until_the_leaver_is_gone_and_may_be_taken_back(tmp_path: 
     )
     with LocalExecutor(2, tmp_path) as executor:
         executor.start(0, 1, (0, 1), python(slow, reports=True))
-        until(executor, What.STARTED)
+        until(executor, ReportKind.STARTED)
         executor.stop(0, 1)
         executor.start(1, 1, (0,), sleeper(0.1))
         executor.start(2, 1, (1,), sleeper(0.1))
         executor.stop(2, 1)
         heard = until(executor, *ENDS, job=1)
-    assert [(r.job, r.what) for r in heard] == [
-        (2, What.STOPPED), (0, What.STOPPED), (1, What.LAUNCHED), (1, What.STARTED), (1, What.FINISHED),
+    assert [(r.job, r.kind) for r in heard] == [
+        (2, ReportKind.STOPPED), (0, ReportKind.STOPPED), (1, ReportKind.LAUNCHED), (1, ReportKind.STARTED),
+        (1, ReportKind.FINISHED),
     ]
 
 
@@ -168,10 +172,10 @@ def test_a_command_that_cannot_start_says_so_and_leaves_its_slots(tmp_path: Path
     with LocalExecutor(1, tmp_path) as executor:
         executor.start(0, 1, (0,), Command(argv=("/no/such/command",), reports=True))
         (report,) = until(executor, *ENDS)
-        assert report.what is What.UNUSABLE
+        assert report.kind is ReportKind.UNUSABLE
         assert report.detail == "cannot start '/no/such/command': No such file or directory"
         executor.start(1, 1, (0,), sleeper(0))
-        assert last(until(executor, *ENDS, job=1), job=1).what is What.FINISHED
+        assert last(until(executor, *ENDS, job=1), job=1).kind is ReportKind.FINISHED
     assert "No such file" in (tmp_path / "job-0" / "log").read_text()
 
 
@@ -180,7 +184,7 @@ def test_a_message_to_another_attempt_changes_nothing(tmp_path: Path) -> None:
         executor.start(0, 2, (0,), sleeper(0.2))
         executor.stop(0, 1)
         executor.stop(7, 1)
-        assert last(until(executor, *ENDS)).what is What.FINISHED
+        assert last(until(executor, *ENDS)).kind is ReportKind.FINISHED
 
 
 def test_closing_ends_everybody(tmp_path: Path) -> None:
@@ -235,6 +239,7 @@ def test_an_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Si
     assert working_in(folder) == []
 
 
+@pytest.mark.timing
 def test_a_second_interrupt_does_not_wait_for_the_grace(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     demo = interruptible(folder, "trap '' TERM; sleep 60 & wait; sleep 60")

@@ -1,4 +1,4 @@
-"""Every shipped size part with every shipped place part: ``NUMBA_BOUNDSCHECK=1 python -m tests.policies.all_pairs``.
+"""Every shipped size part with every shipped place part: ``NUMBA_BOUNDSCHECK=1 python -m tests.policies.all_pairs 6``.
 
 Run by ``test_all_pairs.py`` in a process of its own, so that the compiled code there checks its indices.
 """
@@ -25,7 +25,8 @@ from brim.testing import job, snapshot_of
 from brim.testing.rules import beliefs_of, check_decision, decide
 from brim.testing.strategies import snapshots
 
-EXAMPLES = 6
+EXAMPLES = int(sys.argv[-1]) if __name__ == "__main__" else 0
+"""How many situations are drawn for each pair."""
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from brim.policies.order.arrival import Arrival
 from brim.policies.place.parts import Consolidate, Fragmentation, Spread
 from brim.policies.size.as_asked import AsAsked
 from brim.testing import job, snapshot_of
-from brim.testing.room import Ask, FreeRoom, pairs_by_job
+from brim.testing.free_lists import FreeLists, JobRequest, pairs_by_job
 from brim.testing.rules import beliefs_of, describe
 from brim.testing.strategies import clusters, placed_jobs
+from tests.sampling import sample
 
 from .test_eviction import NewestFirst, newest
 
@@ -34,7 +35,7 @@ def queues(draw):
 
 @pytest.mark.parametrize("order", [Arrival(), NewestFirst()], ids=["running-first", "newest-first"])
 @pytest.mark.parametrize("place", [Consolidate(), Spread(), Fragmentation()], ids=lambda part: type(part).__name__)
-@settings(max_examples=100)
+@settings(max_examples=sample(100, 33))
 @given(snapshot=queues())
 def test_every_waiting_job_starts_exactly_if_it_fits_in_its_turn(order, place, snapshot):
     jobs, beliefs = snapshot.jobs, beliefs_of(snapshot, newest())
@@ -47,10 +48,10 @@ def test_every_waiting_job_starts_exactly_if_it_fits_in_its_turn(order, place, s
         if not jobs.waits[row]:
             continue
         later = {int(other) for other in rows[turn + 1 :] if jobs.holds[other]}
-        room = FreeRoom.of_snapshot(snapshot, gone=gone | later)
+        room = FreeLists.of_snapshot(snapshot, gone=gone | later)
         for other in started:
-            room.take(Ask(snapshot, other), granted[other])
-        assert (row in granted) == room.fits(Ask(snapshot, row)), f"row {row}: {granted}\n{describe(snapshot)}"
+            room.take(JobRequest(snapshot, other), granted[other])
+        assert (row in granted) == room.fits(JobRequest(snapshot, row)), f"row {row}: {granted}\n{describe(snapshot)}"
         if row in granted:
             started.append(row)
             gone |= set(np.flatnonzero((grants.why == int(Why.PREEMPTED)) & (grants.blocker == row)).tolist())

@@ -16,9 +16,10 @@ from brim.policies.presets import PRESETS
 from brim.sim.overheads import Overheads
 from brim.sim.twin import Settings, replay
 from brim.testing import job, small_trace, snapshot_of
-from brim.testing.room import Ask, FreeRoom, pairs_by_job
+from brim.testing.free_lists import FreeLists, JobRequest, pairs_by_job
 from brim.testing.rules import beliefs_of, watched
 from brim.testing.strategies import clusters, jobs_of
+from tests.sampling import sample
 
 EASY = replace(PRESETS["backfill"], oracle=True)
 EXACT = Settings(gap_ms=0, overheads=Overheads(start_ms=0, save_ms=0, restart_ms=0))
@@ -42,17 +43,17 @@ class Promises:
         ahead = [row for row in granted if snapshot.jobs.holds[row] or row < head]
         left = {row: int(self.run_ms[snapshot.jobs.id[row]] - snapshot.jobs.run_ms[row]) for row in ahead}
         for row in sorted(ahead, key=lambda row: left[row]):
-            room = FreeRoom.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
+            room = FreeLists.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
             for other in ahead:
                 if left[other] > left[row]:
-                    room.take(Ask(snapshot, other), granted[other])
-            if room.fits(Ask(snapshot, head)):
+                    room.take(JobRequest(snapshot, other), granted[other])
+            if room.fits(JobRequest(snapshot, head)):
                 self.of[job_id] = snapshot.now_ms + left[row]
                 return
         raise AssertionError(f"job {job_id} would never fit")
 
 
-@settings(max_examples=150)
+@settings(max_examples=sample(150, 50))
 @given(st.data())
 def test_backfill_never_delays_the_head(data):
     """With exact estimates the head starts at the very moment it would if nobody behind it had started."""
@@ -65,7 +66,7 @@ def test_backfill_never_delays_the_head(data):
         assert outcome.first_start_ms[job_id] == promised_ms
 
 
-@settings(max_examples=100)
+@settings(max_examples=sample(100, 33))
 @given(st.data())
 def test_estimates_that_are_too_long_never_delay_the_head_beyond_its_promise(data):
     """Limits above the truth: jobs end early, so the head starts no later than its first reservation."""

@@ -24,6 +24,7 @@ from brim.testing.elastic import ToyTruth
 from brim.testing.rules import check_grants, watched
 from brim.testing.strategies import clusters, placed_jobs, snapshots
 from tests.policies.size.known import KnownSpeeds, KnownWork, beliefs, elastic, one_batch
+from tests.sampling import sample
 
 ELASTIC = [name for name, policy in PRESETS.items() if policy.size.resizes_running]
 
@@ -77,7 +78,7 @@ def cases(draw):
 
 
 @pytest.mark.parametrize(("name", "rounds"), [(name, 3 if name == "pollux" else 1) for name in ELASTIC])
-@settings(max_examples=30)
+@settings(max_examples=sample(30, 10))
 @given(case=cases())
 def test_a_plan_carried_out_leaves_nothing_to_do(name, rounds, case):
     """With pollux a start costs nothing, so that ties between who runs and who waits are settled one by one."""
@@ -148,7 +149,7 @@ class SomeWork:
 
 
 @pytest.mark.parametrize("name", ELASTIC)
-@settings(max_examples=40)
+@settings(max_examples=sample(40, 13))
 @given(data=st.data())
 def test_plans_are_sound_on_clusters_of_mixed_nodes(name, data):
     cluster = data.draw(clusters(groups_max=3, nodes_max=3, gpus_max=8))

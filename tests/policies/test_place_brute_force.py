@@ -17,7 +17,7 @@ from brim.policies.order.arrival import Arrival
 from brim.policies.place.parts import Consolidate, Fragmentation, Spread, WorstFit, task_classes
 from brim.policies.size.as_asked import AsAsked
 from brim.testing import job, snapshot_of
-from brim.testing.room import Ask, FreeRoom
+from brim.testing.free_lists import FreeLists, JobRequest
 from brim.testing.rules import describe
 from brim.testing.strategies import clusters, placed_jobs
 
@@ -33,7 +33,7 @@ def placed(place, snapshot: Snapshot, row: int) -> list[tuple[int, int]]:
 
 def options(snapshot: Snapshot, row: int) -> list[tuple[tuple[int, int], ...]]:
     """Every whole gang of one type on free GPUs of open nodes."""
-    room, ask = FreeRoom.of_snapshot(snapshot), Ask(snapshot, row)
+    room, ask = FreeLists.of_snapshot(snapshot), JobRequest(snapshot, row)
     found = []
     for name in sorted(set(room.types)):
         if ask.gpu_type not in ("", name):
@@ -90,7 +90,7 @@ def test_on_one_node_consolidate_leaves_the_fewest_whole_gpus_over(snapshot):
     assume(snapshot.jobs.share_milli[row] == 1000)
     single = [gang for gang in options(snapshot, row) if len(nodes_of(gang)) == 1]
     assume(single)
-    room = FreeRoom.of_snapshot(snapshot)
+    room = FreeLists.of_snapshot(snapshot)
 
     def whole(gang) -> int:
         return room.free[gang[0][0]].count(1000)
@@ -104,7 +104,7 @@ def test_a_share_goes_to_the_fullest_gpu_that_takes_it(snapshot):
     assume(snapshot.jobs.share_milli[row] < 1000 and snapshot.jobs.gpus[row] == 1)
     could = options(snapshot, row)
     assume(could)
-    room = FreeRoom.of_snapshot(snapshot)
+    room = FreeLists.of_snapshot(snapshot)
     ((node, gpu),) = placed(Consolidate(), snapshot, row)
     assert room.free[node][gpu] == min(room.free[n][g] for ((n, g),) in could)
 
@@ -115,7 +115,7 @@ def test_spread_is_the_most_even(snapshot):
     row = len(snapshot.jobs) - 1
     could = options(snapshot, row)
     assume(could)
-    room, ask = FreeRoom.of_snapshot(snapshot), Ask(snapshot, row)
+    room, ask = FreeLists.of_snapshot(snapshot), JobRequest(snapshot, row)
     got = placed(Spread(), snapshot, row)
     kind = room.types[got[0][0]]
 
@@ -133,7 +133,7 @@ def test_worst_fit_fills_the_nodes_with_the_most_room_one_after_the_other(snapsh
     row = len(snapshot.jobs) - 1
     got = placed(WorstFit(), snapshot, row)
     assume(got)
-    room, ask = FreeRoom.of_snapshot(snapshot), Ask(snapshot, row)
+    room, ask = FreeLists.of_snapshot(snapshot), JobRequest(snapshot, row)
     kind = room.types[got[0][0]]
     same = [node for node, name in enumerate(room.types) if name == kind and room.is_open[node]]
     left, want = int(snapshot.jobs.gpus[row]), Counter()
@@ -159,10 +159,10 @@ def stranded_milli(free: list[int], classes: list[tuple[int, int, float]]) -> fl
 @given(snapshot=one_waits())
 def test_fragmentation_strands_the_least_on_one_node(snapshot):
     row = len(snapshot.jobs) - 1
-    ask = Ask(snapshot, row)
+    ask = JobRequest(snapshot, row)
     single = [gang for gang in options(snapshot, row) if len(nodes_of(gang)) == 1]
     assume(single)
-    room = FreeRoom.of_snapshot(snapshot)
+    room = FreeLists.of_snapshot(snapshot)
     classes = [tuple(row) for row in task_classes(snapshot).tolist()]
     if ask.share < 1000:  # inside a node a share goes to the fullest GPUs, whatever the rule
         tightest = {node: sorted(sorted((left, gpu) for gpu, left in enumerate(room.free[node]) if left >= ask.share)
@@ -199,15 +199,14 @@ def test_the_same_gang_is_placed_the_same_whoever_asks_first(snapshot):
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4)), min_size=1, max_size=3))
-def test_room_counts_what_it_gives_away(groups):
+def test_free_resources_count_what_is_given_away(groups):
     """``take`` and ``give`` are inverses, and the totals always equal the sums over nodes."""
     from brim.core.cluster import NodeGroup
-    from brim.policies.place.room import GPUS, WHOLES, empty_room, give, take
-    from brim.policies.place.room import Ask as Gang
+    from brim.policies.place.free_resources import GPUS, WHOLES, GangRequest, all_free, give, take
 
     cluster = cluster_of(tuple(NodeGroup(count=c, gpus=g, gpu_type=f"T{i}") for i, (c, g) in enumerate(groups)))
     is_open = np.arange(cluster.num_nodes) % 3 != 2
-    room = empty_room(cluster.gpu_type_N, cluster.gpus_N, cluster.cpu_milli_N, cluster.mem_mib_N, is_open,
+    room = all_free(cluster.gpu_type_N, cluster.gpus_N, cluster.cpu_milli_N, cluster.mem_mib_N, is_open,
                       len(cluster.gpu_types))
     before = [column.copy() for column in room]
     rng = np.random.default_rng(len(groups))
@@ -216,7 +215,7 @@ def test_room_counts_what_it_gives_away(groups):
         node = int(rng.integers(cluster.num_nodes))
         gpu, share = int(rng.integers(cluster.gpus_N[node])), int(rng.choice([1000, 500, 250]))
         if room.node[node, gpu] >= share:
-            gang = Gang(1, share, 10, 20, -1)
+            gang = GangRequest(1, share, 10, 20, -1)
             take(room, gang, node, gpu)
             taken.append((gang, node, gpu))
         for kind in range(len(cluster.gpu_types)):

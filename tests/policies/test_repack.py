@@ -15,7 +15,7 @@ from brim.policies.order.arrival import Arrival
 from brim.policies.place.repack import Repack, _enough
 from brim.policies.sockets import Sizes
 from brim.testing import job, snapshot_of
-from brim.testing.room import pairs_by_job
+from brim.testing.free_lists import pairs_by_job
 from brim.testing.rules import check_grants
 from brim.testing.strategies import clusters, snapshots
 

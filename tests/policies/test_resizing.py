@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,13 +11,15 @@ from hypothesis import strategies as st
 
 from brim.beliefs.beliefs import Beliefs
 from brim.core.reasons import Why
+from brim.errors import ConfigError
 from brim.policies.order.arrival import Arrival
 from brim.policies.place.parts import Consolidate, Fragmentation, Spread
 from brim.policies.sockets import Sizes
 from brim.testing import job, snapshot_of
-from brim.testing.room import pairs_by_job
+from brim.testing.free_lists import pairs_by_job
 from brim.testing.rules import check_grants
 from brim.testing.strategies import snapshots
+from tests.sampling import sample
 
 
 def elastic(**changes):
@@ -71,6 +75,12 @@ def test_a_job_that_cannot_grow_keeps_what_it_has_and_makes_nobody_leave(place):
     assert grants.why.tolist() == [Why.RUNS, Why.RUNS]
 
 
+@pytest.mark.parametrize("misfit", ["wait", ["x"], None])
+def test_an_unknown_misfit_is_named_whatever_its_type(misfit):
+    with pytest.raises(ConfigError, match=re.escape(f"misfit {misfit!r}: expected one of stop, skip, reserve")):
+        Consolidate(misfit)
+
+
 @pytest.mark.parametrize(("misfit", "gpus"), [("stop", 1), ("reserve", 1), ("skip", 2)])
 def test_a_job_does_not_grow_past_one_that_is_waited_for(misfit, gpus):
     snapshot = snapshot_of("1x4xT4", job(gpus=4), elastic(at=1, on=[(0, 0)]), job(at=2, on=[(0, 1)]), now=5)
@@ -79,7 +89,7 @@ def test_a_job_does_not_grow_past_one_that_is_waited_for(misfit, gpus):
     assert len(pairs_by_job(grants.job, grants.node, grants.gpu).get(1, ())) == gpus
 
 
-@settings(max_examples=60)
+@settings(max_examples=sample(60, 20))
 @given(st.data(), st.sampled_from((Consolidate, Spread, Fragmentation)), st.sampled_from(("stop", "skip", "reserve")))
 def test_a_resized_job_keeps_as_many_of_its_gpus_as_it_can(data, kind, misfit):
     snapshot = data.draw(snapshots(elastic_too=True))

@@ -14,9 +14,9 @@ from brim import traces
 from brim.policies.presets import PRESETS
 from brim.policies.size.goodput import PolluxFitness
 from brim.reports.metrics import measure
-from brim.sim.measured import Measured
 from brim.sim.overheads import Overheads
-from brim.sim.profiles import read_applications
+from brim.sim.truths.measured import Measured
+from brim.sim.truths.profiles import read_applications
 from brim.sim.twin import Settings, replay
 from tests.realdata.test_measured import CLUSTER, PROFILES, WORKLOADS
 

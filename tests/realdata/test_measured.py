@@ -13,9 +13,9 @@ from brim import traces
 from brim.core.cluster import parse_cluster
 from brim.policies.presets import PRESETS
 from brim.reports.metrics import measure
-from brim.sim.measured import Measured
 from brim.sim.overheads import Overheads
-from brim.sim.profiles import read_applications
+from brim.sim.truths.measured import Measured
+from brim.sim.truths.profiles import read_applications
 from brim.sim.twin import Settings, replay
 from tests.cli.commands import brim
 from tests.realdata.test_read_all import DATA

@@ -14,10 +14,10 @@ import pytest
 
 from brim import traces
 from brim.policies.presets import PRESETS
-from brim.sim.measured import Measured
 from brim.sim.overheads import Overheads
-from brim.sim.profiles import read_applications
-from brim.sim.truth import Pace
+from brim.sim.truths.measured import Measured
+from brim.sim.truths.profiles import read_applications
+from brim.sim.truths.truth import Pace
 from brim.sim.twin import Settings, replay
 from tests.realdata.near_threshold import near_threshold
 from tests.realdata.test_measured import CLUSTER, PROFILES

@@ -17,7 +17,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.interpolate import LinearNDInterpolator, interp1d
 
-from brim.sim.profiles import Application, read_applications
+from brim.sim.truths.profiles import Application, read_applications
 from tests.realdata.test_read_all import DATA
 
 PROFILES = DATA / "profiles/pollux"
@@ -163,7 +163,8 @@ def test_times_along_a_line_are_never_above_those_of_one_point(name):
     app = applications()[name]
     for place in placements(measured=False):
         local = local_batches(app, sum(place), 6)
-        step, sync = app.step_times.between(len(place), sum(place), np.array(local, dtype=np.float64))
+        found = app.step_times.between(np.array([len(place)]), sum(place), np.array(local, dtype=np.float64))
+        step, sync = (times[0] for times in found)
         alone = np.array([app.times_s(place, one) for one in local]).T
         assert (step <= alone[0] * (1 + 1e-9)).all()
         assert (step - sync <= (alone[0] - alone[1]) * (1 + 1e-9)).all()

@@ -12,6 +12,7 @@ from brim.core.cluster import parse_cluster
 from brim.core.trace import trace_of
 from brim.reports.bounds import bounds, last_completion, sum_of_completions
 from brim.reports.metrics import measure
+from tests.sampling import sample
 
 from .fakes import drawn_replay, drawn_trace
 
@@ -55,7 +56,7 @@ def instances(draw):
     return release, run, gpus, num_gpus
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=sample(300, 100))
 @given(instances())
 def test_no_schedule_of_a_tiny_instance_beats_the_bounds(instance):
     release, run, gpus, num_gpus = instance
@@ -65,7 +66,7 @@ def test_no_schedule_of_a_tiny_instance_beats_the_bounds(instance):
     assert last_completion(*arrays, num_gpus) <= last + 1e-9
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=sample(100, 33))
 @given(instances())
 def test_on_one_gpu_the_bound_is_the_optimum(instance):
     release, run, gpus, _ = instance
@@ -165,7 +166,7 @@ def elastic_instances(draw):
     return release, work, speed, num_gpus
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=sample(100, 33))
 @given(elastic_instances())
 def test_no_schedule_of_a_tiny_elastic_instance_beats_the_bounds(instance):
     release, work, speed, num_gpus = instance

@@ -216,6 +216,14 @@ def test_users_are_found_by_a_part_of_their_name(wide):
     assert len(wide.evaluate(listed)) > 1
 
 
+def test_a_long_name_of_a_cluster_does_not_run_off_a_narrow_screen(tmp_path):
+    cluster = "+".join(f"1x8x{kind}:cpus=64,mem=512GB" for kind in ("a100", "v100", "t4"))
+    path = written(tmp_path / "page.html", cluster, ("fifo", "las"))
+    with Chromium(tmp_path / "browser", width=400, touch=True) as browser:
+        browser.open(path)
+        assert browser.evaluate("document.documentElement.scrollWidth") == 400
+
+
 def test_a_table_wider_than_the_screen_says_so_until_its_end_is_seen(narrow, wide):
     hint = "Array.from(document.querySelectorAll('.wide')).map(w => !w.querySelector('.hint').hidden)"
     assert narrow.evaluate(hint) == [True, True]

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from brim.reports.charts.lines import Curve, by_load
-from brim.reports.experiment import Chart, Experiment, Panel, Table, experiment_page, terminal, write_experiment
+from brim.reports.experiment import Chart, Experiment, Panel, TextTable, experiment_page, terminal, write_experiment
 
 from .chromium import PROGRAM, Chromium
 
@@ -35,7 +35,7 @@ def made(name="elastic", panels=3, **changes):
         Chart(title="Jobs turned away", note="n", scale="fraction", curves=()),
     )
     headings = ("load", "policy", "done", "round ms")
-    table = Table(
+    table = TextTable(
         headings=headings, rows=(("1", name, "10", "2.0/3"), ("1", "goodput", "11", "2.1/3")), text_columns=2,
         dropped_first=("round ms",), brief=(0,),
     )

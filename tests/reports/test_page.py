@@ -195,7 +195,10 @@ def test_findings_say_how_many_owners_they_leave_out():
     replays = [drawn_replay(trace, "1x4xT4", policy) for policy in ("fifo", "sjf")]
     said = findings(replays, summarise(replays))
     assert any(s.startswith("Of the 2 users with at least 10 jobs (3 in all), ") for s in said), said
-    assert any(s.startswith("Of the 1 job-size class, ") for s in said), said
+    assert any(s.startswith("The only job-size class ") for s in said), said
+    text = page(replays, command="brim sim compare")
+    assert "fifo, 1 GPU: half wait" in text
+    assert "1 GPUs" not in text
 
 
 def test_a_difference_that_may_be_chance_is_said_to_be():

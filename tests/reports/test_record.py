@@ -222,6 +222,17 @@ def test_what_is_saved_is_said_in_hours_and_money(compared):
     assert f"hold {len(slow.trace):,}.0 GPU-hours more, which costs {2 * len(slow.trace):,}.00 more." in said
 
 
+@pytest.mark.parametrize(("saved_s", "said"), [(3_700, "wait 1 hour less"), (-3_700, "wait 1 hour more"),
+                                               (7_300, "wait 2 hours less")])  # fmt: skip
+def test_one_hour_is_no_plural(compared, saved_s, said):
+    record, replays = compared
+    summary = summarise(replays[:1], record=record)[0]
+    assert summary.saved is not None
+    saved = dataclasses.replace(summary.saved, after_wait_s=summary.saved.before_wait_s - saved_s)
+    one = dataclasses.replace(summary, saved=saved)
+    assert f"{said} than recorded" in verdict({one.policy: [one]})[1]
+
+
 def test_gains_and_losses_are_against_the_record_and_show_everybody(compared):
     record, replays = compared
     before = reference_of(replays[0], record)

@@ -10,7 +10,8 @@ from brim.core.trace import Trace
 from brim.engine.journal import Journal
 from brim.policies.presets import PRESETS
 from brim.policies.sockets import Policy
-from brim.sim.overheads import Faults, Overheads
+from brim.sim.faults import Faults
+from brim.sim.overheads import Overheads
 from brim.sim.twin import Settings, replay
 
 FREE = Overheads(start_ms=0, save_ms=0, restart_ms=0)
@@ -19,14 +20,14 @@ NO_FAULTS = Faults()
 
 def run(
     trace: Trace, cluster: Cluster | str, policy: Policy | str = "fifo", *, overheads: Overheads = FREE,
-    faults: Faults = NO_FAULTS, seed: int = 0, lane: bool = True, gap_ms: int = 0,
+    faults: Faults = NO_FAULTS, seed: int = 0, compiled: bool = True, gap_ms: int = 0,
 ) -> Replay:
-    """Replay with every round at once; ``lane=False`` keeps to the event loop."""
+    """Replay with every round at once; ``compiled=False`` keeps to the general loop."""
     return replay(
         trace, parse_cluster(cluster) if isinstance(cluster, str) else cluster,
         PRESETS[policy] if isinstance(policy, str) else policy,
         Settings(overheads=overheads, faults=faults, gap_ms=gap_ms, seed=seed),
-        journal=None if lane else Journal(),
+        journal=None if compiled else Journal(),
     )
 
 

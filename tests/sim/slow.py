@@ -52,6 +52,8 @@ class Life:
     told_service: int = 0  # what the scheduler counts: from the plan on
     told_run: int = 0
     tries: int = 0
+    ran: list[int] = field(default_factory=list)  # running time of each try
+    failed: list[bool] = field(default_factory=list)
     sequence: int = 0
     stops: int = -1  # when it is gone after a preemption
     eligible: bool = True
@@ -115,6 +117,7 @@ class Slow:
             if kind == "EVICTED":
                 self._expect(any(node == self.lost_node for node, _ in one.gpus), line)
             self._end_attempt(job, keep=False)
+            life.failed[-1] = kind != "EVICTED"
             if kind == "GAVE_UP":
                 life.finish, life.given_up = self.now, 1
         elif kind == "STOPPED":
@@ -142,6 +145,7 @@ class Slow:
         life.lost += lost * weight // 1000
         life.told_service += (self.now - one.decided) * weight // 1000
         life.told_run += max(0, self.now - one.since)
+        life.ran[-1] += max(0, self.now - one.since)
 
     def _close(self, job: int, end: int) -> None:
         life, one = self.jobs[job], self.jobs[job].attempt
@@ -173,7 +177,10 @@ class Slow:
         for action in line["d"]:
             life = self.jobs[action["job"]]
             if action["do"] in ("start", "resize"):
-                life.tries += action["do"] == "start"
+                if action["do"] == "start":
+                    life.tries += 1
+                    life.ran.append(0)
+                    life.failed.append(False)
                 life.sequence += 1
                 self._expect((action["attempt"], action["sequence"]) == (life.tries, life.sequence), line)
                 self._take(action["job"], action["setting"])

@@ -15,10 +15,10 @@ from brim.core.trace import trace_of
 from brim.engine.journal import Journal
 from brim.policies.presets import PRESETS
 from brim.policies.sockets import Sizes
-from brim.sim.measured import Measured
 from brim.sim.overheads import Overheads
-from brim.sim.profiles import read_applications
-from brim.sim.truth import Timed
+from brim.sim.truths.measured import Measured
+from brim.sim.truths.profiles import read_applications
+from brim.sim.truths.truth import HasStepTimes
 from brim.sim.twin import Settings
 from brim.sim.twin import replay as replayed
 from brim.testing.elastic import Line, scripted
@@ -72,7 +72,7 @@ def play(toy, *at_s, gpus=1, **size):
 
 def test_a_job_is_timed_before_it_trains_and_its_first_report_has_the_samples(toy):
     outcome, truth, heard = play(toy, 0)
-    assert isinstance(truth, Timed)
+    assert isinstance(truth, HasStepTimes)
     told = analyse(truth.steps(0), batch_min=8, gpus_max=2, local_batch_max=12, local_batch_min=4)
     assert [sample.local_batch for sample in told.samples] == [4, 5, 6, 8, 10, 12]
     steps_s = sum(toy.times_s((1,), sample.local_batch)[0] for sample in told.samples)

@@ -14,7 +14,7 @@ from brim.policies.feed.even import Even
 from brim.policies.place.parts import Consolidate
 from brim.policies.presets import PRESETS
 from brim.sim.overheads import Overheads
-from brim.sim.truth import Rigid
+from brim.sim.truths.rigid import Rigid
 from brim.sim.twin import Settings, replay
 from brim.testing import job, small_trace
 

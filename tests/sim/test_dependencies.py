@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from brim.sim.overheads import Faults
+from brim.sim.faults import Faults
 from brim.testing import job, small_trace
 
 from .exact import ends, run, starts
 
 
-@pytest.mark.parametrize("lane", [True, False])
-def test_a_dependent_starts_when_the_other_job_ends_and_the_delay_is_over(lane):
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_dependent_starts_when_the_other_job_ends_and_the_delay_is_over(compiled):
     trace = small_trace(job(run=10), job(at=1, run=1, after="j0"), job(at=1, run=1, after="j0", delay=5))
-    outcome = run(trace, "1x4xT4", lane=lane)
+    outcome = run(trace, "1x4xT4", compiled=compiled)
     assert starts(outcome) == [0, 10, 15]
 
 
-@pytest.mark.parametrize("lane", [True, False])
-def test_a_dependent_submitted_after_that_end_starts_at_once(lane):
-    outcome = run(small_trace(job(run=1), job(at=5, run=1, after="j0")), "1x4xT4", lane=lane)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_dependent_submitted_after_that_end_starts_at_once(compiled):
+    outcome = run(small_trace(job(run=1), job(at=5, run=1, after="j0")), "1x4xT4", compiled=compiled)
     assert starts(outcome) == [0, 5]
 
 
-@pytest.mark.parametrize("lane", [True, False])
-def test_a_delay_that_outlasts_the_submission_is_kept(lane):
-    outcome = run(small_trace(job(run=1), job(at=5, run=1, after="j0", delay=10)), "1x4xT4", lane=lane)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_delay_that_outlasts_the_submission_is_kept(compiled):
+    outcome = run(small_trace(job(run=1), job(at=5, run=1, after="j0", delay=10)), "1x4xT4", compiled=compiled)
     assert starts(outcome) == [0, 11]
 
 

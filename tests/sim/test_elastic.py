@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,8 @@ from brim.core.checks import check_snapshot
 from brim.core.trace import trace_of
 from brim.engine.journal import Journal
 from brim.policies.presets import PRESETS
-from brim.sim.overheads import Drain, Faults, Overheads
+from brim.sim.faults import Drain, Faults, job_failure_ms
+from brim.sim.overheads import Overheads
 from brim.sim.twin import Settings, replay
 from brim.testing import rules
 from brim.testing.builders import small_trace
@@ -85,6 +88,10 @@ def test_the_twin_agrees_with_a_slow_simulation_in_every_column_and_every_round(
         ("restarts", "restarts"), ("rejected", "rejected"), ("failed", "given_up"),
     ):
         assert getattr(outcome, column).tolist() == [getattr(life, name) for life in slow.jobs], column
+    for job, life in enumerate(slow.jobs):
+        for attempt, (ran_ms, failed) in enumerate(zip(life.ran, life.failed, strict=True), start=1):
+            lives_ms = job_failure_ms(broken, 0, job, attempt) if broken.job_mtbf_ms else math.inf
+            assert ran_ms == lives_ms if failed else ran_ms <= lives_ms
     runs = outcome.runs
     assert [
         (int(job), int(start), int(end), tuple(runs.gpu[first:stop].tolist()))

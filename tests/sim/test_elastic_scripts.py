@@ -6,6 +6,7 @@ first, 1/32 less in each of the four quarters of its work.
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from math import ceil
 
@@ -15,7 +16,8 @@ from brim.core.cluster import parse_cluster
 from brim.core.trace import NONE
 from brim.engine.journal import Journal
 from brim.errors import PlanError
-from brim.sim.overheads import Drain, Faults, Overheads
+from brim.sim.faults import Drain, Faults
+from brim.sim.overheads import Overheads
 from brim.sim.twin import Settings, replay
 from brim.testing import job, small_trace
 from brim.testing.elastic import PARTS, Line, ToyTruth, scripted, toy_pace
@@ -262,6 +264,34 @@ def test_a_job_that_failed_can_start_with_another_size_and_falls_back_to_its_che
     assert len(back) == 1
     assert f'"samples_done":{kept * 2}' in back[0]
     assert '"seen":[]' in back[0]
+
+
+def test_a_resize_neither_renews_nor_ends_the_life_of_an_attempt():
+    """Fails after 20 s of running: 8 s before its first resize at 10, 3 s from 22 to 25, the other 9 s from 37 on.
+
+    The second attempt is placed at 47, loads for 7 s and fails after 1 s.
+    """
+    lives = {(0, 1): 20_000, (0, 2): 1_000, (0, 3): 1_000}
+    with _dies(lives):
+        outcome, journal = play(
+            [elastic()], has(0, j0=[A]), has(10, j0=[A, B]), has(25, j0=[A]), has(46), has(47, j0=[A]),
+            faults=Faults(job_mtbf_ms=1, attempts_max=2),
+        )
+    assert outcome.resizes.tolist() == [2]
+    assert failures(journal) == [(46_000, "FAILED"), (55_000, "GAVE_UP")]
+
+
+def test_a_resize_before_the_first_step_takes_nothing_from_the_life_of_an_attempt():
+    with _dies({(0, 1): 20_000}):
+        _, journal = play(
+            [elastic()], has(0, j0=[A]), has(1, j0=[A, B]), has(10, j0=[A]), faults=Faults(job_mtbf_ms=1),
+        )
+    assert failures(journal)[0] == (22_000 + 18_000, "FAILED")  # on two GPUs from 8 to 10, on one from 22 on
+
+
+def failures(journal):
+    lines = [json.loads(line) for line in journal.lines]
+    return [(line["t"], line["e"]) for line in lines if line.get("e") in ("FAILED", "GAVE_UP")]
 
 
 def test_who_waits_for_a_rejected_job_may_go():

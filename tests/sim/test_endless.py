@@ -12,7 +12,8 @@ from brim.errors import ConfigError, InvariantError, PlanError
 from brim.policies.place.parts import Consolidate
 from brim.policies.presets import PRESETS
 from brim.policies.sockets import Sizes
-from brim.sim.overheads import Drain, Faults, Overheads
+from brim.sim.faults import Drain, Faults
+from brim.sim.overheads import Overheads
 from brim.sim.twin import Settings, replay
 from brim.testing import job, small_trace
 from brim.units import MS_PER_DAY, MS_PER_H

@@ -15,8 +15,8 @@ from brim.core.setting import setting_of
 from brim.core.state import ClusterState
 from brim.engine.journal import Journal
 from brim.policies.presets import PRESETS
-from brim.sim.categories import LINKS
 from brim.sim.reproduce.elastic import Condition, backlog
+from brim.sim.truths.categories import LINKS
 from brim.sim.twin import replay
 
 CLUSTER = parse_cluster("4x4xT4")

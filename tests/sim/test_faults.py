@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.errors import ConfigError
-from brim.sim.overheads import Drain, Faults, Overheads, job_failure_ms, node_failure_ms
+from brim.sim.faults import Drain, Faults, job_failure_ms, node_failure_ms
+from brim.sim.overheads import Overheads
 from brim.testing import job, small_trace
 from brim.testing.rules import check_never_shared
 from brim.testing.strategies import clusters, faults, overheads, traces
@@ -20,16 +21,17 @@ from .exact import FREE, ends, run, starts, stretches
 
 EVERY_10_S = Overheads(start_ms=0, save_ms=0, restart_ms=0, checkpoint_ms=10_000)
 NEVER_MS = 10**12
+INJECTOR = "brim.sim.fault_injector"
 
 
 def _fails(times: dict[tuple[int, int], int]):
     """Nodes fail when told: (node, count) -> ms after being up."""
-    return patch("brim.sim.twin.node_failure_ms", lambda f, s, node, count: times.get((node, count), NEVER_MS))
+    return patch(f"{INJECTOR}.node_failure_ms", lambda f, s, node, count: times.get((node, count), NEVER_MS))
 
 
 def _dies(times: dict[tuple[int, int], int]):
     """Jobs fail when told: (job, attempt) -> ms of running."""
-    return patch("brim.sim.twin.job_failure_ms", lambda f, s, item, attempt: times.get((item, attempt), NEVER_MS))
+    return patch(f"{INJECTOR}.job_failure_ms", lambda f, s, item, attempt: times.get((item, attempt), NEVER_MS))
 
 
 def test_a_lost_node_rolls_its_job_back_to_the_last_checkpoint():

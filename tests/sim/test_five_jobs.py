@@ -42,13 +42,13 @@ def seconds(text: str) -> int:
 
 
 def check(policy: str, said: str, trace=FIVE, cluster: str = "1x2xT4", unit=seconds) -> None:
-    """Compare a table of ``job: from-to from-to`` lines with the replay, by lane (where it goes) and loop."""
+    """Compare a table of ``job: from-to from-to`` lines with the replay, by the compiled loop and the general one."""
     want = {}
     for line in said.strip().splitlines():
         name, _, spans = line.strip().partition(":")
         want[name] = [tuple(unit(part) for part in span.split("-")) for span in spans.split()]
-    for lane in (True, False):
-        outcome = run(trace, cluster, policy, lane=lane)
+    for compiled in (True, False):
+        outcome = run(trace, cluster, policy, compiled=compiled)
         got = {name: stretches(outcome, row) for row, name in enumerate(trace.job_id)}
         assert got == want
         assert outcome.preemptions.tolist() == [len(want[name]) - 1 for name in trace.job_id]

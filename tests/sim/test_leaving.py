@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-from brim.sim.overheads import Faults, Overheads
+from brim.sim.faults import Faults
+from brim.sim.overheads import Overheads
 from brim.testing import job, small_trace
 from brim.testing.rules import check_never_shared
 
@@ -75,7 +76,8 @@ def test_a_job_preempted_before_it_got_its_gpus_never_started():
 def test_a_node_lost_while_a_newcomer_waits_for_its_gpus():
     """j1 would begin at 15 on a node that is lost at 12: it is back in the queue at 12 and starts at 22."""
     trace = small_trace(job(run=1000), job(at=10, run=50), job(at=13, run=70))
-    with patch("brim.sim.twin.node_failure_ms", lambda faults, seed, node, count: 12_000 if not count else 10**9):
+    once = patch("brim.sim.fault_injector.node_failure_ms", lambda f, seed, node, count: 12_000 if not count else 10**9)
+    with once:
         outcome = run(
             trace, "1x1xT4", "srtf-oracle", overheads=SLOW, faults=Faults(node_mtbf_ms=1, repair_ms=10_000),
         )

@@ -7,7 +7,8 @@ import numpy as np
 from brim.core.cluster import parse_cluster
 from brim.core.trace import trace_of
 from brim.policies.presets import PRESETS
-from brim.sim.truth import Rigid, specs_of, user_names
+from brim.sim.specs import specs_of, user_names
+from brim.sim.truths.rigid import Rigid
 from brim.sim.twin import replay
 
 

@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from brim.errors import ConfigError, InvariantError, UserError
-from brim.sim.profile_tables import read_placements, rotated
-from brim.sim.profiles import KNOWN, Application, StepTimes, read_applications
+from brim.sim.truths.profile_tables import read_placements, rotated
+from brim.sim.truths.profiles import KNOWN, Application, StepTimes, read_applications
 
 PLACEMENTS = {  # (placement, local batch) -> (step, sync): step is 0.1 nodes + 0.05 GPUs + 0.05 samples, see AROUND
     ("1", 4): (0.35, 0.0), ("1", 8): (0.55, 0.0), ("1", 12): (0.5, 0.0),

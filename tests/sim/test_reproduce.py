@@ -7,7 +7,6 @@ import pytest
 
 from brim.core.trace import trace_of
 from brim.sim.overheads import Overheads
-from brim.sim.parametric import Parametric
 from brim.sim.reproduce.elastic import (
     BASELINE,
     CATEGORY_NAMES,
@@ -20,7 +19,6 @@ from brim.sim.reproduce.elastic import (
     Sustained,
     arrivals_ms,
     backlog,
-    can_drop,
     drawn,
     outcome,
     policy_for,
@@ -29,6 +27,7 @@ from brim.sim.reproduce.elastic import (
 )
 from brim.sim.reproduce.grid import FULL, MAIN, QUICK, backlogs, points
 from brim.sim.reproduce.results import Results, headlines, mm1_ratio, results_json
+from brim.sim.truths.parametric import Parametric
 from brim.sim.twin import Settings, replay
 from brim.units import MS_PER_H
 from tests.reports.fakes import replay_of, runs_of
@@ -204,6 +203,10 @@ def test_the_window_is_that_of_the_arrivals_not_of_the_first_job():
 
 
 # -- policies
+
+
+def can_drop(name):
+    return policy_for(name, drop=True) != policy_for(name, drop=False)
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if can_drop(name)])

@@ -75,7 +75,7 @@ def test_a_gang_larger_than_any_node_spans_nodes():
 
 
 @pytest.mark.parametrize(("one", "said"), [
-    (job(gpus=9), "asks for 9 GPUs"), (job(cpu=9_000), "9 cores"), (job(mem=99_999), "GB each"),
+    (job(gpus=9), "needs 9 GPUs"), (job(cpu=9_000), "9 cores"), (job(mem=99_999), "GB each"),
     (job(gpu_type="H100"), "asks? for GPU type 'H100'"), (job(gpus=3, gpu_type="V100"), "of type V100"),
 ])
 def test_a_job_that_could_never_run_is_refused_at_once(one, said):

@@ -10,9 +10,9 @@ from brim import traces
 from brim.beliefs.throughput import grad_s, step_s
 from brim.core.cluster import parse_cluster
 from brim.policies.presets import PRESETS
-from brim.sim.measured import Measured, without_unmeasured
 from brim.sim.overheads import Overheads
-from brim.sim.profiles import read_applications
+from brim.sim.truths.measured import Measured, without_unmeasured
+from brim.sim.truths.profiles import read_applications
 from brim.sim.twin import Settings, replay
 from tests.cli.commands import brim
 from tests.sim.test_profiles import written

@@ -116,12 +116,18 @@ job_id,submit_ms,gpus,run_ms,user,status,after
 a,0,1,60000,ana,completed,
 b,1000,2,,bob,,a
 """
+OWN_ASKS = """\
+job_id,submit_ms,gpus,run_ms,priority,job_class,relative_deadline_ms,size_list
+a,0,1,60000,-5,padding,7200000,1 2 4
+b,1000,2,60000,7,urgent,,
+c,2000,2,60000,,,,1  2 4
+"""
 EXAMPLES = {
     "sacct": ("sacct.txt", SACCT), "philly": ("cluster_job_log", PHILLY), "philly-csv": ("philly.csv", PHILLY_CSV),
     "helios": ("cluster_log.csv", HELIOS), "acme": ("trace_seren.csv", SEREN), "acme kalos": ("trace_kalos.csv", KALOS),
     "itp": ("cluster01.csv", ITP), "itp 195": ("195job.csv", ITP_195), "openb": ("openb_pod_list.csv", OPENB),
     "pollux": ("workload-1.csv", POLLUX), "gavel": ("a.trace", GAVEL), "shockwave": ("b.trace", SHOCKWAVE),
-    "swf": ("log.swf", SWF), "brim": ("own.csv", OWN),
+    "swf": ("log.swf", SWF), "brim": ("own.csv", OWN), "brim asks": ("asks.csv", OWN_ASKS),
 }  # fmt: skip
 """Format (and variant) -> file name, content."""
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from brim import traces
 from brim.errors import ConfigError, TraceError
 from brim.traces.formats import FORMATS
+from tests.sampling import sample
 
 from .examples import EXAMPLES, PAI, save
 
@@ -107,6 +108,11 @@ CHANGES = [
     ("brim", ",completed,", ",done,", "row 2, column 'status': found 'done'"),
     ("brim", ",completed,\n", ",completed,b\n", "row 2, column 'after': found 'b', expected dependencies without"),
     ("swf", "1000000000", "99999999999", "found UnixStartTime 99999999999, expected a time before 2100"),
+    ("brim asks", ",padding,", ",idle,", "row 2, column 'job_class': found 'idle', expected regular, urgent or"),
+    ("brim asks", ",-5,", ",high,", "row 2, column 'priority': found 'high', expected a whole number"),
+    ("brim asks", ",7200000,", ",-7,", "row 2, column 'relative_deadline_ms': found '-7', expected a whole number"),
+    ("brim asks", "1 2 4", "2 1 4", "row 2, column 'size_list': found '2 1 4', expected numbers of GPUs in increasing"),
+    ("brim asks", "1 2 4", "2 4 8", "row 2, column 'size_list': found '2 4 8', expected a list with the job's own"),
     ("brim", ",,a\n", ",,z\n", "row 3, column 'after': found 'z', expected the id of another job"),
 ]
 
@@ -136,7 +142,9 @@ def only_ours(path, format_name=None):
         assert report.rows == report.used + sum(report.dropped.values())
 
 
-QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUIET = settings(
+    max_examples=sample(60, 20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @pytest.mark.parametrize("format_name", [None, *(row.name for row in FORMATS)])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from brim import traces
 from brim.core.cluster import parse_cluster
-from brim.sim.truth import fits, type_codes
+from brim.sim.feasibility import fits, type_codes
 from brim.traces.nodes import node_names
 
 from .examples import save

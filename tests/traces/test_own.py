@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brim import traces
-from brim.core.trace import trace_of
+from brim.core.trace import JobClass, trace_of
 from brim.errors import BrimError, ConfigError
+from tests.sampling import sample
 
 from .examples import EXAMPLES, equal, save
 
@@ -21,21 +22,25 @@ def any_trace(draw):
     ids = draw(st.lists(NAMES, min_size=1, max_size=6, unique=True))
     size = len(ids)
     users = draw(st.lists(NAMES, max_size=3, unique=True))
+    lists = draw(st.lists(st.sets(st.integers(1, 9)).map(lambda sizes: tuple(sorted(sizes | {2}))), unique=True))
+    listed = draw(st.lists(st.integers(-1, len(lists) - 1), min_size=size, max_size=size))
 
     def column(low, high):
         return draw(st.lists(st.integers(low, high), min_size=size, max_size=size))
 
     return trace_of(
         name=draw(NAMES), format=draw(NAMES), synthetic=draw(st.booleans()),
-        origin_ms=draw(st.none() | st.integers(0, 10**12)), job_id=ids, submit_ms=column(0, 5), gpus=column(1, 9),
+        origin_ms=draw(st.none() | st.integers(0, 10**12)), job_id=ids, submit_ms=column(0, 5),
+        gpus=[2 if code >= 0 else draw(st.integers(1, 9)) for code in listed], size_list=listed, size_lists=lists,
         users=users, user=column(-1, len(users) - 1), run_ms=column(-1, 10**9), share_milli=column(1, 1000),
+        priority=column(-9, 9), job_class=column(0, 2), relative_deadline_ms=column(-1, 10**12),
         mem_mib=column(0, 1 << 40), status=column(0, 3), batch=column(-1, 9),
         after=[row - 1 if draw(st.booleans()) else -1 for row in range(size)],
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".csv.gz"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=sample(60, 20), deadline=None)
 @given(trace=any_trace())
 def test_round_trip_loses_nothing(tmp_path_factory, ending, trace):
     path = tmp_path_factory.mktemp("own") / f"trace{ending}"
@@ -51,6 +56,14 @@ def test_every_format_converts(tmp_path, key):
     trace, _ = traces.read(save(tmp_path, *EXAMPLES[key]))
     traces.write(trace, tmp_path / "t.parquet")
     assert equal(trace, traces.read(tmp_path / "t.parquet")[0])
+
+
+def test_what_a_job_asks_besides_gpus_is_read(tmp_path):
+    trace, _ = traces.read(save(tmp_path, *EXAMPLES["brim asks"]))
+    assert trace.priority.tolist() == [-5, 7, 0]
+    assert trace.job_class.tolist() == [JobClass.PADDING, JobClass.URGENT, JobClass.REGULAR]
+    assert trace.relative_deadline_ms.tolist() == [7_200_000, -1, -1]
+    assert (trace.size_lists, trace.size_list.tolist()) == (((1, 2, 4),), [0, -1, 0])
 
 
 def test_writing_needs_a_known_ending_and_a_folder(tmp_path):

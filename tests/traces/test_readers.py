@@ -234,6 +234,16 @@ def test_other_forms_of_sacct_get_a_hint(tmp_path, text, found):
     assert "sacct -P" in str(caught.value)
 
 
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+@pytest.mark.parametrize("key", ["brim", "philly-csv", "helios", "acme", "itp", "openb"])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_another_separator_than_commas_is_named(tmp_path, key, mark, is_named):
+    name, text = ("t.csv", "job_id,submit_ms,gpus,run_ms\na,0,1,5000\n") if key == "brim" else EXAMPLES[key]
+    with pytest.raises(TraceError) as caught:
+        traces.read(save(tmp_path, name, text.replace(",", mark)), key if is_named else None)
+    assert f"row 1: found columns separated by {mark!r}, expected commas" in str(caught.value)
+
+
 @pytest.mark.parametrize("key", ["sacct", "philly-csv", "helios", "acme", "itp", "openb", "pollux", "gavel", "swf"])
 def test_a_row_that_cannot_be_used_is_left_out_counted_and_shown(tmp_path, key):
     """Many good rows and a few bad ones: the trace is the one without the bad ones."""
@@ -434,6 +444,7 @@ def test_swf_counts_allocated_processors_and_requested_ones_where_that_is_unknow
 
 @pytest.mark.parametrize("header", [
     ("MaxNodes: 4", "MaxProcs: 32"), ("MaxProcs:32 (24 batch, 8 login)", "MaxNodes:   4 (3 batch, 1 login)"),
+    ("MaxNodes : 4", "MaxProcs\t: 32"),
 ])  # fmt: skip
 def test_swf_header_gives_the_cluster(tmp_path, header):
     trace, report = traces.read(save(tmp_path, "log.swf", swf((0, 32, 32), header=header)))
@@ -450,7 +461,9 @@ def test_swf_header_gives_the_cluster(tmp_path, header):
                                       "1,000,000"),
     (("MaxNodes: 2", "MaxProcs: 4"), "MaxNodes 2 and MaxProcs 4 in its header, but a job has 8 processors"),
     (("MaxProcs: 32",), "MaxProcs 32 but no MaxNodes in its header"),
-    (("MaxNodes: 32", "MaxProcs: unknown"), "MaxNodes 32 but no MaxProcs in its header"),
+    (("MaxNodes: 32", "MaxProcs: unknown"), "MaxNodes 32 but an unreadable MaxProcs, 'unknown', in its header"),
+    (("MaxNodes: 4x8",), "an unreadable MaxNodes, '4x8', but no MaxProcs in its header"),
+    (("MaxNodes: 32", "MaxProcs:"), "MaxNodes 32 but no MaxProcs in its header"),
 ])  # fmt: skip
 def test_swf_header_that_gives_no_cluster_says_why(tmp_path, header, why):
     trace, report = traces.read(save(tmp_path, "log.swf", swf((0, 8, 8), header=header)))

@@ -1,8 +1,5 @@
 """``python -m brim.train.check``: what resumes exactly, what does not and where, and what cannot be checked."""
 
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -30,22 +27,6 @@ for epoch in run.epochs({epochs}):
         run.backward(loss)
         run.step()
 """
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory):
-    """One zygote for all tests here, so that torch is imported once."""
-    path = tmp_path_factory.mktemp("zygote") / "z"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "brim.gang.zygote", "--listen", path], stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    while b"listening" not in (line := process.stderr.readline()):
-        assert line
-    yield str(path)
-    process.terminate()
-    process.wait(20)
-    process.stderr.close()
 
 
 @pytest.fixture

@@ -1,31 +1,24 @@
 """The examples that train: alone, on two ranks, they come to the same bits."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("train_*.py"))
 TIMEOUT_S = 240
 
 
-def ran(*words):
+def ran(zygote, *words):
     """What the command prints."""
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], cwd=ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT_S,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return forked.run(*words, zygote=zygote, cwd=ROOT, timeout_s=TIMEOUT_S, check=True).stdout
 
 
-def on_ranks(size, *words):
-    return ran("-m", "brim.train.launch", "--nproc", size, *words)
+def on_ranks(zygote, size, *words):
+    return ran(zygote, "-m", "brim.train.launch", "--zygote", zygote, "--nproc", size, *words)
 
 
 def last_line(printed):
@@ -39,14 +32,14 @@ def test_there_are_three():
 
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
-def test_one_and_two_ranks_come_to_the_same_bits(script):
-    alone = last_line(ran(script, "--steps", 6))
-    assert alone == last_line(on_ranks(2, script, "--steps", 6))
+def test_one_and_two_ranks_come_to_the_same_bits(zygote, script):
+    alone = last_line(ran(zygote, script, "--steps", 6))
+    assert alone == last_line(on_ranks(zygote, 2, script, "--steps", 6))
     assert alone[0] == "6"
 
 
-def test_the_digits_are_learned():
-    printed = ran(ROOT / "examples" / "train_digits.py", "--steps", 160)
+def test_the_digits_are_learned(zygote):
+    printed = ran(zygote, ROOT / "examples" / "train_digits.py", "--steps", 160)
     accuracies = [float(found) for found in re.findall(r"not seen (\S+)", printed)]
     assert max(accuracies[-2:]) > 0.85, printed
 
@@ -82,7 +75,7 @@ dataset = torch.utils.data.TensorDataset(
 """
 
 
-def test_the_loop_of_the_document_runs(tmp_path):
+def test_the_loop_of_the_document_runs(tmp_path, zygote):
     document = (ROOT / "docs" / "how-to-train-elastically.md").read_text(encoding="utf-8")
     loop = re.findall(r"^```python\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)[0]
     start, prepare = loop.index("run = "), loop.index("model, optimizer = ")
@@ -90,4 +83,4 @@ def test_the_loop_of_the_document_runs(tmp_path):
     loop = loop[:prepare] + model + loop[prepare:] + "print(run.steps_done, run.samples)\n"
     script = tmp_path / "loop.py"
     script.write_text(AROUND + loop[:start] + loop[start:].replace("out/job", str(tmp_path / "job")))
-    assert ran(script).split() == ["20", "5120"]
+    assert ran(zygote, script).split() == ["20", "5120"]

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from brim.gang.client import send_request
-from brim.gang.messages import PreemptRequest, ResizeRequest, StatusRequest, StopRequest, TuneRequest
+from brim.gang.messages import PreemptRequest, ResizeRequest, StatusRequest, StopRequest, TuneSettings
 from brim.train import launch
 
 REDUCE = """
@@ -51,22 +51,6 @@ if __name__ == "__main__":
     bits = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
     sys.stdout.write(f"{run.steps_done} {bits}\\n")
 """
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory):
-    """One zygote for all tests here, so that torch is imported once."""
-    path = tmp_path_factory.mktemp("zygote") / "z"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "brim.gang.zygote", "--listen", path], stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    while b"listening" not in (line := process.stderr.readline()):
-        assert line
-    yield path
-    process.terminate()
-    process.wait()
-    process.stderr.close()
 
 
 class Launched:
@@ -181,7 +165,7 @@ def test_what_is_asked_between_a_resize_and_the_step_that_takes_it_up_waits_for_
     gang.until(inside(2))
     assert send_request(str(gang.control), ResizeRequest(4)).ok
     gang.until(lambda status: status["generation"] == 2)  # said to ranks 0 and 1, which are in a step of a second
-    message = {"stop": StopRequest(), "preempt": PreemptRequest(), "tune": TuneRequest(global_batch=16)}[order]
+    message = {"stop": StopRequest(), "preempt": PreemptRequest(), "tune": TuneSettings(global_batch=16)}[order]
     assert send_request(str(gang.control), message).ok
     (gang.folder / "slow").unlink()
     assert gang.process.wait(20) == {"stop": 0, "preempt": 75, "tune": 0}[order], (gang.folder / "err").read_text()
@@ -227,7 +211,7 @@ def test_a_tune_that_is_pending_when_a_rank_dies_is_taken_up_by_the_others(tmp_p
     (tmp_path / "session.py").write_text(SESSION.replace("0.1)", "1.0)"))
     gang = launched("--nproc", 2, tmp_path / "session.py", 4)
     status = gang.until(inside(2))
-    assert send_request(str(gang.control), TuneRequest(global_batch=16)).ok
+    assert send_request(str(gang.control), TuneSettings(global_batch=16)).ok
     os.kill(status["ranks"][1]["pid"], signal.SIGKILL)
     gang.until(inside(1))
     (gang.folder / "slow").unlink()
@@ -256,6 +240,7 @@ def test_who_is_through_leaves_at_once_when_asked_by_a_signal(tmp_path, launched
     assert "SIGKILL" not in (gang.folder / "err").read_text()
 
 
+@pytest.mark.timing
 def test_sigterm_to_the_supervisor_preempts_a_session(tmp_path, launched):
     (tmp_path / "session.py").write_text(SESSION)
     gang = launched("--nproc", 2, tmp_path / "session.py", 800)
@@ -334,7 +319,7 @@ def test_what_cannot_be_meant_is_refused(words, expected, capsys):
 def test_arguments_become_requests():
     parse = launch._parse_request
     assert parse(["preempt", "2.5"]) == launch.PreemptRequest(2.5)
-    assert parse(["tune", "global_batch=64", "prefetch=2"]) == launch.TuneRequest(global_batch=64, prefetch=2)
+    assert parse(["tune", "global_batch=64", "prefetch=2"]) == launch.TuneSettings(global_batch=64, prefetch=2)
     assert parse(["kill", "3"]) == launch.KillRequest(3)
 
 
@@ -417,7 +402,8 @@ def test_ranks_started_by_srun_are_refused_with_the_way_to_start_them(tmp_path):
     assert sizes(tmp_path, step(4, rank=2)) == (
         1, [], "brim.errors.ConfigError: srun started 4 tasks, and WORLD_SIZE is not set: start one task, which "
         "starts all ranks, by srun -n 1 python -m brim.train.launch --nproc 4 SCRIPT, or torchrun; for 4 "
-        "separate jobs, set WORLD_SIZE=1",
+        "separate jobs, set WORLD_SIZE=1; in a batch script that was submitted from within such a task, which has its "
+        "variables, unset SLURM_STEP_NUM_TASKS",
     )  # fmt: skip
 
 

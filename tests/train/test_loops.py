@@ -2,21 +2,21 @@
 
 import difflib
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.elastic.storm import Event, shared_zygote, storm
+from tests import forked
+from tests.elastic.storm import Event, storm
 
 ROOT = Path(__file__).parents[2]
 LOOPS = ROOT / "examples" / "loops"
 JOB = Path(__file__).parent / "jobs" / "watched_loop.py"
 PAUSE_S = 0.03
 TIMEOUT_S = 240
+FRESH = "images"
+"""Its reference is not forked from the zygote of the gangs."""
 
 SMALL = {  # arguments, and optimizer steps
     "causal_lm": (("--epochs", 2, "--blocks", 270), 30),
@@ -28,27 +28,24 @@ SMALL = {  # arguments, and optimizer steps
 
 
 @pytest.fixture(scope="module")
-def zygote(tmp_path_factory):
-    with shared_zygote(tmp_path_factory.mktemp("zygote")) as path:
-        yield path
-
-
-@pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """Tokens that the loops share."""
     return tmp_path_factory.mktemp("data")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, data):
+def undisturbed(tmp_path_factory, data, zygote):
     """What a loop comes to in one process, without a launcher."""
     known = {}
 
     def of(name):
         if name not in known:
             folder = tmp_path_factory.mktemp(name)
-            words = [sys.executable, JOB, folder, 0, *command(name, folder / "out", data)]
-            ran(words, folder)
+            words = [JOB, folder, 0, *command(name, folder / "out", data)]
+            if name == FRESH:
+                forked.run_fresh(*words, cwd=folder, timeout_s=TIMEOUT_S)
+            else:
+                ran(zygote, words, folder)
             (answer,) = folder.glob("*.json")
             known[name] = json.loads(answer.read_text())
         return known[name]
@@ -61,13 +58,8 @@ def command(name, out, data):
     return [*words, "--data", data] if name == "gpt" else words
 
 
-def ran(words, folder):
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [*map(str, words)], cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def ran(zygote, words, folder):
+    return forked.run(*words, zygote=zygote, cwd=folder, timeout_s=TIMEOUT_S, check=True).stdout
 
 
 def check(weather, expected):
@@ -109,9 +101,9 @@ def test_a_kill_between_two_steps_changes_no_buffer(tmp_path, zygote, data, undi
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_plain_loop_runs(tmp_path, data, name):
+def test_the_plain_loop_runs(tmp_path, zygote, data, name):
     words = [LOOPS / "plain" / f"{name}.py", *SMALL[name][0], "--out", tmp_path]
-    printed = ran([sys.executable, *words, *(["--data", data] if name == "gpt" else [])], tmp_path)
+    printed = ran(zygote, [*words, *(["--data", data] if name == "gpt" else [])], tmp_path)
     assert re.search(r"loss|right", printed)
 
 

@@ -192,6 +192,158 @@ def test_a_refused_second_prepare_changes_nothing():
     run.close()
 
 
+@pytest.mark.parametrize("wrong", ["thing", "rule", "model"])
+def test_a_refused_prepare_leaves_nothing_and_another_may_follow(wrong):
+    run = bt.start(logical_workers=4)
+    first, second = nn.Linear(20, 5), nn.Linear(20, 5)
+    rates = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(first.parameters(), lr=0.1), 4)
+    others = {"thing": (first, rates, "text"), "rule": (first, rates.optimizer, rates)}
+    things = others.get(wrong, (nn.Linear(3, 3), rates.optimizer))  # an optimizer of another model
+    before = dict(run._job.parts.parts)
+    with pytest.raises((UserError, ConfigError)):
+        run.prepare(*things, lr_rule="unknown" if wrong == "rule" else "auto")
+    assert not any(part._post_accumulate_grad_hooks for model in things[:1] for part in model.parameters())
+    assert run._job.parts.parts == before
+    run.prepare(second, torch.optim.SGD(second.parameters(), lr=0.1))
+    assert [name.partition(".")[2] for name in run.hashes() if name.startswith("model.")] == ["0.weight", "0.bias"]
+    rates.optimizer.step()  # no longer the run's own
+    run.close()
+
+
+def ends_of_own_epochs(folder):
+    run = bt.start(checkpoint=folder)
+    model = nn.Linear(20, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.prepare(model, optimizer)
+    loader, ended = run.loader(Rows("rows", 32), 16, workers=0), []
+    for epoch in range(3):
+        for x, y in run.steps(loader):
+            run.backward(loss_of(model(x), y))
+            run.step()
+        if run.epoch == epoch:
+            optimizer.param_groups[0]["lr"] /= 2
+            ended.append(epoch)
+    run.finish()
+    run.close()
+    return ended, optimizer.param_groups[0]["lr"], run.digest()
+
+
+def test_a_finished_loop_without_run_epochs_does_not_run_the_end_of_an_epoch_again(tmp_path):
+    first = ends_of_own_epochs(tmp_path)
+    assert first[:2] == ([0, 1, 2], 0.1 / 8)
+    assert ends_of_own_epochs(tmp_path) == ([], *first[1:])
+
+
+def ends_early(folder, how, epochs=10):
+    """A loop that its script leaves by ``break`` at the end of its second epoch, or in the middle of it."""
+    run = bt.start(logical_workers=4, seed=5, checkpoint=folder)
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader, bodies = run.loader(Rows("rows", 48), 16, workers=0), 0
+    last = 5 if how == "in an epoch" else 6
+    with contextlib.suppress(ZeroDivisionError):
+        try:
+            loop = run.epochs(epochs)  # kept, as a progress bar keeps it
+            for epoch in loop:
+                for x, y in run.steps(loader):
+                    bodies += 1
+                    run.backward(loss_of(model(x), y))
+                    if run.step() and how == "in an epoch" and run.steps_done == last:
+                        break
+                if epoch >= 1:
+                    if how == "fails":
+                        1 / 0  # noqa: B018
+                    break
+        finally:
+            if how == "fails":
+                run.finish()
+    if how != "fails":
+        run.finish()
+    run.close()
+    return run.steps_done, run.digest(), bodies > 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("how", ["at the end of an epoch", "in an epoch"])
+def test_a_job_that_ended_early_does_no_step_when_it_is_started_again(tmp_path, how, ranks):
+    steps = 5 if how == "in an epoch" else 6
+    first = on_ranks(ranks, ends_early, tmp_path, how)
+    assert first == [(steps, first[0][1], True)] * ranks
+    for again in (1, 2):
+        assert on_ranks(again, ends_early, tmp_path, how) == [(steps, first[0][1], False)] * again
+    (trained_on,) = on_ranks(1, ends_early, tmp_path, how, 11)
+    assert trained_on[0] > steps
+    assert on_ranks(1, ends_early, tmp_path, how, 11) == [(*trained_on[:2], False)]
+
+
+def receives_the_early_end():
+    """Rank 0 has left both loops; rank 1 receives that state in the middle of the epoch, and does not leave them."""
+    run = bt.start(logical_workers=4, seed=5)
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader, ends = run.loader(Rows("rows", 48), 16, workers=0), []
+    for epoch in run.epochs(2):
+        for x, y in run.steps(loader):
+            run.backward(loss_of(model(x), y))
+            if run.step() and run.steps_done == 2:
+                run._position.ended_early = [2, None]
+                tensors, tree = run._job.give()
+                run._position.ended_early = None
+                run._job.take({name: value.clone() for name, value in tensors.items()}, tree)
+        ends.append((epoch, run.steps_done))
+        model.bias.data.zero_()
+    run.close()
+    return ends, bool(model.bias.any())  # what the code at the end of the epoch did is undone
+
+
+def test_a_rank_that_receives_the_state_of_an_early_end_ends_too():
+    assert on_ranks(1, receives_the_early_end) == [([(0, 2)], True)]
+
+
+def test_a_job_that_fails_has_not_ended_early(tmp_path):
+    found = [on_ranks(1, ends_early, tmp_path, "fails")[0][::2] for _ in range(2)]
+    assert found == [(6, True), (9, True)]
+
+
+def test_a_preempted_job_has_not_ended_early_even_if_its_script_goes_on_to_the_end(tmp_path):
+    steps = []
+    for signals in (True, False):
+        run = bt.start(seed=5, checkpoint=tmp_path)
+        model = nn.Linear(20, 5)
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        loader = run.loader(Rows("rows", 48), 16, workers=0)
+        with contextlib.suppress(SystemExit):
+            for _ in run.epochs(2):
+                for x, y in run.steps(loader):
+                    if signals and run.steps_done == 1:
+                        os.kill(os.getpid(), signal.SIGTERM)
+                    run.backward(loss_of(model(x), y))
+                    run.step()
+        with contextlib.suppress(SystemExit):
+            run.finish()
+        steps.append(run.steps_done)
+        run.close()
+    assert steps == [2, 6]
+
+
+def test_a_run_that_is_finished_in_its_loop_is_told_so():
+    run = bt.start()
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = run.loader(Rows("rows", 48), 16, workers=0)
+
+    def finishes_every_epoch():
+        for _ in run.epochs(2):
+            for x, y in run.steps(loader):
+                run.backward(loss_of(model(x), y))
+                run.step()
+            run.finish()
+
+    with pytest.raises(UserError, match=r"run\.finish was called in the loop over run\.epochs"):
+        finishes_every_epoch()
+    run.close()
+
+
 def test_a_closed_run_leaves_no_hooks():
     before = sys.excepthook
     run = bt.start(logical_workers=4)

@@ -225,31 +225,3 @@ def measure_exchange(
         bytes_S=frozen(np.array(bytes_S, dtype=np.float64)), packed_s_KS=frozen(packed), spread_s_KS=frozen(spread),
         seconds=REPETITIONS * float(packed.sum() + spread.sum()),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
-    """The interconnect of GPUs, for a cluster that cannot be measured.
-
-    Attributes:
-        hop_s: Latency of one hop.
-        inside_bytes_s: Bandwidth between GPUs of a node.
-        across_bytes_s: Bandwidth between nodes.
-    """
-
-    hop_s: float
-    inside_bytes_s: float
-    across_bytes_s: float
-
-
-def ring_s(num_bytes: float, gpus: int, nodes: int, links: Links) -> float:
-    """Seconds of an all-reduce by rings: reduce-scatter inside the nodes, ring across them, all-gather inside.
-
-    A ring of k moves 2 (k - 1) / k of the bytes in 2 (k - 1) hops; across nodes each GPU has its node's part to itself.
-    """
-    if gpus <= 1:
-        return 0.0
-    inside = -(-gpus // nodes)
-    seconds = 2 * (inside - 1) * links.hop_s + 2 * (inside - 1) / inside * num_bytes / links.inside_bytes_s
-    across = 2 * (nodes - 1) * links.hop_s + 2 * (nodes - 1) / nodes * num_bytes / inside / links.across_bytes_s
-    return seconds + across

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -43,37 +43,6 @@ def gain(batch: FloatArray | IntArray, batch_min: FloatArray | IntArray, noise: 
     below = np.where(known, var / scale + sqr, 1.0)
     gained: FloatArray = np.where(known, np.where(known, var + sqr, 1.0) / below, scale)
     return gained
-
-
-def efficiency(batch: FloatArray | IntArray, batch_min: FloatArray | IntArray, noise: Noise) -> FloatArray:
-    """Progress per sample compared with the initial batch, in (0, 1]: ``gain`` / s."""
-    scale = np.asarray(batch, dtype=np.float64) / batch_min
-    return gain(batch, batch_min, noise) / scale
-
-
-Rule = Literal["linear", "sqrt", "adascale"]
-"""How the learning rate follows the batch: SGD's linear scaling (Goyal et al. 2017), the square root for Adam (Malladi
-et al. 2022), the gain of AdaScale (Johnson et al., ICML 2020)."""
-
-
-def learning_rate_factor(
-    batch: FloatArray | IntArray, batch_ref: FloatArray | IntArray, rule: Rule, noise: Noise | None = None
-) -> FloatArray:
-    """Factor by which the learning rate of ``batch_ref`` is multiplied at ``batch``.
-
-    Raises:
-        ConfigError: there is no such rule, or AdaScale is used without noise.
-    """
-    scale = np.asarray(batch, dtype=np.float64) / batch_ref
-    if rule == "linear":
-        return scale
-    if rule == "sqrt":
-        return np.sqrt(scale)
-    if rule == "adascale":
-        if noise is None:
-            raise ConfigError("learning rate rule 'adascale' needs the statistics of the gradient noise")
-        return gain(batch, batch_ref, noise)
-    raise ConfigError(f"learning rate rule: found {rule!r}, expected one of {', '.join(get_args(Rule))}")
 
 
 # --- splitting

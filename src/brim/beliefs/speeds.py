@@ -51,7 +51,7 @@ class SeenSpeeds:
 
     library: Mapping[int, FloatArray] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
-    _fits: dict[bytes, Fit] = field(default_factory=dict, repr=False, compare=False)
+    _fits: dict[bytes, tuple[Fit, int]] = field(default_factory=dict, repr=False, compare=False)
 
     def of_jobs(self, snapshot: Snapshot) -> Speeds:
         """Speeds of each job from its own reports."""
@@ -86,34 +86,43 @@ class SeenSpeeds:
         gpus_seen = np.zeros(size, dtype=np.int64)
         columns = (seen.nodes, seen.gpus, seen.local_batch, seen.step_s, seen.sync_s)
         block: FloatArray = np.stack(columns, axis=1, dtype=np.float64)
+        data, row_bytes = block.tobytes(), block.itemsize * len(columns)
+        found: dict[int, FloatArray] = {}
         for row, (where, prior) in sorted(told.items(), key=itemgetter(0)):
-            part = block[where]
-            if not len(part):
+            if isinstance(where, slice):
+                part = data[where.start * row_bytes : where.stop * row_bytes]
+            else:
+                part = block[where].tobytes()
+            if not part:
                 if prior is not None and np.isfinite(prior).all():
-                    parameters[row], known[row] = prior, True
+                    found[row] = prior
                 continue
-            fitted = self._fit(part, prior)
-            gpus_seen[row] = part[:, 1].max()
+            fitted, gpus_seen[row] = self._fit(part, prior)
             if fitted.ok:
-                parameters[row], known[row] = fitted.parameters, True
+                found[row] = fitted.parameters
             else:
                 failed[row] = True
                 self.failures[int(snapshot.jobs.id[row])] = f"{fitted.status}, residual {fitted.residual:.3g}"
+        if found:
+            rows = list(found)
+            parameters[rows], known[rows] = list(found.values()), True
         return Speeds(parameters=parameters, known=known, failed=failed, gpus_seen=gpus_seen)
 
-    def _fit(self, part: FloatArray, prior: FloatArray | None) -> Fit:
-        key = part.tobytes() + (b"" if prior is None else prior.tobytes())
+    def _fit(self, data: bytes, prior: FloatArray | None) -> tuple[Fit, int]:
+        """Fit the rows of a block of reports, and return their most GPUs too."""
+        key = data + (b"" if prior is None else prior.tobytes())
         found = self._fits.get(key)
         if found is None:
             if len(self._fits) >= _FITS_KEPT:
                 self._fits.clear()
+            part = np.frombuffer(data).reshape(-1, 5)
             observations = Observations(
                 nodes=part[:, 0].astype(np.int64), gpus=part[:, 1].astype(np.int64), local_batch=part[:, 2],
                 step_s=part[:, 3], sync_s=part[:, 4],
             )
             if prior is not None and not np.isfinite(prior).all():  # the job's own reports give the computing time
                 prior = np.where(np.isfinite(prior), prior, fit(observations).parameters)
-            found = self._fits[key] = fit(observations, prior)
+            found = self._fits[key] = fit(observations, prior), int(part[:, 1].max())
         return found
 
 

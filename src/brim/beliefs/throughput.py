@@ -302,9 +302,19 @@ def _descend(
         theta[free] = part
         return theta
 
+    last: dict[bytes, tuple[FloatArray, FloatArray]] = {}
+
+    def both(part: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Errors and derivatives; the solver asks for them one after the other at each point that it goes to."""
+        key = part.tobytes()
+        if key not in last:
+            last.clear()
+            errors, derivatives = _residuals(data, whole(part), center, width)
+            last[key] = errors, derivatives[:, free]
+        return last[key]
+
     found = least_squares(
-        lambda part: _residuals(data, whole(part), center, width)[0], start[free],
-        jac=lambda part: _residuals(data, whole(part), center, width)[1][:, free],
+        lambda part: both(part)[0], start[free], jac=lambda part: both(part)[1],
         bounds=(data.floor[free], ceiling[free]), ftol=TOLERANCE, max_nfev=STEPS_MAX,
     )
     return whole(found.x), bool(found.success)

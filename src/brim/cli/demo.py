@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from brim.core.replay import Replay
     from brim.live.driver import LiveDriver, LiveJob
     from brim.live.local import LocalExecutor
-    from brim.live.record import Measured
+    from brim.live.record import MeasuredCosts
 
 SCHEMA: Final = 1
 SLOTS: Final = 4
@@ -179,7 +179,7 @@ class Result:
 
     driver: LiveDriver
     twin: Replay
-    measured: Measured
+    measured: MeasuredCosts
 
     @property
     def live_s(self) -> list[float]:
@@ -223,9 +223,8 @@ def run_and_replay(name: str, jobs: tuple[LiveJob, ...], folder: Path, screen: C
         KeyboardInterrupt: a signal stopped the session, and every process is gone.
     """
     from brim.core.cluster import parse_cluster
-    from brim.engine.journal import Journal
-    from brim.live.driver import LiveDriver, wall_clock
     from brim.live.local import LocalExecutor
+    from brim.live.world import RealWorld, driver_in
     from brim.policies.presets import find_policy
 
     cluster, policy = parse_cluster(CLUSTER), find_policy(name)
@@ -236,8 +235,9 @@ def run_and_replay(name: str, jobs: tuple[LiveJob, ...], folder: Path, screen: C
         LocalExecutor(SLOTS, folder) as executor,
         _signals(executor) as stopped,
     ):
-        driver = LiveDriver(cluster, policy, jobs, executor, gap_ms=GAP_MS, journal=Journal(sink))
-        over = _watch(driver, screen, stopped, wall_clock())
+        world = RealWorld(executor, sink)
+        driver = driver_in(world, cluster, policy, jobs, gap_ms=GAP_MS)
+        over = _watch(driver, screen, stopped, world.now_ms)
         executor.close()  # while this function still handles the signals
     if not over:
         screen.print(f"stopped: {len(driver.ended_ms)} of {len(jobs)} jobs had ended; none of their processes is left")
@@ -264,18 +264,18 @@ def _watch(driver: LiveDriver, screen: Console, stopped: Callable[[], bool], clo
 @contextlib.contextmanager
 def _signals(executor: LocalExecutor) -> Iterator[Callable[[], bool]]:
     """Turn the first Ctrl-C, SIGTERM or SIGHUP into an orderly end; a second one does not wait for saving."""
-    heard: list[int] = []
+    received: list[int] = []
 
-    def hear(number: int, frame: object) -> None:
-        if heard:
+    def handle(number: int, frame: object) -> None:
+        if received:
             raise KeyboardInterrupt
-        heard.append(number)
+        received.append(number)
         executor.wake()
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, hear) for number in numbers]
+    before = [signal.signal(number, handle) for number in numbers]
     try:
-        yield lambda: bool(heard)
+        yield lambda: bool(received)
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
@@ -297,7 +297,7 @@ def replayed(driver: LiveDriver) -> Result:
             overheads=Overheads(start_ms=costs.start_ms, restart_ms=costs.restart_ms, save_ms=costs.save_ms),
             gap_ms=GAP_MS,
         ),
-        journal=Journal(),  # for twelve jobs the general loop is faster than loading the compiled lane
+        journal=Journal(),  # for twelve jobs the general loop is faster than loading a compiled one
     )
     return Result(driver=driver, twin=twin, measured=costs)
 

@@ -1,4 +1,4 @@
-"""``brim policy``: list presets and parts, show a policy, check it against the rules, and begin a new one."""
+"""``brim policy``: list presets and parts, show a policy, check it against the rules, create one from a template."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from brim.policies.sockets import Policy
 
 app = typer.Typer(
-    name="policy", cls=UnconvertedGroup, help="List, show, check and begin policies.", no_args_is_help=True
+    name="policy", cls=UnconvertedGroup, help="List, show, check and create policies.", no_args_is_help=True
 )
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -124,7 +124,7 @@ def new(
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:
-    """Write a policy to begin with, NAME.py, and its test, test_NAME.py, into the current folder."""
+    """Create a policy from a template, NAME.py, and its test, test_NAME.py, in the current folder."""
     from brim.errors import RefusedError
     from brim.replacing import replacing
 

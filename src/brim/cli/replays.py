@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import time
@@ -12,7 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -23,10 +24,10 @@ from brim.core.trace import Trace
 from brim.errors import BrimError
 from brim.policies.presets import find_policy
 from brim.policies.sockets import Policy
-from brim.sim.choice import RIGID
-from brim.sim.truth import Truth
-from brim.sim.twin import Progress as OnProgress
-from brim.sim.twin import Settings, replay
+from brim.sim.loop import Progress as OnProgress
+from brim.sim.truth_option import RIGID
+from brim.sim.truths.truth import Truth
+from brim.sim.twin import BOUNDS, Bounds, Settings, bounds_of, replay
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -38,6 +39,7 @@ REPORT_S: Final = 10.0
 MANY: Final = 16
 """With more replays than this, one more bar shows how many are done."""
 _POLL_S: Final = 0.1
+_DIED: Final = "the process of a replay died; run the same policy with `brim sim run` to see where"
 _THREADS: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _NO_ROWS: Final = np.zeros(0, dtype=np.int64)
 
@@ -76,11 +78,32 @@ def run_all(tasks: Sequence[Task]) -> Iterator[Replay]:
         yield from _run_in_processes(tasks)
 
 
-def replay_task(task: Task, on_progress: OnProgress = lambda ended, now_ms: True) -> Replay:
+def replay_task(
+    task: Task, on_progress: OnProgress = lambda ended, now_ms: True, bounds: Bounds | None = None
+) -> Replay:
     """Run one replay in this process."""
     truth = task.truth.build(task.trace, task.cluster, task.settings.seed)
     policy = find_policy(task.policy) if isinstance(task.policy, str) else task.policy
-    return replay(task.trace, task.cluster, policy, task.settings, truth=truth, on_progress=on_progress)
+    return replay(
+        task.trace, task.cluster, policy, task.settings, truth=truth, on_progress=on_progress, bounds=bounds
+    )
+
+
+_Known: TypeAlias = dict[tuple[int, int, int, int], Bounds]
+"""Bounds of tasks, by what they depend on."""
+
+
+def _same(task: Task) -> tuple[int, int, int, int]:
+    """What the bounds of a task depend on: trace, cluster, truth and seed."""
+    return id(task.trace), id(task.cluster), id(task.truth), task.settings.seed
+
+
+def _bounds(task: Task, known: _Known) -> Bounds:
+    """Bounds of a task, which are kept for the other tasks that have the same."""
+    if _same(task) not in known:
+        truth = task.truth.build(task.trace, task.cluster, task.settings.seed)
+        known[_same(task)] = bounds_of(task.trace, truth)
+    return known[_same(task)]
 
 
 def _run_here(tasks: Sequence[Task]) -> Iterator[Replay]:
@@ -90,6 +113,7 @@ def _run_here(tasks: Sequence[Task]) -> Iterator[Replay]:
         nonlocal stopped
         stopped = True
 
+    known: _Known = {}
     with _on_interrupt(stop), _Bars(tasks) as bars:
         for index, task in enumerate(tasks):
             if stopped:
@@ -99,7 +123,9 @@ def _run_here(tasks: Sequence[Task]) -> Iterator[Replay]:
                 bars.show(index, ended)
                 return not stopped
 
-            yield replay_task(task, on_progress)
+            done = replay_task(task, on_progress, known.get(_same(task)))
+            known[_same(task)] = {name: getattr(done, name) for name in BOUNDS}
+            yield done
 
 
 # -- several processes -------------------------------------------------------------------------------------------------
@@ -107,9 +133,10 @@ def _run_here(tasks: Sequence[Task]) -> Iterator[Replay]:
 _shared: dict[str, Any] = {}
 
 
-def _enter_worker(tasks: Sequence[Task], ended: Any, stop: Any) -> None:
+def _enter_worker(tasks: str, ended: Any, stop: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    _shared.update(tasks=tasks, ended=ended, stop=stop)
+    with open(tasks, "rb") as file:
+        _shared.update(tasks=pickle.load(file), ended=ended, stop=stop)
 
 
 def _run_task(index: int) -> Replay | None:
@@ -121,7 +148,8 @@ def _run_task(index: int) -> Replay | None:
         _shared["ended"][index] = ended
         return not _shared["stop"].value
 
-    return replace(replay_task(task, on_progress), trace=task.trace.take(_NO_ROWS))  # the parent has the trace
+    done = replay_task(task, on_progress, dict.fromkeys(BOUNDS, _NO_ROWS))
+    return replace(done, trace=task.trace.take(_NO_ROWS))  # the parent has the trace and computes the bounds
 
 
 def _run_in_processes(tasks: Sequence[Task]) -> Iterator[Replay]:
@@ -134,20 +162,41 @@ def _run_in_processes(tasks: Sequence[Task]) -> Iterator[Replay]:
         stop.value = 1
 
     with (
-        ProcessPoolExecutor(workers, context, _enter_worker, (tasks, ended, stop)) as pool,
+        _in_memory(tasks) as path,
+        ProcessPoolExecutor(workers, context, _enter_worker, (path, ended, stop)) as pool,
         _on_interrupt(set_stop),
         _Bars(tasks) as bars,
     ):
-        with _interrupts_blocked(), _one_thread_each():
-            futures = [pool.submit(_run_task, index) for index in range(len(tasks))]
+        known: _Known = {}
         try:
-            for index, future in enumerate(futures):
+            with _interrupts_blocked(), _one_thread_each():
+                futures = [pool.submit(_run_task, index) for index in range(len(tasks))]
+            for task, future in zip(tasks, futures, strict=True):
+                if not stop.value:
+                    _bounds(task, known)  # while the processes replay
                 result = _wait(future, lambda: bars.show_all(ended))
                 if result is not None:
-                    yield replace(result, trace=tasks[index].trace)
+                    yield replace(result, trace=task.trace, **_bounds(task, known))
+        except BrokenProcessPool:
+            for process in multiprocessing.active_children():  # the pool does not end one that started meanwhile
+                process.kill()
+            raise BrimError(_DIED) from None
         except BaseException:
             stop.value = 1
             raise
+
+
+@contextmanager
+def _in_memory(tasks: Sequence[Task]) -> Iterator[str]:
+    """Keep the tasks in a file in memory, from which every process reads them, and give its path.
+
+    As arguments of a process they would go through a pipe, of which this process holds both ends while it writes:
+    a process that died during its start would leave it writing for ever.
+    """
+    with open(os.memfd_create("brim-tasks"), "wb") as file:
+        pickle.dump(tasks, file, pickle.HIGHEST_PROTOCOL)
+        file.flush()
+        yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 def _wait(future: Future[Replay | None], show: Callable[[], object]) -> Replay | None:
@@ -155,10 +204,7 @@ def _wait(future: Future[Replay | None], show: Callable[[], object]) -> Replay |
         show()
         time.sleep(_POLL_S)
     show()
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        raise BrimError("the process of a replay died; run the same policy with `brim sim run` to see where") from None
+    return future.result()
 
 
 # -- Ctrl-C and progress -----------------------------------------------------------------------------------------------
@@ -180,11 +226,7 @@ def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Start processes that Ctrl-C cannot end before they ignore it.
-
-    A process inherits the signal mask. A process that died during its start would leave its parent writing
-    the trace to a pipe without a reader.
-    """
+    """Start processes that Ctrl-C cannot end before they ignore it: a process inherits the signal mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -220,7 +262,7 @@ class _Bars:
         self._ids: dict[int, TaskID] = {}
         self._ended = [0] * len(tasks)
         self._all: TaskID | None = None
-        self._told_s = time.monotonic()
+        self._printed_s = time.monotonic()
 
     def __enter__(self) -> _Bars:
         if sys.stderr.isatty():
@@ -251,7 +293,7 @@ class _Bars:
         """Report how many jobs of a replay have ended."""
         if self._progress is None:
             self._ended[index] = ended
-            self._tell()
+            self._print_progress()
             return
         total = len(self._tasks[index].trace)
         if self._all is not None:
@@ -269,11 +311,11 @@ class _Bars:
             self._ids[index] = self._progress.add_task(label, total=total)
         self._progress.update(self._ids[index], completed=ended, visible=ended < total)
 
-    def _tell(self) -> None:
+    def _print_progress(self) -> None:
         """Write a line of progress, if the last one is long ago."""
-        if time.monotonic() - self._told_s < REPORT_S:
+        if time.monotonic() - self._printed_s < REPORT_S:
             return
-        self._told_s = time.monotonic()
+        self._printed_s = time.monotonic()
         jobs, replays = sum(len(task.trace) for task in self._tasks), len(self._tasks)
         of = f" in {replays} replays" if replays > 1 else ""
         print(f"brim: {sum(self._ended):,} of {jobs:,} jobs{of} have ended", file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from brim.reports.charts.lines import Curve, Scale
 from brim.reports.charts.svg import COLOURS
-from brim.reports.experiment import Chart, Experiment, Panel, Table
+from brim.reports.experiment import Chart, Experiment, Panel, TextTable
 from brim.sim.reproduce.elastic import BASELINE, OURS, STRONGER, WINDOW_H, Condition
 from brim.sim.reproduce.grid import MAIN
 from brim.sim.reproduce.results import DIFFERENCES, Ratio, Results, headlines
@@ -35,7 +35,7 @@ _TERMS: Final = (
     ("restarts", "starts after a job's first, including resizes and moves, per job"),
     ("stalled", "share of the GPU time held in which jobs did not train but started, restarted or were timed"),
     ("round ms", "wall time of a scheduling round, all of its parts: median / 99th percentile"),
-    ("drop", "the same arrivals, if a job that does not fit on arrival is turned away; dropped: share of those"),
+    ("drop", "the same arrivals, if a job that does not fit on arrival is rejected; dropped: share of those"),
 )
 
 
@@ -79,7 +79,7 @@ def _capacity_words(results: Results, condition: Condition) -> str:
     return f"Load 1 is {base:.1f} jobs per hour, what {BASELINE} sustains; " + ", ".join(others) + "."
 
 
-def _table(results: Results, conditions: list[Condition]) -> Table:
+def _table(results: Results, conditions: list[Condition]) -> TextTable:
     rows: list[tuple[str, ...]] = []
     brief: list[int] = []
     for condition in conditions:
@@ -89,7 +89,7 @@ def _table(results: Results, conditions: list[Condition]) -> Table:
                 if policy in _BRIEF:
                     brief.append(len(rows))
                 rows.append(row)
-    return Table(
+    return TextTable(
         headings=_HEADINGS, rows=tuple(rows), text_columns=2, dropped_first=_DROPPED_FIRST, brief=tuple(brief)
     )
 
@@ -138,9 +138,9 @@ def _charts(results: Results, conditions: list[Condition]) -> tuple[Chart, ...]:
         _ratio_chart(results, conditions),
         chart("Jobs completed", "Within the hours of arrivals; jobs that do not fit wait.", "count",
               "completed"),
-        chart("Jobs completed, others turned away", "Jobs that do not fit on arrival are turned away.", "count",
+        chart("Jobs completed, others rejected", "Jobs that do not fit on arrival are rejected.", "count",
               "completed", drop=True),
-        chart("Jobs turned away", "Share of the arriving jobs, if those that do not fit are turned away.",
+        chart("Jobs rejected", "Share of the arriving jobs, if those that do not fit are rejected.",
               "fraction", "dropped_fraction", drop=True),
         chart("GPUs held", "Share of GPU time within the hours of arrivals; jobs that do not fit wait.", "fraction",
               "allocated_fraction"),

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from brim.core.replay import Replay
     from brim.core.trace import Trace
     from brim.reports.record import NoRecord, Record
-    from brim.sim.choice import Choice
-    from brim.sim.overheads import Drain, Faults
+    from brim.sim.faults import Drain, Faults
+    from brim.sim.truth_option import TruthOption
     from brim.sim.twin import Settings
 
 app = typer.Typer(
@@ -132,7 +132,7 @@ def run(
         raise ConfigError(f"--load: found {load!r}, expected one number; `brim sim compare` takes several")
     with payload() as out:
         _replay_and_report(
-            trace, cluster, [policy], format, limit, from_date, loads, [seed], _choice(truth, profiles, elastic_share),
+            trace, cluster, [policy], format, limit, from_date, loads, [seed], _option(truth, profiles, elastic_share),
             overheads, estimates, library, node_mtbf, job_mtbf, drain, drop_too_large, price, html, jobs, anonymise,
             output_of(output, as_json), out,
         )
@@ -174,7 +174,7 @@ def compare(
     with payload() as out:
         _replay_and_report(
             trace, cluster, [name.strip() for name in policies.split(",")], format, limit, from_date,
-            numbers(load, "--load"), list(range(seeds)), _choice(truth, profiles, elastic_share), overheads, estimates,
+            numbers(load, "--load"), list(range(seeds)), _option(truth, profiles, elastic_share), overheads, estimates,
             library, node_mtbf, job_mtbf, drain, drop_too_large, price, html, jobs, anonymise,
             output_of(output, as_json), out,
         )
@@ -182,7 +182,7 @@ def compare(
 
 def _replay_and_report(
     path: str, cluster_text: str | None, names: list[str], format: str | None, limit: int | None, from_date: str | None,
-    loads: list[float], seeds: list[int], truth: Choice, overheads: str, estimates: str, library: str,
+    loads: list[float], seeds: list[int], truth: TruthOption, overheads: str, estimates: str, library: str,
     node_mtbf: str, job_mtbf: str,
     drain: list[str] | None, drop_too_large: bool, price: float | None, html: Path | None, jobs: Path | None,
     anonymise: bool, output: str, out: TextIO,
@@ -193,7 +193,7 @@ def _replay_and_report(
     from brim.beliefs.library import load
     from brim.core.cluster import parse_cluster
     from brim.policies.presets import find_policy
-    from brim.sim.truth import rigid_run_ms
+    from brim.sim.truths.rigid import rigid_run_ms
     from brim.sim.twin import Settings
 
     policies = list(dict.fromkeys(filter(None, names)))
@@ -228,7 +228,7 @@ def _replay_and_report(
     settings = replace(settings, notes=settings.notes + left_out)
     truth.build(recorded, cluster)  # errors in it are found before the first replay
     if truth.name == "rigid":
-        _tell_of_resizing(policies)
+        _warn_of_resizing(policies)
     tasks = _tasks(recorded, cluster, policies, settings, loads, seeds, truth)
     record = _record(recorded, loads, seeds, truth, part=part)
     words = sys.argv[1:]
@@ -237,7 +237,7 @@ def _replay_and_report(
     _run_and_report(tasks, record, price, html, jobs, output, out, shlex.join(["brim", *words]))
 
 
-def _tell_of_resizing(policies: Sequence[str]) -> None:
+def _warn_of_resizing(policies: Sequence[str]) -> None:
     """Say on stderr which policies cannot do what they are for, because no job is elastic."""
     from brim.policies.presets import find_policy
 
@@ -259,7 +259,7 @@ def _check_results(html: Path | None, jobs: Path | None, inputs: Sequence[str | 
 
 
 def _record(
-    trace: Trace, loads: list[float], seeds: list[int], truth: Choice, *, part: bool
+    trace: Trace, loads: list[float], seeds: list[int], truth: TruthOption, *, part: bool
 ) -> Record | NoRecord:
     """Return what the trace recorded, if the replays serve the same jobs at the same times for the same run times."""
     from brim.reports.record import NoRecord, record_of
@@ -278,10 +278,10 @@ def _record(
     return found
 
 
-def _choice(truth: str, profiles: Path | None, elastic_share: float | None) -> Choice:
-    from brim.sim.choice import Choice
+def _option(truth: str, profiles: Path | None, elastic_share: float | None) -> TruthOption:
+    from brim.sim.truth_option import TruthOption
 
-    return Choice(name=truth, profiles=profiles, elastic_share=elastic_share)
+    return TruthOption(name=truth, profiles=profiles, elastic_share=elastic_share)
 
 
 def _read(
@@ -289,11 +289,11 @@ def _read(
 ) -> tuple[Trace, bool]:
     """Return the jobs to replay, and whether the trace has others."""
     from brim import traces
-    from brim.cli.trace import tell
+    from brim.cli.trace import print_reading
 
     with waiting(f"reading {path}"):
         trace, report = traces.read(path, format)
-    tell(report)
+    print_reading(report)
     jobs = len(trace)
     if anonymise:
         trace = traces.anonymise(trace, traces.own_key())
@@ -327,7 +327,7 @@ def _cluster_of(trace: Trace, given: Cluster | None, load: float) -> Cluster:
 def _without_too_large(trace: Trace, cluster: Cluster) -> tuple[Trace, tuple[str, ...]]:
     import numpy as np
 
-    from brim.sim.truth import fits, type_codes
+    from brim.sim.feasibility import fits, type_codes
 
     fit = fits(trace, cluster, type_codes(trace, cluster)[trace.gpu_type])
     if fit.all():
@@ -341,7 +341,7 @@ def _without_too_large(trace: Trace, cluster: Cluster) -> tuple[Trace, tuple[str
 
 
 def _faults(node_mtbf: str, job_mtbf: str, drain: list[str] | None, cluster: Cluster) -> Faults:
-    from brim.sim.overheads import Faults
+    from brim.sim.faults import Faults
 
     return Faults(
         node_mtbf_ms=_mean_time_ms("--node-mtbf", node_mtbf), job_mtbf_ms=_mean_time_ms("--job-mtbf", job_mtbf),
@@ -371,7 +371,7 @@ def _naming(option: str) -> Iterator[None]:
 
 
 def _parse_drain(text: str, cluster: Cluster) -> Drain:
-    from brim.sim.overheads import Drain
+    from brim.sim.faults import Drain
     from brim.units import parse_duration_ms
 
     nodes, at, times = text.partition("@")
@@ -389,7 +389,7 @@ def _parse_drain(text: str, cluster: Cluster) -> Drain:
 
 def _tasks(
     trace: Trace, cluster: Cluster, policies: list[str], settings: Settings, loads: list[float],
-    seeds: list[int], truth: Choice,
+    seeds: list[int], truth: TruthOption,
 ) -> list[Task]:
     """One task per load, seed and policy; the tasks of one load and seed share their trace."""
     from dataclasses import replace

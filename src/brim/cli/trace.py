@@ -61,7 +61,7 @@ def info(
     wanted = output_of(output, as_json)
     machines = _cluster(cluster)
     trace, report = read(path, format)
-    tell(report)
+    print_reading(report)
     figures = summary(trace, machines)
     if wanted == "json":
         named = None if machines is None else str(machines)
@@ -86,7 +86,7 @@ def convert(
     wanted = output_of(output, as_json)
     check_outputs({"OUT": target}, [source])
     trace, report = read(source, format)
-    tell(report)
+    print_reading(report)
     if anonymise:
         trace = traces.anonymise(trace, traces.own_key())
     write(trace, target)
@@ -138,7 +138,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def tell(report: ReadReport) -> None:
+def print_reading(report: ReadReport) -> None:
     """Print on stderr how many rows were used, adjusted and dropped."""
     from brim.traces.report import UNUSABLE
 

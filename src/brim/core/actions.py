@@ -114,6 +114,8 @@ class Tune:
 
 Action: TypeAlias = Preempt | Reject | Resize | Start | Tune
 ACTIONS: Final[tuple[type[Action], ...]] = (Preempt, Reject, Resize, Start, Tune)
+WITH_SETTING: Final = (Resize, Start, Tune)
+"""The actions that give a job a setting."""
 _STAGES: Final = {(True, False): 0, (False, False): 1, (True, True): 2, (False, True): 3}
 
 
@@ -134,7 +136,7 @@ def stage_of(action: Action, before: Setting | None) -> int:
 
 def setting_in(action: Action) -> Setting | None:
     """The setting that an action gives its job, None for an action that gives none."""
-    return action.setting if isinstance(action, Resize | Start | Tune) else None
+    return action.setting if isinstance(action, WITH_SETTING) else None
 
 
 def event_of(action: Action, now_ms: int) -> Event:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import fields
-from typing import Any, TypeAlias, TypeVar, cast
+from functools import cache
+from operator import attrgetter
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +17,55 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 
 
 ArrayT = TypeVar("ArrayT", bound=NDArray[Any])
+TableT = TypeVar("TableT")
+
+
+_as_array: Callable[[Any], Any] = np.asarray  # typed so that ``frozen`` needs no ``cast``, a call at run time
 
 
 def frozen(array: ArrayT) -> ArrayT:
     """Return a read-only view of the array that, unlike a read-only array, ``setflags`` cannot make writable again."""
-    return cast(ArrayT, np.asarray(memoryview(cast(Any, array)).toreadonly()))
+    memory: Any = array
+    view: ArrayT = _as_array(memoryview(memory).toreadonly())
+    return view
+
+
+def table_of(kind: type[TableT], columns: Iterable[Any]) -> TableT:
+    """Make a frozen dataclass with slots of its columns, in the order of its fields.
+
+    Its own ``__init__`` goes through ``object.__setattr__``, which takes three times as long for dozens of columns.
+    """
+    table = object.__new__(kind)
+    hashable: Any = kind
+    for put, column in zip(_puts(hashable), columns, strict=True):
+        put(table, column)
+    return table
+
+
+def replaced(table: TableT, **columns: Any) -> TableT:
+    """Copy a frozen dataclass with slots and give it other columns: ``dataclasses.replace``, three times as fast."""
+    kind: Any = type(table)
+    copy = table_of(type(table), _read(kind)(table))
+    for name, column in columns.items():
+        vars(kind)[name].__set__(copy, column)
+    return copy
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+@cache
+def _read(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
+    """What reads all slots; there are at least two."""
+    return attrgetter(*_names(kind))
+
+
+@cache
+def _puts(kind: Any) -> tuple[Callable[[Any, Any], None], ...]:
+    """What writes each slot."""
+    return tuple(vars(kind)[name].__set__ for name in _names(kind))
 
 
 def set_frozen_state(self: Any, state: list[Any]) -> None:

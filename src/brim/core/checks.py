@@ -5,22 +5,20 @@ Numbers refer to the promises of docs/invariants.md: I4 fenced start, I6 no over
 
 from __future__ import annotations
 
-from typing import Final
+from itertools import chain
 
 import numpy as np
 
-from brim.core.actions import Action, Plan, Resize, Start, Tune, setting_in, stage_of
+from brim.core.actions import WITH_SETTING, Action, Plan, Tune, setting_in, stage_of
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.lifecycle import Phase
 from brim.core.setting import Setting
 from brim.core.snapshot import Snapshot
-from brim.core.tables import JobTable, NodeTable
+from brim.core.sums import CORES, GPU, MEMORY, cores_of_ranks, overfull, plainly_sound
+from brim.core.tables import EMPTY, JobTable, NodeTable
 from brim.core.trace import NONE
 from brim.errors import InvariantError, PlanError
 from brim.units import WHOLE_GPU
-
-CORE_MILLI: Final = 1_000
-"""Milli-cores of a core."""
 
 
 def check_plan(snapshot: Snapshot, plan: Plan, *, count_loaders: bool = False) -> None:
@@ -43,11 +41,14 @@ def check_plan(snapshot: Snapshot, plan: Plan, *, count_loaders: bool = False) -
         return
     jobs = snapshot.jobs
     rows = np.searchsorted(jobs.id, [action.job for action in plan.actions]).tolist()
+    acts = list(zip(rows, plan.actions, strict=True))
+    gangs = [(row, setting) for row, action in acts if (setting := setting_in(action)) is not None]
+    new, first = _ranks_in(gangs)
+    sound = max(rows) < len(jobs) and _are_plainly_sound(snapshot, new, first)
     seen: set[int] = set()
-    after: dict[int, Setting | None] = {}
     stage = 0
-    for row, action in zip(rows, plan.actions, strict=True):
-        if row == len(jobs) or jobs.id[row] != action.job:
+    for row, action in acts:
+        if row == len(jobs) or jobs.id.item(row) != action.job:
             raise PlanError(f"plan acts on job {action.job}, which is not in the snapshot")
         if action.job in seen:
             raise PlanError(f"plan acts twice on job {action.job}")
@@ -60,31 +61,50 @@ def check_plan(snapshot: Snapshot, plan: Plan, *, count_loaders: bool = False) -
         stage = at
         _check_fence(snapshot, row, action)
         if setting is not None:
-            _check_gang(snapshot, row, setting)
+            if not sound:
+                _check_gang(snapshot, row, setting)
             _check_batch(snapshot, row, setting.batch)
             if isinstance(action, Tune) and (has is None or not setting.keeps_ranks_of(has)):
                 raise PlanError(f"plan tunes job {action.job} and moves its ranks")
-        if rule.frees or rule.takes:
-            after[row] = setting
-    if any(after.values()):
-        _check_room(snapshot, after, count_loaders)
+    if gangs:
+        acted = [row for row, action in acts if action.rule.frees or action.rule.takes]
+        _check_room(snapshot, acted, new, count_loaders)
+
+
+def _ranks_in(gangs: list[tuple[int, Setting]]) -> tuple[IntArray, IntArray]:
+    """Row of the job, node, gpu, share and loader workers of each rank (K, 5), and where each gang begins (A + 1,)."""
+    counts = [len(setting.ranks) for _, setting in gangs]
+    new = np.empty((sum(counts), 5), dtype=np.int64)
+    new[:, 0] = np.repeat(np.array([row for row, _ in gangs], dtype=np.int64), counts)
+    ranks = chain.from_iterable(rank for _, setting in gangs for rank in setting.ranks)
+    new[:, 1:] = np.fromiter(ranks, np.int64, 4 * len(new)).reshape(-1, 4)
+    return new, np.cumsum([0, *counts])
+
+
+def _are_plainly_sound(snapshot: Snapshot, new: IntArray, first: IntArray) -> bool:
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    return plainly_sound(
+        new, first, jobs.gpus, jobs.gpus_min, jobs.gpus_max, jobs.size_list, jobs.gpu_type, nodes.gpus, nodes.gpu_type,
+        nodes.is_open, nodes.withheld,
+    )
 
 
 def _check_fence(snapshot: Snapshot, row: int, action: Action) -> None:
     """Check phase, attempt and, where there is a setting, its number in the sequence."""
     jobs, rule = snapshot.jobs, action.rule
-    wrong = f"attempt {action.attempt}" if action.attempt != jobs.attempt[row] + rule.begins_attempt else ""
-    if isinstance(action, Resize | Start | Tune) and action.sequence != jobs.sequence[row] + 1:
+    phase = jobs.phase.item(row)
+    wrong = f"attempt {action.attempt}" if action.attempt != jobs.attempt.item(row) + rule.begins_attempt else ""
+    if isinstance(action, WITH_SETTING) and action.sequence != jobs.sequence.item(row) + 1:
         wrong = wrong or f"setting {action.sequence}"
-    if wrong or jobs.phase[row] not in rule.phases:
+    if wrong or phase not in rule.phases:
         number = f" ({wrong})" if wrong else ""
-        raise PlanError(f"plan {rule.verb} job {action.job}{number}, which is {Phase(jobs.phase[row]).name}")
+        raise PlanError(f"plan {rule.verb} job {action.job}{number}, which is {Phase(phase).name}")
 
 
 def _check_batch(snapshot: Snapshot, row: int, batch: int) -> None:
     """Check that the batch is the one asked or lies in the job's range; only a job without a batch may have NONE."""
     jobs = snapshot.jobs
-    least, most, asked = int(jobs.batch_min[row]), int(jobs.batch_max[row]), int(jobs.batch[row])
+    least, most, asked = jobs.batch_min.item(row), jobs.batch_max.item(row), jobs.batch.item(row)
     if batch == asked or (least != NONE and least <= batch <= most):
         return
     range_of = f"{least} to {most}" if least != NONE else f"{asked}" if asked != NONE else "no size of its own"
@@ -131,29 +151,29 @@ def _has(snapshot: Snapshot, row: int, node: int, gpu: int) -> bool:
     return bool(((held.job == row) & (held.node == node) & (held.gpu == gpu)).any())
 
 
-def _check_room(snapshot: Snapshot, after: dict[int, Setting | None], count_loaders: bool) -> None:
-    """Sum the GPUs, cores and memory held after the plan, and compare the sums with what each node has."""
+def _check_room(snapshot: Snapshot, acted: list[int], new: IntArray, count_loaders: bool) -> None:
+    """Sum the GPUs, cores and memory held after the plan, and compare the sums with what each node has.
+
+    Args:
+        snapshot: The snapshot on which the plan was made.
+        acted: Rows of the jobs that give up what they hold.
+        new: What the plan grants, see ``_ranks_in``.
+        count_loaders: See ``check_plan``.
+    """
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
-    changed = np.zeros(len(jobs), dtype=np.bool_)
-    changed[list(after)] = True
-    stays = ~changed[held.job]
-    new = np.array([
-        (row, *rank) for row, setting in after.items() if setting is not None for rank in setting.ranks
-    ], dtype=np.int64).reshape(-1, 5)
-    columns = (held.job, held.node, held.gpu, held.share_milli, held.loaders)
-    job, node, gpu, share_milli, loaders = (
-        np.concatenate((column[stays], new[:, at])) for at, column in enumerate(columns)
+    gives_up = np.zeros(len(jobs), dtype=np.bool_)
+    gives_up[acted] = True
+    what, where, total = overfull(
+        (held.job, held.node, held.gpu, held.share_milli, held.loaders), gives_up, new, jobs.cpu_milli, jobs.mem_mib,
+        nodes.gpus, nodes.cpu_milli, nodes.mem_mib, count_loaders,
     )
-    shares = gpu_shares(nodes, node, gpu, share_milli)
-    if shares.max(initial=0) > WHOLE_GPU:
-        where, which = divmod(int(shares.argmax()), int(nodes.gpus.max()))
-        raise PlanError(f"GPU {which} of node {where} is granted {shares.max() / 10:g} % of itself")
-    cores = cores_milli(jobs, job, gpu, loaders if count_loaders else None)
-    for name, used, room in (("cores", cores, nodes.cpu_milli), ("memory", jobs.mem_mib[job], nodes.mem_mib)):
-        total = np.bincount(node, weights=used, minlength=len(nodes))
-        if (total > room).any():
-            where = int((total > room).argmax())
-            raise PlanError(f"{name} of node {where}: {total[where]:g} granted of {room[where]}")
+    if what == GPU:
+        node, gpu = divmod(where, int(nodes.gpus.max()))
+        raise PlanError(f"GPU {gpu} of node {node} is granted {total / 10:g} % of itself")
+    if what == CORES:
+        raise PlanError(f"cores of node {where}: {total:g} granted of {nodes.cpu_milli[where]}")
+    if what == MEMORY:
+        raise PlanError(f"memory of node {where}: {total:g} granted of {nodes.mem_mib[where]}")
 
 
 def gpu_shares(nodes: NodeTable, node: IntArray, gpu: IntArray, share_milli: IntArray) -> FloatArray:
@@ -173,10 +193,7 @@ def cores_milli(jobs: JobTable, job: IntArray, gpu: IntArray, loader_workers: In
         gpu: GPU of each rank, NONE for one on CPU, which takes at least one core.
         loader_workers: Loader workers of each rank, which take a core each; None if they run on their ranks' cores.
     """
-    cores: IntArray = jobs.cpu_milli[job]
-    if len(gpu) and gpu.min() == NONE:
-        cores = np.where(gpu == NONE, np.maximum(cores, CORE_MILLI), cores)
-    return cores if loader_workers is None else cores + loader_workers * CORE_MILLI
+    return cores_of_ranks(jobs.cpu_milli, job, gpu, EMPTY if loader_workers is None else loader_workers)
 
 
 def check_snapshot(snapshot: Snapshot) -> None:

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from brim.core.setting import Setting
-from brim.core.trace import NONE
+from brim.core.trace import NONE, JobClass
 from brim.errors import ConfigError
 from brim.units import WHOLE_GPU
 
@@ -54,16 +54,6 @@ class Kind(IntEnum):
     START = 19
     TUNE = 20
     """The job continues on the same GPUs with another batch, other loader workers, or as revocable or not."""
-
-
-class JobClass(IntEnum):
-    """What kind of service a job asks for."""
-
-    REGULAR = 0
-    URGENT = 1
-    """Ahead of regular jobs."""
-    PADDING = 2
-    """Runs on GPUs that no other job needs, and gives them back at once."""
 
 
 class Sample(NamedTuple):

@@ -15,7 +15,7 @@ rejected, cancelled) leaves the tables; the event remains as its record.
 from __future__ import annotations
 
 from enum import IntEnum
-from functools import cache
+from typing import Final, cast
 
 from brim.core.events import Kind
 from brim.errors import InvariantError
@@ -55,10 +55,19 @@ TRANSITIONS: dict[tuple[Phase, Kind], Phase | None] = {
 }
 
 
-@cache
+_IMPOSSIBLE: Final = cast(Phase, object())
+_AFTER: Final = tuple(
+    tuple(TRANSITIONS.get((phase, kind), _IMPOSSIBLE) for kind in Kind) for phase in Phase
+)
+"""``TRANSITIONS`` by phase, then kind: looking members of an Enum up in a dict is slow before Python 3.12."""
+
+
+_PHASES_OF: Final = tuple(tuple(phase for phase in Phase if (phase, kind) in TRANSITIONS) for kind in Kind)
+
+
 def phases_of(kind: Kind) -> tuple[Phase, ...]:
     """The phases in which an event of this kind can happen to a job."""
-    return tuple(phase for phase in Phase if (phase, kind) in TRANSITIONS)
+    return _PHASES_OF[kind]
 
 
 def next_phase(phase: Phase, kind: Kind, job: int) -> Phase | None:
@@ -67,7 +76,7 @@ def next_phase(phase: Phase, kind: Kind, job: int) -> Phase | None:
     Raises:
         InvariantError: the table has no such transition.
     """
-    try:
-        return TRANSITIONS[phase, kind]
-    except KeyError:
-        raise InvariantError(f"job {job} cannot go through {kind.name} while {Phase(phase).name}") from None
+    after = _AFTER[phase][kind]
+    if after is _IMPOSSIBLE:
+        raise InvariantError(f"job {job} cannot go through {kind.name} while {Phase(phase).name}")
+    return after

@@ -69,7 +69,7 @@ class Replay:
         end_ms: Virtual time at which the replay ended.
         partial: Whether the replay was interrupted before all jobs ended.
         rounds: Number of scheduling rounds.
-        round_s: Wall time of each round, seconds; empty where the compiled lane ran.
+        round_s: Wall time of each round, seconds; empty where a compiled loop ran.
         wall_s: Wall time of the replay, seconds.
         assumptions: Assumptions behind the result, one sentence each.
     """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from brim.core.arrays import IntArray, frozen
+from brim.core.arrays import IntArray, frozen, replaced
 from brim.core.events import Sample
 from brim.core.tables import SeenSteps
 from brim.core.trace import NONE
@@ -17,7 +17,7 @@ _Mean = tuple[int, float, float]
 """Samples, mean step time, mean synchronisation time."""
 
 
-class SeenBook:
+class SeenStepTimes:
     """Reported step times: part of the mutable state of a cluster, changed only by ``ClusterState``."""
 
     def __init__(self) -> None:
@@ -28,21 +28,21 @@ class SeenBook:
 
     def add(self, job: int, profile: int, seen: Iterable[Sample]) -> None:
         """Add the step times that a job reported."""
-        book = self._of_job.setdefault(job, {})
+        means = self._of_job.setdefault(job, {})
         self._profile[job] = profile
         for sample in seen:
-            _merge(book, (sample.nodes, sample.gpus, sample.local_batch), (1, sample.step_s, sample.sync_s))
-            self._columns = None
+            if _merge(means, (sample.nodes, sample.gpus, sample.local_batch), (1, sample.step_s, sample.sync_s)):
+                self._columns = None
 
     def over(self, job: int) -> None:
         """Remove a job that has ended; its step times are kept under its model."""
-        book = self._of_job.pop(job, None)
-        if book is None:
+        means = self._of_job.pop(job, None)
+        if means is None:
             return
         profile = self._profile.pop(job)
         if profile != NONE:
             past = self._of_profile.setdefault(profile, {})
-            for key, mean in book.items():
+            for key, mean in means.items():
                 _merge(past, key, mean)
         self._columns = None
 
@@ -51,32 +51,33 @@ class SeenBook:
         if self._columns is None:
             self._columns = self._build()
         jobs, table = self._columns
-        rows = jobs.copy()
-        rows[jobs != NONE] = rows_of(jobs[jobs != NONE])
-        return SeenSteps(
-            job=frozen(rows), profile=table.profile, nodes=table.nodes, gpus=table.gpus,
-            local_batch=table.local_batch, step_s=table.step_s, sync_s=table.sync_s,
-        )
+        if not len(jobs):
+            return replaced(table)
+        rows = np.full(len(table.job), NONE, dtype=np.int64)
+        rows[: len(jobs)] = rows_of(jobs)  # the rows of jobs that have ended follow
+        return replaced(table, job=frozen(rows))
 
     def _build(self) -> tuple[IntArray, SeenSteps]:
         rows = [
             (job, self._profile[job], *key, step_s, sync_s)
-            for job, book in sorted(self._of_job.items()) for key, (_, step_s, sync_s) in sorted(book.items())
+            for job, means in sorted(self._of_job.items()) for key, (_, step_s, sync_s) in sorted(means.items())
         ]
         rows += [
             (NONE, profile, *key, step_s, sync_s)
-            for profile, book in sorted(self._of_profile.items()) for key, (_, step_s, sync_s) in sorted(book.items())
+            for profile, means in sorted(self._of_profile.items()) for key, (_, step_s, sync_s) in sorted(means.items())
         ]
         block = np.array(rows, dtype=np.float64).reshape(-1, 7).T
         job, profile, nodes, gpus, local_batch = (frozen(column.astype(np.int64)) for column in block[:5])
-        return job, SeenSteps(
+        return job[job != NONE], SeenSteps(
             job=job, profile=profile, nodes=nodes, gpus=gpus, local_batch=local_batch, step_s=frozen(block[5]),
             sync_s=frozen(block[6]),
         )
 
 
-def _merge(book: dict[_Key, _Mean], key: _Key, mean: _Mean) -> None:
-    count, step_s, sync_s = book.get(key, (0, 0.0, 0.0))
+def _merge(means: dict[_Key, _Mean], key: _Key, mean: _Mean) -> bool:
+    """Merge samples into a mean; return whether this adds a row or changes its times."""
+    count, step_s, sync_s = means.get(key, (0, 0.0, 0.0))
     more, step, sync = mean
     total = count + more
-    book[key] = (total, step_s + (step - step_s) * more / total, sync_s + (sync - sync_s) * more / total)
+    merged = means[key] = (total, step_s + (step - step_s) * more / total, sync_s + (sync - sync_s) * more / total)
+    return not count or merged[1:] != (step_s, sync_s)

@@ -49,7 +49,7 @@ class Setting:
     @property
     def share_milli(self) -> int:
         """Thousandths of each of its GPUs; 0 without GPUs."""
-        return max((rank.share_milli for rank in self.ranks), default=0)
+        return next((rank.share_milli for rank in self.ranks if rank.gpu != NONE), 0)
 
     @property
     def loader_workers(self) -> int:

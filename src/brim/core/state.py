@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from bisect import bisect_right
+from itertools import chain
+from typing import Final
 
 import numpy as np
 
-from brim.core.arrays import BoolArray, FloatArray, IntArray, frozen
+from brim.core.arrays import BoolArray, FloatArray, IntArray, frozen, table_of
 from brim.core.cluster import Cluster
+from brim.core.columns import GRANT_ROWS, OF_RANKS, REVOCABLE, grant, held_now, living, ranks_of, release
 from brim.core.events import Event, JobSpec, Kind
 from brim.core.lifecycle import Phase, next_phase
-from brim.core.seen import SeenBook
+from brim.core.seen import SeenStepTimes
 from brim.core.setting import Rank, Setting
 from brim.core.snapshot import Memory, Snapshot
 from brim.core.tables import EMPTY, JOB_COLUMNS, JOB_FLOAT_COLUMNS, NO_GPUS, NOBODY, Grants, JobTable, NodeTable
 from brim.core.trace import NONE
 from brim.core.usage import UsageBook
 from brim.errors import InvariantError
-from brim.units import MS_PER_S, WHOLE_GPU
 
 SERVICE_EDGES_GPU_MS: Final[FloatArray] = frozen(np.concatenate(([0.0], 2.0 ** np.arange(8.0, 44.01, 0.5))))
 """Bin edges of the histogram of ended jobs' service: half octaves from 256 GPU-ms to 557 GPU-years."""
 
+_EDGES: Final = tuple(SERVICE_EDGES_GPU_MS.tolist())
 _COLUMN: Final = {name: index for index, name in enumerate(JOB_COLUMNS)}
 _SPEC: Final = ("id", "user", "submit_ms", "gpus", "share_milli", "cpu_milli", "mem_mib", "gpu_type",
                 "time_limit_ms", "after", "gpus_min", "gpus_max", "batch", "batch_min", "batch_max", "local_batch_min",
                 "local_batch_max", "profile", "gradient_bytes", "cpu_ranks_max",
                 "priority", "job_class", "deadline_ms", "size_list")
-_PHASE, _ATTEMPT, _SEQUENCE, _PLACEMENTS, _FIRST, _SINCE = (
-    _COLUMN[c] for c in ("phase", "attempt", "sequence", "placements", "first_start_ms", "since_ms")
-)
+_PHASE, _ATTEMPT, _SEQUENCE, _SINCE = (_COLUMN[c] for c in ("phase", "attempt", "sequence", "since_ms"))
 _RUNNING_SINCE, _RUN, _SERVICE = (_COLUMN[c] for c in ("running_since_ms", "run_ms", "service_gpu_ms"))
 _ID, _USER, _PROFILE = (_COLUMN[c] for c in ("id", "user", "profile"))
-_GPUS_NOW, _SHARE_NOW, _LOADERS_NOW, _BATCH_NOW, _STARTS, _STALLED = (
-    _COLUMN[c] for c in ("gpus_now", "share_now", "loaders_now", "batch_now", "starts", "stalled_ms")
+_LOADERS_NOW, _BATCH_NOW, _STARTS, _STALLED = (
+    _COLUMN[c] for c in ("loaders_now", "batch_now", "starts", "stalled_ms")
 )
 _NEW_JOB: Final = {"phase": Phase.PENDING, "first_start_ms": NONE, "running_since_ms": NONE, "batch_now": NONE}
 """Columns of a new job that are not 0 and do not come from its submission."""
 assert JOB_FLOAT_COLUMNS == ("samples_done", "samples_per_s", "grad_var", "grad_sqr", "loss", "slowdown_ratio")
-_DONE, _PACE = range(2)
 _NOTHING_KNOWN: Final = (0.0, 0.0, np.nan, np.nan, np.nan, np.nan)
 assert JOB_COLUMNS[: len(_SPEC)] == _SPEC  # layout contract of this file, checked at import
 
@@ -47,20 +46,17 @@ assert JOB_COLUMNS[: len(_SPEC)] == _SPEC  # layout contract of this file, check
 _HELD, _PENDING, _STARTING, _RUNNING = Phase.HELD, Phase.PENDING, Phase.STARTING, Phase.RUNNING
 _SUBMITTED, _START, _STARTED, _FINISHED = Kind.SUBMITTED, Kind.START, Kind.STARTED, Kind.FINISHED
 _PHASES: Final = tuple(Phase)
-_HOLDING: Final = (_STARTING, _RUNNING)
 _NODE_KINDS: Final = (Kind.NODE_DOWN, Kind.NODE_DRAIN, Kind.NODE_UP)
 _GPU_KINDS: Final = (Kind.GPU_WITHHELD, Kind.GPU_QUARANTINED, Kind.GPU_OPENED)
 _INITIAL_ROWS: Final = 256
 _REPORTED, _RESIZE, _TUNE = Kind.REPORTED, Kind.RESIZE, Kind.TUNE
-_FREES: Final = frozenset({
+_FREES: Final = tuple(kind in (
     Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.EVICTED, Kind.CANCELLED, Kind.PREEMPT, Kind.RESIZE,
-})
+) for kind in Kind)
+"""Whether each kind of event frees what its job holds."""
 
 
 _FRESH: Final = tuple(int(_NEW_JOB.get(name, 0)) for name in JOB_COLUMNS[len(_SPEC) :])
-_GRANT_ROWS: Final = ("job id", "node", "gpu", "share_milli", "loader_workers", "revocable")
-_OF_RANKS: Final = slice(1, 5)
-_REVOCABLE: Final = 5
 
 
 class ClusterState:
@@ -75,17 +71,18 @@ class ClusterState:
         self.now_ms = 0
         self._block = np.zeros((len(JOB_COLUMNS), _INITIAL_ROWS), dtype=np.int64)
         self._floats = np.zeros((len(JOB_FLOAT_COLUMNS), _INITIAL_ROWS))
-        self._told_ms = np.zeros(_INITIAL_ROWS, dtype=np.int64)  # when ``samples_done`` was true, by slot
-        self._seen = SeenBook()
+        self._reported_ms = np.zeros(_INITIAL_ROWS, dtype=np.int64)  # when ``samples_done`` was true, by slot
+        self._seen = SeenStepTimes()
         self._memory: dict[str, IntArray] = {}  # by socket and slot
         self._used = 0
         self._alive = 0
         self._slot_of = np.full(_INITIAL_ROWS, NONE, dtype=np.int64)  # by job id
-        self._granted = np.zeros((6, _INITIAL_ROWS), dtype=np.int64)  # see _GRANT_ROWS; a job's columns stand together
+        self._granted = np.zeros((len(GRANT_ROWS), _INITIAL_ROWS), dtype=np.int64)  # a job's columns stand together
         self._num_granted = 0
         self._up_N = np.ones(cluster.num_nodes, dtype=np.bool_)
         self._open_N = np.ones(cluster.num_nodes, dtype=np.bool_)
         self._withheld = self._quarantined = NO_GPUS
+        self._node_columns: tuple[IntArray | BoolArray, ...] | None = None  # None: to be made anew
         self._size_lists: dict[tuple[int, ...], int] = {}
         self._usage = UsageBook()
         self._ended = np.zeros(len(SERVICE_EDGES_GPU_MS), dtype=np.int64)
@@ -99,7 +96,7 @@ class ClusterState:
         return self._alive
 
     def __contains__(self, job: int) -> bool:
-        return 0 <= job < len(self._slot_of) and bool(self._slot_of[job] != NONE)
+        return 0 <= job < len(self._slot_of) and self._slot_of.item(job) != NONE
 
     def phase(self, job: int) -> Phase:
         """Phase of a job that has not ended."""
@@ -114,8 +111,8 @@ class ClusterState:
         rows = self._granted[:, self._ranks_of(job)]
         if not rows.size:
             return None
-        ranks = tuple(Rank(*rank) for rank in rows[_OF_RANKS].T.tolist())
-        return Setting(ranks, int(self._block[_BATCH_NOW, self._slot(job)]), bool(rows[_REVOCABLE, 0]))
+        ranks = tuple(Rank(*rank) for rank in rows[OF_RANKS].T.tolist())
+        return Setting(ranks, int(self._block[_BATCH_NOW, self._slot(job)]), bool(rows[REVOCABLE, 0]))
 
     def gpus_of(self, job: int) -> tuple[tuple[int, int], ...]:
         """The (node, gpu) pairs that the job holds."""
@@ -124,15 +121,14 @@ class ClusterState:
 
     def _ranks_of(self, job: int) -> slice:
         """Where the job's columns of the grants are."""
-        at = np.flatnonzero(self._granted[0, : self._num_granted] == job)
-        return slice(int(at[0]), int(at[-1]) + 1) if len(at) else slice(0, 0)
+        return slice(*ranks_of(self._granted, self._num_granted, job))
 
     def user_code(self, user: str) -> int:
         """Code of a user; a new user gets the next code."""
         return self._usage.code(user)
 
     def _slot(self, job: int) -> int:
-        slot = int(self._slot_of[job]) if 0 <= job < len(self._slot_of) else NONE
+        slot = self._slot_of.item(job) if 0 <= job < len(self._slot_of) else NONE
         if slot == NONE:
             raise InvariantError(f"job {job} is not in the tables")
         return slot
@@ -151,9 +147,11 @@ class ClusterState:
         if event.kind is _SUBMITTED:
             self._submit(event)
         elif event.kind in _NODE_KINDS:
+            self._node_columns = None
             self._up_N[event.node] = event.kind is not Kind.NODE_DOWN
             self._open_N[event.node] = event.kind is Kind.NODE_UP
         elif event.kind in _GPU_KINDS:
+            self._node_columns = None
             self._withhold(event)
         else:
             self._move(event)
@@ -201,28 +199,27 @@ class ClusterState:
         return self._size_lists.setdefault(tuple(sizes), len(self._size_lists)) if sizes else NONE
 
     def _move(self, event: Event) -> None:
-        kind, job = event.kind, event.job
-        slot = self._slot(job)
-        column = self._block[:, slot]
-        before = _PHASES[column[_PHASE]]
+        kind, job, now_ms = event.kind, event.job, event.time_ms
+        slot, block = self._slot(job), self._block
+        before = _PHASES[block.item(_PHASE, slot)]
         after = next_phase(before, kind, job)
-        if before in _HOLDING and kind in _FREES:
+        if _FREES[kind] and (before is _STARTING or before is _RUNNING):
             self._release(event, slot)
         if kind is _START or kind is _RESIZE:
-            self._grant(event, column)
+            self._grant(event, slot)
         elif kind is _TUNE:
-            self._tune(event, column)
+            self._tune(event, block[:, slot])
         elif kind is _REPORTED:
-            self._hear(event, slot)
+            self._record_report(event, slot)
         elif kind is _STARTED and after is _RUNNING:
-            column[_RUNNING_SINCE] = self._told_ms[slot] = event.time_ms
-            column[_STARTS] += 1
-            column[_STALLED] += event.time_ms - column[_SINCE]
+            block[_RUNNING_SINCE, slot] = self._reported_ms[slot] = now_ms
+            block[_STARTS, slot] += 1
+            block[_STALLED, slot] += now_ms - block.item(_SINCE, slot)
         elif kind is _FINISHED:
-            self._learn(column)
+            self._learn(slot)
         self.num_waiting += (after is _PENDING) - (before is _PENDING)
         if after is None:
-            column[_PHASE] = NONE
+            block[_PHASE, slot] = NONE
             self._slot_of[job] = NONE
             self._alive -= 1
             self._seen.over(job)
@@ -230,27 +227,21 @@ class ClusterState:
                 self._close_holes()
             return
         if after is _PENDING and before is not _PENDING:
-            column[_SINCE] = event.time_ms
-        column[_PHASE] = after
+            block[_SINCE, slot] = now_ms
+        block[_PHASE, slot] = after
 
-    def _grant(self, event: Event, column: IntArray) -> None:
+    def _grant(self, event: Event, slot: int) -> None:
         """Append the gang's ranks to the grants."""
         setting = _setting_in(event)
-        start, stop = self._num_granted, self._num_granted + len(setting.ranks)
+        stop = self._num_granted + len(setting.ranks)
         while stop > self._granted.shape[1]:
             self._granted = np.concatenate((self._granted, np.zeros_like(self._granted)), axis=1)
-        self._granted[0, start:stop] = event.job
-        self._granted[_OF_RANKS, start:stop] = np.array(setting.ranks, dtype=np.int64).T
-        self._granted[_REVOCABLE, start:stop] = setting.revocable
+        grant(
+            self._block, self._granted, self._num_granted, slot, event.job,
+            np.fromiter(chain.from_iterable(setting.ranks), np.int64), setting.batch, setting.revocable,
+            event.kind is _START, event.time_ms,
+        )
         self._num_granted = stop
-        column[_ATTEMPT] += event.kind is _START
-        column[_SEQUENCE] += 1
-        column[_PLACEMENTS] += 1
-        column[_GPUS_NOW] = np.count_nonzero(self._granted[2, start:stop] != NONE)
-        column[_SHARE_NOW], column[_LOADERS_NOW] = setting.share_milli, setting.loader_workers
-        column[_BATCH_NOW], column[_SINCE] = setting.batch, event.time_ms
-        if column[_FIRST] == NONE:
-            column[_FIRST] = event.time_ms
 
     def _tune(self, event: Event, column: IntArray) -> None:
         """Change what a job has besides the places of its ranks."""
@@ -258,12 +249,12 @@ class ClusterState:
         ranks = np.array(setting.ranks, dtype=np.int64).T
         if ranks.shape != (4, at.stop - at.start) or not np.array_equal(ranks[:3], self._granted[1:4, at]):
             raise InvariantError(f"TUNE of job {event.job} moves its ranks to {setting.ranks}")
-        self._granted[_OF_RANKS, at] = ranks
-        self._granted[_REVOCABLE, at] = setting.revocable
+        self._granted[OF_RANKS, at] = ranks
+        self._granted[REVOCABLE, at] = setting.revocable
         column[_SEQUENCE] += 1
         column[_LOADERS_NOW], column[_BATCH_NOW] = setting.loader_workers, setting.batch
 
-    def _hear(self, event: Event, slot: int) -> None:
+    def _record_report(self, event: Event, slot: int) -> None:
         """Store what a job reported."""
         report = event.report
         if report is None:
@@ -272,38 +263,29 @@ class ClusterState:
             report.samples_done, report.samples_per_s, report.grad_var, report.grad_sqr, report.loss,
             report.slowdown_ratio,
         )
-        self._told_ms[slot] = event.time_ms
+        self._reported_ms[slot] = event.time_ms
         self._seen.add(event.job, int(self._block[_PROFILE, slot]), report.seen)
 
     def _release(self, event: Event, slot: int) -> None:
         """Remove the job's grants, and add the attempt's run time, progress and service to the job."""
-        column = self._block[:, slot]
-        at = self._ranks_of(event.job)
-        end = self._num_granted - (at.stop - at.start)
-        self._granted[:, at.start : end] = self._granted[:, at.stop : self._num_granted]
-        self._num_granted = end
-        held_ms = event.time_ms - int(column[_SINCE])
-        service = held_ms * int(column[_GPUS_NOW]) * int(column[_SHARE_NOW]) // WHOLE_GPU
-        if column[_PHASE] == _RUNNING:
-            column[_RUN] += event.time_ms - int(column[_RUNNING_SINCE])
-            told = self._floats[:, slot]
-            if told[_PACE]:
-                told[_DONE] += told[_PACE] * (event.time_ms - int(self._told_ms[slot])) / MS_PER_S
-        column[_GPUS_NOW] = column[_SHARE_NOW] = column[_LOADERS_NOW] = 0
-        column[_SERVICE] += service
-        self._usage.add(int(column[_USER]), service, event.time_ms)
+        self._num_granted, service = release(
+            self._block, self._floats, self._reported_ms, self._granted, self._num_granted, slot, event.job,
+            event.time_ms,
+        )
+        self._usage.add(self._block.item(_USER, slot), service, event.time_ms)
 
-    def _learn(self, column: IntArray) -> None:
+    def _learn(self, slot: int) -> None:
         """Store what estimates need of a finished job: its run time for its user, its service in the histogram."""
-        self._usage.completed(int(column[_USER]), int(column[_RUN]))
-        self._ended[np.searchsorted(SERVICE_EDGES_GPU_MS, column[_SERVICE], side="right") - 1] += 1
+        block = self._block
+        self._usage.completed(block.item(_USER, slot), block.item(_RUN, slot))
+        self._ended[bisect_right(_EDGES, block.item(_SERVICE, slot)) - 1] += 1
 
     def _make_room(self) -> None:
         self._close_holes()
         if 2 * self._used > self._block.shape[1]:
             self._block = np.concatenate((self._block, np.zeros_like(self._block)), axis=1)
             self._floats = np.concatenate((self._floats, np.zeros_like(self._floats)), axis=1)
-            self._told_ms = np.concatenate((self._told_ms, np.zeros_like(self._told_ms)))
+            self._reported_ms = np.concatenate((self._reported_ms, np.zeros_like(self._reported_ms)))
             self._memory = {
                 socket: np.concatenate((block, np.zeros_like(block))) for socket, block in self._memory.items()
             }
@@ -314,7 +296,7 @@ class ClusterState:
         self._used = len(kept)
         self._block[:, : self._used] = self._block[:, kept]
         self._floats[:, : self._used] = self._floats[:, kept]
-        self._told_ms[: self._used] = self._told_ms[kept]
+        self._reported_ms[: self._used] = self._reported_ms[kept]
         for block in self._memory.values():
             block[: self._used] = block[kept]
             block[self._used :] = 0
@@ -324,35 +306,20 @@ class ClusterState:
 
     def freeze(self, now_ms: int) -> Snapshot:
         """Return the immutable view at ``now_ms``, with run times and service up to then. Changes nothing."""
-        kept = np.flatnonzero(self._block[_PHASE, : self._used] != NONE)
-        row_of_slot = np.zeros(self._used, dtype=np.int64)
-        row_of_slot[kept] = np.arange(len(kept))
-        block = self._block.take(kept, axis=1)  # whole columns stand together in the result, as compiled code expects
-        runs = block[_PHASE] == _RUNNING
-        holds = (block[_PHASE] == _STARTING) | runs
-        held_ms = np.where(holds, now_ms - block[_SINCE], 0)
-        block[_RUN] += np.where(runs, now_ms - block[_RUNNING_SINCE], 0)
-        block[_SERVICE] += held_ms * block[_GPUS_NOW] * block[_SHARE_NOW] // WHOLE_GPU
-        block = frozen(block)
-        floats = self._floats.take(kept, axis=1)
-        floats[_DONE] += np.where(runs, floats[_PACE] * (now_ms - self._told_ms[kept]) / MS_PER_S, 0.0)
-        floats = frozen(floats)
+        ints, reals, kept, row_of_slot = living(self._block, self._floats, self._reported_ms, self._used, now_ms)
         memory = Memory(**{socket: frozen(stored[kept]) for socket, stored in self._memory.items()})
-        columns: list[Any] = [*block, *floats, memory.of("order", len(kept), 1), tuple(self._size_lists)]
+        slot_of = self._slot_of
 
         def rows_of(jobs: IntArray) -> IntArray:
-            return row_of_slot[self._slot_of[jobs]]
+            return row_of_slot[slot_of[jobs]]
 
         return Snapshot(
             now_ms=now_ms,
-            jobs=JobTable(*columns),
-            nodes=NodeTable(
-                gpu_type=self.cluster.gpu_type_N, gpus=self.cluster.gpus_N, cpu_milli=self.cluster.cpu_milli_N,
-                mem_mib=self.cluster.mem_mib_N, up=frozen(self._up_N.copy()),
-                is_open=frozen(self._open_N.copy()), withheld=_frozen_gpus(self._withheld),
-                quarantined=_frozen_gpus(self._quarantined),
-            ),
-            grants=self._grants(rows_of),
+            jobs=table_of(JobTable, (
+                *frozen(ints), *frozen(reals), memory.of("order", len(kept), 1), tuple(self._size_lists),
+            )),
+            nodes=self._node_table(),
+            grants=self._grants(row_of_slot),
             users=self._usage.freeze(now_ms),
             ended_service=frozen(self._ended.copy()),
             gpu_types=self.cluster.gpu_types,
@@ -360,12 +327,23 @@ class ClusterState:
             memory=memory,
         )
 
-    def _grants(self, rows_of: Callable[[IntArray], IntArray]) -> Grants:
+    def _node_table(self) -> NodeTable:
+        """The nodes. Snapshots between two events of nodes share the memory of these columns, which is read-only."""
+        if self._node_columns is None:
+            cluster = self.cluster
+            self._node_columns = (
+                cluster.gpu_type_N, cluster.gpus_N, cluster.cpu_milli_N, cluster.mem_mib_N, frozen(self._up_N.copy()),
+                frozen(self._open_N.copy()), _frozen_gpus(self._withheld), _frozen_gpus(self._quarantined),
+            )
+        return table_of(NodeTable, tuple(column.view() for column in self._node_columns))
+
+    def _grants(self, row_of_slot: IntArray) -> Grants:
         """Grants in order of start. A job's ranks are in increasing order because settings carry them so."""
-        job, node, gpu, share_milli, loader_workers, revocable = frozen(self._granted[:, : self._num_granted].copy())
+        held, any_revocable = held_now(self._granted, self._num_granted, self._slot_of, row_of_slot)
+        job, node, gpu, share_milli, loader_workers, revocable = frozen(held)
         return Grants(
-            job=frozen(rows_of(job)), node=node, gpu=gpu, share_milli=share_milli, why=EMPTY, blocker=EMPTY,
-            loader_workers=loader_workers, revocable=frozen(revocable != 0) if revocable.any() else NOBODY,
+            job=job, node=node, gpu=gpu, share_milli=share_milli, why=EMPTY, blocker=EMPTY,
+            loader_workers=loader_workers, revocable=frozen(revocable != 0) if any_revocable else NOBODY,
         )
 
 

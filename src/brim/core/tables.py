@@ -131,11 +131,6 @@ class JobTable:
         return JobRow(self, row)
 
     @property
-    def epoch(self) -> IntArray:
-        """The former name of ``placements``, which policy files may still read."""
-        return self.placements
-
-    @property
     def holds(self) -> BoolArray:
         """Whether each job has GPUs: it is starting or running."""
         holds: BoolArray = (self.phase == _STARTING) | (self.phase == _RUNNING)
@@ -260,7 +255,9 @@ class Grants:
     @property
     def loaders(self) -> IntArray:
         """Loader workers of every rank (G,), 0 where they are not decided yet."""
-        return self.loader_workers if len(self.loader_workers) else np.zeros(len(self.job), dtype=np.int64)
+        if len(self.loader_workers) or not len(self.job):
+            return self.loader_workers
+        return np.zeros(len(self.job), dtype=np.int64)
 
     def revocable_jobs(self, size: int) -> BoolArray:
         """Whether the grants of each of ``size`` jobs are revocable (J,)."""

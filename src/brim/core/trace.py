@@ -1,6 +1,6 @@
 """A trace: the jobs submitted to a cluster, and the record of how they ran.
 
-Readers in ``brim.traces`` make a trace, ``brim.sim.truth`` derives the true run times of a replay from it, and reports
+Readers in ``brim.traces`` make a trace, ``brim.sim.truths`` derives the true run times of a replay from it, and reports
 compare with it. A policy never sees it: recorded run times are truth, not estimates.
 """
 
@@ -21,7 +21,7 @@ from brim.errors import InvariantError
 from brim.units import WHOLE_GPU
 
 NONE = -1
-"""In every integer column: not given, not recorded, or no constraint."""
+"""In every integer column but ``priority``: not given, not recorded, or no constraint."""
 
 
 class Status(IntEnum):
@@ -31,6 +31,16 @@ class Status(IntEnum):
     COMPLETED = 1
     FAILED = 2
     CANCELLED = 3
+
+
+class JobClass(IntEnum):
+    """What kind of service a job asks for."""
+
+    REGULAR = 0
+    URGENT = 1
+    """Ahead of regular jobs."""
+    PADDING = 2
+    """Runs on GPUs that no other job needs, and gives them back at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +59,7 @@ class Trace:
         groups: Names behind ``group`` (account, virtual cluster, queue).
         gpu_types: Names behind ``gpu_type``.
         profiles: Names behind ``profile``: the application or model each job ran.
+        size_lists: Lists behind ``size_list``: numbers of GPUs, each in increasing order.
         user: Code of the user, NONE where not recorded.
         group: Code of the group, NONE where not recorded.
         submit_ms: Submission, ms after time 0; the first is 0.
@@ -67,6 +78,11 @@ class Trace:
         after_ms: Delay between that end and this job's eligibility.
         profile: Code of the application or model, NONE where not recorded.
         batch: Global batch size in samples, NONE where not recorded.
+        priority: Larger is served first, among policies that read it; 0 where not given.
+        job_class: ``JobClass`` code.
+        relative_deadline_ms: Time from submission to the deadline, NONE for no deadline.
+        size_list: Entry of ``size_lists`` with the only numbers of GPUs the job can run on, its own among them; NONE
+            where not given.
     """
 
     name: str
@@ -79,6 +95,7 @@ class Trace:
     groups: tuple[str, ...]
     gpu_types: tuple[str, ...]
     profiles: tuple[str, ...]
+    size_lists: tuple[tuple[int, ...], ...]
     user: IntArray
     group: IntArray
     submit_ms: IntArray
@@ -96,6 +113,10 @@ class Trace:
     after_ms: IntArray
     profile: IntArray
     batch: IntArray
+    priority: IntArray
+    job_class: IntArray
+    relative_deadline_ms: IntArray
+    size_list: IntArray
 
     __setstate__ = set_frozen_state
 
@@ -130,7 +151,8 @@ class Trace:
 
 INT_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Trace) if f.type == "IntArray")
 DEFAULTS: dict[str, int] = {
-    "share_milli": WHOLE_GPU, "cpu_milli": 0, "mem_mib": 0, "status": Status.UNKNOWN, "after_ms": 0,
+    "share_milli": WHOLE_GPU, "cpu_milli": 0, "mem_mib": 0, "status": Status.UNKNOWN, "after_ms": 0, "priority": 0,
+    "job_class": JobClass.REGULAR,
 }
 
 
@@ -148,6 +170,7 @@ def trace_of(
     groups: Sequence[str] = (),
     gpu_types: Sequence[str] = (),
     profiles: Sequence[str] = (),
+    size_lists: Sequence[tuple[int, ...]] = (),
     **columns: Sequence[int] | IntArray,
 ) -> Trace:
     """Build a trace from columns in any row order: sort by (submission, id) and move the first submission to 0.
@@ -157,8 +180,8 @@ def trace_of(
     submission time 0 of the *input*; it moves with the shift.
 
     Raises:
-        InvariantError: columns differ in length, ids repeat, or a code points outside its names. Readers check
-            their input first and raise TraceError with file and row.
+        InvariantError: columns differ in length, ids repeat, a code points outside its names, or a job's GPUs are not
+            in its list of sizes. Readers check their input first and raise TraceError with file and row.
     """
     ids: NDArray[Any] = np.asarray(job_id, dtype=object)
     size = len(ids)
@@ -179,13 +202,16 @@ def trace_of(
         table["jct_ms"] = np.where(recorded, table["wait_ms"] + table["run_ms"], NONE)
     if len(set(ids)) != size:
         raise InvariantError("trace: two jobs have the same id")
-    names: dict[str, Sequence[str]] = {
-        "user": users, "group": groups, "gpu_type": gpu_types, "profile": profiles,
-        "after": ids.tolist(),
+    names: dict[str, Sequence[object]] = {
+        "user": users, "group": groups, "gpu_type": gpu_types, "profile": profiles, "after": ids.tolist(),
+        "size_list": size_lists,
     }
     for column, behind in names.items():
         if size and (table[column].max() >= len(behind) or table[column].min() < NONE):
             raise InvariantError(f"trace column {column!r} has a code without a name")
+    for code, listed in enumerate(size_lists):
+        if not np.isin(table["gpus"][table["size_list"] == code], listed).all():
+            raise InvariantError(f"trace: a job asks for a number of GPUs that is not in its list of sizes {listed}")
     order = _canonical_order(table["submit_ms"], ids)
     position = np.full(size + 1, NONE, dtype=np.int64)
     position[order] = np.arange(size)
@@ -197,7 +223,8 @@ def trace_of(
         name=name, format=format, synthetic=synthetic,
         origin_ms=None if origin_ms is None else origin_ms + start,
         cluster=cluster, job_id=tuple(ids[order]), users=tuple(users), groups=tuple(groups), gpu_types=tuple(gpu_types),
-        profiles=tuple(profiles), **{column: frozen(values) for column, values in table.items()},
+        profiles=tuple(profiles), size_lists=tuple(size_lists),
+        **{column: frozen(values) for column, values in table.items()},
     )
 
 

@@ -35,8 +35,8 @@ class UsageBook:
 
     def add(self, user: int, service_gpu_ms: int, now_ms: int) -> None:
         """Add the GPU time of a placement that has ended."""
-        self._usage_U = self._usage_at(now_ms)
-        self._at_ms = now_ms
+        if now_ms != self._at_ms:
+            self._usage_U, self._at_ms = self._usage_at(now_ms), now_ms
         self._usage_U[user] += service_gpu_ms
 
     def completed(self, user: int, run_ms: int) -> None:

@@ -1,1 +1,5 @@
-"""One round: snapshot, five decisions, plan, checked actions. No clock, no randomness, no I/O; both drivers use it."""
+"""One round: snapshot, five decisions, plan, checked actions; both drivers use it.
+
+It reads no clock and draws no random numbers, and it does no I/O while deciding: a driver passes the time, and the
+journal writes to the sink that the driver gave it.
+"""

@@ -1,13 +1,13 @@
-"""The step function under both drivers: events in, orders and the time of the next round out. No clock, no I/O.
+"""The step function under both drivers: events in, plans and the time of the next round out. It reads no clock.
 
 ::
 
-    driver: events that happened, until when  ->  advance  ->  orders to carry out, when to call again
+    driver: events that happened, until when  ->  advance  ->  plans to carry out, when to call again
                                                     |
                               rounds that are due between the events, in one order of time
 
 The twin calls it with the next event of its heap; the live driver with what its executor reported. Both carry out the
-orders in turn, and call again at ``wake_ms`` at the latest.
+plans in turn, and call again at ``wake_ms`` at the latest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Step:
     wake_ms: int | None
 
     @property
-    def orders(self) -> tuple[Plan, ...]:
+    def plans(self) -> tuple[Plan, ...]:
         """The plans to carry out, in order."""
         return tuple(result.plan for result in self.rounds)
 

@@ -5,26 +5,40 @@ Compiled code has no bounds checks, so whatever a part returns is checked before
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields
-from itertools import chain
 from operator import attrgetter, is_
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brim.core.arrays import IntArray, frozen
+from brim.core.arrays import IntArray, frozen, replaced
 from brim.core.reasons import Why
 from brim.core.snapshot import Memory, Snapshot
-from brim.core.tables import NOBODY, Grants, JobTable, NodeTable, SeenSteps, UserTable
+from brim.core.tables import EMPTY, NOBODY, Grants, JobTable, NodeTable, SeenSteps, UserTable
 from brim.core.trace import NONE
+from brim.engine.rows import (
+    BLOCKER,
+    FINE,
+    INCREASING,
+    JOB,
+    NOWHERE,
+    REVOCABLE,
+    SHARE,
+    WHY,
+    all_or_nothing,
+    grants_fault,
+    is_permutation,
+    plainly_allowed,
+)
 from brim.errors import BrimError, ConfigError, PlanError, UserError, one_line
-from brim.policies.lines import raised_at
 from brim.policies.sockets import Policy, Sizes
-from brim.units import WHOLE_GPU
+from brim.policies.source_lines import raised_at
 
 _LAST_WHY: Final = int(max(Why))
+_TYPE: Final = {"i": np.dtype(np.int64), "b": np.dtype(np.bool_)}
+_EMPTY: Final[dict[str, NDArray[Any]]] = {"i": EMPTY, "b": NOBODY}
+"""Columns that nobody has filled: nobody can write to them either."""
 _MOST_LOADERS: Final = 4096
 """Most loader workers per rank where the cores of a node are not known: more than any machine has cores."""
 
@@ -35,19 +49,18 @@ class asking:  # noqa: N801 - reads as a word in a with statement; a generator w
     A part that replaced a column of the snapshot, which is the same object for all parts, is refused as well.
     """
 
-    __slots__ = ("_before", "_name", "_policy", "_snapshot")
+    __slots__ = ("_name", "_policy", "_seen")
 
-    def __init__(self, policy: Policy, name: str, snapshot: Snapshot) -> None:
-        self._policy, self._name, self._snapshot = policy, name, snapshot
-        self._before = tuple(_contents(snapshot))
+    def __init__(self, policy: Policy, name: str, seen: Seen) -> None:
+        self._policy, self._name, self._seen = policy, name, seen
 
     def __enter__(self) -> Snapshot:
-        return self._snapshot
+        return self._seen.snapshot
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         part = f"policy {self._policy.name!r}, {self._name}"
         if error is None:
-            if not _is_unchanged(self._snapshot, self._before):
+            if not self._seen.is_unchanged():
                 raise PlanError(f"{part}: it replaced a column of the snapshot, which parts may only read")
             return
         words = one_line(error)
@@ -62,24 +75,38 @@ class asking:  # noqa: N801 - reads as a word in a with statement; a generator w
         raise PlanError(f"{part}: {words}" + (f" ({where})" if where else "")) from error
 
 
-_ATTRIBUTES: Final = tuple(
-    attrgetter(*(f"{table}{field.name}" for field in fields(kind))) for table, kind in (
-        ("", Snapshot), ("jobs.", JobTable), ("nodes.", NodeTable), ("grants.", Grants), ("users.", UserTable),
-        ("seen.", SeenSteps), ("memory.", Memory),
-    )
+_SNAPSHOT, _JOBS, _NODES, _GRANTS, _USERS, _STEPS, _MEMORY = (
+    attrgetter(*(field.name for field in fields(kind)))
+    for kind in (Snapshot, JobTable, NodeTable, Grants, UserTable, SeenSteps, Memory)
 )
 
 
-def _contents(snapshot: Snapshot) -> Iterator[object]:
+def _contents(snapshot: Snapshot) -> tuple[object, ...]:
     """Every attribute of a snapshot, then of its tables, in a fixed order."""
-    return chain.from_iterable(read(snapshot) for read in _ATTRIBUTES)
+    own: tuple[object, ...] = _SNAPSHOT(snapshot)
+    return own + _JOBS(snapshot.jobs) + _NODES(snapshot.nodes) + _GRANTS(snapshot.grants) + _USERS(
+        snapshot.users) + _STEPS(snapshot.seen) + _MEMORY(snapshot.memory)
 
 
-def _is_unchanged(snapshot: Snapshot, before: tuple[object, ...]) -> bool:
-    try:
-        return all(map(is_, before, _contents(snapshot)))
-    except AttributeError:  # a column was deleted
-        return False
+class Seen:
+    """A snapshot that parts see, and its columns as they were before."""
+
+    __slots__ = ("_before", "snapshot")
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._before = _contents(snapshot)
+
+    def is_unchanged(self) -> bool:
+        """Whether every column is still the same object."""
+        try:
+            return all(map(is_, self._before, _contents(self.snapshot)))
+        except AttributeError:  # a column was deleted
+            return False
+
+    def with_memo(self, memo: IntArray) -> Seen:
+        """The snapshot with another column ``memo``."""
+        return Seen(replaced(self.snapshot, jobs=replaced(self.snapshot.jobs, memo=memo)))
 
 
 def own_column(given: object, size: int, kind: str = "i") -> NDArray[Any]:
@@ -87,11 +114,13 @@ def own_column(given: object, size: int, kind: str = "i") -> NDArray[Any]:
 
     The part could change its own array after the checks, and an array of a class of its own could answer them.
     """
+    if not size and given is _EMPTY[kind]:
+        return given
     column = np.asarray(given) if isinstance(given, np.ndarray) else None
     if column is None or column.shape != (size,) or column.dtype.kind != kind:
         values = "truth values" if kind == "b" else "signed integers"
         raise PlanError(f"expected {size} {values}, one per job, found {_short(given)}")
-    return frozen(column.astype(np.int64 if kind == "i" else np.bool_))
+    return frozen(column.astype(_TYPE[kind]))
 
 
 def own_memory(given: object, size: int, columns: int) -> IntArray:
@@ -126,20 +155,22 @@ def own_grants(given: Grants, size: int) -> Grants:
     )
 
 
-_GRANTS: Final = attrgetter(*(field.name for field in fields(Grants)))
-
-
-def same_grants(one: Grants, other: Grants) -> bool:
-    """Whether two tables of grants are equal, row by row."""
-    return all(map(np.array_equal, _GRANTS(one), _GRANTS(other)))
+def filled_grants(given: Grants, placed: Grants, snapshot: Snapshot) -> Grants:
+    """A checked copy of the grants of a fill part; the grants that were placed, if it added nothing to them."""
+    if type(given) is Grants and all(map(is_, _GRANTS(given), _GRANTS(placed))):
+        return placed
+    wanted = own_grants(given, len(snapshot.jobs))
+    if not all(map(np.array_equal, _GRANTS(wanted), _GRANTS(placed))):
+        check_grants(wanted, snapshot)
+        check_only_added(placed, wanted, snapshot.jobs)
+    return wanted
 
 
 def check_loaders(loaders: IntArray, snapshot: Snapshot) -> None:
     """Check that no job gets more loader workers than the largest node has cores."""
     most = min(max(int(snapshot.nodes.cpu_milli.max(initial=0)) // 1000, 1), _MOST_LOADERS)
-    wrong = np.flatnonzero((loaders < 0) | (loaders > most))
-    if len(wrong):
-        row = int(wrong[0])
+    if loaders.max(initial=0) > most or loaders.min(initial=0) < 0:
+        row = int(np.argmax((loaders < 0) | (loaders > most)))
         raise PlanError(
             f"job {snapshot.jobs.id[row]} gets {loaders[row]} loader workers per rank: expected 0 to {most}, the cores "
             "of the largest node"
@@ -148,12 +179,14 @@ def check_loaders(loaders: IntArray, snapshot: Snapshot) -> None:
 
 def check_permutation(order: IntArray, size: int) -> None:
     """Check the order, because the compiled walk has no bounds checks and would read a wrong row from anywhere."""
-    if size and (order.min() < 0 or order.max() >= size or np.bincount(order, minlength=size).max() > 1):
+    if not is_permutation(order):
         raise PlanError(f"expected each of the {size} job rows once, found {_short(order)}")
 
 
 def check_sizes(sizes: Sizes, jobs: JobTable) -> None:
     """Check that every size is one the job can run on."""
+    if plainly_allowed(sizes.gpus, jobs.gpus, jobs.gpus_min, jobs.gpus_max, jobs.size_list):
+        return
     wrong = np.flatnonzero(~jobs.allows(sizes.gpus) & (sizes.gpus != 0))
     if len(wrong):
         row = int(wrong[0])
@@ -165,54 +198,33 @@ def check_sizes(sizes: Sizes, jobs: JobTable) -> None:
 
 def check_grants(grants: Grants, snapshot: Snapshot) -> None:
     """Check that rows and GPUs exist, and all GPUs of a job have one share."""
-    size, nodes = len(snapshot.jobs), snapshot.nodes
-    if size and (grants.blocker.min() < -1 or grants.blocker.max() >= size):
-        raise PlanError(f"expected job rows or -1 as blockers, found {_short(grants.blocker)}")
-    if size and (grants.why.min() < 0 or grants.why.max() > _LAST_WHY):
-        raise PlanError(f"expected codes of Why, 0 to {_LAST_WHY}, as reasons, found {_short(grants.why)}")
-    if not len(grants):
+    fault, row = grants_fault(
+        grants.job, grants.node, grants.gpu, grants.share_milli, grants.why, grants.blocker, grants.revocable,
+        snapshot.nodes.gpus,
+    )
+    if fault == FINE:
         return
-    _check_increasing(grants, snapshot.jobs)
-    if grants.job.min() < 0 or grants.job.max() >= size:
-        raise PlanError(f"expected rows of {size} jobs, found {_short(grants.job)}")
-    gpus = nodes.gpus[np.clip(grants.node, 0, len(nodes) - 1)]
-    nowhere = (grants.node < 0) | (grants.node >= len(nodes)) | (grants.gpu < NONE) | (grants.gpu >= gpus)
-    on_gpu, share = grants.gpu != NONE, grants.share_milli
-    share_of, revocable_of = np.zeros(size, dtype=np.int64), grants.revocable_jobs(size)
-    share_of[grants.job[on_gpu]] = share[on_gpu]
-    odd = np.where(on_gpu, (share <= 0) | (share > WHOLE_GPU) | (share_of[grants.job] != share), share != 0)
-    if nowhere.any():
-        row = int(np.argmax(nowhere))
-        raise PlanError(
-            f"job {snapshot.jobs.id[grants.job[row]]} is granted GPU {grants.gpu[row]} of node {grants.node[row]}, "
-            "which does not exist"
-        )
-    if odd.any():
-        row = int(np.argmax(odd))
-        raise PlanError(
-            f"job {snapshot.jobs.id[grants.job[row]]} is granted {grants.share_milli[row] / 10:g} % of a GPU: expected "
-            "one share above 0 and up to 100 % for all of its GPUs, and 0 for a rank on CPU"
-        )
-    if len(grants.revocable) and (grants.revocable != revocable_of[grants.job]).any():
-        row = int(grants.job[np.argmax(grants.revocable != revocable_of[grants.job])])
-        raise PlanError(f"some grants of job {snapshot.jobs.id[row]} are revocable, some are not: expected all or none")
-
-
-def _check_increasing(grants: Grants, jobs: JobTable) -> None:
-    """Check that the GPUs of each job follow one another by node, then GPU, each once; ranks on CPU have no number."""
-    job, node, gpu = grants.job, grants.node, grants.gpu
-    falls = (node[1:] < node[:-1]) | ((node[1:] == node[:-1]) & (gpu[1:] < gpu[:-1] + (gpu[:-1] != NONE)))
-    wrong = np.flatnonzero((job[1:] == job[:-1]) & falls)
-    if len(wrong):
-        at = int(wrong[0])
-        raise PlanError(
-            f"job {jobs.id[job[at]]} is granted GPU {gpu[at + 1]} of node {node[at + 1]} after GPU {gpu[at]} of node "
-            f"{node[at]}: expected each GPU once, by node, then GPU"
-        )
+    if fault == BLOCKER:
+        raise PlanError(f"expected job rows or -1 as blockers, found {_short(grants.blocker)}")
+    if fault == WHY:
+        raise PlanError(f"expected codes of Why, 0 to {_LAST_WHY}, as reasons, found {_short(grants.why)}")
+    if fault == JOB:
+        raise PlanError(f"expected rows of {len(snapshot.jobs)} jobs, found {_short(grants.job)}")
+    node, gpu, job = grants.node, grants.gpu, snapshot.jobs.id[grants.job[row]]
+    raise PlanError({
+        INCREASING: lambda: f"job {job} is granted GPU {gpu[row + 1]} of node {node[row + 1]} after GPU {gpu[row]} of "
+        f"node {node[row]}: expected each GPU once, by node, then GPU",
+        NOWHERE: lambda: f"job {job} is granted GPU {gpu[row]} of node {node[row]}, which does not exist",
+        SHARE: lambda: f"job {job} is granted {grants.share_milli[row] / 10:g} % of a GPU: expected one share above 0 "
+        "and up to 100 % for all of its GPUs, and 0 for a rank on CPU",
+        REVOCABLE: lambda: f"some grants of job {job} are revocable, some are not: expected all or none",
+    }[fault]())
 
 
 def check_sizes_kept(placed: Grants, sizes: Sizes, jobs: JobTable) -> None:
     """Check that each job has the GPUs its size says, none, or a smaller number it can run on or holds already."""
+    if all_or_nothing(placed.job, placed.gpu, sizes.gpus):
+        return
     counts = np.bincount(placed.job[placed.gpu != NONE], minlength=len(jobs))
     fewer = (counts < sizes.gpus) & (jobs.allows(counts) | (counts == jobs.gpus_now))
     wrong = np.flatnonzero((counts != 0) & (counts != sizes.gpus) & ~fewer)

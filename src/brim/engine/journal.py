@@ -7,9 +7,9 @@ which shows that the twin and the live driver decide alike.
 
 from __future__ import annotations
 
+import io
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, fields
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
@@ -174,12 +174,12 @@ def read_decision(record: dict[str, Any]) -> Decision:
 def remove_torn_line(file: BinaryIO) -> None:
     """Remove a last line that was cut off from a journal's file, so that the next line can be appended.
 
-    Call it before the file is read for ``recover``.
+    Call it before the file is read for ``recover``. Only tests call it so far: no driver restarts from a journal yet.
 
     Args:
         file: The file, open for reading and writing in binary mode.
     """
-    end = file.seek(0, os.SEEK_END)
+    end = file.seek(0, io.SEEK_END)
     while end:
         start = max(end - _BLOCK_BYTES, 0)
         file.seek(start)
@@ -195,7 +195,8 @@ def recover(lines: Iterable[str], scheduler: Scheduler) -> int:
     """Bring a fresh scheduler into the state that a journal ends in, without deciding anything.
 
     A last line that was cut off, by the end of the process that wrote it, counts as not written. The scheduler's own
-    journal records nothing of this: it goes on where the lines end.
+    journal records nothing of this: it goes on where the lines end. Only tests call it so far: it is for a service that
+    restarts, and a live session cannot restart yet.
 
     Returns:
         How many lines were applied.

@@ -10,31 +10,28 @@ import numpy as np
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import Undeclared
 from brim.core.actions import Plan, Resize, Tune
-from brim.core.arrays import IntArray
+from brim.core.arrays import IntArray, replaced
 from brim.core.checks import check_plan
-from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
-from brim.core.tables import Grants, JobTable
-from brim.core.trace import NONE
+from brim.core.tables import Grants
 from brim.engine.answers import (
+    Seen,
     asking,
     check_grants,
     check_loaders,
-    check_only_added,
     check_permutation,
     check_sizes,
     check_sizes_kept,
+    filled_grants,
     own_column,
     own_grants,
     own_memory,
     own_sizes,
-    same_grants,
 )
 from brim.engine.difference import difference
+from brim.engine.rows import reasons
 from brim.errors import PlanError
 from brim.policies.sockets import SOCKETS, Policy, Sizes
-
-_RUNS, _NOT_NOW = int(Why.RUNS), int(Why.NOT_NOW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,28 +70,26 @@ def run_round(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> RoundResu
     """
     size = len(snapshot.jobs)
     memory, sees = _remembered(snapshot, policy)  # 0 what the parts remember of earlier rounds
-    withheld = replace(beliefs, run_times=Undeclared())
+    withheld = replaced(beliefs, run_times=Undeclared())
 
-    def told(socket: str) -> Beliefs:
-        return replace(beliefs) if policy.declares(socket, "asks_run_times") else withheld
+    def beliefs_for(socket: str) -> Beliefs:
+        return replaced(beliefs) if policy.declares(socket, "asks_run_times") else withheld
 
     with asking(policy, "order", sees["order"]) as seen:
-        order = own_column(policy.order(seen, told("order")), size)  # 1 which job first
+        order = own_column(policy.order(seen, beliefs_for("order")), size)  # 1 which job first
         check_permutation(order, size)
     with asking(policy, "size", sees["size"]) as seen:
-        sizes = own_sizes(policy.size(seen, told("size"), order), size)  # 2 how many GPUs, which batch
+        sizes = own_sizes(policy.size(seen, beliefs_for("size"), order), size)  # 2 how many GPUs, which batch
         check_sizes(sizes, snapshot.jobs)
     with asking(policy, "place", sees["place"]) as seen:
-        placed = own_grants(policy.place(seen, told("place"), order, replace(sizes)), size)  # 3 which GPUs
+        placed = own_grants(policy.place(seen, beliefs_for("place"), order, replaced(sizes)), size)  # 3 which GPUs
         check_grants(placed, snapshot)
         check_sizes_kept(placed, sizes, snapshot.jobs)
     with asking(policy, "fill", sees["fill"]) as seen:  # 4 which jobs use the remaining GPUs
-        wanted = own_grants(policy.fill(seen, told("fill"), replace(placed)), size)
-        if not same_grants(wanted, placed):
-            check_grants(wanted, snapshot)
-            check_only_added(placed, wanted, snapshot.jobs)
+        wanted = filled_grants(policy.fill(seen, beliefs_for("fill"), replaced(placed)), placed, snapshot)
     with asking(policy, "feed", sees["feed"]) as seen:
-        loaders = own_column(policy.feed(seen, told("feed"), replace(wanted)), size)  # 5 how many loader processes
+        # 5 how many loader processes
+        loaders = own_column(policy.feed(seen, beliefs_for("feed"), replaced(wanted)), size)
         check_loaders(loaders, snapshot)
     actions = difference(snapshot, sizes, wanted, loaders, tunes_loaders=policy.changes_running)
     plan = Plan(snapshot.now_ms, actions)
@@ -104,41 +99,39 @@ def run_round(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> RoundResu
         check_plan(snapshot, plan, count_loaders=policy.declares("feed", "counts_cores"))
     except PlanError as error:  # several parts have made it
         raise PlanError(f"policy {policy.name!r}: {error}") from error
-    why, blocker = _reasons(wanted, snapshot.jobs)
+    why, blocker = reasons(wanted.job, wanted.why, wanted.blocker, snapshot.jobs.id)
     return RoundResult(
         plan=plan, snapshot=snapshot, sizes=sizes, grants=wanted, why=why, blocker=blocker, memory=memory
     )
 
 
-def _remembered(snapshot: Snapshot, policy: Policy) -> tuple[dict[str, IntArray], dict[str, Snapshot]]:
+def _remembered(snapshot: Snapshot, policy: Policy) -> tuple[dict[str, IntArray], dict[str, Seen]]:
     """What parts newly remember, and the snapshot that each part sees.
 
     A part with ``remember`` sees in ``memo`` what it has just remembered. The others see what the order part has just
     remembered, (J,) or (J, K) if it remembers K integers per job; 0 if the order part has no ``remember``.
     """
     new: dict[str, IntArray] = {}
-    sees = dict.fromkeys(SOCKETS, snapshot)
+    given = Seen(snapshot)
+    sees = dict.fromkeys(SOCKETS, given)
     for socket in SOCKETS:
         if not policy.declares(socket, "remember"):
             continue
         part = getattr(policy, socket)
-        with asking(policy, socket, snapshot):
+        with asking(policy, socket, given):
             columns = int(getattr(part, "memory_columns", 1))
             if columns < 1:
                 raise PlanError(f"memory_columns is {columns}, expected at least 1")
         before = snapshot.memory.of(socket, len(snapshot.jobs), columns)
-        with asking(policy, socket, _with_memo(snapshot, before)) as seen:
+        sees[socket] = given if before is snapshot.jobs.memo else given.with_memo(before)
+        with asking(policy, socket, sees[socket]) as seen:
             after = own_memory(part.remember(seen), len(snapshot.jobs), columns)
         if not np.array_equal(after, before):
             new[socket] = after
-        sees[socket] = _with_memo(snapshot, after)
+            sees[socket] = given.with_memo(after)
         if socket == "order":  # the first of SOCKETS
             sees.update(dict.fromkeys(SOCKETS, sees[socket]))
     return new, sees
-
-
-def _with_memo(snapshot: Snapshot, memo: IntArray) -> Snapshot:
-    return replace(snapshot, jobs=replace(snapshot.jobs, memo=memo))
 
 
 def _check_left_alone(plan: Plan, snapshot: Snapshot, policy: Policy) -> None:
@@ -156,13 +149,3 @@ def _check_left_alone(plan: Plan, snapshot: Snapshot, policy: Policy) -> None:
                 f"policy {policy.name!r} gives job {action.job} {changed} while it runs, but none of its parts "
                 "declares this: set resizes_running = True in the size part or moves_running = True in the place part"
             )
-
-
-def _reasons(wanted: Grants, jobs: JobTable) -> tuple[IntArray, IntArray]:
-    """Reason code of each job, and id of the job that blocks it (J,); jobs that the fill part added run."""
-    has = np.zeros(len(jobs), dtype=np.bool_)
-    has[wanted.job] = True
-    unsaid = ~has & (wanted.why == _RUNS)
-    why = np.where(has, _RUNS, np.where(unsaid, _NOT_NOW, wanted.why))
-    blocker = np.where(has | (wanted.blocker < 0), NONE, jobs.id[wanted.blocker])
-    return why, blocker

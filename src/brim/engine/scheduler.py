@@ -51,6 +51,7 @@ class Scheduler:
         self.state = ClusterState(cluster, users)
         self.policy, self.beliefs, self.journal = policy, beliefs, journal
         self.last_round: RoundResult | None = None
+        self._acts_when_idle = policy.acts_when_idle  # asks every part, and is read twice per event
         self._trigger = Trigger(
             gap_ms=max(gap_ms, policy.gap_ms), period_ms=policy.period_ms, wakes_on=policy.wakes_on
         )
@@ -58,7 +59,7 @@ class Scheduler:
     @property
     def _idle(self) -> bool:
         """Whether no round could change anything: no job waits, and the policy changes nothing else."""
-        return not self.state.num_waiting and not (self.policy.acts_when_idle and len(self.state))
+        return not self.state.num_waiting and not (self._acts_when_idle and len(self.state))
 
     def observe(self, event: Event) -> None:
         """Record one event and apply it to the state."""

@@ -14,7 +14,6 @@ from brim.gang.messages import (
     Response,
     StatusRequest,
     StopRequest,
-    TuneRequest,
     TuneSettings,
     check_request,
 )
@@ -44,8 +43,8 @@ def accept(gang: GangController, request: Request) -> str:
                 alive = [rank.id for rank in gang.ranks.values() if rank.alive]
                 return f"found id {number}, expected one of {alive}"
             gang.kill(number)
-        case TuneRequest(global_batch=batch, loader_workers=workers, prefetch=prefetch):
-            gang.tune(TuneSettings(0, batch, workers, prefetch))
+        case TuneSettings():
+            gang.tune(request)
     return ""
 
 

@@ -1,7 +1,8 @@
 """Decides what happens to the processes of a gang: which start, which get signals, and whether the gang fails.
 
-It has no clock, process or socket of its own. The supervisor reports events and carries out the actions; ``membership``
-decides about groups, ``rank_messages`` and ``client_requests`` translate messages into calls of the controller.
+It owns no process and no socket, and reads the time only from the clock that it is given, so that tests set the time.
+The supervisor reports events and carries out the actions; ``membership`` decides about groups, ``rank_messages`` and
+``client_requests`` translate messages into calls of the controller.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class GangController:
     def __init__(self, config: LaunchConfig, gang_id: str, clock: Callable[[], float]) -> None:
         self.config, self.id, self.clock = config, gang_id, clock
         self.membership = GangMembership(config.nproc, config.replacements_max)
-        self.hangs = HangDetector(config.hang_timeout_s)
+        self.hang_detector = HangDetector(config.hang_timeout_s)
         self.ranks: dict[int, RankProcess] = {}
         self.announced = self.failing = self.stopping = False
         self.start_failure = ""
@@ -77,7 +78,7 @@ class GangController:
     def send(self, rank: int, message: Message) -> None:
         """Send a message to one rank."""
         if isinstance(message, (FormGroup, ResizeGroup, Prepare)):
-            self.hangs.active(rank)
+            self.hang_detector.active(rank)
         self._actions.append(Send(rank, message))
 
     def broadcast(self, message: Message) -> None:
@@ -247,14 +248,14 @@ class GangController:
     def kill_hung_ranks(self) -> None:
         """Kill the ranks for which all others have waited too long."""
         members = [self.ranks[number] for number in self.membership.members if number in self.membership.ranks]
-        hung, waited_s = self.hangs.hung_ranks([rank.id for rank in members if rank.alive], self.clock())
+        hung, waited_s = self.hang_detector.hung_ranks([rank.id for rank in members if rank.alive], self.clock())
         steps = [rank.waiting.step for rank in members if rank.waiting is not None and rank.id not in hung]
         for number in hung:
             rank = self.ranks[number]
             where = f"in step {max(steps)}" if steps else f"its last step was {rank.report.get('step', 'none')}"
             who = f"rank {number} (process {rank.pid})"
             self.log(f"{who} hangs: all other ranks have waited for {waited_s:.0f} s, {where}; SIGKILL")
-            self.hangs.active(number)
+            self.hang_detector.active(number)
             self.kill(number)
 
     def exited(self, number: int, code: int | None) -> None:
@@ -262,7 +263,7 @@ class GangController:
         rank = self.ranks[number]
         self._mark_exited(rank)
         rank.exit_code, rank.cleanup_since_s = code, rank.exited_s
-        self.hangs.active(number)
+        self.hang_detector.active(number)
         member = self.membership.ranks.get(number)
         state = MemberState.LEAVING if member is None else member.state
         if self.failing and rank.was_killed:

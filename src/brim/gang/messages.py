@@ -84,9 +84,12 @@ class ResizeGroup:
 
 @dataclass(frozen=True, slots=True)
 class TuneSettings:
-    """Supervisor to rank: change the given settings at the agreed step."""
+    """Client to supervisor, and supervisor to rank: change the given settings, at the agreed step.
 
-    command: int
+    The supervisor numbers the commands; from a client, ``command`` has no meaning.
+    """
+
+    command: int = 0
     global_batch: int | None = None
     loader_workers: int | None = None
     prefetch: int | None = None
@@ -123,7 +126,7 @@ class Ready:
 class GroupFormed:
     """Rank: joined the group of this generation with the common state.
 
-    ``step`` is the next step, ``tuned`` the number of the newest `Tune` that has been applied.
+    ``step`` is the next step, ``tuned`` the number of the newest ``TuneSettings`` that has been applied.
     """
 
     generation: int
@@ -247,17 +250,8 @@ class KillRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class TuneRequest:
-    """Client: change the given settings."""
-
-    global_batch: int | None = None
-    loader_workers: int | None = None
-    prefetch: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Response:
-    """Supervisor to client. ``status`` is set for ``ask_status``: see ``Supervisor.status``."""
+    """Supervisor to client. ``status`` is set for ``StatusRequest``: see ``client_requests.status``."""
 
     ok: bool
     detail: str = ""
@@ -268,9 +262,9 @@ Message: TypeAlias = (
     FormGroup | StoreAddress | MemberLost | Prepare | ResizeGroup | TuneSettings | Stop
     | Hello | Ready | GroupFormed | GroupBroken | Saved | Leaving | TrainingProgress | Waiting | Finished
     | StepMeasurements | Failed | Error
-    | StatusRequest | ResizeRequest | PreemptRequest | StopRequest | KillRequest | TuneRequest | Response
+    | StatusRequest | ResizeRequest | PreemptRequest | StopRequest | KillRequest | Response
 )  # fmt: skip
-Request: TypeAlias = StatusRequest | ResizeRequest | PreemptRequest | StopRequest | KillRequest | TuneRequest
+Request: TypeAlias = StatusRequest | ResizeRequest | PreemptRequest | StopRequest | KillRequest | TuneSettings
 
 
 def check_request(request: Request) -> None:
@@ -282,7 +276,7 @@ def check_request(request: Request) -> None:
     match request:
         case PreemptRequest(grace_s=float(grace_s)) if not 0 <= grace_s < math.inf:
             raise ValueError(f"preempt: found {grace_s:g} s, expected a finite time of at least 0")
-        case TuneRequest():
+        case TuneSettings():
             for name, least in (("global_batch", 1), ("loader_workers", 0), ("prefetch", 1)):
                 value = getattr(request, name)
                 if value is not None and value < least:

@@ -61,7 +61,7 @@ def handle(gang: GangController, rank: RankProcess, message: Message) -> None:
     if isinstance(message, (TrainingProgress, GroupFormed, Saved, StepMeasurements)):
         rank.report |= {name: getattr(message, name) for name in message.__dataclass_fields__}
     if not isinstance(message, (Waiting, StepMeasurements, Saved, Error)):
-        gang.hangs.active(rank.id)
+        gang.hang_detector.active(rank.id)
         rank.waiting = None
     match message:
         case Ready(sizes=sizes):
@@ -73,7 +73,7 @@ def handle(gang: GangController, rank: RankProcess, message: Message) -> None:
             gang.group_formed(rank.id, generation, tuned)
         case GroupBroken(generation=generation, detail=detail):
             gang.log(f"rank {rank.id}: the group of generation {generation} broke: {detail}"[:_DETAIL_MAX])
-            gang.hangs.ungrouped(rank.id, gang.clock())
+            gang.hang_detector.ungrouped(rank.id, gang.clock())
             rank.broken = message
             gang.fail_if_left_early()
             gang.follow(gang.membership.group_broken(rank.id, generation))
@@ -84,7 +84,7 @@ def handle(gang: GangController, rank: RankProcess, message: Message) -> None:
             rank.sent_leaving = rank.stop_requested = True
             gang.follow(gang.membership.leaving(rank.id))
         case Waiting(generation=generation, for_s=for_s):
-            gang.hangs.waiting(rank.id, for_s, gang.clock())
+            gang.hang_detector.waiting(rank.id, for_s, gang.clock())
             rank.waiting = message
             if error := describe_mismatch([gang.ranks[m] for m in gang.membership.members], gang.membership.generation):
                 gang.fail(error)

@@ -11,16 +11,14 @@ driver woke up, and the twin's loop, given the recorded events, makes the same p
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import Plan, Preempt, Reject, Start
+from brim.core.actions import Plan, Preempt, Reject, Start, Tune
 from brim.core.cluster import Cluster
-from brim.core.events import Event, JobSpec, Kind
-from brim.core.events import Report as Progress
+from brim.core.events import Event, JobSpec, Kind, Report
 from brim.core.snapshot import Snapshot
 from brim.core.trace import NONE
 from brim.engine.advance import advance
@@ -29,24 +27,20 @@ from brim.engine.round import RoundResult
 from brim.engine.scheduler import Scheduler
 from brim.engine.trigger import DEFAULT_GAP_MS
 from brim.errors import ConfigError, InvariantError, RefusedError
-from brim.live.executor import Command, Executor, Report, What
+from brim.live.executor import AttemptReport, Command, Executor, ReportKind
 from brim.live.record import Attempt
 from brim.policies.sockets import Policy
 from brim.units import MS_PER_S, WHOLE_GPU
 
 ATTEMPTS_MAX: Final = 3
-"""Failed attempts after which a job is given up, as in the twin (sim/overheads.py)."""
+"""Failed attempts after which a job is given up, as in the twin (sim/faults.py)."""
 
 Clock = Callable[[], int]
 """Milliseconds since the driver's time 0; never goes backwards."""
 
-_ENDING: Final = {What.FINISHED: Kind.FINISHED, What.STOPPED: Kind.STOPPED, What.UNUSABLE: Kind.GAVE_UP}
-
-
-def wall_clock() -> Clock:
-    """A clock that starts now."""
-    start_ns = time.monotonic_ns()
-    return lambda: (time.monotonic_ns() - start_ns) // 1_000_000
+_ENDING: Final = {
+    ReportKind.FINISHED: Kind.FINISHED, ReportKind.STOPPED: Kind.STOPPED, ReportKind.UNUSABLE: Kind.GAVE_UP,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +133,7 @@ class LiveDriver:
         self._current: dict[int, Attempt] = {}  # by job
         self._failures = [0] * len(self.jobs)
         self._carry_out: dict[type, Callable[[Any, int, Watcher], None]] = {
-            Preempt: self._preempt, Reject: self._reject, Start: self._start,
+            Preempt: self._preempt, Reject: self._reject, Start: self._start, Tune: self._tune,
         }
         self._heap: list[tuple[int, int, int, Event]] = []  # time, kind, sequence
         self._sequence = 0
@@ -168,7 +162,7 @@ class LiveDriver:
             reports = self._executor.wait(self._sleep_ms(clock(), tick_ms))
             now_ms = clock()
             for report in reports:
-                self._hear(report, now_ms, watcher)
+                self._handle_report(report, now_ms, watcher)
 
     def attempt_of(self, job: int) -> Attempt | None:
         """The job's present attempt, None while it has none."""
@@ -236,33 +230,36 @@ class LiveDriver:
                 "live jobs can only have whole GPUs"
             )
         slots = tuple(gpu for _, gpu in setting.gpus)
-        attempt = Attempt(job=action.job, number=action.attempt, slots=slots, granted_ms=now_ms)
+        attempt = Attempt(job=action.job, number=action.attempt, slots=slots)
         self._current[action.job] = attempt
         self.attempts.append(attempt)
         self._executor.start(action.job, action.attempt, slots, self.jobs[action.job].command, setting.loader_workers)
 
+    def _tune(self, action: Tune, now_ms: int, watcher: Watcher) -> None:
+        """Do nothing: under a policy that is not refused only the mark of revocable grants changes."""
+
     # -- what happens ----------------------------------------------------------------------------------------------
 
-    def _hear(self, report: Report, now_ms: int, watcher: Watcher) -> None:
+    def _handle_report(self, report: AttemptReport, now_ms: int, watcher: Watcher) -> None:
         """Record a report of the executor, and turn it into an event if the engine has one for it."""
         attempt = self._current.get(report.job)
         if attempt is None or attempt.number != report.attempt or attempt.end_ms is not None:
             return  # the attempt has ended
-        if report.what is What.LAUNCHED:
+        if report.kind is ReportKind.LAUNCHED:
             attempt.begin_ms = now_ms
-        elif report.what is What.PROGRESS:
+        elif report.kind is ReportKind.PROGRESS:
             self._progress(report, now_ms)
-        elif report.what is What.STARTED:
+        elif report.kind is ReportKind.STARTED:
             attempt.from_ms = now_ms
             self._push(Event(now_ms, Kind.STARTED, report.job))
         else:
             attempt.end_ms = now_ms
-            attempt.kind = _ENDING[report.what] if report.what in _ENDING else self._failure(report.job)
+            attempt.kind = _ENDING[report.kind] if report.kind in _ENDING else self._failure(report.job)
             self._push(Event(now_ms, attempt.kind, report.job))
-            if report.what in (What.FAILED, What.UNUSABLE):
+            if report.kind in (ReportKind.FAILED, ReportKind.UNUSABLE):
                 watcher.detail(report.job, report.detail)
 
-    def _progress(self, report: Report, now_ms: int) -> None:
+    def _progress(self, report: AttemptReport, now_ms: int) -> None:
         """Report a job's progress and speed in its own unit; the speed is the mean since the attempt's first report."""
         attempt = self._current[report.job]
         self.fractions[report.job] = report.fraction
@@ -271,7 +268,7 @@ class LiveDriver:
         span_ms = now_ms - attempt.first_ms
         per_s = max(0.0, (report.done - attempt.first_done) * MS_PER_S / span_ms) if span_ms else 0.0
         self._push(Event(
-            now_ms, Kind.REPORTED, report.job, report=Progress(samples_done=report.done, samples_per_s=per_s),
+            now_ms, Kind.REPORTED, report.job, report=Report(samples_done=report.done, samples_per_s=per_s),
         ))
 
     def _failure(self, job: int) -> Kind:

@@ -29,7 +29,7 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-class What(Enum):
+class ReportKind(Enum):
     """Kind of a report about an attempt."""
 
     LAUNCHED = "launched"
@@ -46,17 +46,17 @@ class What(Enum):
     """The command could not be started at all, so another attempt would not help."""
 
 
-ENDS = frozenset({What.FINISHED, What.STOPPED, What.FAILED, What.UNUSABLE})
+ENDS = frozenset({ReportKind.FINISHED, ReportKind.STOPPED, ReportKind.FAILED, ReportKind.UNUSABLE})
 """Kinds of report that are the last of an attempt; its slots are then free."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AttemptReport:
     """A report about one attempt: for PROGRESS, ``done`` of ``total`` in the job's own unit; users read ``detail``."""
 
     job: int
     attempt: int
-    what: What
+    kind: ReportKind
     done: int = 0
     total: int = 0
     detail: str = ""
@@ -82,6 +82,6 @@ class Executor(Protocol):
         """Stop an attempt; unknown and ended attempts are ignored."""
         ...
 
-    def wait(self, timeout_ms: int | None) -> list[Report]:
+    def wait(self, timeout_ms: int | None) -> list[AttemptReport]:
         """Wait until there are reports, at most ``timeout_ms`` (None: no limit), and return them."""
         ...

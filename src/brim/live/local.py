@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from brim.errors import RefusedError
-from brim.live.executor import Command, Report, What
+from brim.live.executor import AttemptReport, Command, ReportKind
 
 GRACE_MS: Final = 5_000
 """Time from SIGTERM to SIGKILL. Ours: the twin's default time to save (sim/overheads.py)."""
@@ -72,7 +72,7 @@ class LocalExecutor:
         self._selector = selectors.DefaultSelector()
         self._attempts: dict[int, _Attempt] = {}  # by job: holding or leaving their slots
         self._queue: deque[_Attempt] = deque()  # to be started once their slots are free
-        self._reports: list[Report] = []
+        self._reports: list[AttemptReport] = []
         self._wake_fd, self._waker_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
 
@@ -100,7 +100,7 @@ class LocalExecutor:
         for waiting in self._queue:
             if (waiting.job, waiting.number) == (job, attempt):
                 self._queue.remove(waiting)
-                self._say(waiting, What.STOPPED, "before it began")
+                self._say(waiting, ReportKind.STOPPED, "before it began")
                 return
         running = self._attempts.get(job)
         if running and running.number == attempt and not running.stop_announced:
@@ -108,7 +108,7 @@ class LocalExecutor:
             running.kill_at_s = time.monotonic() + self._grace_s
             self._signal_group(running, signal.SIGTERM)
 
-    def wait(self, timeout_ms: int | None) -> list[Report]:
+    def wait(self, timeout_ms: int | None) -> list[AttemptReport]:
         """See ``Executor``."""
         if self._reports:
             timeout_ms = 0
@@ -193,18 +193,18 @@ class LocalExecutor:
         if attempt.process is None:
             if read_fd >= 0:
                 os.close(read_fd)
-            self._say(attempt, What.UNUSABLE, detail)
+            self._say(attempt, ReportKind.UNUSABLE, detail)
             return
         attempt.exit_fd = os.pidfd_open(attempt.process.pid)
         self._attempts[attempt.job] = attempt
         self._free -= set(attempt.slots)
         self._selector.register(attempt.exit_fd, selectors.EVENT_READ, attempt)
-        self._say(attempt, What.LAUNCHED)
+        self._say(attempt, ReportKind.LAUNCHED)
         if read_fd >= 0:
             attempt.report_fd = read_fd
             self._selector.register(read_fd, selectors.EVENT_READ, attempt)
         else:
-            self._say(attempt, What.STARTED)
+            self._say(attempt, ReportKind.STARTED)
 
     # -- reports ---------------------------------------------------------------------------------------------------
 
@@ -235,12 +235,14 @@ class LocalExecutor:
         attempt.text = attempt.text[-_TEXT_MAX:]
         if lines and not attempt.started:
             attempt.started = True
-            self._say(attempt, What.STARTED)
+            self._say(attempt, ReportKind.STARTED)
         for line in reversed(lines):  # lines before the last progress are out of date
             done, slash, total = line.partition(b"/")
             if slash and done.isdigit() and total.isdigit() and int(total):
                 self._reports.append(
-                    Report(attempt.job, attempt.number, What.PROGRESS, min(int(done), int(total)), int(total))
+                    AttemptReport(
+                        attempt.job, attempt.number, ReportKind.PROGRESS, min(int(done), int(total)), int(total)
+                    )
                 )
                 break
 
@@ -270,15 +272,15 @@ class LocalExecutor:
         del self._attempts[attempt.job]
         self._free |= set(attempt.slots)
         if code == 0:
-            self._say(attempt, What.FINISHED)
+            self._say(attempt, ReportKind.FINISHED)
         elif attempt.stop_announced and (code in RESUMABLE or code in _BY_OUR_SIGNAL):
-            self._say(attempt, What.STOPPED, _ending(code))
+            self._say(attempt, ReportKind.STOPPED, _ending(code))
         else:
-            self._say(attempt, What.FAILED, f"{_ending(code)}; see {self.folder(attempt.job) / 'log'}")
+            self._say(attempt, ReportKind.FAILED, f"{_ending(code)}; see {self.folder(attempt.job) / 'log'}")
         self._launch_ready()
 
-    def _say(self, attempt: _Attempt, what: What, detail: str = "") -> None:
-        self._reports.append(Report(attempt.job, attempt.number, what, detail=detail))
+    def _say(self, attempt: _Attempt, kind: ReportKind, detail: str = "") -> None:
+        self._reports.append(AttemptReport(attempt.job, attempt.number, kind, detail=detail))
 
     def _close_reports(self, attempt: _Attempt) -> None:
         """Close the pipe and forget its number, which may be reused while the selector still lists it as ready."""

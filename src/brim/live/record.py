@@ -21,7 +21,6 @@ class Attempt:
         job: Job id.
         number: Number of the attempt, from 1.
         slots: Slots that it was granted.
-        granted_ms: Time of the round that started it.
         begin_ms: When its process existed and all other jobs had left its slots.
         from_ms: When it began to make progress.
         preempt_ms: Time of the round that preempted it.
@@ -34,7 +33,6 @@ class Attempt:
     job: int
     number: int
     slots: tuple[int, ...]
-    granted_ms: int
     begin_ms: int | None = None
     from_ms: int | None = None
     preempt_ms: int | None = None
@@ -58,7 +56,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredCosts:
     """Costs of changes in a session: medians in ms, 0 for a change that did not happen.
 
     Attributes:
@@ -72,7 +70,7 @@ class Measured:
     save_ms: int
 
 
-def measured(attempts: Iterable[Attempt]) -> Measured:
+def measured(attempts: Iterable[Attempt]) -> MeasuredCosts:
     """Compute the overheads of a session."""
     starts: list[int] = []
     restarts: list[int] = []
@@ -82,7 +80,7 @@ def measured(attempts: Iterable[Attempt]) -> Measured:
             (starts if attempt.number == 1 else restarts).append(attempt.from_ms - attempt.begin_ms)
         if attempt.kind is Kind.STOPPED and attempt.productive_ms and attempt.end_ms and attempt.preempt_ms:
             saves.append(attempt.end_ms - attempt.preempt_ms)
-    return Measured(start_ms=_median(starts), restart_ms=_median(restarts), save_ms=_median(saves))
+    return MeasuredCosts(start_ms=_median(starts), restart_ms=_median(restarts), save_ms=_median(saves))
 
 
 def productive_ms(attempts: Iterable[Attempt], num_jobs: int) -> IntArray:

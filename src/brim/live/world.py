@@ -1,22 +1,19 @@
-"""The edge of a live session as one value: time, ids, randomness, processes and disk.
+"""The edge of a live session as one value: time, processes and disk.
 
 The live driver reads no clock, starts no process and writes no file itself: a ``World`` does. In the real one time
 passes by itself and processes are processes; in the one of ``brim.testing.world`` time passes only while the driver
-sleeps, and everything follows from a seed. The driver speaks to no other machine yet; the network joins the world with
-the first one that does.
+sleeps. Ids, random numbers and the network join the world with the first driver that needs them.
 """
 
 from __future__ import annotations
 
-import random
 import time
-import uuid
 from typing import Protocol
 
 from brim.core.cluster import Cluster
 from brim.engine.journal import Journal, Sink
 from brim.engine.trigger import DEFAULT_GAP_MS
-from brim.live.driver import LiveDriver, LiveJob, Watcher
+from brim.live.driver import LiveDriver, LiveJob
 from brim.live.executor import Executor
 from brim.policies.sockets import Policy
 
@@ -38,14 +35,6 @@ class World(Protocol):
         """Milliseconds since the session began; never goes backwards."""
         ...
 
-    def new_id(self) -> str:
-        """An id that no other call returned."""
-        ...
-
-    def random(self) -> float:
-        """A number from 0 up to 1."""
-        ...
-
 
 class RealWorld:
     """This machine.
@@ -58,32 +47,19 @@ class RealWorld:
     def __init__(self, processes: Executor, disk: Sink) -> None:
         self.processes, self.disk = processes, disk
         self._start_ns = time.monotonic_ns()
-        self._random = random.SystemRandom()
 
     def now_ms(self) -> int:
         """See ``World``."""
         return (time.monotonic_ns() - self._start_ns) // 1_000_000
 
-    def new_id(self) -> str:
-        """See ``World``."""
-        return uuid.uuid4().hex
 
-    def random(self) -> float:
-        """See ``World``."""
-        return self._random.random()
-
-
-def run_session(
-    world: World, cluster: Cluster, policy: Policy, jobs: tuple[LiveJob, ...], *, gap_ms: int = DEFAULT_GAP_MS,
-    watcher: Watcher | None = None,
+def driver_in(
+    world: World, cluster: Cluster, policy: Policy, jobs: tuple[LiveJob, ...], *, gap_ms: int = DEFAULT_GAP_MS
 ) -> LiveDriver:
-    """Run jobs in a world until every one has ended, or the watcher stops the session; return the driver.
+    """Return a driver of these jobs in a world, to be run with ``world.now_ms`` as its clock.
 
     Raises:
         RefusedError: live jobs cannot do what the policy does.
         ConfigError: a job asks for more devices than the machine has.
-        PlanError: the policy wants something impossible.
     """
-    driver = LiveDriver(cluster, policy, jobs, world.processes, gap_ms=gap_ms, journal=Journal(world.disk))
-    driver.run(world.now_ms, watcher)
-    return driver
+    return LiveDriver(cluster, policy, jobs, world.processes, gap_ms=gap_ms, journal=Journal(world.disk))

@@ -3,7 +3,7 @@
 Job j is released at r_j and ends at C_j. It needs at least p_j of running time and g_j of GPU time, and holds at most
 s_j GPUs (times share) at once; the cluster has m GPUs. A rigid job holds s_j for p_j, whenever it runs: g_j = s_j p_j.
 An elastic one may change its GPUs and batch at any time; p_j is the time of its work if every piece runs at its fastest
-size, g_j the GPU time if every piece runs at its most frugal one (``sim.truth.Truth``). Preemption is free and
+size, g_j the GPU time if every piece runs at its most frugal one (``sim.truths.truth.Truth``). Preemption is free and
 placement does not matter, which only lowers the optimum. Then
 
     w_j = g_j / m                                      its work, in time of the whole cluster

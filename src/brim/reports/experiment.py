@@ -41,7 +41,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TextTable:
     """A table of text.
 
     Attributes:
@@ -66,7 +66,7 @@ class Panel:
     title: str
     note: str
     charts: tuple[Chart, ...]
-    table: Table
+    table: TextTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ def terminal(experiment: Experiment) -> RenderableType:
 class _Fitting:
     """Return a table, without its least needed columns if the terminal is too narrow for all."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: TextTable) -> None:
         self.table = table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -134,7 +134,7 @@ class _Fitting:
             yield left_out_note([heading for heading in self.table.headings if heading in left_out])
 
 
-def _drawn(table: Table, left_out: set[str]) -> RichTable:
+def _drawn(table: TextTable, left_out: set[str]) -> RichTable:
     drawn = RichTable(pad_edge=False, box=None, header_style="bold")
     kept = [at for at, heading in enumerate(table.headings) if heading not in left_out]
     for at in kept:
@@ -210,7 +210,7 @@ def _charts(charts: Sequence[Chart]) -> str:
     return "".join(f'<div class="pair">{"".join(drawn[at:at + 2])}</div>' for at in range(0, len(drawn), 2))
 
 
-def _table(table: Table) -> str:
+def _table(table: TextTable) -> str:
     def row(cells: Sequence[str], tag: str) -> str:
         parts = []
         for at, cell in enumerate(cells):

@@ -39,7 +39,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CompletionTimes:
     """Completion times of jobs, in the record or under a policy.
 
     Attributes:
@@ -51,18 +51,18 @@ class Outcome:
     jct_ms: IntArray
 
 
-def outcome_of(replay: Replay) -> Outcome:
+def outcome_of(replay: Replay) -> CompletionTimes:
     """Return the JCTs of the jobs that finished in a replay."""
-    return Outcome(replay.policy, np.where(finished(replay), jct_ms(replay), NONE))
+    return CompletionTimes(replay.policy, np.where(finished(replay), jct_ms(replay), NONE))
 
 
-def reference_of(first: Replay, record: Record | NoRecord | None) -> Outcome:
+def reference_of(first: Replay, record: Record | NoRecord | None) -> CompletionTimes:
     """Return what policies are compared with, owner by owner: the record if there is one, else the first policy."""
-    return Outcome(RECORDED, record.jct_ms) if isinstance(record, Record) else outcome_of(first)
+    return CompletionTimes(RECORDED, record.jct_ms) if isinstance(record, Record) else outcome_of(first)
 
 
 def changes(
-    trace: Trace, before: Outcome, after: Outcome, kind: Kind, least_jobs: int = Change.LEAST_JOBS
+    trace: Trace, before: CompletionTimes, after: CompletionTimes, kind: Kind, least_jobs: int = Change.LEAST_JOBS
 ) -> list[Change]:
     """Return changes of mean JCT by group, user or size class, over jobs counted in both outcomes, most improved first.
 
@@ -136,21 +136,23 @@ def findings(
     return sentences
 
 
-def _losers(trace: Trace, before: Outcome, after: Outcome, kind: Kind) -> str:
+def _losers(trace: Trace, before: CompletionTimes, after: CompletionTimes, kind: Kind) -> str:
     found, every = (changes(trace, before, after, kind, least_jobs=least) for least in (Change.LEAST_JOBS, 1))
     word = {"group": "group", "user": "user", "size": "job-size class"}[kind]
-    counted = f"the {len(found)} {word}{'' if len(found) == 1 else 'es' if kind == 'size' else 's'}"
+    counted = f"{word}{'' if len(found) == 1 else 'es' if kind == 'size' else 's'}"
     if len(found) < len(every):
         counted += f" with at least {Change.LEAST_JOBS} jobs ({len(every)} in all)"
+    counted = f"The only {counted}" if len(found) == 1 else f"Of the {len(found)} {counted}"
     worse = [change for change in found if change.fraction > 0]
     than = before.name if before.name == RECORDED else f"under {before.name}"
     than = f"later on average under {after.name} than {than.removeprefix('as ')}"
     if not worse:
-        return f"Of {counted}, none completes {than}."
+        return f"{counted} does not complete {than}." if len(found) == 1 else f"{counted}, none completes {than}."
     last = worse[-1]
     verb, lead = ("completes", "") if len(worse) == 1 else ("complete", "most of all ")
+    who = counted if len(found) == 1 else f"{counted}, {len(worse)}"
     return (
-        f"Of {counted}, {len(worse)} {verb} {than}: {lead}{last.name}, {signed(last.fraction)} over "
+        f"{who} {verb} {than}: {lead}{last.name}, {signed(last.fraction)} over "
         f"{last.jobs:,} job{'' if last.jobs == 1 else 's'}."
     )
 

@@ -13,8 +13,8 @@ from brim.reports.charts import gantt
 from brim.reports.charts.svg import escape
 from brim.reports.findings import (
     Change,
+    CompletionTimes,
     Kind,
-    Outcome,
     changes,
     outcome_of,
     owner_kind,
@@ -64,7 +64,7 @@ def gains_section(shown: Sequence[Replay], best: str | None, record: Record | No
     )
 
 
-def _gains_table(trace: Trace, before: Outcome, others: Sequence[Replay], kind: Kind) -> str:
+def _gains_table(trace: Trace, before: CompletionTimes, others: Sequence[Replay], kind: Kind) -> str:
     """Return the table of all owners under every policy, those with most jobs first."""
     _, place = gantt.people(trace)
     code, owners = owners_by(trace, kind)

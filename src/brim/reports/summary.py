@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from scipy.special import stdtrit
 
 from brim.core.replay import Replay
 from brim.reports.bounds import Bounds, bounds, needs_of
@@ -257,6 +256,8 @@ def interval(values: Sequence[float]) -> Interval:
     mean = math.fsum(values) / count
     if count < 2:
         return Interval(mean=mean, half_width=None)
+    from scipy.special import stdtrit  # noqa: PLC0415 - a seventh of a second that one seed does not need
+
     variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
     quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
     return Interval(mean=mean, half_width=quantile * math.sqrt(variance / count))

@@ -173,7 +173,9 @@ def _saved(best: str, summary: Summary, saved: Comparison) -> str:
 
 def _change(saved: float, digits: str, less: str) -> str:
     """Describe an amount that was saved, or was needed in addition."""
-    return f"{abs(saved):{digits}} {less if saved >= 0 else less.replace('less', 'more')}"
+    amount = f"{abs(saved):{digits}}"
+    unit = less.replace("hours", "hour") if amount == "1" else less
+    return f"{amount} {unit if saved >= 0 else unit.replace('less', 'more')}"
 
 
 def _mean_jct(group: Sequence[Summary]) -> float | None:

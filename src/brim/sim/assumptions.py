@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from brim.core.cluster import Cluster
-from brim.core.trace import Trace
-from brim.sim.overheads import Faults, Overheads
-from brim.sim.truth import Truth, describe
-from brim.units import show_duration
+from brim.core.trace import NONE, JobClass, Trace
+from brim.sim.faults import Faults
+from brim.sim.overheads import Overheads
+from brim.sim.specs import groups_stand_for_users
+from brim.sim.truths.truth import Truth
+from brim.units import MS_PER_S, show_duration
 
 
 def assumptions(
@@ -40,3 +42,32 @@ def assumptions(
     if faults.drains:
         said.append(f"{sum(len(drain.nodes) for drain in faults.drains)} node drains are planned.")
     return tuple(said)
+
+
+def describe(trace: Trace, cluster: Cluster) -> list[str]:
+    """List the assumptions that all truths make about a trace on a cluster."""
+    said = []
+    if len(cluster.gpu_types) == 1 and (trace.gpu_type != NONE).any():
+        (only,) = cluster.gpu_types
+        why = f"every GPU is {only}" if only else "the cluster's GPUs have no named type"
+        said.append(f"The GPU types that jobs ask for are ignored: {why}.")
+    if groups_stand_for_users(trace):
+        said.append("The trace names no users: fair shares and run-time histories use its groups instead.")
+    elif not trace.users:
+        said.append("The trace names no users: fair shares and run-time histories treat all jobs as one user's.")
+    waiting = int((trace.after != NONE).sum())
+    if waiting:
+        said.append(
+            "A job that may start only after another has ended, and a delay, waits for that too: it counts in its wait "
+            f"and its completion time ({waiting:,} of {len(trace):,} jobs)."
+        )
+    short = int(((trace.run_ms >= 0) & (trace.run_ms < MS_PER_S)).sum())
+    if short:
+        said.append(f"{short} jobs ran for less than a second.")
+    asked = (trace.priority != 0) | (trace.job_class != JobClass.REGULAR) | (trace.relative_deadline_ms != NONE)
+    if asked.any():
+        said.append(
+            f"{int(asked.sum()):,} jobs have a priority, a class or a deadline: a policy of your own may read them; "
+            "those of brim do not."
+        )
+    return said

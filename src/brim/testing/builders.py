@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from brim.core.cluster import Cluster, parse_cluster
-from brim.core.events import Event, JobClass, JobSpec, Kind, Report
+from brim.core.events import Event, JobSpec, Kind, Report
 from brim.core.lifecycle import Phase
 from brim.core.setting import setting_of
 from brim.core.snapshot import Snapshot
 from brim.core.state import ClusterState
-from brim.core.trace import NONE, Status, Trace, trace_of
+from brim.core.trace import NONE, JobClass, Status, Trace, trace_of
 from brim.errors import ConfigError
 from brim.units import MS_PER_S
 
@@ -124,6 +124,7 @@ def small_trace(*jobs: Job, name: str = "small") -> Trace:
     users = tuple(dict.fromkeys(one.user for one in jobs))
     types = tuple(dict.fromkeys(one.gpu_type for one in jobs if one.gpu_type))
     models = _models(jobs)
+    lists = tuple(dict.fromkeys(one.sizes for one in jobs if one.sizes))
     return trace_of(
         name=name, format="test", synthetic=True, job_id=names, users=users, gpu_types=types,
         profiles=models, profile=[models.index(one.model) if one.model else NONE for one in jobs],
@@ -139,7 +140,10 @@ def small_trace(*jobs: Job, name: str = "small") -> Trace:
         user=[users.index(one.user) for one in jobs],
         after=[_row_of(one.after, names) for one in jobs],
         after_ms=[_ms(one.delay) for one in jobs],
-        status=[Status.COMPLETED] * len(jobs),
+        status=[Status.COMPLETED] * len(jobs), priority=[one.priority for one in jobs],
+        job_class=[one.job_class for one in jobs],
+        relative_deadline_ms=[NONE if one.deadline is None else _ms(one.deadline - one.at) for one in jobs],
+        size_list=[lists.index(one.sizes) if one.sizes else NONE for one in jobs], size_lists=lists,
     )
 
 

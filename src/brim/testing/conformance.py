@@ -15,10 +15,11 @@ from brim.core.tables import Grants
 from brim.core.trace import Trace, trace_of
 from brim.engine.journal import Journal
 from brim.errors import BrimError, ConfigError, InvariantError, PlanError
-from brim.policies.lines import line_of, own_parts
 from brim.policies.sockets import Policy
+from brim.policies.source_lines import line_of, own_parts
 from brim.sim.overheads import Overheads
-from brim.sim.truth import Rigid, Truth
+from brim.sim.truths.rigid import Rigid
+from brim.sim.truths.truth import Truth
 from brim.sim.twin import Settings, replay
 from brim.testing import rules
 from brim.testing.builders import Job, names_of, small_trace

@@ -18,9 +18,9 @@ from brim.core.trace import NONE, Trace
 from brim.policies.order.arrival import Arrival
 from brim.policies.presets import PRESETS
 from brim.policies.sockets import Policy, Sizes
-from brim.sim.truth import ALONE, Company, Pace
+from brim.sim.truths.truth import ALONE, Company, Pace
 from brim.testing.builders import Job, limits_of
-from brim.testing.room import Ask, FreeRoom, pairs_by_job
+from brim.testing.free_lists import FreeLists, JobRequest, pairs_by_job
 
 PARTS: Final = 4
 """Number of parts of a toy job's work, each slower than the one before."""
@@ -36,7 +36,7 @@ def toy_pace(part: int, nodes: Sequence[int], batch: int) -> float:
 
 
 class ToyTruth:
-    """Jobs whose pace is a formula of GPUs, nodes, batch and progress. See ``brim.sim.truth.Truth``.
+    """Jobs whose pace is a formula of GPUs, nodes, batch and progress. See ``brim.sim.truths.truth.Truth``.
 
     Work is a whole number and paces are multiples of 1/1024, so that sums over any intervals are exact. The run time in
     the trace gives the work, roughly in ms on one GPU.
@@ -191,7 +191,7 @@ class _RestlessPlace:
         """See ``Place``."""
         jobs = snapshot.jobs
         rng = np.random.default_rng((self.seed, snapshot.now_ms, len(jobs), 1))
-        room = FreeRoom.of_snapshot(snapshot, gone=range(len(jobs)))
+        room = FreeLists.of_snapshot(snapshot, gone=range(len(jobs)))
         held = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
         found: list[tuple[int, int, int]] = []
         moves = rng.random(len(jobs)) < 0.2
@@ -201,7 +201,7 @@ class _RestlessPlace:
             pairs = sorted(held.get(row, []))
             keeps = len(pairs) == sizes.gpus[row] and not moves[row]
             if pairs and keeps:
-                room.take(Ask(snapshot, row), pairs)
+                room.take(JobRequest(snapshot, row), pairs)
                 found += [(row, *pair) for pair in pairs]
         for row in order.tolist():
             pairs = sorted(held.get(row, []))
@@ -209,7 +209,7 @@ class _RestlessPlace:
                 continue
             if not (jobs.holds[row] or jobs.waits[row]):
                 continue
-            ask = Ask(snapshot, row, int(sizes.gpus[row]))
+            ask = JobRequest(snapshot, row, int(sizes.gpus[row]))
             kinds = [name for name in sorted(set(room.types)) if room.fits(ask, name) and ask.gpu_type in ("", name)]
             if not kinds:
                 continue

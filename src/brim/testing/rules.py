@@ -1,6 +1,6 @@
 """The rules for every policy, each a function that raises ``PolicyViolation``; ``conformance`` runs them.
 
-The rules do not rely on the code under test: ``room`` counts free resources, not the place parts.
+The rules do not rely on the code under test: ``free_lists`` counts free resources, not the place parts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from brim.engine.round import RoundResult, run_round
 from brim.errors import BrimError, PlanError
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy
+from brim.testing.free_lists import FreeLists, JobRequest, pairs_by_job
 from brim.testing.purity import outside_reads
-from brim.testing.room import Ask, FreeRoom, pairs_by_job
 
 OVER_GRANT: Final = "no GPU over-granted"
 GANG: Final = "gang whole or absent"
@@ -131,7 +131,7 @@ def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -
     Unless the policy ``resizes``, running jobs keep the GPUs they have.
     """
     by_job = pairs_by_job(wanted.job, wanted.node, wanted.gpu)
-    room = FreeRoom.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
+    room = FreeLists.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
     kept = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
     share_of = dict(zip(wanted.job.tolist(), wanted.share_milli.tolist(), strict=True))
     for row, pairs in by_job.items():
@@ -144,7 +144,7 @@ def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -
         if row in kept and sorted(pairs) != sorted(kept[row]) and not resizes:
             raise PolicyViolation(STAYS, f"{name} runs on {kept[row]} and is granted {pairs}", describe(snapshot))
         types = sorted({room.types[node] for node, _ in pairs if 0 <= node < len(room.types)})
-        if len(types) > 1 or Ask(snapshot, row).gpu_type not in ("", *types):
+        if len(types) > 1 or JobRequest(snapshot, row).gpu_type not in ("", *types):
             raise PolicyViolation(GANG, f"{name} gets GPUs of {' and '.join(types)}", describe(snapshot))
         for node, gpu in pairs:
             if not (0 <= node < len(room.free) and 0 <= gpu < len(room.free[node])):
@@ -157,7 +157,7 @@ def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -
                 raise PolicyViolation(
                     SOUND, f"{name} gets GPU {gpu} of node {node}, which is withheld", describe(snapshot)
                 )
-        room.take(Ask(snapshot, row, share=share_of[row]), pairs)
+        room.take(JobRequest(snapshot, row, share=share_of[row]), pairs)
     if room.overdrawn():
         who = ", ".join(f"{_name(snapshot, row)} {pairs}" for row, pairs in by_job.items())
         raise PolicyViolation(OVER_GRANT, f"{room.overdrawn()}; it grants {who}", describe(snapshot))
@@ -244,12 +244,12 @@ def check_work_conserving(snapshot: Snapshot, policy: Policy, decision: Decision
     if not claims_work_conserving(policy):
         return
     wanted = pairs_by_job(decision.wanted.job, decision.wanted.node, decision.wanted.gpu)
-    room = FreeRoom.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
+    room = FreeLists.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
     share_of = dict(zip(decision.wanted.job.tolist(), decision.wanted.share_milli.tolist(), strict=True))
     for row, pairs in wanted.items():
-        room.take(Ask(snapshot, row, share=share_of[row]), pairs)
+        room.take(JobRequest(snapshot, row, share=share_of[row]), pairs)
     for row in np.flatnonzero(snapshot.jobs.waits).tolist():
-        if row not in wanted and room.fits(Ask(snapshot, row)):
+        if row not in wanted and room.fits(JobRequest(snapshot, row)):
             raise PolicyViolation(
                 WORK_CONSERVING, f"{_name(snapshot, row)} waits, but would fit beside {show(decision.result)}",
                 describe(snapshot),

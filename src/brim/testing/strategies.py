@@ -16,9 +16,10 @@ from brim.core.events import Report, Sample
 from brim.core.lifecycle import Phase
 from brim.core.snapshot import Snapshot
 from brim.core.trace import NONE, Trace
-from brim.sim.overheads import Drain, Faults, Overheads
+from brim.sim.faults import Drain, Faults
+from brim.sim.overheads import Overheads
 from brim.testing.builders import Job, small_trace, snapshot_of
-from brim.testing.room import FreeRoom
+from brim.testing.free_lists import FreeLists
 from brim.units import WHOLE_GPU
 
 TYPES = ("T4", "V100", "A100")
@@ -52,17 +53,17 @@ def asks(draw: st.DrawFn, cluster: Cluster, *, shares: bool = True, limits: bool
     """A job whose request the empty cluster can always satisfy."""
     types = cluster.gpu_types
     gpu_type = draw(st.sampled_from(("", *types)))
-    most = max(FreeRoom.of_cluster(cluster).gpus_of(name) for name in ((gpu_type,) if gpu_type else types))
+    most = max(FreeLists.of_cluster(cluster).gpus_of(name) for name in ((gpu_type,) if gpu_type else types))
     one = Job(
         gpus=draw(st.integers(1, most)), gpu_type=gpu_type,
         share=draw(st.sampled_from(SHARES)) if shares else WHOLE_GPU,
         cpu=draw(st.integers(0, 2)) * CPU_STEP_MILLI if limits else 0,
         mem=draw(st.integers(0, 2)) * MEM_STEP_MIB if limits else 0,
     )
-    if FreeRoom.of_cluster(cluster).fits(one):
+    if FreeLists.of_cluster(cluster).fits(one):
         return one
     bare = replace(one, cpu=0, mem=0)
-    return bare if FreeRoom.of_cluster(cluster).fits(bare) else replace(bare, gpus=1)
+    return bare if FreeLists.of_cluster(cluster).fits(bare) else replace(bare, gpus=1)
 
 
 @st.composite
@@ -96,7 +97,7 @@ def elastic(draw: st.DrawFn, one: Job, cluster: Cluster) -> Job:
     """The same job with ranges of GPUs and batch around what it asks for, or unchanged: rigid."""
     if draw(st.integers(0, 3)) == 0:
         return one
-    most = max(FreeRoom.of_cluster(cluster).gpus_of(name) for name in cluster.gpu_types)
+    most = max(FreeLists.of_cluster(cluster).gpus_of(name) for name in cluster.gpu_types)
     batch_min = draw(st.sampled_from((1, 8, 32)))
     batch_max = batch_min * draw(st.integers(1, 8)) + draw(st.integers(0, 3))
     high = max(one.gpus, min(draw(st.integers(one.gpus, one.gpus + most)), batch_max))
@@ -142,7 +143,7 @@ def placed_jobs(
 
     With ``elastic_too`` most jobs are elastic, hold any number of GPUs and batch in their ranges, and have reported.
     """
-    room = FreeRoom.of_cluster(cluster)
+    room = FreeLists.of_cluster(cluster)
     found: list[Job] = []
     for row in range(draw(st.integers(0, jobs_max))):
         at = draw(st.integers(0, now_s))
@@ -172,7 +173,7 @@ def placed_jobs(
     return found
 
 
-def _somewhere(draw: st.DrawFn, room: FreeRoom, one: Job) -> Sequence[tuple[int, int]]:
+def _somewhere(draw: st.DrawFn, room: FreeLists, one: Job) -> Sequence[tuple[int, int]]:
     """Any gang of free GPUs, not necessarily a good one; empty if there is none."""
     types = [name for name in sorted(set(room.types)) if one.gpu_type in ("", name) and room.fits(one, name)]
     if not types:

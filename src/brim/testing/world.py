@@ -1,13 +1,12 @@
-"""A world for live sessions in virtual time: processes are numbers, and everything follows from a seed."""
+"""A world for live sessions in virtual time: processes are numbers."""
 
 from __future__ import annotations
 
 import io
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from brim.live.executor import Command, Report, What
+from brim.live.executor import AttemptReport, Command, ReportKind
 
 LATENCY_MS = 1
 """Time until an order reaches a process. The driver handles a millisecond when it is over, so it orders 1 ms later than
@@ -28,7 +27,7 @@ class _Process:
     from_ms: int
     end_ms: int
     order: int
-    end: What = What.FINISHED
+    end: ReportKind = ReportKind.FINISHED
     launched: bool = False
     started: bool = False
 
@@ -41,17 +40,15 @@ class VirtualWorld:
         start_ms: Time from a job's first process to its first step.
         restart_ms: The same for later attempts.
         save_ms: Time from the order to stop until the slots are free.
-        seed: Seed of ids and random numbers.
     """
 
     def __init__(
-        self, run_ms: Mapping[int, int], *, start_ms: int = 0, restart_ms: int = 0, save_ms: int = 0, seed: int = 0
+        self, run_ms: Mapping[int, int], *, start_ms: int = 0, restart_ms: int = 0, save_ms: int = 0
     ) -> None:
         self.processes = self
         self.disk = io.StringIO()
         self._left_ms = dict(run_ms)
         self._start_ms, self._restart_ms, self._save_ms = start_ms, restart_ms, save_ms
-        self._random = random.Random(seed)
         self._now_ms = 0
         self._orders = 0
         self._alive: list[_Process] = []
@@ -63,14 +60,6 @@ class VirtualWorld:
     def now_ms(self) -> int:
         """See ``World``."""
         return self._now_ms
-
-    def new_id(self) -> str:
-        """See ``World``."""
-        return f"{self._random.getrandbits(128):032x}"
-
-    def random(self) -> float:
-        """See ``World``."""
-        return self._random.random()
 
     # -- the executor ----------------------------------------------------------------------------------------------
 
@@ -88,38 +77,38 @@ class VirtualWorld:
     def stop(self, job: int, attempt: int) -> None:
         """See ``Executor``."""
         for process in self._alive:
-            if (process.job, process.attempt) == (job, attempt) and process.end is What.FINISHED:
+            if (process.job, process.attempt) == (job, attempt) and process.end is ReportKind.FINISHED:
                 self._orders += 1
                 process.order, decided_ms = self._orders, self._now_ms - LATENCY_MS
                 worked_ms = max(0, decided_ms - process.from_ms)
                 self._left_ms[job] -= worked_ms
-                process.end, process.end_ms = What.STOPPED, self._now_ms + (self._save_ms if worked_ms else 0)
+                process.end, process.end_ms = ReportKind.STOPPED, self._now_ms + (self._save_ms if worked_ms else 0)
 
-    def wait(self, timeout_ms: int | None) -> list[Report]:
+    def wait(self, timeout_ms: int | None) -> list[AttemptReport]:
         """See ``Executor``; time passes here, and nowhere else."""
         times = [time_ms for process in self._alive for time_ms, _ in _coming(process)]
         if timeout_ms is not None:
             times.append(self._now_ms + timeout_ms)
         self._now_ms = max(self._now_ms, min(times))
-        reports: list[tuple[int, int, Report]] = []
+        reports: list[tuple[int, int, AttemptReport]] = []
         for process in list(self._alive):
-            for time_ms, what in _coming(process):
+            for time_ms, kind in _coming(process):
                 if time_ms > self._now_ms:
                     continue
-                reports.append((time_ms, process.order, Report(process.job, process.attempt, what)))
-                process.launched |= what is What.LAUNCHED
-                process.started |= what is What.STARTED
-                if what is process.end:
+                reports.append((time_ms, process.order, AttemptReport(process.job, process.attempt, kind)))
+                process.launched |= kind is ReportKind.LAUNCHED
+                process.started |= kind is ReportKind.STARTED
+                if kind is process.end:
                     self._alive.remove(process)
                     self._free_ms |= dict.fromkeys(process.slots, time_ms)
         return [report for *_, report in sorted(reports, key=lambda item: item[:2])]
 
 
-def _coming(process: _Process) -> list[tuple[int, What]]:
+def _coming(process: _Process) -> list[tuple[int, ReportKind]]:
     """What a process will report, in order; a process that is stopped before its first step does not begin."""
     coming = []
     if not process.launched and process.begin_ms <= process.end_ms:
-        coming.append((process.begin_ms, What.LAUNCHED))
-    if not process.started and process.from_ms <= process.end_ms and process.end is What.FINISHED:
-        coming.append((process.from_ms, What.STARTED))
+        coming.append((process.begin_ms, ReportKind.LAUNCHED))
+    if not process.started and process.from_ms <= process.end_ms and process.end is ReportKind.FINISHED:
+        coming.append((process.from_ms, ReportKind.STARTED))
     return [*coming, (process.end_ms, process.end)]

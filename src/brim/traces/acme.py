@@ -14,10 +14,10 @@ import numpy as np
 
 from brim.core.arrays import IntArray
 from brim.core.trace import Trace, trace_of
-from brim.traces.lifecycle import CPU_ONLY, SLURM_STATES, per_gpu, recorded_lifecycle
+from brim.traces.lifecycle import cluster_log, per_gpu
 from brim.traces.report import ReadReport
 from brim.traces.source import Source
-from brim.traces.table import Table, csv_table, header_share
+from brim.traces.table import Table, header_share
 
 NAME: Final = "acme"
 COLUMNS: Final = (
@@ -37,23 +37,9 @@ def read(source: Source, report: ReadReport) -> Trace:
     Raises:
         TraceError: a column is missing, or a value is corrupt.
     """
-    table = csv_table(source, report)
-    table.require(*COLUMNS)
-    table.ids("job_id")
-    table = table.drop(table.gpus("gpu_num", low=0) == 0, CPU_ONLY)
-    life = recorded_lifecycle(table)
-    table = life.table
-    gpus = table.gpus("gpu_num")
-    user, users = table.names("user")
-    group, groups = table.names("type")
-    return trace_of(
-        name=source.name, format=NAME, origin_ms=0, job_id=table.ids("job_id"), submit_ms=life.submit_ms, gpus=gpus,
-        run_ms=life.run_ms, wait_ms=life.wait_ms,
-        cpu_milli=per_gpu(table.number("cpu_num", "a number of cores", unit=1_000, high=1e9, missing=0), gpus),
-        mem_mib=per_gpu(_mem_mib(table), gpus),
-        status=table.statuses("state", SLURM_STATES, "a state of Slurm, such as COMPLETED"),
-        user=user, users=users, group=group, groups=groups,
-    )  # fmt: skip
+    table, columns = cluster_log(source, report, COLUMNS, group="type")
+    mem_mib = per_gpu(_mem_mib(table), columns["gpus"])
+    return trace_of(name=source.name, format=NAME, origin_ms=0, mem_mib=mem_mib, **columns)
 
 
 def _mem_mib(table: Table) -> IntArray:

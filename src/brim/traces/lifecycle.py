@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 
@@ -11,7 +11,8 @@ from brim.core.arrays import IntArray
 from brim.core.trace import NONE, Status
 from brim.errors import TraceError
 from brim.traces.report import ReadReport
-from brim.traces.table import MAX_GPU_MS, MAX_RUN_MS, Table
+from brim.traces.source import Source
+from brim.traces.table import MAX_GPU_MS, MAX_RUN_MS, Table, csv_table
 from brim.units import MS_PER_S
 
 CPU_ONLY: Final = "asks for no GPU"
@@ -33,26 +34,44 @@ SLURM_STATES: Final = {
 """Job states of Slurm (squeue manual, JOB STATE CODES), also used by Helios and Acme."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lifecycle:
-    """Rows of jobs that started and ended, with their times in milliseconds."""
+def cluster_log(
+    source: Source, report: ReadReport, names: Sequence[str], *, group: str
+) -> tuple[Table, dict[str, Any]]:
+    """Read what Helios and Acme record alike: jobs with GPUs, their times, cores, states and owners.
 
-    table: Table
-    submit_ms: IntArray
-    run_ms: IntArray
-    wait_ms: IntArray
+    Args:
+        source: The file.
+        report: Where drops and repairs are counted.
+        names: Columns that must exist.
+        group: Column with the job's group.
+
+    Returns:
+        The rows of the jobs that started and ended, and their columns of ``Trace``.
+
+    Raises:
+        TraceError: a column is missing, a value is corrupt, or a job ends before it starts.
+    """
+    table = csv_table(source, report)
+    table.require(*names)
+    table.ids("job_id")
+    table = table.drop(table.gpus("gpu_num", low=0) == 0, CPU_ONLY)
+    table = table.drop(table.clock_ms("start_time", missing=True) == NONE, NEVER_STARTED)
+    table = table.drop(table.clock_ms("end_time", missing=True) == NONE, STILL_RUNNING)
+    columns: dict[str, Any] = _recorded_times(table)
+    columns["job_id"], columns["gpus"] = table.ids("job_id"), table.gpus("gpu_num")
+    cores = table.number("cpu_num", "a number of cores", unit=1_000, high=1e9, missing=0)
+    columns["cpu_milli"] = per_gpu(cores, columns["gpus"])
+    columns["status"] = table.statuses("state", SLURM_STATES, "a state of Slurm, such as COMPLETED")
+    columns["user"], columns["users"] = table.names("user")
+    columns["group"], columns["groups"] = table.names(group)
+    return table, columns
 
 
-def recorded_lifecycle(table: Table) -> Lifecycle:
+def _recorded_times(table: Table) -> dict[str, IntArray]:
     """Read submit_time, start_time and end_time; the run time is the end minus the start.
 
     The published duration of some clusters contains the queue (Kalos); it is checked and not used.
-
-    Raises:
-        TraceError: a time cannot be read, or a job ends before it starts.
     """
-    table = table.drop(table.clock_ms("start_time", missing=True) == NONE, NEVER_STARTED)
-    table = table.drop(table.clock_ms("end_time", missing=True) == NONE, STILL_RUNNING)
     submit_ms, start_ms, end_ms = (table.clock_ms(f"{event}_time") for event in ("submit", "start", "end"))
     run_ms = end_ms - start_ms
     check_run(table, run_ms, "end_time")
@@ -62,12 +81,10 @@ def recorded_lifecycle(table: Table) -> Lifecycle:
         with_queue = differs & (told_ms == end_ms - submit_ms)
         table.report.repair("duration contains the queue: end minus start is used", int(with_queue.sum()))
         table.report.repair("duration differs from end minus start, which is used", int((differs & ~with_queue).sum()))
-    return Lifecycle(
-        table=table,
-        submit_ms=submit_ms,
-        run_ms=at_least_a_second(run_ms, table.report),
-        wait_ms=no_negative_wait(start_ms - submit_ms, table.report),
-    )
+    return {
+        "submit_ms": submit_ms, "run_ms": at_least_a_second(run_ms, table.report),
+        "wait_ms": no_negative_wait(start_ms - submit_ms, table.report),
+    }  # fmt: skip
 
 
 def check_run(table: Table, run_ms: IntArray, column: str) -> None:

@@ -1,9 +1,10 @@
 """brim's own trace files, Parquet or CSV: ``read`` returns what ``write`` wrote, without loss.
 
-A file has one row per job with the columns of ``Trace``. Names, states and the id of the job that must end first are
-text; an empty cell means "not recorded". Facts that are not columns (name, format, origin, order of names) are JSON:
-in Parquet in the metadata under ``brim``, in CSV on the first line after ``# brim trace``. A CSV may lack that line,
-and only ``job_id``, ``submit_ms`` and ``gpus`` are required: convert your own logs to this format.
+A file has one row per job with the columns of ``Trace``. Names, states, classes and the id of the job that must end
+first are text; a list of sizes is numbers separated by spaces (``1 2 4``); an empty cell means "not recorded". Facts
+that are not columns (name, format, origin, order of names and lists) are JSON: in Parquet in the metadata under
+``brim``, in CSV on the first line after ``# brim trace``. A CSV may lack that line, and only ``job_id``, ``submit_ms``
+and ``gpus`` are required: convert your own logs to this format.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +24,7 @@ import pyarrow.parquet as pq
 
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.cluster import Cluster, NodeGroup, cluster_of
-from brim.core.trace import DEFAULTS, INT_COLUMNS, NONE, Status, Trace, trace_of
+from brim.core.trace import DEFAULTS, INT_COLUMNS, NONE, JobClass, Status, Trace, trace_of
 from brim.errors import ConfigError, TraceError
 from brim.replacing import replacing
 from brim.traces.report import ReadReport
@@ -36,12 +38,15 @@ COLUMNS: Final = ("job_id", "submit_ms", "gpus")
 NAMED: Final = {"user": "users", "group": "groups", "gpu_type": "gpu_types", "profile": "profiles"}
 _MARK: Final = "# brim trace "
 _KEY: Final = b"brim"
+_SIZES: Final = "numbers of GPUs in increasing order, such as '1 2 4'"
+_NUMBERS: Final = re.compile(r"[1-9][0-9]{0,6}( [1-9][0-9]{0,6})*")
 _STATES: Final = {**{status.name.lower(): status for status in Status}, "": Status.UNKNOWN}
+_CLASSES: Final = {**{job_class.name.lower(): job_class for job_class in JobClass}, "": JobClass.REGULAR}
 _BOUNDS: Final = {
     "submit_ms": (0, MAX_TIME_MS), "gpus": (1, MAX_GPUS), "share_milli": (1, WHOLE_GPU), "cpu_milli": (0, MAX_AMOUNT),
     "mem_mib": (0, MAX_AMOUNT), "time_limit_ms": (NONE, MAX_RUN_MS), "run_ms": (NONE, MAX_RUN_MS),
     "wait_ms": (NONE, MAX_TIME_MS), "jct_ms": (NONE, MAX_TIME_MS), "after_ms": (0, MAX_RUN_MS),
-    "batch": (NONE, MAX_AMOUNT),
+    "batch": (NONE, MAX_AMOUNT), "priority": (-MAX_AMOUNT, MAX_AMOUNT), "relative_deadline_ms": (NONE, MAX_TIME_MS),
 }  # fmt: skip
 
 
@@ -95,9 +100,14 @@ def read(source: Source, report: ReadReport) -> Trace:
     for column, plural in NAMED.items():
         columns[plural] = facts.get(plural, [])
         if column in table:
-            columns[column], columns[plural] = _codes(table, column, columns[plural])
+            columns[column], columns[plural] = _codes(_verbatim(table, column), columns[plural])
     if "status" in table:
         columns["status"] = table.statuses("status", _STATES, "completed, failed, cancelled or unknown")
+    if "job_class" in table:
+        columns["job_class"] = table.statuses("job_class", _CLASSES, "regular, urgent or padding")
+    if "size_list" in table:
+        known = facts.get("size_lists", [])
+        columns["size_list"], columns["size_lists"] = _size_lists(table, known, gpus=columns["gpus"])
     if "after" in table:
         columns["after"] = _after_rows(table, ids)
     return trace_of(
@@ -109,6 +119,7 @@ def read(source: Source, report: ReadReport) -> Trace:
 
 def _facts(trace: Trace) -> str:
     facts = {name: getattr(trace, name) for name in ("name", "format", "synthetic", "origin_ms", *NAMED.values())}
+    facts["size_lists"] = _size_texts(trace)
     if trace.cluster is not None:
         facts["cluster"] = [asdict(group) for group in trace.cluster.groups]
     return json.dumps({"schema": SCHEMA, **facts}, ensure_ascii=True)
@@ -119,14 +130,23 @@ def _frame(trace: Trace) -> pl.DataFrame:
     for name in INT_COLUMNS:
         values = pl.Series(getattr(trace, name))
         behind = {**{column: getattr(trace, plural) for column, plural in NAMED.items()}, "after": trace.job_id}
+        behind["size_list"] = _size_texts(trace)
         if name in behind:
             texts = pl.Series(behind[name], dtype=pl.String)
             columns[name] = texts.gather(values.set(values == NONE, None))
         elif name == "status":
             columns[name] = pl.Series([status.name.lower() for status in Status]).gather(values)
+        elif name == "job_class":
+            columns[name] = pl.Series([job_class.name.lower() for job_class in JobClass]).gather(values)
+        elif name in DEFAULTS:
+            columns[name] = values
         else:
             columns[name] = values.set(values == NONE, None)
     return pl.DataFrame(columns)
+
+
+def _size_texts(trace: Trace) -> list[str]:
+    return [" ".join(map(str, sizes)) for sizes in trace.size_lists]
 
 
 def _parquet(source: Source, report: ReadReport) -> tuple[Table, dict[str, Any]]:
@@ -164,8 +184,11 @@ def _checked_facts(file: str, text: bytes) -> dict[str, Any]:
     for key, value in facts.items():
         if key in kinds and not isinstance(value, kinds[key]):
             raise TraceError(file, row=1, column=key, found=shown(value), expected="what brim wrote")
-        if key in NAMED.values() and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+        is_names = isinstance(value, list) and all(isinstance(name, str) for name in value)
+        if key in (*NAMED.values(), "size_lists") and not is_names:
             raise TraceError(file, row=1, column=key, found=shown(value), expected="a list of names")
+        if key == "size_lists" and not all(map(_sizes, value)):
+            raise TraceError(file, row=1, column=key, found=shown(value), expected=f"a list of {_SIZES}")
     if abs(facts.get("origin_ms") or 0) > MAX_TIME_MS:
         found = shown(facts["origin_ms"])
         raise TraceError(file, row=1, column="origin_ms", found=found, expected="a time before 2100")
@@ -181,15 +204,36 @@ def _cluster(file: str, groups: Any) -> Cluster | None:
         raise TraceError(file, row=1, column="cluster", found=shown(groups), expected="what brim wrote") from None
 
 
-def _codes(table: Table, column: str, names: list[str]) -> tuple[IntArray, tuple[str, ...]]:
+def _codes(text: pl.Series, names: list[str]) -> tuple[IntArray, tuple[str, ...]]:
     """Encode names: those of the description first, then the others, sorted."""
-    text = _verbatim(table, column)
     known = set(names)
     order = list(dict.fromkeys((*names, *sorted(name for name in text.drop_nulls().unique() if name not in known))))
     if not order:
-        return np.full(len(table), NONE, dtype=np.int64), ()
+        return np.full(len(text), NONE, dtype=np.int64), ()
     codes = text.replace_strict(order, list(range(len(order))), default=NONE, return_dtype=pl.Int64)
     return codes.to_numpy(), tuple(order)
+
+
+def _size_lists(table: Table, known: list[str], *, gpus: IntArray) -> tuple[IntArray, tuple[tuple[int, ...], ...]]:
+    """Encode lists of sizes as ``_codes`` encodes names."""
+    codes, texts = _codes(table.text("size_list").str.replace_all(r"\s+", " "), known)
+    lists = [_sizes(text) for text in texts]
+    broken = np.array([not listed for listed in lists] + [False])[codes]  # NONE indexes the last cell
+    if broken.any():
+        raise table.unusable(broken, "size_list", _SIZES)
+    for code, listed in enumerate(lists):
+        others = (codes == code) & ~np.isin(gpus, listed)
+        if others.any():
+            raise table.unusable(others, "size_list", "a list with the job's own number of GPUs")
+    return codes, tuple(lists)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list of sizes; none if it is not one."""
+    if not _NUMBERS.fullmatch(text):
+        return ()
+    sizes = tuple(map(int, text.split(" ")))
+    return sizes if list(sizes) == sorted(set(sizes)) and sizes[-1] <= MAX_GPUS else ()
 
 
 def _verbatim(table: Table, column: str) -> pl.Series:

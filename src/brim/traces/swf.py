@@ -25,7 +25,7 @@ from brim.traces.lifecycle import NEVER_STARTED, at_least_a_second
 from brim.traces.nodes import UNNAMED_TYPE
 from brim.traces.report import ReadReport
 from brim.traces.source import Source
-from brim.traces.table import LINE, MAX_AMOUNT, MAX_GPUS, MAX_RUN_MS, MAX_TIME_MS, Table, coded, without_unusable
+from brim.traces.table import LINE, MAX_AMOUNT, MAX_GPUS, MAX_RUN_MS, MAX_TIME_MS, Table, coded, shown, without_unusable
 from brim.units import MS_PER_S
 
 NAME: Final = "swf"
@@ -37,7 +37,8 @@ _STATES: Final = {
     "-1": Status.UNKNOWN, "0": Status.FAILED, "1": Status.COMPLETED, "5": Status.CANCELLED, "": Status.UNKNOWN,
 }  # fmt: skip
 _NUMBERS: Final = re.compile(r"\s*(-?[\d.]+\s+){17}-?[\d.]+\s*")
-_HEADER: Final = re.compile(r"^;\s*(UnixStartTime|MaxNodes|MaxProcs):\s*(\d{1,12})(?!\S)", re.MULTILINE)
+_HEADER: Final = re.compile(r"^;\s*(UnixStartTime|MaxNodes|MaxProcs)[ \t]*:[ \t]*(\S[^\n]*)", re.MULTILINE)
+_HEADER_NUMBER: Final = re.compile(r"\d{1,12}(?!\S)")
 KIB_PER_MIB: Final = 1_024
 NO_RUN_TIME: Final = "its run time is not recorded"
 WAITS_FOR: Final = (
@@ -75,7 +76,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     gpus = _processors(table)
     none = gpus <= 0
     table, gpus, run_ms = table.drop(none, "no processors allocated, or none recorded"), gpus[~none], run_ms[~none]
-    header = {name: int(number) for name, number in _HEADER.findall("\n".join(source.head))}
+    header = dict(_HEADER.findall("\n".join(source.head)))
     submit_ms, wait_ms = table.seconds_ms("submit"), _seconds_ms(table, "wait", MAX_TIME_MS)
     start_ms = np.where(wait_ms == NONE, NONE, submit_ms + wait_ms)
     after, after_ms = _dependencies(table, start_ms, run_ms)
@@ -128,27 +129,39 @@ def _processors(table: Table) -> IntArray:
     return processors
 
 
-def _origin_ms(source: Source, header: dict[str, int]) -> int | None:
-    start_s = header.get("UnixStartTime")
+def _header_number(header: dict[str, str], name: str) -> int | None:
+    """Return the number with which a value of the header begins; None if there is none."""
+    found = _HEADER_NUMBER.match(header.get(name, ""))
+    return int(found[0]) if found else None
+
+
+def _origin_ms(source: Source, header: dict[str, str]) -> int | None:
+    start_s = _header_number(header, "UnixStartTime")
     if start_s is not None and start_s * MS_PER_S > MAX_TIME_MS:
         raise TraceError(source.file, found=f"UnixStartTime {start_s}", expected="a time before 2100")
     return None if start_s is None else start_s * MS_PER_S
 
 
-def _cluster(header: dict[str, int], most: int, report: ReadReport) -> Cluster | None:
+def _cluster(header: dict[str, str], most: int, report: ReadReport) -> Cluster | None:
     """Return the cluster of the header, and describe it, or why there is none, in the report.
 
     Args:
-        header: Numbers of the comments, by name.
+        header: Values of the comments, by name.
         most: Processors of the largest job.
         report: Receives the description.
     """
-    nodes, processors = header.get("MaxNodes"), header.get("MaxProcs")
-    if nodes is None and processors is None:
+    if "MaxNodes" not in header and "MaxProcs" not in header:
         return None
+    nodes, processors = _header_number(header, "MaxNodes"), _header_number(header, "MaxProcs")
     if nodes is None or processors is None:
-        has, lacks = (f"MaxProcs {processors}", "MaxNodes") if nodes is None else (f"MaxNodes {nodes}", "MaxProcs")
-        report.cluster = f"{has} but no {lacks} in its header, so no cluster is inferred"
+        numbers = {"MaxProcs": processors, "MaxNodes": nodes}
+        known = [f"{name} {number}" for name, number in numbers.items() if number is not None]
+        missing = [f"no {name}" for name in numbers if name not in header]
+        unreadable = [
+            f"an unreadable {name}, {shown(header[name])},"
+            for name, number in numbers.items() if number is None and name in header
+        ]
+        report.cluster = f"{' but '.join(known + unreadable + missing)} in its header, so no cluster is inferred"
         return None
     stated = f"MaxNodes {nodes} and MaxProcs {processors} in its header"
     if why := _why_none(nodes, processors, most):

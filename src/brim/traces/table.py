@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -262,9 +263,16 @@ def parsed_once(text: pl.Series, column: pl.Expr) -> pl.DataFrame:
     ).drop("text")
 
 
-def header_share(line: str, columns: Sequence[str], separator: str = ",") -> float:
-    """Return the share of a format's columns that a header line names."""
-    present = {field.strip().strip('"') for field in line.split(separator)}
+OTHER_SEPARATORS: Final = (";", "\t", "|")
+"""What other programs write between the columns of a CSV file."""
+
+
+def header_share(line: str, columns: Sequence[str]) -> float:
+    """Return the share of a format's columns that a header line names, whatever separates them.
+
+    ``csv_table`` then says that another separator than commas was found.
+    """
+    present = {field.strip().strip('"') for field in re.split("[" + "".join((",", *OTHER_SEPARATORS)) + "]", line)}
     return len(present.intersection(columns)) / len(columns)
 
 
@@ -298,7 +306,7 @@ def csv_table(
         too_many: What may be wrong with a row of too many fields, for the message.
 
     Raises:
-        TraceError: a name appears twice in the header, or there are no rows.
+        TraceError: a name appears twice in the header, its names are separated otherwise, or there are no rows.
     """
     data, begin, first = source.data, 0, 1
     while first <= skip_lines or data.startswith(b"\n", begin):
@@ -346,6 +354,9 @@ def _header(file: str, line: str, row: int, separator: str) -> list[str]:
     except csv.Error as error:
         found = f"a header that cannot be split ({error})"
         raise TraceError(file, row=row, found=found, expected="column names") from None
+    other = max(OTHER_SEPARATORS, key=line.count)
+    if separator == "," and len(names) == 1 and other in line:
+        raise TraceError(file, row=row, found=f"columns separated by {other!r}", expected="commas")
     for name in names:
         if name and names.count(name) > 1:
             raise TraceError(file, row=row, column=name, found="the name twice", expected="each column once")

@@ -124,7 +124,7 @@ def _rebuilt(trace: Trace, rows: IntArray, submit_ms: IntArray, after: IntArray 
     return trace_of(
         name=trace.name, format=trace.format, synthetic=trace.synthetic, origin_ms=trace.origin_ms,
         cluster=trace.cluster, job_id=_distinct_ids(trace, rows), users=trace.users, groups=trace.groups,
-        gpu_types=trace.gpu_types, profiles=trace.profiles, **columns,
+        gpu_types=trace.gpu_types, profiles=trace.profiles, size_lists=trace.size_lists, **columns,
     )  # fmt: skip
 
 

@@ -278,10 +278,9 @@ class Coordinator:
 
     def finish(self) -> None:
         """Save the last state, once all ranks have committed the last step; a rank that has not may need this state."""
-        if not self._job.catch_up() and self._job.position.script_epoch is not None:  # a loop without run.epochs
-            self._job.changed_without_step()
-        self._job.use_present_state()
-        self._job.position.script_epoch = None
+        self._job.leave_epoch()
+        if self._job.position.limits is not None and sys.exc_info()[0] is None:  # else an exception has ended the loop
+            self._job.end_early()
         self._ranks.evaluation.everybody()
         while True:
             try:
@@ -337,6 +336,7 @@ class Coordinator:
         self._exit(code, Leaving(command.command, self._job.position.steps_done))
 
     def _exit(self, code: int, message: Leaving) -> None:
+        self._job.position.limits = None  # the script has not left its loop, even if it catches the exit
         self._ranks.send(message)
         self._close()
         raise SystemExit(code)

@@ -86,5 +86,6 @@ def refuse_tasks_of_slurm() -> None:
         raise ConfigError(
             f"srun started {tasks} tasks, and WORLD_SIZE is not set: start one task, which starts all ranks, by "
             f"srun -n 1 python -m brim.train.launch --nproc {tasks} SCRIPT, or torchrun; for {tasks} separate jobs, "
-            "set WORLD_SIZE=1"
+            "set WORLD_SIZE=1; in a batch script that was submitted from within such a task, which has its "
+            "variables, unset SLURM_STEP_NUM_TASKS"
         )

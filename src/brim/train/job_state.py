@@ -151,7 +151,9 @@ class JobState:
         state: the other rank has run that code already.
         """
         position, at = self.position, self.position.script_epoch
-        ended = at is not None and (position.epoch > at or (position.closed and position.is_over))
+        ended = at is not None and (
+            position.epoch > at or (position.closed and position.is_over) or position.is_ended_early
+        )
         self._after_epoch = copied(self.parts.give()) if ended else None
 
     def catch_up(self) -> bool:
@@ -170,6 +172,22 @@ class JobState:
         self.position.script_epoch, self.position.closed = None, True
         if self.loader is not None:
             self.position.epoch = self.loader.epoch
+        self.changed_without_step()
+
+    def leave_epoch(self) -> None:
+        """The script has left its loops: the epoch in which that was, if any, is over if its steps are."""
+        position, loader = self.position, self.loader
+        if position.script_epoch is not None:  # a loop without run.epochs, or one left by break
+            if position.is_over or (loader is not None and loader.epoch > position.script_epoch):
+                self.close_epoch()
+            elif not self.catch_up():
+                self.changed_without_step()
+        self.use_present_state()
+        position.script_epoch = None
+
+    def end_early(self) -> None:
+        """The script has left the loop over ``run.epochs`` by ``break``: the same loop is over when it starts again."""
+        self.position.ended_early, self.position.limits = self.position.limits, None
         self.changed_without_step()
 
     def changed_without_step(self) -> None:
@@ -217,7 +235,8 @@ class JobState:
         loader, noise, late, position = self.loader, self.noise, self._before_loader or {}, self.position
         return {
             "step": position.step, "samples": position.samples, "workers": self._workers, "seed": self.seed,
-            "epoch": position.epoch, "closed": position.closed, "loss": self.mean_loss(),
+            "epoch": position.epoch, "closed": position.closed, "ended_early": position.ended_early,
+            "loss": self.mean_loss(),
             "loader": late.get("loader") if loader is None else loader.state_dict(),
             "noise": late.get("noise") if noise is None else noise.state_dict(),
         }  # fmt: skip
@@ -229,6 +248,7 @@ class JobState:
         position = self.position
         position.step, position.samples, position.epoch = state["step"], state["samples"], state["epoch"]
         position.closed = state.get("closed", True)  # checkpoints of earlier versions do not say
+        position.ended_early = state.get("ended_early")
         loss = state.get("loss")
         self.loss = None if loss is None else torch.tensor(loss)
         self.update.schedules_were_loaded()

@@ -33,7 +33,7 @@ from brim.gang.messages import (
     ResizeRequest,
     StatusRequest,
     StopRequest,
-    TuneRequest,
+    TuneSettings,
     check_request,
 )
 from brim.gang.supervisor import Supervisor
@@ -157,7 +157,7 @@ def _parse_request(words: Sequence[str]) -> Request:
         case ["kill", number]:
             return KillRequest(_number("kill", number))
         case ["tune", *pairs] if pairs:
-            return TuneRequest(**dict(_tuned(pair) for pair in pairs))
+            return TuneSettings(**dict(_tuned(pair) for pair in pairs))
     raise ValueError(f"found {' '.join(words)!r}, expected {_REQUESTS}")
 
 

@@ -15,6 +15,9 @@ class Position:
         closed: Whether that code has run since the last step.
         closed_elsewhere: Whether it has on a rank with the most steps, as known when the group was formed.
         last_step: Step after which the job ends, if the script says so.
+        limits: Epochs and steps that the script has asked ``run.epochs`` for, while it is in that loop.
+        ended_early: The `limits` of the loop that the script has left by ``break`` before ``run.finish``. This is part
+            of the state: until another step is committed, a loop with the same limits is over.
         script_epoch: The epoch whose steps, or the code behind them, the script is in.
         calls: How often the script has begun an epoch.
         in_body: Whether the script is in the body of its loop over ``run.steps``.
@@ -30,6 +33,8 @@ class Position:
         self.closed = True
         self.closed_elsewhere = self.in_body = self.evaluating = self.finished = False
         self.last_step: int | None = None
+        self.limits: list[int | None] | None = None
+        self.ended_early: list[int | None] | None = None
         self.script_epoch: int | None = None
 
     @property
@@ -41,6 +46,11 @@ class Position:
     def is_over(self) -> bool:
         """Whether the last step of the job is committed, where the script has named it."""
         return self.last_step is not None and self.steps_done >= self.last_step
+
+    @property
+    def is_ended_early(self) -> bool:
+        """Whether the script, on some rank or in an earlier start, has ended the loop that it is in here."""
+        return self.limits is not None and self.limits == self.ended_early
 
     @property
     def evaluates_at_the_end(self) -> bool:
@@ -57,3 +67,4 @@ class Position:
         self.step += 1
         self.samples += samples
         self.closed = self.closed_elsewhere = False
+        self.ended_early = None

@@ -186,11 +186,28 @@ class Run:
             things: Models, optimizers, schedules and a scaler, in any order.
             unused: How to treat a parameter without gradient in a micro-batch: "error" or "zeros".
             lr_rule: Factor on the learning rate when the batch changes: "auto", "none", "linear", "sqrt", "adascale".
+
+        Raises:
+            UserError: the run cannot train one of them. It then has none of them, and may be given others; models
+                stay on the device.
         """
         if unused not in ("error", "zeros"):
             raise ConfigError(f"unused={unused!r}: expected 'error' or 'zeros'")
         if self._training is not None:
             raise UserError("run.prepare was called twice; give it all models and optimizers at once")
+        others = dict(self._job.parts.parts)
+        try:
+            training = self._make_training(things, unused, lr_rule)
+        except BaseException:
+            self._job.parts.forget(others)
+            self._job.update.forget()
+            raise
+        self._training = self._coordinator.training = training
+        training.on_broken = self._coordinator.drop_step
+        self._fix_shapes()
+        return things[0] if len(things) == 1 else things
+
+    def _make_training(self, things: Sequence[Any], unused: str, lr_rule: str | Rule) -> TrainingStep:
         for thing in things:
             self._take_in(thing)
         parts = self._job.parts
@@ -200,13 +217,10 @@ class Run:
             raise UserError("run.prepare got no model, expected at least one torch.nn.Module")
         first = parts.optimizers[0] if parts.optimizers else None
         rule = rule_for(first, lr_rule) if isinstance(lr_rule, str) else lr_rule
-        training = self._training = self._coordinator.training = TrainingStep(
+        return TrainingStep(
             self._job, self._ranks, self._commands, self._per_worker, self.device, unused=unused, rule=rule,
             logical_workers=self._workers, noise_every=self._noise_every, instrument=self._instrument,
         )  # fmt: skip
-        training.on_broken = self._coordinator.drop_step
-        self._fix_shapes()
-        return things[0] if len(things) == 1 else things
 
     def _fix_shapes(self) -> None:
         if self._workers is not None:
@@ -300,6 +314,9 @@ class Run:
     def epochs(self, number: int, *, steps: int | None = None) -> Iterator[int]:
         """Yield the numbers of the epochs that are left, out of ``number``.
 
+        A script may leave this loop by ``break`` and call `finish`, on every rank. If the job is then started again
+        with the same arguments, none is left.
+
         Args:
             number: Epochs of the whole job.
             steps: End after so many optimizer steps of the whole job, also within an epoch. Unlike a ``break`` it holds
@@ -307,12 +324,15 @@ class Run:
         """
         position, job = self._position, self._job
         number, position.last_step = self._instrument.epochs(number, steps)
+        position.limits = [number, position.last_step]
         self._coordinator.form()
-        while position.epoch < number and not (position.is_over and position.closed):
+        while position.epoch < number and not (position.is_over and position.closed) and not position.is_ended_early:
             before = position.calls = position.epoch
             yield before
+            if position.finished:
+                raise UserError("run.finish was called in the loop over run.epochs, which goes on: call it after it")
             job.update.check_schedules()
-            if not position.is_over and (job.loader is None or job.loader.epoch == before):
+            if not (position.is_over or position.is_ended_early) and (job.loader is None or job.loader.epoch == before):
                 if job.loader is not None and job.loader.step == 0:
                     raise UserError("an epoch without a step: iterate over run.steps(loader) in it")
                 raise UserError(
@@ -320,6 +340,7 @@ class Run:
                     "or leave the loop over run.epochs, too, and call run.finish()"
                 )
             job.close_epoch()
+        position.limits = None
         self.finish()
 
     def steps(self, loader: Batches) -> Iterator[Any]:

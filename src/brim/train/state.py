@@ -76,6 +76,12 @@ class State:
         self.optimizers: list[Optimizer] = []
         self.parts: dict[str, Stateful] = {}
 
+    def forget(self, kept: Mapping[str, Stateful]) -> None:
+        """Forget models, optimizers and all other objects but these."""
+        self.models.clear()
+        self.optimizers.clear()
+        self.parts = dict(kept)
+
     def give(self) -> tuple[dict[str, Tensor], Any]:
         """Return named tensors, not copied, and JSON for the rest."""
         state = {

@@ -18,7 +18,7 @@ from brim.errors import UserError
 from brim.train.data.batches import Batches
 from brim.train.environment import moved, seed_everything
 from brim.train.gradients.buckets import Buckets, LocalReducer
-from brim.train.gradients.consistency import ConsistencyCheck
+from brim.train.gradients.consistency import ConsistencyCheck, Settings, require_equal_samples, text_checksum
 from brim.train.gradients.noise import Rule
 from brim.train.gradients.per_worker import PerWorker
 from brim.train.gradients.step_summary import StepSummary, SummaryVector, same_changes
@@ -65,7 +65,11 @@ class StepPlan:
     ) -> None:
         self.epoch, self.step, self.samples, self.total = epoch, step, samples, total
         self.mine, self.noise, self.shares = mine, noise, shares
-        self.state: Any = 0  # checksum of this rank's parameters and buffers; see `brim.train.gradients.consistency`
+        self.state: Any = 0  # checksum of this rank's parameters and buffers, and of `describe`
+
+    def describe(self) -> str:
+        """Describe the samples of the step, which are equal on every rank."""
+        return f"{self.total} samples in step {self.step} of epoch {self.epoch}"
 
     def empty_at_the_end(self) -> list[int]:
         """Return this rank's logical workers without samples behind its last one with samples."""
@@ -153,11 +157,12 @@ class TrainingStep:
         self._undoable = False  # the step has begun and is not committed
         self._instrument = instrument
         self._undone: set[int] = set()  # steps that were undone for the instrument
+        self._to_set_again: tuple[int, Settings, Settings] | None = None  # see `ConsistencyCheck.require_set_again`
         self._summary = SummaryVector(models, logical_workers or FAST_RANKS_MAX, per_worker)
         named = named_parameters(models)
-        self.buckets = Buckets(named, self._summary.size, unused=unused)
         trained = {id(param): name for name, param in named}
         self.consistency = ConsistencyCheck(models, optimizers, trained)
+        self.buckets = Buckets(named, self._summary.size, unused=unused)  # last, since it leaves hooks
         job.update.watch(trained)
         job.on_received = self._state_received
 
@@ -169,7 +174,7 @@ class TrainingStep:
         job.position.evaluations = 0
         self._begin_undoable()
         if self._ranks.size > 1:
-            plan.state = self.consistency.state_checksum(job.position.steps_done)
+            plan.state = self.consistency.state_checksum(job.position.steps_done) ^ text_checksum(plan.describe())
         self.timer.begin()
         filled = [worker for worker in plan.mine if plan.samples[worker]]
         for worker in range(plan.mine.start, filled[-1] + 1 if filled else plan.mine.start):
@@ -280,6 +285,8 @@ class TrainingStep:
             self.on_broken(BrokenGroupError("brim.train.check undoes this step"))
             return False
         self.consistency.check_trained()
+        if self._to_set_again is not None and self._to_set_again[0] == job.position.steps_done:
+            self.consistency.require_set_again(*self._to_set_again[1:])
         for worker in plan.empty_at_the_end():
             self._add_empty(self._begin_micro(plan, worker))
         idle = plan.idle(ranks.size)
@@ -296,7 +303,9 @@ class TrainingStep:
                 raise BrokenGroupError(f"the group of generation {group.generation} has ended")
             self._require_equal(summary, idle)
         except BrokenGroupError as error:
+            undone = self.consistency.plain_settings()
             self.on_broken(error)
+            self._to_set_again = job.position.steps_done, undone, self.consistency.plain_settings()
             return False
         self.timer.sync_s += time.perf_counter() - began_s
         self._commands.agreed, self._commands.leave_agreed = min(summary.newest_commands, default=0), summary.leave
@@ -322,6 +331,8 @@ class TrainingStep:
             self.consistency.require_equal_settings(compared, idle)
         if len(set(summary.state)) > 1:
             self._summary.restore()  # else the changes of this step, which differ between ranks, would count
+            assert self.plan is not None
+            require_equal_samples(compared, self.plan.describe())
             self.consistency.require_equal_state(compared, self._job.position.steps_done)
 
     def _change_parameters(self, plan: StepPlan, leaf_sq: Tensor) -> None:

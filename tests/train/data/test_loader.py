@@ -20,6 +20,7 @@ from brim.train.data.ledger import consumed, verify
 from brim.train.data.loader import Loader
 from brim.train.data.pool import LoaderError
 from brim.train.data.shared_memory import LENT_BUFFERS_MAX
+from tests.sampling import sample
 from tests.train.data.datasets import (
     AwkwardError,
     Deadly,
@@ -196,7 +197,7 @@ class Job:
                 os.kill(victim, signal.SIGKILL)
 
 
-@settings(max_examples=int(os.environ.get("BRIM_SCRIPTS", "25")), deadline=None)
+@settings(max_examples=int(os.environ.get("BRIM_SCRIPTS", sample(25, 10))), deadline=None)
 @given(stream=st.booleans(), script=st.lists(OPERATION, max_size=12))
 def test_every_sample_exactly_once_over_any_script(stream, script):
     job = Job(stream)
@@ -296,16 +297,17 @@ def test_a_dataset_that_hangs_is_named():
     with Loader(Slow(30.0), 8, shuffle=False, workers=1, prefetch=1, timeout_s=0.3) as loader:
         with pytest.raises(LoaderError, match=r"samples 0 to 7 in the order of epoch 0 not loaded after 0\.3 s"):
             loader.fetch(0, 0, 0)
-        assert loader._pool.outstanding == 1
+        assert len(loader._pool._wanted) == 1
 
 
+@pytest.mark.timing
 def test_waiting_and_supply_are_measured():
     with Loader(Slow(0.005, 400), 4, workers=2) as loader:
         for _ in range(20):
             take_step(loader)
         supply = loader.supply
         assert (supply.fetches, supply.samples, supply.workers) == (20, 80, 2)
-        assert 0 < supply.wait_s_last <= supply.wait_s == loader.wait_s
+        assert 0 < supply.wait_s == loader.wait_s
         assert 0 < supply.supply_sps < 400
         assert supply.settled
 

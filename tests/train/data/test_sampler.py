@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from brim.errors import ConfigError, InvariantError
 from brim.train.data.ledger import consumed, verify
 from brim.train.data.sampler import Sampler, order
+from tests.sampling import sample
 
 
 def taken(sampler: Sampler, epoch: int, step: int) -> np.ndarray:
@@ -103,7 +104,7 @@ OPERATION = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=sample(200, 67), deadline=None)
 @given(
     length=st.integers(16, 60), workers=st.sampled_from([1, 2, 4]), seed=st.integers(0, 5), shuffle=st.booleans(),
     last=st.sampled_from(["keep", "drop"]), script=st.lists(OPERATION, max_size=25),

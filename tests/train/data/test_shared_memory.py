@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from brim.train.data.shared_memory import ALIGNMENT_BYTES, SharedBuffer, write, write_all
 from brim.train.data.shared_memory import read as read_batch
+from tests.sampling import sample
 from tests.train.data.loading import same
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool,
@@ -30,7 +31,7 @@ def tensors(draw) -> torch.Tensor:
     return tensor.unsqueeze(0).expand(draw(st.integers(1, 3)), *tensor.shape) if draw(st.booleans()) else tensor
 
 
-@settings(max_examples=40)
+@settings(max_examples=sample(40, 13))
 @given(batch=st.recursive(
     tensors() | st.integers() | st.text(max_size=5) | st.none(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=5,

@@ -64,6 +64,7 @@ def test_no_process_is_left_when_the_interpreter_ends_without_close(ending, code
     assert errors.count("Traceback") == ("ValueError" in ending)
 
 
+@pytest.mark.timing
 def test_close_leaves_no_process_no_file_and_no_memory():
     gc.collect()
     files, maps, named = open_files(), shared_maps(), os.listdir("/dev/shm")

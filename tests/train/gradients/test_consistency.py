@@ -242,6 +242,33 @@ def test_a_setting_of_one_rank_is_named_in_the_step_in_which_it_differs(change, 
         assert steps == 2
 
 
+def train_with_batch_of_rank_1(samples, batch):
+    run = bt.start(logical_workers=4, seed=5, timeout_s=20)
+    model = Network()
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = run.loader(Rows("rows", samples), 16, workers=0)
+    try:
+        for _ in run.epochs(100, steps=6):
+            for x, y in run.steps(loader):
+                if run.begins_step and run.steps_done == 2 and run.rank == 1:
+                    loader.set_global_batch(batch)
+                run.backward(loss_of(model(x), y))
+                run.step()
+    except UserError as error:
+        return str(error), run.steps_done
+    else:
+        return "", run.steps_done
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize("batch", [4, 32])
+def test_another_batch_on_one_rank_is_named_in_the_first_step_in_which_it_differs(batch):
+    for said, steps in on_ranks(2, train_with_batch_of_rank_1, 160, batch):
+        assert f"{batch} samples in step 3 of epoch 0 on rank 1, 16 samples in step 3 of epoch 0 on rank 0" in said
+        assert steps == 3
+
+
 def rate_by_hand(run, _, optimizer):
     if run.begins_step:
         optimizer.param_groups[0]["lr"] = 0.1 / (1 + run.steps_done)

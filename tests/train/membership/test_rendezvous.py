@@ -1,10 +1,7 @@
 """Groups that end at once, state that comes from who has it, and leaving when asked to by a signal."""
 
-import contextlib
-import io
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,17 +12,14 @@ import torch
 from torch import nn
 
 import brim.train as bt
-from brim.errors import BrimError, RefusedError, UserError
-from brim.gang.codec import Decoder, encode
-from brim.gang.messages import Error, FormGroup, TuneSettings
 from brim.train.checkpoint.checkpointer import Checkpointer, StaleError
-from brim.train.checkpoint.files import RealFiles
 from brim.train.checkpoint.saving import Checkpoints
 from brim.train.gradients.buckets import make_reducer
 from brim.train.membership.abandoned_threads import LEFT_MAX
 from brim.train.membership.process_group import BrokenGroupError
 from brim.train.membership.rendezvous import NO_STATE, share_state
 from brim.train.membership.static_group import static_group
+from tests import forked
 from tests.train.gangs import free_port, on_ranks
 from tests.train.models import Rows, loss_of
 
@@ -65,6 +59,7 @@ def silent():
     return time.monotonic() - began
 
 
+@pytest.mark.timing
 def test_a_collective_is_bounded_in_time():
     waited_s, _ = on_ranks(2, silent)
     assert 1 < waited_s < 3.9
@@ -240,25 +235,24 @@ print(run.digest(), run.steps_done)
 """
 
 
-def lone(folder, stop_at):
-    words = [sys.executable, "-c", SCRIPT, str(folder), str(stop_at)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=os.getcwd(), check=False)
+def lone(zygote, folder, stop_at):
+    return forked.run("-c", SCRIPT, folder, stop_at, zygote=zygote)
 
 
-def test_sigterm_finishes_the_step_saves_and_says_resume_me(tmp_path):
-    undisturbed = lone(tmp_path / "a", -1)
-    first = lone(tmp_path / "b", 6)
+def test_sigterm_finishes_the_step_saves_and_says_resume_me(tmp_path, zygote):
+    undisturbed = lone(zygote, tmp_path / "a", -1)
+    first = lone(zygote, tmp_path / "b", 6)
     assert (first.returncode, first.stdout) == (75, "")
-    second = lone(tmp_path / "b", -1)
+    second = lone(zygote, tmp_path / "b", -1)
     assert (second.returncode, second.stdout) == (0, undisturbed.stdout), second.stderr
     assert undisturbed.stdout.split()[1] == "15"
 
 
-def test_a_finished_job_is_saved_and_not_done_again(tmp_path):
-    first = lone(tmp_path, -1)
+def test_a_finished_job_is_saved_and_not_done_again(tmp_path, zygote):
+    first = lone(zygote, tmp_path, -1)
     *earlier, saved = sorted(path.name for path in tmp_path.glob("save-*"))  # a slow machine saves in between, too
     assert saved.endswith("step-15")
-    again = lone(tmp_path, -1)
+    again = lone(zygote, tmp_path, -1)
     assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
     assert sorted(path.name for path in tmp_path.glob("save-*")) == [*earlier, saved]
 
@@ -294,9 +288,9 @@ def test_what_runs_after_a_stop_in_the_last_step_is_saved(tmp_path, by_hand):
     assert "[['n', 1]]" in str(tree)
 
 
-def test_each_start_shuts_out_the_one_before(tmp_path):
+def test_each_start_shuts_out_the_one_before(tmp_path, zygote):
     for stop_at, token in ((4, 1), (8, 2), (-1, 3)):
-        lone(tmp_path, stop_at)
+        lone(zygote, tmp_path, stop_at)
         (fence,) = tmp_path.glob("fence-*")
         assert int(fence.name.split("-")[1]) == token
 
@@ -360,197 +354,6 @@ def test_a_signal_that_one_rank_hears_stops_all_after_the_same_step(tmp_path):
     assert list(tmp_path.glob("save-*-step-4"))
 
 
-def mixed(kind, folder=None, stop_at=None):
-    """Half precision, with and without a scaled loss; clipping, a schedule of PyTorch, a smaller last step."""
-    run = bt.start(logical_workers=4, seed=3, checkpoint=folder)
-    dtype = torch.bfloat16 if kind == "parameters" else torch.float32
-    model = nn.Sequential(nn.Linear(20, 32), nn.GELU(), nn.Linear(32, 5)).to(dtype)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
-    things = (model, optimizer, scaler) if kind == "scaler" else (model, optimizer)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
-    run.prepare(*things, schedule)
-    run.clip(1.0)
-    loader = run.loader(Rows("rows"), 16, workers=0)
-    for _ in run.epochs(2):
-        for x, y in run.steps(loader):
-            if run.steps_done == stop_at:
-                os.kill(os.getpid(), signal.SIGTERM)
-            with torch.autocast("cpu", torch.bfloat16, enabled=kind in ("autocast", "scaler")):
-                loss = loss_of(model(x.to(dtype)).float(), y)
-            run.backward(loss)
-            run.step()
-    rate = optimizer.param_groups[0]["lr"]
-    found = run.digest(), run.loss, rate, scaler.get_scale() if kind == "scaler" else None
-    run.close()
-    return found
-
-
-@pytest.mark.parametrize("kind", ["autocast", "parameters", "scaler"])
-def test_half_precision_keeps_the_bits(kind):
-    found = {result for ranks in (1, 2, 4) for result in on_ranks(ranks, mixed, kind)}
-    assert len(found) == 1
-    _, loss, rate, scale = found.pop()
-    assert loss < 1.7
-    assert rate == pytest.approx(1e-2 / 4)
-    assert scale in (None, 8192.0)
-
-
-def stopped_and_resumed(folder, stop_at):
-    try:
-        return mixed("scaler", folder, stop_at)
-    except SystemExit as leaving:
-        return leaving.code
-
-
-def test_half_precision_is_carried_over_a_stop_and_to_other_sizes(tmp_path):
-    assert on_ranks(2, stopped_and_resumed, tmp_path, 4) == [75, 75]
-    assert on_ranks(4, stopped_and_resumed, tmp_path, 7) == [75] * 4
-    assert on_ranks(1, stopped_and_resumed, tmp_path, None) == on_ranks(1, mixed, "scaler")
-
-
-def going_on(folder, changes):
-    """What is said by each changed script that goes on from the checkpoint of one that was not."""
-    said = []
-    for change in ({}, *changes):
-        how = {"workers": 4, "seed": 0, "width": 8, "kind": "SGD", "samples": 40, "batch": 16, "epochs": 2} | change
-        run = bt.start(logical_workers=how["workers"], seed=how["seed"], checkpoint=folder)
-        model = nn.Sequential(nn.Linear(20, how["width"]), nn.Linear(how["width"], 5))
-        run.prepare(model, getattr(torch.optim, how["kind"])(model.parameters(), lr=0.1))
-        with contextlib.redirect_stderr(io.StringIO()) as printed:
-            try:
-                loader = run.loader(Rows("rows", how["samples"]), how["batch"], workers=0)
-                for _ in run.epochs(how["epochs"] if change else 1):
-                    for x, y in run.steps(loader):
-                        run.backward(loss_of(model(x), y))
-                        run.step()
-            except BrimError as error:
-                printed.write(f"{type(error).__name__}: {error}")
-        run.close()
-        said.append(printed.getvalue())
-    return said[1:]
-
-
-def test_a_checkpoint_of_another_script_is_refused_or_its_settings_are_said(tmp_path):
-    changes = {
-        "another model: 0.weight": {"width": 9}, "another optimizer: SGD, this script uses Adam": {"kind": "Adam"},
-        "workers=4, this run 2": {"workers": 2}, "workers=4, this run None": {"workers": None},
-        "seed=0, this run 1": {"seed": 1}, "length=40, this loader length=41": {"samples": 41},
-        "using the global batch of the checkpoint, 16, not 32": {"batch": 32},
-    }  # fmt: skip
-    for expected, found in zip(changes, on_ranks(1, going_on, tmp_path, [*changes.values()])[0], strict=True):
-        assert expected in found
-        assert ("ConfigError" in found) == ("using" not in expected)
-
-
-def test_a_folder_that_cannot_be_written_is_said_before_the_first_step(tmp_path):
-    (tmp_path / "file").touch()
-    (said,) = on_ranks(1, going_on, tmp_path / "file" / "folder", [{}])[0]
-    assert "Not a directory" in said
-
-
-def stopped_while_saving(folder):
-    """SIGTERM twice before the save, and at every file of it."""
-    sync = RealFiles.sync
-
-    def interrupted(self, handle):
-        os.kill(os.getpid(), signal.SIGTERM)
-        sync(self, handle)
-
-    RealFiles.sync = interrupted
-    code = stopped_and_resumed(folder, 3)
-    (saved,) = folder.glob("save-*")
-    return code, Checkpointer(folder, epoch=9).restore().step, saved.name
-
-
-def test_signals_while_saving_change_nothing(tmp_path):
-    assert on_ranks(1, stopped_while_saving, tmp_path) == [(75, 4, "save-00000001-step-4")]
-
-
-def misled(folder):
-    """A supervisor of a future version, then one that talks nonsense, then one of ours."""
-    os.environ.update(BRIM_CONTROL=f"{folder}/s", BRIM_ID="0")
-    server = socket.create_server(f"{folder}/s", family=socket.AF_UNIX)
-    said = []
-
-    def serve():
-        future, _ = server.accept()
-        future.sendall(b'{"v": 99, "type": "form"}\n')
-        ours, _ = server.accept()  # it gives that one up, and comes again
-        ours.sendall(b"\xff nonsense\n[]\n" + b'{"v": 1, "type": "dance"}\n' + encode(FormGroup(1, (0,), 0, 1)))
-        for connection in (future, ours):
-            decoder = Decoder()
-            while data := connection.recv(65_536):  # until it hangs up
-                said.extend(decoder.feed(data))
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    found = mixed("autocast")
-    thread.join(20)
-    return found, [message.detail for message in said if isinstance(message, Error)]
-
-
-def test_what_a_rank_cannot_understand_is_answered_and_does_no_harm(tmp_path):
-    ((found, said),) = on_ranks(1, misled, tmp_path)
-    assert [found] == on_ranks(1, mixed, "autocast")
-    assert "found protocol version 99" in said[0]
-    assert any("expected one JSON object" in line for line in said)
-
-
-def mistuned(folder):
-    """Numbers that the loader refuses: the run goes on with those it has."""
-    os.environ.update(BRIM_CONTROL=f"{folder}/s", BRIM_ID="0")
-    server = socket.create_server(f"{folder}/s", family=socket.AF_UNIX)
-    said = []
-
-    def serve():
-        ours, _ = server.accept()
-        ours.sendall(encode(FormGroup(1, (0,), 0, 1)) + encode(TuneSettings(2, 0, 100_000, 7_777_777)))
-        decoder = Decoder()
-        while data := ours.recv(65_536):
-            said.extend(decoder.feed(data))
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    found = mixed("autocast")
-    thread.join(20)
-    return found, sorted(message.detail.partition("=")[0] for message in said if isinstance(message, Error))
-
-
-def test_a_tune_that_cannot_be_followed_is_answered_and_does_no_harm(tmp_path):
-    ((found, said),) = on_ranks(1, mistuned, tmp_path)
-    assert [found] == on_ranks(1, mixed, "autocast")
-    assert said == ["global_batch", "prefetch", "workers"]
-
-
-def test_sharded_and_wrapped_models_are_refused():
-    run = bt.start(logical_workers=2)
-    wrapped = type("FSDPLinear", (type("FSDPModule", (), {}), nn.Linear), {})(2, 2)  # as fully_shard makes it
-    for thing in (nn.Sequential(wrapped), type("ZeroRedundancyOptimizer", (torch.optim.SGD,), {})([torch.zeros(1)])):
-        with pytest.raises(UserError, match="not supported"):
-            run.prepare(thing)
-    run.close()
-
-
-def test_the_settings_of_a_run_say_what_was_fixed():
-    from brim.train.reproducibility import caveats, differences, require_equal
-
-    run = bt.start(logical_workers=4, seed=9)
-    model = nn.Linear(2, 2)
-    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    found = run.settings()
-    run.close()
-    assert (found["torch"], found["logical_workers"], found["seed"], found["dtypes"]) == (
-        torch.__version__, 4, 9, ["float32"],
-    )  # fmt: skip
-    assert differences(found, found | {"ranks": 3}) == []
-    assert differences(found, found | {"threads": 3}) == [f"threads: {found['threads']} and 3"]
-    assert caveats(found) == []
-    assert caveats(found | {"exact": False, "device": "cuda", "deterministic_algorithms": False})
-    with pytest.raises(RefusedError, match="threads"):
-        require_equal(found, found | {"threads": 3})
-
-
 def ended_before_its_sum():
     group = static_group(torch.device("cpu"), 20)
     vector = torch.ones(5)
@@ -568,18 +371,3 @@ def ended_before_its_sum():
 
 def test_a_group_that_ends_in_backward_is_told_of_after_it():
     assert on_ranks(2, ended_before_its_sum) == [[2.0] * 5] * 2
-
-
-@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="an older PyTorch")
-def test_a_precision_set_by_its_new_name_is_among_the_settings():
-    from brim.train.reproducibility import differences
-
-    run = bt.start(seed=9)
-    before = run.settings()
-    matmul = torch.backends.cuda.matmul
-    was, matmul.fp32_precision = matmul.fp32_precision, "tf32"
-    try:
-        assert "fp32_precision" in str(differences(before, run.settings()))
-    finally:
-        matmul.fp32_precision = was
-    run.close()

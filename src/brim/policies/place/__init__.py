@@ -1,1 +1,1 @@
-"""Place parts choose the GPUs. ``room`` counts free resources; ``walk`` places jobs in the given order."""
+"""Place parts choose the GPUs. ``free_resources`` counts what is free; ``walk`` places jobs in the given order."""

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
 
-from brim.core.arrays import BoolArray, IntArray
+from brim.core.arrays import IntArray, frozen
 from brim.core.checks import cores_milli
 from brim.core.lifecycle import Phase
 from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.errors import PlanError
-from brim.units import WHOLE_GPU
+from brim.policies.place.faults import FINE, inputs_fault
 
-_MOST: Final = 1 << 31
-"""Above every size in GPUs; sums of so many stay within 64 bits."""
+_WHAT: Final = ("order", "sizes", "nodes", "jobs", "grants")
 
 
 def check_inputs(snapshot: Snapshot, order: IntArray, gpus: IntArray) -> None:
@@ -27,29 +27,20 @@ def check_inputs(snapshot: Snapshot, order: IntArray, gpus: IntArray) -> None:
         PlanError: a column has another length or type than it should, or refers to what does not exist.
     """
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
-    size, width, types = len(jobs.phase), len(nodes.gpus), len(snapshot.gpu_types)
-    for what, length, columns in (
-        ("order", size, {"order": order}), ("sizes", size, {"gpus": gpus}),
-        ("jobs", size, {name: getattr(jobs, name) for name in _JOBS}),
-        ("nodes", width, {name: getattr(nodes, name) for name in _NODES}),
-        ("grants", len(held.job), {name: getattr(held, name) for name in ("job", "node", "gpu")}),
-    ):
-        for name, column in columns.items():
-            if type(column) is not np.ndarray or column.shape != (length,) or column.dtype != _KIND.get(name, np.int64):
-                raise PlanError(f"{what}: column {name} is not the one that the round gave it")
+    size, width = len(jobs.phase), len(nodes.gpus)
+    of_jobs, of_nodes, of_grants = _JOBS(jobs), _NODES(nodes), _GRANTS(held)
+    _check_columns("order", size, ("order",), (order,))
+    _check_columns("sizes", size, ("gpus",), (gpus,))
+    _check_columns("jobs", size, _JOB_NAMES, of_jobs)
+    _check_columns("nodes", width, _NODE_NAMES, of_nodes)
+    _check_columns("grants", len(held.job), _GRANT_NAMES, of_grants)
     if nodes.withheld.size and nodes.withheld.shape != (width, int(nodes.gpus.max())):
         raise PlanError("nodes: column withheld is not the one that the round gave it")
-    _check("order", (order >= 0) & (order < size))
-    _check("order", np.bincount(order, minlength=size) == 1)
-    _check("sizes", (gpus >= 0) & (gpus < _MOST))
-    _check("nodes", (nodes.gpus >= 0) & (nodes.gpus < _MOST) & (nodes.gpu_type >= 0) & (nodes.gpu_type < types))
-    _check("jobs", (jobs.gpu_type >= -1) & (jobs.gpu_type < types) & (jobs.cpu_milli >= 0) & (jobs.mem_mib >= 0))
-    _check("grants", (held.job >= 0) & (held.job < size) & (held.node >= 0) & (held.node < width))
-    _check("grants", (held.gpu >= 0) & (held.gpu < nodes.gpus[held.node]))
-    holds = jobs.holds
-    _check("grants", np.bincount(held.job, minlength=size) == np.where(holds, jobs.gpus_now, 0))
-    share_milli = np.where(holds, jobs.share_now, jobs.share_milli)
-    _check("jobs", (share_milli > 0) & (share_milli <= WHOLE_GPU))
+    what, row = inputs_fault(
+        len(snapshot.gpu_types), *map(_read_only, (order, gpus, *of_jobs, nodes.gpus, nodes.gpu_type, *of_grants))
+    )
+    if row != FINE:
+        raise PlanError(f"{_WHAT[what]}: row {row} refers to what does not exist, or is no possible value")
 
 
 def without_cpu_ranks(snapshot: Snapshot) -> Snapshot:
@@ -97,11 +88,24 @@ def as_before(grants: Grants, snapshot: Snapshot) -> Grants:
     return replace(grants, revocable=held.revocable_jobs(len(jobs))[grants.job])
 
 
-_JOBS: Final = ("phase", "gpus_now", "share_now", "share_milli", "cpu_milli", "mem_mib", "gpu_type")
-_NODES: Final = ("gpus", "gpu_type", "cpu_milli", "mem_mib", "is_open")
-_KIND: Final = {"is_open": np.bool_}
+_JOB_NAMES: Final = ("phase", "gpus_now", "share_now", "share_milli", "cpu_milli", "mem_mib", "gpu_type")
+_NODE_NAMES: Final = ("gpus", "gpu_type", "cpu_milli", "mem_mib", "is_open")
+_GRANT_NAMES: Final = ("job", "node", "gpu")
+_JOBS, _NODES, _GRANTS = attrgetter(*_JOB_NAMES), attrgetter(*_NODE_NAMES), attrgetter(*_GRANT_NAMES)
+_INT, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
 
 
-def _check(what: str, right: BoolArray) -> None:
-    if not right.all():
-        raise PlanError(f"{what}: row {int(np.argmin(right))} refers to what does not exist, or is no possible value")
+def _check_columns(what: str, length: int, names: tuple[str, ...], columns: tuple[object, ...]) -> None:
+    """Check that columns are plain arrays of the type and length that compiled code expects."""
+    for name, column in zip(names, columns, strict=True):
+        if (
+            type(column) is not np.ndarray or column.shape != (length,)
+            or column.dtype != (_BOOL if name == "is_open" else _INT)
+        ):
+            raise PlanError(f"{what}: column {name} is not the one that the round gave it")
+
+
+def _read_only(column: IntArray) -> IntArray:
+    """The column as the round gives it: numba compiles a function anew for arrays that can be written or have gaps."""
+    flags = column.flags
+    return frozen(np.ascontiguousarray(column)) if flags.writeable or not flags.c_contiguous else column

@@ -15,8 +15,8 @@ from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.errors import ConfigError
+from brim.policies.place.free_resources import CONSOLIDATE, FRAGMENTATION, SPREAD, WORST_FIT
 from brim.policies.place.inputs import as_before, check_inputs, without_cpu_ranks
-from brim.policies.place.room import CONSOLIDATE, FRAGMENTATION, SPREAD, WORST_FIT
 from brim.policies.place.walk import RESERVE, SKIP, STOP, Held, Jobs, walk
 from brim.policies.sockets import Sizes
 
@@ -43,7 +43,7 @@ class _Walked:
     misfit: Misfit = "skip"
 
     def __post_init__(self) -> None:
-        if self.misfit not in MISFIT:
+        if self.misfit not in tuple(MISFIT):  # of a type that cannot be hashed, such as a list, too
             raise ConfigError(f"misfit {self.misfit!r}: expected one of {', '.join(MISFIT)}")
 
     @property
@@ -129,20 +129,22 @@ def _place(
     snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes, rule: int, misfit: Misfit
 ) -> Grants:
     if rule not in RULES or misfit not in MISFIT:
-        raise ConfigError(f"rule {rule!r} with misfit {misfit!r}: expected a rule of brim.policies.place.room, and one "
-                          f"of {', '.join(MISFIT)}")
+        raise ConfigError(f"rule {rule!r} with misfit {misfit!r}: expected a rule of "
+                          f"brim.policies.place.free_resources, and one of {', '.join(MISFIT)}")
     given, snapshot = snapshot, without_cpu_ranks(snapshot)
     check_inputs(snapshot, order, sizes.gpus)
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
-    share_milli = np.where(jobs.holds, jobs.share_now, jobs.share_milli)
-    columns = Jobs(
-        np.where(jobs.holds, jobs.gpus_now, sizes.gpus), share_milli, jobs.cpu_milli, jobs.mem_mib, jobs.gpu_type,
-        jobs.holds, jobs.waits,
+    holds = jobs.holds
+    share_milli = np.where(holds, jobs.share_now, jobs.share_milli)
+    columns = Jobs(  # copies, because compiled code has other types for arrays that cannot be written to
+        np.where(holds, jobs.gpus_now, sizes.gpus), share_milli, jobs.cpu_milli.copy(), jobs.mem_mib.copy(),
+        jobs.gpu_type.copy(), holds, jobs.waits,
         _end_ms(snapshot, beliefs) if misfit == "reserve" else np.zeros(len(jobs)),
     )
     job, node, gpu, why, blocker = walk(
-        order, sizes.gpus, columns, Held(held.job, held.node, held.gpu), nodes.gpu_type, nodes.gpus,
-        nodes.cpu_milli, nodes.mem_mib, nodes.is_open, nodes.withheld, len(snapshot.gpu_types), MISFIT[misfit], rule,
+        order.copy(), sizes.gpus.copy(), columns, Held(held.job.copy(), held.node.copy(), held.gpu.copy()),
+        nodes.gpu_type.copy(), nodes.gpus.copy(), nodes.cpu_milli.copy(), nodes.mem_mib.copy(), nodes.is_open.copy(),
+        nodes.withheld.copy(), len(snapshot.gpu_types), MISFIT[misfit], rule,
         task_classes(snapshot) if rule == FRAGMENTATION else NO_CLASSES,
     )
     why[jobs.phase == _HELD] = _WHY_HELD

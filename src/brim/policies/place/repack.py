@@ -14,9 +14,20 @@ from brim.core.lifecycle import Phase
 from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
+from brim.policies.place.free_resources import (
+    CONSOLIDATE,
+    CPU,
+    MEM,
+    WHOLE,
+    WHOLES,
+    FreeResources,
+    GangRequest,
+    all_free,
+    choose,
+    withhold,
+)
 from brim.policies.place.inputs import as_before, check_inputs, without_cpu_ranks
 from brim.policies.place.parts import NO_CLASSES
-from brim.policies.place.room import CONSOLIDATE, CPU, MEM, WHOLE, WHOLES, Ask, Room, choose, empty_room, withhold
 from brim.policies.place.walk import give_pairs, take_pairs
 from brim.policies.sockets import Sizes
 
@@ -62,7 +73,7 @@ class _Board:
 
     snapshot: Snapshot
     want: IntArray
-    room: Room = field(init=False)
+    free: FreeResources = field(init=False)
     share: IntArray = field(init=False)
     pairs_of: dict[int, IntArray] = field(init=False)
     scratch: IntArray = field(init=False)
@@ -70,47 +81,47 @@ class _Board:
 
     def __post_init__(self) -> None:
         nodes, jobs, held = self.snapshot.nodes, self.snapshot.jobs, self.snapshot.grants
-        self.room = empty_room(
+        self.free = all_free(
             nodes.gpu_type, nodes.gpus, nodes.cpu_milli, nodes.mem_mib, nodes.is_open, len(self.snapshot.gpu_types)
         )
-        withhold(self.room, nodes.withheld)
+        withhold(self.free, nodes.withheld)
         self.scratch = np.zeros((2, len(nodes)), dtype=np.int64)
         self.pairs_of = {}
         self.share = np.where(jobs.holds, jobs.share_now, jobs.share_milli)
         stays = jobs.holds & (self.want == jobs.gpus_now)
         if len(held):
+            pairs = np.stack((held.node, held.gpu), axis=1)
             starts = np.flatnonzero(np.diff(held.job, prepend=-1))
             for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(held)], strict=True):
                 row = int(held.job[start])
                 if stays[row]:
-                    pairs = np.stack((held.node[start:stop], held.gpu[start:stop]), axis=1)
-                    self._put(row, np.ascontiguousarray(pairs))
+                    self._put(row, pairs[start:stop])
 
-    def _ask(self, row: int) -> Ask:
+    def _gang(self, row: int) -> GangRequest:
         jobs = self.snapshot.jobs
-        return Ask(int(self.want[row]), int(self.share[row]), int(jobs.cpu_milli[row]), int(jobs.mem_mib[row]),
+        return GangRequest(int(self.want[row]), int(self.share[row]), int(jobs.cpu_milli[row]), int(jobs.mem_mib[row]),
                    int(jobs.gpu_type[row]))
 
     def _put(self, row: int, pairs: IntArray) -> None:
         self.pairs_of[row] = pairs
-        take_pairs(self.room, self._ask(row), pairs)
+        take_pairs(self.free, self._gang(row), pairs)
 
     def _lift(self, row: int) -> IntArray:
         pairs = self.pairs_of.pop(row)
-        give_pairs(self.room, self._ask(row), pairs)
+        give_pairs(self.free, self._gang(row), pairs)
         return pairs
 
-    def _find(self, ask: Ask) -> IntArray | None:
-        pairs = np.empty((ask.gpus, 2), dtype=np.int64)
-        return pairs if choose(self.room, ask, CONSOLIDATE, NO_CLASSES, self.scratch, pairs) else None
+    def _find(self, gang: GangRequest) -> IntArray | None:
+        pairs = np.empty((gang.gpus, 2), dtype=np.int64)
+        return pairs if choose(self.free, gang, CONSOLIDATE, NO_CLASSES, self.scratch, pairs) else None
 
     def settle(self, row: int) -> list[int]:
         """Place one gang; returns the rows of jobs that were moved and must be placed again."""
-        ask = self._ask(row)
-        pairs = self._find(ask)
+        gang = self._gang(row)
+        pairs = self._find(gang)
         moved: list[int] = []
-        if pairs is None or _nodes(pairs) > self._fewest(ask.gpus):
-            moved, pairs = self._clear(ask, pairs)
+        if pairs is None or _nodes(pairs) > self._fewest(gang.gpus):
+            moved, pairs = self._clear(gang, pairs)
         if pairs is None:
             pairs = self._make_do(row)
         if pairs is None:
@@ -119,29 +130,29 @@ class _Board:
             self._put(row, pairs)
         return moved
 
-    def _clear(self, ask: Ask, pairs: IntArray | None) -> tuple[list[int], IntArray | None]:
+    def _clear(self, gang: GangRequest, pairs: IntArray | None) -> tuple[list[int], IntArray | None]:
         """Move jobs out of the way if the gang then uses fewer nodes and the moved jobs fit elsewhere."""
-        stood = {other: self._lift(other) for other in self._in_the_way(ask)}
-        better = self._find(ask) if stood else None
-        if better is not None and (pairs is None or _nodes(better) < _nodes(pairs)) and self._fit(ask, better, stood):
+        stood = {other: self._lift(other) for other in self._in_the_way(gang)}
+        better = self._find(gang) if stood else None
+        if better is not None and (pairs is None or _nodes(better) < _nodes(pairs)) and self._fit(gang, better, stood):
             return list(stood), better
         for other, at in stood.items():
             self._put(other, at)
         return [], pairs
 
-    def _fit(self, ask: Ask, pairs: IntArray, others: Iterable[int]) -> bool:
+    def _fit(self, gang: GangRequest, pairs: IntArray, others: Iterable[int]) -> bool:
         """Whether all of the jobs that were lifted would fit beside a gang."""
-        take_pairs(self.room, ask, pairs)
+        take_pairs(self.free, gang, pairs)
         tried = sorted(others, key=lambda row: (-int(self.want[row]), row))
         for other in tried:
-            found = self._find(self._ask(other))
+            found = self._find(self._gang(other))
             if found is None:
                 break
             self._put(other, found)
         placed = [other for other in tried if other in self.pairs_of]
         for other in placed:
             self._lift(other)
-        give_pairs(self.room, ask, pairs)
+        give_pairs(self.free, gang, pairs)
         return len(placed) == len(tried)
 
     def _make_do(self, row: int) -> IntArray | None:
@@ -150,39 +161,39 @@ class _Board:
         if jobs.holds[row]:
             mine = held.job == row
             pairs = np.ascontiguousarray(np.stack((held.node[mine], held.gpu[mine]), axis=1))[: self.want[row]]
-            if self._are_free(pairs, self._ask(row)):
+            if self._are_free(pairs, self._gang(row)):
                 self.want[row] = len(pairs)
                 return pairs
         least = int(jobs.gpus_min[row])
         for fewer in reversed([size for size in jobs.sizes_of(row) if least <= size < self.want[row]]):
             self.want[row] = fewer
-            found = self._find(self._ask(row))
+            found = self._find(self._gang(row))
             if found is not None:
                 return found
         return None
 
-    def _are_free(self, pairs: IntArray, ask: Ask) -> bool:
+    def _are_free(self, pairs: IntArray, gang: GangRequest) -> bool:
         """Whether these GPUs are free for the gang; unlike ``choose``, nodes that take no new jobs count too."""
-        node, (where, count) = self.room.node, np.unique(pairs[:, 0], return_counts=True)
+        node, (where, count) = self.free.node, np.unique(pairs[:, 0], return_counts=True)
         return bool(
-            (node[pairs[:, 0], pairs[:, 1]] >= ask.share).all()
-            and (node[where, CPU] >= count * ask.cpu).all() and (node[where, MEM] >= count * ask.mem).all()
+            (node[pairs[:, 0], pairs[:, 1]] >= gang.share).all()
+            and (node[where, CPU] >= count * gang.cpu).all() and (node[where, MEM] >= count * gang.mem).all()
         )
 
     def _fewest(self, gpus: int) -> int:
         return -(-gpus // int(self.snapshot.nodes.gpus.max()))
 
-    def _in_the_way(self, ask: Ask) -> list[int]:
+    def _in_the_way(self, gang: GangRequest) -> list[int]:
         """Smaller jobs that must move so that the gang fits on the fewest nodes; none if moving jobs does not help.
 
         Of all types and nodes, those with the fewest GPUs in the way are chosen.
         """
         by_node: dict[int, list[int]] = {}
         for other, pairs in self.pairs_of.items():
-            if len(pairs) < ask.gpus and pairs[0, 0] == pairs[-1, 0] and not self._shares(other):
+            if len(pairs) < gang.gpus and pairs[0, 0] == pairs[-1, 0] and not self._shares(other):
                 by_node.setdefault(int(pairs[0, 0]), []).append(other)
-        kinds = [ask.gpu_type] if ask.gpu_type >= 0 else range(len(self.snapshot.gpu_types))
-        ways = [way for kind in kinds if (way := self._way(ask.gpus, kind, by_node)) is not None]
+        kinds = [gang.gpu_type] if gang.gpu_type >= 0 else range(len(self.snapshot.gpu_types))
+        ways = [way for kind in kinds if (way := self._way(gang.gpus, kind, by_node)) is not None]
         return min(ways, key=lambda way: way[0])[1] if ways else []
 
     def _way(self, gpus: int, kind: int, by_node: dict[int, list[int]]) -> tuple[int, list[int]] | None:
@@ -190,7 +201,7 @@ class _Board:
         nodes = self.snapshot.nodes
         full, rest = divmod(gpus, int(nodes.gpus.max()))
         parts = [int(nodes.gpus.max())] * full + ([rest] if rest else [])
-        free = self.room.node[:, WHOLES]
+        wholes = self.free.node[:, WHOLES]
         moved: list[int] = []
         taken: set[int] = set()
         total = 0
@@ -199,7 +210,7 @@ class _Board:
             for node in np.flatnonzero((nodes.gpus_open >= part) & (nodes.gpu_type == kind)).tolist():
                 if node in taken:
                     continue
-                leaving = _enough([(len(self.pairs_of[o]), o) for o in by_node.get(node, ())], part - int(free[node]))
+                leaving = _enough([(len(self.pairs_of[o]), o) for o in by_node.get(node, ())], part - int(wholes[node]))
                 if leaving is None:
                     continue
                 cost = sum(len(self.pairs_of[other]) for other in leaving)

@@ -16,7 +16,7 @@ import numpy as np
 from brim.compiled import inline, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.reasons import Why
-from brim.policies.place.room import (
+from brim.policies.place.free_resources import (
     CPU,
     GPUS,
     MEM,
@@ -25,14 +25,14 @@ from brim.policies.place.room import (
     TYPE,
     WHOLE,
     WHOLES,
-    Ask,
-    Room,
+    FreeResources,
+    GangRequest,
+    all_free,
     choose,
     copy_into,
-    copy_room,
-    empty_room,
+    copy_of,
     give,
-    hopeless,
+    has_too_few,
     pick,
     slots_of,
     take,
@@ -74,17 +74,17 @@ class Jobs(NamedTuple):
 
 
 @njit
-def take_pairs(room: Room, ask: Ask, pairs: IntArray) -> None:
-    """Take the GPUs of (node, gpu) pairs from the room."""
-    for i in range(ask.gpus):
-        take(room, ask, pairs[i, 0], pairs[i, 1])
+def take_pairs(free: FreeResources, gang: GangRequest, pairs: IntArray) -> None:
+    """Take the GPUs of (node, gpu) pairs."""
+    for i in range(gang.gpus):
+        take(free, gang, pairs[i, 0], pairs[i, 1])
 
 
 @njit
-def give_pairs(room: Room, ask: Ask, pairs: IntArray) -> None:
-    """Return the GPUs of (node, gpu) pairs to the room."""
-    for i in range(ask.gpus):
-        give(room, ask, pairs[i, 0], pairs[i, 1])
+def give_pairs(free: FreeResources, gang: GangRequest, pairs: IntArray) -> None:
+    """Return the GPUs of (node, gpu) pairs."""
+    for i in range(gang.gpus):
+        give(free, gang, pairs[i, 0], pairs[i, 1])
 
 
 class Held(NamedTuple):
@@ -95,7 +95,7 @@ class Held(NamedTuple):
     gpu: IntArray
 
 
-class Ahead(NamedTuple):
+class Reservation(NamedTuple):
     """Resources that a reservation leaves to other jobs; meaningless before there is one.
 
     Attributes:
@@ -103,11 +103,11 @@ class Ahead(NamedTuple):
         joint: Resources that are free both now and then.
     """
 
-    future: Room
-    joint: Room
+    future: FreeResources
+    joint: FreeResources
 
 
-class Course(NamedTuple):
+class WalkState(NamedTuple):
     """State of a walk; the arrays change as it proceeds.
 
     Attributes:
@@ -141,9 +141,9 @@ class Course(NamedTuple):
 
 
 @njit
-def set_out(num_nodes: int, capacity: int, num_jobs: int, widest: int) -> Course:
+def new_walk(num_nodes: int, capacity: int, num_jobs: int, widest: int) -> WalkState:
     """Return a walk that has not begun, with space for ``capacity`` grants and gangs of up to ``widest`` GPUs."""
-    return Course(
+    return WalkState(
         np.full(1, -1, np.int64), np.full(1, np.inf), np.zeros(1, np.int64),
         np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.full(num_jobs, -1, np.int64),
         np.zeros(num_jobs, np.bool_), np.zeros(num_jobs, np.int64), np.full(num_jobs, -1, np.int64),
@@ -152,92 +152,94 @@ def set_out(num_nodes: int, capacity: int, num_jobs: int, widest: int) -> Course
 
 
 @inline
-def ask_of(jobs: Jobs, j: int) -> Ask:
+def gang_of(jobs: Jobs, j: int) -> GangRequest:
     """The request of a job's gang."""
-    return Ask(jobs.gpus[j], jobs.share[j], jobs.cpu[j], jobs.mem[j], jobs.gpu_type[j])
+    return GangRequest(jobs.gpus[j], jobs.share[j], jobs.cpu[j], jobs.mem[j], jobs.gpu_type[j])
 
 
 @njit
-def give_all(room: Room, ask: Ask, node: IntArray, gpu: IntArray, first: int) -> None:
-    """Return a gang's GPUs to the room."""
-    for i in range(first, first + ask.gpus):
-        give(room, ask, node[i], gpu[i])
+def give_all(free: FreeResources, gang: GangRequest, node: IntArray, gpu: IntArray, first: int) -> None:
+    """Return a gang's GPUs."""
+    for i in range(first, first + gang.gpus):
+        give(free, gang, node[i], gpu[i])
 
 
 @njit
-def _take_all(room: Room, ask: Ask, node: IntArray, gpu: IntArray, first: int) -> None:
-    for i in range(first, first + ask.gpus):
-        take(room, ask, node[i], gpu[i])
+def _take_all(free: FreeResources, gang: GangRequest, node: IntArray, gpu: IntArray, first: int) -> None:
+    for i in range(first, first + gang.gpus):
+        take(free, gang, node[i], gpu[i])
 
 
 @inline
-def _row_of(ask: Ask) -> int:
-    """The row of ``Course.failed`` for a request."""
-    mixed = ask.gpus * 7 + ask.share + ask.cpu * 3 + ask.mem * 5 + ask.gpu_type * 11
+def _row_of(gang: GangRequest) -> int:
+    """The row of ``WalkState.failed`` for a request."""
+    mixed = gang.gpus * 7 + gang.share + gang.cpu * 3 + gang.mem * 5 + gang.gpu_type * 11
     return (mixed ^ (mixed >> 8) ^ (mixed >> 16)) & (_CLASSES - 1)
 
 
 @inline
-def _has_failed(failed: IntArray, row: int, ask: Ask) -> bool:
+def _has_failed(failed: IntArray, row: int, gang: GangRequest) -> bool:
     """Whether an equal request did not fit before in this walk.
 
     It does not fit now either: what is free, and what the running jobs later in the order hold, together never grow.
     """
     return (
-        failed[row, 5] == 1 and failed[row, 0] == ask.gpus and failed[row, 1] == ask.share and failed[row, 2] == ask.cpu
-        and failed[row, 3] == ask.mem and failed[row, 4] == ask.gpu_type
+        failed[row, 5] == 1 and failed[row, 0] == gang.gpus and failed[row, 1] == gang.share
+        and failed[row, 2] == gang.cpu and failed[row, 3] == gang.mem and failed[row, 4] == gang.gpu_type
     )
 
 
 @njit
-def _evict_for(room: Room, c: Course, jobs: Jobs, ask: Ask, later: IntArray, rule: int, classes: FloatArray) -> bool:
+def _evict_for(
+    free: FreeResources, w: WalkState, jobs: Jobs, gang: GangRequest, later: IntArray, rule: int, classes: FloatArray
+) -> bool:
     """Make running jobs of ``later``, which is in order, leave from the end until the gang fits; spare the others.
 
-    On success, the gang's GPUs are in ``c.pairs`` and are taken, and ``c.leaves`` marks the victims. On failure,
+    On success, the gang's GPUs are in ``w.pairs`` and are taken, and ``w.leaves`` marks the victims. On failure,
     nothing has changed.
     """
-    reach = room.total.copy()
+    reach = free.total.copy()
     for v in later:
-        if not c.leaves[v]:
-            for i in range(c.first[v], c.first[v] + jobs.gpus[v]):
-                n = c.node[i]
-                reach[room.node[n, TYPE]] += room.node[n, OPEN]  # shares of one GPU count more than once
-    if ask.share == WHOLE and (reach.max() if ask.gpu_type < 0 else reach[ask.gpu_type]) < ask.gpus:
+        if not w.leaves[v]:
+            for i in range(w.first[v], w.first[v] + jobs.gpus[v]):
+                n = w.node[i]
+                reach[free.node[n, TYPE]] += free.node[n, OPEN]  # shares of one GPU count more than once
+    if gang.share == WHOLE and (reach.max() if gang.gpu_type < 0 else reach[gang.gpu_type]) < gang.gpus:
         return False  # the gang would not fit even if all of them left
     victims = np.empty(len(later), np.int64)
     num_victims, fits = 0, False
     for k in range(len(later) - 1, -1, -1):
         v = later[k]
-        if c.leaves[v] or (ask.gpu_type >= 0 and room.node[c.node[c.first[v]], TYPE] != ask.gpu_type):
+        if w.leaves[v] or (gang.gpu_type >= 0 and free.node[w.node[w.first[v]], TYPE] != gang.gpu_type):
             continue
-        give_all(room, ask_of(jobs, v), c.node, c.gpu, c.first[v])
+        give_all(free, gang_of(jobs, v), w.node, w.gpu, w.first[v])
         victims[num_victims] = v
         num_victims += 1
-        if choose(room, ask, rule, classes, c.scratch, c.pairs):
+        if choose(free, gang, rule, classes, w.scratch, w.pairs):
             fits = True
             break
     if not fits:
         for k in range(num_victims):
             v = victims[k]
-            _take_all(room, ask_of(jobs, v), c.node, c.gpu, c.first[v])
+            _take_all(free, gang_of(jobs, v), w.node, w.gpu, w.first[v])
         return False
-    c.leaves[victims[num_victims - 1]] = True  # without this one the gang did not fit
+    w.leaves[victims[num_victims - 1]] = True  # without this one the gang did not fit
     for k in range(num_victims - 2, -1, -1):  # the others are spared in order of importance
         v = victims[k]
-        _take_all(room, ask_of(jobs, v), c.node, c.gpu, c.first[v])
-        c.leaves[v] = not choose(room, ask, rule, classes, c.scratch, c.pairs)
-        if c.leaves[v]:
-            give_all(room, ask_of(jobs, v), c.node, c.gpu, c.first[v])
+        _take_all(free, gang_of(jobs, v), w.node, w.gpu, w.first[v])
+        w.leaves[v] = not choose(free, gang, rule, classes, w.scratch, w.pairs)
+        if w.leaves[v]:
+            give_all(free, gang_of(jobs, v), w.node, w.gpu, w.first[v])
     if num_victims > 1:
-        choose(room, ask, rule, classes, c.scratch, c.pairs)
-    take_pairs(room, ask, c.pairs)
+        choose(free, gang, rule, classes, w.scratch, w.pairs)
+    take_pairs(free, gang, w.pairs)
     return True
 
 
 @njit
-def meet(room: Room, future: Room, joint: Room, n: int) -> None:
+def update_joint(free: FreeResources, future: FreeResources, joint: FreeResources, n: int) -> None:
     """Set node n of ``joint`` to what is free both now and in ``future``."""
-    now, then, both = room.node[n], future.node[n], joint.node[n]
+    now, then, both = free.node[n], future.node[n], joint.node[n]
     for g in range(now[GPUS]):
         was = both[g] == WHOLE
         both[g] = min(now[g], then[g])
@@ -266,16 +268,17 @@ def _sift_down(heap: IntArray, size: int, at: int, end_ms: FloatArray) -> None:
 
 @njit
 def reserve(
-    room: Room, ahead: Ahead, c: Course, jobs: Jobs, ask: Ask, rule: int, classes: FloatArray, runs: IntArray
+    free: FreeResources, reservation: Reservation, w: WalkState, jobs: Jobs, gang: GangRequest, rule: int,
+    classes: FloatArray, runs: IntArray,
 ) -> None:
-    """Find the earliest expected time at which the gang fits, reserve its GPUs then, and set future and joint room.
+    """Find the earliest expected time at which the gang fits, and reserve its GPUs then.
 
     Args:
-        room: Resources that are free now.
-        ahead: Output.
-        c: The walk; ``shadow_ms`` becomes infinite if the gang never fits.
+        free: Resources that are free now.
+        reservation: Output.
+        w: The walk; ``shadow_ms`` becomes infinite if the gang never fits.
         jobs: Job columns.
-        ask: Request of the waiting gang.
+        gang: Request of the waiting gang.
         rule: Placement rule.
         classes: Task classes.
         runs: Rows of the jobs that have GPUs, in any order.
@@ -283,9 +286,9 @@ def reserve(
     Source:
         Lifka, The ANL/IBM SP Scheduling System, JSSPP 1995 (EASY). Differs: reserves GPUs of nodes, not a count.
     """
-    future = ahead.future
-    copy_into(room, future)
-    c.shadow_ms[0] = np.inf
+    future = reservation.future
+    copy_into(free, future)
+    w.shadow_ms[0] = np.inf
     heap, size = runs.copy(), len(runs)
     for at in range(size // 2 - 1, -1, -1):
         _sift_down(heap, size, at, jobs.end_ms)
@@ -293,37 +296,57 @@ def reserve(
         v, size = heap[0], size - 1
         heap[0] = heap[size]
         _sift_down(heap, size, 0, jobs.end_ms)
-        give_all(future, ask_of(jobs, v), c.node, c.gpu, c.first[v])
-        if choose(future, ask, rule, classes, c.scratch, c.pairs):
-            keep_free(room, ahead, c, ask, jobs.end_ms[v])
+        give_all(future, gang_of(jobs, v), w.node, w.gpu, w.first[v])
+        if choose(future, gang, rule, classes, w.scratch, w.pairs):
+            reserve_pairs(free, reservation, w, gang, jobs.end_ms[v])
             return
-    copy_into(room, ahead.joint)
+    copy_into(free, reservation.joint)
 
 
 @njit
-def keep_free(room: Room, ahead: Ahead, c: Course, ask: Ask, time_ms: float) -> None:
-    """Reserve the GPUs of ``c.pairs``, which are free in ``ahead.future``, from a time on."""
-    take_pairs(ahead.future, ask, c.pairs)
-    c.shadow_ms[0] = time_ms
-    copy_into(room, ahead.joint)
-    for i in range(ask.gpus):  # on all other nodes, what is free now is free then
-        meet(room, ahead.future, ahead.joint, c.pairs[i, 0])
+def reserve_pairs(
+    free: FreeResources, reservation: Reservation, w: WalkState, gang: GangRequest, time_ms: float
+) -> None:
+    """Reserve the GPUs of ``w.pairs``, which are free in ``reservation.future``, from a time on."""
+    take_pairs(reservation.future, gang, w.pairs)
+    w.shadow_ms[0] = time_ms
+    copy_into(free, reservation.joint)
+    for i in range(gang.gpus):  # on all other nodes, what is free now is free then
+        update_joint(free, reservation.future, reservation.joint, w.pairs[i, 0])
+
+
+@inline
+def is_passed_over(free: FreeResources, w: WalkState, j: int, gang: GangRequest, misfit: int) -> bool:
+    """Whether a waiting job gets nothing without a search, and why: the walk has stopped, or an equal request failed.
+
+    In a walk past thousands of waiting jobs this is all that happens to most of them. It is compiled into the walk,
+    because a call counts a reference for each of the two dozen arrays of its arguments.
+    """
+    head, row = w.head[0], _row_of(gang)
+    over = True
+    if head >= 0 and misfit == STOP:
+        w.why[j], w.blocker[j] = _BEHIND, head
+    elif _has_failed(w.failed, row, gang):
+        w.why[j], w.blocker[j] = _TOO_FEW if has_too_few(free, gang) else _SHAPE, head
+    else:
+        over = False
+    return over
 
 
 @njit
 def serve(
-    room: Room, ahead: Ahead, c: Course, jobs: Jobs, j: int, ask: Ask, misfit: int, rule: int, classes: FloatArray,
-    later: IntArray, runs: IntArray,
+    free: FreeResources, reservation: Reservation, w: WalkState, jobs: Jobs, j: int, gang: GangRequest, misfit: int,
+    rule: int, classes: FloatArray, later: IntArray, runs: IntArray,
 ) -> bool:
     """Serve one waiting job: find GPUs for it, or note why it gets none.
 
     Args:
-        room: Resources that are free now.
-        ahead: Resources that the reservation leaves, once there is one.
-        c: The walk.
+        free: Resources that are free now.
+        reservation: Resources that the reservation leaves, once there is one.
+        w: The walk.
         jobs: Job columns.
         j: The job's row.
-        ask: Request of its gang.
+        gang: Request of its gang.
         misfit: STOP, SKIP or RESERVE.
         rule: Placement rule.
         classes: Task classes.
@@ -331,109 +354,104 @@ def serve(
         runs: Rows of the jobs that have GPUs, in any order; read only if the job gets the reservation.
 
     Returns:
-        Whether the job starts; its grants are then ``c.node[c.first[j]:]`` and ``c.gpu[c.first[j]:]``.
+        Whether the job starts; its grants are then ``w.node[w.first[j]:]`` and ``w.gpu[w.first[j]:]``.
     """
-    head = c.head[0]
-    if head >= 0 and misfit == STOP:
-        c.why[j], c.blocker[j] = _BEHIND, head
+    if is_passed_over(free, w, j, gang, misfit):
         return False
-    failed, row = c.failed, _row_of(ask)
-    if _has_failed(failed, row, ask):
-        c.why[j], c.blocker[j] = _TOO_FEW if hopeless(room, ask) else _SHAPE, head
-        return False
-    fits = choose(room, ask, rule, classes, c.scratch, c.pairs)
-    if fits and head >= 0 and jobs.end_ms[j] > c.shadow_ms[0]:
-        if not choose(ahead.joint, ask, rule, classes, c.scratch, c.pairs):
-            c.why[j], c.blocker[j] = _RESERVED, head
+    head, failed, row = w.head[0], w.failed, _row_of(gang)
+    fits = choose(free, gang, rule, classes, w.scratch, w.pairs)
+    if fits and head >= 0 and jobs.end_ms[j] > w.shadow_ms[0]:
+        if not choose(reservation.joint, gang, rule, classes, w.scratch, w.pairs):
+            w.why[j], w.blocker[j] = _RESERVED, head
             return False
-        take_pairs(ahead.future, ask, c.pairs)
+        take_pairs(reservation.future, gang, w.pairs)
     if fits:
-        take_pairs(room, ask, c.pairs)
+        take_pairs(free, gang, w.pairs)
     elif len(later):
-        fits = _evict_for(room, c, jobs, ask, later, rule, classes)
+        fits = _evict_for(free, w, jobs, gang, later, rule, classes)
         for v in later:
-            if c.leaves[v] and c.why[v] == _RUNS:
-                c.why[v], c.blocker[v] = _PREEMPTED, j
+            if w.leaves[v] and w.why[v] == _RUNS:
+                w.why[v], w.blocker[v] = _PREEMPTED, j
     if fits:
-        start, pairs, node, gpu = c.used[0], c.pairs, c.node, c.gpu
-        c.first[j] = start
-        for i in range(ask.gpus):
+        start, pairs, node, gpu = w.used[0], w.pairs, w.node, w.gpu
+        w.first[j] = start
+        for i in range(gang.gpus):
             node[start + i], gpu[start + i] = pairs[i, 0], pairs[i, 1]
             if head >= 0:
-                meet(room, ahead.future, ahead.joint, pairs[i, 0])
-        c.used[0] = start + ask.gpus
+                update_joint(free, reservation.future, reservation.joint, pairs[i, 0])
+        w.used[0] = start + gang.gpus
         return True
-    failed[row, 0], failed[row, 1], failed[row, 2] = ask.gpus, ask.share, ask.cpu
-    failed[row, 3], failed[row, 4], failed[row, 5] = ask.mem, ask.gpu_type, 1
-    c.why[j], c.blocker[j] = _TOO_FEW if hopeless(room, ask) else _SHAPE, head
+    failed[row, 0], failed[row, 1], failed[row, 2] = gang.gpus, gang.share, gang.cpu
+    failed[row, 3], failed[row, 4], failed[row, 5] = gang.mem, gang.gpu_type, 1
+    w.why[j], w.blocker[j] = _TOO_FEW if has_too_few(free, gang) else _SHAPE, head
     if head < 0 and misfit != SKIP:
-        c.head[0] = j
+        w.head[0] = j
         if misfit == RESERVE:
-            reserve(room, ahead, c, jobs, ask, rule, classes, runs)
+            reserve(free, reservation, w, jobs, gang, rule, classes, runs)
     return False
 
 
 @njit
-def _shrink(room: Room, c: Course, jobs: Jobs, v: int, gpus: int, rule: int) -> None:
+def _shrink(free: FreeResources, w: WalkState, jobs: Jobs, v: int, gpus: int, rule: int) -> None:
     """Shrink a running job to ``gpus`` GPUs: those on the fewest nodes, or for SPREAD on the most."""
-    ask, first, size = ask_of(jobs, v), c.first[v], jobs.gpus[v]
+    gang, first, size = gang_of(jobs, v), w.first[v], jobs.gpus[v]
     while size > gpus:
         last, best, begin = -1, 0, 0  # the last GPU of the node that loses a GPU
         for i in range(size):
-            if i + 1 == size or c.node[first + i + 1] != c.node[first + i]:
+            if i + 1 == size or w.node[first + i + 1] != w.node[first + i]:
                 score = (i + 1 - begin) if rule == SPREAD else begin - i - 1
                 if last < 0 or score >= best:
                     last, best = i, score
                 begin = i + 1
-        give(room, ask, c.node[first + last], c.gpu[first + last])
+        give(free, gang, w.node[first + last], w.gpu[first + last])
         for i in range(first + last, first + size - 1):
-            c.node[i], c.gpu[i] = c.node[i + 1], c.gpu[i + 1]
+            w.node[i], w.gpu[i] = w.node[i + 1], w.gpu[i + 1]
         size -= 1
     jobs.gpus[v] = gpus
 
 
 @njit
-def _grow(room: Room, c: Course, jobs: Jobs, v: int, gpus: int, rule: int, classes: FloatArray) -> bool:
+def _grow(free: FreeResources, w: WalkState, jobs: Jobs, v: int, gpus: int, rule: int, classes: FloatArray) -> bool:
     """Give a running job more GPUs of the type it has, on its own nodes first (not for SPREAD).
 
-    On success, its GPUs are written again at the end of ``c.node`` and ``c.gpu``; on failure, nothing has changed.
+    On success, its GPUs are written again at the end of ``w.node`` and ``w.gpu``; on failure, nothing has changed.
     """
-    first, size, share = c.first[v], jobs.gpus[v], jobs.share[v]
-    kind = room.node[c.node[first], TYPE]
-    pairs = c.pairs
+    first, size, share = w.first[v], jobs.gpus[v], jobs.share[v]
+    kind = free.node[w.node[first], TYPE]
+    pairs = w.pairs
     for i in range(size):
-        pairs[i, 0], pairs[i, 1] = c.node[first + i], c.gpu[first + i]
-        room.node[pairs[i, 0], pairs[i, 1]] -= WHOLE  # the rest of a GPU that it shares must not count as another GPU
+        pairs[i, 0], pairs[i, 1] = w.node[first + i], w.gpu[first + i]
+        free.node[pairs[i, 0], pairs[i, 1]] -= WHOLE  # the rest of a GPU that it shares must not count as another GPU
     at = size
     if rule != SPREAD:
         for i in range(size):
             n = pairs[i, 0]
             if at < gpus and (i == 0 or n != pairs[i - 1, 0]):
-                one = Ask(1, share, jobs.cpu[v], jobs.mem[v], kind)
-                count = min(slots_of(room.node, n, one), gpus - at)
-                pick(room, one, n, count, pairs, at)
+                one = GangRequest(1, share, jobs.cpu[v], jobs.mem[v], kind)
+                count = min(slots_of(free.node, n, one), gpus - at)
+                pick(free, one, n, count, pairs, at)
                 for k in range(at, at + count):
-                    take(room, one, pairs[k, 0], pairs[k, 1])
-                    room.node[pairs[k, 0], pairs[k, 1]] -= WHOLE
+                    take(free, one, pairs[k, 0], pairs[k, 1])
+                    free.node[pairs[k, 0], pairs[k, 1]] -= WHOLE
                 at += count
-    rest = Ask(gpus - at, share, jobs.cpu[v], jobs.mem[v], kind)
-    fits = at == gpus or choose(room, rest, rule, classes, c.scratch, pairs[at:])
+    rest = GangRequest(gpus - at, share, jobs.cpu[v], jobs.mem[v], kind)
+    fits = at == gpus or choose(free, rest, rule, classes, w.scratch, pairs[at:])
     for i in range(at):
-        room.node[pairs[i, 0], pairs[i, 1]] += WHOLE
+        free.node[pairs[i, 0], pairs[i, 1]] += WHOLE
     if not fits:
         for k in range(size, at):
-            give(room, rest, pairs[k, 0], pairs[k, 1])
+            give(free, rest, pairs[k, 0], pairs[k, 1])
         return False
-    take_pairs(room, rest, pairs[at:])
-    start = c.used[0]
+    take_pairs(free, rest, pairs[at:])
+    start = w.used[0]
     for k in range(gpus):  # insert in order of (node, gpu)
         i = start + k
-        while i > start and (c.node[i - 1], c.gpu[i - 1]) > (pairs[k, 0], pairs[k, 1]):
-            c.node[i], c.gpu[i] = c.node[i - 1], c.gpu[i - 1]
+        while i > start and (w.node[i - 1], w.gpu[i - 1]) > (pairs[k, 0], pairs[k, 1]):
+            w.node[i], w.gpu[i] = w.node[i - 1], w.gpu[i - 1]
             i -= 1
-        c.node[i], c.gpu[i] = pairs[k, 0], pairs[k, 1]
-    c.first[v], jobs.gpus[v] = start, gpus
-    c.used[0] = start + gpus
+        w.node[i], w.gpu[i] = pairs[k, 0], pairs[k, 1]
+    w.first[v], jobs.gpus[v] = start, gpus
+    w.used[0] = start + gpus
     return True
 
 
@@ -458,7 +476,7 @@ def walk(
         withheld: Whether a GPU takes no new jobs (N, W), or empty.
         num_types: GPU types in the cluster.
         misfit: STOP, SKIP or RESERVE.
-        rule: Placement rule of ``room``.
+        rule: Placement rule of ``free_resources``.
         classes: Task classes.
 
     Returns:
@@ -470,49 +488,49 @@ def walk(
         if jobs.waits[j] or (jobs.holds[j] and want[j] > jobs.gpus[j]):
             capacity += want[j]
             widest = max(widest, want[j])
-    room = empty_room(node_type, node_gpus, node_cpu, node_mem, node_open, num_types)
-    withhold(room, withheld)
-    ahead = Ahead(copy_room(room), copy_room(room)) if misfit == RESERVE else Ahead(room, room)
-    c = set_out(len(node_gpus), capacity, len(order), widest)
-    c.used[0] = G
+    free = all_free(node_type, node_gpus, node_cpu, node_mem, node_open, num_types)
+    withhold(free, withheld)
+    reservation = Reservation(copy_of(free), copy_of(free)) if misfit == RESERVE else Reservation(free, free)
+    w = new_walk(len(node_gpus), capacity, len(order), widest)
+    w.used[0] = G
     owner = np.empty(capacity, np.int64)
     for i in range(G - 1, -1, -1):
-        c.node[i], c.gpu[i], owner[i] = held.node[i], held.gpu[i], held.job[i]
-        c.first[held.job[i]] = i
+        w.node[i], w.gpu[i], owner[i] = held.node[i], held.gpu[i], held.job[i]
+        w.first[held.job[i]] = i
     runners, num_runners = np.empty(len(order), np.int64), 0
     for v in order:
         if jobs.holds[v]:
             runners[num_runners] = v
             num_runners += 1
-            _take_all(room, ask_of(jobs, v), c.node, c.gpu, c.first[v])
+            _take_all(free, gang_of(jobs, v), w.node, w.gpu, w.first[v])
     for v in runners[:num_runners]:  # GPUs given back are free for all jobs
         if want[v] == 0:
-            c.leaves[v] = True
-            c.why[v] = _NOT_NOW
-            give_all(room, ask_of(jobs, v), c.node, c.gpu, c.first[v])
+            w.leaves[v] = True
+            w.why[v] = _NOT_NOW
+            give_all(free, gang_of(jobs, v), w.node, w.gpu, w.first[v])
         elif want[v] < jobs.gpus[v]:
-            _shrink(room, c, jobs, v, want[v], rule)
+            _shrink(free, w, jobs, v, want[v], rule)
     passed = 0
     for j in order:
-        start = c.used[0]
+        start = w.used[0]
         if jobs.holds[j]:
             passed += 1
-            if want[j] > jobs.gpus[j] and not c.leaves[j] and c.head[0] < 0:  # never past a job that blocks
-                _grow(room, c, jobs, j, want[j], rule, classes)
+            if want[j] > jobs.gpus[j] and not w.leaves[j] and w.head[0] < 0:  # never past a job that blocks
+                _grow(free, w, jobs, j, want[j], rule, classes)
         elif not jobs.waits[j]:
             continue
         elif want[j] == 0:
-            c.why[j] = _NOT_NOW
-        else:
-            runs = c.used[:0]
-            if misfit == RESERVE and c.head[0] < 0:
-                runs = np.flatnonzero((c.first >= 0) & ~c.leaves)
+            w.why[j] = _NOT_NOW
+        elif not is_passed_over(free, w, j, gang_of(jobs, j), misfit):
+            runs = w.used[:0]
+            if misfit == RESERVE and w.head[0] < 0:
+                runs = np.flatnonzero((w.first >= 0) & ~w.leaves)
             later = runners[passed:num_runners]
-            serve(room, ahead, c, jobs, j, ask_of(jobs, j), misfit, rule, classes, later, runs)
-        owner[start : c.used[0]] = j
-    kept = np.empty(c.used[0], np.bool_)
+            serve(free, reservation, w, jobs, j, gang_of(jobs, j), misfit, rule, classes, later, runs)
+        owner[start : w.used[0]] = j
+    kept = np.empty(w.used[0], np.bool_)
     for i in range(len(kept)):
         j = owner[i]
-        kept[i] = not c.leaves[j] and c.first[j] <= i < c.first[j] + jobs.gpus[j]
+        kept[i] = not w.leaves[j] and w.first[j] <= i < w.first[j] + jobs.gpus[j]
     rows = np.flatnonzero(kept)
-    return owner[rows], c.node[rows], c.gpu[rows], c.why, c.blocker
+    return owner[rows], w.node[rows], w.gpu[rows], w.why, w.blocker

@@ -79,7 +79,8 @@ def candidates(
     rate = np.full((len(jobs), G + 1), -np.inf)
     batches = np.full((len(jobs), G + 1), NONE, dtype=np.int64)
     fitted = active & elastic & speeds.known
-    new = np.flatnonzero(active & elastic & ~speeds.known & ~speeds.failed)
+    is_new = active & elastic & ~speeds.known & ~speeds.failed
+    new = np.flatnonzero(is_new)
     rate[new], batches[new] = 1.0, (jobs.batch_min if batch is None else batch)[new, None]
     most = np.minimum(np.minimum(jobs.gpus_max, gpus_max), reach)
     if growth is not None:
@@ -100,7 +101,7 @@ def candidates(
         _evaluate(rate, batches, allowed, rows, snapshot, speeds, noise, batch, accumulate)
         rows = rows[~np.isfinite(rate[rows]).any(axis=1)]
     fitted[rows] = False  # no batch is possible on any size
-    rigid = np.flatnonzero(active & ~fitted & ~np.isin(np.arange(len(jobs)), new))
+    rigid = np.flatnonzero(active & ~fitted & ~is_new)
     rate[rigid, :], batches[rigid, :] = -np.inf, jobs.batch[rigid, None]
     rigid = rigid[jobs.gpus[rigid] <= reach[rigid]]
     rate[rigid, jobs.gpus[rigid]] = 1.0
@@ -139,7 +140,10 @@ def _reach(snapshot: Snapshot) -> IntArray:
     """Most GPUs of one type that the open nodes could give each job if they were empty (J,)."""
     jobs, nodes = snapshot.jobs, snapshot.nodes
     asks = np.stack((jobs.gpu_type, jobs.cpu_milli, jobs.mem_mib))
-    kinds, kind_of = np.unique(asks, axis=1, return_inverse=True)
+    if (asks[:, 1:] == asks[:, :-1]).all():  # sorting columns takes longer than the rest of a round of few jobs
+        kinds, kind_of = asks[:, :1], np.zeros(len(jobs), dtype=np.int64)
+    else:
+        kinds, kind_of = np.unique(asks, axis=1, return_inverse=True)
     reach = np.zeros(kinds.shape[1], dtype=np.int64)
     for kind, (gpu_type, cpu, mem) in enumerate(kinds.T.tolist()):
         slots = np.where((gpu_type == NONE) | (nodes.gpu_type == gpu_type), nodes.gpus_open, 0)

@@ -44,38 +44,36 @@ class MarginalGain:
             snapshot, beliefs.speeds.of_jobs(snapshot), gpus_max=self.gpus_max, growth=self.growth, batch=batch,
         )
         left = beliefs.work.remaining_samples(snapshot)
-        time_s = np.where(np.isfinite(found.rate_JG), left[:, None] / np.maximum(found.rate_JG, 1e-300), np.inf)
+        runs = np.isfinite(found.rate_JG)
+        time_s = np.where(runs, left[:, None] / np.maximum(np.where(runs, found.rate_JG, 1.0), 1e-300), np.inf)
         time_s[~found.fitted | ~np.isfinite(left)] = 0.0
         return found.sizes(_hand_out(found.rate_JG, time_s, found.least, order, found.room), snapshot)
 
 
 def _hand_out(rate: FloatArray, time_s: FloatArray, least: IntArray, order: IntArray, room: int) -> IntArray:
     """Allocate greedily by time saved per GPU; a heap holds the next step of each job."""
-    gpus = np.zeros(len(least), dtype=np.int64)
-    heap: list[tuple[float, int, int]] = []
+    row_S, size_S = np.nonzero(np.isfinite(rate))  # all possible sizes, ascending within a job
+    saved_S = (time_s[row_S[:-1], size_S[:-1]] - time_s[row_S[1:], size_S[1:]]) / np.maximum(np.diff(size_S), 1)
+    first, size, saved_s = np.searchsorted(row_S, np.arange(len(least) + 1)).tolist(), size_S.tolist(), saved_S.tolist()
+    gpus = [0] * len(least)
+    heap: list[tuple[float, int, int, int]] = []  # time saved per GPU, negative; rank, row and place among the sizes
+
+    def offer(rank: int, row: int, at: int) -> None:
+        """Put the job's next larger size on the heap, if it shortens its remaining time."""
+        if at + 1 < first[row + 1] and saved_s[at] > 0:
+            heapq.heappush(heap, (-saved_s[at], rank, row, at + 1))
+
+    fewest = least.tolist()
     for rank, row in enumerate(order.tolist()):
-        if 0 < least[row] <= room:
-            gpus[row] = least[row]
-            room -= least[row]
-            _offer(heap, rank, row, rate, time_s, int(gpus[row]))
+        if 0 < fewest[row] <= room:
+            gpus[row] = fewest[row]
+            room -= fewest[row]
+            offer(rank, row, first[row])
     while heap and room:
-        _, rank, size = heapq.heappop(heap)
-        row = int(order[rank])
-        if size - gpus[row] > room:
-            continue
-        room -= size - gpus[row]
-        gpus[row] = size
-        _offer(heap, rank, row, rate, time_s, size)
-    return gpus
-
-
-def _offer(
-    heap: list[tuple[float, int, int]], rank: int, row: int, rate: FloatArray, time_s: FloatArray, now: int
-) -> None:
-    """Put the job's next larger size on the heap, if it shortens its remaining time."""
-    larger = np.flatnonzero(np.isfinite(rate[row, now + 1 :]))
-    if len(larger):
-        size = now + 1 + int(larger[0])
-        saved_s = (time_s[row, now] - time_s[row, size]) / (size - now)
-        if saved_s > 0:
-            heapq.heappush(heap, (-float(saved_s), rank, size))
+        _, rank, row, at = heapq.heappop(heap)
+        more = size[at] - gpus[row]
+        if more <= room:
+            room -= more
+            gpus[row] = size[at]
+            offer(rank, row, at)
+    return np.array(gpus, dtype=np.int64)

@@ -33,16 +33,17 @@ def waits_by_size(replays: Sequence[Replay]) -> str:
     y = TOP
     for kind in kinds:
         count = int((classes == kind).sum())
+        asked = f"{SIZE_CLASSES[kind]} GPU{'' if kind == 0 else 's'}"
         body.append(
-            f'<text class="onchart" x="{LEFT}" y="{y + 15}"><tspan class="strong">{SIZE_CLASSES[kind]} GPU'
-            f'{"" if kind == 0 else "s"}</tspan> {count:,} jobs</text>'
+            f'<text class="onchart" x="{LEFT}" y="{y + 15}"><tspan class="strong">{asked}</tspan> '
+            f'{count:,} job{"" if count == 1 else "s"}</text>'
         )
         y += _HEAD
         for index, replay in enumerate(replays):
             p50, p90 = marks[kind, index]
             if p50 is not None and p90 is not None:
                 title = (
-                    f"{replay.policy}, {SIZE_CLASSES[kind]} GPUs: half wait up to {show_duration(p50)}, "
+                    f"{replay.policy}, {asked}: half wait up to {show_duration(p50)}, "
                     f"nine in ten up to {show_duration(p90)}"
                 )
                 body.append(_mark(index, scale.at(np.array([p50, p90])), y + _ROW / 2, title))

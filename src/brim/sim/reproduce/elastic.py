@@ -5,7 +5,7 @@ about ten times shorter mean completion time. We found no published cluster, mod
 are ours: clusters of 40 and 400 GPUs, four categories of jobs and their mix, Poisson arrivals and bursts, and a load
 relative to what the baseline can sustain.
 
-Jobs scale as in ``sim.categories``, with three models per category. Batches range from an eighth of what fits on one
+Jobs scale as in ``truths.categories``, with three models per category. Batches range from an eighth of what fits on one
 GPU to eight times that (``small``: to half of it). The batch that a user asks for, which the baselines keep, is drawn
 log-uniformly from that range; the GPUs asked for are the smallest power of two on which it fits. Work is log-normal
 with a mean of one hour on one GPU whose memory the batch fills. Random numbers are common to all runs: the n-th job is
@@ -33,9 +33,9 @@ from brim.core.trace import NONE, Trace, trace_of
 from brim.policies.presets import PRESETS
 from brim.policies.size.dynamic_program import DynamicProgram
 from brim.policies.sockets import Policy
-from brim.sim.categories import CATEGORIES, LINKS, jobs_of
-from brim.sim.parametric import ElasticJobs, Parametric
-from brim.sim.truth import ALONE, Company, Pace
+from brim.sim.truths.categories import CATEGORIES, LINKS, jobs_of
+from brim.sim.truths.parametric import ElasticJobs, Parametric
+from brim.sim.truths.truth import ALONE, Company, Pace
 from brim.units import MS_PER_H, MS_PER_S
 
 Arrivals = Literal["poisson", "burst"]
@@ -86,7 +86,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Jobs:
-    """The truth of this experiment. See ``sim.choice.Choice``.
+    """The truth of this experiment. See ``sim.truth_option.TruthOption``.
 
     Attributes:
         jobs: True parameters of the jobs.
@@ -171,11 +171,6 @@ def policy_for(name: str, *, drop: bool) -> Policy:
     if drop and isinstance(policy.size, DynamicProgram):
         return replace(policy, size=replace(policy.size, mode="drop"))
     return policy
-
-
-def can_drop(name: str) -> bool:
-    """Return whether the policy can reject jobs."""
-    return isinstance(POLICIES[name].size, DynamicProgram)
 
 
 def arrivals_ms(condition: Condition, rate_per_h: float) -> IntArray:

@@ -42,7 +42,7 @@ class Supply:
         workers: Target number of worker processes; 0: ``fetch`` loads in the calling process.
         prefetch: Micro-batches prefetched per worker process.
         fetches, samples: Number of micro-batches and samples returned so far.
-        wait_s: Total seconds spent in ``fetch``; ``wait_s_last`` is that of the last call.
+        wait_s: Total seconds spent in ``fetch``.
         supply_sps: Recent estimate of the samples per second that these workers load if they are never idle.
         settled: True unless "auto" is still searching for the number of workers.
     """
@@ -52,7 +52,6 @@ class Supply:
     fetches: int
     samples: int
     wait_s: float
-    wait_s_last: float
     supply_sps: float
     settled: bool
 
@@ -126,7 +125,7 @@ class Loader:
         self._closed = False
         self._assigned = range(logical_workers)
         self._workers, self._prefetch = 0, checked(prefetch, "prefetch", 1, 10_000)
-        self._fetches, self._samples, self._load_s, self._wait_s_last = 0, 0, 0.0, 0.0
+        self._fetches, self._samples = 0, 0
         self.wait_s = 0.0
         self.set_workers(workers)
 
@@ -174,8 +173,8 @@ class Loader:
         pool_sps = self._pool.supply_sps if self._pool is not None and self._workers else 0.0
         here_sps = self._samples / self.wait_s if self.wait_s and not self._workers else 0.0
         return Supply(
-            self._workers, self._prefetch, self._fetches, self._samples, self.wait_s, self._wait_s_last,
-            pool_sps or here_sps, self._tuner is None or self._tuner.settled,
+            self._workers, self._prefetch, self._fetches, self._samples, self.wait_s, pool_sps or here_sps,
+            self._tuner is None or self._tuner.settled,
         )
 
     def assign(self, epoch: int, step: int, workers: range) -> None:
@@ -330,7 +329,6 @@ class Loader:
 
     def _count(self, span: Span, wait_s: float, now_s: float) -> None:
         self.wait_s += wait_s
-        self._wait_s_last = wait_s
         self._fetches += 1
         self._samples += len(span)
         tuner = self._tuner

@@ -100,11 +100,6 @@ class Pool:
         return len(self._alive)
 
     @property
-    def outstanding(self) -> int:
-        """Number of tasks that are not loaded yet."""
-        return len(self._wanted)
-
-    @property
     def supply_sps(self) -> float:
         """Recent estimate of the samples per second that the workers load if never idle; 0 before the first batch."""
         return self.target * self._recent_samples / self._recent_s if self._recent_s else 0.0

@@ -1,4 +1,4 @@
-"""Compares across ranks what must be equal on all of them: settings of optimizers, parameters and buffers.
+"""Compares across ranks what must be equal on all of them: settings, parameters and buffers, and the samples of a step.
 
 A few checksums of each rank travel with the gradients of a step (see `step_summary`). Where they differ, the ranks
 exchange the values behind them, and the job ends with the name of what differs. Gradients are equal on every rank, so a
@@ -100,14 +100,13 @@ class ConsistencyCheck:
 
     def settings_checksum(self) -> int:
         """Return a checksum of the settings in ``param_groups``."""
-        now = [list(group.items()) for group in self._plain_settings()]
+        now = [list(group.items()) for group in self.plain_settings()]
         if now != self._settings:
             self._settings = now
-            digest = hashlib.blake2b(repr(now).encode(), digest_size=3).digest()
-            self._settings_checksum = int.from_bytes(digest, "big")
+            self._settings_checksum = text_checksum(repr(now))
         return self._settings_checksum
 
-    def _plain_settings(self) -> Settings:
+    def plain_settings(self) -> Settings:
         """Return the settings whose value can be read without waiting for a GPU."""
         return [
             {name: _plain(value) for name, value in group.items() if name != "params" and _is_plain(value)}
@@ -151,7 +150,7 @@ class ConsistencyCheck:
         Raises:
             UserError: settings differ between ranks that had an iteration.
         """
-        rows: list[Settings] = gather(self._plain_settings())
+        rows: list[Settings] = gather(self.plain_settings())
         busy = [other for other in range(len(rows)) if other not in idle]
         expected = rows[busy[0]]
         for other in busy:
@@ -167,6 +166,28 @@ class ConsistencyCheck:
                     f"ranks differ in param_groups: {len(rows[other])} on rank {other}, {len(expected)} on rank "
                     f"{busy[0]}"
                 )
+
+    def require_set_again(self, undone: Settings, restored: Settings) -> None:
+        """Compare the settings of a repeated step with those it had when it was undone.
+
+        The ranks that were in the step all repeat it, and other ranks may not be left, so that none would differ.
+
+        Args:
+            undone: Settings when the step was undone.
+            restored: Settings after that, which are those of the start of the step.
+
+        Raises:
+            UserError: the script had changed a setting in the step, and has not changed it in the repeated one.
+        """
+        for number, rows in enumerate(zip(undone, restored, self.plain_settings(), strict=False)):
+            was, start, now = rows
+            for name in was.keys() & start.keys() & now.keys():
+                if repr(was[name]) != repr(start[name]) == repr(now[name]):
+                    raise UserError(
+                        f"the script did not set param_groups[{number}][{name!r}] again when the step was repeated: it "
+                        f"is {now[name]}, and was {was[name]} when the step was undone. Set it on every rank, behind "
+                        "`if run.begins_step:`"
+                    )
 
     @torch.no_grad()
     def require_equal_state(self, gather: Gather, steps: int) -> None:
@@ -187,6 +208,26 @@ class ConsistencyCheck:
                     f"than rank {', '.join(same)}. The script has changed it outside of run.step, and not on every "
                     "rank: change it on every rank"
                 )
+
+
+def require_equal_samples(gather: Gather, samples: str) -> None:
+    """Called on every rank: compare the descriptions of the samples of the step.
+
+    Raises:
+        UserError: they differ.
+    """
+    described = gather(samples)
+    for other, theirs in enumerate(described):
+        if theirs != described[0]:
+            raise UserError(
+                f"ranks differ in the next step: {theirs} on rank {other}, {described[0]} on rank 0. Change the global "
+                "batch on every rank, behind `if run.begins_step:`"
+            )
+
+
+def text_checksum(text: str) -> int:
+    """Return a checksum of a text."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=3).digest(), "big")
 
 
 def _places(models: Sequence[nn.Module]) -> dict[str, tuple[Any, str]]:

@@ -20,6 +20,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from brim.errors import ConfigError
+
 SMOOTHING = 0.999
 """Weight of the past after a step of ``base`` samples, from Pollux; after a step of twice as many, it is squared."""
 
@@ -79,11 +81,6 @@ class Noise:
             return 1.0
         return (self.var + self.sqr) / (self.var / scale + self.sqr)
 
-    def efficiency(self, batch: int) -> float:
-        """Return the progress per sample with this batch, relative to ``base``: Pollux's (phi + M0) / (phi + M)."""
-        phi = self.scale_samples
-        return 1.0 if phi is None else (phi + self.base) / (phi + batch)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the estimate as plain numbers."""
         return {
@@ -124,11 +121,11 @@ def rule_for(optimizer: object, name: str = "auto") -> Rule:
     """Return the rule called ``name``; "auto" is "sqrt" for optimizers that divide by a second moment, else "linear".
 
     Raises:
-        ValueError: there is no such rule.
+        ConfigError: there is no such rule.
     """
     if name != "auto":
         if name not in RULES:
-            raise ValueError(f"lr_rule={name!r}: expected 'auto' or one of {', '.join(RULES)}")
+            raise ConfigError(f"lr_rule={name!r}: expected 'auto' or one of {', '.join(RULES)}")
         return RULES[name]
     family = type(optimizer).__name__.lower()
     return square_root if any(word in family for word in ("adam", "rmsprop", "adagrad", "adadelta")) else linear

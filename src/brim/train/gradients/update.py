@@ -49,6 +49,12 @@ class OptimizerUpdate:
         """
         self._watch = register_optimizer_step_pre_hook(lambda optimizer, _, __: self._check_step(optimizer, trained))
 
+    def forget(self) -> None:
+        """Forget the optimizers, the schedules and the scaler."""
+        self.optimizers.clear()
+        self.schedulers.clear()
+        self.scaler = None
+
     def close(self) -> None:
         """Allow optimizer steps by the script again."""
         if self._watch is not None:

@@ -44,7 +44,7 @@ class Evaluation:
         self._group, self._where, self._counts = group, where, {}
         self._members = tuple(range(group.size)) if group is not None else ()
         if group is not None:
-            group.do(lambda: group.store.set(f"evaluates/{group.rank}", where))  # if it fails, the next wait tells
+            group.do(lambda: group.store.set(f"evaluates/{group.rank}", where))  # if it fails, the next wait fails
 
     def restrict(self) -> None:
         """If the group has formed during an evaluation, leave out the ranks that do not take part in it.

@@ -225,7 +225,7 @@ def share_state(group: ProcessGroup, state: SharedState) -> None:
         _send(group, mine, state, key)
     marks = group.share(state.mark())
     if mine:
-        group.do(lambda: delete_value(group.store, key))  # if it fails, the next wait tells
+        group.do(lambda: delete_value(group.store, key))  # if it fails, the next wait fails
     if any(mark != marks[0] for mark in marks):
         raise InvariantError(f"ranks differ after sharing state: {marks}")
 

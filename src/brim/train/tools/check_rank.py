@@ -53,9 +53,11 @@ class Recorder(Instrument):
         if run.rank == 0 and self._recorded != run.steps_done:
             self._append(run, state)
         if run.steps_done >= self._stop:
-            run.finish()
-            run.close()
-            raise SystemExit(0)
+            try:
+                raise SystemExit(0)
+            finally:  # the script has not ended its loop, and goes on in the next start
+                run.finish()
+                run.close()
 
     def undoes(self, step: int) -> bool:
         """Undo this one step."""

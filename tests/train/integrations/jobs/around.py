@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from brim.gang.client import send_request
-from brim.gang.messages import PreemptRequest, ResizeRequest, StatusRequest, StopRequest, TuneRequest
+from brim.gang.messages import PreemptRequest, ResizeRequest, StatusRequest, StopRequest, TuneSettings
 
 SAMPLES = 44
 
@@ -32,7 +32,8 @@ def after(step, out):
         os.kill(os.getpid(), signal.SIGKILL)
     elif what is not None:
         message = {
-            "preempt": PreemptRequest(), "stop": StopRequest(), "resize": ResizeRequest(4), "tune": TuneRequest(64),
+            "preempt": PreemptRequest(), "stop": StopRequest(), "resize": ResizeRequest(4),
+            "tune": TuneSettings(global_batch=64),
         }[what]  # fmt: skip
         while not all(rank["state"] == "joined" for rank in _status()["ranks"]):
             time.sleep(0.01)

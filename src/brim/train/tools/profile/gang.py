@@ -23,7 +23,7 @@ from typing import Any, Final, TextIO
 
 from brim.errors import BrimError, UserError
 from brim.gang.client import send_request
-from brim.gang.messages import TuneRequest
+from brim.gang.messages import TuneSettings
 from brim.gang.processes import terminate_launcher
 
 GRACE_S: Final = 5.0
@@ -175,7 +175,7 @@ class Gang:
         """
         if local_batch != self._local_batch:
             with contextlib.suppress(OSError):  # the gang has ended; _next raises the reason
-                send_request(str(self._script.folder / self._name), TuneRequest(global_batch=local_batch * self._size))
+                send_request(str(self._script.folder / self._name), TuneSettings(global_batch=local_batch * self._size))
             self._local_batch = local_batch
         found: list[dict[str, Any]] = []
         while len(found) < number:
@@ -266,13 +266,7 @@ class StepMeasures:
 class ScriptSteps:
     """Step times of a script on ``size`` ranks; implements ``Steps`` of the analyser.
 
-    Times do not include waiting for the loader.
-
-    Args:
-        script: The script.
-        size: Number of ranks.
-        local_batch: Samples per rank of the first step; 0: derived from the script's own batch.
-        drain: Numbers of loader workers whose supply is measured before the first step.
+    Times do not include waiting for the loader. For the arguments see ``Gang``.
 
     Attributes:
         header: Properties of the script and its machine.

@@ -1,6 +1,6 @@
 """Free resources of the nodes, and the choice of GPUs for one gang. Compiled: docs/decisions/0005.
 
-Everything here works on plain arrays, so that the scheduling round and the compiled lane of the twin share it.
+Everything here works on plain arrays, so that the scheduling round and the compiled loops of the twin share it.
 Shapes: N nodes, W the largest number of GPUs on a node, T GPU types, M task classes.
 """
 
@@ -21,7 +21,7 @@ FRAGMENTATION: Final = 2
 WORST_FIT: Final = 3
 
 
-class Room(NamedTuple):
+class FreeResources(NamedTuple):
     """Free resources.
 
     Two arrays rather than eight, because compiled code counts a reference for every array that it passes, often.
@@ -37,22 +37,22 @@ class Room(NamedTuple):
 
 
 GPUS: Final = -6
-"""Column of a room: GPUs of the node, free or not."""
+"""Column of ``node``: GPUs of the node, free or not."""
 WHOLES: Final = -5
-"""Column of a room: GPUs of the node that are wholly free."""
+"""Column of ``node``: GPUs of the node that are wholly free."""
 CPU: Final = -4
-"""Column of a room: milli-cores free."""
+"""Column of ``node``: milli-cores free."""
 MEM: Final = -3
-"""Column of a room: MiB free."""
+"""Column of ``node``: MiB free."""
 TYPE: Final = -2
-"""Column of a room: GPU type code of the node."""
+"""Column of ``node``: GPU type code of the node."""
 OPEN: Final = -1
-"""Column of a room: 1 if the node takes new jobs, 0 if it is draining or down."""
+"""Column of ``node``: 1 if the node takes new jobs, 0 if it is draining or down."""
 EXTRA: Final = 6
-"""Columns of a room that are not GPUs."""
+"""Columns of ``node`` that are not GPUs."""
 
 
-class Ask(NamedTuple):
+class GangRequest(NamedTuple):
     """The request of one gang: GPUs, thousandths of each, milli-cores and MiB per GPU, type code or -1."""
 
     gpus: int
@@ -63,10 +63,10 @@ class Ask(NamedTuple):
 
 
 @njit
-def empty_room(
+def all_free(
     node_type: IntArray, gpus: IntArray, cpu: IntArray, mem: IntArray, is_open: BoolArray, types: int
-) -> Room:
-    """The room of nodes on which nothing runs."""
+) -> FreeResources:
+    """What is free on nodes on which nothing runs."""
     node = np.zeros((len(gpus), gpus.max() + EXTRA), np.int64)
     total = np.zeros(types, np.int64)
     for n in range(len(gpus)):
@@ -76,106 +76,106 @@ def empty_room(
         row[TYPE], row[OPEN] = node_type[n], is_open[n]
         if is_open[n]:
             total[node_type[n]] += gpus[n]
-    return Room(node, total)
+    return FreeResources(node, total)
 
 
 @njit
-def withhold(room: Room, withheld: BoolArray) -> None:
-    """Take withheld GPUs out of an empty room for good: jobs that hold them may leave, but nothing fits there.
+def withhold(free: FreeResources, withheld: BoolArray) -> None:
+    """Take withheld GPUs out of what is free for good: jobs that hold them may leave, but nothing fits there.
 
     Args:
-        room: A room on which nothing runs.
+        free: Nodes on which nothing runs.
         withheld: Whether each GPU is withheld (N, W), or empty.
     """
     for n in range(len(withheld)):
-        row = room.node[n]
+        row = free.node[n]
         for g in range(row[GPUS]):
             if withheld[n, g]:
                 row[g] = 0
                 row[WHOLES] -= 1
-                room.total[row[TYPE]] -= row[OPEN]
+                free.total[row[TYPE]] -= row[OPEN]
 
 
 @njit
-def copy_room(room: Room) -> Room:
+def copy_of(free: FreeResources) -> FreeResources:
     """Return an independent copy."""
-    return Room(room.node.copy(), room.total.copy())
+    return FreeResources(free.node.copy(), free.total.copy())
 
 
 @njit
-def copy_into(room: Room, other: Room) -> None:
-    """Make another room equal to this one. Plain loops, because assigning arrays takes seconds to compile."""
-    for n in range(len(room.node)):
-        for column in range(room.node.shape[1]):
-            other.node[n, column] = room.node[n, column]
-    for t in range(len(room.total)):
-        other.total[t] = room.total[t]
+def copy_into(free: FreeResources, other: FreeResources) -> None:
+    """Copy what is free over another set of arrays. Plain loops, because assigning arrays takes seconds to compile."""
+    for n in range(len(free.node)):
+        for column in range(free.node.shape[1]):
+            other.node[n, column] = free.node[n, column]
+    for t in range(len(free.total)):
+        other.total[t] = free.total[t]
 
 
 @inline
-def take(room: Room, ask: Ask, node: int, gpu: int) -> None:
-    """Take one GPU of a gang from the room."""
-    nodes = room.node
+def take(free: FreeResources, gang: GangRequest, node: int, gpu: int) -> None:
+    """Take one GPU of a gang."""
+    nodes = free.node
     before = nodes[node, gpu]
-    nodes[node, gpu] = before - ask.share
+    nodes[node, gpu] = before - gang.share
     if before == WHOLE:
         nodes[node, WHOLES] -= 1
-        room.total[nodes[node, TYPE]] -= nodes[node, OPEN]
-    nodes[node, CPU] -= ask.cpu
-    nodes[node, MEM] -= ask.mem
+        free.total[nodes[node, TYPE]] -= nodes[node, OPEN]
+    nodes[node, CPU] -= gang.cpu
+    nodes[node, MEM] -= gang.mem
 
 
 @inline
-def give(room: Room, ask: Ask, node: int, gpu: int) -> None:
-    """Return one GPU of a gang to the room: the inverse of ``take``."""
-    nodes = room.node
-    after = nodes[node, gpu] + ask.share
+def give(free: FreeResources, gang: GangRequest, node: int, gpu: int) -> None:
+    """Return one GPU of a gang: the inverse of ``take``."""
+    nodes = free.node
+    after = nodes[node, gpu] + gang.share
     nodes[node, gpu] = after
     if after == WHOLE:
         nodes[node, WHOLES] += 1
-        room.total[nodes[node, TYPE]] += nodes[node, OPEN]
-    nodes[node, CPU] += ask.cpu
-    nodes[node, MEM] += ask.mem
+        free.total[nodes[node, TYPE]] += nodes[node, OPEN]
+    nodes[node, CPU] += gang.cpu
+    nodes[node, MEM] += gang.mem
 
 
 @inline
-def slots_of(node: IntArray, n: int, ask: Ask) -> int:
+def slots_of(node: IntArray, n: int, gang: GangRequest) -> int:
     """How many GPUs of this gang fit on one node; 0 if the node is closed or of another type."""
     count = 0
-    if node[n, OPEN] and (ask.gpu_type < 0 or node[n, TYPE] == ask.gpu_type):
-        if ask.share == WHOLE:
+    if node[n, OPEN] and (gang.gpu_type < 0 or node[n, TYPE] == gang.gpu_type):
+        if gang.share == WHOLE:
             count = node[n, WHOLES]
         else:
             for g in range(node[n, GPUS]):
-                count += node[n, g] >= ask.share
-        if ask.cpu > 0:
-            count = min(count, max(node[n, CPU], 0) // ask.cpu)
-        if ask.mem > 0:
-            count = min(count, max(node[n, MEM], 0) // ask.mem)
+                count += node[n, g] >= gang.share
+        if gang.cpu > 0:
+            count = min(count, max(node[n, CPU], 0) // gang.cpu)
+        if gang.mem > 0:
+            count = min(count, max(node[n, MEM], 0) // gang.mem)
     return count
 
 
 @njit
-def slots(room: Room, ask: Ask, gpu_type: int, most: IntArray) -> int:
+def slots(free: FreeResources, gang: GangRequest, gpu_type: int, most: IntArray) -> int:
     """Write how many GPUs of this gang fit on each node of one type into ``most`` (N,); return the sum."""
-    node = room.node
+    node = free.node
     total = 0
     for n in range(len(node)):
-        most[n] = slots_of(node, n, ask) if node[n, TYPE] == gpu_type else 0
+        most[n] = slots_of(node, n, gang) if node[n, TYPE] == gpu_type else 0
         total += most[n]
     return total
 
 
 @inline
-def hopeless(room: Room, ask: Ask) -> bool:
+def has_too_few(free: FreeResources, gang: GangRequest) -> bool:
     """Quick test: whether no type has enough wholly free GPUs. False when only a search can decide."""
-    if ask.share != WHOLE:
+    if gang.share != WHOLE:
         return False
     most = 0
-    for t in range(len(room.total)):
-        if ask.gpu_type < 0 or ask.gpu_type == t:
-            most = max(most, room.total[t])
-    return most < ask.gpus
+    for t in range(len(free.total)):
+        if gang.gpu_type < 0 or gang.gpu_type == t:
+            most = max(most, free.total[t])
+    return most < gang.gpus
 
 
 @inline
@@ -216,64 +216,64 @@ def stranded(free: IntArray, whole: int, classes: FloatArray) -> float:
 
 
 @njit
-def stranded_growth(room: Room, ask: Ask, node: int, classes: FloatArray) -> float:
+def stranded_growth(free: FreeResources, gang: GangRequest, node: int, classes: FloatArray) -> float:
     """Growth of the node's stranded share if the whole gang were placed there."""
-    free = room.node[node, : room.node[node, GPUS]].copy()
-    whole = room.node[node, WHOLES]
-    before = stranded(free, whole, classes)
-    if ask.share == WHOLE:
-        left = ask.gpus
-        for g in range(len(free)):
-            if left and free[g] == WHOLE:
-                free[g] = 0
+    left_milli = free.node[node, : free.node[node, GPUS]].copy()
+    whole = free.node[node, WHOLES]
+    before = stranded(left_milli, whole, classes)
+    if gang.share == WHOLE:
+        left = gang.gpus
+        for g in range(len(left_milli)):
+            if left and left_milli[g] == WHOLE:
+                left_milli[g] = 0
                 left -= 1
-        whole -= ask.gpus
+        whole -= gang.gpus
     else:
-        taken = np.zeros(len(free), np.bool_)
-        for _ in range(ask.gpus):
+        taken = np.zeros(len(left_milli), np.bool_)
+        for _ in range(gang.gpus):
             best = -1
-            for g in range(len(free)):
-                if not taken[g] and free[g] >= ask.share and (best < 0 or free[g] < free[best]):
+            for g in range(len(left_milli)):
+                if not taken[g] and left_milli[g] >= gang.share and (best < 0 or left_milli[g] < left_milli[best]):
                     best = g
             taken[best] = True
-            whole -= free[best] == WHOLE
-            free[best] -= ask.share
-    return stranded(free, whole, classes) - before
+            whole -= left_milli[best] == WHOLE
+            left_milli[best] -= gang.share
+    return stranded(left_milli, whole, classes) - before
 
 
 @njit
-def best_fit(room: Room, ask: Ask) -> int:
+def best_fit(free: FreeResources, gang: GangRequest) -> int:
     """Node with the fewest GPUs left over among those that fit the whole gang, -1 if none; ties: the lowest index.
 
     A gang that shares GPUs gets the fullest GPU on which it fits, on the node with the fewest wholly free GPUs.
     """
-    node, best = room.node, -1
-    if ask.share == WHOLE:
+    node, best = free.node, -1
+    if gang.share == WHOLE:
         fewest = node.shape[1]  # above every number of GPUs of a node
         for n in range(len(node)):
-            more = node[n, WHOLES] - ask.gpus
-            if 0 <= more < fewest and slots_of(node, n, ask) >= ask.gpus:
+            more = node[n, WHOLES] - gang.gpus
+            if 0 <= more < fewest and slots_of(node, n, gang) >= gang.gpus:
                 best, fewest = n, more
                 if more == 0:
                     break
         return best
     best_left = np.inf
     for n in range(len(node)):
-        if slots_of(node, n, ask) < ask.gpus:
+        if slots_of(node, n, gang) < gang.gpus:
             continue
-        left = node[n, tightest_gpu(node[n], ask.share)] + node[n, WHOLES] / (WHOLE + 1.0)
+        left = node[n, tightest_gpu(node[n], gang.share)] + node[n, WHOLES] / (WHOLE + 1.0)
         if left < best_left:
             best, best_left = n, left
     return best
 
 
 @njit
-def least_stranded(room: Room, ask: Ask, classes: FloatArray) -> int:
+def least_stranded(free: FreeResources, gang: GangRequest, classes: FloatArray) -> int:
     """Node whose stranded share grows least among those that fit the whole gang, -1 if none; ties: lowest index."""
     best, best_growth = -1, np.inf
-    for n in range(len(room.node)):
-        if slots_of(room.node, n, ask) >= ask.gpus:
-            growth = stranded_growth(room, ask, n, classes)
+    for n in range(len(free.node)):
+        if slots_of(free.node, n, gang) >= gang.gpus:
+            growth = stranded_growth(free, gang, n, classes)
             if growth < best_growth:
                 best, best_growth = n, growth
     return best
@@ -283,7 +283,7 @@ def least_stranded(room: Room, ask: Ask, classes: FloatArray) -> int:
 def fewest_nodes(most: IntArray, gpus: int, counts: IntArray) -> int:
     """Divide a gang among as few nodes as possible; fill ``counts`` (N,) and return the number of nodes.
 
-    The nodes with most room come first; the last piece is placed where it fits best.
+    The nodes on which most fit come first; the last piece is placed where it fits best.
 
     Args:
         most: GPUs of the gang that fit on each node (N,); their sum is at least ``gpus``.
@@ -338,18 +338,18 @@ def emptiest_first(most: IntArray, gpus: int, counts: IntArray) -> None:
 
 
 @njit
-def pick(room: Room, ask: Ask, node: int, count: int, pairs: IntArray, at: int) -> None:
+def pick(free: FreeResources, gang: GangRequest, node: int, count: int, pairs: IntArray, at: int) -> None:
     """Write ``count`` (node, gpu) pairs of one node, in increasing order, from row ``at``."""
-    row = room.node[node]
+    row = free.node[node]
     last_free, last_gpu = -1, -1  # of the last GPU picked; the next is the next in (free, index)
     for k in range(count):
         best = -1
         for g in range(row[GPUS]):
-            if row[g] < ask.share or (row[g], g) <= (last_free, last_gpu):
+            if row[g] < gang.share or (row[g], g) <= (last_free, last_gpu):
                 continue
             if best < 0 or row[g] < row[best]:
                 best = g
-                if row[g] == ask.share:
+                if row[g] == gang.share:
                     break
         last_free, last_gpu = row[best], best
         i = at + k
@@ -361,57 +361,59 @@ def pick(room: Room, ask: Ask, node: int, count: int, pairs: IntArray, at: int) 
 
 
 @njit
-def choose(room: Room, ask: Ask, rule: int, classes: FloatArray, scratch: IntArray, pairs: IntArray) -> bool:
-    """Choose GPUs of one type for one gang, and write ``ask.gpus`` pairs in increasing order.
+def choose(
+    free: FreeResources, gang: GangRequest, rule: int, classes: FloatArray, scratch: IntArray, pairs: IntArray
+) -> bool:
+    """Choose GPUs of one type for one gang, and write ``gang.gpus`` pairs in increasing order.
 
     Args:
-        room: Free resources.
-        ask: Request of the gang.
+        free: Free resources.
+        gang: Request of the gang.
         rule: CONSOLIDATE (fewest nodes, best fit), SPREAD (most free first, one GPU at a time), FRAGMENTATION (least
             stranded) or WORST_FIT (most free first, whole nodes).
         classes: Task classes (M, 3) of ``stranded``, read by FRAGMENTATION only.
         scratch: Two values per node (2, N).
-        pairs: Output, at least ``ask.gpus`` rows of (node, gpu).
+        pairs: Output, at least ``gang.gpus`` rows of (node, gpu).
 
     Returns:
         Whether the gang fits.
     """
-    if hopeless(room, ask):
+    if has_too_few(free, gang):
         return False
     packs = rule in (CONSOLIDATE, FRAGMENTATION)
     if packs:
-        node = least_stranded(room, ask, classes) if rule == FRAGMENTATION else best_fit(room, ask)
+        node = least_stranded(free, gang, classes) if rule == FRAGMENTATION else best_fit(free, gang)
         if node >= 0:
-            pick(room, ask, node, ask.gpus, pairs, 0)
+            pick(free, gang, node, gang.gpus, pairs, 0)
             return True
-        if ask.gpus == 1:
+        if gang.gpus == 1:
             return False
     most, counts = scratch[0], scratch[1]
     best_type, best, counted = -1, 0, -1
-    for t in range(len(room.total)):
-        if ask.gpu_type >= 0 and t != ask.gpu_type:
+    for t in range(len(free.total)):
+        if gang.gpu_type >= 0 and t != gang.gpu_type:
             continue
-        total = slots(room, ask, t, most)
-        if total < ask.gpus:
+        total = slots(free, gang, t, most)
+        if total < gang.gpus:
             continue
         score = -total
         if packs:
-            score, counted = fewest_nodes(most, ask.gpus, counts), t
+            score, counted = fewest_nodes(most, gang.gpus, counts), t
         if best_type < 0 or score < best:
             best_type, best = t, score
     if best_type < 0:
         return False
     if counted != best_type:
-        slots(room, ask, best_type, most)
+        slots(free, gang, best_type, most)
         if packs:
-            fewest_nodes(most, ask.gpus, counts)
+            fewest_nodes(most, gang.gpus, counts)
         elif rule == SPREAD:
-            most_even(most, ask.gpus, counts)
+            most_even(most, gang.gpus, counts)
         else:
-            emptiest_first(most, ask.gpus, counts)
+            emptiest_first(most, gang.gpus, counts)
     at = 0
     for n in range(len(counts)):
         if counts[n]:
-            pick(room, ask, n, counts[n], pairs, at)
+            pick(free, gang, n, counts[n], pairs, at)
             at += counts[n]
     return True

@@ -1,4 +1,4 @@
-"""The compiled lane and the event loop are one twin: the same columns, bit for bit."""
+"""The compiled loop with queues and the general loop are one twin: the same columns, bit for bit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from brim.policies.place.parts import Consolidate, Fragmentation, Spread
 from brim.policies.presets import PRESETS
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy
-from brim.sim.lane import can_take_lane
+from brim.sim.compiled.eligible import eligible_loop
+from brim.sim.compiled.queues import run_queues
+from brim.sim.compiled.replay import run_loop
 from brim.sim.overheads import Overheads
-from brim.sim.truth import Rigid
+from brim.sim.truths.rigid import Rigid
 from brim.sim.twin import Settings, replay
 from brim.testing import job, small_trace
 from brim.testing.strategies import clusters, jobs_of
@@ -44,9 +46,13 @@ def assert_equal(one: Replay, other: Replay) -> None:
     assert (one.end_ms, one.partial, one.rounds) == (other.end_ms, other.partial, other.rounds)
 
 
+def loop_of(policy, trace, believed=UserLimits()):  # noqa: B008 - frozen
+    return eligible_loop(policy, trace, Rigid(trace), NO_FAULTS, believed)
+
+
 @settings(max_examples=200)
 @given(st.data())
-def test_the_lane_decides_as_the_loop_does(data):
+def test_the_loop_with_queues_decides_as_the_general_loop_does(data):
     cluster = data.draw(clusters())
     jobs = data.draw(jobs_of(cluster, dependencies=False, jobs_max=14))
     if data.draw(st.booleans()):
@@ -62,22 +68,16 @@ def test_the_lane_decides_as_the_loop_does(data):
     assert_equal(replay(trace, cluster, policy, settings), replay(trace, cluster, policy, settings, journal=Journal()))
 
 
-def test_the_lane_is_taken_where_it_may():
+def test_a_compiled_loop_runs_where_it_may():
     trace = small_trace(job(run=5))
     outcome = run(trace, "1x1xT4", "fifo")
-    assert len(outcome.round_s) == 0  # only the lane does not time its rounds
-    assert len(run(trace, "1x1xT4", "fifo", lane=False).round_s) == 1
+    assert len(outcome.round_s) == 0  # compiled loops do not time their rounds
+    assert len(run(trace, "1x1xT4", "fifo", compiled=False).round_s) == 1
 
 
-@pytest.mark.parametrize("name", ["srtf", "las", "tiresias", "fair", "gittins"])
-def test_policies_that_interrupt_do_not_take_it(name):
-    outcome = run(small_trace(job(run=5), job(run=5)), "1x1xT4", name)
-    assert len(outcome.round_s) == outcome.rounds > 0
-
-
-def test_dependencies_do_not_take_it():
+def test_dependencies_need_whole_rounds():
     trace = small_trace(job(run=5), job(run=5, after="j0"))
-    assert not can_take_lane(PRESETS["fifo"], trace, Settings().faults, None)
+    assert loop_of(PRESETS["fifo"], trace) is run_loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +151,15 @@ def test_a_part_that_is_overridden_runs(parts, socket):
 @pytest.mark.parametrize("policy", [
     replace(FIFO, order=Remembering()),
     Slow(**{column.name: getattr(FIFO, column.name) for column in fields(FIFO) if column.init}),
-    replace(FIFO, size=type("Mine", (AsAsked,), {})()), replace(FIFO, place=Fragmentation("stop")),
+    replace(FIFO, size=type("Mine", (AsAsked,), {})()), replace(FIFO, place=type("Mine", (Fragmentation,), {})("stop")),
 ])
-def test_subclasses_do_not_take_it(policy):
+def test_subclasses_run_in_the_general_loop(policy):
     assert len(run(THREE, "1x1xT4", policy).round_s) > 0
 
 
 def test_estimates_that_are_overridden_are_asked():
-    assert can_take_lane(PRESETS["sjf"], THREE, NO_FAULTS, UserLimits())
-    assert not can_take_lane(PRESETS["sjf"], THREE, NO_FAULTS, Longest())
+    assert loop_of(PRESETS["sjf"], THREE) is run_queues
+    assert loop_of(PRESETS["sjf"], THREE, Longest()) is None
 
 
 def test_a_truth_that_is_overridden_is_asked():
@@ -174,7 +174,7 @@ def test_a_truth_that_is_overridden_is_asked():
 
 
 def test_the_constants_of_a_part_are_what_its_class_says():
-    """The lane reads rule and misfit of the instance: nothing else may be set on one."""
+    """The loop reads rule and misfit of the instance: nothing else may be set on one."""
     with pytest.raises(AttributeError):
         object.__setattr__(Consolidate("stop"), "rule", 1)
     with pytest.raises(ConfigError, match="misfit 'wait': expected one of stop, skip, reserve"):
@@ -184,14 +184,14 @@ def test_the_constants_of_a_part_are_what_its_class_says():
 @pytest.mark.parametrize("name", ["fifo", "backfill", "sjf", "sjf-oracle"])
 @pytest.mark.parametrize("golden", TRACES)
 def test_the_golden_traces_are_the_same_in_both(name, golden):
-    """Without dependencies, and with limits on every job: so all three may take the lane."""
+    """Without dependencies, and with limits on every job: so the loop with queues runs them all."""
     trace = load(golden)
     limits = np.where(trace.time_limit_ms == NONE, trace.run_ms * 2, trace.time_limit_ms)
     trace = replace(trace, after=np.full(len(trace), NONE), after_ms=np.zeros(len(trace), dtype=np.int64),
                     time_limit_ms=limits)
     outcome = run(trace, CLUSTERS[golden], name)
     assert len(outcome.round_s) == 0
-    assert_equal(outcome, run(trace, CLUSTERS[golden], name, lane=False))
+    assert_equal(outcome, run(trace, CLUSTERS[golden], name, compiled=False))
 
 
 def test_a_busy_cluster_of_400_jobs_is_the_same_in_both():
@@ -201,13 +201,13 @@ def test_a_busy_cluster_of_400_jobs_is_the_same_in_both():
     trace = small_trace(*jobs)
     for name in ("fifo", "backfill", "sjf-oracle"):
         policy = replace(PRESETS[name], oracle=True)
-        assert_equal(run(trace, "4x4xT4", policy), run(trace, "4x4xT4", policy, lane=False))
+        assert_equal(run(trace, "4x4xT4", policy), run(trace, "4x4xT4", policy, compiled=False))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_deep_queue_of_few_requests_is_the_same_in_both(data):
-    """The lane has a queue for each request; jobs with equal requests differ in their limits and in when they end."""
+    """The loop has a queue for each request; jobs with equal requests differ in their limits and in when they end."""
     cluster = data.draw(clusters(nodes_max=3))
     asks = data.draw(jobs_of(cluster, dependencies=False, jobs_max=3).filter(lambda found: len(found) > 0))
     jobs = [
@@ -233,7 +233,7 @@ def latest_first(self, snapshot, beliefs):
 def test_a_function_that_a_policy_file_replaced_on_a_shipped_class_is_called(monkeypatch):
     trace = small_trace(job(run=10), job(at=1, run=10), job(at=2, run=10))
     policy = replace(PRESETS["sjf"], order=Arrival())
-    assert can_take_lane(policy, trace, NO_FAULTS, UserLimits())
+    assert loop_of(policy, trace) is run_queues
     monkeypatch.setattr(Arrival, "__call__", latest_first)
-    assert not can_take_lane(policy, trace, NO_FAULTS, UserLimits())
+    assert loop_of(policy, trace) is None
     assert replay(trace, parse_cluster("1x1xT4"), policy).finish_ms.tolist() == [10_000, 30_000, 20_000]

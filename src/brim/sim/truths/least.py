@@ -21,9 +21,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from brim.beliefs.batching import split
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.errors import ConfigError
-from brim.sim.profiles import NODES_MAX, Application
+from brim.sim.truths.profiles import NODES_MAX, Application
 
 _MARGIN: Final = 1 - 1e-6
 """For rounding, and for points taken to be on a face of a simplex that they only touch."""
@@ -38,7 +39,7 @@ class Ranges(NamedTuple):
     batch_max: int
 
 
-class Room(NamedTuple):
+class PlacementLimits(NamedTuple):
     """Limits of a cluster's placements: nodes, and GPUs of the widest node."""
 
     nodes: int
@@ -46,12 +47,12 @@ class Room(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def least(app: Application, ranges: Ranges, room: Room) -> tuple[float, float]:
+def least(app: Application, ranges: Ranges, limits: PlacementLimits) -> tuple[float, float]:
     """Least seconds and least GPU seconds of a job from its start to its end.
 
     Both are 0, which bounds nothing, if no configuration in range was measured.
     """
-    batches, step_s, step_gpu_s = _steps(app, ranges, room)
+    batches, step_s, step_gpu_s = _steps(app, ranges, limits)
     known = np.isfinite(step_s)
     if not known.any():
         return 0.0, 0.0
@@ -63,14 +64,14 @@ def least(app: Application, ranges: Ranges, room: Room) -> tuple[float, float]:
     return run_s * _MARGIN, gpu_s * _MARGIN
 
 
-def _steps(app: Application, ranges: Ranges, room: Room) -> tuple[IntArray, FloatArray, FloatArray]:
+def _steps(app: Application, ranges: Ranges, limits: PlacementLimits) -> tuple[IntArray, FloatArray, FloatArray]:
     """Global batches that occur (B,), and the least seconds and GPU seconds of one step of each (B,)."""
     totals, seconds, gpu_seconds = [], [], []
     for gpus in range(ranges.gpus_min, min(ranges.gpus_max, ranges.batch_max) + 1):
         local, extra = divisions(app, gpus, ranges.batch_min, ranges.batch_max)
         step_s = np.full(len(local), np.inf)
         measured, at = np.unique(np.maximum(local, app.local_batch_min), return_inverse=True)
-        for step, sync in _times(app, gpus, measured, room):
+        for step, sync in _times(app, gpus, measured, limits):
             step_s = np.fmin(step_s, step[at] + extra * (step - sync)[at])  # NaN (not measured) never wins
         totals.append(gpus * local * (extra + 1))
         seconds.append(step_s)
@@ -84,33 +85,45 @@ def _steps(app: Application, ranges: Ranges, room: Room) -> tuple[IntArray, Floa
 
 
 def divisions(app: Application, gpus: int, batch_min: int, batch_max: int) -> tuple[IntArray, IntArray]:
-    """Every local batch and number of extra steps that ``Application.split`` makes of a batch in the range."""
-    first, last = -(-batch_min // gpus), -(-batch_max // gpus)
-    pairs = {app.split(gpus, min(max(share * gpus, batch_min), batch_max)) for share in range(first, last + 1)}
-    local, extra = np.array(sorted(pairs), dtype=np.int64).T
-    return local, extra
+    """Every local batch and number of extra steps that ``Application.split`` makes of a batch in the range, each (D,).
+
+    Batches that it cannot split are left out.
+    """
+    share = np.arange(-(-batch_min // gpus), -(-batch_max // gpus) + 1)
+    local, extra = split(
+        gpus, np.clip(share * gpus, batch_min, batch_max), app.batch_min, app.batch_max, app.local_batch_max
+    )
+    width = int(extra.max(initial=0)) + 1
+    pairs = np.unique((local * width + extra)[local > 0])
+    return pairs // width, pairs % width
 
 
-def _times(app: Application, gpus: int, local: IntArray, room: Room) -> Iterator[tuple[FloatArray, FloatArray]]:
-    """Step and sync seconds of these local batches on every placement there may be; NaN where not measured."""
+def _times(
+    app: Application, gpus: int, local: IntArray, limits: PlacementLimits
+) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """Step and sync seconds of these local batches on every placement there may be, each (B,); NaN if not measured."""
     times = app.step_times
     measured = local.astype(np.float64)
-    for placement, curve in times.curves.items():
-        if sum(placement) == gpus and len(placement) <= room.nodes and max(placement) <= room.width:
+    for placement in times.placements.get(gpus, ()):
+        if len(placement) <= limits.nodes and max(placement) <= limits.width:
+            curve = times.curves[placement]
             known = sorted(curve)
             within: BoolArray = measured <= known[-1]
             step, sync = (np.interp(measured, known, [curve[at][part] for at in known]) for part in (0, 1))
             yield _filled(app, len(placement), gpus, measured, np.where(within, step, np.nan), sync)
-    fewest, most = -(-gpus // room.width), min(gpus, room.nodes)
-    for nodes in range(fewest, min(most, max(fewest, NODES_MAX + 1)) + 1):  # more count as NODES_MAX
-        only = _only_placement(nodes, gpus, room.width)
-        if only in times.curves:
-            continue
-        try:
-            step, sync = times.between(nodes, gpus, measured)
-        except ConfigError:  # there is nothing to interpolate between
-            step = sync = np.full(len(measured), np.nan)
-        yield _filled(app, nodes, gpus, measured, step, sync)
+    fewest, most = -(-gpus // limits.width), min(gpus, limits.nodes)
+    nodes = [
+        nodes for nodes in range(fewest, min(most, max(fewest, NODES_MAX + 1)) + 1)  # more count as NODES_MAX
+        if _only_placement(nodes, gpus, limits.width) not in times.curves
+    ]
+    if not nodes:
+        return
+    try:
+        steps, syncs = times.between(np.array(nodes), gpus, measured)
+    except ConfigError:  # there is nothing to interpolate between
+        steps = syncs = np.full((len(nodes), len(measured)), np.nan)
+    for on, step, sync in zip(nodes, steps, syncs, strict=True):
+        yield _filled(app, on, gpus, measured, step, sync)
 
 
 def _filled(

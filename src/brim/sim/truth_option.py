@@ -11,16 +11,17 @@ from brim.core.cluster import Cluster
 from brim.core.trace import Trace
 from brim.errors import ConfigError
 from brim.sim.overheads import Overheads
-from brim.sim.truth import Rigid, Truth
+from brim.sim.truths.rigid import Rigid
+from brim.sim.truths.truth import Truth
 
 if TYPE_CHECKING:
-    from brim.sim.profiles import Application
+    from brim.sim.truths.profiles import Application
 
 TRUTHS: Final = ("rigid", "measured", "parametric")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class TruthOption:
     """The name of a truth, and its inputs.
 
     Attributes:
@@ -63,11 +64,11 @@ class Choice:
             ConfigError: profiles are missing or wrong, or do not fit the trace.
         """
         if self.profiles is not None:
-            from brim.sim.measured import Measured  # noqa: PLC0415 - tables are only read where they are asked for
+            from brim.sim.truths.measured import Measured  # noqa: PLC0415 - tables are only read where they are asked for
 
             return Measured(trace, cluster, _applications(self.profiles))
         if self.name == "parametric":
-            from brim.sim.categories import ELASTIC_SHARE, drawn_jobs  # noqa: PLC0415
+            from brim.sim.truths.categories import ELASTIC_SHARE, drawn_jobs  # noqa: PLC0415
 
             share = ELASTIC_SHARE if self.elastic_share is None else self.elastic_share
             return drawn_jobs(trace, cluster, share, seed)
@@ -82,16 +83,16 @@ class Choice:
         """
         if self.profiles is None:
             return trace, ()
-        from brim.sim.measured import without_unmeasured  # noqa: PLC0415
+        from brim.sim.truths.measured import without_unmeasured  # noqa: PLC0415
 
         return without_unmeasured(trace, cluster, _applications(self.profiles))
 
 
-RIGID: Final = Choice()
+RIGID: Final = TruthOption()
 
 
 @lru_cache(maxsize=4)
 def _applications(folder: Path) -> dict[str, Application]:
-    from brim.sim.profiles import read_applications  # noqa: PLC0415
+    from brim.sim.truths.profiles import read_applications  # noqa: PLC0415
 
     return read_applications(folder)

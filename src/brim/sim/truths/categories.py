@@ -36,8 +36,8 @@ from brim.core.arrays import FloatArray, IntArray
 from brim.core.cluster import Cluster
 from brim.core.trace import NONE, Trace
 from brim.errors import ConfigError
-from brim.sim.parametric import ElasticJobs, Parametric
-from brim.sim.truth import fits, type_codes
+from brim.sim.feasibility import fits, type_codes
+from brim.sim.truths.parametric import ElasticJobs, Parametric
 from brim.units import MS_PER_H, WHOLE_GPU
 
 ELASTIC_SHARE: Final = 0.3

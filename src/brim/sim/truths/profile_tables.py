@@ -9,6 +9,7 @@ import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
@@ -52,6 +53,7 @@ class Validation:
     grad_sqr_BE: FloatArray
 
 
+@lru_cache(maxsize=4_096)
 def rotated(placement: Placement) -> Placement:
     """Rotate a placement to its smallest form: (2, 1, 1) and (1, 2, 1) become (1, 1, 2)."""
     return min(placement[start:] + placement[:start] for start in range(len(placement)))

@@ -19,9 +19,9 @@ from brim.core.cluster import Cluster
 from brim.core.events import Report, Sample
 from brim.core.trace import NONE, Trace
 from brim.errors import ConfigError
-from brim.sim.least import Ranges, Room, least
-from brim.sim.profiles import Application
-from brim.sim.truth import ALONE, Company, Pace
+from brim.sim.truths.least import PlacementLimits, Ranges, least
+from brim.sim.truths.profiles import Application
+from brim.sim.truths.truth import ALONE, Company, Pace, packed
 from brim.units import MS_PER_S, WHOLE_GPU
 
 GPUS_MAX: Final = 64
@@ -57,7 +57,7 @@ class _OneGpu:
 
 
 class Measured:
-    """Each job runs as its application did when it was measured. See ``sim.truth.Truth``.
+    """Each job runs as its application did when it was measured. See ``sim.truths.truth.Truth``.
 
     Ranks are numbered from the node with the most of the gang's GPUs to the one with the fewest, as in the placements
     that were measured on several nodes. The order matters up to rotation: ``244`` and ``424`` took the same time,
@@ -79,7 +79,7 @@ class Measured:
         self._trace = trace
         self._gpus_max = min(cluster.num_gpus, GPUS_MAX)
         self._width = int(cluster.gpus_N.max())
-        self._room = Room(cluster.num_nodes, self._width)
+        self._limits = PlacementLimits(cluster.num_nodes, self._width)
         self._app_J = _applications_of(trace, applications, self._width)
         self._stages: dict[tuple[str, tuple[int, ...], int, int], _Stage] = {}
         self._beyond: set[int] = set()  # jobs that ran in configurations that were not measured
@@ -87,7 +87,7 @@ class Measured:
 
     def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
         """See ``Truth``; work is progress in iterations of the initial batch."""
-        app, nodes = self._app_J[job], tuple(sorted(nodes, reverse=True))
+        app = self._app_J[job]
         ends = self._progress[app.name]
         epoch = min(bisect_right(ends, done), len(ends) - 1)
         stage = self._stage(app, nodes, batch, epoch)
@@ -103,7 +103,7 @@ class Measured:
         key = (app.name, nodes, batch, epoch)
         found = self._stages.get(key)
         if found is None:
-            gpus = sum(nodes)
+            nodes, gpus = tuple(sorted(nodes, reverse=True)), sum(nodes)
             local_batch, accumulation = app.split(gpus, batch)
             rate = app.rate(nodes, local_batch, accumulation, epoch)
             variance, square = app.gradient(gpus * local_batch * (accumulation + 1), epoch)
@@ -114,7 +114,7 @@ class Measured:
         return found
 
     def steps(self, job: int) -> Steps:
-        """See ``Timed``: the measured times of one GPU; batches that were not measured there do not fit."""
+        """See ``HasStepTimes``: the measured times of one GPU; batches that were not measured there do not fit."""
         return _OneGpu(self._app_J[job])
 
     def columns(self) -> dict[str, IntArray]:
@@ -158,12 +158,12 @@ class Measured:
 
     @property
     def shortest_ms(self) -> IntArray:
-        """See ``Truth``, and ``sim.least`` for why it is a bound."""
+        """See ``Truth``, and ``sim.truths.least`` for why it is a bound."""
         return self._least_ms[0]
 
     @property
     def least_gpu_ms(self) -> IntArray:
-        """See ``Truth``, and ``sim.least`` for why it is a bound; shares of GPUs counted as shares."""
+        """See ``Truth``, and ``sim.truths.least`` for why it is a bound; shares of GPUs counted as shares."""
         return frozen(self._least_ms[1] * self._trace.share_milli // WHOLE_GPU)
 
     @cached_property
@@ -175,7 +175,7 @@ class Measured:
         for row, (app, values) in enumerate(zip(self._app_J, rows, strict=True)):
             ranges = Ranges(*values)
             if (app.name, ranges) not in known:
-                known[app.name, ranges] = least(app, ranges, self._room)
+                known[app.name, ranges] = least(app, ranges, self._limits)
             table[row] = known[app.name, ranges]
         run_ms, gpu_ms = np.floor(table * MS_PER_S).astype(np.int64).T
         return frozen(run_ms.copy()), frozen(gpu_ms.copy())
@@ -194,12 +194,6 @@ class Measured:
             "Step times and gradients are those measured for each job's application; a job ends when it has made the "
             "progress of the fastest validated run (truth: measured). Every GPU is as fast as those measured."
         ]
-
-
-def packed(gpus: int, width: int) -> tuple[int, ...]:
-    """Return the GPUs per node of a gang on the fewest nodes of ``width`` GPUs."""
-    full, rest = divmod(gpus, width)
-    return (width,) * full + ((rest,) if rest else ())
 
 
 def without_unmeasured(

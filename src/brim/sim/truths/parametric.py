@@ -2,7 +2,7 @@
 
 ``beliefs.throughput`` computes an elastic job's step times from its true parameters, and ``beliefs.batching`` the
 statistical efficiency of a batch from its true gradient noise. Its work is counted in samples of its initial batch. All
-other jobs run as under ``rigid``. ``sim.categories`` draws the parameters for a trace; experiments set their own.
+other jobs run as under ``rigid``. ``truths.categories`` draws the parameters for a trace; experiments set their own.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from brim.core.cluster import Cluster
 from brim.core.events import Report, Sample
 from brim.core.trace import NONE, Trace
 from brim.errors import ConfigError
-from brim.sim.measured import packed
-from brim.sim.truth import ALONE, Company, Pace, rigid_run_ms
+from brim.sim.truths.rigid import rigid_run_ms
+from brim.sim.truths.truth import ALONE, Company, Pace, packed
 from brim.units import MS_PER_S, WHOLE_GPU
 
 STEP_NOISE: Final = 0.05
@@ -115,7 +115,7 @@ class ElasticJobs:
 
 
 class Parametric:
-    """Elastic jobs run by formula, the others as recorded. See ``sim.truth.Truth``.
+    """Elastic jobs run by formula, the others as recorded. See ``sim.truths.truth.Truth``.
 
     Args:
         trace: The trace; its run times are those of the rigid jobs, and of elastic ones if they have no ``samples``.
@@ -197,7 +197,7 @@ class Parametric:
         return _per_ms(jobs.parameters, nodes, gpus, local, extra, jobs.batch_min, jobs.noise_or_nan)
 
     def steps(self, job: int) -> Steps:
-        """See ``Timed``."""
+        """See ``HasStepTimes``."""
         row = int(self._at[job])
         return _OneGpu(
             self._jobs.parameters[row], int(self._jobs.local_batch_max[row]), self._step_noise,

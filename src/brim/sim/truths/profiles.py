@@ -21,7 +21,7 @@ import numpy as np
 
 from brim.core.arrays import FloatArray, IntArray
 from brim.errors import ConfigError, InvariantError
-from brim.sim.profile_tables import (
+from brim.sim.truths.profile_tables import (
     PLACEMENTS,
     SCALABILITY,
     Placement,
@@ -78,11 +78,11 @@ class _Geometry:
     """The S simplices with a volume, in (nodes, GPUs, local batch).
 
     Attributes:
-        times: Step and exchange times at the corners (S, 4, 2).
-        origin: The last corner (S, 3).
-        normals: Gradients of the barycentric coordinates of the other three (S, 3, 3).
-        low: Least nodes and GPUs of a corner (S, 2).
-        high: Most nodes and GPUs of a corner (S, 2).
+        times: Step and exchange times at the corners (2, 4, S).
+        origin: The last corner (3, S).
+        normals: Gradients of the barycentric coordinates of the other three (3, 3, S).
+        low: Least nodes and GPUs of a corner (2, S).
+        high: Most nodes and GPUs of a corner (2, S).
     """
 
     times: FloatArray
@@ -156,52 +156,67 @@ class StepTimes:
         (step_0, sync_0), (step_1, sync_1) = curve[below], curve[above]
         return step_0 + share * (step_1 - step_0), sync_0 + share * (sync_1 - sync_0)
 
-    def between(self, nodes: int, gpus: int, local_batch: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Interpolate step and exchange times, in s, for many local batches at once; NaN outside the simplices.
+    def between(self, nodes: IntArray, gpus: int, local_batch: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Interpolate step and exchange times, in s, at N numbers of nodes and B local batches at once, each (N, B).
 
-        Barycentric coordinates are linear in the local batch, so each simplex covers an interval of local batches.
-        The points lie on a grid, and where the simplices on two sides of a face divide it differently, they
-        give different times there. ``times_s`` returns those of one side; here, the step and the step
-        without its exchange are the least of all sides.
+        NaN outside the simplices. Barycentric coordinates are linear in the local batch, so each simplex covers an
+        interval of local batches. The points lie on a grid, and where the simplices on two sides of a face divide it
+        differently, they give different times there. ``times_s`` returns those of one side; here, the step and the
+        step without its exchange are the least of all sides.
+
+        Args:
+            nodes: Numbers of nodes (N,).
+            gpus: GPUs in all.
+            local_batch: Samples per GPU, ascending (B,).
 
         Raises:
             ConfigError: too few points were measured to interpolate between.
         """
-        order = np.argsort(local_batch, kind="stable")
-        rising = local_batch[order]
-        found, slope, start = self._barycentric(nodes, gpus)
+        at, simplex, slope, start = self._barycentric(nodes, gpus)
         with np.errstate(divide="ignore", invalid="ignore"):
             zero = (-_NEAR - start) / slope
-        low = np.where(slope > 0, zero, -np.inf).max(axis=1, initial=-np.inf)
-        high = np.where(slope < 0, zero, np.inf).min(axis=1, initial=np.inf)
-        never = ((slope == 0) & (start < -_NEAR)).any(axis=1)
-        first = np.searchsorted(rising, low, side="left")
-        counts = np.where(never, 0, np.maximum(np.searchsorted(rising, high, side="right") - first, 0))
-        simplex = np.repeat(np.arange(len(found)), counts)
-        at = np.arange(len(simplex)) + np.repeat(first - np.cumsum(counts) + counts, counts)
-        weights = start[simplex] + rising[at, None] * slope[simplex]
-        step, sync = (weights[:, :, None] * self._geometry.times[found[simplex]]).sum(axis=1).T
-        least = np.full((2, len(local_batch)), np.inf)
-        np.minimum.at(least[0], order[at], step)
-        np.minimum.at(least[1], order[at], step - sync)
+        low = np.where(slope > 0, zero, -np.inf).max(axis=0)
+        high = np.where(slope < 0, zero, np.inf).min(axis=0)
+        never = ((slope == 0) & (start < -_NEAR)).any(axis=0)
+        first = np.searchsorted(local_batch, low, side="left")
+        counts = np.where(never, 0, np.maximum(np.searchsorted(local_batch, high, side="right") - first, 0))
+        pair = np.repeat(np.arange(len(counts)), counts)
+        batch = np.arange(len(pair)) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        weights = start[:, pair] + local_batch[batch] * slope[:, pair]
+        step, sync = (weights * self._geometry.times[:, :, simplex[pair]]).sum(axis=1)
+        least = np.full((2, len(nodes) * len(local_batch)), np.inf)
+        where = at[pair] * len(local_batch) + batch
+        np.minimum.at(least[0], where, step)
+        np.minimum.at(least[1], where, step - sync)
         least[np.isinf(least)] = np.nan
-        return least[0], least[0] - least[1]
+        shape = len(nodes), len(local_batch)
+        return least[0].reshape(shape), (least[0] - least[1]).reshape(shape)
 
-    def _barycentric(self, nodes: int, gpus: int) -> tuple[IntArray, FloatArray, FloatArray]:
-        """Return the F simplices that reach these nodes and GPUs (F,), and their slope and start, each (F, 4).
+    def _barycentric(self, nodes: IntArray, gpus: int) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+        """Return the F pairs of a number of nodes and a simplex that reaches it with these GPUs.
 
-        The barycentric coordinates at a local batch b are start + b * slope.
+        Returns:
+            Index of the number of nodes and of the simplex, each (F,), and slope and start, each (4, F): the
+            barycentric coordinates at a local batch b are start + b * slope.
         """
-        self._interpolator(nodes, gpus)
+        self._interpolator(int(nodes[0]), gpus)
         geometry = self._geometry
-        at = np.array([min(nodes, NODES_MAX), gpus], dtype=np.float64)
-        found = np.flatnonzero(((geometry.low <= at) & (at <= geometry.high)).all(axis=1))
-        normals = geometry.normals[found]
-        away = np.append(at, 0.0) - geometry.origin[found]
-        slope, start = normals[:, :, 2], (normals * away[:, None]).sum(axis=2)
-        return (
-            found, np.column_stack((slope, -slope.sum(axis=1))), np.column_stack((start, 1 - start.sum(axis=1))),
-        )
+        place = np.minimum(nodes, NODES_MAX).astype(np.float64)
+        reach = np.flatnonzero((geometry.low[1] <= gpus) & (gpus <= geometry.high[1]))
+        at, found = np.nonzero((geometry.low[0, reach] <= place[:, None]) & (place[:, None] <= geometry.high[0, reach]))
+        simplex = reach[found]
+        normals = geometry.normals[:, :, simplex]
+        away = np.stack((place[at], np.full(len(at), float(gpus)), np.zeros(len(at)))) - geometry.origin[:, simplex]
+        slope, start = normals[:, 2], (normals * away).sum(axis=1)
+        return at, simplex, np.vstack((slope, -slope.sum(axis=0))), np.vstack((start, 1 - start.sum(axis=0)))
+
+    @cached_property
+    def placements(self) -> Mapping[int, list[Placement]]:
+        """The placements with curves, by their number of GPUs."""
+        of_gpus: dict[int, list[Placement]] = {}
+        for placement in self.curves:
+            of_gpus.setdefault(sum(placement), []).append(placement)
+        return of_gpus
 
     @cached_property
     def _geometry(self) -> _Geometry:
@@ -213,9 +228,9 @@ class StepTimes:
         volume = (normals[:, 0] * one).sum(axis=1)
         solid = volume != 0  # exact: coordinates are whole numbers
         return _Geometry(
-            times=self._values()[triangles.simplices[solid]], origin=origin[solid],
-            normals=normals[solid] / volume[solid, None, None],
-            low=corners[solid, :, :2].min(axis=1), high=corners[solid, :, :2].max(axis=1),
+            times=np.ascontiguousarray(self._values()[triangles.simplices[solid]].T), origin=origin[solid].T.copy(),
+            normals=np.ascontiguousarray(np.moveaxis(normals[solid] / volume[solid, None, None], 0, -1)),
+            low=corners[solid, :, :2].min(axis=1).T.copy(), high=corners[solid, :, :2].max(axis=1).T.copy(),
         )
 
     def extrapolated_s(self, nodes: int, gpus: int, local_batch: FloatArray | int) -> tuple[FloatArray, FloatArray]:

@@ -1,9 +1,9 @@
-"""The compiled lane: the twin's event loop for policies whose order is fixed when a job is submitted.
+"""The compiled loop with kept queues, for policies whose order is fixed when a job is submitted.
 
 Such a policy (first come, shortest job by known estimates) never interrupts running jobs, so a round only serves the
-queue, in order, from the free resources. The lane keeps the queue and the free resources between rounds instead of
+queue, in order, from the free resources. The loop keeps the queue and the free resources between rounds instead of
 building a snapshot for each, and places gangs with the same compiled ``choose`` as the place parts. Its results equal
-those of the general loop bit for bit, which a property test checks. docs/decisions/0005 gives the reasons for the lane.
+those of the general loop bit for bit, which a property test checks. docs/decisions/0005 gives the reasons for it.
 
 Unless the first job that does not fit ends the round, the waiting jobs are in one queue for each request (GPUs,
 share, cores, memory, type). A request that does not fit is not tried again until a node on which some of it fits has
@@ -12,40 +12,48 @@ got something back, so a round costs what changes, however many jobs wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserLimits
+from brim.beliefs.runtime import RunTimes, TrueRunTimes
 from brim.compiled import inline, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray, frozen
 from brim.core.cluster import Cluster
 from brim.core.replay import Runs
 from brim.core.trace import NONE, Trace
-from brim.policies.feed.even import Even
-from brim.policies.fill.none import NoFill
-from brim.policies.order.arrival import Arrival
 from brim.policies.order.shortest import ShortestJob
+from brim.policies.place.free_resources import (
+    FreeResources,
+    GangRequest,
+    all_free,
+    choose,
+    copy_into,
+    copy_of,
+    give,
+    has_too_few,
+    slots_of,
+    take,
+)
 from brim.policies.place.parts import MISFIT, NO_CLASSES, Consolidate, Spread
-from brim.policies.place.room import Ask, Room, choose, copy_into, copy_room, empty_room, give, hopeless, slots_of, take
 from brim.policies.place.walk import (
     RESERVE,
     STOP,
-    Ahead,
-    Course,
     Jobs,
-    ask_of,
+    Reservation,
+    WalkState,
+    gang_of,
     give_all,
-    keep_free,
-    meet,
-    set_out,
+    new_walk,
+    reserve_pairs,
     take_pairs,
+    update_joint,
 )
-from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy
-from brim.sim.overheads import Faults, Overheads
-from brim.sim.truth import check_fits, type_codes
+from brim.sim.compiled.orders import outlived
+from brim.sim.feasibility import check_fits, type_codes
+from brim.sim.loop import Progress
+from brim.sim.overheads import Overheads
 from brim.units import WHOLE_GPU
 
 _EVENTS_PER_CALL: Final = 200_000
@@ -53,36 +61,8 @@ _EVENTS_PER_CALL: Final = 200_000
 _NEVER: Final = np.iinfo(np.int64).max
 
 
-def _members(kinds: tuple[type, ...]) -> list[dict[str, object]]:
-    """What the classes and their bases define."""
-    return [dict(vars(base)) for kind in kinds for base in kind.__mro__[:-1]]
-
-
-_KNOWN: Final = (Policy, Arrival, ShortestJob, AsAsked, Consolidate, Spread, Even, NoFill)
-_AS_SHIPPED: Final = _members(_KNOWN)
-
-
-def can_take_lane(policy: Policy, trace: Trace, faults: Faults, believed: RunTimes) -> bool:
-    """Whether the policy's order is fixed at submission in this replay, and nothing interrupts a job.
-
-    Types are compared exactly, because the lane implements only the parts it knows, and a subclass may differ. So may a
-    class of which a policy file replaced a function.
-    """
-    fixed = not policy.asks_run_times or type(believed) is TrueRunTimes or (
-        type(believed) is UserLimits and bool((trace.time_limit_ms != NONE).all())
-    )
-    return (
-        type(policy) is Policy and type(policy.order) in (Arrival, ShortestJob) and type(policy.size) is AsAsked
-        and type(policy.place) in (Consolidate, Spread) and type(policy.feed) is Even and type(policy.fill) is NoFill
-        and getattr(policy.place, "misfit", "") in MISFIT and fixed and not policy.period_ms and not policy.gap_ms
-        and not faults.any
-        and bool((trace.after == NONE).all())
-        and _members(_KNOWN) == _AS_SHIPPED
-    )
-
-
-class _Books(NamedTuple):
-    """The state that the lane keeps between calls.
+class _QueueState(NamedTuple):
+    """The state that the loop keeps between calls.
 
     Attributes:
         heap: (end time, job) of running jobs, a binary heap (J, 2).
@@ -174,14 +154,6 @@ def _enqueue(queue: IntArray, head: int, tail: int, job: int, key: FloatArray) -
     queue[low] = job
 
 
-@njit
-def _outlived(estimate_ms: float, run_ms: int) -> float:
-    """``beliefs.runtime``: double an estimate until it lies above the time already run."""
-    if run_ms >= estimate_ms:
-        return estimate_ms * 2.0 ** (np.floor(np.log2(run_ms / estimate_ms)) + 1)
-    return estimate_ms
-
-
 @inline
 def _earlier(one: int, other: int, key: FloatArray) -> int:
     """Which of two jobs comes first in the order; -1 is none."""
@@ -192,16 +164,16 @@ def _earlier(one: int, other: int, key: FloatArray) -> int:
 
 @njit
 def _round(
-    b: _Books, room: Room, ahead: Ahead, c: Course, jobs: Jobs, run_ms: IntArray, estimate_ms: FloatArray,
-    key: FloatArray, start_ms: int, misfit: int, rule: int, classes: FloatArray,
+    s: _QueueState, free: FreeResources, reservation: Reservation, w: WalkState, jobs: Jobs, run_ms: IntArray,
+    estimate_ms: FloatArray, key: FloatArray, start_ms: int, misfit: int, rule: int, classes: FloatArray,
 ) -> None:
     """Serve the queues from the resources that are free at ``NOW``, in order, and skip jobs that do not fit.
 
     With RESERVE, the first job that does not fit, the head, gets a reservation. It is only made once another job fits.
     """
-    n, queue, request, active = b.number, b.queue, b.request, b.active
+    n, queue, request, active = s.number, s.queue, s.request, s.active
     now_ms = n[_NOW]
-    _unstick(b, room, jobs)
+    _unstick(s, free, jobs)
     head, reserved = -1, False
     for a in range(n[_ACTIVE]):
         r = active[a]
@@ -218,60 +190,62 @@ def _round(
                     j, r = other, active[a]
         if j < 0:
             break
-        ask = ask_of(jobs, j)
-        if not choose(room, ask, rule, classes, c.scratch, c.pairs):
+        gang = gang_of(jobs, j)
+        if not choose(free, gang, rule, classes, w.scratch, w.pairs):
             request[r, _STATE], request[r, _STUCK] = _OVER, 1
             head = _earlier(head, j, key)
             continue
         if misfit == RESERVE and head >= 0 and _earlier(head, j, key) == head:
             if not reserved:
                 reserved = True
-                _reserve(b, room, ahead, c, jobs, estimate_ms, start_ms, ask_of(jobs, head), rule, classes)
-                choose(room, ask, rule, classes, c.scratch, c.pairs)
-            if now_ms + estimate_ms[j] > c.shadow_ms[0]:
-                if request[r, _STATE] == _SHORT or not choose(ahead.joint, ask, rule, classes, c.scratch, c.pairs):
+                _reserve(s, free, reservation, w, jobs, estimate_ms, start_ms, gang_of(jobs, head), rule, classes)
+                choose(free, gang, rule, classes, w.scratch, w.pairs)
+            if now_ms + estimate_ms[j] > w.shadow_ms[0]:
+                if request[r, _STATE] == _SHORT or not choose(
+                    reservation.joint, gang, rule, classes, w.scratch, w.pairs
+                ):
                     request[r, _STATE] = _SHORT
-                    _look_on(b, r, estimate_ms, c.shadow_ms[0])
+                    _look_on(s, r, estimate_ms, w.shadow_ms[0])
                     continue
-                take_pairs(ahead.future, ask, c.pairs)
-        take_pairs(room, ask, c.pairs)
-        _begin(b, c, j, ask.gpus, now_ms + start_ms + run_ms[j])
+                take_pairs(reservation.future, gang, w.pairs)
+        take_pairs(free, gang, w.pairs)
+        _begin(s, w, j, gang.gpus, now_ms + start_ms + run_ms[j])
         if reserved:
-            for i in range(ask.gpus):
-                meet(room, ahead.future, ahead.joint, c.pairs[i, 0])
-        _leave_queue(b, r)
+            for i in range(gang.gpus):
+                update_joint(free, reservation.future, reservation.joint, w.pairs[i, 0])
+        _leave_queue(s, r)
 
 
 @njit
-def _unstick(b: _Books, room: Room, jobs: Jobs) -> None:
+def _unstick(s: _QueueState, free: FreeResources, jobs: Jobs) -> None:
     """Find the requests that may fit again: some of the gang fits on a node that got something back."""
-    n, request = b.number, b.request
+    n, request = s.number, s.request
     for a in range(n[_ACTIVE]):
-        r = b.active[a]
+        r = s.active[a]
         if request[r, _STUCK]:
-            ask = ask_of(jobs, b.queue[request[r, _FIRST]])
+            gang = gang_of(jobs, s.queue[request[r, _FIRST]])
             for i in range(n[_FREED]):
-                if slots_of(room.node, b.freed[i], ask) > 0:
+                if slots_of(free.node, s.freed[i], gang) > 0:
                     request[r, _STUCK] = 0
                     break
     for i in range(n[_FREED]):
-        b.is_freed[b.freed[i]] = False
+        s.is_freed[s.freed[i]] = False
     n[_FREED] = 0
 
 
 @njit
 def _reserve(
-    b: _Books, room: Room, ahead: Ahead, c: Course, jobs: Jobs, estimate_ms: FloatArray, start_ms: int, ask: Ask,
-    rule: int, classes: FloatArray,
+    s: _QueueState, free: FreeResources, reservation: Reservation, w: WalkState, jobs: Jobs, estimate_ms: FloatArray,
+    start_ms: int, gang: GangRequest, rule: int, classes: FloatArray,
 ) -> None:
     """As ``walk.reserve``, with the expected ends kept in order between rounds."""
-    n, expected, begun, end_ms = b.number, b.expected, b.begun, jobs.end_ms
+    n, expected, begun, end_ms = s.number, s.expected, s.begun, jobs.end_ms
     now_ms = n[_NOW]
-    _get_under_way(b, jobs, estimate_ms, start_ms)
+    _get_under_way(s, jobs, estimate_ms, start_ms)
     while n[_EXPECTED] and end_ms[expected[0]] <= now_ms:  # it outlives its estimate
         v = expected[0]
-        _forget(b, jobs, v)
-        _expect(b, jobs, v, b.first_start_ms[v] + start_ms, estimate_ms[v])
+        _forget(s, jobs, v)
+        _expect(s, jobs, v, s.first_start_ms[v] + start_ms, estimate_ms[v])
     starting = begun[n[_UNDER_WAY] : n[_BEGUN]].copy()
     for i in range(len(starting)):
         v, at = starting[i], i
@@ -280,8 +254,8 @@ def _reserve(
             starting[at] = starting[at - 1]
             at -= 1
         starting[at] = v
-    copy_into(room, ahead.future)
-    c.shadow_ms[0] = np.inf
+    copy_into(free, reservation.future)
+    w.shadow_ms[0] = np.inf
     i, k = 0, 0
     while i < n[_EXPECTED] or k < len(starting):
         if k == len(starting) or (
@@ -292,31 +266,31 @@ def _reserve(
         else:
             v = starting[k]
             k += 1
-        give_all(ahead.future, ask_of(jobs, v), c.node, c.gpu, c.first[v])
-        if choose(ahead.future, ask, rule, classes, c.scratch, c.pairs):
-            keep_free(room, ahead, c, ask, end_ms[v])
+        give_all(reservation.future, gang_of(jobs, v), w.node, w.gpu, w.first[v])
+        if choose(reservation.future, gang, rule, classes, w.scratch, w.pairs):
+            reserve_pairs(free, reservation, w, gang, end_ms[v])
             return
 
 
 @njit
-def _get_under_way(b: _Books, jobs: Jobs, estimate_ms: FloatArray, start_ms: int) -> None:
+def _get_under_way(s: _QueueState, jobs: Jobs, estimate_ms: FloatArray, start_ms: int) -> None:
     """Expect the ends of the jobs that have begun to make progress by ``NOW``."""
-    n = b.number
+    n = s.number
     while n[_UNDER_WAY] < n[_BEGUN]:
-        v = b.begun[n[_UNDER_WAY]]
-        from_ms = b.first_start_ms[v] + start_ms
+        v = s.begun[n[_UNDER_WAY]]
+        from_ms = s.first_start_ms[v] + start_ms
         if from_ms > n[_NOW]:
             break
-        _expect(b, jobs, v, from_ms, estimate_ms[v])
+        _expect(s, jobs, v, from_ms, estimate_ms[v])
         n[_UNDER_WAY] += 1
 
 
 @njit
-def _expect(b: _Books, jobs: Jobs, v: int, from_ms: int, estimate_ms: float) -> None:
+def _expect(s: _QueueState, jobs: Jobs, v: int, from_ms: int, estimate_ms: float) -> None:
     """Insert a job that makes progress since ``from_ms`` among the expected ends."""
-    n, expected = b.number, b.expected
-    jobs.end_ms[v] = from_ms + _outlived(estimate_ms, n[_NOW] - from_ms)
-    at = _place_among(b, jobs, v)
+    n, expected = s.number, s.expected
+    jobs.end_ms[v] = from_ms + outlived(estimate_ms, n[_NOW] - from_ms)
+    at = _place_among(s, jobs, v)
     for i in range(n[_EXPECTED], at, -1):
         expected[i] = expected[i - 1]
     expected[at] = v
@@ -324,21 +298,21 @@ def _expect(b: _Books, jobs: Jobs, v: int, from_ms: int, estimate_ms: float) -> 
 
 
 @njit
-def _forget(b: _Books, jobs: Jobs, v: int) -> None:
+def _forget(s: _QueueState, jobs: Jobs, v: int) -> None:
     """Remove a job from the expected ends."""
-    n, expected = b.number, b.expected
+    n, expected = s.number, s.expected
     n[_EXPECTED] -= 1
-    for i in range(_place_among(b, jobs, v), n[_EXPECTED]):
+    for i in range(_place_among(s, jobs, v), n[_EXPECTED]):
         expected[i] = expected[i + 1]
 
 
 @njit
-def _place_among(b: _Books, jobs: Jobs, v: int) -> int:
+def _place_among(s: _QueueState, jobs: Jobs, v: int) -> int:
     """How many of the expected ends come before that of a job, by (end, row)."""
-    low, high = 0, b.number[_EXPECTED]
+    low, high = 0, s.number[_EXPECTED]
     while low < high:
         middle = (low + high) // 2
-        other = b.expected[middle]
+        other = s.expected[middle]
         if (jobs.end_ms[other], other) < (jobs.end_ms[v], v):
             low = middle + 1
         else:
@@ -347,42 +321,42 @@ def _place_among(b: _Books, jobs: Jobs, v: int) -> int:
 
 
 @njit
-def _begin(b: _Books, c: Course, j: int, gpus: int, end_ms: int) -> None:
-    """Start a job on the GPUs of ``c.pairs``."""
-    n, start = b.number, c.used[0]
-    c.first[j] = start
+def _begin(s: _QueueState, w: WalkState, j: int, gpus: int, end_ms: int) -> None:
+    """Start a job on the GPUs of ``w.pairs``."""
+    n, start = s.number, w.used[0]
+    w.first[j] = start
     for i in range(gpus):
-        c.node[start + i], c.gpu[start + i] = c.pairs[i, 0], c.pairs[i, 1]
-    c.used[0] = start + gpus
-    b.first_start_ms[j] = n[_NOW]
-    b.begun[n[_BEGUN]] = j
+        w.node[start + i], w.gpu[start + i] = w.pairs[i, 0], w.pairs[i, 1]
+    w.used[0] = start + gpus
+    s.first_start_ms[j] = n[_NOW]
+    s.begun[n[_BEGUN]] = j
     n[_BEGUN] += 1
-    _push(b.heap, n[_HEAP_SIZE], end_ms, j)
+    _push(s.heap, n[_HEAP_SIZE], end_ms, j)
     n[_HEAP_SIZE] += 1
 
 
 @njit
-def _look_on(b: _Books, r: int, estimate_ms: FloatArray, shadow_ms: float) -> None:
+def _look_on(s: _QueueState, r: int, estimate_ms: FloatArray, shadow_ms: float) -> None:
     """Move the cursor of a request to its next job that would end by ``shadow_ms``."""
-    queue, request, now_ms = b.queue, b.request, b.number[_NOW]
+    queue, request, now_ms = s.queue, s.request, s.number[_NOW]
     at, end = request[r, _CURSOR] + 1, request[r, _END]
-    if now_ms + b.shortest_ms[r] > shadow_ms:
+    if now_ms + s.shortest_ms[r] > shadow_ms:
         at = end
     while at < end and now_ms + estimate_ms[queue[at]] > shadow_ms:
         at += 1
         if at == end:  # learn what would have said so at once
-            b.shortest_ms[r] = np.inf
+            s.shortest_ms[r] = np.inf
             for i in range(request[r, _FIRST], end):
-                b.shortest_ms[r] = min(b.shortest_ms[r], estimate_ms[queue[i]])
+                s.shortest_ms[r] = min(s.shortest_ms[r], estimate_ms[queue[i]])
     request[r, _CURSOR] = at
     if at >= end:
         request[r, _STATE] = _OVER
 
 
 @njit
-def _leave_queue(b: _Books, r: int) -> None:
+def _leave_queue(s: _QueueState, r: int) -> None:
     """Remove the job at the cursor of a request, and move the cursor to the next."""
-    n, queue, request = b.number, b.queue, b.request
+    n, queue, request = s.number, s.queue, s.request
     first, at = request[r, _FIRST], request[r, _CURSOR]
     for i in range(at, first, -1):
         queue[i] = queue[i - 1]
@@ -392,16 +366,16 @@ def _leave_queue(b: _Books, r: int) -> None:
     if first + 1 == request[r, _END]:
         n[_ACTIVE] -= 1
         for a in range(n[_ACTIVE]):
-            if b.active[a] == r:
-                b.active[a] = b.active[n[_ACTIVE]]
+            if s.active[a] == r:
+                s.active[a] = s.active[n[_ACTIVE]]
                 break
     n[_QUEUE_TAIL] -= 1
 
 
 @njit
 def _advance(
-    b: _Books, room: Room, ahead: Ahead, c: Course, jobs: Jobs, submit_ms: IntArray, run_ms: IntArray,
-    estimate_ms: FloatArray, key: FloatArray, start_ms: int, gap_ms: int, misfit: int, rule: int,
+    s: _QueueState, free: FreeResources, reservation: Reservation, w: WalkState, jobs: Jobs, submit_ms: IntArray,
+    run_ms: IntArray, estimate_ms: FloatArray, key: FloatArray, start_ms: int, gap_ms: int, misfit: int, rule: int,
     classes: FloatArray, events: int,
 ) -> bool:
     """Handle up to ``events`` events and the rounds between them; returns whether every job has ended.
@@ -409,11 +383,11 @@ def _advance(
     Arrays have local names, and the strict order is served in this function, because compiled code counts references to
     all arrays of a tuple that it passes to a function, which would cost more than the serving.
     """
-    n, heap, queue, shortest_ms = b.number, b.heap, b.queue, b.shortest_ms
-    request_of, request, active, freed, is_freed = b.request_of, b.request, b.active, b.freed, b.is_freed
-    first_start_ms, finish_ms = b.first_start_ms, b.finish_ms
+    n, heap, queue, shortest_ms = s.number, s.heap, s.queue, s.shortest_ms
+    request_of, request, active, freed, is_freed = s.request_of, s.request, s.active, s.freed, s.is_freed
+    first_start_ms, finish_ms = s.first_start_ms, s.finish_ms
     gpus, share, cpu, mem, gpu_type = jobs.gpus, jobs.share, jobs.cpu, jobs.mem, jobs.gpu_type
-    grant_node, grant_gpu, first, scratch, pairs = c.node, c.gpu, c.first, c.scratch, c.pairs
+    grant_node, grant_gpu, first, scratch, pairs = w.node, w.gpu, w.first, w.scratch, w.pairs
     size, head, tail, used = n[_HEAP_SIZE], n[_QUEUE_HEAD], n[_QUEUE_TAIL], n[_GRANTS]
     arrived, ended, since_ms, last_ms, rounds = n[_ARRIVED], n[_ENDED], n[_SINCE], n[_LAST], n[_ROUNDS]
     J, now_ms = len(submit_ms), n[_NOW]
@@ -428,18 +402,18 @@ def _advance(
             rounds += 1
             if misfit != STOP:
                 n[_HEAP_SIZE], n[_QUEUE_HEAD], n[_QUEUE_TAIL], n[_NOW] = size, head, tail, now_ms
-                _round(b, room, ahead, c, jobs, run_ms, estimate_ms, key, start_ms, misfit, rule, classes)
+                _round(s, free, reservation, w, jobs, run_ms, estimate_ms, key, start_ms, misfit, rule, classes)
                 size, tail = n[_HEAP_SIZE], n[_QUEUE_TAIL]
                 continue
             while tail > head:
                 j = queue[head]
-                ask = Ask(gpus[j], share[j], cpu[j], mem[j], gpu_type[j])
-                if hopeless(room, ask) or not choose(room, ask, rule, classes, scratch, pairs):
+                gang = GangRequest(gpus[j], share[j], cpu[j], mem[j], gpu_type[j])
+                if has_too_few(free, gang) or not choose(free, gang, rule, classes, scratch, pairs):
                     break
                 first[j] = used
-                for i in range(ask.gpus):
+                for i in range(gang.gpus):
                     grant_node[used], grant_gpu[used] = pairs[i, 0], pairs[i, 1]
-                    take(room, ask, pairs[i, 0], pairs[i, 1])
+                    take(free, gang, pairs[i, 0], pairs[i, 1])
                     used += 1
                 first_start_ms[j] = now_ms
                 _push(heap, size, now_ms + start_ms + run_ms[j], j)
@@ -455,11 +429,11 @@ def _advance(
             ended += 1
             if misfit == RESERVE:
                 n[_NOW] = now_ms
-                _get_under_way(b, jobs, estimate_ms, start_ms)
-                _forget(b, jobs, j)
-            ask = Ask(gpus[j], share[j], cpu[j], mem[j], gpu_type[j])
-            for i in range(first[j], first[j] + ask.gpus):
-                give(room, ask, grant_node[i], grant_gpu[i])
+                _get_under_way(s, jobs, estimate_ms, start_ms)
+                _forget(s, jobs, j)
+            gang = GangRequest(gpus[j], share[j], cpu[j], mem[j], gpu_type[j])
+            for i in range(first[j], first[j] + gang.gpus):
+                give(free, gang, grant_node[i], grant_gpu[i])
                 if misfit != STOP and not is_freed[grant_node[i]]:
                     is_freed[grant_node[i]] = True
                     freed[n[_FREED]] = grant_node[i]
@@ -486,7 +460,7 @@ def _advance(
     return ended == J
 
 
-def run_lane(
+def run_queues(
     trace: Trace,
     cluster: Cluster,
     policy: Policy,
@@ -494,31 +468,31 @@ def run_lane(
     believed: RunTimes,
     overheads: Overheads,
     gap_ms: int,
-    on_progress: Callable[[int, int], bool] | None,
+    on_progress: Progress,
 ) -> dict[str, Any]:
     """Replay without leaving compiled code; same columns as the general loop.
 
     Raises:
         ConfigError: a job could not run even on the empty cluster.
     """
-    assert isinstance(policy.place, Consolidate | Spread)  # as can_take_lane checked
+    assert isinstance(policy.place, Consolidate | Spread)  # as eligible_loop checked
     J = len(trace)
     gpu_type = type_codes(trace, cluster)[trace.gpu_type] if J else trace.gpu_type
     check_fits(trace, cluster, gpu_type)
     estimate_ms = np.maximum(run_ms if isinstance(believed, TrueRunTimes) else trace.time_limit_ms, 1).astype(float)
     key = estimate_ms if isinstance(policy.order, ShortestJob) else np.zeros(J)
     everything = np.ones(cluster.num_nodes, dtype=np.bool_)
-    room = empty_room(cluster.gpu_type_N, cluster.gpus_N, cluster.cpu_milli_N, cluster.mem_mib_N, everything,
+    free = all_free(cluster.gpu_type_N, cluster.gpus_N, cluster.cpu_milli_N, cluster.mem_mib_N, everything,
                       len(cluster.gpu_types))
-    ahead = Ahead(copy_room(room), copy_room(room))
-    course = set_out(cluster.num_nodes, int(trace.gpus.sum()), J, int(trace.gpus.max(initial=1)))
+    reservation = Reservation(copy_of(free), copy_of(free))
+    walk_state = new_walk(cluster.num_nodes, int(trace.gpus.sum()), J, int(trace.gpus.max(initial=1)))
     nobody = np.zeros(0, dtype=np.bool_)
     jobs = Jobs(trace.gpus, trace.share_milli, trace.cpu_milli, trace.mem_mib, gpu_type, nobody, nobody, np.zeros(J))
     request_of = np.zeros(J, dtype=np.int64) if policy.place.misfit == "stop" else _requests(trace, gpu_type)
     counts = np.bincount(request_of)
     request = np.zeros((len(counts), 5), dtype=np.int64)
     request[:, _FIRST] = request[:, _END] = np.cumsum(counts) - counts
-    books = _Books(
+    state = _QueueState(
         heap=np.zeros((J + 1, 2), dtype=np.int64), queue=np.zeros(J, dtype=np.int64),
         first_start_ms=np.full(J, NONE, dtype=np.int64), finish_ms=np.full(J, NONE, dtype=np.int64),
         number=np.zeros(15, dtype=np.int64),
@@ -527,16 +501,15 @@ def run_lane(
         shortest_ms=np.full(len(request), np.inf), begun=np.zeros(J, dtype=np.int64),
         expected=np.zeros(J, dtype=np.int64),
     )
-    books.number[_SINCE] = -1
+    state.number[_SINCE] = -1
     over = partial = False
     while not over and not partial:
         over = _advance(
-            books, room, ahead, course, jobs, trace.submit_ms, run_ms, estimate_ms, key, overheads.start_ms, gap_ms,
-            MISFIT[policy.place.misfit], policy.place.rule, NO_CLASSES, _EVENTS_PER_CALL,
+            state, free, reservation, walk_state, jobs, trace.submit_ms, run_ms, estimate_ms, key, overheads.start_ms,
+            gap_ms, MISFIT[policy.place.misfit], policy.place.rule, NO_CLASSES, _EVENTS_PER_CALL,
         )
-        if on_progress:
-            partial = not on_progress(int(books.number[_ENDED]), int(books.number[_NOW])) and not over
-    return _columns(trace, cluster, run_ms, overheads, books, course, partial)
+        partial = not on_progress(int(state.number[_ENDED]), int(state.number[_NOW])) and not over
+    return _columns(trace, cluster, run_ms, overheads, state, walk_state, partial)
 
 
 def _requests(trace: Trace, gpu_type: IntArray) -> IntArray:
@@ -550,11 +523,11 @@ def _requests(trace: Trace, gpu_type: IntArray) -> IntArray:
 
 
 def _columns(
-    trace: Trace, cluster: Cluster, run_ms: IntArray, overheads: Overheads, books: _Books, course: Course,
+    trace: Trace, cluster: Cluster, run_ms: IntArray, overheads: Overheads, state: _QueueState, walk_state: WalkState,
     partial: bool,
 ) -> dict[str, Any]:
-    now_ms = int(books.number[_NOW])
-    start, finish = books.first_start_ms, books.finish_ms
+    now_ms = int(state.number[_NOW])
+    start, finish = state.first_start_ms, state.finish_ms
     over, begun = finish != NONE, start != NONE
     end = np.where(over, finish, now_ms)
     held_ms = np.where(begun, end - start, 0)
@@ -565,8 +538,8 @@ def _columns(
     counts = trace.gpus[job]
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     picks: IntArray | slice = slice(0, int(offsets[-1]))  # grants are in order of start, unless a run had no length
-    if not np.array_equal(course.first[job], offsets[:-1]):
-        picks = np.repeat(course.first[job] - offsets[:-1], counts) + np.arange(offsets[-1])
+    if not np.array_equal(walk_state.first[job], offsets[:-1]):
+        picks = np.repeat(walk_state.first[job] - offsets[:-1], counts) + np.arange(offsets[-1])
     none = np.zeros(len(trace), dtype=np.int64)
     columns = {
         "first_start_ms": start, "finish_ms": finish, "service_gpu_ms": held_ms * weight // WHOLE_GPU,
@@ -579,7 +552,7 @@ def _columns(
         "runs": Runs(
             job=frozen(job), start_ms=frozen(start[job]), end_ms=frozen(end[job]),
             share_milli=frozen(trace.share_milli[job]), first_gpu=frozen(offsets),
-            gpu=frozen(cluster.gpu_offset_N[course.node[picks]] + course.gpu[picks]),
+            gpu=frozen(cluster.gpu_offset_N[walk_state.node[picks]] + walk_state.gpu[picks]),
         ),
-        "end_ms": now_ms, "partial": partial, "rounds": int(books.number[_ROUNDS]), "round_s": np.zeros(0),
+        "end_ms": now_ms, "partial": partial, "rounds": int(state.number[_ROUNDS]), "round_s": np.zeros(0),
     }

@@ -13,7 +13,7 @@ from brim.core.snapshot import Snapshot
 from brim.units import WHOLE_GPU
 
 
-class Asks(Protocol):
+class RequestLike(Protocol):
     """The request of a gang, per GPU."""
 
     @property
@@ -42,7 +42,7 @@ class Asks(Protocol):
         ...
 
 
-class Ask:
+class JobRequest:
     """The request of one job of a snapshot."""
 
     __slots__ = ("cpu", "gpu_type", "gpus", "mem", "share")
@@ -55,7 +55,7 @@ class Ask:
         self.gpu_type = snapshot.gpu_types[jobs.gpu_type[row]] if jobs.gpu_type[row] >= 0 else ""
 
 
-class FreeRoom:
+class FreeLists:
     """Free resources of every node, as plain lists.
 
     Attributes:
@@ -77,7 +77,7 @@ class FreeRoom:
         self.cpu, self.mem = list(cpu), list(mem)
 
     @classmethod
-    def of_cluster(cls, cluster: Cluster) -> FreeRoom:
+    def of_cluster(cls, cluster: Cluster) -> FreeLists:
         """The empty cluster."""
         return cls(
             [cluster.gpu_types[code] for code in cluster.gpu_type_N.tolist()], cluster.gpus_N.tolist(),
@@ -85,64 +85,64 @@ class FreeRoom:
         )
 
     @classmethod
-    def of_snapshot(cls, snapshot: Snapshot, gone: Iterable[int] = ()) -> FreeRoom:
+    def of_snapshot(cls, snapshot: Snapshot, gone: Iterable[int] = ()) -> FreeLists:
         """The free resources of a snapshot, as if the jobs in rows ``gone`` held nothing."""
         nodes = snapshot.nodes
-        room = cls(
+        free = cls(
             [snapshot.gpu_types[code] for code in nodes.gpu_type.tolist()], nodes.gpus.tolist(),
             nodes.cpu_milli.tolist(), nodes.mem_mib.tolist(), nodes.is_open.tolist(),
         )
         if nodes.withheld.size:
-            room.withheld = frozenset(
-                (node, gpu) for node, gpus in enumerate(room.free) for gpu in range(len(gpus))
+            free.withheld = frozenset(
+                (node, gpu) for node, gpus in enumerate(free.free) for gpu in range(len(gpus))
                 if nodes.withheld[node, gpu]
             )
         without = set(gone)
         for row, pairs in pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu).items():
             if row not in without:
-                room.take(Ask(snapshot, row, share=int(snapshot.jobs.share_now[row])), pairs)
-        return room
+                free.take(JobRequest(snapshot, row, share=int(snapshot.jobs.share_now[row])), pairs)
+        return free
 
     def gpus_of(self, gpu_type: str) -> int:
         """GPUs of all nodes of a type."""
         return sum(len(free) for free, name in zip(self.free, self.types, strict=True) if name == gpu_type)
 
-    def take(self, ask: Asks, pairs: Iterable[tuple[int, int]]) -> None:
+    def take(self, request: RequestLike, pairs: Iterable[tuple[int, int]]) -> None:
         """Take GPUs; free resources may fall below zero, which ``overdrawn`` reports."""
         for node, gpu in pairs:
-            self.free[node][gpu] -= ask.share
-            self.cpu[node] -= ask.cpu
-            self.mem[node] -= ask.mem
+            self.free[node][gpu] -= request.share
+            self.cpu[node] -= request.cpu
+            self.mem[node] -= request.mem
 
-    def slots(self, ask: Asks, node: int) -> int:
+    def slots(self, request: RequestLike, node: int) -> int:
         """How many GPUs of the gang fit on a node."""
-        count = len(self._able(ask, node))
-        if ask.cpu:
-            count = min(count, max(0, self.cpu[node]) // ask.cpu)
-        if ask.mem:
-            count = min(count, max(0, self.mem[node]) // ask.mem)
+        count = len(self._able(request, node))
+        if request.cpu:
+            count = min(count, max(0, self.cpu[node]) // request.cpu)
+        if request.mem:
+            count = min(count, max(0, self.mem[node]) // request.mem)
         return count
 
-    def fits(self, ask: Asks, gpu_type: str = "") -> bool:
+    def fits(self, request: RequestLike, gpu_type: str = "") -> bool:
         """Whether the whole gang fits on open nodes of one type (of this type, if given)."""
-        wanted = gpu_type or ask.gpu_type
+        wanted = gpu_type or request.gpu_type
         return any(
-            sum(self.slots(ask, node) for node in self._nodes_of(name)) >= ask.gpus
+            sum(self.slots(request, node) for node in self._nodes_of(name)) >= request.gpus
             for name in sorted(set(self.types)) if wanted in ("", name)
         )
 
-    def places(self, ask: Asks, gpu_type: str) -> list[tuple[int, int]]:
+    def places(self, request: RequestLike, gpu_type: str) -> list[tuple[int, int]]:
         """GPUs that could be part of the gang: of each node, as many as it has room for."""
         found: list[tuple[int, int]] = []
         for node in self._nodes_of(gpu_type):
-            found += self._able(ask, node)[: self.slots(ask, node)]
+            found += self._able(request, node)[: self.slots(request, node)]
         return found
 
-    def _able(self, ask: Asks, node: int) -> list[tuple[int, int]]:
+    def _able(self, request: RequestLike, node: int) -> list[tuple[int, int]]:
         """GPUs of a node with a sufficient free share."""
         return [
             (node, gpu) for gpu, free in enumerate(self.free[node])
-            if free >= ask.share and (node, gpu) not in self.withheld
+            if free >= request.share and (node, gpu) not in self.withheld
         ]
 
     def overdrawn(self) -> str:

@@ -1,0 +1,125 @@
+"""The twin's event loop: events and rounds in order of virtual time, through the engine that also runs live."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from brim.core.checks import check_snapshot
+from brim.core.events import Event, JobSpec, Kind
+from brim.core.trace import NONE, Trace
+from brim.engine.advance import advance
+from brim.engine.scheduler import Scheduler
+from brim.errors import InvariantError
+from brim.sim.attempts import Attempts
+from brim.sim.fault_injector import FaultInjector
+from brim.sim.plan_executor import PlanExecutor
+from brim.sim.record import Record
+from brim.sim.stall_detector import StallDetector
+from brim.sim.timeline import Timeline
+
+PROGRESS_EVERY: Final = 1024
+"""Events and rounds between two checks of the whole state and calls of ``on_progress``: some 100 ms."""
+
+Progress = Callable[[int, int], bool]
+"""Called with (jobs ended, virtual time in ms); returns False to stop the replay."""
+
+
+class Loop:
+    """Takes events and rounds in order of time, and passes each to the part that acts on it."""
+
+    def __init__(
+        self, trace: Trace, specs: Sequence[JobSpec], scheduler: Scheduler, timeline: Timeline, attempts: Attempts,
+        injector: FaultInjector, executor: PlanExecutor, record: Record, stall_detector: StallDetector,
+    ) -> None:
+        self._trace, self._specs, self._scheduler, self._timeline = trace, specs, scheduler, timeline
+        self._attempts, self._injector, self._executor = attempts, injector, executor
+        self._record, self._stall_detector = record, stall_detector
+        self._wake_ms: int | None = None  # when the next round is due
+        self._round_s = array("d")
+
+    def run(self, on_progress: Progress) -> dict[str, object]:
+        """Run until every job has ended, or ``on_progress`` stops the replay.
+
+        Returns:
+            Columns of ``Replay``.
+
+        Raises:
+            ConfigError: faults are so frequent that no job makes progress any more.
+            PlanError: the policy wants something impossible, or lets no job make progress any more.
+        """
+        timeline, record = self._timeline, self._record
+        total, events, now_ms, partial = len(self._trace), 0, 0, False
+        while record.ended < total:
+            next_ms, due_ms = timeline.next_ms, self._wake_ms
+            if due_ms is not None and (next_ms is None or due_ms < next_ms):
+                now_ms = due_ms
+                self._round(now_ms)
+            elif next_ms is not None:
+                now_ms = self._happen(*timeline.pop())
+            else:
+                raise InvariantError(
+                    f"{total - record.ended} jobs wait at {now_ms} ms and nothing will happen (first: job "
+                    f"{self._trace.job_id[record.first_waiting()]}): policy {self._scheduler.policy.name!r} gave them "
+                    "no GPUs"
+                )
+            self._advance(now_ms)
+            events += 1  # rounds count too: there may be years of them between two events
+            if events % PROGRESS_EVERY == 0:
+                running = self._attempts.running.values()
+                self._stall_detector.check(events, timeline.arrived, now_ms, (attempt.from_ms for attempt in running))
+                check_snapshot(self._scheduler.state.freeze(now_ms))
+                if not on_progress(record.ended, now_ms):
+                    partial = True
+                    break
+        on_progress(record.ended, now_ms)
+        self._attempts.close_runs(now_ms)
+        return {
+            **record.columns(), "end_ms": now_ms, "partial": partial, "rounds": len(self._round_s),
+            "round_s": np.array(self._round_s),
+        }
+
+    def _round(self, now_ms: int) -> None:
+        began = time.perf_counter()
+        step = advance(self._scheduler, (), now_ms + 1)
+        self._round_s.append(time.perf_counter() - began)
+        self._wake_ms = step.wake_ms
+        for plan in step.plans:
+            self._executor.carry_out(plan, now_ms)
+
+    def _advance(self, now_ms: int) -> None:
+        """Give the engine what has happened; no round is due before, because events are taken in order of time."""
+        happened = self._timeline.take_events()
+        if happened:
+            self._wake_ms = advance(self._scheduler, happened, now_ms).wake_ms
+
+    def _happen(self, now_ms: int, kind: Kind, item: int, count: int) -> int:
+        """Let one event happen and return its time."""
+        match kind:
+            case Kind.REPORTED | Kind.FINISHED:  # most frequent first
+                self._attempts.reached(item, count, now_ms)
+            case Kind.SUBMITTED:
+                spec = self._specs[item]
+                self._timeline.record_event(Event(now_ms, kind, item, spec=spec, held=spec.after != NONE))
+            case Kind.ELIGIBLE:
+                if not self._record.rejected[item]:  # it was rejected while it was held
+                    self._timeline.record_event(Event(now_ms, kind, item))
+            case Kind.STARTED:
+                self._attempts.started(item, count, now_ms)
+            case Kind.STOPPED:
+                self._timeline.record_event(Event(now_ms, kind, item))
+            case Kind.FAILED:
+                self._injector.fail(item, count, now_ms)
+            case Kind.NODE_DOWN:
+                self._injector.lose(item, count, now_ms)
+            case Kind.NODE_DRAIN:
+                self._injector.drain(item, now_ms)
+            case Kind.NODE_UP:
+                self._injector.open(item, count, now_ms)
+            case _:
+                raise InvariantError(f"the twin met an event of kind {kind.name} at {now_ms} ms, which it never makes")
+        return now_ms

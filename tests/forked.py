@@ -1,0 +1,136 @@
+"""Python commands in processes forked from one that has imported their modules: the same results seconds sooner.
+
+``tests/gang/test_run_script.py`` shows that a process forked by a zygote cannot be told from a fresh one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from brim.gang.zygote_client import ZygoteClient
+from brim.gang.zygote_events import ProcessExited, ProcessStarted, StartFailed, ZygoteReady
+
+ROOT = Path(__file__).parents[1]
+COMMAND = "tests.cli.loaded"
+"""Imports what the ``brim`` command does."""
+
+
+THREADS = {"OMP_NUM_THREADS": "1"}
+"""As ranks have it; a zygote forks only what has the variables with which it started."""
+
+
+class Forks:
+    """A zygote, and the processes that it starts one after the other."""
+
+    def __init__(self, client: ZygoteClient) -> None:
+        self._client, self._number = client, 0
+        atexit.register(client.close)
+        (ready,) = client.receive()
+        assert isinstance(ready, ZygoteReady)
+        assert ready.fork_obstacle is None, ready.fork_obstacle
+
+    def run(
+        self, command: Sequence[str], *, cwd: str, env: Mapping[str, str], stdin: BinaryIO | None, timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        self._number += 1
+        pipes = [os.pipe() for _ in range(2)]
+        texts: dict[int, str] = {}
+        with open(os.devnull, "rb") as nothing:
+            fds = [(stdin or nothing).fileno(), *(write for _, write in pipes)]
+            self._client.start(self._number, command, env, cwd, fds)
+        for _, write in pipes:
+            os.close(write)
+        readers = [
+            threading.Thread(target=_read, args=(texts, n, fd), daemon=True) for n, (fd, _) in enumerate(pipes)
+        ]
+        for reader in readers:
+            reader.start()
+        code = self._wait(timeout_s)
+        for reader in readers:
+            reader.join(timeout_s)
+        if code is None:
+            raise subprocess.TimeoutExpired(command, timeout_s, texts.get(0), texts.get(1))
+        return subprocess.CompletedProcess(command, code, texts[0], texts[1])
+
+    def _wait(self, timeout_s: float) -> int | None:
+        """Exit code of the newest process; None if it was killed because it took too long."""
+        pidfd, late = -1, False
+        with contextlib.ExitStack() as opened:
+            while True:
+                if not select.select([self._client], [], [], None if late else timeout_s)[0]:
+                    late = True
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                for event in self._client.receive():
+                    if isinstance(event, ProcessStarted):
+                        opened.callback(os.close, event.pidfd)
+                    if not isinstance(event, ProcessStarted | ProcessExited | StartFailed):
+                        raise AssertionError(event)
+                    if event.rank != self._number:
+                        continue  # of a process whose run was cut off by an exception
+                    if isinstance(event, StartFailed):
+                        raise AssertionError(event)
+                    if isinstance(event, ProcessExited):
+                        return None if late else os.waitstatus_to_exitcode(event.wait_status)
+                    pidfd = event.pidfd
+
+
+def _read(texts: dict[int, str], place: int, fd: int) -> None:
+    with open(fd, encoding="utf-8") as file:
+        texts[place] = file.read()
+
+
+@functools.cache
+def _of(zygote: str | None) -> Forks:
+    """Processes of a zygote that listens there; None: of one with the command, which ends with this process."""
+    if zygote is not None:
+        return Forks(ZygoteClient.shared(zygote))
+    env = {name: value for name, value in os.environ.items() if name != "BRIM_TEST_MARK"}  # outlives a test
+    return Forks(ZygoteClient.private(sys.executable, [COMMAND], env, str(ROOT), grace_s=1.0))
+
+
+def run_fresh(*words: object, cwd: object, timeout_s: float) -> None:
+    """Run ``python WORDS`` in a new interpreter with the default number of threads, and demand that it succeeds.
+
+    What it comes to does not depend on the zygote: a fault that all forks share shows as a difference.
+    """
+    env = {name: value for name, value in os.environ.items() if name not in THREADS}
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(
+        command, cwd=str(cwd), env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        timeout=timeout_s,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def run(
+    *words: object, zygote: str | None = None, cwd: object = None, env: Mapping[str, str] | None = None,
+    stdin: BinaryIO | None = None, timeout_s: float = 60, check: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """What ``python WORDS`` comes to, and prints.
+
+    Args:
+        zygote: Path of a zygote with torch, as the fixture of this name; None: one that has imported the command.
+        stdin: Its standard input; None: nothing can be read there.
+
+    Raises:
+        AssertionError: it failed, and ``check`` is set.
+        subprocess.TimeoutExpired: it took longer; it was killed.
+    """
+    env = {**(os.environ if env is None else env), **({} if zygote is None else THREADS)}
+    command = [sys.executable, *map(str, words)]
+    done = _of(zygote).run(command, cwd=str(cwd or os.getcwd()), env=env, stdin=stdin, timeout_s=timeout_s)
+    if check:
+        assert done.returncode == 0, done.stderr
+    return done
