@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,37 @@ def test_on_a_full_disk_code_is_compiled_but_not_kept(tmp_path):
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"brim: compiled code cannot be kept in {cache}/brim/compiled-")
     assert "No space left on device" in line
+
+
+@pytest.mark.parametrize("part", ["", "lock", "subfolder"], ids=["the folder", "a file", "a subfolder"])
+def test_a_folder_of_somebody_else_is_not_written_nor_are_the_sources(tmp_path, part):
+    (tmp_path / "kernel.py").write_text("from brim.compiled import njit\n\n@njit\ndef doubled(x):\n    return x + x\n")
+    code = KERNEL.format(folder=str(tmp_path)) + "print(compiled._CACHE_DIR)"
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    said = subprocess.check_output([sys.executable, "-c", code], env=env, text=True, timeout=120).split("\n")
+    assert said[:2] == ["compiled doubled", "42"]
+    folder = Path(said[2])
+    assert tmp_path / "cache" in folder.parents
+    (subfolder,) = (path for path in folder.iterdir() if path.is_dir())
+    with _read_only(folder / part.replace("subfolder", subfolder.name)) as command:
+        for expected in (["compiled doubled", "42"], ["42"]):  # kept in another folder
+            said = subprocess.check_output([*command, sys.executable, "-c", code], env=env, text=True).split("\n")
+            assert said[:-2] == expected
+            assert Path(said[-2]).parent == tmp_path / f"brim-{os.getuid()}"
+    assert not list((tmp_path / "__pycache__").glob("*.nb*"))
+
+
+@contextmanager
+def _read_only(path):
+    """Give the words before a command that cannot write to this file or folder; root can, but for a mount."""
+    mode = path.stat().st_mode
+    path.chmod(mode & 0o555)
+    mount = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
+    command = [] if os.getuid() else ["unshare", "-m", "sh", "-c", mount, "sh", str(path)]
+    if command and subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    yield command
+    path.chmod(mode)
 
 
 WHERE = "from brim import compiled; print(compiled._CACHE_DIR)"

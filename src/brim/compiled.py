@@ -8,7 +8,9 @@ a process of their own, an index outside its array raises IndexError; that code 
 A process that compiles locks that folder, so that one of several processes compiles and the others load the result.
 The kernel frees the lock of a process that ends in any way.
 
-A folder in which code cannot be saved, as on a full disk, costs time only: the process says so and goes on.
+If that folder cannot be written to, one of the user's among the temporary files is used; numba itself would write
+beside the sources. A folder in which code cannot be saved, as on a full disk, costs time only: the process says so and
+goes on.
 """
 
 from __future__ import annotations
@@ -54,9 +56,10 @@ def _cache_dir() -> Path:
     wanted = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "brim" / name
     try:
         wanted.mkdir(parents=True, exist_ok=True)
-    except OSError:  # a home that cannot be written to, as in some containers
-        return _temporary(name)
-    return wanted
+        writable = all(os.access(path, os.W_OK) for path in (wanted, *wanted.iterdir()))
+    except OSError:
+        writable = False
+    return wanted if writable else _temporary(name)  # as in some containers, or after `sudo brim`
 
 
 def _temporary(name: str) -> Path:
