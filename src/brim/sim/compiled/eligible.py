@@ -5,32 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserHistory, UserLimits
+from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserLimits
 from brim.core.trace import NONE, Trace
 from brim.policies.feed.even import Even
 from brim.policies.fill.none import NoFill
 from brim.policies.order.arrival import Arrival
 from brim.policies.order.attained import Gittins, LeastAttained
 from brim.policies.order.fair import MaxMin
-from brim.policies.order.shortest import ShortestJob, ShortestRemaining
+from brim.policies.order.shortest import ShortestJob
 from brim.policies.order.tiresias import ServiceQueues, TwoQueues
 from brim.policies.place.parts import MISFIT, Consolidate, Fragmentation, Spread, WorstFit
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Order, Policy
 from brim.sim.compiled.as_shipped import AsShipped
 from brim.sim.compiled.queues import run_queues
-from brim.sim.compiled.replay import run_loop
+from brim.sim.compiled.replay import ORDERS, RUN_TIMES, run_loop
 from brim.sim.faults import Faults
 from brim.sim.truths.rigid import Rigid
 from brim.sim.truths.truth import Truth
 from brim.units import WHOLE_GPU
 
-_ORDERS: Final = (
-    Arrival, ShortestJob, ShortestRemaining, LeastAttained, Gittins, ServiceQueues, TwoQueues, MaxMin
-)
 _PLACES: Final = (Consolidate, Spread, Fragmentation, WorstFit)
-_RUN_TIMES: Final = (UserLimits, UserHistory, TrueRunTimes)
-_KNOWN: Final = (Policy, *_ORDERS, AsAsked, *_PLACES, Even, NoFill, *_RUN_TIMES, Rigid)
+_KNOWN: Final = (Policy, *ORDERS, AsAsked, *_PLACES, Even, NoFill, *RUN_TIMES, Rigid)
 _MOST: Final = 1 << 53
 _MOST_SERVICE: Final = 1 << 60
 """Above every product of GPUs, thousandths and ms that stays within 64 bits with what restarts and saves add."""
@@ -55,9 +51,9 @@ def eligible_loop(
     a part after a policy file has replaced a function or constant in a module of brim.
     """
     is_implemented = (
-        type(policy) is Policy and type(policy.order) in _ORDERS and type(policy.size) is AsAsked
+        type(policy) is Policy and type(policy.order) in ORDERS and type(policy.size) is AsAsked
         and type(policy.place) in _PLACES and type(policy.feed) is Even and type(policy.fill) is NoFill
-        and type(believed) in _RUN_TIMES and type(truth) is Rigid and not faults.any and len(trace) > 0
+        and type(believed) in RUN_TIMES and type(truth) is Rigid and not faults.any and len(trace) > 0
         and getattr(policy.place, "misfit", "") in MISFIT and _has_plain_constants(policy.order)
         and _fits_64_bits(trace, truth) and _AS_SHIPPED.holds()
     )

@@ -31,11 +31,11 @@ from brim.sim.overheads import Overheads
 from brim.sim.specs import user_codes, user_names
 from brim.sim.stall_detector import StallDetector
 
-_ORDERS: Final[tuple[type, ...]] = (
+ORDERS: Final[tuple[type, ...]] = (
     Arrival, ShortestJob, ShortestRemaining, LeastAttained, Gittins, ServiceQueues, TwoQueues, MaxMin
 )
 """In the order of their codes in ``orders``."""
-_SOURCES: Final[tuple[type, ...]] = (UserLimits, UserHistory, TrueRunTimes)
+RUN_TIMES: Final[tuple[type, ...]] = (UserLimits, UserHistory, TrueRunTimes)
 """In the order of their codes in ``orders``."""
 
 
@@ -155,7 +155,7 @@ def _loop_inputs(trace: Trace, cluster: Cluster, policy: Policy, overheads: Over
 
 
 def _order_state(trace: Trace, order: Order, believed: RunTimes) -> OrderState:
-    code, J, users = _ORDERS.index(type(order)), len(trace), user_names(trace)
+    code, J, users = ORDERS.index(type(order)), len(trace), user_names(trace)
     given = dict(getattr(order, "weights", ()))
     whole = [
         getattr(order, name)
@@ -163,7 +163,7 @@ def _order_state(trace: Trace, order: Order, believed: RunTimes) -> OrderState:
     ]
     ratio = getattr(order, "promote_ratio", getattr(order, "horizon_ms", 0))
     return OrderState(
-        order=np.array([code]), source=np.array([_SOURCES.index(type(believed))]),
+        order=np.array([code]), source=np.array([RUN_TIMES.index(type(believed))]),
         ints=np.array(whole or [0]), floats=np.array([ratio, 0.5], dtype=np.float64),
         thresholds=np.array(getattr(order, "thresholds_gpu_ms", ()), dtype=np.int64),
         weight=np.array([given.get(name, 1.0) for name in users], dtype=np.float64), usage=np.zeros(len(users)),
