@@ -124,7 +124,7 @@ def test_overheads_and_faults_reach_the_replay(trace):
         (["-c", "4x8xV100:cpus=many"], "found cpus='many'"),
         (["-c", "4x8xV100:disk=3"], "found 'disk=3'"),
         (["-c", "missing.toml"], "cluster file missing.toml: no such file"),
-        (["-c", "1x1xV100"], "could not give it even when empty"),
+        (["-c", "1x1xV100"], "GPUs, which cluster 1x1xV100 (1 GPU) could not give it even when empty"),
         (["-c", "1x1xV100:mem=99999999999P"], "must be above zero and below a billion"),
         (["-c", "2x8xV100:cpus=1e30"], "must be above zero and below a billion"),
         (["-c", "\u0663x8xV100"], "is not understood"),
