@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from brim.beliefs.batching import (
+    GradientStatistics,
     Limits,
-    Noise,
     best_batches,
     fewest_nodes,
     fixed_batches,
@@ -38,7 +38,7 @@ def jobs(draw):
     exponent = st.floats(-3, 0)
     times = [10 ** draw(exponent) for _ in range(6)]
     times[1] /= 10
-    noise = draw(st.none() | st.floats(-2, 3).map(lambda log: Noise(np.array([10**log]), np.array([1.0]))))
+    noise = draw(st.none() | st.floats(-2, 3).map(lambda log: GradientStatistics(np.array([10**log]), np.array([1.0]))))
     return row, np.array([*times, draw(st.floats(1, 10))]), noise
 
 
@@ -91,7 +91,7 @@ def efficiency(batch, batch_min, noise):
 
 @given(st.floats(1, 1000), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
 def test_efficiency_is_a_fraction_that_falls_with_the_batch(scale, var, sqr):
-    noise = Noise(np.array(var), np.array(sqr))
+    noise = GradientStatistics(np.array(var), np.array(sqr))
     one, many = efficiency(32.0, 32, noise), efficiency(32 * scale, 32, noise)
     assert one == pytest.approx(1)
     assert 0 < many <= 1 + 1e-12
@@ -101,14 +101,17 @@ def test_efficiency_is_a_fraction_that_falls_with_the_batch(scale, var, sqr):
 
 def test_efficiency_at_the_ends_of_the_noise_scale():
     at = np.array([32, 64, 3200])
-    assert efficiency(at, 32, Noise(np.array(0.0), np.array(1.0))).tolist() == [1, 0.5, 0.01]  # no noise: all wasted
-    assert efficiency(at, 32, Noise(np.array(1.0), np.array(0.0))).tolist() == [1, 1, 1]  # only noise: nothing is
-    assert efficiency(at, 32, Noise(np.array(np.nan), np.array(1.0))).tolist() == [1, 1, 1]
+    for var, sqr, expected in (
+        (0.0, 1.0, [1, 0.5, 0.01]),  # no noise: all wasted
+        (1.0, 0.0, [1, 1, 1]),       # only noise: nothing is
+        (np.nan, 1.0, [1, 1, 1]),
+    ):
+        assert efficiency(at, 32, GradientStatistics(np.array(var), np.array(sqr))).tolist() == expected
 
 
 @given(st.floats(1, 1e4), st.floats(1e-3, 1e3))
 def test_the_gain_of_a_batch_lies_between_none_and_its_size(scale, var):
-    gained = gain(8 * scale, 8, Noise(np.array(var), np.array(1.0)))
+    gained = gain(8 * scale, 8, GradientStatistics(np.array(var), np.array(1.0)))
     assert 1 - 1e-9 <= gained <= scale * (1 + 1e-9)
 
 
@@ -156,7 +159,7 @@ def test_jobs_do_not_touch_each_other(several):
     known = [job for job in several if job[2] is not None]
     assume(len(known) > 1)
     rows, parameters, noises = zip(*known, strict=True)
-    noise = Noise(*(np.concatenate(column) for column in zip(*noises, strict=True)))
+    noise = GradientStatistics(*(np.concatenate(column) for column in zip(*noises, strict=True)))
     together = best_batches(np.array(parameters), NODES, limits(*rows), noise)
     for row, job in enumerate(known):
         alone = best_batches(job[1][None], NODES, limits(job[0]), job[2])
@@ -169,14 +172,14 @@ def test_without_noise_the_largest_batch_wins():
     goodput, batch = best_batches(parameters, NODES, limits((32, 256, 4, 64)), accumulation=False)
     assert batch[0, 1:6].tolist() == [64, 128, 192, 256, 255]
     assert goodput[0, 1] == pytest.approx(64 / 0.74)
-    unknown = Noise(np.array([np.nan]), np.array([np.nan]))
+    unknown = GradientStatistics(np.array([np.nan]), np.array([np.nan]))
     assert best_batches(parameters, NODES, limits((32, 256, 4, 64)), unknown, accumulation=False)[0].tolist() == (
         goodput.tolist())
 
 
 def test_a_gradient_without_noise_wants_the_initial_batch():
     parameters = np.array([[0.1, 0.01, 0.05, 0.01, 0.5, 0.1, 2.0]])
-    _, batch = best_batches(parameters, NODES, limits((32, 256, 4, 64)), Noise(np.zeros(1), np.ones(1)))
+    _, batch = best_batches(parameters, NODES, limits((32, 256, 4, 64)), GradientStatistics(np.zeros(1), np.ones(1)))
     assert batch[0, [1, 2, 4, 8]].tolist() == [32, 32, 32, 32]
 
 

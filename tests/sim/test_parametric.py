@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brim.beliefs.batching import Noise, gain, split
+from brim.beliefs.batching import GradientStatistics, gain, split
 from brim.beliefs.throughput import step_s
 from brim.core.cluster import parse_cluster
 from brim.core.trace import trace_of
@@ -127,7 +127,7 @@ def given_jobs(**changes):
 
 def test_jobs_given_outright_follow_the_formulas_of_the_beliefs():
     trace = trace_with([1, 4, 2], [-1, 5_000, -1])
-    noise = Noise(np.array([np.nan, 30.0]), np.array([np.nan, 2.0]))
+    noise = GradientStatistics(np.array([np.nan, 30.0]), np.array([np.nan, 2.0]))
     truth = Parametric(trace, CLUSTER, given_jobs(noise=noise, profile=np.array([0, 1])))
     assert isinstance(truth, HasStepTimes)
     assert truth.pace(1, 0.0, (4,), -1) == (1.0, 5_000.0, True, None)
@@ -135,7 +135,7 @@ def test_jobs_given_outright_follow_the_formulas_of_the_beliefs():
     local, extra = split(8, 512, 32, 512, 64)
     assert (int(local), int(extra)) == (64, 0)
     whole = float(step_s(given_jobs().parameters[1], 2, 8, 64))
-    worth = float(gain(np.array(512), np.array(32), Noise(np.array(30.0), np.array(2.0))))
+    worth = float(gain(np.array(512), np.array(32), GradientStatistics(np.array(30.0), np.array(2.0))))
     assert pace.per_ms == pytest.approx(worth * 32 / whole / 1000)
     assert pace.report is not None
     assert (pace.report.samples_done, pace.report.grad_var, pace.report.grad_sqr) == (1e6, 30.0, 2.0)
@@ -173,7 +173,7 @@ def test_reported_steps_are_noisy_by_job_and_configuration_and_the_seed_draws_th
         ({"samples": np.array([0.0, 1.0])}, "row 0: expected samples above 0"),
         ({"row": np.array([2, 0])}, "row 1: expected increasing rows"),
         ({"local_batch_max": np.array([2, 64])}, "local_batch_min=4 and local_batch_max=2"),
-        ({"noise": Noise(np.zeros(1), np.zeros(2))}, "noise has shape (1,)"),
+        ({"noise": GradientStatistics(np.zeros(1), np.zeros(2))}, "noise has shape (1,)"),
     ],
 )
 def test_jobs_that_cannot_be_are_refused(changes, said):

@@ -25,14 +25,14 @@ from brim.errors import ConfigError
 # --- convergence
 
 
-class Noise(NamedTuple):
+class GradientStatistics(NamedTuple):
     """Statistics of the gradient at the initial batch, (J,): variance and squared norm. NaN: efficiency is 1."""
 
     grad_var: FloatArray
     grad_sqr: FloatArray
 
 
-def gain(batch: FloatArray | IntArray, batch_min: FloatArray | IntArray, noise: Noise) -> FloatArray:
+def gain(batch: FloatArray | IntArray, batch_min: FloatArray | IntArray, noise: GradientStatistics) -> FloatArray:
     """Steps at the initial batch that one step at ``batch`` is worth: (var + sqr) / (var / s + sqr), s their ratio.
 
     Between 1 and s for s >= 1. Where the noise is NaN: s.
@@ -122,7 +122,8 @@ def gpus_min(limits: Limits, *, accumulation: bool, names: Sequence[str] | None 
 
 
 def best_batches(
-    parameters: FloatArray, nodes_G: IntArray, limits: Limits, noise: Noise | None = None, *, accumulation: bool = True
+    parameters: FloatArray, nodes_G: IntArray, limits: Limits, noise: GradientStatistics | None = None, *,
+    accumulation: bool = True,
 ) -> tuple[FloatArray, IntArray]:
     """Find the batch of greatest goodput on each number of GPUs.
 
@@ -141,16 +142,16 @@ def best_batches(
 
 
 def fixed_batches(
-    parameters: FloatArray, nodes_G: IntArray, batch: IntArray, limits: Limits, noise: Noise | None = None, *,
-    accumulation: bool = True,
+    parameters: FloatArray, nodes_G: IntArray, batch: IntArray, limits: Limits,
+    noise: GradientStatistics | None = None, *, accumulation: bool = True,
 ) -> tuple[FloatArray, IntArray]:
     """Goodput of each job's own batch (J,) on each number of GPUs; arguments and result as of ``best_batches``."""
     return _tables(parameters, nodes_G, limits, noise, batch, batch, accumulation)
 
 
 def _tables(
-    parameters: FloatArray, nodes_G: IntArray, limits: Limits, noise: Noise | None, low: IntArray, high: IntArray,
-    accumulation: bool,
+    parameters: FloatArray, nodes_G: IntArray, limits: Limits, noise: GradientStatistics | None,
+    low: IntArray, high: IntArray, accumulation: bool,
 ) -> tuple[FloatArray, IntArray]:
     nothing = np.full(len(limits), np.nan)
     var, sqr = noise or (nothing, nothing)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brim.beliefs.batching import Limits, Noise, best_batches, fewest_nodes, fixed_batches
+from brim.beliefs.batching import GradientStatistics, Limits, best_batches, fewest_nodes, fixed_batches
 from brim.beliefs.speeds import Speeds
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.snapshot import Snapshot
@@ -167,7 +167,7 @@ def _evaluate(
         batch_min=jobs.batch_min[rows], batch_max=jobs.batch_max[rows],
         local_batch_min=np.maximum(jobs.local_batch_min[rows], 1), local_batch_max=jobs.local_batch_max[rows],
     )
-    known = Noise(jobs.grad_var[rows], jobs.grad_sqr[rows]) if noise else None
+    known = GradientStatistics(jobs.grad_var[rows], jobs.grad_sqr[rows]) if noise else None
     where = speeds.parameters[rows], fewest_nodes(rate.shape[1] - 1, int(snapshot.nodes.gpus.max()))
     found, batches[rows] = (
         best_batches(*where, limits, known, accumulation=accumulation) if batch is None

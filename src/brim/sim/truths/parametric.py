@@ -17,7 +17,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from brim.beliefs.analyser import Exchange, Steps
-from brim.beliefs.batching import Limits, Noise, best_batches, fewest_nodes, gain, split
+from brim.beliefs.batching import GradientStatistics, Limits, best_batches, fewest_nodes, gain, split
 from brim.beliefs.throughput import GAMMA, GAMMA_MAX, PARAMETERS, grad_s, step_s
 from brim.core.arrays import FloatArray, IntArray, frozen
 from brim.core.cluster import Cluster
@@ -70,7 +70,7 @@ class ElasticJobs:
     gpus_min: IntArray
     gpus_max: IntArray
     samples: FloatArray | None = None
-    noise: Noise | None = None
+    noise: GradientStatistics | None = None
     profile: IntArray | None = None
     gradient_bytes: IntArray | None = None
 
@@ -108,10 +108,10 @@ class ElasticJobs:
         )
 
     @property
-    def noise_or_nan(self) -> Noise:
+    def noise_or_nan(self) -> GradientStatistics:
         """Gradient statistics, NaN if there are none."""
         nothing = np.full(len(self), np.nan)
-        return self.noise or Noise(nothing, nothing)
+        return self.noise or GradientStatistics(nothing, nothing)
 
 
 class Parametric:
@@ -176,7 +176,7 @@ class Parametric:
             jobs, p = self._jobs, self._jobs.parameters[row]
             least, most = jobs.batch_min[row], jobs.batch_max[row]
             local, extra = (int(part) for part in split(gpus, batch, least, most, jobs.local_batch_max[row]))
-            grad = Noise(*(part[row] for part in jobs.noise_or_nan))
+            grad = GradientStatistics(*(part[row] for part in jobs.noise_or_nan))
             per_ms = float(_per_ms(p, nodes, gpus, local, extra, least, grad))
             noise = math.exp(self._step_noise * self._normal(row, nodes, gpus, local))
             whole, computing = float(step_s(p, nodes, gpus, local)), float(grad_s(p, local))
@@ -243,7 +243,7 @@ class Parametric:
                 batch_min=jobs.batch_min[part], batch_max=jobs.batch_max[part],
                 local_batch_min=np.ones_like(jobs.batch_min[part]), local_batch_max=jobs.local_batch_max[part],
             )
-            noise = Noise(*(column[part] for column in jobs.noise_or_nan))
+            noise = GradientStatistics(*(column[part] for column in jobs.noise_or_nan))
             gpus_G = np.arange(int(jobs.gpus_max[part].max()) + 1)
             one = fewest_nodes(int(gpus_G[-1]), self._width)
             several = np.maximum(one, np.where((gpus_G > 1) & (self._cluster.num_nodes > 1), 2, one))
@@ -269,7 +269,7 @@ class Parametric:
 
 def _per_ms(
     parameters: FloatArray, nodes: IntArray | int, gpus: IntArray | int, local: IntArray | int, extra: IntArray | int,
-    batch_min: IntArray, noise: Noise,
+    batch_min: IntArray, noise: GradientStatistics,
 ) -> FloatArray:
     """Return the progress per ms, in samples of the initial batch."""
     gained = gain(np.asarray(gpus * local * (extra + 1)), batch_min, noise)
