@@ -24,7 +24,7 @@ from brim.engine.scheduler import Scheduler, Submit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class AdvanceResult:
     """What one call of ``advance`` decided.
 
     Attributes:
@@ -41,7 +41,9 @@ class Step:
         return tuple(result.plan for result in self.rounds)
 
 
-def advance(scheduler: Scheduler, inputs: Iterable[Event], before_ms: int, submit: Submit | None = None) -> Step:
+def advance(
+    scheduler: Scheduler, inputs: Iterable[Event], before_ms: int, submit: Submit | None = None
+) -> AdvanceResult:
     """Apply events in order, and decide every round that is due before each of them and before ``before_ms``.
 
     A round that is due at the time of an event waits for it: all events of one instant are seen by the round. When a
@@ -73,7 +75,7 @@ def advance(scheduler: Scheduler, inputs: Iterable[Event], before_ms: int, submi
         _decide(scheduler, event.time_ms, with_inputs, rounds)
         if rest and rest[0] is event:  # not applied with the news of a refused plan
             scheduler.observe(rest.popleft())
-    return Step(wake_ms=_decide(scheduler, before_ms, with_inputs, rounds), rounds=tuple(rounds))
+    return AdvanceResult(wake_ms=_decide(scheduler, before_ms, with_inputs, rounds), rounds=tuple(rounds))
 
 
 def _decide(scheduler: Scheduler, before_ms: int, submit: Submit | None, rounds: list[RoundResult]) -> int | None:
