@@ -13,7 +13,7 @@ from brim.core.trace import trace_of
 from brim.reports.files import dump_json
 from brim.reports.findings import changes, findings, outcome_of, reference_of
 from brim.reports.page import page
-from brim.reports.record import NoRecord, Record, record_of
+from brim.reports.record import NoRecord, RecordedMetrics, record_of
 from brim.reports.summary import NO_POWER, results_json, summarise
 from brim.reports.table import cells, comparison
 from brim.reports.verdict import verdict
@@ -53,7 +53,7 @@ def printed(summaries, record, width=300):
 
 def test_figures_of_the_record_are_over_the_jobs_that_it_covers():
     found = record_of(recorded())
-    assert isinstance(found, Record)
+    assert isinstance(found, RecordedMetrics)
     assert (found.jobs, found.covered) == (4, 3)
     assert found.jct_mean_s == 8.0
     assert found.jct_p50_s == 8.0

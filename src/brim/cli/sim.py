@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from brim.core.cluster import Cluster
     from brim.core.replay import Replay
     from brim.core.trace import Trace
-    from brim.reports.record import NoRecord, Record
+    from brim.reports.record import NoRecord, RecordedMetrics
     from brim.sim.faults import Drain, Faults
     from brim.sim.truth_option import TruthOption
     from brim.sim.twin import Settings
@@ -260,7 +260,7 @@ def _check_results(html: Path | None, jobs: Path | None, inputs: Sequence[str | 
 
 def _record(
     trace: Trace, loads: list[float], seeds: list[int], truth: TruthOption, *, part: bool
-) -> Record | NoRecord:
+) -> RecordedMetrics | NoRecord:
     """Return what the trace recorded, if the replays serve the same jobs at the same times for the same run times."""
     from brim.reports.record import NoRecord, record_of
 
@@ -410,7 +410,7 @@ def _tasks(
 
 
 def _run_and_report(
-    tasks: list[Task], record: Record | NoRecord, price: float | None, html: Path | None, jobs: Path | None,
+    tasks: list[Task], record: RecordedMetrics | NoRecord, price: float | None, html: Path | None, jobs: Path | None,
     output: str, out: TextIO, command: str,
 ) -> None:
     from brim.cli.replays import run_all

@@ -10,9 +10,10 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -20,7 +21,7 @@ from brim.replacing import replacing
 from brim.reports.charts.lines import Curve, Scale, by_load
 from brim.reports.charts.svg import escape
 from brim.reports.page import asset
-from brim.reports.table import left_out_note
+from brim.reports.table import FittingTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ def terminal(experiment: Experiment) -> RenderableType:
     if experiment.alarm:
         parts.append(Text(f"PARTIAL: {experiment.alarm}", style="bold red"))
     for panel in experiment.panels:
-        parts += [Text(f"\n{panel.title}", style="bold"), Text(panel.note, style="dim"), _Fitting(panel.table)]
+        parts += [Text(f"\n{panel.title}", style="bold"), Text(panel.note, style="dim"), _fitting(panel.table)]
     parts.append(Text())
     parts += [Text(f"{term}: {meaning}", style="dim") for term, meaning in experiment.terms]
     parts.append(Text())
@@ -115,23 +116,8 @@ def terminal(experiment: Experiment) -> RenderableType:
     return Group(*parts)
 
 
-class _Fitting:
-    """Return a table, without its least needed columns if the terminal is too narrow for all."""
-
-    def __init__(self, table: TextTable) -> None:
-        self.table = table
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        left_out: set[str] = set()
-        drawn = _drawn(self.table, left_out)
-        for heading in self.table.dropped_first:
-            if console.measure(drawn, options=options.update(max_width=1_000)).maximum <= options.max_width:
-                break
-            left_out.add(heading)
-            drawn = _drawn(self.table, left_out)
-        yield drawn
-        if left_out:
-            yield left_out_note([heading for heading in self.table.headings if heading in left_out])
+def _fitting(table: TextTable) -> FittingTable:
+    return FittingTable(partial(_drawn, table), table.headings, table.dropped_first)
 
 
 def _drawn(table: TextTable, left_out: set[str]) -> RichTable:

@@ -13,7 +13,7 @@ from brim.core.replay import Replay
 from brim.core.trace import NONE, Trace
 from brim.reports.metrics import SIZE_CLASSES, finished, jct_ms, size_class
 from brim.reports.record import NAME as RECORDED
-from brim.reports.record import NoRecord, Record
+from brim.reports.record import NoRecord, RecordedMetrics
 from brim.reports.summary import Summary, by_policy
 from brim.reports.verdict import knows, standing, times, verdict
 from brim.units import MS_PER_S, show_duration
@@ -56,9 +56,9 @@ def outcome_of(replay: Replay) -> CompletionTimes:
     return CompletionTimes(replay.policy, np.where(finished(replay), jct_ms(replay), NONE))
 
 
-def reference_of(first: Replay, record: Record | NoRecord | None) -> CompletionTimes:
+def reference_of(first: Replay, record: RecordedMetrics | NoRecord | None) -> CompletionTimes:
     """Return what policies are compared with, owner by owner: the record if there is one, else the first policy."""
-    return CompletionTimes(RECORDED, record.jct_ms) if isinstance(record, Record) else outcome_of(first)
+    return CompletionTimes(RECORDED, record.jct_ms) if isinstance(record, RecordedMetrics) else outcome_of(first)
 
 
 def changes(
@@ -103,7 +103,7 @@ def signed(fraction: float) -> str:
 
 
 def findings(
-    shown: Sequence[Replay], summaries: Sequence[Summary], record: Record | NoRecord | None = None
+    shown: Sequence[Replay], summaries: Sequence[Summary], record: RecordedMetrics | NoRecord | None = None
 ) -> list[str]:
     """Return the verdict, the distance to the bound, which jobs complete later, and what an oracle would gain.
 
@@ -123,7 +123,7 @@ def findings(
             f"The mean job completion time of {found.best} is {times(ratio)} times a lower bound that no schedule of "
             "these jobs can beat."
         )
-    if found.best != found.first or isinstance(record, Record):
+    if found.best != found.first or isinstance(record, RecordedMetrics):
         first, best = (next(r for r in shown if r.policy == policy) for policy in (found.first, found.best))
         before, after, kind = reference_of(first, record), outcome_of(best), owner_kind(best.trace)
         kinds: tuple[Kind, ...] = (kind,) if kind == "size" else (kind, "size")

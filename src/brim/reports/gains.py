@@ -24,7 +24,7 @@ from brim.reports.findings import (
 )
 from brim.reports.markup import policy_buttons, table
 from brim.reports.record import NAME as RECORDED
-from brim.reports.record import NoRecord, Record
+from brim.reports.record import NoRecord, RecordedMetrics
 from brim.units import show_duration
 
 _MAX_CHANGES: Final = 10
@@ -32,7 +32,7 @@ _MAX_OWNERS: Final = 100
 _PLURAL: Final[dict[Kind, str]] = {"group": "groups", "user": "users", "size": "size classes"}
 
 
-def gains_section(shown: Sequence[Replay], best: str | None, record: Record | NoRecord | None) -> str:
+def gains_section(shown: Sequence[Replay], best: str | None, record: RecordedMetrics | NoRecord | None) -> str:
     """Return the section of a page, best policy first; empty if there is nothing to compare with."""
     before = reference_of(shown[0], record)
     others = [replay for replay in shown if replay.policy != before.name]

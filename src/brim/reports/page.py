@@ -26,7 +26,7 @@ from brim.reports.findings import (
 from brim.reports.gains import gains_section
 from brim.reports.markup import badge, table
 from brim.reports.metrics import finished, jct_ms, queue_ms
-from brim.reports.record import NoRecord, Record, at_load
+from brim.reports.record import NoRecord, RecordedMetrics, at_load
 from brim.reports.summary import Summary, all_assumptions, by_policy, interval, renamed, short_names, summarise
 from brim.reports.table import PAIRED, Cell, against, cells, record_notes
 from brim.reports.timeline import gantt_section
@@ -55,7 +55,7 @@ _TERMS: Final = {
 
 def write_page(
     replays: Sequence[Replay], path: Path, *, command: str, summaries: Sequence[Summary] = (),
-    record: Record | NoRecord | None = None,
+    record: RecordedMetrics | NoRecord | None = None,
 ) -> None:
     """Write ``page`` to a file, which is replaced as a whole."""
     text = page(replays, command=command, summaries=summaries, record=record)
@@ -65,7 +65,7 @@ def write_page(
 
 def page(
     replays: Sequence[Replay], *, command: str, summaries: Sequence[Summary] = (),
-    record: Record | NoRecord | None = None,
+    record: RecordedMetrics | NoRecord | None = None,
 ) -> str:
     """Lay a comparison out as one HTML page.
 
@@ -155,12 +155,12 @@ def _policies(summaries: Sequence[Summary]) -> str:
     return f"{len(policies)} policies" if len(policies) > 1 else escape(policies[0])
 
 
-def _findings(shown: Sequence[Replay], summaries: Sequence[Summary], record: Record | NoRecord | None) -> str:
+def _findings(shown: Sequence[Replay], summaries: Sequence[Summary], record: RecordedMetrics | NoRecord | None) -> str:
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in findings(shown, summaries, record))
     return f'<ul class="findings" aria-label="Findings">{items}</ul>'
 
 
-def _summary_section(summaries: Sequence[Summary], record: Record | NoRecord | None) -> str:
+def _summary_section(summaries: Sequence[Summary], record: RecordedMetrics | NoRecord | None) -> str:
     grouped = by_policy(summaries)
     policies = list(dict.fromkeys(policy for _, policy in grouped))
     parts = []
@@ -185,7 +185,9 @@ def _summary_section(summaries: Sequence[Summary], record: Record | NoRecord | N
     )
 
 
-def _summary_table(rows: dict[str, list[Summary]], policies: Sequence[str], record: Record | NoRecord | None) -> str:
+def _summary_table(
+    rows: dict[str, list[Summary]], policies: Sequence[str], record: RecordedMetrics | NoRecord | None
+) -> str:
     means = {
         policy: interval([s.metrics.jct_mean_s for s in group if s.metrics.jct_mean_s is not None]).mean
         for policy, group in rows.items()
@@ -222,11 +224,11 @@ def _colour(index: int) -> str:
     return f"p{index % COLOURS}"
 
 
-def _distributions(shown: Sequence[Replay], record: Record | NoRecord | None) -> str:
+def _distributions(shown: Sequence[Replay], record: RecordedMetrics | NoRecord | None) -> str:
     done = [finished(replay) for replay in shown]
     jct = [(r.policy, jct_ms(r)[mask] / MS_PER_S) for r, mask in zip(shown, done, strict=True)]
     queue = [(r.policy, queue_ms(r)[mask] / MS_PER_S) for r, mask in zip(shown, done, strict=True)]
-    known = record if isinstance(record, Record) else None
+    known = record if isinstance(record, RecordedMetrics) else None
     return _pair(
         _chart("Job completion time",
                "Share of jobs completed within a time after submission. Medians are beside the names.",

@@ -23,7 +23,7 @@ NAME: Final = "as recorded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class RecordedMetrics:
     """Figures of the recorded jobs, defined as in ``metrics.Metrics``.
 
     Attributes:
@@ -103,14 +103,14 @@ class Comparison:
         return self.before_wait_s - self.after_wait_s
 
 
-def record_of(trace: Trace) -> Record | NoRecord:
+def record_of(trace: Trace) -> RecordedMetrics | NoRecord:
     """Reduce what a trace recorded to the figures of a replay."""
     covered = _covered(trace)
     if not covered.any():
         return NoRecord("the trace records no start times")
     wait_ms = trace.jct_ms - trace.run_ms
     jct_s, queue_s, wait_s = (_s(column[covered]) for column in (trace.jct_ms, trace.wait_ms, wait_ms))
-    return Record(
+    return RecordedMetrics(
         jobs=len(trace), covered=int(covered.sum()), jct_ms=np.where(covered, trace.jct_ms, NONE),
         queue_ms=np.where(covered, trace.wait_ms, NONE),
         jct_mean_s=float(jct_s.mean()), jct_p50_s=percentile(jct_s, 50), jct_p99_s=percentile(jct_s, 99),
@@ -121,9 +121,9 @@ def record_of(trace: Trace) -> Record | NoRecord:
     )
 
 
-def at_load(record: Record | NoRecord | None, load: float) -> Record | NoRecord | None:
+def at_load(record: RecordedMetrics | NoRecord | None, load: float) -> RecordedMetrics | NoRecord | None:
     """Return the record, for replays at this load."""
-    return NoRecord("the load is not the recorded one") if isinstance(record, Record) and load != 1 else record
+    return NoRecord("the load is not the recorded one") if isinstance(record, RecordedMetrics) and load != 1 else record
 
 
 def beside_record(replay: Replay) -> Comparison | None:

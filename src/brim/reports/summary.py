@@ -18,7 +18,7 @@ import numpy as np
 from brim.core.replay import Replay
 from brim.reports.bounds import Bounds, bounds, needs_of
 from brim.reports.metrics import Metrics, finished, held_ms, measure
-from brim.reports.record import Comparison, NoRecord, Record, beside_record
+from brim.reports.record import Comparison, NoRecord, RecordedMetrics, beside_record
 from brim.units import MS_PER_S, S_PER_H
 
 SCHEMA: Final = 1
@@ -120,13 +120,13 @@ class Interval:
 
 
 def summarise(
-    replays: Iterable[Replay], *, record: Record | NoRecord | None = None, price_per_gpu_h: float | None = None
+    replays: Iterable[Replay], *, record: RecordedMetrics | NoRecord | None = None, price_per_gpu_h: float | None = None
 ) -> tuple[Summary, ...]:
     """Measure and bound every replay; bounds of the same jobs on the same cluster are computed once.
 
     Args:
         replays: May be a generator; only one replay at a time is held.
-        record: What the trace recorded. Where it is a ``Record``, replays at load 1 with seed 0 are compared with it.
+        record: What the trace recorded: replays at load 1 with seed 0 are compared with the metrics of that.
         price_per_gpu_h: What an hour of one GPU costs while a job holds it.
 
     Returns:
@@ -140,7 +140,7 @@ def summarise(
         if key not in known:
             known[key] = bounds(replay.trace, replay.cluster, needs_of(replay), counted=done)
         found = known[key] if ran_as_needed(replay) else Bounds(jct_mean_s=None, makespan_s=None)
-        recorded = isinstance(record, Record) and replay.load == 1 and replay.seed == 0 and not replay.partial
+        recorded = isinstance(record, RecordedMetrics) and replay.load == 1 and replay.seed == 0 and not replay.partial
         summaries.append(Summary(
             policy=replay.policy, seed=replay.seed, load=replay.load, oracle=replay.oracle,
             estimates=replay.estimates, partial=replay.partial, assumptions=replay.assumptions,
@@ -221,7 +221,7 @@ def result_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
 
 
 def results_json(
-    replay: Replay, summaries: Sequence[Summary], record: Record | NoRecord | None = None
+    replay: Replay, summaries: Sequence[Summary], record: RecordedMetrics | NoRecord | None = None
 ) -> dict[str, Any]:
     """Return the result JSON of ``brim sim run`` and ``brim sim compare``: no NaN, no infinity, undefined is null.
 
@@ -244,7 +244,9 @@ def results_json(
             "span_s": trace.span_ms / MS_PER_S, "gpu_h": float(replay.asked_gpu_ms.sum()) / MS_PER_S / 3600,
         },
         "cluster": str(replay.cluster),
-        "recorded": {key: getattr(record, key) for key in _RECORD_KEYS} if isinstance(record, Record) else None,
+        "recorded": (
+            {key: getattr(record, key) for key in _RECORD_KEYS} if isinstance(record, RecordedMetrics) else None
+        ),
         "recorded_left_out": record.reason if isinstance(record, NoRecord) else None,
         "results": result_rows(summaries),
     }

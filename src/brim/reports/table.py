@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from brim.reports.record import NAME as RECORD_ROW
-from brim.reports.record import NoRecord, Record, at_load
+from brim.reports.record import NoRecord, RecordedMetrics, at_load
 from brim.reports.summary import Summary, all_assumptions, by_policy, interval, paired_jct, renamed, short_names
 from brim.reports.verdict import times, verdict
 from brim.units import S_PER_H, show_duration
@@ -25,7 +26,7 @@ _DROPPED_FIRST: Final = (
 )
 
 
-def comparison(summaries: Sequence[Summary], record: Record | NoRecord | None = None) -> RenderableType:
+def comparison(summaries: Sequence[Summary], record: RecordedMetrics | NoRecord | None = None) -> RenderableType:
     """One row per policy and load; with several seeds, means with their 95 % interval and paired differences.
 
     Args:
@@ -49,7 +50,7 @@ def comparison(summaries: Sequence[Summary], record: Record | NoRecord | None = 
     for load in dict.fromkeys(load for load, _ in grouped):
         rows = {policy: group for (at, policy), group in grouped.items() if at == load}
         here = at_load(record, load)
-        parts.append(_Fitting(rows, load, here))
+        parts.append(FittingTable(partial(_table, rows, load, here), _headings(rows), _DROPPED_FIRST))
         parts.extend(Text(line) for line in verdict(rows))
         parts.extend(_notes(rows, here))
     parts.extend(Text(f"- {line}") for line in all_assumptions(summaries))
@@ -65,31 +66,34 @@ def paired_difference(first: Sequence[Summary], other: Sequence[Summary]) -> str
     return f"{sign}{show_duration(abs(found.mean))} +- {show_duration(found.half_width or 0.0)}"
 
 
-class _Fitting:
-    """Lay out the table, without its least needed columns if the terminal is too narrow for all."""
+class FittingTable:
+    """A table for rich, without its least needed columns if the terminal is too narrow for all, and a note of those.
 
-    def __init__(self, rows: dict[str, list[Summary]], load: float, record: Record | NoRecord | None) -> None:
-        self.rows, self.load, self.record = rows, load, record
+    Args:
+        draw: Returns the table without the columns with these headings.
+        headings: All headings, in order.
+        dropped_first: Headings of the columns that may be dropped, the least needed first.
+    """
+
+    def __init__(
+        self, draw: Callable[[set[str]], Table], headings: Sequence[str], dropped_first: Sequence[str]
+    ) -> None:
+        self._draw, self._headings, self._dropped_first = draw, headings, dropped_first
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         left_out: set[str] = set()
-        table = _table(self.rows, self.load, self.record, left_out)
-        for heading in _DROPPED_FIRST:
+        table = self._draw(left_out)
+        for heading in self._dropped_first:
             if console.measure(table, options=options.update(max_width=1_000)).maximum <= options.max_width:
                 break
             left_out.add(heading)
-            table = _table(self.rows, self.load, self.record, left_out)
+            table = self._draw(left_out)
         yield table
         if left_out:
-            yield left_out_note([heading for heading in _headings(self.rows) if heading in left_out])
-
-
-def left_out_note(headings: Sequence[str]) -> Text:
-    """Name the columns that do not fit a narrow terminal."""
-    return Text(
-        f"This terminal is too narrow for: {', '.join(headings)}. A wider one, a pipe or --json shows them.",
-        style="dim",
-    )
+            too_wide = ", ".join(heading for heading in self._headings if heading in left_out)
+            yield Text(
+                f"This terminal is too narrow for: {too_wide}. A wider one, a pipe or --json shows them.", style="dim"
+            )
 
 
 def _headings(rows: dict[str, list[Summary]]) -> list[str]:
@@ -97,7 +101,7 @@ def _headings(rows: dict[str, list[Summary]]) -> list[str]:
 
 
 def _table(
-    rows: dict[str, list[Summary]], load: float, record: Record | NoRecord | None, left_out: set[str]
+    rows: dict[str, list[Summary]], load: float, record: RecordedMetrics | NoRecord | None, left_out: set[str]
 ) -> Table:
     table = Table(title=f"load {load:g}", title_justify="left", pad_edge=False, box=None, header_style="bold")
     lines = cells(rows, record)
@@ -122,7 +126,7 @@ Row: TypeAlias = dict[str, Cell]
 """Cells by the heading of their column."""
 
 
-def cells(rows: dict[str, list[Summary]], record: Record | NoRecord | None = None) -> dict[str, Row]:
+def cells(rows: dict[str, list[Summary]], record: RecordedMetrics | NoRecord | None = None) -> dict[str, Row]:
     """Return the figures of the record, if there is one, and of each policy over its seeds; undefined is a dash."""
     first = next(iter(rows.values()))
     every = [s for group in rows.values() for s in group]
@@ -134,14 +138,14 @@ def cells(rows: dict[str, list[Summary]], record: Record | NoRecord | None = Non
             paired = "" if group is first else paired_difference(first, group) or "-"
             line = list(lines[policy].items())
             lines[policy] = dict([*line[:2], (PAIRED, Cell(paired)), *line[2:]])  # next to the mean JCT
-    if isinstance(record, Record):
+    if isinstance(record, RecordedMetrics):
         known = _recorded_cells(record, first[0].price_per_gpu_h)
         headings = next(iter(lines.values()))
         lines = {record_name(record): {heading: known.get(heading, Cell("-")) for heading in headings}, **lines}
     return lines
 
 
-def record_name(record: Record) -> str:
+def record_name(record: RecordedMetrics) -> str:
     """Return the name of the record's row, with the number of its jobs if it does not cover all."""
     if record.covered == record.jobs:
         return RECORD_ROW
@@ -206,7 +210,7 @@ def _cells(policy: str, group: Sequence[Summary], rare: Sequence[str], *, priced
     }
 
 
-def _recorded_cells(record: Record, price_per_gpu_h: float | None) -> Row:
+def _recorded_cells(record: RecordedMetrics, price_per_gpu_h: float | None) -> Row:
     durations = {
         "JCT mean": record.jct_mean_s, "JCT p50": record.jct_p50_s, "JCT p99": record.jct_p99_s,
         "wait mean": record.wait_mean_s, "re-wait": record.requeue_mean_s, "wait p50": record.wait_p50_s,
@@ -220,7 +224,7 @@ def _recorded_cells(record: Record, price_per_gpu_h: float | None) -> Row:
     return line
 
 
-def _notes(rows: dict[str, list[Summary]], record: Record | NoRecord | None) -> list[Text]:
+def _notes(rows: dict[str, list[Summary]], record: RecordedMetrics | NoRecord | None) -> list[Text]:
     first = next(iter(rows.values()))[0]
     lines = [f"{first.metrics.jobs:,} jobs. {_bound_in_words(rows)}"]
     lines += record_notes(record)
@@ -248,7 +252,7 @@ def _notes(rows: dict[str, list[Summary]], record: Record | NoRecord | None) -> 
     return [Text(line, style="dim") for line in lines]
 
 
-def record_notes(record: Record | NoRecord | None) -> list[str]:
+def record_notes(record: RecordedMetrics | NoRecord | None) -> list[str]:
     """Say why the row of the record is missing, or which jobs it covers if not all."""
     if isinstance(record, NoRecord):
         return [f'No row "{RECORD_ROW}": {record.reason}.']
