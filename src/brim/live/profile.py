@@ -45,7 +45,7 @@ MEMORY_SHARE: Final = 0.95
 """Part of a GPU's memory that counts as usable; the rest is left for fragmentation. Ours."""
 
 
-class Script(Protocol):
+class ScriptLike(Protocol):
     """The script to measure."""
 
     @property
@@ -54,7 +54,7 @@ class Script(Protocol):
         ...
 
 
-class Header(Protocol):
+class HeaderLike(Protocol):
     """Properties of a script and its machine, known before the first step.
 
     Batches and samples are counted per rank or globally as their names say; ``memory_bytes`` is None on a CPU.
@@ -97,7 +97,7 @@ class Header(Protocol):
     def loader_workers(self) -> int: ...  # noqa: D102 - see the class
 
 
-class Seen(Protocol):
+class StepMeasuresLike(Protocol):
     """Other measurements at one local batch: waits for the loader, peak of memory, last power."""
 
     @property
@@ -110,11 +110,11 @@ class Seen(Protocol):
     def power_w(self) -> float | None: ...  # noqa: D102
 
 
-class ScriptSteps(analyser.Steps, Protocol):
+class ScriptStepsLike(analyser.Steps, Protocol):
     """Step times of a script on some ranks, until the context ends."""
 
     @property
-    def header(self) -> Header:
+    def header(self) -> HeaderLike:
         """Properties of the script and its machine."""
         ...
 
@@ -124,7 +124,7 @@ class ScriptSteps(analyser.Steps, Protocol):
         ...
 
     @property
-    def seen(self) -> Mapping[int, Seen]:
+    def seen(self) -> Mapping[int, StepMeasuresLike]:
         """Other measurements, by local batch."""
         ...
 
@@ -144,13 +144,13 @@ class Instruments:
         largest_that_fits: Called with peaks of memory by local batch and the memory; the largest local batch that fits.
     """
 
-    steps: Callable[..., ScriptSteps]
+    steps: Callable[..., ScriptStepsLike]
     exchange: Callable[..., analyser.Exchange]
     largest_that_fits: Callable[[dict[int, int], int], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
+class StepMedians:
     """Steps at one local batch on some ranks: medians, except the peak of memory and the last power."""
 
     ranks: int
@@ -184,11 +184,11 @@ class Profile:
     """
 
     name: str
-    header: Header
+    header: HeaderLike
     command: tuple[str, ...]
     at: datetime
     took_s: float
-    steps: tuple[Steps, ...]
+    steps: tuple[StepMedians, ...]
     batch_max_fits: bool
     supply: Mapping[int, float]
     exchange: ExchangeTimes | None
@@ -196,7 +196,8 @@ class Profile:
 
 
 def measure(
-    instruments: Instruments, script: Script, ranks: Sequence[int] | None = None, batch: tuple[int, int] | None = None
+    instruments: Instruments, script: ScriptLike, ranks: Sequence[int] | None = None,
+    batch: tuple[int, int] | None = None,
 ) -> Profile:
     """Measure a script.
 
@@ -245,7 +246,7 @@ def powers_of_two(most: int) -> list[int]:
     return [1 << power for power in range(most.bit_length())]
 
 
-def _sizes(ranks: Sequence[int] | None, header: Header) -> Sequence[int]:
+def _sizes(ranks: Sequence[int] | None, header: HeaderLike) -> Sequence[int]:
     if ranks is None:
         return powers_of_two(header.gpus) if header.gpus else CPU_RANKS
     if header.gpus and max(ranks) > header.gpus:
@@ -253,7 +254,7 @@ def _sizes(ranks: Sequence[int] | None, header: Header) -> Sequence[int]:
     return ranks
 
 
-def _largest(instruments: Instruments, alone: ScriptSteps, header: Header) -> int:
+def _largest(instruments: Instruments, alone: ScriptStepsLike, header: HeaderLike) -> int:
     """Largest local batch to measure if none was given."""
     if header.memory_bytes is None:
         return min(CPU_BATCH_RATIO * header.global_batch, header.samples)
@@ -273,8 +274,8 @@ def _check_range(low: int, high: int, samples: int) -> None:
 
 
 def _together(
-    instruments: Instruments, script: Script, size: int, low: int, high: int, samples: int
-) -> list[Steps]:
+    instruments: Instruments, script: ScriptLike, size: int, low: int, high: int, samples: int
+) -> list[StepMedians]:
     """Steps on several ranks, at the batches that one rank can hold."""
     high = min(high, samples // size)
     if high < low:
@@ -284,18 +285,18 @@ def _together(
     return _rows(found, steps, size)
 
 
-def _rows(found: Analysis, measured: ScriptSteps, size: int) -> list[Steps]:
+def _rows(found: Analysis, measured: ScriptStepsLike, size: int) -> list[StepMedians]:
     rows = []
     for sample in found.samples:
         seen = measured.seen[sample.local_batch]
-        rows.append(Steps(
+        rows.append(StepMedians(
             ranks=size, local_batch=sample.local_batch, step_s=sample.step_s,
             loader_wait_s=float(np.median(seen.waits_s)), memory_bytes=seen.memory_bytes, power_w=seen.power_w,
         ))  # fmt: skip
     return rows
 
 
-def observations(steps: Iterable[Steps]) -> Observations:
+def observations(steps: Iterable[StepMedians]) -> Observations:
     """The observations to which the step-time model is fitted; ranks count as GPUs of one node.
 
     The exchange time of a step is the difference from a step of the same local batch on one rank, interpolated linearly
@@ -312,7 +313,7 @@ def observations(steps: Iterable[Steps]) -> Observations:
     )
 
 
-def gpu_type(header: Header) -> str:
+def gpu_type(header: HeaderLike) -> str:
     """The type's name in cluster strings: H100 for "NVIDIA H100 80GB HBM3"."""
     if not header.gpus:
         return "cpu"

@@ -15,7 +15,7 @@ from brim.beliefs.library import load, parse
 from brim.beliefs.throughput import fit, step_s
 from brim.errors import BrimError, UserError
 from brim.live import profile as profiles
-from brim.live.profile import Instruments, Profile, Steps, as_toml, gpu_type, measure, observations
+from brim.live.profile import Instruments, Profile, StepMedians, as_toml, gpu_type, measure, observations
 from brim.train.tools.profile.gang import (
     BoxExchange,
     Header,
@@ -223,7 +223,7 @@ def test_gpus_are_called_as_clusters_call_them(name, short):
 
 def rows(*figures):
     return [
-        Steps(ranks=ranks, local_batch=batch, step_s=seconds, loader_wait_s=0.0, memory_bytes=1, power_w=None)
+        StepMedians(ranks=ranks, local_batch=batch, step_s=seconds, loader_wait_s=0.0, memory_bytes=1, power_w=None)
         for ranks, batch, seconds in figures
     ]
 
