@@ -33,7 +33,7 @@ _TEXT_MAX: Final = 65_536
 
 
 @dataclass(slots=True)
-class _Attempt:
+class _AttemptProcess:
     """One attempt, from the order to start it until its session has ended."""
 
     job: int
@@ -70,8 +70,8 @@ class LocalExecutor:
         self._directory = directory
         self._grace_s = grace_ms / 1000
         self._selector = selectors.DefaultSelector()
-        self._attempts: dict[int, _Attempt] = {}  # by job: holding or leaving their slots
-        self._queue: deque[_Attempt] = deque()  # to be started once their slots are free
+        self._attempts: dict[int, _AttemptProcess] = {}  # by job: holding or leaving their slots
+        self._queue: deque[_AttemptProcess] = deque()  # to be started once their slots are free
         self._reports: list[AttemptReport] = []
         self._wake_fd, self._waker_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
@@ -92,7 +92,7 @@ class LocalExecutor:
 
     def start(self, job: int, attempt: int, slots: tuple[int, ...], command: Command, loader_workers: int = 0) -> None:
         """See ``Executor``."""
-        self._queue.append(_Attempt(job, attempt, slots, command, loader_workers))
+        self._queue.append(_AttemptProcess(job, attempt, slots, command, loader_workers))
         self._launch_ready()
 
     def stop(self, job: int, attempt: int) -> None:
@@ -164,7 +164,7 @@ class LocalExecutor:
                 self._launch(attempt)
             spoken_for |= slots
 
-    def _launch(self, attempt: _Attempt) -> None:
+    def _launch(self, attempt: _AttemptProcess) -> None:
         folder = self.folder(attempt.job)
         (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
         env = os.environ | dict.fromkeys(_THREADS, "1") | dict(attempt.command.env) | {
@@ -208,7 +208,7 @@ class LocalExecutor:
 
     # -- reports ---------------------------------------------------------------------------------------------------
 
-    def _ready(self, fd: int, attempt: _Attempt | None) -> None:
+    def _ready(self, fd: int, attempt: _AttemptProcess | None) -> None:
         if attempt is None:
             os.read(fd, _TEXT_MAX)
         elif fd == attempt.report_fd:
@@ -223,7 +223,7 @@ class LocalExecutor:
             attempt.exit_fd = -1
             self._clear_session(attempt)
 
-    def _read_reports(self, attempt: _Attempt) -> None:
+    def _read_reports(self, attempt: _AttemptProcess) -> None:
         try:
             data = os.read(attempt.report_fd, _TEXT_MAX)
         except BlockingIOError:
@@ -246,7 +246,7 @@ class LocalExecutor:
                 )
                 break
 
-    def _clear_session(self, attempt: _Attempt) -> None:
+    def _clear_session(self, attempt: _AttemptProcess) -> None:
         """Once the first process has ended, kill the rest of its session; when none is left, end the attempt.
 
         Until then the first process is not reaped, so that its process id cannot be reused.
@@ -264,7 +264,7 @@ class LocalExecutor:
         if not attempt.member_fds:
             self._end(attempt, process.wait())
 
-    def _end(self, attempt: _Attempt, code: int) -> None:
+    def _end(self, attempt: _AttemptProcess, code: int) -> None:
         if attempt.report_fd >= 0:
             self._read_reports(attempt)
         if attempt.report_fd >= 0:
@@ -279,10 +279,10 @@ class LocalExecutor:
             self._say(attempt, ReportKind.FAILED, f"{_ending(code)}; see {self.folder(attempt.job) / 'log'}")
         self._launch_ready()
 
-    def _say(self, attempt: _Attempt, kind: ReportKind, detail: str = "") -> None:
+    def _say(self, attempt: _AttemptProcess, kind: ReportKind, detail: str = "") -> None:
         self._reports.append(AttemptReport(attempt.job, attempt.number, kind, detail=detail))
 
-    def _close_reports(self, attempt: _Attempt) -> None:
+    def _close_reports(self, attempt: _AttemptProcess) -> None:
         """Close the pipe and forget its number, which may be reused while the selector still lists it as ready."""
         self._close_fd(attempt.report_fd)
         attempt.report_fd = -1
@@ -293,12 +293,12 @@ class LocalExecutor:
 
     # -- stopping --------------------------------------------------------------------------------------------------
 
-    def _signal_group(self, attempt: _Attempt, number: signal.Signals) -> None:
+    def _signal_group(self, attempt: _AttemptProcess, number: signal.Signals) -> None:
         if attempt.process and attempt.exit_fd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(attempt.process.pid, number)
 
-    def _kill(self, attempt: _Attempt) -> None:
+    def _kill(self, attempt: _AttemptProcess) -> None:
         """Send SIGKILL to the group; when its first process ends, ``_clear_session`` kills the rest of the session."""
         self._signal_group(attempt, signal.SIGKILL)
 

@@ -25,7 +25,7 @@ from brim.units import WHOLE_GPU
 
 
 @dataclass(slots=True, kw_only=True)
-class Attempt:
+class RunningJob:
     """A job on GPUs: granted at ``begin_ms``, making progress from ``from_ms``.
 
     Attributes:
@@ -85,7 +85,7 @@ class Attempts:
         self._offset = cluster.gpu_offset_N.tolist()
         self._done = [0.0] * len(specs)  # work
         self._serials = count(1)
-        self.running: dict[int, Attempt] = {}
+        self.running: dict[int, RunningJob] = {}
         self.reported_profiles: set[int] = set()
 
     # -- coming and going ------------------------------------------------------------------------------------------
@@ -101,11 +101,11 @@ class Attempts:
 
     def begin(
         self, action: Start | Resize, begin_ms: int, from_ms: int, ran_ms: int, seen: tuple[Sample, ...], now_ms: int
-    ) -> Attempt:
+    ) -> RunningJob:
         """Give a job its GPUs from ``begin_ms`` on; it makes progress from ``from_ms`` on."""
         job, setting = action.job, action.setting
         gpus, nodes = self.gpus_of(setting), tuple(Counter(node for node, _ in setting.gpus).values())
-        attempt = self.running[job] = Attempt(
+        attempt = self.running[job] = RunningJob(
             number=next(self._serials), attempt=action.attempt, setting=setting, gpus=gpus, nodes=nodes,
             begin_ms=begin_ms, from_ms=from_ms, ran_ms=ran_ms, pace=self._pace(job, setting, gpus, nodes), seen=seen,
         )
@@ -147,7 +147,7 @@ class Attempts:
         for job, attempt in self.running.items():
             self._close_run(job, attempt, now_ms)
 
-    def _close_run(self, job: int, attempt: Attempt, end_ms: int) -> None:
+    def _close_run(self, job: int, attempt: RunningJob, end_ms: int) -> None:
         self._record.run(job, attempt.begin_ms, end_ms, attempt.gpus, attempt.setting.share_milli)
 
     # -- progress --------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Attempts:
         if report is not None:
             self._timeline.record_event(Event(now_ms, Kind.REPORTED, job, report=replace(report, seen=())))
 
-    def _keep(self, job: int, attempt: Attempt, now_ms: int, kept_ms: int) -> None:
+    def _keep(self, job: int, attempt: RunningJob, now_ms: int, kept_ms: int) -> None:
         """Record the work done until ``kept_ms``, which is kept; work from then to ``now_ms`` is lost."""
         done = attempt.done_at(kept_ms)
         if done > self._done[job]:
@@ -197,7 +197,7 @@ class Attempts:
         self._record.useful_gpu_ms[job] += (kept_ms - attempt.from_ms) * weight // WHOLE_GPU
         self._record.lost_gpu_ms[job] += (now_ms - kept_ms) * weight // WHOLE_GPU
 
-    def _report(self, job: int, attempt: Attempt, now_ms: int) -> None:
+    def _report(self, job: int, attempt: RunningJob, now_ms: int) -> None:
         """Report a job's progress to the engine, if the truth has a report."""
         report = attempt.pace.report
         if report is not None:
@@ -227,7 +227,7 @@ class Attempts:
             for job in self._beside(gpus, but):
                 self._pace_anew(job, self.running[job], now_ms)
 
-    def _pace_anew(self, job: int, attempt: Attempt, now_ms: int) -> None:
+    def _pace_anew(self, job: int, attempt: RunningJob, now_ms: int) -> None:
         """Change a job's pace in the middle of an interval, and report it."""
         if now_ms < attempt.from_ms:
             attempt.stretches.clear()
@@ -237,12 +237,12 @@ class Attempts:
             self._change_pace(job, attempt, now_ms)
             self._report(job, attempt, now_ms)
 
-    def _change_pace(self, job: int, attempt: Attempt, from_ms: int) -> None:
+    def _change_pace(self, job: int, attempt: RunningJob, from_ms: int) -> None:
         """Change a job's pace: it has another batch, or has reached another part of its work."""
         attempt.pace = self._pace(job, attempt.setting, attempt.gpus, attempt.nodes)
         self._go_on(job, attempt, from_ms)
 
-    def _go_on(self, job: int, attempt: Attempt, from_ms: int) -> None:
+    def _go_on(self, job: int, attempt: RunningJob, from_ms: int) -> None:
         """Begin an interval of equal pace at ``from_ms``."""
         pace, done = attempt.pace, self._done[job]
         attempt.stretches.append((from_ms, done, pace.per_ms))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from brim.core.cluster import Cluster
 from brim.core.events import Event, Kind
-from brim.sim.attempts import Attempt, Attempts
+from brim.sim.attempts import Attempts, RunningJob
 from brim.sim.faults import Drain, Faults, job_failure_ms, node_failure_ms
 from brim.sim.record import Record
 from brim.sim.timeline import Timeline
@@ -34,7 +34,7 @@ class FaultInjector:
                 self._timeline.push(drain.start_ms, Kind.NODE_DRAIN, node)
                 self._timeline.push(drain.end_ms, Kind.NODE_UP, node)
 
-    def begin(self, job: int, attempt: Attempt) -> None:
+    def begin(self, job: int, attempt: RunningJob) -> None:
         """Expect the failure of an attempt, which is drawn once; a resized one has what is left of its life."""
         if self._faults.job_mtbf_ms:
             left_ms = job_failure_ms(self._faults, self._seed, job, attempt.attempt) - attempt.ran_ms

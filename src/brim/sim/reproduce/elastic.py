@@ -85,7 +85,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Jobs:
+class ExperimentTruth:
     """The truth of this experiment. See ``sim.truth_option.TruthOption``.
 
     Attributes:
@@ -195,7 +195,7 @@ def _bursts(hours: FloatArray) -> FloatArray:
     return period * BURST_PERIOD_H + moved
 
 
-def workload(condition: Condition, submit_ms: IntArray) -> tuple[Trace, Jobs]:
+def workload(condition: Condition, submit_ms: IntArray) -> tuple[Trace, ExperimentTruth]:
     """Draw the jobs that arrive at these times; the n-th job is the same at every load."""
     size = len(submit_ms)
     seed = [condition.seed, CATEGORY_NAMES.index(condition.category)]
@@ -216,7 +216,7 @@ def workload(condition: Condition, submit_ms: IntArray) -> tuple[Trace, Jobs]:
         profiles=[f"{kind.name}-{number}" for kind in CATEGORIES for number in range(MODELS)], profile=model,
         batch=jobs.batch,
     )
-    return trace, Jobs(jobs=jobs, work_h=work_h)
+    return trace, ExperimentTruth(jobs=jobs, work_h=work_h)
 
 
 def _scaling(category: IntArray, model: IntArray, gpus_max: int) -> ElasticJobs:
@@ -239,12 +239,12 @@ def _full_rate(jobs: ElasticJobs) -> FloatArray:
     return rate
 
 
-def drawn(condition: Condition, rate_per_h: float) -> tuple[Trace, Jobs]:
+def drawn(condition: Condition, rate_per_h: float) -> tuple[Trace, ExperimentTruth]:
     """Draw arrivals and jobs of one condition."""
     return workload(condition, arrivals_ms(condition, rate_per_h))
 
 
-def backlog(condition: Condition, per_gpu: int) -> tuple[Trace, Jobs]:
+def backlog(condition: Condition, per_gpu: int) -> tuple[Trace, ExperimentTruth]:
     """Draw this many jobs per GPU, which arrive one millisecond apart."""
     return workload(condition, np.arange(per_gpu * condition.gpus))
 
