@@ -276,6 +276,66 @@ def test_a_job_that_ended_early_does_no_step_when_it_is_started_again(tmp_path, 
     assert on_ranks(1, ends_early, tmp_path, how, 11) == [(*trained_on[:2], False)]
 
 
+def ends_own_loop_early(folder, how, epochs=10):
+    """A loop without ``run.epochs`` that its script leaves in the middle of its second epoch, or behind it."""
+    run = bt.start(logical_workers=4, seed=5, checkpoint=folder)
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader, bodies, ends = run.loader(Rows("rows", 48), 16, workers=0), 0, False
+    for epoch in range(epochs) if how != "with run.epochs" else run.epochs(epochs):
+        for x, y in run.steps(loader):
+            bodies += 1
+            run.backward(loss_of(model(x), y))
+            if ends := run.step() and how == "in an epoch" and run.steps_done >= 5:
+                break
+        if ends or (how == "between epochs" and epoch == 1):
+            break
+    try:
+        run.finish()
+    finally:
+        run.close()
+    return run.steps_done, run.digest(), bodies > 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loop_without_run_epochs_left_in_an_epoch_does_no_step_when_it_is_started_again(tmp_path, ranks):
+    first = on_ranks(ranks, ends_own_loop_early, tmp_path, "in an epoch")
+    assert first == [(5, first[0][1], True)] * ranks
+    saves = sorted(tmp_path.glob("save-*"))
+    for again in (1, 2):
+        assert on_ranks(again, ends_own_loop_early, tmp_path, "in an epoch") == [(5, first[0][1], False)] * again
+        assert sorted(tmp_path.glob("save-*")) == saves
+    assert on_ranks(1, ends_own_loop_early, tmp_path, "with run.epochs", 3)[0][::2] == (9, True)
+
+
+def test_a_loop_without_run_epochs_left_between_epochs_is_refused_when_it_asks_for_more(tmp_path):
+    (first,) = on_ranks(1, ends_own_loop_early, tmp_path, "between epochs")
+    assert first[::2] == (6, True)
+    assert on_ranks(1, ends_own_loop_early, tmp_path, "whole", 2) == [(*first[:2], False)]  # asks for no more
+    with pytest.raises(UserError, match=r"called run\.finish after 2 epochs of a loop without run\.epochs"):
+        ends_own_loop_early(tmp_path, "whole")
+    assert on_ranks(1, ends_own_loop_early, tmp_path, "with run.epochs", 3)[0][::2] == (9, True)
+
+
+def test_a_loop_after_run_finish_is_refused(tmp_path):
+    run = bt.start(checkpoint=tmp_path)
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = run.loader(Rows("rows", 48), 16, workers=0)
+
+    def finishes_every_epoch():
+        for _ in range(2):
+            for x, y in run.steps(loader):
+                run.backward(loss_of(model(x), y))
+                run.step()
+            run.finish()
+
+    with pytest.raises(UserError, match=r"run\.steps after run\.finish"):
+        finishes_every_epoch()
+    assert run.steps_done == 3
+    run.close()
+
+
 def receives_the_early_end():
     """Rank 0 has left both loops; rank 1 receives that state in the middle of the epoch, and does not leave them."""
     run = bt.start(logical_workers=4, seed=5)

@@ -63,7 +63,6 @@ class Coordinator:
 
     def between_steps(self) -> None:
         """Act on the commands that all ranks have received."""
-        self._job.position.finished = False
         self._share_step()
         if self.training is not None:
             self.training.between_steps()

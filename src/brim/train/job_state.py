@@ -98,6 +98,7 @@ class JobState:
             raise ConfigError(
                 f"the checkpoint in {checkpoints.folder} does not fit: {error}; or use another folder"
             ) from None
+        self.position.end_is_unclear = self.position.ended_early == [] and self.position.closed
 
     def give(self) -> tuple[dict[str, Tensor], Any]:
         """Return the state without copying, with the values that belong to this start of the job alone."""
@@ -186,9 +187,11 @@ class JobState:
         position.script_epoch = None
 
     def end_early(self) -> None:
-        """The script has left the loop over ``run.epochs`` by ``break``: the same loop is over when it starts again."""
-        self.position.ended_early, self.position.limits = self.position.limits, None
-        self.changed_without_step()
+        """The script has left its loop, if over ``run.epochs`` by ``break``: it is over when it starts again."""
+        if not self.position.is_ended_early:
+            self.position.ended_early = self.position.limits
+            self.changed_without_step()
+        self.position.limits = None
 
     def changed_without_step(self) -> None:
         """The state was changed since the last step, and must be saved even if the state after that step was."""

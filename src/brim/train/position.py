@@ -15,9 +15,13 @@ class Position:
         closed: Whether that code has run since the last step.
         closed_elsewhere: Whether it has on a rank with the most steps, as known when the group was formed.
         last_step: Step after which the job ends, if the script says so.
-        limits: Epochs and steps that the script has asked ``run.epochs`` for, while it is in that loop.
-        ended_early: The `limits` of the loop that the script has left by ``break`` before ``run.finish``. This is part
-            of the state: until another step is committed, a loop with the same limits is over.
+        limits: Epochs and steps that the script has asked ``run.epochs`` for, while it is in that loop; empty in a loop
+            without ``run.epochs``.
+        ended_early: The `limits` of the loop that the script has left by ``break``, or that is without ``run.epochs``,
+            before ``run.finish``. This is part of the state: until another step is committed, a loop with the same
+            limits is over.
+        end_is_unclear: Whether the job was started from a checkpoint of a loop without ``run.epochs`` that ended
+            between two epochs: whether it has ended early, or was shorter then, cannot be known.
         script_epoch: The epoch whose steps, or the code behind them, the script is in.
         calls: How often the script has begun an epoch.
         in_body: Whether the script is in the body of its loop over ``run.steps``.
@@ -31,7 +35,7 @@ class Position:
         self.step = NO_STATE
         self.samples = self.epoch = self.calls = self.evaluations = 0
         self.closed = True
-        self.closed_elsewhere = self.in_body = self.evaluating = self.finished = False
+        self.closed_elsewhere = self.in_body = self.evaluating = self.finished = self.end_is_unclear = False
         self.last_step: int | None = None
         self.limits: list[int | None] | None = None
         self.ended_early: list[int | None] | None = None

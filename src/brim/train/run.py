@@ -348,6 +348,10 @@ class Run:
         training, coordinator, position = self._training, self._coordinator, self._position
         if training is None:
             raise UserError("run.steps before run.prepare(model, optimizer)")
+        if position.finished:
+            raise UserError("run.steps after run.finish: call run.finish once, after the last loop")
+        if position.limits is None:  # a loop without run.epochs
+            position.limits = []
         self._fix_shapes()
         coordinator.use_loader(loader)
         self._job.catch_up()  # a loop without run.epochs
@@ -357,6 +361,14 @@ class Run:
             coordinator.assign()
         call = position.begin_epoch()
         if call < position.epoch:
+            return
+        if position.is_ended_early:
+            if position.end_is_unclear:
+                raise UserError(
+                    f"the job in the checkpoint has called run.finish after {position.epoch} epochs of a loop without "
+                    "run.epochs: whether it has ended early, or this loop is longer, cannot be known; to train on, "
+                    "iterate over run.epochs, or use another folder"
+                )
             return
         if call > position.epoch:  # a loop without run.epochs
             self._job.close_epoch()
