@@ -18,7 +18,7 @@ from typing import Any
 from brim.core.cluster import parse_cluster
 from brim.engine.scheduler import Scheduler
 from brim.policies.presets import PRESETS
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.traces import synthesize
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     own = type("Own", (type(preset.order),), {"__slots__": ()})
     policy = replace(preset, order=own(**{name: getattr(preset.order, name) for name in preset.order.__match_args__}))
     cluster = parse_cluster("73x8xV100")
-    settings = Settings(gap_ms=0)
+    settings = ReplaySettings(gap_ms=0)
     replay(synthesize("philly", jobs=60, seed=1, cluster=cluster, load=0.9), cluster, policy, settings)  # compiles
     rounds_us: list[float] = []
     commits_us: list[float] = []

@@ -53,13 +53,14 @@ def brim_pollux(policy: str) -> dict[str, float]:
     from brim.core.cluster import parse_cluster
     from brim.policies.presets import PRESETS
     from brim.sim.truth_option import TruthOption
-    from brim.sim.twin import Settings, replay
+    from brim.sim.twin import ReplaySettings, replay
 
     begin = time.process_time()
     trace, _ = traces.read(str(WORKLOAD))
     cluster, choice = parse_cluster("16x4xT4"), TruthOption(name="measured", profiles=PROFILES)
     outcome = replay(
-        trace, cluster, PRESETS[policy], Settings(overheads=choice.overheads()), truth=choice.build(trace, cluster)
+        trace, cluster, PRESETS[policy], ReplaySettings(overheads=choice.overheads()),
+        truth=choice.build(trace, cluster),
     )
     return {"cpu_s": time.process_time() - begin, "mean_s": mean_s(outcome.finish_ms - trace.submit_ms)}
 
@@ -70,7 +71,7 @@ def brim_pai(path: str) -> dict[str, float]:
     from brim.core.trace import trace_of
     from brim.policies.place.parts import Consolidate
     from brim.policies.presets import PRESETS
-    from brim.sim.twin import Settings, replay
+    from brim.sim.twin import ReplaySettings, replay
 
     begin = time.process_time()
     with Path(path).open() as file:
@@ -81,7 +82,7 @@ def brim_pai(path: str) -> dict[str, float]:
         run_ms=[seconds * SECOND_MS for _, _, seconds in rows],
     )
     policy = replace(PRESETS["fifo"], name="skip", place=Consolidate("skip"))
-    outcome = replay(trace, parse_cluster(f"{PAI_NODES}x{GPUS_PER_NODE}xV100"), policy, Settings(gap_ms=0))
+    outcome = replay(trace, parse_cluster(f"{PAI_NODES}x{GPUS_PER_NODE}xV100"), policy, ReplaySettings(gap_ms=0))
     return {"cpu_s": time.process_time() - begin, "mean_s": mean_s(outcome.finish_ms - trace.submit_ms)}
 
 
@@ -90,9 +91,9 @@ def brim_swf(path: str, policy: str) -> dict[str, float]:
     from brim import traces
     from brim.core.cluster import parse_cluster
     from brim.policies.presets import PRESETS
-    from brim.sim.twin import Settings, replay
+    from brim.sim.twin import ReplaySettings, replay
 
-    cluster, settings = parse_cluster(f"{SWF_NODES}x{GPUS_PER_NODE}xV100"), Settings(gap_ms=0)
+    cluster, settings = parse_cluster(f"{SWF_NODES}x{GPUS_PER_NODE}xV100"), ReplaySettings(gap_ms=0)
     replay(traces.limit(traces.read(path)[0], WARM_JOBS), cluster, PRESETS[policy], settings)
     begin = time.process_time()
     trace, _ = traces.read(path)

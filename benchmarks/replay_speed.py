@@ -23,7 +23,7 @@ import python_fifo
 import simpy_fifo
 from brim.core.cluster import parse_cluster
 from brim.policies.presets import PRESETS
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.traces import synthesize
 
 REPEATS = 5
@@ -34,7 +34,7 @@ def against_peers() -> None:
     cluster = parse_cluster("73x8xV100")
     trace = synthesize("philly", jobs=50_000, seed=1, cluster=cluster, load=0.9)
     columns = [column.tolist() for column in (trace.submit_ms, trace.gpus, trace.run_ms)]
-    settings = Settings(gap_ms=0)
+    settings = ReplaySettings(gap_ms=0)
     ours = replay(trace, cluster, PRESETS["fifo"], settings)
     for name, simulate in PEERS.items():
         if not np.array_equal(ours.finish_ms, simulate(*columns, 73, 8)):

@@ -12,7 +12,7 @@ from brim import traces
 from brim.cli import replays
 from brim.core.cluster import parse_cluster
 from brim.sim.truths.rigid import Rigid
-from brim.sim.twin import BOUNDS, Settings
+from brim.sim.twin import BOUNDS, ReplaySettings
 
 
 class Noted:
@@ -44,7 +44,7 @@ class Recipe:
 @pytest.mark.parametrize("cores", [1, 2])
 def test_bounds_are_computed_once_for_all_policies_on_a_trace(tmp_path, monkeypatch, cores):
     monkeypatch.setattr(replays.os, "cpu_count", lambda: cores)
-    cluster, settings = parse_cluster("2x4xT4"), Settings()
+    cluster, settings = parse_cluster("2x4xT4"), ReplaySettings()
     drawn = [traces.synthesize("philly", jobs=8, seed=seed) for seed in (1, 2)]
     recipe = Recipe(tmp_path / "log")
     tasks = [

@@ -17,7 +17,7 @@ import pytest
 from brim import traces
 from brim.cli import replays
 from brim.core.cluster import parse_cluster
-from brim.sim.twin import Settings
+from brim.sim.twin import ReplaySettings
 from tests.cli.commands import MINE, brim
 from tests.sim.test_profiles import written
 
@@ -282,7 +282,7 @@ def test_in_a_pipe_long_replays_write_lines_of_progress(monkeypatch, capsys):
     monkeypatch.setattr(replays, "REPORT_S", 0.0)
     cluster = parse_cluster("2x4xT4")
     trace = traces.synthesize("philly", jobs=5, seed=1)
-    task = replays.Task(trace=trace, cluster=cluster, policy="srtf", settings=Settings())
+    task = replays.Task(trace=trace, cluster=cluster, policy="srtf", settings=ReplaySettings())
     (replay,) = replays.run_all([task])
     assert replay.finish_ms.min() > 0
     assert capsys.readouterr().err.splitlines()[-1] == "brim: 5 of 5 jobs have ended"

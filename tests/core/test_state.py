@@ -16,7 +16,7 @@ from brim.engine.scheduler import Scheduler
 from brim.policies.presets import PRESETS
 from brim.sim.overheads import Overheads
 from brim.sim.specs import user_names
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, state_with
 from brim.testing.strategies import clusters, traces
 from brim.units import MS_PER_DAY, MS_PER_H
@@ -25,7 +25,7 @@ from tests.sampling import sample
 
 def journal_of(trace: Trace, cluster: Cluster, policy: str) -> list[str]:
     journal = Journal()
-    replay(trace, cluster, PRESETS[policy], Settings(overheads=Overheads(start_ms=1_000)), journal=journal)
+    replay(trace, cluster, PRESETS[policy], ReplaySettings(overheads=Overheads(start_ms=1_000)), journal=journal)
     return journal.lines
 
 

@@ -37,7 +37,7 @@ from brim.sim.faults import Faults
 from brim.sim.overheads import Overheads
 from brim.sim.specs import specs_of, user_names
 from brim.sim.truths.rigid import Rigid
-from brim.sim.twin import Settings
+from brim.sim.twin import ReplaySettings
 from brim.testing import job, rules, small_trace
 from brim.testing.elastic import ToyTruth, restless
 from brim.testing.strategies import clusters, elastic_jobs_of, faults, overheads, reports, traces
@@ -67,7 +67,7 @@ def test_a_replayed_journal_is_byte_equal_and_ends_in_the_same_state(data):
             seen.append(self)
 
     journal = Journal()
-    settings = Settings(overheads=data.draw(overheads()), faults=data.draw(faults(cluster)),
+    settings = ReplaySettings(overheads=data.draw(overheads()), faults=data.draw(faults(cluster)),
                         gap_ms=data.draw(st.sampled_from((0, 1_000))))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(twin, "Scheduler", Kept)
@@ -92,7 +92,7 @@ def test_a_replayed_journal_of_elastic_jobs_is_byte_equal_and_ends_in_the_same_s
     costs = Overheads(start_ms=10, save_ms=data.draw(st.sampled_from((0, 80))), restart_ms=30, checkpoint_ms=500)
     broken = Faults(job_mtbf_ms=data.draw(st.sampled_from((0, 2_000))), node_mtbf_ms=5_000, repair_ms=100)
     journal, states = Journal(), []
-    settings = Settings(overheads=costs, faults=broken, gap_ms=0)
+    settings = ReplaySettings(overheads=costs, faults=broken, gap_ms=0)
     watch = rules.watched(policy, lambda snapshot, grants: states.append(fields_of(snapshot)))
     twin.replay(trace, cluster, watch, settings, truth=truth, journal=journal)
     again, others = Journal(), []
@@ -176,7 +176,7 @@ def test_a_recovered_scheduler_goes_on_as_the_one_that_was_lost(data):
     truth = ToyTruth(trace, {f"j{row}": one for row, one in enumerate(jobs)})
     policy = replace(restless(calm_ms=4_000), order=ServiceQueues((2_000, 9_000), promote_ratio=1.0))
     journal = Journal()
-    settings = Settings(overheads=Overheads(start_ms=10, save_ms=80, restart_ms=30, checkpoint_ms=500), gap_ms=0)
+    settings = ReplaySettings(overheads=Overheads(start_ms=10, save_ms=80, restart_ms=30, checkpoint_ms=500), gap_ms=0)
     twin.replay(trace, cluster, policy, settings, truth=truth, journal=journal)
 
     def fresh(journal=None):

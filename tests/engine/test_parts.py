@@ -20,7 +20,7 @@ from brim.policies.place.parts import Consolidate
 from brim.policies.presets import PRESETS
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Sizes
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, small_trace, snapshot_of
 
 from .plans import resize, start
@@ -192,7 +192,8 @@ class Halves(Consolidate):
 def test_a_share_chosen_by_the_place_part_is_carried_everywhere():
     trace = small_trace(*(job(run=10) for _ in range(3)))
     journal = Journal()
-    outcome = replay(trace, parse_cluster("1x1xT4"), replace(SKIP, place=Halves()), Settings(gap_ms=0), journal=journal)
+    settings = ReplaySettings(gap_ms=0)
+    outcome = replay(trace, parse_cluster("1x1xT4"), replace(SKIP, place=Halves()), settings, journal=journal)
     decisions = [record for record in map(json.loads, journal.lines) if "d" in record]
     ranks = [action["setting"]["ranks"] for record in decisions for action in record["d"]]
     assert ranks == [[[0, 0, 500, 0]]] * 3

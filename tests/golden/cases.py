@@ -11,7 +11,7 @@ from brim.core.trace import Trace, trace_of
 from brim.policies.presets import PRESETS
 from brim.sim.faults import Drain, Faults
 from brim.sim.overheads import Overheads
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 
 TABLES, TRACES_AT = Path(__file__).parent / "tables", Path(__file__).parent / "traces"
 JOBS = 60
@@ -45,7 +45,7 @@ def names() -> list[tuple[str, str]]:
 def table(trace: Trace, cluster: str, policy: str) -> str:
     """Replay and write one row per job: what happened, and the GPUs of its last stretch."""
     where = parse_cluster(cluster)
-    settings = Settings(overheads=Overheads(start_ms=1_000), faults=BROKEN if trace.name == "users" else Faults())
+    settings = ReplaySettings(overheads=Overheads(start_ms=1_000), faults=BROKEN if trace.name == "users" else Faults())
     outcome = replay(trace, where, PRESETS[policy], settings)
     runs = outcome.runs
     last = {int(job): row for row, job in enumerate(runs.job)}

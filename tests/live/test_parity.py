@@ -29,7 +29,7 @@ from brim.policies.presets import find_policy
 from brim.policies.sockets import Policy
 from brim.sim.overheads import Overheads
 from brim.sim.specs import user_names
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.testing.world import LATENCY_MS, VirtualWorld
 from tests.live.conftest import counter
 from tests.sampling import sample
@@ -84,7 +84,7 @@ def in_the_twin(policy: Policy, jobs: Jobs) -> list[str]:
         run_ms=[job[3] for job in jobs], time_limit_ms=[job[4] for job in jobs],
     )
     journal = Journal()
-    replay(trace, FOUR, policy, Settings(overheads=COSTS, gap_ms=GAP_MS), journal=journal)
+    replay(trace, FOUR, policy, ReplaySettings(overheads=COSTS, gap_ms=GAP_MS), journal=journal)
     return journal.lines
 
 

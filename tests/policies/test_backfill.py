@@ -14,7 +14,7 @@ from brim.engine.round import run_round
 from brim.policies.place.parts import Fragmentation, Spread
 from brim.policies.presets import PRESETS
 from brim.sim.overheads import Overheads
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, small_trace, snapshot_of
 from brim.testing.free_lists import FreeLists, JobRequest, pairs_by_job
 from brim.testing.rules import beliefs_of, watched
@@ -22,7 +22,7 @@ from brim.testing.strategies import clusters, jobs_of
 from tests.sampling import sample
 
 EASY = replace(PRESETS["backfill"], oracle=True)
-EXACT = Settings(gap_ms=0, overheads=Overheads(start_ms=0, save_ms=0, restart_ms=0))
+EXACT = ReplaySettings(gap_ms=0, overheads=Overheads(start_ms=0, save_ms=0, restart_ms=0))
 
 
 class Promises:

@@ -17,7 +17,7 @@ from brim.engine.round import run_round
 from brim.policies.presets import PRESETS
 from brim.policies.size.dynamic_program import DynamicProgram
 from brim.sim.overheads import Overheads
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, small_trace, snapshot_of
 from brim.testing.conformance import check_replays
 from brim.testing.elastic import ToyTruth
@@ -106,7 +106,8 @@ def test_a_contention_of_two_ends_with_few_restarts(name, gpus):
     """Two jobs of two hours each want the whole cluster: they may take turns, but no turn is short."""
     jobs = [job(run=7200, gpus=gpus, name="a"), job(at=60, run=7200, gpus=gpus, name="b")]
     overheads = Overheads(start_ms=30_000, save_ms=5_000, restart_ms=30_000, checkpoint_ms=60_000)
-    found = replay(small_trace(*jobs), parse_cluster(f"1x{gpus}xT4"), PRESETS[name], Settings(overheads=overheads))
+    settings = ReplaySettings(overheads=overheads)
+    found = replay(small_trace(*jobs), parse_cluster(f"1x{gpus}xT4"), PRESETS[name], settings)
     assert (found.finish_ms > 0).all()
     assert found.finish_ms.max() < 16_000_000
     assert found.restarts.sum() <= 12
@@ -119,7 +120,7 @@ def test_jobs_that_contend_for_a_node_they_could_each_fill_keep_it_busy(name):
     trace = small_trace(*jobs)
     truth = ToyTruth(trace, {one.name: one for one in jobs})
     overheads = Overheads(start_ms=30_000, save_ms=5_000, restart_ms=30_000, checkpoint_ms=60_000)
-    found = replay(trace, parse_cluster("1x4xT4"), PRESETS[name], Settings(overheads=overheads), truth=truth)
+    found = replay(trace, parse_cluster("1x4xT4"), PRESETS[name], ReplaySettings(overheads=overheads), truth=truth)
     assert (found.finish_ms > 0).all()
     assert name == "optimus" or found.restarts.max() <= 12  # which does not count what a change costs
 
@@ -163,7 +164,7 @@ def test_drop_ends_every_replay_too():
     jobs = [elastic(at=row, run=5, gpus_max=4, batch_max=128) for row in range(6)]
     trace = small_trace(*jobs)
     truth = ToyTruth(trace, dict(zip(trace.job_id, jobs, strict=True)))
-    found = replay(trace, parse_cluster("1x2xT4"), policy, Settings(), truth=truth)
+    found = replay(trace, parse_cluster("1x2xT4"), policy, ReplaySettings(), truth=truth)
     assert (found.rejected | (found.finish_ms > 0)).all()
     assert found.rejected.any()
 

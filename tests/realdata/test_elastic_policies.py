@@ -17,7 +17,7 @@ from brim.reports.metrics import measure
 from brim.sim.overheads import Overheads
 from brim.sim.truths.measured import Measured
 from brim.sim.truths.profiles import read_applications
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from tests.realdata.test_measured import CLUSTER, PROFILES, WORKLOADS
 
 POLLUX_X4 = replace(PRESETS["pollux"], name="pollux-x4", size=PolluxFitness(growth=4), gap_ms=PRESETS["goodput"].gap_ms)
@@ -36,7 +36,7 @@ def jct_s(name: str, number: int, times: int = 1) -> float:
         cost, start_ms=times * cost.start_ms, save_ms=times * cost.save_ms, restart_ms=times * cost.restart_ms
     )
     truth = Measured(trace, CLUSTER, read_applications(PROFILES))
-    outcome = measure(replay(trace, CLUSTER, policy, Settings(overheads=cost), truth=truth))
+    outcome = measure(replay(trace, CLUSTER, policy, ReplaySettings(overheads=cost), truth=truth))
     assert outcome.finished == len(trace)
     return outcome.jct_mean_s
 

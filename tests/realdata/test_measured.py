@@ -16,7 +16,7 @@ from brim.reports.metrics import measure
 from brim.sim.overheads import Overheads
 from brim.sim.truths.measured import Measured
 from brim.sim.truths.profiles import read_applications
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from tests.cli.commands import brim
 from tests.realdata.test_read_all import DATA
 
@@ -35,7 +35,8 @@ def workload(number: int):
 def test_tiresias_lands_within_three_per_cent_of_the_published_simulator(number):
     trace = workload(number)
     truth = Measured(trace, CLUSTER, read_applications(PROFILES))
-    outcome = replay(trace, CLUSTER, PRESETS["tiresias-pollux"], Settings(overheads=Overheads.of_pollux()), truth=truth)
+    settings = ReplaySettings(overheads=Overheads.of_pollux())
+    outcome = replay(trace, CLUSTER, PRESETS["tiresias-pollux"], settings, truth=truth)
     found = measure(outcome)
     assert found.finished == len(trace)
     assert found.jct_mean_s == pytest.approx(PUBLISHED_S[number], rel=0.03)

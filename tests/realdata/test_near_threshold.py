@@ -18,7 +18,7 @@ from brim.sim.overheads import Overheads
 from brim.sim.truths.measured import Measured
 from brim.sim.truths.profiles import read_applications
 from brim.sim.truths.truth import Pace
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from tests.realdata.near_threshold import near_threshold
 from tests.realdata.test_measured import CLUSTER, PROFILES
 
@@ -75,7 +75,7 @@ def completion_s(seed: int, truth_of, tmp_path) -> float:
     trace = traces.read(str(file))[0]
     truth = truth_of(trace, CLUSTER, read_applications(PROFILES))
     outcome = replay(
-        trace, CLUSTER, PRESETS["tiresias-pollux"], Settings(overheads=Overheads.of_pollux()), truth=truth
+        trace, CLUSTER, PRESETS["tiresias-pollux"], ReplaySettings(overheads=Overheads.of_pollux()), truth=truth
     )
     return int((outcome.finish_ms - trace.submit_ms).sum()) / 1_000
 

@@ -12,7 +12,7 @@ from brim.policies.presets import PRESETS
 from brim.policies.sockets import Policy
 from brim.sim.faults import Faults
 from brim.sim.overheads import Overheads
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 
 FREE = Overheads(start_ms=0, save_ms=0, restart_ms=0)
 NO_FAULTS = Faults()
@@ -26,7 +26,7 @@ def run(
     return replay(
         trace, parse_cluster(cluster) if isinstance(cluster, str) else cluster,
         PRESETS[policy] if isinstance(policy, str) else policy,
-        Settings(overheads=overheads, faults=faults, gap_ms=gap_ms, seed=seed),
+        ReplaySettings(overheads=overheads, faults=faults, gap_ms=gap_ms, seed=seed),
         journal=None if compiled else Journal(),
     )
 

@@ -19,7 +19,7 @@ from brim.sim.overheads import Overheads
 from brim.sim.truths.measured import Measured
 from brim.sim.truths.profiles import read_applications
 from brim.sim.truths.truth import HasStepTimes
-from brim.sim.twin import Settings
+from brim.sim.twin import ReplaySettings
 from brim.sim.twin import replay as replayed
 from brim.testing.elastic import Line, scripted
 from tests.sim.test_profiles import written
@@ -64,7 +64,7 @@ def play(toy, *at_s, gpus=1, **size):
     cluster, journal = parse_cluster("1x2xT4"), Journal()
     truth = Measured(trace, cluster, {"toy": toy})
     outcome = replayed(
-        trace, cluster, policy(**size), Settings(overheads=COSTS, gap_ms=0), truth=truth, journal=journal
+        trace, cluster, policy(**size), ReplaySettings(overheads=COSTS, gap_ms=0), truth=truth, journal=journal
     )
     heard = [json.loads(line) for line in journal.lines if '"e":"REPORTED"' in line]
     return outcome, truth, heard

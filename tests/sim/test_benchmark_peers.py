@@ -10,7 +10,7 @@ import pytest
 
 from brim.core.cluster import parse_cluster
 from brim.policies.presets import PRESETS
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.traces import synthesize
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -29,7 +29,7 @@ def peers(monkeypatch):
 def test_finish_times_are_equal(peers, seed):
     cluster = parse_cluster("5x8xV100")
     trace = synthesize("philly", jobs=300, seed=seed, cluster=cluster, load=1.1)
-    ours = replay(trace, cluster, PRESETS["fifo"], Settings(gap_ms=0))
+    ours = replay(trace, cluster, PRESETS["fifo"], ReplaySettings(gap_ms=0))
     for peer in peers:
         finish = peer.simulate(trace.submit_ms.tolist(), trace.gpus.tolist(), trace.run_ms.tolist(), 5, 8)
         np.testing.assert_array_equal(ours.finish_ms, finish, err_msg=peer.__name__)

@@ -15,11 +15,11 @@ from brim.policies.place.parts import Consolidate
 from brim.policies.presets import PRESETS
 from brim.sim.overheads import Overheads
 from brim.sim.truths.rigid import Rigid
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, small_trace
 
 SKIP = replace(PRESETS["fifo"], name="mine", place=Consolidate("skip"))
-FREE = Settings(overheads=Overheads(save_ms=0, restart_ms=0), gap_ms=0)
+FREE = ReplaySettings(overheads=Overheads(save_ms=0, restart_ms=0), gap_ms=0)
 
 
 class Divided(Rigid):

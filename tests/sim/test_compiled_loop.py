@@ -30,7 +30,7 @@ from brim.policies.size.as_asked import AsAsked
 from brim.sim.faults import Drain, Faults
 from brim.sim.overheads import Overheads
 from brim.sim.truths.rigid import Rigid
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, small_trace
 from brim.testing.strategies import clusters, jobs_of, overheads
 from tests import sampling
@@ -89,7 +89,7 @@ def policies(draw):
 def test_the_compiled_loop_decides_as_the_general_loop_does(data):
     cluster = data.draw(clusters())
     trace = small_trace(*data.draw(jobs_of(cluster, jobs_max=14)))
-    settings = Settings(gap_ms=data.draw(st.sampled_from((0, 1_000, 7_000))), overheads=data.draw(overheads()),
+    settings = ReplaySettings(gap_ms=data.draw(st.sampled_from((0, 1_000, 7_000))), overheads=data.draw(overheads()),
                         estimates=data.draw(st.sampled_from(("limits", "history"))))
     assert_equal(*both(trace, cluster, data.draw(policies()), settings))
 
@@ -104,7 +104,7 @@ def test_a_deep_queue_is_the_same_in_both(data):
                 limit=data.draw(st.integers(1, 60)))
         for _ in range(data.draw(st.integers(1, 40)))
     ]
-    settings = Settings(gap_ms=data.draw(st.sampled_from((0, 3_000))), overheads=data.draw(overheads()))
+    settings = ReplaySettings(gap_ms=data.draw(st.sampled_from((0, 3_000))), overheads=data.draw(overheads()))
     assert_equal(*both(small_trace(*jobs), cluster, data.draw(policies()), settings))
 
 
@@ -120,7 +120,7 @@ def test_a_busy_cluster_of_200_jobs_is_the_same_in_both(name):
     rng = np.random.default_rng(3)
     jobs = [job(at=int(at), run=int(length), gpus=int(gpus), user=f"u{gpus}") for at, length, gpus in zip(
         np.sort(rng.integers(0, 9_000, 200)), rng.integers(1, 4_000, 200), 2 ** rng.integers(0, 4, 200), strict=True)]
-    trace, cluster, settings = small_trace(*jobs), parse_cluster("4x4xT4"), Settings(gap_ms=30_000)
+    trace, cluster, settings = small_trace(*jobs), parse_cluster("4x4xT4"), ReplaySettings(gap_ms=30_000)
     outcome = replay(trace, cluster, PRESETS[name], settings)
     assert_equal(outcome, replay(trace, cluster, PRESETS[name], settings, journal=Journal()))
     assert outcome.preemptions.sum() > 20
@@ -135,14 +135,14 @@ def test_both_give_up_with_the_same_words():
     said = []
     for journal in (None, Journal()):
         with pytest.raises(PlanError, match=r"policy 'las': job j0 has made no lasting progress for .* started") as one:
-            replay(TWO, parse_cluster("1x1xT4"), EQUALS, Settings(overheads=Overheads(start_ms=30_000)),
+            replay(TWO, parse_cluster("1x1xT4"), EQUALS, ReplaySettings(overheads=Overheads(start_ms=30_000)),
                    journal=journal)
         said.append(str(one.value))
     assert said[0] == said[1]
 
 
 def is_compiled(policy, **settings):
-    return len(replay(TWO, parse_cluster("2x1xT4"), policy, Settings(**settings)).round_s) == 0
+    return len(replay(TWO, parse_cluster("2x1xT4"), policy, ReplaySettings(**settings)).round_s) == 0
 
 
 def test_it_runs_whatever_it_implements():

@@ -27,7 +27,7 @@ from brim.sim.compiled.queues import run_queues
 from brim.sim.compiled.replay import run_loop
 from brim.sim.overheads import Overheads
 from brim.sim.truths.rigid import Rigid
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, small_trace
 from brim.testing.strategies import clusters, jobs_of
 from tests.golden.cases import CLUSTERS, TRACES, load
@@ -63,7 +63,7 @@ def test_the_loop_with_queues_decides_as_the_general_loop_does(data):
         policy = replace(policy, place=Spread(policy.place.misfit))
     if data.draw(st.booleans()):
         policy = replace(policy, oracle=True)
-    settings = Settings(gap_ms=data.draw(st.sampled_from((0, 1_000, 7_000))),
+    settings = ReplaySettings(gap_ms=data.draw(st.sampled_from((0, 1_000, 7_000))),
                         overheads=Overheads(start_ms=data.draw(st.sampled_from((0, 3_000)))))
     assert_equal(replay(trace, cluster, policy, settings), replay(trace, cluster, policy, settings, journal=Journal()))
 
@@ -219,7 +219,7 @@ def test_a_deep_queue_of_few_requests_is_the_same_in_both(data):
     policy = PRESETS[data.draw(st.sampled_from(("backfill", "sjf")))]
     if data.draw(st.booleans()):
         policy = replace(policy, order=Arrival(), place=Consolidate(policy.place.misfit))
-    settings = Settings(gap_ms=data.draw(st.sampled_from((0, 3_000))),
+    settings = ReplaySettings(gap_ms=data.draw(st.sampled_from((0, 3_000))),
                         overheads=Overheads(start_ms=data.draw(st.sampled_from((0, 3_000)))))
     outcome = replay(trace, cluster, policy, settings)
     assert len(outcome.round_s) == 0

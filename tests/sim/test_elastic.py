@@ -14,7 +14,7 @@ from brim.engine.journal import Journal
 from brim.policies.presets import PRESETS
 from brim.sim.faults import Drain, Faults, job_failure_ms
 from brim.sim.overheads import Overheads
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.testing import rules
 from brim.testing.builders import small_trace
 from brim.testing.elastic import ToyTruth, restless
@@ -64,7 +64,7 @@ def replayed(cluster, jobs, costs, broken, policy, note=None, *, trace=None):
     truth, journal = ToyTruth(trace, limits(jobs)), Journal()
     outcome = replay(
         trace, cluster, rules.watched(policy, note) if note else policy,
-        Settings(overheads=costs, faults=broken, gap_ms=0), truth=truth, journal=journal, on_progress=ends_soon,
+        ReplaySettings(overheads=costs, faults=broken, gap_ms=0), truth=truth, journal=journal, on_progress=ends_soon,
     )
     return outcome, truth, journal
 

@@ -19,7 +19,7 @@ from brim.engine.round import RoundResult
 from brim.policies.presets import PRESETS
 from brim.policies.sockets import Policy, Sizes
 from brim.sim.overheads import Overheads
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.testing import PolicyViolation, check_policy, job, rules, small_trace, snapshot_of
 from brim.testing.elastic import Line, ToyTruth, restless, scripted
 from tests.engine.plans import resize, tune
@@ -132,7 +132,7 @@ def test_a_job_in_two_places_would_be_found():
     outcome: Replay = replay(
         trace, parse_cluster("2x2xT4"),
         scripted(Line(at=0, has={0: (((0, 0),), -1)}), Line(at=3, has={0: (((1, 0),), -1)})),
-        Settings(overheads=Overheads(save_ms=500), gap_ms=0), truth=ToyTruth(trace, {"j0": jobs[0]}),
+        ReplaySettings(overheads=Overheads(save_ms=500), gap_ms=0), truth=ToyTruth(trace, {"j0": jobs[0]}),
     )
     rules.check_one_place(outcome)
     early = replace(outcome.runs, start_ms=frozen(outcome.runs.start_ms - np.array([0, 1])))

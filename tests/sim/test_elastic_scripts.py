@@ -18,7 +18,7 @@ from brim.engine.journal import Journal
 from brim.errors import PlanError
 from brim.sim.faults import Drain, Faults
 from brim.sim.overheads import Overheads
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, small_trace
 from brim.testing.elastic import PARTS, Line, ToyTruth, scripted, toy_pace
 from brim.testing.rules import check_never_shared, check_one_place
@@ -44,7 +44,7 @@ def play(jobs, *lines, cluster="2x2xT4", costs=SLOW, faults=None, period_ms=1_00
     journal = Journal()
     outcome = replay(
         trace, parse_cluster(cluster),
-        scripted(*lines, period_ms=period_ms), Settings(overheads=costs, faults=faults or Faults(), gap_ms=0),
+        scripted(*lines, period_ms=period_ms), ReplaySettings(overheads=costs, faults=faults or Faults(), gap_ms=0),
         truth=truth, journal=journal, on_progress=ends_soon,
     )
     check_never_shared(outcome)

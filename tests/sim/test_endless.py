@@ -14,13 +14,13 @@ from brim.policies.presets import PRESETS
 from brim.policies.sockets import Sizes
 from brim.sim.faults import Drain, Faults
 from brim.sim.overheads import Overheads
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, small_trace
 from brim.units import MS_PER_DAY, MS_PER_H
 
 SKIP = replace(PRESETS["fifo"], name="mine", place=Consolidate("skip"))
 TWO = small_trace(job(run=7200), job(run=7200))
-HALF_MINUTE = Settings(gap_ms=30_000)
+HALF_MINUTE = ReplaySettings(gap_ms=30_000)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class From:
 
 
 def test_nodes_that_fail_before_any_checkpoint_end_the_replay():
-    settings = Settings(faults=Faults(node_mtbf_ms=1_000))
+    settings = ReplaySettings(faults=Faults(node_mtbf_ms=1_000))
     with pytest.raises(ConfigError, match=r"job j0 has made no lasting progress for [\d.]+ d.*has started \d+ times.*"
                                           r"failures every 1 s on average leave no time for its next checkpoint"):
         replay(TWO, parse_cluster("2x1xT4"), SKIP, settings)
@@ -64,9 +64,9 @@ def test_a_policy_that_never_starts_a_job_ends_the_replay():
 
 
 @pytest.mark.parametrize(("policy", "settings", "end_ms"), [
-    (replace(SKIP, size=From(7 * MS_PER_DAY), period_ms=60_000), Settings(), 7 * MS_PER_DAY),  # 10,080 rounds
+    (replace(SKIP, size=From(7 * MS_PER_DAY), period_ms=60_000), ReplaySettings(), 7 * MS_PER_DAY),  # 10,080 rounds
     (replace(SKIP, period_ms=60_000),
-     Settings(faults=Faults(drains=(Drain(nodes=(0, 1), start_ms=0, end_ms=9 * MS_PER_DAY),))), 9 * MS_PER_DAY),
+     ReplaySettings(faults=Faults(drains=(Drain(nodes=(0, 1), start_ms=0, end_ms=9 * MS_PER_DAY),))), 9 * MS_PER_DAY),
 ])
 def test_a_long_wait_is_not_given_up(policy, settings, end_ms):
     outcome = replay(TWO, parse_cluster("2x1xT4"), policy, settings)
@@ -75,7 +75,7 @@ def test_a_long_wait_is_not_given_up(policy, settings, end_ms):
 
 def test_a_job_that_runs_for_days_under_a_round_a_minute_is_not_given_up():
     trace = small_trace(job(run=9 * 86_400), job(run=86_400))
-    outcome = replay(trace, parse_cluster("1x1xT4"), replace(SKIP, period_ms=60_000), Settings(
+    outcome = replay(trace, parse_cluster("1x1xT4"), replace(SKIP, period_ms=60_000), ReplaySettings(
         overheads=Overheads(checkpoint_ms=400 * MS_PER_DAY)))
     assert outcome.finish_ms.tolist() == [9 * MS_PER_DAY, 10 * MS_PER_DAY]
 
@@ -92,7 +92,7 @@ class TakeBack:
         return Sizes(gpus=np.where(jobs.holds & (snapshot.now_ms < self.end_ms), 0, jobs.gpus))
 
 
-THIRTY_S = Settings(overheads=Overheads(start_ms=30_000))
+THIRTY_S = ReplaySettings(overheads=Overheads(start_ms=30_000))
 
 
 def test_a_policy_that_takes_back_what_it_gave_is_given_up_after_rounds_not_days():

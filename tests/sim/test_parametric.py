@@ -19,7 +19,7 @@ from brim.sim.overheads import Overheads
 from brim.sim.truths.categories import CATEGORIES, category_of, drawn_jobs, jobs_of
 from brim.sim.truths.parametric import ElasticJobs, Parametric
 from brim.sim.truths.truth import HasStepTimes, packed
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 
 CLUSTER = parse_cluster("4x4xT4")
 H = 3_600_000
@@ -242,7 +242,7 @@ def test_a_replay_of_jobs_as_asked_takes_what_the_trace_says_and_never_less_than
                        submit_ms=np.sort(rng.integers(0, 10 * H, 40)))
     cluster = parse_cluster("1x8xT4")  # on several nodes fifo may spread a gang, which then takes longer
     truth = drawn_jobs(trace, cluster, 0.5)
-    still = Settings(overheads=Overheads(save_ms=0, restart_ms=0), gap_ms=0)
+    still = ReplaySettings(overheads=Overheads(save_ms=0, restart_ms=0), gap_ms=0)
     outcome = replay(trace, cluster, PRESETS["fifo"], still, truth=truth)
     rigid = replay(trace, cluster, PRESETS["fifo"], still)
     assert outcome.finish_ms.tolist() == rigid.finish_ms.tolist()

@@ -28,7 +28,7 @@ from brim.sim.reproduce.elastic import (
 from brim.sim.reproduce.grid import FULL, MAIN, QUICK, backlogs, points
 from brim.sim.reproduce.results import Results, headlines, mm1_ratio, results_json
 from brim.sim.truths.parametric import Parametric
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.units import MS_PER_H
 from tests.reports.fakes import replay_of, runs_of
 
@@ -42,7 +42,7 @@ def run(condition, policy, rate_per_h):
     trace, jobs = drawn(condition, rate_per_h)
     return replay(
         trace, condition.cluster, policy_for(policy, drop=condition.drop),
-        Settings(overheads=Overheads.of_pollux(), seed=condition.seed, load=condition.load),
+        ReplaySettings(overheads=Overheads.of_pollux(), seed=condition.seed, load=condition.load),
         truth=jobs.build(trace, condition.cluster, condition.seed),
     )
 
@@ -150,7 +150,7 @@ def test_a_backlog_is_in_a_steady_state_where_it_is_counted(policy):
     condition = at(category="communication")
     trace, jobs = backlog(condition, 12)
     done = replay(
-        trace, condition.cluster, policy_for(policy, drop=False), Settings(overheads=Overheads.of_pollux()),
+        trace, condition.cluster, policy_for(policy, drop=False), ReplaySettings(overheads=Overheads.of_pollux()),
         truth=jobs.build(trace, condition.cluster),
     )
     found = sustained(done, jobs.work_h, condition)
@@ -215,7 +215,7 @@ def test_turning_away_and_waiting_agree_where_there_is_room_for_all(policy):
     trace, jobs = drawn(condition, 12.0)
     waiting, turned = (
         replay(
-            trace, condition.cluster, policy_for(policy, drop=drop), Settings(overheads=Overheads.of_pollux()),
+            trace, condition.cluster, policy_for(policy, drop=drop), ReplaySettings(overheads=Overheads.of_pollux()),
             # exchanges are not timed here: the cluster is closed meanwhile, and the first job would be turned away
             truth=Parametric(trace, condition.cluster, jobs.jobs),
         )

@@ -154,10 +154,10 @@ def test_same_seed_same_bytes_and_rows_in_any_order(data):
 
 
 def test_an_interrupted_replay_keeps_what_is_done():
-    from brim.sim.twin import Settings, replay
+    from brim.sim.twin import ReplaySettings, replay
 
     trace = small_trace(*(job(at=row, run=5) for row in range(3_000)))
-    outcome = replay(trace, parse_cluster("1x1xT4"), PRESETS["las"], Settings(gap_ms=0),
+    outcome = replay(trace, parse_cluster("1x1xT4"), PRESETS["las"], ReplaySettings(gap_ms=0),
                      on_progress=lambda ended, now_ms: ended < 100)
     assert outcome.partial
     assert 0 < (outcome.finish_ms >= 0).sum() < 3_000

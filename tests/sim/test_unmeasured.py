@@ -13,7 +13,7 @@ from brim.policies.presets import PRESETS
 from brim.sim.overheads import Overheads
 from brim.sim.truths.measured import Measured, without_unmeasured
 from brim.sim.truths.profiles import read_applications
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from tests.cli.commands import brim
 from tests.sim.test_profiles import written
 
@@ -69,7 +69,7 @@ def test_a_job_that_asks_an_unmeasured_size_runs_and_is_counted(tmp_path, name):
     cluster = parse_cluster("8x8xT4")
     trace = traces.read(str(job_list(tmp_path, "a,0,toy,8,512", "b,10,toy,56,8192")))[0]
     truth = Measured(trace, cluster, read_applications(profiles(tmp_path)))
-    outcome = replay(trace, cluster, PRESETS[name], Settings(overheads=Overheads.of_pollux()), truth=truth)
+    outcome = replay(trace, cluster, PRESETS[name], ReplaySettings(overheads=Overheads.of_pollux()), truth=truth)
     assert (outcome.finish_ms > 0).all()
     assert (outcome.finish_ms - trace.submit_ms >= truth.shortest_ms).all()
     said = [line for line in outcome.assumptions if "not measured" in line]
@@ -84,7 +84,7 @@ def test_where_everything_was_measured_nothing_is_counted(tmp_path):
     cluster = parse_cluster("4x8xT4")
     trace = traces.read(str(job_list(tmp_path, "a,0,toy,8,512", "b,10,toy,16,512")))[0]
     truth = Measured(trace, cluster, read_applications(profiles(tmp_path)))
-    outcome = replay(trace, cluster, PRESETS["fifo"], Settings(overheads=Overheads.of_pollux()), truth=truth)
+    outcome = replay(trace, cluster, PRESETS["fifo"], ReplaySettings(overheads=Overheads.of_pollux()), truth=truth)
     assert not [line for line in outcome.assumptions if "not measured" in line]
 
 

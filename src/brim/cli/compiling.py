@@ -89,12 +89,12 @@ def _replay_a_few(policy: str, truth: str = "rigid") -> None:
     from brim.core.cluster import parse_cluster
     from brim.reports.summary import summarise
     from brim.sim.truth_option import TruthOption
-    from brim.sim.twin import Settings
+    from brim.sim.twin import ReplaySettings
     from brim.traces.synth import synthesize
 
     cluster = parse_cluster("2x4xV100")
     trace = synthesize("philly", JOBS, 0, cluster, 1.5)
-    task = Task(trace=trace, cluster=cluster, policy=policy, settings=Settings(), truth=TruthOption(name=truth))
+    task = Task(trace=trace, cluster=cluster, policy=policy, settings=ReplaySettings(), truth=TruthOption(name=truth))
     summarise([replay_task(task)])
 
 

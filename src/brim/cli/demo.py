@@ -286,14 +286,14 @@ def replayed(driver: LiveDriver) -> Result:
     from brim.engine.journal import Journal
     from brim.live.record import measured, recorded_trace
     from brim.sim.overheads import Overheads
-    from brim.sim.twin import Settings, replay
+    from brim.sim.twin import ReplaySettings, replay
 
     costs = measured(driver.attempts)
     policy = driver.scheduler.policy
     twin = replay(
         recorded_trace(f"demo under {policy.name}", driver.specs, driver.users, driver.attempts),
         driver.scheduler.state.cluster, policy,
-        Settings(
+        ReplaySettings(
             overheads=Overheads(start_ms=costs.start_ms, restart_ms=costs.restart_ms, save_ms=costs.save_ms),
             gap_ms=GAP_MS,
         ),

@@ -27,7 +27,7 @@ from brim.policies.sockets import Policy
 from brim.sim.loop import Progress as OnProgress
 from brim.sim.truth_option import RIGID
 from brim.sim.truths.truth import Truth
-from brim.sim.twin import BOUNDS, Bounds, Settings, bounds_of, replay
+from brim.sim.twin import BOUNDS, Bounds, ReplaySettings, bounds_of, replay
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -62,7 +62,7 @@ class Task:
     trace: Trace
     cluster: Cluster
     policy: str | Policy
-    settings: Settings
+    settings: ReplaySettings
     truth: Buildable = RIGID
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from brim.sim.reproduce.elastic import Condition, Outcome, Sustained
     from brim.sim.reproduce.grid import Part
     from brim.sim.reproduce.results import Results
-    from brim.sim.twin import Settings
+    from brim.sim.twin import ReplaySettings
 
 EXPERIMENTS: Final = {
     "elastic": "Effective Elastic Scaling (MASCOTS 2020): GPUs and batch chosen together, against a fixed batch",
@@ -118,11 +118,11 @@ def _tasks(
         )
 
 
-def _settings(condition: Condition) -> Settings:
+def _settings(condition: Condition) -> ReplaySettings:
     from brim.sim.overheads import Overheads
-    from brim.sim.twin import Settings
+    from brim.sim.twin import ReplaySettings
 
-    return Settings(overheads=Overheads.of_pollux(), seed=condition.seed, load=condition.load)
+    return ReplaySettings(overheads=Overheads.of_pollux(), seed=condition.seed, load=condition.load)
 
 
 def _complete(tasks: Sequence[Task]) -> Iterator[Replay]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from brim.reports.record import NoRecord, RecordedMetrics
     from brim.sim.faults import Drain, Faults
     from brim.sim.truth_option import TruthOption
-    from brim.sim.twin import Settings
+    from brim.sim.twin import ReplaySettings
 
 app = typer.Typer(
     name="sim",
@@ -194,7 +194,7 @@ def _replay_and_report(
     from brim.core.cluster import parse_cluster
     from brim.policies.presets import find_policy
     from brim.sim.truths.rigid import rigid_run_ms
-    from brim.sim.twin import Settings
+    from brim.sim.twin import ReplaySettings
 
     policies = list(dict.fromkeys(filter(None, names)))
     if not policies:
@@ -207,7 +207,7 @@ def _replay_and_report(
         other = called.setdefault(find_policy(name).name, name)
         if other != name:
             raise ConfigError(f"--policies: {other} and {name} are both called {find_policy(name).name!r}; rename one")
-    settings = Settings(
+    settings = ReplaySettings(
         overheads=truth.overheads().times(factor(overheads, "--overheads")), estimates=estimates, library=library,
     )
     if library:
@@ -388,7 +388,7 @@ def _parse_drain(text: str, cluster: Cluster) -> Drain:
 
 
 def _tasks(
-    trace: Trace, cluster: Cluster, policies: list[str], settings: Settings, loads: list[float],
+    trace: Trace, cluster: Cluster, policies: list[str], settings: ReplaySettings, loads: list[float],
     seeds: list[int], truth: TruthOption,
 ) -> list[Task]:
     """One task per load, seed and policy; the tasks of one load and seed share their trace."""

@@ -47,7 +47,7 @@ Bounds: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ReplaySettings:
     """Settings of a replay.
 
     Attributes:
@@ -76,7 +76,7 @@ def replay(
     trace: Trace,
     cluster: Cluster,
     policy: Policy,
-    settings: Settings | None = None,
+    settings: ReplaySettings | None = None,
     *,
     truth: Truth | None = None,
     journal: Journal | None = None,
@@ -95,7 +95,7 @@ def replay(
             makes progress any more.
         PlanError: the policy wants something impossible, or lets no job make progress any more.
     """
-    settings = settings or Settings()
+    settings = settings or ReplaySettings()
     if settings.estimates not in ESTIMATES:
         raise ConfigError(f"estimates {settings.estimates!r}: expected one of {', '.join(ESTIMATES)}")
     truth = truth or Rigid(trace)
@@ -158,7 +158,7 @@ def _beliefs(
 
 
 def _loop(
-    trace: Trace, cluster: Cluster, policy: Policy, settings: Settings, truth: Truth, beliefs: Beliefs,
+    trace: Trace, cluster: Cluster, policy: Policy, settings: ReplaySettings, truth: Truth, beliefs: Beliefs,
     journal: Journal | None, record: Record,
 ) -> Loop:
     """The parts of the simulated cluster around the scheduler."""

@@ -20,7 +20,7 @@ from brim.policies.source_lines import line_of, own_parts
 from brim.sim.overheads import Overheads
 from brim.sim.truths.rigid import Rigid
 from brim.sim.truths.truth import Truth
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.testing import rules
 from brim.testing.builders import Job, names_of, small_trace
 from brim.testing.elastic import ToyTruth
@@ -148,7 +148,7 @@ def check_replays(
     Raises:
         PolicyViolation: a rule is broken.
     """
-    settings = Settings(overheads=overheads, gap_ms=0)
+    settings = ReplaySettings(overheads=overheads, gap_ms=0)
     journals = Journal(), Journal()
     first = _bounded(policy, trace, truth_of(trace), cluster, settings, journals[0], budget)
     again = _bounded(policy, trace, truth_of(trace), cluster, settings, journals[1], budget)
@@ -167,7 +167,7 @@ def check_replays(
 
 
 def _bounded(
-    policy: Policy, trace: Trace, truth: Truth, cluster: Cluster, settings: Settings, journal: Journal,
+    policy: Policy, trace: Trace, truth: Truth, cluster: Cluster, settings: ReplaySettings, journal: Journal,
     budget: Budget | None,
 ) -> Replay:
     """Replay, check the grants of every round, and give up when the replay does not end."""

@@ -14,7 +14,7 @@ from brim.core.cluster import parse_cluster
 from brim.policies.order.arrival import Arrival
 from brim.policies.presets import PRESETS
 from brim.policies.size.marginal import MarginalGain
-from brim.sim.twin import Settings, replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, small_trace, snapshot_of
 from brim.testing.elastic import ToyTruth
 from brim.testing.rules import watched
@@ -117,7 +117,7 @@ def test_the_truth_it_is_told_is_the_work_left():
             return MarginalGain()(snapshot, beliefs, order)
 
     policy = watched(replace(PRESETS["optimus"], size=Spy()), lambda snapshot, grants: None)
-    replay(trace, parse_cluster("1x2xT4"), policy, Settings(), truth=truth)
+    replay(trace, parse_cluster("1x2xT4"), policy, ReplaySettings(), truth=truth)
     done, left = np.array(told).T
     assert len(told) > 1
     assert done + left == pytest.approx(truth.total_samples()[0])
