@@ -110,4 +110,6 @@ def test_forgetting_changes_nothing(monkeypatch):
     speeds = SeenSpeeds()
     first, again = speeds.of_jobs(snapshot), speeds.of_jobs(snapshot)
     assert first.parameters.tolist() == again.parameters.tolist()
+    assert len(speeds._fits) == 2  # two jobs report the same; those of one snapshot are kept however many they are
+    speeds.of_jobs(saw(three_jobs(), *steps(0, 0, BERT * 2)))
     assert len(speeds._fits) == 1

@@ -17,6 +17,7 @@ from brim.beliefs.throughput import (
     PARAMETERS,
     Observations,
     fit,
+    fit_all,
     grad_s,
     spread,
     step_s,
@@ -117,16 +118,42 @@ def test_the_fit_is_quick_because_its_derivatives_are_right(monkeypatch):
 
     def counted(data, theta, center, width):
         residuals, jacobian = ours(data, theta, center, width)
-        steps = 1e-6 * np.eye(len(theta))
+        steps = 1e-6 * np.eye(theta.shape[-1])
         numeric = [(ours(data, theta + step, center, width)[0] - ours(data, theta - step, center, width)[0]) / 2e-6
                    for step in steps]
-        assert jacobian == pytest.approx(np.array(numeric).T, abs=1e-4)
+        assert jacobian == pytest.approx(np.moveaxis(np.array(numeric), 0, -1), abs=1e-4)
         calls.append(theta)
         return residuals, jacobian
 
     monkeypatch.setattr(throughput, "_residuals", counted)
     assert fit(grid(BERT)).ok
     assert len(calls) < 10
+
+
+@given(st.lists(st.tuples(parameters(), st.integers(1, 6), st.floats(0, 0.1), st.booleans()), min_size=1, max_size=6))
+def test_jobs_that_are_fitted_together_are_fitted_as_if_alone(jobs):
+    cells = [(1, 1, 8), (1, 1, 16), (1, 2, 8), (2, 2, 8), (1, 4, 32), (2, 16, 8)]
+    seen = []
+    for truth, count, noise, _ in jobs:
+        exact = observe(truth, *map(np.array, zip(*cells[:count], strict=True)))
+        factor = 1.0 + noise * np.cos(np.arange(count))
+        seen.append(Observations(nodes=exact.nodes, gpus=exact.gpus, local_batch=exact.local_batch,
+                                 step_s=exact.step_s * factor, sync_s=exact.sync_s * factor))
+    priors = [BERT * 2 if has_prior else None for *_, has_prior in jobs]
+    together, alone = fit_all(seen, priors), [fit(*each) for each in zip(seen, priors, strict=True)]
+    for ours, theirs in zip(together, alone, strict=True):
+        assert ours.parameters.tolist() == theirs.parameters.tolist()
+        assert (ours.ok, ours.status, ours.residual) == (theirs.ok, theirs.status, theirs.residual)
+
+
+def test_a_fit_ends_where_it_begins_if_that_meets_the_observations(monkeypatch):
+    from scipy import optimize
+
+    monkeypatch.delattr(optimize, "least_squares")
+    for cells in ([(1, 1, 8)], [(1, 1, 8), (1, 1, 16)], [(1, 2, 8)]):
+        assert fit(observe(BERT, *zip(*cells, strict=True))).residual < 1e-12
+    with pytest.raises(ImportError):
+        fit(grid(BERT))
 
 
 def test_one_observation_splits_computing_evenly_and_makes_growth_look_free():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
@@ -11,16 +11,19 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from brim.beliefs.analyser import ExchangeTimes
-from brim.beliefs.throughput import ALPHA_N, ALPHA_R, GAMMA, GAMMA_TYPICAL, PARAMETERS, Fit, Observations, fit
+from brim.beliefs.throughput import ALPHA_N, ALPHA_R, GAMMA, GAMMA_TYPICAL, PARAMETERS, Fit, Observations, fit_all
 from brim.core.arrays import BoolArray, FloatArray, IntArray, frozen
 from brim.core.snapshot import Snapshot
 from brim.core.tables import SeenSteps
 
 _FITS_KEPT: Final = 20_000
-"""Number of cached fits: they depend only on observations, most of which do not change between rounds."""
+"""Number of cached fits, besides those of one snapshot: they depend only on observations, most of which do not change
+between rounds."""
 
 _Told: TypeAlias = tuple[slice | IntArray, FloatArray | None]
 """What is known about a job: rows of reports, and parameters known beforehand."""
+_Asked: TypeAlias = tuple[bytes, FloatArray | None]
+"""A block of reports, and parameters known beforehand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +91,18 @@ class SeenSpeeds:
         block: FloatArray = np.stack(columns, axis=1, dtype=np.float64)
         data, row_bytes = block.tobytes(), block.itemsize * len(columns)
         found: dict[int, FloatArray] = {}
+        asked: dict[int, _Asked] = {}
         for row, (where, prior) in sorted(told.items(), key=itemgetter(0)):
             if isinstance(where, slice):
                 part = data[where.start * row_bytes : where.stop * row_bytes]
             else:
                 part = block[where].tobytes()
-            if not part:
-                if prior is not None and np.isfinite(prior).all():
-                    found[row] = prior
-                continue
-            fitted, gpus_seen[row] = self._fit(part, prior)
+            if part:
+                asked[row] = part, prior
+            elif prior is not None and np.isfinite(prior).all():
+                found[row] = prior
+        for row, (fitted, most) in zip(asked, self._fitted(asked.values()), strict=True):
+            gpus_seen[row] = most
             if fitted.ok:
                 found[row] = fitted.parameters
             else:
@@ -108,22 +113,31 @@ class SeenSpeeds:
             parameters[rows], known[rows] = list(found.values()), True
         return Speeds(parameters=parameters, known=known, failed=failed, gpus_seen=gpus_seen)
 
-    def _fit(self, data: bytes, prior: FloatArray | None) -> tuple[Fit, int]:
-        """Fit the rows of a block of reports, and return their most GPUs too."""
-        key = data + (b"" if prior is None else prior.tobytes())
-        found = self._fits.get(key)
-        if found is None:
-            if len(self._fits) >= _FITS_KEPT:
-                self._fits.clear()
-            part = np.frombuffer(data).reshape(-1, 5)
-            observations = Observations(
-                nodes=part[:, 0].astype(np.int64), gpus=part[:, 1].astype(np.int64), local_batch=part[:, 2],
-                step_s=part[:, 3], sync_s=part[:, 4],
-            )
-            if prior is not None and not np.isfinite(prior).all():  # the job's own reports give the computing time
-                prior = np.where(np.isfinite(prior), prior, fit(observations).parameters)
-            found = self._fits[key] = fit(observations, prior), int(part[:, 1].max())
-        return found
+    def _fitted(self, asked: Collection[_Asked]) -> list[tuple[Fit, int]]:
+        """The fit of each block of reports with its prior, and the most GPUs in the reports."""
+        keys = [part if prior is None else part + prior.tobytes() for part, prior in asked]
+        new = {key: each for key, each in zip(keys, asked, strict=True) if key not in self._fits}
+        if new and len(self._fits) + len(new) > _FITS_KEPT:
+            self._fits.clear()
+            new = dict(zip(keys, asked, strict=True))
+        self._fits.update(zip(new, _fit_new(new.values()), strict=True))
+        return [self._fits[key] for key in keys]
+
+
+def _fit_new(asked: Collection[_Asked]) -> list[tuple[Fit, int]]:
+    """Fit blocks of reports; where a prior says nothing about computing, the job's own reports do."""
+    blocks = [np.frombuffer(part).reshape(-1, 5) for part, _ in asked]
+    observations = [Observations(
+        nodes=block[:, 0].astype(np.int64), gpus=block[:, 1].astype(np.int64), local_batch=block[:, 2],
+        step_s=block[:, 3], sync_s=block[:, 4],
+    ) for block in blocks]
+    priors = [prior for _, prior in asked]
+    partial = {at: prior for at, prior in enumerate(priors) if prior is not None and not np.isfinite(prior).all()}
+    own = fit_all([observations[at] for at in partial], [None] * len(partial))
+    for (at, prior), fitted in zip(partial.items(), own, strict=True):
+        priors[at] = np.where(np.isfinite(prior), prior, fitted.parameters)
+    most = [int(seen.gpus.max()) for seen in observations]
+    return list(zip(fit_all(observations, priors), most, strict=True))
 
 
 def _own_reports(seen: SeenSteps) -> dict[int, slice]:

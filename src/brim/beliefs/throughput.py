@@ -12,6 +12,7 @@ Source:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -74,7 +75,9 @@ def step_s(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """Steps that were timed, one row per configuration (mean over its steps), shape (M,).
+    """Steps of a job that were timed, one row per configuration (mean over its steps), shape (M,).
+
+    Of several jobs with as many rows each: shape (..., M).
 
     Attributes:
         nodes: Nodes.
@@ -95,7 +98,7 @@ class Observations:
 
     def __post_init__(self) -> None:
         shapes = {name: np.shape(getattr(self, name)) for name in self.__slots__}
-        if len(set(shapes.values())) != 1 or len(shapes["step_s"]) != 1:
+        if len(set(shapes.values())) != 1 or not shapes["step_s"]:
             raise ConfigError(f"observations: found columns of shapes {shapes}, expected equal shapes (M,)")
 
 
@@ -174,6 +177,8 @@ INSIDE: Final = 1e-9
 """How far inside the box, in logarithms of parameters, a fit begins."""
 TOLERANCE: Final = 1e-4
 """A fit has converged when a step gains less than this share of the squared error."""
+FLAT: Final = 1e-8
+"""Slope of the squared error at which a fit ends where it begins: the solver's own default, so it would do the same."""
 
 
 def fit(observations: Observations, prior: FloatArray | None = None) -> Fit:
@@ -189,27 +194,63 @@ def fit(observations: Observations, prior: FloatArray | None = None) -> Fit:
         observations: One row per configuration.
         prior: Parameters (P,) of a similar job.
     """
-    prior = None if prior is None or not np.isfinite(prior).all() else np.asarray(prior, dtype=np.float64)
-    problem = _fault(observations)
-    if problem:
-        parameters = np.full(len(PARAMETERS), np.nan) if prior is None else prior
-        return Fit(parameters=parameters, residual=np.inf, points=len(observations), ok=False, status=problem)
-    data = _prepare(observations)
-    start = _start(data, GAMMA_TYPICAL if prior is None else float(prior[GAMMA]))
+    return fit_all([observations], [prior])[0]
+
+
+def fit_all(observations: Sequence[Observations], priors: Sequence[FloatArray | None]) -> list[Fit]:
+    """Fit the parameters of several jobs: ``fit`` of each, in much less time where many have few observations.
+
+    Args:
+        observations: Of each job.
+        priors: Of each job; None or not finite for none.
+    """
+    known = [prior if prior is not None and np.isfinite(prior).all() else None for prior in priors]
+    alike: dict[tuple[int, float | None], list[int]] = {}
+    for at, (seen, prior) in enumerate(zip(observations, known, strict=True)):
+        alike.setdefault((len(seen), None if prior is None else float(prior[GAMMA])), []).append(at)
+    fits: dict[int, Fit] = {}
+    for (_, gamma), members in alike.items():
+        seen = Observations(**{name: np.stack([getattr(observations[at], name) for at in members])
+                               for name in Observations.__slots__})
+        prior = None if gamma is None else np.array([known[at] for at in members])
+        fits.update(zip(members, _fit_alike(seen, prior, GAMMA_TYPICAL if gamma is None else gamma), strict=True))
+    return [fits[at] for at in range(len(observations))]
+
+
+def _fit_alike(seen: Observations, prior: FloatArray | None, gamma: float) -> list[Fit]:
+    """Fit B jobs with M observations each, (B, M), and priors (B, P) with the same gamma, or none."""
+    problems, points = _faults(seen), seen.step_s.shape[-1]
+    unknown = np.full((len(problems), len(PARAMETERS)), np.nan) if prior is None else prior
+    fits = [
+        Fit(parameters=parameters, residual=np.inf, points=points, ok=False, status=problem)
+        for parameters, problem in zip(unknown, problems, strict=True)
+    ]
+    good = np.flatnonzero([not problem for problem in problems])
+    if not len(good):
+        return fits
+    data = _prepare(Observations(**{name: getattr(seen, name)[good] for name in Observations.__slots__}))
+    prior = None if prior is None else prior[good]
+    start = _start(data, gamma)
     center = start if prior is None else np.log(np.maximum(prior, np.exp(data.floor)))
     width = np.full(len(PARAMETERS), START_WIDTH if prior is None else PRIOR_WIDTH)
     width[GAMMA] = GAMMA_WIDTH
     theta, converged = _descend(data, np.where(data.frozen, center, start), center, width)
     parameters = _clean(np.exp(theta), data, prior)
-    error = np.log(step_s(parameters, data.nodes, data.gpus, data.batch)) - data.log_step
-    return Fit(
-        parameters=parameters, residual=float(np.sqrt(np.mean(error**2))), points=len(observations), ok=converged,
-        status="converged" if converged else f"no optimum within {STEPS_MAX} steps",
-    )
+    error = np.log(step_s(parameters[:, None], data.nodes, data.gpus, data.batch)) - data.log_step
+    residual = np.sqrt(np.mean(error**2, axis=-1))
+    for at, ok, *found in zip(good.tolist(), converged, parameters, residual.tolist(), strict=True):
+        fits[at] = Fit(
+            parameters=found[0], residual=found[1], points=points, ok=ok,
+            status="converged" if ok else f"no optimum within {STEPS_MAX} steps",
+        )
+    return fits
 
 
 class _Data(NamedTuple):
-    """Observations in the form of the fit, (M,); per parameter (P,) its least logarithm, and whether it was unseen."""
+    """Observations of B jobs in the form of the fit, (..., M).
+
+    Per parameter, (..., P): its least logarithm, and whether it was unseen.
+    """
 
     nodes: IntArray
     gpus: IntArray
@@ -225,30 +266,37 @@ class _Data(NamedTuple):
     frozen: BoolArray
 
 
-def _fault(seen: Observations) -> str:
-    """Why these observations are unusable; empty if they are usable."""
-    if not len(seen):
-        return "nothing observed"
-    if not all(np.isfinite(getattr(seen, name)).all() for name in seen.__slots__):
-        return "observations hold a value that is not finite"
-    if (seen.step_s <= 0).any() or (seen.sync_s < 0).any() or (seen.sync_s >= seen.step_s).any():
-        return "observations hold a step that takes no time or no longer than its exchange"
-    if (seen.nodes < 1).any() or (seen.gpus < seen.nodes).any() or (seen.local_batch <= 0).any():
-        return "observations hold a configuration that cannot be: fewer GPUs than nodes, or no samples"
-    return ""
+def _faults(seen: Observations) -> list[str]:
+    """Why observations (B, M) are unusable, for each job; empty if they are usable."""
+    if not seen.step_s.size:
+        return ["nothing observed"] * len(seen)
+    columns = [getattr(seen, name) for name in seen.__slots__]
+    odd = (
+        ("observations hold a value that is not finite", ~np.isfinite(columns).all(axis=0)),
+        ("observations hold a step that takes no time or no longer than its exchange",
+         (seen.step_s <= 0) | (seen.sync_s < 0) | (seen.sync_s >= seen.step_s)),
+        ("observations hold a configuration that cannot be: fewer GPUs than nodes, or no samples",
+         (seen.nodes < 1) | (seen.gpus < seen.nodes) | (seen.local_batch <= 0)),
+    )
+    problems = [""] * len(seen)
+    for words, where in reversed(odd):
+        for job in np.flatnonzero(where.any(axis=-1)).tolist():
+            problems[job] = words
+    return problems
 
 
 def _prepare(seen: Observations) -> _Data:
     step, grad = seen.step_s.astype(np.float64), (seen.step_s - seen.sync_s).astype(np.float64)
     several = seen.gpus > 1
     log_step, log_grad = np.log(step), np.log(grad)
-    floor = np.full(len(PARAMETERS), log_grad.min() + np.log(NOTHING))
-    floor[BETA_C] -= np.log(seen.local_batch.max())
-    floor[GAMMA] = 0.0
+    floor = np.repeat(log_grad.min(axis=-1, keepdims=True) + np.log(NOTHING), len(PARAMETERS), axis=-1)
+    floor[..., BETA_C] -= np.log(seen.local_batch.max(axis=-1))
+    floor[..., GAMMA] = 0.0
     inside, across, more = several & (seen.nodes == 1), several & (seen.nodes > 1), seen.gpus > 2
-    frozen = ~np.array([
-        True, True, inside.any(), (inside & more).any(), across.any(), (across & more).any(), several.any(),
-    ])
+    always = np.ones(len(seen), dtype=np.bool_)
+    frozen = ~np.stack((always, always, *(each.any(axis=-1) for each in (
+        inside, inside & more, across, across & more, several,
+    ))), axis=-1)
     return _Data(
         seen.nodes, seen.gpus, seen.local_batch.astype(np.float64), _doublings(seen.gpus),
         inside, across, step, grad, log_step, log_grad, floor, frozen,
@@ -256,46 +304,66 @@ def _prepare(seen: Observations) -> _Data:
 
 
 def _start(data: _Data, gamma: float) -> FloatArray:
-    """Logarithms of the parameters (P,) by two linear fits, taking the overlap as known."""
-    start = np.zeros(len(PARAMETERS))
-    start[GAMMA] = gamma
-    start[:ALPHA_R] = _line(data.batch, data.grad)
-    exchange = np.maximum(data.step**gamma - data.grad**gamma, 0.0) ** (1.0 / gamma)
-    for alpha, seen in ((ALPHA_R, data.inside), (ALPHA_N, data.across)):
-        usable = seen & (exchange > 0)
-        if usable.any():
-            start[alpha : alpha + 2] = _line(data.peers[usable], exchange[usable])
+    """Logarithms of the parameters (B, P) by two linear fits, taking the overlap as known."""
+    start = np.zeros(data.floor.shape)
+    start[:, GAMMA] = gamma
+    start[:, :ALPHA_R] = _lines(data.batch, data.grad, np.ones(data.step.shape, dtype=np.bool_))
+    if not data.frozen[:, GAMMA].all():
+        exchange = np.maximum(data.step**gamma - data.grad**gamma, 0.0) ** (1.0 / gamma)
+        for alpha, seen in ((ALPHA_R, data.inside), (ALPHA_N, data.across)):
+            start[:, alpha : alpha + 2] = _lines(data.peers, exchange, seen & (exchange > 0))
     with np.errstate(divide="ignore"):
         return np.maximum(np.log(start), data.floor)
 
 
-def _line(x: FloatArray, y: FloatArray) -> tuple[float, float]:
-    """Least relative squares of ``y = a + b x`` with a, b >= 0; evenly split where all x are one."""
-    weight = 1.0 / y**2
-    total = weight.sum()
-    x_mean, y_mean = (weight * x).sum() / total, (weight * y).sum() / total
-    spread = (weight * (x - x_mean) ** 2).sum()
-    if spread <= 1e-12 * total * max(x_mean, 1.0) ** 2:
-        return (float(y_mean / 2), float(y_mean / 2 / x_mean)) if x_mean > 0 else (float(y_mean), 0.0)
-    slope = float((weight * (x - x_mean) * (y - y_mean)).sum() / spread)
-    slope = max(slope, 0.01 * y_mean / max(x_mean, 1.0))
-    constant = y_mean - slope * x_mean
-    if constant <= 0.01 * y_mean:
-        constant = 0.01 * y_mean
-        slope = max((y_mean - constant) / x_mean, 0.0)
-    return float(constant), float(slope)
+def _lines(x: FloatArray, y: FloatArray, usable: BoolArray) -> FloatArray:
+    """Least relative squares of ``y = a + b x`` (B, M) with a, b >= 0, as (B, 2); evenly split where all x are one.
+
+    Only usable points count; 0 where there are none.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):  # in rows of which another branch is taken
+        weight = np.where(usable, 1.0 / y**2, 0.0)
+        x, y = np.where(usable, x, 0.0), np.where(usable, y, 0.0)
+        total = weight.sum(axis=-1)
+        x_mean, y_mean = (weight * x).sum(axis=-1) / total, (weight * y).sum(axis=-1) / total
+        x_away, y_away = x - x_mean[:, None], y - y_mean[:, None]
+        spread = (weight * x_away**2).sum(axis=-1)
+        slope = (weight * x_away * y_away).sum(axis=-1) / spread
+        slope = np.maximum(slope, 0.01 * y_mean / np.maximum(x_mean, 1.0))
+        constant = y_mean - slope * x_mean
+        flat = constant <= 0.01 * y_mean
+        constant = np.where(flat, 0.01 * y_mean, constant)
+        slope = np.where(flat, np.maximum((y_mean - constant) / x_mean, 0.0), slope)
+        single = spread <= 1e-12 * total * np.maximum(x_mean, 1.0) ** 2
+        at_zero = single & ~(x_mean > 0)
+        constant = np.where(at_zero, y_mean, np.where(single, y_mean / 2, constant))
+        slope = np.where(at_zero, 0.0, np.where(single, y_mean / 2 / x_mean, slope))
+    return np.where(total[:, None] > 0, np.stack((constant, slope), axis=-1), 0.0)
 
 
 def _descend(
     data: _Data, theta: FloatArray, center: FloatArray, width: FloatArray
+) -> tuple[FloatArray, list[bool]]:
+    """Least squares from ``theta`` (B, P) within the box, over the parameters that were observed."""
+    ceiling = np.full(len(PARAMETERS), np.inf)
+    ceiling[GAMMA] = np.log(GAMMA_MAX)
+    theta = np.clip(theta, data.floor + INSIDE, ceiling - INSIDE)
+    errors, derivatives = _residuals(data, theta, center, width)
+    slope = np.abs(np.matmul(errors[:, None], derivatives)[:, 0]).max(axis=-1, where=~data.frozen, initial=0.0)
+    converged = slope * np.maximum((theta - data.floor).max(axis=-1), 1.0) < FLAT  # as a job's first report always is
+    for job in np.flatnonzero(~converged).tolist():
+        own = _Data(*(each[job] for each in data))
+        theta[job], converged[job] = _solve(own, theta[job], center[job], width, ceiling)
+    return theta, converged.tolist()
+
+
+def _solve(
+    data: _Data, start: FloatArray, center: FloatArray, width: FloatArray, ceiling: FloatArray
 ) -> tuple[FloatArray, bool]:
-    """Least squares from ``theta`` within the box, over the parameters that were observed."""
+    """Least squares for one job."""
     from scipy.optimize import least_squares  # noqa: PLC0415 - a quarter of a second that rigid replays do not need
 
     free = ~data.frozen
-    ceiling = np.full(len(theta), np.inf)
-    ceiling[GAMMA] = np.log(GAMMA_MAX)
-    start = np.clip(theta, data.floor + INSIDE, ceiling - INSIDE)
 
     def whole(part: FloatArray) -> FloatArray:
         theta = start.copy()
@@ -323,50 +391,50 @@ def _descend(
 def _residuals(
     data: _Data, theta: FloatArray, center: FloatArray, width: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Errors in units of their expected size (2 M + P + 2,) and their derivatives by theta (2 M + P + 2, P)."""
-    count, size = len(data.step), len(theta)
-    p = np.exp(theta)
-    gamma = p[GAMMA]
-    grad = p[ALPHA_C] + p[BETA_C] * data.batch
-    sync = np.where(data.inside, p[ALPHA_R] + p[BETA_R] * data.peers, p[ALPHA_N] + p[BETA_N] * data.peers)
+    """Errors in units of their expected size (..., 2 M + P + 2), and their derivatives by theta (..., P) of each."""
+    count, size = data.step.shape[-1], theta.shape[-1]
+    p = np.exp(theta)[..., None]
+    alpha_c, beta_c, alpha_r, beta_r, alpha_n, beta_n, gamma = (p[..., column, :] for column in range(size))
+    grad = alpha_c + beta_c * data.batch
+    sync = np.where(data.inside, alpha_r + beta_r * data.peers, alpha_n + beta_n * data.peers)
     several = data.inside | data.across
     log_ratio = np.log(sync / grad)
     power = np.where(several, np.exp(gamma * log_ratio), 0.0)
     share, joined = power / (1.0 + power), np.log1p(power) / gamma
     log_grad = np.log(grad)
-    residuals = np.empty(2 * count + size + 2)
-    residuals[:count] = log_grad + joined - data.log_step
-    residuals[count : 2 * count] = log_grad - data.log_grad
-    residuals[: 2 * count] /= NOISE
-    residuals[2 * count : -2] = (theta - center) / width
-    residuals[-2] = 0.0 if data.frozen[BETA_R] else p[BETA_R] / p[ALPHA_R] / RETROGRESSION_WIDTH
-    residuals[-1] = 0.0 if data.frozen[BETA_N] else p[BETA_N] / p[ALPHA_N] / RETROGRESSION_WIDTH
-
-    jacobian = np.zeros((len(residuals), size))
-    constant = p[ALPHA_C] / grad
-    by_batch = 1.0 - constant
-    steps, grads = jacobian[:count], jacobian[count : 2 * count]
-    grads[:, ALPHA_C], grads[:, BETA_C] = constant, by_batch
-    steps[:, ALPHA_C], steps[:, BETA_C] = constant * (1.0 - share), by_batch * (1.0 - share)
-    for alpha, seen in ((ALPHA_R, data.inside), (ALPHA_N, data.across)):
-        part = np.where(seen, share * (p[alpha] / sync), 0.0)
-        steps[:, alpha], steps[:, alpha + 1] = part, np.where(seen, share, 0.0) - part
-    steps[:, GAMMA] = np.where(several, share * log_ratio, 0.0) - joined
-    jacobian[: 2 * count] /= NOISE
-    jacobian[2 * count : -2][np.arange(size), np.arange(size)] = 1.0 / width
+    residuals = np.empty((*theta.shape[:-1], 2 * count + size + 2))
+    residuals[..., :count] = log_grad + joined - data.log_step
+    residuals[..., count : 2 * count] = log_grad - data.log_grad
+    residuals[..., : 2 * count] /= NOISE
+    residuals[..., 2 * count : -2] = (theta - center) / width
     for row, alpha in ((-2, ALPHA_R), (-1, ALPHA_N)):
-        jacobian[row, alpha], jacobian[row, alpha + 1] = -residuals[row], residuals[row]
+        growth = p[..., alpha + 1, 0] / p[..., alpha, 0] / RETROGRESSION_WIDTH
+        residuals[..., row] = np.where(data.frozen[..., alpha + 1], 0.0, growth)
+
+    jacobian = np.zeros((*residuals.shape, size))
+    constant = alpha_c / grad
+    by_batch = 1.0 - constant
+    steps, grads = jacobian[..., :count, :], jacobian[..., count : 2 * count, :]
+    grads[..., ALPHA_C], grads[..., BETA_C] = constant, by_batch
+    steps[..., ALPHA_C], steps[..., BETA_C] = constant * (1.0 - share), by_batch * (1.0 - share)
+    for alpha, seen in ((ALPHA_R, data.inside), (ALPHA_N, data.across)):
+        part = np.where(seen, share * (p[..., alpha, :] / sync), 0.0)
+        steps[..., alpha], steps[..., alpha + 1] = part, np.where(seen, share, 0.0) - part
+    steps[..., GAMMA] = np.where(several, share * log_ratio, 0.0) - joined
+    jacobian[..., : 2 * count, :] /= NOISE
+    jacobian[..., 2 * count + np.arange(size), np.arange(size)] = 1.0 / width
+    for row, alpha in ((-2, ALPHA_R), (-1, ALPHA_N)):
+        jacobian[..., row, alpha], jacobian[..., row, alpha + 1] = -residuals[..., row], residuals[..., row]
     return residuals, jacobian
 
 
 def _clean(parameters: FloatArray, data: _Data, prior: FloatArray | None) -> FloatArray:
-    """Set unseen parameters to the prior's value, else to the level below, and vanishing ones to 0."""
-    lows = np.exp(data.floor) * 1.001
-    parameters[:GAMMA] = np.where(parameters[:GAMMA] <= lows[:GAMMA], 0.0, parameters[:GAMMA])
-    below = 0.0, 0.0
+    """Set unseen parameters (B, P) to the prior's value, else to the level below, and vanishing ones to 0."""
+    lows = np.exp(data.floor[:, :GAMMA]) * 1.001
+    parameters[:, :GAMMA] = np.where(parameters[:, :GAMMA] <= lows, 0.0, parameters[:, :GAMMA])
+    below = np.zeros((len(parameters), 2))
     for alpha in (ALPHA_R, ALPHA_N):
-        for column, of_below in ((alpha, below[0]), (alpha + 1, below[1])):
-            if data.frozen[column]:
-                parameters[column] = of_below if prior is None else prior[column]
-        below = float(parameters[alpha]), float(parameters[alpha + 1])
+        pair = slice(alpha, alpha + 2)
+        unseen = below if prior is None else prior[:, pair]
+        parameters[:, pair] = below = np.where(data.frozen[:, pair], unseen, parameters[:, pair])
     return parameters
