@@ -131,12 +131,13 @@ class Stories(RuleBasedStateMachine):
         """One to four GPUs that are free, or are the job's own; none if there are none."""
         snapshot = self.state.freeze(self.now)
         row = snapshot.jobs.id.tolist().index(job)
-        room, ask = FreeLists.of_snapshot(snapshot, gone=[row]), JobRequest(snapshot, row, data.draw(st.integers(1, 4)))
-        types = [name for name in ("T4", "V100") if room.fits(ask, name)]
+        free_lists = FreeLists.of_snapshot(snapshot, gone=[row])
+        request = JobRequest(snapshot, row, data.draw(st.integers(1, 4)))
+        types = [name for name in ("T4", "V100") if free_lists.fits(request, name)]
         if not types:
             return ()
-        places = room.places(ask, data.draw(st.sampled_from(types)))
-        return tuple(sorted(data.draw(st.permutations(places))[: ask.gpus]))
+        places = free_lists.places(request, data.draw(st.sampled_from(types)))
+        return tuple(sorted(data.draw(st.permutations(places))[: request.gpus]))
 
     @precondition(lambda self: self._any(Phase.STARTING, Phase.RUNNING))
     @rule(data=st.data())

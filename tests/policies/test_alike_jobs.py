@@ -48,10 +48,11 @@ def test_every_waiting_job_starts_exactly_if_it_fits_in_its_turn(order, place, s
         if not jobs.waits[row]:
             continue
         later = {int(other) for other in rows[turn + 1 :] if jobs.holds[other]}
-        room = FreeLists.of_snapshot(snapshot, gone=gone | later)
+        free_lists = FreeLists.of_snapshot(snapshot, gone=gone | later)
         for other in started:
-            room.take(JobRequest(snapshot, other), granted[other])
-        assert (row in granted) == room.fits(JobRequest(snapshot, row)), f"row {row}: {granted}\n{describe(snapshot)}"
+            free_lists.take(JobRequest(snapshot, other), granted[other])
+        could_start = free_lists.fits(JobRequest(snapshot, row))
+        assert (row in granted) == could_start, f"row {row}: {granted}\n{describe(snapshot)}"
         if row in granted:
             started.append(row)
             gone |= set(np.flatnonzero((grants.why == int(Why.PREEMPTED)) & (grants.blocker == row)).tolist())

@@ -43,11 +43,11 @@ class Promises:
         ahead = [row for row in granted if snapshot.jobs.holds[row] or row < head]
         left = {row: int(self.run_ms[snapshot.jobs.id[row]] - snapshot.jobs.run_ms[row]) for row in ahead}
         for row in sorted(ahead, key=lambda row: left[row]):
-            room = FreeLists.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
+            free_lists = FreeLists.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
             for other in ahead:
                 if left[other] > left[row]:
-                    room.take(JobRequest(snapshot, other), granted[other])
-            if room.fits(JobRequest(snapshot, head)):
+                    free_lists.take(JobRequest(snapshot, other), granted[other])
+            if free_lists.fits(JobRequest(snapshot, head)):
                 self.of[job_id] = snapshot.now_ms + left[row]
                 return
         raise AssertionError(f"job {job_id} would never fit")

@@ -33,18 +33,18 @@ def placed(place, snapshot: Snapshot, row: int) -> list[tuple[int, int]]:
 
 def options(snapshot: Snapshot, row: int) -> list[tuple[tuple[int, int], ...]]:
     """Every whole gang of one type on free GPUs of open nodes."""
-    room, ask = FreeLists.of_snapshot(snapshot), JobRequest(snapshot, row)
+    free_lists, request = FreeLists.of_snapshot(snapshot), JobRequest(snapshot, row)
     found = []
-    for name in sorted(set(room.types)):
-        if ask.gpu_type not in ("", name):
+    for name in sorted(set(free_lists.types)):
+        if request.gpu_type not in ("", name):
             continue
         free = [
-            (node, gpu) for node, kind in enumerate(room.types) if kind == name and room.is_open[node]
-            for gpu, left in enumerate(room.free[node]) if left >= ask.share
+            (node, gpu) for node, kind in enumerate(free_lists.types) if kind == name and free_lists.is_open[node]
+            for gpu, left in enumerate(free_lists.free[node]) if left >= request.share
         ]
         found += [
-            gang for gang in combinations(free, ask.gpus)
-            if all(count <= room.slots(ask, node) for node, count in Counter(node for node, _ in gang).items())
+            gang for gang in combinations(free, request.gpus)
+            if all(count <= free_lists.slots(request, n) for n, count in Counter(node for node, _ in gang).items())
         ]
     return found
 
@@ -58,8 +58,8 @@ def one_waits(draw, **how) -> Snapshot:
     """Some hold GPUs, exactly one waits (the last row)."""
     cluster = draw(clusters(groups_max=2, nodes_max=2, gpus_max=3))
     jobs = [one for one in draw(placed_jobs(cluster, jobs_max=4)) if one.on and one.phase != 4]
-    ask = draw(placed_jobs(cluster, jobs_max=1).filter(lambda found: len(found) == 1))[0]
-    jobs.append(job(at=100, gpus=ask.gpus, share=ask.share, cpu=ask.cpu, mem=ask.mem, gpu_type=ask.gpu_type))
+    (new,) = draw(placed_jobs(cluster, jobs_max=1).filter(lambda found: len(found) == 1))
+    jobs.append(job(at=100, gpus=new.gpus, share=new.share, cpu=new.cpu, mem=new.mem, gpu_type=new.gpu_type))
     return snapshot_of(cluster, *jobs, now=100)
 
 
@@ -90,10 +90,10 @@ def test_on_one_node_consolidate_leaves_the_fewest_whole_gpus_over(snapshot):
     assume(snapshot.jobs.share_milli[row] == 1000)
     single = [gang for gang in options(snapshot, row) if len(nodes_of(gang)) == 1]
     assume(single)
-    room = FreeLists.of_snapshot(snapshot)
+    free_lists = FreeLists.of_snapshot(snapshot)
 
     def whole(gang) -> int:
-        return room.free[gang[0][0]].count(1000)
+        return free_lists.free[gang[0][0]].count(1000)
 
     assert whole(placed(Consolidate(), snapshot, row)) == min(whole(gang) for gang in single)
 
@@ -104,9 +104,9 @@ def test_a_share_goes_to_the_fullest_gpu_that_takes_it(snapshot):
     assume(snapshot.jobs.share_milli[row] < 1000 and snapshot.jobs.gpus[row] == 1)
     could = options(snapshot, row)
     assume(could)
-    room = FreeLists.of_snapshot(snapshot)
+    free_lists = FreeLists.of_snapshot(snapshot)
     ((node, gpu),) = placed(Consolidate(), snapshot, row)
-    assert room.free[node][gpu] == min(room.free[n][g] for ((n, g),) in could)
+    assert free_lists.free[node][gpu] == min(free_lists.free[n][g] for ((n, g),) in could)
 
 
 @given(snapshot=one_waits())
@@ -115,16 +115,16 @@ def test_spread_is_the_most_even(snapshot):
     row = len(snapshot.jobs) - 1
     could = options(snapshot, row)
     assume(could)
-    room, ask = FreeLists.of_snapshot(snapshot), JobRequest(snapshot, row)
+    free_lists, request = FreeLists.of_snapshot(snapshot), JobRequest(snapshot, row)
     got = placed(Spread(), snapshot, row)
-    kind = room.types[got[0][0]]
+    kind = free_lists.types[got[0][0]]
 
     def left(gang) -> list[int]:
         used = Counter(node for node, _ in gang)
-        same = [node for node, name in enumerate(room.types) if name == kind and room.is_open[node]]
-        return sorted((room.slots(ask, node) - used[node] for node in same), reverse=True)
+        same = [node for node, name in enumerate(free_lists.types) if name == kind and free_lists.is_open[node]]
+        return sorted((free_lists.slots(request, node) - used[node] for node in same), reverse=True)
 
-    assert left(got) == min(left(gang) for gang in could if room.types[gang[0][0]] == kind)
+    assert left(got) == min(left(gang) for gang in could if free_lists.types[gang[0][0]] == kind)
 
 
 @given(snapshot=one_waits())
@@ -133,12 +133,12 @@ def test_worst_fit_fills_the_nodes_with_the_most_room_one_after_the_other(snapsh
     row = len(snapshot.jobs) - 1
     got = placed(WorstFit(), snapshot, row)
     assume(got)
-    room, ask = FreeLists.of_snapshot(snapshot), JobRequest(snapshot, row)
-    kind = room.types[got[0][0]]
-    same = [node for node, name in enumerate(room.types) if name == kind and room.is_open[node]]
+    free_lists, request = FreeLists.of_snapshot(snapshot), JobRequest(snapshot, row)
+    kind = free_lists.types[got[0][0]]
+    same = [node for node, name in enumerate(free_lists.types) if name == kind and free_lists.is_open[node]]
     left, want = int(snapshot.jobs.gpus[row]), Counter()
-    for node in sorted(same, key=lambda node: (-room.slots(ask, node), node)):
-        want[node] = min(left, room.slots(ask, node))
+    for node in sorted(same, key=lambda node: (-free_lists.slots(request, node), node)):
+        want[node] = min(left, free_lists.slots(request, node))
         left -= want[node]
     assert Counter(node for node, _ in got) == +want
 
@@ -159,23 +159,25 @@ def stranded_milli(free: list[int], classes: list[tuple[int, int, float]]) -> fl
 @given(snapshot=one_waits())
 def test_fragmentation_strands_the_least_on_one_node(snapshot):
     row = len(snapshot.jobs) - 1
-    ask = JobRequest(snapshot, row)
+    request = JobRequest(snapshot, row)
     single = [gang for gang in options(snapshot, row) if len(nodes_of(gang)) == 1]
     assume(single)
-    room = FreeLists.of_snapshot(snapshot)
+    free_lists = FreeLists.of_snapshot(snapshot)
     classes = [tuple(row) for row in task_classes(snapshot).tolist()]
-    if ask.share < 1000:  # inside a node a share goes to the fullest GPUs, whatever the rule
-        tightest = {node: sorted(sorted((left, gpu) for gpu, left in enumerate(room.free[node]) if left >= ask.share)
-                                 [: ask.gpus]) for node in {gang[0][0] for gang in single}}
+    if request.share < 1000:  # inside a node a share goes to the fullest GPUs, whatever the rule
+        tightest = {}
+        for node in {gang[0][0] for gang in single}:
+            enough = sorted((left, gpu) for gpu, left in enumerate(free_lists.free[node]) if left >= request.share)
+            tightest[node] = enough[: request.gpus]
         single = [gang for gang in single
-                  if sorted(room.free[n][g] for n, g in gang) == [left for left, _ in tightest[gang[0][0]]]]
+                  if sorted(free_lists.free[n][g] for n, g in gang) == [left for left, _ in tightest[gang[0][0]]]]
 
     def growth(gang) -> float:
         node = gang[0][0]
-        after = list(room.free[node])
+        after = list(free_lists.free[node])
         for _, gpu in gang:
-            after[gpu] -= ask.share
-        return stranded_milli(after, classes) - stranded_milli(room.free[node], classes)
+            after[gpu] -= request.share
+        return stranded_milli(after, classes) - stranded_milli(free_lists.free[node], classes)
 
     got = placed(Fragmentation(), snapshot, row)
     assert len(nodes_of(got)) == 1
@@ -206,23 +208,23 @@ def test_free_resources_count_what_is_given_away(groups):
 
     cluster = cluster_of(tuple(NodeGroup(count=c, gpus=g, gpu_type=f"T{i}") for i, (c, g) in enumerate(groups)))
     is_open = np.arange(cluster.num_nodes) % 3 != 2
-    room = all_free(cluster.gpu_type_N, cluster.gpus_N, cluster.cpu_milli_N, cluster.mem_mib_N, is_open,
-                      len(cluster.gpu_types))
-    before = [column.copy() for column in room]
+    free = all_free(cluster.gpu_type_N, cluster.gpus_N, cluster.cpu_milli_N, cluster.mem_mib_N, is_open,
+                    len(cluster.gpu_types))
+    before = [column.copy() for column in free]
     rng = np.random.default_rng(len(groups))
     taken = []
     for _ in range(20):
         node = int(rng.integers(cluster.num_nodes))
         gpu, share = int(rng.integers(cluster.gpus_N[node])), int(rng.choice([1000, 500, 250]))
-        if room.node[node, gpu] >= share:
+        if free.node[node, gpu] >= share:
             gang = GangRequest(1, share, 10, 20, -1)
-            take(room, gang, node, gpu)
+            take(free, gang, node, gpu)
             taken.append((gang, node, gpu))
         for kind in range(len(cluster.gpu_types)):
             nodes = [n for n in range(cluster.num_nodes) if cluster.gpu_type_N[n] == kind]
-            assert room.total[kind] == sum(int(room.node[n, WHOLES]) for n in nodes if is_open[n])
-        assert room.node[:, WHOLES].tolist() == [(room.node[n, :GPUS] == 1000).sum() for n in range(cluster.num_nodes)]
+            assert free.total[kind] == sum(int(free.node[n, WHOLES]) for n in nodes if is_open[n])
+        assert free.node[:, WHOLES].tolist() == [(free.node[n, :GPUS] == 1000).sum() for n in range(cluster.num_nodes)]
     for gang, node, gpu in taken[::-1]:
-        give(room, gang, node, gpu)
-    for one, other in zip(before, room, strict=True):
+        give(free, gang, node, gpu)
+    for one, other in zip(before, free, strict=True):
         assert one.tolist() == other.tolist()

@@ -191,7 +191,7 @@ class _RestlessPlace:
         """See ``Place``."""
         jobs = snapshot.jobs
         rng = np.random.default_rng((self.seed, snapshot.now_ms, len(jobs), 1))
-        room = FreeLists.of_snapshot(snapshot, gone=range(len(jobs)))
+        free_lists = FreeLists.of_snapshot(snapshot, gone=range(len(jobs)))
         held = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
         found: list[tuple[int, int, int]] = []
         moves = rng.random(len(jobs)) < 0.2
@@ -201,7 +201,7 @@ class _RestlessPlace:
             pairs = sorted(held.get(row, []))
             keeps = len(pairs) == sizes.gpus[row] and not moves[row]
             if pairs and keeps:
-                room.take(JobRequest(snapshot, row), pairs)
+                free_lists.take(JobRequest(snapshot, row), pairs)
                 found += [(row, *pair) for pair in pairs]
         for row in order.tolist():
             pairs = sorted(held.get(row, []))
@@ -209,13 +209,16 @@ class _RestlessPlace:
                 continue
             if not (jobs.holds[row] or jobs.waits[row]):
                 continue
-            ask = JobRequest(snapshot, row, int(sizes.gpus[row]))
-            kinds = [name for name in sorted(set(room.types)) if room.fits(ask, name) and ask.gpu_type in ("", name)]
+            request = JobRequest(snapshot, row, int(sizes.gpus[row]))
+            kinds = [
+                name for name in sorted(set(free_lists.types))
+                if free_lists.fits(request, name) and request.gpu_type in ("", name)
+            ]
             if not kinds:
                 continue
-            places = room.places(ask, kinds[int(rng.integers(len(kinds)))])
-            chosen = sorted(places[i] for i in rng.permutation(len(places))[: ask.gpus].tolist())
-            room.take(ask, chosen)
+            places = free_lists.places(request, kinds[int(rng.integers(len(kinds)))])
+            chosen = sorted(places[i] for i in rng.permutation(len(places))[: request.gpus].tolist())
+            free_lists.take(request, chosen)
             found += [(row, *pair) for pair in chosen]
         return _grants(snapshot, found)
 

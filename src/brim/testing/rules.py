@@ -131,7 +131,7 @@ def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -
     Unless the policy ``resizes``, running jobs keep the GPUs they have.
     """
     by_job = pairs_by_job(wanted.job, wanted.node, wanted.gpu)
-    room = FreeLists.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
+    free_lists = FreeLists.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
     kept = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
     share_of = dict(zip(wanted.job.tolist(), wanted.share_milli.tolist(), strict=True))
     for row, pairs in by_job.items():
@@ -143,24 +143,24 @@ def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -
             raise PolicyViolation(GANG, f"{name} asks for {asked} GPUs and gets {len(pairs)}", describe(snapshot))
         if row in kept and sorted(pairs) != sorted(kept[row]) and not resizes:
             raise PolicyViolation(STAYS, f"{name} runs on {kept[row]} and is granted {pairs}", describe(snapshot))
-        types = sorted({room.types[node] for node, _ in pairs if 0 <= node < len(room.types)})
+        types = sorted({free_lists.types[node] for node, _ in pairs if 0 <= node < len(free_lists.types)})
         if len(types) > 1 or JobRequest(snapshot, row).gpu_type not in ("", *types):
             raise PolicyViolation(GANG, f"{name} gets GPUs of {' and '.join(types)}", describe(snapshot))
         for node, gpu in pairs:
-            if not (0 <= node < len(room.free) and 0 <= gpu < len(room.free[node])):
+            if not (0 <= node < len(free_lists.free) and 0 <= gpu < len(free_lists.free[node])):
                 raise PolicyViolation(SOUND, f"{name} gets GPU {gpu} of node {node}: no such GPU", describe(snapshot))
-            if not room.is_open[node] and (node, gpu) not in kept.get(row, ()):
+            if not free_lists.is_open[node] and (node, gpu) not in kept.get(row, ()):
                 raise PolicyViolation(
                     SOUND, f"{name} gets a GPU of node {node}, which is down or draining", describe(snapshot)
                 )
-            if (node, gpu) in room.withheld and (node, gpu) not in kept.get(row, ()):
+            if (node, gpu) in free_lists.withheld and (node, gpu) not in kept.get(row, ()):
                 raise PolicyViolation(
                     SOUND, f"{name} gets GPU {gpu} of node {node}, which is withheld", describe(snapshot)
                 )
-        room.take(JobRequest(snapshot, row, share=share_of[row]), pairs)
-    if room.overdrawn():
+        free_lists.take(JobRequest(snapshot, row, share=share_of[row]), pairs)
+    if free_lists.overdrawn():
         who = ", ".join(f"{_name(snapshot, row)} {pairs}" for row, pairs in by_job.items())
-        raise PolicyViolation(OVER_GRANT, f"{room.overdrawn()}; it grants {who}", describe(snapshot))
+        raise PolicyViolation(OVER_GRANT, f"{free_lists.overdrawn()}; it grants {who}", describe(snapshot))
 
 
 def check_stays(snapshot: Snapshot, decision: Decision) -> None:
@@ -244,12 +244,12 @@ def check_work_conserving(snapshot: Snapshot, policy: Policy, decision: Decision
     if not claims_work_conserving(policy):
         return
     wanted = pairs_by_job(decision.wanted.job, decision.wanted.node, decision.wanted.gpu)
-    room = FreeLists.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
+    free_lists = FreeLists.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
     share_of = dict(zip(decision.wanted.job.tolist(), decision.wanted.share_milli.tolist(), strict=True))
     for row, pairs in wanted.items():
-        room.take(JobRequest(snapshot, row, share=share_of[row]), pairs)
+        free_lists.take(JobRequest(snapshot, row, share=share_of[row]), pairs)
     for row in np.flatnonzero(snapshot.jobs.waits).tolist():
-        if row not in wanted and room.fits(JobRequest(snapshot, row)):
+        if row not in wanted and free_lists.fits(JobRequest(snapshot, row)):
             raise PolicyViolation(
                 WORK_CONSERVING, f"{_name(snapshot, row)} waits, but would fit beside {show(decision.result)}",
                 describe(snapshot),

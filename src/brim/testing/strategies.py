@@ -143,7 +143,7 @@ def placed_jobs(
 
     With ``elastic_too`` most jobs are elastic, hold any number of GPUs and batch in their ranges, and have reported.
     """
-    room = FreeLists.of_cluster(cluster)
+    free_lists = FreeLists.of_cluster(cluster)
     found: list[Job] = []
     for row in range(draw(st.integers(0, jobs_max))):
         at = draw(st.integers(0, now_s))
@@ -160,7 +160,7 @@ def placed_jobs(
             sized = one
             if one.gpus_max != NONE:
                 sized = replace(one, gpus=draw(st.integers(one.gpus_min, one.gpus_max)))
-            gpus = _somewhere(draw, room, sized)
+            gpus = _somewhere(draw, free_lists, sized)
             if gpus:
                 one = replace(one, phase=phase, on=gpus, start=draw(st.integers(at, now_s)))
                 if one.gpus_max != NONE:
@@ -168,17 +168,19 @@ def placed_jobs(
                         one, batch_now=draw(st.integers(one.batch_min, one.batch_max)),
                         report=draw(reports(len(gpus))) if draw(st.booleans()) else None,
                     )
-                room.take(one, gpus)  # a stopping job's GPUs stay taken, so that the history is possible
+                free_lists.take(one, gpus)  # a stopping job's GPUs stay taken, so that the history is possible
         found.append(one)
     return found
 
 
-def _somewhere(draw: st.DrawFn, room: FreeLists, one: Job) -> Sequence[tuple[int, int]]:
+def _somewhere(draw: st.DrawFn, free_lists: FreeLists, one: Job) -> Sequence[tuple[int, int]]:
     """Any gang of free GPUs, not necessarily a good one; empty if there is none."""
-    types = [name for name in sorted(set(room.types)) if one.gpu_type in ("", name) and room.fits(one, name)]
+    types = [
+        name for name in sorted(set(free_lists.types)) if one.gpu_type in ("", name) and free_lists.fits(one, name)
+    ]
     if not types:
         return ()
-    places = room.places(one, draw(st.sampled_from(types)))
+    places = free_lists.places(one, draw(st.sampled_from(types)))
     return sorted(draw(st.permutations(places))[: one.gpus]) if len(places) > one.gpus else places
 
 

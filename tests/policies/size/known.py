@@ -100,6 +100,6 @@ def best_rate(p, one, gpus, width, **how):
     return max(rate(p, one, gpus, batch, width, **how) for batch in range(one.batch_min, one.batch_max + 1))
 
 
-def choices(options, room):
-    """Every way to take one of each job's sizes with at most ``room`` GPUs in all."""
-    return (sizes for sizes in product(*options) if sum(sizes) <= room)
+def choices(options, capacity):
+    """Every way to take one of each job's sizes with at most ``capacity`` GPUs in all."""
+    return (sizes for sizes in product(*options) if sum(sizes) <= capacity)

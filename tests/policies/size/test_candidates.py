@@ -139,7 +139,7 @@ def test_speedups_are_relative_to_the_fewest_gpus_a_job_may_run_on():
 def test_who_holds_gpus_of_a_node_that_drains_is_left_alone(one):
     here = elastic(on=[(0, 0), (0, 1)], batch_now=80)
     found = table("2x4xT4", here, job(on=[(0, 2), (1, 3)]), one, state={"draining": [0]})
-    assert (found.stays.tolist(), found.room) == ([2, 2, 0], 3)  # a gang that stays has one of four
+    assert (found.stays.tolist(), found.capacity) == ([2, 2, 0], 3)  # a gang that stays has one of four
     assert not found.active[:2].any()
     snapshot = snapshot_of("2x4xT4", here, job(on=[(0, 2), (1, 3)]), one, now=100, draining=[0])
     sizes = found.sizes(np.array([0, 0, 2]), snapshot)

@@ -41,9 +41,9 @@ def scaling_factor(p, one, gpus, batch, width, *, accumulation):
     return rate(p, one, gpus, batch, width, accumulation=accumulation) / (local / step_s(p, 1, local, 0, width))
 
 
-def factors(p, one, width, room):
+def factors(p, one, width, capacity):
     """Size -> best scaling factor over every batch of the range; who cannot run so may accumulate."""
-    fits = [s for s in range(one.gpus_min, min(one.gpus_max, room) + 1)
+    fits = [s for s in range(one.gpus_min, min(one.gpus_max, capacity) + 1)
             if (s < width and s & (s - 1) == 0) or (s >= width and s % width == 0)] or [one.gpus_min]
     for accumulation in (False, True):
         found = {s: max(
@@ -93,11 +93,11 @@ def total(snapshot, options, sizes, cost_s=0.0):
 @given(cases())
 def test_the_total_scaling_factor_is_the_greatest_over_all_gpus_and_batches(case):
     snapshot, jobs, speeds, width, cost_s = case
-    room = int(snapshot.nodes.gpus.sum())
-    options = [factors(p, one, width, room) for one, p in zip(jobs, speeds, strict=True)]
+    capacity = int(snapshot.nodes.gpus.sum())
+    options = [factors(p, one, width, capacity) for one, p in zip(jobs, speeds, strict=True)]
     least = [min(sizes) for sizes in options]
     runs = snapshot.jobs.holds.tolist()
-    admitted, left = set(), room
+    admitted, left = set(), capacity
     for row in sorted(range(len(jobs)), key=lambda row: not runs[row]):  # who runs, then who waits, by arrival
         if least[row] <= left:
             admitted.add(row)
@@ -107,8 +107,8 @@ def test_the_total_scaling_factor_is_the_greatest_over_all_gpus_and_batches(case
     sizes = sized(snapshot, *speeds)
     got = sizes.gpus.tolist()
     assert {row for row, size in enumerate(got) if size} == admitted
-    assert sum(got) <= room
-    could = choices([list(options[row]) if row in admitted else [0] for row in range(len(jobs))], room)
+    assert sum(got) <= capacity
+    could = choices([list(options[row]) if row in admitted else [0] for row in range(len(jobs))], capacity)
     best = max(total(snapshot, options, some, cost_s) for some in could)
     assert total(snapshot, options, got, cost_s) == pytest.approx(best, rel=1e-9)
     for row in admitted:

@@ -63,11 +63,11 @@ def cases(draw):
     return snapshot, jobs, tuple(speeds), width, count * width
 
 
-def speedups(snapshot, jobs, speeds, width, room):
+def speedups(snapshot, jobs, speeds, width, capacity):
     """By job: size -> speed-up over its smallest size."""
     found = []
     for row, (one, p) in enumerate(zip(jobs, speeds, strict=True)):
-        fits = [s for s in range(one.gpus_min, min(one.gpus_max, room) + 1)
+        fits = [s for s in range(one.gpus_min, min(one.gpus_max, capacity) + 1)
                 if (s < width and s & (s - 1) == 0) or (s >= width and s % width == 0)] or [one.gpus_min]
         if math.isnan(p[0]):
             found.append({fits[0]: 1.0})
@@ -80,7 +80,7 @@ def speedups(snapshot, jobs, speeds, width, room):
 
 @given(cases())
 def test_pollux_is_the_exhaustive_search_of_the_generalised_mean(case):
-    snapshot, jobs, speeds, _, room = case
+    snapshot, jobs, speeds, _, capacity = case
     now, options = snapshot.jobs.gpus_now, speedups(*case)
     table = snapshot.jobs
 
@@ -96,14 +96,14 @@ def test_pollux_is_the_exhaustive_search_of_the_generalised_mean(case):
         return 1 / total if total < math.inf else 0.0
 
     got = sized(PolluxFitness(), snapshot, beliefs(*speeds)).tolist()
-    best = max(fitness(sizes) for sizes in choices([[0, *options[row]] for row in range(len(jobs))], room))
-    assert sum(got) <= room
+    best = max(fitness(sizes) for sizes in choices([[0, *options[row]] for row in range(len(jobs))], capacity))
+    assert sum(got) <= capacity
     assert fitness(got) == pytest.approx(best, rel=1e-9)
 
 
 @given(cases())
 def test_goodput_is_the_exhaustive_search_of_weighted_logarithms(case):
-    snapshot, jobs, speeds, width, room = case
+    snapshot, jobs, speeds, width, capacity = case
     table, options = snapshot.jobs, speedups(*case)
 
     def total(sizes) -> float:
@@ -125,8 +125,8 @@ def test_goodput_is_the_exhaustive_search_of_weighted_logarithms(case):
         return value
 
     got = sized(Goodput(), snapshot, beliefs(*speeds)).tolist()
-    best = max(total(sizes) for sizes in choices([[0, *options[row]] for row in range(len(jobs))], room))
-    assert sum(got) <= room
+    best = max(total(sizes) for sizes in choices([[0, *options[row]] for row in range(len(jobs))], capacity))
+    assert sum(got) <= capacity
     assert total(got) == pytest.approx(best, rel=1e-9, abs=1e-9)
 
 

@@ -26,7 +26,7 @@ class Candidates:
         fitted: Whether the rates come from a fitted model; other jobs have only one size, at rate 1 (J,).
         active: Whether the job takes part: it waits, or holds GPUs and may be given others (J,).
         stays: GPUs of a job that is not changed because it holds a GPU that takes no new jobs; else 0 (J,).
-        room: GPUs for the jobs that take part.
+        capacity: GPUs for the jobs that take part.
     """
 
     rate_JG: FloatArray
@@ -35,7 +35,7 @@ class Candidates:
     fitted: BoolArray
     active: BoolArray
     stays: IntArray
-    room: int
+    capacity: int
 
     @property
     def speedup(self) -> FloatArray:
@@ -72,7 +72,7 @@ def candidates(
     """
     jobs, nodes = snapshot.jobs, snapshot.nodes
     width, reach = int(nodes.gpus.max()), _reach(snapshot)
-    stays, room = _left_alone(snapshot)
+    stays, capacity = _left_alone(snapshot)
     active = (jobs.holds & (stays == 0)) | jobs.waits
     elastic = jobs.elastic
     G = max(min(gpus_max, int(reach.max(initial=1))), int(jobs.gpus.max(initial=1)), 1)
@@ -109,7 +109,7 @@ def candidates(
     finite = np.isfinite(rate)
     return Candidates(
         rate_JG=rate, batch_JG=batches, least=np.where(finite.any(axis=1), finite.argmax(axis=1), 0), fitted=fitted,
-        active=active, stays=stays, room=room,
+        active=active, stays=stays, capacity=capacity,
     )
 
 

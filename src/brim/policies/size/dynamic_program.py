@@ -68,14 +68,14 @@ class DynamicProgram:
             snapshot, speeds, gpus_max=self.gpus_max, noise=False, batch=self._batch(jobs),
             accumulation=self.accumulation,
         )
-        admitted, misfits = _admit(found.least, jobs, order, found.room, drop=self.mode == "drop")
+        admitted, misfits = _admit(found.least, jobs, order, found.capacity, drop=self.mode == "drop")
         kept = np.maximum(1.0 - restart_ms(snapshot) / self.horizon_ms, 0.0)
         value = scaling_factors(found, jobs, speeds)
         changes = jobs.holds[:, None] & (np.arange(value.shape[1]) != jobs.gpus_now[:, None])
         value *= np.where(changes & np.isfinite(value), kept[:, None], 1.0)
         value[~admitted] = -np.inf
         value[:, 0] = np.where(admitted, -np.inf, 0.0)
-        gpus = best_sizes(value, found.room)
+        gpus = best_sizes(value, found.capacity)
         assert gpus is not None  # the fewest GPUs of all admitted jobs fit
         unknown = jobs.elastic & ~speeds.known & ~speeds.failed
         return replace(found.sizes(gpus, snapshot), analyse=unknown, reject=misfits)
@@ -110,18 +110,18 @@ def scattered(number: IntArray) -> IntArray:
 
 
 def _admit(
-    least: IntArray, jobs: JobTable, order: IntArray, room: int, *, drop: bool
+    least: IntArray, jobs: JobTable, order: IntArray, free_gpus: int, *, drop: bool
 ) -> tuple[BoolArray, BoolArray]:
     """Which jobs are admitted and which are rejected (J,): running jobs first, then waiting ones in order."""
     admitted, misfits = np.zeros(len(least), dtype=np.bool_), np.zeros(len(least), dtype=np.bool_)
     for row in order[jobs.holds[order]].tolist():
-        if 0 < least[row] <= room:
+        if 0 < least[row] <= free_gpus:
             admitted[row] = True
-            room -= least[row]
+            free_gpus -= least[row]
     for row in order[jobs.waits[order]].tolist():
-        if 0 < least[row] <= room:
+        if 0 < least[row] <= free_gpus:
             admitted[row] = True
-            room -= least[row]
+            free_gpus -= least[row]
         elif drop:
             misfits[row] = True
         else:

@@ -130,6 +130,6 @@ def chosen(snapshot: Snapshot, found: Candidates, value_JG: FloatArray, value_no
     """The sizes of greatest total value; ``value_none`` (J,) is the value of having no GPUs."""
     value = np.where(np.isfinite(found.rate_JG), value_JG, -np.inf)
     value[:, 0] = np.where(found.active, value_none, 0.0)
-    gpus = best_sizes(value, found.room)
+    gpus = best_sizes(value, found.capacity)
     assert gpus is not None  # no GPUs for any job is always allowed
     return found.sizes(gpus, snapshot)

@@ -47,10 +47,10 @@ class MarginalGain:
         runs = np.isfinite(found.rate_JG)
         time_s = np.where(runs, left[:, None] / np.maximum(np.where(runs, found.rate_JG, 1.0), 1e-300), np.inf)
         time_s[~found.fitted | ~np.isfinite(left)] = 0.0
-        return found.sizes(_hand_out(found.rate_JG, time_s, found.least, order, found.room), snapshot)
+        return found.sizes(_hand_out(found.rate_JG, time_s, found.least, order, found.capacity), snapshot)
 
 
-def _hand_out(rate: FloatArray, time_s: FloatArray, least: IntArray, order: IntArray, room: int) -> IntArray:
+def _hand_out(rate: FloatArray, time_s: FloatArray, least: IntArray, order: IntArray, free_gpus: int) -> IntArray:
     """Allocate greedily by time saved per GPU; a heap holds the next step of each job."""
     row_S, size_S = np.nonzero(np.isfinite(rate))  # all possible sizes, ascending within a job
     saved_S = (time_s[row_S[:-1], size_S[:-1]] - time_s[row_S[1:], size_S[1:]]) / np.maximum(np.diff(size_S), 1)
@@ -65,15 +65,15 @@ def _hand_out(rate: FloatArray, time_s: FloatArray, least: IntArray, order: IntA
 
     fewest = least.tolist()
     for rank, row in enumerate(order.tolist()):
-        if 0 < fewest[row] <= room:
+        if 0 < fewest[row] <= free_gpus:
             gpus[row] = fewest[row]
-            room -= fewest[row]
+            free_gpus -= fewest[row]
             offer(rank, row, first[row])
-    while heap and room:
+    while heap and free_gpus:
         _, rank, row, at = heapq.heappop(heap)
         more = size[at] - gpus[row]
-        if more <= room:
-            room -= more
+        if more <= free_gpus:
+            free_gpus -= more
             gpus[row] = size[at]
             offer(rank, row, at)
     return np.array(gpus, dtype=np.int64)
