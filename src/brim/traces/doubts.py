@@ -85,10 +85,10 @@ def _of_use(trace: Trace, cluster: Cluster) -> list[str]:
     until_ms, since_ms = start_ms[waited], submit_ms[waited]
     used = np.interp(until_ms, at_ms, used_gpu_ms) - np.interp(since_ms, at_ms, used_gpu_ms)
     mean_use = used / (until_ms - since_ms)
-    had_room = int((mean_use + gpus[waited] <= ROOM_FRACTION * cluster.num_gpus).sum())
-    if had_room > len(waited) / 2:
+    would_fit = int((mean_use + gpus[waited] <= ROOM_FRACTION * cluster.num_gpus).sum())
+    if would_fit > len(waited) / 2:
         said.append(
-            f"{had_room:,} of the {len(waited):,} jobs that waited a minute or longer would have found enough free "
+            f"{would_fit:,} of the {len(waited):,} jobs that waited a minute or longer would have found enough free "
             "GPUs on it: the recorded cluster was smaller, or limits, quotas or reservations delayed them, which a "
             "replay does not model"
         )

@@ -201,7 +201,7 @@ def test_a_parameter_of_one_rank_is_named_and_not_the_statistics_of_the_step():
         assert "buffer" not in said
 
 
-def test_a_buffer_that_is_too_large_to_be_carried_may_not_change():
+def test_a_buffer_that_is_too_large_to_be_shared_may_not_change():
     run = bt.start()
     model = Network()
     run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -136,8 +136,8 @@ class RealFiles:
 
     def free_bytes(self, path: str) -> int:
         """Return the bytes that are free for ordinary users; a user's quota is not taken into account."""
-        room = os.statvfs(path)
-        return room.f_bavail * room.f_frsize
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
 
     def open(self, path: str, *, fresh: bool) -> int:
         """Open for reading; ``fresh`` advises the kernel to drop the file's cached pages, which it usually does."""

@@ -107,13 +107,13 @@ def _load(files: Files, path: str, *, expected_bytes: int | None = None) -> Tens
         if expected_bytes is not None and size != expected_bytes:
             raise UnusableCheckpointError(f"{name} has {size:,} bytes, the manifest says {expected_bytes:,}")
         memory = empty_bytes(size)
-        room = raw_bytes(memory)
-        while room and (count := files.read(handle, room)):
-            room = room[count:]
+        missing = raw_bytes(memory)
+        while missing and (count := files.read(handle, missing)):
+            missing = missing[count:]
     finally:
         files.close(handle)
-    if room:
-        raise UnusableCheckpointError(f"{name} ended {len(room):,} bytes early")
+    if missing:
+        raise UnusableCheckpointError(f"{name} ended {len(missing):,} bytes early")
     return memory
 
 
@@ -122,13 +122,13 @@ def holds(files: Files, path: str, written: memoryview, *, chunk_bytes: int) -> 
 
     Comparing is five times as fast as hashing, and NumPy does it without blocking other threads.
     """
-    room = bytearray(min(chunk_bytes, len(written) + 1))
-    seen = np.frombuffer(room, dtype=np.uint8)
+    buffer = bytearray(min(chunk_bytes, len(written) + 1))
+    seen = np.frombuffer(buffer, dtype=np.uint8)
     wanted = np.frombuffer(written, dtype=np.uint8)
     at = 0
     handle = files.open(path, fresh=True)
     try:
-        while count := files.read(handle, memoryview(room)):
+        while count := files.read(handle, memoryview(buffer)):
             if not np.array_equal(seen[:count], wanted[at : at + count]):
                 return False
             at += count

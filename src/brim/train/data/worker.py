@@ -6,7 +6,7 @@ threads and gigabytes of tables by then; and no script is imported twice, as wit
 workers take tasks from one socket and answer on another: a message is received whole or not at all, and no lock is
 held, so a worker may be killed at any instant.
 
-Nursery and workers ignore SIGTERM and the signals that the training process handles, and are killed when it ends.
+Spawner and workers ignore SIGTERM and the signals that the training process handles, and are killed when it ends.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def spawner(shared: Shared, parent: int | None) -> None:
     if parent is not None:
         die_with(parent)
     torch.set_num_threads(1)
-    rehearse()
+    check_locks()
     shared.answers.send(ANSWER.pack(READY, 0, 0, 0, 0.0))
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -154,7 +154,7 @@ def spawner(shared: Shared, parent: int | None) -> None:
         os.waitpid(child, 0)
 
 
-def rehearse() -> None:
+def check_locks() -> None:
     """Load and write a tiny batch, to find out whether an inherited lock blocks this process.
 
     A lock that another thread of the training process held at the fork, such as that of torch's generator, stays locked
@@ -162,7 +162,7 @@ def rehearse() -> None:
     """
     samples: list[Any] = [(torch.rand(2), np.zeros(2), index, "") for index in range(2)]
     recipe = Recipe(samples, len(samples), 0, stream=False)
-    handle = os.memfd_create("brim-rehearsal", os.MFD_CLOEXEC)
+    handle = os.memfd_create("brim-loader-check", os.MFD_CLOEXEC)
     write(handle, Samples(recipe).load(0, [0, 1]))
     os.close(handle)
     reseed(0)

@@ -119,11 +119,11 @@ def halves(link: Link, vector: Tensor, spare: Tensor, tag: int = 0) -> None:
         _wholes(link, vector, spare, tag)
         return
     length = max(PIECE_BYTES // vector.element_size(), 1)
-    room = [spare[at : at + length] for at in range(0, min(len(vector), WINDOW * length), length)]
+    buffers = [spare[at : at + length] for at in range(0, min(len(vector), WINDOW * length), length)]
     starts = iter(range(0, len(vector), length))
     under_way: dict[int, Iterator[None]] = {}
-    for slot, at in zip(range(len(room)), starts, strict=False):
-        under_way[slot] = _exchange(_Piece(link, vector[at : at + length], room[slot], tag), link.size)
+    for slot, at in zip(range(len(buffers)), starts, strict=False):
+        under_way[slot] = _exchange(_Piece(link, vector[at : at + length], buffers[slot], tag), link.size)
     while under_way:
         for slot, exchange in list(under_way.items()):
             if next(exchange, _ENDED) is not _ENDED:
@@ -132,7 +132,7 @@ def halves(link: Link, vector: Tensor, spare: Tensor, tag: int = 0) -> None:
             if at == len(vector):
                 del under_way[slot]
                 continue
-            under_way[slot] = _exchange(_Piece(link, vector[at : at + length], room[slot], tag), link.size)
+            under_way[slot] = _exchange(_Piece(link, vector[at : at + length], buffers[slot], tag), link.size)
             next(under_way[slot])
 
 

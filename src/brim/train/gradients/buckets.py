@@ -213,7 +213,7 @@ class _Bucket:
     def bytes(self) -> int:
         return self.length * self.dtype.itemsize
 
-    def room(self, elements: int) -> int:
+    def reserve(self, elements: int) -> int:
         """Reserve space for ``elements`` more, and return where they begin."""
         offset = self.length
         step = ALIGN_BYTES // self.dtype.itemsize
@@ -262,7 +262,7 @@ class Buckets:
         device = self.params[0].device if self.params else torch.device("cpu")
         if not self._buckets or self._buckets[-1].dtype != SUMMARY_DTYPE:
             self._buckets.append(_Bucket(SUMMARY_DTYPE, device))
-        at = self._buckets[-1].room(size)
+        at = self._buckets[-1].reserve(size)
         for bucket in self._buckets:
             bucket.length = -(-bucket.length // PAD_ELEMENTS) * PAD_ELEMENTS
         return at
@@ -474,5 +474,5 @@ def _layout(params: Sequence[Tensor]) -> list[_Bucket]:
             bucket = open_buckets[key] = _Bucket(*key)
             buckets.append(bucket)
         bucket.members.append(index)
-        bucket.offsets.append(bucket.room(param.numel()))
+        bucket.offsets.append(bucket.reserve(param.numel()))
     return buckets

@@ -24,7 +24,7 @@ from brim.errors import UserError
 from brim.train.gradients.buckets import FLOATS, SUMMARY_DTYPE
 from brim.train.gradients.per_worker import PerWorker
 
-CARRIED_ELEMENTS_MAX = 65_536
+SHARED_ELEMENTS_MAX = 65_536
 """A larger buffer is taken to be a constant (a causal mask, say), unless it is batch-norm's; if it changes, the job
 ends with an error. Our choice."""
 
@@ -113,9 +113,9 @@ class SummaryVector:
 
     def __init__(self, modules: Sequence[nn.Module], ranks: int, per_worker: Sequence[PerWorker] = ()) -> None:
         self._ranks, self._per_worker = ranks, per_worker
-        carried, self._fixed = _sort_buffers(modules)
+        shared, self._fixed = _sort_buffers(modules)
         self._kinds: dict[torch.dtype, list[_Place]] = {}
-        for place in carried:
+        for place in shared:
             self._kinds.setdefault(place.dtype, []).append(place)
         self._start: dict[torch.dtype, Tensor] = {}
         self._views: dict[torch.dtype, list[Tensor]] = {}
@@ -123,11 +123,11 @@ class SummaryVector:
         self._statistics = _sort_statistics(modules)
         self._statistics_before: list[tuple[int, int]] = []
         self.changes: list[Changes] = []
-        self._buffers = sum(place.shape.numel() for place in carried)
-        self._watched = WATCHED_STEPS if any(not place.is_norm for place in carried) else 0
+        self._buffers = sum(place.shape.numel() for place in shared)
+        self._watched = WATCHED_STEPS if any(not place.is_norm for place in shared) else 0
         self._own: Tensor | None = None
         self._reported: set[str] = set()
-        device = carried[0].tensor().device if carried else None
+        device = shared[0].tensor().device if shared else None
         self._device = device or next((p.device for m in modules for p in m.parameters()), torch.device("cpu"))
         self._late: tuple[Tensor, Any] | None = None
         self.size = self._buffers + 2 + NUMBERS_PER_RANK * ranks + sum(each.size for each in per_worker)
@@ -181,12 +181,12 @@ class SummaryVector:
         self._statistics_before = self._statistics_now()
 
     def check_fixed(self) -> None:
-        """Raise if a buffer that is not carried has changed in this step."""
+        """Raise if a buffer that is not shared has changed in this step."""
         for (place, tensor), version in zip(self._fixed, self._versions, strict=True):
             if place.owner[place.key] is not tensor or tensor._version != version:
                 raise UserError(
                     f"buffer {place.name!r} ({place.dtype}, {place.shape.numel()} elements) changed in training; ranks "
-                    f"share numeric buffers of up to {CARRIED_ELEMENTS_MAX} elements and the statistics of batch-norm. "
+                    f"share numeric buffers of up to {SHARED_ELEMENTS_MAX} elements and the statistics of batch-norm. "
                     "Keep what it holds outside of the model, pass it to run.carry, and change it once per step from "
                     "the values of run.gather"
                 )
@@ -240,7 +240,7 @@ class SummaryVector:
         """Set buffers and the values of logical workers from ``total``, the sum of all contributions.
 
         Raises:
-            UserError: workers have changed whole numbers in different ways, or a buffer that is not carried.
+            UserError: workers have changed whole numbers in different ways, or a buffer that is not shared.
         """
         self.check_fixed()
         if self._watched and self._own is not None:
@@ -351,8 +351,8 @@ def _sort_statistics(modules: Sequence[nn.Module]) -> list[tuple[str, dict[str, 
 
 
 def _sort_buffers(modules: Sequence[nn.Module]) -> tuple[list[_Place], list[tuple[_Place, Tensor]]]:
-    """Return the buffers that are carried, and those that must not change."""
-    carried: list[_Place] = []
+    """Return the buffers that are shared, and those that must not change."""
+    shared: list[_Place] = []
     fixed: list[tuple[_Place, Tensor]] = []
     seen: set[int] = set()
     for module in modules:
@@ -363,8 +363,8 @@ def _sort_buffers(modules: Sequence[nn.Module]) -> tuple[list[_Place], list[tupl
                 seen.add(id(buffer))
                 is_norm, owner = isinstance(part, _NormBase), cast("dict[str, Tensor]", part._buffers)
                 place = _Place(f"{path}.{key}".lstrip("."), owner, key, buffer.dtype, buffer.shape, is_norm)
-                if (is_norm or buffer.numel() <= CARRIED_ELEMENTS_MAX) and buffer.dtype in (*FLOATS, *INTEGERS):
-                    carried.append(place)
+                if (is_norm or buffer.numel() <= SHARED_ELEMENTS_MAX) and buffer.dtype in (*FLOATS, *INTEGERS):
+                    shared.append(place)
                 else:
                     fixed.append((place, buffer))
-    return carried, fixed
+    return shared, fixed
