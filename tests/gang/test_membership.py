@@ -21,21 +21,21 @@ class Gang:
         self.sizes = sizes
         self.mail = {}  # messages on their way, by rank
         self.generation_of = {}  # generation each living rank is training in, or None
-        self.wants = {}  # the newest order a rank has heard and not yet acted on
+        self.wants = {}  # the newest command a rank has received and not yet acted on
         self.next_id = 0
         self.members_of = {}  # by generation
         self.heard = {}  # the highest generation each rank has heard of: told twice, formed once
         self.retired = []
-        self.obey(self.membership.begin())
+        self.carry_out(self.membership.begin())
 
-    def obey(self, orders):
-        assert not orders.failure
-        for rank, message in orders.send:
+    def carry_out(self, actions):
+        assert not actions.failure
+        for rank, message in actions.send:
             self.mail.setdefault(rank, []).append(message)
-        for rank in orders.stop:
+        for rank in actions.stop:
             self.retired.append(rank)
             self.die(rank)
-        for _ in range(orders.start):
+        for _ in range(actions.start):
             rank, self.next_id = self.next_id, self.next_id + 1
             self.membership.added(rank)
             self.generation_of[rank] = None
@@ -45,7 +45,7 @@ class Gang:
         del self.generation_of[rank]
         self.mail.pop(rank, None)
         self.wants.pop(rank, None)
-        self.obey(self.membership.exited(rank))
+        self.carry_out(self.membership.exited(rank))
 
     def group(self, rank):
         """Those who are training in the same group now, and whether all are there."""
@@ -57,7 +57,7 @@ class Gang:
         state = self.membership.ranks[rank].state
         if state in (MemberState.STARTING, MemberState.INITIALIZING):
             self.membership.connected(rank)
-            self.obey(self.membership.ready(rank, self.sizes))
+            self.carry_out(self.membership.ready(rank, self.sizes))
             return True
         if self.mail[rank]:
             message = self.mail[rank].pop(0)
@@ -90,7 +90,7 @@ class Gang:
         if want is None:
             return False
         if rank not in want.members:
-            self.obey(self.membership.leaving(rank))
+            self.carry_out(self.membership.leaving(rank))
             self.die(rank)
             return True
         return self.join(want)
@@ -101,7 +101,7 @@ class Gang:
         if isinstance(self.wants.get(rank), ResizeGroup):
             del self.wants[rank]
             self.heard[rank] = generation
-        self.obey(self.membership.group_broken(rank, generation))
+        self.carry_out(self.membership.group_broken(rank, generation))
 
     def agreed(self, rank):
         return all(isinstance(self.wants.get(other), ResizeGroup) for other in self.group(rank)[0])
@@ -116,7 +116,7 @@ class Gang:
             self.generation_of[other] = want.generation
         for other in want.members:
             del self.wants[other]
-            self.obey(self.membership.group_formed(other, want.generation))
+            self.carry_out(self.membership.group_formed(other, want.generation))
         return True
 
     def run(self):
@@ -146,9 +146,9 @@ def test_after_any_storm_all_living_ranks_are_in_one_generation(sizes, replace, 
         living = sorted(gang.generation_of)
         if what == "resize":
             size = data.draw(st.sampled_from([1, 2, 3, 4]))
-            refusal, orders = gang.membership.resize(size)
+            refusal, actions = gang.membership.resize(size)
             assert bool(refusal) == (bool(gang.membership.sizes) and size not in gang.membership.sizes)
-            gang.obey(orders)
+            gang.carry_out(actions)
         elif what == "kill":
             victim = data.draw(st.sampled_from(living))
             if gang.membership.can_continue_without(victim):
@@ -178,33 +178,33 @@ def test_the_first_generation_waits_for_all():
     gang = Gang(3)
     assert not gang.membership.ready(0).send
     assert not gang.membership.ready(1).send
-    orders = gang.membership.ready(2)
-    assert orders.send == [(rank, FormGroup(1, (0, 1, 2), 0, 1)) for rank in range(3)]
+    actions = gang.membership.ready(2)
+    assert actions.send == [(rank, FormGroup(1, (0, 1, 2), 0, 1)) for rank in range(3)]
 
 
 @pytest.mark.parametrize(("size", "asked"), [(1, 3), (4, 2), (4, 1), (2, 2)])
 def test_a_resize_before_the_first_generation_holds_for_it(size, asked):
     gang = Gang(size)
     gang.membership.connected(0)
-    refusal, orders = gang.membership.resize(asked)
+    refusal, actions = gang.membership.resize(asked)
     assert not refusal
-    gang.obey(orders)
+    gang.carry_out(actions)
     gang.run()
     gang.check()
     assert len(gang.membership.members) == asked
 
 
 def test_a_resize_before_any_rank_has_connected_is_refused_with_the_reason():
-    refusal, orders = Gang(2).membership.resize(4)
+    refusal, actions = Gang(2).membership.resize(4)
     assert refusal.startswith("no rank has connected yet: try again later")
-    assert (orders.send, orders.start, orders.stop) == ([], 0, [])
+    assert (actions.send, actions.start, actions.stop) == ([], 0, [])
 
 
 def test_growth_names_survivors_first_and_one_of_them_leads():
     gang = formed(2)
-    refusal, orders = gang.membership.resize(4)
-    assert (refusal, orders.start, orders.send) == ("", 2, [])
-    gang.obey(orders)
+    refusal, actions = gang.membership.resize(4)
+    assert (refusal, actions.start, actions.send) == ("", 2, [])
+    gang.carry_out(actions)
     gang.membership.ready(2)
     sent = dict(gang.membership.ready(3).send)
     assert sent[0] == ResizeGroup(2, 2, (0, 1, 2, 3), 0)
@@ -221,23 +221,23 @@ def test_the_address_goes_to_the_other_members_and_from_the_leader_only():
 
 def test_all_others_are_told_of_a_death_whoever_has_noticed_it():
     gang = formed(4)
-    orders = gang.membership.group_broken(0, 1)  # its collective has failed; those of ranks 2 and 3 never will
-    assert dict(orders.send) == {1: MemberLost(1), 2: MemberLost(1), 3: MemberLost(1)}
-    orders = gang.membership.exited(1)
-    assert dict(orders.send) == {2: MemberLost(1), 3: MemberLost(1)}
+    actions = gang.membership.group_broken(0, 1)  # its collective has failed; those of ranks 2 and 3 never will
+    assert dict(actions.send) == {1: MemberLost(1), 2: MemberLost(1), 3: MemberLost(1)}
+    actions = gang.membership.exited(1)
+    assert dict(actions.send) == {2: MemberLost(1), 3: MemberLost(1)}
 
 
 def test_a_death_after_the_word_of_a_smaller_generation_ends_the_one_before():
     gang = formed(4)
-    _, orders = gang.membership.resize(2)
-    assert {type(message) for _, message in orders.send} == {ResizeGroup}
-    orders = gang.membership.exited(3)  # before the agreed step, which the others may never reach
-    assert dict(orders.send) == {0: MemberLost(1), 1: MemberLost(1), 2: MemberLost(1)}
+    _, actions = gang.membership.resize(2)
+    assert {type(message) for _, message in actions.send} == {ResizeGroup}
+    actions = gang.membership.exited(3)  # before the agreed step, which the others may never reach
+    assert dict(actions.send) == {0: MemberLost(1), 1: MemberLost(1), 2: MemberLost(1)}
 
 
 def test_a_rank_that_was_to_leave_stays_where_the_one_that_was_to_stay_has_died():
     gang = formed(2)
-    gang.obey(gang.membership.resize(1)[1])
+    gang.carry_out(gang.membership.resize(1)[1])
     gang.die(0)
     gang.run()
     assert gang.generation_of == {1: 3}
@@ -255,9 +255,9 @@ def test_survivors_form_when_all_have_said_broken():
     gang.die(1)
     assert dict(gang.membership.group_broken(0, 1).send) == {2: MemberLost(1), 3: MemberLost(1)}
     assert not gang.membership.group_broken(3, 1).send
-    orders = gang.membership.group_broken(2, 1)
-    assert {rank for rank, _ in orders.send} == {0, 2, 3}
-    assert orders.send[0][1].members == (0, 2, 3)
+    actions = gang.membership.group_broken(2, 1)
+    assert {rank for rank, _ in actions.send} == {0, 2, 3}
+    assert actions.send[0][1].members == (0, 2, 3)
 
 
 def test_a_job_that_needs_a_power_of_two_goes_on_with_two_of_three():
@@ -277,8 +277,8 @@ def test_a_dead_rank_is_replaced_when_that_was_asked_for():
 
 def test_growth_that_is_taken_back_ends_the_newcomers():
     gang = formed(2)
-    gang.obey(gang.membership.resize(4)[1])
-    gang.obey(gang.membership.resize(2)[1])
+    gang.carry_out(gang.membership.resize(4)[1])
+    gang.carry_out(gang.membership.resize(2)[1])
     assert gang.retired == [2, 3]
     gang.run()
     gang.check()
@@ -287,7 +287,7 @@ def test_growth_that_is_taken_back_ends_the_newcomers():
 def test_after_a_rank_finished_nobody_is_started():
     gang = formed(4, replace=3)
     del gang.generation_of[0]
-    gang.obey(gang.membership.finished(0))
+    gang.carry_out(gang.membership.finished(0))
     gang.run()
     assert gang.next_id == 4
     assert gang.membership.resize(8)[0]
@@ -296,19 +296,19 @@ def test_after_a_rank_finished_nobody_is_started():
 @pytest.mark.parametrize("acts", [0, 1, 2, 3, 4, 5, 6])
 def test_newcomers_of_a_job_that_has_finished_do_not_begin_it_anew(acts):
     gang = formed(2)
-    gang.obey(gang.membership.resize(4)[1])
+    gang.carry_out(gang.membership.resize(4)[1])
     for _ in range(acts):
         next((rank for rank in (2, 3) if gang.act(rank)), None)
     for rank in (0, 1):
         del gang.generation_of[rank]
-        gang.obey(gang.membership.finished(rank))
+        gang.carry_out(gang.membership.finished(rank))
     gang.run()
     assert sorted(gang.retired) == [2, 3]
 
 
 def test_a_job_that_is_to_end_does_not_survive_those_who_hold_its_state():
     gang = formed(1)
-    gang.obey(gang.membership.resize(2)[1])
+    gang.carry_out(gang.membership.resize(2)[1])
     assert gang.membership.can_continue_without(0)
     gang.membership.finishing = True
     assert not gang.membership.can_continue_without(0)
@@ -317,8 +317,8 @@ def test_a_job_that_is_to_end_does_not_survive_those_who_hold_its_state():
 
 def test_generations_that_never_get_together_end_the_gang():
     membership = GangMembership(2)
-    orders = membership.begin()
-    for rank in range(orders.start):
+    actions = membership.begin()
+    for rank in range(actions.start):
         membership.added(rank)
     for rank in range(2):
         membership.ready(rank)

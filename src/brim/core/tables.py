@@ -51,7 +51,7 @@ class JobTable:
         phase: ``Phase`` code.
         attempt: Attempts so far: it grows with every start, when no process of the last attempt lives. Reports of an
             older attempt are stale.
-        sequence: Settings so far: it grows with every start, resize and tune. Orders of an older setting are stale.
+        sequence: Settings so far: it grows with every start, resize and tune. Commands of an older setting are stale.
         placements: Starts and resizes so far; each of them costs the job a start or restart.
         first_start_ms: When it first held GPUs, -1 before.
         since_ms: When it began to hold GPUs (while it holds) or to wait (while it waits).

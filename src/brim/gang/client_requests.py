@@ -30,8 +30,8 @@ def accept(gang: GangController, request: Request) -> str:
             pass
         case ResizeRequest(size=size):
             gang.start_failure = ""
-            refusal, orders = gang.membership.resize(size)
-            gang.follow(orders)
+            refusal, actions = gang.membership.resize(size)
+            gang.follow(actions)
             return refusal
         case PreemptRequest(grace_s=grace_s):
             gang.preempt(grace_s)

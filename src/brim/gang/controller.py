@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from brim.gang.actions import GangAction, HoldTracebacks, KillRank, Log, Send, StartRank, TerminateRank
 from brim.gang.launch_config import FAILURE_REPORT_S, LaunchConfig
-from brim.gang.membership import GangMembership, MembershipOrders, MemberState
+from brim.gang.membership import GangMembership, MembershipActions, MemberState
 from brim.gang.messages import FormGroup, Message, Prepare, ResizeGroup, Saved, Stop, TuneSettings
 from brim.gang.rank_process import RankProcess, free_slot
 from brim.gang.result import GangResult, describe_exit, failed_ranks, failure, success
@@ -101,20 +101,20 @@ class GangController:
         """Start the first ranks."""
         self.follow(self.membership.begin())
 
-    def follow(self, orders: MembershipOrders) -> None:
-        """Carry out the orders of the membership."""
-        for _ in range(orders.start):
+    def follow(self, actions: MembershipActions) -> None:
+        """Carry out the actions of the membership."""
+        for _ in range(actions.start):
             self._add_rank()
-        for number, message in orders.send:
+        for number, message in actions.send:
             self.send(number, message)
-        if orders.stop:
-            self.log(_describe_surplus(self.membership, orders.stop))
-        for number in orders.stop:
+        if actions.stop:
+            self.log(_describe_surplus(self.membership, actions.stop))
+        for number in actions.stop:
             rank = self.ranks[number]
             rank.stop_requested = True
             rank.schedule_signals(self.clock(), 0.0, self.config.term_s)
-        if orders.failure:
-            self.fail(orders.failure)
+        if actions.failure:
+            self.fail(actions.failure)
 
     def _add_rank(self) -> None:
         leaving = {member.id for member in self.membership.ranks.values() if member.is_leaving}

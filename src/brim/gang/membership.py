@@ -1,4 +1,4 @@
-"""Decides which ranks are in which group. It has no clock, process or socket; the supervisor obeys its orders.
+"""Decides which ranks are in which group. It has no clock, process or socket; the supervisor carries out its actions.
 
 Each group has a number, its generation. A rank is STARTING (no message yet), INITIALIZING (sent ``hello``), READY (in
 no group: it has built everything, or its group is broken), FORMING (was sent the newest group), JOINED (has joined it)
@@ -51,7 +51,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class MembershipOrders:
+class MembershipActions:
     """What the supervisor has to do.
 
     Attributes:
@@ -66,9 +66,9 @@ class MembershipOrders:
     stop: list[int] = field(default_factory=list)
     failure: str = ""
 
-    def and_then(self, later: MembershipOrders) -> MembershipOrders:
-        """Return these orders followed by later ones."""
-        return MembershipOrders(
+    def and_then(self, later: MembershipActions) -> MembershipActions:
+        """Return these actions followed by later ones."""
+        return MembershipActions(
             self.send + later.send, self.start + later.start, self.stop + later.stop,
             self.failure or later.failure,
         )  # fmt: skip
@@ -107,9 +107,9 @@ class GangMembership:
 
     # -- events ----------------------------------------------------------------------------------------------------
 
-    def begin(self) -> MembershipOrders:
+    def begin(self) -> MembershipActions:
         """Start the first ranks."""
-        return self._next_orders()
+        return self._next_actions()
 
     def added(self, rank: int) -> None:
         """A rank that was ordered is starting under this id."""
@@ -121,62 +121,62 @@ class GangMembership:
         if (member := self.ranks.get(rank)) and member.state is MemberState.STARTING:
             member.state = MemberState.INITIALIZING
 
-    def ready(self, rank: int, sizes: Iterable[int] = ()) -> MembershipOrders:
+    def ready(self, rank: int, sizes: Iterable[int] = ()) -> MembershipActions:
         """The rank is ready to join a group."""
         member = self.ranks.get(rank)
         if member is None or member.state not in (MemberState.STARTING, MemberState.INITIALIZING):
-            return MembershipOrders()
+            return MembershipActions()
         member.state = MemberState.READY
         if possible := frozenset(size for size in sizes if size > 0):
             self.sizes = possible
-        return self._next_orders()
+        return self._next_actions()
 
-    def store_address(self, rank: int, address: StoreAddress) -> MembershipOrders:
+    def store_address(self, rank: int, address: StoreAddress) -> MembershipActions:
         """The leader's store is open: send its address to the other members."""
         if address.generation != self.generation or not self.members or rank != self._leader():
-            return MembershipOrders()
+            return MembershipActions()
         others = [other for other in self.members if other != rank and other in self.ranks]
-        return MembershipOrders(send=[(other, address) for other in others])
+        return MembershipActions(send=[(other, address) for other in others])
 
-    def group_formed(self, rank: int, generation: int) -> MembershipOrders:
+    def group_formed(self, rank: int, generation: int) -> MembershipActions:
         """The rank has joined the group of this generation."""
         member = self.ranks.get(rank)
         if member is None or generation != self.generation or member.state is not MemberState.FORMING:
-            return MembershipOrders()
+            return MembershipActions()
         member.state, member.has_training_state = MemberState.JOINED, True
         if self.all_joined():
             self._failed_groups = 0
-        return self._next_orders()
+        return self._next_actions()
 
-    def group_broken(self, rank: int, generation: int) -> MembershipOrders:
+    def group_broken(self, rank: int, generation: int) -> MembershipActions:
         """A collective of this generation failed, and the rank has left the group."""
         member = self.ranks.get(rank)
         if member is None or generation > self.generation or member.is_leaving:
-            return MembershipOrders()
+            return MembershipActions()
         if generation < self.generation or rank not in self.members:
-            again = MembershipOrders(send=[(rank, self._form_message())])  # it may have missed the newer one
+            again = MembershipActions(send=[(rank, self._form_message())])  # it may have missed the newer one
             return again.and_then(self._announce_loss(generation, but=rank))
         if member.state is MemberState.FORMING and not self._broken:
             self._failed_groups += 1
         member.state = MemberState.READY
-        announcement = MembershipOrders() if self._broken else self._announce_loss(generation, but=rank)
+        announcement = MembershipActions() if self._broken else self._announce_loss(generation, but=rank)
         self._broken = True
-        return announcement.and_then(self._next_orders())
+        return announcement.and_then(self._next_actions())
 
-    def waiting(self, rank: int, generation: int) -> MembershipOrders:
+    def waiting(self, rank: int, generation: int) -> MembershipActions:
         """The rank has been in a collective of this generation for a while; a member that it waits for may be dead."""
         member = self.ranks.get(rank)
         if member is None or generation != self.generation or all(other in self.ranks for other in self.members):
-            return MembershipOrders()
-        return MembershipOrders(send=[(rank, MemberLost(generation))])
+            return MembershipActions()
+        return MembershipActions(send=[(rank, MemberLost(generation))])
 
-    def leaving(self, rank: int) -> MembershipOrders:
+    def leaving(self, rank: int) -> MembershipActions:
         """The rank is about to exit, as requested."""
         member = self.ranks.get(rank)
         if member is None:
-            return MembershipOrders()
+            return MembershipActions()
         member.state = MemberState.LEAVING
-        return self._form_remaining() if self._is_needed_to_form(rank) else self._next_orders()
+        return self._form_remaining() if self._is_needed_to_form(rank) else self._next_actions()
 
     def is_staying(self, rank: int) -> bool:
         """Whether the rank is a member that has not been asked to leave."""
@@ -184,47 +184,47 @@ class GangMembership:
         leaving = member is None or member.is_leaving
         return rank in self.members and not leaving and not self.closing and not self.finishing
 
-    def exited(self, rank: int) -> MembershipOrders:
+    def exited(self, rank: int) -> MembershipActions:
         """The rank's process has ended; `can_continue_without` tells beforehand whether the gang goes on."""
         member = self.ranks.pop(rank, None)
         if member is None:
-            return MembershipOrders()
+            return MembershipActions()
         if member.state in (MemberState.JOINED, MemberState.FORMING, MemberState.READY) and rank in self.members:
             self._replace_or_shrink()
             forming = member.state is MemberState.FORMING and not self.closing and not self._is_over()
             if forming or self._is_needed_to_form(rank):
                 return self._form_remaining()
-            return self._announce_loss(self.generation).and_then(self._next_orders())
+            return self._announce_loss(self.generation).and_then(self._next_actions())
         if member.has_training_state and not member.is_leaving:  # not in the new group, but does not know yet
-            return self._announce_loss(self.generation - 1).and_then(self._next_orders())
+            return self._announce_loss(self.generation - 1).and_then(self._next_actions())
         if not member.has_training_state and not member.is_leaving:  # a new rank that died before it joined
             self._replace_or_shrink()
-        return self._next_orders()
+        return self._next_actions()
 
-    def not_started(self, rank: int) -> MembershipOrders:
+    def not_started(self, rank: int) -> MembershipActions:
         """The rank's process cannot be started: the gang continues with the ranks it has, and does not try again."""
         if self.ranks.pop(rank, None) is not None:
             self.target = max(1, self.target - 1)
-        return self._next_orders()
+        return self._next_actions()
 
     def can_continue_unstarted(self, rank: int) -> bool:
         """Whether the gang continues although this rank cannot be started: another rank has the state."""
         others = (member for member in self.ranks.values() if member.id != rank and not member.is_leaving)
         return not self.closing and any(member.has_training_state for member in others)
 
-    def disband(self) -> MembershipOrders:
+    def disband(self) -> MembershipActions:
         """The gang fails: ranks that are in no group, now or later, must not wait for one."""
         self.closing = self._disbanded = True
         self._begin_group(())
-        return self._next_orders()
+        return self._next_actions()
 
-    def finished(self, rank: int) -> MembershipOrders:
+    def finished(self, rank: int) -> MembershipActions:
         """The rank's script has ended normally. The others will end too, so no rank is started any more."""
         self.finishing = True
         self._replacements_left = 0
         self.ranks.pop(rank, None)
         self.target = max(1, min(self.target, len(self.ranks)))
-        return self._form_remaining() if self._is_needed_to_form(rank) else self._next_orders()
+        return self._form_remaining() if self._is_needed_to_form(rank) else self._next_actions()
 
     def can_continue_without(self, rank: int) -> bool:
         """Whether the gang can continue without this rank: enough others are left, or it may be replaced."""
@@ -236,21 +236,21 @@ class GangMembership:
 
     # -- requests and queries --------------------------------------------------------------------------------------
 
-    def resize(self, size: int) -> tuple[str, MembershipOrders]:
-        """Change the number of ranks to ``size``; return why that is refused (or an empty text), and the orders."""
+    def resize(self, size: int) -> tuple[str, MembershipActions]:
+        """Change the number of ranks to ``size``; return why that is refused (or an empty text), and the actions."""
         refusal = self._refusal(size)
         if refusal:
-            return refusal, MembershipOrders()
+            return refusal, MembershipActions()
         self.target = size
-        orders = self._next_orders()
+        actions = self._next_actions()
         spare = [
             m.id for m in self.ranks.values()
             if m.id not in self.members and not m.has_training_state and not m.is_leaving
         ]  # fmt: skip
         surplus = len(self.members) + len(spare) + self._to_start - size
         if surplus > 0:
-            self._stop_surplus(spare[max(0, len(spare) - surplus) :], orders)
-        return "", orders
+            self._stop_surplus(spare[max(0, len(spare) - surplus) :], actions)
+        return "", actions
 
     def _refusal(self, size: int) -> str:
         if self.closing:
@@ -265,11 +265,11 @@ class GangMembership:
             return "no rank has connected yet: try again later (a command that does not use brim.train never connects)"
         return ""
 
-    def repeat_form(self, rank: int) -> MembershipOrders:
+    def repeat_form(self, rank: int) -> MembershipActions:
         """Send a rank that has reconnected the `FormGroup` that it may have missed."""
         member = self.ranks.get(rank)
         missed = member is not None and member.state is MemberState.FORMING and rank in self.members
-        return MembershipOrders(send=[(rank, self._form_message())] if missed else [])
+        return MembershipActions(send=[(rank, self._form_message())] if missed else [])
 
     def all_joined(self) -> bool:
         """Whether all members have joined the newest group."""
@@ -286,11 +286,11 @@ class GangMembership:
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
-    def _announce_loss(self, generation: int, but: int = -1) -> MembershipOrders:
+    def _announce_loss(self, generation: int, but: int = -1) -> MembershipActions:
         """Send `MemberLost` to the ranks that may be in a collective of this generation, so that they leave it."""
         grouped = (MemberState.JOINED, MemberState.FORMING)
         there = [member.id for member in self.ranks.values() if member.state in grouped]
-        return MembershipOrders(send=[(rank, MemberLost(generation)) for rank in there if rank != but])
+        return MembershipActions(send=[(rank, MemberLost(generation)) for rank in there if rank != but])
 
     def _all_members_are(self, state: MemberState) -> bool:
         return all(rank in self.ranks and self.ranks[rank].state is state for rank in self.members)
@@ -313,38 +313,38 @@ class GangMembership:
         elif self.generation:
             self.target = max(1, self.target - 1)
 
-    def _next_orders(self) -> MembershipOrders:
-        """Return the orders that can be carried out now."""
+    def _next_actions(self) -> MembershipActions:
+        """Return the actions that can be carried out now."""
         if self._disbanded:
             ready = [member.id for member in self.ranks.values() if member.state is MemberState.READY]
-            return MembershipOrders(send=[(rank, self._form_message()) for rank in ready])
+            return MembershipActions(send=[(rank, self._form_message()) for rank in ready])
         if self.closing:
-            return MembershipOrders()
+            return MembershipActions()
         if self._is_over():
             return self._stop_new_ranks()
         if self._failed_groups >= FAILED_GROUPS_MAX:
             failed = self._failed_groups
-            return MembershipOrders(failure=f"{failed} process groups in a row broke before all ranks had joined")
+            return MembershipActions(failure=f"{failed} process groups in a row broke before all ranks had joined")
         members = [self.ranks[rank] for rank in self.members if rank in self.ranks]
         members = [member for member in members if not member.is_leaving]
         if self._broken or not members:
             if all(member.state is MemberState.READY for member in members):
                 return self._form_when_enough()
-            return MembershipOrders()
+            return MembershipActions()
         if not all(member.state is MemberState.JOINED for member in members) or len(members) < len(self.members):
             return self._start_missing()  # a death that the others have not noticed, or a change under way
         return self._change_size()
 
-    def _start_missing(self) -> MembershipOrders:
+    def _start_missing(self) -> MembershipActions:
         """Start the ranks that are missing to the target."""
         if self.finishing:
-            return MembershipOrders()
+            return MembershipActions()
         living = sum(not member.is_leaving for member in self.ranks.values())
         missing = max(0, self.target - living - self._to_start)
         self._to_start += missing
-        return MembershipOrders(start=missing)
+        return MembershipActions(start=missing)
 
-    def _form_when_enough(self) -> MembershipOrders:
+    def _form_when_enough(self) -> MembershipActions:
         ready = [member for member in self.ranks.values() if member.state is MemberState.READY]
         if not ready or (not any(member.has_training_state for member in ready) and len(ready) < self.target):
             return self._start_missing()
@@ -355,32 +355,32 @@ class GangMembership:
         possible = [size for size in self.sizes if size <= most] if self.sizes else [most]
         return max(possible, default=0)
 
-    def _form_remaining(self) -> MembershipOrders:
+    def _form_remaining(self) -> MembershipActions:
         """Form a new group of the remaining ranks at once; those with the state come first, in their order."""
         usable = (MemberState.READY, MemberState.FORMING, MemberState.JOINED)
         old = [rank for rank in self.members if rank in self.ranks and self.ranks[rank].state in usable]
         new = [m.id for m in self.ranks.values() if m.state in usable and m.id not in old]
         candidates = sorted([*old, *new], key=lambda rank: not self.ranks[rank].has_training_state)
         size = self._largest_possible(min(self.target, len(candidates)))
-        orders = self._start_missing()
+        actions = self._start_missing()
         if size == 0:
-            return orders
+            return actions
         members, spare = candidates[:size], candidates[size:]
         self._begin_group(tuple(members))
-        orders.send += [(rank, self._form_message()) for rank in members]
+        actions.send += [(rank, self._form_message()) for rank in members]
         starting = self._ranks_are_starting()
         for rank in spare:
             member = self.ranks[rank]
             if not member.has_training_state:
                 member.state = MemberState.READY
             if not starting or member.state is not MemberState.READY:
-                self._stop_surplus([rank], orders)
+                self._stop_surplus([rank], actions)
         if not starting:
             self.target = size
-        orders.start += self._start_missing().start
-        return orders
+        actions.start += self._start_missing().start
+        return actions
 
-    def _change_size(self) -> MembershipOrders:
+    def _change_size(self) -> MembershipActions:
         """All members have joined: grow or shrink towards the target."""
         newcomers = [m.id for m in self.ranks.values() if m.state is MemberState.READY and m.id not in self.members]
         candidates = (*self.members, *newcomers)
@@ -389,33 +389,33 @@ class GangMembership:
             return self._start_missing()
         wanted = candidates[:goal]
         if wanted == self.members:
-            return self._stop_surplus([] if self._ranks_are_starting() else newcomers, MembershipOrders())
+            return self._stop_surplus([] if self._ranks_are_starting() else newcomers, MembershipActions())
         before = self.members
         self._begin_group(wanted)
         resize = ResizeGroup(self.command, self.generation, wanted, self._leader())
         send: list[tuple[int, Message]] = [(rank, resize) for rank in before]
-        return MembershipOrders(send=send + [(rank, self._form_message()) for rank in wanted if rank not in before])
+        return MembershipActions(send=send + [(rank, self._form_message()) for rank in wanted if rank not in before])
 
     def _ranks_are_starting(self) -> bool:
         """Whether new ranks are starting."""
         early = (MemberState.STARTING, MemberState.INITIALIZING)
         return self._to_start > 0 or any(member.state in early for member in self.ranks.values())
 
-    def _stop_new_ranks(self) -> MembershipOrders:
+    def _stop_new_ranks(self) -> MembershipActions:
         """Stop the new ranks of a job that is over, including those that were forming a group."""
         left = [member.id for member in self.ranks.values() if not member.is_leaving]
         if left:
             self._begin_group(())
-        return self._stop_surplus(left, MembershipOrders())
+        return self._stop_surplus(left, MembershipActions())
 
-    def _stop_surplus(self, spare: Iterable[int], orders: MembershipOrders) -> MembershipOrders:
+    def _stop_surplus(self, spare: Iterable[int], actions: MembershipActions) -> MembershipActions:
         """Stop surplus ranks. One that has joined a group leaves by itself on `FormGroup`; new ranks get a signal."""
         for rank in spare:
-            orders.send.append((rank, self._form_message()))
+            actions.send.append((rank, self._form_message()))
             if not self.ranks[rank].has_training_state:
-                orders.stop.append(rank)
+                actions.stop.append(rank)
             self.ranks[rank].state = MemberState.LEAVING
-        return orders
+        return actions
 
     def _form_message(self) -> FormGroup:
         return FormGroup(self.generation, self.members, self._leader(), self._form_command)

@@ -18,7 +18,7 @@ KILLED_CODES: Final = frozenset({-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBU
 
 @dataclass(slots=True)
 class RankProcess:
-    """One rank, from the order to start it until all processes it has started are gone.
+    """One rank, from the decision to start it until all processes it has started are gone.
 
     Attributes:
         id: Its ``$BRIM_ID``, never used twice in a gang.

@@ -178,7 +178,7 @@ class LiveDriver:
         self._advance((), horizon_ms, watcher)
 
     def _advance(self, inputs: tuple[Event, ...], before_ms: int, watcher: Watcher) -> None:
-        """Give the engine what has happened, and carry out what it orders."""
+        """Give the engine what has happened, and carry out its plans."""
         step = advance(self.scheduler, inputs, before_ms)
         self._wake_ms = step.wake_ms
         for result in step.rounds:

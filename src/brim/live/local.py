@@ -34,7 +34,7 @@ _TEXT_MAX: Final = 65_536
 
 @dataclass(slots=True)
 class _AttemptProcess:
-    """One attempt, from the order to start it until its session has ended."""
+    """One attempt, from the decision to start it until its session has ended."""
 
     job: int
     number: int
