@@ -74,7 +74,7 @@ def stopped_while_saving(folder):
     RealFiles.sync = interrupted
     code = stopped_and_resumed(folder, 3)
     (saved,) = folder.glob("save-*")
-    return code, Checkpointer(folder, epoch=9).restore().step, saved.name
+    return code, Checkpointer(folder, token=9).restore().step, saved.name
 
 
 def test_signals_while_saving_change_nothing(tmp_path):

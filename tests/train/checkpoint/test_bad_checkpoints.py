@@ -172,7 +172,7 @@ def test_what_cannot_be_saved_is_said_before_anything_is_written(tmp_path):
         checkpointer.save(1, {"__metadata__": torch.zeros(1)}, {})
     with pytest.raises(ValueError, match="step is -1"):
         checkpointer.save(-1, {}, {})
-    for option, value in (("keep", 0), ("epoch", -1), ("job_id", "a/b")):
+    for option, value in (("keep", 0), ("token", -1), ("job_id", "a/b")):
         with pytest.raises(ValueError, match=f"{option} is {value!r}"):
             Checkpointer(tmp_path, **{option: value})
     assert not (tmp_path / "new").exists()

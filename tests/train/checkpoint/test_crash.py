@@ -52,11 +52,11 @@ def same(step: int, tensors: dict[str, torch.Tensor]) -> bool:
 
 
 def record(kind: type[Checkpointer], *, keep: int = 2, damage_write: int = -1) -> list[Op]:
-    """The operations of five saves by two processes, the second with a higher epoch; "ack" after each verified one."""
+    """The operations of five saves by two processes, the second with a higher token; "ack" after each verified one."""
     disk = Disk(damage_write=damage_write)
     for step in range(1, SAVES + 1):
         if step in (1, 4):
-            checkpointer = kind(ROOT, files=disk, keep=keep, epoch=step, shard_bytes=900, chunk_bytes=1024)
+            checkpointer = kind(ROOT, files=disk, keep=keep, token=step, shard_bytes=900, chunk_bytes=1024)
             checkpointer.restore()
         try:
             checkpointer.save(step, state(step), {"step": step}, wait=True)
@@ -72,7 +72,7 @@ def acked(log: list[Op], until: int) -> list[int]:
 
 def check(disk: Disk, verified: list[int], *, clean: bool = True) -> None:
     """The promise: the newest verified checkpoint (or a newer one, if it is complete) is what comes back."""
-    restored = Checkpointer(ROOT, files=disk, epoch=99).restore()
+    restored = Checkpointer(ROOT, files=disk, token=99).restore()
     if restored is None:
         assert not verified, f"nothing is left, {verified[-1]} was verified"
         return
@@ -85,7 +85,7 @@ def check(disk: Disk, verified: list[int], *, clean: bool = True) -> None:
 
 def check_all(disk: Disk) -> None:
     """Whatever has the name of a checkpoint is one: never half written, never half deleted."""
-    folder = Folder(ROOT, files=disk, fsync=True, job_id="", epoch=0)
+    folder = Folder(ROOT, files=disk, fsync=True, job_id="", token=0)
     for name in folder.saved():
         try:
             read = reading._read(folder, name, None, ())
@@ -126,7 +126,7 @@ def test_killed_at_every_operation_the_next_process_saves_and_leaves_no_rubbish(
     log = record(Checkpointer)
     for until in range(0, len(log) + 1, 3):
         disk = after_kill(log, until, part=0.3)
-        Checkpointer(ROOT, files=disk, epoch=10).save(50, state(50), {"step": 50}, wait=True)
+        Checkpointer(ROOT, files=disk, token=10).save(50, state(50), {"step": 50}, wait=True)
         check(disk, [50])
         assert not [name for name in disk.names(ROOT) if name.startswith(("writing", "trash", "aside"))]
         assert len([name for name in disk.names(ROOT) if name.startswith("fence")]) == 1
@@ -160,7 +160,7 @@ def test_a_second_power_cut_while_the_next_process_saves_loses_nothing_either():
         until = rng.randrange(len(log) + 1)
         base = after_power_cut(log, until, rng)
         disk = base.copy()
-        Checkpointer(ROOT, files=disk, epoch=10, shard_bytes=900).save(50, state(50), {"step": 50}, wait=True)
+        Checkpointer(ROOT, files=disk, token=10, shard_bytes=900).save(50, state(50), {"step": 50}, wait=True)
         again = [*disk.log, Op("ack", 50)]
         then = rng.randrange(len(again) + 1)
         check(after_power_cut(again, then, rng, base=base), acked(log, until) + acked(again, then))

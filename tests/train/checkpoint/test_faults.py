@@ -156,10 +156,10 @@ def test_a_write_whose_end_never_arrived_is_found_by_reading_back():
 
 def test_a_lower_epoch_can_neither_save_nor_restore():
     disk = Disk()
-    old, new = Checkpointer(ROOT, files=disk, epoch=3), Checkpointer(ROOT, files=disk, epoch=4)
+    old, new = Checkpointer(ROOT, files=disk, token=3), Checkpointer(ROOT, files=disk, token=4)
     save(old, 1)
     assert new.restore().step == 1
-    with pytest.raises(StaleError, match="taken over by a later start \\(epoch 4, this process has 3\\)"):
+    with pytest.raises(StaleError, match="taken over by a later start \\(token 4, this process has 3\\)"):
         save(old, 2)
     with pytest.raises(StaleError):
         old.restore()
@@ -176,7 +176,7 @@ def test_of_equal_epochs_the_last_to_begin_saving_may():
     save(second, 3)
     before = len(disk.log)
     for _ in range(2):  # and it stays so
-        with pytest.raises(StaleError, match="another process of epoch 0"):
+        with pytest.raises(StaleError, match="another process of token 0"):
             save(first, 4)
     assert len(disk.log) == before, "the one that was replaced writes nothing"
     save(second, 5)
@@ -190,9 +190,9 @@ def test_of_equal_epochs_the_last_to_begin_saving_may():
 
 def test_a_stale_error_is_raised_even_where_others_are_only_told():
     disk, told = Disk(), []
-    old = Checkpointer(ROOT, files=disk, epoch=1, on_error=told.append)
+    old = Checkpointer(ROOT, files=disk, token=1, on_error=told.append)
     save(old, 1)
-    Checkpointer(ROOT, files=disk, epoch=2).restore()
+    Checkpointer(ROOT, files=disk, token=2).restore()
     with pytest.raises(StaleError):
         save(old, 2)
     assert not told
@@ -201,7 +201,7 @@ def test_a_stale_error_is_raised_even_where_others_are_only_told():
 def test_a_folder_of_another_job_is_refused():
     disk = Disk()
     save(Checkpointer(ROOT, files=disk, job_id="digits-7"), 1)
-    other = Checkpointer(ROOT, files=disk, job_id="digits-8", epoch=5)
+    other = Checkpointer(ROOT, files=disk, job_id="digits-8", token=5)
     for act in (other.restore, lambda: save(other, 2)):
         with pytest.raises(ForeignError, match="belongs to job 'digits-7', this is job 'digits-8'"):
             act()
@@ -212,11 +212,11 @@ def published(disk: Disk, since: int) -> list[str]:
     return [op.new for op in disk.log[since:] if op.kind == "rename" and op.new.startswith("save-")]
 
 
-@pytest.mark.parametrize("epoch", [1, 2], ids=["equal", "higher"])
-def test_frozen_at_any_operation_a_replaced_process_publishes_nothing_once_it_wakes(epoch):
+@pytest.mark.parametrize("token", [1, 2], ids=["equal", "higher"])
+def test_frozen_at_any_operation_a_replaced_process_publishes_nothing_once_it_wakes(token):
     for at in range(200):
         disk = Disk()
-        old, new = Checkpointer(ROOT, files=disk, epoch=1), Checkpointer(ROOT, files=disk, epoch=epoch)
+        old, new = Checkpointer(ROOT, files=disk, token=1), Checkpointer(ROOT, files=disk, token=token)
         save(old, 1)
         seen: dict[str, int] = {}
 
@@ -266,9 +266,9 @@ def interleave(rng: random.Random) -> None:
                 turn.notify_all()
             assert turn.wait_for(lambda: holder[0] == name or len(alive) < 2, timeout=20)
 
-    def run(name: str, epoch: int, steps: range) -> None:
+    def run(name: str, token: int, steps: range) -> None:
         names[threading.get_ident()] = name
-        checkpointer = Checkpointer(ROOT, files=disk, epoch=epoch)
+        checkpointer = Checkpointer(ROOT, files=disk, token=token)
         original = checkpointer._run
         checkpointer._run = lambda *a: (names.__setitem__(threading.get_ident(), name), original(*a))[1]
         try:
@@ -285,7 +285,7 @@ def interleave(rng: random.Random) -> None:
             turn.notify_all()
 
     names: dict[int, str] = {}
-    save(Checkpointer(ROOT, files=disk, epoch=1), 1)
+    save(Checkpointer(ROOT, files=disk, token=1), 1)
     disk.before = wait_for_turn
     threads = [
         threading.Thread(target=run, args=("old", 1, range(2, 5))),
@@ -299,5 +299,5 @@ def interleave(rng: random.Random) -> None:
     assert isinstance(outcome.get("old error"), StaleError | None)
     late = [name for name in published(disk, outcome["fenced at"]) if name.split("-")[3] in "234"]
     assert not late
-    restored = Checkpointer(ROOT, files=disk, epoch=3).restore()
+    restored = Checkpointer(ROOT, files=disk, token=3).restore()
     assert (restored.step, restored.set_aside) == (11, ())

@@ -277,7 +277,7 @@ def counts_epochs(folder, stop_at, by_hand):
         run.finish()
     except SystemExit as leaving:
         return leaving.code, ends, carried["n"]
-    return 0, ends, Checkpointer(folder, epoch=99).restore().meta["tree"]
+    return 0, ends, Checkpointer(folder, token=99).restore().meta["tree"]
 
 
 @pytest.mark.parametrize("by_hand", [False, True])

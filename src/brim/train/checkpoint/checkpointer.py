@@ -105,7 +105,7 @@ class Checkpointer:
         folder: Created if missing; may be a symbolic link, or on another file system.
         keep: Number of verified checkpoints to keep, the newest included.
         job_id: A folder that another job wrote to is refused; "" accepts any.
-        epoch: The fencing token, which each start of the job raises. A process with a lower token than the folder has
+        token: The fencing token, which each start of the job raises. A process with a lower token than the folder has
             seen cannot publish; among processes with the same token, the last to begin saving may.
         fsync: False for folders that need not survive a power cut.
         files: The file operations; by default those of this machine.
@@ -115,7 +115,7 @@ class Checkpointer:
         chunk_bytes: Size of one write.
 
     Raises:
-        ValueError: ``keep``, ``job_id`` or ``epoch`` is out of range.
+        ValueError: ``keep``, ``job_id`` or ``token`` is out of range.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Checkpointer:
         *,
         keep: int = 2,
         job_id: str = "",
-        epoch: int = 0,
+        token: int = 0,
         fsync: bool = True,
         files: Files | None = None,
         on_error: Callable[[CheckpointError], None] | None = None,
@@ -135,10 +135,10 @@ class Checkpointer:
             raise ValueError(f"keep is {keep}, expected at least 1")
         if job_id and not _JOB_ID.fullmatch(job_id):
             raise ValueError(f"job_id is {job_id!r}, expected up to 64 letters, digits, '.', '_' or '-'")
-        if epoch < 0:
-            raise ValueError(f"epoch is {epoch}, expected 0 or more")
+        if token < 0:
+            raise ValueError(f"token is {token}, expected 0 or more")
         self._files: Files = files if files is not None else RealFiles()
-        self._folder = Folder(str(folder), files=self._files, fsync=fsync, job_id=job_id, epoch=epoch)
+        self._folder = Folder(str(folder), files=self._files, fsync=fsync, job_id=job_id, token=token)
         self._keep = keep
         self._on_error = on_error
         self._chunk_bytes = chunk_bytes
@@ -162,12 +162,12 @@ class Checkpointer:
         except OSError as error:
             raise self._folder.in_words(error, doing="restoring") from error
 
-    def advance(self, epoch: int) -> None:
+    def advance(self, token: int) -> None:
         """Use a new fencing token; with an equal one, take over saving from another process."""
-        if epoch < self._folder.epoch:
-            raise ValueError(f"epoch is {epoch}, expected at least {self._folder.epoch}")
+        if token < self._folder.token:
+            raise ValueError(f"token is {token}, expected at least {self._folder.token}")
         self._join()
-        self._folder.advance(epoch)
+        self._folder.advance(token)
 
     def reserve(self, tensors: Mapping[str, Tensor]) -> None:
         """Allocate the host memory for tensors like these, so that the first `save` stalls no longer than the next."""
@@ -229,8 +229,8 @@ class Checkpointer:
         """Read the newest checkpoint that can be verified.
 
         A checkpoint that is truncated, lacks a file, or has a wrong SHA-256 or a newer format is renamed to
-        ``aside-...`` and logged, and the next older one is tried. With an epoch above 0, a missing folder is created,
-        so that an error of writing to it shows now, and processes of lower epochs cannot publish once this returns.
+        ``aside-...`` and logged, and the next older one is tried. With a token above 0, a missing folder is created,
+        so that an error of writing to it shows now, and processes of lower tokens cannot publish once this returns.
 
         Args:
             expected: Tensors, or their specs, that the checkpoint must have, with equal shapes and types.
@@ -243,7 +243,7 @@ class Checkpointer:
         Raises:
             MismatchError: the checkpoint is of another model; nothing is renamed.
             CheckpointError: there are checkpoints, but none can be used.
-            StaleError: the folder has seen a higher epoch.
+            StaleError: the folder has seen a higher token.
         """
         wanted = None
         if expected is not None:
@@ -251,7 +251,7 @@ class Checkpointer:
             wanted = Expected(specs, within)
         self._join()
         try:
-            if self._folder.epoch == 0 and not self._folder.exists():
+            if self._folder.token == 0 and not self._folder.exists():
                 return None
             self._folder.fence_off()
             return read_newest(self._folder, wanted)
@@ -314,7 +314,7 @@ class Checkpointer:
         return written
 
     def _manifest(self, step: int, sums: list[str], meta: str) -> memoryview:
-        origin = Origin(step=step, epoch=self._folder.epoch, job_id=self._folder.job_id)
+        origin = Origin(step=step, token=self._folder.token, job_id=self._folder.job_id)
         return memoryview(write_manifest(origin, self._copy, sums, meta))
 
     def _write_file(self, name: str, data: memoryview) -> str:

@@ -3,12 +3,12 @@
 ::
 
     save-00000007-step-1200/         published: manifest.json and tensors-*.safetensors
-    writing-00000003-9f2c61d0-0/     being written by process 9f2c61d0 of epoch 3; left over if it died
+    writing-00000003-9f2c61d0-0/     being written by process 9f2c61d0 with token 3; left over if it died
     fence-00000003-000001-9f2c61d0/  an empty folder whose name says which process may publish
     trash-..., aside-...             being deleted; damaged and kept for inspection
 
-**Fencing** needs no lock, which a frozen process could keep. Each start of a job has a higher epoch. A writer of a
-higher epoch, or a later one of the same epoch, makes its fence durable, then renames every ``writing-`` folder that is
+**Fencing** needs no lock, which a frozen process could keep. Each start of a job has a higher token. A writer of a
+higher token, or a later one of the same token, makes its fence durable, then renames every ``writing-`` folder that is
 not its own. The process that it fences off either sees the higher fence before it publishes, or finds that the folder
 it wants to publish is gone.
 """
@@ -26,7 +26,7 @@ from brim.errors import BrimError
 from brim.train.checkpoint.files import Files
 
 ANY = "any"
-"""Owner of a fence that shuts out lower epochs, and lets any process of this epoch save."""
+"""Owner of a fence that shuts out lower tokens, and lets any process of this token save."""
 
 _log = logging.getLogger(__name__)
 _SAVED = re.compile(r"save-(\d{8,})-step-(\d+)")
@@ -49,7 +49,7 @@ class SpaceError(CheckpointError):
 
 
 class StaleError(CheckpointError):
-    """Another process, of a higher epoch or a later one of the same epoch, writes here now; this one should end."""
+    """Another process, of a higher token or a later one of the same token, writes here now; this one should end."""
 
 
 class ForeignError(CheckpointError):
@@ -69,7 +69,7 @@ class SetAside:
 class Fence:
     """States which process may publish; the highest fence in the folder counts."""
 
-    epoch: int
+    token: int
     turn: int
     owner: str
     job_id: str = ""
@@ -77,7 +77,7 @@ class Fence:
     @property
     def name(self) -> str:
         """Its name in the folder."""
-        return f"fence-{self.epoch:08d}-{self.turn:06d}-{self.owner}" + (f"-{self.job_id}" if self.job_id else "")
+        return f"fence-{self.token:08d}-{self.turn:06d}-{self.owner}" + (f"-{self.job_id}" if self.job_id else "")
 
     @staticmethod
     def of(name: str) -> Fence | None:
@@ -87,10 +87,10 @@ class Fence:
 
 
 class Folder:
-    """The checkpoints of one job, for one process of an epoch."""
+    """The checkpoints of one job, for one process with a token."""
 
-    def __init__(self, root: str, *, files: Files, fsync: bool, job_id: str, epoch: int) -> None:
-        self.root, self.files, self.fsync, self.job_id, self.epoch = root, files, fsync, job_id, epoch
+    def __init__(self, root: str, *, files: Files, fsync: bool, job_id: str, token: int) -> None:
+        self.root, self.files, self.fsync, self.job_id, self.token = root, files, fsync, job_id, token
         self._fence: Fence | None = None
         self._count = 0
 
@@ -121,9 +121,9 @@ class Folder:
 
     # Fencing.
 
-    def advance(self, epoch: int) -> None:
-        """Use a new epoch; the next `claim` creates a new fence."""
-        self.epoch, self._fence = epoch, None
+    def advance(self, token: int) -> None:
+        """Use a new token; the next `claim` creates a new fence."""
+        self.token, self._fence = token, None
 
     def claim(self) -> None:
         """Make this process the one that may publish, or check that it still is; raise `StaleError` if it may not."""
@@ -131,33 +131,33 @@ class Folder:
             self.files.make_folders(self.root)
             top = self._top_fence()
             self._refuse_if_stale(top)
-            turn = top.turn + 1 if top is not None and top.epoch == self.epoch else 1
-            fence = Fence(self.epoch, turn, secrets.token_hex(4), self.job_id)
+            turn = top.turn + 1 if top is not None and top.token == self.token else 1
+            fence = Fence(self.token, turn, secrets.token_hex(4), self.job_id)
             self._raise_fence(fence)
             self._fence = fence
         self.check_fence()
 
     def fence_off(self) -> None:
-        """Shut out lower epochs, unless another rank of this epoch has done so; `StaleError` if its own is lower."""
-        if self.epoch > 0:
+        """Shut out lower tokens, unless another rank of this token has done so; `StaleError` if its own is lower."""
+        if self.token > 0:
             self.files.make_folders(self.root)
         top = self._top_fence()
         self._refuse_if_stale(top)
-        if self.epoch > 0 and (top is None or top.epoch < self.epoch):
-            self._raise_fence(Fence(self.epoch, 0, ANY, self.job_id))
+        if self.token > 0 and (top is None or top.token < self.token):
+            self._raise_fence(Fence(self.token, 0, ANY, self.job_id))
 
     def check_fence(self) -> None:
         """Raise `StaleError` if another process has taken over."""
         top = self._top_fence()
         self._refuse_if_stale(top)
         if self._fence is not None and top != self._fence:
-            raise StaleError(f"{self.root} has been taken over by another process of epoch {self.epoch}")
+            raise StaleError(f"{self.root} has been taken over by another process of token {self.token}")
 
     def new_aside(self) -> str:
         """Return a new name under which to write a checkpoint; it contains the owner."""
         assert self._fence is not None
         self._count += 1
-        return f"writing-{self._fence.epoch:08d}-{self._fence.owner}-{self._count}"
+        return f"writing-{self._fence.token:08d}-{self._fence.owner}-{self._count}"
 
     def _raise_fence(self, fence: Fence) -> None:
         try:
@@ -168,7 +168,7 @@ class Folder:
         self.sync()
         for name in self.names():
             found = _WRITING.fullmatch(name)
-            if found and (int(found[1]) < fence.epoch or (fence.owner != ANY and int(found[1]) == fence.epoch)):
+            if found and (int(found[1]) < fence.token or (fence.owner != ANY and int(found[1]) == fence.token)):
                 self._move_away(name)
             other = Fence.of(name)
             if other is not None and other < fence:
@@ -184,9 +184,9 @@ class Folder:
         self._delete(trash)
 
     def newest_epoch(self) -> int:
-        """Return the highest epoch of a fence in this folder; 0 if there is none."""
+        """Return the highest token of a fence in this folder; 0 if there is none."""
         top = self._top_fence()
-        return 0 if top is None else top.epoch
+        return 0 if top is None else top.token
 
     def _top_fence(self) -> Fence | None:
         return max((fence for fence in map(Fence.of, self.names()) if fence is not None), default=None)
@@ -198,9 +198,9 @@ class Folder:
             raise ForeignError(
                 f"{self.root} belongs to job {top.job_id!r}, this is job {self.job_id!r}: give each job its own folder"
             )
-        if top.epoch > self.epoch:
+        if top.token > self.token:
             raise StaleError(
-                f"{self.root} has been taken over by a later start (epoch {top.epoch}, this process has {self.epoch}): "
+                f"{self.root} has been taken over by a later start (token {top.token}, this process has {self.token}): "
                 "if that is another job, give each its own folder"
             )
 
@@ -248,7 +248,7 @@ class Folder:
     def tidy(self) -> None:
         """Delete what could not be deleted before: unfinished checkpoints of this process, and trash."""
         assert self._fence is not None
-        ours = f"writing-{self._fence.epoch:08d}-{self._fence.owner}-"
+        ours = f"writing-{self._fence.token:08d}-{self._fence.owner}-"
         for name in self.names():
             if name.startswith(ours):
                 self.discard(name)

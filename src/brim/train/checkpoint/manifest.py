@@ -25,10 +25,10 @@ class UnusableCheckpointError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The step, epoch (fencing token) and job of a checkpoint."""
+    """The step, fencing token ("epoch" in the file) and job of a checkpoint."""
 
     step: int
-    epoch: int
+    token: int
     job_id: str
 
 
@@ -37,7 +37,7 @@ def write_manifest(origin: Origin, copy: HostCopy, sums: list[str], meta: str) -
     body = {
         "format": FORMAT,
         "step": origin.step,
-        "epoch": origin.epoch,
+        "epoch": origin.token,
         "job_id": origin.job_id,
         "fingerprint": fingerprint(copy.specs),
         "files": [
