@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 from tests import forked
 
 MINE = """
@@ -27,7 +24,4 @@ policy = Policy(name="mine", order={name}(), size=AsAsked(), place=Consolidate()
 
 
 def brim(*args, **kwargs):
-    if args[:1] == ("policy",):  # with Hypothesis, which may report an ignored exception when a forked process ends
-        command = [sys.executable, "-m", "brim.cli.main", *map(str, args)]
-        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=240, **kwargs)
     return forked.run("-m", "brim.cli.main", *args, timeout_s=240, **kwargs)

@@ -212,6 +212,7 @@ ENDINGS = {
     "left in a module": "import sys, types; open('mod.py', 'w').write('f = open(\"left2\", \"w\")')\n"
                         "import mod; mod.f.write('text')",
     "last words": "class A:\n  def __del__(self): print('last words')\na = A(); b = [a]; b.append(b)",
+    "callback of the collector": "import gc, time\nnow = time.monotonic\ngc.callbacks.append(lambda *_: now())",
     "exit in a thread": "import threading, sys; threading.Thread(target=lambda: sys.exit(3)).start()",
     "daemon": "import threading, time\ndef loop():\n  while True: time.sleep(0.001)\n"
               "threading.Thread(target=loop, daemon=True).start(); time.sleep(0.05)",

@@ -149,6 +149,7 @@ def _finalize(modules: list[types.ModuleType]) -> None:
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     _flush()
+    gc.callbacks.clear()  # nor does the interpreter call them once it clears modules
     threading.excepthook = lambda _: None  # daemon threads may fail on cleared modules; that error is meaningless
     for module in modules:
         names = vars(module)
