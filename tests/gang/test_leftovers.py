@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -172,6 +173,31 @@ def test_the_fork_of_a_shared_zygote_serves_a_gang(launch, tmp_path):
         root.terminate()
         root.wait()
         root.stderr.close()
+    assert not path.exists()
+
+
+STARTS = """
+import subprocess, sys
+words = [sys.executable, "-m", "brim.gang.zygote", "--listen", sys.argv[1], "--preload", "json"]
+zygote = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+print(zygote.stderr.readline(), zygote.pid, flush=True)
+zygote.wait()
+"""
+
+
+def test_a_shared_zygote_ends_with_the_process_that_started_it(tmp_path):
+    path = tmp_path / "z"
+    parent = subprocess.Popen([sys.executable, "-c", STARTS, path], stdout=subprocess.PIPE, text=True)
+    said = parent.stdout.readline()
+    assert "listening" in said
+    pidfd = os.pidfd_open(int(said.split()[-1]))
+    parent.kill()
+    parent.communicate()
+    ended = select.select([pidfd], [], [], 20)[0]
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.close(pidfd)
+    assert ended
     assert not path.exists()
 
 

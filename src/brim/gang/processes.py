@@ -22,7 +22,9 @@ KILL_DEADLINE_S: Final = 10.0
 RESOURCE_TRACKER_S: Final = 1.0
 """How long resource trackers may outlive the processes they clean up after. Our choice: they need about 20 ms."""
 _PAUSE_S: Final = 0.005
+_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 _RESOURCE_TRACKERS: Final = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 """Processes that unlink the shared memory of others once these have ended; if killed first, they would leave it."""
 
@@ -44,10 +46,14 @@ def become_subreaper() -> None:
     Raises:
         OSError: the kernel refuses.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         errno = ctypes.get_errno()
         raise OSError(errno, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(errno)}")
+
+
+def end_with_parent() -> None:
+    """Ask the kernel for a SIGTERM when the thread that started this process ends; forks of it do not get one."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def find_process(pid: int) -> Process | None:

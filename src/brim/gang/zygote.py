@@ -3,7 +3,7 @@
 There is one zygote per Python environment. It imports the modules that ranks will need, and touches no GPU. Then it
 starts the requested processes, each in a session of its own, and reports the wait status of each that exits. A command
 that a fork cannot run is spawned as a fresh process, and the zygote reports why. When its supervisor has ended, the
-zygote ends all its descendants and itself.
+zygote ends all its descendants and itself; one that listens ends with the process that started it.
 
     python -c "from brim.gang.zygote import main; main()" --fd 7            one supervisor, on an inherited socket
     python -m brim.gang.zygote --listen PATH                                any number; each gets a fork of its own
@@ -322,6 +322,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--preload", default=",".join(PRELOAD), help="modules to import, separated by commas")
     parser.add_argument("--grace-s", type=float, default=GRACE_S, help="seconds before SIGKILL if a supervisor dies")
     options = parser.parse_args(arguments)
+    if options.listen:
+        processes.end_with_parent()
     zygote = Zygote([name for name in options.preload.split(",") if name], sys.stderr)
     signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN: fresh processes would inherit it
     if options.listen:

@@ -7,11 +7,9 @@ runs out of memory does not fit; a new gang is started for the next one.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -24,7 +22,7 @@ from typing import Any, Final, TextIO
 from brim.errors import BrimError, UserError
 from brim.gang.client import send_request
 from brim.gang.messages import TuneSettings
-from brim.gang.processes import terminate_launcher
+from brim.gang.processes import end_with_parent, terminate_launcher
 
 GRACE_S: Final = 5.0
 """Time between asking a gang to end and SIGKILL. Our choice."""
@@ -34,9 +32,7 @@ SAID_BYTES_MAX: Final = 1 << 16
 """Most bytes shown of the stderr of a script that failed. Our choice."""
 NO_DRAIN: Final = "-"
 """Equal to ``NONE`` in ``rank.py``, which cannot be imported here because it imports torch."""
-_PR_SET_PDEATHSIG: Final = 1
 
-_libc = ctypes.CDLL(None)
 _number = count()
 
 
@@ -115,12 +111,8 @@ def launch(script: Script, size: int, words: Sequence[str], name: str) -> subpro
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
             process_group=0,  # Ctrl-C reaches this process only; a gang that it then ends has not failed
-            preexec_fn=_end_with_parent,  # noqa: PLW1509  (a single system call, which must be made in the child)
+            preexec_fn=end_with_parent,  # noqa: PLW1509  (a single system call, which must be made in the child)
         )  # fmt: skip
-
-
-def _end_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def stderr_of(script: Script, name: str) -> str:
