@@ -91,5 +91,12 @@ def open_files() -> list[str]:
     return links
 
 
+def named_memory(processes: list[int]) -> set[str]:
+    """Names in ``/dev/shm`` that these processes have mapped: other tests have some there, too."""
+    maps = [Path(f"/proc/{process}/maps").read_text().splitlines() for process in processes]
+    places = {line[line.index("/dev/shm/"):] for lines in maps for line in lines if "/dev/shm/" in line}
+    return {place for place in places if not place.endswith("(deleted)")}
+
+
 def shared_maps() -> int:
     return Path("/proc/self/maps").read_text().count("brim-batch")

@@ -17,7 +17,16 @@ import pytest
 
 from brim.train.data.loader import Loader
 from tests.train.data.datasets import Plain, Raising, Slow
-from tests.train.data.loading import descendants, living, open_files, shared_maps, take, take_step, wait_until
+from tests.train.data.loading import (
+    descendants,
+    living,
+    named_memory,
+    open_files,
+    shared_maps,
+    take,
+    take_step,
+    wait_until,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -67,11 +76,12 @@ def test_no_process_is_left_when_the_interpreter_ends_without_close(ending, code
 @pytest.mark.timing
 def test_close_leaves_no_process_no_file_and_no_memory():
     gc.collect()
-    files, maps, named = open_files(), shared_maps(), os.listdir("/dev/shm")
+    files, maps, named = open_files(), shared_maps(), named_memory([os.getpid()])
     loader = Loader(Slow(0.001), 8, workers=3)
     take_step(loader)
     processes = loader._pool.worker_ids()
     held = loader.fetch(0, 1, 0)
+    assert named_memory([os.getpid(), *processes]) <= named  # only memory with a name outlives all of them
     began = time.monotonic()
     loader.close()
     assert time.monotonic() - began < 2
@@ -80,7 +90,7 @@ def test_close_leaves_no_process_no_file_and_no_memory():
     assert sorted(held[0].tolist()) == sorted(set(held[0].tolist()))
     del held
     assert sorted(open_files()) == sorted(files)
-    assert (shared_maps(), os.listdir("/dev/shm")) == (maps, named)
+    assert (shared_maps(), named_memory([os.getpid()])) == (maps, named)
 
 
 def test_a_loader_that_nobody_holds_ends_its_processes():
