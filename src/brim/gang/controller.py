@@ -24,6 +24,8 @@ from brim.gang.zygote_events import ProcessStarted
 class GangController:
     """The state of one gang.
 
+    The class is long because every event of a rank or client is a method that reads and changes the same state.
+
     Args:
         config: What to launch.
         gang_id: The gang's ``$BRIM_GANG``.

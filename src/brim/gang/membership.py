@@ -75,7 +75,9 @@ class MembershipActions:
 
 
 class GangMembership:
-    """The membership of one gang. One class, since every decision depends on the same few sets, and changes them.
+    """The membership of one gang.
+
+    It is one class because every decision depends on the same few sets, and changes them.
 
     Args:
         size: Number of ranks at the start.

@@ -37,6 +37,8 @@ from brim.train.step import TrainingStep
 class Coordinator:
     """Keeps one rank in step with the supervisor and the other ranks.
 
+    The class is long because whatever may happen between two steps meets here: commands, lost ranks, saves, the end.
+
     Args:
         job: The state of the job.
         ranks: The group of this rank.
