@@ -12,7 +12,7 @@ from brim import traces
 from brim.core.cluster import parse_cluster
 from brim.core.trace import NONE, Status
 from brim.errors import TraceError
-from brim.reports.record import Record, record_of
+from brim.reports.record import RecordedMetrics, record_of
 
 from .examples import EXAMPLES, PAI, equal, save
 
@@ -438,7 +438,7 @@ def test_swf_counts_allocated_processors_and_requested_ones_where_that_is_unknow
     }  # fmt: skip
     assert report.dropped == {"no processors allocated, or none recorded": 1}
     record = record_of(trace)
-    assert isinstance(record, Record)
+    assert isinstance(record, RecordedMetrics)
     assert record.held_gpu_s == 60 * (8 + 2 + 3 + 6)
 
 
