@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import itemgetter
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -20,10 +20,8 @@ _FITS_KEPT: Final = 20_000
 """Number of cached fits, besides those of one snapshot: they depend only on observations, most of which do not change
 between rounds."""
 
-_Told: TypeAlias = tuple[slice | IntArray, FloatArray | None]
-"""What is known about a job: rows of reports, and parameters known beforehand."""
-_Asked: TypeAlias = tuple[bytes, FloatArray | None]
-"""A block of reports, and parameters known beforehand."""
+_Prior: TypeAlias = FloatArray | None
+"""Parameters of a job known beforehand, NaN where not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +56,8 @@ class SeenSpeeds:
 
     def of_jobs(self, snapshot: Snapshot) -> Speeds:
         """Speeds of each job from its own reports."""
-        return self._speeds(snapshot, {row: (own, None) for row, own in _own_reports(snapshot.seen).items()})
+        rows, parts = _own_reports(snapshot.seen)
+        return self._speeds(snapshot, rows, parts, [None] * len(rows))
 
     def of_models(self, snapshot: Snapshot, exchange: ExchangeTimes | None = None) -> Speeds:
         """Speeds of each job from the reports of all jobs of its model, including jobs that have ended.
@@ -67,87 +66,86 @@ class SeenSpeeds:
         exchange is expected to take as long as the cluster takes for the same number of bytes.
         """
         seen, jobs = snapshot.seen, snapshot.jobs
-        told: dict[int, _Told] = {
-            row: (own, _exchanging(exchange, int(jobs.gradient_bytes[row])))
-            for row, own in _own_reports(seen).items() if jobs.profile[row] < 0
-        }
+        block, num_bytes, profiles = _block(seen), jobs.gradient_bytes.tolist(), jobs.profile.tolist()
+        own = [(row, part) for row, part in zip(*_own_reports(seen), strict=True) if profiles[row] < 0]
+        rows, parts = [row for row, _ in own], [part for _, part in own]
+        priors = [_exchanging(exchange, num_bytes[row]) for row in rows]
         for profile in np.unique(jobs.profile[jobs.profile >= 0]).tolist():
-            of_model = np.flatnonzero(seen.profile == profile)
-            if len(of_model) or profile in self.library:
-                rows = np.flatnonzero(jobs.profile == profile)
-                for row, size in zip(rows.tolist(), jobs.gradient_bytes[rows].tolist(), strict=True):
-                    told[row] = of_model, self.library[profile] if profile in self.library else _exchanging(
-                        exchange, size
-                    )
-        return self._speeds(snapshot, told)
+            of_model = seen.profile == profile
+            if of_model.any() or profile in self.library:
+                more = np.flatnonzero(jobs.profile == profile).tolist()
+                rows += more
+                parts += [block[of_model].tobytes()] * len(more)
+                priors += [
+                    self.library[profile] if profile in self.library else _exchanging(exchange, num_bytes[row])
+                    for row in more
+                ]
+        return self._speeds(snapshot, rows, parts, priors)
 
-    def _speeds(self, snapshot: Snapshot, told: Mapping[int, _Told]) -> Speeds:
-        """Fit what is known about some job rows; nothing is known about the others."""
-        seen, size = snapshot.seen, len(snapshot.jobs)
+    def _speeds(self, snapshot: Snapshot, rows: list[int], parts: list[bytes], priors: list[_Prior]) -> Speeds:
+        """Fit reports and priors of some job rows; nothing is known about the others.
+
+        Lists of bytes and not of pairs, because thousands of pairs in every round bring on full garbage collections.
+        """
+        size = len(snapshot.jobs)
         parameters = np.full((size, len(PARAMETERS)), np.nan)
         known, failed = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
         gpus_seen = np.zeros(size, dtype=np.int64)
-        columns = (seen.nodes, seen.gpus, seen.local_batch, seen.step_s, seen.sync_s)
-        block: FloatArray = np.stack(columns, axis=1, dtype=np.float64)
-        data, row_bytes = block.tobytes(), block.itemsize * len(columns)
-        found: dict[int, FloatArray] = {}
-        asked: dict[int, _Asked] = {}
-        for row, (where, prior) in sorted(told.items(), key=itemgetter(0)):
-            if isinstance(where, slice):
-                part = data[where.start * row_bytes : where.stop * row_bytes]
-            else:
-                part = block[where].tobytes()
-            if part:
-                asked[row] = part, prior
-            elif prior is not None and np.isfinite(prior).all():
-                found[row] = prior
-        for row, (fitted, most) in zip(asked, self._fitted(asked.values()), strict=True):
-            gpus_seen[row] = most
-            if fitted.ok:
-                found[row] = fitted.parameters
-            else:
-                failed[row] = True
-                self.failures[int(snapshot.jobs.id[row])] = f"{fitted.status}, residual {fitted.residual:.3g}"
-        if found:
-            rows = list(found)
-            parameters[rows], known[rows] = list(found.values()), True
+        if not rows:
+            return Speeds(parameters=parameters, known=known, failed=failed, gpus_seen=gpus_seen)
+        fits, gpus_seen[rows] = self._fitted(parts, priors)
+        found = np.concatenate([fitted.parameters for fitted in fits]).reshape(-1, len(PARAMETERS))
+        reported, fits_well = np.array([len(part) > 0 for part in parts]), np.array([fitted.ok for fitted in fits])
+        known[rows] = fits_well | (~reported & np.isfinite(found).all(axis=1))
+        failed[rows] = reported & ~fits_well
+        parameters[rows] = np.where(known[rows, None], found, np.nan)
+        for at in np.flatnonzero(reported & ~fits_well).tolist():
+            self.failures[int(snapshot.jobs.id[rows[at]])] = f"{fits[at].status}, residual {fits[at].residual:.3g}"
         return Speeds(parameters=parameters, known=known, failed=failed, gpus_seen=gpus_seen)
 
-    def _fitted(self, asked: Collection[_Asked]) -> list[tuple[Fit, int]]:
+    def _fitted(self, parts: list[bytes], priors: list[_Prior]) -> tuple[list[Fit], list[int]]:
         """The fit of each block of reports with its prior, and the most GPUs in the reports."""
-        keys = [part if prior is None else part + prior.tobytes() for part, prior in asked]
-        new = {key: each for key, each in zip(keys, asked, strict=True) if key not in self._fits}
+        keys = [part if prior is None else part + prior.tobytes() for part, prior in zip(parts, priors, strict=True)]
+        new = {key: at for at, key in enumerate(keys) if key not in self._fits}
         if new and len(self._fits) + len(new) > _FITS_KEPT:
             self._fits.clear()
-            new = dict(zip(keys, asked, strict=True))
-        self._fits.update(zip(new, _fit_new(new.values()), strict=True))
-        return [self._fits[key] for key in keys]
+            new = {key: at for at, key in enumerate(keys)}
+        told = [(parts[at], priors[at]) for at in new.values()]
+        self._fits.update(zip(new, _fit_new(told), strict=True))
+        found = [self._fits[key] for key in keys]
+        return [fitted for fitted, _ in found], [most for _, most in found]
 
 
-def _fit_new(asked: Collection[_Asked]) -> list[tuple[Fit, int]]:
+def _fit_new(told: Sequence[tuple[bytes, _Prior]]) -> list[tuple[Fit, int]]:
     """Fit blocks of reports; where a prior says nothing about computing, the job's own reports do."""
-    blocks = [np.frombuffer(part).reshape(-1, 5) for part, _ in asked]
+    blocks = [np.frombuffer(part).reshape(-1, 5) for part, _ in told]
     observations = [Observations(
         nodes=block[:, 0].astype(np.int64), gpus=block[:, 1].astype(np.int64), local_batch=block[:, 2],
         step_s=block[:, 3], sync_s=block[:, 4],
     ) for block in blocks]
-    priors = [prior for _, prior in asked]
+    priors = [prior for _, prior in told]
     partial = {at: prior for at, prior in enumerate(priors) if prior is not None and not np.isfinite(prior).all()}
     own = fit_all([observations[at] for at in partial], [None] * len(partial))
     for (at, prior), fitted in zip(partial.items(), own, strict=True):
         priors[at] = np.where(np.isfinite(prior), prior, fitted.parameters)
-    most = [int(seen.gpus.max()) for seen in observations]
+    most = [int(seen.gpus.max(initial=0)) for seen in observations]
     return list(zip(fit_all(observations, priors), most, strict=True))
 
 
-def _own_reports(seen: SeenSteps) -> dict[int, slice]:
-    """Rows of each job's own reports, by job row; jobs without reports are left out."""
+def _own_reports(seen: SeenSteps) -> tuple[list[int], list[bytes]]:
+    """Job rows and the memory of their own reports; jobs without reports are left out."""
     job = seen.job[: np.count_nonzero(seen.job >= 0)]  # those of jobs that have ended come last
     first = np.flatnonzero(np.diff(job, prepend=-1))
-    return {
-        int(job[start]): slice(start, stop)
-        for start, stop in zip(first.tolist(), [*first[1:].tolist(), len(job)], strict=True)
-    } if len(job) else {}
+    block = _block(seen)
+    data, ends = block.tobytes(), np.append(first, len(job)) * block.itemsize * block.shape[1]
+    return job[first].tolist(), [data[start:stop] for start, stop in pairwise(ends.tolist())]
+
+
+def _block(seen: SeenSteps) -> FloatArray:
+    """The reports as ``Observations``, in columns (S, 5)."""
+    columns = (seen.nodes, seen.gpus, seen.local_batch, seen.step_s, seen.sync_s)
+    block: FloatArray = np.stack(columns, axis=1, dtype=np.float64)
+    return block
 
 
 @lru_cache(maxsize=1024)

@@ -24,6 +24,7 @@ class SeenStepTimes:
         self._of_job: dict[int, dict[_Key, _Mean]] = {}
         self._profile: dict[int, int] = {}
         self._of_profile: dict[int, dict[_Key, _Mean]] = {}
+        self._rows: dict[int, bytes] = {}  # of a job in the table; those of its last report are made when it is read
         self._columns: tuple[IntArray, SeenSteps] | None = None
 
     def add(self, job: int, profile: int, seen: Iterable[Sample]) -> None:
@@ -33,6 +34,7 @@ class SeenStepTimes:
         for sample in seen:
             if _merge(means, (sample.nodes, sample.gpus, sample.local_batch), (1, sample.step_s, sample.sync_s)):
                 self._columns = None
+                self._rows.pop(job, None)
 
     def over(self, job: int) -> None:
         """Remove a job that has ended; its step times are kept under its model."""
@@ -40,6 +42,7 @@ class SeenStepTimes:
         if means is None:
             return
         profile = self._profile.pop(job)
+        self._rows.pop(job, None)
         if profile != NONE:
             past = self._of_profile.setdefault(profile, {})
             for key, mean in means.items():
@@ -58,20 +61,22 @@ class SeenStepTimes:
         return replaced(table, job=frozen(rows))
 
     def _build(self) -> tuple[IntArray, SeenSteps]:
-        rows = [
-            (job, self._profile[job], *key, step_s, sync_s)
-            for job, means in sorted(self._of_job.items()) for key, (_, step_s, sync_s) in sorted(means.items())
-        ]
-        rows += [
-            (NONE, profile, *key, step_s, sync_s)
-            for profile, means in sorted(self._of_profile.items()) for key, (_, step_s, sync_s) in sorted(means.items())
-        ]
-        block = np.array(rows, dtype=np.float64).reshape(-1, 7).T
+        for job in self._of_job.keys() - self._rows.keys():
+            self._rows[job] = _rows(job, self._profile[job], self._of_job[job])
+        past = [_rows(NONE, profile, means) for profile, means in sorted(self._of_profile.items())]
+        rows = b"".join([*(self._rows[job] for job in sorted(self._of_job)), *past])
+        block = np.frombuffer(rows).reshape(-1, 7).T
         job, profile, nodes, gpus, local_batch = (frozen(column.astype(np.int64)) for column in block[:5])
         return job[job != NONE], SeenSteps(
             job=job, profile=profile, nodes=nodes, gpus=gpus, local_batch=local_batch, step_s=frozen(block[5]),
             sync_s=frozen(block[6]),
         )
+
+
+def _rows(job: int, profile: int, means: dict[_Key, _Mean]) -> bytes:
+    """Rows of the table, the memory of an array of floats (S, 7)."""
+    rows = [(job, profile, *key, step_s, sync_s) for key, (_, step_s, sync_s) in sorted(means.items())]
+    return np.array(rows, dtype=np.float64).tobytes()
 
 
 def _merge(means: dict[_Key, _Mean], key: _Key, mean: _Mean) -> bool:

@@ -132,7 +132,7 @@ def test_without_accumulation_only_who_could_not_run_otherwise_accumulates():
 
 def test_speedups_are_relative_to_the_fewest_gpus_a_job_may_run_on():
     found = table("2x4xT4", one_batch(gpus=2, gpus_min=2), parameters=(PERFECT,))
-    assert found.speedup[0, [2, 4, 8]].tolist() == pytest.approx([1, 2, 4])
+    assert found.speedup.tolist() == pytest.approx([1, 2, 4])
 
 
 @pytest.mark.parametrize("one", [one_batch(), job(gpus=2)])

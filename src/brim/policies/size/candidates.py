@@ -27,6 +27,7 @@ class Candidates:
         active: Whether the job takes part: it waits, or holds GPUs and may be given others (J,).
         stays: GPUs of a job that is not changed because it holds a GPU that takes no new jobs; else 0 (J,).
         capacity: GPUs for the jobs that take part.
+        possible: Job and GPUs of each rate that is not -inf, two columns (F,). They are few in a long queue.
     """
 
     rate_JG: FloatArray
@@ -36,12 +37,14 @@ class Candidates:
     active: BoolArray
     stays: IntArray
     capacity: int
+    possible: tuple[IntArray, IntArray]
 
     @property
     def speedup(self) -> FloatArray:
-        """Rates relative to the fewest GPUs a job may run on (J, G + 1), -inf where it cannot run."""
-        base = np.take_along_axis(self.rate_JG, self.least[:, None], axis=1)
-        return self.rate_JG / np.where(self.least[:, None] > 0, base, 1.0)
+        """Rates of the possible sizes, relative to the fewest GPUs a job may run on (F,)."""
+        job, gpus = self.possible
+        speedup: FloatArray = self.rate_JG[job, gpus] / self.rate_JG[job, self.least[job]]
+        return speedup
 
     def sizes(self, gpus: IntArray, snapshot: Snapshot) -> Sizes:
         """The chosen GPUs (J,) with their batches; a job without GPUs, or one that stays, keeps its last batch."""
@@ -98,7 +101,9 @@ def candidates(
     rate[~allowed] = -np.inf
     rows = np.flatnonzero(fitted)
     for accumulate in (False, True) if not accumulation else (True,):
-        _evaluate(rate, batches, allowed, rows, snapshot, speeds, noise, batch, accumulate)
+        beyond = allowed[rows, width + 1 :].any(axis=1)
+        for part in (rows[~beyond], rows[beyond]):  # most jobs of a long queue may grow to a node at most
+            _evaluate(rate, batches, allowed, part, snapshot, speeds, noise, batch, accumulate)
         rows = rows[~np.isfinite(rate[rows]).any(axis=1)]
     fitted[rows] = False  # no batch is possible on any size
     rigid = np.flatnonzero(active & ~fitted & ~is_new)
@@ -107,9 +112,10 @@ def candidates(
     rate[rigid, jobs.gpus[rigid]] = 1.0
     rate[:, 0] = -np.inf
     finite = np.isfinite(rate)
+    row, gpus = np.nonzero(finite)
     return Candidates(
         rate_JG=rate, batch_JG=batches, least=np.where(finite.any(axis=1), finite.argmax(axis=1), 0), fitted=fitted,
-        active=active, stays=stays, capacity=capacity,
+        active=active, stays=stays, capacity=capacity, possible=(row, gpus),
     )
 
 
@@ -160,20 +166,21 @@ def _evaluate(
     noise: bool, batch: IntArray | None, accumulation: bool,
 ) -> None:
     """Fill in rates and batches of some rows from their fitted models, where a size is allowed."""
-    if not len(rows):
+    sizes = np.flatnonzero(allowed[rows].any(axis=0))
+    if not len(sizes):
         return
-    jobs = snapshot.jobs
+    jobs, columns = snapshot.jobs, slice(0, int(sizes[-1]) + 1)
     limits = Limits(
         batch_min=jobs.batch_min[rows], batch_max=jobs.batch_max[rows],
         local_batch_min=np.maximum(jobs.local_batch_min[rows], 1), local_batch_max=jobs.local_batch_max[rows],
     )
     known = GradientStatistics(jobs.grad_var[rows], jobs.grad_sqr[rows]) if noise else None
-    where = speeds.parameters[rows], fewest_nodes(rate.shape[1] - 1, int(snapshot.nodes.gpus.max()))
-    found, batches[rows] = (
+    where = speeds.parameters[rows], fewest_nodes(int(sizes[-1]), int(snapshot.nodes.gpus.max()))
+    found, batches[rows, columns] = (
         best_batches(*where, limits, known, accumulation=accumulation) if batch is None
         else fixed_batches(*where, batch[rows], limits, known, accumulation=accumulation)
     )
-    rate[rows] = np.where(allowed[rows], found, -np.inf)
+    rate[rows, columns] = np.where(allowed[rows, columns], found, -np.inf)
 
 
 def _fits_together(gpus_max: int, width: int) -> BoolArray:

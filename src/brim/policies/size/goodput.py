@@ -56,7 +56,7 @@ class PolluxFitness:
         utility = np.power(WITHOUT_GPUS, self.power) / self.power
         with np.errstate(divide="ignore"):
             value = np.power(_after_change(found, snapshot, kept), self.power) / self.power
-        return chosen(snapshot, found, value, np.full(len(jobs), utility))
+        return _chosen(snapshot, found, value, np.full(len(jobs), utility))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,8 @@ class Goodput:
         found = candidates(snapshot, beliefs.speeds.of_jobs(snapshot), gpus_max=self.gpus_max, growth=self.growth)
         kept = np.maximum(1.0 - restart_ms(snapshot) / self.horizon_ms, KEPT_LEAST)
         weight = (1.0 + work_ms(snapshot, found) / self.young_ms) ** -self.ageing
-        value = np.log(_after_change(found, snapshot, kept, starts=True), where=np.isfinite(found.rate_JG),
-                       out=np.full(found.rate_JG.shape, -np.inf))
-        return chosen(snapshot, found, weight[:, None] * value, weight * np.log(WITHOUT_GPUS))
+        value = weight[found.possible[0]] * np.log(_after_change(found, snapshot, kept, starts=True))
+        return _chosen(snapshot, found, value, weight * np.log(WITHOUT_GPUS))
 
 
 def restart_ms(snapshot: Snapshot) -> FloatArray:
@@ -114,21 +113,22 @@ def work_ms(snapshot: Snapshot, found: Candidates) -> FloatArray:
 
 
 def _after_change(found: Candidates, snapshot: Snapshot, kept: FloatArray, *, starts: bool = False) -> FloatArray:
-    """Speed-ups (J, G + 1), -inf where a job cannot run.
+    """Speed-ups of the possible sizes (F,).
 
     A running job keeps only the share ``kept`` (J,) of the speed-ups of other sizes; with ``starts``, a waiting job
     keeps only that share of all its speed-ups.
     """
-    jobs, speedup = snapshot.jobs, found.speedup
-    changes = np.arange(speedup.shape[1]) != jobs.gpus_now[:, None]
+    jobs, (job, gpus) = snapshot.jobs, found.possible
+    changes = gpus != jobs.gpus_now[job]
     if not starts:
-        changes &= jobs.holds[:, None]
-    return speedup * np.where(changes & np.isfinite(speedup), kept[:, None], 1.0)
+        changes &= jobs.holds[job]
+    return found.speedup * np.where(changes, kept[job], 1.0)
 
 
-def chosen(snapshot: Snapshot, found: Candidates, value_JG: FloatArray, value_none: FloatArray) -> Sizes:
-    """The sizes of greatest total value; ``value_none`` (J,) is the value of having no GPUs."""
-    value = np.where(np.isfinite(found.rate_JG), value_JG, -np.inf)
+def _chosen(snapshot: Snapshot, found: Candidates, value_F: FloatArray, value_none: FloatArray) -> Sizes:
+    """The sizes of greatest total value, of values (F,) of the possible ones and ``value_none`` (J,) of no GPUs."""
+    value = np.full(found.rate_JG.shape, -np.inf)
+    value[found.possible] = value_F
     value[:, 0] = np.where(found.active, value_none, 0.0)
     gpus = best_sizes(value, found.capacity)
     assert gpus is not None  # no GPUs for any job is always allowed
