@@ -11,6 +11,7 @@ import pytest
 
 from brim import traces
 from brim.core.cluster import parse_cluster
+from brim.engine.journal import Journal
 from brim.policies.presets import PRESETS
 from brim.reports.metrics import measure
 from brim.sim.overheads import Overheads
@@ -19,6 +20,7 @@ from brim.sim.truths.profiles import read_applications
 from brim.sim.twin import ReplaySettings, replay
 from tests.cli.commands import brim
 from tests.realdata.test_read_all import DATA
+from tests.sim.test_compiled_loop import assert_equal
 
 PROFILES = DATA / "profiles/pollux"
 WORKLOADS = DATA / "traces/pollux/workloads"
@@ -40,6 +42,18 @@ def test_tiresias_lands_within_three_per_cent_of_the_published_simulator(number)
     found = measure(outcome)
     assert found.finished == len(trace)
     assert found.jct_mean_s == pytest.approx(PUBLISHED_S[number], rel=0.03)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "backfill", "gittins", "srtf-oracle", "tiresias-pollux"])
+@pytest.mark.parametrize("overheads", [Overheads.of_pollux(), Overheads()])
+def test_a_published_workload_is_the_same_in_the_compiled_and_the_general_loop(policy, overheads):
+    trace, applications, costs = workload(6), read_applications(PROFILES), ReplaySettings(overheads=overheads)
+    one, other = (
+        replay(trace, CLUSTER, PRESETS[policy], costs, truth=Measured(trace, CLUSTER, applications), journal=journal)
+        for journal in (None, Journal())
+    )
+    assert_equal(one, other)
+    assert one.assumptions == other.assumptions
 
 
 def test_the_command_replays_a_published_workload():

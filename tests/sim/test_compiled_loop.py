@@ -29,14 +29,19 @@ from brim.policies.presets import PRESETS
 from brim.policies.size.as_asked import AsAsked
 from brim.sim.faults import Drain, Faults
 from brim.sim.overheads import Overheads
+from brim.sim.truths.categories import drawn_jobs
 from brim.sim.truths.rigid import Rigid
+from brim.sim.truths.truth import ALONE
 from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, small_trace
-from brim.testing.strategies import clusters, jobs_of, overheads
+from brim.testing.elastic import ToyTruth
+from brim.testing.strategies import clusters, elastic_jobs_of, jobs_of, overheads
+from brim.traces import synthesize
 from tests import sampling
 from tests.golden.cases import CLUSTERS, TRACES, load
 
 from .exact import run
+from .test_company import Divided
 
 RIGID = tuple(name for name, policy in PRESETS.items() if type(policy.size) is AsAsked)
 PLACES = (Consolidate, Spread, Fragmentation, WorstFit)
@@ -54,14 +59,23 @@ def assert_equal(one: Replay, other: Replay) -> None:
         assert np.array_equal(getattr(one.runs, column.name), getattr(other.runs, column.name)), column.name
 
 
-def both(trace, cluster, policy, settings):
+def both(trace, cluster, policy, settings, truth=None):
     """Both replays, stopped at the first report of progress: some of these policies let no job finish."""
     def stop(ended, now_ms):
         return False
 
     return tuple(
-        replay(trace, cluster, policy, settings, journal=journal, on_progress=stop) for journal in (None, Journal())
+        replay(trace, cluster, policy, settings, truth=truth, journal=journal, on_progress=stop)
+        for journal in (None, Journal())
     )
+
+
+class Thirds(ToyTruth):
+    """A truth whose paces change with nodes and progress, and are no binary fractions: work is rounded."""
+
+    def pace(self, job, done, nodes, batch, company=ALONE):
+        pace = super().pace(job, done, nodes, batch, company)
+        return pace._replace(per_ms=pace.per_ms / 3)
 
 
 @st.composite
@@ -92,6 +106,17 @@ def test_the_compiled_loop_decides_as_the_general_loop_does(data):
     settings = ReplaySettings(gap_ms=data.draw(st.sampled_from((0, 1_000, 7_000))), overheads=data.draw(overheads()),
                         estimates=data.draw(st.sampled_from(("limits", "history"))))
     assert_equal(*both(trace, cluster, data.draw(policies()), settings))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_jobs_whose_pace_depends_on_nodes_and_progress_run_alike_in_both(data):
+    cluster = data.draw(clusters())
+    jobs = data.draw(elastic_jobs_of(cluster, jobs_max=14))
+    trace = small_trace(*jobs)
+    truth = Thirds(trace, dict(zip(trace.job_id, jobs, strict=True)))
+    settings = ReplaySettings(gap_ms=data.draw(st.sampled_from((0, 1_000, 7_000))), overheads=data.draw(overheads()))
+    assert_equal(*both(trace, cluster, data.draw(policies()), settings, truth))
 
 
 @settings(max_examples=100, deadline=None)
@@ -130,6 +155,16 @@ TWO = small_trace(job(run=7200), job(run=7200))
 EQUALS = replace(PRESETS["las"], order=LeastAttained(1), period_ms=1_000)
 
 
+@pytest.mark.parametrize("name", ["las", "tiresias-pollux"])
+def test_elastic_jobs_at_the_size_asked_are_the_same_in_both(name):
+    cluster = parse_cluster("4x4xT4")
+    trace = synthesize("philly", jobs=200, seed=3, cluster=cluster, load=2.0)
+    truth = drawn_jobs(trace, cluster, 0.5)
+    outcome = replay(trace, cluster, PRESETS[name], truth=truth)
+    assert_equal(outcome, replay(trace, cluster, PRESETS[name], truth=truth, journal=Journal()))
+    assert outcome.preemptions.sum() > 20
+
+
 def test_both_give_up_with_the_same_words():
     """Two equal jobs take one GPU from each other in every round."""
     said = []
@@ -162,7 +197,12 @@ def test_parts_of_its_own_kind_run_in_the_general_loop():
     for place in PLACES:
         assert is_compiled(replace(PRESETS["las"], place=place()))
         assert not is_compiled(replace(PRESETS["las"], place=type("Mine", (place,), {})()))
-    truth = type("Mine", (Rigid,), {})(TWO)
+
+
+@pytest.mark.parametrize("truth", [
+    Divided(TWO), type("Wide", (Rigid,), {"columns": lambda self: {"gpus": self.run_ms // 7_200_000}})(TWO),
+])
+def test_a_truth_on_which_more_depends_than_paces_runs_in_the_general_loop(truth):
     assert len(replay(TWO, parse_cluster("2x1xT4"), PRESETS["las"], truth=truth).round_s) > 0
 
 

@@ -88,7 +88,7 @@ def replay(
     The bounds of ``bounds_of`` may be given, for several replays of one trace; otherwise they are computed.
 
     Policies of shipped parts that keep the size of every job run in compiled loops that make the same decisions
-    (docs/decisions/0005), unless a journal is wanted, there are faults, or the truth is not that of the trace.
+    (docs/decisions/0005), unless a journal is wanted, there are faults, or jobs slow each other down.
 
     Raises:
         ConfigError: the trace cannot run on the cluster or has no run times, or faults are so frequent that no job
@@ -102,19 +102,13 @@ def replay(
     believed: RunTimes = TrueRunTimes(truth.run_ms) if policy.oracle else ESTIMATES[settings.estimates]
     started, notes = time.perf_counter(), settings.notes
     report = on_progress or (lambda ended, now_ms: True)
+    library = _library(settings.library, trace)
+    notes += _known_models(settings.library, library, trace)
     run = eligible_loop(policy, trace, truth, settings.faults, believed) if journal is None else None
     if run:
-        outcome = run(trace, cluster, policy, truth.run_ms, believed, settings.overheads, settings.gap_ms, report)
+        outcome = run(trace, cluster, policy, truth, believed, settings.overheads, settings.gap_ms, report)
     else:
-        library = _library(settings.library, trace)
         beliefs = _beliefs(policy, cluster, truth, believed, library)
-        if settings.library:
-            known = ", ".join(trace.profiles[code] for code in library)
-            notes += (
-                f"Step times of {known} are known beforehand to policies that ask for models (profile library "
-                f"{settings.library})." if known else
-                f"The profile library {settings.library} matches no model of this trace.",
-            )
         if beliefs.exchange is not None:
             notes += (
                 "Before its first job the cluster is closed for "
@@ -141,6 +135,17 @@ def _library(name: str, trace: Trace) -> dict[int, FloatArray]:
         return {}
     known = load(name).steps
     return {code: known[model].parameters for code, model in enumerate(trace.profiles) if model in known}
+
+
+def _known_models(name: str, library: dict[int, FloatArray], trace: Trace) -> tuple[str, ...]:
+    """A sentence about the models that are in a profile library."""
+    if not name:
+        return ()
+    known = ", ".join(trace.profiles[code] for code in library)
+    return (
+        f"Step times of {known} are known beforehand to policies that ask for models (profile library {name})."
+        if known else f"The profile library {name} matches no model of this trace.",
+    )
 
 
 def _beliefs(

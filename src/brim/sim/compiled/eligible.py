@@ -27,6 +27,11 @@ from brim.units import WHOLE_GPU
 
 _PLACES: Final = (Consolidate, Spread, Fragmentation, WorstFit)
 _KNOWN: Final = (Policy, *ORDERS, AsAsked, *_PLACES, Even, NoFill, *RUN_TIMES, Rigid)
+_UNREAD: Final = frozenset({
+    "gpus_min", "gpus_max", "batch", "batch_min", "batch_max", "local_batch_min", "local_batch_max", "profile",
+    "gradient_bytes",
+})
+"""Columns of a truth that no part known here reads."""
 _MOST: Final = 1 << 53
 _MOST_SERVICE: Final = 1 << 60
 """Above every product of GPUs, thousandths and ms that stays within 64 bits with what restarts and saves add."""
@@ -48,18 +53,19 @@ def eligible_loop(
     """Return the faster of the compiled loops that implement everything that decides this replay, None without one.
 
     Types are compared exactly, because the loops implement only the parts they know, and a subclass may differ. So may
-    a part after a policy file has replaced a function or constant in a module of brim.
+    a part after a policy file has replaced a function or constant in a module of brim. A truth is asked for its paces,
+    so it may be of any type, as long as they depend on no other job.
     """
     is_implemented = (
         type(policy) is Policy and type(policy.order) in ORDERS and type(policy.size) is AsAsked
         and type(policy.place) in _PLACES and type(policy.feed) is Even and type(policy.fill) is NoFill
-        and type(believed) in RUN_TIMES and type(truth) is Rigid and not faults.any and len(trace) > 0
+        and type(believed) in RUN_TIMES and not truth.contended and not faults.any and len(trace) > 0
         and getattr(policy.place, "misfit", "") in MISFIT and _has_plain_constants(policy.order)
-        and _fits_64_bits(trace, truth) and _AS_SHIPPED.holds()
+        and _UNREAD.issuperset(truth.columns()) and _fits_64_bits(trace, truth) and _AS_SHIPPED.holds()
     )
     if not is_implemented:
         return None
-    return run_queues if _has_fixed_order(policy, trace, believed) else run_loop
+    return run_queues if type(truth) is Rigid and _has_fixed_order(policy, trace, believed) else run_loop
 
 
 def _fits_64_bits(trace: Trace, truth: Truth) -> bool:

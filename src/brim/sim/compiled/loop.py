@@ -2,11 +2,12 @@
 
 It handles the same events in the same order as the twin's general loop, and its rounds call the walk of the place
 parts. A job is a row of one table, with what the state of the engine and the twin know about it. Python is called
-every ``EVENTS_PER_CALL`` events and rounds, and when an array is full.
+every so many events and rounds, when an array is full, and for the paces of jobs that got GPUs.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -32,6 +33,9 @@ from brim.sim.compiled.orders import (
     GRANTS,
     HELD,
     HELD_FOR,
+    INTERVAL,
+    INTERVAL_MS,
+    LAST_INTERVAL,
     MEM,
     PENDING,
     PHASE,
@@ -39,7 +43,6 @@ from brim.sim.compiled.orders import (
     PREEMPTIONS,
     PROGRESS,
     RESTARTS,
-    RUN,
     RUNNING,
     SAVED,
     SERVICE,
@@ -63,26 +66,27 @@ from brim.sim.compiled.orders import (
 )
 
 _FINISHED, _STOPPED, _SUBMITTED = int(Kind.FINISHED), int(Kind.STOPPED), int(Kind.SUBMITTED)
-_ELIGIBLE, _STARTED = int(Kind.ELIGIBLE), int(Kind.STARTED)
+_ELIGIBLE, _STARTED, _REPORTED = int(Kind.ELIGIBLE), int(Kind.STARTED), int(Kind.REPORTED)
 _RUNS = int(Why.RUNS)
 NEVER: Final = np.iinfo(np.int64).max
 _SEQUENCES: Final = 1 << 56
 """Above every sequence number of an event."""
 
-GOES_ON, OVER, IDLE, FULL = range(4)
+GOES_ON, OVER, IDLE, FULL, BEGAN = range(5)
 """Why the loop returned: it handled as many events as was asked; all jobs have ended; jobs wait and nothing will
-happen; an array is full."""
+happen; an array is full; jobs were started whose paces depend on their nodes."""
 
-(GAP, PERIOD, FIXED, START_MS, SAVE_MS, RESTART_MS, MISFIT, RULE, TYPES, DEPENDENTS_MAX) = range(10)
-"""Entries of ``LoopInputs.number``."""
-NUM_SETTINGS: Final = 10
+(GAP, PERIOD, FIXED, START_MS, SAVE_MS, RESTART_MS, MISFIT, RULE, TYPES, DEPENDENTS_MAX, PACED) = range(11)
+"""Entries of ``LoopInputs.number``; the last says whether paces were known before the replay began."""
+NUM_SETTINGS: Final = 11
 (HEAP, SEQUENCE, ARRIVED, ENDED, ALIVE, WAITING, HOLDING, GRANTED, RUNS, RUN_GPUS, NOW, APPLIED, SINCE_MS, LAST,
- ROUNDS, EVENTS, PROGRESSED, FUTILE, FUTILE_MS) = range(19)
+ ROUNDS, EVENTS, PROGRESSED, FUTILE, FUTILE_MS, BEGUN) = range(20)
 """Entries of ``LoopState.number``: entries of the heap, events pushed, jobs that arrived, ended, are in the tables,
 wait, have GPUs; GPUs that these have; rows of the record; time of the loop, and of the last event that the state would
 see; since when a round is wanted, when the last was, how many were, events and rounds; whether some job made lasting
-progress, rounds that took GPUs before a job made any, and the time of the last of these."""
-NUM_COUNTERS: Final = 19
+progress, rounds that took GPUs before a job made any, and the time of the last of these; jobs that were started and
+have not been paced."""
+NUM_COUNTERS: Final = 20
 
 
 class LoopInputs(NamedTuple):
@@ -123,6 +127,10 @@ class LoopState(NamedTuple):
         alive: Jobs in the tables, in order of submission (J,).
         order: The same jobs in the order of the last round (J,).
         row_of: Row of each job in the tables of a round (J,).
+        begun: The jobs that were started and have not been paced, in order of their start (J,).
+        done: Work that each job has done up to its present interval, in the unit of the truth (J,).
+        until: Work at which each of a job's intervals of equal pace ends, the last of which ends the job (J, I).
+        per_ms: Work per ms in each of them (J, I).
         node: Node of every GPU that a job has, from its column ``GRANTS`` on.
         gpu: Index of that GPU on the node.
         leaving_ms: When the last job that was preempted leaves each GPU.
@@ -137,6 +145,10 @@ class LoopState(NamedTuple):
     alive: IntArray
     order: IntArray
     row_of: IntArray
+    begun: IntArray
+    done: FloatArray
+    until: FloatArray
+    per_ms: FloatArray
     node: IntArray
     gpu: IntArray
     leaving_ms: IntArray
@@ -241,6 +253,34 @@ def close_run(s: LoopState, inputs: LoopInputs, j: int, end_ms: int) -> None:
 
 
 @njit
+def _keep(s: LoopState, j: int) -> None:
+    """Keep the work that a job has done by now."""
+    n, job, i = s.number, s.job, s.job[j, INTERVAL]
+    done = min(s.done[j] + s.per_ms[j, i] * (n[NOW] - job[j, INTERVAL_MS]), s.until[j, i])
+    if done > s.done[j]:
+        n[PROGRESSED] = 1
+    s.done[j] = done
+
+
+@njit
+def _go_on(s: LoopState, j: int, from_ms: int) -> None:
+    """Begin an interval of equal pace: one in which the job has work left, unless it is the last."""
+    job, i = s.job, s.job[j, INTERVAL]
+    end_ms = from_ms + math.ceil((s.until[j, i] - s.done[j]) / s.per_ms[j, i])
+    job[j, INTERVAL_MS] = from_ms
+    _push(s, end_ms, _FINISHED if i == job[j, LAST_INTERVAL] else _REPORTED, j, job[j, PLACEMENTS])
+
+
+@njit
+def set_off(s: LoopState) -> None:
+    """Expect the ends of the intervals in which the jobs that were started begin."""
+    n = s.number
+    for i in range(n[BEGUN]):
+        _go_on(s, s.begun[i], s.job[s.begun[i], FROM])
+    n[BEGUN] = 0
+
+
+@njit
 def _preempt(s: LoopState, inputs: LoopInputs, o: OrderState, j: int) -> None:
     """Preempt a job: it saves, if it has made progress, and leaves its GPUs."""
     n, job = s.number, s.job
@@ -250,7 +290,7 @@ def _preempt(s: LoopState, inputs: LoopInputs, o: OrderState, j: int) -> None:
     job[j, PREEMPTIONS] += 1
     if now_ms > job[j, FROM]:
         gone_ms = job[j, SAVED] = now_ms + inputs.number[SAVE_MS]
-        n[PROGRESSED] = 1
+        _keep(s, j)
         job[j, USEFUL] += (now_ms - job[j, FROM]) * job[j, GPUS] * job[j, SHARE] // WHOLE
         for i in range(job[j, GRANTS], job[j, GRANTS] + job[j, GPUS]):
             s.leaving_ms[inputs.offset[s.node[i]] + s.gpu[i]] = gone_ms
@@ -281,7 +321,8 @@ def _start(s: LoopState, inputs: LoopInputs, j: int) -> None:
     n[HOLDING] += 1
     n[GRANTED] += job[j, GPUS]
     _push(s, job[j, FROM], _STARTED, j, job[j, PLACEMENTS])
-    _push(s, job[j, FROM] + job[j, RUN] - job[j, PROGRESS], _FINISHED, j, job[j, PLACEMENTS])
+    s.begun[n[BEGUN]] = j
+    n[BEGUN] += 1
 
 
 @njit
@@ -456,6 +497,8 @@ def _round(s: LoopState, inputs: LoopInputs, o: OrderState) -> None:
         g += gpus
     n[LAST], n[SINCE_MS] = n[NOW], NONE
     n[ROUNDS] += 1
+    if inputs.number[PACED]:
+        set_off(s)
 
 
 @njit
@@ -482,6 +525,10 @@ def _handle(s: LoopState, inputs: LoopInputs, o: OrderState, kind: int, j: int, 
         return False
     if kind == _FINISHED:
         _finish(s, inputs, o, j)
+    elif kind == _REPORTED:
+        s.done[j] = s.until[j, job[j, INTERVAL]]
+        job[j, INTERVAL] += 1
+        _go_on(s, j, n[NOW])
     else:
         job[j, PHASE], job[j, UNDER_WAY] = RUNNING, n[NOW]
     return True
@@ -503,6 +550,8 @@ def advance(s: LoopState, inputs: LoopInputs, o: OrderState, events: int) -> int
     """Handle events and rounds in order of time, until their number is a multiple of ``events``; returns why."""
     n, heap, job, jobs = s.number, s.heap, s.job, len(s.job)
     while n[ENDED] < jobs:
+        if n[BEGUN]:
+            return BEGAN
         if _is_full(s, inputs):
             return FULL
         next_ms = heap[0, 0] if n[HEAP] else NEVER
@@ -528,7 +577,7 @@ def advance(s: LoopState, inputs: LoopInputs, o: OrderState, events: int) -> int
                 seen = _handle(s, inputs, o, kind, j, placement)
             if seen:
                 n[APPLIED] = next_ms
-                if kind != _STARTED:
+                if kind not in (_STARTED, _REPORTED):
                     _note(n)
         n[EVENTS] += 1
         if n[EVENTS] % events == 0:

@@ -29,9 +29,11 @@ is its row of ``LoopState.classes``."""
 (PHASE, SINCE, UNDER_WAY, PROGRESS, SERVICE, MEMO, PLACEMENTS, BEGIN, FROM, SAVED, TIE) = range(13, 24)
 """Columns that the state has too; then when an attempt got its GPUs, when it makes progress from, when its last save is
 done, and the job's tie in the order."""
-(FIRST_START, FINISH, HELD_FOR, USEFUL, PREEMPTIONS, RESTARTS) = range(24, 30)
+(INTERVAL, LAST_INTERVAL, INTERVAL_MS) = range(24, 27)
+"""The attempt's present interval of equal pace, its last one, and when the present one began."""
+(FIRST_START, FINISH, HELD_FOR, USEFUL, PREEMPTIONS, RESTARTS) = range(27, 33)
 """Columns of ``Replay``."""
-COLUMNS: Final = 30
+COLUMNS: Final = 33
 GONE: Final = -1
 HELD, PENDING, STARTING, RUNNING, STOPPING = (int(phase) for phase in Phase)
 _UNKNOWN_RUN_MS: Final = float(UNKNOWN_RUN_MS)

@@ -54,6 +54,7 @@ from brim.sim.compiled.orders import outlived
 from brim.sim.feasibility import check_fits, type_codes
 from brim.sim.loop import Progress
 from brim.sim.overheads import Overheads
+from brim.sim.truths.truth import Truth
 from brim.units import WHOLE_GPU
 
 _EVENTS_PER_CALL: Final = 200_000
@@ -464,7 +465,7 @@ def run_queues(
     trace: Trace,
     cluster: Cluster,
     policy: Policy,
-    run_ms: IntArray,
+    truth: Truth,
     believed: RunTimes,
     overheads: Overheads,
     gap_ms: int,
@@ -476,7 +477,7 @@ def run_queues(
         ConfigError: a job could not run even on the empty cluster.
     """
     assert isinstance(policy.place, Consolidate | Spread)  # as eligible_loop checked
-    J = len(trace)
+    J, run_ms = len(trace), truth.run_ms
     gpu_type = type_codes(trace, cluster)[trace.gpu_type] if J else trace.gpu_type
     check_fits(trace, cluster, gpu_type)
     estimate_ms = np.maximum(run_ms if isinstance(believed, TrueRunTimes) else trace.time_limit_ms, 1).astype(float)

@@ -1,7 +1,8 @@
-"""A replay in the compiled loop: its tables, the calls of progress between stretches of it, and its columns."""
+"""A replay in the compiled loop: its tables, what it asks of Python between stretches of it, and its columns."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +31,8 @@ from brim.sim.loop import PROGRESS_EVERY, Progress
 from brim.sim.overheads import Overheads
 from brim.sim.specs import user_codes, user_names
 from brim.sim.stall_detector import StallDetector
+from brim.sim.truths.rigid import Rigid
+from brim.sim.truths.truth import ALONE, Truth
 
 ORDERS: Final[tuple[type, ...]] = (
     Arrival, ShortestJob, ShortestRemaining, LeastAttained, Gittins, ServiceQueues, TwoQueues, MaxMin
@@ -43,7 +46,7 @@ def run_loop(
     trace: Trace,
     cluster: Cluster,
     policy: Policy,
-    run_ms: IntArray,
+    truth: Truth,
     believed: RunTimes,
     overheads: Overheads,
     gap_ms: int,
@@ -52,11 +55,12 @@ def run_loop(
     """Replay with whole rounds in compiled code; same columns as the general loop.
 
     Raises:
-        ConfigError: a job could not run even on the empty cluster.
+        ConfigError: a job could not run even on the empty cluster, or the truth has no pace for it.
         PlanError: the policy lets no job make progress any more.
     """
-    state = _loop_state(trace, cluster, run_ms)
-    inputs = _loop_inputs(trace, cluster, policy, overheads, gap_ms)
+    state = _loop_state(trace, cluster, truth)
+    inputs = _loop_inputs(trace, cluster, policy, overheads, gap_ms, paced=type(truth) is Rigid)
+    batch = truth.columns().get("batch", trace.batch)
     order_state = _order_state(trace, policy.order, believed)
     stall_detector = StallDetector(trace, policy.name, overheads, Faults(), _Jobs(state.job))
     partial, status = False, loop.GOES_ON
@@ -64,7 +68,10 @@ def run_loop(
         status = loop.advance(state, inputs, order_state, PROGRESS_EVERY)
         n = state.number
         now_ms, ended = int(n[loop.NOW]), int(n[loop.ENDED])
-        if status == loop.FULL:
+        if status == loop.BEGAN:
+            state = _with_paces(state, truth, batch)
+            loop.set_off(state)
+        elif status == loop.FULL:
             state = _with_space(state, inputs)
         elif status == loop.IDLE:
             raise InvariantError(
@@ -108,7 +115,8 @@ def _check(stall_detector: StallDetector, state: LoopState) -> None:
     stall_detector.check(int(n[loop.EVENTS]), int(n[loop.ARRIVED]), now_ms, (since_ms,))
 
 
-def _loop_state(trace: Trace, cluster: Cluster, run_ms: IntArray) -> LoopState:
+def _loop_state(trace: Trace, cluster: Cluster, truth: Truth) -> LoopState:
+    """The state before the first event. Every job has the one interval that it has under the truth ``rigid``."""
     gpu_type = type_codes(trace, cluster)[trace.gpu_type] if len(trace) else trace.gpu_type
     check_fits(trace, cluster, gpu_type)
     J = len(trace)
@@ -117,7 +125,8 @@ def _loop_state(trace: Trace, cluster: Cluster, run_ms: IntArray) -> LoopState:
     for column, values in (
         (orders.CLASS, kind_of.ravel()), (orders.GPUS, trace.gpus), (orders.SHARE, trace.share_milli),
         (orders.CPU, trace.cpu_milli),
-        (orders.MEM, trace.mem_mib), (orders.TYPE, gpu_type), (orders.SUBMIT, trace.submit_ms), (orders.RUN, run_ms),
+        (orders.MEM, trace.mem_mib), (orders.TYPE, gpu_type), (orders.SUBMIT, trace.submit_ms),
+        (orders.RUN, truth.run_ms),
         (orders.LIMIT, trace.time_limit_ms), (orders.USER, user_codes(trace)), (orders.AFTER, trace.after),
         (orders.AFTER_MS, trace.after_ms), (orders.GRANTS, np.cumsum(trace.gpus) - trace.gpus),
     ):
@@ -126,16 +135,19 @@ def _loop_state(trace: Trace, cluster: Cluster, run_ms: IntArray) -> LoopState:
     job[:, [orders.FIRST_START, orders.FINISH]] = NONE
     number = np.zeros(loop.NUM_COUNTERS, dtype=np.int64)
     number[[loop.SINCE_MS, loop.FUTILE_MS]] = NONE
-    of_jobs, of_gpus = np.zeros((3, J), dtype=np.int64), np.zeros((2, int(trace.gpus.sum())), dtype=np.int64)
+    of_jobs, of_gpus = np.zeros((4, J), dtype=np.int64), np.zeros((2, int(trace.gpus.sum())), dtype=np.int64)
     return LoopState(
         number=number, job=job, heap=np.zeros((J + 1, 4), dtype=np.int64), alive=of_jobs[0], order=of_jobs[1],
-        row_of=of_jobs[2], node=of_gpus[0], gpu=of_gpus[1], leaving_ms=np.zeros(cluster.num_gpus, dtype=np.int64),
+        row_of=of_jobs[2], begun=of_jobs[3], done=np.zeros(J), until=truth.run_ms.astype(np.float64)[:, None],
+        per_ms=np.ones((J, 1)), node=of_gpus[0], gpu=of_gpus[1], leaving_ms=np.zeros(cluster.num_gpus, dtype=np.int64),
         run=np.zeros((J + 1, 4), dtype=np.int64), run_gpu=np.zeros(of_gpus.shape[1] + 1, dtype=np.int64),
         classes=np.vstack((kinds, np.zeros_like(kinds[:1]))).T.copy(),
     )
 
 
-def _loop_inputs(trace: Trace, cluster: Cluster, policy: Policy, overheads: Overheads, gap_ms: int) -> LoopInputs:
+def _loop_inputs(
+    trace: Trace, cluster: Cluster, policy: Policy, overheads: Overheads, gap_ms: int, *, paced: bool
+) -> LoopInputs:
     assert isinstance(policy.place, Consolidate | Spread | Fragmentation | WorstFit)  # as eligible_loop checked
     waits = np.flatnonzero(trace.after != NONE)
     counts = np.bincount(trace.after[waits], minlength=len(trace))
@@ -145,6 +157,7 @@ def _loop_inputs(trace: Trace, cluster: Cluster, policy: Policy, overheads: Over
     number[loop.SAVE_MS], number[loop.RESTART_MS] = overheads.save_ms, overheads.restart_ms
     number[loop.MISFIT], number[loop.RULE] = MISFITS[policy.place.misfit], policy.place.rule
     number[loop.TYPES], number[loop.DEPENDENTS_MAX] = len(cluster.gpu_types), counts.max(initial=0)
+    number[loop.PACED] = paced
     return LoopInputs(
         number=number, node_type=cluster.gpu_type_N.copy(), node_gpus=cluster.gpus_N.copy(),
         node_cpu=cluster.cpu_milli_N.copy(), node_mem=cluster.mem_mib_N.copy(),
@@ -172,6 +185,34 @@ def _order_state(trace: Trace, order: Order, believed: RunTimes) -> OrderState:
         rank=np.zeros(len(SERVICE_EDGES_GPU_MS)), stale=np.ones(1, dtype=np.bool_),
         lead=np.zeros(J, dtype=np.bool_), key=np.zeros(J),
     )
+
+
+def _with_paces(state: LoopState, truth: Truth, batch: IntArray) -> LoopState:
+    """Ask the truth for the paces of the jobs that were started, on the nodes they got, from what they have done on.
+
+    Args:
+        state: The state.
+        truth: A truth under which a pace does not depend on other jobs.
+        batch: Global batch of each job (J,).
+
+    Returns:
+        The state, with longer arrays if a job has more intervals of equal pace than any before.
+    """
+    for j in state.begun[: state.number[loop.BEGUN]].tolist():
+        first, gpus = state.job[j, [orders.GRANTS, orders.GPUS]].tolist()
+        nodes = tuple(Counter(state.node[first : first + gpus].tolist()).values())
+        done, ends, intervals = float(state.done[j]), False, []
+        while not ends:
+            per_ms, done, ends, _ = truth.pace(j, done, nodes, int(batch[j]), ALONE)
+            intervals.append((per_ms, done))
+        more = len(intervals) - state.until.shape[1]
+        if more > 0:
+            state = state._replace(**{
+                name: np.pad(getattr(state, name), ((0, 0), (0, more))) for name in ("until", "per_ms")
+            })
+        state.job[j, [orders.INTERVAL, orders.LAST_INTERVAL]] = 0, len(intervals) - 1
+        state.per_ms[j, : len(intervals)], state.until[j, : len(intervals)] = zip(*intervals, strict=True)
+    return state
 
 
 def _with_space(state: LoopState, inputs: LoopInputs) -> LoopState:
