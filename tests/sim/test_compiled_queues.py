@@ -25,6 +25,7 @@ from brim.policies.sockets import Policy
 from brim.sim.compiled.eligible import eligible_loop
 from brim.sim.compiled.queues import run_queues
 from brim.sim.compiled.replay import run_loop
+from brim.sim.compiled.scenario import Scenario
 from brim.sim.overheads import Overheads
 from brim.sim.truths.rigid import Rigid
 from brim.sim.twin import ReplaySettings, replay
@@ -32,7 +33,7 @@ from brim.testing import job, small_trace
 from brim.testing.strategies import clusters, jobs_of
 from tests.golden.cases import CLUSTERS, TRACES, load
 
-from .exact import NO_FAULTS, ends, run, starts
+from .exact import FREE, ends, run, starts
 
 COLUMNS = ("first_start_ms", "finish_ms", "service_gpu_ms", "useful_gpu_ms", "lost_gpu_ms", "preemptions", "restarts",
            "failed")
@@ -47,7 +48,10 @@ def assert_equal(one: Replay, other: Replay) -> None:
 
 
 def loop_of(policy, trace, believed=UserLimits()):  # noqa: B008 - frozen
-    return eligible_loop(policy, trace, Rigid(trace), NO_FAULTS, believed)
+    return eligible_loop(Scenario(
+        trace=trace, cluster=parse_cluster("1x1xT4"), policy=policy, truth=Rigid(trace), run_times=believed,
+        overheads=FREE, gap_ms=0,
+    ))
 
 
 @settings(max_examples=200)

@@ -26,6 +26,7 @@ from brim.policies.sockets import Policy
 from brim.sim.assumptions import assumptions
 from brim.sim.attempts import Attempts
 from brim.sim.compiled.eligible import eligible_loop
+from brim.sim.compiled.scenario import Scenario
 from brim.sim.fault_injector import FaultInjector
 from brim.sim.faults import Drain, Faults
 from brim.sim.loop import Loop, Progress
@@ -104,9 +105,11 @@ def replay(
     report = on_progress or (lambda ended, now_ms: True)
     library = _library(settings.library, trace)
     notes += _known_models(settings.library, library, trace)
-    run = eligible_loop(policy, trace, truth, settings.faults, believed) if journal is None else None
+    scenario = Scenario(trace=trace, cluster=cluster, policy=policy, truth=truth, run_times=believed,
+                        overheads=settings.overheads, gap_ms=settings.gap_ms)
+    run = eligible_loop(scenario) if journal is None and not settings.faults.any else None
     if run:
-        outcome = run(trace, cluster, policy, truth, believed, settings.overheads, settings.gap_ms, report)
+        outcome = run(scenario, report)
     else:
         beliefs = _beliefs(policy, cluster, truth, believed, library)
         if beliefs.exchange is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserLimits
+from brim.beliefs.runtime import TrueRunTimes, UserLimits
 from brim.core.trace import NONE, Trace
 from brim.policies.feed.even import Even
 from brim.policies.fill.none import NoFill
@@ -20,7 +20,8 @@ from brim.policies.sockets import Order, Policy
 from brim.sim.compiled.as_shipped import AsShipped
 from brim.sim.compiled.queues import run_queues
 from brim.sim.compiled.replay import ORDERS, RUN_TIMES, run_loop
-from brim.sim.faults import Faults
+from brim.sim.compiled.scenario import Scenario
+from brim.sim.loop import Progress
 from brim.sim.truths.rigid import Rigid
 from brim.sim.truths.truth import Truth
 from brim.units import WHOLE_GPU
@@ -35,10 +36,8 @@ _UNREAD: Final = frozenset({
 _MOST: Final = 1 << 53
 _MOST_SERVICE: Final = 1 << 60
 """Above every product of GPUs, thousandths and ms that stays within 64 bits with what restarts and saves add."""
-CompiledLoop: TypeAlias = Callable[..., dict[str, Any]]
-"""``run_queues`` or ``run_loop``, which take the same arguments."""
-
-
+CompiledLoop: TypeAlias = Callable[[Scenario, Progress], dict[str, Any]]
+"""``run_queues`` or ``run_loop``."""
 _AS_SHIPPED: Final = AsShipped((
     *(base.__module__ for kind in _KNOWN for base in kind.__mro__[:-1] if base.__module__.startswith("brim.")),
     "brim.core.tables", "brim.core.usage", "brim.policies.place.free_resources", "brim.policies.place.inputs",
@@ -47,25 +46,24 @@ _AS_SHIPPED: Final = AsShipped((
 """The modules that define these classes, and those whose functions they call."""
 
 
-def eligible_loop(
-    policy: Policy, trace: Trace, truth: Truth, faults: Faults, believed: RunTimes
-) -> CompiledLoop | None:
-    """Return the faster of the compiled loops that implement everything that decides this replay, None without one.
+def eligible_loop(scenario: Scenario) -> CompiledLoop | None:
+    """Return the faster of the compiled loops that implement everything that decides a replay, None without one.
 
     Types are compared exactly, because the loops implement only the parts they know, and a subclass may differ. So may
     a part after a policy file has replaced a function or constant in a module of brim. A truth is asked for its paces,
     so it may be of any type, as long as they depend on no other job.
     """
+    trace, policy, truth = scenario.trace, scenario.policy, scenario.truth
     is_implemented = (
         type(policy) is Policy and type(policy.order) in ORDERS and type(policy.size) is AsAsked
         and type(policy.place) in _PLACES and type(policy.feed) is Even and type(policy.fill) is NoFill
-        and type(believed) in RUN_TIMES and not truth.contended and not faults.any and len(trace) > 0
+        and type(scenario.run_times) in RUN_TIMES and not truth.contended and len(trace) > 0
         and getattr(policy.place, "misfit", "") in MISFIT and _has_plain_constants(policy.order)
         and _UNREAD.issuperset(truth.columns()) and _fits_64_bits(trace, truth) and _AS_SHIPPED.holds()
     )
     if not is_implemented:
         return None
-    return run_queues if type(truth) is Rigid and _has_fixed_order(policy, trace, believed) else run_loop
+    return run_queues if type(truth) is Rigid and _has_fixed_order(scenario) else run_loop
 
 
 def _fits_64_bits(trace: Trace, truth: Truth) -> bool:
@@ -73,8 +71,9 @@ def _fits_64_bits(trace: Trace, truth: Truth) -> bool:
     return int(trace.gpus.max()) * int(truth.run_ms.max()) * WHOLE_GPU < _MOST_SERVICE
 
 
-def _has_fixed_order(policy: Policy, trace: Trace, believed: RunTimes) -> bool:
+def _has_fixed_order(scenario: Scenario) -> bool:
     """Whether a job's place in the order is fixed when it is submitted, and rounds have no times of their own."""
+    trace, policy, believed = scenario.trace, scenario.policy, scenario.run_times
     is_estimate_fixed = not policy.asks_run_times or type(believed) is TrueRunTimes or (
         type(believed) is UserLimits and bool((trace.time_limit_ms != NONE).all())
     )

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from brim.beliefs.runtime import RunTimes, TrueRunTimes
+from brim.beliefs.runtime import TrueRunTimes
 from brim.compiled import inline, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray, frozen
 from brim.core.cluster import Cluster
@@ -49,12 +49,11 @@ from brim.policies.place.walk import (
     take_pairs,
     update_joint,
 )
-from brim.policies.sockets import Policy
 from brim.sim.compiled.orders import outlived
+from brim.sim.compiled.scenario import Scenario
 from brim.sim.feasibility import check_fits, type_codes
 from brim.sim.loop import Progress
 from brim.sim.overheads import Overheads
-from brim.sim.truths.truth import Truth
 from brim.units import WHOLE_GPU
 
 _EVENTS_PER_CALL: Final = 200_000
@@ -461,26 +460,19 @@ def _advance(
     return ended == J
 
 
-def run_queues(
-    trace: Trace,
-    cluster: Cluster,
-    policy: Policy,
-    truth: Truth,
-    believed: RunTimes,
-    overheads: Overheads,
-    gap_ms: int,
-    on_progress: Progress,
-) -> dict[str, Any]:
+def run_queues(scenario: Scenario, on_progress: Progress) -> dict[str, Any]:
     """Replay without leaving compiled code; same columns as the general loop.
 
     Raises:
         ConfigError: a job could not run even on the empty cluster.
     """
+    trace, cluster, policy, overheads = scenario.trace, scenario.cluster, scenario.policy, scenario.overheads
     assert isinstance(policy.place, Consolidate | Spread)  # as eligible_loop checked
-    J, run_ms = len(trace), truth.run_ms
+    J, run_ms = len(trace), scenario.truth.run_ms
     gpu_type = type_codes(trace, cluster)[trace.gpu_type] if J else trace.gpu_type
     check_fits(trace, cluster, gpu_type)
-    estimate_ms = np.maximum(run_ms if isinstance(believed, TrueRunTimes) else trace.time_limit_ms, 1).astype(float)
+    is_known = isinstance(scenario.run_times, TrueRunTimes)
+    estimate_ms = np.maximum(run_ms if is_known else trace.time_limit_ms, 1).astype(float)
     key = estimate_ms if isinstance(policy.order, ShortestJob) else np.zeros(J)
     everything = np.ones(cluster.num_nodes, dtype=np.bool_)
     free = all_free(cluster.gpu_type_N, cluster.gpus_N, cluster.cpu_milli_N, cluster.mem_mib_N, everything,
@@ -507,7 +499,7 @@ def run_queues(
     while not over and not partial:
         over = _advance(
             state, free, reservation, walk_state, jobs, trace.submit_ms, run_ms, estimate_ms, key, overheads.start_ms,
-            gap_ms, MISFIT[policy.place.misfit], policy.place.rule, NO_CLASSES, _EVENTS_PER_CALL,
+            scenario.gap_ms, MISFIT[policy.place.misfit], policy.place.rule, NO_CLASSES, _EVENTS_PER_CALL,
         )
         partial = not on_progress(int(state.number[_ENDED]), int(state.number[_NOW])) and not over
     return _columns(trace, cluster, run_ms, overheads, state, walk_state, partial)

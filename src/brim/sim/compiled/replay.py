@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserHistory, UserLimits
+from brim.beliefs.runtime import TrueRunTimes, UserHistory, UserLimits
 from brim.core.arrays import IntArray, frozen
-from brim.core.cluster import Cluster
 from brim.core.replay import Runs
 from brim.core.state import SERVICE_EDGES_GPU_MS
 from brim.core.trace import NONE, Trace
@@ -21,14 +20,13 @@ from brim.policies.order.shortest import ShortestJob, ShortestRemaining
 from brim.policies.order.tiresias import ServiceQueues, TwoQueues
 from brim.policies.place.parts import MISFIT as MISFITS
 from brim.policies.place.parts import Consolidate, Fragmentation, Spread, WorstFit
-from brim.policies.sockets import Order, Policy
 from brim.sim.compiled import loop, orders
 from brim.sim.compiled.loop import LoopInputs, LoopState
 from brim.sim.compiled.orders import OrderState
+from brim.sim.compiled.scenario import Scenario
 from brim.sim.faults import Faults
 from brim.sim.feasibility import check_fits, type_codes
 from brim.sim.loop import PROGRESS_EVERY, Progress
-from brim.sim.overheads import Overheads
 from brim.sim.specs import user_codes, user_names
 from brim.sim.stall_detector import StallDetector
 from brim.sim.truths.rigid import Rigid
@@ -42,27 +40,17 @@ RUN_TIMES: Final[tuple[type, ...]] = (UserLimits, UserHistory, TrueRunTimes)
 """In the order of their codes in ``orders``."""
 
 
-def run_loop(
-    trace: Trace,
-    cluster: Cluster,
-    policy: Policy,
-    truth: Truth,
-    believed: RunTimes,
-    overheads: Overheads,
-    gap_ms: int,
-    on_progress: Progress,
-) -> dict[str, Any]:
+def run_loop(scenario: Scenario, on_progress: Progress) -> dict[str, Any]:
     """Replay with whole rounds in compiled code; same columns as the general loop.
 
     Raises:
         ConfigError: a job could not run even on the empty cluster, or the truth has no pace for it.
         PlanError: the policy lets no job make progress any more.
     """
-    state = _loop_state(trace, cluster, truth)
-    inputs = _loop_inputs(trace, cluster, policy, overheads, gap_ms, paced=type(truth) is Rigid)
+    trace, policy, truth = scenario.trace, scenario.policy, scenario.truth
+    state, inputs, order_state = _loop_state(scenario), _loop_inputs(scenario), _order_state(scenario)
     batch = truth.columns().get("batch", trace.batch)
-    order_state = _order_state(trace, policy.order, believed)
-    stall_detector = StallDetector(trace, policy.name, overheads, Faults(), _Jobs(state.job))
+    stall_detector = StallDetector(trace, policy.name, scenario.overheads, Faults(), _Jobs(state.job))
     partial, status = False, loop.GOES_ON
     while status != loop.OVER and not partial:
         status = loop.advance(state, inputs, order_state, PROGRESS_EVERY)
@@ -115,8 +103,9 @@ def _check(stall_detector: StallDetector, state: LoopState) -> None:
     stall_detector.check(int(n[loop.EVENTS]), int(n[loop.ARRIVED]), now_ms, (since_ms,))
 
 
-def _loop_state(trace: Trace, cluster: Cluster, truth: Truth) -> LoopState:
+def _loop_state(scenario: Scenario) -> LoopState:
     """The state before the first event. Every job has the one interval that it has under the truth ``rigid``."""
+    trace, cluster, run_ms = scenario.trace, scenario.cluster, scenario.truth.run_ms
     gpu_type = type_codes(trace, cluster)[trace.gpu_type] if len(trace) else trace.gpu_type
     check_fits(trace, cluster, gpu_type)
     J = len(trace)
@@ -125,8 +114,7 @@ def _loop_state(trace: Trace, cluster: Cluster, truth: Truth) -> LoopState:
     for column, values in (
         (orders.CLASS, kind_of.ravel()), (orders.GPUS, trace.gpus), (orders.SHARE, trace.share_milli),
         (orders.CPU, trace.cpu_milli),
-        (orders.MEM, trace.mem_mib), (orders.TYPE, gpu_type), (orders.SUBMIT, trace.submit_ms),
-        (orders.RUN, truth.run_ms),
+        (orders.MEM, trace.mem_mib), (orders.TYPE, gpu_type), (orders.SUBMIT, trace.submit_ms), (orders.RUN, run_ms),
         (orders.LIMIT, trace.time_limit_ms), (orders.USER, user_codes(trace)), (orders.AFTER, trace.after),
         (orders.AFTER_MS, trace.after_ms), (orders.GRANTS, np.cumsum(trace.gpus) - trace.gpus),
     ):
@@ -138,26 +126,25 @@ def _loop_state(trace: Trace, cluster: Cluster, truth: Truth) -> LoopState:
     of_jobs, of_gpus = np.zeros((4, J), dtype=np.int64), np.zeros((2, int(trace.gpus.sum())), dtype=np.int64)
     return LoopState(
         number=number, job=job, heap=np.zeros((J + 1, 4), dtype=np.int64), alive=of_jobs[0], order=of_jobs[1],
-        row_of=of_jobs[2], begun=of_jobs[3], done=np.zeros(J), until=truth.run_ms.astype(np.float64)[:, None],
+        row_of=of_jobs[2], begun=of_jobs[3], done=np.zeros(J), until=run_ms.astype(np.float64)[:, None],
         per_ms=np.ones((J, 1)), node=of_gpus[0], gpu=of_gpus[1], leaving_ms=np.zeros(cluster.num_gpus, dtype=np.int64),
         run=np.zeros((J + 1, 4), dtype=np.int64), run_gpu=np.zeros(of_gpus.shape[1] + 1, dtype=np.int64),
         classes=np.vstack((kinds, np.zeros_like(kinds[:1]))).T.copy(),
     )
 
 
-def _loop_inputs(
-    trace: Trace, cluster: Cluster, policy: Policy, overheads: Overheads, gap_ms: int, *, paced: bool
-) -> LoopInputs:
+def _loop_inputs(scenario: Scenario) -> LoopInputs:
+    trace, cluster, policy, overheads = scenario.trace, scenario.cluster, scenario.policy, scenario.overheads
     assert isinstance(policy.place, Consolidate | Spread | Fragmentation | WorstFit)  # as eligible_loop checked
     waits = np.flatnonzero(trace.after != NONE)
     counts = np.bincount(trace.after[waits], minlength=len(trace))
     number = np.zeros(loop.NUM_SETTINGS, dtype=np.int64)
-    number[loop.GAP], number[loop.PERIOD] = max(gap_ms, policy.gap_ms), policy.period_ms
+    number[loop.GAP], number[loop.PERIOD] = max(scenario.gap_ms, policy.gap_ms), policy.period_ms
     number[loop.FIXED], number[loop.START_MS] = policy.fixed_rounds, overheads.start_ms
     number[loop.SAVE_MS], number[loop.RESTART_MS] = overheads.save_ms, overheads.restart_ms
     number[loop.MISFIT], number[loop.RULE] = MISFITS[policy.place.misfit], policy.place.rule
     number[loop.TYPES], number[loop.DEPENDENTS_MAX] = len(cluster.gpu_types), counts.max(initial=0)
-    number[loop.PACED] = paced
+    number[loop.PACED] = type(scenario.truth) is Rigid
     return LoopInputs(
         number=number, node_type=cluster.gpu_type_N.copy(), node_gpus=cluster.gpus_N.copy(),
         node_cpu=cluster.cpu_milli_N.copy(), node_mem=cluster.mem_mib_N.copy(),
@@ -167,7 +154,8 @@ def _loop_inputs(
     )
 
 
-def _order_state(trace: Trace, order: Order, believed: RunTimes) -> OrderState:
+def _order_state(scenario: Scenario) -> OrderState:
+    trace, order = scenario.trace, scenario.policy.order
     code, J, users = ORDERS.index(type(order)), len(trace), user_names(trace)
     given = dict(getattr(order, "weights", ()))
     whole = [
@@ -176,7 +164,7 @@ def _order_state(trace: Trace, order: Order, believed: RunTimes) -> OrderState:
     ]
     ratio = getattr(order, "promote_ratio", getattr(order, "horizon_ms", 0))
     return OrderState(
-        order=np.array([code]), source=np.array([RUN_TIMES.index(type(believed))]),
+        order=np.array([code]), source=np.array([RUN_TIMES.index(type(scenario.run_times))]),
         ints=np.array(whole or [0]), floats=np.array([ratio, 0.5], dtype=np.float64),
         thresholds=np.array(getattr(order, "thresholds_gpu_ms", ()), dtype=np.int64),
         weight=np.array([given.get(name, 1.0) for name in users], dtype=np.float64), usage=np.zeros(len(users)),
