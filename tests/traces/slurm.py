@@ -83,7 +83,7 @@ class Slurm:
     def up(self) -> None:
         """Start everything and wait until all nodes are idle."""
         folder = self.folder
-        for name in ("log", "state", "spool", "db", "munge", "gpu"):
+        for name in ("log", "state", "spool", "db", "db-tmp", "munge", "gpu"):
             (folder / name).mkdir()
         self._start_munge()
         self._start_database()
@@ -116,12 +116,14 @@ class Slurm:
         _until((folder / "socket").is_socket, "munge")
 
     def _start_database(self) -> None:
-        folder = self.folder / "db"
-        shutil.chown(folder, "mysql")
-        self.run("mariadb-install-db", "--no-defaults", "--user=mysql", f"--datadir={folder}", timeout_s=120)
+        folder, temporary = self.folder / "db", self.folder / "db-tmp"
+        for path in (folder, temporary):  # a server that starts removes what others have in a common temporary folder
+            shutil.chown(path, "mysql")
+        options = ("--no-defaults", "--user=mysql", f"--datadir={folder}", f"--tmpdir={temporary}")
+        self.run("mariadb-install-db", *options, timeout_s=120)
         folder.chmod(0o755)
         self._start(
-            "mariadbd", "--no-defaults", "--user=mysql", f"--datadir={folder}", f"--socket={folder / 'socket'}",
+            "mariadbd", *options, f"--socket={folder / 'socket'}",
             "--skip-networking", "--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900",
         )  # fmt: skip
         client = ("mariadb", "--no-defaults", "-S", str(folder / "socket"), "-e")
