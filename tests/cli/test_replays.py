@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,3 +63,62 @@ def test_bounds_are_computed_once_for_all_policies_on_a_trace(tmp_path, monkeypa
         alone = replays.replay_task(task)
         for name in (*BOUNDS, "finish_ms"):
             np.testing.assert_array_equal(getattr(outcome, name), getattr(alone, name), err_msg=name)
+
+
+SENDS = """
+import os, signal
+from multiprocessing import parent_process
+from brim import traces
+from brim.cli import replays
+from brim.core.cluster import parse_cluster
+from brim.errors import BrimError
+from brim.sim.truth_option import RIGID
+from brim.sim.twin import ReplaySettings
+
+class Stops:
+    '''Stops the parent of the process that replays, so that its result fills the pipe.'''
+    def build(self, trace, cluster, seed=0):
+        if parent_process() is not None:
+            os.kill(os.getppid(), signal.SIGSTOP)
+        return RIGID.build(trace, cluster, seed)
+
+if __name__ == "__main__":
+    trace, cluster = traces.synthesize("philly", jobs=4, seed=1), parse_cluster("2x4xT4")
+    settings = ReplaySettings(notes=("x" * 10_000_000,))
+    tasks = [replays.Task(trace=trace, cluster=cluster, policy=policy, settings=settings, truth=Stops())
+             for policy in ("fifo", "sjf")]
+    try:
+        print(len(list(replays.run_all(tasks))))
+    except BrimError as error:
+        print(error)
+"""
+
+
+def test_a_process_that_is_killed_while_it_sends_its_result_ends_the_comparison(tmp_path):
+    """Its parent waited for the rest, of which other processes held the pipe open."""
+    (tmp_path / "sends.py").write_text(SENDS)
+    env = {**os.environ, "NUMBA_DISABLE_JIT": "1", "XDG_CACHE_HOME": str(tmp_path)}  # four jobs
+    with subprocess.Popen([sys.executable, tmp_path / "sends.py"], env=env, stdout=subprocess.PIPE, text=True,
+                          start_new_session=True) as run:  # fmt: skip
+        children, sending = Path(f"/proc/{run.pid}/task/{run.pid}/children"), []
+        while not sending:
+            assert run.poll() is None
+            time.sleep(0.02)
+            sending = [pid for pid in children.read_text().split() if sends(pid)]
+        os.kill(int(sending[0]), signal.SIGKILL)
+        os.kill(run.pid, signal.SIGCONT)
+        try:
+            said, _ = run.communicate(timeout=30)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
+    assert said.startswith("the process of a replay died;")
+
+
+def sends(pid):
+    """Whether a thread of this process is in a write to a full pipe or socket."""
+    try:
+        waits = [(task / "wchan").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return False
+    return any(place in wait for wait in waits for place in ("pipe_write", "sock_alloc_send"))

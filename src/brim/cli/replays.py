@@ -8,11 +8,14 @@ import pickle
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -130,60 +133,93 @@ def _run_here(tasks: Sequence[Task]) -> Iterator[Replay]:
 
 # -- several processes -------------------------------------------------------------------------------------------------
 
-_shared: dict[str, Any] = {}
-
-
-def _enter_worker(tasks: str, ended: Any, stop: Any) -> None:
+def _serve(path: str, ended: Any, stop: Any, pipe: Connection) -> None:
+    """Run the tasks whose index comes through the pipe, until the parent closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    with open(tasks, "rb") as file:
-        _shared.update(tasks=pickle.load(file), ended=ended, stop=stop)
+    with open(path, "rb") as file:
+        tasks: Sequence[Task] = pickle.load(file)
+    with suppress(EOFError, ConnectionError):
+        while True:
+            index = pipe.recv()
+            found: Replay | Exception | None
+            try:
+                found = None if stop.value else _replay_counted(tasks[index], index, ended, stop)
+            except Exception as error:
+                error.add_note(f"In the process of the replay:\n{traceback.format_exc()}")
+                found = error
+            pipe.send(found)
 
 
-def _run_task(index: int) -> Replay | None:
-    if _shared["stop"].value:
-        return None
-    task: Task = _shared["tasks"][index]
-
-    def on_progress(ended: int, now_ms: int) -> bool:
-        _shared["ended"][index] = ended
-        return not _shared["stop"].value
+def _replay_counted(task: Task, index: int, ended: Any, stop: Any) -> Replay:
+    def on_progress(jobs: int, now_ms: int) -> bool:
+        ended[index] = jobs
+        return not stop.value
 
     done = replay_task(task, on_progress, dict.fromkeys(BOUNDS, _NO_ROWS))
     return replace(done, trace=task.trace.take(_NO_ROWS))  # the parent has the trace and computes the bounds
 
 
+def _ask(idle: SimpleQueue[Connection], index: int) -> Replay | None:
+    """Let an idle process run a task. If it dies the others end, too: it may have sent half of a result."""
+    pipe = idle.get()
+    try:
+        pipe.send(index)
+        found = pipe.recv()
+    except (EOFError, OSError):
+        _kill_processes()
+        raise BrimError(_DIED) from None
+    finally:
+        idle.put(pipe)
+    if isinstance(found, Exception):
+        raise found
+    result: Replay | None = found
+    return result
+
+
+def _kill_processes() -> None:
+    for process in multiprocessing.active_children():
+        process.kill()
+
+
 def _run_in_processes(tasks: Sequence[Task]) -> Iterator[Replay]:
-    """Spawn, not fork: the parent has threads by now (polars), and a fork would copy their locks."""
+    """Spawn, not fork: the parent has threads by now (polars), and a fork would copy their locks.
+
+    Each process has a pipe of its own, and a thread here that reads it: a process that is killed while it sends closes
+    it. In the queue of a pool, which all share, the reader would wait for the rest for ever.
+    """
     context = multiprocessing.get_context("spawn")
     ended, stop = context.Array("q", len(tasks), lock=False), context.Value("b", 0, lock=False)
     workers = min(len(tasks), os.cpu_count() or 1)
+    idle: SimpleQueue[Connection] = SimpleQueue()
 
     def set_stop() -> None:
         stop.value = 1
 
     with (
         _in_memory(tasks) as path,
-        ProcessPoolExecutor(workers, context, _enter_worker, (path, ended, stop)) as pool,
+        ThreadPoolExecutor(workers) as threads,
         _on_interrupt(set_stop),
         _Bars(tasks) as bars,
     ):
         known: _Known = {}
         try:
+            resource_tracker.ensure_running()  # the first process starts it, and that unblocks interrupts
             with _interrupts_blocked(), _one_thread_each():
-                futures = [pool.submit(_run_task, index) for index in range(len(tasks))]
+                for _ in range(workers):
+                    ours, theirs = context.Pipe()
+                    context.Process(target=_serve, args=(path, ended, stop, theirs)).start()
+                    theirs.close()
+                    idle.put(ours)
+            futures = [threads.submit(_ask, idle, index) for index in range(len(tasks))]
             for task, future in zip(tasks, futures, strict=True):
                 if not stop.value:
                     _bounds(task, known)  # while the processes replay
                 result = _wait(future, lambda: bars.show_all(ended))
                 if result is not None:
                     yield replace(result, trace=task.trace, **_bounds(task, known))
-        except BrokenProcessPool:
-            for process in multiprocessing.active_children():  # the pool does not end one that started meanwhile
-                process.kill()
-            raise BrimError(_DIED) from None
-        except BaseException:
-            stop.value = 1
-            raise
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            _kill_processes()
 
 
 @contextmanager
