@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
 
 from brim.core.trace import trace_of
+from brim.reports import summary as summary_module
 from brim.reports.files import dump_json, write_jobs
 from brim.reports.summary import interval, results_json, summarise
 from brim.reports.table import comparison, paired_difference
@@ -54,6 +57,19 @@ def test_jobs_that_ran_shorter_than_recorded_have_no_bound():
     (summary,) = summarise([resized])
     assert summary.bounds.jct_mean_s is None
     assert summary.jct_ratio is None
+    assert "No lower bound" in printed(comparison([summary]))
+
+
+def test_a_stopped_replay_is_reported_without_waiting_for_bounds(monkeypatch):
+    def never(*args, **kwargs):
+        raise AssertionError("seconds of computing after Ctrl-C")
+
+    monkeypatch.setattr(summary_module, "bounds", never)
+    trace = drawn_trace(20, seed=0, load_gpus=8)
+    cut = drawn_replay(trace, "1x8xT4", "fifo")
+    finish = np.where(np.arange(20) < 10, cut.finish_ms, -1)
+    (summary,) = summarise([dataclasses.replace(cut, finish_ms=finish, partial=True)])
+    assert (summary.metrics.finished, summary.jct_ratio, summary.makespan_ratio) == (10, None, None)
     assert "No lower bound" in printed(comparison([summary]))
 
 

@@ -53,7 +53,8 @@ class Summary:
         partial: Whether the replay was interrupted.
         assumptions: One sentence each.
         metrics: Figures of the replay.
-        bounds: Lower bounds over the jobs that this replay finished; None where jobs ran shorter than they can.
+        bounds: Lower bounds over the jobs that this replay finished; None where it was stopped, which
+            is then reported at once, or where jobs ran shorter than they can.
         price_per_gpu_h: What an hour of one GPU costs while a job holds it, in the user's currency; None if not given.
         saved: This replay beside the record, or else beside the first policy's replay of the same load and seed; None
             for that replay itself, and where the two did not finish the same jobs.
@@ -135,11 +136,12 @@ def summarise(
     known: dict[bytes, Bounds] = {}
     summaries = []
     for replay in replays:
-        done = finished(replay)
-        key = _bounds_key(replay)
-        if key not in known:
-            known[key] = bounds(replay.trace, replay.cluster, needs_of(replay), counted=done)
-        found = known[key] if ran_as_needed(replay) else Bounds(jct_mean_s=None, makespan_s=None)
+        found = Bounds(jct_mean_s=None, makespan_s=None)
+        if not replay.partial and ran_as_needed(replay):
+            key = _bounds_key(replay)
+            if key not in known:
+                known[key] = bounds(replay.trace, replay.cluster, needs_of(replay), counted=finished(replay))
+            found = known[key]
         recorded = isinstance(record, RecordedMetrics) and replay.load == 1 and replay.seed == 0 and not replay.partial
         summaries.append(Summary(
             policy=replay.policy, seed=replay.seed, load=replay.load, oracle=replay.oracle,

@@ -274,7 +274,7 @@ def against(reference: str) -> str:
 def _bound_in_words(rows: dict[str, list[Summary]]) -> str:
     bounded = next((s for group in rows.values() for s in group if s.bounds.jct_mean_s is not None), None)
     if bounded is None:
-        return "No lower bound: no job finished, or jobs ran shorter than they can."
+        return "No lower bound: the replay was stopped, no job finished, or jobs ran shorter than they can."
     group = rows[bounded.policy]
     jct_s, makespan_s = (
         _mean(group, figure, show_duration).text
