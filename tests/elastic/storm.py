@@ -59,7 +59,7 @@ def shared_zygote(folder):
     with (folder / "zygote.log").open("w") as log:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as ranks have it, else they are not forked
         process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 300  # it imports torch, as those of all other workers do
         while not os.path.exists(path):
             assert process.poll() is None, (folder / "zygote.log").read_text()
             assert time.monotonic() < deadline_s

@@ -38,10 +38,8 @@ def test_of_several_tracebacks_the_first_cause_comes_first(launch):
 @pytest.mark.parametrize("steps", [5, 0])
 def test_survivors_that_wait_for_a_new_generation_end_with_a_gang_that_fails(launch, steps, linger_s):
     """They ask for no step to leave after, so SIGTERM is not heard by a session."""
-    gang = launch("--nproc", 3, "--failure-grace", 6, RANK, f"fail=1:{steps}", f"linger={linger_s}", "ignore")
-    start_s = time.monotonic()
-    assert gang.wait() == 1
-    assert time.monotonic() - start_s < 5
+    gang = launch("--nproc", 3, "--failure-grace", 120, RANK, f"fail=1:{steps}", f"linger={linger_s}", "ignore")
+    assert gang.wait(60) == 1
     assert "SIGKILL" not in gang.stderr()
 
 
