@@ -13,6 +13,7 @@ from time import localtime, time
 
 import numpy as np
 import pytest
+from hypothesis import Phase, settings
 
 from brim.core.cluster import parse_cluster
 from brim.core.tables import Grants
@@ -35,6 +36,7 @@ from brim.testing.rules import (
     WORK_CONSERVING,
     check_decision,
 )
+from tests.sampling import sample
 
 FIFO, SKIP = PRESETS["fifo"], replace(PRESETS["fifo"], place=Consolidate("skip"))
 
@@ -319,6 +321,17 @@ ENDLESS = {
 }
 
 
+@pytest.fixture
+def any_counterexample():
+    """The first situation that breaks a rule is made smaller with ``--full`` only."""
+    settings.register_profile("before", settings.default)
+    settings.register_profile("any", settings.default, phases=[Phase.generate, Phase.shrink][: sample(2, 1)])
+    settings.load_profile("any")
+    yield
+    settings.load_profile("before")
+
+
+@pytest.mark.usefixtures("any_counterexample")
 @pytest.mark.parametrize("kind", sorted(BROKEN))
 def test_a_broken_policy_is_caught_by_the_rule_it_breaks(kind):
     policy, rule = BROKEN[kind]

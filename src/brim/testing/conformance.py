@@ -223,10 +223,13 @@ class _Search:
         """Try random cases, and raise the violation of the smallest case that fails."""
         import hypothesis  # noqa: PLC0415
 
+        explain = hypothesis.Phase.explain  # traces every line, for notes that are not shown: half of a search or more
+
         @hypothesis.seed(self._seed)
         @hypothesis.settings(
             max_examples=self._examples, deadline=None, database=None, verbosity=hypothesis.Verbosity.quiet,
             report_multiple_bugs=False, print_blob=False, suppress_health_check=list(hypothesis.HealthCheck),
+            phases=[phase for phase in hypothesis.settings().phases if phase is not explain],
         )
         @hypothesis.given(cases)
         def search(case: CaseT) -> None:
