@@ -28,6 +28,8 @@ COMMAND = "tests.cli.loaded"
 
 THREADS = {"OMP_NUM_THREADS": "1"}
 """As ranks have it; a zygote forks only what has the variables with which it started."""
+OURS = {"PYTHONPATH": str(ROOT)}
+"""Where the zygote with the command finds ``COMMAND``."""
 
 
 class Forks:
@@ -96,7 +98,7 @@ def _of(zygote: str | None) -> Forks:
     """Processes of a zygote that listens there; None: of one with the command, which ends with this process."""
     if zygote is not None:
         return Forks(ZygoteClient.shared(zygote))
-    env = {name: value for name, value in os.environ.items() if name != "BRIM_TEST_MARK"}  # outlives a test
+    env = {name: value for name, value in os.environ.items() if name != "BRIM_TEST_MARK"} | OURS  # outlives a test
     return Forks(ZygoteClient.private(sys.executable, [COMMAND], env, str(ROOT), grace_s=1.0))
 
 
@@ -128,7 +130,7 @@ def run(
         AssertionError: it failed, and ``check`` is set.
         subprocess.TimeoutExpired: it took longer; it was killed.
     """
-    env = {**(os.environ if env is None else env), **({} if zygote is None else THREADS)}
+    env = {**(os.environ if env is None else env), **(OURS if zygote is None else THREADS)}
     command = [sys.executable, *map(str, words)]
     done = _of(zygote).run(command, cwd=str(cwd or os.getcwd()), env=env, stdin=stdin, timeout_s=timeout_s)
     if check:

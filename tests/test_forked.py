@@ -26,3 +26,9 @@ def test_the_exit_of_a_process_whose_run_was_cut_off_is_not_that_of_the_next_one
     done = forked.run("-c", "import time; time.sleep(2); print('done')", zygote=zygote)
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_process_forked_for_the_command_has_its_modules():
+    """The zygote goes on without a module that it cannot import."""
+    done = forked.run("-c", f"import sys; print({forked.COMMAND!r} in sys.modules)")
+    assert (done.stdout, done.stderr) == ("True\n", "")

@@ -1,7 +1,22 @@
-"""What the ``brim`` command imports when it replays a trace, for processes forked with it: see ``tests/forked.py``."""
+"""What the ``brim`` command imports and loads for a replay, for processes forked with it: see ``tests/forked.py``.
+
+Kernels that were never compiled stay so: the first command compiles them, under the lock.
+"""
+
+import atexit
+import gc
+import sys
 
 import brim.cli.main
 import brim.cli.replays
 import brim.reports.page
 import brim.sim.truth_option
 import brim.traces  # noqa: F401
+from brim.cli.compiling import kernels
+from brim.compiled import is_ready
+
+for _step in kernels():
+    if is_ready(_step.key):
+        _step.run()
+atexit.register(gc.callbacks.clear)  # Hypothesis' own fails, with a note on stderr, when a forked process ends
+del sys.modules["brim.cli.main"]  # a command runs it as ``__main__``
