@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -15,6 +13,7 @@ from brim.core.cluster import parse_cluster
 from brim.policies.presets import find_policy
 from brim.sim.twin import replay
 from brim.testing import job, small_trace
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -30,10 +29,7 @@ def test_every_example_has_its_output():
 def test_every_example_prints_what_stands_beside_it():
     env = {**os.environ, "COLUMNS": "80"}
     for name, command in SCRIPTS.items():
-        ran = subprocess.run(
-            [sys.executable, *command, str(EXAMPLES / name)], cwd=ROOT, env=env, capture_output=True, text=True,
-            timeout=600, check=False,
-        )
+        ran = forked.run(*command, EXAMPLES / name, cwd=ROOT, env=env, timeout_s=600)
         assert ran.returncode == 0, ran.stderr  # which may say that something is compiled for the first time
         assert ran.stdout == (EXAMPLES / name).with_suffix(".out").read_text(encoding="utf-8")
 
@@ -63,7 +59,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
 
 
-def test_the_ledger_of_the_training_loop_is_proved_as_the_document_says(tmp_path):
+def test_the_ledger_of_the_training_loop_is_proved_as_the_document_says(tmp_path, zygote):
     document = (ROOT / "docs/how-to-train-elastically.md").read_text(encoding="utf-8")
     loop, *others = re.findall(r"^```python\n(.*?)^```$", document, re.M | re.S)
     (proof,) = (other for other in others if "ledger.verify" in other)
@@ -71,11 +67,8 @@ def test_the_ledger_of_the_training_loop_is_proved_as_the_document_says(tmp_path
     script.write_text(LOOP_AROUND + loop.replace("out/job", str(tmp_path / "job")) + proof, encoding="utf-8")
     said = re.search(r"`(Verified\(.*?\))`", document)[1]
     for _ in range(2):  # the second start does no step and has the ledger of the first
-        ran = subprocess.run(
-            [sys.executable, script], cwd=tmp_path, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True,
-            text=True, timeout=120, check=False,
-        )  # fmt: skip
-        assert ran.returncode == 0, ran.stderr
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        ran = forked.run(script, zygote=zygote, cwd=tmp_path, env=env, timeout_s=120, check=True)
         assert ran.stdout == said + "\n"
 
 
