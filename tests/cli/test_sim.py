@@ -19,6 +19,7 @@ from brim.cli import replays
 from brim.core.cluster import parse_cluster
 from brim.sim.twin import ReplaySettings
 from tests.cli.commands import MINE, brim
+from tests.sampling import sample
 from tests.sim.test_profiles import written
 
 TRACE = "id,submit_s,gpus,run_s,user\na,0,2,100,ann\nb,10,4,50,bob\nc,20,1,10,ann\n"
@@ -205,23 +206,25 @@ def test_jobs_too_large_are_left_out_only_when_asked_and_said_so(trace):
     assert row["assumptions"][0] == f"{60 - row['jobs']} jobs too large for the cluster left out."
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("np.arange(len(snapshot.jobs)) + 10_000_000", "job rows once"),
-        ("-np.arange(len(snapshot.jobs)) - 1", "job rows once"),
-        ("np.zeros(len(snapshot.jobs), dtype=int)", "job rows once"),
-        ("np.arange(len(snapshot.jobs)).astype(float)", "integers, one per job"),
-        ("np.arange(0)", "integers, one per job"),
-        ("list(range(len(snapshot.jobs)))", "integers, one per job"),
-        ("1 / 0", "wrong.py:13)"),
-    ],
-)
+WRONG = [
+    ("np.arange(len(snapshot.jobs)) + 10_000_000", "job rows once"),
+    ("-np.arange(len(snapshot.jobs)) - 1", "job rows once"),
+    ("np.zeros(len(snapshot.jobs), dtype=int)", "job rows once"),
+    ("np.arange(len(snapshot.jobs)).astype(float)", "integers, one per job"),
+    ("np.arange(0)", "integers, one per job"),
+    ("list(range(len(snapshot.jobs)))", "integers, one per job"),
+    ("1 / 0", "wrong.py:13)"),
+]
+"""What an order gives back, and what is said of it."""
+
+
+@pytest.mark.parametrize(("body", "said"), WRONG)
 def test_a_wrong_answer_of_a_policy_is_one_line_not_a_crash(trace, tmp_path, body, said):
     """The walk is compiled without bounds checks: an order that is no permutation must not reach it."""
     policy = tmp_path / "wrong.py"
     policy.write_text(MINE.format(name="Wrong", body=f"return {body}"))
-    for verb in (("run", "-p", policy), ("compare", "-p", f"fifo,{policy}")):
+    compared = (body, said) in WRONG[-sample(len(WRONG), 2) :]  # what is wrong does not change how it leaves a process
+    for verb in (("run", "-p", policy), ("compare", "-p", f"fifo,{policy}"))[: 1 + compared]:
         done = brim("sim", verb[0], trace, "-c", "2x8xV100", *verb[1:])
         assert done.returncode == 1
         assert "policy 'mine', order: " in done.stderr
@@ -272,7 +275,7 @@ def test_a_share_of_the_jobs_is_elastic_the_same_under_every_policy(trace):
 
 def test_an_elastic_policy_on_rigid_jobs_is_pointed_out(trace):
     said = "brim: optimus changes the GPUs of running jobs, but no job is elastic (--truth rigid)\n"
-    words = ("sim", "compare", trace, "-c", "2x8xV100", "--limit", 3, "-p", "fifo,optimus")
+    words = ("sim", "compare", trace, "-c", "2x8xV100", "--limit", 3, "-p", "optimus")
     assert said in brim(*words).stderr
     assert said not in brim(*words, "--truth", "parametric").stderr
     assert "elastic" not in brim(*words[:-1], "fifo").stderr

@@ -98,7 +98,7 @@ def policies(draw):
     return replace(policy, order=order, oracle=draw(st.booleans()))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=sampling.sample(200, 70), deadline=None)
 @given(st.data())
 def test_the_compiled_loop_decides_as_the_general_loop_does(data):
     cluster = data.draw(clusters())
@@ -108,7 +108,7 @@ def test_the_compiled_loop_decides_as_the_general_loop_does(data):
     assert_equal(*both(trace, cluster, data.draw(policies()), settings))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=sampling.sample(200, 70), deadline=None)
 @given(st.data())
 def test_jobs_whose_pace_depends_on_nodes_and_progress_run_alike_in_both(data):
     cluster = data.draw(clusters())
@@ -119,7 +119,7 @@ def test_jobs_whose_pace_depends_on_nodes_and_progress_run_alike_in_both(data):
     assert_equal(*both(trace, cluster, data.draw(policies()), settings, truth))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=sampling.sample(100, 35), deadline=None)
 @given(st.data())
 def test_a_deep_queue_is_the_same_in_both(data):
     cluster = data.draw(clusters(nodes_max=3))

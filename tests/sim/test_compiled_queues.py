@@ -32,6 +32,7 @@ from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, small_trace
 from brim.testing.strategies import clusters, jobs_of
 from tests.golden.cases import CLUSTERS, TRACES, load
+from tests.sampling import sample
 
 from .exact import FREE, ends, run, starts
 
@@ -54,7 +55,7 @@ def loop_of(policy, trace, believed=UserLimits()):  # noqa: B008 - frozen
     ))
 
 
-@settings(max_examples=200)
+@settings(max_examples=sample(200, 70))
 @given(st.data())
 def test_the_loop_with_queues_decides_as_the_general_loop_does(data):
     cluster = data.draw(clusters())
@@ -209,7 +210,7 @@ def test_a_busy_cluster_of_400_jobs_is_the_same_in_both():
         assert_equal(run(trace, "4x4xT4", policy), run(trace, "4x4xT4", policy, compiled=False))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=sample(100, 35), deadline=None)
 @given(st.data())
 def test_a_deep_queue_of_few_requests_is_the_same_in_both(data):
     """The loop has a queue for each request; jobs with equal requests differ in their limits and in when they end."""
