@@ -62,6 +62,8 @@ class Setting:
 
     def needs_beyond(self, other: Setting) -> bool:
         """Whether it holds a GPU, a share or a loader worker of some node that the other setting does not hold."""
+        if self.ranks == other.ranks:
+            return False
         places, theirs = (Counter(rank[:3] for rank in setting.ranks) for setting in (self, other))
         if places - theirs:
             return True

@@ -78,16 +78,17 @@ def candidates(
     stays, capacity = _left_alone(snapshot)
     active = (jobs.holds & (stays == 0)) | jobs.waits
     elastic = jobs.elastic
-    G = max(min(gpus_max, int(reach.max(initial=1))), int(jobs.gpus.max(initial=1)), 1)
+    most = np.minimum(np.minimum(jobs.gpus_max, gpus_max), reach)
+    if growth is not None:
+        most = np.minimum(most, _grown(snapshot, speeds, growth))
+    widest = int(np.maximum(most, jobs.gpus_min).max(initial=1))
+    G = max(min(gpus_max, int(reach.max(initial=1)), widest), int(jobs.gpus.max(initial=1)), 1)
     rate = np.full((len(jobs), G + 1), -np.inf)
     batches = np.full((len(jobs), G + 1), NONE, dtype=np.int64)
     fitted = active & elastic & speeds.known
     is_new = active & elastic & ~speeds.known & ~speeds.failed
     new = np.flatnonzero(is_new)
     rate[new], batches[new] = 1.0, (jobs.batch_min if batch is None else batch)[new, None]
-    most = np.minimum(np.minimum(jobs.gpus_max, gpus_max), reach)
-    if growth is not None:
-        most = np.minimum(most, _grown(snapshot, speeds, growth))
     size = np.arange(G + 1)
     inside: BoolArray = (size >= jobs.gpus_min[:, None]) & (size <= most[:, None])
     allowed: BoolArray = np.where(inside, _fits_together(G, width), False)
