@@ -33,9 +33,8 @@ from pathlib import Path
 
 import numpy as np
 
-DATA = Path(os.environ.get("BRIM_DATA", "/work/shared/data"))
-WORKLOAD = DATA / "traces/pollux/workloads/workload-6.csv"
-PROFILES = DATA / "profiles/pollux"
+WORKLOAD, PROFILES = "traces/pollux/workloads/workload-6.csv", "profiles/pollux"
+"""In the folder that ``BRIM_DATA`` names."""
 POLLUX = {"tiresias": "tiresias-pollux", "optimus": "optimus", "pollux": "pollux"}
 """Policies of the published simulator, and ours."""
 PAI_JOBS, PAI_NODES, PAI_PER_MIN = (20_000, 40_000, 80_000), 812, 1_000
@@ -47,7 +46,7 @@ SECOND_MS = 1_000
 # --- one replay of brim, in a process of its own
 
 
-def brim_pollux(policy: str) -> dict[str, float]:
+def brim_pollux(data: str, policy: str) -> dict[str, float]:
     """Replay workload 6 of Pollux on the measured jobs; nothing is kept from an earlier replay."""
     from brim import traces
     from brim.core.cluster import parse_cluster
@@ -56,8 +55,8 @@ def brim_pollux(policy: str) -> dict[str, float]:
     from brim.sim.twin import ReplaySettings, replay
 
     begin = time.process_time()
-    trace, _ = traces.read(str(WORKLOAD))
-    cluster, choice = parse_cluster("16x4xT4"), TruthOption(name="measured", profiles=PROFILES)
+    trace, _ = traces.read(Path(data, WORKLOAD))
+    cluster, choice = parse_cluster("16x4xT4"), TruthOption(name="measured", profiles=Path(data, PROFILES))
     outcome = replay(
         trace, cluster, PRESETS[policy], ReplaySettings(overheads=choice.overheads()),
         truth=choice.build(trace, cluster),
@@ -259,12 +258,13 @@ def main() -> None:
 
 def pollux_rows(folder: Path | None, python: str, policies: Sequence[str], repeats: int) -> None:
     """Workload 6 of Pollux under the policies of its simulator, and ours beside them."""
-    if not WORKLOAD.exists():
-        print(f"Pollux: {WORKLOAD} is not here; set BRIM_DATA")
+    data = os.environ.get("BRIM_DATA")
+    if not data or not Path(data, WORKLOAD).exists():
+        print(f"Pollux: BRIM_DATA is {data or 'not set'}; expected a folder that holds {WORKLOAD} and {PROFILES}")
         return
     for theirs in policies:
-        peer = [python, "-W", "ignore", "-c", PEER_POLLUX, folder, WORKLOAD, theirs]
-        row(f"Pollux workload 6, {theirs}", brim("pollux", POLLUX.get(theirs, theirs)),
+        peer = [python, "-W", "ignore", "-c", PEER_POLLUX, folder, Path(data, WORKLOAD), theirs]
+        row(f"Pollux workload 6, {theirs}", brim("pollux", data, POLLUX.get(theirs, theirs)),
             peer if folder is not None and theirs in POLLUX else None, repeats)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -49,3 +52,17 @@ def test_gangs_get_the_same_gpus(peers):
             gone = held.pop(draw.randrange(len(held)))
             for cluster in clusters:
                 cluster.give(gone)
+
+
+@pytest.mark.parametrize(("data", "said"), [({}, "not set"), ({"BRIM_DATA": "elsewhere"}, "elsewhere")])
+def test_published_jobs_that_are_absent_are_one_line(data, said, tmp_path):
+    """No folder stands in for ``BRIM_DATA``."""
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "published.py", "--only", "pollux"], cwd=tmp_path, capture_output=True, text=True,
+        env={name: value for name, value in os.environ.items() if name != "BRIM_DATA"} | data, check=False, timeout=60,
+    )
+    assert done.stdout == (
+        f"Pollux: BRIM_DATA is {said}; expected a folder that holds traces/pollux/workloads/workload-6.csv "
+        "and profiles/pollux\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
