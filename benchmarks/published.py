@@ -8,7 +8,8 @@ Without a folder, a row shows brim alone; the folders are not part of brim:
   below 2, scipy and autograd, and pymoo 0.4; ``--python`` names an interpreter that has them. Brim needs the same
   workloads and profiles in ``$BRIM_DATA/traces/pollux`` and ``$BRIM_DATA/profiles/pollux``.
 - ``--pai``: ``cluster-trace-gpu-v2020/simulator`` of github.com/alibaba/clusterdata, with the same interpreter (numpy,
-  matplotlib).
+  matplotlib). All its GPUs and cores are one node, as in its published runs, so a job starts when enough GPUs are free
+  anywhere. Ours are on nodes of 8, over which a job may be split at no cost, so it starts at the same moment.
 - ``--accasim``: the folder of ``pip install --target DIR accasim==1.1.3``; it runs in this interpreter, whose numpy it
   uses. Its shortest job first neither preempts nor skips jobs.
 
@@ -132,10 +133,11 @@ sys.path.insert(0, sys.argv[1])
 from simulator import Simulator
 logging.basicConfig(level=logging.WARNING)
 begin = time.process_time()
-jobs, nodes, per_min = map(int, sys.argv[3:6])
-sim = Simulator(csv_file=sys.argv[2], alloc_policy=8, preempt_policy=2, sort_node_policy=0, num_nodes=nodes, pattern=0,
-                hetero=False, num_spare_node=0, arrival_rate=per_min, num_jobs_limit=jobs, gpu_type_matching=0)
-((done, mean_s, wait_s, _),) = sim.simulator_go(repeat=1)
+jobs, gpus, per_min = map(int, sys.argv[3:6])
+sim = Simulator(csv_file=sys.argv[2], alloc_policy=8, preempt_policy=2, sort_node_policy=0, num_nodes=1, num_gpus=gpus,
+                num_cpus=round(23.22 * gpus), pattern=0, hetero=False, num_spare_node=0, arrival_rate=per_min,
+                num_jobs_limit=jobs, gpu_type_matching=0)
+((done, mean_s, _, _),) = sim.simulator_go(repeat=1)
 assert done == jobs, (done, jobs)
 print(json.dumps({"cpu_s": time.process_time() - begin, "mean_s": mean_s}))
 """
@@ -176,11 +178,11 @@ def row(what: str, ours: Sequence[str], peer: Sequence[str] | None, repeats: int
         if peer is not None:
             runs["peer"].append(child(peer))
     took = {name: statistics.median(run["cpu_s"] for run in each) for name, each in runs.items() if each}
-    line = f"{what:38} brim {took['brim']:8.2f} s, mean {runs['brim'][0]['mean_s']:,.0f} s"
+    line = f"{what:38} brim {took['brim']:8.2f} s, mean {runs['brim'][0]['mean_s']:,.1f} s"
     if peer is not None:
         line += f"   peer {took['peer']:9.2f} s"
         if "mean_s" in runs["peer"][0]:
-            line += f", mean {runs['peer'][0]['mean_s']:,.0f} s"
+            line += f", mean {runs['peer'][0]['mean_s']:,.1f} s"
         line += f"   {took['peer'] / took['brim']:.1f} x"
     print(f"{line}   {said}".rstrip(), flush=True)
 
@@ -189,16 +191,15 @@ def row(what: str, ours: Sequence[str], peer: Sequence[str] | None, repeats: int
 
 
 def write_pai(path: Path, jobs: int) -> None:
-    """PAI-shaped jobs of whole GPUs, at most one node each, as the CSV of the published simulator."""
+    """PAI-shaped jobs of whole GPUs, as the CSV of the published simulator; gangs are of one instance."""
     from brim.traces import synthesize
 
     trace = synthesize("pai", jobs=jobs, seed=1)
-    gpus = np.minimum(trace.gpus, GPUS_PER_NODE)
     seconds = np.maximum(trace.run_ms // SECOND_MS, 1)
     with path.open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(("job_id", "num_gpu", "num_cpu", "duration", "submit_time", "num_inst", "user"))
-        for job, (size, length) in enumerate(zip(gpus.tolist(), seconds.tolist(), strict=True)):
+        for job, (size, length) in enumerate(zip(trace.gpus.tolist(), seconds.tolist(), strict=True)):
             table.writerow((job, size, 0, length, job // PAI_PER_MIN * 60, 1, "u"))
 
 
@@ -242,10 +243,11 @@ def main() -> None:
             for jobs in PAI_JOBS:
                 path = Path(folder, "pai.csv")
                 write_pai(path, jobs)
-                peer = [options.python, "-c", PEER_PAI, options.pai, path, str(jobs), str(PAI_NODES), str(PAI_PER_MIN)]
+                gpus = PAI_NODES * GPUS_PER_NODE
+                peer = [options.python, "-c", PEER_PAI, options.pai, path, str(jobs), str(gpus), str(PAI_PER_MIN)]
                 beside = options.pai is not None and jobs == PAI_JOBS[0]
                 row(f"PAI, {jobs:,} jobs, FIFO that skips", brim("pai", str(path)), peer if beside else None,
-                    1 if beside else options.repeats, f"{PAI_NODES * GPUS_PER_NODE:,} GPUs")
+                    options.repeats, f"{gpus:,} GPUs")
         if options.only in (None, "accasim"):
             path, system = Path(folder, "jobs.swf"), Path(folder, "system.json")
             write_swf(path)
