@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from brim import traces
 from brim.core.trace import Trace
+from brim.traces.report import ReadReport
 
 SACCT = """\
 JobIDRaw|User|Account|Partition|QOS|Submit|Start|End|Timelimit|State|ReqTRES|AllocTRES|Suspended|NodeList
@@ -172,3 +174,8 @@ def equal(one: Trace, other: Trace, *, but: tuple[str, ...] = ()) -> bool:
         for f in fields(Trace)
         if f.name not in but
     )
+
+
+def read(folder: Path, key: str, format_name: str | None = None) -> tuple[Trace, ReadReport]:
+    """Save an example and read it."""
+    return traces.read(save(folder, *EXAMPLES[key]), format_name)
