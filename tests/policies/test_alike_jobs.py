@@ -13,8 +13,9 @@ from brim.policies.place.parts import Consolidate, Fragmentation, Spread
 from brim.policies.size.as_asked import AsAsked
 from brim.testing import job, snapshot_of
 from brim.testing.free_lists import FreeLists, JobRequest, pairs_by_job
-from brim.testing.rules import beliefs_of, describe
+from brim.testing.rules import beliefs_of
 from brim.testing.strategies import clusters, placed_jobs
+from brim.testing.text import describe
 from tests.sampling import sample
 
 from .test_eviction import NewestFirst, newest

@@ -19,8 +19,9 @@ from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy, Sizes
 from brim.testing import job, snapshot_of
 from brim.testing.free_lists import FreeLists, JobRequest, pairs_by_job
-from brim.testing.rules import beliefs_of, check_decision, describe
+from brim.testing.rules import beliefs_of, check_decision
 from brim.testing.strategies import clusters, placed_jobs, snapshots
+from brim.testing.text import describe
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from brim.policies.place.parts import Consolidate, Fragmentation, Spread, WorstF
 from brim.policies.size.as_asked import AsAsked
 from brim.testing import job, snapshot_of
 from brim.testing.free_lists import FreeLists, JobRequest
-from brim.testing.rules import describe
 from brim.testing.strategies import clusters, placed_jobs
+from brim.testing.text import describe
 
 
 def placed(place, snapshot: Snapshot, row: int) -> list[tuple[int, int]]:

@@ -25,6 +25,7 @@ from brim.testing import rules
 from brim.testing.builders import Job, names_of, small_trace
 from brim.testing.elastic import ToyTruth
 from brim.testing.rules import PolicyViolation
+from brim.testing.text import describe_jobs
 from brim.units import MS_PER_H
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def check_replays(
     rules.check_same(rules.SAME_SEED, "replayed twice", first, again)
     if journals[0].lines != journals[1].lines:
         raise PolicyViolation(
-            rules.SAME_SEED, "replayed twice, it decided differently", rules.describe_jobs(trace, str(cluster))
+            rules.SAME_SEED, "replayed twice, it decided differently", describe_jobs(trace, str(cluster))
         )
     other = trace_of(**rules.permuted(trace, seed=len(trace)))
     rules.check_same(
@@ -175,7 +176,7 @@ def _bounded(
     each_ms = cost.start_ms + cost.save_ms + cost.restart_ms
     serial_ms = int(truth.run_ms.sum() + np.maximum(trace.after_ms, 0).sum()) + len(trace) * each_ms
     latest_ms = trace.span_ms + _PATIENCE * serial_ms + MS_PER_H
-    case = rules.describe_jobs(trace, str(cluster))
+    case = describe_jobs(trace, str(cluster))
     rounds = _ROUNDS_PER_JOB * len(trace) + (latest_ms // policy.period_ms if policy.period_ms else 0)
     count = 0
 

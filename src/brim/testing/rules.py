@@ -13,7 +13,7 @@ import numpy as np
 
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserLimits
-from brim.core.actions import Action, Preempt, Reject, Resize, Tune, setting_in
+from brim.core.actions import Preempt, Reject, Resize, Tune, setting_in
 from brim.core.arrays import IntArray, frozen
 from brim.core.lifecycle import Phase
 from brim.core.replay import Replay
@@ -27,6 +27,7 @@ from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy
 from brim.testing.free_lists import FreeLists, JobRequest, pairs_by_job
 from brim.testing.purity import outside_reads
+from brim.testing.text import describe, describe_trace, name_of, show, show_action
 
 OVER_GRANT: Final = "no GPU over-granted"
 GANG: Final = "gang whole or absent"
@@ -135,7 +136,7 @@ def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -
     kept = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
     share_of = dict(zip(wanted.job.tolist(), wanted.share_milli.tolist(), strict=True))
     for row, pairs in by_job.items():
-        name = _name(snapshot, row)
+        name = name_of(snapshot, row)
         if not 0 <= row < len(snapshot.jobs):
             raise PolicyViolation(SOUND, f"it grants GPUs to row {row}, which does not exist", describe(snapshot))
         asked = int(snapshot.jobs.gpus[row])
@@ -159,7 +160,7 @@ def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -
                 )
         free_lists.take(JobRequest(snapshot, row, share=share_of[row]), pairs)
     if free_lists.overdrawn():
-        who = ", ".join(f"{_name(snapshot, row)} {pairs}" for row, pairs in by_job.items())
+        who = ", ".join(f"{name_of(snapshot, row)} {pairs}" for row, pairs in by_job.items())
         raise PolicyViolation(OVER_GRANT, f"{free_lists.overdrawn()}; it grants {who}", describe(snapshot))
 
 
@@ -172,12 +173,12 @@ def check_stays(snapshot: Snapshot, decision: Decision) -> None:
     for row in sorted(held):
         if (row not in wanted) != (int(snapshot.jobs.id[row]) in preempted):
             raise PolicyViolation(
-                STAYS, f"{_name(snapshot, row)} loses its GPUs without being preempted", describe(snapshot)
+                STAYS, f"{name_of(snapshot, row)} loses its GPUs without being preempted", describe(snapshot)
             )
     for row in wanted:
         if row not in held and snapshot.jobs.phase[row] != Phase.PENDING:
             raise PolicyViolation(
-                STAYS, f"{_name(snapshot, row)} is {Phase(int(snapshot.jobs.phase[row])).name} and gets GPUs",
+                STAYS, f"{name_of(snapshot, row)} is {Phase(int(snapshot.jobs.phase[row])).name} and gets GPUs",
                 describe(snapshot),
             )
 
@@ -187,10 +188,10 @@ def check_actions(snapshot: Snapshot, policy: Policy, result: RoundResult) -> No
     jobs, row_of = snapshot.jobs, {int(job): row for row, job in enumerate(snapshot.jobs.id.tolist())}
     for action in result.plan.actions:
         row = row_of[action.job]
-        name, one = _name(snapshot, row), jobs[row]
+        name, one = name_of(snapshot, row), jobs[row]
         if isinstance(action, Resize | Tune) and not policy.changes_running:
             raise PolicyViolation(
-                STAYS, f"it declares that it never changes running jobs: {_show_action(action)}", describe(snapshot)
+                STAYS, f"it declares that it never changes running jobs: {show_action(action)}", describe(snapshot)
             )
         setting = setting_in(action)
         if isinstance(action, Resize) and action.setting.keeps_ranks_of(_has(snapshot, row)):
@@ -204,7 +205,7 @@ def check_actions(snapshot: Snapshot, policy: Policy, result: RoundResult) -> No
         ):
             raise PolicyViolation(
                 BATCH, f"{name} may train with {one.batch_min} to {one.batch_max}, or {one.batch} as asked: "
-                f"{_show_action(action)}", describe(snapshot),
+                f"{show_action(action)}", describe(snapshot),
             )
 
 
@@ -251,7 +252,7 @@ def check_work_conserving(snapshot: Snapshot, policy: Policy, decision: Decision
     for row in np.flatnonzero(snapshot.jobs.waits).tolist():
         if row not in wanted and free_lists.fits(JobRequest(snapshot, row)):
             raise PolicyViolation(
-                WORK_CONSERVING, f"{_name(snapshot, row)} waits, but would fit beside {show(decision.result)}",
+                WORK_CONSERVING, f"{name_of(snapshot, row)} waits, but would fit beside {show(decision.result)}",
                 describe(snapshot),
             )
 
@@ -437,76 +438,3 @@ def _bytes_of(value: object) -> Iterator[bytes]:
     elif is_dataclass(value):
         for one in fields(value):
             yield from _bytes_of(getattr(value, one.name))
-
-
-# -- text ---------------------------------------------------------------------------------------------------------
-
-
-def show(result: RoundResult) -> str:
-    """Describe a plan."""
-    return "; ".join(map(_show_action, result.plan.actions)) or "nothing"
-
-
-def _show_action(action: Action) -> str:
-    said = f"{type(action).__name__.lower()} job {action.job}"
-    setting = setting_in(action)
-    if setting is not None:
-        said += f" on {', '.join(f'{rank.node}.{rank.gpu}' for rank in setting.ranks)}"
-        said += f" with batch {setting.batch}" if setting.batch != NONE else ""
-    return said
-
-
-def describe(snapshot: Snapshot) -> str:
-    """Describe a snapshot: nodes, then jobs."""
-    nodes = snapshot.nodes
-    lines = ["nodes (type, GPUs):"]
-    for node in range(len(nodes)):
-        state = "" if nodes.is_open[node] else ", draining" if nodes.up[node] else ", down"
-        lines.append(f"  {node}: {snapshot.gpu_types[nodes.gpu_type[node]]}, {nodes.gpus[node]}{state}")
-    lines.append(f"jobs at {snapshot.now_ms / 1000:g} s:")
-    held = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
-    for row in range(len(snapshot.jobs)):
-        one = snapshot.jobs[row]
-        has = " on " + ", ".join(f"{node}.{gpu}" for node, gpu in held[row]) if row in held else ""
-        share = f" at {one.share_milli / 10:g} %" if one.share_milli < 1000 else ""
-        kind = f" {snapshot.gpu_types[one.gpu_type]}" if one.gpu_type >= 0 else ""
-        if one.size_list != NONE:
-            kind += f" (of {' or '.join(map(str, snapshot.jobs.sizes_of(row)))})"
-        elif one.gpus_max != one.gpus_min:
-            kind += f" (of {one.gpus_min} to {one.gpus_max})"
-        extras = f", {one.cpu_milli} mcpu and {one.mem_mib} MiB per GPU" if one.cpu_milli or one.mem_mib else ""
-        batch = told = ""
-        if one.batch_min != NONE:
-            batch = f"batch {one.batch_now} (asked {one.batch}, {one.batch_min} to {one.batch_max}), "
-        if one.samples_per_s:
-            told = f", did {one.samples_done:g} samples at {one.samples_per_s:g}/s"
-        lines.append(
-            f"  {_name(snapshot, row)}: {Phase(one.phase).name.lower()}, {one.gpus}{kind} GPU{share}{has}{extras}, "
-            f"{batch}submitted {one.submit_ms / 1000:g} s by {snapshot.users.name[one.user]}, "
-            f"ran {one.run_ms / 1000:g} s{told}"
-        )
-    return "\n".join(lines)
-
-
-def describe_trace(replay: Replay) -> str:
-    """Describe the trace and the cluster of a replay."""
-    return describe_jobs(replay.trace, str(replay.cluster))
-
-
-def describe_jobs(trace: Trace, cluster: str) -> str:
-    """Describe a trace and a cluster."""
-    lines = [f"cluster {cluster}, jobs:"]
-    for row, name in enumerate(trace.job_id):
-        share = f" at {trace.share_milli[row] / 10:g} %" if trace.share_milli[row] < 1000 else ""
-        kind = f" {trace.gpu_types[trace.gpu_type[row]]}" if trace.gpu_type[row] >= 0 else ""
-        user = f" by {trace.users[trace.user[row]]}" if trace.user[row] >= 0 else ""
-        after = f" after job {trace.job_id[trace.after[row]]}" if trace.after[row] >= 0 else ""
-        lines.append(
-            f"  {name}: submitted {trace.submit_ms[row] / 1000:g} s{user}, {trace.gpus[row]}{kind} GPU{share} "
-            f"for {trace.run_ms[row] / 1000:g} s{after}"
-        )
-    return "\n".join(lines)
-
-
-def _name(snapshot: Snapshot, row: int) -> str:
-    return f"job {snapshot.jobs.id[row]}" if 0 <= row < len(snapshot.jobs) else f"row {row}"
