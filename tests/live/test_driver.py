@@ -80,11 +80,11 @@ def test_a_job_that_keeps_failing_is_given_up_and_the_others_go_on() -> None:
     executor.outcome[0] = ReportKind.FAILED
     told: list[tuple[int, str]] = []
 
-    class Ears(Watcher):
+    class Recorder(Watcher):
         def detail(self, job: int, text: str) -> None:
             told.append((job, text))
 
-    driver, journal = session("fifo", (job(0, 4), job(0, 4)), executor, Ears())
+    driver, journal = session("fifo", (job(0, 4), job(0, 4)), executor, Recorder())
     assert kinds(journal, 0) == ["SUBMITTED", *["STARTED", "FAILED"] * 2, "STARTED", "GAVE_UP"]
     assert kinds(journal, 1)[-1] == "FINISHED"
     assert driver.gave_up == {0}
@@ -143,7 +143,7 @@ def test_progress_of_a_job_is_told_to_the_engine() -> None:
     ]
     seen: list[tuple[float, float]] = []
 
-    class Ears(Watcher):
+    class Recorder(Watcher):
         def tick(self, now_ms: int) -> bool:
             if executor.now_ms > 4_000 and len(driver.scheduler.state):
                 jobs = driver.scheduler.state.freeze(5_000).jobs
@@ -152,7 +152,7 @@ def test_progress_of_a_job_is_told_to_the_engine() -> None:
 
     journal = Journal()
     driver = LiveDriver(FOUR, find_policy("fifo"), (job(0, 4),), executor, gap_ms=100, journal=journal)
-    assert driver.run(executor.clock, Ears(), tick_ms=4_500)
+    assert driver.run(executor.clock, Recorder(), tick_ms=4_500)
     assert kinds(journal, 0) == ["SUBMITTED", "STARTED", "REPORTED", "REPORTED", "FINISHED"]
     assert seen[0] == (50.0, 10.0)  # 30 at 3 s, 10 a second
     assert driver.fractions == [0.6]

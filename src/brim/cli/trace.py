@@ -212,7 +212,7 @@ def _facts(figures: TraceSummary, cluster: Cluster | None) -> list[tuple[str, st
     from brim.units import MS_PER_S
 
     known = figures.duration_s
-    told = [size for size in figures.sizes if not math.isnan(size.gpu_hours)]
+    with_hours = [size for size in figures.sizes if not math.isnan(size.gpu_hours)]
     states = ", ".join(f"{state} {share:.0%}" for state, share in figures.status_fraction.items() if share)
     facts = [
         ("jobs", f"{figures.jobs:,}"),
@@ -225,7 +225,7 @@ def _facts(figures: TraceSummary, cluster: Cluster | None) -> list[tuple[str, st
                      f"p95 {_seconds(known[0.95])}, p99 {_seconds(known[0.99])}"),
         ("GPU-hours", "-" if math.isnan(figures.gpu_hours) else _three_digits(figures.gpu_hours) + "".join(
             f", {size.gpu_hours / figures.gpu_hours:.0%} by {f'{size.gpus}-GPU jobs' if size.gpus else 'shares'}"
-            for size in sorted(told, key=lambda size: -size.gpu_hours)[:3] if figures.gpu_hours)),
+            for size in sorted(with_hours, key=lambda size: -size.gpu_hours)[:3] if figures.gpu_hours)),
         ("ended", states),
         ("recorded wait", "not recorded" if math.isnan(figures.wait_mean_s)
          else f"mean {_seconds(figures.wait_mean_s)}, median {_seconds(figures.wait_median_s)}"),

@@ -304,8 +304,8 @@ def _ratio_rows(title: str, values: Sequence[tuple[str, float | None, float | No
 
 def _assumptions(summaries: Sequence[Summary], command: str) -> str:
     items = "".join(f"<li>{escape(line)}</li>" for line in all_assumptions(summaries))
-    told = {s.policy: s.estimates for s in summaries}
-    words = "; ".join(f"{policy}: {estimates}" for policy, estimates in told.items())
+    estimates_of = {s.policy: s.estimates for s in summaries}
+    words = "; ".join(f"{policy}: {estimates}" for policy, estimates in estimates_of.items())
     return (
         f'<section><h2>Assumptions</h2><ul class="assumptions">{items}'
         f"<li>Run times that policies knew: {escape(words)}.</li></ul></section>"

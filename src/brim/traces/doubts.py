@@ -55,14 +55,14 @@ def _of_nodes(trace: Trace, cluster: Cluster) -> list[str]:
 
 def _of_use(trace: Trace, cluster: Cluster) -> list[str]:
     """Compare the GPUs in use. Jobs of several attempts never contradict the cluster: their times are not known."""
-    told = np.flatnonzero((trace.wait_ms != NONE) & (trace.run_ms > 0))
-    if not len(told):
+    recorded = np.flatnonzero((trace.wait_ms != NONE) & (trace.run_ms > 0))
+    if not len(recorded):
         return []
-    submit_ms, start_ms = trace.submit_ms[told], trace.submit_ms[told] + trace.wait_ms[told]
-    end_ms = submit_ms + trace.jct_ms[told]
-    gpus = trace.gpus[told] * trace.share_milli[told] / WHOLE_GPU
+    submit_ms, start_ms = trace.submit_ms[recorded], trace.submit_ms[recorded] + trace.wait_ms[recorded]
+    end_ms = submit_ms + trace.jct_ms[recorded]
+    gpus = trace.gpus[recorded] * trace.share_milli[recorded] / WHOLE_GPU
     # a run time of one second may be a rounded zero
-    whole = (end_ms - start_ms == trace.run_ms[told]) & (trace.run_ms[told] > MS_PER_S)
+    whole = (end_ms - start_ms == trace.run_ms[recorded]) & (trace.run_ms[recorded] > MS_PER_S)
     at_ms, in_use = _in_use(start_ms[whole], end_ms[whole], gpus[whole])
     lasts_ms = np.diff(at_ms)
     over = float(lasts_ms[in_use[:-1] > cluster.num_gpus].sum() / max(lasts_ms.sum(), 1))
@@ -81,7 +81,7 @@ def _of_use(trace: Trace, cluster: Cluster) -> list[str]:
             f"the record never had more than {most:,.0f} GPUs in use at once, but the cluster has {cluster.num_gpus:,}"
         )
     used_gpu_ms = np.concatenate(([0.0], np.cumsum(in_use[:-1] * lasts_ms)))
-    waited = np.flatnonzero(trace.wait_ms[told] >= WAITED_MS)
+    waited = np.flatnonzero(trace.wait_ms[recorded] >= WAITED_MS)
     until_ms, since_ms = start_ms[waited], submit_ms[waited]
     used = np.interp(until_ms, at_ms, used_gpu_ms) - np.interp(since_ms, at_ms, used_gpu_ms)
     mean_use = used / (until_ms - since_ms)

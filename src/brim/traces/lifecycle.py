@@ -76,9 +76,9 @@ def _recorded_times(table: Table) -> dict[str, IntArray]:
     run_ms = end_ms - start_ms
     check_run(table, run_ms, "end_time")
     if "duration" in table:
-        told_ms = table.seconds_ms("duration", high_ms=MAX_RUN_MS, missing=NONE)
-        differs = (told_ms != NONE) & (told_ms != run_ms)
-        with_queue = differs & (told_ms == end_ms - submit_ms)
+        stated_ms = table.seconds_ms("duration", high_ms=MAX_RUN_MS, missing=NONE)
+        differs = (stated_ms != NONE) & (stated_ms != run_ms)
+        with_queue = differs & (stated_ms == end_ms - submit_ms)
         table.report.repair("duration contains the queue: end minus start is used", int(with_queue.sum()))
         table.report.repair("duration differs from end minus start, which is used", int((differs & ~with_queue).sum()))
     return {

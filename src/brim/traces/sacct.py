@@ -62,7 +62,7 @@ LATER: Final = (
 NO_ELIGIBLE: Final = "no column Eligible: waiting for dependencies, begin times and holds counts as waiting"
 OTHER_GPUS: Final = "allocated GPUs differ from the requested ones (as with --exclusive): the allocated are used"
 PART: Final = "part of a heterogeneous job: replayed as a job of its own"
-_TOLD: Final = {"later": LATER, "other_gpus": OTHER_GPUS, "part": PART}
+_NOTED: Final = {"later": LATER, "other_gpus": OTHER_GPUS, "part": PART}
 """Column that marks jobs -> what is said of them."""
 _TIME: Final = (
     "a time like 2026-05-01T08:00:00 between 1970 and 2100 (run sacct with SLURM_TIME_FORMAT=standard, which a profile "
@@ -131,7 +131,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     column = {name: table.frame[name].to_numpy() for name in table.frame.columns if table.frame[name].dtype == pl.Int64}
     check_run(table, column["run"], "End")
     gpus, share = column["gpus"], column["share"]
-    for name, reason in _TOLD.items():
+    for name, reason in _NOTED.items():
         report.repair(reason, int(table.frame[name].sum()))
     run_ms = at_least_a_second(column["run"], report)
     wait_ms = no_negative_wait(column["start"] - column["submit"], report)

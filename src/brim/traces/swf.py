@@ -213,8 +213,8 @@ def _dependencies(table: Table, start_ms: IntArray, run_ms: IntArray) -> tuple[I
     row = order[np.minimum(np.searchsorted(number[order], before), len(number) - 1)]
     found = (before > 0) & (number[row] == before)
     released_ms = start_ms[row] + run_ms[row] + think_ms
-    told = found & (start_ms != NONE) & (start_ms[row] != NONE)
-    ignored = told & (start_ms + ROUNDED_MS < released_ms)
+    dated = found & (start_ms != NONE) & (start_ms[row] != NONE)
+    ignored = dated & (start_ms + ROUNDED_MS < released_ms)
     report, waits = table.report, found & ~ignored
     report.repair("preceding job is not in the trace: starts without it", int(((before > 0) & ~found).sum()))
     report.repair(WAITS_FOR, int(waits.sum()))
