@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-PRELOAD: Final = ("torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch.utils.data", "torch._dynamo")
-"""``torch._dynamo`` is in the list because the first optimizer that is built imports it, which takes a second."""
+PRELOAD: Final = (
+    "torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch.utils.data", "torch._dynamo",
+    "brim.train.run", "brim.train.data.loader",
+)
+"""``torch._dynamo`` is in the list because the first optimizer that is built imports it, which takes a second.
+The last two are most of what a script with brim.train imports: half of the CPU time of a rank from fork to first step.
+"""
 PRELOAD_TIMEOUT_S: Final = 600.0
 """Longest wait for a zygote to be ready. Our choice: torch on a slow network file system takes minutes."""
 GRACE_S: Final = 30.0
