@@ -1,10 +1,12 @@
 # Two commands a newcomer needs: `make demo` and `make test`. Both make the environment in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
-# Workers of the tests: most of those with processes wait, so more than two cores
-WORKERS := 6
+# Workers of the tests: those with processes wait, so more than two cores; each imports all tests, for 7 s of CPU time
+WORKERS := 4
+# Tests are rewritten when they are imported, which takes longer than all else there: written once, as src is
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all storms lint regold bench clean
+.PHONY: demo test test-all storms kernels lint regold bench clean
 
 .venv/made: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -18,9 +20,10 @@ demo: .venv/made  ## real processes under two policies, then a comparison on a s
 	$(BIN)/brim sim compare out/philly.parquet --cluster 32x8xV100 --html out/compare.html --jobs out/jobs.parquet
 	@echo "page: $(CURDIR)/out/compare.html"
 
-# the tests that measure time run alone; they come first, so that one process writes the caches that the others read
-test: .venv/made lint  ## every test, on samples of large enumerations; what is absent here is skipped with the reason
-	$(BIN)/pytest -q -m timing $(PYTEST)
+# The kernels are compiled once, beside the linters, which use one core. Tests that measure time run alone.
+test: .venv/made  ## every test, on samples of large enumerations; what is absent here is skipped with the reason
+	$(MAKE) --jobs 2 --output-sync lint kernels
+	$(BIN)/pytest -q -m timing $(PYTEST) $$(grep -rl --include='*.py' mark.timing tests)
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m "not timing" $(PYTEST)
 
 test-all: PYTEST := --full
@@ -28,6 +31,9 @@ test-all: test storms  ## the same with every case of these enumerations, and th
 
 storms: .venv/made  ## 50 jobs through kills and resizes, and one through 1,000 of them: a quarter of an hour
 	$(BIN)/python -m tests.elastic.many
+
+kernels: .venv/made
+	$(BIN)/python -c 'from brim.cli import compiling; compiling.compile_first(compiling.kernels())'
 
 lint: .venv/made
 	$(BIN)/ruff check .
