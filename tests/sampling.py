@@ -5,10 +5,14 @@ Whoever calls ``sample`` says what the sample is. Only counts depend on it: ever
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+T = TypeVar("T")
+
 full = False
 """Set from the command line before tests are imported."""
 
 
-def sample(whole: int, part: int) -> int:
+def sample(whole: T, part: T) -> T:
     """``whole`` with ``--full``, else ``part``."""
     return whole if full else part

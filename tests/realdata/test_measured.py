@@ -16,10 +16,11 @@ from brim.policies.presets import PRESETS
 from brim.reports.metrics import measure
 from brim.sim.overheads import Overheads
 from brim.sim.truths.measured import Measured
-from brim.sim.truths.profiles import read_applications
 from brim.sim.twin import ReplaySettings, replay
 from tests.cli.commands import brim
+from tests.realdata.test_profiles import applications
 from tests.realdata.test_read_all import DATA
+from tests.sampling import sample
 from tests.sim.test_compiled_loop import assert_equal
 
 PROFILES = DATA / "profiles/pollux"
@@ -33,10 +34,10 @@ def workload(number: int):
     return traces.read(str(WORKLOADS / f"workload-{number}.csv"))[0]
 
 
-@pytest.mark.parametrize("number", PUBLISHED_S)
+@pytest.mark.parametrize("number", [*PUBLISHED_S][: sample(6, 3)])
 def test_tiresias_lands_within_three_per_cent_of_the_published_simulator(number):
     trace = workload(number)
-    truth = Measured(trace, CLUSTER, read_applications(PROFILES))
+    truth = Measured(trace, CLUSTER, applications())
     settings = ReplaySettings(overheads=Overheads.of_pollux())
     outcome = replay(trace, CLUSTER, PRESETS["tiresias-pollux"], settings, truth=truth)
     found = measure(outcome)
@@ -47,9 +48,9 @@ def test_tiresias_lands_within_three_per_cent_of_the_published_simulator(number)
 @pytest.mark.parametrize("policy", ["fifo", "backfill", "gittins", "srtf-oracle", "tiresias-pollux"])
 @pytest.mark.parametrize("overheads", [Overheads.of_pollux(), Overheads()])
 def test_a_published_workload_is_the_same_in_the_compiled_and_the_general_loop(policy, overheads):
-    trace, applications, costs = workload(6), read_applications(PROFILES), ReplaySettings(overheads=overheads)
+    trace, costs = workload(6), ReplaySettings(overheads=overheads)
     one, other = (
-        replay(trace, CLUSTER, PRESETS[policy], costs, truth=Measured(trace, CLUSTER, applications), journal=journal)
+        replay(trace, CLUSTER, PRESETS[policy], costs, truth=Measured(trace, CLUSTER, applications()), journal=journal)
         for journal in (None, Journal())
     )
     assert_equal(one, other)
