@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from brim.gang.client import send_request
+from brim.gang.launch_config import PRELOAD
 from brim.gang.messages import KillRequest, PreemptRequest, ResizeRequest, StatusRequest, StopRequest, TuneSettings
 
 JOB = Path(__file__).parent / "job.py"
@@ -52,10 +53,10 @@ class Weather:
 
 
 @contextlib.contextmanager
-def shared_zygote(folder):
-    """One zygote for many gangs: path of its socket."""
+def shared_zygote(folder, *modules):
+    """One zygote for many gangs, with these modules besides those that it always imports: path of its socket."""
     path = str(folder / "z")
-    words = [sys.executable, "-m", "brim.gang.zygote", "--listen", path]
+    words = [sys.executable, "-m", "brim.gang.zygote", "--listen", path, "--preload", ",".join([*PRELOAD, *modules])]
     with (folder / "zygote.log").open("w") as log:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as ranks have it, else they are not forked
         process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)

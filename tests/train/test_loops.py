@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests.elastic.storm import Event, storm
+from tests.elastic.storm import Event, shared_zygote, storm
 
 ROOT = Path(__file__).parents[2]
 LOOPS = ROOT / "examples" / "loops"
@@ -25,6 +25,13 @@ SMALL = {  # arguments, and optimizer steps
     "images": (("--epochs", 3, "--samples", 640), 30),
     "words": (("--epochs", 2, "--words", 6_000), 38),
 }
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory):
+    """One with the libraries of the loops, which take a rank longer to import than its steps do."""
+    with shared_zygote(tmp_path_factory.mktemp("zygote"), "transformers.models.gpt2", "sklearn.datasets") as path:
+        yield path
 
 
 @pytest.fixture(scope="module")
