@@ -12,6 +12,7 @@ from torch import nn
 
 import brim.train as bt
 from brim.errors import ConfigError, UserError
+from tests.sampling import sample
 from tests.train.gangs import on_ranks
 from tests.train.models import JOBS, Rows, loss_of
 
@@ -50,8 +51,9 @@ def alone():
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_bits_are_equal_on_every_number_of_ranks(alone, ranks):
-    for found in on_ranks(ranks, train_all, list(JOBS)):
-        assert found == alone
+    names = [*JOBS][: 4 if ranks == 2 else sample(4, 3)]  # the last has 50 MB of gradients
+    for found in on_ranks(ranks, train_all, names):
+        assert found == {name: alone[name] for name in names}
 
 
 def test_training_learns_and_counts_samples(alone):
