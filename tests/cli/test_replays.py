@@ -50,6 +50,7 @@ class Recipe:
 @pytest.mark.parametrize("cores", [1, 2])
 def test_bounds_are_computed_once_for_all_policies_on_a_trace(tmp_path, monkeypatch, cores):
     monkeypatch.setattr(replays.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(replays, "JOBS_HERE", 0)
     cluster, settings = parse_cluster("2x4xT4"), ReplaySettings()
     drawn = [traces.synthesize("philly", jobs=8, seed=seed) for seed in (1, 2)]
     recipe = Recipe(tmp_path / "log")
@@ -83,6 +84,7 @@ class Stops:
         return RIGID.build(trace, cluster, seed)
 
 if __name__ == "__main__":
+    replays.JOBS_HERE = 0
     trace, cluster = traces.synthesize("philly", jobs=4, seed=1), parse_cluster("2x4xT4")
     settings = ReplaySettings(notes=("x" * 10_000_000,))
     tasks = [replays.Task(trace=trace, cluster=cluster, policy=policy, settings=settings, truth=Stops())

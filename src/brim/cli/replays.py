@@ -1,4 +1,4 @@
-"""Run many replays on all cores, show progress, and keep finished results after Ctrl-C."""
+"""Run many replays, long ones on all cores, show progress, and keep finished results after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from brim.core.cluster import Cluster
 from brim.core.replay import Replay
 from brim.core.trace import Trace
 from brim.errors import BrimError
-from brim.policies.presets import find_policy
+from brim.policies.presets import PRESETS, find_policy
 from brim.policies.sockets import Policy
+from brim.sim.faults import Faults
 from brim.sim.loop import Progress as OnProgress
 from brim.sim.truth_option import RIGID
 from brim.sim.truths.truth import Truth
@@ -39,6 +40,9 @@ QUIET_S: Final = 2.0
 """A replay shorter than this shows no progress bar."""
 REPORT_S: Final = 10.0
 """Time between two lines of progress where stderr is no terminal."""
+JOBS_HERE: Final = 1_000
+"""With no more jobs than this in all replays together, in compiled loops, they run in this process: each takes
+milliseconds (100 jobs: 4), and a process 2 s of CPU time to start (measured)."""
 MANY: Final = 16
 """With more replays than this, one more bar shows how many are done."""
 _POLL_S: Final = 0.1
@@ -75,10 +79,19 @@ def run_all(tasks: Sequence[Task]) -> Iterator[Replay]:
     A second Ctrl-C ends at once. Kernels that were never compiled are compiled first.
     """
     compile_first(kernels())
-    if len(tasks) == 1 or (os.cpu_count() or 1) == 1:
+    if len(tasks) == 1 or _are_short(tasks) or (os.cpu_count() or 1) == 1:
         yield from _run_here(tasks)
     else:
         yield from _run_in_processes(tasks)
+
+
+def _are_short(tasks: Sequence[Task]) -> bool:
+    """Return whether all replays together take less time than a process takes to start."""
+    shipped = [PRESETS.get(task.policy) if isinstance(task.policy, str) else None for task in tasks]
+    compiled = all(policy is not None and not policy.changes_running for policy in shipped) and all(
+        task.settings.faults == Faults() for task in tasks
+    )
+    return compiled and sum(len(task.trace) for task in tasks) <= JOBS_HERE
 
 
 def replay_task(
