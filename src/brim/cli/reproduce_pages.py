@@ -109,7 +109,7 @@ def _row(results: Results, condition: Condition, policy: str) -> tuple[str, ...]
         _value(done), show_duration(mean["jct_mean_s"]), _value(sooner),
         _times(sooner.mm1 if sooner else None), show_duration(mean["jct_p95_s"]), f"{mean['allocated_fraction']:.0%}",
         f"{mean['restarts_per_job']:.2f}", f"{mean['stalled_fraction']:.1%}",
-        f"{mean['round_median_ms']:.1f}/{mean['round_p99_ms']:.0f}",
+        f"{mean['round_median_ms']:.1f}/{mean['round_p99_ms']:.0f}" if "round_p99_ms" in mean else "-",
         f"{dropped['completed']:,.0f}" if dropped else "", _value(turned_done),
         f"{dropped['dropped_fraction']:.0%}" if dropped else "",
     )

@@ -136,8 +136,8 @@ class Outcome:
         allocated_fraction: Fraction of GPU time held within the hours of arrivals.
         restarts_per_job: Starts after the first, including resizes and moves, per completed job.
         stalled_fraction: Fraction of the GPU time held in which jobs started, restarted or were measured.
-        round_median_ms: Median wall time of a round.
-        round_p99_ms: 99th percentile of the wall time of a round.
+        round_median_ms: Median wall time of a round; None where a compiled loop ran, which does not time rounds.
+        round_p99_ms: 99th percentile of the wall time of a round; None as above.
     """
 
     condition: Condition
@@ -150,8 +150,8 @@ class Outcome:
     allocated_fraction: float
     restarts_per_job: float
     stalled_fraction: float
-    round_median_ms: float
-    round_p99_ms: float
+    round_median_ms: float | None
+    round_p99_ms: float | None
 
 
 BASELINE: Final = "elastic-fixed"
@@ -302,7 +302,7 @@ def outcome(replay: Replay, condition: Condition) -> Outcome:
     held, useful = int(replay.service_gpu_ms.sum()), int(replay.useful_gpu_ms.sum())
     inside = np.minimum(replay.runs.end_ms, until_ms) - np.minimum(replay.runs.start_ms, until_ms)
     held_inside = float((inside * np.diff(replay.runs.first_gpu)).sum())
-    round_ms = replay.round_s * MS_PER_S
+    round_ms, timed = replay.round_s * MS_PER_S, len(replay.round_s) > 0
     return Outcome(
         condition=condition, policy=replay.policy, submitted=len(trace),
         completed=int((done & (replay.finish_ms <= until_ms)).sum()),
@@ -310,5 +310,6 @@ def outcome(replay: Replay, condition: Condition) -> Outcome:
         dropped_fraction=float(replay.rejected.mean()),
         allocated_fraction=held_inside / (condition.gpus * window_ms),
         restarts_per_job=float(replay.restarts.sum() / done.sum()), stalled_fraction=1 - useful / held,
-        round_median_ms=float(np.median(round_ms)), round_p99_ms=float(np.percentile(round_ms, 99)),
+        round_median_ms=float(np.median(round_ms)) if timed else None,
+        round_p99_ms=float(np.percentile(round_ms, 99)) if timed else None,
     )

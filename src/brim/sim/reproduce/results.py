@@ -91,10 +91,14 @@ class Results:
         return list(dict.fromkeys(o.policy for o in self.outcomes))
 
     def mean(self, condition: Condition, policy: str) -> dict[str, float] | None:
-        """Return the figures of a condition, averaged over its seeds, by name; None if it was not run."""
+        """Return the figures of a condition, averaged over its seeds, by name; None if it was not run.
+
+        A figure that was not measured is left out.
+        """
         group = self._group(condition, policy)
         names = [field.name for field in fields(Outcome) if field.name not in ("condition", "policy")]
-        return {name: float(np.mean([getattr(o, name) for o in group])) for name in names} if group else None
+        found = {name: [getattr(o, name) for o in group] for name in names}
+        return {name: float(np.mean(of)) for name, of in found.items() if None not in of} if group else None
 
     def ratio(self, condition: Condition, figure: Figure, ours: str = OURS, theirs: str = BASELINE) -> Ratio | None:
         """Return the advantage of ``ours``: more completed jobs, or a shorter mean time. Uses the seeds of both."""
