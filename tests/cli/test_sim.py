@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import polars as pl
+import psutil
 import pytest
 
 from brim import traces
@@ -351,13 +352,14 @@ def test_a_choice_of_all_jobs_keeps_the_record(recorded, args):
 
 def test_ctrl_c_reports_what_is_done_and_says_partial(tmp_path):
     path = tmp_path / "big.parquet"
-    brim("trace", "synth", "philly", path, "--num-jobs", 40_000, "--seed", 3, "--cluster", "16x8xV100", "--load", 1)
+    brim("trace", "synth", "philly", path, "--num-jobs", 120_000, "--seed", 3, "--cluster", "16x8xV100", "--load", 1)
     brim_sim = [sys.executable, "-m", "brim.cli.main", "sim"]
     args = [*brim_sim, "compare", path, "-c", "16x8xV100", "-p", "srtf,las", "--json"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(args, **pipes, text=True, start_new_session=True) as run:
-        time.sleep(8)
-        assert run.poll() is None, "the replay ended before it could be interrupted"
+        while not _both_replay(run.pid):
+            assert run.poll() is None, "the replays ended before they could be interrupted"
+            time.sleep(0.1)
         os.killpg(run.pid, signal.SIGINT)
         out, err = run.communicate(timeout=60)
     assert run.returncode == 130, err
@@ -367,6 +369,12 @@ def test_ctrl_c_reports_what_is_done_and_says_partial(tmp_path):
     assert all(row["finished"] < row["jobs"] for row in found["results"])
     assert "partial" in err
     assert "Traceback" not in err
+
+
+def _both_replay(pid):
+    """Whether two processes have computed for longer than they take to start (2 s), and shorter than a replay (8 s)."""
+    times = [child.cpu_times() for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]
+    return len(times) == 2 and all(time.user + time.system > 4 for time in times)
 
 
 def test_ctrl_c_while_the_worker_processes_start_ends_the_comparison(tmp_path):
