@@ -89,7 +89,8 @@ def replay(
     The bounds of ``bounds_of`` may be given, for several replays of one trace; otherwise they are computed.
 
     Policies of shipped parts that keep the size of every job run in compiled loops that make the same decisions
-    (docs/decisions/0005), unless a journal is wanted, there are faults, or jobs slow each other down.
+    (docs/decisions/0005), unless a journal is wanted, there are faults, or the truth is of another class than the
+    shipped ones.
 
     Raises:
         ConfigError: the trace cannot run on the cluster or has no run times, or faults are so frequent that no job

@@ -22,17 +22,17 @@ from brim.sim.compiled.queues import run_queues
 from brim.sim.compiled.replay import ORDERS, RUN_TIMES, run_loop
 from brim.sim.compiled.scenario import Scenario
 from brim.sim.loop import Progress
+from brim.sim.truths.measured import Measured
+from brim.sim.truths.parametric import Parametric
 from brim.sim.truths.rigid import Rigid
 from brim.sim.truths.truth import Truth
 from brim.units import WHOLE_GPU
 
 _PLACES: Final = (Consolidate, Spread, Fragmentation, WorstFit)
+_TRUTHS: Final = (Rigid, Measured, Parametric)
+"""Truths whose paces depend on nothing but the job, its progress and its nodes; what else they set of a job
+only elastic sizes read."""
 _KNOWN: Final = (Policy, *ORDERS, AsAsked, *_PLACES, Even, NoFill, *RUN_TIMES, Rigid)
-_UNREAD: Final = frozenset({
-    "gpus_min", "gpus_max", "batch", "batch_min", "batch_max", "local_batch_min", "local_batch_max", "profile",
-    "gradient_bytes",
-})
-"""Columns of a truth that no part known here reads."""
 _MOST: Final = 1 << 53
 _MOST_SERVICE: Final = 1 << 60
 """Above every product of GPUs, thousandths and ms that stays within 64 bits with what restarts and saves add."""
@@ -50,16 +50,16 @@ def eligible_loop(scenario: Scenario) -> CompiledLoop | None:
     """Return the faster of the compiled loops that implement everything that decides a replay, None without one.
 
     Types are compared exactly, because the loops implement only the parts they know, and a subclass may differ. So may
-    a part after a policy file has replaced a function or constant in a module of brim. A truth is asked for its paces,
-    so it may be of any type, as long as they depend on no other job.
+    a part after a policy file has replaced a function or constant in a module of brim. A truth is asked for the paces
+    of a job to its end when it starts; one of another type may remember what it was asked, or depend on other jobs.
     """
     trace, policy, truth = scenario.trace, scenario.policy, scenario.truth
     is_implemented = (
         type(policy) is Policy and type(policy.order) in ORDERS and type(policy.size) is AsAsked
         and type(policy.place) in _PLACES and type(policy.feed) is Even and type(policy.fill) is NoFill
-        and type(scenario.run_times) in RUN_TIMES and not truth.contended and len(trace) > 0
+        and type(scenario.run_times) in RUN_TIMES and type(truth) in _TRUTHS and len(trace) > 0
         and getattr(policy.place, "misfit", "") in MISFIT and _has_plain_constants(policy.order)
-        and _UNREAD.issuperset(truth.columns()) and _fits_64_bits(trace, truth) and _AS_SHIPPED.holds()
+        and _fits_64_bits(trace, truth) and _AS_SHIPPED.holds()
     )
     if not is_implemented:
         return None

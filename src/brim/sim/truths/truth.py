@@ -49,7 +49,6 @@ class Truth(Protocol):
     Attributes:
         name: Name on the command line.
         contended: Whether the pace depends on the company; the twin then asks again whenever neighbours come or go.
-            Otherwise it may ask when a job starts for all the paces that follow.
         run_ms: Run time of each job at the size its user asked for (J,).
         shortest_ms: Shortest run time of each job at any size (J,): a lower bound for every policy.
         least_gpu_ms: Least GPU time of each job at any size (J,): a lower bound for every policy.
