@@ -1,3 +1,3 @@
-"""brim keeps shared GPU clusters full: a twin of your cluster, a live scheduler, and elastic training."""
+"""Replays of GPU clusters under other scheduling policies, live sessions on one machine, and elastic training."""
 
 __version__ = "0.1.0"

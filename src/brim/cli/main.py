@@ -17,7 +17,7 @@ from brim.errors import BrimError
 app = typer.Typer(
     name="brim",
     cls=UnconvertedGroup,
-    help="Replay the jobs of a GPU cluster under another scheduling policy, and run the same decisions live.",
+    help="Replay the jobs of a GPU cluster under another scheduling policy; measure training scripts.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: half the start-up time, and it reads well in a pipe
