@@ -91,7 +91,8 @@ def test_a_job_whose_size_is_nothing_is_granted_nothing():
 
 
 @pytest.mark.parametrize(("rows", "said"), [
-    (((5, 0, 0, 1000),), "expected rows of 1 jobs"), (((-1, 0, 0, 1000),), "expected rows of 1 jobs"),
+    (((5, 0, 0, 1000),), "expected rows of the job table, which has 1"),
+    (((-1, 0, 0, 1000),), "expected rows of the job table, which has 1"),
     (((0, 3, 0, 1000),), "GPU 0 of node 3, which does not exist"),
     (((0, 0, 9, 1000),), "GPU 9 of node 0, which does not exist"),
     (((0, 0, 0, 1500),), "150 % of a GPU"), (((0, 0, 0, 0),), "0 % of a GPU"),

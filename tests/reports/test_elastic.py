@@ -111,7 +111,7 @@ def test_results_and_job_table_tell_of_sizes_batches_and_who_was_turned_away(tmp
 
 def test_the_page_speaks_of_elastic_jobs():
     text = page([elastic()], command="brim sim run")
-    assert "2 jobs are elastic" in text
+    assert "elastic jobs: 2" in text
     assert "at any size and batch they may have" in text
     assert "rigid" not in text.replace("Jobs are rigid.", "")
     assert unpacked(text)["jobs"]["gpus_as"] == " asked"

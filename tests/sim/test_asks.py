@@ -67,7 +67,7 @@ def test_listed_sizes_hold_within_the_limits_of_the_truth():
     trace = small_trace(*(job(gpus=2, sizes=sizes, run=3_600) for sizes in ((2, 4), (1, 2, 3), ())))
     rigid = specs(trace)
     assert [spec.sizes for spec in rigid] == [(), (), ()]
-    assert any("2 jobs list the sizes they can run on" in line for line in Rigid(trace).sentences())
+    assert any("Jobs that list the sizes they can run on: 2." in line for line in Rigid(trace).sentences())
     cluster = parse_cluster("2x4xT4")
     truth = drawn_jobs(trace, cluster, 1.0, 0)
     elastic: list[JobSpec] = specs_of(trace, cluster, truth)
@@ -83,4 +83,4 @@ def test_a_report_says_that_the_policies_of_brim_read_no_priorities():
     cluster = parse_cluster("1x1xT4")
     assert not any("priority" in line for line in describe(small_trace(job()), cluster))
     said = describe(small_trace(job(), job(priority=1)), cluster)
-    assert any(line.startswith("1 jobs have a priority") for line in said)
+    assert any(line.startswith("Jobs with a priority, a class or a deadline: 1.") for line in said)

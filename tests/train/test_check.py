@@ -111,7 +111,7 @@ def test_a_script_that_python_cannot_read(checked, tmp_path):
 
 
 def test_a_script_that_ends_hard(checked):
-    bad(checked(inside="if run.steps_done == 1: os._exit(7)"), "after 1 steps: exit code 7")
+    bad(checked(inside="if run.steps_done == 1: os._exit(7)"), "after 1 step: exit code 7")
 
 
 def test_a_script_that_does_not_use_it(checked):
@@ -124,7 +124,7 @@ def test_a_script_that_hangs(checked):
 
 
 def test_too_few_steps(checked):
-    bad(checked(inside="run._position.last_step = 1"), "made 1 steps: expected 2 at least")
+    bad(checked(inside="run._position.last_step = 1"), "made 1 step: expected 2 at least")
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def _check_name(name: str) -> None:
     near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     found = f"unknown experiment {name!r}" if name else "no experiment was named"
-    raise ConfigError(f"{found}: {hint}The experiments are: {known}")
+    raise ConfigError(f"{found}: {hint}the experiments are: {known}")
 
 
 def _capacities(parts: tuple[Part, ...]) -> list[Sustained]:

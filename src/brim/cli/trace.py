@@ -142,7 +142,9 @@ def print_reading(report: ReadReport) -> None:
     """Print on stderr how many rows were used, adjusted and dropped."""
     from brim.traces.report import UNUSABLE
 
-    _say(f"read {Path(report.file).name} as {report.format}: {report.rows:,} rows, {report.used:,} jobs")
+    used = f"{report.used:,} job{'s' if report.used != 1 else ''}"
+    name = f"read {Path(report.file).name} as {report.format}"
+    _say(f"{name}: {report.rows:,} row{'s' if report.rows != 1 else ''}, {used}")
     for verb, reasons in (("adjusted", report.repaired), ("dropped", report.dropped)):
         for reason, rows in reasons.items():
             share = f" ({rows / (rows + report.used):.1%} of the jobs)" if reason == UNUSABLE else ""

@@ -190,10 +190,11 @@ def check_sizes(sizes: Sizes, jobs: JobTable) -> None:
     wrong = np.flatnonzero(~jobs.allows(sizes.gpus) & (sizes.gpus != 0))
     if len(wrong):
         row = int(wrong[0])
-        runs_on = f"{jobs.gpus_min[row]} to {jobs.gpus_max[row]}"
+        least, most = jobs.gpus_min[row], jobs.gpus_max[row]
+        runs_on = f"{least} to {most} GPUs" if least < most else f"{most} GPU{'s' if most > 1 else ''}"
         if jobs.size_list[row] != NONE:
-            runs_on = " or ".join(map(str, jobs.sizes_of(row)))
-        raise PlanError(f"job {jobs.id[row]} runs on {runs_on} GPUs, found {sizes.gpus[row]}")
+            runs_on = " or ".join(map(str, jobs.sizes_of(row))) + " GPUs"
+        raise PlanError(f"job {jobs.id[row]} runs on {runs_on}, found {sizes.gpus[row]}")
 
 
 def check_grants(grants: Grants, snapshot: Snapshot) -> None:
@@ -209,7 +210,7 @@ def check_grants(grants: Grants, snapshot: Snapshot) -> None:
     if fault == WHY:
         raise PlanError(f"expected codes of Why, 0 to {_LAST_WHY}, as reasons, found {_short(grants.why)}")
     if fault == JOB:
-        raise PlanError(f"expected rows of {len(snapshot.jobs)} jobs, found {_short(grants.job)}")
+        raise PlanError(f"expected rows of the job table, which has {len(snapshot.jobs)}, found {_short(grants.job)}")
     node, gpu, job = grants.node, grants.gpu, snapshot.jobs.id[grants.job[row]]
     raise PlanError({
         INCREASING: lambda: f"job {job} is granted GPU {gpu[row + 1]} of node {node[row + 1]} after GPU {gpu[row]} of "

@@ -250,7 +250,7 @@ def _sizes(ranks: Sequence[int] | None, header: HeaderLike) -> Sequence[int]:
     if ranks is None:
         return powers_of_two(header.gpus) if header.gpus else CPU_RANKS
     if header.gpus and max(ranks) > header.gpus:
-        raise UserError(f"--ranks: found {max(ranks)}, expected at most the {header.gpus} GPUs of this machine")
+        raise UserError(f"--ranks: found {max(ranks)}, expected at most {header.gpus}, the number of GPUs")
     return ranks
 
 

@@ -106,7 +106,8 @@ def _change_rows(title: str, found: Sequence[Change], tone: str, longest: float)
         return f"<h3>{title}: none</h3>"
     title = f"{title}: {len(found):,}"
     rows = "".join(
-        f'<span class="name">{escape(change.name)}<small>{change.jobs:,} jobs</small></span>'
+        f'<span class="name">{escape(change.name)}'
+        f'<small>{change.jobs:,} job{"s" if change.jobs > 1 else ""}</small></span>'
         f'<span class="track"><i class="{tone}" style="width:{100 * abs(change.fraction) / longest:.1f}%"></i></span>'
         f'<span class="value">{signed(change.fraction)}<br><small>{show_duration(change.before_s)} \u2192 '
         f"{show_duration(change.after_s)}</small></span>"

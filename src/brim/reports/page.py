@@ -124,7 +124,10 @@ def _header(replay: Replay, summaries: Sequence[Summary]) -> str:
     loads = ", ".join(f"{load:g}x" for load in dict.fromkeys(s.load for s in summaries))
     seeds = len(dict.fromkeys(s.seed for s in summaries))
     asked = float(replay.asked_gpu_ms.sum()) / (cluster.num_gpus * trace.span_ms) if trace.span_ms else 0.0
-    facts = [f"{len(trace):,} jobs over {show_duration(span_s)}", f"{cluster.num_gpus:,} GPUs ({cluster})"]
+    facts = [
+        f"{len(trace):,} job{'s' if len(trace) > 1 else ''} over {show_duration(span_s)}",
+        f"{cluster.num_gpus:,} GPU{'s' if cluster.num_gpus > 1 else ''} ({cluster})",
+    ]
     if asked:
         facts.append(
             f"offered load {asked:.2f}: the GPU time of all jobs, over the cluster's from first to last submission"
@@ -133,7 +136,7 @@ def _header(replay: Replay, summaries: Sequence[Summary]) -> str:
     badges += [badge(f"format {trace.format}")]
     elastic = int((replay.gpus_min < replay.gpus_max).sum())
     if elastic:
-        facts.append(f"{elastic:,} jobs are elastic")
+        facts.append(f"elastic jobs: {elastic:,}")
     if trace.synthetic:
         badges.append(badge("synthetic trace", warn=True))
     badges += [badge(f"oracle: {p}", warn=True) for p in dict.fromkeys(s.policy for s in summaries if s.oracle)]

@@ -228,7 +228,7 @@ def _recorded_cells(record: RecordedMetrics, price_per_gpu_h: float | None) -> R
 
 def _notes(rows: dict[str, list[Summary]], record: RecordedMetrics | NoRecord | None) -> list[Text]:
     first = next(iter(rows.values()))[0]
-    lines = [f"{first.metrics.jobs:,} jobs. {_bound_in_words(rows)}"]
+    lines = [f"{first.metrics.jobs:,} job{'s' if first.metrics.jobs != 1 else ''}. {_bound_in_words(rows)}"]
     lines += record_notes(record)
     reference = next((s.saved.reference for group in rows.values() for s in group if s.saved), None)
     if reference is not None:

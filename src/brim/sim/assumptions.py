@@ -40,7 +40,7 @@ def assumptions(
             f"{seconds(overheads.checkpoint_ms)} old."
         )
     if faults.drains:
-        said.append(f"{sum(len(drain.nodes) for drain in faults.drains)} node drains are planned.")
+        said.append(f"Planned drains of nodes: {sum(len(drain.nodes) for drain in faults.drains)}.")
     return tuple(said)
 
 
@@ -63,11 +63,11 @@ def describe(trace: Trace, cluster: Cluster) -> list[str]:
         )
     short = int(((trace.run_ms >= 0) & (trace.run_ms < MS_PER_S)).sum())
     if short:
-        said.append(f"{short} jobs ran for less than a second.")
+        said.append(f"{short:,} job{'s' if short > 1 else ''} ran for less than a second.")
     asked = (trace.priority != 0) | (trace.job_class != JobClass.REGULAR) | (trace.relative_deadline_ms != NONE)
     if asked.any():
         said.append(
-            f"{int(asked.sum()):,} jobs have a priority, a class or a deadline: a policy of your own may read them; "
+            f"Jobs with a priority, a class or a deadline: {int(asked.sum()):,}. A policy of your own may read these; "
             "those of brim do not."
         )
     return said

@@ -77,7 +77,7 @@ class StallDetector:
         spent = show_duration((now_ms - max(since_ms, int(self._trace.submit_ms[job]))) / MS_PER_S)
         said = (
             f"job {self._trace.job_id[job]} has made no lasting progress for {spent}, and neither has any other job "
-            f"({events - since_events:,} events and rounds; it has started {self._record.starts(job)} times)"
+            f"({events - since_events:,} events and rounds; starts of this job: {self._record.starts(job)})"
         )
         if not futile and (self._faults.node_mtbf_ms or self._faults.job_mtbf_ms):
             rate = min(filter(None, (self._faults.node_mtbf_ms, self._faults.job_mtbf_ms))) / MS_PER_S

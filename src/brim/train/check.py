@@ -109,7 +109,8 @@ class CheckedScript:
     def _explain(self, name: str, size: int, code: int, seen: RecordedRun) -> None:
         failed = self.folder / f"{name}.failed"
         why = failed.read_text(encoding="utf-8") if failed.exists() else f"exit code {code}"
-        raise UserError(f"{self.words[0]} failed on {ranks(size)} after {seen.last} steps: {why}; --show shows it all")
+        after = show_steps(seen.last)
+        raise UserError(f"{self.words[0]} failed on {ranks(size)} after {after}: {why}; --show shows it all")
 
 
 def read(path: Path) -> RecordedRun:
@@ -156,6 +157,11 @@ def ranks(size: int) -> str:
     return f"{size} rank" if size == 1 else f"{size} ranks"
 
 
+def show_steps(number: int) -> str:
+    """Return the number with the word "step" or "steps"."""
+    return f"{number} step" if number == 1 else f"{number} steps"
+
+
 def second_size(seen: RecordedRun, first: int, wanted: int | None) -> int:
     """Return the number of ranks to resume on.
 
@@ -183,7 +189,8 @@ def check(script: CheckedScript, *, steps: int, first: int, second: int | None) 
             "docs/how-to-train-elastically.md"
         )
     if undisturbed.last < 2:
-        raise UserError(f"{script.words[0]} made {undisturbed.last} steps: expected 2 at least, to stop between them")
+        made = show_steps(undisturbed.last)
+        raise UserError(f"{script.words[0]} made {made}: expected 2 at least, to stop between them")
     second = second_size(undisturbed, first, second)
     stop, checkpoints = undisturbed.last // 2, str(script.folder / "checkpoints")
     before = script.run("before", size=first, stop=stop, checkpoints=checkpoints)

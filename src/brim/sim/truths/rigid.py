@@ -45,7 +45,7 @@ class Rigid:
         said = ["Run times are those of the trace, whatever the placement (truth: rigid)."]
         if self._num_listed:
             said.append(
-                f"{self._num_listed:,} jobs list the sizes they can run on; they run on the GPUs they asked for, "
+                f"Jobs that list the sizes they can run on: {self._num_listed:,}. They run on the GPUs they asked for, "
                 "because their run times on other numbers are unknown."
             )
         return said

@@ -204,7 +204,7 @@ class Gang:
             time.sleep(POLL_S)
 
     def _after(self) -> str:
-        return f" after {self._steps} steps" if self._steps else ""
+        return f" after {self._steps} step{'s' if self._steps > 1 else ''}" if self._steps else ""
 
     def _line(self) -> dict[str, Any] | None:
         """Return the next complete line of the record, or None."""
@@ -225,8 +225,8 @@ class Gang:
             raise ScriptError(stderr_of(self._script, self._name), code if code > 0 else 128 - code)
         if self._record.exists():
             raise UserError(
-                f"{script} ended after {self._steps} steps: only run.epochs(n, steps=N) may end training (a profile "
-                "overrides it), not break or exit"
+                f"{script} ended after {self._steps} step{'s' if self._steps != 1 else ''}: only run.epochs(n, steps=N)"
+                " may end training (a profile overrides it), not break or exit"
             )
         raise UserError(
             f"{script} ended without a step of brim.train: it needs a loop over run.steps(loader), as in "
