@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from brim.core.cluster import parse_cluster
 from brim.core.trace import trace_of
 from brim.reports.files import dump_json
 from brim.reports.findings import changes, findings, outcome_of, reference_of
@@ -22,7 +21,6 @@ from brim.reports.verdict import verdict
 from .fakes import drawn_replay, drawn_trace, replay_of, runs_of, with_record
 
 S = 1000
-TWO = parse_cluster("1x2xT4")
 
 
 def recorded(**changes):
@@ -54,7 +52,7 @@ def printed(summaries, record, width=300):
 
 
 def test_figures_of_the_record_are_over_the_jobs_that_it_covers():
-    found = record_of(recorded(), TWO)
+    found = record_of(recorded())
     assert isinstance(found, RecordedMetrics)
     assert (found.jobs, found.covered) == (4, 3)
     assert found.jct_mean_s == 8.0
@@ -68,33 +66,8 @@ def test_figures_of_the_record_are_over_the_jobs_that_it_covers():
     assert found.jct_ms.tolist() == [6 * S, 10 * S, 8 * S, -1]
 
 
-def test_makespan_and_allocation_are_those_of_the_record_where_it_has_all_that_they_need():
-    """Of a record by hand: a holds a GPU from 2 to 6, b both from 6 to 10, c one from 1 to 3 and 10 to 12, d one, 0-1.
-
-    Without c's second attempt, which is in its JCT, the last end would be 10.
-    """
-    times = {"submit_ms": [0, 0, 1 * S, 0], "wait_ms": [2 * S, 6 * S, 0, 0], "run_ms": [4 * S, 4 * S, 4 * S, S]}
-    trace = recorded(**times, jct_ms=[6 * S, 10 * S, 11 * S, S], cluster=TWO)
-    found = record_of(trace, TWO)
-    assert isinstance(found, RecordedMetrics)
-    assert found.makespan_s == 12.0
-    assert found.gpu_allocated_fraction == (4 + 2 * 4 + (2 + 2) + 1) / (2 * 12)
-    row = cells({"las": summarise([replayed(trace)], record=found)}, found)["as recorded"]
-    assert (row["makespan"].text, row["alloc"].text, row["busy"].text) == ("12 s", "70.8%", "-")
-    other = record_of(trace, parse_cluster("1x4xT4"))
-    unknown = record_of(dataclasses.replace(trace, cluster=None), TWO)
-    for found in (other, unknown):  # of how many GPUs it was a fraction, the record does not show
-        assert isinstance(found, RecordedMetrics)
-        assert (found.makespan_s, found.gpu_allocated_fraction) == (12.0, None)
-    partly = record_of(recorded(cluster=TWO), TWO)  # d's end is not recorded
-    assert isinstance(partly, RecordedMetrics)
-    assert (partly.makespan_s, partly.gpu_allocated_fraction) == (None, None)
-    row = cells({"las": summarise([replayed(trace)], record=partly)}, partly)["as recorded (3 of 4 jobs)"]
-    assert (row["makespan"].text, row["alloc"].text) == ("-", "-")
-
-
 def test_a_trace_without_starts_has_no_record():
-    empty = record_of(recorded(wait_ms=[-1] * 4, jct_ms=[-1] * 4), TWO)
+    empty = record_of(recorded(wait_ms=[-1] * 4, jct_ms=[-1] * 4))
     assert empty == NoRecord("the trace records no start times")
 
 
@@ -112,7 +85,7 @@ def test_waiting_after_a_preemption_is_told_apart_from_the_first_wait():
 def test_what_is_saved_against_the_record_is_over_the_jobs_of_both():
     """The record: waits 2 + 6 + 4, GPU time 16. The replay of a, b, c: waits 0 + 4 + 6, GPU time 4 + 8 + 5."""
     trace = recorded()
-    (summary,) = summarise([replayed(trace)], record=record_of(trace, TWO), price_per_gpu_h=3600.0)
+    (summary,) = summarise([replayed(trace)], record=record_of(trace), price_per_gpu_h=3600.0)
     saved = summary.saved
     assert saved is not None
     assert (saved.reference, saved.jobs) == ("as recorded", 3)
@@ -126,7 +99,7 @@ def test_what_is_saved_against_the_record_is_over_the_jobs_of_both():
 
 def test_less_than_an_hour_of_waiting_is_said_in_seconds():
     trace = recorded()
-    summaries = summarise([replayed(trace)], record=record_of(trace, TWO))
+    summaries = summarise([replayed(trace)], record=record_of(trace))
     assert "the jobs together wait 2 s less than recorded" in verdict({"las": summaries})[1]
 
 
@@ -143,14 +116,14 @@ def test_without_a_record_it_is_saved_against_the_first_policy_where_both_finish
 
 def test_another_load_or_seed_is_never_compared_with_the_record():
     trace = recorded()
-    record = record_of(trace, TWO)
+    record = record_of(trace)
     for change in ({"load": 0.8}, {"seed": 1}, {"partial": True}):
         assert summarise([replayed(trace, **change)], record=record)[0].saved is None
 
 
 def test_the_record_is_the_first_row_of_the_table_at_the_recorded_load_only():
     trace = recorded()
-    record = record_of(trace, TWO)
+    record = record_of(trace)
     replays = [replayed(trace), replayed(trace, load=2.0)]
     summaries = summarise(replays, record=record)
     lines = printed(summaries, record).splitlines()
@@ -177,7 +150,7 @@ def test_a_record_that_is_left_out_says_why_in_the_table_the_json_and_on_the_pag
 
 def test_json_keeps_its_version_and_has_the_record_and_what_is_saved():
     trace = recorded()
-    record = record_of(trace, TWO)
+    record = record_of(trace)
     replay = replayed(trace)
     found = results_json(replay, summarise([replay], record=record, price_per_gpu_h=2.5), record)
     dump_json(found)
@@ -186,7 +159,6 @@ def test_json_keeps_its_version_and_has_the_record_and_what_is_saved():
         "jobs": 4, "covered": 3, "jct_mean_s": 8.0, "jct_p50_s": 8.0, "jct_p99_s": pytest.approx(9.96),
         "queue_mean_s": 3.0, "queue_p50_s": 2.0, "queue_p99_s": pytest.approx(5.92), "wait_mean_s": 4.0,
         "wait_p50_s": 4.0, "wait_p99_s": pytest.approx(5.96), "requeue_mean_s": 1.0, "held_gpu_s": 16.0,
-        "makespan_s": None, "gpu_allocated_fraction": None,
     }
     (row,) = found["results"]
     assert (row["saved_against"], row["saved_gpu_s"], row["saved_wait_s"]) == ("as recorded", -1.0, 2.0)
@@ -208,7 +180,7 @@ def compared():
         key=lambda replay: (replay.finish_ms - trace.submit_ms).mean(),
     )[:2]
     best = dataclasses.replace(best, preemptions=touched)
-    return record_of(trace, TWO), [drawn_replay(trace, "2x8xT4", "fifo"), best, second]
+    return record_of(trace), [drawn_replay(trace, "2x8xT4", "fifo"), best, second]
 
 
 def test_the_first_finding_compares_the_best_policy_with_the_record(compared):
@@ -234,7 +206,7 @@ def test_a_record_that_no_policy_beats_is_said_to_be_better(compared):
     trace = replays[0].trace
     trace = dataclasses.replace(trace, wait_ms=np.zeros_like(trace.wait_ms), jct_ms=trace.run_ms)
     perfect = [dataclasses.replace(replay, trace=trace) for replay in replays]
-    first = verdict({s.policy: [s] for s in summarise(perfect, record=record_of(trace, TWO))})[0]
+    first = verdict({s.policy: [s] for s in summarise(perfect, record=record_of(trace))})[0]
     assert first.startswith("No policy here would have been faster than the record")
     itself = [replays[0]]
     text = verdict({s.policy: [s] for s in summarise(itself, record=record)})[0]

@@ -84,7 +84,7 @@ def test_swf_counts_allocated_processors_and_requested_ones_where_that_is_unknow
         "allocated processors not recorded: the requested are used": 1,
     }  # fmt: skip
     assert report.dropped == {"no processors allocated, or none recorded": 1}
-    record = record_of(trace, parse_cluster("1x8xT4"))
+    record = record_of(trace)
     assert isinstance(record, RecordedMetrics)
     assert record.held_gpu_s == 60 * (8 + 2 + 3 + 6)
 

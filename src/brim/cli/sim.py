@@ -230,7 +230,7 @@ def _replay_and_report(
     if truth.name == "rigid":
         _warn_of_resizing(policies)
     tasks = _tasks(recorded, cluster, policies, settings, loads, seeds, truth)
-    record = _record(recorded, cluster, loads, seeds, truth, part=part)
+    record = _record(recorded, loads, seeds, truth, part=part)
     words = sys.argv[1:]
     if anonymise:  # the page shows its command, without the names of folders and of the trace
         words = [re.sub(r"[^=,]*/", "", "TRACE" if word == path else word) for word in words]
@@ -259,12 +259,12 @@ def _check_results(html: Path | None, jobs: Path | None, inputs: Sequence[str | 
 
 
 def _record(
-    trace: Trace, cluster: Cluster, loads: list[float], seeds: list[int], truth: TruthOption, *, part: bool
+    trace: Trace, loads: list[float], seeds: list[int], truth: TruthOption, *, part: bool
 ) -> RecordedMetrics | NoRecord:
     """Return what the trace recorded, if the replays serve the same jobs at the same times for the same run times."""
     from brim.reports.record import NoRecord, record_of
 
-    found = record_of(trace, cluster)
+    found = record_of(trace)
     if isinstance(found, NoRecord):
         return found
     if 1 not in loads:

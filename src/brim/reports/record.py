@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 
 from brim.core.arrays import BoolArray, FloatArray, IntArray
-from brim.core.cluster import Cluster
 from brim.core.replay import Replay
 from brim.core.trace import NONE, Trace
 from brim.reports import metrics
@@ -43,9 +42,6 @@ class RecordedMetrics:
         wait_p99_s: Its 99th percentile.
         requeue_mean_s: Mean of the part of that time after the first start.
         held_gpu_s: GPU time held, shares counted as shares.
-        makespan_s: First submission to last end; None unless every job is covered.
-        gpu_allocated_fraction: GPU time held / (all GPUs x makespan); None unless every job is covered, and the record
-            shows as many GPUs as the cluster of the replays has.
     """
 
     jobs: int
@@ -63,8 +59,6 @@ class RecordedMetrics:
     wait_p99_s: float | None
     requeue_mean_s: float
     held_gpu_s: float
-    makespan_s: float | None
-    gpu_allocated_fraction: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +103,12 @@ class Comparison:
         return self.before_wait_s - self.after_wait_s
 
 
-def record_of(trace: Trace, cluster: Cluster) -> RecordedMetrics | NoRecord:
-    """Reduce what a trace recorded to the figures of a replay on this cluster."""
+def record_of(trace: Trace) -> RecordedMetrics | NoRecord:
+    """Reduce what a trace recorded to the figures of a replay."""
     covered = _covered(trace)
     if not covered.any():
         return NoRecord("the trace records no start times")
     wait_ms = trace.jct_ms - trace.run_ms
-    makespan_ms = int((trace.submit_ms + trace.jct_ms).max() - trace.submit_ms.min()) if covered.all() else None
-    has_all_gpus = trace.cluster is not None and trace.cluster.num_gpus == cluster.num_gpus
     jct_s, queue_s, wait_s = (_s(column[covered]) for column in (trace.jct_ms, trace.wait_ms, wait_ms))
     return RecordedMetrics(
         jobs=len(trace), covered=int(covered.sum()), jct_ms=np.where(covered, trace.jct_ms, NONE),
@@ -126,10 +118,6 @@ def record_of(trace: Trace, cluster: Cluster) -> RecordedMetrics | NoRecord:
         wait_mean_s=float(wait_s.mean()), wait_p50_s=percentile(wait_s, 50), wait_p99_s=percentile(wait_s, 99),
         requeue_mean_s=float(_s((wait_ms - trace.wait_ms)[covered]).mean()),
         held_gpu_s=float(trace.gpu_ms[covered].sum()) / MS_PER_S,
-        makespan_s=None if makespan_ms is None else makespan_ms / MS_PER_S,
-        gpu_allocated_fraction=(
-            float(trace.gpu_ms.sum()) / (cluster.num_gpus * makespan_ms) if makespan_ms and has_all_gpus else None
-        ),
     )
 
 

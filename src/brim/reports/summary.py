@@ -36,7 +36,7 @@ _RESULT_KEYS: Final = (
 )
 _RECORD_KEYS: Final = (
     "jobs", "covered", "jct_mean_s", "jct_p50_s", "jct_p99_s", "queue_mean_s", "queue_p50_s", "queue_p99_s",
-    "wait_mean_s", "wait_p50_s", "wait_p99_s", "requeue_mean_s", "held_gpu_s", "makespan_s", "gpu_allocated_fraction",
+    "wait_mean_s", "wait_p50_s", "wait_p99_s", "requeue_mean_s", "held_gpu_s",
 )
 
 

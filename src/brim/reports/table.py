@@ -214,13 +214,11 @@ def _recorded_cells(record: RecordedMetrics, price_per_gpu_h: float | None) -> R
     durations = {
         "JCT mean": record.jct_mean_s, "JCT p50": record.jct_p50_s, "JCT p99": record.jct_p99_s,
         "wait mean": record.wait_mean_s, "re-wait": record.requeue_mean_s, "wait p50": record.wait_p50_s,
-        "wait p99": record.wait_p99_s, "makespan": record.makespan_s,
+        "wait p99": record.wait_p99_s,
     }
     held_h = record.held_gpu_s / S_PER_H
     line = {heading: Cell(_show(value), value) for heading, value in durations.items()}
     line |= {"policy": Cell(record_name(record)), "GPU-h held": Cell(show_hours(held_h), held_h)}
-    if (allocated := record.gpu_allocated_fraction) is not None:
-        line["alloc"] = Cell(f"{allocated:.1%}", allocated)
     if price_per_gpu_h is not None:
         line["cost"] = Cell(show_money(held_h * price_per_gpu_h), held_h * price_per_gpu_h)
     return line
