@@ -71,6 +71,20 @@ def test_a_part_does_not_end_the_command_unnoticed(tmp_path, body, code, said):
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_after_ctrl_c_python_does_not_finalize_and_takes_no_second_one(tmp_path):
+    """While it finalized, a thread that still read a Parquet file aborted the process with a core dump (3 of 60)."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import atexit, os, signal, sys\nfrom brim.policies.presets import *\n"
+        "atexit.register(lambda: print('finalized', file=sys.stderr))\n"
+        "class Tee:\n    def write(self, text):\n        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        return sys.__stderr__.write(text)\n    def flush(self): sys.__stderr__.flush()\n"
+        "sys.stderr = Tee()\nraise KeyboardInterrupt\n"
+    )
+    done = brim("policy", "show", path)
+    assert (done.returncode, done.stderr) == (130, "brim: interrupted\n")
+
+
 @pytest.mark.parametrize("body", ["raise SystemExit(0)", "import sys; sys.exit()"])
 def test_a_part_cannot_end_the_program_unseen(tmp_path, body):
     path, trace = tmp_path / "ends.py", tmp_path / "t.parquet"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -61,6 +62,9 @@ def main() -> None:
         pass
     except OSError as error:
         code = code or _fail(f"cannot write to standard output: {error.strerror}")
+    if code == INTERRUPTED:  # a thread of Arrow that still reads aborts the process while Python clears its modules
+        sys.stderr.flush()
+        os._exit(code)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # text left in a buffer, or printed at exit, is not a result
     sys.exit(code)
 
@@ -106,6 +110,7 @@ def _ended(end: SystemExit) -> int:
 
 def _interrupted(error: KeyboardInterrupt) -> int:
     """Say so; an interrupt that arrives while a part of a policy decides names that part."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends now; one more Ctrl-C would add a traceback
     print(f"brim: interrupted ({error})" if error.args else "brim: interrupted", file=sys.stderr)
     return INTERRUPTED
 

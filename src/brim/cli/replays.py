@@ -149,9 +149,9 @@ def _run_here(tasks: Sequence[Task]) -> Iterator[Replay]:
 def _serve(path: str, ended: Any, stop: Any, pipe: Connection) -> None:
     """Run the tasks whose index comes through the pipe, until the parent closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    with open(path, "rb") as file:
-        tasks: Sequence[Task] = pickle.load(file)
-    with suppress(EOFError, ConnectionError):
+    with suppress(FileNotFoundError, EOFError, ConnectionError):  # the parent was killed, or needs no more
+        with open(path, "rb") as file:
+            tasks: Sequence[Task] = pickle.load(file)
         while True:
             index = pipe.recv()
             found: Replay | Exception | None
