@@ -176,7 +176,7 @@ def test_a_truth_that_is_overridden_is_asked():
 
     outcome = replay(THREE, parse_cluster("1x1xT4"), FIFO, truth=Double(THREE))
     assert ends(outcome) == [20, 40, 60]
-    assert len(outcome.round_s) == 0
+    assert len(outcome.round_s) > 0
 
 
 def test_the_constants_of_a_part_are_what_its_class_says():
