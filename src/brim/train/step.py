@@ -285,7 +285,8 @@ class TrainingStep:
             self.on_broken(BrokenGroupError("brim.train.check undoes this step"))
             return False
         self.consistency.check_trained()
-        if self._to_set_again is not None and self._to_set_again[0] == job.position.steps_done:
+        has_run = any(plan.samples[worker] for worker in plan.mine)  # else it takes the settings of a rank that has
+        if has_run and self._to_set_again is not None and self._to_set_again[0] == job.position.steps_done:
             self.consistency.require_set_again(*self._to_set_again[1:])
         for worker in plan.empty_at_the_end():
             self._add_empty(self._begin_micro(plan, worker))
