@@ -285,12 +285,12 @@ class TrainingStep:
             self.on_broken(BrokenGroupError("brim.train.check undoes this step"))
             return False
         self.consistency.check_trained()
-        has_run = any(plan.samples[worker] for worker in plan.mine)  # else it takes the settings of a rank that has
-        if has_run and self._to_set_again is not None and self._to_set_again[0] == job.position.steps_done:
-            self.consistency.require_set_again(*self._to_set_again[1:])
+        idle = plan.idle(ranks.size)
+        before = self._to_set_again
+        if before is not None and before[0] == job.position.steps_done and ranks.rank not in idle:
+            self.consistency.require_set_again(*before[1:])
         for worker in plan.empty_at_the_end():
             self._add_empty(self._begin_micro(plan, worker))
-        idle = plan.idle(ranks.size)
         late = self._device.type == "cuda" and ranks.rendezvous is None and not idle
         if self._device.type == "cuda" and not late:  # else the rest of backward would count as exchange
             torch.cuda.current_stream(self._device).synchronize()

@@ -170,7 +170,8 @@ class ConsistencyCheck:
     def require_set_again(self, undone: Settings, restored: Settings) -> None:
         """Compare the settings of a repeated step with those it had when it was undone.
 
-        The ranks that were in the step all repeat it, and other ranks may not be left, so that none would differ.
+        The ranks that were in the step all repeat it, and other ranks may not be left, so that none would differ. Not
+        for a rank without an iteration in the repeated step: it takes the settings of a rank that has one.
 
         Args:
             undone: Settings when the step was undone.
