@@ -167,6 +167,23 @@ def test_what_jobs_surely_held_is_counted_and_no_more(tmp_path):
     assert trace.cluster.gpus_N.tolist() == [8, 8]
 
 
+def test_a_job_requeued_by_hand_after_it_had_ended_does_not_enlarge_the_cluster(tmp_path):
+    """Slurm 22.05 writes the time of the requeue over the end: job 1 ended before job 2 started on its GPUs."""
+    ended = row(1, 1, 20, 8, "n1").replace("COMPLETED", "REQUEUED")
+    trace, report = traces.read(save(tmp_path, "s", HEAD + ended + row(2, 5, 30, 8, "n1") + row(1, 31, 40, 8, "n1")))
+    assert trace.cluster is not None
+    assert trace.cluster.gpus_N.tolist() == [8]
+    (counted,) = (rows for reason, rows in report.repaired.items() if reason.startswith("attempt requeued by hand"))
+    assert counted == 1
+
+
+def test_a_job_that_ended_at_an_unknown_time_does_not_hold_its_gpus_for_ever(tmp_path):
+    ended = row(1, 1, None, 8, "n1").replace("RUNNING", "COMPLETED")
+    trace, _ = seen(tmp_path, ended, row(2, 5, 30, 8, "n1"))
+    assert trace.cluster is not None
+    assert trace.cluster.gpus_N.tolist() == [8]
+
+
 def test_a_node_that_never_ran_a_job_does_not_make_the_cluster_wrong(tmp_path):
     trace, _ = seen(tmp_path, row(1, 0, 30, 8, "n1"), row(2, 0, 30, 8, "n2"), row(3, 0, 30, 8, "n3"))
     assert traces.doubts(trace, parse_cluster("4x8xa100")) == []

@@ -80,6 +80,15 @@ def test_sacct_attempt_without_an_end_is_counted(tmp_path):
     assert report.repaired["earlier attempt without an end left out of the run time"] == 1
 
 
+@pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED by 1000", "TIMEOUT"])
+def test_sacct_job_that_ended_at_an_unknown_time_is_not_called_running(tmp_path, state):
+    text = EXAMPLES["sacct"][1].replace("Unknown|12:00:00|RUNNING", f"Unknown|12:00:00|{state}")
+    trace, report = traces.read(save(tmp_path, "s", text))
+    assert "105" not in trace.job_id
+    assert report.dropped["has ended, but its end is not in the record"] == 1
+    assert "still running when the record ends" not in report.dropped
+
+
 def test_sacct_export_written_twice_counts_each_record_once(tmp_path):
     text = EXAMPLES["sacct"][1]
     twice = text + "".join(text.splitlines(keepends=True)[1:])

@@ -59,6 +59,10 @@ def recorded(tmp_path_factory):
         time.sleep(4)
         slurm.run("scontrol", "release", ids["held"])
         slurm.wait_until_empty()
+        ids["meanwhile"] = slurm.submit("-p", "t", "--gpus=2", script="sleep 3")
+        slurm.wait_until_running(ids["meanwhile"])
+        slurm.run("scontrol", "requeue", ids["gres"])  # it has ended long ago, on the same GPUs
+        slurm.wait_until_empty()
         for name, more in (("jobs.txt", ""), ("named.txt", "JobName,")):
             (folder / name).write_bytes(dump(slurm, more=more))
         (folder / "profile.txt").write_bytes(dump(slurm, profile="export SLURM_TIME_FORMAT='%d.%m.%y %H:%M'; "))
@@ -75,10 +79,10 @@ def test_what_is_read_is_what_was_submitted(recorded):
     rows = {job: row for row, job in enumerate(trace.job_id)}
     row = {name: rows.get(job) for name, job in ids.items()}
     assert row["cpu"] is row["cancelled"] is None
-    assert len(trace) == 8 + 20 + 8
+    assert len(trace) == 8 + 20 + 9
     assert report.unusable == {}
     assert report.dropped == {
-        "asks for no GPU": 1, "never started": 1, "earlier attempt of a requeued job, merged": 1,
+        "asks for no GPU": 1, "never started": 1, "earlier attempt of a requeued job, merged": 2,
     }  # fmt: skip
     gpus = {"untyped": 2, "typed": 1, "gres": 2, "wide": 8, "fails": 1, "pipe": 1, "umlaut": 1, "requeued": 1}
     assert {name: int(trace.gpus[row[name]]) for name in gpus} == gpus
@@ -125,7 +129,7 @@ def test_a_wait_that_the_user_asked_for_is_none_for_the_scheduler(recorded):
     assert said == sum(after[job] < since_submission[job] for job in after) >= 4
     assert before.repaired["no column Eligible: waiting for dependencies, begin times and holds counts as waiting"] > 30
     assert (trace.jct_ms >= trace.wait_ms + trace.run_ms).all()
-    once = {job: row for row, job in enumerate(trace.job_id) if job != ids["requeued"]}
+    once = {job: row for row, job in enumerate(trace.job_id) if job not in (ids["requeued"], ids["gres"])}
     rows = list(once.values())
     assert (trace.jct_ms[rows] == (trace.wait_ms + trace.run_ms)[rows]).all()
 
@@ -137,6 +141,7 @@ def test_what_was_given_beside_the_request_and_parts_of_jobs_are_counted(recorde
     said = {reason.partition(":")[0]: rows for reason, rows in report.repaired.items()}
     assert said["allocated GPUs differ from the requested ones (as with --exclusive)"] == 1
     assert said["part of a heterogeneous job"] == 2
+    assert said["attempt requeued by hand"] == 2
     assert {ids["parts"], str(int(ids["parts"]) + 1)} <= set(trace.job_id)
 
 

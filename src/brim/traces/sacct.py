@@ -4,7 +4,9 @@ Made for ``TZ=UTC SLURM_TIME_FORMAT=standard sacct -a -X -D -P --noconvert -o Jo
 Submit,Eligible,Start,End,Timelimit,State,ReqTRES,AllocTRES,Suspended,NodeList``. A job arrives when it became eligible:
 what its user had it wait for (another job, a begin time, a hold, a limit of its array) is no waiting for the
 scheduler. Records of one job id are the attempts of a requeued job: the reader adds up their run times and keeps the
-earliest arrival and the last state. Without ``-X``, it drops job steps. Each part of a heterogeneous job is a job.
+earliest arrival and the last state. Slurm writes the time of a requeue by hand over the end of a job that had ended
+before, so it is not certain how long such an attempt held its GPUs; it counts as run time, and is counted in the
+report. Without ``-X``, it drops job steps. Each part of a heterogeneous job is a job.
 Resources are those allocated, else those requested. The GPU type is the requested one, else the allocated one, because
 the recorded run time holds for it. Times are used as recorded: if a clock was set back during a job, so that the job
 ends before it starts, the job is left out. A slice of a partitioned GPU (MIG) counts as its share of the GPU's compute
@@ -22,7 +24,7 @@ import polars as pl
 
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.cluster import Cluster
-from brim.core.trace import NONE, Trace, trace_of
+from brim.core.trace import NONE, Status, Trace, trace_of
 from brim.errors import TraceError
 from brim.traces.lifecycle import (
     CPU_ONLY,
@@ -61,6 +63,11 @@ LATER: Final = (
 )
 NO_ELIGIBLE: Final = "no column Eligible: waiting for dependencies, begin times and holds counts as waiting"
 OTHER_GPUS: Final = "allocated GPUs differ from the requested ones (as with --exclusive): the allocated are used"
+ENDED: Final = tuple(name for name, status in SLURM_STATES.items() if status != Status.UNKNOWN)
+NO_END: Final = "has ended, but its end is not in the record"
+BY_HAND: Final = (
+    "attempt requeued by hand: recorded until its requeue, before which it may have ended; all of it counts as run time"
+)
 PART: Final = "part of a heterogeneous job: replayed as a job of its own"
 _NOTED: Final = {"later": LATER, "other_gpus": OTHER_GPUS, "part": PART}
 """Column that marks jobs -> what is said of them."""
@@ -75,6 +82,7 @@ _SLICE: Final = r"(\d)g\.(\d+)gb"
 _MEMORY_MIB: Final = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _CLOCK: Final = r"^(?:(\d{1,5})-)?(\d{1,7}):(\d{1,2})(?::(\d{1,2}))?(?:\.\d+)?$"
 _TEXT: Final = pl.col("text")
+_BY_HAND: Final = pl.col("State") == "REQUEUED"
 _BAD_TRES: Final = (
     r"(?:^|,)(?:cpu|gres/gpu(?::[^=,]*)?)=(?:\d{10}|\d*[^0-9,]|,|$)|(?:^|,)mem=(?:\d{16}|[^0-9]|$)|^[^=]*$"
 )
@@ -127,6 +135,8 @@ def read(source: Source, report: ReadReport) -> Trace:
     table = _merged(records)
     table = table.drop((table.frame["start"] == NONE).to_numpy(), NEVER_STARTED)
     table = table.drop(table.frame["waits"].to_numpy(), WAITS_AGAIN)
+    running = table.frame["running"].to_numpy()
+    table = table.drop(running & table.frame["State"].is_in(ENDED).to_numpy(), NO_END)
     table = table.drop(table.frame["running"].to_numpy(), STILL_RUNNING)
     column = {name: table.frame[name].to_numpy() for name in table.frame.columns if table.frame[name].dtype == pl.Int64}
     check_run(table, column["run"], "End")
@@ -276,9 +286,11 @@ def _merged(table: Table) -> Table:
             (pl.col("State").last().is_in(_UNFINISHED) & begun.any()).alias("waits"),
             *(pl.col(name).last() for name in _LAST if name in records.columns),
             (pl.col("running") & (pl.int_range(pl.len()) < pl.len() - 1)).sum().alias("endless"),
+            (_BY_HAND & begun & ~pl.col("running")).sum().alias("by_hand"),
         )
     )  # fmt: skip
     table.report.repair("earlier attempt without an end left out of the run time", int(merged["endless"].sum()))
+    table.report.repair(BY_HAND, int(merged["by_hand"].sum()))
     table.report.drop("earlier attempt of a requeued job, merged", distinct.height - merged.height)
     single = table.frame.filter(~repeated)
     frame = pl.concat([single, merged.select(single.columns)])
@@ -357,7 +369,8 @@ def _cluster_seen(records: Table) -> Cluster | None:
     )
     last = pl.col("start") == pl.col("start").max().over("id")
     suspended = ~pl.col("running") & (pl.col("run") < pl.col("end") - pl.col("start"))
-    end = pl.when(suspended | (pl.col("running") & ~last)).then("start").when(~pl.col("running")).then("end")
+    ends_unknown = pl.col("running") & (~last | pl.col("State").is_in(ENDED))
+    end = pl.when(suspended | ends_unknown | _BY_HAND).then("start").when(~pl.col("running")).then("end")
     held = frame.with_columns(end.alias("end")).join(lists, on="NodeList").select(
         "nodes", "start", "end", "gpus", "type", "more", pl.col("share").alias("gpu_milli"),
         (-(-pl.col("cpu") * 1_000 // pl.col("gpus"))).alias("cpu_milli"),
