@@ -183,6 +183,12 @@ def is_compiled(policy, **settings):
     return len(replay(TWO, parse_cluster("2x1xT4"), policy, ReplaySettings(**settings)).round_s) == 0
 
 
+@pytest.mark.parametrize("cluster", ["1x1xT4:cpus=8192", "1x1xT4:cpus=8192+1x1xT4"])
+def test_a_node_may_have_more_cores_than_machines_of_today(cluster):
+    trace = small_trace(job(run=60), job(run=60))
+    assert_equal(*both(trace, parse_cluster(cluster), PRESETS["fifo"], ReplaySettings()))
+
+
 def test_it_runs_whatever_it_implements():
     assert all(is_compiled(PRESETS[name], estimates=source) for name in RIGID for source in ("limits", "history"))
     assert not is_compiled(PRESETS["las"], faults=Faults(drains=(Drain(nodes=(1,), start_ms=0, end_ms=1),)))

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brim.core.arrays import IntArray, frozen, replaced
+from brim.core.cluster import UNLIMITED
 from brim.core.reasons import Why
 from brim.core.snapshot import Memory, Snapshot
 from brim.core.tables import EMPTY, NOBODY, Grants, JobTable, NodeTable, SeenSteps, UserTable
@@ -40,7 +41,7 @@ _TYPE: Final = {"i": np.dtype(np.int64), "b": np.dtype(np.bool_)}
 _EMPTY: Final[dict[str, NDArray[Any]]] = {"i": EMPTY, "b": NOBODY}
 """Columns that nobody has filled: nobody can write to them either."""
 _MOST_LOADERS: Final = 4096
-"""Most loader workers per rank where the cores of a node are not known: more than any machine has cores."""
+"""Most loader workers per rank on a node whose cores are not known: more than today's machines have cores. Ours."""
 
 
 class asking:  # noqa: N801 - reads as a word in a with statement; a generator would cost microseconds each round
@@ -168,7 +169,8 @@ def filled_grants(given: Grants, placed: Grants, snapshot: Snapshot) -> Grants:
 
 def check_loaders(loaders: IntArray, snapshot: Snapshot) -> None:
     """Check that no job gets more loader workers than the largest node has cores."""
-    most = min(max(int(snapshot.nodes.cpu_milli.max(initial=0)) // 1000, 1), _MOST_LOADERS)
+    cpu_milli = snapshot.nodes.cpu_milli
+    most = int(np.where(cpu_milli < UNLIMITED, cpu_milli // 1000, _MOST_LOADERS).max(initial=1))
     if loaders.max(initial=0) > most or loaders.min(initial=0) < 0:
         row = int(np.argmax((loaders < 0) | (loaders > most)))
         raise PlanError(
