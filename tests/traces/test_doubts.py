@@ -103,6 +103,18 @@ def test_sim_takes_the_cluster_from_the_record_and_says_so(tmp_path):
     assert "without --cluster, the replay is on 4x20xa100" in other.stderr
 
 
+def test_gpus_of_another_type_than_recorded_are_said_beside_the_record(tmp_path):
+    path = save(tmp_path, "jobs.txt", SACCT)
+    other = brim("sim", "run", path, "-c", "4x20xh100")
+    assert other.returncode == 0, other.stderr
+    assert "  the record has jobs on GPUs of type a100, but the GPUs of the cluster are h100\n" in other.stderr
+    assert 'The row "as recorded" has jobs on GPUs of type a100, which the cluster' in " ".join(other.stdout.split())
+    for same in ("4x20xA100", "4x20xnvidia_a100-sxm4", "4x20", "2x20xa100+2x20xh100"):
+        done = brim("sim", "run", path, "-c", same)
+        assert done.returncode == 0, done.stderr
+        assert "of type a100" not in done.stderr + done.stdout
+
+
 def test_sim_takes_the_cluster_from_the_header_of_a_log_and_says_so(tmp_path):
     path = save(tmp_path, "log.swf", "; MaxNodes: 4\n; MaxProcs: 16\n" + EXAMPLES["swf"][1])
     done = brim("sim", "run", path, "--json")

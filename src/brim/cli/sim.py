@@ -230,7 +230,7 @@ def _replay_and_report(
     if truth.name == "rigid":
         _warn_of_resizing(policies)
     tasks = _tasks(recorded, cluster, policies, settings, loads, seeds, truth)
-    record = _record(recorded, loads, seeds, truth, part=part)
+    record = _record(recorded, cluster, loads, seeds, truth, part=part)
     words = sys.argv[1:]
     if anonymise:  # the page shows its command, without the names of folders and of the trace
         words = [re.sub(r"[^=,]*/", "", "TRACE" if word == path else word) for word in words]
@@ -259,10 +259,13 @@ def _check_results(html: Path | None, jobs: Path | None, inputs: Sequence[str | 
 
 
 def _record(
-    trace: Trace, loads: list[float], seeds: list[int], truth: TruthOption, *, part: bool
+    trace: Trace, cluster: Cluster, loads: list[float], seeds: list[int], truth: TruthOption, *, part: bool
 ) -> RecordedMetrics | NoRecord:
     """Return what the trace recorded, if the replays serve the same jobs at the same times for the same run times."""
+    from dataclasses import replace
+
     from brim.reports.record import NoRecord, record_of
+    from brim.traces import absent_types
 
     found = record_of(trace)
     if isinstance(found, NoRecord):
@@ -275,7 +278,7 @@ def _record(
         return NoRecord("--limit and --from replay only some of the jobs, but all jobs influenced the recorded waits")
     if truth.name != "rigid":
         return NoRecord(f"with --truth {truth.name}, jobs do not run for their recorded run times")
-    return found
+    return replace(found, absent_types=absent_types(trace, cluster))
 
 
 def _option(truth: str, profiles: Path | None, elastic_share: float | None) -> TruthOption:

@@ -42,6 +42,7 @@ class RecordedMetrics:
         wait_p99_s: Its 99th percentile.
         requeue_mean_s: Mean of the part of that time after the first start.
         held_gpu_s: GPU time held, shares counted as shares.
+        absent_types: GPU types that jobs were recorded on and the replays do not have; empty if there is none.
     """
 
     jobs: int
@@ -59,6 +60,7 @@ class RecordedMetrics:
     wait_p99_s: float | None
     requeue_mean_s: float
     held_gpu_s: float
+    absent_types: str = ""
 
 
 @dataclass(frozen=True, slots=True)

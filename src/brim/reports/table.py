@@ -253,15 +253,23 @@ def _notes(rows: dict[str, list[Summary]], record: RecordedMetrics | NoRecord | 
 
 
 def record_notes(record: RecordedMetrics | NoRecord | None) -> list[str]:
-    """Say why the row of the record is missing, or which jobs it covers if not all."""
+    """Say why the row of the record is missing, or that it is of other GPUs or of some of the jobs only."""
+    if record is None:
+        return []
     if isinstance(record, NoRecord):
         return [f'No row "{RECORD_ROW}": {record.reason}.']
-    if record is not None and record.covered < record.jobs:
-        return [
+    said = []
+    if record.absent_types:
+        said.append(
+            f'The row "{RECORD_ROW}" has jobs on GPUs of type {record.absent_types}, which the cluster of the replays '
+            "does not have: on its GPUs they run as long as recorded."
+        )
+    if record.covered < record.jobs:
+        said.append(
             f'The row "{RECORD_ROW}" covers {record.covered:,} of {record.jobs:,} jobs, those whose start and end were '
             "recorded. Savings against it are over the same jobs; the other columns of the policies are over all jobs."
-        ]
-    return []
+        )
+    return said
 
 
 def against(reference: str) -> str:

@@ -1,7 +1,7 @@
 """Read, generate, transform, write and summarise traces of jobs."""
 
 from brim.traces.anonymise import anonymise, own_key
-from brim.traces.doubts import doubts
+from brim.traces.doubts import absent_types, doubts
 from brim.traces.own import write
 from brim.traces.reading import read
 from brim.traces.report import ReadReport
@@ -12,6 +12,7 @@ from brim.traces.transform import limit, offered_load, resample, scale_load, sin
 __all__ = [
     "ReadReport",
     "TraceSummary",
+    "absent_types",
     "anonymise",
     "doubts",
     "limit",

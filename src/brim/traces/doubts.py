@@ -34,7 +34,24 @@ def doubts(trace: Trace, cluster: Cluster, load: float = 1) -> list[str]:
         cluster: The cluster that the user gave.
         load: Largest factor on the arrival rate among the replays.
     """
-    return [*_of_nodes(trace, cluster), *_of_use(trace, cluster), *_of_load(trace, cluster, load)]
+    return [
+        *_of_nodes(trace, cluster), *_of_types(trace, cluster), *_of_use(trace, cluster),
+        *_of_load(trace, cluster, load),
+    ]  # fmt: skip
+
+
+def absent_types(trace: Trace, cluster: Cluster) -> str:
+    """Name the GPU types that jobs were recorded on and the cluster does not have; empty where either names none.
+
+    One name may be a part of the other: a100 and nvidia_a100_80gb_pcie are one type.
+    """
+    has = [name.casefold() for name in cluster.gpu_types]
+    if trace.synthetic or "" in has:
+        return ""
+    asked = [trace.gpu_types[code] for code in np.unique(trace.gpu_type[trace.gpu_type != NONE])]
+    return ", ".join(
+        name for name in asked if not any(name.casefold() in other or other in name.casefold() for other in has)
+    )
 
 
 def _of_nodes(trace: Trace, cluster: Cluster) -> list[str]:
@@ -51,6 +68,13 @@ def _of_nodes(trace: Trace, cluster: Cluster) -> list[str]:
             f"{cluster.gpus_N.max()}"
         )
     return said
+
+
+def _of_types(trace: Trace, cluster: Cluster) -> list[str]:
+    if not (absent := absent_types(trace, cluster)):
+        return []
+    has = ", ".join(cluster.gpu_types)
+    return [f"the record has jobs on GPUs of type {absent}, but the GPUs of the cluster are {has}"]
 
 
 def _of_use(trace: Trace, cluster: Cluster) -> list[str]:
