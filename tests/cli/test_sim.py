@@ -440,6 +440,12 @@ def _command(pid):
         (["trace", "synth", "philly", "a.csv", "--jobs", "9"], "no such option: --jobs"),
         (["trace", "synth", "foo", "a.csv"], "unknown shape 'foo': expected one of philly, helios, acme, pai"),
         (["--bogus"], "no such option: --bogus; see `brim -h`"),
+        (["sim", "run", "a", "--seed", "-1"], "--seed: found -1, expected 0 or more; see `brim sim run -h`"),
+        (["sim", "run", "a", "--limit", "x"], "--limit: found 'x', expected a whole number; see `brim sim run -h`"),
+        (["sim", "run", "a", "--price", "x"], "--price: found 'x', expected a number; see `brim sim run -h`"),
+        (["sim", "compare", "a", "--seeds", "2000"], "--seeds: found 2000, expected at most 1000; see"),
+        (["policy", "check", "fifo", "--examples", "1.5"], "--examples: found '1.5', expected a whole number; see"),
+        (["trace", "synth", "philly", "a.csv", "-n", "x"], "--num-jobs: found 'x', expected a whole number; see"),
     ],
 )
 def test_wrong_usage_is_one_line_in_the_style_of_other_errors(words, said):

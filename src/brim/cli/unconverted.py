@@ -20,6 +20,13 @@ _UsageError: Final[Any] = typer.BadParameter.__mro__[1]
 """The base of all usage errors, which typer itself does not export; click has it too, for older versions of typer."""
 
 
+_EXPECTED: Final = {
+    "int_parsing": "a whole number", "float_parsing": "a number", "greater_than_equal": "{ge} or more",
+    "less_than_equal": "at most {le}",
+}  # fmt: skip
+"""Kind of pydantic's error -> what brim says instead."""
+
+
 class _Option(TyperOption):
     def process_value(self, ctx: Any, value: Any) -> Any:
         return self.callback(ctx, self, value) if self.callback else value
@@ -46,11 +53,22 @@ def _as_config_errors() -> Iterator[None]:
     try:
         yield
     except _UsageError as error:
-        said = error.format_message()
+        said = _found_and_expected(error) or error.format_message()
         if said.startswith("Usage:"):
             raise
         command = error.ctx.command_path if error.ctx else "brim"
         raise ConfigError(f"{said[:1].lower()}{said[1:].rstrip('.')}; see `{command} -h`") from None
+
+
+def _found_and_expected(error: Any) -> str:
+    """What an option was given and what it takes; empty if another mistake was made."""
+    errors = getattr(error.__cause__, "errors", None)  # of pydantic
+    if errors is None:
+        return ""
+    first = errors()[0]
+    limits, given = first.get("ctx", {}), first["input"]
+    expected = _EXPECTED.get(first["type"], "").format(**limits) or first["msg"]
+    return f"{max(error.param.opts, key=len)}: found {given if limits else repr(given)}, expected {expected}"
 
 
 class UnconvertedGroup(TyperGroup):
