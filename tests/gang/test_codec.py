@@ -27,7 +27,7 @@ VALUES = {
 
 
 def built(kind):
-    hints = codec._HINTS[kind]
+    hints = codec._GANG.hints[kind]
     return st.builds(kind, **{f.name: VALUES[hints[f.name]] for f in fields(kind) if hints[f.name] in VALUES})
 
 
@@ -136,4 +136,5 @@ def test_the_table_of_messages_is_complete():
     text = (Path(__file__).parents[2] / "docs" / "decisions" / "0010-inside-the-job.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\|", text.partition("### Messages")[2], re.MULTILINE)
     in_docs = {(name, frozenset(re.findall(r"`(\w+)`", names))) for name, names in rows}
-    assert in_docs == {(name, frozenset(field.name for field in fields(kind))) for name, kind in codec._KINDS.items()}
+    kinds = codec._GANG.kinds
+    assert in_docs == {(name, frozenset(field.name for field in fields(kind))) for name, kind in kinds.items()}

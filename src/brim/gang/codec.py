@@ -9,6 +9,8 @@ another ``v``, or a line that is too long, closes it.
         match message:
             case FormGroup(generation=generation, members=members): ...
             case ProtocolError(): connection.sendall(encode(message.answer()))
+
+``Codec`` does the same for the messages of another protocol; ``encode``, ``decode`` and ``Decoder`` are the gang's.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, Generic, TypeVar, get_type_hints
 
 from brim.gang.messages import Error, Message
 
@@ -42,50 +44,87 @@ def _type_name(kind: type) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in kind.__name__).lstrip("_")
 
 
-_KINDS: Final[dict[str, type[Message]]] = {_type_name(kind): kind for kind in Message.__args__}
-_NAMES: Final[dict[type, str]] = {kind: name for name, kind in _KINDS.items()}
-_HINTS: Final[dict[type, dict[str, Any]]] = {kind: get_type_hints(kind) for kind in _NAMES}
+M = TypeVar("M")
 
 
-def encode(message: Message) -> bytes:
-    """Return the message as one line. A number that is not finite (a diverged loss) is sent as null."""
-    plain: dict[str, Any] = {"v": VERSION, "type": _NAMES[type(message)]}
-    for field in fields(message):
-        value = getattr(message, field.name)
-        plain[field.name] = None if isinstance(value, float) and not math.isfinite(value) else value
-    return json.dumps(plain, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+class Codec(Generic[M]):
+    """Writes and reads the messages of one protocol.
 
+    Args:
+        kinds: The classes of its messages: frozen dataclasses whose fields are numbers, texts, booleans, dicts of them,
+            tuples of whole numbers or of texts, or None where the type says so.
 
-def decode(line: bytes) -> Message:
-    """Return the message in one line.
-
-    Raises:
-        ProtocolError: the line is not a valid message; the text says what was found and what was expected.
+    Attributes:
+        kinds: The classes, by the name in ``type``.
+        hints: The types of their fields.
     """
-    try:
-        plain = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ProtocolError(f"found {_shown(line)}, expected one JSON object per line") from None
-    if not isinstance(plain, dict):
-        raise ProtocolError(f"found {_shown(line)}, expected a JSON object")
-    if plain.get("v") != VERSION or isinstance(plain["v"], bool):
-        found = _shown(plain.get("v", "none"))
-        raise ProtocolError(f"found protocol version {found}, expected {VERSION}: brim's versions differ", fatal=True)
-    name = plain.get("type")
-    kind = _KINDS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise ProtocolError(f"found type {_shown(name)}, expected one of: {', '.join(_KINDS)}")
-    return _build(kind, plain)
+
+    def __init__(self, *kinds: type[M]) -> None:
+        self.kinds = {_type_name(kind): kind for kind in kinds}
+        self._names: dict[type, str] = {kind: name for name, kind in self.kinds.items()}
+        self.hints: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in kinds}
+
+    def encode(self, message: M) -> bytes:
+        """Return the message as one line. A number that is not finite (a diverged loss) is sent as null."""
+        plain: dict[str, Any] = {"v": VERSION, "type": self._names[type(message)]}
+        for field in fields(message):  # type: ignore[arg-type]  # every kind is a dataclass
+            value = getattr(message, field.name)
+            plain[field.name] = None if isinstance(value, float) and not math.isfinite(value) else value
+        return json.dumps(plain, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+    def decode(self, line: bytes) -> M:
+        """Return the message in one line.
+
+        Raises:
+            ProtocolError: the line is not a valid message; the text says what was found and what was expected.
+        """
+        try:
+            plain = json.loads(line)
+        except (ValueError, RecursionError):
+            raise ProtocolError(f"found {_shown(line)}, expected one JSON object per line") from None
+        if not isinstance(plain, dict):
+            raise ProtocolError(f"found {_shown(line)}, expected a JSON object")
+        if plain.get("v") != VERSION or isinstance(plain["v"], bool):
+            found = _shown(plain.get("v", "none"))
+            raise ProtocolError(
+                f"found protocol version {found}, expected {VERSION}: brim's versions differ", fatal=True
+            )
+        name = plain.get("type")
+        kind = self.kinds.get(name) if isinstance(name, str) else None
+        if kind is None:
+            raise ProtocolError(f"found type {_shown(name)}, expected one of: {', '.join(self.kinds)}")
+        return self._build(kind, plain)
+
+    def decoder(self) -> LineDecoder[M]:
+        """Return a decoder for one connection."""
+        return LineDecoder(self)
+
+    def _build(self, kind: type[M], plain: dict[str, Any]) -> M:
+        values: dict[str, Any] = {}
+        for name, hint in self.hints[kind].items():
+            if name in plain:
+                try:
+                    values[name] = _checked(hint, plain[name])
+                except TypeError:
+                    found, wanted = _shown(plain[name]), getattr(hint, "__name__", str(hint))
+                    what = f"{self._names[kind]}.{name}"
+                    raise ProtocolError(f"{what}: found {found}, expected {wanted}") from None
+        try:
+            return kind(**values)
+        except TypeError:
+            missing = [name for name in self.hints[kind] if name not in values]
+            raise ProtocolError(f"{self._names[kind]}: found no {', '.join(missing)}, expected it") from None
 
 
-class Decoder:
+class LineDecoder(Generic[M]):
     """Splits a stream of bytes into messages. Use one per connection; an incomplete line waits for its rest."""
 
-    def __init__(self) -> None:
+    def __init__(self, codec: Codec[M]) -> None:
+        self._codec = codec
         self._rest = bytearray()
         self._closed = False
 
-    def feed(self, data: bytes) -> Iterator[Message | ProtocolError]:
+    def feed(self, data: bytes) -> Iterator[M | ProtocolError]:
         """Yield the complete messages in order, and an error for each invalid line; nothing after a fatal error."""
         self._rest += data
         while not self._closed and (end := self._rest.find(b"\n")) >= 0:
@@ -94,7 +133,7 @@ class Decoder:
             if not line.strip():
                 continue
             try:
-                yield decode(line)
+                yield self._codec.decode(line)
             except ProtocolError as error:
                 self._closed = error.fatal
                 yield error
@@ -105,24 +144,6 @@ class Decoder:
             self._rest.clear()
 
 
-def _build(kind: type[Message], plain: dict[str, Any]) -> Message:
-    values: dict[str, Any] = {}
-    for field in fields(kind):
-        if field.name in plain:
-            hint = _HINTS[kind][field.name]
-            try:
-                values[field.name] = _checked(hint, plain[field.name])
-            except TypeError:
-                found, wanted = _shown(plain[field.name]), getattr(hint, "__name__", str(hint))
-                what = f"{_NAMES[kind]}.{field.name}"
-                raise ProtocolError(f"{what}: found {found}, expected {wanted}") from None
-    try:
-        return kind(**values)
-    except TypeError:
-        missing = [field.name for field in fields(kind) if field.name not in values]
-        raise ProtocolError(f"{_NAMES[kind]}: found no {', '.join(missing)}, expected it") from None
-
-
 def _checked(hint: Any, value: Any) -> Any:
     """Return the value converted to the type of its field."""
     if value is None and type(None) in getattr(hint, "__args__", ()):
@@ -130,8 +151,9 @@ def _checked(hint: Any, value: Any) -> Any:
     options = getattr(hint, "__args__", ()) if not isinstance(hint, type) else (hint,)
     if hint in (int, float, str, bool):
         options = (hint,)
-    if hint == tuple[int, ...] and isinstance(value, list) and all(type(item) is int for item in value):
-        return tuple(value)
+    for item, items in ((int, tuple[int, ...]), (str, tuple[str, ...])):
+        if hint == items and isinstance(value, list) and all(type(each) is item for each in value):
+            return tuple(value)
     if float in options and type(value) is int:
         return float(value)
     if type(value) in options or (type(value) is dict and dict[str, Any] in (*options, hint)):
@@ -142,3 +164,15 @@ def _checked(hint: Any, value: Any) -> Any:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+_GANG: Final[Codec[Message]] = Codec(*Message.__args__)
+encode: Final = _GANG.encode
+decode: Final = _GANG.decode
+
+
+class Decoder(LineDecoder[Message]):
+    """A decoder of the messages between a supervisor, its ranks and its clients."""
+
+    def __init__(self) -> None:
+        super().__init__(_GANG)

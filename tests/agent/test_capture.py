@@ -1,0 +1,61 @@
+"""An agent runs what its user has signed, and nothing else."""
+
+import json
+import os
+
+import pytest
+
+from brim.agent.capture import CAPTURE_BYTES_MAX, read_capture, write_capture
+from brim.errors import RefusedError
+
+
+def test_a_capture_is_read_as_it_was_written_and_only_by_its_user(tmp_path):
+    name, digest = write_capture(tmp_path / "captures", ["echo", "a b"], {"A": "x=y"}, "/srv")
+    capture = read_capture(tmp_path / "captures", name, digest)
+    assert (capture.command, capture.env, capture.cwd) == (("echo", "a b"), {"A": "x=y"}, "/srv")
+    assert os.stat(tmp_path / "captures" / f"{name}.json").st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", ["../" + "a" * 32, "A" * 32, "", "a" * 32 + "\n", "0" * 32])
+def test_a_name_that_is_none_is_refused(tmp_path, name):
+    with pytest.raises(RefusedError, match="capture"):
+        read_capture(tmp_path, name, "0" * 64)
+
+
+@pytest.mark.parametrize("what", ["content", "link", "fifo", "writable", "digest", "huge", "folder"])
+def test_what_its_user_has_not_signed_is_refused(tmp_path, what):
+    name, digest = write_capture(tmp_path, ["true"], {}, "/")
+    path = tmp_path / f"{name}.json"
+    other = tmp_path / "other"
+    if what == "content":
+        path.write_text(path.read_text().replace("true", "evil"))
+    elif what == "link":
+        path.rename(other)
+        path.symlink_to(other)
+    elif what in ("fifo", "folder"):
+        path.unlink()
+        (os.mkfifo if what == "fifo" else os.mkdir)(path)
+    elif what == "writable":
+        path.chmod(0o666)
+    elif what == "huge":
+        path.write_bytes(b" " * (CAPTURE_BYTES_MAX + 1))
+    else:
+        digest = "\ud800"
+    with pytest.raises(RefusedError, match=name):
+        read_capture(tmp_path, name, digest)
+
+
+@pytest.mark.parametrize("content", [
+    "[" * 50_000, "3", "{}", '{"version": 2, "command": ["a"], "env": {}, "cwd": "/"}',
+    '{"version": 1, "command": [], "env": {}, "cwd": "/"}', '{"version": 1, "command": "ls", "env": {}, "cwd": "/"}',
+    '{"version": 1, "command": ["a"], "env": {"A": 3}, "cwd": "/"}',
+    json.dumps({"version": 1, "command": ["a\0b"], "env": {}, "cwd": "/"}),
+])  # fmt: skip
+def test_a_signed_capture_that_is_not_one_is_refused(tmp_path, content):
+    import hashlib
+
+    path = tmp_path / f"{'a' * 32}.json"
+    path.write_text(content)
+    path.chmod(0o600)
+    with pytest.raises(RefusedError, match="expected"):
+        read_capture(tmp_path, "a" * 32, hashlib.sha256(content.encode()).hexdigest())
