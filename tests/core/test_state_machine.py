@@ -18,7 +18,7 @@ from brim.core.state import ClusterState
 from brim.core.trace import NONE
 from brim.core.usage import USAGE_HALF_LIFE_MS
 from brim.errors import InvariantError
-from brim.testing.free_lists import FreeLists, JobRequest
+from brim.testing.free_lists import FreeLists, PlaceRequest
 from tests.sampling import sample
 
 
@@ -132,7 +132,7 @@ class Stories(RuleBasedStateMachine):
         snapshot = self.state.freeze(self.now)
         row = snapshot.jobs.id.tolist().index(job)
         free_lists = FreeLists.of_snapshot(snapshot, gone=[row])
-        request = JobRequest(snapshot, row, data.draw(st.integers(1, 4)))
+        request = PlaceRequest(snapshot, row, data.draw(st.integers(1, 4)))
         types = [name for name in ("T4", "V100") if free_lists.fits(request, name)]
         if not types:
             return ()

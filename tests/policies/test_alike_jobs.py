@@ -12,7 +12,7 @@ from brim.policies.order.arrival import Arrival
 from brim.policies.place.parts import Consolidate, Fragmentation, Spread
 from brim.policies.size.as_asked import AsAsked
 from brim.testing import job, snapshot_of
-from brim.testing.free_lists import FreeLists, JobRequest, pairs_by_job
+from brim.testing.free_lists import FreeLists, PlaceRequest, pairs_by_job
 from brim.testing.rules import beliefs_of
 from brim.testing.strategies import clusters, placed_jobs
 from brim.testing.text import describe
@@ -51,8 +51,8 @@ def test_every_waiting_job_starts_exactly_if_it_fits_in_its_turn(order, place, s
         later = {int(other) for other in rows[turn + 1 :] if jobs.holds[other]}
         free_lists = FreeLists.of_snapshot(snapshot, gone=gone | later)
         for other in started:
-            free_lists.take(JobRequest(snapshot, other), granted[other])
-        could_start = free_lists.fits(JobRequest(snapshot, row))
+            free_lists.take(PlaceRequest(snapshot, other), granted[other])
+        could_start = free_lists.fits(PlaceRequest(snapshot, row))
         assert (row in granted) == could_start, f"row {row}: {granted}\n{describe(snapshot)}"
         if row in granted:
             started.append(row)

@@ -16,7 +16,7 @@ from brim.policies.presets import PRESETS
 from brim.sim.overheads import Overheads
 from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, small_trace, snapshot_of
-from brim.testing.free_lists import FreeLists, JobRequest, pairs_by_job
+from brim.testing.free_lists import FreeLists, PlaceRequest, pairs_by_job
 from brim.testing.rules import beliefs_of, watched
 from brim.testing.strategies import clusters, jobs_of
 from tests.sampling import sample
@@ -46,8 +46,8 @@ class Promises:
             free_lists = FreeLists.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
             for other in ahead:
                 if left[other] > left[row]:
-                    free_lists.take(JobRequest(snapshot, other), granted[other])
-            if free_lists.fits(JobRequest(snapshot, head)):
+                    free_lists.take(PlaceRequest(snapshot, other), granted[other])
+            if free_lists.fits(PlaceRequest(snapshot, head)):
                 self.of[job_id] = snapshot.now_ms + left[row]
                 return
         raise AssertionError(f"job {job_id} would never fit")

@@ -18,7 +18,7 @@ from brim.policies.place.parts import Consolidate, Fragmentation, Spread, WorstF
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy, Sizes
 from brim.testing import job, snapshot_of
-from brim.testing.free_lists import FreeLists, JobRequest, pairs_by_job
+from brim.testing.free_lists import FreeLists, PlaceRequest, pairs_by_job
 from brim.testing.rules import beliefs_of, check_decision
 from brim.testing.strategies import clusters, placed_jobs, snapshots
 from brim.testing.text import describe
@@ -124,10 +124,10 @@ def test_no_victim_could_be_spared(place, data):
     preempted, started = actions(snapshot, place)
     row = len(running)
     everyone = FreeLists.of_snapshot(snapshot, gone=range(row))
-    assert (row in started) == everyone.fits(JobRequest(snapshot, row))
+    assert (row in started) == everyone.fits(PlaceRequest(snapshot, row))
     for spared in preempted:
         others = [victim for victim in preempted if victim != spared]
-        assert not FreeLists.of_snapshot(snapshot, gone=others).fits(JobRequest(snapshot, row)), (
+        assert not FreeLists.of_snapshot(snapshot, gone=others).fits(PlaceRequest(snapshot, row)), (
             f"{preempted} leave, {started} start; {spared} could stay\n{describe(snapshot)}"
         )
 

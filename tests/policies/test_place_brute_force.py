@@ -17,7 +17,7 @@ from brim.policies.order.arrival import Arrival
 from brim.policies.place.parts import Consolidate, Fragmentation, Spread, WorstFit, task_classes
 from brim.policies.size.as_asked import AsAsked
 from brim.testing import job, snapshot_of
-from brim.testing.free_lists import FreeLists, JobRequest
+from brim.testing.free_lists import FreeLists, PlaceRequest
 from brim.testing.strategies import clusters, placed_jobs
 from brim.testing.text import describe
 
@@ -33,7 +33,7 @@ def placed(place, snapshot: Snapshot, row: int) -> list[tuple[int, int]]:
 
 def options(snapshot: Snapshot, row: int) -> list[tuple[tuple[int, int], ...]]:
     """Every whole gang of one type on free GPUs of open nodes."""
-    free_lists, request = FreeLists.of_snapshot(snapshot), JobRequest(snapshot, row)
+    free_lists, request = FreeLists.of_snapshot(snapshot), PlaceRequest(snapshot, row)
     found = []
     for name in sorted(set(free_lists.types)):
         if request.gpu_type not in ("", name):
@@ -115,7 +115,7 @@ def test_spread_is_the_most_even(snapshot):
     row = len(snapshot.jobs) - 1
     could = options(snapshot, row)
     assume(could)
-    free_lists, request = FreeLists.of_snapshot(snapshot), JobRequest(snapshot, row)
+    free_lists, request = FreeLists.of_snapshot(snapshot), PlaceRequest(snapshot, row)
     got = placed(Spread(), snapshot, row)
     kind = free_lists.types[got[0][0]]
 
@@ -133,7 +133,7 @@ def test_worst_fit_fills_the_nodes_with_the_most_room_one_after_the_other(snapsh
     row = len(snapshot.jobs) - 1
     got = placed(WorstFit(), snapshot, row)
     assume(got)
-    free_lists, request = FreeLists.of_snapshot(snapshot), JobRequest(snapshot, row)
+    free_lists, request = FreeLists.of_snapshot(snapshot), PlaceRequest(snapshot, row)
     kind = free_lists.types[got[0][0]]
     same = [node for node, name in enumerate(free_lists.types) if name == kind and free_lists.is_open[node]]
     left, want = int(snapshot.jobs.gpus[row]), Counter()
@@ -159,7 +159,7 @@ def stranded_milli(free: list[int], classes: list[tuple[int, int, float]]) -> fl
 @given(snapshot=one_waits())
 def test_fragmentation_strands_the_least_on_one_node(snapshot):
     row = len(snapshot.jobs) - 1
-    request = JobRequest(snapshot, row)
+    request = PlaceRequest(snapshot, row)
     single = [gang for gang in options(snapshot, row) if len(nodes_of(gang)) == 1]
     assume(single)
     free_lists = FreeLists.of_snapshot(snapshot)

@@ -20,7 +20,7 @@ from brim.policies.presets import PRESETS
 from brim.policies.sockets import Policy, Sizes
 from brim.sim.truths.truth import ALONE, Company, Pace
 from brim.testing.builders import Job, limits_of
-from brim.testing.free_lists import FreeLists, JobRequest, pairs_by_job
+from brim.testing.free_lists import FreeLists, PlaceRequest, pairs_by_job
 
 PARTS: Final = 4
 """Number of parts of a toy job's work, each slower than the one before."""
@@ -201,7 +201,7 @@ class _RestlessPlace:
             pairs = sorted(held.get(row, []))
             keeps = len(pairs) == sizes.gpus[row] and not moves[row]
             if pairs and keeps:
-                free_lists.take(JobRequest(snapshot, row), pairs)
+                free_lists.take(PlaceRequest(snapshot, row), pairs)
                 found += [(row, *pair) for pair in pairs]
         for row in order.tolist():
             pairs = sorted(held.get(row, []))
@@ -209,7 +209,7 @@ class _RestlessPlace:
                 continue
             if not (jobs.holds[row] or jobs.waits[row]):
                 continue
-            request = JobRequest(snapshot, row, int(sizes.gpus[row]))
+            request = PlaceRequest(snapshot, row, int(sizes.gpus[row]))
             kinds = [
                 name for name in sorted(set(free_lists.types))
                 if free_lists.fits(request, name) and request.gpu_type in ("", name)

@@ -42,7 +42,7 @@ class RequestLike(Protocol):
         ...
 
 
-class JobRequest:
+class PlaceRequest:
     """The request of one job of a snapshot."""
 
     __slots__ = ("cpu", "gpu_type", "gpus", "mem", "share")
@@ -100,7 +100,7 @@ class FreeLists:
         without = set(gone)
         for row, pairs in pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu).items():
             if row not in without:
-                free.take(JobRequest(snapshot, row, share=int(snapshot.jobs.share_now[row])), pairs)
+                free.take(PlaceRequest(snapshot, row, share=int(snapshot.jobs.share_now[row])), pairs)
         return free
 
     def gpus_of(self, gpu_type: str) -> int:

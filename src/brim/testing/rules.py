@@ -25,7 +25,7 @@ from brim.engine.round import RoundResult, run_round
 from brim.errors import BrimError, PlanError
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy
-from brim.testing.free_lists import FreeLists, JobRequest, pairs_by_job
+from brim.testing.free_lists import FreeLists, PlaceRequest, pairs_by_job
 from brim.testing.purity import outside_reads
 from brim.testing.text import describe, describe_trace, name_of, show, show_action
 
@@ -145,7 +145,7 @@ def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -
         if row in kept and sorted(pairs) != sorted(kept[row]) and not resizes:
             raise PolicyViolation(STAYS, f"{name} runs on {kept[row]} and is granted {pairs}", describe(snapshot))
         types = sorted({free_lists.types[node] for node, _ in pairs if 0 <= node < len(free_lists.types)})
-        if len(types) > 1 or JobRequest(snapshot, row).gpu_type not in ("", *types):
+        if len(types) > 1 or PlaceRequest(snapshot, row).gpu_type not in ("", *types):
             raise PolicyViolation(GANG, f"{name} gets GPUs of {' and '.join(types)}", describe(snapshot))
         for node, gpu in pairs:
             if not (0 <= node < len(free_lists.free) and 0 <= gpu < len(free_lists.free[node])):
@@ -158,7 +158,7 @@ def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -
                 raise PolicyViolation(
                     SOUND, f"{name} gets GPU {gpu} of node {node}, which is withheld", describe(snapshot)
                 )
-        free_lists.take(JobRequest(snapshot, row, share=share_of[row]), pairs)
+        free_lists.take(PlaceRequest(snapshot, row, share=share_of[row]), pairs)
     if free_lists.overdrawn():
         who = ", ".join(f"{name_of(snapshot, row)} {pairs}" for row, pairs in by_job.items())
         raise PolicyViolation(OVER_GRANT, f"{free_lists.overdrawn()}; it grants {who}", describe(snapshot))
@@ -248,9 +248,9 @@ def check_work_conserving(snapshot: Snapshot, policy: Policy, decision: Decision
     free_lists = FreeLists.of_snapshot(snapshot, gone=range(len(snapshot.jobs)))
     share_of = dict(zip(decision.wanted.job.tolist(), decision.wanted.share_milli.tolist(), strict=True))
     for row, pairs in wanted.items():
-        free_lists.take(JobRequest(snapshot, row, share=share_of[row]), pairs)
+        free_lists.take(PlaceRequest(snapshot, row, share=share_of[row]), pairs)
     for row in np.flatnonzero(snapshot.jobs.waits).tolist():
-        if row not in wanted and free_lists.fits(JobRequest(snapshot, row)):
+        if row not in wanted and free_lists.fits(PlaceRequest(snapshot, row)):
             raise PolicyViolation(
                 WORK_CONSERVING, f"{name_of(snapshot, row)} waits, but would fit beside {show(decision.result)}",
                 describe(snapshot),

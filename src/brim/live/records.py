@@ -1,0 +1,149 @@
+"""What is stored of jobs and attempts, and shown to users: one frozen value for each.
+
+The controller makes a new record for every change; the store writes it, and readers get it as it is. Times ending in
+``_ms`` are milliseconds of the cluster's own time (``store.Store.now_ms``), which goes on through restarts and reboots;
+``submitted_s`` is the wall clock, for display only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from brim.live.requests import NONE, JobRequest
+
+JobStatus: TypeAlias = Literal[
+    "held", "pending", "starting", "running", "stopping", "finished", "failed", "cancelled", "timeout", "lost"
+]
+ENDED: Final[frozenset[JobStatus]] = frozenset({"finished", "failed", "cancelled", "timeout", "lost"})
+"""States that a job never leaves. ``lost``: nobody can say how it ended."""
+AttemptStatus: TypeAlias = Literal["waiting", "starting", "running", "stopping", "ended"]
+HOLDS_DEVICES: Final[frozenset[AttemptStatus]] = frozenset({"starting", "running", "stopping"})
+"""States in which processes of an attempt may be on its devices; the store refuses two such attempts on one device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """A job as it stands.
+
+    Attributes:
+        id: From 1, increasing in order of submission, never reused.
+        uid: Kernel's number of the user who submitted it; -1 for none.
+        user: Name of that user when it was submitted.
+        key: Idempotency key of its submission.
+        request: What was asked for.
+        array: First job of its array; NONE for a job in none.
+        submitted_s: Unix time of its submission, for display only.
+        submit_ms: Cluster time of its submission.
+        state: ``held`` waits for what ``holds`` says; ``pending`` waits for devices; ``stopping`` was told to stop.
+        holds: Why it cannot start whatever is free: ``user``, ``after 3``, ``begin``, ``agent``, ``crash guard``,
+            ``impossible: ...``.
+        reason: One sentence for users: why it waits, runs or ended.
+        attempt: Number of its newest attempt, 0 before the first.
+        devices: Devices on which processes of that attempt may be.
+        failures: Failed attempts that count against ``request.attempts_max``.
+        preemptions: Times that the scheduler took its devices away.
+        exit_code: Of the ended job, 128 + the signal where one ended it; NONE while unknown.
+        first_start_ms: When its first attempt was ordered, NONE before.
+        ended_ms: When its end was booked, NONE before.
+        samples_done: Samples that it reported as done and kept.
+        samples_total: Samples that it needs; 0 where unknown.
+        lost_gpu_s: GPU seconds whose work was lost by preemptions and failures.
+    """
+
+    id: int
+    uid: int
+    user: str
+    key: str
+    request: JobRequest
+    array: int = NONE
+    submitted_s: float
+    submit_ms: int
+    state: JobStatus
+    holds: tuple[str, ...] = ()
+    reason: str = ""
+    attempt: int = 0
+    devices: tuple[int, ...] = ()
+    failures: int = 0
+    preemptions: int = 0
+    exit_code: int = NONE
+    first_start_ms: int = NONE
+    ended_ms: int = NONE
+    samples_done: float = 0.0
+    samples_total: float = 0.0
+    lost_gpu_s: float = 0.0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it will never run again."""
+        return self.state in ENDED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    """One attempt of a job to run.
+
+    Attributes:
+        job: Id of the job.
+        number: From 1; a higher number fences all lower ones of the job.
+        uid: User whose agent runs it.
+        state: ``waiting`` was decided, and its start is not ordered because others are leaving its devices.
+        sequence: Number of the newest order about it (start, resize, tune); agents ignore lower ones.
+        devices: Devices on which its processes may be: old and new ones while it is resized.
+        ranks: Processes; 0 for one plain process that sees all devices.
+        batch: Global batch, NONE where the policy decides none.
+        loader_workers: Data-loading processes of each rank, NONE where the policy decides none.
+        decided_ms: When the round granted it its devices.
+        begin_ms: When its processes existed, NONE before.
+        start_ms: When it began to make progress, NONE before.
+        stop_ms: When it was first told to stop, NONE if it was not.
+        stop_reason: ``preempted``, ``cancelled``, ``requeued``, ``time limit`` or ``down``; empty if it was not.
+        end_ms: When all its processes had ended, NONE before.
+        outcome: Of an ended attempt: ``finished``, ``stopped``, ``failed``, ``unusable`` or ``lost``.
+        exit_code: Of an ended attempt, 128 + the signal where one ended it; NONE while unknown.
+        blame: Who is to blame for a failure: ``job``, ``node`` or ``neighbour``; empty for none.
+        detail: What its agent said about its end, for users.
+        samples_first: Samples done at its first report of progress, 0.0 before.
+        samples_first_ms: When that report came, NONE before.
+    """
+
+    job: int
+    number: int
+    uid: int
+    state: AttemptStatus
+    sequence: int = 0
+    devices: tuple[int, ...] = ()
+    ranks: int = 0
+    batch: int = NONE
+    loader_workers: int = NONE
+    decided_ms: int
+    begin_ms: int = NONE
+    start_ms: int = NONE
+    stop_ms: int = NONE
+    stop_reason: str = ""
+    end_ms: int = NONE
+    outcome: str = ""
+    exit_code: int = NONE
+    blame: str = ""
+    detail: str = ""
+    samples_first: float = 0.0
+    samples_first_ms: int = NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What one step of the controller changes; ``store.Store.commit`` writes it in one transaction or not at all.
+
+    Attributes:
+        at_ms: Cluster time of the step; never less than that of the step before.
+        lines: Lines for the journal, in order, without line ends.
+        jobs: Every job that has changed, as it now is.
+        attempts: Every attempt that has changed, as it now is.
+        inbox_done: Inputs (``inputs.Submit.inbox`` and so on) that need not be given again after a restart.
+    """
+
+    at_ms: int
+    lines: tuple[str, ...] = ()
+    jobs: tuple[JobRecord, ...] = ()
+    attempts: tuple[AttemptRecord, ...] = ()
+    inbox_done: tuple[int, ...] = ()
