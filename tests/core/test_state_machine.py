@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields, is_dataclass
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from brim.core.checks import check_snapshot
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind, Report, Sample
 from brim.core.lifecycle import TRANSITIONS, Phase
+from brim.core.saved import state_bytes, state_of
 from brim.core.setting import Setting, setting_of
 from brim.core.state import ClusterState
 from brim.core.trace import NONE
@@ -20,6 +23,13 @@ from brim.core.usage import USAGE_HALF_LIFE_MS
 from brim.errors import InvariantError
 from brim.testing.free_lists import FreeLists, PlaceRequest
 from tests.sampling import sample
+
+
+def plain(value: object) -> object:
+    """A frozen snapshot as plain data, bit for bit."""
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    return (value.dtype.str, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
 
 
 class Stories(RuleBasedStateMachine):
@@ -110,6 +120,18 @@ class Stories(RuleBasedStateMachine):
     @rule(data=st.data())
     def become_eligible(self, data):
         self._tell(Kind.ELIGIBLE, self._some(data, Phase.HELD))
+
+    @precondition(lambda self: self._any(Phase.PENDING))
+    @rule(data=st.data())
+    def hold(self, data):
+        self._tell(Kind.HELD, self._some(data, Phase.PENDING))
+
+    @rule()
+    def save_and_go_on_from_the_bytes(self):
+        before, saved = self.state.freeze(self.now), state_bytes(self.state)
+        self.state, _ = state_of(saved, self.cluster)
+        assert plain(self.state.freeze(self.now)) == plain(before)
+        assert state_bytes(self.state) == saved
 
     @precondition(lambda self: self._any(Phase.PENDING))
     @rule(data=st.data())
@@ -395,3 +417,12 @@ def test_reports_of_more_jobs_than_the_first_block_holds():
     assert snapshot.jobs.samples_done.tolist() == snapshot.jobs.id.tolist()
     assert snapshot.seen.job.tolist() == [*range(200), NONE, NONE]
     assert snapshot.seen.step_s.tolist() == pytest.approx([1, 2] * 101)
+
+
+def test_a_saved_state_of_another_cluster_is_refused():
+    saved = state_bytes(ClusterState(parse_cluster("1x1xT4")))
+    with pytest.raises(InvariantError, match="has cluster '1x1xT4', expected '1x2xT4'"):
+        state_of(saved, parse_cluster("1x2xT4"))
+    for broken in (b"", b"PK", saved[:-40], saved[: len(saved) // 2]):
+        with pytest.raises(InvariantError, match="cannot be read"):
+            state_of(broken, parse_cluster("1x1xT4"))

@@ -18,6 +18,7 @@ from brim.core.actions import ACTIONS, Preempt, Reject
 from brim.core.checks import check_snapshot
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind, Report, Sample
+from brim.engine.explain import explain
 from brim.engine.journal import (
     Journal,
     action_record,
@@ -194,6 +195,40 @@ def test_a_recovered_scheduler_goes_on_as_the_one_that_was_lost(data):
     for line, now in replay(journal.lines[at:], recovered):
         assert line == now
     assert rest.lines == journal.lines[at:]
+
+
+@given(st.data())
+def test_a_scheduler_restored_from_bytes_goes_on_as_the_one_that_was_saved(data):
+    cluster = data.draw(clusters(groups_max=2, nodes_max=2, gpus_max=3))
+    jobs = data.draw(elastic_jobs_of(cluster, jobs_max=5, run_s_max=40, at_s_max=30, per_s=10))
+    trace, journal = small_trace(*jobs), Journal()
+    truth = ToyTruth(trace, {f"j{row}": one for row, one in enumerate(jobs)})
+    policy = replace(restless(calm_ms=4_000), order=ServiceQueues((2_000, 9_000), promote_ratio=1.0))
+    settings = ReplaySettings(overheads=Overheads(start_ms=10, save_ms=80, restart_ms=30, checkpoint_ms=500), gap_ms=0)
+    twin.replay(trace, cluster, policy, settings, truth=truth, journal=journal)
+    at = data.draw(st.integers(0, len(journal.lines)))
+    fed = Scheduler(cluster, policy, Beliefs(), users=user_names(trace), gap_ms=0)
+    for line, now in replay(journal.lines[:at], fed):
+        assert line == now
+    restored = Scheduler(cluster, policy, Beliefs(), gap_ms=0, journal=Journal())
+    restored.restore(fed.save())
+    assert (restored.due_ms(), restored.horizon_ms) == (fed.due_ms(), fed.horizon_ms)
+    for line, now in replay(journal.lines[at:], restored):
+        assert line == now
+    assert restored.journal.lines == journal.lines[at:]
+
+
+def test_a_job_that_is_held_makes_room_for_the_one_behind_it():
+    scheduler = Scheduler(parse_cluster("1x2xT4"), PRESETS["fifo"], Beliefs(), users=("ann",))
+    for number, gpus in enumerate((1, 2, 1)):
+        scheduler.observe(
+            Event(0, Kind.SUBMITTED, number, spec=JobSpec(id=number, user=0, submit_ms=0, gpus=gpus))
+        )
+    assert [action.job for action in scheduler.decide(0).plan.actions] == [0]
+    scheduler.observe(Event(5, Kind.HELD, 1))
+    result = scheduler.decide(scheduler.due_ms())
+    assert [action.job for action in result.plan.actions] == [2]
+    assert explain(result.snapshot, result, 1) == "job 1 is held; it can run once nothing holds it any more."
 
 
 def test_a_journal_with_a_damaged_line_before_its_last_is_refused():

@@ -42,7 +42,7 @@ class Kind(IntEnum):
     CANCELLED = 11
     SUBMITTED = 12
     ELIGIBLE = 13
-    """The job this one waits for has ended."""
+    """Nothing holds the job back any more: the job it waited for has ended, or its user has released it."""
     STARTED = 14
     """The job has begun to make progress; before that it holds its GPUs while it waits for them or loads."""
     REPORTED = 15
@@ -54,6 +54,8 @@ class Kind(IntEnum):
     START = 19
     TUNE = 20
     """The job continues on the same GPUs with another batch, other loader workers, or as revocable or not."""
+    HELD = 21
+    """A waiting job is held back: by its user, or because what it needs is not there. ELIGIBLE lets it wait again."""
 
 
 class Sample(NamedTuple):

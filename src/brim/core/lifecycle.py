@@ -2,6 +2,7 @@
 
 ::
 
+         <---held----
     HELD --eligible--> PENDING --start--> STARTING --started--> RUNNING --finished--> (gone)
                           ^                   |  preempt           | preempt
                           |                   v                    v
@@ -36,6 +37,7 @@ _ACTIVE = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 
 TRANSITIONS: dict[tuple[Phase, Kind], Phase | None] = {
     (Phase.HELD, Kind.ELIGIBLE): Phase.PENDING,
+    (Phase.PENDING, Kind.HELD): Phase.HELD,
     (Phase.PENDING, Kind.START): Phase.STARTING,
     (Phase.STARTING, Kind.STARTED): Phase.RUNNING,
     (Phase.STARTING, Kind.PREEMPT): Phase.STOPPING,

@@ -10,7 +10,7 @@ class Why(IntEnum):
 
     RUNS = 0
     HELD = 1
-    """The job waits for another job to end."""
+    """The job is held: it waits for another job to end, or for whoever holds it."""
     STOPPING = 2
     """The job was preempted and is still stopping."""
     TOO_FEW_FREE = 3

@@ -27,7 +27,8 @@ def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
     need = _need(me, snapshot)
     sentences = {
         Why.RUNS: f"job {job} has its {_need(me, snapshot, *_after(me, result))}",
-        Why.HELD: f"job {job} waits for job {me.after} to end and can run after that",
+        Why.HELD: f"job {job} waits for job {me.after} to end and can run after that" if me.after != NONE
+        else f"job {job} is held; it can run once nothing holds it any more",
         Why.STOPPING: f"job {job} was preempted and is stopping; it returns to the queue once its GPUs are free",
         Why.TOO_FEW_FREE: f"job {job} needs {need}; {free} are free; it would start with {me.gpus - free} more",
         Why.SHAPE: f"job {job} needs {need} and {free} are free, but not on nodes of one type with the cores and "

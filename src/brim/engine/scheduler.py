@@ -10,6 +10,7 @@ from brim.core.actions import Plan, event_of
 from brim.core.arrays import IntArray
 from brim.core.cluster import Cluster
 from brim.core.events import Event
+from brim.core.saved import state_bytes, state_of
 from brim.core.state import ClusterState
 from brim.engine.journal import Journal
 from brim.engine.round import RoundResult, run_round
@@ -118,3 +119,22 @@ class Scheduler:
         for action in plan.actions:
             self.state.apply(event_of(action, plan.time_ms))
         self._trigger.done(plan.time_ms)
+
+    def save(self) -> bytes:
+        """Return everything that later decisions depend on, besides policy and beliefs. Changes nothing."""
+        return state_bytes(self.state, {"last_ms": self._trigger.last_ms, "since_ms": self._trigger.since_ms})
+
+    def restore(self, data: bytes) -> None:
+        """Go on from what ``save`` returned.
+
+        Raises:
+            InvariantError: the bytes are no saved state, or that of another cluster or version.
+        """
+        self.state, trigger = state_of(data, self.state.cluster)
+        self._trigger.last_ms, self._trigger.since_ms = trigger["last_ms"], trigger["since_ms"]
+        self.last_round = None
+
+    @property
+    def horizon_ms(self) -> int:
+        """Time before which nothing more can happen: that of the last event or round."""
+        return max(self.state.now_ms, self._trigger.last_ms or 0)

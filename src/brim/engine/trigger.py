@@ -24,29 +24,31 @@ class Trigger:
         gap_ms: Shortest time between two rounds.
         period_ms: Longest time between two rounds while there is something to decide, 0 for none; at least the gap.
         wakes_on: Kinds of event that cause a round.
+        last_ms: Time of the last round, None before the first.
+        since_ms: First event since then that causes a round, None if there was none.
     """
 
     gap_ms: int
     period_ms: int
     wakes_on: frozenset[Kind] = WAKES
-    _last_ms: int | None = None
-    _since_ms: int | None = None
+    last_ms: int | None = None
+    since_ms: int | None = None
 
     def note(self, kind: Kind, time_ms: int) -> None:
         """Note an event."""
-        if self._since_ms is None and kind in self.wakes_on:
-            self._since_ms = time_ms
+        if self.since_ms is None and kind in self.wakes_on:
+            self.since_ms = time_ms
 
     def due_ms(self) -> int | None:
         """Time of the next round, None if nothing causes one."""
         due = None
-        if self._since_ms is not None:
-            due = self._since_ms if self._last_ms is None else max(self._since_ms, self._last_ms + self.gap_ms)
-        if self.period_ms and self._last_ms is not None:
-            periodic = self._last_ms + max(self.period_ms, self.gap_ms)
+        if self.since_ms is not None:
+            due = self.since_ms if self.last_ms is None else max(self.since_ms, self.last_ms + self.gap_ms)
+        if self.period_ms and self.last_ms is not None:
+            periodic = self.last_ms + max(self.period_ms, self.gap_ms)
             due = periodic if due is None else min(due, periodic)
         return due
 
     def done(self, now_ms: int) -> None:
         """Note that a round was run."""
-        self._last_ms, self._since_ms = now_ms, None
+        self.last_ms, self.since_ms = now_ms, None

@@ -32,7 +32,7 @@ _DECLARATIONS: Final = (
 )
 WAKES: Final = frozenset({
     Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.STOPPED, Kind.EVICTED, Kind.NODE_UP, Kind.GPU_OPENED,
-    Kind.CANCELLED, Kind.SUBMITTED, Kind.ELIGIBLE,
+    Kind.CANCELLED, Kind.SUBMITTED, Kind.ELIGIBLE, Kind.HELD,
 })
 """Events that wake every policy. The loss of a node evicts its jobs, and the evictions wake the policy. Reports of jobs
 do not; the next round reads them."""

@@ -1,0 +1,129 @@
+"""The state of a cluster as bytes, and back: what a journal can begin from instead of its first line.
+
+A NumPy archive of the columns and one JSON text of everything else. Nothing in it can run code when it is read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brim.core.arrays import IntArray
+from brim.core.cluster import Cluster
+from brim.core.lifecycle import Phase
+from brim.core.seen import SeenStepTimes
+from brim.core.state import ClusterState
+from brim.core.tables import JOB_COLUMNS, JOB_FLOAT_COLUMNS
+from brim.core.trace import NONE
+from brim.core.usage import UsageBook
+from brim.errors import InvariantError
+
+FORMAT: Final = 1
+"""Version of the layout. A reader refuses another: the journal from its first line is the way out."""
+_PLAIN: Final = "plain"
+_BY_SLOT: Final = ("block", "floats", "reported_ms", "granted")
+_ID, _PHASE = JOB_COLUMNS.index("id"), JOB_COLUMNS.index("phase")
+
+
+def state_bytes(state: ClusterState, beside: Mapping[str, Any] | None = None) -> bytes:
+    """Return the whole state as bytes, and plain data ``beside`` it. Changes nothing."""
+    used, granted = state._used, state._num_granted
+    arrays: dict[str, NDArray[Any]] = {
+        "block": state._block[:, :used], "floats": state._floats[:, :used], "reported_ms": state._reported_ms[:used],
+        "granted": state._granted[:, :granted], "up": state._up_N, "open": state._open_N,
+        "withheld": state._withheld, "quarantined": state._quarantined, "ended": state._ended,
+        "usage": state._usage._usage_U, "runs": state._usage._runs_U2,
+        **{f"memory.{socket}": block[:used] for socket, block in state._memory.items()},
+    }
+    plain = {
+        "format": FORMAT, "cluster": str(state.cluster), "columns": [*JOB_COLUMNS, *JOB_FLOAT_COLUMNS],
+        "now_ms": state.now_ms, "users": list(state._usage._codes), "usage_at_ms": state._usage._at_ms,
+        "size_lists": [list(sizes) for sizes in state._size_lists],
+        "seen": [[job, state._seen._profile[job], _means(means)] for job, means in state._seen._of_job.items()],
+        "seen_of_profile": [[profile, _means(means)] for profile, means in state._seen._of_profile.items()],
+        "beside": dict(beside or {}),
+    }
+    arrays[_PLAIN] = np.frombuffer(json.dumps(plain, separators=(",", ":")).encode(), dtype=np.uint8)
+    file = io.BytesIO()
+    np.savez_compressed(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+def state_of(data: bytes, cluster: Cluster) -> tuple[ClusterState, dict[str, Any]]:
+    """Return the state that ``state_bytes`` wrote, and the plain data beside it.
+
+    Raises:
+        InvariantError: the bytes are no state, or that of another cluster or version.
+    """
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        plain = json.loads(arrays.pop(_PLAIN).tobytes())
+    except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise InvariantError(f"the saved state cannot be read: {error}") from error
+    for what, expected in (("format", FORMAT), ("cluster", str(cluster)),
+                           ("columns", [*JOB_COLUMNS, *JOB_FLOAT_COLUMNS])):
+        if plain.get(what) != expected:
+            raise InvariantError(f"the saved state has {what} {plain.get(what)!r}, expected {expected!r}")
+    state = ClusterState(cluster)
+    state.now_ms = plain["now_ms"]
+    _fill(state, arrays)
+    state._size_lists = {tuple(sizes): code for code, sizes in enumerate(plain["size_lists"])}
+    state._usage = _usage(plain, arrays)
+    state._seen = _seen(plain)
+    return state, plain["beside"]
+
+
+def _fill(state: ClusterState, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Put the saved columns into a fresh state."""
+    state._used, state._num_granted = arrays["block"].shape[1], arrays["granted"].shape[1]
+    slots = max(state._block.shape[1], 2 * state._used)
+    for name in _BY_SLOT:
+        saved = arrays[name]
+        fresh = np.zeros((*saved.shape[:-1], slots if name != "granted" else max(slots, 2 * saved.shape[-1])),
+                         dtype=saved.dtype)
+        fresh[..., : saved.shape[-1]] = saved
+        setattr(state, f"_{name}", fresh)
+    for name, saved in arrays.items():
+        if name.startswith("memory."):
+            block: IntArray = np.zeros((slots, *saved.shape[1:]), dtype=np.int64)
+            block[: len(saved)] = saved
+            state._memory[name.removeprefix("memory.")] = block
+    state._up_N, state._open_N, state._ended = arrays["up"], arrays["open"], arrays["ended"]
+    state._withheld, state._quarantined = arrays["withheld"], arrays["quarantined"]
+    ids, phases = arrays["block"][_ID], arrays["block"][_PHASE]
+    alive = np.flatnonzero(phases != NONE)
+    most = int(ids.max(initial=0))
+    state._slot_of = np.full(max(len(state._slot_of), 2 * most + 1), NONE, dtype=np.int64)
+    state._slot_of[ids[alive]] = alive
+    state._alive = len(alive)
+    state.num_waiting = int((phases == Phase.PENDING).sum())
+
+
+def _usage(plain: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> UsageBook:
+    book = UsageBook()
+    book._codes = {user: code for code, user in enumerate(plain["users"])}
+    book._at_ms, book._usage_U, book._runs_U2 = plain["usage_at_ms"], arrays["usage"], arrays["runs"]
+    return book
+
+
+def _seen(plain: Mapping[str, Any]) -> SeenStepTimes:
+    seen = SeenStepTimes()
+    seen._of_job = {job: _read_means(means) for job, _, means in plain["seen"]}
+    seen._profile = {job: profile for job, profile, _ in plain["seen"]}
+    seen._of_profile = {profile: _read_means(means) for profile, means in plain["seen_of_profile"]}
+    return seen
+
+
+def _means(means: Mapping[tuple[int, int, int], tuple[int, float, float]]) -> list[list[float]]:
+    return [[*key, *mean] for key, mean in means.items()]
+
+
+def _read_means(rows: list[Any]) -> dict[tuple[int, int, int], tuple[int, float, float]]:
+    return {(nodes, gpus, batch): (count, step_s, sync_s) for nodes, gpus, batch, count, step_s, sync_s in rows}
