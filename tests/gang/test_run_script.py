@@ -1,5 +1,6 @@
 """A rank forked from the zygote cannot be told from ``python script.py args``: both are run, and compared."""
 
+import contextlib
 import json
 import os
 import re
@@ -337,6 +338,15 @@ def test_what_cannot_be_preloaded_is_left_out(forks):
     zygote = forks(preload=("no_such_module_anywhere", "json"))
     assert zygote.ready.fork_obstacle is None
     assert zygote.run([sys.executable, "-c", "import sys; print('json' in sys.modules)"])[1] == "True\n"
+
+
+def test_the_end_of_a_rank_finalizes_what_it_has_made_and_not_what_the_zygote_has(folder):
+    (folder / "makes.py").write_text("import tempfile; its = tempfile.TemporaryDirectory()")
+    program = "import makes, sys, tempfile as t; sys.own = t.TemporaryDirectory(); print(makes.its.name, sys.own.name)"
+    with contextlib.closing(Forks(folder, preload=("makes",), env={"PYTHONPATH": str(folder)})) as zygote:
+        of_zygote, own = zygote.run([sys.executable, "-c", program])[1].split()
+        assert (os.path.exists(of_zygote), os.path.exists(own)) == (True, False)
+    assert not os.path.exists(of_zygote)
 
 
 def test_ranks_have_different_random_numbers_and_torch_starts_as_ever(forks):
