@@ -8,7 +8,10 @@ import gc
 import sys
 
 import brim.cli.main
+import brim.cli.policy
 import brim.cli.replays
+import brim.cli.sim
+import brim.cli.trace
 import brim.reports.page
 import brim.sim.truth_option
 import brim.traces  # noqa: F401

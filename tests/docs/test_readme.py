@@ -87,8 +87,9 @@ def test_commands_and_their_options_exist(document):
     commands = re.findall(r"(?:^|`|/)brim ((?:sim|trace|policy|demo|profile)\b[^\n`#]*)", text, re.M)
     for words in (command.split(" -- ")[0].split() for command in commands):
         verb: Any = typer.main.get_command(app)
-        while isinstance(getattr(verb, "commands", None), dict) and words and words[0] in verb.commands:
-            verb = verb.commands[words.pop(0)]
+        while hasattr(verb, "get_command") and words and (inner := verb.get_command(None, words[0])) is not None:
+            verb = inner
+            words.pop(0)
         known = {option for parameter in verb.params for option in parameter.opts} | {"-h", "--help"}
         asked = {word.strip("[],;") for word in words if re.fullmatch(r"\[?--?[a-z][\w-]*[\],;]*", word)}
         assert asked <= known, f"{document.name}: brim {' '.join(words)}: {asked - known}"

@@ -51,7 +51,10 @@ JOBS: Final = (  # seconds after the start, user, slots, epochs, hidden units
 """Chosen in the twin: gangs of four are well under way when small jobs arrive, so that preempted jobs have something to
 save, whether a start takes one second or three; and all jobs end soon after the last submission."""
 
+app = typer.Typer()
 
+
+@app.command()
 def demo(
     out: Annotated[
         Path | None,

@@ -9,26 +9,18 @@ from typing import Annotated
 
 import typer
 
-from brim.cli import policy, sim, trace
-from brim.cli.demo import demo
-from brim.cli.profile import profile
-from brim.cli.unconverted import UnconvertedGroup
+from brim.cli.verbs import Verbs
 from brim.errors import BrimError
 
 app = typer.Typer(
     name="brim",
-    cls=UnconvertedGroup,
+    cls=Verbs,
     help="Replay the jobs of a GPU cluster under another scheduling policy; measure training scripts.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: half the start-up time, and it reads well in a pipe
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(sim.app)
-app.add_typer(trace.app)
-app.add_typer(policy.app)
-app.command("demo")(demo)
-app.command("profile", context_settings={"allow_interspersed_args": False})(profile)
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells use it (128 + SIGINT)."""

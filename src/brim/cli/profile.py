@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 _PYTHON = re.compile(r"python[0-9.]*")
 
+app = typer.Typer()
 
+
+@app.command(context_settings={"allow_interspersed_args": False})
 def profile(
     command: Annotated[
         list[str], typer.Argument(metavar="-- [python] SCRIPT.py [ARGS]...", help="A script that uses brim.train.")

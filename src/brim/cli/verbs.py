@@ -1,0 +1,53 @@
+"""The verbs of ``brim``: in which module each is, and its line in the help. A module is imported when its verb is used.
+
+Importing all of them takes a third of the CPU time of a command that answers at once, such as ``brim ps``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final
+
+import typer
+from typer.models import TyperInfo
+
+from brim.cli.unconverted import UnconvertedGroup
+
+VERBS: Final = {
+    "demo": ("demo", "Run twelve real training jobs here under two policies, and compare."),
+    "profile": ("profile", "Measure the steps, memory and loader of a training script."),
+    "sim": ("sim", "Replay a trace under other policies, and compare them."),
+    "trace": ("trace", "Describe, convert and generate traces."),
+    "policy": ("policy", "List, show, check and create policies."),
+}
+"""The verbs in the order of the help: the module in this folder, whose ``app`` has the verb or is it, and a line."""
+
+
+class Verbs(UnconvertedGroup):
+    """All verbs, each imported when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names; see ``TyperGroup``."""
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a verb; None if there is none of this name; see ``TyperGroup``."""
+        if cmd_name not in VERBS:
+            return None
+        if cmd_name not in self.commands:
+            app = importlib.import_module(f"brim.cli.{VERBS[cmd_name][0]}").app
+            found = typer.main.get_group_from_info(
+                TyperInfo(app), pretty_exceptions_short=True, suggest_commands=True, rich_markup_mode=None
+            )
+            self.commands[cmd_name] = found.commands.get(cmd_name, found)
+        return self.commands[cmd_name]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of verbs without importing them; see ``TyperGroup``."""
+        width = formatter.width - 4 - max(map(len, VERBS))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _cut(line, width)) for name, (_, line) in VERBS.items()])
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 4].rsplit(" ", 1)[0] + "..."
