@@ -22,6 +22,7 @@ from brim.gang.messages import (
     MemberLost,
     Prepare,
     Ready,
+    ResizeGroup,
     ResizeRequest,
     Saved,
     StatusRequest,
@@ -278,6 +279,65 @@ def test_a_request_that_cannot_be_carried_out_is_refused_with_the_reason():
     assert gang.request(KillRequest(9)).detail == "found id 9, expected one of [0, 1]"
     assert gang.request(ResizeRequest(0)).detail == "found size 0, expected at least 1"
     assert gang.actions() == []
+
+
+def devices_of(gang):
+    """Devices of the ranks that have not been asked to leave, and what a joiner on each would see."""
+    return {rank.id: (rank.device, rank.slot) for rank in gang.controller.ranks.values() if rank.alive}
+
+
+def test_ranks_that_join_get_the_devices_named_in_the_request():
+    gang = trained(2, devices=("a", "b"))
+    assert gang.request(ResizeRequest(4, ("a", "b", "e", "f"))).ok
+    assert gang.actions(StartRank) == [StartRank(2), StartRank(3)]
+    assert devices_of(gang) == {0: ("a", 0), 1: ("b", 1), 2: ("e", 2), 3: ("f", 3)}
+    assert not gang.controller.is_settled()
+
+
+def test_ranks_on_devices_that_are_not_named_any_more_leave_and_the_others_stay():
+    gang = trained(4, devices=("a", "b", "c", "d"))
+    assert gang.request(ResizeRequest(2, ("c", "d"))).ok
+    assert gang.actions(Send)[-1] == Send(3, ResizeGroup(2, 2, (2, 3), 2))
+    assert devices_of(gang) == {0: ("a", -1), 1: ("b", -1), 2: ("c", 0), 3: ("d", 1)}
+    for rank in (2, 3):
+        gang.message(rank, GroupFormed(2, 5))
+    assert not gang.controller.is_settled()
+    for rank in (0, 1):
+        gang.message(rank, Leaving(1, 5))
+        gang.controller.exited(rank, 0)
+        gang.controller.ranks[rank].cleanup_since_s = None
+    assert gang.controller.is_settled()
+
+
+def test_a_gang_moves_to_devices_of_which_it_has_one_already():
+    gang = trained(2, devices=("a", "b"))
+    assert gang.request(ResizeRequest(2, ("c", "b"))).ok
+    assert gang.actions(StartRank) == [StartRank(2)]
+    assert devices_of(gang) == {0: ("a", -1), 1: ("b", 1), 2: ("c", 0)}
+    gang.start(2)
+    gang.connect(2)
+    gang.message(2, Ready(2))
+    assert ResizeGroup(2, 2, (1, 2), 1) in [send.message for send in gang.actions(Send)]
+    detail = gang.request(ResizeRequest(2, ("x", "y"))).detail
+    assert "found none of the present devices" in detail
+
+
+def test_devices_and_ranks_must_fit():
+    gang = trained(2, devices=("a", "b"))
+    assert "found 1 devices for 2 ranks" in gang.request(ResizeRequest(2, ("a",))).detail
+
+
+def test_a_request_for_another_gang_or_an_older_or_repeated_one_changes_nothing():
+    gang = trained(2, devices=("a", "b"), fence=(7, 3))
+    four = ("a", "b", "c", "d")
+    detail = gang.request(ResizeRequest(4, four, (7, 2, 9))).detail
+    assert "found a request for (7, 2), expected one for (7, 3)" in detail
+    assert gang.request(ResizeRequest(4, four, (7, 3, 9))).ok
+    assert len(gang.actions(StartRank)) == 2
+    assert gang.request(ResizeRequest(4, four, (7, 3, 9))).ok
+    assert "expected one that is not older than 9" in gang.request(ResizeRequest(2, (), (7, 3, 8))).detail
+    assert not gang.actions(StartRank, Send)
+    assert gang.request(StatusRequest()).status["sequence"] == 9
 
 
 def test_a_rank_that_cannot_be_started_is_named_in_the_response_and_the_others_continue():

@@ -25,14 +25,26 @@ def accept(gang: GangController, request: Request) -> str:
         check_request(request)
     except ValueError as error:
         return str(error)
+    fence = getattr(request, "fence", ())
+    if fence:
+        if fence[:-1] != gang.config.fence:
+            return f"found a request for {fence[:-1]}, expected one for {gang.config.fence}"
+        if fence[-1] < gang.sequence:
+            return f"found request {fence[-1]}, expected one that is not older than {gang.sequence}"
+        if fence[-1] == gang.sequence and not isinstance(request, PreemptRequest):
+            return ""
+    refusal = _carry_out(gang, request)
+    if fence and not refusal:
+        gang.sequence = fence[-1]
+    return refusal
+
+
+def _carry_out(gang: GangController, request: Request) -> str:
     match request:
         case StatusRequest():
             pass
-        case ResizeRequest(size=size):
-            gang.start_failure = ""
-            refusal, actions = gang.membership.resize(size)
-            gang.follow(actions)
-            return refusal
+        case ResizeRequest(size=size, devices=devices):
+            return gang.resize(size, devices)
         case PreemptRequest(grace_s=grace_s):
             gang.preempt(grace_s)
         case StopRequest():
@@ -71,10 +83,12 @@ def status(gang: GangController) -> dict[str, Any]:
     running = not (gang.failing or gang.announced or gang.stopping)
     return {
         "gang": gang.id, "state": "running" if running else ending, "generation": gang.membership.generation,
-        "command": gang.membership.command, "target": gang.membership.target,
+        "command": gang.membership.command, "target": gang.membership.target, "sequence": gang.sequence,
+        "devices": list(gang.devices), "settled": gang.is_settled(),
         "members": list(gang.membership.members),
         "ranks": [
-            {"id": rank.id, "slot": rank.slot, "pid": rank.pid, "start_method": rank.start_method,
+            {"id": rank.id, "slot": rank.slot, "device": rank.device, "pid": rank.pid,
+             "start_method": rank.start_method, "cleaning": rank.cleanup_since_s is not None,
              "state": states.get(rank.id, ""), "connected": rank.connected, "exit_code": rank.exit_code,
              "alive": rank.alive, **rank.report}
             for rank in gang.ranks.values()

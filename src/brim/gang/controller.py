@@ -38,6 +38,8 @@ class GangController:
         stopping: Whether the ranks have been asked to finish their step and exit.
         start_failure: Why the newest rank that the gang continues without could not be started.
         saved: The newest checkpoint, None before the first.
+        devices: Names of the present devices; empty if none are named.
+        sequence: Newest request that has changed something, and carried a number; -1 before the first.
     """
 
     def __init__(self, config: LaunchConfig, gang_id: str, clock: Callable[[], float]) -> None:
@@ -48,6 +50,8 @@ class GangController:
         self.announced = self.failing = self.stopping = False
         self.start_failure = ""
         self.saved: Saved | None = None
+        self.devices = config.devices
+        self.sequence = -1
         self._trained_size = 0
         self._failure = ""
         self._spawn_reasons: set[str] = set()
@@ -120,7 +124,8 @@ class GangController:
 
     def _add_rank(self) -> None:
         leaving = {member.id for member in self.membership.ranks.values() if member.is_leaving}
-        rank = RankProcess(self._next_id, free_slot(self.ranks.values(), leaving, self.size))
+        slot = free_slot(self.ranks.values(), leaving, len(self.devices) or self.size)
+        rank = RankProcess(self._next_id, slot, self.devices[slot] if slot < len(self.devices) else "")
         self._next_id += 1
         self.ranks[rank.id] = rank
         self.membership.added(rank.id)
@@ -189,6 +194,28 @@ class GangController:
                 rank.stop_requested = True
                 self.send(rank.id, Prepare(command, term_after_s, 0))
                 rank.schedule_signals(self.clock(), term_after_s if rank.connected else 0.0, kill_after_s)
+
+    def resize(self, size: int, devices: tuple[str, ...]) -> str:
+        """Change the number of ranks, and the devices unless these are empty; return why not, or an empty text."""
+        devices = devices or self.devices
+        if devices and len(devices) < size and devices != self.config.devices:
+            return f"found {len(devices)} devices for {_count_ranks(size)}, expected at least one each"
+        living = [rank for rank in self.ranks.values() if rank.alive]
+        unwanted = frozenset(rank.id for rank in living if rank.device and rank.device not in devices)
+        self.start_failure = ""
+        refusal, actions = self.membership.resize(size, unwanted)
+        if refusal:
+            return refusal
+        self.devices = devices
+        for rank in self.ranks.values():
+            rank.slot = devices.index(rank.device) if rank.device in devices else -1 if rank.device else rank.slot
+        self.follow(actions)
+        return ""
+
+    def is_settled(self) -> bool:
+        """Whether the gang trains as it was asked to, and nothing is left of ranks that do not."""
+        present = {rank.id for rank in self.ranks.values() if rank.alive or rank.cleanup_since_s is not None}
+        return self.membership.all_joined() and present == set(self.membership.members)
 
     def stop(self) -> None:
         """Ask all ranks to finish their step, save and exit with 0."""

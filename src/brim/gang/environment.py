@@ -11,34 +11,44 @@ from brim.gang.messages import CONTROL_VARIABLE, GANG_VARIABLE, ID_VARIABLE
 from brim.gang.run_script import ERROR_FILE_VARIABLE
 
 HOST: Final = "127.0.0.1"
+DEVICES_VARIABLE: Final = "BRIM_DEVICES"
+"""Environment: names of the devices of the gang, separated by commas."""
+CPU: Final = "cpu"
+"""With this begin the names of devices that are no GPU."""
 _PORTS: Final = range(20_000, 32_768)
 """Ports below those that Linux gives to outgoing connections (ip_local_port_range), so that none takes the port before
 rank 0 opens it."""
 _ATTEMPTS_MAX: Final = 100
 
 
-def gang_environment(env: Mapping[str, str], gang: str, control: str) -> dict[str, str]:
+def gang_environment(env: Mapping[str, str], gang: str, control: str, *, is_gang: bool) -> dict[str, str]:
     """Return the variables shared by all ranks and their zygote.
 
-    The number of threads is fixed, since results depend on it and must not change with the number of ranks.
+    The number of threads of a gang is fixed: results depend on it and must not change with the number of ranks.
     """
-    return {"OMP_NUM_THREADS": "1", **env, GANG_VARIABLE: gang, CONTROL_VARIABLE: control}
+    threads = {"OMP_NUM_THREADS": "1"} if is_gang else {}
+    return {**threads, **env, GANG_VARIABLE: gang, CONTROL_VARIABLE: control}
+
+
+def own_environment(shared: Mapping[str, str], rank: int, devices: Sequence[str], error_file: str) -> dict[str, str]:
+    """Return the environment of a rank with brim's variables only."""
+    env = dict(shared)
+    if devices:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(name for name in devices if not name.startswith(CPU))
+        env[DEVICES_VARIABLE] = ",".join(devices)
+    return env | {ID_VARIABLE: str(rank), ERROR_FILE_VARIABLE: error_file}
 
 
 def rank_environment(
     shared: Mapping[str, str], rank: int, slot: int, size: int, port: int, devices: Sequence[str], error_file: str
 ) -> dict[str, str]:
     """Return the environment of one rank. Its place in the group is its slot until it joins one."""
-    env = dict(shared)
-    if devices:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-    return env | {
+    return own_environment(shared, rank, devices, error_file) | {
         "RANK": str(slot), "LOCAL_RANK": str(slot), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
         "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_RANK": str(slot), "ROLE_WORLD_SIZE": str(size),
         "ROLE_NAME": "default", "MASTER_ADDR": HOST, "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": shared[GANG_VARIABLE], "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "False",
-        ID_VARIABLE: str(rank), ERROR_FILE_VARIABLE: error_file,
     }  # fmt: skip
 
 

@@ -38,8 +38,8 @@ class LaunchConfig:
         control: Path of the socket that the supervisor listens on.
         cwd: Working directory of the ranks.
         env: Environment of the ranks, to which brim adds its own variables; None: that of this process.
-        devices: Names for CUDA_VISIBLE_DEVICES, in the order of LOCAL_RANK; every rank sees all of them. If empty,
-            the variable is left unchanged.
+        devices: Names for CUDA_VISIBLE_DEVICES, in the order of LOCAL_RANK; every rank sees all of them, but no CPU
+            (``cpu0``). If empty, the variable is left unchanged.
         grace_s: Time from an announced stop to SIGKILL; SIGTERM comes ``term_s`` before its end.
         term_s: Time from SIGTERM to SIGKILL.
         failure_grace_s: Time from the exception of one rank to SIGKILL of the others.
@@ -48,6 +48,10 @@ class LaunchConfig:
         log_folder: Folder for the output of each rank, in ``rank-ID.log``; None: this process's own output.
         zygote: Path of a listening zygote; None: start a private one.
         preload: Modules that the private zygote imports.
+        is_gang: Whether the ranks get torchrun's variables, and one thread each unless ``env`` says otherwise. A
+            command that is no training job of brim or torchrun is left alone with them.
+        gang: The gang's id, which marks the environment of its processes; empty: a random one.
+        fence: What requests must name, see ``ResizeRequest``.
     """
 
     command: tuple[str, ...]
@@ -64,3 +68,6 @@ class LaunchConfig:
     log_folder: str | None = None
     zygote: str | None = None
     preload: tuple[str, ...] = PRELOAD
+    is_gang: bool = True
+    gang: str = ""
+    fence: tuple[int, ...] = ()

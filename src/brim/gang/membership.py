@@ -102,6 +102,7 @@ class GangMembership:
         self.sizes: frozenset[int] = frozenset()
         self.ranks: dict[int, Member] = {}
         self.closing = self.finishing = self._disbanded = False
+        self._unwanted: frozenset[int] = frozenset()
         self._replacements_left = replacements_max
         self._broken = False
         self._to_start = 0
@@ -238,23 +239,28 @@ class GangMembership:
 
     # -- requests and queries --------------------------------------------------------------------------------------
 
-    def resize(self, size: int) -> tuple[str, MembershipActions]:
-        """Change the number of ranks to ``size``; return why that is refused (or an empty text), and the actions."""
-        refusal = self._refusal(size)
+    def resize(self, size: int, unwanted: frozenset[int] = frozenset()) -> tuple[str, MembershipActions]:
+        """Change the number of ranks to ``size``, of which none is one of the unwanted.
+
+        Return why that is refused (or an empty text), and the actions.
+        """
+        refusal = self._refusal(size, unwanted)
         if refusal:
             return refusal, MembershipActions()
-        self.target = size
+        self.target, self._unwanted = size, unwanted
         actions = self._next_actions()
         spare = [
             m.id for m in self.ranks.values()
             if m.id not in self.members and not m.has_training_state and not m.is_leaving
         ]  # fmt: skip
-        surplus = len(self.members) + len(spare) + self._to_start - size
+        spare.sort(key=unwanted.__contains__)
+        stay = len(self._wanted(self.members)) + sum(rank not in unwanted for rank in spare) + self._to_start
+        surplus = max(0, stay - size) + sum(rank in unwanted for rank in spare)
         if surplus > 0:
             self._stop_surplus(spare[max(0, len(spare) - surplus) :], actions)
         return "", actions
 
-    def _refusal(self, size: int) -> str:
+    def _refusal(self, size: int, unwanted: frozenset[int]) -> str:
         if self.closing:
             return "the gang is stopping"
         if self.finishing:
@@ -265,7 +271,17 @@ class GangMembership:
             return f"found size {size}, expected one of {sorted(self.sizes)}: the batch splits into these only"
         if not self.generation and all(member.state is MemberState.STARTING for member in self.ranks.values()):
             return "no rank has connected yet: try again later (a command that does not use brim.train never connects)"
+        holders = {member.id for member in self.ranks.values() if member.has_training_state}
+        if unwanted and self.generation and holders <= unwanted:
+            return "found none of the present devices, expected at least one: the training state is there"
         return ""
+
+    def _wanted(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Those of the ranks that are not unwanted; all of them if the training state would be lost otherwise."""
+        all_of_them = tuple(ranks)
+        wanted = tuple(rank for rank in all_of_them if rank not in self._unwanted)
+        has_state = any(rank in self.ranks and self.ranks[rank].has_training_state for rank in wanted)
+        return wanted if has_state or not self.generation else all_of_them
 
     def repeat_form(self, rank: int) -> MembershipActions:
         """Send a rank that has reconnected the `FormGroup` that it may have missed."""
@@ -341,7 +357,7 @@ class GangMembership:
         """Start the ranks that are missing to the target."""
         if self.finishing:
             return MembershipActions()
-        living = sum(not member.is_leaving for member in self.ranks.values())
+        living = sum(not member.is_leaving and member.id not in self._unwanted for member in self.ranks.values())
         missing = max(0, self.target - living - self._to_start)
         self._to_start += missing
         return MembershipActions(start=missing)
@@ -385,7 +401,7 @@ class GangMembership:
     def _change_size(self) -> MembershipActions:
         """All members have joined: grow or shrink towards the target."""
         newcomers = [m.id for m in self.ranks.values() if m.state is MemberState.READY and m.id not in self.members]
-        candidates = (*self.members, *newcomers)
+        candidates = self._wanted((*self.members, *newcomers))
         goal = self._largest_possible(self.target)
         if goal == 0 or len(candidates) < goal:
             return self._start_missing()

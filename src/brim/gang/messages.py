@@ -86,13 +86,14 @@ class ResizeGroup:
 class TuneSettings:
     """Client to supervisor, and supervisor to rank: change the given settings, at the agreed step.
 
-    The supervisor numbers the commands; from a client, ``command`` has no meaning.
+    The supervisor numbers the commands; from a client, ``command`` has no meaning. ``fence``: see `ResizeRequest`.
     """
 
     command: int = 0
     global_batch: int | None = None
     loader_workers: int | None = None
     prefetch: int | None = None
+    fence: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,16 +226,28 @@ class StatusRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResizeRequest:
-    """Client: change the number of ranks to ``size``."""
+    """Client: change the number of ranks to ``size``.
+
+    Attributes:
+        size: Number of ranks.
+        devices: The devices that the ranks use afterwards, at least one each; ranks on other devices leave. Empty: the
+            present ones.
+        fence: The ``fence`` of the launch, and a number that grows with each request that changes something: a request
+            for another gang, or one that a newer one has overtaken, is refused; a repeated one changes nothing. Empty:
+            the request of a person, which is not checked.
+    """
 
     size: int
+    devices: tuple[str, ...] = ()
+    fence: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptRequest:
-    """Client: save and stop all ranks, within ``grace_s`` if given."""
+    """Client: save and stop all ranks, within ``grace_s`` if given. A later request can only shorten the time."""
 
     grace_s: float | None = None
+    fence: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ class RankProcess:
 
     Attributes:
         id: Its ``$BRIM_ID``, never used twice in a gang.
-        slot: Its ``$LOCAL_RANK``.
+        slot: Its ``$LOCAL_RANK`` when it started, then the place of its device; -1 if it is to leave that.
+        device: Name of its device; empty if none is named.
         requested: Whether the present zygote was asked to start it, at ``requested_s``.
         pid, pidfd: Its process; 0 and -1 until it has started, and the descriptor again when it has exited.
         start_method: "fork" or "spawn".
@@ -42,6 +43,7 @@ class RankProcess:
 
     id: int
     slot: int
+    device: str = ""
     requested: bool = False
     requested_s: float = 0.0
     pid: int = 0

@@ -13,11 +13,15 @@ from brim.gang.rank_process import TERMINATED_CODES, RankProcess
 
 @dataclass(frozen=True, slots=True)
 class GangResult:
-    """How a gang ended. ``status`` is ``finished``, ``preempted`` or ``failed``; the code is the launcher's."""
+    """How a gang ended. ``status`` is ``finished``, ``preempted`` or ``failed``; the code is the launcher's.
+
+    ``cause_code`` is the exit code of the rank that failed first, as it was; None if there is none.
+    """
 
     status: str
     exit_code: int
     detail: str = ""
+    cause_code: int | None = None
 
 
 def failed_ranks(ranks: Iterable[RankProcess], *, failing: bool) -> list[RankProcess]:
@@ -47,7 +51,7 @@ def failure(first: RankProcess | None, reason: str) -> GangResult:
     detail = f"rank {first.id} failed first: {_describe_failure(first)}" if first and first.pid else reason
     code = 1 if first is None or first.exit_code is None or first.failed_s is not None else first.exit_code
     code = 1 if code in RESUMABLE else code
-    return GangResult("failed", code if code > 0 else 128 - code, detail)
+    return GangResult("failed", code if code > 0 else 128 - code, detail, None if first is None else first.exit_code)
 
 
 def success(ranks: Iterable[RankProcess], *, announced: bool, saved: Saved | None) -> GangResult:

@@ -23,7 +23,7 @@ from brim.gang import client_requests, processes, rank_messages
 from brim.gang.actions import GangAction, HoldTracebacks, KillRank, Log, Send, StartRank, TerminateRank
 from brim.gang.control_server import Connection, ControlServer
 from brim.gang.controller import GangController
-from brim.gang.environment import free_port, gang_environment, rank_environment
+from brim.gang.environment import free_port, gang_environment, own_environment, rank_environment
 from brim.gang.gang_processes import GangProcesses
 from brim.gang.launch_config import LaunchConfig
 from brim.gang.messages import Error, Hello, Message, Request
@@ -50,15 +50,19 @@ class Supervisor:
     Args:
         config: What to launch.
 
+    Attributes:
+        unkillable: Processes that are still there although they were sent SIGKILL; complete once it has run.
+
     Raises:
         OSError: the control path cannot be used, or no zygote listens on the given path.
     """
 
     def __init__(self, config: LaunchConfig) -> None:
         self._config = config
-        gang_id = secrets.token_hex(8)
+        gang_id = config.gang or secrets.token_hex(8)
         self._controller = GangController(config, gang_id, time.monotonic)
-        self._env = gang_environment(os.environ if config.env is None else config.env, gang_id, config.control)
+        env = os.environ if config.env is None else config.env
+        self._env = gang_environment(env, gang_id, config.control, is_gang=config.is_gang)
         self._port = free_port()
         self._selector = selectors.DefaultSelector()
         self._server = ControlServer(config.control, self._selector)
@@ -67,7 +71,7 @@ class Supervisor:
         self._forwarder = StderrForwarder(2) if config.log_folder is None else None
         self._spawner = RankSpawner(config, self._env, self._selector, self._forwarder)
         self._processes = GangProcesses(gang_id, zygote_is_shared=config.zygote is not None)
-        self._unkillable: list[int] = []
+        self.unkillable: list[int] = []
         self._checked_s = 0.0
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -151,10 +155,12 @@ class Supervisor:
     def _start(self, rank: RankProcess) -> None:
         if rank.requested or rank.exited:  # by what has followed from an earlier action
             return
-        env = rank_environment(
-            self._env, rank.id, rank.slot, self._controller.size, self._port, self._config.devices,
-            self._error_file(rank),
-        )  # fmt: skip
+        devices, error_file = self._controller.devices, self._error_file(rank)
+        if self._config.is_gang:
+            size = self._controller.size
+            env = rank_environment(self._env, rank.id, rank.slot, size, self._port, devices, error_file)
+        else:
+            env = own_environment(self._env, rank.id, devices, error_file)
         try:
             self._spawner.start(rank.id, env)
             rank.requested, rank.requested_s = True, time.monotonic()
@@ -250,7 +256,7 @@ class Supervisor:
             left = self._processes.clean_up_rank(rank, time.monotonic() - rank.cleanup_since_s)
             if left is not None:
                 rank.cleanup_since_s = None
-                self._unkillable += [process.pid for process in left]
+                self.unkillable += [process.pid for process in left]
 
     # -- messages of ranks and clients -----------------------------------------------------------------------------
 
@@ -312,9 +318,9 @@ class Supervisor:
                 self._handle_reaped(processes.reap())
                 time.sleep(_PAUSE_S)
             left = processes.kill_all(self._processes.all, self._handle_reaped)
-        if left or self._unkillable:
-            pids = sorted({process.pid for process in left} | set(self._unkillable))
-            _log(f"still running after SIGKILL: processes {', '.join(map(str, pids))}")
+        if left or self.unkillable:
+            self.unkillable = sorted({process.pid for process in left} | set(self.unkillable))
+            _log(f"still running after SIGKILL: processes {', '.join(map(str, self.unkillable))}")
         self._server.close()
         if self._forwarder is not None:
             self._forwarder.close(traceback_order)

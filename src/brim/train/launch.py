@@ -157,7 +157,8 @@ def _parse_request(words: Sequence[str]) -> Request:
         case ["kill", number]:
             return KillRequest(_number("kill", number))
         case ["tune", *pairs] if pairs:
-            return TuneSettings(**dict(_tuned(pair) for pair in pairs))
+            tuned = dict(_tuned(pair) for pair in pairs)
+            return TuneSettings(0, tuned.get("global_batch"), tuned.get("loader_workers"), tuned.get("prefetch"))
     raise ValueError(f"found {' '.join(words)!r}, expected {_REQUESTS}")
 
 
