@@ -3,7 +3,8 @@
 Commands are durable before the controller sees them: ``inbox`` is their number in the store, in the order in which they
 were accepted, and the controller says in ``records.Changes.inbox_done`` when one need not be given again after a
 restart. Observations are not stored: an agent repeats what it knows after every connection. ``at_ms`` is cluster time,
-when the store accepted the command or the controller's process heard the observation.
+when the store accepted the command or the controller's process heard the observation. It takes a while until what is
+accepted is on disk, so that a command may come after a round of a later time; it then counts from that time on.
 """
 
 from __future__ import annotations

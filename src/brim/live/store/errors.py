@@ -1,0 +1,13 @@
+"""What the store refuses, and how it says so."""
+
+from __future__ import annotations
+
+from brim.errors import BrimError, RefusedError
+
+
+class NotAcceptedError(BrimError):
+    """Nothing was written, for a reason that passes: the same request can be made again later."""
+
+
+class KeyReusedError(RefusedError):
+    """The idempotency key of this user stands for another submission."""

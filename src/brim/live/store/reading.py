@@ -1,0 +1,170 @@
+"""What the store knows, read through a connection of its own that cannot write and waits for no writer."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from brim.errors import NotFoundError
+from brim.live.inputs import JobInput
+from brim.live.records import AttemptRecord, JobRecord, JobStatus
+from brim.live.requests import ID_MAX, NONE
+from brim.live.store.cluster_time import Anchor
+from brim.live.store.opening import connect
+from brim.live.store.rows import ATTEMPT_COLUMNS, INBOX_COLUMNS, JOB_COLUMNS, read_attempt, read_input, read_job
+
+PAGE: Final = 100
+"""Rows of a page, ours: one screen and a bit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Which jobs of the history are asked for.
+
+    Attributes:
+        uid: Of this user only; NONE for all.
+        states: In one of these states only; empty for all.
+        array: Of this array only; NONE for all.
+        before: With a lower id only, for the page after one that ends with this id.
+    """
+
+    uid: int = NONE
+    states: tuple[JobStatus, ...] = ()
+    array: int = NONE
+    before: int = ID_MAX
+
+
+class AuditEntry(NamedTuple):
+    """Who asked for what, or what the controller changed."""
+
+    id: int
+    at_ms: int
+    wall_s: float
+    uid: int
+    user: str
+    verb: str
+    job: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """All that a controller needs to go on where the last one ended.
+
+    Attributes:
+        snapshot: The newest snapshot; None before the first.
+        lines: Lines of the journal after it, in order.
+        jobs: Jobs that have not ended, by id.
+        attempts: Newest attempts of these jobs, and all that have not ended; by job, then number.
+        inputs: Commands that were accepted and not done, in the order of their acceptance.
+    """
+
+    snapshot: bytes | None
+    lines: tuple[str, ...]
+    jobs: tuple[JobRecord, ...]
+    attempts: tuple[AttemptRecord, ...]
+    inputs: tuple[JobInput, ...]
+
+
+class Reader:
+    """Reads in short transactions, from any thread."""
+
+    def __init__(self, database: Path) -> None:
+        self._connection = connect(database)
+        self._connection.execute("PRAGMA query_only = ON")
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def _at_once(self) -> Iterator[sqlite3.Connection]:
+        """All statements inside see the same state."""
+        with self._lock:
+            self._connection.execute("BEGIN")
+            try:
+                yield self._connection
+            finally:
+                self._connection.execute("ROLLBACK")
+
+    def recovered(self) -> Recovered:
+        """Return what a controller needs to go on."""
+        with self._at_once() as connection:
+            snapshot = connection.execute("SELECT line, data FROM snapshots").fetchone()
+            after = snapshot[0] if snapshot else 0
+            lines = connection.execute("SELECT line FROM journal WHERE id > ? ORDER BY id", (after,)).fetchall()
+            jobs = connection.execute(f"SELECT {JOB_COLUMNS} FROM jobs WHERE ended_ms < 0 ORDER BY id").fetchall()
+            attempts = connection.execute(
+                f"SELECT {ATTEMPT_COLUMNS} FROM attempts WHERE state <> 'ended' UNION SELECT {ATTEMPT_COLUMNS} "
+                "FROM attempts WHERE (job, number) IN (SELECT id, attempt FROM jobs WHERE ended_ms < 0) "
+                "ORDER BY job, number"
+            ).fetchall()
+            inbox = connection.execute(f"SELECT {INBOX_COLUMNS} FROM inbox ORDER BY id").fetchall()
+            ended = connection.execute(
+                f"SELECT {JOB_COLUMNS} FROM jobs WHERE ended_ms >= 0 AND id IN (SELECT job FROM inbox)"
+            ).fetchall()
+        records = {job.id: job for job in map(read_job, jobs)}
+        named = records | {job.id: job for job in map(read_job, ended)}
+        return Recovered(
+            snapshot=bytes(snapshot[1]) if snapshot else None, lines=tuple(line for (line,) in lines),
+            jobs=tuple(records.values()), attempts=tuple(map(read_attempt, attempts)),
+            inputs=tuple(read_input(row, named[row[3]]) for row in inbox),
+        )  # fmt: skip
+
+    def job(self, number: int) -> JobRecord:
+        """Return a job.
+
+        Raises:
+            NotFoundError: there never was one with this id.
+        """
+        with self._at_once() as connection:
+            row = connection.execute(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id = ?", (number,)).fetchone()
+        if row is None:
+            raise NotFoundError(f"job {number} does not exist")
+        return read_job(row)
+
+    def jobs(self, wanted: JobFilter, limit: int = PAGE) -> tuple[JobRecord, ...]:
+        """Return the newest jobs that are asked for, newest first."""
+        conditions = ["id < ?"]
+        parameters: list[Any] = [wanted.before]
+        if wanted.uid != NONE:
+            conditions.append("uid = ?")
+            parameters.append(wanted.uid)
+        if wanted.array != NONE:
+            conditions.append("array = ?")
+            parameters.append(wanted.array)
+        if wanted.states:
+            conditions.append(f"state IN ({', '.join('?' * len(wanted.states))})")
+            parameters.extend(wanted.states)
+        select = f"SELECT {JOB_COLUMNS} FROM jobs WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?"
+        with self._at_once() as connection:
+            rows = connection.execute(select, (*parameters, limit)).fetchall()
+        return tuple(map(read_job, rows))
+
+    def attempts(self, job: int) -> tuple[AttemptRecord, ...]:
+        """Return all attempts of a job, the first first."""
+        select = f"SELECT {ATTEMPT_COLUMNS} FROM attempts WHERE job = ? ORDER BY number"
+        with self._at_once() as connection:
+            rows = connection.execute(select, (job,)).fetchall()
+        return tuple(map(read_attempt, rows))
+
+    def audit(self, *, job: int = NONE, after: int = 0, limit: int = PAGE) -> tuple[AuditEntry, ...]:
+        """Return entries of the audit with an id above ``after``, oldest first: of one job, or of all (NONE)."""
+        condition = "id > ?" if job == NONE else "id > ? AND job = ?"
+        values = (after,) if job == NONE else (after, job)
+        select = f"SELECT {', '.join(AuditEntry._fields)} FROM audit WHERE {condition} ORDER BY id LIMIT ?"
+        with self._at_once() as connection:
+            return tuple(AuditEntry(*row) for row in connection.execute(select, (*values, limit)))
+
+    def anchors(self) -> tuple[Anchor, ...]:
+        """Return what ties cluster time to the boots of the machine, oldest first."""
+        with self._at_once() as connection:
+            rows = connection.execute("SELECT boot_id, boottime_ms, cluster_ms FROM boots ORDER BY id").fetchall()
+        return tuple(Anchor(*row) for row in rows)
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._connection.close()
