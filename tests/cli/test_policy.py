@@ -98,6 +98,16 @@ def test_a_part_cannot_end_the_program_unseen(tmp_path, body):
         assert "Traceback" not in done.stderr
 
 
+def test_an_interrupt_from_a_part_ends_a_comparison_in_processes_with_a_line(tmp_path):
+    path, trace = tmp_path / "ends.py", tmp_path / "t.parquet"
+    path.write_text(MINE.format(name="Ends", body="raise KeyboardInterrupt"))
+    brim("trace", "synth", "philly", trace, "--num-jobs", 5, "--seed", 1, "--cluster", "2x8xV100", "--load", 1)
+    done = brim("sim", "compare", trace, "-c", "2x8xV100", "-p", f"fifo,{path}")
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.splitlines()[-1] == "brim: interrupted (policy 'mine', order)"
+    assert "Traceback" not in done.stderr
+
+
 def test_failures_that_leave_no_time_end_with_a_line(tmp_path):
     trace = tmp_path / "t.parquet"
     brim("trace", "synth", "philly", trace, "--num-jobs", 5, "--seed", 1, "--cluster", "2x8xV100", "--load", 1)

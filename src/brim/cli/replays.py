@@ -154,10 +154,10 @@ def _serve(path: str, ended: Any, stop: Any, pipe: Connection) -> None:
             tasks: Sequence[Task] = pickle.load(file)
         while True:
             index = pipe.recv()
-            found: Replay | Exception | None
+            found: Replay | BaseException | None
             try:
                 found = None if stop.value else _replay_counted(tasks[index], index, ended, stop)
-            except Exception as error:
+            except (Exception, KeyboardInterrupt) as error:  # the latter from a policy: Ctrl-C is ignored here
                 error.add_note(f"In the process of the replay:\n{traceback.format_exc()}")
                 found = error
             pipe.send(found)
@@ -183,7 +183,7 @@ def _ask(idle: SimpleQueue[Connection], index: int) -> Replay | None:
         raise BrimError(_DIED) from None
     finally:
         idle.put(pipe)
-    if isinstance(found, Exception):
+    if isinstance(found, BaseException):
         raise found
     result: Replay | None = found
     return result
