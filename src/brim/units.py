@@ -79,3 +79,8 @@ def show_duration(seconds: float) -> str:
             value = seconds / divisor
             return f"{value:.0f} {unit}" if value == round(value) or abs(value) >= 100 else f"{value:.1f} {unit}"
     return f"{seconds / 86_400:.1f} d"
+
+
+def counted(number: int, noun: str) -> str:
+    """Show a number of things, whose plural ends in s: ``1 GPU``, ``1,024 GPUs``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -57,6 +57,12 @@ def test_page_is_one_file_without_references_to_anywhere():
     assert "url(" not in text
 
 
+def test_one_job_on_one_gpu_is_counted_in_the_singular():
+    text = page(compared(1, cluster="1x1xT4", policies=("fifo",)), command="brim sim run")
+    assert ">1 GPU over " in text
+    assert not re.search(r"(?<![\d.,])1 (jobs|GPUs|nodes)\b", text.partition("<script")[0])
+
+
 def test_page_has_every_section_and_states_what_carries_it():
     text = page(compared(), command="brim sim compare drawn.csv --policies fifo,las,srtf")
     for heading in (

@@ -21,6 +21,7 @@ import typer
 
 from brim.cli.options import JsonOption, OutputOption, output_of, waiting
 from brim.cli.outputs import console
+from brim.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -147,13 +148,13 @@ def verdict(results: list[Result]) -> str:
     later_s = second.live_s[worst] - first.live_s[worst]
     change = f"{abs(1 - means[1] / means[0]):.0%} {'less' if means[1] < means[0] else 'more'}"
     preempted = sum(second.preempted)
-    counted = f"{sooner} {'was' if sooner == 1 else 'were'} done sooner"
+    were_sooner = f"{sooner} {'was' if sooner == 1 else 'were'} done sooner"
     user = first.driver.jobs[worst].user
     cost = f" Job {worst} of {user} lost most: it took {later_s:.1f} s longer." if later_s > 0 else ""
     return (
         f"Under {names[1]}, jobs were done {means[1]:.1f} s after their submission on average, {change} than the "
-        f"{means[0]:.1f} s under {names[0]}. Of {len(first.live_s)} jobs, {counted}, with {preempted} preemption"
-        f"{'' if preempted == 1 else 's'}.{cost}"
+        f"{means[0]:.1f} s under {names[0]}. Of {counted(len(first.live_s), 'job')}, {were_sooner}, with "
+        f"{counted(preempted, 'preemption')}.{cost}"
     )
 
 

@@ -16,6 +16,7 @@ import typer
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.outputs import check_outputs, console
 from brim.errors import ConfigError
+from brim.units import counted
 
 if TYPE_CHECKING:
     from brim.cli.replays import Task
@@ -138,7 +139,7 @@ def _complete(tasks: Sequence[Task]) -> Iterator[Replay]:
 def _outcomes(tasks: Sequence[tuple[Condition, Task]]) -> list[Outcome]:
     from brim.sim.reproduce.elastic import outcome
 
-    print(f"brim: {len(tasks):,} replays", file=sys.stderr)
+    print(f"brim: {counted(len(tasks), 'replay')}", file=sys.stderr)
     replays = _complete([task for _, task in tasks])
     return [outcome(replay, condition) for replay, (condition, _) in zip(replays, tasks, strict=False)]
 

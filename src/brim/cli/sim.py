@@ -28,6 +28,7 @@ from brim.cli.outputs import check_outputs, console, payload
 from brim.cli.reproduce import reproduce
 from brim.cli.unconverted import UnconvertedGroup
 from brim.errors import ConfigError
+from brim.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -338,7 +339,7 @@ def _without_too_large(trace: Trace, cluster: Cluster) -> tuple[Trace, tuple[str
     if not fit.any():
         raise ConfigError(f"{trace.name}: every job is too large for cluster {cluster}")
     left_out = int((~fit).sum())
-    note = f"{left_out} job{'s' if left_out > 1 else ''} too large for the cluster left out."
+    note = f"{counted(left_out, 'job')} too large for the cluster left out."
     print(f"brim: {note}", file=sys.stderr)
     return trace.take(np.flatnonzero(fit)), (note,)
 

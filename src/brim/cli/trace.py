@@ -15,6 +15,7 @@ from brim.cli.options import AnonymiseOption, JsonOption, OutputOption, output_o
 from brim.cli.outputs import check_outputs
 from brim.cli.outputs import console as console_for
 from brim.cli.unconverted import UnconvertedGroup
+from brim.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,7 +117,10 @@ def synth(
     check_outputs({"OUT": target}, [cluster if cluster and cluster.endswith(".toml") else None])
     trace = synthesize(shape, num_jobs, seed, _cluster(cluster), load)  # type: ignore[arg-type] # it checks the name
     write(trace, target)
-    _say(f"synthetic trace of {len(trace):,} jobs over {_span(trace)}, drawn from published statistics of {shape}")
+    _say(
+        f"synthetic trace of {counted(len(trace), 'job')} over {_span(trace)}, drawn from published statistics of "
+        f"{shape}"
+    )
     _print_written(target, trace, wanted)
 
 
@@ -142,9 +146,8 @@ def print_reading(report: ReadReport) -> None:
     """Print on stderr how many rows were used, adjusted and dropped."""
     from brim.traces.report import UNUSABLE
 
-    used = f"{report.used:,} job{'s' if report.used != 1 else ''}"
     name = f"read {Path(report.file).name} as {report.format}"
-    _say(f"{name}: {report.rows:,} row{'s' if report.rows != 1 else ''}, {used}")
+    _say(f"{name}: {counted(report.rows, 'row')}, {counted(report.used, 'job')}")
     for verb, reasons in (("adjusted", report.repaired), ("dropped", report.dropped)):
         for reason, rows in reasons.items():
             share = f" ({rows / (rows + report.used):.1%} of the jobs)" if reason == UNUSABLE else ""

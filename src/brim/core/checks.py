@@ -18,7 +18,7 @@ from brim.core.sums import CORES, GPU, MEMORY, cores_of_ranks, overfull, plainly
 from brim.core.tables import EMPTY, JobTable, NodeTable
 from brim.core.trace import NONE
 from brim.errors import InvariantError, PlanError
-from brim.units import WHOLE_GPU
+from brim.units import WHOLE_GPU, counted
 
 
 def check_plan(snapshot: Snapshot, plan: Plan, *, count_loaders: bool = False) -> None:
@@ -122,15 +122,15 @@ def _check_gang(snapshot: Snapshot, row: int, setting: Setting) -> None:
         possible = len(gpus) in jobs.sizes_of(row)
     if not possible or len(set(gpus)) != len(gpus):
         least, most = int(jobs.gpus_min[row]), int(jobs.gpus_max[row])
-        wants = f"{least} to {most}" if least < most else f"{jobs.gpus[row]}"
-        wants = " or ".join(map(str, jobs.sizes_of(row))) if jobs.size_list[row] != NONE else wants
-        raise PlanError(f"job {job} asks for a gang of {wants} GPUs, plan grants {gpus}")
+        wants = f"{least} to {most} GPUs" if least < most else counted(int(jobs.gpus[row]), "GPU")
+        wants = " or ".join(map(str, jobs.sizes_of(row))) + " GPUs" if jobs.size_list[row] != NONE else wants
+        raise PlanError(f"job {job} asks for a gang of {wants}, plan grants {gpus}")
     places = [rank[:2] for rank in setting.ranks]
     if places != sorted(places):
         raise PlanError(f"grants of job {job} are not in increasing order: {tuple(places)}")
     on_cpu = len(places) - len(gpus)
     if on_cpu > jobs.cpu_ranks_max[row]:
-        raise PlanError(f"job {job} may have {jobs.cpu_ranks_max[row]} ranks on CPU, plan grants {on_cpu}")
+        raise PlanError(f"job {job} may have {counted(jobs.cpu_ranks_max[row], 'rank')} on CPU, plan grants {on_cpu}")
     types = set()
     for node, gpu in places:
         if not 0 <= node < len(nodes) or not (gpu == NONE or 0 <= gpu < nodes.gpus[node]):
@@ -210,7 +210,8 @@ def check_snapshot(snapshot: Snapshot) -> None:
     if len(wrong):
         row = int(wrong[0])
         raise InvariantError(
-            f"job {jobs.id[row]} ({Phase(int(jobs.phase[row])).name}) holds {counts[row]} of {jobs.gpus_now[row]} GPUs"
+            f"job {jobs.id[row]} ({Phase(int(jobs.phase[row])).name}) holds {counts[row]} of "
+            f"{counted(jobs.gpus_now[row], 'GPU')}"
         )
     if len(held):
         shares = gpu_shares(nodes, held.node, held.gpu, held.share_milli)

@@ -35,6 +35,7 @@ from brim.engine.rows import (
 from brim.errors import BrimError, ConfigError, PlanError, UserError, one_line
 from brim.policies.sockets import Policy, Sizes
 from brim.policies.source_lines import raised_at
+from brim.units import counted
 
 _LAST_WHY: Final = int(max(Why))
 _TYPE: Final = {"i": np.dtype(np.int64), "b": np.dtype(np.bool_)}
@@ -193,7 +194,7 @@ def check_sizes(sizes: Sizes, jobs: JobTable) -> None:
     if len(wrong):
         row = int(wrong[0])
         least, most = jobs.gpus_min[row], jobs.gpus_max[row]
-        runs_on = f"{least} to {most} GPUs" if least < most else f"{most} GPU{'s' if most > 1 else ''}"
+        runs_on = f"{least} to {most} GPUs" if least < most else counted(most, "GPU")
         if jobs.size_list[row] != NONE:
             runs_on = " or ".join(map(str, jobs.sizes_of(row))) + " GPUs"
         raise PlanError(f"job {jobs.id[row]} runs on {runs_on}, found {sizes.gpus[row]}")
@@ -235,7 +236,7 @@ def check_sizes_kept(placed: Grants, sizes: Sizes, jobs: JobTable) -> None:
         row = int(wrong[0])
         least, most = min(int(jobs.gpus_min[row]), int(sizes.gpus[row])), int(sizes.gpus[row])
         raise PlanError(
-            f"job {jobs.id[row]} is granted {counts[row]} GPU{'s' if counts[row] > 1 else ''}, its size allows "
+            f"job {jobs.id[row]} is granted {counted(counts[row], 'GPU')}, its size allows "
             f"{f'{least} to {most}' if least < most else most}"
         )
 

@@ -8,7 +8,7 @@ from brim.core.snapshot import Snapshot
 from brim.core.tables import JobRow
 from brim.core.trace import NONE
 from brim.engine.round import RoundResult
-from brim.units import WHOLE_GPU
+from brim.units import WHOLE_GPU, counted
 
 
 def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
@@ -55,9 +55,9 @@ def _after(me: JobRow, result: RoundResult) -> tuple[int, int]:
 def _need(me: JobRow, snapshot: Snapshot, gpus: int | None = None, share_milli: int | None = None) -> str:
     gpus = me.gpus if gpus is None else gpus
     share_milli = me.share_milli if share_milli is None else share_milli
-    kind = f" {snapshot.gpu_types[me.gpu_type]}" if me.gpu_type >= 0 else ""
+    kind = snapshot.gpu_types[me.gpu_type] if me.gpu_type >= 0 else ""
     share = f" at {share_milli / 10:g} %" if share_milli < WHOLE_GPU else ""
-    return f"{gpus}{kind} GPU{'s' if gpus != 1 else ''}{share}"
+    return counted(gpus, f"{kind} GPU".lstrip()) + share
 
 
 def _free_gpus(snapshot: Snapshot, result: RoundResult) -> int:

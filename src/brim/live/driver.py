@@ -30,7 +30,7 @@ from brim.errors import ConfigError, InvariantError, RefusedError
 from brim.live.executor import AttemptReport, Command, Executor, ReportKind
 from brim.live.record import Attempt
 from brim.policies.sockets import Policy
-from brim.units import MS_PER_S, WHOLE_GPU
+from brim.units import MS_PER_S, WHOLE_GPU, counted
 
 ATTEMPTS_MAX: Final = 3
 """Failed attempts after which a job is given up, as in the twin (sim/faults.py)."""
@@ -190,7 +190,8 @@ class LiveDriver:
         if self._wake_ms is not None:
             times.append(self._wake_ms)
         if not times and not self._current:
-            raise InvariantError(f"{len(self.scheduler.state)} jobs wait at {now_ms} ms and nothing will happen")
+            waiting = counted(len(self.scheduler.state), "job")
+            raise InvariantError(f"{waiting} still waiting at {now_ms} ms and nothing will happen")
         sleeps = [max(0, min(times) + 1 - now_ms)] if times else []
         if tick_ms is not None:
             sleeps.append(tick_ms)

@@ -16,7 +16,7 @@ from brim.reports.record import NAME as RECORDED
 from brim.reports.record import NoRecord, RecordedMetrics
 from brim.reports.summary import Summary, by_policy
 from brim.reports.verdict import knows, standing, times, verdict
-from brim.units import MS_PER_S, show_duration
+from brim.units import MS_PER_S, counted, show_duration
 
 Kind: TypeAlias = Literal["group", "user", "size"]
 
@@ -139,21 +139,20 @@ def findings(
 def _losers(trace: Trace, before: CompletionTimes, after: CompletionTimes, kind: Kind) -> str:
     found, every = (changes(trace, before, after, kind, least_jobs=least) for least in (Change.LEAST_JOBS, 1))
     word = {"group": "group", "user": "user", "size": "job-size class"}[kind]
-    counted = f"{word}{'' if len(found) == 1 else 'es' if kind == 'size' else 's'}"
+    those = f"{word}{'' if len(found) == 1 else 'es' if kind == 'size' else 's'}"
     if len(found) < len(every):
-        counted += f" with at least {Change.LEAST_JOBS} jobs ({len(every)} in all)"
-    counted = f"The only {counted}" if len(found) == 1 else f"Of the {len(found)} {counted}"
+        those += f" with at least {Change.LEAST_JOBS} jobs ({len(every)} in all)"
+    those = f"The only {those}" if len(found) == 1 else f"Of the {len(found)} {those}"
     worse = [change for change in found if change.fraction > 0]
     than = before.name if before.name == RECORDED else f"under {before.name}"
     than = f"later on average under {after.name} than {than.removeprefix('as ')}"
     if not worse:
-        return f"{counted} does not complete {than}." if len(found) == 1 else f"{counted}, none completes {than}."
+        return f"{those} does not complete {than}." if len(found) == 1 else f"{those}, none completes {than}."
     last = worse[-1]
     verb, lead = ("completes", "") if len(worse) == 1 else ("complete", "most of all ")
-    who = counted if len(found) == 1 else f"{counted}, {len(worse)}"
+    who = those if len(found) == 1 else f"{those}, {len(worse)}"
     return (
-        f"{who} {verb} {than}: {lead}{last.name}, {signed(last.fraction)} over "
-        f"{last.jobs:,} job{'' if last.jobs == 1 else 's'}."
+        f"{who} {verb} {than}: {lead}{last.name}, {signed(last.fraction)} over {counted(last.jobs, 'job')}."
     )
 
 

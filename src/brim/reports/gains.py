@@ -25,7 +25,7 @@ from brim.reports.findings import (
 from brim.reports.markup import policy_buttons, table
 from brim.reports.record import NAME as RECORDED
 from brim.reports.record import NoRecord, RecordedMetrics
-from brim.units import show_duration
+from brim.units import counted, show_duration
 
 _MAX_CHANGES: Final = 10
 _MAX_OWNERS: Final = 100
@@ -107,7 +107,7 @@ def _change_rows(title: str, found: Sequence[Change], tone: str, longest: float)
     title = f"{title}: {len(found):,}"
     rows = "".join(
         f'<span class="name">{escape(change.name)}'
-        f'<small>{change.jobs:,} job{"s" if change.jobs > 1 else ""}</small></span>'
+        f'<small>{counted(change.jobs, "job")}</small></span>'
         f'<span class="track"><i class="{tone}" style="width:{100 * abs(change.fraction) / longest:.1f}%"></i></span>'
         f'<span class="value">{signed(change.fraction)}<br><small>{show_duration(change.before_s)} \u2192 '
         f"{show_duration(change.after_s)}</small></span>"

@@ -31,7 +31,7 @@ from brim.reports.summary import Summary, all_assumptions, by_policy, interval, 
 from brim.reports.table import PAIRED, Cell, against, cells, record_notes
 from brim.reports.timeline import gantt_section
 from brim.reports.verdict import standing, times
-from brim.units import MS_PER_S, show_duration
+from brim.units import MS_PER_S, counted, show_duration
 
 MAX_BYTES: Final = 5_000_000
 """Largest size of a page; the budget of the Gantt chart keeps pages of any trace below it."""
@@ -125,8 +125,8 @@ def _header(replay: Replay, summaries: Sequence[Summary]) -> str:
     seeds = len(dict.fromkeys(s.seed for s in summaries))
     asked = float(replay.asked_gpu_ms.sum()) / (cluster.num_gpus * trace.span_ms) if trace.span_ms else 0.0
     facts = [
-        f"{len(trace):,} job{'s' if len(trace) > 1 else ''} over {show_duration(span_s)}",
-        f"{cluster.num_gpus:,} GPU{'s' if cluster.num_gpus > 1 else ''} ({cluster})",
+        f"{counted(len(trace), 'job')} over {show_duration(span_s)}",
+        f"{counted(cluster.num_gpus, 'GPU')} ({cluster})",
     ]
     if asked:
         facts.append(

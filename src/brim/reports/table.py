@@ -15,7 +15,7 @@ from brim.reports.record import NAME as RECORD_ROW
 from brim.reports.record import NoRecord, RecordedMetrics, at_load
 from brim.reports.summary import Summary, all_assumptions, by_policy, interval, paired_jct, renamed, short_names
 from brim.reports.verdict import times, verdict
-from brim.units import S_PER_H, show_duration
+from brim.units import S_PER_H, counted, show_duration
 
 PAIRED: Final = "against first"
 """Heading of the column of paired differences."""
@@ -226,7 +226,7 @@ def _recorded_cells(record: RecordedMetrics, price_per_gpu_h: float | None) -> R
 
 def _notes(rows: dict[str, list[Summary]], record: RecordedMetrics | NoRecord | None) -> list[Text]:
     first = next(iter(rows.values()))[0]
-    lines = [f"{first.metrics.jobs:,} job{'s' if first.metrics.jobs != 1 else ''}. {_bound_in_words(rows)}"]
+    lines = [f"{counted(first.metrics.jobs, 'job')}. {_bound_in_words(rows)}"]
     lines += record_notes(record)
     reference = next((s.saved.reference for group in rows.values() for s in group if s.saved), None)
     if reference is not None:

@@ -8,7 +8,7 @@ from brim.sim.faults import Faults
 from brim.sim.overheads import Overheads
 from brim.sim.specs import groups_stand_for_users
 from brim.sim.truths.truth import Truth
-from brim.units import MS_PER_S, show_duration
+from brim.units import MS_PER_S, counted, show_duration
 
 
 def assumptions(
@@ -63,7 +63,7 @@ def describe(trace: Trace, cluster: Cluster) -> list[str]:
         )
     short = int(((trace.run_ms >= 0) & (trace.run_ms < MS_PER_S)).sum())
     if short:
-        said.append(f"{short:,} job{'s' if short > 1 else ''} ran for less than a second.")
+        said.append(f"{counted(short, 'job')} ran for less than a second.")
     asked = (trace.priority != 0) | (trace.job_class != JobClass.REGULAR) | (trace.relative_deadline_ms != NONE)
     if asked.any():
         said.append(

@@ -10,6 +10,7 @@ from brim.core.trace import NONE, Trace
 from brim.errors import ConfigError
 from brim.policies.place.free_resources import CONSOLIDATE, GangRequest, all_free, choose
 from brim.policies.place.parts import NO_CLASSES
+from brim.units import counted
 
 
 def type_codes(trace: Trace, cluster: Cluster) -> IntArray:
@@ -46,8 +47,9 @@ def check_fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> None:
     extras += [f"{mem / 1024:.4g} GB each"] if mem else []
     extras += [f"of type {cluster.gpu_types[code]}"] if code != NONE else []
     raise ConfigError(
-        f"{trace.name}: job {trace.job_id[row]} needs {_gpus(int(trace.gpus[row]))}"
-        f"{' with ' + ', '.join(extras) if extras else ''}, which cluster {cluster} ({_gpus(cluster.num_gpus)}) could "
+        f"{trace.name}: job {trace.job_id[row]} needs {counted(int(trace.gpus[row]), 'GPU')}"
+        f"{' with ' + ', '.join(extras) if extras else ''}, which cluster {cluster} "
+        f"({counted(cluster.num_gpus, 'GPU')}) could "
         f"not give it even when empty; --drop-too-large leaves out such jobs ({len(misfits)} of {len(trace)})"
     )
 
@@ -73,10 +75,6 @@ def fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> BoolArray:
         for row in first_row.tolist()
     ], dtype=np.bool_)
     return kind_fits[kind_of]
-
-
-def _gpus(number: int) -> str:
-    return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
 def _numbered(values: IntArray) -> tuple[IntArray, int]:

@@ -21,6 +21,7 @@ from brim.sim.plan_executor import PlanExecutor
 from brim.sim.record import Record
 from brim.sim.stall_detector import StallDetector
 from brim.sim.timeline import Timeline
+from brim.units import counted
 
 PROGRESS_EVERY: Final = 1024
 """Events and rounds between two checks of the whole state and calls of ``on_progress``: some 100 ms."""
@@ -63,8 +64,9 @@ class Loop:
                 now_ms = self._happen(*timeline.pop())
             else:
                 raise InvariantError(
-                    f"{total - record.ended} jobs wait at {now_ms} ms and nothing will happen (first: job "
-                    f"{self._trace.job_id[record.first_waiting()]}): policy {self._scheduler.policy.name!r} gave them "
+                    f"{counted(total - record.ended, 'job')} still waiting at {now_ms} ms and nothing will happen "
+                    f"(first: job {self._trace.job_id[record.first_waiting()]}): policy "
+                    f"{self._scheduler.policy.name!r} gave them "
                     "no GPUs"
                 )
             self._advance(now_ms)

@@ -38,7 +38,7 @@ from brim.sim.stall_detector import StallDetector
 from brim.sim.timeline import Timeline
 from brim.sim.truths.rigid import Rigid
 from brim.sim.truths.truth import HasInterconnect, Truth
-from brim.units import MS_PER_S, show_duration
+from brim.units import MS_PER_S, counted, show_duration
 
 ESTIMATES: dict[str, RunTimes] = {"limits": UserLimits(), "history": UserHistory()}
 BOUNDS: Final = ("run_ms", "ideal_run_ms", "ideal_gpu_ms", "gpus_min", "gpus_max")
@@ -199,7 +199,7 @@ def _failures(trace: Trace, beliefs: Beliefs) -> tuple[str, ...]:
         return ()
     job, why = failures[0]
     return (
-        f"{len(failures)} job{'s' if len(failures) > 1 else ''} kept what was asked because the step times reported "
+        f"{counted(len(failures), 'job')} kept what was asked because the step times reported "
         f"fit no model (first: job {trace.job_id[job]}: {why}).",
     )
 

@@ -28,6 +28,7 @@ from brim.policies.sockets import Policy
 from brim.testing.free_lists import FreeLists, PlaceRequest, pairs_by_job
 from brim.testing.purity import outside_reads
 from brim.testing.text import describe, describe_trace, name_of, show, show_action
+from brim.units import counted
 
 OVER_GRANT: Final = "no GPU over-granted"
 GANG: Final = "gang whole or absent"
@@ -141,7 +142,8 @@ def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -
             raise PolicyViolation(SOUND, f"it grants GPUs to row {row}, which does not exist", describe(snapshot))
         asked = int(snapshot.jobs.gpus[row])
         if len(pairs) not in snapshot.jobs.sizes_of(row):
-            raise PolicyViolation(GANG, f"{name} asks for {asked} GPUs and gets {len(pairs)}", describe(snapshot))
+            said = f"{name} asks for {counted(asked, 'GPU')} and gets {len(pairs)}"
+            raise PolicyViolation(GANG, said, describe(snapshot))
         if row in kept and sorted(pairs) != sorted(kept[row]) and not resizes:
             raise PolicyViolation(STAYS, f"{name} runs on {kept[row]} and is granted {pairs}", describe(snapshot))
         types = sorted({free_lists.types[node] for node, _ in pairs if 0 <= node < len(free_lists.types)})

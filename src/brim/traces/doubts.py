@@ -14,7 +14,7 @@ from brim.core.arrays import FloatArray, IntArray
 from brim.core.cluster import Cluster
 from brim.core.trace import NONE, Trace
 from brim.traces.transform import offered_load
-from brim.units import MS_PER_MIN, MS_PER_S, WHOLE_GPU
+from brim.units import MS_PER_MIN, MS_PER_S, WHOLE_GPU, counted
 
 LOAD_MIN: Final = 0.3
 """Offered load below which hardly any job waits under any policy. Our choice."""
@@ -60,12 +60,13 @@ def _of_nodes(trace: Trace, cluster: Cluster) -> list[str]:
         return []
     said = []
     if seen.num_nodes > cluster.num_nodes or 2 * seen.num_nodes <= cluster.num_nodes:  # some may never run a GPU job
-        nodes = "1 node" if seen.num_nodes == 1 else f"{seen.num_nodes:,} nodes"
-        said.append(f"the record shows {nodes} with GPUs, but the cluster has {cluster.num_nodes:,}")
+        said.append(
+            f"the record shows {counted(seen.num_nodes, 'node')} with GPUs, but the cluster has {cluster.num_nodes:,}"
+        )
     if int(seen.gpus_N.max()) > int(cluster.gpus_N.max()):
         said.append(
-            f"the record shows a node with {seen.gpus_N.max()} GPUs, but the largest node of the cluster has "
-            f"{cluster.gpus_N.max()}"
+            f"the record shows a node with {counted(seen.gpus_N.max(), 'GPU')}, but the largest node of the cluster "
+            f"has {cluster.gpus_N.max()}"
         )
     return said
 
@@ -92,8 +93,8 @@ def _of_use(trace: Trace, cluster: Cluster) -> list[str]:
     over = float(lasts_ms[in_use[:-1] > cluster.num_gpus].sum() / max(lasts_ms.sum(), 1))
     if over > OVER_FRACTION:
         return [
-            f"the record had up to {in_use.max():,.0f} GPUs in use at once, and more than the {cluster.num_gpus:,} of "
-            f"the cluster for {over:.0%} of the time"
+            f"the record had up to {counted(round(in_use.max()), 'GPU')} in use at once, and more than the "
+            f"{cluster.num_gpus:,} of the cluster for {over:.0%} of the time"
         ]
     at_ms, in_use = _in_use(start_ms, end_ms, gpus)
     lasts_ms, most = np.diff(at_ms), float(in_use.max())
@@ -102,7 +103,8 @@ def _of_use(trace: Trace, cluster: Cluster) -> list[str]:
     said = []
     if most <= cluster.num_gpus / 2:
         said.append(
-            f"the record never had more than {most:,.0f} GPUs in use at once, but the cluster has {cluster.num_gpus:,}"
+            f"the record never had more than {counted(round(most), 'GPU')} in use at once, but the cluster has "
+            f"{cluster.num_gpus:,}"
         )
     used_gpu_ms = np.concatenate(([0.0], np.cumsum(in_use[:-1] * lasts_ms)))
     waited = np.flatnonzero(trace.wait_ms[recorded] >= WAITED_MS)

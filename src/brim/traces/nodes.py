@@ -21,7 +21,7 @@ import polars as pl
 from brim.core.cluster import MAX_GPUS_PER_NODE, Cluster, NodeGroup, cluster_of
 from brim.core.trace import natural_key
 from brim.traces.report import ReadReport
-from brim.units import WHOLE_GPU
+from brim.units import WHOLE_GPU, counted
 
 UNNAMED_TYPE: Final = "GPU"
 """GPU type where the record names none."""
@@ -106,8 +106,8 @@ def cluster_seen(held: pl.DataFrame, report: ReadReport) -> Cluster | None:
     smaller, unseen = int(alike["smaller"].sum()), int(alike["unseen"].sum()) // WHOLE_GPU
     divided = int(held.select((~on_one & (pl.col("gpus") > pl.col("count"))).sum()).item())
     report.cluster = (
-        f"{cluster}, {cluster.num_gpus:,} GPUs on the nodes that jobs ran on: the most that jobs held at once on each "
-        "kind of node; nodes that never ran a GPU job are not seen"
+        f"{cluster}, {counted(cluster.num_gpus, 'GPU')} on the nodes that jobs ran on: the most that jobs held at "
+        "once on each kind of node; nodes that never ran a GPU job are not seen"
         + (f"; {smaller:,} never held as many GPUs as others with like names, and {unseen:,} of these GPUs are only "
            "assumed" if smaller else "")
         + (f"; how many GPUs each node gave is not recorded for runs on several nodes ({divided:,} of them)"

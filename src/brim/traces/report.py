@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from brim.errors import TraceError
+from brim.units import counted
 
 UNUSABLE: Final = "cannot be used"
 UNUSABLE_MAX_FRACTION: Final = 0.1
@@ -67,7 +68,7 @@ class ReadReport:
             return
         (first,) = self.first_unusable(1)
         share = (
-            f"{count:,} row{'s' if count > 1 else ''} cannot be used, the others give at most {max(jobs, 0):,} jobs; "
+            f"{counted(count, 'row')} cannot be used, the others give at most {max(jobs, 0):,} jobs; "
             f"more than {UNUSABLE_MAX_FRACTION:.0%} are refused"
         )
         raise TraceError(

@@ -26,7 +26,7 @@ from brim.traces.nodes import UNNAMED_TYPE
 from brim.traces.report import ReadReport
 from brim.traces.source import Source
 from brim.traces.table import LINE, MAX_AMOUNT, MAX_GPUS, MAX_RUN_MS, MAX_TIME_MS, Table, coded, shown, without_unusable
-from brim.units import MS_PER_S
+from brim.units import MS_PER_S, counted
 
 NAME: Final = "swf"
 COLUMNS: Final = (
@@ -106,7 +106,7 @@ def _table(source: Source, report: ReadReport) -> Table:
     fields = frame["text"].str.replace_all(r"\s+", " ").str.split(" ")
     for row, count in zip(frame[LINE], fields.list.len(), strict=True):
         if count != len(COLUMNS):
-            found, expected = f"{count} fields", f"{len(COLUMNS)} fields"
+            found, expected = counted(count, "field"), counted(len(COLUMNS), "field")
             report.unusable.setdefault(row, TraceError(source.file, row=row, found=found, expected=expected))
     table = fields.list.to_struct(fields=list(COLUMNS)).struct.unnest().with_columns(frame[LINE])
     return without_unusable(Table(file=source.file, frame=table, report=report))
@@ -168,7 +168,7 @@ def _cluster(header: dict[str, str], most: int, report: ReadReport) -> Cluster |
         report.cluster = f"{stated}, but {why}, so no cluster is inferred"
         return None
     cluster = cluster_of((NodeGroup(count=nodes, gpus=processors // nodes, gpu_type=UNNAMED_TYPE),))
-    report.cluster = f"{cluster}, {cluster.num_gpus:,} GPUs: {stated}"
+    report.cluster = f"{cluster}, {counted(cluster.num_gpus, 'GPU')}: {stated}"
     return cluster
 
 

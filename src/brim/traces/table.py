@@ -21,7 +21,7 @@ from brim.core.trace import NONE
 from brim.errors import TraceError
 from brim.traces.report import ReadReport
 from brim.traces.source import Source
-from brim.units import MS_PER_DAY, MS_PER_S
+from brim.units import MS_PER_DAY, MS_PER_S, counted
 
 LINE: Final = "\0line"
 MAX_TIME_MS: Final = 4_102_444_800_000
@@ -428,13 +428,13 @@ def _sound_rows(lines: _Lines, report: ReadReport) -> list[tuple[int, bytes]]:
         delimiter=lines.separator,
         quoting=csv.QUOTE_MINIMAL if lines.quoted else csv.QUOTE_NONE,
     )
-    expected, sound, begin = f"{len(lines.names)} fields", [], 0
+    expected, sound, begin = counted(len(lines.names), "field"), [], 0
     try:
         for fields in rows:
             end = min(rows.line_num, len(texts))
             if fields and len(fields) != len(lines.names):
                 hint = lines.too_many if len(fields) > len(lines.names) else ""
-                _book(lines, range(begin, end), f"{len(fields)} fields", expected + hint, report)
+                _book(lines, range(begin, end), counted(len(fields), "field"), expected + hint, report)
             elif fields and all(field == "" or field in lines.missing for field in fields):
                 _book(lines, range(begin, end), "a row without values", "a job", report)
             elif fields:

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from brim.errors import UserError
 from brim.gang.processes import terminate_launcher
+from brim.units import counted
 
 STEPS: Final = 20
 """Steps of a run; ours: enough for momentum, schedules and running statistics to have moved."""
@@ -96,8 +97,8 @@ class CheckedScript:
                 code = process.wait(self.timeout_s)
             except subprocess.TimeoutExpired:
                 raise UserError(
-                    f"{self.words[0]} on {ranks(size)} did not get to step {stop} in {self.timeout_s:g} s: give it a "
-                    "smaller task, or the check a longer --timeout"
+                    f"{self.words[0]} on {counted(size, 'rank')} did not get to step {stop} in {self.timeout_s:g} s: "
+                    "give it a smaller task, or the check a longer --timeout"
                 ) from None
             finally:
                 terminate_launcher(process, 2 * GRACE_S)
@@ -109,8 +110,8 @@ class CheckedScript:
     def _explain(self, name: str, size: int, code: int, seen: RecordedRun) -> None:
         failed = self.folder / f"{name}.failed"
         why = failed.read_text(encoding="utf-8") if failed.exists() else f"exit code {code}"
-        after = show_steps(seen.last)
-        raise UserError(f"{self.words[0]} failed on {ranks(size)} after {after}: {why}; --show shows it all")
+        after = counted(seen.last, "step")
+        raise UserError(f"{self.words[0]} failed on {counted(size, 'rank')} after {after}: {why}; --show shows it all")
 
 
 def read(path: Path) -> RecordedRun:
@@ -152,16 +153,6 @@ def step_to_undo(stop: int, last: int) -> int:
     return stop + 1 + (last - stop) // 2 if last - stop > 1 else 0
 
 
-def ranks(size: int) -> str:
-    """Return the number with the word "rank" or "ranks"."""
-    return f"{size} rank" if size == 1 else f"{size} ranks"
-
-
-def show_steps(number: int) -> str:
-    """Return the number with the word "step" or "steps"."""
-    return f"{number} step" if number == 1 else f"{number} steps"
-
-
 def second_size(seen: RecordedRun, first: int, wanted: int | None) -> int:
     """Return the number of ranks to resume on.
 
@@ -174,8 +165,8 @@ def second_size(seen: RecordedRun, first: int, wanted: int | None) -> int:
         raise UserError(f"--sizes: found {size} with logical_workers={workers}, expected a divisor of it")
     if seen.gpus and size > seen.gpus:
         raise UserError(
-            f"resuming on {ranks(size)} takes as many GPUs, found {seen.gpus}: give --sizes {first},{seen.gpus}, or "
-            "CUDA_VISIBLE_DEVICES= to check on the CPU"
+            f"resuming on {counted(size, 'rank')} takes as many GPUs, found {seen.gpus}: give "
+            f"--sizes {first},{seen.gpus}, or CUDA_VISIBLE_DEVICES= to check on the CPU"
         )
     return size
 
@@ -189,14 +180,17 @@ def check(script: CheckedScript, *, steps: int, first: int, second: int | None) 
             "docs/how-to-train-elastically.md"
         )
     if undisturbed.last < 2:
-        made = show_steps(undisturbed.last)
+        made = counted(undisturbed.last, "step")
         raise UserError(f"{script.words[0]} made {made}: expected 2 at least, to stop between them")
     second = second_size(undisturbed, first, second)
     stop, checkpoints = undisturbed.last // 2, str(script.folder / "checkpoints")
     before = script.run("before", size=first, stop=stop, checkpoints=checkpoints)
     undone = step_to_undo(stop, undisturbed.last)
     after = script.run("after", size=second, stop=undisturbed.last, undone=undone, checkpoints=checkpoints)
-    what = f"{undisturbed.last} steps on {ranks(first)}; stopped after {stop}, resumed on {ranks(second)}"
+    what = (
+        f"{counted(undisturbed.last, 'step')} on {counted(first, 'rank')}; stopped after {stop}, resumed on "
+        f"{counted(second, 'rank')}"
+    )
     what += f"; step {undone} undone and repeated" if undone else ""
     found = first_difference(undisturbed, before, after, stop)
     if found is not None and found.step == undone:

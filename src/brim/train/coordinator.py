@@ -32,6 +32,7 @@ from brim.train.membership.ranks import Ranks
 from brim.train.membership.rendezvous import NO_STATE, JobEndedError, NotAMemberError, share_state
 from brim.train.saves import Saves
 from brim.train.step import TrainingStep
+from brim.units import counted
 
 
 class Coordinator:
@@ -231,7 +232,9 @@ class Coordinator:
     def _check_size(self, size: int) -> None:
         if self._workers is not None and self._workers % size:
             sizes = ", ".join(str(n) for n in self.sizes())
-            raise ConfigError(f"{size} ranks with logical_workers={self._workers}: expected one of {sizes} ranks")
+            raise ConfigError(
+                f"{counted(size, 'rank')} with logical_workers={self._workers}: expected one of {sizes} ranks"
+            )
 
     # -- the loader
 
@@ -313,7 +316,7 @@ class Coordinator:
         """Save the state, wait until that is done, and exit."""
         if not self._saves.exist and self._ranks.rank == 0 and code == PREEMPTED:
             why = "start(checkpoint=...) names no folder to save to"
-            sys.stderr.write(f"brim: {self._job.position.steps_done} steps are lost: {why}\n")
+            sys.stderr.write(f"brim: lost {counted(self._job.position.steps_done, 'step')}: {why}\n")
         try:
             self._save_together(command)
         except BrokenGroupError as error:

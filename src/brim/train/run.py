@@ -44,6 +44,7 @@ from brim.train.position import Position
 from brim.train.saves import Saves
 from brim.train.state import Values, place_optimizer
 from brim.train.step import CARRIED, TrainingStep
+from brim.units import counted
 
 T = TypeVar("T")
 
@@ -365,8 +366,9 @@ class Run:
         if position.is_ended_early:
             if position.end_is_unclear:
                 raise UserError(
-                    f"the job in the checkpoint has called run.finish after {position.epoch} epochs of a loop without "
-                    "run.epochs: whether it has ended early, or this loop is longer, cannot be known; to train on, "
+                    f"the job in the checkpoint has called run.finish after {counted(position.epoch, 'epoch')} of a "
+                    "loop without run.epochs: whether it has ended early, or this loop is longer, cannot be known; to "
+                    "train on, "
                     "iterate over run.epochs, or use another folder"
                 )
             return

@@ -29,6 +29,7 @@ from brim.train.membership.process_group import BrokenGroupError
 from brim.train.membership.ranks import Ranks
 from brim.train.models import named_parameters
 from brim.train.state import Undo
+from brim.units import counted
 
 MEASURED_EVERY_S: Final = 10.0
 """Time between two reports of measured times. Our choice."""
@@ -69,7 +70,7 @@ class StepPlan:
 
     def describe(self) -> str:
         """Describe the samples of the step, which are equal on every rank."""
-        return f"{self.total} samples in step {self.step} of epoch {self.epoch}"
+        return f"{counted(self.total, 'sample')} in step {self.step} of epoch {self.epoch}"
 
     def empty_at_the_end(self) -> list[int]:
         """Return this rank's logical workers without samples behind its last one with samples."""

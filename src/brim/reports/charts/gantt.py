@@ -24,7 +24,7 @@ from brim.core.cluster import Cluster
 from brim.core.replay import Replay
 from brim.core.trace import NONE, Trace
 from brim.reports.metrics import SIZE_CLASSES, run_end_ms, size_class
-from brim.units import show_duration
+from brim.units import counted, show_duration
 
 MAX_ROWS: Final = 192
 _COLUMNS: Final = (9600, 4800, 2400, 1200, 900, 600, 450, 300, 200, 120, 60, 30)
@@ -173,7 +173,7 @@ def caption(cluster: Cluster, end_ms: int) -> str:
         together = sum(rows == rows_N[0] for rows in rows_N)
         nodes = "one row per node" if together == 1 else f"one row per {together} nodes"
         row = f"{nodes}: colour of the job with most of the GPUs, paler where fewer of them are held"
-    return f"{cluster.num_gpus:,} GPUs over {show_duration(end_ms / 1000)}, {row}."
+    return f"{counted(cluster.num_gpus, 'GPU')} over {show_duration(end_ms / 1000)}, {row}."
 
 
 def raster(

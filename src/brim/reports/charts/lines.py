@@ -92,7 +92,7 @@ def queue_length(replays: Sequence[Replay]) -> str:
         mean = float(binned_mean(*_queue_steps(replay), np.array([0.0, max(replay.end_ms, 1)]))[0])
         keys.append(Key(index, replay.policy, _count(mean)))
         path = polyline(middle[here], np.maximum(level[here], 0) / largest, _HEIGHT)
-        body.append(_line(index, path, f"{replay.policy}: {_count(mean)} jobs wait on average"))
+        body.append(_line(index, path, f"{replay.policy}: {_count(mean)} waiting on average"))
     said = ", ".join(f"{key.name} {key.figure}" for key in keys)
     text = f"Waiting jobs over time, one line per policy. Averages over time: {said}"
     return legend(keys) + frame(_HEIGHT, label=text, body=body)

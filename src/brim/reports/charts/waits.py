@@ -11,7 +11,7 @@ from brim.core.arrays import FloatArray
 from brim.core.replay import Replay
 from brim.reports.charts.svg import BOTTOM, LEFT, PLOT_WIDTH, TOP, Key, LogTime, escape, frame, legend, style, x_axis
 from brim.reports.metrics import SIZE_CLASSES, finished, percentile, queue_ms, size_class
-from brim.units import MS_PER_S, show_duration
+from brim.units import MS_PER_S, counted, show_duration
 
 _ROW: Final = 10
 _HEAD: Final = 22
@@ -36,7 +36,7 @@ def waits_by_size(replays: Sequence[Replay]) -> str:
         asked = f"{SIZE_CLASSES[kind]} GPU{'' if kind == 0 else 's'}"
         body.append(
             f'<text class="onchart" x="{LEFT}" y="{y + 15}"><tspan class="strong">{asked}</tspan> '
-            f'{count:,} job{"" if count == 1 else "s"}</text>'
+            f'{counted(count, "job")}</text>'
         )
         y += _HEAD
         for index, replay in enumerate(replays):

@@ -31,6 +31,7 @@ from brim.sim.specs import user_codes, user_names
 from brim.sim.stall_detector import StallDetector
 from brim.sim.truths.rigid import Rigid
 from brim.sim.truths.truth import ALONE, Truth
+from brim.units import counted
 
 ORDERS: Final[tuple[type, ...]] = (
     Arrival, ShortestJob, ShortestRemaining, LeastAttained, Gittins, ServiceQueues, TwoQueues, MaxMin
@@ -63,8 +64,8 @@ def run_loop(scenario: Scenario, on_progress: Progress) -> dict[str, Any]:
             state = _with_space(state, inputs)
         elif status == loop.IDLE:
             raise InvariantError(
-                f"{len(trace) - ended} jobs wait at {now_ms} ms and nothing will happen (first: job "
-                f"{trace.job_id[_Jobs(state.job).first_waiting()]}): policy {policy.name!r} gave them no GPUs"
+                f"{counted(len(trace) - ended, 'job')} still waiting at {now_ms} ms and nothing will happen (first: "
+                f"job {trace.job_id[_Jobs(state.job).first_waiting()]}): policy {policy.name!r} gave them no GPUs"
             )
         elif status == loop.GOES_ON:
             _check(stall_detector, state)

@@ -22,7 +22,7 @@ from brim.errors import ConfigError
 from brim.sim.truths.least import PlacementLimits, Ranges, least
 from brim.sim.truths.profiles import Application
 from brim.sim.truths.truth import ALONE, Company, Pace, packed
-from brim.units import MS_PER_S, WHOLE_GPU
+from brim.units import MS_PER_S, WHOLE_GPU, counted
 
 GPUS_MAX: Final = 64
 """Most GPUs of one job that were measured."""
@@ -229,7 +229,7 @@ def _problem(trace: Trace, row: int, applications: dict[str, Application], width
     if not app.batch_min <= batch <= app.batch_max:
         return f"{where} asks for a batch of {batch}, but {name} was measured with {app.batch_min} to {app.batch_max}"
     if gpus > min(batch, GPUS_MAX):
-        return f"{where} asks for {gpus} GPUs, expected at most {min(batch, GPUS_MAX)}"
+        return f"{where} asks for {counted(gpus, 'GPU')}, expected at most {min(batch, GPUS_MAX)}"
     try:
         app.times_s(packed(gpus, width), app.split(gpus, batch)[0])
     except ConfigError as error:

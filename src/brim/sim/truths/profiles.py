@@ -34,6 +34,7 @@ from brim.sim.truths.profile_tables import (
     rotated,
     shown,
 )
+from brim.units import counted
 
 if TYPE_CHECKING:
     from scipy.interpolate import LinearNDInterpolator
@@ -293,15 +294,16 @@ class StepTimes:
             self._between.append(LinearNDInterpolator(np.array(list(self.points), dtype=np.float64), self._values()))
         except (QhullError, ValueError):
             raise ConfigError(
-                f"{self.name}: no measurement of {gpus} GPUs on {nodes} nodes so placed, and the {len(self.points)} "
-                "measured points (nodes, GPUs, local batch) span no volume in which to interpolate"
+                f"{self.name}: no measurement of {counted(gpus, 'GPU')} on {counted(nodes, 'node')} so placed, and "
+                f"the {len(self.points)} measured points (nodes, GPUs, local batch) span no volume in which to "
+                "interpolate"
             ) from None
         return self._between[0]
 
     def _unmeasured(self, placement: Placement, local_batch: int, expected: str) -> ConfigError:
         return ConfigError(
-            f"{self.name}: placement {shown(placement)} with {local_batch} samples per GPU was not measured; expected "
-            f"{expected}"
+            f"{self.name}: placement {shown(placement)} with {counted(local_batch, 'sample')} per GPU was not "
+            f"measured; expected {expected}"
         )
 
 
@@ -410,7 +412,7 @@ class Application:
             InvariantError: no GPUs or no batch.
         """
         if gpus < 1 or batch < 1:
-            raise InvariantError(f"{self.name}: batch {batch} on {gpus} GPUs")
+            raise InvariantError(f"{self.name}: batch {batch} on {counted(gpus, 'GPU')}")
         local_batch = -(-batch // gpus)
         accumulation = -(-local_batch // self.local_batch_max) - 1
         if gpus == 1 and batch > self.batch_min:
@@ -419,8 +421,8 @@ class Application:
         local_batch = min(-(-local_batch // steps), self.batch_max // (gpus * steps))
         if local_batch < 1:
             raise ConfigError(
-                f"{self.name}: batch {batch} on {gpus} GPUs: the largest batch, {self.batch_max}, has less than one "
-                "sample for each GPU and micro-step"
+                f"{self.name}: batch {batch} on {counted(gpus, 'GPU')}: the largest batch, {self.batch_max}, has less "
+                "than one sample for each GPU and micro-step"
             )
         return local_batch, accumulation
 

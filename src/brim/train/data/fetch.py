@@ -19,6 +19,7 @@ from numpy.random import seed as seed_numpy
 from torch.utils.data import default_collate
 
 from brim.errors import ConfigError
+from brim.units import counted
 
 Collate = Callable[[list[Any]], Any]
 
@@ -210,8 +211,9 @@ class Streams:
             sample = next(self._iterator)
         except StopIteration:
             raise ConfigError(
-                f"the stream of epoch {self._epoch} ended after {self._place} samples, expected {self._recipe.length}: "
-                "an iterable dataset must yield as many in every epoch; correct its length, or repeat or cut it"
+                f"the stream of epoch {self._epoch} ended after {counted(self._place, 'sample')}, expected "
+                f"{self._recipe.length}: an iterable dataset must yield as many in every epoch; correct its length, or "
+                "repeat or cut it"
             ) from None
         self._place += 1
         return sample

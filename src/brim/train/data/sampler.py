@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from brim.errors import ConfigError, InvariantError
 from brim.train.data.ledger import LEDGER_VERSION, Dropped, StepRange, order, read_version, verify
+from brim.units import counted
 
 __all__ = ["LastBatch", "Sampler", "Span", "check_batch", "order", "verify"]
 
@@ -50,7 +51,9 @@ def check_batch(length: int, global_batch: int, logical_workers: int) -> None:
         fits = str(length // logical_workers * logical_workers)
         change = f"use global_batch={fits} or less" if fits != "0" else f"use at most {length} logical workers"
         change = change if length else "is it the right one?"
-        raise ConfigError(f"the dataset has {length} samples, fewer than one global batch of {global_batch}: {change}")
+        raise ConfigError(
+            f"the dataset has {counted(length, 'sample')}, fewer than one global batch of {global_batch}: {change}"
+        )
 
 
 class Sampler:
@@ -99,7 +102,7 @@ class Sampler:
     def span(self, epoch: int, step: int) -> Span:
         """Return the positions of a step: as recorded if it was committed, otherwise with the current batch."""
         if not 0 <= step < self.steps_in(epoch):
-            raise ConfigError(f"epoch {epoch} has {self.steps_in(epoch)} steps, asked for step {step}")
+            raise ConfigError(f"epoch {epoch} has {counted(self.steps_in(epoch), 'step')}, asked for step {step}")
         if (epoch, step) < (self.epoch, self.step):
             return self._recorded(epoch, step)
         first, cursor = (self.step, self.cursor) if epoch == self.epoch else (0, 0)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from brim.errors import UserError
+from brim.units import counted
 
 WORD: Final = 1 << 24
 """Checksums are whole numbers below this, so that a float32 of the summary holds them exactly."""
@@ -205,8 +206,9 @@ class ConsistencyCheck:
                 same = [str(rank) for rank, word in enumerate(column) if word == column[0]]
                 other = [str(rank) for rank, word in enumerate(column) if word != column[0]]
                 raise UserError(
-                    f"{name} is not equal on all ranks after {steps} steps: rank {', '.join(other)} has other values "
-                    f"than rank {', '.join(same)}. The script has changed it outside of run.step, and not on every "
+                    f"{name} is not equal on all ranks after {counted(steps, 'step')}: rank {', '.join(other)} has "
+                    f"other values than rank {', '.join(same)}. The script has changed it outside of run.step, and not "
+                    "on every "
                     "rank: change it on every rank"
                 )
 

@@ -28,6 +28,7 @@ from brim.train.integrations import manifests
 from brim.train.membership.process_end import on_sigterm, report_exceptions
 from brim.train.membership.process_group import BrokenGroupError
 from brim.train.membership.supervisor_client import SupervisorClient
+from brim.units import counted
 
 _NOT, _STOP, _PREPARE = range(3)
 _CODES: Final = {_STOP: 0, _PREPARE: PREEMPTED}
@@ -93,12 +94,15 @@ class Handshake:
         """
         wanted = int(os.environ.get("WORLD_SIZE", "1"))
         if self.size != wanted and "RANK" in os.environ:
-            raise ConfigError(f"the process group has {self.size} ranks, but WORLD_SIZE is {wanted}")
+            raise ConfigError(f"the process group has {counted(self.size, 'rank')}, but WORLD_SIZE is {wanted}")
         if self.size > 1 and self._group is None:
             self._group = _dist.new_group(backend="gloo")
         before = manifests.ranks_of(resumed) if resumed else None
         if before not in (None, self.size):
-            self.say(f"{resumed} was written by {before} ranks, this job has {self.size}: batches and bits will differ")
+            self.say(
+                f"{resumed} was written by {counted(before, 'rank')}, this job has {self.size}: batches and bits will "
+                "differ"
+            )
         if self._client is not None:
             self._client.ready(Ready(self._client.ident, (self.size,)))
         if (ending := self.agree(step)) is not None:

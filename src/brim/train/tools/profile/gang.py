@@ -23,6 +23,7 @@ from brim.errors import BrimError, UserError
 from brim.gang.client import send_request
 from brim.gang.messages import TuneSettings
 from brim.gang.processes import end_with_parent, terminate_launcher
+from brim.units import counted
 
 GRACE_S: Final = 5.0
 """Time between asking a gang to end and SIGKILL. Our choice."""
@@ -204,7 +205,7 @@ class Gang:
             time.sleep(POLL_S)
 
     def _after(self) -> str:
-        return f" after {self._steps} step{'s' if self._steps > 1 else ''}" if self._steps else ""
+        return f" after {counted(self._steps, 'step')}" if self._steps else ""
 
     def _line(self) -> dict[str, Any] | None:
         """Return the next complete line of the record, or None."""
@@ -225,7 +226,7 @@ class Gang:
             raise ScriptError(stderr_of(self._script, self._name), code if code > 0 else 128 - code)
         if self._record.exists():
             raise UserError(
-                f"{script} ended after {self._steps} step{'s' if self._steps != 1 else ''}: only run.epochs(n, steps=N)"
+                f"{script} ended after {counted(self._steps, 'step')}: only run.epochs(n, steps=N)"
                 " may end training (a profile overrides it), not break or exit"
             )
         raise UserError(
