@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import pytest
 
@@ -170,9 +169,7 @@ def test_a_replacement_that_cannot_be_started_does_not_end_the_others(launch, tm
 
 def test_a_crash_of_a_plain_command_ends_the_gang(launch):
     gang = launch("--nproc", 2, "--command", "bash", "-c", 'if [ $RANK = 1 ]; then exit 5; fi; sleep 60')
-    start_s = time.monotonic()
-    assert gang.wait() == 5
-    assert time.monotonic() - start_s < 10
+    assert gang.wait(30) == 5  # the other rank would run for 60 s
     assert "rank 1 failed first: exited with 5" in gang.stderr()
 
 

@@ -3,18 +3,13 @@
 import multiprocessing
 import os
 import queue
-import socket
 import traceback
+
+from brim.gang.environment import free_port
 
 TIMEOUT_S = 60
 PRELOAD = ["torch", "torch._dynamo", "brim.train.run", "brim.train.data.loader", "tests.train.models"]
 """The second is imported by the construction of the first optimizer, for seconds."""
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _rank(function, arguments, rank, size, port, answers):
