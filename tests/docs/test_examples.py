@@ -72,6 +72,29 @@ def test_the_ledger_of_the_training_loop_is_proved_as_the_document_says(tmp_path
         assert ran.stdout == said + "\n"
 
 
+def test_early_stopping_ends_the_job_and_does_so_again_as_the_document_says(tmp_path, zygote):
+    document = (ROOT / "docs/how-to-train-elastically.md").read_text(encoding="utf-8")
+    loop, *others = re.findall(r"^```python\n(.*?)^```$", document, re.M | re.S)
+    (evaluation,) = (other for other in others if other.startswith("def evaluate"))
+    (early,) = (other for other in others if "no better" in other)
+    before = loop.partition("for epoch")[0].replace("out/job", str(tmp_path / "job"))
+    text = (
+        f"{LOOP_AROUND}from torch.utils.data import DataLoader, Subset\ntest_set = dataset\n{before}"
+        f"{evaluation.partition('for x, y in run.steps')[0]}{early}print(run.epoch, best['epoch'])\n"
+    )
+    said = []
+    for epochs in (50, 50, 60):
+        script = tmp_path / f"early{len(said)}.py"
+        script.write_text(text.replace("run.epochs(50)", f"run.epochs({epochs})"), encoding="utf-8")
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        ran = forked.run(script, zygote=zygote, cwd=tmp_path, env=env, timeout_s=120, check=True)
+        said.append([int(word) for word in ran.stdout.split()])
+    (done, best), again, more = said
+    assert done == best + 4 < 50
+    assert again == [done, best]
+    assert more == [done + 1, best] or more[1] >= done
+
+
 def test_a_policy_file_replays_from_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     trace = tmp_path / "trace.csv"

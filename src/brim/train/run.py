@@ -368,8 +368,7 @@ class Run:
                 raise UserError(
                     f"the job in the checkpoint has called run.finish after {counted(position.epoch, 'epoch')} of a "
                     "loop without run.epochs: whether it has ended early, or this loop is longer, cannot be known; to "
-                    "train on, "
-                    "iterate over run.epochs, or use another folder"
+                    "train on, iterate over run.epochs, or use another folder"
                 )
             return
         if call > position.epoch:  # a loop without run.epochs
