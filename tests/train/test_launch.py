@@ -262,7 +262,7 @@ def test_sigterm_to_one_rank_preempts_its_gang(tmp_path, launched):
     assert gang.process.wait(20) == 75
     said = (gang.folder / "err").read_text()
     assert "brim: a rank received a signal to leave: asking 2 ranks to save and leave" in said
-    assert said.count(" steps: start(checkpoint=...) names no folder to save to") == 1
+    assert said.count(": start(checkpoint=...) names no folder to save to") == 1
 
 
 def test_sigterm_to_one_rank_before_it_has_begun_preempts_its_gang(tmp_path, launched):
