@@ -7,7 +7,7 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import sampling
+from tests import sampling, zygotes
 
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("sample", max_examples=20, deadline=None, derandomize=True, suppress_health_check=_QUIET)
@@ -30,6 +30,8 @@ def pytest_configure(config):
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("full" if sampling.full else "sample"))
     if not all("tests/gpu" in str(folder) for folder in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if config.getoption("numprocesses", None) and config.args == config.getini("testpaths"):
+        zygotes.start_for_all_tests()  # all its workers will need it
 
 
 def pytest_itemcollected(item):
@@ -64,9 +66,6 @@ def _handlers():
 
 
 @pytest.fixture(scope="session")
-def zygote(tmp_path_factory):
-    """Path of the socket of one zygote for all gangs of this process, so that torch is imported once."""
-    from tests.elastic.storm import shared_zygote
-
-    with shared_zygote(tmp_path_factory.mktemp("zygote")) as path:
-        yield path
+def zygote():
+    """Path of the socket of the zygote of all tests."""
+    return zygotes.of_tests()

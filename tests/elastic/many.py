@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 
 from brim.train.data.ledger import verify
-from tests.elastic.storm import JOB, random_events, shared_zygote, storm
+from tests import zygotes
+from tests.elastic.storm import JOB, random_events, storm
 
 SAMPLES, STEPS_PER_EPOCH = 78, 5
 MODELS = ("mlp", "conv", "transformer", "wide")
@@ -41,7 +42,7 @@ def main():
     began_s = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="storms-"))
     bad = 0
-    with shared_zygote(folder) as zygote:
+    with zygotes.shared(folder) as zygote:
         steps = {model: options.steps // (WIDE_PART if model == "wide" else 1) for model in MODELS}
         expected = {model: undisturbed(folder, model, steps[model]) for model in MODELS}
         for model in MODELS:

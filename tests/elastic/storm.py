@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import random
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from pathlib import Path
 import psutil
 
 from brim.gang.client import send_request
-from brim.gang.launch_config import PRELOAD
 from brim.gang.messages import KillRequest, PreemptRequest, ResizeRequest, StatusRequest, StopRequest, TuneSettings
 
 JOB = Path(__file__).parent / "job.py"
@@ -50,26 +48,6 @@ class Weather:
     @property
     def digests(self):
         return {answer["digest"] for answer in self.answers}
-
-
-@contextlib.contextmanager
-def shared_zygote(folder, *modules):
-    """One zygote for many gangs, with these modules besides those that it always imports: path of its socket."""
-    path = str(folder / "z")
-    words = [sys.executable, "-m", "brim.gang.zygote", "--listen", path, "--preload", ",".join([*PRELOAD, *modules])]
-    with (folder / "zygote.log").open("w") as log:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as ranks have it, else they are not forked
-        process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
-        deadline_s = time.monotonic() + 300  # it imports torch, as those of all other workers do
-        while not os.path.exists(path):
-            assert process.poll() is None, (folder / "zygote.log").read_text()
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
-        try:
-            yield path
-        finally:
-            process.terminate()
-            process.wait(10)
 
 
 class Gang:

@@ -2,36 +2,38 @@
 
 import multiprocessing
 import os
+import pickle
 import queue
+import sys
+import tempfile
 import traceback
+from pathlib import Path
 
 from brim.gang.environment import free_port
+from tests import forked, zygotes
 
 TIMEOUT_S = 60
-PRELOAD = ["torch", "torch._dynamo", "brim.train.run", "brim.train.data.loader", "tests.train.models"]
-"""The second is imported by the construction of the first optimizer, for seconds."""
 
 
-def _rank(function, arguments, rank, size, port, answers):
+def _rank(call, rank, size, port, answers):
     import torch
 
     torch.set_num_threads(1)
     if size > 1:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     try:
-        answers.put((rank, function(*arguments), None))
+        function, arguments = pickle.loads(call)
+        answers.put((rank, pickle.dumps(function(*arguments)), None))
     except BaseException:
         answers.put((rank, None, traceback.format_exc()))
 
 
-def on_ranks(size, function, *arguments, timeout_s=TIMEOUT_S):
-    """What the function returns on each of ``size`` ranks, as torchrun would start them."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    answers, port = context.Queue(), free_port()
+def start_ranks(folder, size, timeout_s):
+    """In a process of its own: fork the ranks, and leave what they return, or what went wrong, in the folder."""
+    context = multiprocessing.get_context("fork")
+    answers, port, call = context.Queue(), free_port(), Path(folder, "call").read_bytes()
     ranks = [
-        context.Process(target=_rank, args=(function, arguments, rank, size, port, answers), daemon=True)
-        for rank in range(size)
+        context.Process(target=_rank, args=(call, rank, size, port, answers), daemon=True) for rank in range(size)
     ]
     for rank in ranks:
         rank.start()
@@ -39,14 +41,27 @@ def on_ranks(size, function, *arguments, timeout_s=TIMEOUT_S):
     try:
         for _ in ranks:
             rank, result, error = answers.get(timeout=timeout_s)
-            assert error is None, f"rank {rank} of {size}:\n{error}"
+            if error is not None:
+                sys.exit(f"rank {rank} of {size}:\n{error}")
             found[rank] = result
     except queue.Empty:
-        raise AssertionError(f"no answer of {size - len(found)} of {size} ranks after {timeout_s} s") from None
+        sys.exit(f"no answer of {size - len(found)} of {size} ranks after {timeout_s} s")
     finally:
         for rank in ranks:
             rank.join(5 if len(found) == size else 0)
             if rank.is_alive():
                 rank.kill()
                 rank.join()
-    return [found[rank] for rank in range(size)]
+    for rank, result in found.items():
+        Path(folder, str(rank)).write_bytes(result)
+
+
+def on_ranks(size, function, *arguments, timeout_s=TIMEOUT_S):
+    """What the function returns on each of ``size`` ranks, as torchrun would start them."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "call").write_bytes(pickle.dumps((function, arguments)))
+        start = f"from tests.train.gangs import start_ranks; start_ranks({folder!r}, {size}, {timeout_s})"
+        forked.run(
+            "-c", start, zygote=zygotes.of_tests(), cwd=zygotes.ROOT, timeout_s=timeout_s + 30, check=True
+        )
+        return [pickle.loads(Path(folder, str(rank)).read_bytes()) for rank in range(size)]

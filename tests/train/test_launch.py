@@ -14,6 +14,7 @@ import pytest
 from brim.gang.client import send_request
 from brim.gang.messages import PreemptRequest, ResizeRequest, StatusRequest, StopRequest, TuneSettings
 from brim.train import launch
+from tests import forked
 
 REDUCE = """
 import os, sys
@@ -387,19 +388,16 @@ def step(tasks, rank=0):
     }
 
 
-def sizes(folder, env, *launcher):
+def sizes(zygote, folder, env, *launcher):
     """Start a script below Slurm; its exit code, the sizes that its ranks print, and its last line on stderr."""
     (folder / "size.py").write_text(SIZE)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    done = subprocess.run(
-        [sys.executable, *launcher, folder / "size.py"], env={**clean, "OMP_NUM_THREADS": "1", **env}, cwd=folder,
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+    done = forked.run(*launcher, folder / "size.py", zygote=zygote, cwd=folder, env=clean | env, timeout_s=120)
     return done.returncode, done.stdout.split(), (done.stderr.splitlines() or [""])[-1]
 
 
-def test_ranks_started_by_srun_are_refused_with_the_way_to_start_them(tmp_path):
-    assert sizes(tmp_path, step(4, rank=2)) == (
+def test_ranks_started_by_srun_are_refused_with_the_way_to_start_them(tmp_path, zygote):
+    assert sizes(zygote, tmp_path, step(4, rank=2)) == (
         1, [], "brim.errors.ConfigError: srun started 4 tasks, and WORLD_SIZE is not set: start one task, which "
         "starts all ranks, by srun -n 1 python -m brim.train.launch --nproc 4 SCRIPT, or torchrun; for 4 "
         "separate jobs, set WORLD_SIZE=1; in a batch script that was submitted from within such a task, which has its "
@@ -408,12 +406,13 @@ def test_ranks_started_by_srun_are_refused_with_the_way_to_start_them(tmp_path):
 
 
 @pytest.mark.parametrize("env", [BATCH_SCRIPT, step(1), step(4) | {"WORLD_SIZE": "1"}])
-def test_a_batch_script_one_task_and_separate_tasks_run_below_slurm(tmp_path, env):
-    assert sizes(tmp_path, env)[:2] == (0, ["1"])
+def test_a_batch_script_one_task_and_separate_tasks_run_below_slurm(tmp_path, zygote, env):
+    assert sizes(zygote, tmp_path, env)[:2] == (0, ["1"])
 
 
 @pytest.mark.parametrize("launcher", [
-    ("torch.distributed.run", "--standalone", "--nproc-per-node"), ("brim.train.launch", "--nproc"),
+    ("torch.distributed.run", "--standalone", "--nproc-per-node"), ("brim.train.launch", "--zygote", "Z", "--nproc"),
 ])  # fmt: skip
-def test_launchers_run_in_a_task_of_slurm(tmp_path, launcher):
-    assert sizes(tmp_path, step(4), "-m", *launcher, "2")[:2] == (0, ["2", "2"])
+def test_launchers_run_in_a_task_of_slurm(tmp_path, zygote, launcher):
+    words = [zygote if word == "Z" else word for word in launcher]
+    assert sizes(zygote, tmp_path, step(4), "-m", *words, "2")[:2] == (0, ["2", "2"])

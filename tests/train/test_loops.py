@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked
-from tests.elastic.storm import Event, shared_zygote, storm
+from tests import forked, zygotes
+from tests.elastic.storm import Event, storm
 
 ROOT = Path(__file__).parents[2]
 LOOPS = ROOT / "examples" / "loops"
@@ -30,7 +30,7 @@ SMALL = {  # arguments, and optimizer steps
 @pytest.fixture(scope="module")
 def zygote(tmp_path_factory):
     """One with the libraries of the loops, which take a rank longer to import than its steps do."""
-    with shared_zygote(tmp_path_factory.mktemp("zygote"), "transformers.models.gpt2", "sklearn.datasets") as path:
+    with zygotes.shared(tmp_path_factory.mktemp("zygote"), "transformers.models.gpt2", "sklearn.datasets") as path:
         yield path
 
 

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from brim.train.checkpoint.checkpointer import (
 )
 from brim.train.checkpoint.files import RealFiles
 from brim.train.checkpoint.manifest import _checksum
+from tests import forked
 from tests.train.checkpoint.simulated_disk import ROOT, Disk
 from tests.train.checkpoint.test_crash import same, state
 from tests.train.checkpoint.test_faults import SHARD, quiet, save  # noqa: F401 - a fixture
@@ -232,18 +231,16 @@ for act in (lambda c: c.save(9, {"a": torch.zeros(1)}, {}, wait=True), lambda c:
     (0o555, ["saving step 9 in .*: Permission denied .*; this user must be allowed to read and write", "step 1"]),
     (0o000, ["saving step 9 in .*: Permission denied", "restoring in .*: Permission denied"]),
 ])  # fmt: skip
-def test_a_folder_that_is_not_ours_is_said_and_nothing_is_set_aside(mode, said):
+def test_a_folder_that_is_not_ours_is_said_and_nothing_is_set_aside(zygote, mode, said):
     with tempfile.TemporaryDirectory() as above:  # pytest's own are closed to other users
         os.chmod(above, 0o755)
-        denied(Path(above) / "theirs", mode, said)
+        denied(zygote, Path(above) / "theirs", mode, said)
 
 
-def denied(place: Path, mode: int, said: list[str]) -> None:
+def denied(zygote: str, place: Path, mode: int, said: list[str]) -> None:
     save(Checkpointer(place), 1)
     place.chmod(mode)
-    done = subprocess.run(
-        [sys.executable, "-c", DENIED, str(place)], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = forked.run("-c", DENIED, place, zygote=zygote)
     place.chmod(0o755)
     lines = done.stdout.splitlines()
     assert len(lines) == 2, done.stderr

@@ -7,8 +7,6 @@ import logging
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from brim.train.checkpoint.checkpointer import Checkpointer, CheckpointError
 from brim.train.checkpoint.files import RealFiles
 from brim.train.checkpoint.folder import Folder
 from brim.train.checkpoint.manifest import MANIFEST, UnusableCheckpointError
+from tests import forked
 from tests.sampling import sample
 from tests.train.checkpoint.simulated_disk import ROOT, Disk, Op, after_kill, after_power_cut
 
@@ -349,13 +348,8 @@ class Killing(RealFiles):
         return super().__getattribute__(name)
 
 
-def test_a_real_process_killed_at_every_operation_leaves_what_it_was_told_is_safe(tmp_path: Path):
-    root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CHILD, str(tmp_path)],
-        cwd=root, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+def test_a_real_process_killed_at_every_operation_leaves_what_it_was_told_is_safe(tmp_path: Path, zygote: str):
+    forked.run("-c", CHILD, tmp_path, zygote=zygote, cwd=Path(__file__).parents[3], timeout_s=120, check=True)
     points = sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
     assert len(points) > 60
     for point in points:

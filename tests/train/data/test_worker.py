@@ -11,11 +11,13 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from brim.train.data.loader import Loader
+from tests import forked
 from tests.train.data.datasets import Plain, Raising, Slow
 from tests.train.data.loading import (
     descendants,
@@ -31,46 +33,54 @@ from tests.train.data.loading import (
 ROOT = Path(__file__).parents[3]
 
 
-def program(body: str) -> subprocess.Popen:
-    """A Python program that prints the process ids of its loader and goes on from there."""
+def program(zygote: str | None, folder: Path, body: str) -> Future[subprocess.CompletedProcess[str]]:
+    """A Python program that tells its own process id and those of its loader in a file, and goes on from there.
+
+    Without a zygote with torch, it runs in a fresh interpreter.
+    """
     head = """
         import os, signal, sys, threading, time
         from brim.train.data.loader import Loader
         from tests.train.data.datasets import Plain, Raising, Slow
     """
     code = textwrap.dedent(head) + textwrap.dedent(body)
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            text=True)
+    thread = ThreadPoolExecutor(1)
+    if zygote is None:
+        command = [sys.executable, "-c", code, str(folder / "shown")]
+        return thread.submit(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return thread.submit(forked.run, "-c", code, folder / "shown", zygote=zygote, cwd=ROOT)
 
 
 SHOW = """
         while len(loader._pool.worker_ids()) < 3:
             time.sleep(0.01)
-        print(*loader._pool.worker_ids(), flush=True)
+        with open(sys.argv[1], "w") as file:
+            print(os.getpid(), *loader._pool.worker_ids(), file=file)
 """
 
 
-def shown(run: subprocess.Popen) -> list[int]:
-    return [int(word) for word in run.stdout.readline().split()]
+def shown(folder: Path) -> list[int]:
+    assert wait_until(lambda: (folder / "shown").exists() and (folder / "shown").read_text().endswith("\n"))
+    return [int(word) for word in (folder / "shown").read_text().split()]
 
 
 @pytest.mark.parametrize(("ending", "code"), [
     ("del loader; loader = Loader(Slow(0.01), 8, workers=2)", 0), ("raise ValueError('user')", 1), ("os._exit(4)", 4),
     ("os.kill(os.getpid(), signal.SIGKILL)", -9),
 ])
-def test_no_process_is_left_when_the_interpreter_ends_without_close(ending, code):
-    run = program(f"""
+def test_no_process_is_left_when_the_interpreter_ends_without_close(zygote, tmp_path, ending, code):
+    run = program(zygote if code else None, tmp_path, f"""
         loader = Loader(Slow(0.01), 8, workers=2)
         loader.fetch(0, 0, 0)
         {SHOW}
         {ending}
     """)
-    processes = shown(run)
-    assert len(processes) == 3
-    _, errors = run.communicate(timeout=60)
-    assert run.returncode == code, errors
+    processes = shown(tmp_path)
+    assert len(processes) == 4
+    ended = run.result()
+    assert ended.returncode == code, ended.stderr
     assert wait_until(lambda: not living(processes))
-    assert errors.count("Traceback") == ("ValueError" in ending)
+    assert ended.stderr.count("Traceback") == ("ValueError" in ending)
 
 
 @pytest.mark.timing
@@ -159,9 +169,9 @@ def test_handlers_of_the_training_process_do_not_run_in_workers(tmp_path):
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_killed_training_process_takes_its_workers_along_even_from_a_thread():
+def test_a_killed_training_process_takes_its_workers_along_even_from_a_thread(zygote, tmp_path):
     """A loader made on a thread that has ended since: the kernel's word is only good for the main thread."""
-    run = program(f"""
+    run = program(zygote, tmp_path, f"""
         made = []
         thread = threading.Thread(target=lambda: made.append(Loader(Slow(0.01), 8, workers=2)))
         thread.start(); thread.join(); time.sleep(0.1)
@@ -170,10 +180,10 @@ def test_a_killed_training_process_takes_its_workers_along_even_from_a_thread():
         {SHOW}
         time.sleep(60)
     """)
-    processes = shown(run)
-    assert len(living(processes)) == 3
-    run.kill()
-    run.communicate()
+    processes = shown(tmp_path)
+    assert len(living(processes)) == 4
+    os.kill(processes[0], signal.SIGKILL)
+    assert run.result().returncode == -signal.SIGKILL
     assert wait_until(lambda: not living(processes))
 
 
@@ -233,9 +243,9 @@ def test_workers_can_be_killed_all_the_time():
         assert wait_until(lambda: take_step(loader) and len({*descendants(os.getpid())} - others) == 3)
 
 
-def test_a_process_forked_from_a_zygote_with_threads_can_load():
+def test_a_process_forked_from_a_zygote_with_threads_can_load(zygote, tmp_path):
     """As a rank is: torch preloaded, used before the fork, and threads of its own that hold torch's locks after it."""
-    run = program("""
+    run = program(zygote, tmp_path, """
         import torch
         torch.rand(300, 300) @ torch.rand(300, 300)
         child = os.fork()
@@ -263,8 +273,8 @@ def test_a_process_forked_from_a_zygote_with_threads_can_load():
         stop.set()
         os._exit(0)
     """)
-    out, errors = run.communicate(timeout=60)
-    assert (out, run.returncode) == ("done\n", 0), errors
+    ended = run.result()
+    assert (ended.stdout, ended.returncode) == ("done\n", 0), ended.stderr
 
 
 def test_a_fork_of_the_training_process_does_not_end_its_workers():

@@ -13,10 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked, zygotes
+
 JOBS = Path(__file__).parent / "jobs"
 DOCUMENT = Path(__file__).parents[3] / "docs" / "how-to-train-elastically.md"
 KINDS = {"hugging_face": "transformers", "accelerate": "accelerate", "lightning": "lightning"}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+FRESH = "accelerate"
+"""Without a launcher it runs in an interpreter of its own, not forked from the zygote."""
 STEPS = {"hugging_face": 6, "accelerate": 9, "lightning": 9}
 """Of the whole job on two ranks: three in an epoch."""
 
@@ -35,22 +39,13 @@ def only(kind):
 
 @pytest.fixture(scope="module")
 def zygote(tmp_path_factory):
-    """One zygote for all gangs here: these libraries take seconds to import."""
-    path = tmp_path_factory.mktemp("zygote") / "z"
-    modules = ["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo"]
-    modules += ["accelerate"] if importlib.util.find_spec("accelerate") else []
-    modules += ["transformers.trainer", "transformers.models.bert"] if importlib.util.find_spec("transformers") else []
-    modules += ["lightning.pytorch"] if importlib.util.find_spec("lightning") else []
-    process = subprocess.Popen(
-        [sys.executable, "-m", "brim.gang.zygote", "--listen", path, "--preload", ",".join(modules)],
-        stderr=subprocess.PIPE, env={**os.environ, **OFFLINE},
-    )  # fmt: skip
-    while b"listening" not in (line := process.stderr.readline()):
-        assert line
-    yield path
-    process.terminate()
-    process.wait()
-    process.stderr.close()
+    """One zygote for all gangs here: these libraries take seconds to import. It goes on without those not installed."""
+    modules = ["accelerate", "transformers.trainer", "transformers.models.bert", "lightning.pytorch"]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in OFFLINE.items():
+            patch.setenv(name, value)
+        with zygotes.shared(tmp_path_factory.mktemp("zygote"), *modules) as path:
+            yield path
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +56,14 @@ def run(zygote, tmp_path_factory):
     def run(kind, folder, *options, ranks=2, events="", launched=True, script=None):
         launch = ["-m", "brim.train.launch", "--nproc", ranks, "--zygote", zygote, "--control", sockets / "s"]
         words = [*(launch if launched else []), script or JOBS / f"{kind}_job.py", folder, *options]
-        done = subprocess.run(
-            [sys.executable, *map(str, words)], env={**os.environ, **OFFLINE, "EVENTS": events}, cwd=sockets,
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+        env = {**os.environ, **OFFLINE, "EVENTS": events}
+        if kind == FRESH and not launched:
+            done = subprocess.run(
+                [sys.executable, *map(str, words)], env=env, cwd=sockets, capture_output=True, text=True, timeout=120,
+                check=False,
+            )  # fmt: skip
+        else:
+            done = forked.run(*words, zygote=zygote, env=env, cwd=sockets, timeout_s=120)
         path = folder / "said-0.json"
         said = json.loads(path.read_text()) if path.exists() else None
         return done.returncode, done.stderr, said

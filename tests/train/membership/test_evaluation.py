@@ -4,8 +4,6 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -337,13 +335,10 @@ for _ in run.epochs(1, steps=1):
 '''
 
 
-def test_an_evaluation_that_breaks_its_group_every_time_is_given_up(tmp_path):
+def test_an_evaluation_that_breaks_its_group_every_time_is_given_up(tmp_path, zygote):
     job = tmp_path / "job.py"
-    job.write_text(BREAKS)
-    done = subprocess.run(
-        [sys.executable, "-m", "brim.train.launch", "--nproc", "2", job], check=False, capture_output=True, text=True,
-        timeout=120, env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )
+    job.write_text(f"import sys\nsys.path.insert(0, {os.getcwd()!r})\n{BREAKS}")
+    done = forked.run("-m", "brim.train.launch", "--zygote", zygote, "--nproc", 2, job, zygote=zygote, timeout_s=120)
     found = re.search(rf"^(\d+) an evaluation broke its group {EVALUATION_ATTEMPTS} times: ", done.stdout, re.MULTILINE)
     assert found, done.stdout + done.stderr
     assert 1 <= int(found[1]) <= EVALUATION_ATTEMPTS  # a group that the other rank broke counts without a call

@@ -97,12 +97,25 @@ os._exit(0) if group.rank else sys.exit(0)
 """
 
 
-def left_behind(times, timeout_s):
-    """What rank 0 prints that waits so many times for a message of rank 1 that stops within."""
-    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+BOTH = """
+import atexit, os
+other = os.fork()
+os.environ["RANK"] = "0" if other else "1"
+if other:
+    atexit.register(os.kill, other, 9)
+"""
+
+
+def environment():
+    return {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+
+
+def test_a_wait_for_a_message_that_stopped_within_is_given_up_and_left_behind():
+    """Neither the wait nor the exit of an interpreter lasts as long as gloo's time-out."""
+    variables = environment()
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", PARTLY, str(times), str(timeout_s)], env={**environment, "RANK": str(rank)},
+            [sys.executable, "-c", PARTLY, "1", "600"], env={**variables, "RANK": str(rank)},
             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for rank in range(2)
@@ -114,19 +127,15 @@ def left_behind(times, timeout_s):
             rank.kill()
             rank.communicate()
     assert ranks[0].returncode == 0, err
-    return out.splitlines(), err
-
-
-def test_a_wait_for_a_message_that_stopped_within_is_given_up_and_left_behind():
-    out, err = left_behind(1, timeout_s=600)  # neither the wait nor the exit lasts as long as gloo's time-out
-    assert out[-1] == "1 left behind"
+    assert out.splitlines()[-1] == "1 left behind"
     assert "left behind with 67 MB: it waits in gloo, and returns after 600 s at the latest (1 of" in err
 
 
-def test_the_number_of_threads_left_behind_is_bounded():
-    out, err = left_behind(LEFT_MAX, timeout_s=25)
-    assert out[-1] == "True"
-    assert f"{LEFT_MAX} threads wait in gloo, the most that may: the next group is formed when one returns" in err
+def test_the_number_of_threads_left_behind_is_bounded(zygote):
+    done = forked.run("-c", BOTH + PARTLY, LEFT_MAX, 25, zygote=zygote, env=environment(), timeout_s=90, check=True)
+    assert done.stdout.splitlines()[-1] == "True"
+    said = f"{LEFT_MAX} threads wait in gloo, the most that may: the next group is formed when one returns"
+    assert said in done.stderr
 
 
 class Holding:
