@@ -1,0 +1,85 @@
+"""Who asks: the kernel's word for a Unix socket, a token for TCP; and what they may see and do.
+
+Nothing in a request says who its sender is. Every rule on whose job is whose is in `Caller.may_see` and
+`Caller.may_change`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pwd
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from brim.live.records import JobRecord
+
+PEER: Final = "peer_uid"
+"""Key of the connection's state: uid of the process that connected; absent for TCP."""
+_CREDENTIALS: Final = struct.Struct("iII")
+"""pid, uid and gid, as in ``struct ucred``."""
+_OVERFLOW_UID: Final = 65534
+"""Every user of another user namespace that has no number here: nobody in particular."""
+
+
+class PeerProtocol(H11Protocol):
+    """HTTP/1.1 that knows, on a Unix socket, which user has connected."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See ``asyncio.Protocol``."""
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if connection.family == socket.AF_UNIX:
+            found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            _, uid, _ = _CREDENTIALS.unpack(found)
+            self.app_state = {**self.app_state, PEER: uid}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """A user who was recognised.
+
+    Attributes:
+        uid: The kernel's number of the user.
+        user: Name of the user.
+        is_admin: Whether it is the user who runs the controller.
+        token: Id of the token that recognised the caller; empty on a Unix socket.
+    """
+
+    uid: int
+    user: str
+    is_admin: bool
+    token: str = ""
+
+    def may_see(self, job: JobRecord) -> bool:
+        """Whether all of a job may be shown to the caller, not only what everybody may know."""
+        return self.is_admin or job.uid == self.uid
+
+    def may_change(self, job: JobRecord) -> bool:
+        """Whether the caller may cancel, hold, release or requeue a job."""
+        return self.is_admin or job.uid == self.uid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """Who may use the controller: its owner, and the users whom the owner allows."""
+
+    owner: int
+    allowed: frozenset[int] = frozenset()
+
+    def caller(self, uid: int, token: str = "") -> Caller | None:
+        """Return the user as a caller; None if the user is not admitted."""
+        if uid != self.owner and (uid not in self.allowed or uid == _OVERFLOW_UID):
+            return None
+        return Caller(uid=uid, user=user_name(uid), is_admin=uid == self.owner, token=token)
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user; the number if it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

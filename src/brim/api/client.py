@@ -1,0 +1,217 @@
+"""A client of the API on its Unix socket, on the standard library alone, so that `brim ps` answers at once.
+
+    client = Client(runtime_folder() / "api.sock")
+    (job,) = client.submit([request])
+    client.job(job).state
+
+Requests are HTTP/1.0 with one connection each. ``http.client`` imports a parser of mail: 25 ms of CPU time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal
+
+from brim.api.wire import SCHEMA, read_job
+from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
+from brim.live.records import JobRecord
+from brim.live.requests import JobRequest
+
+TIMEOUT_S: Final = 30.0
+"""Longest wait for a part of an answer; ours. A stream has none."""
+PAUSES_S: Final = (0.1, 0.3, 1.0, 2.0)
+"""Between attempts where the controller is absent or busy: it answers within 2 s of being killed and restarted."""
+ANSWER_BYTES_MAX: Final = 1 << 26
+_KINDS: Final[Mapping[int, type[BrimError]]] = {
+    400: ConfigError, 413: ConfigError, 415: ConfigError, 422: ConfigError, 404: NotFoundError,
+    401: RefusedError, 403: RefusedError, 409: RefusedError,
+}  # fmt: skip
+_PASSES: Final = (429, 503)
+Verb = Literal["cancel", "hold", "release", "requeue"]
+
+
+class NoControllerError(BrimError):
+    """No controller answers."""
+
+
+class BusyError(BrimError):
+    """The controller answers that it can take no more now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Jobs in order of their ids, and the cluster time in milliseconds to which their times relate."""
+
+    now_ms: int
+    jobs: tuple[JobRecord, ...]
+
+
+class Client:
+    """Asks the controller.
+
+    Every method raises ``NoControllerError`` if none answers, ``NotFoundError``, ``RefusedError`` or ``ConfigError``
+    for what the controller refuses, and ``BusyError`` if it is busy for long.
+
+    Args:
+        path: The Unix socket of the controller.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def submit(self, requests: Sequence[JobRequest], key: str = "") -> list[int]:
+        """Submit jobs, all or none, and return their ids.
+
+        A submission whose answer was lost is repeated under its key, which makes it one submission.
+
+        Args:
+            requests: What is asked for.
+            key: Stands for this submission; empty for a new one.
+        """
+        body = json.dumps([request.record() for request in requests], separators=(",", ":")).encode()
+        answer = self._ask("POST", "/v1/jobs", body, {"Idempotency-Key": key or os.urandom(16).hex()})
+        return list(answer["ids"])
+
+    def jobs(
+        self, state: Literal["active", "ended", "all"] = "active", *, user: str = "", limit: int = 1_000
+    ) -> Listing:
+        """Return the newest jobs of a user; of all users if it is empty."""
+        who = "".join(f"%{byte:02x}" for byte in user.encode())
+        answer = self._ask("GET", f"/v1/jobs?state={state}&limit={limit}&user={who}")
+        return Listing(int(answer["now_ms"]), tuple(map(read_job, answer["jobs"])))
+
+    def job(self, job: int) -> JobRecord:
+        """Return one job of this user."""
+        return read_job(self._ask("GET", f"/v1/jobs/{job}")["job"])
+
+    def command(self, verb: Verb, job: int) -> JobRecord:
+        """Cancel, hold, release or requeue a job, and return it as it then is."""
+        return read_job(self._ask("POST", f"/v1/jobs/{job}/{verb}", b"{}")["job"])
+
+    def explain(self, job: int) -> str:
+        """Return why a job waits, and what would let it run."""
+        return str(self._ask("GET", f"/v1/jobs/{job}/explain")["text"])
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return agents and their devices."""
+        return list(self._ask("GET", "/v1/nodes")["nodes"])
+
+    def status(self) -> dict[str, Any]:
+        """Return facts on the controller, with ``user`` and ``is_admin`` of who asks."""
+        return self._ask("GET", "/v1/status")
+
+    def events(self) -> Iterator[JobRecord]:
+        """Yield every job that changes, from now on, until the controller ends."""
+        with self._opened("GET", "/v1/events", b"", {}, None) as answer:
+            status, _ = _head(answer)
+            if status != 200:
+                raise _error(status, answer.read(ANSWER_BYTES_MAX))
+            for line in answer:
+                if line.startswith(b"data:"):
+                    yield read_job(json.loads(line[5:]))
+
+    def is_there(self) -> bool:
+        """Whether a controller answers now."""
+        try:
+            with self._opened("GET", "/healthz", b"", {}, TIMEOUT_S) as answer:
+                return _head(answer)[0] == 200
+        except NoControllerError:
+            return False
+
+    def _ask(self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Any:
+        """Return the answer to a request, which is made again while the controller is absent or busy."""
+        for pause_s in (*PAUSES_S, None):
+            try:
+                return self._once(method, target, body, headers or {})
+            except NoControllerError as error:
+                if pause_s is None or isinstance(error.__cause__, FileNotFoundError | PermissionError):
+                    raise
+            except BusyError:
+                if pause_s is None:
+                    raise
+            time.sleep(pause_s)
+        raise AssertionError
+
+    def _once(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> Any:
+        with self._opened(method, target, body, headers, TIMEOUT_S) as answer:
+            try:
+                status, length = _head(answer)
+                data = answer.read(min(ANSWER_BYTES_MAX, length))
+            except OSError as error:
+                raise self._absent(error) from error
+        if len(data) < length:
+            raise NoControllerError(f"the controller at {self.path} ended before it had answered")
+        if status in (200, 201):
+            plain = json.loads(data)
+            if plain.get("schema") != SCHEMA:
+                raise BrimError(
+                    f"the controller answers with schema {plain.get('schema')}, and this brim knows {SCHEMA}: install "
+                    "the version of the controller"
+                )
+            return plain
+        raise _error(status, data)
+
+    def _opened(
+        self, method: str, target: str, body: bytes, headers: Mapping[str, str], timeout_s: float | None
+    ) -> BinaryIO:
+        """Send a request and return the answer as a file."""
+        lines = [f"{method} {target} HTTP/1.0", "Host: brim", f"Content-Length: {len(body)}"]
+        if body:
+            lines.append("Content-Type: application/json")
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(timeout_s)
+            connection.connect(str(self.path))
+            connection.sendall("\r\n".join([*lines, "", ""]).encode("ascii") + body)
+            return connection.makefile("rb")
+        except OSError as error:
+            raise self._absent(error) from error
+        finally:
+            connection.close()  # the file keeps it open
+
+    def _absent(self, error: OSError) -> NoControllerError:
+        if isinstance(error, PermissionError):
+            said = "this user may not use it; its owner can allow it: brim up --allow USER"
+        elif isinstance(error, FileNotFoundError):
+            said = "there is none: start one with `brim up`, or use a colleague's with `brim join USER`"
+        else:
+            said = f"{error.strerror or error}: see `brim doctor`"
+        return NoControllerError(f"no controller answers at {self.path}: {said}")
+
+
+def _head(answer: BinaryIO) -> tuple[int, int]:
+    """Read the head of an answer: its status, and the length of its body.
+
+    Raises:
+        BrimError: it is not HTTP.
+        NoControllerError: it ended too early.
+    """
+    line = answer.readline(1_000)
+    if not line.endswith(b"\n") and b"HTTP/1.".startswith(line[:7]):
+        raise NoControllerError("the controller ended before it had answered")
+    words = line.split()
+    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+        raise BrimError("what answers is no controller of brim")
+    length = ANSWER_BYTES_MAX
+    while (line := answer.readline(10_000)).strip():
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length":
+            length = int(value)
+    return int(words[1]), length
+
+
+def _error(status: int, data: bytes) -> BrimError:
+    try:
+        detail = str(json.loads(data)["detail"])
+    except (ValueError, KeyError, TypeError):
+        detail = data.decode("utf-8", "replace")[:200].strip() or f"status {status}"
+    if status in _PASSES:
+        return BusyError(detail)
+    return _KINDS.get(status, BrimError)(detail)

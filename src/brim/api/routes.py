@@ -1,0 +1,182 @@
+"""The routes, version 1. A job of another user is answered as one that does not exist."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterable
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from brim.api.auth import Caller
+from brim.api.logs import read_log
+from brim.api.metrics import exposition
+from brim.api.schemas import Alive, Explanation, JobsAnswer, Nodes, OneJob, StatusAnswer, Submitted
+from brim.api.service import Service
+from brim.api.wire import SCHEMA, plain_job, redacted
+from brim.errors import BrimError, ConfigError, NotFoundError
+from brim.live.records import JobRecord
+from brim.live.requests import ID_MAX, REQUEST_BYTES_MAX, JobRequest, read_request
+
+JOBS_MAX: Final = 10_000
+"""Jobs of one submission."""
+PAGE_MAX: Final = 1_000
+"""Jobs of one answer."""
+_BODY: Final = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"anyOf": [
+    {"$ref": "#/components/schemas/JobRequest"},
+    {"type": "array", "items": {"$ref": "#/components/schemas/JobRequest"}, "minItems": 1, "maxItems": JOBS_MAX},
+]}}}}}  # fmt: skip
+
+router = APIRouter()
+
+
+class TooLongError(BrimError):
+    """A request is longer than its kind may be."""
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def _caller(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+At = Annotated[Service, Depends(_service)]
+By = Annotated[Caller, Depends(_caller)]
+Id = Annotated[int, Path(ge=1, le=ID_MAX, description="Job id.")]
+
+
+def _own(service: Service, caller: Caller, job: int) -> JobRecord:
+    """Return a job of the caller.
+
+    Raises:
+        NotFoundError: there is none of this id, or it is another user's.
+    """
+    found = service.job(job)
+    if found is None or not caller.may_see(found):
+        raise NotFoundError(f"there is no job {job} of yours")
+    return found
+
+
+@router.get("/healthz")
+async def healthz() -> Alive:
+    """Answer, whoever asks."""
+    return {"ok": True}
+
+
+@router.post("/v1/jobs", status_code=201, openapi_extra=_BODY, response_model=Submitted)
+async def submit(
+    request: Request, at: At, by: By, idempotency_key: Annotated[str, Header(pattern="^[A-Za-z0-9._-]{1,128}$")]
+) -> Response:
+    """Submit a job or a list, all or none. They are durable when this answers; the key makes it repeatable."""
+    asked = _read(await request.body())
+    ids = await at.submit(by.uid, by.user, asked, idempotency_key)
+    return JSONResponse({"schema": SCHEMA, "ids": list(ids)}, 201)
+
+
+def _read(body: bytes) -> list[JobRequest]:
+    many = body.lstrip(b" \t\r\n")[:1] == b"["
+    if not many and len(body) > REQUEST_BYTES_MAX:
+        raise TooLongError(f"job: found {len(body)} bytes, expected at most {REQUEST_BYTES_MAX}")
+    try:
+        plain = json.loads(body, parse_constant=_not_finite)
+    except (ValueError, RecursionError):
+        raise ConfigError("body: found no JSON of finite numbers, expected a job or a list of jobs") from None
+    if not many:
+        return [read_request(plain)]
+    if not 1 <= len(plain) <= JOBS_MAX:
+        raise ConfigError(f"body: found a list of {len(plain)} jobs, expected 1 to {JOBS_MAX}")
+    return [_read_item(number, item) for number, item in enumerate(plain)]
+
+
+def _read_item(number: int, plain: Any) -> JobRequest:
+    try:
+        return read_request(plain)
+    except ConfigError as error:
+        raise ConfigError(f"job {number} of the list: {error}") from None
+
+
+def _not_finite(name: str) -> float:
+    raise ValueError(name)
+
+
+@router.get("/v1/jobs", response_model=JobsAnswer)
+async def jobs(
+    at: At, by: By,
+    state: Annotated[Literal["active", "ended", "all"], Query(description="Which jobs.")] = "active",
+    user: Annotated[str, Query(max_length=64, description="Only jobs of this user.")] = "",
+    limit: Annotated[int, Query(ge=1, le=PAGE_MAX, description="At most as many, the newest ones.")] = PAGE_MAX,
+    before: Annotated[int, Query(ge=1, le=ID_MAX, description="Only ids below this, for the next page.")] = ID_MAX,
+) -> Response:  # fmt: skip
+    """List jobs of all users."""
+    found = [
+        job for job in at.jobs()
+        if job.id < before and (state == "all" or job.has_ended == (state == "ended")) and user in ("", job.user)
+    ]  # fmt: skip
+    shown = [plain_job(job if by.may_see(job) else redacted(job)) for job in found[-limit:]]
+    return JSONResponse({"schema": SCHEMA, "now_ms": at.status()["now_ms"], "jobs": shown})
+
+
+def _one(at: Service, job: JobRecord) -> Response:
+    return JSONResponse({"schema": SCHEMA, "now_ms": at.status()["now_ms"], "job": plain_job(job)})
+
+
+@router.get("/v1/jobs/{job:int}", response_model=OneJob)
+async def one_job(at: At, by: By, job: Id) -> Response:
+    """Show a job."""
+    return _one(at, _own(at, by, job))
+
+
+@router.post("/v1/jobs/{job:int}/{verb}", response_model=OneJob)
+async def command(at: At, by: By, job: Id, verb: Literal["cancel", "hold", "release", "requeue"]) -> Response:
+    """Cancel, hold, release or requeue a job. It is durable when this answers, and done some time later."""
+    found = _own(at, by, job)
+    if not by.may_change(found):
+        raise NotFoundError(f"there is no job {job} of yours")
+    return _one(at, await at.command(by.uid, verb, job))
+
+
+@router.get("/v1/jobs/{job:int}/explain")
+async def explain(at: At, by: By, job: Id) -> Explanation:
+    """Explain why a job waits, and what would let it run."""
+    return {"schema": SCHEMA, "id": _own(at, by, job).id, "text": at.explain(job)}
+
+
+@router.get("/v1/jobs/{job:int}/log", response_class=PlainTextResponse)
+def log(
+    at: At, by: By, job: Id,
+    rank: Annotated[int, Query(ge=0, le=9_999)] = 0,
+    offset: Annotated[int, Query(ge=0, le=ID_MAX, description="Bytes of the newest attempt to pass over.")] = 0,
+) -> Response:  # fmt: skip
+    """Return what a job of the controller's own user wrote, at most 1 MiB; other users' agents keep theirs."""
+    return PlainTextResponse(read_log(_own(at, by, job), rank, offset))
+
+
+@router.get("/v1/nodes")
+async def nodes(at: At) -> Nodes:
+    """Show agents and devices."""
+    return {"schema": SCHEMA, "nodes": [dict(node) for node in at.nodes()]}
+
+
+@router.get("/v1/status")
+async def status(at: At, by: By) -> StatusAnswer:
+    """Show facts on the controller."""
+    return {"schema": SCHEMA, "user": by.user, "is_admin": by.is_admin, "status": dict(at.status())}
+
+
+@router.get("/v1/events", response_class=EventSourceResponse)
+async def events(at: At, by: By) -> AsyncIterable[ServerSentEvent]:
+    """Send every job that changes, as it then is."""
+    async for job in at.subscribe():
+        yield ServerSentEvent(event="job", data=plain_job(job if by.may_see(job) else redacted(job)))
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(at: At) -> Response:
+    """Return metrics for Prometheus."""
+    return exposition(at)

@@ -1,0 +1,68 @@
+"""The shapes of answers, for the OpenAPI document. Jobs are those of ``brim.live``, so that there is one definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from brim.live.records import JobRecord
+
+
+class ErrorAnswer(TypedDict):
+    """Why a request was refused: what was found and what was expected."""
+
+    detail: str
+
+
+class Submitted(TypedDict):
+    """Ids of the jobs that were accepted, in the order of the request."""
+
+    schema: int
+    ids: list[int]
+
+
+class OneJob(TypedDict):
+    """A job, and the cluster time to which its own times relate, in milliseconds."""
+
+    schema: int
+    now_ms: int
+    job: JobRecord
+
+
+class JobsAnswer(TypedDict):
+    """Jobs in order of their ids; of other users' jobs only what everybody may know."""
+
+    schema: int
+    now_ms: int
+    jobs: list[JobRecord]
+
+
+class Explanation(TypedDict):
+    """Why a job waits, and what would let it run."""
+
+    schema: int
+    id: int
+    text: str
+
+
+class Nodes(TypedDict):
+    """Agents and their devices."""
+
+    schema: int
+    nodes: list[dict[str, Any]]
+
+
+class StatusAnswer(TypedDict):
+    """Facts on the controller, and who asked."""
+
+    schema: int
+    user: str
+    is_admin: bool
+    status: dict[str, Any]
+
+
+class Alive(TypedDict):
+    """A process answers."""
+
+    ok: bool

@@ -1,0 +1,60 @@
+"""Jobs as plain data for JSON, and back: what the server sends and the client reads.
+
+A reader ignores fields that it does not know, and gives those that are missing their default, so that client and server
+may be of different versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, Final
+
+from brim.live.records import JobRecord
+from brim.live.requests import NONE, JobRequest
+
+SCHEMA: Final = 1
+"""Version of every answer; it grows when a field changes its meaning."""
+HIDDEN_NAME: Final = "-"
+"""Stands for the name of another user's job."""
+_HIDDEN_CAPTURE: Final = "0" * 32
+_HIDDEN_DIGEST: Final = "0" * 64
+
+_RECORD: Final = tuple(field.name for field in fields(JobRecord) if field.name != "request")
+_REQUEST: Final = frozenset(field.name for field in fields(JobRequest))
+_TUPLES: Final = ("holds", "devices")
+_REQUEST_TUPLES: Final = ("sizes", "after")
+
+
+def redacted(job: JobRecord) -> JobRecord:
+    """Return what other users may know of a job: whose it is, its state, its devices, and why it waits.
+
+    They may not know what it runs, how it ended, or what its user called it.
+    """
+    request = replace(job.request, name=HIDDEN_NAME, capture=_HIDDEN_CAPTURE, digest=_HIDDEN_DIGEST, after=())
+    waits = job.state in ("pending", "held")
+    return replace(
+        job, key="", request=request, reason=job.reason if waits else "", exit_code=NONE, failures=0,
+        samples_done=0.0, samples_total=0.0, lost_gpu_s=0.0,
+    )  # fmt: skip
+
+
+def plain_job(job: JobRecord) -> dict[str, Any]:
+    """Return a job as plain data; its request without the fields that have their default."""
+    plain = {name: getattr(job, name) for name in _RECORD}
+    plain["request"] = job.request.record()
+    return plain
+
+
+def read_job(plain: Mapping[str, Any]) -> JobRecord:
+    """Return the job of plain data.
+
+    Raises:
+        ConfigError: a field of its request is not valid.
+        TypeError: a field without a default is missing.
+    """
+    values = {name: plain[name] for name in _RECORD if name in plain}
+    asked = {name: value for name, value in plain["request"].items() if name in _REQUEST}
+    values.update((name, tuple(values[name])) for name in _TUPLES if name in values)
+    asked.update((name, tuple(asked[name])) for name in _REQUEST_TUPLES if name in asked)
+    return JobRecord(request=JobRequest(**asked), **values)

@@ -1,0 +1,84 @@
+"""A service without an engine, for tests of what is in front of it: it keeps jobs, and does nothing with them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from brim.errors import NotFoundError, RefusedError
+from brim.live.records import JobRecord
+from brim.live.requests import JobRequest
+from brim.live.store.errors import KeyReusedError
+
+CAPTURE, DIGEST = "a" * 32, "b" * 64
+
+
+def request(name="train", **fields):
+    return JobRequest(name=name, capture=CAPTURE, digest=DIGEST, **fields)
+
+
+class KeepsJobs:
+    """See `brim.api.service.Service`."""
+
+    def __init__(self):
+        self._jobs, self._keys, self._watchers = {}, {}, set()
+        self.full = None
+
+    async def submit(self, uid, user, requests, key):
+        if self.full is not None:
+            raise self.full
+        if (uid, key) in self._keys:
+            before, ids = self._keys[uid, key]
+            if before != list(requests):
+                raise KeyReusedError(f"key {key} stands for another submission")
+            return ids
+        first = len(self._jobs) + 1
+        ids = list(range(first, first + len(requests)))
+        for job, asked in zip(ids, requests, strict=True):
+            self._put(JobRecord(id=job, uid=uid, user=user, key=key, request=asked, submitted_s=1.0, submit_ms=1_000,
+                                state="held" if asked.hold else "pending", reason="waits for a device"))
+        self._keys[uid, key] = (list(requests), ids)
+        return ids
+
+    async def command(self, uid, verb, job):
+        found = self._jobs.get(job)
+        if found is None:
+            raise NotFoundError(f"there is no job {job}")
+        if found.has_ended:
+            raise RefusedError(f"job {job} has ended")
+        state = {"cancel": "cancelled", "hold": "held", "release": "pending", "requeue": "pending"}[verb]
+        self._put(replace(found, state=state))
+        return self._jobs[job]
+
+    def put(self, job, **changed):
+        """Change a job as the controller would."""
+        self._put(replace(self._jobs[job], **changed))
+
+    def _put(self, record):
+        self._jobs[record.id] = record
+        for queue in self._watchers:
+            queue.put_nowait(record)
+
+    def jobs(self):
+        return list(self._jobs.values())
+
+    def job(self, job):
+        return self._jobs.get(job)
+
+    def nodes(self):
+        return [{"user": "ann", "uid": 1000, "devices": [{"name": "cpu0", "state": "open"}]}]
+
+    def status(self):
+        return {"now_ms": 5_000, "policy": "fifo"}
+
+    def explain(self, job):
+        return f"job {job} waits for a device."
+
+    async def subscribe(self):
+        queue = asyncio.Queue()
+        self._watchers.add(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._watchers.discard(queue)

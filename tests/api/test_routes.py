@@ -1,0 +1,209 @@
+"""What each user gets from each route: own jobs whole, those of others as if they were not there."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from dataclasses import asdict
+
+import pytest
+
+from brim.api.app import create_app
+from brim.api.auth import Admission
+from brim.api.wire import plain_job, read_job, redacted
+from brim.live.requests import REQUEST_BYTES_MAX
+from brim.live.store.errors import NotAcceptedError
+from tests.api.asking import ask
+from tests.api.stand_in import KeepsJobs, request
+
+OWNER, ANN, BO = 1000, 1001, 1002
+KEY = {"idempotency-key": "k1"}
+
+
+@pytest.fixture
+def service():
+    return KeepsJobs()
+
+
+@functools.cache
+def made():
+    return create_app(KeepsJobs(), Admission(owner=OWNER, allowed=frozenset({ANN, BO})))
+
+
+@pytest.fixture
+def app(service):
+    made().state.service = service
+    return made()
+
+
+def submit(app, uid=ANN, key="k1", **fields):
+    return ask(app, "POST", "/v1/jobs", request(**fields).record(), uid=uid, headers={"idempotency-key": key})
+
+
+def test_a_key_stands_for_one_submission_of_one_user(app):
+    assert submit(app).plain["ids"] == [1]
+    assert submit(app).plain["ids"] == [1]
+    other = submit(app, gpus=2)
+    assert (other.status, "k1" in other.plain["detail"]) == (409, True)
+    assert submit(app, uid=BO).plain["ids"] == [2]
+
+
+def test_many_jobs_are_one_submission(app, service):
+    many = [request(name=f"n{number}", array_index=number).record() for number in range(3)]
+    assert ask(app, "POST", "/v1/jobs", many, uid=ANN, headers=KEY).plain["ids"] == [1, 2, 3]
+    wrong = [many[0], {**many[1], "gpus": 0}]
+    answer = ask(app, "POST", "/v1/jobs", wrong, uid=ANN, headers={"idempotency-key": "k2"})
+    assert (answer.status, answer.plain["detail"][:19]) == (422, "job 1 of the list: ")
+    assert len(service.jobs()) == 3
+
+
+@pytest.mark.parametrize("key", [None, "", "a b", "a/b", "k" * 129, "\u00e9"])
+def test_a_submission_without_a_key_is_refused(app, key):
+    headers = {} if key is None else {"idempotency-key": key}
+    assert ask(app, "POST", "/v1/jobs", request().record(), uid=ANN, headers=headers).status == 422
+
+
+VALID = request().record()
+
+
+@pytest.mark.parametrize("body", [
+    b"", b"{", b"null", b"3", b'"x"', b"[]", b"[[]]", b"{}", b"\xff\xfe", b"[" * 5_000, b'{"a":' * 5_000,
+    b"[" + b"9" * 5_000 + b"]",
+    json.dumps({**VALID, "grace_s": float("nan")}).encode(), json.dumps({**VALID, "grace_s": float("inf")}).encode(),
+    json.dumps({**VALID, "grace_s": 1e308}).encode(), json.dumps({**VALID, "gpus": 1e400}).encode(),
+    json.dumps({**VALID, "gpus": True}).encode(), json.dumps({**VALID, "gpus": 10**400}).encode(),
+    json.dumps({**VALID, "name": "../../etc"}).encode(), json.dumps({**VALID, "name": "a\x1b[2J"}).encode(),
+    json.dumps({**VALID, "name": "a\0b"}).encode(), json.dumps({**VALID, "name": "x" * 65}).encode(),
+    json.dumps({**VALID, "name": "\ud800"}).encode(), json.dumps({**VALID, "capture": "../" + "a" * 29}).encode(),
+    json.dumps({**VALID, "uid": 0}).encode(), json.dumps({**VALID, "user": "root"}).encode(),
+    json.dumps({**VALID, "after": [{}]}).encode(), json.dumps({**VALID, "after": [-1]}).encode(),
+])  # fmt: skip
+def test_a_hostile_request_is_refused_in_one_line(app, service, body):
+    answer = ask(app, "POST", "/v1/jobs", body, uid=ANN, headers=KEY)
+    assert answer.status == 422
+    said = answer.plain["detail"]
+    assert said.isprintable()
+    assert said.isascii()
+    assert len(said) < 600
+    assert not service.jobs()
+
+
+def test_one_job_may_have_64_kib(app):
+    fits = json.dumps(VALID).encode().ljust(REQUEST_BYTES_MAX)
+    assert ask(app, "POST", "/v1/jobs", fits, uid=ANN, headers=KEY).status == 201
+    answer = ask(app, "POST", "/v1/jobs", fits + b" ", uid=ANN, headers=KEY)
+    assert (answer.status, "65537 bytes" in answer.plain["detail"]) == (413, True)
+
+
+def test_a_full_disk_is_no_fault_of_the_request(app, service):
+    service.full = NotAcceptedError("the disk of /state is full")
+    answer = submit(app)
+    assert (answer.status, answer.headers["retry-after"], answer.plain) == (503, "1", {"detail": str(service.full)})
+
+
+OF_ONE_JOB = [("GET", ""), ("GET", "/explain"), ("GET", "/log"), ("POST", "/hold"), ("POST", "/release"),
+              ("POST", "/requeue"), ("POST", "/cancel")]
+
+
+@pytest.mark.parametrize(("method", "what"), OF_ONE_JOB)
+def test_another_users_job_is_answered_as_one_that_does_not_exist(app, service, method, what):
+    submit(app)
+    before = service.jobs()
+    foreign = ask(app, method, f"/v1/jobs/1{what}", b"{}", uid=BO)
+    missing = ask(app, method, f"/v1/jobs/9{what}", b"{}", uid=BO)
+    assert (foreign.status, missing.status) == (404, 404)
+    assert foreign.plain["detail"].replace("1", "9") == missing.plain["detail"]
+    assert service.jobs() == before
+
+
+@pytest.mark.parametrize("uid", [ANN, OWNER])
+@pytest.mark.parametrize(("method", "what"), [each for each in OF_ONE_JOB if each[1] != "/log"])
+def test_a_user_and_the_admin_see_and_change_a_job(app, uid, method, what):
+    submit(app)
+    assert ask(app, method, f"/v1/jobs/1{what}", b"{}", uid=uid).status == 200
+
+
+@pytest.mark.parametrize(("method", "what"), OF_ONE_JOB)
+def test_a_job_is_named_by_a_number(app, service, method, what):
+    submit(app)
+    for job in ("0", "-1", "1.0", "1e3", "x", "%31%2e", "..", "1%00", "9" * 30, "\u0661", "1/../2", " 1", ""):
+        assert ask(app, method, f"/v1/jobs/{job}{what}", b"{}", uid=ANN).status in (404, 405, 422), job
+    assert service.job(1).state == "pending"
+
+
+def test_others_see_whose_job_it_is_and_why_it_waits_and_nothing_else(app, service):
+    submit(app, name="secret-name", after=(7,), gpus=2)
+    answer = ask(app, "GET", "/v1/jobs", uid=BO)
+    for word in ("secret-name", "k1", *VALID.values()):
+        assert str(word) not in answer.body.decode().replace("pending", "")
+    (seen,) = map(read_job, answer.plain["jobs"])
+    assert (seen.user, seen.state, seen.request.gpus, seen.reason) == ("1001", "pending", 2, "waits for a device")
+    service.put(1, state="failed", reason="exit code 3: /home/ann/secret.py", exit_code=3)
+    (seen,) = map(read_job, ask(app, "GET", "/v1/jobs?state=ended", uid=BO).plain["jobs"])
+    assert (seen.reason, seen.exit_code) == ("", -1)
+    (own,) = ask(app, "GET", "/v1/jobs?state=ended", uid=ANN).plain["jobs"]
+    assert read_job(own) == service.job(1)
+
+
+def test_what_is_hidden_is_a_decision_about_every_field(service):
+    """A field that is added to a job is either shown to all on purpose, or hidden."""
+    asyncio.run(service.submit(ANN, "ann", [request(after=(3,))], "key"))
+    service.put(1, exit_code=3, failures=2, samples_done=1.0, samples_total=2.0, lost_gpu_s=3.0, state="failed")
+    job = service.job(1)
+    before, after = asdict(job), asdict(redacted(job))
+    hidden = {name for name in before if name != "request" and before[name] != after[name]}
+    assert hidden == {"key", "reason", "exit_code", "failures", "samples_done", "samples_total", "lost_gpu_s"}
+    asked = {name for name in before["request"] if before["request"][name] != after["request"][name]}
+    assert asked == {"name", "capture", "digest", "after"}
+    assert set(before) - hidden == {
+        "id", "uid", "user", "request", "array", "submitted_s", "submit_ms", "state", "holds", "attempt", "devices",
+        "preemptions", "first_start_ms", "ended_ms",
+    }  # fmt: skip
+
+
+def test_jobs_come_by_state_user_and_page(app, service):
+    for number in range(5):
+        submit(app, uid=ANN if number % 2 else BO, key=f"k{number}")
+    service.put(2, state="finished")
+
+    def ids(query):
+        return [job["id"] for job in ask(app, "GET", f"/v1/jobs{query}", uid=ANN).plain["jobs"]]
+
+    assert ids("") == [1, 3, 4, 5]
+    assert ids("?state=ended") == [2]
+    assert ids("?state=all&limit=2") == [4, 5]
+    assert ids("?state=all&limit=2&before=4") == [2, 3]
+    assert ids("?state=all&user=1001") == [2, 4]
+    for wrong in ("?limit=0", "?limit=1001", "?state=x", "?before=x"):
+        assert ask(app, "GET", f"/v1/jobs{wrong}", uid=ANN).status == 422
+
+
+def test_a_field_that_is_not_known_or_missing_does_not_stop_a_reader(service):
+    asyncio.run(service.submit(ANN, "ann", [request(after=(3,), sizes=(1, 2), ranks="per-gpu")], "key"))
+    plain = plain_job(service.job(1))
+    assert read_job(json.loads(json.dumps(plain))) == service.job(1)
+    newer = {**plain, "colour": 1, "request": {**plain["request"], "colour": 1}}
+    assert read_job(newer) == service.job(1)
+    del plain["lost_gpu_s"]
+    assert read_job(plain) == service.job(1)
+
+
+def test_metrics_name_no_user_and_no_job(app, service):
+    submit(app, name="secret-name")
+    service.put(1, first_start_ms=31_000, preemptions=2, lost_gpu_s=1.5)
+    text = ask(app, "GET", "/metrics", uid=BO).body.decode()
+    assert 'brim_jobs{class="regular",state="pending"} 1.0' in text
+    assert 'brim_queue_wait_seconds_bucket{le="10.0"} 0.0' in text
+    assert 'brim_queue_wait_seconds_bucket{le="60.0"} 1.0' in text
+    assert "brim_preemptions_total 2.0" in text
+    assert "brim_lost_work_gpu_seconds_total 1.5" in text
+    assert 'brim_devices{state="open"} 1.0' in text
+    assert "secret-name" not in text
+    assert "1001" not in text
+
+
+def test_an_error_of_our_own_is_a_500_that_tells_nothing(app, service, caplog):
+    service.status = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):  # uvicorn logs it; the answer was sent before
+        ask(app, "GET", "/v1/status", uid=ANN)
