@@ -186,6 +186,7 @@ class Event:
         report: What the job reported, for REPORTED only.
         setting: What the job has from now on, for START, RESIZE and TUNE only.
         gpu: Index on the node, for events of GPUs only.
+        user: Name of the user, for SUBMITTED only; empty if the state was told all users beforehand.
     """
 
     time_ms: int
@@ -197,3 +198,4 @@ class Event:
     report: Report | None = None
     setting: Setting | None = None
     gpu: int = NONE
+    user: str = ""

@@ -106,6 +106,16 @@ class ClusterState:
         """Number of the job's present or last attempt."""
         return int(self._block[_ATTEMPT, self._slot(job)])
 
+    def sequence(self, job: int) -> int:
+        """Number of the job's newest setting."""
+        return int(self._block[_SEQUENCE, self._slot(job)])
+
+    def run_ms(self, job: int, now_ms: int) -> int:
+        """Time in which the job made progress until now, over all its attempts."""
+        slot = self._slot(job)
+        runs = self._block.item(_PHASE, slot) == _RUNNING
+        return self._block.item(_RUN, slot) + (now_ms - self._block.item(_RUNNING_SINCE, slot) if runs else 0)
+
     def setting(self, job: int) -> Setting | None:
         """What the job has, None if it has nothing."""
         rows = self._granted[:, self._ranks_of(job)]
@@ -178,6 +188,8 @@ class ClusterState:
         spec = event.spec
         if spec is None or spec.id in self:
             raise InvariantError(f"job {event.job} was submitted twice, or without a specification")
+        if event.user and self.user_code(event.user) != spec.user:
+            raise InvariantError(f"job {event.job} has user code {spec.user}, which is not that of {event.user}")
         if self._used == self._block.shape[1]:
             self._make_room()
         slot = self._used

@@ -78,6 +78,8 @@ def event_record(event: Event) -> dict[str, Any]:
     if event.spec is not None:
         record["spec"] = {key: value for key, value in asdict(event.spec).items() if value != _SPEC_DEFAULTS.get(key)}
         record["held"] = event.held
+    if event.user:
+        record["user"] = event.user
     if event.setting is not None:
         record["setting"] = setting_record(event.setting)
     if event.report is not None:
@@ -154,6 +156,7 @@ def read_event(record: dict[str, Any]) -> Event:
         record["t"], Kind[record["e"]], record.get("job", NONE), record.get("node", NONE),
         spec, record.get("held", False), report=report,
         setting=read_setting(record["setting"]) if "setting" in record else None, gpu=record.get("gpu", NONE),
+        user=record.get("user", ""),
     )
 
 
@@ -195,8 +198,8 @@ def recover(lines: Iterable[str], scheduler: Scheduler) -> int:
     """Bring a fresh scheduler into the state that a journal ends in, without deciding anything.
 
     A last line that was cut off, by the end of the process that wrote it, counts as not written. The scheduler's own
-    journal records nothing of this: it goes on where the lines end. Only tests call it so far: it is for a service that
-    restarts, and a live session cannot restart yet.
+    journal records nothing of this: it goes on where the lines end. Lines that follow a saved state are applied to a
+    scheduler that was restored from it.
 
     Returns:
         How many lines were applied.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from brim.beliefs.beliefs import Beliefs
 from brim.core.actions import Plan, event_of
@@ -120,19 +120,26 @@ class Scheduler:
             self.state.apply(event_of(action, plan.time_ms))
         self._trigger.done(plan.time_ms)
 
-    def save(self) -> bytes:
-        """Return everything that later decisions depend on, besides policy and beliefs. Changes nothing."""
-        return state_bytes(self.state, {"last_ms": self._trigger.last_ms, "since_ms": self._trigger.since_ms})
+    def save(self, beside: Mapping[str, Any] | None = None) -> bytes:
+        """Return everything that later decisions depend on, but policy and beliefs, and what a driver keeps beside it.
 
-    def restore(self, data: bytes) -> None:
-        """Go on from what ``save`` returned.
+        Args:
+            beside: Plain data for JSON.
+        """
+        trigger = {"last_ms": self._trigger.last_ms, "since_ms": self._trigger.since_ms}
+        return state_bytes(self.state, {"trigger": trigger, "driver": dict(beside or {})})
+
+    def restore(self, data: bytes) -> dict[str, Any]:
+        """Go on from what ``save`` returned, and return what the driver kept beside it.
 
         Raises:
             InvariantError: the bytes are no saved state, or that of another cluster or version.
         """
-        self.state, trigger = state_of(data, self.state.cluster)
-        self._trigger.last_ms, self._trigger.since_ms = trigger["last_ms"], trigger["since_ms"]
+        self.state, kept = state_of(data, self.state.cluster)
+        self._trigger.last_ms, self._trigger.since_ms = kept["trigger"]["last_ms"], kept["trigger"]["since_ms"]
         self.last_round = None
+        driver: dict[str, Any] = kept["driver"]
+        return driver
 
     @property
     def horizon_ms(self) -> int:

@@ -1,0 +1,101 @@
+"""What the end of an attempt means for its job: blame before a retry.
+
+A job has finished if and only if its exit code 0 was collected. Once it was told to stop, any other end is that stop: a
+job is not blamed for how it dies when it is told to. What a node, a neighbour or nobody's sight took from it does not
+count against it either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from brim.agent.protocol import BLAME_NEIGHBOUR, BLAME_NODE, FAILED, FINISHED, LOST, STOPPED, UNUSABLE
+from brim.core.events import Kind
+from brim.live.records import AttemptRecord, JobRecord, JobStatus
+from brim.live.requests import NONE
+from brim.units import MS_PER_S
+
+RESUME_CODES: Final = (75, 85, 99)
+"""Exit codes that ask for another attempt: sysexits' EX_TEMPFAIL, HTCondor's default for self-checkpointing, and SGE's
+reschedule."""
+CRASH_MS: Final = 10 * MS_PER_S
+"""A job of an array that fails sooner than this after its start holds the rest of the array. Ours."""
+CANCELLED: Final = "cancelled"
+TIME_LIMIT: Final = "time limit"
+REQUEUED: Final = "requeued"
+PREEMPTED: Final = "preempted"
+_FINAL_STOPS: Final[dict[str, tuple[Kind, JobStatus, str]]] = {
+    CANCELLED: (Kind.CANCELLED, "cancelled", "cancelled"),
+    TIME_LIMIT: (Kind.GAVE_UP, "timeout", "its time limit was reached"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptVerdict:
+    """What the end of an attempt means.
+
+    Attributes:
+        kind: Event to book.
+        state: State in which the job ends, None if it goes back to the queue.
+        reason: Sentence for users.
+        counts: Whether it counts against the job's attempts.
+    """
+
+    kind: Kind
+    state: JobStatus | None = None
+    reason: str = ""
+    counts: bool = False
+
+
+def ending(job: JobRecord, attempt: AttemptRecord) -> AttemptVerdict:
+    """Return what the end of its attempt means for a job.
+
+    Args:
+        job: The job.
+        attempt: The attempt, ended, with outcome, exit code and blame.
+    """
+    code = attempt.exit_code
+    if attempt.outcome == FINISHED and code == 0:
+        return AttemptVerdict(kind=Kind.FINISHED, state="finished", reason="finished")
+    if attempt.stop_reason in _FINAL_STOPS:
+        kind, state, reason = _FINAL_STOPS[attempt.stop_reason]
+        return AttemptVerdict(kind=kind, state=state, reason=reason)
+    if attempt.stop_reason:
+        return AttemptVerdict(kind=Kind.STOPPED, reason=f"{attempt.stop_reason}, and waits to continue")
+    said = f": {attempt.detail}" if attempt.detail else ""
+    if attempt.outcome == UNUSABLE:
+        return AttemptVerdict(kind=Kind.GAVE_UP, state="failed", reason=f"could not be started{said}", counts=True)
+    if attempt.outcome == FAILED and (code in RESUME_CODES or attempt.blame in (BLAME_NODE, BLAME_NEIGHBOUR)):
+        why = f"asked to be started again with exit code {code}" if code in RESUME_CODES else (
+            f"failed because of a {attempt.blame}{said}"
+        )
+        return _again(job, Kind.FAILED, why, "failed")
+    if attempt.outcome == FAILED:
+        why = f"attempt {attempt.number} failed with exit code {code}{said}"
+        if not job.request.requeue or job.failures + 1 >= job.request.attempts_max:
+            return AttemptVerdict(kind=Kind.GAVE_UP, state="failed", reason=why, counts=True)
+        return AttemptVerdict(kind=Kind.FAILED, reason=why, counts=True)
+    if attempt.outcome == STOPPED:
+        return _again(job, Kind.FAILED, f"was stopped, but not by the controller{said}", "failed")
+    return _again(job, Kind.EVICTED, f"attempt {attempt.number} was lost{said}", "lost")
+
+
+def _again(job: JobRecord, kind: Kind, why: str, state: JobStatus) -> AttemptVerdict:
+    """Back to the queue, or the end for a job that must not be started again."""
+    if job.request.requeue:
+        return AttemptVerdict(kind=kind, reason=why)
+    return AttemptVerdict(kind=Kind.GAVE_UP, state=state, reason=f"{why}; it is not to be started again")
+
+
+def is_crash(attempt: AttemptRecord) -> bool:
+    """Whether an attempt died by its own doing so soon that its like would, too."""
+    if attempt.stop_reason or attempt.outcome not in (FAILED, UNUSABLE):
+        return False
+    if attempt.exit_code in RESUME_CODES or attempt.blame in (BLAME_NODE, BLAME_NEIGHBOUR):
+        return False
+    return attempt.begin_ms == NONE or attempt.end_ms - attempt.begin_ms < CRASH_MS
+
+
+OUTCOMES: Final = (FINISHED, STOPPED, FAILED, UNUSABLE, LOST)
+"""What an agent may say of an ended attempt; anything else counts as lost."""

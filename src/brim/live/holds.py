@@ -1,0 +1,127 @@
+"""Why a job may not start whatever is free, and what the engine is told of a request.
+
+A job has as many holds as there are reasons; it waits for devices only without any. Each hold is a text that users
+read: ``user``, ``begin``, ``agent``, ``crash guard``, ``after 3``, ``after 3 failed`` (for good), ``impossible: ...``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+
+from brim.core.cluster import UNNAMED, Cluster
+from brim.core.events import JobSpec
+from brim.core.trace import NONE, JobClass
+from brim.live.records import JobRecord, JobStatus
+from brim.live.requests import JobRequest
+from brim.units import MS_PER_S
+
+USER: Final = "user"
+BEGIN: Final = "begin"
+AGENT: Final = "agent"
+CRASH_GUARD: Final = "crash guard"
+RELEASED: Final = (USER, CRASH_GUARD)
+"""The holds that a user's release takes off."""
+_CLASSES: Final[Mapping[str, JobClass]] = {
+    "regular": JobClass.REGULAR, "urgent": JobClass.URGENT, "padding": JobClass.PADDING,
+}
+_CORE_MILLI: Final = 1_000
+
+
+def after(job: int) -> str:
+    """The hold of a job that waits for another."""
+    return f"after {job}"
+
+
+def after_failed(job: int, state: JobStatus) -> str:
+    """The hold, for good, of a job that waits for one that did not finish."""
+    return f"after {job} {state}"
+
+
+def impossible(reason: str) -> str:
+    """The hold of a job that could not run if the cluster were empty."""
+    return f"impossible: {reason}"
+
+
+def first_holds(
+    job: JobRecord, cluster: Cluster, end_of: Callable[[int], JobStatus | None], *, begins: bool, absent: bool
+) -> tuple[str, ...]:
+    """Return the holds of a new job.
+
+    Args:
+        job: The job as submitted, with the holds its user gave it.
+        cluster: The cluster.
+        end_of: State in which an earlier job ended, None while it has not.
+        begins: Whether the time before which it must not start is still to come.
+        absent: Whether its user's agent is not there.
+
+    Raises:
+        LookupError: ``end_of`` may raise it for a job that does not exist.
+    """
+    found = [*job.holds, *([USER] if job.request.hold else [])]
+    for other in job.request.after:
+        try:
+            end = end_of(other)
+        except LookupError:
+            found.append(impossible(f"it waits for job {other}, which does not exist"))
+            continue
+        if end is None:
+            found.append(after(other))
+        elif end != "finished":
+            found.append(after_failed(other, end))
+    found += [BEGIN] * begins + [AGENT] * absent
+    reason = why_impossible(job.request, cluster)
+    return tuple(dict.fromkeys([*found, *([impossible(reason)] if reason else [])]))
+
+
+def why_impossible(request: JobRequest, cluster: Cluster) -> str:
+    """Why a job could not run if the cluster were empty; empty if it could."""
+    code, least = _type_code(request, cluster), request.limits[0]
+    if request.gpu_type and code == NONE and UNNAMED not in cluster.gpu_types:
+        return f"it needs a {request.gpu_type} GPU, the cluster has {' and '.join(cluster.gpu_types)}"
+    fits = (cluster.gpu_type_N == code) | (code == NONE)
+    most = int(cluster.gpus_N[fits].sum())
+    if least > most:
+        kind = f" {request.gpu_type}" if request.gpu_type else ""
+        return f"it needs {least}{kind} GPUs, the cluster has {most}"
+    cores, mem = request.cpus_per_gpu * _CORE_MILLI, request.mem_mib_per_gpu
+    room = cluster.gpus_N.astype(np.float64)
+    for asked, has in ((cores, cluster.cpu_milli_N), (mem, cluster.mem_mib_N)):
+        if asked:
+            room = np.minimum(room, has // asked)
+    if int(room[fits].sum()) < least:
+        return (
+            f"it needs {least} GPUs with {request.cpus_per_gpu:g} cores and {mem} MiB each, and the nodes have cores "
+            f"and memory for {int(room[fits].sum())}"
+        )
+    return ""
+
+
+def spec_of(job: JobRecord, cluster: Cluster, user: int, submit_ms: int) -> JobSpec:
+    """Return what the engine is told of a job; a job that asks for more GPUs than there are gets what it can run on."""
+    request = job.request
+    least, most = request.limits
+    total = int(cluster.num_gpus)
+    usable = [size for size in request.sizes or range(least, most + 1) if size <= total] if least <= total else []
+    gpus = request.gpus if request.gpus <= total or not usable else usable[-1]
+    batch = request.batch
+    return JobSpec(
+        id=job.id, user=user, submit_ms=submit_ms, gpus=gpus,
+        cpu_milli=round(request.cpus_per_gpu * _CORE_MILLI), mem_mib=request.mem_mib_per_gpu,
+        gpu_type=_type_code(request, cluster),
+        time_limit_ms=request.time_limit_s * MS_PER_S if request.time_limit_s else NONE,
+        gpus_min=least, gpus_max=most, sizes=request.sizes, batch=batch,
+        batch_min=batch if request.batch_min == NONE else request.batch_min,
+        batch_max=batch if request.batch_max == NONE else request.batch_max,
+        local_batch_min=request.local_batch_min, local_batch_max=request.local_batch_max,
+        priority=request.priority, job_class=_CLASSES[request.job_class],
+    )
+
+
+def _type_code(request: JobRequest, cluster: Cluster) -> int:
+    """Code of the GPU type asked for, NONE for any or for one that the cluster does not have."""
+    asked = request.gpu_type.casefold()
+    codes = {name.casefold(): code for code, name in enumerate(cluster.gpu_types)}
+    return codes.get(asked, NONE) if asked else NONE

@@ -1,0 +1,454 @@
+"""What the controller does with commands, plans and reports, one rule at a time; storms are in test_storms.py."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from brim.agent.protocol import (
+    ENDED,
+    RUNNING,
+    STOPPING,
+    VERSION,
+    AgentHello,
+    AttemptProgress,
+    AttemptSeen,
+    DeviceSeen,
+    ForgetAttempt,
+    ResizeAttempt,
+    StartAttempt,
+    StopAttempt,
+)
+from brim.core.cluster import parse_cluster
+from brim.core.lifecycle import Phase
+from brim.errors import RefusedError
+from brim.live.controller import PATIENCE_MS, REPEAT_MS, Controller
+from brim.live.inputs import (
+    AgentJoined,
+    AgentLost,
+    AgentSynced,
+    Cancel,
+    Device,
+    Hold,
+    Progress,
+    Release,
+    Requeue,
+    Saw,
+    Submit,
+)
+from brim.live.invariants import check_controller
+from brim.live.records import AttemptRecord, JobRecord
+from brim.policies.presets import find_policy
+from brim.policies.sockets import Policy, Sizes
+from tests.live.virtual import request
+
+FIFO = find_policy("fifo")
+
+
+class Desk:
+    """A controller of one machine, what it ordered, and what it stored."""
+
+    def __init__(self, policy: Policy = FIFO, devices: int = 2, users: tuple[int, ...] = (1,)) -> None:
+        self.controller = Controller(parse_cluster(f"1x{devices}xT4"), policy, gap_ms=0)
+        self.now_ms, self.next_id = 0, 1
+        self.stored: dict[int, JobRecord] = {}
+        self.attempts: dict[tuple[int, int], AttemptRecord] = {}
+        self.lines: list[str] = []
+        for uid in users:
+            self.join(uid)
+
+    def give(self, *inputs, later_ms: int = 10) -> list:
+        """Let the controller handle inputs, and return its orders."""
+        self.now_ms += later_ms
+        result = self.controller.step(inputs, self.now_ms)
+        self.stored |= {job.id: job for job in result.changes.jobs}
+        self.attempts |= {(one.job, one.number): one for one in result.changes.attempts}
+        self.lines += result.changes.lines
+        check_controller(self.controller)
+        return [dispatch.order for dispatch in result.orders]
+
+    def join(self, uid: int = 1) -> list:
+        hello = AgentHello(version=VERSION, user=f"u{uid}", boot_id="b", devices=("T4", "T4"))
+        return self.give(
+            AgentJoined(at_ms=self.now_ms, uid=uid, hello=hello), AgentSynced(at_ms=self.now_ms, uid=uid)
+        )
+
+    def submit(self, *, uid: int = 1, array: int = -1, **fields) -> list:
+        job = JobRecord(
+            id=self.next_id, uid=uid, user=f"u{uid}", key=str(self.next_id), request=request(**fields), array=array,
+            submitted_s=1_000_000 + self.now_ms / 1000, submit_ms=self.now_ms, state="pending",
+        )
+        self.next_id += 1
+        return self.give(Submit(inbox=job.id, at_ms=self.now_ms, job=job))
+
+    def saw(self, job: int, state: str, *, attempt: int = 1, uid: int = 1, sequence: int = 99, **more) -> list:
+        return self.give(Saw(at_ms=self.now_ms, uid=uid, seen=AttemptSeen(
+            job=job, attempt=attempt, sequence=sequence, state=state, **more
+        )))
+
+    def command(self, kind, job: int) -> list:
+        return self.give(kind(inbox=1000 + self.now_ms, at_ms=self.now_ms, job=job, user="u1"))
+
+    def state(self, job: int) -> str:
+        return self.stored[job].state
+
+
+def kinds(orders: list) -> list[type]:
+    return [type(order) for order in orders]
+
+
+def test_a_job_is_started_with_what_it_was_granted_and_ends_when_its_exit_code_is_seen():
+    desk = Desk()
+    [order] = desk.submit(gpus=2, grace_s=3.0)
+    assert order == StartAttempt(
+        job=1, attempt=1, sequence=1, capture="0" * 32, digest="0" * 64, devices=(0, 1), grace_s=3.0, name="job"
+    )
+    assert desk.state(1) == "starting"
+    desk.saw(1, RUNNING, started_ms_ago=5)
+    assert desk.state(1) == "running"
+    assert kinds(desk.saw(1, ENDED, outcome="finished", exit_code=0)) == [ForgetAttempt]
+    assert (desk.state(1), desk.stored[1].exit_code, desk.stored[1].devices) == ("finished", 0, ())
+    assert desk.attempts[1, 1].state == "ended"
+
+
+def test_an_end_is_said_again_until_the_agent_may_forget_it():
+    desk = Desk()
+    desk.submit()
+    desk.saw(1, ENDED, outcome="finished", exit_code=0)
+    assert kinds(desk.saw(1, ENDED, outcome="finished", exit_code=0)) == [ForgetAttempt]
+    assert desk.state(1) == "finished"
+
+
+@pytest.mark.parametrize(("end", "state", "failures"), [
+    ({"outcome": "finished", "exit_code": 0}, "finished", 0),
+    ({"outcome": "finished", "exit_code": -1}, "starting", 0),  # a success that nobody collected is none
+    ({"outcome": "failed", "exit_code": 1}, "starting", 1),
+    ({"outcome": "failed", "exit_code": 75}, "starting", 0),
+    ({"outcome": "failed", "exit_code": 85}, "starting", 0),
+    ({"outcome": "failed", "exit_code": 99}, "starting", 0),
+    ({"outcome": "failed", "exit_code": 1, "blame": "node"}, "starting", 0),
+    ({"outcome": "failed", "exit_code": 1, "blame": "neighbour"}, "starting", 0),
+    ({"outcome": "lost"}, "starting", 0),
+    ({"outcome": "stopped", "exit_code": 143}, "starting", 0),
+    ({"outcome": "nonsense", "exit_code": 0}, "starting", 0),
+    ({"outcome": "unusable", "detail": "no such capture"}, "failed", 1),
+])
+def test_the_end_of_an_attempt_that_was_not_stopped(end, state, failures):
+    desk = Desk()
+    desk.submit()
+    desk.saw(1, RUNNING)
+    desk.saw(1, ENDED, **end)
+    assert (desk.state(1), desk.stored[1].failures) == (state, failures)
+    assert desk.stored[1].attempt == (2 if state == "starting" else 1)
+
+
+def test_a_job_that_must_not_be_started_again_is_not():
+    for end, state in (({"outcome": "lost"}, "lost"), ({"outcome": "failed", "exit_code": 75}, "failed")):
+        desk = Desk()
+        desk.submit(requeue=False)
+        desk.saw(1, ENDED, **end)
+        assert desk.state(1) == state
+
+
+def test_a_job_fails_after_its_attempts():
+    desk = Desk()
+    desk.submit(attempts_max=2)
+    desk.saw(1, ENDED, outcome="failed", exit_code=3)
+    assert desk.state(1) == "starting"
+    desk.saw(1, ENDED, attempt=2, outcome="failed", exit_code=4, detail="out of memory")
+    assert (desk.state(1), desk.stored[1].exit_code) == ("failed", 4)
+    assert desk.stored[1].reason == "attempt 2 failed with exit code 4: out of memory"
+
+
+@pytest.mark.parametrize(("command", "state"), [(Cancel, "cancelled"), (Requeue, "starting")])
+def test_a_running_job_is_told_to_stop_first(command, state):
+    desk = Desk()
+    desk.submit(grace_s=7)
+    desk.saw(1, RUNNING)
+    [order] = desk.command(command, 1)
+    assert (type(order), order.grace_s) == (StopAttempt, 7)
+    assert desk.state(1) == "stopping"
+    desk.saw(1, STOPPING)
+    assert desk.state(1) == "stopping"
+    desk.saw(1, ENDED, outcome="failed", exit_code=1)
+    assert desk.state(1) == state
+    assert desk.stored[1].failures == 0
+
+
+def test_a_job_that_finished_although_it_was_cancelled_has_finished():
+    desk = Desk()
+    desk.submit()
+    desk.command(Cancel, 1)
+    desk.saw(1, ENDED, outcome="finished", exit_code=0)
+    assert desk.state(1) == "finished"
+
+
+def test_devices_are_given_on_when_they_have_been_left_whoever_owns_the_leaving_job():
+    desk = Desk(find_policy("srtf"), users=(1, 2))
+    desk.submit(gpus=2, time_limit_s=1_000)
+    desk.saw(1, RUNNING)
+    orders = desk.submit(uid=2, gpus=1, time_limit_s=10)
+    assert kinds(orders) == [StopAttempt]
+    assert [job.state for job in desk.stored.values()] == ["stopping", "starting"]
+    assert desk.attempts[2, 1].state == "waiting"
+    assert "waits for job 1 to leave them" in desk.controller.explain(2)
+    orders = desk.saw(1, ENDED, outcome="stopped", exit_code=143)
+    assert kinds(orders) == [ForgetAttempt, StartAttempt]
+    assert (desk.state(1), desk.stored[1].preemptions, desk.stored[1].failures) == ("pending", 1, 0)
+
+
+def test_a_start_that_was_never_ordered_needs_no_end():
+    desk = Desk(find_policy("srtf"), users=(1, 2))
+    desk.submit(gpus=2, time_limit_s=1_000)
+    desk.saw(1, RUNNING)
+    desk.submit(uid=2, gpus=2, time_limit_s=10)
+    assert desk.command(Cancel, 2) == []
+    desk.give()
+    assert desk.state(2) == "cancelled"
+    assert desk.attempts[2, 1].outcome == "stopped"
+
+
+def test_a_held_job_waits_until_it_is_released():
+    desk = Desk(devices=1)
+    desk.submit()
+    desk.submit()
+    desk.command(Hold, 2)
+    assert (desk.state(2), desk.stored[2].holds) == ("held", ("user",))
+    desk.saw(1, ENDED, outcome="finished", exit_code=0)
+    assert desk.state(2) == "held"
+    assert kinds(desk.command(Release, 2)) == [StartAttempt]
+
+
+def test_a_hold_of_a_running_job_takes_effect_when_it_has_stopped():
+    desk = Desk()
+    desk.submit()
+    desk.saw(1, RUNNING)
+    desk.command(Hold, 1)
+    assert desk.state(1) == "running"
+    desk.command(Requeue, 1)
+    desk.saw(1, ENDED, outcome="stopped", exit_code=75)
+    assert desk.state(1) == "held"
+
+
+def test_a_job_waits_for_others_and_for_good_if_one_does_not_finish():
+    desk = Desk()
+    desk.submit()
+    desk.submit(after=(1,))
+    desk.submit(after=(1, 2))
+    desk.submit(after=(9,))
+    assert [desk.stored[job].holds for job in (2, 3, 4)] == [
+        ("after 1",), ("after 1", "after 2"), ("impossible: it waits for job 9, which does not exist",),
+    ]
+    desk.saw(1, ENDED, outcome="finished", exit_code=0)
+    assert (desk.state(2), desk.stored[3].holds) == ("starting", ("after 2",))
+    desk.saw(2, ENDED, outcome="unusable")
+    assert desk.stored[3].holds == ("after 2 failed",)
+    desk.submit(after=(1,))
+    desk.submit(after=(2,))
+    assert (desk.state(5), desk.stored[6].holds) == ("starting", ("after 2 failed",))
+
+
+def test_a_job_does_not_begin_before_its_time():
+    desk = Desk()
+    desk.submit(begin_s=1_000_060)
+    assert desk.stored[1].holds == ("begin",)
+    desk.give(later_ms=59_000)
+    assert desk.state(1) == "held"
+    assert kinds(desk.give(later_ms=2_000)) == [StartAttempt]
+
+
+@pytest.mark.parametrize(("fields", "reason"), [
+    ({"gpus": 3}, "it needs 3 GPUs, the cluster has 2"),
+    ({"gpu_type": "H100"}, "it needs a H100 GPU, the cluster has T4"),
+])
+def test_what_can_never_run_is_held_with_the_reason(fields, reason):
+    desk = Desk()
+    assert desk.submit(**fields) == []
+    assert desk.stored[1].holds == (f"impossible: {reason}",)
+    assert kinds(desk.submit()) == [StartAttempt]
+
+
+def test_a_time_limit_counts_running_time_over_all_attempts():
+    desk = Desk()
+    desk.submit(time_limit_s=10)
+    desk.saw(1, RUNNING)
+    desk.give(later_ms=6_000)
+    desk.command(Requeue, 1)
+    desk.saw(1, ENDED, outcome="stopped", exit_code=75)
+    desk.give(later_ms=60_000)
+    desk.saw(1, RUNNING, attempt=2)
+    assert desk.give(later_ms=3_000) == []
+    orders = desk.give(later_ms=1_500)
+    assert [order.reason for order in orders] == ["time limit"]
+    desk.saw(1, ENDED, attempt=2, outcome="stopped", exit_code=143)
+    assert desk.state(1) == "timeout"
+
+
+def test_a_job_of_an_array_that_dies_at_once_holds_the_rest():
+    desk = Desk(devices=1)
+    for _ in range(3):
+        desk.submit(array=1, attempts_max=1)
+    desk.saw(1, RUNNING)
+    desk.saw(1, ENDED, outcome="failed", exit_code=1)
+    assert [desk.stored[job].holds for job in (2, 3)] == [("crash guard",)] * 2
+    assert desk.stored[3].reason == "job 1 of its array failed at once; release it to try again"
+    assert kinds(desk.command(Release, 3)) == [StartAttempt]
+
+
+def test_nothing_is_ordered_from_an_agent_that_is_not_there_and_its_jobs_are_held_after_a_while():
+    desk = Desk()
+    desk.submit(gpus=2)
+    desk.submit(gpus=1)
+    desk.give(AgentLost(at_ms=desk.now_ms, uid=1))
+    desk.saw(1, ENDED, outcome="finished", exit_code=0)  # said before it went
+    desk.give(later_ms=PATIENCE_MS + 1_000)
+    desk.give()
+    assert (desk.state(2), desk.stored[2].holds) == ("held", ("agent",))
+    desk.submit()
+    assert desk.stored[3].holds == ("agent",)
+    assert kinds(desk.join()) == [StartAttempt, StartAttempt]
+
+
+def test_orders_are_repeated_until_they_hold():
+    desk = Desk()
+    [order] = desk.submit()
+    assert desk.give(later_ms=REPEAT_MS - 100) == []
+    assert desk.give(later_ms=200) == [order]
+    desk.saw(1, RUNNING)
+    assert desk.give(later_ms=2 * REPEAT_MS) == []
+
+
+def test_nobody_speaks_for_the_attempt_of_another_user():
+    desk = Desk(users=(1, 2))
+    desk.submit()
+    desk.saw(1, RUNNING)
+    orders = desk.saw(1, ENDED, uid=2, outcome="finished", exit_code=0)
+    assert (kinds(orders), desk.state(1)) == ([ForgetAttempt], "running")
+    progress = AttemptProgress(job=1, attempt=1, ranks=1, samples=5.0)
+    desk.give(Progress(at_ms=desk.now_ms, uid=2, progress=progress))
+    assert desk.stored[1].samples_done == 0
+
+
+def test_an_attempt_that_should_not_live_is_stopped():
+    desk = Desk()
+    [order] = desk.saw(7, RUNNING, attempt=2)
+    assert (type(order), order.job, order.attempt) == (StopAttempt, 7, 2)
+
+
+def test_a_running_attempt_that_its_agent_does_not_know_is_lost_and_one_that_it_was_not_told_of_is_ordered_again():
+    desk = Desk()
+    desk.submit()
+    desk.submit()
+    desk.saw(1, RUNNING)
+    desk.give(AgentLost(at_ms=desk.now_ms, uid=1))
+    orders = desk.join()
+    assert [(order.job, order.attempt) for order in orders if isinstance(order, StartAttempt)] == [(2, 1), (1, 2)]
+    assert desk.attempts[1, 1].outcome == "lost"
+
+
+def test_a_device_takes_no_jobs_while_it_is_foreign_or_in_quarantine():
+    desk = Desk()
+    for device, state in ((0, "foreign"), (1, "quarantined")):
+        desk.give(Device(at_ms=desk.now_ms, uid=1, device=DeviceSeen(device=device, state=state)))
+    assert desk.submit() == []
+    [order] = desk.give(Device(at_ms=desk.now_ms, uid=1, device=DeviceSeen(device=1, state="open")))
+    assert order.devices == (1,)
+
+
+def test_processes_of_a_job_are_not_foreign_to_the_cluster():
+    desk = Desk(users=(1, 2))
+    desk.submit(gpus=2)
+    desk.give(Device(at_ms=desk.now_ms, uid=2, device=DeviceSeen(device=0, state="foreign")))
+    assert not desk.controller.scheduler.state.freeze(desk.now_ms).nodes.withheld.any()
+
+
+@dataclass(frozen=True)
+class InEqualParts:
+    """As many of four devices for each job as for every other, as far as its limits allow."""
+
+    resizes_running: ClassVar[bool] = True
+
+    def __call__(self, snapshot, beliefs, order):
+        jobs = snapshot.jobs
+        return Sizes(gpus=np.clip(4 // max(len(jobs), 1), jobs.gpus_min, jobs.gpus_max))
+
+
+EQUAL = replace(find_policy("elastic"), name="equal", size=InEqualParts(), gap_ms=0, period_ms=0)
+
+
+def with_an_elastic_job() -> tuple[Desk, StartAttempt, ResizeAttempt]:
+    """A job that runs on four devices and was told to shrink to two, because another came."""
+    desk = Desk(EQUAL, devices=4)
+    limits = {"gpus_min": 1, "gpus_max": 4, "ranks": "per-gpu", "batch": 64}
+    [start] = desk.submit(**limits)
+    assert (start.devices, start.ranks, start.batch) == ((0, 1, 2, 3), 4, 64)
+    desk.saw(1, RUNNING, sequence=1, devices=start.devices, ranks=4)
+    [resize] = desk.submit(gpus=2)
+    return desk, start, resize
+
+
+def test_a_job_that_shrinks_leaves_its_devices_before_they_are_given_on():
+    desk, start, resize = with_an_elastic_job()
+    assert isinstance(resize, ResizeAttempt)
+    assert (resize.job, resize.attempt, resize.sequence, resize.ranks, len(resize.devices)) == (1, 1, 2, 2, 2)
+    assert (desk.state(1), desk.stored[1].devices) == ("starting", start.devices)
+    [order] = desk.saw(1, RUNNING, sequence=2, devices=resize.devices, ranks=2)
+    assert (order.job, set(order.devices)) == (2, set(start.devices) - set(resize.devices))
+    assert (desk.state(1), desk.stored[1].devices, desk.stored[1].attempt) == ("running", resize.devices, 1)
+
+
+def test_a_job_grows_onto_devices_that_have_been_left():
+    desk, start, resize = with_an_elastic_job()
+    desk.saw(1, RUNNING, sequence=2, devices=resize.devices, ranks=2)
+    desk.saw(2, RUNNING)
+    orders = desk.saw(2, ENDED, outcome="finished", exit_code=0)
+    orders += desk.give()
+    grows = orders[-1]
+    assert (type(grows), grows.sequence, grows.devices) == (ResizeAttempt, 3, start.devices)
+    assert desk.stored[1].devices == start.devices
+
+
+def test_a_resize_that_could_not_be_done_ends_in_a_new_attempt():
+    desk, start, _ = with_an_elastic_job()
+    orders = desk.saw(1, RUNNING, sequence=2, devices=start.devices, ranks=4)
+    assert kinds(orders) == [StopAttempt]
+    assert desk.controller.scheduler.state.phase(1) is Phase.STOPPING
+
+
+def test_progress_reaches_the_beliefs_and_lies_do_not():
+    desk = Desk(devices=2)
+    desk.submit(gpus=2, ranks="per-gpu", batch=32)
+    desk.saw(1, RUNNING)
+    said = {"ranks": 2, "samples": 640.0, "total": 6_400.0, "samples_per_s": 64.0, "step_s": 0.5, "sync_s": 0.1,
+            "local_batch": 16, "gradient_noise": 64.0, "loss": 2.5}
+    for lie in ({"samples": -1.0}, {"samples": float("nan")}, {"samples": 1e300}, {"samples": None}):
+        desk.give(Progress(at_ms=desk.now_ms, uid=1, progress=AttemptProgress(job=1, attempt=1, **said | lie)))
+    assert desk.stored[1].samples_done == 0
+    desk.give(Progress(at_ms=desk.now_ms, uid=1, progress=AttemptProgress(job=1, attempt=1, **said)))
+    assert (desk.stored[1].samples_done, desk.stored[1].samples_total) == (640, 6_400)
+    snapshot = desk.controller.scheduler.state.freeze(desk.now_ms)
+    assert (snapshot.seen.gpus.tolist(), snapshot.seen.step_s.tolist()) == ([2], [0.5])
+    assert (snapshot.jobs.grad_var.tolist(), snapshot.jobs.loss.tolist()) == ([2.0], [2.5])
+
+
+def test_a_round_sees_nothing_that_was_accepted_after_it():
+    desk = Desk(devices=1)
+    jobs = [
+        JobRecord(id=number, uid=1, user="u1", key=str(number), request=request(priority=number), submitted_s=0.0,
+                  submit_ms=at_ms, state="pending") for number, at_ms in ((1, 100), (2, 200))
+    ]
+    desk.now_ms = 1_000
+    desk.give(*(Submit(inbox=job.id, at_ms=job.submit_ms, job=job) for job in jobs))
+    records = [json.loads(line) for line in desk.lines]
+    assert [(record["t"], record.get("e", "round")) for record in records if "e" not in record or record["e"]][:3] == [
+        (100, "SUBMITTED"), (100, "round"), (200, "SUBMITTED"),
+    ]
+
+
+def test_policies_that_need_true_run_times_are_refused():
+    with pytest.raises(RefusedError, match="needs true run times"):
+        Controller(parse_cluster("1x1xT4"), find_policy("srtf-oracle"))

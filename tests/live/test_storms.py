@@ -1,0 +1,115 @@
+"""The controller through storms: lost, late and repeated messages, crashes, dead agents, jumps of time, a full disk.
+
+One line replays a seed: ``python -m tests.live.test_storms SEED``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from dataclasses import replace
+
+import pytest
+
+from brim.beliefs.beliefs import Beliefs
+from brim.engine.advance import advance
+from brim.engine.journal import Journal, read_event, replay
+from brim.engine.scheduler import Scheduler
+from brim.policies.presets import find_policy
+from brim.policies.sockets import Policy
+from brim.testing.elastic import restless
+from tests.live.virtual import GAP_MS, Chances, VirtualCluster, Work, random_life, request
+from tests.sampling import sample
+
+SEEDS = sample(500, 100)
+FAILED_ONCE: tuple[int, ...] = ()
+"""Seeds that once found a fault, which stay."""
+GROUPS = 10
+
+
+def policy_of(seed: int) -> Policy:
+    """The policy of a seed: half of them resize."""
+    if seed % 2:
+        return restless(calm_ms=30_000, seed=seed, period_ms=3_000)
+    return find_policy(("fifo", "srtf", "tiresias", "fair", "las")[seed // 2 % 5])
+
+
+def storm(seed: int) -> VirtualCluster:
+    """One seed: half a minute of life under faults, then calm until everything has ended."""
+    world = VirtualCluster(seed, policy_of(seed))
+    try:
+        random_life(world, 30_000)
+        world.settle()
+    except BaseException as error:
+        error.add_note(f"replay: python -m tests.live.test_storms {seed}")
+        raise
+    return world
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_nothing_is_lost_started_twice_or_forgotten_in_a_storm(group: int) -> None:
+    for seed in range(group, SEEDS, GROUPS):
+        storm(seed)
+
+
+@pytest.mark.parametrize("seed", FAILED_ONCE)
+def test_seeds_that_failed_once_do_not_again(seed: int) -> None:
+    storm(seed)
+
+
+def quiet_day(crash_at: int | None = None) -> VirtualCluster:
+    """Five jobs, two of which come back by themselves, with at most one crash: before or after some commit."""
+    world = VirtualCluster(0, find_policy("fifo"), Chances())
+    world.crash_at = crash_at
+    world.run(100)
+    world.submit(1, (request(gpus=2), Work(4_000)), (request(gpus=3), Work(3_000, [75])))
+    world.run(300)
+    world.submit(2, (request(gpus=1, time_limit_s=1), Work(9_000)), (request(after=(1,)), Work(500)))
+    world.submit(3, (request(gpus=4), Work(4_000, [1])))
+    world.run(1_500)
+    world.command(1, "cancel", 1)
+    world.settle(minutes=1)
+    return world
+
+
+def test_a_crash_before_or_after_any_commit_changes_nothing_that_users_see() -> None:
+    expected = quiet_day()
+    ends = {job: (one.state, one.attempt, one.failures, one.holds) for job, one in expected.store.jobs().items()}
+    assert [end[:3] for end in ends.values()] == [
+        ("cancelled", 1, 0), ("finished", 2, 0), ("timeout", 1, 0), ("held", 0, 0), ("finished", 2, 1),
+    ]
+    for crash_at in range(1, 2 * expected.commits + 1):
+        world = quiet_day(crash_at)
+        assert world.crashes == 1
+        found = {job: (one.state, one.attempt, one.failures, one.holds) for job, one in world.store.jobs().items()}
+        assert found == ends, f"a crash at {crash_at}"
+        assert sorted(world.forks) == sorted(expected.forks)  # adopted, not restarted
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_twin_decides_again_what_the_controller_decided(seed: int) -> None:
+    """I24: the journal of a storm, with its crashes and restarts, replays byte for byte."""
+    chances = replace(Chances.drawn(random.Random(seed)), crash=0.05)
+    world = VirtualCluster(seed, policy_of(seed), chances, snapshots=False)
+    random_life(world, 30_000)
+    world.settle()
+    lines = world.store.lines()
+    again = Scheduler(world.cluster, world.policy, Beliefs(), gap_ms=GAP_MS)
+    decisions = list(replay(lines, again))
+    assert len(decisions) > 5
+    assert all(now == then for then, now in decisions)
+    journal = Journal()
+    alone = Scheduler(world.cluster, world.policy, Beliefs(), gap_ms=GAP_MS, journal=journal)
+    events = [read_event(record) for record in map(json.loads, lines) if "e" in record]
+    advance(alone, events, json.loads(lines[-1])["t"] + 1)
+    assert journal.lines == lines
+
+
+if __name__ == "__main__":
+    for given in map(int, sys.argv[1:]):
+        done = storm(given)
+        sys.stdout.write(
+            f"seed {given}: {len(done.accepted)} jobs, {len(done.forks)} attempts, {done.crashes} crashes, "
+            f"{done.steps} steps, {done.chances}\n"
+        )
