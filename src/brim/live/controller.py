@@ -51,7 +51,6 @@ from brim.core.events import Event, Kind, Report, Sample
 from brim.core.lifecycle import Phase
 from brim.core.setting import Setting
 from brim.engine.advance import advance
-from brim.engine.explain import explain
 from brim.engine.journal import Journal, recover
 from brim.engine.scheduler import Scheduler
 from brim.engine.trigger import DEFAULT_GAP_MS
@@ -76,6 +75,7 @@ from brim.live.inputs import (
 )
 from brim.live.ledger import Ledger
 from brim.live.nodes import Dispatch
+from brim.live.reasons import why
 from brim.live.records import AttemptRecord, Changes, JobRecord, JobStatus
 from brim.live.requests import NONE
 from brim.policies.sockets import Policy
@@ -760,19 +760,10 @@ class Controller:
         Raises:
             NotFoundError: there is no such job, or it has ended.
         """
-        record, last = self.jobs.get(job), self.scheduler.last_round
+        record = self.jobs.get(job)
         if record is None:
             raise NotFoundError(f"job {job} does not exist or has ended")
-        if record.holds:
-            return f"job {job} is held: {', '.join(record.holds)}."
-        attempt = self.ledger.of(job)
-        if attempt is not None and attempt.state == "waiting":
-            leaving = sorted(set().union(*(self.ledger.jobs_on(device) for device in attempt.devices)) - {job})
-            who = f"job {' and '.join(map(str, leaving))} to leave them" if leaving else f"the agent of {record.user}"
-            return f"job {job} was given devices {', '.join(map(str, attempt.devices))} and waits for {who}."
-        if last is None or job not in last.job.tolist():
-            return f"job {job} is {record.state}; no round has decided about it yet."
-        return explain(last.snapshot, last, job)
+        return why(record, tuple(self.ledger), self.scheduler.last_round)
 
 
 def _devices(setting: Setting) -> tuple[int, ...]:

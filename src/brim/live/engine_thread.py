@@ -1,0 +1,109 @@
+"""The thread in which the controller decides: it takes inputs, steps, commits, and only then lets go of the orders.
+
+Nothing else touches the controller, so rounds and commits never hold up those who read or connect. What others may
+know of a step is handed to ``publish`` once it is durable. Any error ends the thread, and with it the service: what is
+in memory may not be what is on disk, and a restart reads what is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from brim.engine.round import RoundResult
+from brim.live.controller import Controller, StepResult
+from brim.live.inputs import Input
+from brim.live.store.store import Store
+from brim.units import MS_PER_S
+
+SNAPSHOT_LINES: Final = 5_000
+"""Lines of the journal after which a snapshot takes their place; ours: they are read in well under a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A step that is durable, and the last round, which explains why jobs wait."""
+
+    step: StepResult
+    last_round: RoundResult | None
+
+
+class EngineThread:
+    """Runs a controller until ``stop``.
+
+    Args:
+        controller: The controller, recovered from the store.
+        store: The store.
+        lines: Lines of the journal that follow its snapshot.
+        publish: Called in this thread with every step that changed something.
+        failed: Called in this thread with the error that ended it.
+    """
+
+    def __init__(
+        self, controller: Controller, store: Store, lines: int, publish: Callable[[Published], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._controller, self._store, self._lines = controller, store, lines
+        self._publish, self._failed = publish, failed
+        self._changed = threading.Condition()
+        self._inputs: list[Input] = []
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def give(self, inputs: Iterable[Input]) -> None:
+        """Add inputs, in the order in which they happened."""
+        with self._changed:
+            self._inputs.extend(inputs)
+            self._changed.notify()
+
+    @property
+    def backlog(self) -> int:
+        """Inputs that wait."""
+        return len(self._inputs)
+
+    def stop(self) -> None:
+        """End after the present step. Inputs that still wait are in the inbox, or are told again by their agents."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            wake_ms: int | None = 0
+            while (inputs := self._wait(wake_ms)) is not None:
+                wake_ms = self._step(inputs)
+        except BaseException as error:  # whatever it is, the service ends with it
+            self._failed(error)
+
+    def _wait(self, wake_ms: int | None) -> list[Input] | None:
+        """Wait for inputs or a time, and return the inputs; None to end."""
+        with self._changed:
+            while not self._inputs and not self._stopping:
+                left_ms = None if wake_ms is None else wake_ms + 1 - self._store.now_ms()
+                if left_ms is not None and left_ms <= 0:
+                    break
+                self._changed.wait(None if left_ms is None else left_ms / MS_PER_S)
+            if self._stopping:
+                return None
+            inputs, self._inputs = self._inputs, []
+            return inputs
+
+    def _step(self, inputs: list[Input]) -> int | None:
+        step = self._controller.step(inputs, self._store.now_ms())
+        changes = step.changes
+        if changes.lines or changes.jobs or changes.attempts or changes.inbox_done:
+            self._lines += len(changes.lines)
+            snapshot = self._controller.save() if self._lines >= SNAPSHOT_LINES else None
+            self._store.commit(changes, snapshot).result()
+            self._lines = 0 if snapshot is not None else self._lines
+            self._publish(Published(step=step, last_round=self._controller.scheduler.last_round))
+        elif step.orders:
+            self._publish(Published(step=step, last_round=self._controller.scheduler.last_round))
+        return step.wake_ms

@@ -1,0 +1,35 @@
+"""Why a job that has not ended waits or runs, in a sentence: holds, who still has its devices, the last round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from brim.engine.explain import explain
+from brim.engine.round import RoundResult
+from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord
+
+
+def why(job: JobRecord, attempts: Iterable[AttemptRecord], last_round: RoundResult | None) -> str:
+    """Explain a job.
+
+    Args:
+        job: The job, which has not ended.
+        attempts: All attempts that have not ended.
+        last_round: The last round of the engine, None before the first.
+    """
+    attempts = tuple(attempts)
+    mine = next((one for one in attempts if one.job == job.id), None)
+    if mine is not None and mine.stop_reason:
+        return f"job {job.id} was told to stop: {mine.stop_reason}."
+    if mine is not None and mine.state == "waiting":
+        leaving = sorted({
+            one.job for one in attempts
+            if one.state in HOLDS_DEVICES and one.job != job.id and set(one.devices) & set(mine.devices)
+        })
+        who = f"job {' and '.join(map(str, leaving))} to leave them" if leaving else f"the agent of {job.user}"
+        return f"job {job.id} was given devices {', '.join(map(str, mine.devices))} and waits for {who}."
+    if job.holds and mine is None:
+        return f"job {job.id} is held: {', '.join(job.holds)}."
+    if last_round is None or job.id not in last_round.job.tolist():
+        return f"job {job.id} is {job.state}; no round has decided about it yet."
+    return explain(last_round.snapshot, last_round, job.id)

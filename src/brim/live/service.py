@@ -1,0 +1,303 @@
+"""The controller at work: a store, the thread that decides, the socket of agents, and what readers may know.
+
+Writes return when they are durable. Reads answer from records that the engine's thread has handed over, so that a round
+never holds them up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+from brim import __version__
+from brim.agent.protocol import OPEN
+from brim.core.cluster import Cluster
+from brim.engine.round import RoundResult
+from brim.engine.trigger import DEFAULT_GAP_MS
+from brim.errors import NotFoundError, RefusedError
+from brim.live.agent_connections import AgentConnections
+from brim.live.controller import Controller
+from brim.live.engine_thread import EngineThread, Published
+from brim.live.inputs import VERBS, Input, JobInput, Submit
+from brim.live.reasons import why
+from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord
+from brim.live.requests import JobRequest
+from brim.live.store.reading import JobFilter
+from brim.live.store.store import Store
+from brim.live.store.transactions import JobCommand, Submission, Verb
+from brim.policies.sockets import Policy
+
+ENDED_KEPT: Final = 1_000
+"""Jobs that have ended and are still in memory; older ones are in the store. Ours: what a script may ask for."""
+CHANGES_KEPT: Final = 10_000
+"""Changes that may wait for a reader before it is ended. Ours: every job of a full queue, once."""
+COMMAND_S: Final = 5.0
+"""Time for which a command waits until the controller has handled it; it is durable before. Ours."""
+
+
+class ClusterService:
+    """One cluster on this machine. All methods are called in one event loop.
+
+    Args:
+        state: Folder of the controller's state.
+        agents: Path of the socket for agents, in a folder of this user.
+        cluster: The cluster: this machine.
+        policy: The policy that decides.
+        allowed: Users whose agents may connect, besides the one who runs this.
+        gap_ms: Shortest time between two rounds.
+
+    Raises:
+        RefusedError: the state folder or the policy cannot be used.
+    """
+
+    def __init__(
+        self, state: Path, agents: Path, cluster: Cluster, policy: Policy, *, allowed: frozenset[int] = frozenset(),
+        gap_ms: int = DEFAULT_GAP_MS,
+    ) -> None:
+        self._policy, self._cluster = policy, cluster
+        self._controller = Controller(cluster, policy, gap_ms=gap_ms)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._early: list[Input] = []
+        self._store = Store(state, self._deliver)
+        self._jobs: OrderedDict[int, JobRecord] = OrderedDict()
+        self._ended: deque[int] = deque()
+        self._attempts: dict[int, AttemptRecord] = {}
+        self._last_round: RoundResult | None = None
+        self._watchers: set[asyncio.Queue[JobRecord | None]] = set()
+        self._handled: dict[int, asyncio.Future[None]] = {}
+        self._rounds = 0
+        self._failure: asyncio.Future[None] | None = None
+        self._engine: EngineThread | None = None
+        self._agents = AgentConnections(
+            agents, allowed | {os.getuid()}, cluster.num_gpus, self._store.now_ms, self._give, self._backlog
+        )
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Go on where the last controller ended, and let agents connect."""
+        self._loop = asyncio.get_running_loop()
+        self._failure = self._loop.create_future()
+        found = await asyncio.to_thread(self._store.load)
+        controller = self._controller
+        await asyncio.to_thread(
+            controller.recover, found.snapshot, found.lines, found.jobs, found.attempts, self._store.now_ms()
+        )
+        for job in reversed(self._store.reads.jobs(JobFilter(), ENDED_KEPT)):
+            self._note_job(job)
+        for job in found.jobs:
+            self._note_job(job)
+        self._jobs = OrderedDict(sorted(self._jobs.items()))
+        self._attempts = {attempt.job: attempt for attempt in controller.ledger}
+        self._engine = EngineThread(controller, self._store, len(found.lines), self._published, self._failed)
+        self._engine.give((*found.inputs, *self._early))
+        self._engine.start()
+        await self._agents.start()
+
+    async def stop(self) -> None:
+        """Stop deciding. Agents and jobs go on, and the next controller adopts them."""
+        await self._agents.stop()
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.stop)
+        await asyncio.to_thread(self._store.close)
+        for queue in self._watchers:
+            queue.put_nowait(None)
+
+    async def wait(self) -> None:
+        """Wait until the service cannot go on, and raise why."""
+        if self._failure is not None:
+            await asyncio.shield(self._failure)
+
+    def _failed(self, error: BaseException) -> None:
+        self._in_loop(self._set_failure, error)
+
+    def _set_failure(self, error: BaseException) -> None:
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_exception(error)
+
+    def _in_loop(self, call: Any, *arguments: Any) -> None:
+        """Let the event loop call something, from another thread; nothing once the loop has ended."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    async def submit(self, uid: int, user: str, requests: Sequence[JobRequest], key: str) -> Sequence[int]:
+        """Accept jobs of one user, all or none, and return their ids; the same key gives the same ids again.
+
+        Raises:
+            KeyReusedError: the key stands for another submission.
+            NotAcceptedError: nothing was written, for a reason that passes.
+        """
+        item = Submission(uid=uid, user=user, key=key, requests=tuple(requests))
+        return (await asyncio.wrap_future(self._store.accept(item))).ids
+
+    async def command(self, uid: int, verb: str, job: int) -> JobRecord:
+        """Accept ``cancel``, ``hold``, ``release`` or ``requeue`` by a user, and return the job as it then is.
+
+        Raises:
+            NotFoundError: there is no such job.
+            RefusedError: the job has ended.
+            NotAcceptedError: nothing was written, for a reason that passes.
+        """
+        record = self.job(job)
+        if record is None or verb not in VERBS:
+            raise NotFoundError(f"job {job} does not exist")
+        if record.has_ended:
+            raise RefusedError(f"job {job} has ended as {record.state}: there is nothing to {verb}")
+        item = JobCommand(uid=uid, user=_name(uid), verb=cast(Verb, verb), job=job)
+        accepted = await asyncio.wrap_future(self._store.accept(item))
+        for given in accepted.inputs:
+            done = self._handled.setdefault(given.inbox, asyncio.get_running_loop().create_future())
+            try:
+                await asyncio.wait_for(asyncio.shield(done), COMMAND_S)
+            except TimeoutError:
+                pass  # it is durable, and the controller is busy
+            finally:
+                self._handled.pop(given.inbox, None)
+        return self.job(job) or record
+
+    def _deliver(self, inputs: tuple[JobInput, ...]) -> None:
+        """Called by the store's thread with what has been accepted, before its sender hears so."""
+        self._in_loop(self._accepted, inputs)
+        if self._engine is None:
+            self._early += inputs
+        else:
+            self._engine.give(inputs)
+
+    def _accepted(self, inputs: tuple[JobInput, ...]) -> None:
+        for given in inputs:
+            if isinstance(given, Submit) and given.job.id not in self._jobs:
+                self._changed(given.job)
+
+    def _give(self, given: Input) -> None:
+        if self._engine is not None:
+            self._engine.give((given,))
+
+    def _backlog(self) -> int:
+        return 0 if self._engine is None else self._engine.backlog
+
+    # -- what the engine's thread hands over -----------------------------------------------------------------------
+
+    def _published(self, published: Published) -> None:
+        self._in_loop(self._take, published)
+
+    def _take(self, published: Published) -> None:
+        step = published.step
+        for dispatch in step.orders:
+            self._agents.send(dispatch)
+        for attempt in step.changes.attempts:
+            if attempt.state != "ended":
+                self._attempts[attempt.job] = attempt
+            elif self._attempts.get(attempt.job, attempt).number == attempt.number:
+                self._attempts.pop(attempt.job, None)
+        for job in step.changes.jobs:
+            self._changed(job)
+        self._rounds += published.last_round is not self._last_round
+        self._last_round = published.last_round
+        for inbox in step.changes.inbox_done:
+            done = self._handled.get(inbox)
+            if done is not None and not done.done():
+                done.set_result(None)
+
+    def _changed(self, job: JobRecord) -> None:
+        self._note_job(job)
+        for queue in tuple(self._watchers):
+            try:
+                queue.put_nowait(job)
+            except asyncio.QueueFull:  # a slow reader is ended, and holds up nobody
+                self._watchers.discard(queue)
+                queue.get_nowait()
+                queue.put_nowait(None)
+
+    def _note_job(self, job: JobRecord) -> None:
+        before = self._jobs.get(job.id)
+        self._jobs[job.id] = job
+        if job.has_ended and (before is None or not before.has_ended):
+            self._ended.append(job.id)
+            if len(self._ended) > ENDED_KEPT:
+                self._jobs.pop(self._ended.popleft(), None)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def jobs(self) -> Sequence[JobRecord]:
+        """Return all jobs that are kept, in order of their ids: those that have not ended, and the last that have."""
+        return tuple(self._jobs.values())
+
+    def job(self, job: int) -> JobRecord | None:
+        """Return one job, of memory or of the store; None if there is none."""
+        if job in self._jobs:
+            return self._jobs[job]
+        try:
+            return self._store.reads.job(job)
+        except (NotFoundError, OverflowError):
+            return None
+
+    def nodes(self) -> Sequence[Mapping[str, Any]]:
+        """Return what is known of this machine: its devices and the agents that are connected."""
+        hellos, holders = self._agents.hellos, {
+            device: attempt.job for attempt in self._attempts.values() if attempt.state in HOLDS_DEVICES
+            for device in attempt.devices
+        }
+        names = next((hello.devices for hello in hellos.values()), ())
+        devices = []
+        for device in range(self._cluster.num_gpus):
+            said = self._agents.seen.get(device, {})
+            worst = max(said.items(), key=lambda item: (item[1].state != OPEN, -item[0]), default=None)
+            used = max((one for one in said.values() if not one.modelled), key=lambda one: one.memory_used_mib,
+                       default=None)
+            devices.append({
+                "device": device, "name": names[device] if device < len(names) else f"device {device}",
+                "state": worst[1].state if worst else "unknown", "detail": worst[1].detail if worst else "",
+                "said_by": _name(worst[0]) if worst and worst[1].state != OPEN else "",
+                "job": holders.get(device), "memory_used_mib": used.memory_used_mib if used else None,
+                "utilisation_ratio": used.utilisation_ratio if used else None,
+                "power_w": used.power_w if used else None,
+            })
+        agents = [{"uid": uid, "user": hello.user} for uid, hello in sorted(hellos.items())]
+        return [{"name": os.uname().nodename, "devices": devices, "agents": agents}]
+
+    def status(self) -> Mapping[str, Any]:
+        """Return facts on the controller."""
+        return {
+            "now_ms": self._store.now_ms(), "policy": self._policy.name, "version": __version__, "pid": os.getpid(),
+            "cluster": str(self._cluster), "devices": self._cluster.num_gpus, "trouble": self._store.trouble,
+            "jobs": sum(not job.has_ended for job in self._jobs.values()), "rounds": self._rounds,
+            "agents": len(self._agents.hellos),
+        }
+
+    def explain(self, job: int) -> str:
+        """Return why a job waits, and what would let it run.
+
+        Raises:
+            NotFoundError: there is no such job.
+        """
+        record = self.job(job)
+        if record is None:
+            raise NotFoundError(f"job {job} does not exist")
+        if record.has_ended:
+            return f"job {job} has ended: {record.reason or record.state}."
+        return why(record, self._attempts.values(), self._last_round)
+
+    async def subscribe(self) -> AsyncIterator[JobRecord]:
+        """Yield every job that changes, as it then is. A reader that is too slow is ended."""
+        queue: asyncio.Queue[JobRecord | None] = asyncio.Queue(CHANGES_KEPT)
+        self._watchers.add(queue)
+        try:
+            while (job := await queue.get()) is not None:
+                yield job
+        finally:
+            self._watchers.discard(queue)
+
+
+def _name(uid: int) -> str:
+    """Name of a user; the number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
