@@ -11,7 +11,7 @@ import pwd
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -27,6 +27,8 @@ _OVERFLOW_UID: Final = 65534
 
 class PeerProtocol(H11Protocol):
     """HTTP/1.1 that knows, on a Unix socket, which user has connected."""
+
+    app_state: dict[str, Any]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See ``asyncio.Protocol``."""
