@@ -28,7 +28,7 @@ class Op:
     data: bytes = b""
 
 
-CHANGES = ("make", "create", "write", "sync", "sync_folder", "rename", "remove")
+CHANGES = ("make", "create", "write", "truncate", "sync", "sync_folder", "rename", "remove")
 
 
 @dataclass
@@ -209,7 +209,7 @@ def after_power_cut(log: list[Op], until: int, rng: random.Random, *, base: Disk
         elif op.kind == "sync_folder":
             synced_folders.add(op.at)
         else:
-            durable[index] = op.at in (synced_files if op.kind == "write" else synced_folders)
+            durable[index] = op.at in (synced_files if op.kind in ("write", "truncate") else synced_folders)
     disk = base.copy() if base is not None else Disk()
     luck = rng.choice((0.0, 0.1, 0.5, 0.9, 1.0))
     for index, op in enumerate(log[:until]):
@@ -230,6 +230,8 @@ def after_power_cut(log: list[Op], until: int, rng: random.Random, *, base: Disk
 def _apply(disk: Disk, op: Op) -> None:
     if op.kind == "write":
         _put(disk.files[op.at], op.offset, op.data)
+    elif op.kind == "truncate":
+        del disk.files[op.at][op.offset :]
     elif op.kind == "make":
         disk.folders.setdefault(op.target, {})
         disk.folders[op.at][op.name] = op.target

@@ -53,7 +53,7 @@ def open_state(folder: StateFolder) -> sqlite3.Connection:
     """
     database = folder.database
     _examine(folder)
-    if not database.exists():
+    if not os.path.lexists(database):
         os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     connection = connect(database)
     try:
@@ -73,7 +73,7 @@ def open_state(folder: StateFolder) -> sqlite3.Connection:
 def _examine(folder: StateFolder) -> None:
     """Refuse what is not ours, before anything is written to it."""
     database = folder.database
-    if not database.exists():
+    if not os.path.lexists(database):
         wal = database.with_name(f"{database.name}-wal")
         if folder.store_id or wal.exists():
             raise RefusedError(f"{folder.path} had a state, and {database.name} is missing: {_DAMAGE}")

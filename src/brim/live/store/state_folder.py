@@ -33,21 +33,27 @@ class StateFolder:
         path: The folder.
 
     Raises:
-        RefusedError: it is on a network file system, belongs to somebody else or is open to others, or another
-            controller has it.
+        RefusedError: it is on a network file system, cannot be made, belongs to somebody else or is open to others, or
+            another controller has it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         refuse_network(self.path)
-        self._make()
         self.database = self.path / DATABASE
-        self._fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            self._lock()
-        except BaseException:
-            os.close(self._fd)
-            raise
+            self._make()
+            self._fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                self._lock()
+            except BaseException:
+                os.close(self._fd)
+                raise
+        except OSError as error:
+            raise RefusedError(
+                f"{self.path} cannot be used: {os.strerror(error.errno or 0)} on the volume {mount_of(self.path)}; "
+                "mend that, or set BRIM_STATE to another folder"
+            ) from None
 
     def _make(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -8,6 +8,7 @@ others.
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from brim.errors import BrimError, one_line
 from brim.live.inputs import JobInput
 from brim.live.records import Changes
 from brim.live.store import transactions
@@ -37,6 +39,7 @@ class Store:
 
     Raises:
         RefusedError: the folder cannot be used; the message says what to do.
+        BrimError: the volume is full, or does not work.
     """
 
     def __init__(
@@ -48,6 +51,10 @@ class Store:
         try:
             self._prepare()
             self.reads = Reader(self._folder.database)
+        except (sqlite3.Error, OSError) as error:
+            self._folder.close()
+            room = self._folder.room()
+            raise BrimError(f"the state in {path} cannot be opened: {one_line(error)}; {room}") from error
         except BaseException:
             self._folder.close()
             raise
