@@ -136,6 +136,8 @@ def storm(folder, events, *words, ranks=2, zygote=None, timeout_s=60, replace=0,
         try:
             while left:
                 event = left[0]
+                while step_of(answers) < event.step and gang.process.poll() is None and time.monotonic() < deadline_s:
+                    time.sleep(LOOK_S)  # to ask the gang each time would cost as much as its steps
                 status = gang.until(
                     lambda s, e=event: step_of(answers) >= e.step and len(living(s)) >= needed(e, s),
                     deadline_s - time.monotonic(),

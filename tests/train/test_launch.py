@@ -373,8 +373,7 @@ import sys
 import torch
 import brim.train as bt
 run = bt.start()
-model = torch.nn.Linear(1, 1)
-run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+run.prepare(torch.nn.Linear(1, 1))  # the first optimizer would import the compiler
 sys.stdout.write(f"{run.reduce(1)}\\n")
 """
 BATCH_SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_TASK_PID": "99"}
