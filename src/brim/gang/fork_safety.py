@@ -16,7 +16,7 @@ from typing import Final
 
 FORBID_VARIABLE: Final = "BRIM_ZYGOTE"
 """Environment: ``off`` turns forking off, so every rank is a fresh interpreter. A site hook may set it."""
-_READ_AT_STARTUP: Final = (
+READ_AT_STARTUP: Final = (
     "PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "VECLIB_", "ATEN_", "TORCH_",
     "PYTORCH_", "MALLOC_", "LC_", "LANG", "GLIBC_", "TCMALLOC_",
 )  # fmt: skip
@@ -75,7 +75,7 @@ def command_obstacle(
     if env.get(FORBID_VARIABLE) == "off":
         return f"{FORBID_VARIABLE}=off"
     for name in sorted(env.keys() | startup_env.keys()):
-        if name.startswith(_READ_AT_STARTUP) and env.get(name) != startup_env.get(name):
+        if name.startswith(READ_AT_STARTUP) and env.get(name) != startup_env.get(name):
             return f"{name} is {env.get(name)!r} for the rank and was {startup_env.get(name)!r} when the zygote started"
     if any(not os.path.isabs(entry) for entry in env.get("PYTHONPATH", "/").split(":")) and cwd != _STARTUP_CWD:
         return "PYTHONPATH has relative folders"

@@ -15,7 +15,7 @@ from brim.gang.rank_process import TERMINATED_CODES, RankProcess
 class GangResult:
     """How a gang ended. ``status`` is ``finished``, ``preempted`` or ``failed``; the code is the launcher's.
 
-    ``cause_code`` is the exit code of the rank that failed first, as it was; None if there is none.
+    ``cause_code`` is the exit code, as of ``Popen.returncode``, of the rank that failed first, or of the only rank.
     """
 
     status: str
@@ -62,12 +62,14 @@ def success(ranks: Iterable[RankProcess], *, announced: bool, saved: Saved | Non
         announced: Whether they were asked to save and leave.
         saved: Their newest checkpoint.
     """
+    ranks = list(ranks)
+    code = ranks[0].exit_code if len(ranks) == 1 else None
     if announced and not all(rank.exit_code == 0 and not rank.sent_leaving for rank in ranks):
         if saved is None or not saved.command:  # 0: a periodic one, from before they were asked
-            return GangResult("preempted", PREEMPTED, "preempted")
+            return GangResult("preempted", PREEMPTED, "preempted", code)
         where = f"preempted at step {saved.step}, saved to {saved.path}"
-        return GangResult("preempted", PREEMPTED, f"{where}; start the same command again to resume")
-    return GangResult("finished", 0)
+        return GangResult("preempted", PREEMPTED, f"{where}; start the same command again to resume", code)
+    return GangResult("finished", 0, cause_code=code)
 
 
 def _describe_failure(rank: RankProcess) -> str:

@@ -113,7 +113,7 @@ class RankSpawner:
             fds.append(self._forwarder.add(rank))
             return
         assert self._config.log_folder is not None
-        os.makedirs(self._config.log_folder, exist_ok=True)
+        os.makedirs(self._config.log_folder, 0o700, exist_ok=True)
         path = os.path.join(self._config.log_folder, f"rank-{rank}.log")
-        fds.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
+        fds.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
         fds.append(os.dup(fds[-1]))

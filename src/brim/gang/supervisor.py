@@ -93,6 +93,11 @@ class Supervisor:
             signals.close()
             self._selector.close()
 
+    @property
+    def has_started(self) -> bool:
+        """Whether the process of any rank has been started."""
+        return any(rank.pid for rank in self._controller.ranks.values())
+
     def _wait_and_handle(self, signals: SignalQueue) -> None:
         for key, events in self._selector.select(self._timeout_s()):
             match key.data:

@@ -256,22 +256,18 @@ class ZygoteSession:
         self._close()
 
 
-def listen(zygote: Zygote, path: str, grace_s: float) -> ForkedRank | None:
-    """Serve supervisors that connect to ``path``; each gets a fork of this process as its own zygote."""
+def listen(zygote: Zygote, listener: ListeningSocket, grace_s: float) -> ForkedRank | None:
+    """Serve supervisors that connect to the listener; each gets a fork of this process as its own zygote."""
     processes.become_subreaper()
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGTERM, _exit_now)
     sessions: set[int] = set()  # processes
     wakeup = WakeupPipe()
     wakeup.wake_on_signals()
-    try:
-        listener = ListeningSocket(path)
-    except OSError as error:
-        raise SystemExit(f"brim zygote: --listen {error}") from None
     with contextlib.closing(listener), selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         selector.register(wakeup, selectors.EVENT_READ)
-        zygote.log(f"ready after {zygote.preload_s:.2f} s, listening on {path}")
+        zygote.log(f"ready after {zygote.preload_s:.2f} s, listening on {listener.path}")
         while True:
             for key, _ in selector.select():
                 if key.fileobj is wakeup:
@@ -322,12 +318,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--preload", default=",".join(PRELOAD), help="modules to import, separated by commas")
     parser.add_argument("--grace-s", type=float, default=GRACE_S, help="seconds before SIGKILL if a supervisor dies")
     options = parser.parse_args(arguments)
+    listener = None
     if options.listen:
         processes.end_with_parent()
+        try:
+            listener = ListeningSocket(options.listen)  # before the imports: who connects meanwhile waits
+        except OSError as error:
+            raise SystemExit(f"brim zygote: --listen {error}") from None
     zygote = Zygote([name for name in options.preload.split(",") if name], sys.stderr)
     signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN: fresh processes would inherit it
-    if options.listen:
-        child = listen(zygote, options.listen, options.grace_s)
+    if listener is not None:
+        child = listen(zygote, listener, options.grace_s)
     else:
         child = ZygoteSession(zygote, socket.socket(fileno=options.fd), options.grace_s).serve()
     if child is not None:

@@ -1,0 +1,514 @@
+"""The loop of the agent: it reports to ``NodeAttempts`` what happens, and does what that decides.
+
+One process per node and user, which outlives the controller. If it is killed itself, the attempts go on, and the next
+agent adopts them: everything that it must know of them is in their folders (``attempt_files``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import secrets
+import selectors
+import signal
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from brim.agent import attempt_files, leftovers
+from brim.agent.attempt import fork_attempt, is_running
+from brim.agent.attempt_files import EndFile, LaunchFile, PidsFile
+from brim.agent.attempts import (
+    AgentEffect,
+    AttemptEnd,
+    CheckDevices,
+    Forgotten,
+    Key,
+    Launch,
+    NodeAttempts,
+    Request,
+    Sweep,
+    Tell,
+    WriteEnd,
+    WriteFence,
+)
+from brim.agent.capture import read_capture
+from brim.agent.controller_link import ControllerLink
+from brim.agent.devices import Devices
+from brim.agent.folders import attempt_folder, captures_folder
+from brim.agent.leftovers import KnownProcess
+from brim.agent.log_cap import cap_log
+from brim.agent.protocol import (
+    BLAME_JOB,
+    BLAME_NODE,
+    FAILED,
+    NONE,
+    ORDERS,
+    UNUSABLE,
+    VERSION,
+    AgentHello,
+    DeviceSeen,
+    Report,
+    StartAttempt,
+    Synced,
+)
+from brim.agent.supervisor_link import SupervisorLink, gang_seen
+from brim.agent.zygotes import Zygotes
+from brim.errors import RefusedError
+from brim.gang import processes
+from brim.gang.codec import ProtocolError
+from brim.gang.messages import CONTROL_VARIABLE, GANG_VARIABLE, ID_VARIABLE
+from brim.gang.run_script import ERROR_FILE_VARIABLE
+from brim.gang.unix_socket import PATH_BYTES_MAX
+from brim.gang.wakeup import SignalQueue
+
+CONNECT_MS: Final = 20
+"""Time between two tries to reach a supervisor that has just been forked. Ours."""
+ADOPT_MS: Final = 2_000
+"""How long a new agent waits for living attempts to say how they are, before it tells the controller of them. Ours."""
+SOON_MS: Final = 50
+"""Time between two questions to a supervisor while something is under way. Ours."""
+STATUS_MS: Final = 1_000
+"""Time between two questions to a supervisor otherwise: as often as ranks report. Ours."""
+CHECK_MS: Final = 1_000
+"""Time between two looks at devices, logs and zygotes. Ours."""
+PROCESSES: Final = "processes.json"
+"""File of an attempt's folder: the processes that its supervisor has named."""
+_OF_ANOTHER_JOB: Final = (CONTROL_VARIABLE, ID_VARIABLE, GANG_VARIABLE, ERROR_FILE_VARIABLE, "BRIM_LOADER_WORKERS")
+"""Variables of a job in which this one was submitted."""
+
+
+class Agent:
+    """The agent of one user on one node.
+
+    The class is long because files, processes, supervisors and the controller meet in its one loop.
+
+    Args:
+        folder: The agent's folder, which exists and is this user's only.
+        controller: The controller's socket for agents.
+        devices: The devices of this node.
+    """
+
+    def __init__(self, folder: Path, controller: Path, devices: Devices) -> None:
+        self._folder, self._devices = folder, devices
+        self._boot_id = attempt_files.boot_id()
+        self._selector = selectors.DefaultSelector()
+        self._attempts = NodeAttempts(attempt_files.boot_time_ms, devices.names)
+        self._controller = ControllerLink(controller, self._selector)
+        self._zygotes = Zygotes(_socket_folder(folder / "zygotes"))
+        self._links: dict[Key, SupervisorLink] = {}
+        self._named: dict[Key, frozenset[KnownProcess]] = {}  # processes of attempts whose supervisor has ended
+        self._devices_told: list[DeviceSeen] = []
+        self._delayed: list[StartAttempt] = []  # until the zygote that they need listens
+        self._checked_ms = 0
+        self._problem = ""
+        self._stopping = False
+        self._adopting: set[Key] = set()  # living attempts of an agent before this one, until they say how they are
+        self._adopting_until_ms = 0
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run until SIGTERM or SIGINT; attempts go on."""
+        processes.become_subreaper()
+        signals = SignalQueue((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD))
+        self._selector.register(signals, selectors.EVENT_READ, signals)
+        try:
+            self._zygotes.start_plain(attempt_files.boot_time_ms())
+            self._restore()
+            while not self._stopping:
+                self._wait_and_handle(signals)
+        finally:
+            signals.close()
+            self._zygotes.close()
+            for link in self._links.values():
+                link.close()
+            self._controller.disconnect()
+
+    def _wait_and_handle(self, signals: SignalQueue) -> None:
+        for key, events in self._selector.select(self._timeout_s()):
+            match key.data:
+                case ControllerLink():
+                    self._receive_orders(events)
+                case SupervisorLink():
+                    self._receive_from_supervisor(key.data, key.fd)
+                case SignalQueue():
+                    pass
+                case callback:
+                    callback()
+        for number in signals.take():
+            if number == signal.SIGCHLD:
+                self._reaped(processes.reap())
+            else:
+                _log(f"{signal.Signals(number).name}: ending; attempts go on")
+                self._stopping = True
+        self._attempts.tick()
+        delayed, self._delayed = self._delayed, []
+        for order in delayed:
+            if self._attempts.awaits_launch((order.job, order.attempt)):
+                self._launch(order)
+        self._perform()
+        now_ms = attempt_files.boot_time_ms()
+        for link in list(self._links.values()):
+            self._look_after(link, now_ms)
+        if now_ms - self._checked_ms >= CHECK_MS:
+            self._checked_ms = now_ms
+            self._check(now_ms)
+        if now_ms >= self._adopting_until_ms or not self._adopting & self._links.keys():
+            self._adopting.clear()
+            if self._controller.connect(now_ms):
+                self._tell_everything()
+        if self._controller.problem != self._problem:
+            self._problem = self._controller.problem
+            _log(f"no controller: {self._problem}" if self._problem else "connected to the controller")
+
+    def _timeout_s(self) -> float:
+        now_ms = attempt_files.boot_time_ms()
+        times = [self._checked_ms + CHECK_MS, *(link.status_at_ms for link in self._links.values())]
+        if (next_ms := self._attempts.next_ms()) is not None:
+            times.append(next_ms)
+        if self._delayed:
+            times.append(now_ms + CONNECT_MS)
+        if not self._controller.connected:
+            times.append(self._adopting_until_ms if self._adopting else self._controller.retry_at_ms)
+        return max(0, min(times) - now_ms) / 1000
+
+    def _check(self, now_ms: int) -> None:
+        """What is looked at every second."""
+        self._zygotes.start_plain(now_ms)
+        self._zygotes.end_idle(now_ms, busy=bool(self._links))
+        for key in self._links:
+            _cap_logs(attempt_folder(self._folder, *key))
+        held = {device: {one.pid for one in self._links[key].named}
+                for device, key in self._attempts.held_devices().items() if key in self._links}  # fmt: skip
+        self._devices.poll(held)
+        seen = self._devices.seen()
+        for now in seen:
+            if now not in self._devices_told:
+                self._controller.send(now)
+        self._devices_told = seen
+
+    # -- the controller --------------------------------------------------------------------------------------------
+
+    def _tell_everything(self) -> None:
+        self._controller.send(
+            AgentHello(version=VERSION, user=_user(), boot_id=self._boot_id, devices=self._devices.names)
+        )
+        self._devices_told = self._devices.seen()
+        reports: list[Report] = [*self._attempts.seen(), *self._devices_told, Synced()]
+        for report in reports:
+            self._controller.send(report)
+
+    def _receive_orders(self, events: int) -> None:
+        for order in self._controller.receive(events):
+            if isinstance(order, ProtocolError):
+                _log(f"an order that cannot be used: {order.detail}")
+                continue
+            refusal = ""
+            if isinstance(order, StartAttempt):
+                try:
+                    read_capture(captures_folder(self._folder), order.capture, order.digest)
+                except RefusedError as error:
+                    refusal = str(error)
+            self._attempts.obey(order, refusal)
+            self._perform()
+
+    # -- effects ---------------------------------------------------------------------------------------------------
+
+    def _perform(self) -> None:
+        """Carry out what was decided; what follows from one effect comes after those that were decided with it."""
+        while effects := self._attempts.take_effects():
+            for effect in effects:
+                self._perform_one(effect)
+
+    def _perform_one(self, effect: AgentEffect) -> None:
+        match effect:
+            case Tell(report):
+                self._controller.send(report)
+            case CheckDevices(key, devices):
+                self._devices.check(devices, lambda problem: self._checked(key, problem))
+            case WriteFence(order):
+                self._write_fence(order)
+            case Launch(order):
+                self._launch(order)
+            case Request(key, message):
+                if (link := self._links.get(key)) is not None:
+                    link.request(message)
+                    link.status_at_ms = 0
+            case Sweep(key):
+                self._sweep(key)
+            case WriteEnd(key, end):
+                self._write_end(key, end)
+            case Forgotten(key):
+                with contextlib.suppress(OSError):
+                    (attempt_folder(self._folder, *key) / attempt_files.FORGOTTEN).touch(0o600)
+
+    def _checked(self, key: Key, problem: str) -> None:
+        self._attempts.checked(key, problem)
+
+    def _write_fence(self, order: StartAttempt) -> None:
+        key = order.job, order.attempt
+        folder = attempt_folder(self._folder, *key)
+        try:
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+            attempt_files.write_durably(folder, attempt_files.FENCE, json.loads(ORDERS.encode(order)))
+            attempt_files.sync_folder(folder.parent)
+        except OSError as error:
+            self._attempts.not_written(key, f"cannot write into {folder}: {error.strerror}")
+        else:
+            self._attempts.fenced(key)
+
+    def _launch(self, order: StartAttempt) -> None:
+        key = order.job, order.attempt
+        folder = attempt_folder(self._folder, *key)
+        try:
+            launch = self._launch_file(order, folder)
+            pid = fork_attempt(folder, launch)
+        except BlockingIOError:
+            self._delayed.append(order)
+            return
+        except RefusedError as error:
+            self._attempts.launch_failed(key, AttemptEnd(outcome=UNUSABLE, detail=str(error), blame=BLAME_JOB))
+            return
+        except OSError as error:
+            detail = f"cannot be started: {error}"
+            self._attempts.launch_failed(key, AttemptEnd(outcome=FAILED, detail=detail, blame=BLAME_NODE))
+            return
+        self._links[key] = SupervisorLink(key, pid, launch.control, self._selector)
+        self._attempts.launched(key, attempt_files.boot_time_ms())
+
+    def _launch_file(self, order: StartAttempt, folder: Path) -> LaunchFile:
+        capture = read_capture(captures_folder(self._folder), order.capture, order.digest)
+        checkpoints = self._folder / "jobs" / str(order.job) / "checkpoint"
+        checkpoints.mkdir(0o700, parents=True, exist_ok=True)
+        env = {name: value for name, value in capture.env.items() if name not in _OF_ANOTHER_JOB}
+        env |= {"BRIM_JOB_ID": str(order.job), "BRIM_ATTEMPT": str(order.attempt), "BRIM_CKPT_DIR": str(checkpoints)}
+        if order.loader_workers != NONE:
+            env["BRIM_LOADER_WORKERS"] = str(order.loader_workers)
+        now_ms = attempt_files.boot_time_ms()
+        return LaunchFile(
+            job=order.job, attempt=order.attempt, command=capture.command, env=env, cwd=capture.cwd, ranks=order.ranks,
+            devices=tuple(self._devices.names[device] for device in order.devices), grace_s=order.grace_s,
+            gang=_gang(folder), control=_control(folder),
+            zygote=self._zygotes.for_command(capture.command, env, now_ms, is_gang=order.ranks > 0),
+        )  # fmt: skip
+
+    def _sweep(self, key: Key) -> None:
+        folder = attempt_folder(self._folder, *key)
+        if (link := self._links.pop(key, None)) is not None:
+            self._named[key] = link.named
+            link.close()
+        named = self._named.get(key) or _named_in(folder, self._boot_id)
+        left = leftovers.kill(_gang(folder), named, self._strays, self._reaped)
+        pids = [process.pid for process in left]
+        if not left and is_running(folder):
+            pids = [read.pid] if (read := attempt_files.read_fields(folder, attempt_files.PIDS, PidsFile)) else [0]
+        if not pids:
+            self._named.pop(key, None)
+            _cap_logs(folder)
+        self._attempts.swept(key, pids)
+
+    def _strays(self) -> set[int]:
+        """Return the children of this process that it has not started: orphans of what has ended."""
+        me = os.getpid()
+        ours = self._zygotes.pids() | {one.pid for link in self._links.values() for one in link.named}
+        ours |= self._devices.pids()
+        children = (found.pid for found in processes.all_processes() if found.parent == me and found.state not in "ZX")
+        return {pid for pid in children if pid not in ours and not _is_zygote(pid)}
+
+    def _write_end(self, key: Key, end: AttemptEnd) -> None:
+        plain = {name: value for name, value in asdict(end).items() if name != "is_written"}
+        folder = attempt_folder(self._folder, *key)
+        try:
+            attempt_files.write_fields(folder, attempt_files.END, EndFile(**plain, boot_id=self._boot_id))
+        except OSError as error:
+            self._attempts.not_written(key, f"cannot write into {folder}: {error.strerror}")
+        else:
+            self._attempts.end_written(key)
+
+    # -- attempts --------------------------------------------------------------------------------------------------
+
+    def _restore(self) -> None:
+        """Find the attempts of the agents before this one, and adopt those that live."""
+        for folder in _attempt_folders(self._folder):
+            key = int(folder.name.partition("-")[0]), int(folder.name.partition("-")[2])
+            order = _fenced_order(folder, key)
+            pids = attempt_files.read_fields(folder, attempt_files.PIDS, PidsFile)
+            alive = pids is not None and pids.boot_id == self._boot_id and is_running(folder)
+            if alive and pids is not None:
+                try:
+                    link = SupervisorLink(key, pids.pid, _control(folder), self._selector)
+                    link.named |= _named_in(folder, self._boot_id)
+                    self._links[key] = link
+                    self._adopting.add(key)
+                except OSError:
+                    alive = False
+            end = None if alive else _end_in(folder, self._boot_id)
+            forgotten = (folder / attempt_files.FORGOTTEN).exists()
+            self._attempts.restore(order, end=end, alive=alive, forgotten=forgotten)
+            if alive and pids is not None:
+                self._attempts.launched(key, pids.started_ms)
+        self._adopting_until_ms = attempt_files.boot_time_ms() + ADOPT_MS
+        self._perform()
+
+    def _look_after(self, link: SupervisorLink, now_ms: int) -> None:
+        """Connect to a supervisor, or ask it how it is, if it is time to."""
+        if now_ms < link.status_at_ms:
+            return
+        link.status_at_ms = now_ms + CONNECT_MS
+        if not link.connected:
+            if not link.connect():
+                return
+            self._attempts.connected(link.key)
+            self._perform()
+        if not link.awaits_status:
+            link.ask_status()
+        link.status_at_ms = now_ms + STATUS_MS
+
+    def _receive_from_supervisor(self, link: SupervisorLink, fd: int) -> None:
+        if self._links.get(link.key) is not link:
+            return
+        if link.is_process(fd):
+            self._supervisor_ended(link)
+            return
+        if not link.connected:
+            return
+        for number, answer in link.receive():
+            if number is not None:
+                self._attempts.answered(link.key, number, "" if answer.ok else answer.detail)
+                link.status_at_ms = 0
+            elif answer.status is not None:
+                self._status(link, answer.status)
+            self._perform()
+        if not link.connected and self._links.get(link.key) is link:
+            self._attempts.disconnected(link.key)
+            link.status_at_ms = 0
+
+    def _status(self, link: SupervisorLink, status: dict[str, Any]) -> None:
+        if link.note_processes(status):
+            folder = attempt_folder(self._folder, *link.key)
+            with contextlib.suppress(OSError):  # needed only if supervisor and agent are killed
+                _note_named(folder, self._boot_id, link.named)
+        self._adopting.discard(link.key)
+        gang = gang_seen(link.key, status, self._devices.names)
+        if not gang.has_processes or (gang.is_grouped and not gang.is_settled):
+            link.status_at_ms = attempt_files.boot_time_ms() + SOON_MS
+        self._attempts.status(link.key, gang)
+
+    def _supervisor_ended(self, link: SupervisorLink) -> None:
+        self._reaped(processes.reap())
+        end = _end_in(attempt_folder(self._folder, *link.key), self._boot_id)
+        self._named[link.key] = link.named
+        del self._links[link.key]
+        link.close()
+        self._attempts.supervisor_ended(link.key, end)
+        self._perform()
+
+    def _reaped(self, ended: Iterable[tuple[int, int]]) -> None:
+        for pid, _ in ended:
+            self._zygotes.ended(pid)
+
+
+def _gang(folder: Path) -> str:
+    """Return the id that marks the processes of the attempt in this folder."""
+    return sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
+
+
+def _control(folder: Path) -> str:
+    """Return the path of the supervisor's socket; a short one elsewhere if that in the folder is too long."""
+    path = str(folder / "control")
+    if len(os.fsencode(path)) <= PATH_BYTES_MAX:
+        return path
+    return str(_socket_folder(folder) / "control")
+
+
+def _socket_folder(folder: Path) -> Path:
+    """Return the folder, or one with a short path if that of a socket in it would be too long."""
+    if len(os.fsencode(folder)) + 18 <= PATH_BYTES_MAX:
+        return folder
+    short = Path(f"/tmp/brim-agent-{os.getuid()}")
+    for each in (short, short / _gang(folder)):
+        each.mkdir(0o700, exist_ok=True)
+        found = os.lstat(each)
+        if found.st_uid != os.getuid() or found.st_mode & 0o77 or each.is_symlink():
+            raise RefusedError(f"{each}: expected a folder that this user alone can use")
+    return short / _gang(folder)
+
+
+def _attempt_folders(folder: Path) -> list[Path]:
+    parent = folder / "attempts"
+    parent.mkdir(0o700, exist_ok=True)
+    found = (path for path in parent.iterdir() if path.name.replace("-", "", 1).isdecimal() and "-" in path.name)
+    return sorted(found, key=lambda path: tuple(map(int, path.name.split("-"))))
+
+
+def _fenced_order(folder: Path, key: Key) -> StartAttempt:
+    """Return the order of a fence; without capture if it is not whole, since nothing was started then."""
+    with contextlib.suppress(OSError, ProtocolError):
+        order = ORDERS.decode((folder / attempt_files.FENCE).read_bytes())
+        if isinstance(order, StartAttempt) and (order.job, order.attempt) == key:
+            return order
+    return StartAttempt(job=key[0], attempt=key[1], sequence=NONE, capture="", digest="", devices=())
+
+
+def _end_in(folder: Path, boot_id: str) -> AttemptEnd | None:
+    """Return the end that is on disk; its times only if they are of this boot."""
+    end = attempt_files.read_fields(folder, attempt_files.END, EndFile)
+    if end is None:
+        return None
+    same = end.boot_id == boot_id
+    return AttemptEnd(
+        outcome=end.outcome, exit_code=end.exit_code, detail=end.detail, blame=end.blame,
+        started_ms=end.started_ms if same else NONE, ended_ms=end.ended_ms if same else NONE, is_written=True,
+    )  # fmt: skip
+
+
+def _note_named(folder: Path, boot_id: str, named: Iterable[KnownProcess]) -> None:
+    part = folder / f".{PROCESSES}.{secrets.token_hex(4)}"
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "w") as file:
+        json.dump({"boot_id": boot_id, "processes": [[one.pid, one.start_ticks] for one in named]}, file)
+    os.replace(part, folder / PROCESSES)
+
+
+def _named_in(folder: Path, boot_id: str) -> frozenset[KnownProcess]:
+    """Return the processes that are named in the files of an attempt; none of another boot."""
+    found = set()
+    pids = attempt_files.read_fields(folder, attempt_files.PIDS, PidsFile)
+    if pids is not None and pids.boot_id == boot_id:
+        found.add(KnownProcess(pids.pid, pids.start_ticks))
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        plain = json.loads((folder / PROCESSES).read_bytes())
+        if plain["boot_id"] == boot_id:
+            found |= {KnownProcess(int(pid), int(ticks)) for pid, ticks in plain["processes"]}
+    return frozenset(found)
+
+
+def _is_zygote(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"brim.gang.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def _cap_logs(folder: Path) -> None:
+    for path in (folder / attempt_files.LOG).glob("*.log"):
+        with contextlib.suppress(OSError):  # a file system that frees no part of a file: the log stays whole
+            cap_log(path)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _log(text: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"brim agent: {text}\n")
+        sys.stderr.flush()

@@ -1,0 +1,136 @@
+"""The files of one attempt, which its process and the agents of its time share.
+
+    fence         the order that was fenced; written durably before anything is started
+    launch.json   what its process is to run
+    pids.json     the identity of its process, and where it listens
+    end.json      how it ended; written durably before anyone is told
+    forgotten     exists once the controller knows the end
+    log/          rank-N.log of each rank, supervisor.log
+
+Times are in ms of the boot-time clock, and mean nothing after another start of the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+FENCE: Final = "fence"
+LAUNCH: Final = "launch.json"
+PIDS: Final = "pids.json"
+END: Final = "end.json"
+FORGOTTEN: Final = "forgotten"
+LOG: Final = "log"
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFile:
+    """What the process of an attempt is to run; see ``gang.LaunchConfig`` for what has the same name there."""
+
+    job: int
+    attempt: int
+    command: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    ranks: int
+    devices: tuple[str, ...]
+    grace_s: float
+    gang: str
+    control: str
+    zygote: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PidsFile:
+    """Which process runs the attempt: an id and a start time name one process of one boot."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+    @property
+    def started_ms(self) -> int:
+        """When the process started."""
+        return self.start_ticks * 1000 // _TICKS_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndFile:
+    """How an attempt ended: fields of `AttemptEnd`; ``left`` are processes that could not be killed."""
+
+    outcome: str
+    exit_code: int
+    detail: str
+    blame: str
+    started_ms: int
+    ended_ms: int
+    boot_id: str
+    left: tuple[int, ...] = ()
+
+
+def boot_id() -> str:
+    """Return what differs after each start of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+
+
+def boot_time_ms() -> int:
+    """Return the time since the start of the machine in ms, suspends included; no clock that is set changes it."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+def write_durably(folder: Path, name: str, plain: Mapping[str, Any]) -> None:
+    """Write a file as a whole, of this user only; on return it survives a power cut.
+
+    Raises:
+        OSError: it cannot be written; the former content, if any, is still there.
+    """
+    part = folder / f".{name}.part"
+    try:
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(json.dumps(plain).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, folder / name)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable.
+
+    Raises:
+        OSError: the disk does not.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_fields(folder: Path, name: str, value: LaunchFile | PidsFile | EndFile) -> None:
+    """Write a dataclass durably, see ``write_durably``."""
+    write_durably(folder, name, asdict(value))
+
+
+def read_fields(folder: Path, name: str, kind: type[T]) -> T | None:
+    """Read what ``write_fields`` has written; None if it is not there or not whole. Unknown fields are ignored."""
+    try:
+        plain = json.loads((folder / name).read_bytes())
+        known = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
+        return kind(**{key: value for key, value in values.items() if key in known})
+    except (OSError, ValueError, AttributeError, TypeError):
+        return None

@@ -1,0 +1,679 @@
+"""Decides what the agent does about attempts: orders and facts in, effects and `AttemptSeen` out.
+
+It has no clock, process, socket or file, so that tests run it under virtual time. Whatever must survive a crash of the
+agent is asked for as an effect and told by a fact, in this order:
+
+    StartAttempt -> CheckDevices -> checked -> WriteFence -> fenced -> Launch -> launched -> ... -> supervisor_ended
+        -> Sweep -> swept -> WriteEnd -> end_written -> AttemptSeen(ended)
+
+So an attempt is never forked before its fence is on disk, and never ended before its processes are proven gone and the
+end is on disk. After a crash, ``restore`` continues where the files are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final, TypeAlias
+
+from brim.agent.protocol import (
+    BLAME_JOB,
+    BLAME_NODE,
+    ENDED,
+    FAILED,
+    FINISHED,
+    LOST,
+    NONE,
+    RUNNING,
+    STARTING,
+    STOPPED,
+    STOPPING,
+    UNUSABLE,
+    AttemptProgress,
+    AttemptSeen,
+    ForgetAttempt,
+    Order,
+    Report,
+    ResizeAttempt,
+    StartAttempt,
+    StopAttempt,
+    TuneAttempt,
+)
+from brim.gang.messages import PreemptRequest, ResizeRequest, TuneSettings
+
+RETRY_MS: Final = 1_000
+"""Time between two tries of what did not work: a device check, a file that cannot be written, a process that stays."""
+CONNECT_MS: Final = 60_000
+"""Longest time from the start of a supervisor until it listens. Ours: a loaded machine may need seconds."""
+OVERDUE_MS: Final = 5_000
+"""How long after the end of the grace period a supervisor may take, before it is killed itself. Ours."""
+
+Key: TypeAlias = tuple[int, int]
+"""Job and attempt."""
+
+
+class AttemptPhase(Enum):
+    """Where an attempt is; see the order above."""
+
+    CHECKING = STARTING + ": devices"
+    WAITING = STARTING + ": older attempt"
+    FENCING = STARTING + ": fence"
+    LAUNCHING = STARTING
+    RUNNING = RUNNING
+    SWEEPING = STOPPING + ": sweep"
+    WRITING = STOPPING + ": end"
+    ENDED = ENDED
+
+
+_WITH_PROCESSES: Final = (AttemptPhase.LAUNCHING, AttemptPhase.RUNNING, AttemptPhase.SWEEPING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnd:
+    """How an attempt ended; times in ms of the boot-time clock of the present boot, ``NONE``: unknown.
+
+    ``is_written``: whether it is on disk already, written by the attempt itself.
+    """
+
+    outcome: str
+    exit_code: int = NONE
+    detail: str = ""
+    blame: str = ""
+    started_ms: int = NONE
+    ended_ms: int = NONE
+    is_written: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangSeen:
+    """What a supervisor says of its gang.
+
+    Attributes:
+        sequence: Newest request that it has accepted.
+        has_processes: Whether a rank's process exists.
+        is_grouped: Whether its ranks train together, so that it can be resized.
+        is_stopping: Whether it was asked to save and leave.
+        is_settled: Whether it trains as it was asked to, and nothing is left of other ranks.
+        ranks: Ranks that train.
+        devices: Numbers of the devices in use; None: all that were granted.
+        progress: Measurements; None if it has reported none.
+    """
+
+    sequence: int = NONE
+    has_processes: bool = False
+    is_grouped: bool = False
+    is_stopping: bool = False
+    is_settled: bool = False
+    ranks: int = 0
+    devices: tuple[int, ...] | None = None
+    progress: AttemptProgress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckDevices:
+    """Effect: check that these devices are healthy and empty; then call ``checked``."""
+
+    key: Key
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFence:
+    """Effect: write the fence of this attempt durably; then call ``fenced`` or ``not_written``."""
+
+    order: StartAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Effect: start the supervisor of this attempt; then call ``launched`` or ``launch_failed``."""
+
+    order: StartAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Effect: send this to the supervisor; then call ``answered``."""
+
+    key: Key
+    message: ResizeRequest | TuneSettings | PreemptRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Effect: kill the processes of this attempt that are left, its supervisor too; then call ``swept``."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class WriteEnd:
+    """Effect: write the end durably; then call ``end_written`` or ``not_written``."""
+
+    key: Key
+    end: AttemptEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Effect: note that the controller knows the end. If the note is lost, the end is told once more."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Effect: tell the controller, if it is connected."""
+
+    report: Report
+
+
+AgentEffect: TypeAlias = CheckDevices | WriteFence | Launch | Request | Sweep | WriteEnd | Forgotten | Tell
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One attempt that the controller may have to know."""
+
+    order: StartAttempt
+    phase: AttemptPhase
+    devices: tuple[int, ...]
+    ranks: int
+    accepted: int
+    holds: int
+    detail: str = ""
+    end: AttemptEnd | None = None
+    retry_at_ms: int | None = None
+    started_ms: int = NONE
+    # what it is asked for, and what the supervisor is known to have
+    connected: bool = False
+    gang: GangSeen = field(default_factory=GangSeen)
+    resize: ResizeAttempt | None = None
+    tune: TuneAttempt | None = None
+    in_flight: int = NONE
+    kill_at_ms: int | None = None
+    preempt_sent: bool = False
+    told: AttemptSeen | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.order.job, self.order.attempt
+
+
+@dataclass(slots=True)
+class _Job:
+    """What is known of a job for good: its newest attempt, and whether one has finished."""
+
+    newest: int = NONE
+    finished: bool = False
+
+
+class NodeAttempts:
+    """The attempts of one agent.
+
+    It is one class because every order and every fact is a transition of the same state machine.
+
+    Args:
+        clock_ms: Returns the present time in ms; it includes suspends and never goes backwards.
+        device_names: The devices, by number.
+    """
+
+    def __init__(self, clock_ms: Callable[[], int], device_names: Sequence[str]) -> None:
+        self._clock_ms, self._device_names = clock_ms, tuple(device_names)
+        self._attempts: dict[Key, _Attempt] = {}
+        self._jobs: dict[int, _Job] = {}
+        self._captures: dict[str, int] = {}
+        self._effects: list[AgentEffect] = []
+
+    def take_effects(self) -> list[AgentEffect]:
+        """Return what is to be done since the last call, in order."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def seen(self) -> list[AttemptSeen]:
+        """Return all attempts that the controller may have to know."""
+        return [self._seen(attempt) for _, attempt in sorted(self._attempts.items())]
+
+    def held_devices(self) -> dict[int, Key]:
+        """Return the attempt on each device that may have processes there."""
+        held = (one for one in self._attempts.values() if one.phase in _WITH_PROCESSES)
+        return {device: one.key for one in held for device in one.devices}
+
+    # -- after a start of the agent --------------------------------------------------------------------------------
+
+    def restore(self, order: StartAttempt, *, end: AttemptEnd | None, alive: bool, forgotten: bool) -> None:
+        """An attempt whose fence was found on disk.
+
+        Args:
+            order: The order of its fence.
+            end: The end on disk; None if there is none.
+            alive: Whether its supervisor lives.
+            forgotten: Whether the controller knows its end.
+        """
+        self._note(order)
+        if end is not None and end.outcome == FINISHED:
+            self._jobs[order.job].finished = True
+        if end is not None and forgotten:
+            return
+        attempt = self._new(order, AttemptPhase.LAUNCHING if alive else AttemptPhase.SWEEPING)
+        attempt.end = end
+        if not alive:  # even after a written end: the agent may have died before the processes were proven gone
+            self._effects.append(Sweep(attempt.key))
+
+    # -- orders ----------------------------------------------------------------------------------------------------
+
+    def obey(self, order: Order, refusal: str = "") -> None:
+        """Carry out an order of the controller.
+
+        Args:
+            order: The order.
+            refusal: Of a `StartAttempt`: why its capture cannot be used; empty if it can.
+        """
+        match order:
+            case StartAttempt():
+                self._start(order, refusal)
+            case StopAttempt():
+                self._stop(order)
+            case ForgetAttempt():
+                attempt = self._attempts.get((order.job, order.attempt))
+                if attempt is not None and attempt.phase is AttemptPhase.ENDED:
+                    del self._attempts[attempt.key]
+                    self._effects.append(Forgotten(attempt.key))
+            case ResizeAttempt() | TuneAttempt():
+                attempt = self._attempts.get((order.job, order.attempt))
+                if attempt is None:
+                    return
+                if attempt.phase is not AttemptPhase.ENDED and order.sequence > attempt.accepted:
+                    self._change(attempt, order)
+                self._tell(attempt, again=True)
+
+    def _start(self, order: StartAttempt, refusal: str) -> None:
+        key = order.job, order.attempt
+        if (known := self._attempts.get(key)) is not None:
+            self._tell(known, again=True)
+            return
+        job = self._jobs.get(order.job, _Job())
+        if job.finished:
+            self._refuse(order, UNUSABLE, "the job has finished already")
+            return
+        if order.attempt <= job.newest:
+            self._refuse(order, LOST, f"attempt {order.attempt} is not above {job.newest}, the newest of this job")
+            return
+        if not refusal and self._captures.get(order.capture, order.job) != order.job:
+            refusal = f"capture {order.capture} belongs to another job"
+        refusal = refusal or self._misfit(order.ranks, order.devices)
+        waits = self._waits_for(order.job)
+        if refusal:  # with a fence: a capture that appears later does not make a late copy of this order valid
+            attempt = self._new(replace(order, capture="", devices=()), AttemptPhase.FENCING)
+            attempt.end = AttemptEnd(outcome=UNUSABLE, detail=refusal, blame=BLAME_JOB)
+            self._note(attempt.order)
+            self._effects.append(WriteFence(attempt.order))
+            return
+        attempt = self._new(order, AttemptPhase.WAITING)
+        self._note(order)
+        if waits is not None:
+            attempt.detail = f"waits for the end of attempt {waits}"
+            self._tell(attempt)
+            return
+        self._check_devices(attempt)
+
+    def _misfit(self, ranks: int, devices: tuple[int, ...]) -> str:
+        """Say why an attempt cannot run so; empty if it can."""
+        last = len(self._device_names) - 1
+        if strange := [device for device in devices if not 0 <= device <= last]:
+            return f"found device {strange[0]}, expected one of 0 to {last}"
+        if len(set(devices)) < len(devices) or not 0 <= ranks <= len(devices):
+            return f"found {ranks} ranks for devices {devices}, expected at most one each"
+        return ""
+
+    def _refuse(self, order: StartAttempt, outcome: str, detail: str) -> None:
+        """Refuse an order that will be refused for ever, so that nothing need be noted."""
+        self._effects.append(Tell(AttemptSeen(
+            job=order.job, attempt=order.attempt, sequence=NONE, state=ENDED, outcome=outcome, detail=detail,
+        )))  # fmt: skip
+
+    def _check_devices(self, attempt: _Attempt) -> None:
+        attempt.phase, attempt.detail, attempt.retry_at_ms = AttemptPhase.CHECKING, "", None
+        self._tell(attempt)
+        self._effects.append(CheckDevices(attempt.key, attempt.order.devices))
+
+    def _stop(self, order: StopAttempt) -> None:
+        key = order.job, order.attempt
+        attempt = self._attempts.get(key)
+        if attempt is None:
+            if order.attempt > self._jobs.get(order.job, _Job()).newest:  # so that a late start does nothing
+                unknown = StartAttempt(
+                    job=order.job, attempt=order.attempt, sequence=NONE, capture="", digest="", devices=()
+                )
+                attempt = self._new(unknown, AttemptPhase.WAITING)
+                self._note(unknown)
+            else:
+                return
+        if attempt.phase in (AttemptPhase.WAITING, AttemptPhase.CHECKING):
+            attempt.end = AttemptEnd(outcome=STOPPED, detail=f"{order.reason} before it was started")
+            attempt.phase, attempt.retry_at_ms = AttemptPhase.FENCING, None
+            self._effects.append(WriteFence(attempt.order))
+            self._tell(attempt)
+            return
+        if attempt.phase in (AttemptPhase.SWEEPING, AttemptPhase.WRITING, AttemptPhase.ENDED):
+            self._tell(attempt, again=True)
+            return
+        kill_at_ms = self._clock_ms() + round(1000 * min(max(order.grace_s, 0.0), 10.0**9))
+        if attempt.kill_at_ms is None or kill_at_ms < attempt.kill_at_ms:
+            attempt.kill_at_ms, attempt.preempt_sent = kill_at_ms, False
+            if not attempt.detail:
+                attempt.detail = order.reason
+        self._reconcile(attempt)
+        self._tell(attempt)
+
+    def _change(self, attempt: _Attempt, order: ResizeAttempt | TuneAttempt) -> None:
+        attempt.accepted = order.sequence
+        tune = TuneAttempt(
+            job=order.job, attempt=order.attempt, sequence=order.sequence, batch=order.batch,
+            loader_workers=order.loader_workers,
+        )  # fmt: skip
+        if isinstance(order, ResizeAttempt):
+            refusal = self._misfit(order.ranks, order.devices)
+            if not attempt.ranks or not order.ranks:
+                refusal = "a plain process cannot be resized"
+            if refusal:
+                attempt.detail = f"not resized: {refusal}"
+                self._settle(attempt)
+                return
+            attempt.resize = order
+            attempt.devices = tuple(sorted({*attempt.devices, *order.devices}))
+        if order.batch != NONE or order.loader_workers != NONE:
+            attempt.tune = tune
+        self._settle(attempt)
+        self._reconcile(attempt)
+
+    # -- facts -----------------------------------------------------------------------------------------------------
+
+    def checked(self, key: Key, problem: str) -> None:
+        """The devices of an attempt were checked; ``problem`` is empty if they can be used."""
+        attempt = self._attempts.get(key)
+        if attempt is None or attempt.phase is not AttemptPhase.CHECKING:
+            return
+        if problem:
+            attempt.end = AttemptEnd(outcome=FAILED, detail=problem, blame=BLAME_NODE)
+        attempt.phase = AttemptPhase.FENCING
+        self._effects.append(WriteFence(attempt.order))
+
+    def fenced(self, key: Key) -> None:
+        """The fence is on disk: start the attempt, or note why it is never started."""
+        attempt = self._attempts[key]
+        attempt.retry_at_ms = None
+        if attempt.end is not None:
+            self._write_end(attempt, attempt.end)
+            return
+        if attempt.kill_at_ms is not None:
+            self._write_end(attempt, AttemptEnd(outcome=STOPPED, detail=f"{attempt.detail} before it was started"))
+            return
+        attempt.phase, attempt.retry_at_ms = AttemptPhase.LAUNCHING, self._clock_ms() + CONNECT_MS
+        self._effects.append(Launch(attempt.order))
+        self._tell(attempt)
+
+    def not_written(self, key: Key, problem: str) -> None:
+        """The fence or the end could not be written: try again later."""
+        attempt = self._attempts[key]
+        attempt.detail = problem
+        attempt.retry_at_ms = self._clock_ms() + RETRY_MS
+        self._tell(attempt)
+
+    def launched(self, key: Key, started_ms: int) -> None:
+        """The supervisor was started, or found alive after a start of the agent."""
+        self._attempts[key].started_ms = started_ms
+
+    def awaits_launch(self, key: Key) -> bool:
+        """Whether the attempt is still to be launched."""
+        attempt = self._attempts.get(key)
+        return attempt is not None and attempt.phase is AttemptPhase.LAUNCHING
+
+    def launch_failed(self, key: Key, end: AttemptEnd) -> None:
+        """The supervisor could not be started."""
+        self._write_end(self._attempts[key], end)
+
+    def connected(self, key: Key) -> None:
+        """The supervisor answers, and says next what it has."""
+        attempt = self._attempts.get(key)
+        if attempt is not None:
+            attempt.connected, attempt.in_flight, attempt.preempt_sent = True, NONE, False
+            if attempt.phase is AttemptPhase.LAUNCHING:
+                attempt.retry_at_ms = None
+            self._reconcile(attempt)
+
+    def disconnected(self, key: Key) -> None:
+        """The connection to the supervisor ended; ``supervisor_ended`` may follow."""
+        attempt = self._attempts.get(key)
+        if attempt is not None:
+            attempt.connected = False
+
+    def status(self, key: Key, gang: GangSeen) -> None:
+        """The supervisor has said how its gang is."""
+        attempt = self._attempts.get(key)
+        if attempt is None or attempt.phase not in (AttemptPhase.LAUNCHING, AttemptPhase.RUNNING):
+            return
+        known, attempt.gang = attempt.gang.progress, gang
+        if gang.has_processes:
+            attempt.phase = AttemptPhase.RUNNING
+        if attempt.resize is not None and gang.is_settled and gang.sequence >= _resize_number(attempt.resize):
+            attempt.resize = None
+        if attempt.tune is not None and gang.sequence >= _tune_number(attempt.tune):
+            attempt.tune = None
+        if attempt.resize is None and gang.is_settled and attempt.ranks:
+            attempt.ranks = gang.ranks
+            attempt.devices = attempt.devices if gang.devices is None else gang.devices
+        if gang.sequence > 2 * attempt.accepted + 1:  # an order that an agent before this one has passed on
+            attempt.accepted = gang.sequence // 2
+            if attempt.ranks and not gang.is_settled:
+                devices = tuple(sorted({*attempt.devices, *(gang.devices or ())}))
+                attempt.devices = devices
+                attempt.resize = ResizeAttempt(
+                    job=key[0], attempt=key[1], sequence=attempt.accepted, devices=devices, ranks=attempt.ranks
+                )
+        self._settle(attempt)
+        if gang.progress is not None and gang.progress != known:
+            self._effects.append(Tell(gang.progress))
+        self._reconcile(attempt)
+        self._tell(attempt)
+
+    def answered(self, key: Key, number: int, refusal: str) -> None:
+        """The supervisor has answered the request of this number."""
+        attempt = self._attempts.get(key)
+        if attempt is None or attempt.in_flight != number:
+            return
+        attempt.in_flight = NONE
+        resize, tune = attempt.resize, attempt.tune
+        if refusal and resize is not None and number == _resize_number(resize):
+            attempt.detail, attempt.resize = f"not resized: {refusal}", None
+        elif refusal and tune is not None and number == _tune_number(tune):
+            attempt.detail, attempt.tune = f"not tuned: {refusal}", None
+        elif not refusal:
+            attempt.gang = replace(attempt.gang, sequence=max(attempt.gang.sequence, number), is_settled=False)
+            if tune is not None and number == _tune_number(tune):
+                attempt.tune = None
+        self._settle(attempt)
+        self._reconcile(attempt)
+        self._tell(attempt)
+
+    def supervisor_ended(self, key: Key, end: AttemptEnd | None) -> None:
+        """The supervisor's process has ended; ``end`` is what it has written, None if it was killed before."""
+        attempt = self._attempts.get(key)
+        if attempt is None or attempt.phase not in _WITH_PROCESSES:
+            return
+        attempt.connected = False
+        if attempt.end is None or end is not None:
+            attempt.end = end
+        self._sweep(attempt)
+
+    def swept(self, key: Key, left: Iterable[int]) -> None:
+        """Processes of the attempt were killed; ``left`` are those that are still there."""
+        attempt = self._attempts.get(key)
+        if attempt is None or attempt.phase is not AttemptPhase.SWEEPING:
+            return
+        left = tuple(left)
+        if left:
+            attempt.detail = f"still running after SIGKILL: processes {', '.join(map(str, left))}"
+            attempt.retry_at_ms = self._clock_ms() + RETRY_MS
+            self._tell(attempt)
+            return
+        end = attempt.end
+        if end is None and attempt.kill_at_ms is not None and self._clock_ms() >= attempt.kill_at_ms:
+            end = AttemptEnd(outcome=STOPPED, detail="killed with its supervisor, which was overdue")
+        elif end is None:
+            end = AttemptEnd(outcome=LOST, detail="its supervisor was killed", blame=BLAME_NODE)
+        if end.is_written:
+            attempt.end = end
+            self._end(attempt)
+        else:
+            self._write_end(attempt, replace(end, started_ms=attempt.started_ms, ended_ms=self._clock_ms()))
+
+    def end_written(self, key: Key) -> None:
+        """The end is on disk."""
+        self._end(self._attempts[key])
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def next_ms(self) -> int | None:
+        """Return when ``tick`` is to be called; None if only facts are awaited."""
+        return min((at_ms for one in self._attempts.values() for at_ms in self._due_ms(one)), default=None)
+
+    def _due_ms(self, attempt: _Attempt) -> list[int]:
+        due = [] if attempt.retry_at_ms is None else [attempt.retry_at_ms]
+        if attempt.kill_at_ms is not None and attempt.phase in (AttemptPhase.LAUNCHING, AttemptPhase.RUNNING):
+            due.append(attempt.kill_at_ms + OVERDUE_MS)
+        return due
+
+    def tick(self) -> None:
+        """Do what is due by now."""
+        now_ms = self._clock_ms()
+        for attempt in list(self._attempts.values()):
+            if all(at_ms > now_ms for at_ms in self._due_ms(attempt)):
+                continue
+            attempt.retry_at_ms = None
+            match attempt.phase:
+                case AttemptPhase.FENCING:
+                    self._effects.append(WriteFence(attempt.order))
+                case AttemptPhase.WRITING:
+                    assert attempt.end is not None
+                    self._effects.append(WriteEnd(attempt.key, attempt.end))
+                case AttemptPhase.LAUNCHING | AttemptPhase.RUNNING:  # the supervisor did not end in time
+                    self._sweep(attempt)
+                case AttemptPhase.SWEEPING:
+                    self._effects.append(Sweep(attempt.key))
+                case _:
+                    pass
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def _new(self, order: StartAttempt, phase: AttemptPhase) -> _Attempt:
+        attempt = _Attempt(order, phase, order.devices, order.ranks, order.sequence, order.sequence)
+        if order.ranks and order.batch != NONE:
+            attempt.tune = TuneAttempt(
+                job=order.job, attempt=order.attempt, sequence=order.sequence, batch=order.batch
+            )
+        self._attempts[attempt.key] = attempt
+        return attempt
+
+    def _note(self, order: StartAttempt) -> None:
+        """Note what holds for good: the newest attempt of the job, and whose the capture is."""
+        job = self._jobs.setdefault(order.job, _Job())
+        job.newest = max(job.newest, order.attempt)
+        if order.capture:
+            self._captures.setdefault(order.capture, order.job)
+
+    def _waits_for(self, job: int, before: int | None = None) -> int | None:
+        """Return the newest attempt of the job (before this one) that may have processes; None if there is none."""
+        numbers = [one.order.attempt for one in self._attempts.values()
+                   if one.order.job == job and one.phase is not AttemptPhase.ENDED]  # fmt: skip
+        return max((number for number in numbers if before is None or number < before), default=None)
+
+    def _reconcile(self, attempt: _Attempt) -> None:
+        """Ask the supervisor for what is wanted and not known to hold; one change at a time."""
+        if not attempt.connected or attempt.phase not in (AttemptPhase.LAUNCHING, AttemptPhase.RUNNING):
+            return
+        if attempt.kill_at_ms is not None:
+            if not attempt.preempt_sent:
+                attempt.preempt_sent = True
+                grace_s = max(0, attempt.kill_at_ms - self._clock_ms()) / 1000
+                fence = (*attempt.key, max(attempt.gang.sequence, 2 * attempt.accepted + 1, 0))
+                self._effects.append(Request(attempt.key, PreemptRequest(grace_s, fence)))
+            return
+        if attempt.in_flight != NONE:
+            return
+        if (resize := attempt.resize) is not None and attempt.gang.sequence < _resize_number(resize):
+            if attempt.gang.is_grouped:
+                attempt.in_flight = _resize_number(resize)
+                fence = (*attempt.key, attempt.in_flight)
+                names = tuple(self._device_names[device] for device in resize.devices)
+                self._effects.append(Request(attempt.key, ResizeRequest(resize.ranks, names, fence)))
+        elif (tune := attempt.tune) is not None and attempt.gang.sequence < _tune_number(tune):
+            attempt.in_flight = _tune_number(tune)
+            self._effects.append(Request(attempt.key, TuneSettings(
+                global_batch=None if tune.batch == NONE else tune.batch,
+                loader_workers=None if tune.loader_workers == NONE else tune.loader_workers,
+                fence=(*attempt.key, attempt.in_flight),
+            )))  # fmt: skip
+
+    def _settle(self, attempt: _Attempt) -> None:
+        if attempt.resize is None and attempt.tune is None:
+            attempt.holds = attempt.accepted
+
+    def _sweep(self, attempt: _Attempt) -> None:
+        attempt.phase, attempt.retry_at_ms = AttemptPhase.SWEEPING, None
+        self._effects.append(Sweep(attempt.key))
+        self._tell(attempt)
+
+    def _write_end(self, attempt: _Attempt, end: AttemptEnd) -> None:
+        attempt.phase, attempt.end, attempt.retry_at_ms = AttemptPhase.WRITING, end, None
+        self._effects.append(WriteEnd(attempt.key, end))
+
+    def _end(self, attempt: _Attempt) -> None:
+        assert attempt.end is not None
+        attempt.phase, attempt.detail, attempt.retry_at_ms = AttemptPhase.ENDED, attempt.end.detail, None
+        attempt.resize = attempt.tune = None
+        attempt.holds = attempt.accepted
+        if attempt.end.outcome == FINISHED:
+            self._jobs[attempt.order.job].finished = True
+        self._tell(attempt)
+        for later in sorted(self._attempts):
+            other = self._attempts[later]
+            if later[0] == attempt.order.job and other.phase is AttemptPhase.WAITING:
+                if attempt.end.outcome == FINISHED:
+                    other.end = AttemptEnd(outcome=UNUSABLE, detail="the job has finished already")
+                    other.phase = AttemptPhase.FENCING
+                    self._effects.append(WriteFence(other.order))
+                elif self._waits_for(*later) is None:
+                    self._check_devices(other)
+
+    def _tell(self, attempt: _Attempt, *, again: bool = False) -> None:
+        seen = self._seen(attempt)
+        plain = replace(seen, started_ms_ago=NONE, ended_ms_ago=NONE)
+        if again or plain != attempt.told:
+            attempt.told = plain
+            self._effects.append(Tell(seen))
+
+    def _seen(self, attempt: _Attempt) -> AttemptSeen:
+        now_ms, end = self._clock_ms(), attempt.end if attempt.phase is AttemptPhase.ENDED else None
+        state = attempt.phase.value.partition(":")[0]
+        if state == RUNNING and (attempt.kill_at_ms is not None or attempt.gang.is_stopping):
+            state = STOPPING
+        started_ms = attempt.started_ms if end is None or end.started_ms == NONE else end.started_ms
+        return AttemptSeen(
+            job=attempt.order.job, attempt=attempt.order.attempt, sequence=attempt.holds, state=state,
+            devices=() if end else attempt.devices, ranks=attempt.ranks,
+            outcome=end.outcome if end else "", exit_code=end.exit_code if end else NONE,
+            detail=attempt.detail, blame=end.blame if end else "",
+            started_ms_ago=NONE if started_ms == NONE else max(0, now_ms - started_ms),
+            ended_ms_ago=NONE if end is None or end.ended_ms == NONE else max(0, now_ms - end.ended_ms),
+        )  # fmt: skip
+
+
+def _resize_number(order: ResizeAttempt) -> int:
+    """The number of the request to the supervisor: the settings of an order come after its devices."""
+    return 2 * order.sequence
+
+
+def _tune_number(order: TuneAttempt) -> int:
+    return 2 * order.sequence + 1
