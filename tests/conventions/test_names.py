@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 import brim.testing
 
@@ -19,44 +22,50 @@ def test_no_file_hides_behind_a_name_that_says_nothing():
     assert not [path for path in FILES if any(word in path.stem.lower() for word in BANNED)]
 
 
-def test_every_module_says_what_it_is_for():
-    texts = {path: path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
-    assert not [path for path, text in texts.items() if text and not ast.get_docstring(ast.parse(text))]
+@pytest.fixture(scope="module")
+def found():
+    """What the rules below are about, each with its file, from reading every file once."""
+    found = SimpleNamespace(unexplained=[], classes=[], mutable=[], swallowed=[])
+    for path in FILES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        ours = SOURCE in path.parents
+        if ours and tree.body and not ast.get_docstring(tree):
+            found.unexplained.append(path)
+        for node in ast.walk(tree):
+            place = f"{path}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.ClassDef) and ours:
+                lines = (node.end_lineno or node.lineno) - node.lineno
+                found.classes.append((place, node.name, lines, ast.get_docstring(node) or ""))
+            elif isinstance(node, ast.FunctionDef):
+                defaults = [*node.args.defaults, *filter(None, node.args.kw_defaults)]
+                if any(isinstance(default, ast.List | ast.Dict | ast.Set) for default in defaults):
+                    found.mutable.append(place)
+            elif isinstance(node, ast.ExceptHandler) and node.type is None and ours:
+                found.swallowed.append(place)
+    return found
 
 
-def classes():
-    """Every class of the package, and its file."""
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                yield path, node
+def test_every_module_says_what_it_is_for(found):
+    assert not found.unexplained
 
 
-def test_a_class_name_has_one_meaning():
+def test_a_class_name_has_one_meaning(found):
     """Two libraries have a callback for brim; their users import one of them by its module."""
-    counts = Counter(node.name for _, node in classes() if not node.name.startswith("_"))
+    counts = Counter(name for _, name, _, _ in found.classes if not name.startswith("_"))
     assert [name for name, count in counts.items() if count > 1] == ["BrimCallback"]
 
 
-def test_a_long_class_says_why():
-    for path, node in classes():
-        if node.end_lineno - node.lineno >= CLASS_LINES_MAX:
-            assert "because" in (ast.get_docstring(node) or ""), f"{path}:{node.lineno} class {node.name}"
+def test_a_long_class_says_why(found):
+    long = [(place, name, said) for place, name, lines, said in found.classes if lines >= CLASS_LINES_MAX]
+    assert not [(place, name) for place, name, said in long if "because" not in said]
 
 
-def test_no_mutable_default_arguments():
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef):
-                for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
-                    assert not isinstance(default, ast.List | ast.Dict | ast.Set), f"{path}:{node.lineno}"
+def test_no_mutable_default_arguments(found):
+    assert not found.mutable
 
 
-def test_nothing_is_caught_and_forgotten():
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ExceptHandler) and node.type is None:
-                raise AssertionError(f"{path}:{node.lineno} catches everything")
+def test_nothing_is_caught_and_forgotten(found):
+    assert not found.swallowed, "catches everything"
 
 
 def test_exports_exist_once():
