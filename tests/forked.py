@@ -43,14 +43,16 @@ class Forks:
         assert ready.fork_obstacle is None, ready.fork_obstacle
 
     def run(
-        self, command: Sequence[str], *, cwd: str, env: Mapping[str, str], stdin: BinaryIO | None, timeout_s: float
+        self, command: Sequence[str], *, cwd: str, env: Mapping[str, str], stdin: BinaryIO | None, stdout: int | None,
+        timeout_s: float,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         self._number += 1
         pipes = [os.pipe() for _ in range(2)]
         texts: dict[int, str] = {}
         with open(os.devnull, "rb") as nothing:
-            fds = [(stdin or nothing).fileno(), *(write for _, write in pipes)]
+            out, err = (write for _, write in pipes)
+            fds = [(stdin or nothing).fileno(), out if stdout is None else stdout, err]
             self._client.start(self._number, command, env, cwd, fds)
         for _, write in pipes:
             os.close(write)
@@ -118,13 +120,14 @@ def run_fresh(*words: object, cwd: object, timeout_s: float) -> None:
 
 def run(
     *words: object, zygote: str | None = None, cwd: object = None, env: Mapping[str, str] | None = None,
-    stdin: BinaryIO | None = None, timeout_s: float = 60, check: bool = False,
+    stdin: BinaryIO | None = None, stdout: int | None = None, timeout_s: float = 60, check: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """What ``python WORDS`` comes to, and prints.
 
     Args:
         zygote: Path of a zygote with torch, as the fixture of this name; None: one that has imported the command.
         stdin: Its standard input; None: nothing can be read there.
+        stdout: Descriptor of its standard output; None: what it prints is returned.
 
     Raises:
         AssertionError: it failed, and ``check`` is set.
@@ -132,7 +135,8 @@ def run(
     """
     env = {**(os.environ if env is None else env), **(OURS if zygote is None else THREADS)}
     command = [sys.executable, *map(str, words)]
-    done = _of(zygote).run(command, cwd=str(cwd or os.getcwd()), env=env, stdin=stdin, timeout_s=timeout_s)
+    done = _of(zygote).run(command, cwd=str(cwd or os.getcwd()), env=env, stdin=stdin, stdout=stdout,
+                            timeout_s=timeout_s)  # fmt: skip
     if check:
         assert done.returncode == 0, done.stderr
     return done

@@ -13,6 +13,7 @@ import pytest
 
 from brim.errors import BrimError
 from brim.replacing import replacing
+from tests import forked
 from tests.cli.commands import MINE, brim
 
 CLUSTER = ("-c", "2x8xV100")
@@ -90,17 +91,11 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file(trace, tmp_path):
         target = tmp_path / "results" / name
         target.parent.mkdir(exist_ok=True)
         target.write_text("what was there before")
-        command = [sys.executable, "-m", "brim.cli.main", "sim", "run", trace, *CLUSTER, option, target]
         limited = (
-            "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-            "import brim.cli.main, brim.reports.page, brim.reports.files, brim.sim.twin; "
-            "resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024)); "
-            "sys.argv = sys.argv[1:]; brim.cli.main.main()"
+            "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); import brim.cli.main; "
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024)); brim.cli.main.main()"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", limited, *map(str, command[2:])], check=False, capture_output=True, text=True,
-            timeout=240, env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-        )  # fmt: skip
+        done = forked.run("-c", limited, "sim", "run", trace, *CLUSTER, option, target)
         assert done.returncode == 1, done.stderr
         assert done.stderr.splitlines()[-1] == f"brim: error: cannot write {target}: File too large"
         assert "Traceback" not in done.stderr
@@ -135,10 +130,7 @@ def test_a_link_to_a_result_stays_a_link(tmp_path):
 @pytest.mark.parametrize("words", [("--help",), ("policy", "list"), ("sim", "run", "-", *CLUSTER, "--json")])
 def test_a_full_standard_output_is_one_line(made, words):
     with open("/dev/full", "w") as full, made.open("rb") as trace:
-        done = subprocess.run(
-            [sys.executable, "-m", "brim", *words], stdin=trace, stdout=full, stderr=subprocess.PIPE, text=True,
-            check=False, timeout=240,
-        )  # fmt: skip
+        done = brim(*words, stdin=trace, stdout=full.fileno())
     assert done.returncode == 1
     assert "No space left on device" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
@@ -158,10 +150,7 @@ def test_a_table_that_nobody_reads_to_the_end_is_no_failure(made, words):
     reads, writes = os.pipe()
     os.close(reads)
     with os.fdopen(writes, "w") as nobody, made.open("rb") as trace:
-        done = subprocess.run(
-            [sys.executable, "-m", "brim", *words], stdin=trace, stdout=nobody, stderr=subprocess.PIPE, text=True,
-            check=False, timeout=240,
-        )  # fmt: skip
+        done = brim(*words, stdin=trace, stdout=nobody.fileno())
     assert done.returncode == 0, done.stderr
     assert "error" not in done.stderr
 
@@ -204,16 +193,13 @@ def test_a_trace_is_read_from_standard_input(trace, tmp_path):
 def test_a_pipe_gets_every_column_and_a_narrow_terminal_says_which_it_lacks(trace):
     import pty
 
-    command = [sys.executable, "-m", "brim", "sim", "run", trace, *CLUSTER]
     piped = brim("sim", "run", trace, *CLUSTER, env={**os.environ, "COLUMNS": "40"})
     for heading in ("rounds/s", "rho p95", "makespan x bound", "estimates"):
         assert heading in piped.stdout
     assert "too narrow" not in piped.stdout
     reader, terminal = pty.openpty()
-    shown = subprocess.run(
-        command, stdout=terminal, stderr=subprocess.DEVNULL, check=False, timeout=240,
-        env={**os.environ, "COLUMNS": "80", "TERM": "xterm"},
-    )  # fmt: skip
+    narrow = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
+    shown = brim("sim", "run", trace, *CLUSTER, stdout=terminal, env=narrow)
     os.close(terminal)
     assert shown.returncode == 0
     said = " ".join(os.read(reader, 1 << 16).decode().split())
