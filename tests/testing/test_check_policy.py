@@ -373,6 +373,7 @@ def test_the_counterexample_is_small_and_in_words():
     assert "pending, 2 GPU, submitted 0 s by ann" in said
 
 
+@pytest.mark.usefixtures("any_counterexample")
 def test_the_same_seed_finds_the_same_counterexample():
     said = []
     for _ in range(2):
