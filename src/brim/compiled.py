@@ -155,9 +155,20 @@ def set_ready(what: str) -> None:
         return  # a folder that cannot be written: compiled again by the next process
 
 
+_NOT_FROM_C: Final[dict[str, Any]] = {"no_cfunc_wrapper": True}
+_NOT_FROM_PYTHON: Final[dict[str, Any]] = {"no_cpython_wrapper": True}
+"""Options that numba's types leave out."""
+
+
 def njit(function: FunctionT) -> FunctionT:
     """Compile at the first call; later processes load the machine code from the cache."""
-    return cast(FunctionT, _one_process_compiles(numba.njit(cache=True)(function)))
+    return cast(FunctionT, _one_process_compiles(numba.njit(cache=True, **_NOT_FROM_C)(function)))
+
+
+def internal(function: FunctionT) -> FunctionT:
+    """Compile for calls from compiled functions alone: without what translates the arguments of a call from Python."""
+    dispatcher = numba.njit(cache=True, **_NOT_FROM_C, **_NOT_FROM_PYTHON)(function)
+    return cast(FunctionT, _one_process_compiles(dispatcher))
 
 
 def inline(function: FunctionT) -> FunctionT:

@@ -126,11 +126,39 @@ def test_every_compiled_module_is_in_the_digest_of_the_cache():
     """numba runs stale code where a callee in another file has changed; the digest of all sources prevents it."""
     from brim.compiled import SOURCES
 
+    decorators = re.compile(r"from brim.compiled import .*\b(njit|inline|internal)\b")
     compiled = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py")
-                if re.search(r"from brim.compiled import .*\b(njit|inline)\b", path.read_text(encoding="utf-8"))}
+                if decorators.search(path.read_text(encoding="utf-8"))}
     assert compiled == set(SOURCES)
     for path in SOURCE.rglob("*.py"):
         assert "numba" not in imports(path) or path.name == "compiled.py", f"{path} compiles past brim.compiled"
+
+
+def test_compiled_code_alone_calls_internal_functions():
+    """A call from Python would jump to address 0, because nothing was compiled that translates its arguments."""
+    from brim.compiled import SOURCES
+
+    modules = {f"brim.{source.removesuffix('.py').replace('/', '.')}": SOURCE / source for source in SOURCES}
+    trees = {path: ast.parse(text) for folder in (SOURCE, ROOT / "tests", ROOT / "benchmarks")
+             for path in folder.rglob("*.py") for text in [path.read_text(encoding="utf-8")]
+             if path in modules.values() or any(module in text for module in modules)}
+    internal = {(module, function.name) for module, path in modules.items()
+                for function in compiled_functions(trees[path], {"internal"})}
+    assert internal
+    for path, tree in trees.items():
+        reachable = {name for module, name in internal if modules[module] == path}
+        reachable |= {alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+                      for alias in node.names if (node.module, alias.name) in internal}
+        compiled = {id(node) for function in compiled_functions(tree, {"njit", "inline", "internal"})
+                    for node in ast.walk(function)}
+        named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in compiled}
+        assert not named & reachable, path
+
+
+def compiled_functions(tree, decorators):
+    """The functions of a module that have one of these decorators."""
+    return [node for node in tree.body if isinstance(node, ast.FunctionDef) and any(
+        isinstance(mark, ast.Name) and mark.id in decorators for mark in node.decorator_list)]
 
 
 def test_the_digest_covers_every_module_whose_constants_compiled_code_reads():
@@ -139,9 +167,8 @@ def test_the_digest_covers_every_module_whose_constants_compiled_code_reads():
 
     for source in SOURCES:
         tree = ast.parse((SOURCE / source).read_text(encoding="utf-8"))
-        names = {name.id for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and any(
-            isinstance(mark, ast.Name) and mark.id in {"njit", "inline"} for mark in node.decorator_list
-        ) for part in node.body for name in ast.walk(part) if isinstance(name, ast.Name)}
+        names = {name.id for node in compiled_functions(tree, {"njit", "inline", "internal"})
+                 for part in node.body for name in ast.walk(part) if isinstance(name, ast.Name)}
         names |= {name.id for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value
                   for name in ast.walk(node.value) if isinstance(name, ast.Name)}  # constants made of others
         for node in ast.walk(tree):

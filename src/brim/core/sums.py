@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from brim.compiled import njit
+from brim.compiled import internal, njit
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.trace import NONE
 from brim.units import WHOLE_GPU
@@ -20,7 +20,7 @@ FINE, GPU, CORES, MEMORY = range(4)
 """What is granted more than once."""
 
 
-@njit
+@internal
 def cores_of_rank(cpu_milli: int, gpu: int, loader_workers: int) -> int:
     """Milli-cores that a rank takes: those its job asks for, at least one core on CPU, and one per loader worker."""
     if gpu == NONE:

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from brim.compiled import njit
+from brim.compiled import internal, njit
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.lifecycle import Phase
 from brim.core.reasons import Why
@@ -116,7 +116,7 @@ def grants_fault(
     return FINE, FINE
 
 
-@njit
+@internal
 def _has_moved(
     j: int, held_job: IntArray, held_node: IntArray, held_gpu: IntArray, held_share: IntArray, job: IntArray,
     node: IntArray, gpu: IntArray, share_milli: IntArray,

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from brim.compiled import inline, njit
+from brim.compiled import inline, internal, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 
 WHOLE: Final = 1000
@@ -102,7 +102,7 @@ def copy_of(free: FreeResources) -> FreeResources:
     return FreeResources(free.node.copy(), free.total.copy())
 
 
-@njit
+@internal
 def copy_into(free: FreeResources, other: FreeResources) -> None:
     """Copy what is free over another set of arrays. Plain loops, because assigning arrays takes seconds to compile."""
     for n in range(len(free.node)):
@@ -155,7 +155,7 @@ def slots_of(node: IntArray, n: int, gang: GangRequest) -> int:
     return count
 
 
-@njit
+@internal
 def slots(free: FreeResources, gang: GangRequest, gpu_type: int, most: IntArray) -> int:
     """Write how many GPUs of this gang fit on each node of one type into ``most`` (N,); return the sum."""
     node = free.node
@@ -188,7 +188,7 @@ def tightest_gpu(row: IntArray, share: int) -> int:
     return best
 
 
-@njit
+@internal
 def stranded(free: IntArray, whole: int, classes: FloatArray) -> float:
     """Expected free thousandths of a node that a task drawn from the classes cannot use.
 
@@ -215,7 +215,7 @@ def stranded(free: IntArray, whole: int, classes: FloatArray) -> float:
     return lost
 
 
-@njit
+@internal
 def stranded_growth(free: FreeResources, gang: GangRequest, node: int, classes: FloatArray) -> float:
     """Growth of the node's stranded share if the whole gang were placed there."""
     left_milli = free.node[node, : free.node[node, GPUS]].copy()
@@ -241,7 +241,7 @@ def stranded_growth(free: FreeResources, gang: GangRequest, node: int, classes: 
     return stranded(left_milli, whole, classes) - before
 
 
-@njit
+@internal
 def best_fit(free: FreeResources, gang: GangRequest) -> int:
     """Node with the fewest GPUs left over among those that fit the whole gang, -1 if none; ties: the lowest index.
 
@@ -267,7 +267,7 @@ def best_fit(free: FreeResources, gang: GangRequest) -> int:
     return best
 
 
-@njit
+@internal
 def least_stranded(free: FreeResources, gang: GangRequest, classes: FloatArray) -> int:
     """Node whose stranded share grows least among those that fit the whole gang, -1 if none; ties: lowest index."""
     best, best_growth = -1, np.inf
@@ -279,7 +279,7 @@ def least_stranded(free: FreeResources, gang: GangRequest, classes: FloatArray) 
     return best
 
 
-@njit
+@internal
 def fewest_nodes(most: IntArray, gpus: int, counts: IntArray) -> int:
     """Divide a gang among as few nodes as possible; fill ``counts`` (N,) and return the number of nodes.
 
@@ -315,7 +315,7 @@ def fewest_nodes(most: IntArray, gpus: int, counts: IntArray) -> int:
     return used + 1
 
 
-@njit
+@internal
 def most_even(most: IntArray, gpus: int, counts: IntArray) -> None:
     """Place a gang's GPUs one by one on the node with most left; fill ``counts`` (N,) and change ``most``."""
     counts[:] = 0
@@ -325,7 +325,7 @@ def most_even(most: IntArray, gpus: int, counts: IntArray) -> None:
         counts[best] += 1
 
 
-@njit
+@internal
 def emptiest_first(most: IntArray, gpus: int, counts: IntArray) -> None:
     """Take all a gang can use of the node with most left, then of the next; fill ``counts`` (N,), change ``most``."""
     counts[:] = 0
@@ -337,7 +337,7 @@ def emptiest_first(most: IntArray, gpus: int, counts: IntArray) -> None:
         most[best] = 0
 
 
-@njit
+@internal
 def pick(free: FreeResources, gang: GangRequest, node: int, count: int, pairs: IntArray, at: int) -> None:
     """Write ``count`` (node, gpu) pairs of one node, in increasing order, from row ``at``."""
     row = free.node[node]

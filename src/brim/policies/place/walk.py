@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from brim.compiled import inline, njit
+from brim.compiled import inline, internal, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.reasons import Why
 from brim.policies.place.free_resources import (
@@ -157,14 +157,14 @@ def gang_of(jobs: Jobs, j: int) -> GangRequest:
     return GangRequest(jobs.gpus[j], jobs.share[j], jobs.cpu[j], jobs.mem[j], jobs.gpu_type[j])
 
 
-@njit
+@internal
 def give_all(free: FreeResources, gang: GangRequest, node: IntArray, gpu: IntArray, first: int) -> None:
     """Return a gang's GPUs."""
     for i in range(first, first + gang.gpus):
         give(free, gang, node[i], gpu[i])
 
 
-@njit
+@internal
 def _take_all(free: FreeResources, gang: GangRequest, node: IntArray, gpu: IntArray, first: int) -> None:
     for i in range(first, first + gang.gpus):
         take(free, gang, node[i], gpu[i])
@@ -189,7 +189,7 @@ def _has_failed(failed: IntArray, row: int, gang: GangRequest) -> bool:
     )
 
 
-@njit
+@internal
 def _evict_for(
     free: FreeResources, w: WalkState, jobs: Jobs, gang: GangRequest, later: IntArray, rule: int, classes: FloatArray
 ) -> bool:
@@ -236,7 +236,7 @@ def _evict_for(
     return True
 
 
-@njit
+@internal
 def update_joint(free: FreeResources, future: FreeResources, joint: FreeResources, n: int) -> None:
     """Set node n of ``joint`` to what is free both now and in ``future``."""
     now, then, both = free.node[n], future.node[n], joint.node[n]
@@ -250,7 +250,7 @@ def update_joint(free: FreeResources, future: FreeResources, joint: FreeResource
     both[MEM] = min(now[MEM], then[MEM])
 
 
-@njit
+@internal
 def _sift_down(heap: IntArray, size: int, at: int, end_ms: FloatArray) -> None:
     """Restore the heap of rows by (end, row) below ``at``. This compiles seconds faster than a library sort."""
     moved = heap[at]
@@ -266,7 +266,7 @@ def _sift_down(heap: IntArray, size: int, at: int, end_ms: FloatArray) -> None:
         heap[at] = moved
 
 
-@njit
+@internal
 def reserve(
     free: FreeResources, reservation: Reservation, w: WalkState, jobs: Jobs, gang: GangRequest, rule: int,
     classes: FloatArray, runs: IntArray,
@@ -303,7 +303,7 @@ def reserve(
     copy_into(free, reservation.joint)
 
 
-@njit
+@internal
 def reserve_pairs(
     free: FreeResources, reservation: Reservation, w: WalkState, gang: GangRequest, time_ms: float
 ) -> None:
@@ -333,7 +333,7 @@ def is_passed_over(free: FreeResources, w: WalkState, j: int, gang: GangRequest,
     return over
 
 
-@njit
+@internal
 def serve(
     free: FreeResources, reservation: Reservation, w: WalkState, jobs: Jobs, j: int, gang: GangRequest, misfit: int,
     rule: int, classes: FloatArray, later: IntArray, runs: IntArray,
@@ -391,7 +391,7 @@ def serve(
     return False
 
 
-@njit
+@internal
 def _shrink(free: FreeResources, w: WalkState, jobs: Jobs, v: int, gpus: int, rule: int) -> None:
     """Shrink a running job to ``gpus`` GPUs: those on the fewest nodes, or for SPREAD on the most."""
     gang, first, size = gang_of(jobs, v), w.first[v], jobs.gpus[v]
@@ -410,7 +410,7 @@ def _shrink(free: FreeResources, w: WalkState, jobs: Jobs, v: int, gpus: int, ru
     jobs.gpus[v] = gpus
 
 
-@njit
+@internal
 def _grow(free: FreeResources, w: WalkState, jobs: Jobs, v: int, gpus: int, rule: int, classes: FloatArray) -> bool:
     """Give a running job more GPUs of the type it has, on its own nodes first (not for SPREAD).
 

@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from brim.compiled import njit
+from brim.compiled import internal, njit
 from brim.core.arrays import FloatArray, IntArray
 from brim.errors import InvariantError
 
@@ -297,7 +297,7 @@ def _to_losses(options: Options, pick_J: IntArray, price: float, spare: int) -> 
     return Priced(first, more, loss, base, near, slack)
 
 
-@njit
+@internal
 def _relax(target: FloatArray, source: FloatArray, loss: float) -> None:
     """Set each element of ``target`` to ``source`` plus the loss where that is less; the compiler vectorises it."""
     for i in range(len(target)):
@@ -363,7 +363,7 @@ def _trace(stages: Stages, price: float, slack: int, gap: float, apart: int) -> 
     return more_N
 
 
-@njit
+@internal
 def _read_block(
     stages: Stages, bottom: int, rows: FloatArray, begin: IntArray, end: IntArray, left: int, more_N: IntArray
 ) -> int:
@@ -381,7 +381,7 @@ def _read_block(
     return left
 
 
-@njit
+@internal
 def _solve_block(
     stages: Stages, gap: float, bottom: int, rows: FloatArray, above: FloatArray, begin: IntArray, end: IntArray
 ) -> None:

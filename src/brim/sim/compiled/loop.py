@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from brim.compiled import inline, njit
+from brim.compiled import inline, internal, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.events import Kind
 from brim.core.reasons import Why
@@ -162,13 +162,13 @@ def _comes_first(heap: IntArray, one: int, other: int) -> bool:
     return bool(heap[one, 0] < heap[other, 0] or (heap[one, 0] == heap[other, 0] and heap[one, 1] < heap[other, 1]))
 
 
-@njit
+@internal
 def _swap(heap: IntArray, one: int, other: int) -> None:
     for column in range(4):
         heap[one, column], heap[other, column] = heap[other, column], heap[one, column]
 
 
-@njit
+@internal
 def _push(s: LoopState, time_ms: int, kind: int, j: int, placement: int) -> None:
     heap, n = s.heap, s.number
     at = n[HEAP]
@@ -180,7 +180,7 @@ def _push(s: LoopState, time_ms: int, kind: int, j: int, placement: int) -> None
         at = (at - 1) // 2
 
 
-@njit
+@internal
 def _drop_first(heap: IntArray, n: IntArray) -> None:
     """Remove the first entry of the heap."""
     n[HEAP] -= 1
@@ -196,7 +196,7 @@ def _drop_first(heap: IntArray, n: IntArray) -> None:
         at = down
 
 
-@njit
+@internal
 def _due_ms(n: IntArray, settings: IntArray) -> int:
     """``engine.trigger`` and ``engine.scheduler``: when the next round is due."""
     if n[WAITING] == 0:
@@ -221,7 +221,7 @@ def _note(n: IntArray) -> None:
         n[SINCE_MS] = n[NOW]
 
 
-@njit
+@internal
 def _release(s: LoopState, o: OrderState, j: int) -> None:
     """``core.state``: take a job's GPUs away, and add what it had to the counts."""
     n, job = s.number, s.job
@@ -252,7 +252,7 @@ def close_run(s: LoopState, inputs: LoopInputs, j: int, end_ms: int) -> None:
         job[j, HELD_FOR] += (end_ms - begin_ms) * job[j, GPUS] * job[j, SHARE] // WHOLE
 
 
-@njit
+@internal
 def _keep(s: LoopState, j: int) -> None:
     """Keep the work that a job has done by now."""
     n, job, i = s.number, s.job, s.job[j, INTERVAL]
@@ -262,7 +262,7 @@ def _keep(s: LoopState, j: int) -> None:
     s.done[j] = done
 
 
-@njit
+@internal
 def _go_on(s: LoopState, j: int, from_ms: int) -> None:
     """Begin an interval of equal pace: one in which the job has work left, unless it is the last."""
     job, i = s.job, s.job[j, INTERVAL]
@@ -280,7 +280,7 @@ def set_off(s: LoopState) -> None:
     n[BEGUN] = 0
 
 
-@njit
+@internal
 def _preempt(s: LoopState, inputs: LoopInputs, o: OrderState, j: int) -> None:
     """Preempt a job: it saves, if it has made progress, and leaves its GPUs."""
     n, job = s.number, s.job
@@ -301,7 +301,7 @@ def _preempt(s: LoopState, inputs: LoopInputs, o: OrderState, j: int) -> None:
     _push(s, max(gone_ms, job[j, SAVED]), _STOPPED, j, 0)
 
 
-@njit
+@internal
 def _start(s: LoopState, inputs: LoopInputs, j: int) -> None:
     """Start a job: it begins once its GPUs are free, and makes progress after the start or restart."""
     n, job = s.number, s.job
@@ -325,7 +325,7 @@ def _start(s: LoopState, inputs: LoopInputs, j: int) -> None:
     n[BEGUN] += 1
 
 
-@njit
+@internal
 def _finish(s: LoopState, inputs: LoopInputs, o: OrderState, j: int) -> None:
     """End a job, and release those that waited for it."""
     n, job = s.number, s.job
@@ -343,7 +343,7 @@ def _finish(s: LoopState, inputs: LoopInputs, o: OrderState, j: int) -> None:
         _push(s, max(now_ms + job[d, AFTER_MS], job[d, SUBMIT]), _ELIGIBLE, d, 0)
 
 
-@njit
+@internal
 def _compact(jobs: IntArray, size: int, job: IntArray) -> int:
     """Drop the jobs that have ended; returns how many are left."""
     left = 0
@@ -370,7 +370,7 @@ class _Table(NamedTuple):
     held: Held
 
 
-@njit
+@internal
 def _table(s: LoopState, inputs: LoopInputs, o: OrderState) -> _Table:
     """Bring the jobs in order and copy what the walk reads of them."""
     n, job, alive, lead, row_of, now_ms = s.number, s.job, s.alive, o.lead, s.row_of, s.number[NOW]
@@ -408,7 +408,7 @@ def _table(s: LoopState, inputs: LoopInputs, o: OrderState) -> _Table:
     return _Table(ids, order, jobs, Held(held_job, held_node, held_gpu))
 
 
-@njit
+@internal
 def _classes(s: LoopState, rule: int) -> FloatArray:
     """``policies.place.parts.task_classes``; none for a rule that does not read them."""
     kinds, present, total = s.classes, 0, 0
@@ -424,7 +424,7 @@ def _classes(s: LoopState, rule: int) -> FloatArray:
     return found
 
 
-@njit
+@internal
 def _of_those_who_stay(table: _Table, why: IntArray) -> tuple[IntArray, Jobs, Held]:
     """What the walk reads once the jobs that leave are gone: sizes, 0 for those that do not run, jobs, and grants."""
     jobs, held, rows, kept = table.jobs, table.held, len(table.id), 0
@@ -443,7 +443,7 @@ def _of_those_who_stay(table: _Table, why: IntArray) -> tuple[IntArray, Jobs, He
     return want, left, Held(job, node, gpu)
 
 
-@njit
+@internal
 def _any_without(why: IntArray, marked: BoolArray | IntArray) -> bool:
     """Whether some marked row gets no GPUs."""
     without = 0
@@ -452,7 +452,7 @@ def _any_without(why: IntArray, marked: BoolArray | IntArray) -> bool:
     return without > 0
 
 
-@njit
+@internal
 def _round(s: LoopState, inputs: LoopInputs, o: OrderState) -> None:
     """Order the jobs, walk down the order, and carry out the difference: preempt, then start.
 
@@ -501,7 +501,7 @@ def _round(s: LoopState, inputs: LoopInputs, o: OrderState) -> None:
         set_off(s)
 
 
-@njit
+@internal
 def _submit(s: LoopState, j: int) -> None:
     n, job = s.number, s.job
     n[ARRIVED] += 1
@@ -513,7 +513,7 @@ def _submit(s: LoopState, j: int) -> None:
     n[WAITING] += job[j, AFTER] == NONE
 
 
-@njit
+@internal
 def _handle(s: LoopState, inputs: LoopInputs, o: OrderState, kind: int, j: int, placement: int) -> bool:
     """Handle an event of the heap; returns whether the state sees it, which it does not if the attempt has ended."""
     n, job = s.number, s.job
@@ -534,7 +534,7 @@ def _handle(s: LoopState, inputs: LoopInputs, o: OrderState, kind: int, j: int, 
     return True
 
 
-@njit
+@internal
 def _is_full(s: LoopState, inputs: LoopInputs) -> bool:
     """Whether the next round or event might not find space for what it records."""
     n = s.number

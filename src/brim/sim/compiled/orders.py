@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from brim.beliefs.runtime import UNKNOWN_RUN_MS
-from brim.compiled import inline, njit
+from brim.compiled import inline, internal
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.lifecycle import Phase
 from brim.core.trace import NONE
@@ -101,7 +101,7 @@ def service_now(job: IntArray, j: int, now_ms: int) -> int:
     return service
 
 
-@njit
+@internal
 def total_ms(job: IntArray, j: int, run_ms: int, runs: IntArray, source: int) -> float:
     """Estimated run time of a job: ``beliefs.runtime``."""
     last, previous, limit = runs[job[j, USER], 0], runs[job[j, USER], 1], job[j, LIMIT]
@@ -119,7 +119,7 @@ def total_ms(job: IntArray, j: int, run_ms: int, runs: IntArray, source: int) ->
     return outlived(max(estimate, 1.0), run_ms)
 
 
-@njit
+@internal
 def outlived(estimate_ms: float, run_ms: int) -> float:
     """``beliefs.runtime``: double an estimate until it lies above the time already run."""
     if run_ms >= estimate_ms:
@@ -141,7 +141,7 @@ def bin_of(edges: FloatArray, service: float) -> int:
     return low - 1
 
 
-@njit
+@internal
 def decayed(o: OrderState, now_ms: int) -> float:
     """``core.usage``: what is left of usage since it was last added to, as a factor.
 
@@ -151,7 +151,7 @@ def decayed(o: OrderState, now_ms: int) -> float:
     return left
 
 
-@njit
+@internal
 def use(o: OrderState, user: int, service: int, now_ms: int) -> None:
     """Add the GPU time of an attempt that has ended; only ``MaxMin`` reads it."""
     if o.order[0] == MAX_MIN:
@@ -162,7 +162,7 @@ def use(o: OrderState, user: int, service: int, now_ms: int) -> None:
         o.usage[user] += service
 
 
-@njit
+@internal
 def learn(o: OrderState, job: IntArray, j: int) -> None:
     """Note the run time and the service of a job that has finished."""
     runs, user = o.runs, job[j, USER]
@@ -172,7 +172,7 @@ def learn(o: OrderState, job: IntArray, j: int) -> None:
         o.stale[0] = True
 
 
-@njit
+@internal
 def set_keys(o: OrderState, job: IntArray, alive: IntArray, size: int, now_ms: int) -> None:
     """Write lead, key and tie of the first ``size`` jobs of ``alive``, which are in order of submission."""
     order, key, lead, source = o.order[0], o.key, o.lead, o.source[0]
@@ -203,7 +203,7 @@ def set_keys(o: OrderState, job: IntArray, alive: IntArray, size: int, now_ms: i
             key[j] = o.rank[bin_of(o.edges, service_now(job, j, now_ms))]
 
 
-@njit
+@internal
 def _queue_of(o: OrderState, job: IntArray, j: int, now_ms: int) -> float:
     """``policies.order.tiresias``: a job's queue, or when it entered the second one."""
     service = service_now(job, j, now_ms)
@@ -221,7 +221,7 @@ def _queue_of(o: OrderState, job: IntArray, j: int, now_ms: int) -> float:
     return float(queue)
 
 
-@njit
+@internal
 def _set_ranks(o: OrderState) -> None:
     """``policies.order.attained.gittins_index`` with its sign changed, or the bin while too few jobs have ended."""
     edges, ended, rank = o.edges, o.ended, o.rank
@@ -248,7 +248,7 @@ def _set_ranks(o: OrderState) -> None:
         alive -= ended[i]
 
 
-@njit
+@internal
 def _set_shares(o: OrderState, job: IntArray, alive: IntArray, size: int, now_ms: int) -> None:
     """``policies.order.fair``: what each job's user would have received for each unit of weight."""
     users = len(o.usage)
@@ -289,7 +289,7 @@ _MOVES: Final = 8
 """Moves for each job after which sorting by insertion is given up. Ours: a merge sort takes log2(jobs) passes."""
 
 
-@njit
+@internal
 def put_in_order(order: IntArray, size: int, job: IntArray, key: FloatArray) -> None:
     """Sort the first ``size`` jobs of ``order`` by (key, tie): by insertion, because most still are in order."""
     moves, at = _MOVES * size, 1
@@ -305,7 +305,7 @@ def put_in_order(order: IntArray, size: int, job: IntArray, key: FloatArray) -> 
         _merge_sort(order, size, job, key)
 
 
-@njit
+@internal
 def _merge_sort(order: IntArray, size: int, job: IntArray, key: FloatArray) -> None:
     spare = np.empty(size, np.int64)
     width = 1

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from brim.beliefs.runtime import TrueRunTimes
-from brim.compiled import inline, njit
+from brim.compiled import inline, internal, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray, frozen
 from brim.core.cluster import Cluster
 from brim.core.replay import Runs
@@ -162,7 +162,7 @@ def _earlier(one: int, other: int, key: FloatArray) -> int:
     return one
 
 
-@njit
+@internal
 def _round(
     s: _QueueState, free: FreeResources, reservation: Reservation, w: WalkState, jobs: Jobs, run_ms: IntArray,
     estimate_ms: FloatArray, key: FloatArray, start_ms: int, misfit: int, rule: int, classes: FloatArray,
@@ -216,7 +216,7 @@ def _round(
         _leave_queue(s, r)
 
 
-@njit
+@internal
 def _unstick(s: _QueueState, free: FreeResources, jobs: Jobs) -> None:
     """Find the requests that may fit again: some of the gang fits on a node that got something back."""
     n, request = s.number, s.request
@@ -233,7 +233,7 @@ def _unstick(s: _QueueState, free: FreeResources, jobs: Jobs) -> None:
     n[_FREED] = 0
 
 
-@njit
+@internal
 def _reserve(
     s: _QueueState, free: FreeResources, reservation: Reservation, w: WalkState, jobs: Jobs, estimate_ms: FloatArray,
     start_ms: int, gang: GangRequest, rule: int, classes: FloatArray,
@@ -272,7 +272,7 @@ def _reserve(
             return
 
 
-@njit
+@internal
 def _get_under_way(s: _QueueState, jobs: Jobs, estimate_ms: FloatArray, start_ms: int) -> None:
     """Expect the ends of the jobs that have begun to make progress by ``NOW``."""
     n = s.number
@@ -285,7 +285,7 @@ def _get_under_way(s: _QueueState, jobs: Jobs, estimate_ms: FloatArray, start_ms
         n[_UNDER_WAY] += 1
 
 
-@njit
+@internal
 def _expect(s: _QueueState, jobs: Jobs, v: int, from_ms: int, estimate_ms: float) -> None:
     """Insert a job that makes progress since ``from_ms`` among the expected ends."""
     n, expected = s.number, s.expected
@@ -297,7 +297,7 @@ def _expect(s: _QueueState, jobs: Jobs, v: int, from_ms: int, estimate_ms: float
     n[_EXPECTED] += 1
 
 
-@njit
+@internal
 def _forget(s: _QueueState, jobs: Jobs, v: int) -> None:
     """Remove a job from the expected ends."""
     n, expected = s.number, s.expected
@@ -306,7 +306,7 @@ def _forget(s: _QueueState, jobs: Jobs, v: int) -> None:
         expected[i] = expected[i + 1]
 
 
-@njit
+@internal
 def _place_among(s: _QueueState, jobs: Jobs, v: int) -> int:
     """How many of the expected ends come before that of a job, by (end, row)."""
     low, high = 0, s.number[_EXPECTED]
@@ -320,7 +320,7 @@ def _place_among(s: _QueueState, jobs: Jobs, v: int) -> int:
     return low
 
 
-@njit
+@internal
 def _begin(s: _QueueState, w: WalkState, j: int, gpus: int, end_ms: int) -> None:
     """Start a job on the GPUs of ``w.pairs``."""
     n, start = s.number, w.used[0]
@@ -335,7 +335,7 @@ def _begin(s: _QueueState, w: WalkState, j: int, gpus: int, end_ms: int) -> None
     n[_HEAP_SIZE] += 1
 
 
-@njit
+@internal
 def _look_on(s: _QueueState, r: int, estimate_ms: FloatArray, shadow_ms: float) -> None:
     """Move the cursor of a request to its next job that would end by ``shadow_ms``."""
     queue, request, now_ms = s.queue, s.request, s.number[_NOW]
@@ -353,7 +353,7 @@ def _look_on(s: _QueueState, r: int, estimate_ms: FloatArray, shadow_ms: float) 
         request[r, _STATE] = _OVER
 
 
-@njit
+@internal
 def _leave_queue(s: _QueueState, r: int) -> None:
     """Remove the job at the cursor of a request, and move the cursor to the next."""
     n, queue, request = s.number, s.queue, s.request
