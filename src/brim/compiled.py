@@ -33,9 +33,10 @@ from typing import Any, Final, TypeVar, cast
 import numba
 
 SOURCES: Final = (
-    "beliefs/batching.py", "core/columns.py", "core/sums.py", "engine/rows.py", "policies/place/faults.py",
-    "policies/place/free_resources.py", "policies/place/walk.py", "policies/size/knapsack.py", "sim/compiled/loop.py",
-    "sim/compiled/orders.py", "sim/compiled/queues.py", "reports/bounds.py", "reports/charts/gantt.py",
+    "beliefs/batching.py", "core/changes.py", "core/columns.py", "core/sums.py", "engine/rows.py",
+    "policies/place/faults.py", "policies/place/free_resources.py", "policies/place/walk.py",
+    "policies/size/knapsack.py", "sim/compiled/loop.py", "sim/compiled/orders.py", "sim/compiled/queues.py",
+    "reports/bounds.py", "reports/charts/gantt.py",
 )
 """Every module with compiled functions, relative to this package; a test keeps the list complete."""
 CONSTANTS: Final = (

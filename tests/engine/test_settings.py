@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import ACTIONS, Plan, Preempt, Reject, event_of, stage_of
+from brim.core.actions import ACTIONS, Plan, Preempt, Reject
+from brim.core.changes import RULES, needs_beyond, stages
 from brim.core.checks import check_plan
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind, Report
@@ -50,6 +51,19 @@ settings_ = st.builds(
 )
 
 
+def _ranks(setting):
+    return np.array(setting.ranks, dtype=np.int64).reshape(-1, 4)
+
+
+def _stage(action, *ranks, batch=NONE):
+    """The stage of an action on job 0, which has these ranks and this batch."""
+    before = Setting(ranks, batch)
+    held = np.column_stack((np.zeros(len(before.ranks), dtype=np.int64), _ranks(before))).T
+    rows, batch_now = np.zeros(1, dtype=np.int64), np.array([before.batch])
+    stage, _ = stages(Plan(0, (action,)).bookings, rows, tuple(np.ascontiguousarray(held)), batch_now, RULES)
+    return stage[0]
+
+
 @given(settings_, settings_)
 def test_a_setting_needs_something_beyond_another_if_a_count_of_it_is_larger(one, other):
     def places(setting):
@@ -59,25 +73,26 @@ def test_a_setting_needs_something_beyond_another_if_a_count_of_it_is_larger(one
         return sum((Counter({rank.node: rank.loader_workers}) for rank in setting.ranks), Counter())
 
     more = bool(places(one) - places(other)) or bool(loaders(one) - loaders(other))
-    assert one.needs_beyond(other) == more
-    assert not one.needs_beyond(one)
+    assert needs_beyond(_ranks(one), _ranks(other)) == more
+    assert not needs_beyond(_ranks(one), _ranks(one))
     assert one.keeps_ranks_of(one)
 
 
 # -- the plan ------------------------------------------------------------------------------------------------------
 
 
-@given(settings_, settings_)
+@given(settings_.filter(lambda setting: setting.ranks), settings_)
 def test_a_change_that_only_gives_back_comes_before_one_that_takes(before, after):
-    stage = stage_of(replace(tune(0, 1, [(0, 0)]), setting=after), before)
-    gives, takes = before.needs_beyond(after), after.needs_beyond(before) or after.batch != before.batch
+    stage = _stage(replace(tune(0, 1, [(0, 0)]), setting=after), *before.ranks, batch=before.batch)
+    gives = needs_beyond(_ranks(before), _ranks(after))
+    takes = needs_beyond(_ranks(after), _ranks(before)) or after.batch != before.batch
     assert stage == {(True, False): 0, (False, False): 1, (True, True): 2, (False, True): 3}[gives, takes]
 
 
 def test_the_stages_of_the_kinds():
-    assert stage_of(Preempt(0, 1), None) == 0
-    assert stage_of(Reject(0, 1), None) == 1
-    assert stage_of(start(0, 1, [(0, 0)]), None) == 3
+    assert _stage(Preempt(0, 1)) == 0
+    assert _stage(Reject(0, 1)) == 1
+    assert _stage(start(0, 1, [(0, 0)])) == 3
 
 
 FED = snapshot_of("1x2xT4:cpus=8", job(on=[(0, 0)], loaders=6), job(cpu=4_000), now=5)
@@ -111,7 +126,7 @@ def test_a_setting_goes_through_plan_event_and_state_unchanged(action):
         spec = JobSpec(id=number, user=0, submit_ms=0, gpus=1, gpus_min=1, gpus_max=2)
         state.apply(Event(0, Kind.SUBMITTED, number, spec=spec))
     state.apply(Event(0, Kind.START, 0, setting=setting_of([(0, 0)])))
-    state.apply(event_of(action, 5))
+    state.apply_plan(Plan(5, (action,)))
     assert state.setting(action.job) == action.setting
     snapshot = state.freeze(5)
     assert snapshot.setting_of(action.job) == action.setting
@@ -189,14 +204,13 @@ def test_a_revocable_grant_stays_so_until_a_place_part_makes_it_regular_without_
         state.apply(Event(0, Kind.SUBMITTED, number, spec=JobSpec(id=number, user=0, submit_ms=0, gpus=1)))
     result = run_round(state.freeze(0), Beliefs(), replace(SKIP, size=OnlyFirst(), fill=Lends()))
     assert [action.setting.revocable for action in result.plan.actions] == [False, True]
-    for action in result.plan.actions:
-        state.apply(event_of(action, 0))
+    state.apply_plan(result.plan)
     assert state.freeze(0).grants.revocable.tolist() == [False, True]
     assert run_round(state.freeze(5), Beliefs(), SKIP).plan.actions == ()
     again = run_round(state.freeze(5), Beliefs(), replace(SKIP, place=Regular("skip")))
     assert again.plan.actions == (tune(1, 1, ((0, 1),)),)
     check_plan(state.freeze(5), again.plan)
-    state.apply(event_of(again.plan.actions[0], 5))
+    state.apply_plan(again.plan)
     assert not len(state.freeze(5).grants.revocable)
 
 

@@ -8,10 +8,15 @@ has one function for each kind that it can carry out, and refuses the others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Final, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import ClassVar, Final, NamedTuple, TypeAlias
 
-from brim.core.events import Event, Kind
+import numpy as np
+
+from brim.core.arrays import BoolArray, IntArray
+from brim.core.events import Kind
 from brim.core.lifecycle import Phase, phases_of
 from brim.core.setting import Setting
 
@@ -116,22 +121,41 @@ Action: TypeAlias = Preempt | Reject | Resize | Start | Tune
 ACTIONS: Final[tuple[type[Action], ...]] = (Preempt, Reject, Resize, Start, Tune)
 WITH_SETTING: Final = (Resize, Start, Tune)
 """The actions that give a job a setting."""
-_STAGES: Final = {(True, False): 0, (False, False): 1, (True, True): 2, (False, True): 3}
+_NOTHING: Final = Setting(())
 
 
-def stage_of(action: Action, before: Setting | None) -> int:
-    """Place of an action in a plan: what only frees comes first, what only takes comes last.
+class Bookings(NamedTuple):
+    """What A actions do to the state, in columns, with the K ranks that they grant.
 
-    Args:
-        action: The action.
-        before: What the job has now; None for a job that has nothing, or for an action that does not change a setting.
+    Attributes:
+        kind: Code of the event that books each action (A,).
+        job: Job id (A,).
+        batch: Global batch from now on; NONE for an action that gives no setting (A,).
+        revocable: Whether what the job has is revocable from now on (A,).
+        first: Where the ranks of each action begin, and the number of ranks (A + 1,).
+        ranks: Node, gpu, share and loader workers of each rank, action by action (K, 4).
     """
-    frees, takes = action.rule.frees, action.rule.takes
-    after = setting_in(action)
-    if before is not None and after is not None:
-        frees = before.needs_beyond(after)
-        takes = after.needs_beyond(before) or after.batch != before.batch  # a batch takes memory of the GPUs
-    return _STAGES[frees, takes]
+
+    kind: IntArray
+    job: IntArray
+    batch: IntArray
+    revocable: BoolArray
+    first: IntArray
+    ranks: IntArray
+
+
+def bookings_of(kinds: Sequence[Kind], jobs: Sequence[int], settings: Sequence[Setting | None]) -> Bookings:
+    """Bookings of actions that are booked by these kinds of event, and that give these settings, None for none."""
+    given, count = [_NOTHING if setting is None else setting for setting in settings], len(jobs)
+    first = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum([len(setting.ranks) for setting in given], out=first[1:])
+    ranks = chain.from_iterable(chain.from_iterable([setting.ranks for setting in given]))
+    return Bookings(
+        kind=np.fromiter(kinds, np.int64, count), job=np.fromiter(jobs, np.int64, count),
+        batch=np.fromiter([setting.batch for setting in given], np.int64, count),
+        revocable=np.fromiter([setting.revocable for setting in given], np.bool_, count), first=first,
+        ranks=np.fromiter(ranks, np.int64, 4 * first.item(count)).reshape(-1, 4),
+    )
 
 
 def setting_in(action: Action) -> Setting | None:
@@ -139,17 +163,24 @@ def setting_in(action: Action) -> Setting | None:
     return action.setting if isinstance(action, WITH_SETTING) else None
 
 
-def event_of(action: Action, now_ms: int) -> Event:
-    """Return the event that applies an action to the state."""
-    return Event(now_ms, action.rule.books, action.job, setting=setting_in(action))
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All changes of one round, in the order of ``stage_of``.
+    """All changes of one round: what only frees comes first, what only takes comes last.
 
     Executors apply actions in this order and may overlap those that do not depend on each other.
+
+    Attributes:
+        time_ms: Time of the round.
+        actions: The changes.
+        bookings: The same in columns: checks and the state work on all actions together.
     """
 
     time_ms: int
     actions: tuple[Action, ...] = ()
+    bookings: Bookings = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bookings", bookings_of(
+            [action.rule.books for action in self.actions], [action.job for action in self.actions],
+            [setting_in(action) for action in self.actions],
+        ))

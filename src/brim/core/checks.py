@@ -5,12 +5,14 @@ Numbers refer to the promises of docs/invariants.md: I4 fenced start, I6 no over
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 
-from brim.core.actions import WITH_SETTING, Action, Plan, Tune, setting_in, stage_of
+from brim.core.actions import WITH_SETTING, Action, Plan, setting_in
 from brim.core.arrays import FloatArray, IntArray
+from brim.core.changes import BATCH, FENCE, FINE, LATE, MOVED, RULES, TWICE, UNKNOWN, first_fault, stages
 from brim.core.lifecycle import Phase
 from brim.core.setting import Setting
 from brim.core.snapshot import Snapshot
@@ -39,46 +41,30 @@ def check_plan(snapshot: Snapshot, plan: Plan, *, count_loaders: bool = False) -
     """
     if not plan.actions:
         return
-    jobs = snapshot.jobs
-    rows = np.searchsorted(jobs.id, [action.job for action in plan.actions]).tolist()
-    acts = list(zip(rows, plan.actions, strict=True))
-    gangs = [(row, setting) for row, action in acts if (setting := setting_in(action)) is not None]
-    new, first = _ranks_in(gangs)
-    sound = max(rows) < len(jobs) and _are_plainly_sound(snapshot, new, first)
-    seen: set[int] = set()
-    stage = 0
-    for row, action in acts:
-        if row == len(jobs) or jobs.id.item(row) != action.job:
-            raise PlanError(f"plan acts on job {action.job}, which is not in the snapshot")
-        if action.job in seen:
-            raise PlanError(f"plan acts twice on job {action.job}")
-        seen.add(action.job)
-        rule, setting = action.rule, setting_in(action)
-        has = snapshot.setting_of(row) if rule.frees and setting is not None else None
-        at = stage_of(action, has)
-        if at < stage:
-            raise PlanError(f"plan {rule.verb} job {action.job} after a later kind of action: frees come before takes")
-        stage = at
-        _check_fence(snapshot, row, action)
-        if setting is not None:
-            if not sound:
-                _check_gang(snapshot, row, setting)
-            _check_batch(snapshot, row, setting.batch)
-            if isinstance(action, Tune) and (has is None or not setting.keeps_ranks_of(has)):
-                raise PlanError(f"plan tunes job {action.job} and moves its ranks")
-    if gangs:
-        acted = [row for row, action in acts if action.rule.frees or action.rule.takes]
-        _check_room(snapshot, acted, new, count_loaders)
+    jobs, held, booked = snapshot.jobs, snapshot.grants, plan.bookings
+    rows = np.searchsorted(jobs.id, booked.job)
+    stage, stays = stages(
+        booked, rows, (held.job, held.node, held.gpu, held.share_milli, held.loaders), jobs.batch_now, RULES
+    )
+    numbers = _column("attempt", plan.actions), _column("sequence", plan.actions)
+    fault, at = first_fault(
+        booked, rows, numbers, stage, stays, jobs.id, jobs.phase, (jobs.attempt, jobs.sequence),
+        (jobs.batch_min, jobs.batch_max, jobs.batch), RULES,
+    )
+    if fault != FINE:
+        raise PlanError(_SENTENCES[fault](snapshot, plan.actions[at], int(rows[at])))
+    gives = RULES.gives[booked.kind]
+    if gives.any():
+        new = np.column_stack((np.repeat(rows, np.diff(booked.first)), booked.ranks))
+        if not _are_plainly_sound(snapshot, new, np.append(booked.first[:-1][gives], len(new))):
+            for at in np.flatnonzero(gives).tolist():
+                _check_gang(snapshot, int(rows[at]), setting_in(plan.actions[at]) or Setting(()))
+        _check_room(snapshot, rows[RULES.frees[booked.kind] | RULES.takes[booked.kind]], new, count_loaders)
 
 
-def _ranks_in(gangs: list[tuple[int, Setting]]) -> tuple[IntArray, IntArray]:
-    """Row of the job, node, gpu, share and loader workers of each rank (K, 5), and where each gang begins (A + 1,)."""
-    counts = [len(setting.ranks) for _, setting in gangs]
-    new = np.empty((sum(counts), 5), dtype=np.int64)
-    new[:, 0] = np.repeat(np.array([row for row, _ in gangs], dtype=np.int64), counts)
-    ranks = chain.from_iterable(rank for _, setting in gangs for rank in setting.ranks)
-    new[:, 1:] = np.fromiter(ranks, np.int64, 4 * len(new)).reshape(-1, 4)
-    return new, np.cumsum([0, *counts])
+def _column(name: str, actions: tuple[Action, ...]) -> IntArray:
+    """A number of each action, NONE for kinds that do not have it (A,)."""
+    return np.fromiter([getattr(action, name, NONE) for action in actions], np.int64, len(actions))
 
 
 def _are_plainly_sound(snapshot: Snapshot, new: IntArray, first: IntArray) -> bool:
@@ -89,26 +75,34 @@ def _are_plainly_sound(snapshot: Snapshot, new: IntArray, first: IntArray) -> bo
     )
 
 
-def _check_fence(snapshot: Snapshot, row: int, action: Action) -> None:
-    """Check phase, attempt and, where there is a setting, its number in the sequence."""
+def _late(snapshot: Snapshot, action: Action, row: int) -> str:
+    return f"plan {action.rule.verb} job {action.job} after a later kind of action: frees come before takes"
+
+
+def _fence(snapshot: Snapshot, action: Action, row: int) -> str:
     jobs, rule = snapshot.jobs, action.rule
-    phase = jobs.phase.item(row)
-    wrong = f"attempt {action.attempt}" if action.attempt != jobs.attempt.item(row) + rule.begins_attempt else ""
-    if isinstance(action, WITH_SETTING) and action.sequence != jobs.sequence.item(row) + 1:
+    wrong = f"attempt {action.attempt}" if action.attempt != jobs.attempt[row] + rule.begins_attempt else ""
+    if isinstance(action, WITH_SETTING) and action.sequence != jobs.sequence[row] + 1:
         wrong = wrong or f"setting {action.sequence}"
-    if wrong or phase not in rule.phases:
-        number = f" ({wrong})" if wrong else ""
-        raise PlanError(f"plan {rule.verb} job {action.job}{number}, which is {Phase(phase).name}")
+    number = f" ({wrong})" if wrong else ""
+    return f"plan {rule.verb} job {action.job}{number}, which is {Phase(int(jobs.phase[row])).name}"
 
 
-def _check_batch(snapshot: Snapshot, row: int, batch: int) -> None:
-    """Check that the batch is the one asked or lies in the job's range; only a job without a batch may have NONE."""
-    jobs = snapshot.jobs
-    least, most, asked = jobs.batch_min.item(row), jobs.batch_max.item(row), jobs.batch.item(row)
-    if batch == asked or (least != NONE and least <= batch <= most):
-        return
+def _batch(snapshot: Snapshot, action: Action, row: int) -> str:
+    """Only a job without a batch may have NONE."""
+    jobs, setting = snapshot.jobs, setting_in(action) or Setting(())
+    least, most, asked = int(jobs.batch_min[row]), int(jobs.batch_max[row]), int(jobs.batch[row])
     range_of = f"{least} to {most}" if least != NONE else f"{asked}" if asked != NONE else "no size of its own"
-    raise PlanError(f"job {jobs.id[row]} trains with batches of {range_of}, plan gives it {batch}")
+    return f"job {action.job} trains with batches of {range_of}, plan gives it {setting.batch}"
+
+
+_SENTENCES: Final[dict[int, Callable[[Snapshot, Action, int], str]]] = {
+    UNKNOWN: lambda _, action, row: f"plan acts on job {action.job}, which is not in the snapshot",
+    TWICE: lambda _, action, row: f"plan acts twice on job {action.job}",
+    LATE: _late, FENCE: _fence, BATCH: _batch,
+    MOVED: lambda _, action, row: f"plan tunes job {action.job} and moves its ranks",
+}
+"""What is wrong with an action, by its fault."""
 
 
 def _check_gang(snapshot: Snapshot, row: int, setting: Setting) -> None:
@@ -151,13 +145,13 @@ def _has(snapshot: Snapshot, row: int, node: int, gpu: int) -> bool:
     return bool(((held.job == row) & (held.node == node) & (held.gpu == gpu)).any())
 
 
-def _check_room(snapshot: Snapshot, acted: list[int], new: IntArray, count_loaders: bool) -> None:
+def _check_room(snapshot: Snapshot, acted: IntArray, new: IntArray, count_loaders: bool) -> None:
     """Sum the GPUs, cores and memory held after the plan, and compare the sums with what each node has.
 
     Args:
         snapshot: The snapshot on which the plan was made.
         acted: Rows of the jobs that give up what they hold.
-        new: What the plan grants, see ``_ranks_in``.
+        new: Row of the job, node, gpu, share and loader workers of each rank that the plan grants (K, 5).
         count_loaders: See ``check_plan``.
     """
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants

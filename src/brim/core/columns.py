@@ -1,7 +1,7 @@
 """What moves numbers between the columns of ``ClusterState``. Compiled: docs/decisions/0005.
 
 Shapes: C and F the integer and float columns of a job, S slots for jobs, J jobs that have not ended, G ranks that are
-granted, R rows of the grants (``GRANT_ROWS``).
+granted, R rows of the grants (``GRANT_ROWS``), A actions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import Final
 import numpy as np
 
 from brim.compiled import njit
+from brim.core.actions import Bookings
 from brim.core.arrays import FloatArray, IntArray
+from brim.core.events import Kind
 from brim.core.lifecycle import Phase
 from brim.core.tables import JOB_COLUMNS, JOB_FLOAT_COLUMNS
 from brim.core.trace import NONE
@@ -21,7 +23,16 @@ GRANT_ROWS: Final = ("job id", "node", "gpu", "share_milli", "loader_workers", "
 OF_RANKS: Final = slice(1, 5)
 REVOCABLE: Final = 5
 
+FINE, UNKNOWN, TWICE, PHASE, MOVED = range(5)
+"""Why an action cannot be booked."""
+IMPOSSIBLE: Final = -2
+"""Phase after an event that cannot happen; NONE is that of a job that has ended."""
+
 _GPU, _SHARE, _LOADERS = 2, 3, 4
+_RANK_LOADERS = 3
+_PREEMPT_KIND, _RESIZE_KIND, _START_KIND, _TUNE_KIND = (
+    int(kind) for kind in (Kind.PREEMPT, Kind.RESIZE, Kind.START, Kind.TUNE)
+)
 _PHASE, _ATTEMPT, _SEQUENCE, _PLACEMENTS, _FIRST, _SINCE, _RUNNING_SINCE, _RUN, _SERVICE = (
     JOB_COLUMNS.index(name) for name in (
         "phase", "attempt", "sequence", "placements", "first_start_ms", "since_ms", "running_since_ms", "run_ms",
@@ -122,17 +133,49 @@ def ranks_of(granted: IntArray, count: int, job: int) -> tuple[int, int]:
 
 
 @njit
-def grant(
+def release(
+    block: IntArray, floats: FloatArray, reported_ms: IntArray, granted: IntArray, count: int, slot_of: IntArray,
+    slots: IntArray, now_ms: int,
+) -> tuple[int, IntArray]:
+    """Remove the grants of the jobs in some slots (L,), and add run time, progress and service of their placements.
+
+    Returns:
+        Ranks that are still granted, and the service of each placement in GPU-ms (L,).
+    """
+    leaves, service = np.zeros(block.shape[1], np.bool_), np.empty(len(slots), np.int64)
+    for i in range(len(slots)):
+        slot = slots[i]
+        leaves[slot] = True
+        held_ms = now_ms - block[_SINCE, slot]
+        service[i] = held_ms * block[_GPUS_NOW, slot] * block[_SHARE_NOW, slot] // WHOLE_GPU
+        if block[_PHASE, slot] == _RUNNING:
+            block[_RUN, slot] += now_ms - block[_RUNNING_SINCE, slot]
+            if floats[_PACE, slot] != 0.0:
+                floats[_DONE, slot] += floats[_PACE, slot] * (now_ms - reported_ms[slot]) / MS_PER_S
+        block[_GPUS_NOW, slot] = block[_SHARE_NOW, slot] = block[_LOADERS_NOW, slot] = 0
+        block[_SERVICE, slot] += service[i]
+    kept = 0
+    for i in range(count):
+        if not leaves[slot_of[granted[0, i]]]:
+            if kept != i:
+                for r in range(len(granted)):
+                    granted[r, kept] = granted[r, i]
+            kept += 1
+    return kept, service
+
+
+@njit
+def _grant(
     block: IntArray, granted: IntArray, count: int, slot: int, job: int, ranks: IntArray, batch: int, revocable: bool,
     starts: bool, now_ms: int,
 ) -> None:
-    """Append the ranks of a gang, (node, gpu, share, loader workers) in turn, to the grants; there is room for them."""
+    """Append the ranks of a gang (K, 4) to the grants; there is room for them."""
     gpus, share_milli = 0, 0
-    for i in range(len(ranks) // 4):
+    for i in range(len(ranks)):
         at = count + i
         granted[0, at], granted[REVOCABLE, at] = job, revocable
         for k in range(4):
-            granted[1 + k, at] = ranks[4 * i + k]
+            granted[1 + k, at] = ranks[i, k]
         gpus += granted[_GPU, at] != NONE
         share_milli = max(share_milli, granted[_SHARE, at])
     block[_ATTEMPT, slot] += starts
@@ -146,26 +189,94 @@ def grant(
 
 
 @njit
-def release(
-    block: IntArray, floats: FloatArray, reported_ms: IntArray, granted: IntArray, count: int, slot: int, job: int,
-    now_ms: int,
-) -> tuple[int, int]:
-    """Remove a job's grants, and add run time, progress and service of the placement to the job.
+def _stays(granted: IntArray, begin: int, end: int, ranks: IntArray) -> bool:
+    """Whether these ranks are where those that are granted are, with the same shares."""
+    if end - begin != len(ranks):
+        return False
+    for i in range(len(ranks)):
+        for k in range(3):
+            if granted[1 + k, begin + i] != ranks[i, k]:
+                return False
+    return True
+
+
+@njit
+def _tune(
+    block: IntArray, granted: IntArray, begin: int, slot: int, ranks: IntArray, batch: int, revocable: bool
+) -> None:
+    """Change what a job has besides the places of its ranks."""
+    for i in range(len(ranks)):
+        granted[1 + _RANK_LOADERS, begin + i] = ranks[i, _RANK_LOADERS]
+        granted[REVOCABLE, begin + i] = revocable
+    block[_SEQUENCE, slot] += 1
+    block[_LOADERS_NOW, slot] = ranks[0, _RANK_LOADERS] if len(ranks) else 0
+    block[_BATCH_NOW, slot] = batch
+
+
+@njit
+def bookable(
+    block: IntArray, granted: IntArray, count: int, slot_of: IntArray, booked: Bookings, after: IntArray
+) -> tuple[int, int, IntArray]:
+    """Find the first action that cannot be booked; see ``book``.
 
     Returns:
-        Ranks that are still granted, and the service of the placement in GPU-ms.
+        What is wrong with it (FINE if nothing is), its index, and the slot of the job of each action (A,).
     """
-    begin, end = ranks_of(granted, count, job)
-    gap = end - begin
-    for r in range(len(granted)):
-        for i in range(begin, count - gap):
-            granted[r, i] = granted[r, i + gap]
-    held_ms = now_ms - block[_SINCE, slot]
-    service = held_ms * block[_GPUS_NOW, slot] * block[_SHARE_NOW, slot] // WHOLE_GPU
-    if block[_PHASE, slot] == _RUNNING:
-        block[_RUN, slot] += now_ms - block[_RUNNING_SINCE, slot]
-        if floats[_PACE, slot] != 0.0:
-            floats[_DONE, slot] += floats[_PACE, slot] * (now_ms - reported_ms[slot]) / MS_PER_S
-    block[_GPUS_NOW, slot] = block[_SHARE_NOW, slot] = block[_LOADERS_NOW, slot] = 0
-    block[_SERVICE, slot] += service
-    return count - gap, service
+    slots, acted = np.empty(len(booked.job), np.int64), np.zeros(block.shape[1], np.bool_)
+    for a in range(len(booked.job)):
+        job, kind = booked.job[a], booked.kind[a]
+        slots[a] = slot_of[job] if 0 <= job < len(slot_of) else NONE
+        if slots[a] == NONE:
+            return UNKNOWN, a, slots
+        if acted[slots[a]]:
+            return TWICE, a, slots
+        acted[slots[a]] = True
+        if after[block[_PHASE, slots[a]], kind] == IMPOSSIBLE:
+            return PHASE, a, slots
+        if kind == _TUNE_KIND:
+            begin, end = ranks_of(granted, count, job)
+            if not _stays(granted, begin, end, booked.ranks[booked.first[a] : booked.first[a + 1]]):
+                return MOVED, a, slots
+    return FINE, 0, slots
+
+
+@njit
+def book(
+    block: IntArray, floats: FloatArray, reported_ms: IntArray, granted: IntArray, count: int, slot_of: IntArray,
+    booked: Bookings, slots: IntArray, after: IntArray, now_ms: int,
+) -> tuple[int, IntArray, IntArray]:
+    """Book actions that ``bookable`` has found in order: jobs first leave what they give up, then others take it.
+
+    Args:
+        block: Integer columns (C, S).
+        floats: Float columns (F, S).
+        reported_ms: When ``samples_done`` was true (S,).
+        granted: Rows of ``GRANT_ROWS``, with room for the ranks of all actions.
+        count: Ranks that are granted.
+        slot_of: Slot of each job id.
+        booked: The actions.
+        slots: Slot of the job of each (A,).
+        after: Phase after each kind of event in each phase.
+        now_ms: Time of the actions.
+
+    Returns:
+        Ranks that are granted now, the slots of the jobs that gave up what they held (L,), and its service in GPU-ms.
+    """
+    gives_up = np.zeros(len(slots), np.bool_)
+    for a in range(len(slots)):
+        gives_up[a] = booked.kind[a] in (_PREEMPT_KIND, _RESIZE_KIND)
+    leaving = slots[gives_up]
+    count, service = release(block, floats, reported_ms, granted, count, slot_of, leaving, now_ms)
+    for a in range(len(slots)):
+        kind, slot, ranks = booked.kind[a], slots[a], booked.ranks[booked.first[a] : booked.first[a + 1]]
+        if kind in (_START_KIND, _RESIZE_KIND):
+            _grant(
+                block, granted, count, slot, booked.job[a], ranks, booked.batch[a], booked.revocable[a],
+                kind == _START_KIND, now_ms,
+            )
+            count += len(ranks)
+        elif kind == _TUNE_KIND:
+            begin, _ = ranks_of(granted, count, booked.job[a])
+            _tune(block, granted, begin, slot, ranks, booked.batch[a], booked.revocable[a])
+        block[_PHASE, slot] = after[block[_PHASE, slot], kind]
+    return count, leaving, service

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -59,23 +58,6 @@ class Setting:
     def keeps_ranks_of(self, other: Setting) -> bool:
         """Whether every rank stays where it is, with the same share: then no process has to leave."""
         return [rank[:3] for rank in self.ranks] == [rank[:3] for rank in other.ranks]
-
-    def needs_beyond(self, other: Setting) -> bool:
-        """Whether it holds a GPU, a share or a loader worker of some node that the other setting does not hold."""
-        if self.ranks == other.ranks:
-            return False
-        places, theirs = (Counter(rank[:3] for rank in setting.ranks) for setting in (self, other))
-        if places - theirs:
-            return True
-        mine, others = self._loaders(), other._loaders()
-        return any(count > others[node] for node, count in mine.items())
-
-    def _loaders(self) -> Counter[int]:
-        """Loader workers on each node."""
-        count: Counter[int] = Counter()
-        for rank in self.ranks:
-            count[rank.node] += rank.loader_workers
-        return count
 
 
 def setting_of(

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import chain
 from typing import Final
 
 import numpy as np
 
+from brim.core.actions import ACTIONS, WITH_SETTING, Bookings, Plan, bookings_of
 from brim.core.arrays import BoolArray, FloatArray, IntArray, frozen, table_of
 from brim.core.cluster import Cluster
-from brim.core.columns import GRANT_ROWS, OF_RANKS, REVOCABLE, grant, held_now, living, ranks_of, release
+from brim.core.columns import (
+    FINE,
+    GRANT_ROWS,
+    IMPOSSIBLE,
+    MOVED,
+    OF_RANKS,
+    REVOCABLE,
+    TWICE,
+    UNKNOWN,
+    book,
+    bookable,
+    held_now,
+    living,
+    ranks_of,
+    release,
+)
 from brim.core.events import Event, JobSpec, Kind
-from brim.core.lifecycle import Phase, next_phase
+from brim.core.lifecycle import TRANSITIONS, Phase, next_phase
 from brim.core.seen import SeenStepTimes
 from brim.core.setting import Rank, Setting
 from brim.core.snapshot import Memory, Snapshot
@@ -30,12 +45,10 @@ _SPEC: Final = ("id", "user", "submit_ms", "gpus", "share_milli", "cpu_milli", "
                 "time_limit_ms", "after", "gpus_min", "gpus_max", "batch", "batch_min", "batch_max", "local_batch_min",
                 "local_batch_max", "profile", "gradient_bytes", "cpu_ranks_max",
                 "priority", "job_class", "deadline_ms", "size_list")
-_PHASE, _ATTEMPT, _SEQUENCE, _SINCE = (_COLUMN[c] for c in ("phase", "attempt", "sequence", "since_ms"))
+_PHASE, _ATTEMPT, _SINCE = (_COLUMN[c] for c in ("phase", "attempt", "since_ms"))
 _RUNNING_SINCE, _RUN, _SERVICE = (_COLUMN[c] for c in ("running_since_ms", "run_ms", "service_gpu_ms"))
 _ID, _USER, _PROFILE = (_COLUMN[c] for c in ("id", "user", "profile"))
-_LOADERS_NOW, _BATCH_NOW, _STARTS, _STALLED = (
-    _COLUMN[c] for c in ("loaders_now", "batch_now", "starts", "stalled_ms")
-)
+_BATCH_NOW, _STARTS, _STALLED = (_COLUMN[c] for c in ("batch_now", "starts", "stalled_ms"))
 _NEW_JOB: Final = {"phase": Phase.PENDING, "first_start_ms": NONE, "running_since_ms": NONE, "batch_now": NONE}
 """Columns of a new job that are not 0 and do not come from its submission."""
 assert JOB_FLOAT_COLUMNS == ("samples_done", "samples_per_s", "grad_var", "grad_sqr", "loss", "slowdown_ratio")
@@ -44,16 +57,22 @@ assert JOB_COLUMNS[: len(_SPEC)] == _SPEC  # layout contract of this file, check
 
 # Enum members as module constants: looking them up on the class is slow before Python 3.12.
 _HELD, _PENDING, _STARTING, _RUNNING = Phase.HELD, Phase.PENDING, Phase.STARTING, Phase.RUNNING
-_SUBMITTED, _START, _STARTED, _FINISHED = Kind.SUBMITTED, Kind.START, Kind.STARTED, Kind.FINISHED
+_SUBMITTED, _STARTED, _REPORTED, _FINISHED = Kind.SUBMITTED, Kind.STARTED, Kind.REPORTED, Kind.FINISHED
 _PHASES: Final = tuple(Phase)
 _NODE_KINDS: Final = (Kind.NODE_DOWN, Kind.NODE_DRAIN, Kind.NODE_UP)
 _GPU_KINDS: Final = (Kind.GPU_WITHHELD, Kind.GPU_QUARANTINED, Kind.GPU_OPENED)
 _INITIAL_ROWS: Final = 256
-_REPORTED, _RESIZE, _TUNE = Kind.REPORTED, Kind.RESIZE, Kind.TUNE
 _FREES: Final = tuple(kind in (
-    Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.EVICTED, Kind.CANCELLED, Kind.PREEMPT, Kind.RESIZE,
+    Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.EVICTED, Kind.CANCELLED,
 ) for kind in Kind)
-"""Whether each kind of event frees what its job holds."""
+"""Whether each kind of event that is no decision frees what its job holds."""
+_DECIDED: Final = tuple(action.rule.books for action in ACTIONS)
+_GIVES_SETTING: Final = tuple(action.rule.books for action in WITH_SETTING)
+_AFTER: Final[IntArray] = frozen(np.array([
+    [NONE if after is None else after for after in (TRANSITIONS.get((phase, kind), IMPOSSIBLE) for kind in Kind)]
+    for phase in Phase
+], dtype=np.int64))
+"""``TRANSITIONS`` by phase, then kind."""
 
 
 _FRESH: Final = tuple(int(_NEW_JOB.get(name, 0)) for name in JOB_COLUMNS[len(_SPEC) :])
@@ -151,9 +170,7 @@ class ClusterState:
         Raises:
             InvariantError: the event is impossible here (unknown job, illegal transition, time going backwards).
         """
-        if event.time_ms < self.now_ms:
-            raise InvariantError(f"{event.kind.name} at {event.time_ms} ms comes after {self.now_ms} ms")
-        self.now_ms = event.time_ms
+        self._tick(event.time_ms, event.kind.name)
         if event.kind is _SUBMITTED:
             self._submit(event)
         elif event.kind in _NODE_KINDS:
@@ -163,8 +180,28 @@ class ClusterState:
         elif event.kind in _GPU_KINDS:
             self._node_columns = None
             self._withhold(event)
+        elif event.kind in _DECIDED:
+            if event.setting is None and event.kind in _GIVES_SETTING:
+                next_phase(self.phase(event.job), event.kind, event.job)  # what is illegal in any case is said first
+                raise InvariantError(f"{event.kind.name} event of job {event.job} has no setting")
+            self._book(bookings_of((event.kind,), (event.job,), (event.setting,)))
         else:
             self._move(event)
+
+    def apply_plan(self, plan: Plan) -> None:
+        """Fold all actions of a plan into the state.
+
+        Raises:
+            InvariantError: an action is impossible here; then none of them was applied.
+        """
+        if plan.actions:
+            self._tick(plan.time_ms, "plan")
+            self._book(plan.bookings)
+
+    def _tick(self, time_ms: int, what: str) -> None:
+        if time_ms < self.now_ms:
+            raise InvariantError(f"{what} at {time_ms} ms comes after {self.now_ms} ms")
+        self.now_ms = time_ms
 
     def _withhold(self, event: Event) -> None:
         """Withhold one GPU, put it in quarantine, or open it."""
@@ -216,12 +253,12 @@ class ClusterState:
         before = _PHASES[block.item(_PHASE, slot)]
         after = next_phase(before, kind, job)
         if _FREES[kind] and (before is _STARTING or before is _RUNNING):
-            self._release(event, slot)
-        if kind is _START or kind is _RESIZE:
-            self._grant(event, slot)
-        elif kind is _TUNE:
-            self._tune(event, block[:, slot])
-        elif kind is _REPORTED:
+            self._num_granted, service = release(
+                block, self._floats, self._reported_ms, self._granted, self._num_granted, self._slot_of,
+                np.array((slot,)), now_ms,
+            )
+            self._usage.add(block[_USER, slot : slot + 1], service, now_ms)
+        if kind is _REPORTED:
             self._record_report(event, slot)
         elif kind is _STARTED and after is _RUNNING:
             block[_RUNNING_SINCE, slot] = self._reported_ms[slot] = now_ms
@@ -232,39 +269,50 @@ class ClusterState:
         self.num_waiting += (after is _PENDING) - (before is _PENDING)
         if after is None:
             block[_PHASE, slot] = NONE
-            self._slot_of[job] = NONE
-            self._alive -= 1
-            self._seen.over(job)
-            if self._used > 2 * self._alive + _INITIAL_ROWS:
-                self._close_holes()
+            self._over(job)
             return
         if after is _PENDING and before is not _PENDING:
             block[_SINCE, slot] = now_ms
         block[_PHASE, slot] = after
 
-    def _grant(self, event: Event, slot: int) -> None:
-        """Append the gang's ranks to the grants."""
-        setting = _setting_in(event)
-        stop = self._num_granted + len(setting.ranks)
+    def _book(self, booked: Bookings) -> None:
+        """Book actions, all or none, at the present time."""
+        stop = self._num_granted + len(booked.ranks)
         while stop > self._granted.shape[1]:
             self._granted = np.concatenate((self._granted, np.zeros_like(self._granted)), axis=1)
-        grant(
-            self._block, self._granted, self._num_granted, slot, event.job,
-            np.fromiter(chain.from_iterable(setting.ranks), np.int64), setting.batch, setting.revocable,
-            event.kind is _START, event.time_ms,
+        block = self._block
+        fault, at, slots = bookable(block, self._granted, self._num_granted, self._slot_of, booked, _AFTER)
+        if fault != FINE:
+            raise InvariantError(self._fault_of(booked, at, fault))
+        self.num_waiting -= int(np.count_nonzero(block[_PHASE, slots] == _PENDING))  # no action makes a job wait
+        self._num_granted, left, service = book(
+            block, self._floats, self._reported_ms, self._granted, self._num_granted, self._slot_of, booked, slots,
+            _AFTER, self.now_ms,
         )
-        self._num_granted = stop
+        if len(left):
+            self._usage.add(block[_USER, left], service, self.now_ms)
+        for job in booked.job[block[_PHASE, slots] == NONE].tolist():
+            self._over(job)
 
-    def _tune(self, event: Event, column: IntArray) -> None:
-        """Change what a job has besides the places of its ranks."""
-        setting, at = _setting_in(event), self._ranks_of(event.job)
-        ranks = np.array(setting.ranks, dtype=np.int64).T
-        if ranks.shape != (4, at.stop - at.start) or not np.array_equal(ranks[:3], self._granted[1:4, at]):
-            raise InvariantError(f"TUNE of job {event.job} moves its ranks to {setting.ranks}")
-        self._granted[OF_RANKS, at] = ranks
-        self._granted[REVOCABLE, at] = setting.revocable
-        column[_SEQUENCE] += 1
-        column[_LOADERS_NOW], column[_BATCH_NOW] = setting.loader_workers, setting.batch
+    def _fault_of(self, booked: Bookings, at: int, fault: int) -> str:
+        """Why an action cannot be booked."""
+        job, kind = booked.job.item(at), Kind(booked.kind.item(at))
+        if fault == UNKNOWN:
+            return f"job {job} is not in the tables"
+        if fault == TWICE:
+            return f"a plan acts twice on job {job}"
+        if fault == MOVED:
+            ranks = booked.ranks[booked.first[at] : booked.first[at + 1]]
+            return f"{kind.name} of job {job} moves its ranks to {tuple(Rank(*rank) for rank in ranks.tolist())}"
+        return f"job {job} cannot go through {kind.name} while {self.phase(job).name}"
+
+    def _over(self, job: int) -> None:
+        """Forget a job that has ended."""
+        self._slot_of[job] = NONE
+        self._alive -= 1
+        self._seen.over(job)
+        if self._used > 2 * self._alive + _INITIAL_ROWS:
+            self._close_holes()
 
     def _record_report(self, event: Event, slot: int) -> None:
         """Store what a job reported."""
@@ -277,14 +325,6 @@ class ClusterState:
         )
         self._reported_ms[slot] = event.time_ms
         self._seen.add(event.job, int(self._block[_PROFILE, slot]), report.seen)
-
-    def _release(self, event: Event, slot: int) -> None:
-        """Remove the job's grants, and add the attempt's run time, progress and service to the job."""
-        self._num_granted, service = release(
-            self._block, self._floats, self._reported_ms, self._granted, self._num_granted, slot, event.job,
-            event.time_ms,
-        )
-        self._usage.add(self._block.item(_USER, slot), service, event.time_ms)
 
     def _learn(self, slot: int) -> None:
         """Store what estimates need of a finished job: its run time for its user, its service in the histogram."""
@@ -361,12 +401,6 @@ class ClusterState:
 
 def _frozen_gpus(marked: BoolArray) -> BoolArray:
     return frozen(marked.copy()) if marked.any() else NO_GPUS
-
-
-def _setting_in(event: Event) -> Setting:
-    if event.setting is None:
-        raise InvariantError(f"{event.kind.name} event of job {event.job} has no setting")
-    return event.setting
 
 
 def _spec_values(spec: JobSpec) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from brim.core.arrays import FloatArray, frozen
+from brim.core.arrays import FloatArray, IntArray, frozen
 from brim.core.tables import UserTable
 from brim.core.trace import NONE
 from brim.units import MS_PER_DAY
@@ -33,11 +33,11 @@ class UsageBook:
             self._runs_U2 = np.concatenate((self._runs_U2, np.full((2, 1), NONE, dtype=np.int64)), axis=1)
         return code
 
-    def add(self, user: int, service_gpu_ms: int, now_ms: int) -> None:
-        """Add the GPU time of a placement that has ended."""
+    def add(self, user: IntArray, service_gpu_ms: IntArray, now_ms: int) -> None:
+        """Add the GPU time of L placements that have ended, of these users (L,), in turn."""
         if now_ms != self._at_ms:
             self._usage_U, self._at_ms = self._usage_at(now_ms), now_ms
-        self._usage_U[user] += service_gpu_ms
+        np.add.at(self._usage_U, user, service_gpu_ms)
 
     def completed(self, user: int, run_ms: int) -> None:
         """Note the run time of a job that has finished."""

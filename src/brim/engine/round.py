@@ -91,8 +91,7 @@ def run_round(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> RoundResu
         # 5 how many loader processes
         loaders = own_column(policy.feed(seen, beliefs_for("feed"), replaced(wanted)), size)
         check_loaders(loaders, snapshot)
-    actions = difference(snapshot, sizes, wanted, loaders, tunes_loaders=policy.changes_running)
-    plan = Plan(snapshot.now_ms, actions)
+    plan = difference(snapshot, sizes, wanted, loaders, tunes_loaders=policy.changes_running)
     if not policy.changes_running:
         _check_left_alone(plan, snapshot, policy)
     try:

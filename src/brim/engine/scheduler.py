@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import Plan, event_of
+from brim.core.actions import Plan
 from brim.core.arrays import IntArray
 from brim.core.cluster import Cluster
 from brim.core.events import Event
@@ -116,8 +116,7 @@ class Scheduler:
         """Apply a decision without deciding: its plan, and what parts remember, by socket as (job ids, values)."""
         for socket, (jobs, values) in memory.items():
             self.state.remember(socket, jobs, values)
-        for action in plan.actions:
-            self.state.apply(event_of(action, plan.time_ms))
+        self.state.apply_plan(plan)
         self._trigger.done(plan.time_ms)
 
     def save(self, beside: Mapping[str, Any] | None = None) -> bytes:
