@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import Plan
+from brim.core.actions import plan_of
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind
 from brim.engine.advance import advance
@@ -38,7 +38,7 @@ def test_a_step_decides_what_is_due_and_says_when_to_come_back():
     step = advance(engine, (submitted(5, 0),), 5)
     assert (step.plans, step.wake_ms) == ((), 5)
     step = advance(engine, (), 6)
-    assert (step.plans, step.wake_ms) == ((Plan(5, (start(0, 1, ((0, 0),)),)),), None)
+    assert (step.plans, step.wake_ms) == ((plan_of(5, (start(0, 1, ((0, 0),)),)),), None)
     step = advance(engine, (submitted(9, 1), submitted(2_000, 2)), 2_000)
     assert [plan.time_ms for plan in step.plans] == [1_005]
     assert step.wake_ms == 2_005
@@ -82,7 +82,7 @@ def test_a_refused_plan_is_decided_again_on_the_newer_state():
 
     engine.observe(submitted(5, 0))
     result = engine.decide(5, submit)
-    assert asked == [Plan(5, (start(0, 1, ((0, 0),)),)), Plan(7, (start(0, 1, ((0, 1),)),))]
+    assert asked == [plan_of(5, (start(0, 1, ((0, 0),)),)), plan_of(7, (start(0, 1, ((0, 1),)),))]
     assert result.plan == asked[1]
     assert engine.state.gpus_of(0) == ((0, 1),)
     assert engine.state.attempt(0) == 1
@@ -92,10 +92,10 @@ def test_a_refused_plan_is_decided_again_on_the_newer_state():
 
 
 @pytest.mark.parametrize(("news_ms", "plans"), [
-    (7, [Plan(7, (start(0, 1, ((0, 1),)),)), Plan(9, (start(1, 1, ((0, 2),)),)), Plan(11, (start(2, 1, ((0, 3),)),))]),
-    (9, [Plan(9, (start(0, 1, ((0, 1),)), start(1, 1, ((0, 2),)))), Plan(11, (start(2, 1, ((0, 3),)),))]),
-    (10, [Plan(10, (start(0, 1, ((0, 1),)), start(1, 1, ((0, 2),)))), Plan(11, (start(2, 1, ((0, 3),)),))]),
-    (12, [Plan(12, tuple(start(job, 1, ((0, job + 1),)) for job in range(3)))]),
+    (7, [plan_of(time_ms, (start(job, 1, ((0, job + 1),)),)) for job, time_ms in enumerate((7, 9, 11))]),
+    (9, [plan_of(9, (start(0, 1, ((0, 1),)), start(1, 1, ((0, 2),)))), plan_of(11, (start(2, 1, ((0, 3),)),))]),
+    (10, [plan_of(10, (start(0, 1, ((0, 1),)), start(1, 1, ((0, 2),)))), plan_of(11, (start(2, 1, ((0, 3),)),))]),
+    (12, [plan_of(12, tuple(start(job, 1, ((0, job + 1),)) for job in range(3)))]),
 ])
 def test_news_of_a_refused_plan_and_inputs_are_applied_in_one_order_of_time(news_ms, plans):
     refusals = [[Event(news_ms, Kind.GPU_QUARANTINED, node=0, gpu=0)]]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import Plan, Preempt
+from brim.core.actions import Preempt, plan_of
 from brim.core.checks import check_plan, check_snapshot
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind, Report
@@ -59,7 +59,7 @@ def test_a_job_runs_on_the_sizes_that_it_lists_and_on_no_others():
 ])
 def test_a_plan_with_a_size_between_two_that_are_listed_is_refused(action, said):
     with pytest.raises(PlanError, match=said):
-        check_plan(LISTED, Plan(5_000, (action,)))
+        check_plan(LISTED, plan_of(5_000, (action,)))
 
 
 def test_a_gang_of_one_gpu_is_named_in_the_singular():
@@ -68,7 +68,7 @@ def test_a_gang_of_one_gpu_is_named_in_the_singular():
 
 
 def test_a_plan_with_a_listed_size_is_not():
-    check_plan(LISTED, Plan(5_000, (start(1, 1, ((1, 0), (1, 1), (1, 2))),)))
+    check_plan(LISTED, plan_of(5_000, (start(1, 1, ((1, 0), (1, 1), (1, 2))),)))
 
 
 class ThreeEach:
@@ -175,7 +175,7 @@ def test_a_job_stays_on_a_gpu_that_is_withheld_and_nobody_follows_it():
     assert result.plan.actions == (start(2, 1, ((0, 1),)),)
     assert explain(snapshot, result, 1) == "job 1 needs 2 GPUs; 0 are free; it would start with 2 more."
     with pytest.raises(PlanError, match="GPU 0 of node 0, which is withheld"):
-        check_plan(snapshot, Plan(5_000, (Preempt(0, 1), start(2, 1, ((0, 0),)))))
+        check_plan(snapshot, plan_of(5_000, (Preempt(0, 1), start(2, 1, ((0, 0),)))))
 
 
 def test_a_gpu_that_opens_causes_a_round_and_one_that_closes_causes_none():

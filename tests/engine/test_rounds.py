@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import Plan, Preempt, Reject, Resize, Start, Tune
+from brim.core.actions import Preempt, Reject, Resize, Start, Tune, plan_of
 from brim.core.checks import check_plan
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind, Report
@@ -175,13 +175,13 @@ ALLOWED = {
 def test_a_plan_that_could_not_be_applied_is_refused(case):
     snapshot, actions, said = REFUSED[case]
     with pytest.raises(PlanError, match=said):
-        check_plan(snapshot, Plan(5_000, actions))
+        check_plan(snapshot, plan_of(5_000, actions))
 
 
 @pytest.mark.parametrize("case", sorted(ALLOWED))
 def test_a_plan_that_can_be_applied_is_not(case):
     snapshot, actions = ALLOWED[case]
-    check_plan(snapshot, Plan(5_000, actions))
+    check_plan(snapshot, plan_of(5_000, actions))
 
 
 def test_rounds_wait_for_the_gap_and_come_with_the_period():

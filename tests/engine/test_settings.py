@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import ACTIONS, Plan, Preempt, Reject
+from brim.core.actions import ACTIONS, Preempt, Reject, plan_of
 from brim.core.changes import RULES, needs_beyond, stages
 from brim.core.checks import check_plan
 from brim.core.cluster import parse_cluster
@@ -60,7 +60,7 @@ def _stage(action, *ranks, batch=NONE):
     before = Setting(ranks, batch)
     held = np.column_stack((np.zeros(len(before.ranks), dtype=np.int64), _ranks(before))).T
     rows, batch_now = np.zeros(1, dtype=np.int64), np.array([before.batch])
-    stage, _ = stages(Plan(0, (action,)).bookings, rows, tuple(np.ascontiguousarray(held)), batch_now, RULES)
+    stage, _ = stages(plan_of(0, (action,)).bookings, rows, tuple(np.ascontiguousarray(held)), batch_now, RULES)
     return stage[0]
 
 
@@ -107,7 +107,7 @@ START = start(1, 1, ((0, 1),))
     ((Preempt(0, 1), START), ""),
 ], ids=["gives back first", "gives back last", "takes more", "beside all loaders", "both take", "after a preemption"])
 def test_loader_workers_count_in_the_ledger_of_cores_if_the_policy_says_so(actions, said):
-    plan = Plan(5_000, actions)
+    plan = plan_of(5_000, actions)
     if not said:
         check_plan(FED, plan, count_loaders=True)
     else:
@@ -126,7 +126,7 @@ def test_a_setting_goes_through_plan_event_and_state_unchanged(action):
         spec = JobSpec(id=number, user=0, submit_ms=0, gpus=1, gpus_min=1, gpus_max=2)
         state.apply(Event(0, Kind.SUBMITTED, number, spec=spec))
     state.apply(Event(0, Kind.START, 0, setting=setting_of([(0, 0)])))
-    state.apply_plan(Plan(5, (action,)))
+    state.apply_plan(plan_of(5, (action,)))
     assert state.setting(action.job) == action.setting
     snapshot = state.freeze(5)
     assert snapshot.setting_of(action.job) == action.setting

@@ -123,7 +123,7 @@ def test_the_watcher_sees_everything_and_can_stop_the_session() -> None:
             self.seen.append(event.kind.name)
 
         def planned(self, plan: Plan) -> None:
-            self.seen += ["preempt" if isinstance(action, Preempt) else "start" for action in plan.actions]
+            self.seen += ["preempt" if isinstance(action, Preempt) else "start" for action in plan]
 
         def tick(self, now_ms: int) -> bool:
             return now_ms < 1_000

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import Plan
+from brim.core.actions import plan_of
 from brim.core.arrays import frozen
 from brim.core.cluster import parse_cluster
 from brim.core.lifecycle import Phase
@@ -88,7 +88,7 @@ def test_who_says_it_never_resizes_does_not(changed):
 def test_an_engine_that_restarts_for_nothing_would_be_found(action, rule):
     none = np.zeros(len(SNAPSHOT.jobs), dtype=np.int64)
     result = RoundResult(
-        plan=Plan(5_000, (action,)), snapshot=SNAPSHOT, sizes=Sizes(gpus=none), grants=SNAPSHOT.grants, why=none,
+        plan=plan_of(5_000, (action,)), snapshot=SNAPSHOT, sizes=Sizes(gpus=none), grants=SNAPSHOT.grants, why=none,
         blocker=none, memory={},
     )
     with pytest.raises(PolicyViolation, match=rule):

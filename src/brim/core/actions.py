@@ -8,17 +8,19 @@ has one function for each kind that it can carry out, and refuses the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import ClassVar, Final, NamedTuple, TypeAlias
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice, starmap
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.events import Kind
 from brim.core.lifecycle import Phase, phases_of
-from brim.core.setting import Setting
+from brim.core.setting import Rank, Setting
+from brim.core.trace import NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,7 @@ Action: TypeAlias = Preempt | Reject | Resize | Start | Tune
 ACTIONS: Final[tuple[type[Action], ...]] = (Preempt, Reject, Resize, Start, Tune)
 WITH_SETTING: Final = (Resize, Start, Tune)
 """The actions that give a job a setting."""
+_MADE_OF: Final[dict[int, type[Action]]] = {int(action.rule.books): action for action in ACTIONS}
 _NOTHING: Final = Setting(())
 
 
@@ -147,13 +150,12 @@ class Bookings(NamedTuple):
 def bookings_of(kinds: Sequence[Kind], jobs: Sequence[int], settings: Sequence[Setting | None]) -> Bookings:
     """Bookings of actions that are booked by these kinds of event, and that give these settings, None for none."""
     given, count = [_NOTHING if setting is None else setting for setting in settings], len(jobs)
-    first = np.zeros(count + 1, dtype=np.int64)
-    np.cumsum([len(setting.ranks) for setting in given], out=first[1:])
-    ranks = chain.from_iterable(chain.from_iterable([setting.ranks for setting in given]))
+    first = np.cumsum([0, *(len(setting.ranks) for setting in given)])
+    ranks = chain.from_iterable(chain.from_iterable(setting.ranks for setting in given))
     return Bookings(
         kind=np.fromiter(kinds, np.int64, count), job=np.fromiter(jobs, np.int64, count),
-        batch=np.fromiter([setting.batch for setting in given], np.int64, count),
-        revocable=np.fromiter([setting.revocable for setting in given], np.bool_, count), first=first,
+        batch=np.fromiter((setting.batch for setting in given), np.int64, count),
+        revocable=np.fromiter((setting.revocable for setting in given), np.bool_, count), first=first,
         ranks=np.fromiter(ranks, np.int64, 4 * first.item(count)).reshape(-1, 4),
     )
 
@@ -163,24 +165,89 @@ def setting_in(action: Action) -> Setting | None:
     return action.setting if isinstance(action, WITH_SETTING) else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
-    """All changes of one round: what only frees comes first, what only takes comes last.
+    """All changes of one round, in columns: what only frees comes first, what only takes comes last.
 
-    Executors apply actions in this order and may overlap those that do not depend on each other.
+    Executors apply actions in this order and may overlap those that do not depend on each other. An action is made when
+    it is read, and not kept: thousands of them that live as long as a plan bring on full garbage collections.
 
     Attributes:
         time_ms: Time of the round.
-        actions: The changes.
-        bookings: The same in columns: checks and the state work on all actions together.
+        bookings: What the actions do to the state.
+        attempt: Number of the attempt of each (A,).
+        sequence: Number of the setting of each; NONE for an action that gives none (A,).
+        analyse: Whether to measure the job's step times first, of starts (A,).
     """
 
     time_ms: int
-    actions: tuple[Action, ...] = ()
-    bookings: Bookings = field(init=False, repr=False, compare=False)
+    bookings: Bookings
+    attempt: IntArray
+    sequence: IntArray
+    analyse: BoolArray
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bookings", bookings_of(
-            [action.rule.books for action in self.actions], [action.job for action in self.actions],
-            [setting_in(action) for action in self.actions],
-        ))
+    def __len__(self) -> int:
+        return len(self.attempt)
+
+    def __iter__(self) -> Iterator[Action]:
+        booked = self.bookings
+        ranks = starmap(Rank, zip(*booked.ranks.T.tolist(), strict=True))
+        counts = np.diff(booked.first)
+        columns = (
+            booked.kind, booked.job, self.attempt, self.sequence, booked.batch, booked.revocable, counts, self.analyse,
+        )
+        for kind, job, attempt, sequence, batch, revocable, count, analyse in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            made = _MADE_OF[kind]
+            if made is Preempt or made is Reject:
+                yield made(job, attempt)
+                continue
+            setting = Setting(tuple(islice(ranks, count)), batch, revocable)
+            if made is Start:
+                yield Start(job, attempt, sequence, setting, analyse)
+            elif made is Resize or made is Tune:
+                yield made(job, attempt, sequence, setting)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and (self.time_ms, self.actions) == (other.time_ms, other.actions)
+
+    def __hash__(self) -> int:
+        return hash((self.time_ms, self.actions))
+
+    def __repr__(self) -> str:
+        return f"plan_of({self.time_ms}, {self.actions})"
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """All actions, made anew."""
+        return tuple(self)
+
+    def in_order(self, order: IntArray) -> Plan:
+        """The same actions in another order."""
+        booked = self.bookings
+        counts = np.diff(booked.first)[order]
+        first = np.concatenate(([0], np.cumsum(counts)))
+        rank = np.repeat(booked.first[order] - first[:-1], counts) + np.arange(first[-1])
+        return Plan(
+            time_ms=self.time_ms, attempt=self.attempt[order], sequence=self.sequence[order],
+            analyse=self.analyse[order], bookings=Bookings(
+                kind=booked.kind[order], job=booked.job[order], batch=booked.batch[order],
+                revocable=booked.revocable[order], first=first, ranks=booked.ranks[rank],
+            ),
+        )
+
+
+def plan_of(time_ms: int, actions: Sequence[Action] = ()) -> Plan:
+    """The plan of these actions."""
+
+    def column(name: str, kind: type[np.int64 | np.bool_], default: int) -> NDArray[Any]:
+        return np.fromiter((getattr(action, name, default) for action in actions), kind, len(actions))
+
+    return Plan(
+        time_ms=time_ms, attempt=column("attempt", np.int64, NONE), sequence=column("sequence", np.int64, NONE),
+        analyse=column("analyse", np.bool_, False), bookings=bookings_of(
+            [action.rule.books for action in actions], [action.job for action in actions],
+            [setting_in(action) for action in actions],
+        ),
+    )

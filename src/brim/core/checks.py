@@ -39,16 +39,15 @@ def check_plan(snapshot: Snapshot, plan: Plan, *, count_loaders: bool = False) -
     Raises:
         PlanError: naming the job, and the node or GPU.
     """
-    if not plan.actions:
+    if not len(plan):
         return
     jobs, held, booked = snapshot.jobs, snapshot.grants, plan.bookings
     rows = np.searchsorted(jobs.id, booked.job)
     stage, stays = stages(
         booked, rows, (held.job, held.node, held.gpu, held.share_milli, held.loaders), jobs.batch_now, RULES
     )
-    numbers = _column("attempt", plan.actions), _column("sequence", plan.actions)
     fault, at = first_fault(
-        booked, rows, numbers, stage, stays, jobs.id, jobs.phase, (jobs.attempt, jobs.sequence),
+        booked, rows, (plan.attempt, plan.sequence), stage, stays, jobs.id, jobs.phase, (jobs.attempt, jobs.sequence),
         (jobs.batch_min, jobs.batch_max, jobs.batch), RULES,
     )
     if fault != FINE:
@@ -57,14 +56,10 @@ def check_plan(snapshot: Snapshot, plan: Plan, *, count_loaders: bool = False) -
     if gives.any():
         new = np.column_stack((np.repeat(rows, np.diff(booked.first)), booked.ranks))
         if not _are_plainly_sound(snapshot, new, np.append(booked.first[:-1][gives], len(new))):
-            for at in np.flatnonzero(gives).tolist():
-                _check_gang(snapshot, int(rows[at]), setting_in(plan.actions[at]) or Setting(()))
+            for row, action in zip(rows.tolist(), plan, strict=True):
+                if isinstance(action, WITH_SETTING):
+                    _check_gang(snapshot, row, action.setting)
         _check_room(snapshot, rows[RULES.frees[booked.kind] | RULES.takes[booked.kind]], new, count_loaders)
-
-
-def _column(name: str, actions: tuple[Action, ...]) -> IntArray:
-    """A number of each action, NONE for kinds that do not have it (A,)."""
-    return np.fromiter([getattr(action, name, NONE) for action in actions], np.int64, len(actions))
 
 
 def _are_plainly_sound(snapshot: Snapshot, new: IntArray, first: IntArray) -> bool:

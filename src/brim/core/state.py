@@ -194,7 +194,7 @@ class ClusterState:
         Raises:
             InvariantError: an action is impossible here; then none of them was applied.
         """
-        if plan.actions:
+        if len(plan):
             self._tick(plan.time_ms, "plan")
             self._book(plan.bookings)
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import starmap
+from typing import Final
 
 import numpy as np
 
-from brim.core.actions import Action, Plan, Preempt, Reject, Resize, Start, Tune
-from brim.core.arrays import BoolArray, IntArray
+from brim.core.actions import Bookings, Plan, Preempt, Reject, Resize, Start, Tune, plan_of
+from brim.core.arrays import IntArray
 from brim.core.changes import RULES, stages
-from brim.core.setting import Rank, Setting
 from brim.core.snapshot import Snapshot
-from brim.core.tables import EMPTY, Grants
+from brim.core.tables import Grants
+from brim.core.trace import NONE
 from brim.engine.rows import PREEMPTED, REJECTED, RESIZED, STARTED, TUNED, changes
 from brim.policies.sockets import Sizes
+
+_BOOKS: Final = np.full(6, NONE, dtype=np.int64)
+"""Kind of event that books what becomes of a job; NONE for a job that is unchanged."""
+_BOOKS[[PREEMPTED, REJECTED, RESIZED, STARTED, TUNED]] = [
+    Preempt.rule.books, Reject.rule.books, Resize.rule.books, Start.rule.books, Tune.rule.books,
+]
 
 
 def difference(
@@ -41,37 +46,34 @@ def difference(
         tunes_loaders,
     )
     if not count:
-        return Plan(snapshot.now_ms)
+        return plan_of(snapshot.now_ms)
     rows = np.flatnonzero(became)
-    what = became[rows]
-
-    def numbers(at: IntArray) -> Iterable[tuple[int, int, int]]:
-        return zip(jobs.id[at].tolist(), jobs.attempt[at].tolist(), jobs.sequence[at].tolist(), strict=True)
-
-    def ending(kind: type[Preempt | Reject], code: int) -> list[Action]:
-        return [kind(job, attempt) for job, attempt, _ in numbers(rows[what == code])]
-
-    row_of_gang, settings = _settings(wanted, became >= RESIZED, batch, workers, revocable)
-    becomes = became[row_of_gang]
-
-    def changing(kind: type[Resize | Tune], at: IntArray) -> list[Action]:
-        return [
-            kind(job, attempt, sequence + 1, settings[gang])
-            for gang, (job, attempt, sequence) in zip(at.tolist(), numbers(row_of_gang[at]), strict=True)
-        ]
-
-    resized, started, tuned = (np.flatnonzero(becomes == code) for code in (RESIZED, STARTED, TUNED))
-    begun = row_of_gang[started]
-    analyse = sizes.analyse[begun] if len(sizes.analyse) else np.zeros(len(begun), dtype=np.bool_)
-    plan = Plan(snapshot.now_ms, (
-        *ending(Preempt, PREEMPTED), *ending(Reject, REJECTED), *changing(Resize, resized), *(
-            Start(job, attempt + 1, sequence + 1, settings[gang], measured)
-            for gang, measured, (job, attempt, sequence) in zip(
-                started.tolist(), analyse.tolist(), numbers(begun), strict=True
-            )
-        ), *changing(Tune, tuned[np.argsort(row_of_gang[tuned])]),
+    preempted, rejected, tuned = (rows[became[rows] == code] for code in (PREEMPTED, REJECTED, TUNED))
+    new = np.flatnonzero(became[wanted.job] >= RESIZED)
+    granted = wanted.job[new]
+    first = np.zeros(len(became), dtype=np.int64)
+    first[granted[::-1]] = np.arange(len(new))[::-1]  # the jobs that get another setting, in the order of the grants
+    gangs = granted[first[granted] == np.arange(len(new))]
+    acted = np.concatenate((
+        preempted, rejected, gangs[became[gangs] == RESIZED], gangs[became[gangs] == STARTED], tuned,
     ))
-    return _staged(snapshot, plan) if len(resized) or len(tuned) else plan
+    place = np.zeros(len(became), dtype=np.int64)
+    place[acted] = np.arange(len(acted))
+    new = new[np.lexsort((wanted.gpu[new], wanted.node[new], place[granted]))]
+    what, gives = became[acted], became[acted] >= RESIZED
+    counts = np.bincount(place[granted], minlength=len(acted))
+    job = wanted.job[new]
+    plan = Plan(
+        time_ms=snapshot.now_ms, attempt=jobs.attempt[acted] + (what == STARTED),
+        sequence=np.where(gives, jobs.sequence[acted] + 1, NONE),
+        analyse=(what == STARTED) & (sizes.analyse[acted] if len(sizes.analyse) else False),
+        bookings=Bookings(
+            kind=_BOOKS[what], job=jobs.id[acted], batch=np.where(gives, batch[acted], NONE),
+            revocable=gives & revocable[acted], first=np.concatenate(([0], np.cumsum(counts))),
+            ranks=np.column_stack((wanted.node[new], wanted.gpu[new], wanted.share_milli[new], workers[job])),
+        ),
+    )
+    return _staged(snapshot, plan) if len(tuned) or (what == RESIZED).any() else plan
 
 
 def _staged(snapshot: Snapshot, plan: Plan) -> Plan:
@@ -81,29 +83,4 @@ def _staged(snapshot: Snapshot, plan: Plan) -> Plan:
         booked, np.searchsorted(jobs.id, booked.job),
         (held.job, held.node, held.gpu, held.share_milli, held.loaders), jobs.batch_now, RULES,
     )
-    if (stage[1:] >= stage[:-1]).all():
-        return plan
-    return Plan(plan.time_ms, tuple(plan.actions[at] for at in np.argsort(stage, kind="stable").tolist()))
-
-
-def _settings(
-    wanted: Grants, rows: BoolArray, batch: IntArray, loaders: IntArray, revocable: BoolArray
-) -> tuple[IntArray, list[Setting]]:
-    """The rows of the marked jobs that are granted ranks, in the order of the grants, and the settings they get."""
-    new = np.flatnonzero(rows[wanted.job])
-    if not len(new):
-        return EMPTY, []
-    job = wanted.job[new]
-    first = np.empty(len(rows), dtype=np.int64)
-    first[job[::-1]] = np.arange(len(new))[::-1]
-    order = np.lexsort((wanted.gpu[new], wanted.node[new], first[job]))
-    new, job = new[order], job[order]
-    columns = (wanted.node[new], wanted.gpu[new], wanted.share_milli[new], loaders[job])
-    ranks = list(starmap(Rank, zip(*(column.tolist() for column in columns), strict=True)))
-    begin = np.flatnonzero(np.diff(job, prepend=-1))
-    of_gang, ends = job[begin], [*begin[1:].tolist(), len(job)]
-    return of_gang, [
-        Setting(tuple(ranks[start:stop]), size, mark) for start, stop, size, mark in zip(
-            begin.tolist(), ends, batch[of_gang].tolist(), revocable[of_gang].tolist(), strict=True
-        )
-    ]
+    return plan.in_order(np.argsort(stage, kind="stable"))

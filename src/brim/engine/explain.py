@@ -45,7 +45,7 @@ def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
 
 def _after(me: JobRow, result: RoundResult) -> tuple[int, int]:
     """GPUs that a job has after the plan, and thousandths of each; for a job without GPUs, those it asks for."""
-    for action in result.plan.actions:
+    for action in result.plan:
         setting = setting_in(action)
         if setting is not None and action.job == me.id:
             return len(setting.gpus), setting.share_milli

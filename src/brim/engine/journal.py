@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 
 import numpy as np
 
-from brim.core.actions import ACTIONS, Action, Plan
+from brim.core.actions import ACTIONS, Action, Plan, plan_of
 from brim.core.arrays import IntArray
 from brim.core.events import Event, JobSpec, Kind, Report, Sample
 from brim.core.setting import Rank, Setting
@@ -89,7 +89,7 @@ def event_record(event: Event) -> dict[str, Any]:
 
 def decision_record(result: RoundResult) -> dict[str, Any]:
     """Return a decision as plain data; ``waits`` maps each job id to [reason code, blocker id]."""
-    actions = [action_record(action) for action in result.plan.actions]
+    actions = [action_record(action) for action in result.plan]
     waits = {
         str(job): [why, blocker]
         for job, why, blocker in zip(
@@ -166,7 +166,7 @@ def _is_nan(value: object) -> bool:
 
 def read_decision(record: dict[str, Any]) -> Decision:
     """Read a decision back."""
-    plan = Plan(record["t"], tuple(read_action(action) for action in record["d"]))
+    plan = plan_of(record["t"], [read_action(action) for action in record["d"]])
     memory = {
         socket: (np.array(list(map(int, values)), dtype=np.int64), np.array(list(values.values()), dtype=np.int64))
         for socket, values in record.get("memory", {}).items()

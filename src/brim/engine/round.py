@@ -11,6 +11,7 @@ from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import Undeclared
 from brim.core.actions import Plan, Resize, Tune
 from brim.core.arrays import IntArray, replaced
+from brim.core.changes import RULES
 from brim.core.checks import check_plan
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
@@ -92,7 +93,7 @@ def run_round(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> RoundResu
         loaders = own_column(policy.feed(seen, beliefs_for("feed"), replaced(wanted)), size)
         check_loaders(loaders, snapshot)
     plan = difference(snapshot, sizes, wanted, loaders, tunes_loaders=policy.changes_running)
-    if not policy.changes_running:
+    if not policy.changes_running and (RULES.frees & RULES.gives)[plan.bookings.kind].any():
         _check_left_alone(plan, snapshot, policy)
     try:
         check_plan(snapshot, plan, count_loaders=policy.declares("feed", "counts_cores"))
@@ -138,7 +139,7 @@ def _check_left_alone(plan: Plan, snapshot: Snapshot, policy: Policy) -> None:
 
     Whether its grants are revocable may change: no process notices.
     """
-    for action in plan.actions:
+    for action in plan:
         if isinstance(action, Resize | Tune):
             has = snapshot.setting_of(int(np.searchsorted(snapshot.jobs.id, action.job)))
             if has is not None and replace(has, revocable=action.setting.revocable) == action.setting:

@@ -207,7 +207,7 @@ class LiveDriver:
         self.last_snapshot, plan, now_ms = result.snapshot, result.plan, result.plan.time_ms
         self.rounds += 1
         watcher.planned(plan)
-        for action in plan.actions:
+        for action in plan:
             if type(action) not in self._carry_out:
                 raise RefusedError(
                     f"policy {self.scheduler.policy.name} {action.rule.verb} job {action.job}, which no live job can do"

@@ -44,8 +44,9 @@ class PlanExecutor:
 
     def carry_out(self, plan: Plan, now_ms: int) -> None:
         """Carry out a plan."""
+        actions = plan.actions
         for carry_out in (self._leave_by, self._come_by):  # all jobs that leave GPUs do so before any job takes them
-            for action in plan.actions:
+            for action in actions:
                 if type(action) in carry_out:
                     carry_out[type(action)](action, now_ms)
 

@@ -170,8 +170,7 @@ def check_stays(snapshot: Snapshot, decision: Decision) -> None:
     """A job that holds GPUs is preempted if it does not keep them, and only jobs that wait get new ones."""
     held = set(snapshot.grants.job.tolist())
     wanted = pairs_by_job(decision.wanted.job, decision.wanted.node, decision.wanted.gpu)
-    actions = decision.result.plan.actions
-    preempted = [action.job for action in actions if isinstance(action, Preempt)]
+    preempted = [action.job for action in decision.result.plan if isinstance(action, Preempt)]
     for row in sorted(held):
         if (row not in wanted) != (int(snapshot.jobs.id[row]) in preempted):
             raise PolicyViolation(
@@ -188,7 +187,7 @@ def check_stays(snapshot: Snapshot, decision: Decision) -> None:
 def check_actions(snapshot: Snapshot, policy: Policy, result: RoundResult) -> None:
     """A resized job gets other GPUs, a tuned job gets another batch, and batches lie in the job's range."""
     jobs, row_of = snapshot.jobs, {int(job): row for row, job in enumerate(snapshot.jobs.id.tolist())}
-    for action in result.plan.actions:
+    for action in result.plan:
         row = row_of[action.job]
         name, one = name_of(snapshot, row), jobs[row]
         if isinstance(action, Resize | Tune) and not policy.changes_running:
@@ -426,7 +425,7 @@ def _by_row(result: RoundResult, row_of: dict[int, int]) -> tuple[object, ...]:
     """A round's result in rows instead of ids; the order of starts and of preemptions does not count."""
     actions = frozenset(
         (type(action).__name__, row_of[action.job], setting_in(action), getattr(action, "analyse", False))
-        for action in result.plan.actions
+        for action in result.plan
     )
     memo = tuple((socket, str(memory.tolist())) for socket, memory in sorted(result.memory.items()))
     blockers = tuple(row_of.get(int(job), -1) for job in result.blocker)

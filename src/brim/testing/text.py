@@ -13,7 +13,7 @@ from brim.testing.free_lists import pairs_by_job
 
 def show(result: RoundResult) -> str:
     """Describe a plan."""
-    return "; ".join(map(show_action, result.plan.actions)) or "nothing"
+    return "; ".join(map(show_action, result.plan)) or "nothing"
 
 
 def show_action(action: Action) -> str:
