@@ -64,7 +64,7 @@ def test_a_plan_with_a_size_between_two_that_are_listed_is_refused(action, said)
 
 def test_a_gang_of_one_gpu_is_named_in_the_singular():
     with pytest.raises(PlanError, match="asks for a gang of 1 GPU, plan grants"):
-        check_plan(snapshot_of("1x4xT4", job(), now=5), Plan(5_000, (start(0, 1, ((0, 0), (0, 1))),)))
+        check_plan(snapshot_of("1x4xT4", job(), now=5), plan_of(5_000, (start(0, 1, ((0, 0), (0, 1))),)))
 
 
 def test_a_plan_with_a_listed_size_is_not():
