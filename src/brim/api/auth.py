@@ -37,7 +37,7 @@ class PeerProtocol(H11Protocol):
         if connection.family == socket.AF_UNIX:
             found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             _, uid, _ = _CREDENTIALS.unpack(found)
-            self.app_state = {**self.app_state, PEER: uid}
+            self.app_state: dict[str, Any] = {**self.app_state, PEER: uid}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
