@@ -82,7 +82,8 @@ class ClusterState:
     """Jobs, nodes, grants and users of one cluster. Events change it through ``apply``; ``freeze`` gives the view.
 
     Jobs live in an integer block with one column per job (a row of the block is a column of ``JobTable``), in order of
-    submission. Jobs that have ended leave holes, which the next ``freeze`` closes.
+    submission. Jobs that have ended leave holes, which the next ``freeze`` closes. The class is long because nothing else
+    may change these arrays.
     """
 
     def __init__(self, cluster: Cluster, users: tuple[str, ...] = ()) -> None:
