@@ -45,7 +45,7 @@ _SPEC: Final = ("id", "user", "submit_ms", "gpus", "share_milli", "cpu_milli", "
                 "time_limit_ms", "after", "gpus_min", "gpus_max", "batch", "batch_min", "batch_max", "local_batch_min",
                 "local_batch_max", "profile", "gradient_bytes", "cpu_ranks_max",
                 "priority", "job_class", "deadline_ms", "size_list")
-_PHASE, _ATTEMPT, _SINCE = (_COLUMN[c] for c in ("phase", "attempt", "since_ms"))
+_PHASE, _ATTEMPT, _SEQUENCE, _SINCE = (_COLUMN[c] for c in ("phase", "attempt", "sequence", "since_ms"))
 _RUNNING_SINCE, _RUN, _SERVICE = (_COLUMN[c] for c in ("running_since_ms", "run_ms", "service_gpu_ms"))
 _ID, _USER, _PROFILE = (_COLUMN[c] for c in ("id", "user", "profile"))
 _BATCH_NOW, _STARTS, _STALLED = (_COLUMN[c] for c in ("batch_now", "starts", "stalled_ms"))
@@ -82,8 +82,8 @@ class ClusterState:
     """Jobs, nodes, grants and users of one cluster. Events change it through ``apply``; ``freeze`` gives the view.
 
     Jobs live in an integer block with one column per job (a row of the block is a column of ``JobTable``), in order of
-    submission. Jobs that have ended leave holes, which the next ``freeze`` closes. The class is long because nothing else
-    may change these arrays.
+    submission. Jobs that have ended leave holes, which the next ``freeze`` closes. The class is long because nothing
+    else may change these arrays.
     """
 
     def __init__(self, cluster: Cluster, users: tuple[str, ...] = ()) -> None:
