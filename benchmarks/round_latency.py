@@ -3,12 +3,13 @@
 Presets that resize running jobs get elastic jobs: each has a range of GPUs and of batches drawn by
 ``brim.sim.truths.categories``, is measured when it starts where the policy asks for that, and reports its step times at
 every size. The other presets get the same jobs with a fixed size. Between rounds a few jobs end and as many arrive, so
-that every round has a decision to make; jobs preempted or resized by one round leave and go on before the next. The
-time includes the snapshot, the fits of new reports, and one pass over the plan's actions, but not the journal. The
-first rounds, which fill the empty cluster and fit the reports of every job on it, are printed beside the others and are
-not part of them.
+that every round has a decision to make; jobs preempted or resized by one round leave and go on before the next. A start
+takes 30 s, or what ``--start-s`` says: where it takes 1 ms, changes cost nothing, and a policy that weighs their cost
+may exchange ten times as many jobs. The time includes the snapshot, the fits of new reports, and one pass over the
+plan's actions, but not the journal. The first rounds, which fill the empty cluster and fit the reports of every job on
+it, are printed beside the others and are not part of them.
 
-    python benchmarks/round_latency.py [PRESET ...] [--rounds N]
+    python benchmarks/round_latency.py [PRESET ...] [--rounds N] [--start-s SECONDS]
 """
 
 from __future__ import annotations
@@ -34,16 +35,20 @@ from brim.policies.sockets import Policy
 from brim.sim.specs import specs_of, user_names
 from brim.sim.truths.categories import drawn_jobs
 from brim.sim.truths.rigid import Rigid
+from brim.units import MS_PER_S
 
 QUEUED, ROUNDS, FIRST, ENDING, USERS = 10_000, 200, 10, 5, 200
 CLUSTER = parse_cluster("125x8xA100")
 STEP_MS = 60_000
+START_S = 30.0
+"""What the twin takes for a restart, and the beliefs until they know better (``beliefs/overheads.py``)."""
 
 
 class Load:
     """A scheduler with a full queue, and the jobs that it runs."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, start_s: float = START_S) -> None:
+        self.start_ms = round(start_s * MS_PER_S)
         self.rng = rng = np.random.default_rng(0)
         total = QUEUED * 2
         run_ms = (rng.lognormal(6, 2, total) * 1000).astype(np.int64) + 1000
@@ -83,23 +88,25 @@ class Load:
             self.running.discard(job)
 
     def settle(self, plan: Plan, now_ms: int) -> None:
-        """Let preempted jobs leave, started and resized jobs run, and elastic ones report."""
+        """Let preempted jobs leave, others run once their starts are over, and elastic ones report."""
+        begin: list[Start | Resize] = []
         for action in plan:
             self.actions[type(action).__name__.lower()] += 1
-            job = action.job
             match action:
                 case Preempt():
-                    self.scheduler.observe(Event(now_ms, Kind.STOPPED, job))
-                    self.running.discard(job)
-                    self._done(job, now_ms)
-                    continue
+                    self.scheduler.observe(Event(now_ms, Kind.STOPPED, action.job))
+                    self.running.discard(action.job)
+                    self._done(action.job, now_ms)
                 case Start() | Resize():
-                    self.scheduler.observe(Event(now_ms, Kind.STARTED, job))
-                    self.running.add(job)
+                    self._done(action.job, now_ms)
+                    begin.append(action)
                 case Tune():
-                    pass
+                    self._report(action, now_ms)
+        for action in begin:
+            self.scheduler.observe(Event(now_ms + self.start_ms, Kind.STARTED, action.job))
+            self.running.add(action.job)
             if self.elastic:
-                self._report(action, now_ms)
+                self._report(action, now_ms + self.start_ms)
 
     def _report(self, action: Start | Resize | Tune, now_ms: int) -> None:
         job, spec, done = action.job, self.specs[action.job], self._done(action.job, now_ms)
@@ -123,9 +130,9 @@ class Load:
         return done
 
 
-def rounds_ms(name: str, rounds: int = ROUNDS) -> tuple[np.ndarray, np.ndarray, Load]:
+def rounds_ms(name: str, rounds: int = ROUNDS, start_s: float = START_S) -> tuple[np.ndarray, np.ndarray, Load]:
     """CPU milliseconds of the first rounds and of those after them, and what the policy did in the latter."""
-    load, taken = Load(PRESETS[name]), []
+    load, taken = Load(PRESETS[name], start_s), []
     load.submit(0)
     for step in range(FIRST + rounds):
         now_ms = step * STEP_MS + 1
@@ -139,7 +146,7 @@ def rounds_ms(name: str, rounds: int = ROUNDS) -> tuple[np.ndarray, np.ndarray, 
         for _ in result.plan:
             pass
         taken.append((time.thread_time() - start) * 1e3)
-        load.settle(result.plan, now_ms + 1)
+        load.settle(result.plan, now_ms)
     return np.array(taken[:FIRST]), np.array(taken[FIRST:]), load
 
 
@@ -148,13 +155,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("presets", nargs="*", metavar="PRESET", help="all, if none is named")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--start-s", type=float, default=START_S, help="how long a start takes, less than a minute")
     options = parser.parse_args()
     names = options.presets or list(PRESETS)
     for elastic in {PRESETS[name].resizes_running for name in names}:
         rounds_ms("elastic" if elastic else "fifo", 3)  # compiles
     for name in names:
         rounds_ms(name, 1)  # what this preset compiles besides
-        first, taken, load = rounds_ms(name, options.rounds)
+        first, taken, load = rounds_ms(name, options.rounds, options.start_s)
         done = ", ".join(f"{count / len(taken):.1f} {what}" for what, count in sorted(load.actions.items()))
         print(
             f"{name:15} {'elastic' if load.elastic else 'rigid':7} jobs   p50 {np.percentile(taken, 50):7.2f} ms   "
