@@ -58,9 +58,9 @@ class Node:
 
     def start_agent(self):
         with (self.folder / "agent.log").open("ab") as log:
+            devices = [] if self.devices is None else ["--devices", str(self.devices)]
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "brim.agent", "--devices", str(self.devices), "--controller",
-                 str(self.socket_path)],
+                [sys.executable, "-P", "-m", "brim.agent", "--controller", str(self.socket_path), *devices],
                 env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import selectors
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from brim.agent.agent import Agent
-from brim.agent.devices import CpuSlots
+from brim.agent.devices import CpuSlots, Gpus
 from brim.agent.folders import agent_folder, runtime_folder
 from brim.errors import BrimError, ConfigError, RefusedError
 
@@ -28,13 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m brim.agent", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--devices", type=int, metavar="N", help="number of CPU slots (default: one per core)")
+    add("--devices", type=int, metavar="N", help="use N CPU slots, not the GPUs")
     add("--controller", type=Path, metavar="PATH", help="the controller's socket for agents (default: this user's)")
     options = parser.parse_args(arguments)
     try:
-        number = os.cpu_count() or 1 if options.devices is None else options.devices
-        if number < 1:
-            raise ConfigError(f"--devices: found {number}, expected at least 1")
+        if options.devices is not None and options.devices < 1:
+            raise ConfigError(f"--devices: found {options.devices}, expected at least 1")
         folder = agent_folder()
         folder.mkdir(0o700, parents=True, exist_ok=True)
         found = os.stat(folder)
@@ -42,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise RefusedError(f"{folder}: expected a folder that this user alone can write to")
         lock_fd = _lock(folder / "lock")
         try:
-            Agent(folder, options.controller or runtime_folder() / "agents.sock", CpuSlots(number)).run()
+            with selectors.DefaultSelector() as selector:
+                node = Gpus(selector) if options.devices is None else CpuSlots(options.devices)
+                Agent(folder, options.controller or runtime_folder() / "agents.sock", node, selector).run()
         finally:
             os.close(lock_fd)
     except BrimError as error:

@@ -15,12 +15,12 @@ import selectors
 import signal
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from brim.agent import attempt_files, leftovers
+from brim.agent import attempt_files, devices, leftovers
 from brim.agent.attempt import fork_attempt, is_running
 from brim.agent.attempt_files import EndFile, LaunchFile, PidsFile
 from brim.agent.attempts import (
@@ -49,6 +49,7 @@ from brim.agent.protocol import (
     FAILED,
     NONE,
     ORDERS,
+    QUARANTINED,
     UNUSABLE,
     VERSION,
     AgentHello,
@@ -91,14 +92,16 @@ class Agent:
     Args:
         folder: The agent's folder, which exists and is this user's only.
         controller: The controller's socket for agents.
-        devices: The devices of this node.
+        node: The devices of this node.
+        selector: The loop's; what the devices have registered there are functions to be called.
     """
 
-    def __init__(self, folder: Path, controller: Path, devices: Devices) -> None:
-        self._folder, self._devices = folder, devices
+    def __init__(
+        self, folder: Path, controller: Path, node: Devices, selector: selectors.BaseSelector
+    ) -> None:
+        self._folder, self._devices, self._selector = folder, node, selector
         self._boot_id = attempt_files.boot_id()
-        self._selector = selectors.DefaultSelector()
-        self._attempts = NodeAttempts(attempt_files.boot_time_ms, devices.names)
+        self._attempts = NodeAttempts(attempt_files.boot_time_ms, node.names)
         self._controller = ControllerLink(controller, self._selector)
         self._zygotes = Zygotes(_socket_folder(folder / "zygotes"))
         self._links: dict[Key, SupervisorLink] = {}
@@ -153,6 +156,7 @@ class Agent:
             if self._attempts.awaits_launch((order.job, order.attempt)):
                 self._launch(order)
         self._perform()
+        self._look_at_devices()
         now_ms = attempt_files.boot_time_ms()
         for link in list(self._links.values()):
             self._look_after(link, now_ms)
@@ -169,6 +173,7 @@ class Agent:
 
     def _timeout_s(self) -> float:
         now_ms = attempt_files.boot_time_ms()
+        devices_ms = self._devices.next_ms()
         times = [self._checked_ms + CHECK_MS, *(link.status_at_ms for link in self._links.values())]
         if (next_ms := self._attempts.next_ms()) is not None:
             times.append(next_ms)
@@ -176,7 +181,10 @@ class Agent:
             times.append(now_ms + CONNECT_MS)
         if not self._controller.connected:
             times.append(self._adopting_until_ms if self._adopting else self._controller.retry_at_ms)
-        return max(0, min(times) - now_ms) / 1000
+        wait_ms = max(0, min(times) - now_ms)
+        if devices_ms is not None:
+            wait_ms = min(wait_ms, max(0, devices_ms - devices.now_ms()))
+        return wait_ms / 1000
 
     def _check(self, now_ms: int) -> None:
         """What is looked at every second."""
@@ -184,14 +192,26 @@ class Agent:
         self._zygotes.end_idle(now_ms, busy=bool(self._links))
         for key in self._links:
             _cap_logs(attempt_folder(self._folder, *key))
-        held = {device: {one.pid for one in self._links[key].named}
-                for device, key in self._attempts.held_devices().items() if key in self._links}  # fmt: skip
+
+    def _look_at_devices(self) -> None:
+        """Let the devices look again, if it is time to, and tell what has changed."""
+        held: dict[int, set[int]] = {}
+        for device, key in self._attempts.held_devices().items():
+            link = self._links.get(key)
+            held[device] = {one.pid for one in (link.named if link is not None else self._named.get(key, ()))}
         self._devices.poll(held)
-        seen = self._devices.seen()
+        self._perform()
+        seen = self._devices_now()
         for now in seen:
             if now not in self._devices_told:
                 self._controller.send(now)
         self._devices_told = seen
+
+    def _devices_now(self) -> list[DeviceSeen]:
+        """Return the state of each device; one with processes that could not be killed is not given on."""
+        stuck = self._attempts.stuck_devices()
+        return [replace(seen, state=QUARANTINED, detail=stuck[seen.device]) if seen.device in stuck else seen
+                for seen in self._devices.seen()]  # fmt: skip
 
     # -- the controller --------------------------------------------------------------------------------------------
 
@@ -199,7 +219,7 @@ class Agent:
         self._controller.send(
             AgentHello(version=VERSION, user=_user(), boot_id=self._boot_id, devices=self._devices.names)
         )
-        self._devices_told = self._devices.seen()
+        self._devices_told = self._devices_now()
         reports: list[Report] = [*self._attempts.seen(), *self._devices_told, Synced()]
         for report in reports:
             self._controller.send(report)
@@ -230,8 +250,8 @@ class Agent:
         match effect:
             case Tell(report):
                 self._controller.send(report)
-            case CheckDevices(key, devices):
-                self._devices.check(devices, lambda problem: self._checked(key, problem))
+            case CheckDevices(key, wanted):
+                self._devices.check(wanted, lambda problem: self._attempts.checked(key, problem))
             case WriteFence(order):
                 self._write_fence(order)
             case Launch(order):
@@ -247,9 +267,6 @@ class Agent:
             case Forgotten(key):
                 with contextlib.suppress(OSError):
                     (attempt_folder(self._folder, *key) / attempt_files.FORGOTTEN).touch(0o600)
-
-    def _checked(self, key: Key, problem: str) -> None:
-        self._attempts.checked(key, problem)
 
     def _write_fence(self, order: StartAttempt) -> None:
         key = order.job, order.attempt

@@ -240,6 +240,12 @@ class NodeAttempts:
         held = (one for one in self._attempts.values() if one.phase in _WITH_PROCESSES)
         return {device: one.key for one in held for device in one.devices}
 
+    def stuck_devices(self) -> dict[int, str]:
+        """Return the devices with processes that could not be killed, and which these are."""
+        stuck = (one for one in self._attempts.values()
+                 if one.phase is AttemptPhase.SWEEPING and one.retry_at_ms is not None)  # fmt: skip
+        return {device: one.detail for one in stuck for device in one.devices}
+
     # -- after a start of the agent --------------------------------------------------------------------------------
 
     def restore(self, order: StartAttempt, *, end: AttemptEnd | None, alive: bool, forgotten: bool) -> None:

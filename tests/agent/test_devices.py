@@ -1,0 +1,242 @@
+"""GPUs through a stand-in for NVIDIA's library: one that is foreign, stuck, silent or gone is withheld, and returns."""
+
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from brim.agent import devices as module
+from brim.agent.devices import CpuSlots, Gpus
+from brim.agent.protocol import ENDED, FAILED, FINISHED, FOREIGN, OPEN, QUARANTINED
+from brim.errors import RefusedError
+
+LIBRARY = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+typedef struct { char uuid[96]; unsigned long long used; unsigned util, power, pids[16], num; } Gpu;
+static Gpu gpus[8];
+static unsigned num;
+static void look(void) {
+    char line[512]; FILE *file = fopen(getenv("STAND_IN_NVML"), "r");
+    num = 0;
+    while (file && fgets(line, sizeof line, file)) {
+        if (!strncmp(line, "hang", 4)) for (;;) sleep(1);
+        Gpu *gpu = &gpus[num++]; gpu->num = 0;
+        char *word = strtok(line, " \n"); strcpy(gpu->uuid, word);
+        gpu->used = strtoull(strtok(NULL, " \n"), NULL, 10) << 20;
+        gpu->util = atoi(strtok(NULL, " \n")); gpu->power = atoi(strtok(NULL, " \n"));
+        while ((word = strtok(NULL, " \n"))) gpu->pids[gpu->num++] = atoi(word);
+    }
+    if (file) fclose(file);
+}
+int nvmlInitWithFlags(unsigned flags) { return 0; }
+const char *nvmlErrorString(int code) { return "stand-in error"; }
+int nvmlDeviceGetCount_v2(unsigned *count) { look(); *count = num; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, Gpu **gpu) { *gpu = &gpus[index]; return 0; }
+int nvmlDeviceGetUUID(Gpu *gpu, char *text, unsigned length) { strncpy(text, gpu->uuid, length); return 0; }
+int nvmlDeviceGetMemoryInfo(Gpu *gpu, unsigned long long *memory) {
+    memory[0] = 80ull << 30; memory[1] = memory[0] - gpu->used; memory[2] = gpu->used;
+    return gpu->util == 999 ? 15 : 0;  /* 15: the GPU is lost */
+}
+int nvmlDeviceGetUtilizationRates(Gpu *gpu, unsigned *rates) { rates[0] = gpu->util; rates[1] = 0; return 0; }
+int nvmlDeviceGetPowerUsage(Gpu *gpu, unsigned *power) { *power = gpu->power; return gpu->power ? 0 : 3; }
+typedef struct { unsigned pid; unsigned long long used; unsigned instance, compute; } Info;
+int nvmlDeviceGetComputeRunningProcesses_v3(Gpu *gpu, unsigned *count, Info *infos) {
+    unsigned room = *count; *count = gpu->num;
+    if (room < gpu->num) return 7;  /* too small */
+    for (unsigned n = 0; n < gpu->num; n++) { Info info = {gpu->pids[n], 1 << 20, 0, 0}; infos[n] = info; }
+    return 0;
+}
+int nvmlDeviceGetGraphicsRunningProcesses_v3(Gpu *gpu, unsigned *count, Info *infos) { *count = 0; return 0; }
+"""
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    """Folder with the stand-in."""
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc to build the stand-in libnvidia-ml.so.1 with")
+    pytest.importorskip("pynvml", reason="nvidia-ml-py (extra live) is not installed")
+    folder = tmp_path_factory.mktemp("nvml")
+    (folder / "nvml.c").write_text(LIBRARY)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-w", "-o", folder / "libnvidia-ml.so.1", folder / "nvml.c"], check=True
+    )
+    return folder
+
+
+class Rack:
+    """What the stand-in says of two GPUs."""
+
+    def __init__(self, path):
+        self.path = path
+        self.set()
+
+    def set(self, first=(450, 0, 70_000), second=(450, 0, 70_000)):
+        lines = [f"GPU-{name} {' '.join(map(str, words))}" for name, words in (("a", first), ("b", second))]
+        self.write("\n".join(lines))
+
+    def write(self, text):
+        part = self.path.with_suffix(".part")
+        part.write_text(text)
+        os.replace(part, self.path)
+
+
+@pytest.fixture
+def rack(library, tmp_path, monkeypatch):
+    monkeypatch.setenv("STAND_IN_NVML", str(tmp_path / "gpus"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
+    return Rack(tmp_path / "gpus")
+
+
+@pytest.fixture
+def gpus(rack):
+    with selectors.DefaultSelector() as selector:
+        made = Gpus(selector)
+        made.selector = selector
+        yield made
+        pids = made.pids()
+        made._end()
+        for pid in pids:
+            os.waitpid(pid, 0)
+
+
+def until(gpus, holds, held=None, timeout_s=20):
+    deadline_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline_s, gpus.seen()
+        gpus.poll(held or {})
+        for key, _ in gpus.selector.select(0.05):
+            key.data()
+
+
+def states(gpus):
+    return [seen.state for seen in gpus.seen()]
+
+
+def test_gpus_are_named_and_measured(gpus, rack):
+    assert gpus.names == ("GPU-a", "GPU-b")
+    rack.set(first=(1234, 37, 250_500))
+    until(gpus, lambda: gpus.seen()[0].memory_used_mib == 1234)
+    seen = gpus.seen()[0]
+    assert (seen.utilisation_ratio, seen.power_w, seen.modelled) == (0.37, 250.5, False)
+
+
+def test_a_value_that_a_gpu_does_not_have_is_no_fault(gpus, rack):
+    rack.set(first=(450, 5, 0))
+    until(gpus, lambda: gpus.seen()[0].utilisation_ratio == 0.05)
+    assert (states(gpus), gpus.seen()[0].power_w) == ([OPEN, OPEN], 0.0)
+
+
+def test_a_gpu_with_a_foreign_process_is_withheld_until_that_has_gone(gpus, rack):
+    rack.set(second=(9_000, 90, 70_000, os.getpid()))
+    until(gpus, lambda: states(gpus) == [OPEN, FOREIGN])
+    assert f"process {os.getpid()}" in gpus.seen()[1].detail
+    rack.set()
+    until(gpus, lambda: states(gpus) == [OPEN, OPEN])
+
+
+def test_processes_of_the_attempt_on_a_gpu_are_no_strangers(gpus, rack):
+    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        rack.set(first=(9_000, 90, 70_000, child.pid), second=(9_000, 90, 70_000, child.pid))
+        until(gpus, lambda: states(gpus) == [OPEN, FOREIGN], held={0: {child.pid}})
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_memory_that_stays_without_a_process_quarantines_a_gpu(gpus, rack):
+    rack.set(first=(5_000, 0, 70_000))
+    until(gpus, lambda: states(gpus) == [QUARANTINED, OPEN])
+    assert "5000 MiB are in use although no process is there; 450 MiB if it is empty" in gpus.seen()[0].detail
+    answers = []
+    gpus.check([1], answers.append)
+    until(gpus, lambda: answers == [""])
+
+
+def test_a_start_waits_a_moment_for_memory_to_return_and_is_refused_after_it(gpus, rack, monkeypatch):
+    monkeypatch.setattr(module, "GATE_MS", 400)
+    answers = []
+    rack.set(first=(5_000, 0, 70_000))
+    gpus.check([0], answers.append)
+    until(gpus, lambda: answers)
+    assert "GPU 0: 5000 MiB are in use" in answers[0]
+    monkeypatch.setattr(module, "GATE_MS", 60_000)
+    gpus.check([0, 1], answers.append)
+    until(gpus, lambda: states(gpus) == [QUARANTINED, OPEN])
+    rack.set()
+    until(gpus, lambda: len(answers) == 2)
+    assert answers[1] == ""
+
+
+def test_a_lost_gpu_is_quarantined_alone(gpus, rack):
+    rack.set(second=(450, 999, 70_000))
+    until(gpus, lambda: states(gpus) == [OPEN, QUARANTINED])
+    rack.write("GPU-b 450 0 70000\n")
+    until(gpus, lambda: states(gpus) == [QUARANTINED, OPEN])
+    assert "does not list it" in gpus.seen()[0].detail
+
+
+def test_a_driver_that_hangs_quarantines_all_and_refuses_starts_until_it_answers(gpus, rack):
+    before = gpus.pids()
+    rack.write("hang\n")
+    answers = []
+    until(gpus, lambda: states(gpus) == [QUARANTINED, QUARANTINED])
+    gpus.check([0], answers.append)
+    until(gpus, lambda: answers)
+    assert "NVML has not answered for 2 s" in answers[0]
+    rack.set()
+    until(gpus, lambda: states(gpus) == [OPEN, OPEN])
+    assert gpus.pids() != before
+
+
+def test_a_killed_reader_is_started_again(gpus):
+    before = gpus.pids()
+    os.kill(next(iter(before)), 9)
+    until(gpus, lambda: states(gpus) == [QUARANTINED, QUARANTINED])
+    until(gpus, lambda: states(gpus) == [OPEN, OPEN])
+    assert gpus.pids() != before
+
+
+def test_a_machine_without_gpus_says_so(library, tmp_path, monkeypatch):
+    monkeypatch.setenv("STAND_IN_NVML", str(tmp_path / "none"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
+    with selectors.DefaultSelector() as selector, pytest.raises(RefusedError, match="NVML lists none"):
+        Gpus(selector)
+
+
+def test_cpu_slots_are_always_open():
+    slots, answers = CpuSlots(2), []
+    slots.check([0, 1], answers.append)
+    assert (slots.names, answers) == (("cpu0", "cpu1"), [""])
+    assert [(seen.state, seen.modelled) for seen in slots.seen()] == [(OPEN, True), (OPEN, True)]
+
+
+def test_an_agent_gives_a_job_its_gpu_and_withholds_one_that_others_use(node, rack):
+    one = node(devices=None)
+    assert one.hello.devices == ("GPU-a", "GPU-b")
+    one.run(1, 1, one.capture("/bin/sh", "-c", "echo =$CUDA_VISIBLE_DEVICES="), devices=(1,))
+    assert one.ended(1).outcome == FINISHED
+    assert one.log(1) == "=GPU-b=\n"
+    rack.set(first=(9_000, 90, 70_000, os.getpid()))
+    one.until(lambda: one.device[0].state == FOREIGN)
+    one.run(2, 1, one.capture("/bin/true"), devices=(0,))
+    end = one.ended(2)
+    assert (end.state, end.outcome, end.blame) == (ENDED, FAILED, "node")
+    assert f"GPU 0: in use by process {os.getpid()}" in end.detail
+
+
+def test_the_agent_loads_neither_torch_nor_what_decides():
+    code = ("import sys, brim.agent.agent, brim.agent.__main__; "
+            "print(*{name.split('.')[1] for name in sys.modules if name.startswith('brim.')}, 'torch' in sys.modules, "
+            "'numpy' in sys.modules)")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *rooms, torch, numpy = done.stdout.split()
+    assert (set(rooms), torch, numpy) == ({"agent", "gang", "errors"}, "False", "False")
