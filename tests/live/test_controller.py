@@ -26,7 +26,7 @@ from brim.agent.protocol import (
 from brim.core.cluster import parse_cluster
 from brim.core.lifecycle import Phase
 from brim.errors import RefusedError
-from brim.live.controller import PATIENCE_MS, REPEAT_MS, Controller
+from brim.live.controller import PATIENCE_MS, Controller
 from brim.live.inputs import (
     AgentJoined,
     AgentLost,
@@ -41,6 +41,7 @@ from brim.live.inputs import (
     Submit,
 )
 from brim.live.invariants import check_controller
+from brim.live.reconciliation import REPEAT_MS
 from brim.live.records import AttemptRecord, JobRecord
 from brim.policies.presets import find_policy
 from brim.policies.sockets import Policy, Sizes

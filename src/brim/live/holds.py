@@ -45,6 +45,11 @@ def impossible(reason: str) -> str:
     return f"impossible: {reason}"
 
 
+def because(held: tuple[str, ...]) -> str:
+    """The reason of a job with these holds; empty without any."""
+    return f"held: {', '.join(held)}" if held else ""
+
+
 def first_holds(
     job: JobRecord, cluster: Cluster, end_of: Callable[[int], JobStatus | None], *, begins: bool, absent: bool
 ) -> tuple[str, ...]:

@@ -1,0 +1,232 @@
+"""The books of the controller: engine, jobs and attempts, and the few operations that keep them in agreement.
+
+Every change is an event for the engine and a new record for the store, in one place each. When things happen and why
+is left to ``controller.py``.
+"""
+
+from __future__ import annotations
+
+import base64
+import heapq
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from brim.core.events import Event, Kind, Report
+from brim.core.lifecycle import Phase
+from brim.engine.journal import recover
+from brim.engine.scheduler import Scheduler
+from brim.errors import InvariantError
+from brim.live import holds
+from brim.live.ends import CANCELLED, PREEMPTED, REQUEUED, TIME_LIMIT, AttemptVerdict
+from brim.live.ledger import Ledger
+from brim.live.records import AttemptRecord, JobRecord, JobStatus
+from brim.live.requests import NONE
+from brim.units import MS_PER_S
+
+_FATES: Final[tuple[JobStatus | None, ...]] = (None, "finished", "failed", "cancelled")
+_FATE_OF: Final[dict[Kind, int]] = {Kind.FINISHED: 1, Kind.GAVE_UP: 2, Kind.REJECT: 2, Kind.CANCELLED: 3}
+_STRENGTH: Final = ("", "down", PREEMPTED, REQUEUED, TIME_LIMIT, CANCELLED)
+"""Reasons to stop an attempt, weakest first: a stronger one replaces a weaker one."""
+
+
+class Books:
+    """What the controller knows of jobs that have not ended, and how the others ended.
+
+    Attributes:
+        scheduler: The engine.
+        jobs: Every job that has not ended.
+        ledger: Every attempt that has not ended.
+        changed: Jobs that have changed since the last step, as they now are.
+        arrays: Jobs that have not ended, by array.
+        now_ms: Cluster time of what is being handled.
+        dirty: Jobs about which something has changed, and whose orders have not been looked at since.
+        gated: Jobs whose newest setting waits for others to leave its devices, or for its agent.
+        timers: A heap of what is due when: (time, what, job or user).
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.jobs: dict[int, JobRecord] = {}
+        self.ledger = Ledger()
+        self.changed: dict[int, JobRecord] = {}
+        self.arrays: dict[int, set[int]] = {}
+        self.now_ms = 0
+        self.dirty: set[int] = set()
+        self.gated: set[int] = set()
+        self.timers: list[tuple[int, str, int]] = []
+        self._timers_set: set[tuple[str, int]] = set()
+        self._fates = bytearray()  # how each job ended, by id: an index of ``_FATES``
+        self._waiting_for: dict[int, set[int]] = {}  # jobs that wait for a job to end
+
+    # -- restart ---------------------------------------------------------------------------------------------------
+
+    def save(self) -> bytes:
+        """Return what ``fold`` can begin from instead of the first line of the journal."""
+        return self.scheduler.save({"fates": base64.b64encode(self._fates).decode()})
+
+    def fold(self, saved: bytes | None, lines: Iterable[str]) -> None:
+        """Bring the engine to where an earlier controller left it, and recall how jobs ended."""
+        if saved is not None:
+            self._fates = bytearray(base64.b64decode(self.scheduler.restore(saved)["fates"]))
+        lines = list(lines)
+        recover(lines, self.scheduler)
+        for line in lines:
+            self._note_fates(json.loads(line))
+
+    def _note_fates(self, record: dict[str, Any]) -> None:
+        if "e" in record and Kind[record["e"]] in _FATE_OF:
+            self._set_fate(record["job"], Kind[record["e"]])
+        for action in record.get("d", ()):
+            if action["do"] == "reject":
+                self._set_fate(action["job"], Kind.REJECT)
+
+    # -- records ---------------------------------------------------------------------------------------------------
+
+    def tell(self, kind: Kind, job: int, report: Report | None = None) -> None:
+        """Book an event of a job, now."""
+        self.scheduler.observe(Event(self.now_ms, kind, job, report=report))
+        self.dirty.add(job)
+
+    def put(self, job: int, **changes: Any) -> JobRecord:
+        """Change the record of a job, and return it as it now is."""
+        record = replace(self.jobs[job], **changes)
+        if record != self.jobs[job]:
+            self.jobs[job] = self.changed[job] = record
+        return record
+
+    def put_attempt(self, attempt: AttemptRecord) -> None:
+        """Store an attempt as it now is; if it has left devices, look at those who wait for them."""
+        if self.ledger.put(attempt):
+            self.dirty |= self.gated
+        job = self.jobs.get(attempt.job)
+        if job is not None and attempt.state not in ("waiting", "ended"):
+            self.put(attempt.job, devices=attempt.devices)
+
+    def add_hold(self, job: int, hold: str, reason: str) -> None:
+        """Hold a job for one more reason; one that runs goes on."""
+        record = self.jobs.get(job)
+        if record is None or hold in record.holds:
+            return
+        self.put(job, holds=(*record.holds, hold), reason=reason)
+        if self.scheduler.state.phase(job) is Phase.PENDING:
+            self.tell(Kind.HELD, job)
+
+    def drop_hold(self, job: int, hold: str) -> None:
+        """Take one hold off a job; without any it waits for devices."""
+        record = self.jobs.get(job)
+        if record is None or hold not in record.holds:
+            return
+        left = tuple(each for each in record.holds if each != hold)
+        self.put(job, holds=left, reason=holds.because(left))
+        if not left and self.scheduler.state.phase(job) is Phase.HELD:
+            self.tell(Kind.ELIGIBLE, job)
+
+    # -- stops and ends --------------------------------------------------------------------------------------------
+
+    def stop(self, job: int, reason: str) -> None:
+        """Stop a job's attempt: its devices count as free, and are given on when it has left them."""
+        if self.scheduler.state.phase(job) in (Phase.STARTING, Phase.RUNNING):
+            self.tell(Kind.PREEMPT, job)
+        self.announce(job, reason)
+
+    def announce(self, job: int, reason: str) -> None:
+        """Note why an attempt is stopped; an attempt that was never ordered ends by itself, after this instant."""
+        attempt = self.ledger.of(job)
+        if attempt is None:
+            raise InvariantError(f"job {job} is stopped, and has no attempt")
+        if _STRENGTH.index(reason) > _STRENGTH.index(attempt.stop_reason):
+            self.put_attempt(replace(
+                attempt, stop_reason=reason, stop_ms=self.now_ms if attempt.stop_ms == NONE else attempt.stop_ms,
+                state="waiting" if attempt.state == "waiting" else "stopping",
+            ))
+        if attempt.state == "waiting":
+            self.timer(self.now_ms + 1, "unstarted", job)
+        self.dirty.add(job)
+
+    def finish(self, job: int, verdict: AttemptVerdict, exit_code: int = NONE) -> None:
+        """Book the event with which a job ends, and end it."""
+        self.tell(verdict.kind, job)
+        self.bury(job, verdict, exit_code)
+
+    def bury(self, job: int, verdict: AttemptVerdict, exit_code: int = NONE) -> None:
+        """A job has ended: its record is final, and those who wait for it hear of it."""
+        if verdict.state is None:
+            raise InvariantError(f"job {job} ends without a state")
+        record = self.put(
+            job, state=verdict.state, reason=verdict.reason, ended_ms=self.now_ms, exit_code=exit_code, holds=(),
+            devices=(),
+        )
+        self._set_fate(job, verdict.kind)
+        del self.jobs[job]
+        self.dirty.discard(job)
+        if record.array != NONE:
+            self.arrays[record.array].discard(job)
+            if not self.arrays[record.array]:
+                del self.arrays[record.array]
+        for other in record.request.after:
+            self._waiting_for.get(other, set()).discard(job)
+        for other in sorted(self._waiting_for.pop(job, ())):
+            if verdict.state != "finished":
+                hold = holds.after_failed(job, self.fate(job) or "failed")
+                self.add_hold(other, hold, f"it waits for job {job}, which has ended as {verdict.state}")
+            self.drop_hold(other, holds.after(job))
+
+    def fate(self, job: int) -> JobStatus | None:
+        """How a job has ended: ``finished``, ``cancelled`` or, for all else, ``failed``; None if it has not."""
+        return _FATES[self._fates[job]] if 0 <= job < len(self._fates) else None
+
+    def _set_fate(self, job: int, kind: Kind) -> None:
+        if job >= len(self._fates):
+            self._fates.extend(bytes(job + 1 - len(self._fates)))
+        self._fates[job] = _FATE_OF[kind]
+
+    def index(self, job: JobRecord) -> None:
+        """Make a job findable by what it waits for and by its array, and set its timers."""
+        for other in job.request.after:
+            if holds.after(other) in job.holds:
+                self._waiting_for.setdefault(other, set()).add(job.id)
+        if job.array != NONE:
+            self.arrays.setdefault(job.array, set()).add(job.id)
+        if holds.BEGIN in job.holds:
+            self.timer(
+                job.submit_ms + round((job.request.begin_s - job.submitted_s) * MS_PER_S), "begin", job.id
+            )
+
+    def end_of(self, job: int) -> JobStatus | None:
+        """See ``fate``.
+
+        Raises:
+            LookupError: there never was such a job.
+        """
+        if job in self.jobs:
+            return None
+        fate = self.fate(job)
+        if fate is None:
+            raise LookupError(job)
+        return fate
+
+    # -- what is due -----------------------------------------------------------------------------------------------
+
+    def timer(self, at_ms: int, what: str, key: int) -> None:
+        """Make something due at a time, unless it is due already."""
+        if (what, key) not in self._timers_set:
+            self._timers_set.add((what, key))
+            heapq.heappush(self.timers, (at_ms, what, key))
+
+    def is_due(self, what: str, key: int) -> bool:
+        """Whether something is due at some time."""
+        return (what, key) in self._timers_set
+
+    def next_due(self) -> tuple[str, int]:
+        """Take the first of what is due."""
+        _, what, key = heapq.heappop(self.timers)
+        self._timers_set.discard((what, key))
+        return what, key
+
+    def limit_timer(self, job: JobRecord) -> None:
+        """Make the end of a running job due at its time limit."""
+        if job.request.time_limit_s:
+            left_ms = job.request.time_limit_s * MS_PER_S - self.scheduler.state.run_ms(job.id, self.now_ms)
+            self.timer(self.now_ms + max(left_ms, 0), "limit", job.id)

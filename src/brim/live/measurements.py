@@ -1,0 +1,39 @@
+"""What agents say that jobs measured, as reports for the engine.
+
+Agents belong to users, so that nothing is believed that cannot be.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from brim.agent.protocol import AttemptProgress
+from brim.core.events import Report, Sample
+from brim.live.records import JobRecord
+
+SAMPLES_MAX: Final = 1e15
+"""Largest number of samples believed: beyond it, doubles no longer count one by one."""
+
+
+def sound(value: float | None) -> float | None:
+    """A number that an agent sent, None if it cannot be one: agents belong to users."""
+    return value if value is not None and math.isfinite(value) and 0 <= value <= SAMPLES_MAX else None
+
+
+def report_of(said: AttemptProgress, job: JobRecord) -> Report | None:
+    """What the engine is told of a measurement, None for nothing."""
+    samples, speed = sound(said.samples), sound(said.samples_per_s)
+    if samples is None:
+        return None
+    step_s, sync_s, local = sound(said.step_s), sound(said.sync_s), sound(said.local_batch)
+    seen: tuple[Sample, ...] = ()
+    if step_s and local and 0 < said.ranks <= job.request.limits[1] and (sync_s or 0.0) <= step_s:
+        seen = (Sample(1, said.ranks, int(local), step_s, sync_s or 0.0),)
+    noise = sound(said.gradient_noise)
+    knows = noise is not None and job.request.batch > 0
+    loss = said.loss if said.loss is not None and math.isfinite(said.loss) else math.nan
+    return Report(
+        samples_done=samples, samples_per_s=speed or 0.0, seen=seen, loss=loss,
+        grad_var=(noise or 0.0) / job.request.batch if knows else math.nan, grad_sqr=1.0 if knows else math.nan,
+    )

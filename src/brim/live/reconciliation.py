@@ -1,0 +1,130 @@
+"""Orders as the difference between what an attempt should be and what its agent last said of it.
+
+What should be is the job's setting in the engine, or a stop. What does not hold is ordered, and again after a while and
+after every connection of the agent, so that lost messages, restarts and the adoption of living attempts are one case.
+A start, or a resize onto more devices, waits until every other attempt has left them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from brim.agent.protocol import (
+    ENDED,
+    STOPPING,
+    AttemptSeen,
+    Order,
+    ResizeAttempt,
+    StartAttempt,
+    StopAttempt,
+    TuneAttempt,
+)
+from brim.core.lifecycle import Phase
+from brim.core.setting import Setting
+from brim.live.agents import Agents
+from brim.live.books import Books
+from brim.live.nodes import Dispatch
+from brim.live.records import AttemptRecord, JobStatus
+from brim.live.requests import NONE
+from brim.units import MS_PER_S
+
+REPEAT_MS: Final = 5 * MS_PER_S
+"""Time after which an order that does not hold is given again, for messages that are lost. Ours."""
+_STATUS: Final[dict[Phase, JobStatus]] = {
+    Phase.HELD: "held", Phase.PENDING: "pending", Phase.STARTING: "starting", Phase.RUNNING: "running",
+    Phase.STOPPING: "stopping",
+}
+
+
+class Reconciler:
+    """Gives orders for the attempts of some books.
+
+    Attributes:
+        orders: Orders since they were last taken.
+        targets: By job, the devices of the newest order about its attempt.
+    """
+
+    def __init__(self, books: Books, agents: Agents) -> None:
+        self._books, self._agents = books, agents
+        self.orders: list[Dispatch] = []
+        self.targets: dict[int, tuple[int, ...]] = {}
+
+    def settle_all(self) -> None:
+        """Order what does not hold yet, of all jobs about which something has changed."""
+        while self._books.dirty:
+            for job in sorted(self._books.dirty):
+                self._books.dirty.discard(job)
+                if job in self._books.jobs:
+                    self._books.put(job, state=_STATUS[self._books.scheduler.state.phase(job)])
+                self._settle(job)
+
+    def _settle(self, job: int) -> None:
+        """Compare what a job's attempt should be with what its agent says, and order the difference."""
+        attempt = self._books.ledger.of(job)
+        if attempt is None:
+            return
+        if attempt.state == "waiting" or not attempt.stop_reason:
+            attempt = self._granted(attempt)
+        if attempt.state == "waiting" or not self._agents.is_synced(attempt.uid):
+            return
+        order = self._missing(attempt, self._agents.seen(attempt.uid, job, attempt.number))
+        if order is not None:
+            self.order(attempt.uid, order)
+            self._books.timer(self._books.now_ms + REPEAT_MS, "repeat", job)
+
+    def _granted(self, attempt: AttemptRecord) -> AttemptRecord:
+        """Give an attempt its newest setting, if all others have left the devices and its agent is there."""
+        job, state = attempt.job, self._books.scheduler.state
+        setting = state.setting(job)
+        if setting is None or (attempt.state != "waiting" and attempt.sequence == state.sequence(job)):
+            return attempt
+        devices = devices_of(setting)
+        if self._books.ledger.taken(devices, job) or not self._agents.is_synced(attempt.uid):
+            self._books.gated.add(job)
+            return attempt
+        self._books.gated.discard(job)
+        self.targets[job] = devices
+        starts = attempt.state == "waiting"
+        attempt = replace(
+            attempt, state="starting" if starts else attempt.state, sequence=state.sequence(job),
+            devices=devices if starts else tuple(sorted({*attempt.devices, *devices})),
+            ranks=0 if self._books.jobs[job].request.ranks == "one" else len(devices), batch=setting.batch,
+            loader_workers=setting.loader_workers or NONE,
+        )
+        self._books.put_attempt(attempt)
+        return attempt
+
+    def _missing(self, attempt: AttemptRecord, seen: AttemptSeen | None) -> Order | None:
+        """The order that is still to be obeyed, None if there is none."""
+        request, target = self._books.jobs[attempt.job].request, self.targets.get(attempt.job)
+        if attempt.stop_reason:
+            return None if seen is not None and seen.state in (STOPPING, ENDED) else StopAttempt(
+                job=attempt.job, attempt=attempt.number, grace_s=request.grace_s, reason=attempt.stop_reason,
+            )
+        if target is None or (seen is not None and seen.sequence >= attempt.sequence):
+            return None
+        if seen is None:
+            return StartAttempt(
+                job=attempt.job, attempt=attempt.number, sequence=attempt.sequence, capture=request.capture,
+                digest=request.digest, devices=target, ranks=attempt.ranks, batch=attempt.batch,
+                loader_workers=attempt.loader_workers, grace_s=request.grace_s, name=request.name,
+            )
+        if seen.devices == target:
+            return TuneAttempt(
+                job=attempt.job, attempt=attempt.number, sequence=attempt.sequence, batch=attempt.batch,
+                loader_workers=attempt.loader_workers,
+            )
+        return ResizeAttempt(
+            job=attempt.job, attempt=attempt.number, sequence=attempt.sequence, devices=target, ranks=attempt.ranks,
+            batch=attempt.batch, loader_workers=attempt.loader_workers,
+        )
+
+    def order(self, uid: int, order: Order) -> None:
+        """Give an order to the agent of a user."""
+        self.orders.append(Dispatch(uid, order))
+
+
+def devices_of(setting: Setting) -> tuple[int, ...]:
+    """The devices of a setting on one node."""
+    return tuple(gpu for _, gpu in setting.gpus)

@@ -1,0 +1,321 @@
+"""The service with the real store, the real agent and real commands: submit, preempt, resume, kill, adopt."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from brim.agent.capture import write_capture
+from brim.agent.folders import captures_folder
+from brim.agent.protocol import REPORTS, VERSION, AgentHello
+from brim.core.cluster import parse_cluster
+from brim.errors import NotFoundError, RefusedError
+from brim.live.records import JobRecord
+from brim.live.requests import JobRequest
+from brim.live.service import ClusterService
+from brim.live.store.errors import KeyReusedError
+from brim.policies.presets import find_policy
+
+PATIENCE_S = 120
+"""Longest wait for something that must happen; no test waits so long on a machine that works."""
+
+RESUMES = """
+import os, pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
+with open(folder / "starts", "a") as file:
+    print(os.getpid(), file=file)
+while not (folder / "end").exists():
+    time.sleep(0.02)
+"""
+"""Runs until a file tells it to end, and can be stopped at any time."""
+
+
+class Box:
+    """A machine of two CPU slots with the state of a controller, and an agent that is started once."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="brim-", dir="/tmp"))
+        self.env = {
+            **os.environ, "BRIM_STATE": str(self.folder / "s"), "BRIM_RUNTIME": str(self.folder / "r"),
+        }
+        (self.folder / "r").mkdir(mode=0o700)
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.keys = 0
+
+    def start_agent(self) -> None:
+        with open(self.folder / "agent.log", "ab") as log:
+            self.agent = subprocess.Popen(
+                [sys.executable, "-m", "brim.agent", "--devices", "2"], env=self.env, stdout=log, stderr=log,
+            )
+
+    def service(self, policy: str = "srtf") -> ClusterService:
+        return ClusterService(
+            self.folder / "s" / "controller", self.folder / "r" / "agents.sock", parse_cluster("1x2xcpu"),
+            find_policy(policy), gap_ms=10,
+        )
+
+    def request(self, *command: str, **fields) -> JobRequest:
+        """A request for a command that runs in this folder."""
+        captures = captures_folder(self.folder / "s" / "agent")
+        name, digest = write_capture(captures, command, dict(os.environ), str(self.folder))
+        return JobRequest(**{"name": "job", "capture": name, "digest": digest} | fields)
+
+    def resumable(self, name: str, **fields) -> JobRequest:
+        (self.folder / name).mkdir()
+        return self.request(sys.executable, "-I", "-S", "-c", RESUMES, str(self.folder / name), **fields)
+
+    def starts(self, name: str) -> list[int]:
+        """Process ids of the job's starts."""
+        path = self.folder / name / "starts"
+        return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def end(self, name: str) -> None:
+        (self.folder / name / "end").touch()
+
+    async def submit(self, service: ClusterService, *requests: JobRequest) -> list[int]:
+        self.keys += 1
+        return list(await service.submit(os.getuid(), "me", requests, f"key-{self.keys}"))
+
+    def close(self) -> None:
+        for name in os.listdir(self.folder):
+            if (self.folder / name).is_dir():
+                (self.folder / name / "end").touch()
+        if self.agent is not None:
+            self.agent.terminate()
+            self.agent.wait(PATIENCE_S)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture
+def box() -> Iterator[Box]:
+    made = Box()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+async def until(holds: Callable[[], object], what: str) -> None:
+    """Wait until something holds."""
+    for _ in range(PATIENCE_S * 100):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"never: {what}")
+
+
+async def in_state(service: ClusterService, job: int, state: str) -> JobRecord:
+    await until(lambda: service.job(job).state == state or service.job(job).has_ended, f"job {job} {state}")
+    record = service.job(job)
+    assert record.state == state, record
+    return record
+
+
+def running(box: Box, scenario: Callable[[ClusterService], Awaitable[None]], policy: str = "srtf") -> None:
+    """Run a scenario on a service with an agent."""
+
+    async def whole() -> None:
+        service = box.service(policy)
+        await service.start()
+        try:
+            if box.agent is None:
+                box.start_agent()
+            await until(lambda: service.status()["agents"] == 1, "an agent")
+            await scenario(service)
+        finally:
+            await service.stop()
+
+    asyncio.run(whole())
+
+
+def test_a_job_is_preempted_for_a_shorter_one_and_comes_back_by_itself(box: Box) -> None:
+    async def scenario(service: ClusterService) -> None:
+        changes: list[JobRecord] = []
+
+        async def watch() -> None:
+            async for job in service.subscribe():
+                changes.append(job)  # noqa: PERF401 - it is read while this goes on
+
+        watching = asyncio.create_task(watch())
+        [long] = await box.submit(service, box.resumable("long", gpus=2, time_limit_s=3_600))
+        await in_state(service, long, "running")
+        await until(lambda: box.starts("long"), "a first start")
+        [short] = await box.submit(service, box.resumable("short", gpus=1, time_limit_s=60))
+        await in_state(service, short, "running")
+        assert service.job(long).state == "pending"
+        assert (service.job(long).preemptions, service.job(long).failures) == (1, 0)
+        assert service.nodes()[0]["devices"][service.job(short).devices[0]]["job"] == short
+        assert service.explain(long).startswith(f"job {long} ")
+        box.end("short")
+        done = await in_state(service, short, "finished")
+        assert (done.exit_code, done.attempt) == (0, 1)
+        await in_state(service, long, "running")
+        await until(lambda: len(box.starts("long")) == 2, "a second start")
+        box.end("long")
+        done = await in_state(service, long, "finished")
+        assert (done.attempt, done.preemptions, done.exit_code) == (2, 1, 0)
+        states = [job.state for job in changes if job.id == long]
+        assert [state for n, state in enumerate(states) if not n or state != states[n - 1]] == [
+            "pending", "starting", "running", "stopping", "pending", "starting", "running", "finished",
+        ]
+        watching.cancel()
+
+    running(box, scenario)
+
+
+def test_commands_of_users(box: Box) -> None:
+    async def scenario(service: ClusterService) -> None:
+        uid = os.getuid()
+        one = box.resumable("one")
+        [job] = await box.submit(service, one)
+        await in_state(service, job, "running")
+        assert (await service.submit(uid, "me", [one], "key-1")) == (job,)
+        with pytest.raises(KeyReusedError):
+            await service.submit(uid, "me", [box.request("true")], "key-1")
+        [held] = await box.submit(service, box.request("true", hold=True))
+        assert service.job(held).state == "held"
+        assert (await service.command(uid, "release", held)).state in ("starting", "running", "finished")
+        await in_state(service, held, "finished")
+        assert (await service.command(uid, "cancel", job)).state == "stopping"
+        await in_state(service, job, "cancelled")
+        with pytest.raises(RefusedError, match=f"job {job} has ended as cancelled"):
+            await service.command(uid, "cancel", job)
+        with pytest.raises(NotFoundError):
+            await service.command(uid, "cancel", 99)
+        [missing] = await box.submit(service, box.request("/no/such/command", attempts_max=1))
+        await until(lambda: service.job(missing).has_ended, "an end")
+        assert service.job(missing).state == "failed"
+        [impossible] = await box.submit(service, box.request("true", gpus=3))
+        await until(lambda: service.job(impossible).holds, "a hold")
+        assert service.explain(impossible) == (
+            f"job {impossible} is held: impossible: it needs 3 GPUs, the cluster has 2."
+        )
+
+    running(box, scenario, "fifo")
+
+
+def forked_service(box: Box, requests: list[JobRequest]) -> tuple[int, int]:
+    """Fork a process with a service that submits these jobs; returns its id and a pipe that says when all run."""
+    says, said = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(said)
+        return child, says
+    try:
+        async def life() -> None:
+            service = box.service("fifo")
+            await service.start()
+            jobs = await box.submit(service, *requests)
+            for job in jobs:
+                await in_state(service, job, "running")
+            os.write(said, b".")
+            await service.wait()
+
+        asyncio.run(life())
+    finally:
+        os._exit(1)
+
+
+def test_a_killed_controller_is_followed_by_one_that_adopts_what_runs(box: Box) -> None:
+    requests = [box.resumable("a"), box.resumable("b")]
+    box.start_agent()
+    child, says = forked_service(box, requests)
+    try:
+        assert os.read(says, 1) == b"."
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(says)
+
+    async def scenario(service: ClusterService) -> None:
+        assert [service.job(job).state for job in (1, 2)] == ["running"] * 2
+        [third] = await box.submit(service, box.resumable("c", gpus=2))
+        box.end("a")
+        await in_state(service, 1, "finished")
+        assert service.job(2).state == "running"
+        box.end("b")
+        await in_state(service, 2, "finished")
+        await in_state(service, third, "running")
+        box.end("c")
+        await in_state(service, third, "finished")
+        assert [service.job(job).attempt for job in (1, 2, third)] == [1, 1, 1]
+        assert [len(box.starts(name)) for name in "abc"] == [1, 1, 1]
+
+    box.keys += 1
+    running(box, scenario, "fifo")
+
+
+def test_an_agent_of_another_version_or_of_other_devices_is_not_used(box: Box) -> None:
+    async def scenario() -> None:
+        service = box.service()
+        await service.start()
+        try:
+            for hello in (
+                AgentHello(version=VERSION + 1, user="me", boot_id="b", devices=("cpu0", "cpu1")),
+                AgentHello(version=VERSION, user="me", boot_id="b", devices=("cpu0",)),
+            ):
+                reader, writer = await asyncio.open_unix_connection(str(box.folder / "r" / "agents.sock"))
+                writer.write(REPORTS.encode(hello))
+                assert await reader.read() == b""
+                writer.close()
+            assert service.status()["agents"] == 0
+        finally:
+            await service.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can connect as another user")
+def test_an_agent_of_a_user_who_was_not_allowed_is_refused(box: Box) -> None:
+    async def scenario() -> None:
+        service = ClusterService(
+            box.folder / "s" / "controller", box.folder / "r" / "agents.sock", parse_cluster("1x2xcpu"),
+            find_policy("fifo"), allowed=frozenset({4_001}),
+        )
+        await service.start()
+        try:
+            (box.folder / "r").chmod(0o711)
+            box.folder.chmod(0o711)
+            assert await asyncio.to_thread(_connect_as, 4_001, box.folder / "r" / "agents.sock") == "stays"
+            assert await asyncio.to_thread(_connect_as, 4_002, box.folder / "r" / "agents.sock") == "closed"
+        finally:
+            await service.stop()
+
+    asyncio.run(scenario())
+
+
+def _connect_as(uid: int, path: Path) -> str:
+    """Connect as another user, say hello, and tell whether the connection stays open for a second."""
+    says, said = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setresuid(uid, uid, uid)
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(str(path))
+                connection.settimeout(1.0)
+                hello = AgentHello(version=VERSION, user="x", boot_id="b", devices=("cpu0", "cpu1"))
+                try:
+                    connection.sendall(REPORTS.encode(hello))
+                    os.write(said, b"stays" if connection.recv(1) else b"closed")
+                except TimeoutError:
+                    os.write(said, b"stays")
+                except OSError:
+                    os.write(said, b"closed")
+        finally:
+            os._exit(0)
+    os.close(said)
+    os.waitpid(child, 0)
+    with open(says, "rb") as file:
+        return file.read().decode()
