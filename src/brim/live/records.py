@@ -131,6 +131,27 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord:
+    """A token of a user; whoever shows the secret is that user. Only a digest of the secret is stored.
+
+    Attributes:
+        id: From 1, never reused.
+        uid: Kernel's number of the user.
+        user: Name of the user.
+        label: What it is for, in the user's words.
+        made_s: Unix time when it was made.
+        expires_s: Unix time from which it is refused.
+    """
+
+    id: int
+    uid: int
+    user: str
+    label: str
+    made_s: float
+    expires_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
     """What one step of the controller changes; ``store.Store.commit`` writes it in one transaction or not at all.
 

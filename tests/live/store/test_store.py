@@ -13,7 +13,7 @@ import pytest
 
 from brim.errors import ConfigError, InvariantError, NotFoundError, RefusedError
 from brim.live.inputs import Cancel, Submit
-from brim.live.records import ENDED, AttemptRecord
+from brim.live.records import ENDED, AttemptRecord, TokenRecord
 from brim.live.requests import NONE
 from brim.live.store.errors import KeyReusedError, NotAcceptedError
 from brim.live.store.reading import JobFilter
@@ -143,6 +143,7 @@ def test_a_snapshot_takes_the_place_of_the_journal(opened):
     opened.commit(at_ms=4, snapshot=b"abcde")
     loaded = opened.store.load()
     assert (loaded.snapshot, loaded.lines) == (b"abcde", ())
+    assert opened.store.reads._connection.execute("SELECT count(*) FROM journal").fetchone() == (0,)
 
 
 @pytest.mark.parametrize("state", sorted(ENDED))
@@ -299,6 +300,27 @@ def test_the_audit_names_who_did_what_and_only_grows(opened):
             with pytest.raises(sqlite3.IntegrityError, match="the audit only grows"):
                 connection.execute(statement)
     connection.close()
+
+
+def test_a_token_is_found_by_its_digest_until_its_user_revokes_it(tmp_path):
+    with Opened(tmp_path) as opened:
+        made = opened.store.add_token(uid=1, user="ann", label="laptop", digest="ab" * 32, expires_s=2e9).result()
+        assert made == TokenRecord(id=1, uid=1, user="ann", label="laptop", made_s=1e9, expires_s=2e9)
+    with Opened(tmp_path) as opened:
+        store = opened.store
+        assert store.reads.token("ab" * 32) == made
+        assert store.reads.token("cd" * 32) is None
+        assert store.reads.tokens(1) == (made,)
+        assert store.reads.tokens(2) == ()
+        with pytest.raises(InvariantError, match="UNIQUE"):
+            store.add_token(uid=2, user="eve", label="same", digest="ab" * 32, expires_s=2e9).result()
+        with pytest.raises(NotFoundError, match="token 1 does not exist"):
+            store.revoke_token(uid=2, user="eve", number=1).result()
+        store.revoke_token(uid=1, user="ann", number=1).result()
+        assert store.reads.token("ab" * 32) is None
+        assert store.add_token(uid=1, user="ann", label="new", digest="ab" * 32, expires_s=2e9).result().id == 2
+        assert [(entry.verb, entry.detail) for entry in store.reads.audit()] == [
+            ("make token", "1 laptop"), ("revoke token", "1"), ("make token", "2 new")]
 
 
 def test_readers_cannot_write(opened):

@@ -32,9 +32,10 @@ from brim.live.store.state_folder import StateFolder
 from brim.live.store.transactions import Moment
 
 QUEUE_MAX: Final = 10_000
-"""Most requests that wait; ours: two seconds of writing one job each, measured by benchmarks/submissions.py."""
+"""Most requests that wait; ours: two to five seconds of work where 64 callers submit one job each
+(benchmarks/submissions.py)."""
 GROUP_WEIGHT_MAX: Final = 5_000
-"""Jobs after which a group takes no more requests; ours: 0.2 s, which is how long the next group may have to wait."""
+"""Jobs after which a group takes no more requests; ours: 0.3 s of work, for which the next group may have to wait."""
 WAL_BYTES_MAX: Final = 4 << 20
 """Size of the write-ahead log from which it is copied into the database: SQLite's own 1,000 pages."""
 RETRY_S: Final = 1.0

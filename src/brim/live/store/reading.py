@@ -6,13 +6,13 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from brim.errors import NotFoundError
 from brim.live.inputs import JobInput
-from brim.live.records import AttemptRecord, JobRecord, JobStatus
+from brim.live.records import AttemptRecord, JobRecord, JobStatus, TokenRecord
 from brim.live.requests import ID_MAX, NONE
 from brim.live.store.cluster_time import Anchor
 from brim.live.store.opening import connect
@@ -37,6 +37,14 @@ class JobFilter:
     states: tuple[JobStatus, ...] = ()
     array: int = NONE
     before: int = ID_MAX
+
+
+_TOKEN: Final = ", ".join(field.name for field in fields(TokenRecord))
+
+
+def _read_token(row: tuple[Any, ...]) -> TokenRecord:
+    number, uid, user, label, made_s, expires_s = row
+    return TokenRecord(id=number, uid=uid, user=user, label=label, made_s=made_s, expires_s=expires_s)
 
 
 class AuditEntry(NamedTuple):
@@ -157,6 +165,18 @@ class Reader:
         select = f"SELECT {', '.join(AuditEntry._fields)} FROM audit WHERE {condition} ORDER BY id LIMIT ?"
         with self._at_once() as connection:
             return tuple(AuditEntry(*row) for row in connection.execute(select, (*values, limit)))
+
+    def token(self, digest: str) -> TokenRecord | None:
+        """Return the token whose secret has this digest; None if there is none. Whether it has expired is in it."""
+        with self._at_once() as connection:
+            row = connection.execute(f"SELECT {_TOKEN} FROM tokens WHERE digest = ?", (digest,)).fetchone()
+        return _read_token(row) if row else None
+
+    def tokens(self, uid: int) -> tuple[TokenRecord, ...]:
+        """Return the tokens of a user, the oldest first."""
+        with self._at_once() as connection:
+            rows = connection.execute(f"SELECT {_TOKEN} FROM tokens WHERE uid = ? ORDER BY id", (uid,)).fetchall()
+        return tuple(map(_read_token, rows))
 
     def anchors(self) -> tuple[Anchor, ...]:
         """Return what ties cluster time to the boots of the machine, oldest first."""

@@ -79,8 +79,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         """CREATE TRIGGER audit_is_not_cut BEFORE DELETE ON audit
             BEGIN SELECT RAISE(ABORT, 'the audit only grows'); END""",
         """CREATE TABLE tokens (
-            id INTEGER PRIMARY KEY AUTOINCREMENT, digest TEXT NOT NULL UNIQUE, uid INTEGER NOT NULL,
-            user TEXT NOT NULL, label TEXT NOT NULL, made_s REAL NOT NULL, expires_s REAL NOT NULL
+            id INTEGER PRIMARY KEY AUTOINCREMENT, uid INTEGER NOT NULL, user TEXT NOT NULL, label TEXT NOT NULL,
+            made_s REAL NOT NULL, expires_s REAL NOT NULL, digest TEXT NOT NULL UNIQUE
         )""",
     ),
 )

@@ -18,7 +18,7 @@ from typing import Any
 
 from brim.errors import BrimError, one_line
 from brim.live.inputs import JobInput
-from brim.live.records import Changes
+from brim.live.records import Changes, TokenRecord
 from brim.live.store import transactions
 from brim.live.store.cluster_time import Anchor, Clock, SystemClock, anchor_needed, cluster_ms
 from brim.live.store.group_writer import GroupWriter, Write
@@ -123,6 +123,20 @@ class Store:
         work = partial(transactions.commit, changes=changes, snapshot=snapshot)
         return self._put(Write(work, _nothing, keep=True, weight=len(changes.jobs)))
 
+    def add_token(self, *, uid: int, user: str, label: str, digest: str, expires_s: float) -> Future[TokenRecord]:
+        """Write a token of a user, of which ``digest`` is SHA-256 in hexadecimal digits.
+
+        The future fails with ``NotAcceptedError`` if the volume is full.
+        """
+        work = partial(
+            transactions.add_token, uid=uid, user=user, label=label, digest=digest, expires_s=expires_s
+        )
+        return self._put(Write(work, _nothing))
+
+    def revoke_token(self, *, uid: int, user: str, number: int) -> Future[None]:
+        """Remove a token of a user. The future fails with ``NotFoundError`` if the user has none of this number."""
+        return self._put(Write(partial(transactions.revoke_token, uid=uid, user=user, number=number), _nothing))
+
     def _put(self, waiting: Write) -> Future[Any]:
         self._writer.put(waiting)
         return waiting.future
@@ -136,4 +150,4 @@ class Store:
 
 
 def _nothing(_: object) -> None:
-    """Nobody else hears of a commit."""
+    """Nobody but the caller hears of it."""
