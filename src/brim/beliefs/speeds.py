@@ -52,7 +52,8 @@ class SeenSpeeds:
 
     library: Mapping[int, FloatArray] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
-    _fits: dict[bytes, tuple[Fit, int]] = field(default_factory=dict, repr=False, compare=False)
+    _fits: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
+    _faults: dict[bytes, str] = field(default_factory=dict, repr=False, compare=False)
 
     def of_jobs(self, snapshot: Snapshot) -> Speeds:
         """Speeds of each job from its own reports."""
@@ -85,7 +86,8 @@ class SeenSpeeds:
     def _speeds(self, snapshot: Snapshot, rows: list[int], parts: list[bytes], priors: list[_Prior]) -> Speeds:
         """Fit reports and priors of some job rows; nothing is known about the others.
 
-        Lists of bytes and not of pairs, because thousands of pairs in every round bring on full garbage collections.
+        Lists of bytes and not of pairs, because thousands of pairs in every round bring on full garbage collections;
+        so do thousands of fits that are kept.
         """
         size = len(snapshot.jobs)
         parameters = np.full((size, len(PARAMETERS)), np.nan)
@@ -93,27 +95,30 @@ class SeenSpeeds:
         gpus_seen = np.zeros(size, dtype=np.int64)
         if not rows:
             return Speeds(parameters=parameters, known=known, failed=failed, gpus_seen=gpus_seen)
-        fits, gpus_seen[rows] = self._fitted(parts, priors)
-        found = np.concatenate([fitted.parameters for fitted in fits]).reshape(-1, len(PARAMETERS))
-        reported, fits_well = np.array([len(part) > 0 for part in parts]), np.array([fitted.ok for fitted in fits])
+        keys = [part if prior is None else part + prior.tobytes() for part, prior in zip(parts, priors, strict=True)]
+        fits = self._fitted(keys, parts, priors)
+        found, fits_well, gpus_seen[rows] = fits[:, : len(PARAMETERS)], fits[:, -2] != 0, fits[:, -1]
+        reported = np.fromiter(map(len, parts), np.int64, len(parts)) > 0
         known[rows] = fits_well | (~reported & np.isfinite(found).all(axis=1))
         failed[rows] = reported & ~fits_well
         parameters[rows] = np.where(known[rows, None], found, np.nan)
         for at in np.flatnonzero(reported & ~fits_well).tolist():
-            self.failures[int(snapshot.jobs.id[rows[at]])] = f"{fits[at].status}, residual {fits[at].residual:.3g}"
+            self.failures[int(snapshot.jobs.id[rows[at]])] = self._faults[keys[at]]
         return Speeds(parameters=parameters, known=known, failed=failed, gpus_seen=gpus_seen)
 
-    def _fitted(self, parts: list[bytes], priors: list[_Prior]) -> tuple[list[Fit], list[int]]:
-        """The fit of each block of reports with its prior, and the most GPUs in the reports."""
-        keys = [part if prior is None else part + prior.tobytes() for part, prior in zip(parts, priors, strict=True)]
+    def _fitted(self, keys: list[bytes], parts: list[bytes], priors: list[_Prior]) -> FloatArray:
+        """Parameters of each block of reports with its prior, whether they fit, and the most GPUs in it (F, P + 2)."""
         new = {key: at for at, key in enumerate(keys) if key not in self._fits}
         if new and len(self._fits) + len(new) > _FITS_KEPT:
             self._fits.clear()
+            self._faults.clear()
             new = {key: at for at, key in enumerate(keys)}
         told = [(parts[at], priors[at]) for at in new.values()]
-        self._fits.update(zip(new, _fit_new(told), strict=True))
-        found = [self._fits[key] for key in keys]
-        return [fitted for fitted, _ in found], [most for _, most in found]
+        for key, (fitted, most) in zip(new, _fit_new(told), strict=True):
+            self._fits[key] = np.append(fitted.parameters, (fitted.ok, most)).tobytes()
+            if not fitted.ok:
+                self._faults[key] = f"{fitted.status}, residual {fitted.residual:.3g}"
+        return np.frombuffer(b"".join([self._fits[key] for key in keys])).reshape(len(keys), -1)
 
 
 def _fit_new(told: Sequence[tuple[bytes, _Prior]]) -> list[tuple[Fit, int]]:

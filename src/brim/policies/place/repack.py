@@ -28,7 +28,7 @@ from brim.policies.place.free_resources import (
 )
 from brim.policies.place.inputs import as_before, check_inputs, without_cpu_ranks
 from brim.policies.place.parts import NO_CLASSES
-from brim.policies.place.walk import give_pairs, take_pairs
+from brim.policies.place.walk import give_pairs, put_in_turn, take_in_turn, take_pairs
 from brim.policies.sockets import Sizes
 
 _WHY: Final = {int(Phase.HELD): int(Why.HELD), int(Phase.STOPPING): int(Why.STOPPING)}
@@ -61,7 +61,8 @@ class Repack:
         anew = np.flatnonzero((want > 0) & (jobs.waits | (jobs.holds & (want != jobs.gpus_now))))
         queue = anew[np.lexsort((rank[anew], -want[anew]))].tolist()
         while queue:
-            moved = board.settle(queue.pop(0))
+            del queue[: board.put_plainly(queue)]
+            moved = board.settle(queue.pop(0)) if queue else []
             if moved:
                 queue = sorted(queue + moved, key=lambda row: (-want[row], rank[row]))
         return as_before(board.grants(jobs.phase), given)
@@ -92,10 +93,20 @@ class _Board:
         if len(held):
             pairs = np.stack((held.node, held.gpu), axis=1)
             starts = np.flatnonzero(np.diff(held.job, prepend=-1))
-            for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(held)], strict=True):
-                row = int(held.job[start])
-                if stays[row]:
-                    self._put(row, pairs[start:stop])
+            begin, end, rows = starts, np.append(starts[1:], len(held)), held.job[starts]
+            stay = stays[rows]
+            self.pairs_of.update(
+                (row, pairs[start:stop])
+                for row, start, stop in zip(rows[stay].tolist(), begin[stay].tolist(), end[stay].tolist(), strict=True)
+            )
+            take_in_turn(self.free, self._gangs(rows[stay]), np.ascontiguousarray(pairs[stays[held.job]]))
+
+    def _gangs(self, rows: IntArray) -> IntArray:
+        """The fields of each gang's ``GangRequest`` (A, 5)."""
+        jobs = self.snapshot.jobs
+        return np.column_stack((
+            self.want[rows], self.share[rows], jobs.cpu_milli[rows], jobs.mem_mib[rows], jobs.gpu_type[rows],
+        ))
 
     def _gang(self, row: int) -> GangRequest:
         jobs = self.snapshot.jobs
@@ -114,6 +125,17 @@ class _Board:
     def _find(self, gang: GangRequest) -> IntArray | None:
         pairs = np.empty((gang.gpus, 2), dtype=np.int64)
         return pairs if choose(self.free, gang, CONSOLIDATE, NO_CLASSES, self.scratch, pairs) else None
+
+    def put_plainly(self, rows: list[int]) -> int:
+        """Place gangs in turn, as long as no other job need move; returns how many were placed."""
+        gangs = self._gangs(np.array(rows, dtype=np.int64))
+        pairs = np.empty((int(gangs[:, 0].sum()), 2), dtype=np.int64)
+        placed = put_in_turn(self.free, gangs, int(self.snapshot.nodes.gpus.max()), NO_CLASSES, self.scratch, pairs)
+        ends = np.cumsum(gangs[:placed, 0]).tolist()
+        self.pairs_of.update(
+            (row, pairs[start:stop]) for row, start, stop in zip(rows[:placed], [0, *ends][:-1], ends, strict=True)
+        )
+        return placed
 
     def settle(self, row: int) -> list[int]:
         """Place one gang; returns the rows of jobs that were moved and must be placed again."""

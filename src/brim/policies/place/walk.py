@@ -17,6 +17,7 @@ from brim.compiled import inline, internal, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.reasons import Why
 from brim.policies.place.free_resources import (
+    CONSOLIDATE,
     CPU,
     GPUS,
     MEM,
@@ -78,6 +79,49 @@ def take_pairs(free: FreeResources, gang: GangRequest, pairs: IntArray) -> None:
     """Take the GPUs of (node, gpu) pairs."""
     for i in range(gang.gpus):
         take(free, gang, pairs[i, 0], pairs[i, 1])
+
+
+@njit
+def take_in_turn(free: FreeResources, gangs: IntArray, pairs: IntArray) -> None:
+    """Take the GPUs of (node, gpu) pairs for several gangs, whose pairs follow each other: ``put_in_turn``."""
+    at = 0
+    for a in range(len(gangs)):
+        gang = GangRequest(gangs[a, 0], gangs[a, 1], gangs[a, 2], gangs[a, 3], gangs[a, 4])
+        take_pairs(free, gang, pairs[at : at + gang.gpus])
+        at += gang.gpus
+
+
+@njit
+def put_in_turn(
+    free: FreeResources, gangs: IntArray, width: int, classes: FloatArray, scratch: IntArray, pairs: IntArray
+) -> int:
+    """Choose and take GPUs for gangs, up to the first that fits nowhere or on more nodes than it fills.
+
+    Args:
+        free: Free resources.
+        gangs: The fields of ``GangRequest`` of each gang (A, 5).
+        width: Most GPUs of a node.
+        classes: See ``choose``.
+        scratch: See ``choose``.
+        pairs: Output, (node, gpu) of the gangs that were placed; a row for every GPU of all gangs.
+
+    Returns:
+        Number of gangs that were placed.
+    """
+    at = 0
+    for a in range(len(gangs)):
+        gang = GangRequest(gangs[a, 0], gangs[a, 1], gangs[a, 2], gangs[a, 3], gangs[a, 4])
+        mine = pairs[at : at + gang.gpus]
+        if not choose(free, gang, CONSOLIDATE, classes, scratch, mine):
+            return a
+        nodes = 1
+        for i in range(1, gang.gpus):
+            nodes += mine[i, 0] != mine[i - 1, 0]
+        if nodes > -(-gang.gpus // width):
+            return a
+        take_pairs(free, gang, mine)
+        at += gang.gpus
+    return len(gangs)
 
 
 @njit
