@@ -36,10 +36,10 @@ TIMEOUT_S = 60
 class Node:
     """An agent in a process of its own, and the end of its socket that the controller would have."""
 
-    def __init__(self, folder, devices=4, env=None):
+    def __init__(self, folder, devices=4, state="state"):
         self.folder, self.devices = folder, devices
-        self.env = {**os.environ, "BRIM_STATE": str(folder / "state"), **(env or {})}
-        self.agent_folder = folder / "state" / "agent"
+        self.env = {**os.environ, "BRIM_STATE": str(folder / state)}
+        self.agent_folder = folder / state / "agent"
         (folder / "run").mkdir(0o700)
         self.socket_path = folder / "run" / "agents.sock"
         self.process = self.connection = self.listener = None

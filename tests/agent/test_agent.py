@@ -267,3 +267,41 @@ def test_hostile_lines_do_no_harm(node):
     one.connection.sendall(b'{"v":9}\n')
     one.until(lambda: not one.synced)
     one.until(lambda: one.synced)
+
+
+def test_a_state_folder_with_a_path_too_long_for_sockets_will_do(node):
+    one = node(state="/".join(["a-long-name-of-a-folder"] * 6))
+    one.run(1, 1, one.capture("/bin/sh", "-c", "echo $BRIM_CONTROL; exit 4"))
+    assert one.ended(1).exit_code == 4
+    control = Path(one.log(1).strip())
+    assert len(str(control)) < 107
+    assert not control.parent.exists()
+    one.run(2, 1, waiting_for(one, "go"))
+    one.in_state(2, RUNNING)
+    one.kill_agent()
+    one.start_agent()
+    one.until(lambda: one.synced)
+    one.send(StopAttempt(job=2, attempt=1, grace_s=5, reason="cancelled"))
+    assert (one.ended(2).outcome, one.seen[2, 1].exit_code) == (STOPPED, 143)
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_hangs_is_ended_with_all_its_processes(node):
+    one = node()
+    one.run(1, 1, stubborn(one))
+    pid = daemon(one)
+    supervisor = json.loads((one.attempt_folder(1) / "pids.json").read_text())["pid"]
+    os.kill(supervisor, signal.SIGSTOP)
+    one.send(StopAttempt(job=1, attempt=1, grace_s=0, reason="cancelled"))
+    assert one.ended(1).outcome == STOPPED
+    assert is_gone(pid)
+    assert is_gone(supervisor)
+
+
+def test_files_of_a_job_are_for_its_user_only(node):
+    one = node()
+    one.run(1, 1, one.capture("/bin/true"))
+    one.ended(1)
+    everything = [one.agent_folder.parent, *one.agent_folder.parent.rglob("*")]
+    found = [path for path in everything if path.lstat().st_mode & 0o77]
+    assert found == []

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from brim.agent.agent import Agent
 from brim.agent.devices import CpuSlots, Gpus
-from brim.agent.folders import agent_folder, runtime_folder
+from brim.agent.folders import agent_folder, make_private, runtime_folder
 from brim.errors import BrimError, ConfigError, RefusedError
 
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.devices is not None and options.devices < 1:
             raise ConfigError(f"--devices: found {options.devices}, expected at least 1")
         folder = agent_folder()
-        folder.mkdir(0o700, parents=True, exist_ok=True)
+        make_private(folder)
         found = os.stat(folder)
         if found.st_uid != os.getuid() or found.st_mode & 0o022:
             raise RefusedError(f"{folder}: expected a folder that this user alone can write to")

@@ -10,17 +10,16 @@ import contextlib
 import getpass
 import json
 import os
-import secrets
 import selectors
 import signal
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 from brim.agent import attempt_files, devices, leftovers
+from brim.agent.adoption import end_in, found_attempts, note_processes, noted_processes
 from brim.agent.attempt import fork_attempt, is_running
 from brim.agent.attempt_files import EndFile, LaunchFile, PidsFile
 from brim.agent.attempts import (
@@ -40,7 +39,7 @@ from brim.agent.attempts import (
 from brim.agent.capture import read_capture
 from brim.agent.controller_link import ControllerLink
 from brim.agent.devices import Devices
-from brim.agent.folders import attempt_folder, captures_folder
+from brim.agent.folders import attempt_folder, captures_folder, make_private
 from brim.agent.leftovers import KnownProcess
 from brim.agent.log_cap import cap_log
 from brim.agent.protocol import (
@@ -58,6 +57,7 @@ from brim.agent.protocol import (
     StartAttempt,
     Synced,
 )
+from brim.agent.sockets import control_path, folder_id, remove_socket_folder, socket_folder
 from brim.agent.supervisor_link import SupervisorLink, gang_seen
 from brim.agent.zygotes import Zygotes
 from brim.errors import RefusedError
@@ -65,7 +65,6 @@ from brim.gang import processes
 from brim.gang.codec import ProtocolError
 from brim.gang.messages import CONTROL_VARIABLE, GANG_VARIABLE, ID_VARIABLE
 from brim.gang.run_script import ERROR_FILE_VARIABLE
-from brim.gang.unix_socket import PATH_BYTES_MAX
 from brim.gang.wakeup import SignalQueue
 
 CONNECT_MS: Final = 20
@@ -78,8 +77,6 @@ STATUS_MS: Final = 1_000
 """Time between two questions to a supervisor otherwise: as often as ranks report. Ours."""
 CHECK_MS: Final = 1_000
 """Time between two looks at devices, logs and zygotes. Ours."""
-PROCESSES: Final = "processes.json"
-"""File of an attempt's folder: the processes that its supervisor has named."""
 _OF_ANOTHER_JOB: Final = (CONTROL_VARIABLE, ID_VARIABLE, GANG_VARIABLE, ERROR_FILE_VARIABLE, "BRIM_LOADER_WORKERS")
 """Variables of a job in which this one was submitted."""
 
@@ -103,7 +100,7 @@ class Agent:
         self._boot_id = attempt_files.boot_id()
         self._attempts = NodeAttempts(attempt_files.boot_time_ms, node.names)
         self._controller = ControllerLink(controller, self._selector)
-        self._zygotes = Zygotes(_socket_folder(folder / "zygotes"))
+        self._zygotes = Zygotes(socket_folder(folder / "zygotes"))
         self._links: dict[Key, SupervisorLink] = {}
         self._named: dict[Key, frozenset[KnownProcess]] = {}  # processes of attempts whose supervisor has ended
         self._devices_told: list[DeviceSeen] = []
@@ -272,7 +269,7 @@ class Agent:
         key = order.job, order.attempt
         folder = attempt_folder(self._folder, *key)
         try:
-            folder.mkdir(0o700, parents=True, exist_ok=True)
+            make_private(folder)
             attempt_files.write_durably(folder, attempt_files.FENCE, json.loads(ORDERS.encode(order)))
             attempt_files.sync_folder(folder.parent)
         except OSError as error:
@@ -302,7 +299,7 @@ class Agent:
     def _launch_file(self, order: StartAttempt, folder: Path) -> LaunchFile:
         capture = read_capture(captures_folder(self._folder), order.capture, order.digest)
         checkpoints = self._folder / "jobs" / str(order.job) / "checkpoint"
-        checkpoints.mkdir(0o700, parents=True, exist_ok=True)
+        make_private(checkpoints)
         env = {name: value for name, value in capture.env.items() if name not in _OF_ANOTHER_JOB}
         env |= {"BRIM_JOB_ID": str(order.job), "BRIM_ATTEMPT": str(order.attempt), "BRIM_CKPT_DIR": str(checkpoints)}
         if order.loader_workers != NONE:
@@ -311,7 +308,7 @@ class Agent:
         return LaunchFile(
             job=order.job, attempt=order.attempt, command=capture.command, env=env, cwd=capture.cwd, ranks=order.ranks,
             devices=tuple(self._devices.names[device] for device in order.devices), grace_s=order.grace_s,
-            gang=_gang(folder), control=_control(folder),
+            gang=folder_id(folder), control=control_path(folder),
             zygote=self._zygotes.for_command(capture.command, env, now_ms, is_gang=order.ranks > 0),
         )  # fmt: skip
 
@@ -320,14 +317,15 @@ class Agent:
         if (link := self._links.pop(key, None)) is not None:
             self._named[key] = link.named
             link.close()
-        named = self._named.get(key) or _named_in(folder, self._boot_id)
-        left = leftovers.kill(_gang(folder), named, self._strays, self._reaped)
+        named = self._named.get(key) or noted_processes(folder, self._boot_id)
+        left = leftovers.kill(folder_id(folder), named, self._strays, self._reaped)
         pids = [process.pid for process in left]
         if not left and is_running(folder):
             pids = [read.pid] if (read := attempt_files.read_fields(folder, attempt_files.PIDS, PidsFile)) else [0]
         if not pids:
             self._named.pop(key, None)
             _cap_logs(folder)
+            remove_socket_folder(folder)
         self._attempts.swept(key, pids)
 
     def _strays(self) -> set[int]:
@@ -342,7 +340,7 @@ class Agent:
         plain = {name: value for name, value in asdict(end).items() if name != "is_written"}
         folder = attempt_folder(self._folder, *key)
         try:
-            attempt_files.write_fields(folder, attempt_files.END, EndFile(**plain, boot_id=self._boot_id))
+            attempt_files.write_end(folder, EndFile(**plain, boot_id=self._boot_id))
         except OSError as error:
             self._attempts.not_written(key, f"cannot write into {folder}: {error.strerror}")
         else:
@@ -352,26 +350,26 @@ class Agent:
 
     def _restore(self) -> None:
         """Find the attempts of the agents before this one, and adopt those that live."""
-        for folder in _attempt_folders(self._folder):
-            key = int(folder.name.partition("-")[0]), int(folder.name.partition("-")[2])
-            order = _fenced_order(folder, key)
-            pids = attempt_files.read_fields(folder, attempt_files.PIDS, PidsFile)
-            alive = pids is not None and pids.boot_id == self._boot_id and is_running(folder)
-            if alive and pids is not None:
-                try:
-                    link = SupervisorLink(key, pids.pid, _control(folder), self._selector)
-                    link.named |= _named_in(folder, self._boot_id)
-                    self._links[key] = link
-                    self._adopting.add(key)
-                except OSError:
-                    alive = False
-            end = None if alive else _end_in(folder, self._boot_id)
-            forgotten = (folder / attempt_files.FORGOTTEN).exists()
-            self._attempts.restore(order, end=end, alive=alive, forgotten=forgotten)
-            if alive and pids is not None:
-                self._attempts.launched(key, pids.started_ms)
+        parent = self._folder / "attempts"
+        make_private(parent)
+        for found in found_attempts(parent, self._boot_id):
+            alive = found.pids is not None and self._adopt(found.key, found.folder, found.pids.pid)
+            self._attempts.restore(found.order, end=found.end, alive=alive, forgotten=found.forgotten)
+            if alive and found.pids is not None:
+                self._attempts.launched(found.key, found.pids.started_ms)
         self._adopting_until_ms = attempt_files.boot_time_ms() + ADOPT_MS
         self._perform()
+
+    def _adopt(self, key: Key, folder: Path, pid: int) -> bool:
+        """Watch an attempt that another agent has started; return whether it still lives."""
+        try:
+            link = SupervisorLink(key, pid, control_path(folder), self._selector)
+        except OSError:
+            return False
+        link.named |= noted_processes(folder, self._boot_id)
+        self._links[key] = link
+        self._adopting.add(key)
+        return True
 
     def _look_after(self, link: SupervisorLink, now_ms: int) -> None:
         """Connect to a supervisor, or ask it how it is, if it is time to."""
@@ -410,7 +408,7 @@ class Agent:
         if link.note_processes(status):
             folder = attempt_folder(self._folder, *link.key)
             with contextlib.suppress(OSError):  # needed only if supervisor and agent are killed
-                _note_named(folder, self._boot_id, link.named)
+                note_processes(folder, self._boot_id, link.named)
         self._adopting.discard(link.key)
         gang = gang_seen(link.key, status, self._devices.names)
         if not gang.has_processes or (gang.is_grouped and not gang.is_settled):
@@ -419,7 +417,7 @@ class Agent:
 
     def _supervisor_ended(self, link: SupervisorLink) -> None:
         self._reaped(processes.reap())
-        end = _end_in(attempt_folder(self._folder, *link.key), self._boot_id)
+        end = end_in(attempt_folder(self._folder, *link.key), self._boot_id)
         self._named[link.key] = link.named
         del self._links[link.key]
         link.close()
@@ -429,81 +427,6 @@ class Agent:
     def _reaped(self, ended: Iterable[tuple[int, int]]) -> None:
         for pid, _ in ended:
             self._zygotes.ended(pid)
-
-
-def _gang(folder: Path) -> str:
-    """Return the id that marks the processes of the attempt in this folder."""
-    return sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
-
-
-def _control(folder: Path) -> str:
-    """Return the path of the supervisor's socket; a short one elsewhere if that in the folder is too long."""
-    path = str(folder / "control")
-    if len(os.fsencode(path)) <= PATH_BYTES_MAX:
-        return path
-    return str(_socket_folder(folder) / "control")
-
-
-def _socket_folder(folder: Path) -> Path:
-    """Return the folder, or one with a short path if that of a socket in it would be too long."""
-    if len(os.fsencode(folder)) + 18 <= PATH_BYTES_MAX:
-        return folder
-    short = Path(f"/tmp/brim-agent-{os.getuid()}")
-    for each in (short, short / _gang(folder)):
-        each.mkdir(0o700, exist_ok=True)
-        found = os.lstat(each)
-        if found.st_uid != os.getuid() or found.st_mode & 0o77 or each.is_symlink():
-            raise RefusedError(f"{each}: expected a folder that this user alone can use")
-    return short / _gang(folder)
-
-
-def _attempt_folders(folder: Path) -> list[Path]:
-    parent = folder / "attempts"
-    parent.mkdir(0o700, exist_ok=True)
-    found = (path for path in parent.iterdir() if path.name.replace("-", "", 1).isdecimal() and "-" in path.name)
-    return sorted(found, key=lambda path: tuple(map(int, path.name.split("-"))))
-
-
-def _fenced_order(folder: Path, key: Key) -> StartAttempt:
-    """Return the order of a fence; without capture if it is not whole, since nothing was started then."""
-    with contextlib.suppress(OSError, ProtocolError):
-        order = ORDERS.decode((folder / attempt_files.FENCE).read_bytes())
-        if isinstance(order, StartAttempt) and (order.job, order.attempt) == key:
-            return order
-    return StartAttempt(job=key[0], attempt=key[1], sequence=NONE, capture="", digest="", devices=())
-
-
-def _end_in(folder: Path, boot_id: str) -> AttemptEnd | None:
-    """Return the end that is on disk; its times only if they are of this boot."""
-    end = attempt_files.read_fields(folder, attempt_files.END, EndFile)
-    if end is None:
-        return None
-    same = end.boot_id == boot_id
-    return AttemptEnd(
-        outcome=end.outcome, exit_code=end.exit_code, detail=end.detail, blame=end.blame,
-        started_ms=end.started_ms if same else NONE, ended_ms=end.ended_ms if same else NONE, is_written=True,
-    )  # fmt: skip
-
-
-def _note_named(folder: Path, boot_id: str, named: Iterable[KnownProcess]) -> None:
-    part = folder / f".{PROCESSES}.{secrets.token_hex(4)}"
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(fd, "w") as file:
-        json.dump({"boot_id": boot_id, "processes": [[one.pid, one.start_ticks] for one in named]}, file)
-    os.replace(part, folder / PROCESSES)
-
-
-def _named_in(folder: Path, boot_id: str) -> frozenset[KnownProcess]:
-    """Return the processes that are named in the files of an attempt; none of another boot."""
-    found = set()
-    pids = attempt_files.read_fields(folder, attempt_files.PIDS, PidsFile)
-    if pids is not None and pids.boot_id == boot_id:
-        found.add(KnownProcess(pids.pid, pids.start_ticks))
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        plain = json.loads((folder / PROCESSES).read_bytes())
-        if plain["boot_id"] == boot_id:
-            found |= {KnownProcess(int(pid), int(ticks)) for pid, ticks in plain["processes"]}
-    return frozenset(found)
 
 
 def _is_zygote(pid: int) -> bool:

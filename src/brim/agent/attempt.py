@@ -37,7 +37,7 @@ def fork_attempt(folder: Path, launch: LaunchFile) -> int:
     Raises:
         OSError: there is no room for files or another process.
     """
-    attempt_files.write_fields(folder, attempt_files.LAUNCH, launch)
+    attempt_files.write_launch(folder, launch)
     (folder / attempt_files.LOG).mkdir(0o700, exist_ok=True)
     log_fd = os.open(folder / attempt_files.LOG / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -106,7 +106,7 @@ def run_attempt(folder: Path, launch: LaunchFile) -> None:
     me = processes.find_process(os.getpid())
     assert me is not None
     pids = PidsFile(pid=me.pid, start_ticks=me.start_ticks, boot_id=attempt_files.boot_id())
-    attempt_files.write_fields(folder, attempt_files.PIDS, pids)
+    attempt_files.write_pids(folder, pids)
     try:
         supervisor = Supervisor(LaunchConfig(
             command=launch.command, nproc=max(1, launch.ranks), control=launch.control, cwd=launch.cwd, env=launch.env,
@@ -118,12 +118,12 @@ def run_attempt(folder: Path, launch: LaunchFile) -> None:
         result = supervisor.run()
     except OSError as error:  # no socket, no memory for another process
         detail = f"cannot be supervised: {error}"
-        attempt_files.write_fields(folder, attempt_files.END, _end_file(pids, FAILED, NONE, detail, BLAME_NODE))
+        attempt_files.write_end(folder, _end_file(pids, FAILED, NONE, detail, BLAME_NODE))
         return
     outcome, code = _outcome(result, has_started=supervisor.has_started)
     blame = BLAME_JOB if outcome in (FAILED, UNUSABLE) else ""
     end = _end_file(pids, outcome, code, result.detail, blame, tuple(supervisor.unkillable))
-    attempt_files.write_fields(folder, attempt_files.END, end)
+    attempt_files.write_end(folder, end)
 
 
 def _outcome(result: GangResult, *, has_started: bool) -> tuple[str, int]:

@@ -16,7 +16,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -86,25 +86,41 @@ def boot_time_ms() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
+def write_whole(folder: Path, name: str, plain: Mapping[str, Any]) -> None:
+    """Write a file as a whole, of this user only. It is needed in this boot only: after a power cut it may be gone.
+
+    Raises:
+        OSError: it cannot be written; the former content, if any, is still there.
+    """
+    with _replacing(folder, name, plain):
+        pass
+
+
 def write_durably(folder: Path, name: str, plain: Mapping[str, Any]) -> None:
     """Write a file as a whole, of this user only; on return it survives a power cut.
 
     Raises:
         OSError: it cannot be written; the former content, if any, is still there.
     """
+    with _replacing(folder, name, plain) as fd:
+        os.fsync(fd)
+    sync_folder(folder)
+
+
+@contextlib.contextmanager
+def _replacing(folder: Path, name: str, plain: Mapping[str, Any]) -> Iterator[int]:
     part = folder / f".{name}.part"
     try:
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
             file.write(json.dumps(plain).encode())
             file.flush()
-            os.fsync(file.fileno())
+            yield fd
         os.replace(part, folder / name)
     except OSError:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise
-    sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:
@@ -120,13 +136,23 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def write_fields(folder: Path, name: str, value: LaunchFile | PidsFile | EndFile) -> None:
-    """Write a dataclass durably, see ``write_durably``."""
-    write_durably(folder, name, asdict(value))
+def write_launch(folder: Path, launch: LaunchFile) -> None:
+    """Write ``launch.json``; raises like ``write_whole``."""
+    write_whole(folder, LAUNCH, asdict(launch))
+
+
+def write_pids(folder: Path, pids: PidsFile) -> None:
+    """Write ``pids.json``; raises like ``write_whole``."""
+    write_whole(folder, PIDS, asdict(pids))
+
+
+def write_end(folder: Path, end: EndFile) -> None:
+    """Write ``end.json`` durably; raises like ``write_durably``."""
+    write_durably(folder, END, asdict(end))
 
 
 def read_fields(folder: Path, name: str, kind: type[T]) -> T | None:
-    """Read what ``write_fields`` has written; None if it is not there or not whole. Unknown fields are ignored."""
+    """Read a dataclass that was written here; None if it is not there or not whole. Unknown fields are ignored."""
     try:
         plain = json.loads((folder / name).read_bytes())
         known = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from brim.agent.folders import make_private
 from brim.errors import BrimError, RefusedError
 
 CAPTURE_VERSION: Final = 1
@@ -45,7 +46,7 @@ def write_capture(folder: Path, command: Sequence[str], env: Mapping[str, str], 
     data = json.dumps(plain).encode()
     name = secrets.token_hex(16)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder)
         fd = os.open(_path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
             file.write(data)

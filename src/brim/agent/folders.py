@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Mapping
@@ -42,6 +43,18 @@ def log_folder(agent: Path, job: int, attempt: int) -> Path:
 def attempt_folder(agent: Path, job: int, attempt: int) -> Path:
     """Return the folder of an attempt."""
     return agent / "attempts" / f"{job}-{attempt}"
+
+
+def make_private(path: Path) -> None:
+    """Make this folder if it is missing, and those above it; what is made is of this user only.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    for folder in (*reversed(path.parents), path):
+        with contextlib.suppress(FileExistsError):
+            if not folder.is_dir():
+                folder.mkdir(0o700)
 
 
 def runtime_folder(env: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:

@@ -19,6 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+from brim.agent.folders import make_private
 from brim.gang import processes, zygote
 from brim.gang.environment import gang_environment
 from brim.gang.fork_safety import FORBID_VARIABLE, READ_AT_STARTUP
@@ -51,7 +52,7 @@ class Zygotes:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._zygotes: dict[str, _ZygoteProcess] = {}
-        folder.mkdir(0o700, parents=True, exist_ok=True)
+        make_private(folder)
 
     def pids(self) -> set[int]:
         """Return the process ids of all zygotes."""

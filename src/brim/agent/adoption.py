@@ -1,0 +1,105 @@
+"""What an agent finds of the agents before it: attempts that live, have ended, or are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from brim.agent import attempt_files
+from brim.agent.attempt import is_running
+from brim.agent.attempt_files import EndFile, PidsFile
+from brim.agent.attempts import AttemptEnd, Key
+from brim.agent.leftovers import KnownProcess
+from brim.agent.protocol import NONE, ORDERS, StartAttempt
+from brim.gang.codec import ProtocolError
+
+PROCESSES: Final = "processes.json"
+"""File of an attempt's folder: the processes that its supervisor has named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundAttempt:
+    """An attempt whose folder is on disk.
+
+    Attributes:
+        folder: Its folder.
+        order: The order of its fence.
+        end: Its end; None if there is none.
+        pids: Its process, if that lives; None otherwise.
+        forgotten: Whether the controller knows its end.
+    """
+
+    folder: Path
+    order: StartAttempt
+    end: AttemptEnd | None
+    pids: PidsFile | None
+    forgotten: bool
+
+    @property
+    def key(self) -> Key:
+        """Job and attempt."""
+        return self.order.job, self.order.attempt
+
+
+def found_attempts(parent: Path, boot_id: str) -> list[FoundAttempt]:
+    """Return the attempts whose folders are in this one, by job and attempt."""
+    names = (tuple(path.name.split("-")) for path in parent.iterdir())
+    keys = sorted((int(name[0]), int(name[1])) for name in names if len(name) == 2 and all(map(str.isdecimal, name)))
+    return [_find(parent / f"{job}-{attempt}", (job, attempt), boot_id) for job, attempt in keys]
+
+
+def _find(folder: Path, key: Key, boot_id: str) -> FoundAttempt:
+    pids = attempt_files.read_fields(folder, attempt_files.PIDS, PidsFile)
+    alive = pids is not None and pids.boot_id == boot_id and is_running(folder)
+    return FoundAttempt(
+        folder=folder, order=_fenced_order(folder, key), end=None if alive else end_in(folder, boot_id),
+        pids=pids if alive else None, forgotten=(folder / attempt_files.FORGOTTEN).exists(),
+    )  # fmt: skip
+
+
+def _fenced_order(folder: Path, key: Key) -> StartAttempt:
+    """Return the order of a fence; one without capture if it is not whole, since nothing was started then."""
+    with contextlib.suppress(OSError, ProtocolError):
+        order = ORDERS.decode((folder / attempt_files.FENCE).read_bytes())
+        if isinstance(order, StartAttempt) and (order.job, order.attempt) == key:
+            return order
+    return StartAttempt(job=key[0], attempt=key[1], sequence=NONE, capture="", digest="", devices=())
+
+
+def end_in(folder: Path, boot_id: str) -> AttemptEnd | None:
+    """Return the end that is on disk, None if there is none; its times only if they are of this boot."""
+    end = attempt_files.read_fields(folder, attempt_files.END, EndFile)
+    if end is None:
+        return None
+    same = end.boot_id == boot_id
+    return AttemptEnd(
+        outcome=end.outcome, exit_code=end.exit_code, detail=end.detail, blame=end.blame,
+        started_ms=end.started_ms if same else NONE, ended_ms=end.ended_ms if same else NONE, is_written=True,
+    )  # fmt: skip
+
+
+def note_processes(folder: Path, boot_id: str, named: Iterable[KnownProcess]) -> None:
+    """Note the processes of an attempt. They are needed only if its supervisor and the agent are killed.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    plain = {"boot_id": boot_id, "processes": [[one.pid, one.start_ticks] for one in named]}
+    attempt_files.write_whole(folder, PROCESSES, plain)
+
+
+def noted_processes(folder: Path, boot_id: str) -> frozenset[KnownProcess]:
+    """Return the processes that the files of an attempt name; none of another boot."""
+    found = set()
+    pids = attempt_files.read_fields(folder, attempt_files.PIDS, PidsFile)
+    if pids is not None and pids.boot_id == boot_id:
+        found.add(KnownProcess(pids.pid, pids.start_ticks))
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        plain = json.loads((folder / PROCESSES).read_bytes())
+        if plain["boot_id"] == boot_id:
+            found |= {KnownProcess(int(pid), int(ticks)) for pid, ticks in plain["processes"]}
+    return frozenset(found)
