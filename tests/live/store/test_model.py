@@ -132,6 +132,10 @@ REQUESTS = st.lists(
 ).map(tuple)  # fmt: skip
 
 
+CRASH = st.one_of(st.just(-1), st.integers(0, 30))
+"""Before which of the writes and syncs of a request the process is killed: none, one of them, or after the answer."""
+
+
 class StoreMachine(RuleBasedStateMachine):
     """Requests go to the store and to the model. Some are crashed: files are copied at one of SQLite's writes."""
 
@@ -139,7 +143,7 @@ class StoreMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="brim-test-"))
         self.folder, self.clock, self.model = self.root / "0", StoppedClock(), Model()
-        self.folders, self.crash_at, self.last_ms = 1, -1, 0
+        self.folders, self.crash_at = 1, -1
         self.volume = volume(self.root, self.hook)
         self.volume.__enter__()
         self.opened = Opened(self.folder, self.clock)
@@ -163,9 +167,9 @@ class StoreMachine(RuleBasedStateMachine):
         ignored = shutil.ignore_patterns("*-shm")
         shutil.copytree(self.folder, self.root / str(self.folders), ignore=ignored)
 
-    def both(self, ask: Callable[[], object], model: Callable[[Model], object]) -> None:
-        """Ask the store and the model for the same; if a crash was planned, go on with what it left."""
-        before, crashes = copy.deepcopy(self.model), self.crash_at >= 0
+    def both(self, crash: int, ask: Callable[[], object], model: Callable[[Model], object]) -> None:
+        """Ask the store and the model for the same; after a crash (``CRASH``), go on with what it left."""
+        before, self.crash_at = copy.deepcopy(self.model), crash
         try:
             wanted, kind = model(self.model), None
         except (KeyReusedError, NotFoundError, InvariantError) as error:
@@ -175,7 +179,7 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             with pytest.raises(kind):
                 ask()
-        if crashes:
+        if crash >= 0:
             if self.crash_at >= 0:  # it wrote less: killed after the answer
                 self.crash_at, before = -1, self.model
                 self.copy()
@@ -188,27 +192,28 @@ class StoreMachine(RuleBasedStateMachine):
             if rolled_back:
                 self.model = before
 
-    @rule(uid=st.integers(1, 2), key=st.sampled_from(["k", "l", "m"]), requests=REQUESTS)
-    def submit(self, uid, key, requests):
+    @rule(uid=st.integers(1, 2), key=st.sampled_from(["k", "l", "m"]), requests=REQUESTS, crash=CRASH)
+    def submit(self, uid, key, requests, crash):
         at_ms = self.opened.store.now_ms()
-        self.both(lambda: self.opened.submit(key, *requests, uid=uid).ids,
+        self.both(crash, lambda: self.opened.submit(key, *requests, uid=uid).ids,
                   lambda model: model.submit(uid, key, requests, at_ms))
 
-    @rule(data=st.data())
-    def submit_again(self, data):
+    @rule(data=st.data(), crash=CRASH)
+    def submit_again(self, data, crash):
         """What a client does that heard no answer."""
         if self.model.keys:
             uid, key = data.draw(st.sampled_from(sorted(self.model.keys)))
             requests, ids = self.model.keys[uid, key]
-            self.both(lambda: self.opened.submit(key, *requests, uid=uid).ids, lambda model: ids)
+            self.both(crash, lambda: self.opened.submit(key, *requests, uid=uid).ids, lambda model: ids)
 
-    @rule(verb=st.sampled_from(sorted(VERBS)), job=st.integers(1, 8))
-    def command(self, verb, job):
-        self.both(lambda: self.opened.command(verb, job).inputs[0] and None, lambda model: model.command(verb, job))
+    @rule(verb=st.sampled_from(sorted(VERBS)), job=st.integers(1, 8), crash=CRASH)
+    def command(self, verb, job, crash):
+        self.both(crash, lambda: self.opened.command(verb, job).inputs[1:] or None,
+                  lambda model: model.command(verb, job))
 
     @precondition(lambda self: self.model.jobs)
-    @rule(data=st.data(), snapshot=st.sampled_from([None, None, b"one", b"two"]))
-    def step(self, data, snapshot):
+    @rule(data=st.data(), snapshot=st.sampled_from([None, None, b"one", b"two"]), crash=CRASH)
+    def step(self, data, snapshot, crash):
         """A few jobs start on devices that may be held, or end, whatever they were: some steps are contradictions."""
         jobs, attempts = [], []
         for number in sorted(data.draw(st.sets(st.sampled_from(sorted(self.model.jobs)), max_size=3))):
@@ -228,12 +233,8 @@ class StoreMachine(RuleBasedStateMachine):
             at_ms=self.opened.store.now_ms(), lines=tuple(data.draw(st.lists(st.sampled_from("xyz"), max_size=3))),
             jobs=tuple(jobs), attempts=tuple(attempts), inbox_done=done,
         )  # fmt: skip
-        self.both(lambda: self.opened.store.commit(changes, snapshot).result(),
+        self.both(crash, lambda: self.opened.store.commit(changes, snapshot).result(),
                   lambda model: model.commit(changes, snapshot))
-
-    @rule(writes=st.integers(0, 30))
-    def crash_in_the_next_request(self, writes):
-        self.crash_at = writes
 
     @rule(passed_ms=st.integers(0, 1_000))
     def wait(self, passed_ms):
@@ -241,7 +242,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(reboot=st.booleans())
     def restart(self, reboot):
-        self.crash_at = -1
         self.opened.store.close()
         if reboot:
             self.clock.boot_id, self.clock.boottime = f"{self.clock.boot_id}+", 5
