@@ -1,7 +1,7 @@
-"""The real controller and the real tables of the store under seeded virtual time, with faults.
+"""The controller, the store's statements and what decides in the agent, under seeded virtual time with faults.
 
-Users, agents, jobs and the network are models of a few lines; time, faults and the order of everything come from one
-seed. A witness watches the processes themselves: it trusts neither controller nor agent.
+Users, supervisors, jobs and the network are models of a few lines; time, faults and the order of everything come from
+one seed. A witness watches the processes themselves: it trusts neither controller nor agent.
 """
 
 from __future__ import annotations
@@ -10,34 +10,41 @@ import heapq
 import random
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from brim.agent.attempts import (
+    AgentEffect,
+    AttemptEnd,
+    CheckDevices,
+    Forgotten,
+    GangSeen,
+    Key,
+    Launch,
+    NodeAttempts,
+    Request,
+    Sweep,
+    Tell,
+    WriteEnd,
+    WriteFence,
+)
 from brim.agent.protocol import (
-    ENDED,
     FAILED,
     FINISHED,
-    LOST,
-    NONE,
-    RUNNING,
-    STARTING,
     STOPPED,
-    STOPPING,
-    UNUSABLE,
     VERSION,
     AgentHello,
     AttemptProgress,
     AttemptSeen,
     DeviceSeen,
-    ForgetAttempt,
-    ResizeAttempt,
+    Order,
     StartAttempt,
-    StopAttempt,
     Synced,
-    TuneAttempt,
 )
 from brim.core.cluster import parse_cluster
+from brim.gang.messages import PreemptRequest, ResizeRequest, TuneSettings
 from brim.live.controller import Controller
 from brim.live.inputs import AgentJoined, AgentLost, AgentSynced, Device, Progress, Saw
 from brim.live.invariants import (
@@ -58,6 +65,7 @@ from brim.policies.sockets import Policy
 
 DEVICES = 4
 GAP_MS = 50
+NAMES = tuple(map(str, range(DEVICES)))
 SAVE_MS = 40
 """Time a process takes to stop when it is asked."""
 CHECKED = 4
@@ -126,157 +134,221 @@ class Work:
 
 
 @dataclass
-class Process:
-    """All processes of one attempt."""
+class Gang:
+    """All processes of one attempt, with the supervisor that watches them: they outlive the agent."""
 
     order: StartAttempt
-    state: str = STARTING
-    sequence: int = 0
-    devices: tuple[int, ...] = ()
-    since_ms: int = NONE
-    begin_ms: int = NONE
-    outcome: str = ""
-    exit_code: int = NONE
+    devices: tuple[int, ...]
+    ranks: int
+    number: int  # of the newest request
+    since_ms: int
+    begin_ms: int
     serial: int = 0  # of its newest due time; older ones are void
+    is_stopping: bool = False
+    end: AttemptEnd | None = None
 
-    @property
-    def lives(self) -> bool:
-        return self.state in (RUNNING, STOPPING)
+    def seen(self, progress: AttemptProgress | None = None) -> GangSeen:
+        return GangSeen(
+            sequence=self.number, has_processes=True, is_grouped=self.ranks > 0, is_stopping=self.is_stopping,
+            is_settled=True, ranks=self.ranks, devices=self.devices, progress=progress,
+        )
 
 
-class ModelAgent:
-    """A node agent of one user: fences on disk, processes that outlive it, and a connection that comes and goes."""
+class ModelNode:
+    """What decides in the agent of one user, with models of its disk, its processes and its connection."""
 
     def __init__(self, world: VirtualCluster, uid: int) -> None:
         self.world, self.uid = world, uid
-        self.known: dict[tuple[int, int], Process] = {}  # on disk, as are the fences
-        self.fences: dict[int, int] = {}
-        self.finished: set[int] = set()
+        self.fences: dict[Key, StartAttempt] = {}  # on disk
+        self.ends: dict[Key, AttemptEnd] = {}
+        self.forgotten: set[Key] = set()
+        self.gangs: dict[Key, Gang] = {}  # processes that live, or whose supervisor was not heard yet
         self.connection = 0  # 0: none
+        self.lives = 0  # how often it was started
+        self.alive = False
+        self.start()
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the agent, which finds what an earlier one has left."""
         self.alive = True
+        self.lives += 1
+        self.core = NodeAttempts(lambda: self.world.now_ms, NAMES)
+        for key, order in sorted(self.fences.items()):
+            gang = self.gangs.get(key)
+            self.core.restore(
+                order, end=self.ends.get(key), alive=gang is not None and gang.end is None,
+                forgotten=key in self.forgotten,
+            )
+        for key, gang in self.gangs.items():
+            if gang.end is None:
+                self.core.launched(key, gang.begin_ms)
+                self.core.connected(key)
+                self.core.status(key, gang.seen())
+        self.perform()
+
+    def die(self) -> None:
+        self.alive = False
 
     def connect(self) -> None:
         self.connection = next(self.world.serials)
-        devices = tuple(map(str, range(DEVICES)))
-        hello = AgentHello(version=VERSION, user=f"u{self.uid}", boot_id="boot", devices=devices)
-        self.world.to_controller(self, hello)
-        for key in list(self.known):
-            self.say(*key)
-        for device in range(DEVICES):
-            self.world.to_controller(self, DeviceSeen(device=device, state=self.world.device_states[device]))
-        self.world.to_controller(self, Synced())
+        hello = AgentHello(version=VERSION, user=f"u{self.uid}", boot_id="boot", devices=NAMES)
+        for report in (hello, *self.core.seen(), *(
+            DeviceSeen(device=device, state=self.world.device_states[device]) for device in range(DEVICES)
+        ), Synced()):
+            self.world.to_controller(self, report)
 
-    def say(self, job: int, attempt: int) -> None:
-        one = self.known[job, attempt]
-        now_ms = self.world.now_ms
-        self.world.to_controller(self, AttemptSeen(
-            job=job, attempt=attempt, sequence=one.sequence, state=one.state, devices=one.devices,
-            ranks=one.order.ranks, outcome=one.outcome, exit_code=one.exit_code,
-            started_ms_ago=NONE if one.begin_ms == NONE else now_ms - one.begin_ms,
-        ))
+    def obey(self, order: Order) -> None:
+        self.core.obey(order)
+        self.perform()
 
-    def obey(self, order) -> None:
-        key = (order.job, order.attempt)
-        match order:
-            case StartAttempt():
-                self._start(order)
-            case StopAttempt():
-                self._stop(order)
-            case ForgetAttempt():
-                if key in self.known and self.known[key].state == ENDED:
-                    del self.known[key]
-                return
-            case ResizeAttempt() | TuneAttempt():
-                one = self.known.get(key)
-                if one is not None and one.state == RUNNING and order.sequence > one.sequence:
-                    self._account(one)
-                    one.sequence = order.sequence
-                    if isinstance(order, ResizeAttempt):
-                        one.devices = order.devices
-                    self._plan_end(one)
-        if key in self.known:
-            self.say(*key)
+    def perform(self) -> None:
+        """Do what the agent's core asks for; the agent may die between any two of its effects."""
+        while self.alive and (effects := self.core.take_effects()):
+            for effect in effects:
+                if self.world.happens("agent_dies"):
+                    self.world.kill(self)
+                    return
+                self._do(effect)
+        if self.alive and (at_ms := self.core.next_ms()) is not None:
+            self._soon(at_ms - self.world.now_ms, self.core.tick)
 
-    def _start(self, order: StartAttempt) -> None:
-        key = (order.job, order.attempt)
-        if key in self.known:
+    def _soon(self, delay_ms: int, what: Callable[[], None]) -> None:
+        """Call the core later, if the agent still lives then."""
+        life = self.lives
+
+        def call() -> None:
+            if self.alive and self.lives == life:
+                what()
+                self.perform()
+
+        self.world.later(max(delay_ms, 0), call)
+
+    def _do(self, effect: AgentEffect) -> None:
+        match effect:
+            case CheckDevices(key=key):
+                self._soon(1, lambda: self.core.checked(key, ""))
+            case WriteFence(order=order):
+                key = (order.job, order.attempt)
+                self.fences[key] = order
+                self.core.fenced(key)
+            case Launch(order=order):
+                self._launch(order)
+            case Request(key=key, message=message):
+                self._soon(1, lambda: self._request(key, message))
+            case Sweep(key=key):
+                self.gangs.pop(key, None)
+                self.core.swept(key, ())
+            case WriteEnd(key=key, end=end):
+                self.ends[key] = end
+                self.core.end_written(key)
+            case Forgotten(key=key):
+                self.forgotten.add(key)
+            case Tell(report=report):
+                self.world.to_controller(self, report)
+
+    # -- processes -------------------------------------------------------------------------------------------------
+
+    def _launch(self, order: StartAttempt) -> None:
+        key, now_ms = (order.job, order.attempt), self.world.now_ms
+        self.world.forked(key)
+        gang = self.gangs[key] = Gang(order, order.devices, order.ranks, 2 * order.sequence + 1, now_ms, now_ms)
+        self._plan_end(key, gang)
+        self.core.launched(key, now_ms)
+
+        def begins() -> None:
+            if gang.end is None:
+                self.core.connected(key)
+                self.core.status(key, gang.seen())
+
+        self._soon(self.world.rng.randint(1, 20), begins)
+
+    def _request(self, key: Key, message: PreemptRequest | ResizeRequest | TuneSettings) -> None:
+        gang = self.gangs.get(key)
+        if gang is None or gang.end is not None:
             return
-        if order.attempt <= self.fences.get(order.job, 0) or order.job in self.finished:
-            outcome = UNUSABLE if order.job in self.finished else LOST
-            if order.attempt > self.fences.get(order.job, 0):
-                self.known[key] = Process(order, state=ENDED, outcome=outcome, sequence=order.sequence)
+        if isinstance(message, PreemptRequest):
+            gang.is_stopping = True
+            self.world.happened["a gang was stopped"] += 1
+            work = self.world.work[key[0]]
+            self._account(gang)
+            code = self.world.rng.choice((75, 143, 1))
+            delay_ms = SAVE_MS if not work.ignores else min(round(1000 * (message.grace_s or 0)), 2_000)
+            if work.ignores and work.left_ms <= delay_ms:
+                return  # it finishes before it is killed
+            self._plan(key, gang, delay_ms, AttemptEnd(outcome=STOPPED, exit_code=code))
+            self.core.status(key, gang.seen())
             return
-        self.fences[order.job] = order.attempt
-        self.known[key] = Process(order, sequence=order.sequence, devices=order.devices)
-        self.world.later(self.world.rng.randint(1, 20), lambda: self._fork(key))
+        number = message.fence[-1]
+        if number > gang.number:
+            self._account(gang)
+            gang.number = number
+            if isinstance(message, ResizeRequest):
+                self.world.happened["a gang was resized"] += 1
+                gang.ranks, gang.devices = message.size, tuple(map(NAMES.index, message.devices))
+            if not gang.is_stopping:
+                self._plan_end(key, gang)
+        self.core.answered(key, number, "")
+        self.core.status(key, gang.seen())
 
-    def _fork(self, key: tuple[int, int]) -> None:
-        one = self.known.get(key)
-        if one is None or one.state != STARTING:
-            return
-        one.state, one.since_ms, one.begin_ms = RUNNING, self.world.now_ms, self.world.now_ms
-        self.world.forked(self, key)
-        self._plan_end(one)
-        self.say(*key)
-
-    def _account(self, one: Process) -> None:
+    def _account(self, gang: Gang) -> None:
         """Book the work done since the last change of its devices."""
-        work = self.world.work[one.order.job]
-        work.left_ms -= (self.world.now_ms - one.since_ms) * max(len(one.devices), 1)
-        one.since_ms = self.world.now_ms
+        work = self.world.work[gang.order.job]
+        work.left_ms -= (self.world.now_ms - gang.since_ms) * max(len(gang.devices), 1)
+        gang.since_ms = self.world.now_ms
 
-    def _plan_end(self, one: Process) -> None:
-        work, key = self.world.work[one.order.job], (one.order.job, one.order.attempt)
-        one.serial += 1
-        serial = one.serial
+    def _plan_end(self, key: Key, gang: Gang) -> None:
+        work = self.world.work[key[0]]
         if work.fails:
-            self.world.later(500, lambda: self._end(key, serial, FAILED, work.fails[0]))
+            self._plan(key, gang, 500, AttemptEnd(outcome=FAILED, exit_code=work.fails[0]))
         else:
-            left_ms = max(1, -(-work.left_ms // max(len(one.devices), 1)))
-            self.world.later(left_ms, lambda: self._end(key, serial, FINISHED, 0))
+            left_ms = max(1, -(-work.left_ms // max(len(gang.devices), 1)))
+            self._plan(key, gang, left_ms, AttemptEnd(outcome=FINISHED, exit_code=0))
 
-    def _stop(self, order: StopAttempt) -> None:
-        key = (order.job, order.attempt)
-        one = self.known.get(key)
-        if one is None:
-            if order.attempt > self.fences.get(order.job, 0):
-                self.fences[order.job] = order.attempt
-                never = StartAttempt(job=key[0], attempt=key[1], sequence=0, capture="", digest="", devices=())
-                self.known[key] = Process(never, state=ENDED, outcome=STOPPED, sequence=NONE)
-        elif one.state == STARTING:
-            one.state, one.outcome, one.devices = ENDED, STOPPED, ()
-        elif one.state == RUNNING:
-            one.state = STOPPING
-            if not self.world.work[order.job].ignores:
-                self._account(one)
-                one.serial += 1
-                serial = one.serial
-                code = self.world.rng.choice((75, 143, 1))
-                self.world.later(SAVE_MS, lambda: self._end(key, serial, STOPPED, code))
+    def _plan(self, key: Key, gang: Gang, delay_ms: int, end: AttemptEnd) -> None:
+        """Let the processes end at a time, in place of what was planned before."""
+        gang.serial += 1
+        serial = gang.serial
 
-    def _end(self, key: tuple[int, int], serial: int, outcome: str, code: int) -> None:
-        one = self.known.get(key)
-        if one is None or not one.lives or one.serial != serial:
-            return
-        self._account(one)
-        one.state, one.outcome, one.exit_code, one.devices = ENDED, outcome, code, ()
-        if outcome == FAILED:
-            self.world.work[key[0]].fails.pop(0)
-        if outcome == FINISHED:
-            self.finished.add(key[0])
-            self.world.succeeded.add(key[0])
-        if self.alive:
-            self.say(*key)
+        def ends() -> None:
+            if self.gangs.get(key) is not gang or gang.end is not None or gang.serial != serial:
+                return
+            self._account(gang)
+            gang.end = replace(end, started_ms=gang.begin_ms, ended_ms=self.world.now_ms)
+            if end.outcome == FAILED:
+                self.world.work[key[0]].fails.pop(0)
+            if end.outcome == FINISHED:
+                self.world.happened["a job came back and finished"] += key[1] > 1
+                self.world.succeeded.add(key[0])
+            self.ends.setdefault(key, replace(gang.end, is_written=True))  # the supervisor writes it
+            if self.alive:
+                self.core.supervisor_ended(key, self.ends[key])
+                self.perform()
+
+        self.world.later(delay_ms, ends)
+
+    def lose_a_gang(self) -> None:
+        """Somebody kills a supervisor and its processes: nobody sees how they end."""
+        living = [key for key, gang in self.gangs.items() if gang.end is None]
+        if living:
+            self.world.happened["a gang was killed"] += 1
+            gang = self.gangs.pop(living[0])
+            gang.serial += 1
+            self._account(gang)
+            self.core.supervisor_ended(living[0], None)
+            self.perform()
 
     def reports(self) -> None:
         """Say how far the running attempts are, and repeat what may have been lost."""
-        for key, one in list(self.known.items()):
-            if one.state == RUNNING and one.order.ranks:
+        for key, gang in list(self.gangs.items()):
+            if gang.end is None and gang.ranks:
                 self.world.to_controller(self, AttemptProgress(
-                    job=key[0], attempt=key[1], ranks=len(one.devices), samples=float(self.world.now_ms), total=1e6,
-                    samples_per_s=5.0, step_s=0.1 / len(one.devices), sync_s=0.01, local_batch=8,
+                    job=key[0], attempt=key[1], ranks=gang.ranks, samples=float(self.world.now_ms), total=1e6,
+                    samples_per_s=5.0, step_s=0.1 / gang.ranks, sync_s=0.01, local_batch=8,
                 ))
-            self.say(*key)
+        for seen in self.core.seen():
+            self.world.to_controller(self, seen)
 
 
 @dataclass(frozen=True)
@@ -291,13 +363,15 @@ class Chances:
     agent_dies: float = 0.0
     clock_jumps: float = 0.0
     disk_full: float = 0.0
+    killed: float = 0.0
 
     @classmethod
     def drawn(cls, rng: random.Random) -> Chances:
         return cls(**{
             name: rng.choice((0.0, 0.0, rng.random() * most)) for name, most in (
                 ("lost", 0.2), ("late", 0.5), ("twice", 0.3), ("crash", 0.15), ("disconnect", 0.05),
-                ("agent_dies", 0.03), ("clock_jumps", 0.03), ("disk_full", 0.05),
+                ("agent_dies", 0.02), ("clock_jumps", 0.03), ("disk_full", 0.05),
+                ("killed", 0.05),
             )
         })
 
@@ -318,9 +392,10 @@ class VirtualCluster:
         self.succeeded: set[int] = set()
         self.accepted: list[int] = []
         self.device_states = ["open"] * DEVICES
-        self.agents = {uid: ModelAgent(self, uid) for uid in (1, 2, 3)}
+        self.agents = {uid: ModelNode(self, uid) for uid in (1, 2, 3)}
         self.forks: list[tuple[int, int]] = []
-        self.crashes = self.steps = self.commits = 0
+        self.steps = self.commits = 0
+        self.happened: Counter[str] = Counter()
         self.calm = False
         self.crash_at: int | None = None
         self._inputs: list = []
@@ -349,43 +424,49 @@ class VirtualCluster:
         for agent in self.agents.values():
             if agent.connection:
                 agent.reports()
-                if self._happens("agent_dies"):
-                    self._kill(agent)
-                elif self._happens("disconnect"):
+                if self.happens("disconnect"):
                     self._disconnect(agent)
-        if self._happens("clock_jumps"):  # the machine was suspended
+                elif self.happens("killed"):
+                    agent.lose_a_gang()
+        if self.happens("clock_jumps"):  # the machine was suspended
+            self.happened["time jumped"] += 1
             self.now_ms += self.rng.choice((1_000, 3_600_000))
-        if self._happens("disk_full"):
+        if self.happens("disk_full"):
             self.store.full = True
+            self.happened["the disk was full"] += 1
             self.later(self.rng.randint(100, 3_000), self._room)
         self.later(2_000, self._tick)
 
     def _room(self) -> None:
         self.store.full = False
 
-    def _happens(self, what: str) -> bool:
+    def happens(self, what: str) -> bool:
         return not self.calm and self.rng.random() < getattr(self.chances, what)
 
-    def _kill(self, agent: ModelAgent) -> None:
+    def kill(self, agent: ModelNode) -> None:
         """The agent dies, its processes go on; it is started again after a while."""
-        agent.alive = False
-        self._disconnect(agent, self.rng.randint(100, 40_000))
+        self.happened["an agent died"] += 1
+        agent.die()
+        away_ms = self.rng.randint(100, 40_000)
+        self._disconnect(agent, away_ms)
+        self.later(away_ms, lambda: self._reconnect(agent))
 
-    def _disconnect(self, agent: ModelAgent, away_ms: int = 200) -> None:
+    def _disconnect(self, agent: ModelNode, away_ms: int = 200) -> None:
         if agent.connection:
             agent.connection = 0
             self._inputs.append(AgentLost(at_ms=self.now_ms, uid=agent.uid))
             self._wake()
             self.later(away_ms, lambda: self._reconnect(agent))
 
-    def _reconnect(self, agent: ModelAgent) -> None:
-        agent.alive = True
-        if not agent.connection:
+    def _reconnect(self, agent: ModelNode) -> None:
+        if not agent.alive:
+            agent.start()
+        if agent.alive and not agent.connection:
             agent.connect()
 
     # -- the network -----------------------------------------------------------------------------------------------
 
-    def to_controller(self, agent: ModelAgent, message) -> None:
+    def to_controller(self, agent: ModelNode, message) -> None:
         connection = agent.connection
         if not connection:
             return
@@ -409,7 +490,7 @@ class VirtualCluster:
         else:
             self._deliver(arrive)
 
-    def _greeted(self, agent: ModelAgent) -> set[int]:
+    def _greeted(self, agent: ModelNode) -> set[int]:
         """Connections whose handshake is over: from then on messages are lost, late and repeated."""
         return {agent.connection} if any(
             uid == agent.uid for uid in self.controller.agents
@@ -426,11 +507,12 @@ class VirtualCluster:
         self._deliver(arrive)
 
     def _deliver(self, arrive: Callable[[], None]) -> None:
-        if self._happens("lost"):
+        if self.happens("lost"):
+            self.happened["a message was lost"] += 1
             return
-        delay_ms = self.rng.randint(100, 3_000) if self._happens("late") else 1
+        delay_ms = self.rng.randint(100, 3_000) if self.happens("late") else 1
         self.later(delay_ms, arrive)
-        if self._happens("twice"):
+        if self.happens("twice"):
             self.later(delay_ms + self.rng.randint(0, 500), arrive)
 
     # -- the controller --------------------------------------------------------------------------------------------
@@ -445,7 +527,7 @@ class VirtualCluster:
 
     def _crash(self) -> None:
         """The controller is killed, and started again; its agents connect anew."""
-        self.crashes += 1
+        self.happened["the controller crashed"] += 1
         self._start_controller()
         for agent in self.agents.values():
             if agent.connection:
@@ -465,11 +547,11 @@ class VirtualCluster:
             return  # of a controller that is no more
         self.steps += 1
         inputs, self._inputs = self._inputs, []
-        back_ms = self.rng.randint(0, 500) if self._happens("clock_jumps") else 0
+        back_ms = self.rng.randint(0, 500) if self.happens("clock_jumps") else 0
         result = self.controller.step(inputs, self.now_ms - back_ms)
         if result.changes.lines or result.changes.jobs or result.changes.attempts or result.changes.inbox_done:
             self.commits += 1
-            if self.commits * 2 - 1 == self.crash_at or self._happens("crash"):
+            if self.commits * 2 - 1 == self.crash_at or self.happens("crash"):
                 self._crash()
                 return
             try:
@@ -477,7 +559,7 @@ class VirtualCluster:
             except DiskFullError:
                 self._crash()
                 return
-            if self.commits * 2 == self.crash_at or self._happens("crash"):
+            if self.commits * 2 == self.crash_at or self.happens("crash"):
                 self._crash()
                 return
         for dispatch in result.orders:
@@ -494,7 +576,8 @@ class VirtualCluster:
     def submit(self, uid: int, *requests: tuple[JobRequest, Work]) -> tuple[int, ...]:
         """Submit jobs; returns their ids, none if the disk is full."""
         item = transactions.Submission(
-            uid=uid, user=f"u{uid}", key=f"key-{next(self.serials)}", requests=tuple(request for request, _ in requests)
+            uid=uid, user=f"u{uid}", key=f"key-{next(self.serials)}",
+            requests=tuple(replace(request, capture=f"{next(self.serials):032x}") for request, _ in requests),
         )
         try:
             accepted = self.store.accept(item, self.now_ms, 1_000_000 + self.now_ms / 1_000)
@@ -537,7 +620,7 @@ class VirtualCluster:
         for job, record in jobs.items():
             assert record.state != "finished" or job in self.succeeded, f"job {job} did not finish"
 
-    def forked(self, agent: ModelAgent, key: tuple[int, int]) -> None:
+    def forked(self, key: Key) -> None:
         assert key not in self.forks, f"job {key[0]} has forked attempt {key[1]} twice"
         self.forks.append(key)
 
@@ -545,14 +628,14 @@ class VirtualCluster:
         """I4 and I6 among the processes themselves."""
         jobs: dict[int, int] = {}
         owner: dict[int, int] = {}
-        for (job, attempt), one in self._living():
+        for (job, attempt), gang in self._living():
             assert jobs.setdefault(job, attempt) == attempt, f"job {job} runs as attempts {jobs[job]} and {attempt}"
-            for device in one.devices:
+            for device in gang.devices:
                 assert owner.setdefault(device, job) == job, f"device {device} has jobs {owner[device]} and {job}"
 
-    def _living(self) -> Iterator[tuple[tuple[int, int], Process]]:
+    def _living(self) -> Iterator[tuple[Key, Gang]]:
         for agent in self.agents.values():
-            yield from ((key, one) for key, one in agent.known.items() if one.lives)
+            yield from ((key, gang) for key, gang in agent.gangs.items() if gang.end is None)
 
     def settle(self, minutes: int = 3) -> None:
         """Stop all faults, let everything pass, and check that all jobs that can end have ended (I22)."""
@@ -560,19 +643,18 @@ class VirtualCluster:
         self.store.full = False
         self.device_states = ["open"] * DEVICES
         for agent in self.agents.values():
-            if not agent.connection:
-                self._reconnect(agent)
+            self._reconnect(agent)
             for device in range(DEVICES):
                 self.to_controller(agent, DeviceSeen(device=device, state="open"))
         self.run(self.now_ms + 60_000 * minutes)
         self.check()
-        for job in self.controller.jobs.values():
-            assert set(job.holds) & {"user", "crash guard"} or any(
+        for job in self.store.jobs().values():
+            assert job.has_ended or set(job.holds) & {"user", "crash guard"} or any(
                 hold.startswith(("after", "impossible")) for hold in job.holds
             ), f"job {job.id} is {job.state} for ever: {job}"
         assert not list(self._living())
         for agent in self.agents.values():
-            assert not agent.known, f"attempts that no controller has let go: {agent.known}"
+            assert not agent.core.seen(), f"attempts that no controller has let go: {agent.core.seen()}"
 
 
 def request(**fields) -> JobRequest:
@@ -594,11 +676,11 @@ def random_life(world: VirtualCluster, until_ms: int, *, jobs_max: int = 12) -> 
         if world.calm:
             return
         uid = rng.randint(1, 3)
-        if len(world.accepted) < jobs_max and rng.random() < 0.7:
+        if len(world.accepted) < jobs_max and rng.random() < 0.8:
             world.submit(uid, *_draw(world))
-        elif world.accepted:
-            job = rng.choice(world.accepted)
-            world.command(uid, rng.choice(("cancel", "hold", "release", "release", "requeue")), job)
+        elif world.accepted and rng.random() < 0.5:
+            verb = rng.choice(("cancel", "hold", "release", "release", "release", "requeue", "requeue", "requeue"))
+            world.command(uid, verb, rng.choice(world.accepted))
         if rng.random() < 0.1:
             device = rng.randrange(DEVICES)
             world.device_states[device] = rng.choice(("open", "foreign", "quarantined"))
@@ -633,5 +715,5 @@ def _draw(world: VirtualCluster) -> list[tuple[JobRequest, Work]]:
         else:
             one = request(gpus=rng.randint(1, 5 if rng.random() < 0.1 else 4), **fields)
         one = replace(one, array_index=index) if array else one
-        drawn.append((one, Work(rng.randint(100, 20_000), list(fails), rng.random() < 0.1)))
+        drawn.append((one, Work(rng.randint(100, 12_000), list(fails), rng.random() < 0.1)))
     return drawn

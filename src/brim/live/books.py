@@ -107,7 +107,7 @@ class Books:
     def add_hold(self, job: int, hold: str, reason: str) -> None:
         """Hold a job for one more reason; one that runs goes on."""
         record = self.jobs.get(job)
-        if record is None or hold in record.holds:
+        if record is None or hold in record.holds or job not in self.scheduler.state:  # one plan may reject several
             return
         self.put(job, holds=(*record.holds, hold), reason=reason)
         if self.scheduler.state.phase(job) is Phase.PENDING:
@@ -116,7 +116,7 @@ class Books:
     def drop_hold(self, job: int, hold: str) -> None:
         """Take one hold off a job; without any it waits for devices."""
         record = self.jobs.get(job)
-        if record is None or hold not in record.holds:
+        if record is None or hold not in record.holds or job not in self.scheduler.state:
             return
         left = tuple(each for each in record.holds if each != hold)
         self.put(job, holds=left, reason=holds.because(left))
