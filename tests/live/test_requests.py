@@ -144,6 +144,23 @@ def test_what_is_missing_or_no_object_is_refused():
         read_request([])  # type: ignore[arg-type]
 
 
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["one", "urgent", 1, 2, 4]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=5,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(sorted(field.name for field in fields(JobRequest))) | st.text(), ANY))
+def test_whatever_comes_is_a_request_or_one_line(data):
+    try:
+        request, words = read_request(LEAST | data), "none"
+    except ConfigError as error:
+        request, words = read_request(LEAST), str(error)
+    assert words.isascii()
+    assert words.isprintable()
+    assert read_request(json.loads(json.dumps(request.record(), allow_nan=False))) == request
+
+
 def test_deep_nesting_is_refused():
     deep: list[object] = []
     for _ in range(100_000):

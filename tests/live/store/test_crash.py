@@ -151,6 +151,34 @@ def test_a_kill_at_any_point_loses_nothing_that_was_acknowledged(memory, run, fi
         shutil.rmtree(folder)
 
 
+def test_a_second_kill_while_the_next_one_opens_the_store_loses_nothing(memory):
+    """Pairs of commits and of statements of opening; the sample is a twentieth of them, spread evenly."""
+
+    def opens(folder: Path, reach: Reach, ack: Ack) -> None:
+        plain = opening._plain
+
+        def traced(database: Path) -> Any:
+            connection = plain(database)
+            connection.set_trace_callback(lambda _: reach())
+            return connection
+
+        opening._plain = traced
+        StoppedClock.boot_id = "second"  # which has to be written down
+        Store(folder / "controller", lambda _: None, clock=StoppedClock())
+
+    in_child(memory / "whole", by_commit)
+    _, openings, _ = in_child(memory / "whole", opens)
+    assert openings > 20
+    pairs = [(commit, opening) for commit in range(2, 14) for opening in range(1, openings + 1)]
+    for commit, statement in pairs[:: sample(1, 20)]:
+        folder = memory / f"{commit}-{statement}"
+        acked, _, killed = in_child(folder, by_commit, commit)
+        assert killed
+        in_child(folder, opens, statement)
+        check_reopened(folder, acked)
+        shutil.rmtree(folder)
+
+
 def test_a_kill_in_the_thread_that_writes_loses_nothing(memory):
     """The same through futures and threads, at a time that the machine chooses."""
 

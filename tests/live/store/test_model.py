@@ -185,6 +185,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.copy()
             self.opened.store.close()
             self.folder = self.root / str(self.folders)
+            assert (self.folder / "controller" / "brim.db").exists(), f"{crash} {list(self.root.rglob('*'))}"
             self.folders += 1
             self.opened = Opened(self.folder, self.clock)
             rolled_back = seen_in(self.opened) == before.seen() != self.model.seen()

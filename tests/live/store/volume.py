@@ -71,6 +71,7 @@ class Recorder:
         self.log: list[Op] = []
         self.numbers: dict[str, int] = {}
         self.made = 0
+        self.errors: list[BaseException] = []
         self._not_synced: set[int] = set()
         self._kept: list[object] = []
 
@@ -105,7 +106,11 @@ class Recorder:
         file.methods = ctypes.pointer(mine)
 
     def _do(self, op: Op, really: Callable[[], int]) -> int:
-        code = self.hook(op)
+        try:
+            code = self.hook(op)
+        except BaseException as error:  # SQLite would go on as if the operation had been done
+            self.errors.append(error)
+            return sqlite3.SQLITE_ERROR
         if not code:
             code = really()
         if not code:
@@ -157,3 +162,5 @@ def volume(folder: Path, hook: Hook = lambda op: 0, *, shared_memory: bool = Tru
     finally:
         library.sqlite3_vfs_register(real, 1)
         library.sqlite3_vfs_unregister(ctypes.byref(mine))
+    if recorder.errors:
+        raise recorder.errors[0]
