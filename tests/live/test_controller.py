@@ -450,6 +450,47 @@ def test_a_round_sees_nothing_that_was_accepted_after_it():
     ]
 
 
+def moved(desk: Desk, cluster: str) -> Desk:
+    """The same books under a controller of another cluster."""
+    new = Desk(users=())
+    new.controller = Controller(parse_cluster(cluster), FIFO, gap_ms=0)
+    jobs = [job for job in desk.stored.values() if not job.has_ended]
+    new.controller.recover(desk.controller.save(), (), jobs, desk.attempts.values(), desk.now_ms)
+    new.stored, new.now_ms, new.next_id = dict(desk.stored), desk.now_ms, desk.next_id
+    new.give()
+    return new
+
+
+def test_a_cluster_that_has_grown_takes_the_jobs_of_before():
+    desk = Desk()
+    desk.submit(gpus=3)
+    desk.submit(gpus=1, gpu_type="T4", hold=True)
+    desk.submit()
+    desk.saw(3, RUNNING)
+    desk.command(Requeue, 3)
+    desk.command(Hold, 3)
+    desk.saw(3, ENDED, outcome="stopped", exit_code=75)
+    new = moved(desk, "1x4xV100")
+    assert [new.stored[job].holds for job in (1, 2, 3)] == [
+        (), ("user", "impossible: it needs a T4 GPU, the cluster has V100"), ("user",),
+    ]
+    [order] = new.join()
+    assert (order.job, order.attempt, len(order.devices)) == (1, 1, 3)
+    [order] = new.command(Release, 3)
+    assert (order.job, order.attempt) == (3, 2)
+    assert new.command(Release, 2) == []
+    back = moved(desk, "1x2xT4")
+    assert [order.job for order in (*back.join(), *back.command(Release, 2))] == [2]
+
+
+def test_the_devices_of_a_running_job_cannot_be_changed():
+    desk = Desk()
+    desk.submit()
+    desk.saw(1, RUNNING)
+    with pytest.raises(RefusedError, match="the cluster was 1x2xT4 and is 1x4xT4 now, but job 1 still runs"):
+        moved(desk, "1x4xT4")
+
+
 def test_policies_that_need_true_run_times_are_refused():
     with pytest.raises(RefusedError, match="needs true run times"):
         Controller(parse_cluster("1x1xT4"), find_policy("srtf-oracle"))

@@ -28,7 +28,7 @@ FORMAT: Final = 1
 """Version of the layout. A reader refuses another: the journal from its first line is the way out."""
 _PLAIN: Final = "plain"
 _BY_SLOT: Final = ("block", "floats", "reported_ms", "granted")
-_ID, _PHASE = JOB_COLUMNS.index("id"), JOB_COLUMNS.index("phase")
+_ID, _PHASE, _GPU_TYPE = (JOB_COLUMNS.index(name) for name in ("id", "phase", "gpu_type"))
 
 
 def state_bytes(state: ClusterState, beside: Mapping[str, Any] | None = None) -> bytes:
@@ -61,12 +61,7 @@ def state_of(data: bytes, cluster: Cluster) -> tuple[ClusterState, dict[str, Any
     Raises:
         InvariantError: the bytes are no state, or that of another cluster or version.
     """
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        plain = json.loads(arrays.pop(_PLAIN).tobytes())
-    except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise InvariantError(f"the saved state cannot be read: {error}") from error
+    arrays, plain = _read(data)
     for what, expected in (("format", FORMAT), ("cluster", str(cluster)),
                            ("columns", [*JOB_COLUMNS, *JOB_FLOAT_COLUMNS])):
         if plain.get(what) != expected:
@@ -78,6 +73,46 @@ def state_of(data: bytes, cluster: Cluster) -> tuple[ClusterState, dict[str, Any
     state._usage = _usage(plain, arrays)
     state._seen = _seen(plain)
     return state, plain["beside"]
+
+
+def saved_cluster(data: bytes) -> str:
+    """Return the cluster of a saved state.
+
+    Raises:
+        InvariantError: the bytes are no saved state.
+    """
+    return str(_read(data)[1].get("cluster"))
+
+
+def state_on(state: ClusterState, cluster: Cluster, gpu_types: Mapping[int, int]) -> ClusterState:
+    """Return the state on another cluster, whose nodes and GPUs are all open.
+
+    Args:
+        state: The state; it is not used any more.
+        cluster: The other cluster.
+        gpu_types: Code there of the type that each job asks for, by job id; NONE for any.
+
+    Raises:
+        InvariantError: a job holds GPUs.
+    """
+    if state._num_granted:
+        raise InvariantError(f"job {state._granted[0, 0]} holds GPUs, and cannot be moved to another cluster")
+    moved = ClusterState(cluster)
+    fresh = {name: getattr(moved, name) for name in ("_up_N", "_open_N", "_withheld", "_quarantined", "_node_columns")}
+    for name, value in {**vars(state), **fresh, "cluster": cluster}.items():
+        setattr(moved, name, value)
+    for job, code in gpu_types.items():
+        moved._block[_GPU_TYPE, moved._slot(job)] = code
+    return moved
+
+
+def _read(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        return arrays, json.loads(arrays.pop(_PLAIN).tobytes())
+    except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise InvariantError(f"the saved state cannot be read: {error}") from error
 
 
 def _fill(state: ClusterState, arrays: Mapping[str, NDArray[Any]]) -> None:

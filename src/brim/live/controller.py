@@ -36,9 +36,11 @@ from brim.agent.protocol import (
 )
 from brim.beliefs.beliefs import Beliefs
 from brim.core.actions import Action, Preempt, Reject, Start
-from brim.core.cluster import Cluster
+from brim.core.cluster import Cluster, parse_cluster
 from brim.core.events import Event, Kind
 from brim.core.lifecycle import Phase
+from brim.core.saved import saved_cluster, state_on
+from brim.core.state import ClusterState
 from brim.engine.advance import advance
 from brim.engine.journal import Journal
 from brim.engine.scheduler import Scheduler
@@ -107,6 +109,7 @@ class Controller:
     Attributes:
         books: Engine, jobs and attempts.
         agents: What agents have said.
+        is_moved: Whether the cluster is another one than before the restart: the next commit needs a snapshot.
 
     Raises:
         RefusedError: the policy needs true run times, which nobody knows of live jobs.
@@ -126,6 +129,7 @@ class Controller:
         self._marks: dict[int, str] = {}  # devices that are not open
         self._round_ms: int | None = None
         self._stepped_ms = 0
+        self.is_moved = False
         self._due: dict[str, Callable[[int], None]] = {
             "begin": self._due_begin, "limit": self._due_limit, "unstarted": self._due_unstarted,
             "absent": self._due_absent, "repeat": self._due_repeat,
@@ -232,8 +236,17 @@ class Controller:
             jobs: All jobs that have not ended.
             attempts: All attempts that have not ended.
             now_ms: Cluster time, not before that of the last step.
+
+        Raises:
+            RefusedError: the cluster is another one, and attempts have not ended.
         """
-        self.books.fold(saved, lines)
+        jobs, attempts = tuple(jobs), tuple(attempts)
+        cluster = self.scheduler.state.cluster
+        self.is_moved = saved is not None and saved_cluster(saved) != str(cluster)
+        if self.is_moved:
+            self._move(str(saved_cluster(saved or b"")), cluster, saved, lines, jobs, attempts)
+        else:
+            self.books.fold(saved, lines)
         self.books.now_ms = self._stepped_ms = max(now_ms, self.scheduler.horizon_ms)
         self._round_ms = self.scheduler.horizon_ms
         for attempt in attempts:
@@ -241,11 +254,41 @@ class Controller:
         self.ledger.changed.clear()
         for job in jobs:
             self._recover_job(job)
+        if self.is_moved:
+            self._look_at_sizes()
         nodes = self.scheduler.state.freeze(self.books.now_ms).nodes
         for device in range(int(nodes.gpus[0])) if nodes.withheld.size else ():
             if nodes.withheld[0, device]:
                 quarantined = nodes.quarantined.size and nodes.quarantined[0, device]
                 self._marks[device] = QUARANTINED if quarantined else FOREIGN
+
+    def _move(
+        self, before: str, cluster: Cluster, saved: bytes | None, lines: Iterable[str], jobs: Iterable[JobRecord],
+        attempts: Iterable[AttemptRecord],
+    ) -> None:
+        """Go on with the same jobs on another cluster."""
+        alive = [attempt.job for attempt in attempts if attempt.state != "ended"]
+        if alive:
+            raise RefusedError(
+                f"the cluster was {before} and is {cluster} now, but job {alive[0]} still runs: start with the devices "
+                "of before, and change them when no job runs"
+            )
+        self.scheduler.state = ClusterState(parse_cluster(before))
+        self.books.fold(saved, lines)
+        self.scheduler.state = state_on(self.scheduler.state, cluster, {
+            job.id: holds.type_code(job.request, cluster) for job in jobs if job.id in self.scheduler.state
+        })
+
+    def _look_at_sizes(self) -> None:
+        """Hold the jobs that are too large for this cluster, and no others for that reason."""
+        for job in tuple(self.jobs.values()):
+            reason = holds.why_impossible(job.request, self.scheduler.state.cluster)
+            wanted = holds.impossible(reason) if reason else ""
+            if wanted:
+                self.books.add_hold(job.id, wanted, holds.because((wanted,)))
+            for hold in job.holds:
+                if hold.startswith(holds.TOO_LARGE) and hold != wanted:
+                    self.books.drop_hold(job.id, hold)
 
     def _recover_job(self, job: JobRecord) -> None:
         state = self.scheduler.state

@@ -22,6 +22,8 @@ USER: Final = "user"
 BEGIN: Final = "begin"
 AGENT: Final = "agent"
 CRASH_GUARD: Final = "crash guard"
+TOO_LARGE: Final = "impossible: it needs "
+"""How the hold of a job begins that could run on a larger cluster."""
 RELEASED: Final = (USER, CRASH_GUARD)
 """The holds that a user's release takes off."""
 _CLASSES: Final[Mapping[str, JobClass]] = {
@@ -83,7 +85,7 @@ def first_holds(
 
 def why_impossible(request: JobRequest, cluster: Cluster) -> str:
     """Why a job could not run if the cluster were empty; empty if it could."""
-    code, least = _type_code(request, cluster), request.limits[0]
+    code, least = type_code(request, cluster), request.limits[0]
     if request.gpu_type and code == NONE and UNNAMED not in cluster.gpu_types:
         return f"it needs a {request.gpu_type} GPU, the cluster has {' and '.join(cluster.gpu_types)}"
     fits = (cluster.gpu_type_N == code) | (code == NONE)
@@ -115,7 +117,7 @@ def spec_of(job: JobRecord, cluster: Cluster, user: int, submit_ms: int) -> JobS
     return JobSpec(
         id=job.id, user=user, submit_ms=submit_ms, gpus=gpus,
         cpu_milli=round(request.cpus_per_gpu * _CORE_MILLI), mem_mib=request.mem_mib_per_gpu,
-        gpu_type=_type_code(request, cluster),
+        gpu_type=type_code(request, cluster),
         time_limit_ms=request.time_limit_s * MS_PER_S if request.time_limit_s else NONE,
         gpus_min=least, gpus_max=most, sizes=request.sizes, batch=batch,
         batch_min=batch if request.batch_min == NONE else request.batch_min,
@@ -125,7 +127,7 @@ def spec_of(job: JobRecord, cluster: Cluster, user: int, submit_ms: int) -> JobS
     )
 
 
-def _type_code(request: JobRequest, cluster: Cluster) -> int:
+def type_code(request: JobRequest, cluster: Cluster) -> int:
     """Code of the GPU type asked for, NONE for any or for one that the cluster does not have."""
     asked = request.gpu_type.casefold()
     codes = {name.casefold(): code for code, name in enumerate(cluster.gpu_types)}

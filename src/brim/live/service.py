@@ -90,11 +90,12 @@ class ClusterService:
         )
         for job in reversed(self._store.reads.jobs(JobFilter(), ENDED_KEPT)):
             self._note_job(job)
-        for job in found.jobs:
+        for job in (*found.jobs, *controller.jobs.values()):
             self._note_job(job)
         self._jobs = OrderedDict(sorted(self._jobs.items()))
         self._attempts = {attempt.job: attempt for attempt in controller.ledger}
-        self._engine = EngineThread(controller, self._store, len(found.lines), self._published, self._failed)
+        written = None if found.snapshot is None or controller.is_moved else sum(map(len, found.lines))
+        self._engine = EngineThread(controller, self._store, written, self._published, self._failed)
         self._engine.give((*found.inputs, *self._early))
         self._engine.start()
         await self._agents.start()
