@@ -260,8 +260,13 @@ def test_one_agent_per_user_and_node(node):
 def test_hostile_lines_do_no_harm(node):
     one = node()
     one.connection.sendall(b'{"v":1,"type":"start_attempt","job":{}}\n[[[[\n\xff\xfe\n{"v":1,"type":"dance"}\n')
-    one.run(-5, 1, ("../../etc", "x"), name="\ud800")
-    assert one.ended(-5).outcome == UNUSABLE
+    one.connection.sendall(b'{"v":1,"type":"stop_attempt","job":5,"attempt":1,"grace_s":NaN,"reason":""}\n')
+    assert one.ended(5).outcome == STOPPED
+    one.run(-5, 1, one.capture("/usr/bin/touch", one.folder / "ran"))
+    assert "found job -5" in one.ended(-5).detail
+    one.run(10**400, 1, ("../../etc", "x"))
+    one.run(6, 1, ("../../etc", "x"), name="\ud800")
+    assert one.ended(6).outcome == UNUSABLE
     one.run(1, 1, one.capture("/bin/true"), devices=(99,))
     assert "found device 99, expected one of 0 to 3" in one.ended(1).detail
     one.connection.sendall(b'{"v":9}\n')

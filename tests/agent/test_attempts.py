@@ -390,6 +390,12 @@ def test_a_new_agent_knows_the_newest_order_from_the_supervisor():
     assert [request.fence for request in machine.requests] == []
 
 
+@pytest.mark.parametrize("grace_s", [float("nan"), float("inf"), -1.0])
+def test_a_grace_that_is_no_time_starts_nothing(grace_s):
+    machine = Machine().obey(start(grace_s=grace_s))
+    assert (machine.told[1, 1].outcome, machine.forks) == (UNUSABLE, [])
+
+
 # -- properties --------------------------------------------------------------------------------------------------------
 
 ORDERS = st.one_of(

@@ -14,7 +14,7 @@ from brim.agent.attempt import is_running
 from brim.agent.attempt_files import EndFile, PidsFile
 from brim.agent.attempts import AttemptEnd, Key
 from brim.agent.leftovers import KnownProcess
-from brim.agent.protocol import NONE, ORDERS, StartAttempt
+from brim.agent.protocol import BLAME_NODE, LOST, NONE, ORDERS, StartAttempt
 from brim.gang.codec import ProtocolError
 
 PROCESSES: Final = "processes.json"
@@ -55,8 +55,11 @@ def found_attempts(parent: Path, boot_id: str) -> list[FoundAttempt]:
 def _find(folder: Path, key: Key, boot_id: str) -> FoundAttempt:
     pids = attempt_files.read_fields(folder, attempt_files.PIDS, PidsFile)
     alive = pids is not None and pids.boot_id == boot_id and is_running(folder)
+    end = None if alive else end_in(folder, boot_id)
+    if end is None and pids is not None and pids.boot_id != boot_id:
+        end = AttemptEnd(outcome=LOST, detail="the machine has restarted", blame=BLAME_NODE)
     return FoundAttempt(
-        folder=folder, order=_fenced_order(folder, key), end=None if alive else end_in(folder, boot_id),
+        folder=folder, order=_fenced_order(folder, key), end=end,
         pids=pids if alive else None, forgotten=(folder / attempt_files.FORGOTTEN).exists(),
     )  # fmt: skip
 

@@ -135,10 +135,17 @@ def _outcome(result: GangResult, *, has_started: bool) -> tuple[str, int]:
     return {"finished": FINISHED, "preempted": STOPPED, "failed": FAILED}[result.status], code
 
 
+def _plain(detail: str) -> str:
+    """Leave out what a launcher tells a person at its terminal."""
+    for prefix in ("rank 0 failed first: ", "rank 0: "):
+        detail = detail.removeprefix(prefix)
+    return detail.partition("; start the same command again")[0]
+
+
 def _end_file(
     pids: PidsFile, outcome: str, code: int, detail: str, blame: str, left: tuple[int, ...] = ()
 ) -> EndFile:
     return EndFile(
-        outcome=outcome, exit_code=code, detail=detail, blame=blame, started_ms=pids.started_ms,
+        outcome=outcome, exit_code=code, detail=_plain(detail), blame=blame, started_ms=pids.started_ms,
         ended_ms=attempt_files.boot_time_ms(), boot_id=pids.boot_id, left=left,
     )  # fmt: skip

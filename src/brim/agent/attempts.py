@@ -12,6 +12,7 @@ end is on disk. After a crash, ``restore`` continues where the files are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -44,6 +45,8 @@ from brim.gang.messages import PreemptRequest, ResizeRequest, TuneSettings
 
 RETRY_MS: Final = 1_000
 """Time between two tries of what did not work: a device check, a file that cannot be written, a process that stays."""
+NUMBER_MAX: Final = 2**53
+"""Largest number of a job or attempt: whole numbers up to it survive every reader of JSON."""
 CONNECT_MS: Final = 60_000
 """Longest time from the start of a supervisor until it listens. Ours: a loaded machine may need seconds."""
 OVERDUE_MS: Final = 5_000
@@ -276,6 +279,10 @@ class NodeAttempts:
             order: The order.
             refusal: Of a `StartAttempt`: why its capture cannot be used; empty if it can.
         """
+        if not (0 <= order.job <= NUMBER_MAX and 0 <= order.attempt <= NUMBER_MAX):  # they name folders
+            if isinstance(order, StartAttempt):
+                self._refuse(order, UNUSABLE, f"found job {order.job}, attempt {order.attempt}, expected 0 to 2**53")
+            return
         match order:
             case StartAttempt():
                 self._start(order, refusal)
@@ -309,6 +316,8 @@ class NodeAttempts:
         if not refusal and self._captures.get(order.capture, order.job) != order.job:
             refusal = f"capture {order.capture} belongs to another job"
         refusal = refusal or self._misfit(order.ranks, order.devices)
+        if not refusal and not 0 <= order.grace_s < math.inf:
+            refusal = f"found a grace of {order.grace_s:g} s, expected a finite time of at least 0"
         waits = self._waits_for(order.job)
         if refusal:  # with a fence: a capture that appears later does not make a late copy of this order valid
             attempt = self._new(replace(order, capture="", devices=()), AttemptPhase.FENCING)
@@ -365,7 +374,7 @@ class NodeAttempts:
         if attempt.phase in (AttemptPhase.SWEEPING, AttemptPhase.WRITING, AttemptPhase.ENDED):
             self._tell(attempt, again=True)
             return
-        kill_at_ms = self._clock_ms() + round(1000 * min(max(order.grace_s, 0.0), 10.0**9))
+        kill_at_ms = self._clock_ms() + round(1000 * min(order.grace_s, 10.0**9) if order.grace_s > 0 else 0)
         if attempt.kill_at_ms is None or kill_at_ms < attempt.kill_at_ms:
             attempt.kill_at_ms, attempt.preempt_sent = kill_at_ms, False
             if not attempt.detail:

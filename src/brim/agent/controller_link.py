@@ -65,6 +65,7 @@ class ControllerLink:
             self.problem = str(error)
             return False
         self._socket, self._decoder, self.problem = connection, ORDERS.decoder(), ""
+        self._backoff_ms = BACKOFF_MS
         self._unsent.clear()
         self._selector.register(connection, selectors.EVENT_READ, self)
         return True
@@ -91,8 +92,6 @@ class ControllerLink:
         except OSError:
             data = b""
         orders = list(self._decoder.feed(data))
-        if orders:
-            self._backoff_ms = BACKOFF_MS  # it is a controller
         if not data or any(isinstance(order, ProtocolError) and order.fatal for order in orders):
             self.disconnect()
         return orders

@@ -40,6 +40,7 @@ class _ZygoteProcess:
     path: str
     used_ms: int
     may_end: bool
+    has_listened: bool = False
 
 
 class Zygotes:
@@ -88,9 +89,7 @@ class Zygotes:
         """A child of this process has ended; a zygote is started again when it is needed, if it ever listened."""
         for name, one in list(self._zygotes.items()):
             if one.process is not None and one.process.pid == pid:
-                if os.path.exists(one.path):
-                    with contextlib.suppress(OSError):
-                        os.unlink(one.path)
+                if one.has_listened or self._listens(name):
                     del self._zygotes[name]
                 else:
                     one.process = None  # an environment without brim: it would fail again
@@ -102,6 +101,7 @@ class Zygotes:
                 if busy:
                     one.used_ms = now_ms
                 elif now_ms - one.used_ms > IDLE_MS:
+                    one.has_listened = True  # it is not to blame for its end
                     processes.send_signal(one.process, signal.SIGTERM)
 
     def close(self) -> None:
@@ -112,8 +112,11 @@ class Zygotes:
 
     def _listens(self, name: str) -> bool:
         one = self._zygotes.get(name)
+        if one is None or one.process is None:
+            return False
         with contextlib.suppress(OSError):
-            return one is not None and one.process is not None and is_socket(one.path)
+            one.has_listened |= is_socket(one.path)
+            return is_socket(one.path)
         return False
 
     def _is_ready(self, name: str) -> bool:
