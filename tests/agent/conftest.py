@@ -178,7 +178,7 @@ class Node:
 @pytest.fixture
 def node():
     """Nodes of this test; whatever they have started is gone after it, or the test fails."""
-    nodes, folder = [], Path(tempfile.mkdtemp(prefix="brim-t-"))
+    nodes, folder = [], Path(tempfile.mkdtemp(prefix="node-"))
     os.environ["BRIM_TEST_MARK"] = str(folder)
 
     def start(**options):

@@ -288,10 +288,12 @@ def test_an_attempt_ends_only_when_its_processes_are_gone():
     machine.unkillable = True
     machine.supervisor_ends((1, 1), None)
     assert (machine.state(), machine.told[1, 1].detail) == (STOPPING, "still running after SIGKILL: processes 99")
+    assert machine.attempts.stuck_devices() == {0: machine.told[1, 1].detail}
     machine.obey(start(attempt=2), ForgetAttempt(job=1, attempt=1))
     assert machine.forks == [(1, 1)]
     machine.unkillable = False
     machine.pass_ms(RETRY_MS)
+    assert machine.attempts.stuck_devices() == {}
     assert (machine.told[1, 1].outcome, machine.told[1, 1].blame) == (LOST, "node")
     assert machine.forks == [(1, 1), (1, 2)]
 
@@ -351,6 +353,7 @@ def test_a_refused_resize_is_told_with_the_reason_and_the_old_devices():
     machine = running(devices=(0, 1), ranks=2)
     machine.obey(resize(5, (0, 1, 2)))
     machine.answer("found size 3, expected one of [1, 2, 4]")
+    assert (machine.told[1, 1].sequence, machine.told[1, 1].devices) == (1, (0, 1, 2))
     machine.status(is_grouped=True, is_settled=True, ranks=2, devices=(0, 1))
     seen = machine.told[1, 1]
     assert (seen.sequence, seen.devices, seen.detail[:11]) == (5, (0, 1), "not resized")

@@ -195,6 +195,7 @@ class _Attempt:
     resize: ResizeAttempt | None = None
     tune: TuneAttempt | None = None
     in_flight: int = NONE
+    is_refused: bool = False  # a resize was, and the devices in use are not known since
     kill_at_ms: int | None = None
     preempt_sent: bool = False
     told: AttemptSeen | None = None
@@ -477,7 +478,7 @@ class NodeAttempts:
         if attempt.tune is not None and gang.sequence >= _tune_number(attempt.tune):
             attempt.tune = None
         if attempt.resize is None and gang.is_settled and attempt.ranks:
-            attempt.ranks = gang.ranks
+            attempt.ranks, attempt.is_refused = gang.ranks, False
             attempt.devices = attempt.devices if gang.devices is None else gang.devices
         if gang.sequence > 2 * attempt.accepted + 1:  # an order that an agent before this one has passed on
             attempt.accepted = gang.sequence // 2
@@ -501,7 +502,7 @@ class NodeAttempts:
         attempt.in_flight = NONE
         resize, tune = attempt.resize, attempt.tune
         if refusal and resize is not None and number == _resize_number(resize):
-            attempt.detail, attempt.resize = f"not resized: {refusal}", None
+            attempt.detail, attempt.resize, attempt.is_refused = f"not resized: {refusal}", None, True
         elif refusal and tune is not None and number == _tune_number(tune):
             attempt.detail, attempt.tune = f"not tuned: {refusal}", None
         elif not refusal:
@@ -632,7 +633,7 @@ class NodeAttempts:
             )))  # fmt: skip
 
     def _settle(self, attempt: _Attempt) -> None:
-        if attempt.resize is None and attempt.tune is None:
+        if attempt.resize is None and attempt.tune is None and not attempt.is_refused:
             attempt.holds = attempt.accepted
 
     def _sweep(self, attempt: _Attempt) -> None:

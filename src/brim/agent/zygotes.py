@@ -22,7 +22,7 @@ from typing import Final
 from brim.agent.folders import make_private
 from brim.gang import processes, zygote
 from brim.gang.environment import gang_environment
-from brim.gang.fork_safety import FORBID_VARIABLE, READ_AT_STARTUP
+from brim.gang.fork_safety import FORBID_VARIABLE, READ_AT_STARTUP, parse_command
 from brim.gang.launch_config import PRELOAD
 from brim.gang.processes import Process
 from brim.gang.unix_socket import PATH_BYTES_MAX, is_socket
@@ -75,7 +75,9 @@ class Zygotes:
             BlockingIOError: the zygote has just been started, and does not listen yet.
         """
         python = shutil.which(command[0], path=env.get("PATH"))
-        if python is None or not os.path.basename(python).startswith("python") or env.get(FORBID_VARIABLE) == "off":
+        if python is None or not os.path.basename(python).startswith("python"):
+            return self._path("plain", now_ms)
+        if env.get(FORBID_VARIABLE) == "off" or isinstance(parse_command(command[1:], "/"), str):  # not to be forked
             return self._path("plain", now_ms)
         shared = gang_environment(env, "", "", is_gang=is_gang)
         shown = {name: value for name, value in shared.items() if name.startswith(READ_AT_STARTUP)}
