@@ -29,6 +29,8 @@ _FATES: Final[tuple[JobStatus | None, ...]] = (None, "finished", "failed", "canc
 _FATE_OF: Final[dict[Kind, int]] = {Kind.FINISHED: 1, Kind.GAVE_UP: 2, Kind.REJECT: 2, Kind.CANCELLED: 3}
 _STRENGTH: Final = ("", "down", PREEMPTED, REQUEUED, TIME_LIMIT, CANCELLED)
 """Reasons to stop an attempt, weakest first: a stronger one replaces a weaker one."""
+_CALLED_OFF_MAX: Final = 1_000
+"""What is called off and still in the heap, beside as much as is due; ours: 100 kB."""
 
 
 class Books:
@@ -43,7 +45,6 @@ class Books:
         now_ms: Cluster time of what is being handled.
         dirty: Jobs about which something has changed, and whose orders have not been looked at since.
         gated: Jobs whose newest setting waits for others to leave its devices, or for its agent.
-        timers: A heap of what is due when: (time, what, job or user).
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -55,8 +56,8 @@ class Books:
         self.now_ms = 0
         self.dirty: set[int] = set()
         self.gated: set[int] = set()
-        self.timers: list[tuple[int, str, int]] = []
-        self._timers_set: set[tuple[str, int]] = set()
+        self._timers: list[tuple[int, str, int]] = []  # a heap of what is due when: (time, what, job or user)
+        self._timers_set: set[tuple[str, int]] = set()  # what is due; the others in the heap were called off
         self._fates = bytearray()  # how each job ended, by id: an index of ``_FATES``
         self._waiting_for: dict[int, set[int]] = {}  # jobs that wait for a job to end
 
@@ -159,6 +160,7 @@ class Books:
             devices=(),
         )
         self._set_fate(job, verdict.kind)
+        self._call_off(job)
         del self.jobs[job]
         self.dirty.discard(job)
         if record.array != NONE:
@@ -213,17 +215,30 @@ class Books:
         """Make something due at a time, unless it is due already."""
         if (what, key) not in self._timers_set:
             self._timers_set.add((what, key))
-            heapq.heappush(self.timers, (at_ms, what, key))
+            heapq.heappush(self._timers, (at_ms, what, key))
 
     def is_due(self, what: str, key: int) -> bool:
         """Whether something is due at some time."""
         return (what, key) in self._timers_set
 
+    def due_ms(self) -> int | None:
+        """When the first of what is due is due, None if nothing is."""
+        while self._timers and self._timers[0][1:] not in self._timers_set:
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
     def next_due(self) -> tuple[str, int]:
-        """Take the first of what is due."""
-        _, what, key = heapq.heappop(self.timers)
+        """Take the first of what is due; ``due_ms`` has said that there is something."""
+        _, what, key = heapq.heappop(self._timers)
         self._timers_set.discard((what, key))
         return what, key
+
+    def _call_off(self, job: int) -> None:
+        """Nothing is due for a job any more."""
+        self._timers_set -= {(what, job) for what in ("begin", "limit", "repeat", "unstarted")}
+        if len(self._timers) > 2 * len(self._timers_set) + _CALLED_OFF_MAX:
+            self._timers = [timer for timer in self._timers if timer[1:] in self._timers_set]
+            heapq.heapify(self._timers)
 
     def limit_timer(self, job: JobRecord) -> None:
         """Make the end of a running job due at its time limit."""

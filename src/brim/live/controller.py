@@ -174,7 +174,8 @@ class Controller:
             if at_ms is None:
                 break
             self.books.now_ms = max(at_ms, self._horizon_ms)
-            if self.books.timers and self.books.timers[0][0] <= at_ms:
+            due_ms = self.books.due_ms()
+            if due_ms is not None and due_ms <= at_ms:
                 what, key = self.books.next_due()
                 self._due[what](key)
             else:
@@ -186,8 +187,9 @@ class Controller:
     def _next_ms(self, rest: deque[Input], before_ms: int) -> int | None:
         """Time of the next input or timer, None if no input is left and no timer is due."""
         times = [min(rest[0].at_ms, before_ms - 1)] if rest else []
-        if self.books.timers and self.books.timers[0][0] < before_ms:
-            times.append(self.books.timers[0][0])
+        due_ms = self.books.due_ms()
+        if due_ms is not None and due_ms < before_ms:
+            times.append(due_ms)
         return min(times, default=None)
 
     @property
@@ -206,9 +208,7 @@ class Controller:
         return bool(result.rounds)
 
     def _result(self, inputs: Iterable[Input], at_ms: int) -> StepResult:
-        due_ms = self.scheduler.due_ms()
-        times = [due_ms] if due_ms is not None else []
-        times += [self.books.timers[0][0]] if self.books.timers else []
+        times = [due_ms for due_ms in (self.scheduler.due_ms(), self.books.due_ms()) if due_ms is not None]
         changes = Changes(
             at_ms=at_ms, lines=tuple(self._journal.lines), jobs=tuple(self.books.changed.values()),
             attempts=tuple(self.ledger.changed.values()),
