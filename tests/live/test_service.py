@@ -11,8 +11,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from brim.agent.capture import write_capture
@@ -25,6 +28,7 @@ from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
 from brim.live.store.errors import KeyReusedError
 from brim.policies.presets import find_policy
+from brim.policies.sockets import Policy, Sizes
 
 PATIENCE_S = 120
 """Longest wait for something that must happen; no test waits so long on a machine that works."""
@@ -39,6 +43,20 @@ while not (folder / "end").exists():
     time.sleep(0.02)
 """
 """Runs until a file tells it to end, and can be stopped at any time."""
+
+
+@dataclass(frozen=True)
+class InParts:
+    """As many of two devices for each job as for every other, as far as its limits allow."""
+
+    resizes_running: ClassVar[bool] = True
+
+    def __call__(self, snapshot, beliefs, order):
+        jobs = snapshot.jobs
+        return Sizes(gpus=np.clip(2 // max(len(jobs), 1), jobs.gpus_min, jobs.gpus_max))
+
+
+EQUAL_PARTS = replace(find_policy("elastic"), name="equal", size=InParts(), gap_ms=0, period_ms=0)
 
 
 class Box:
@@ -59,16 +77,16 @@ class Box:
                 [sys.executable, "-m", "brim.agent", "--devices", "2"], env=self.env, stdout=log, stderr=log,
             )
 
-    def service(self, policy: str = "srtf") -> ClusterService:
+    def service(self, policy: str | Policy = "srtf") -> ClusterService:
         return ClusterService(
             self.folder / "s" / "controller", self.folder / "r" / "agents.sock", parse_cluster("1x2xcpu"),
-            find_policy(policy), gap_ms=10,
+            find_policy(policy) if isinstance(policy, str) else policy, gap_ms=10,
         )
 
-    def request(self, *command: str, **fields) -> JobRequest:
+    def request(self, *command: str, env: dict[str, str] | None = None, **fields) -> JobRequest:
         """A request for a command that runs in this folder."""
         captures = captures_folder(self.folder / "s" / "agent")
-        name, digest = write_capture(captures, command, dict(os.environ), str(self.folder))
+        name, digest = write_capture(captures, command, {**os.environ, **(env or {})}, str(self.folder))
         return JobRequest(**{"name": "job", "capture": name, "digest": digest} | fields)
 
     def resumable(self, name: str, **fields) -> JobRequest:
@@ -88,6 +106,7 @@ class Box:
         return list(await service.submit(os.getuid(), "me", requests, f"key-{self.keys}"))
 
     def close(self) -> None:
+        (self.folder / "end").touch()
         for name in os.listdir(self.folder):
             if (self.folder / name).is_dir():
                 (self.folder / name / "end").touch()
@@ -122,7 +141,7 @@ async def in_state(service: ClusterService, job: int, state: str) -> JobRecord:
     return record
 
 
-def running(box: Box, scenario: Callable[[ClusterService], Awaitable[None]], policy: str = "srtf") -> None:
+def running(box: Box, scenario: Callable[[ClusterService], Awaitable[None]], policy: str | Policy = "srtf") -> None:
     """Run a scenario on a service with an agent."""
 
     async def whole() -> None:
@@ -203,6 +222,34 @@ def test_commands_of_users(box: Box) -> None:
         )
 
     running(box, scenario, "fifo")
+
+
+def test_a_training_job_shrinks_for_another_and_grows_again_in_one_attempt(box: Box) -> None:
+    trainer = Path(__file__).parents[1] / "agent" / "trainer.py"
+    log = box.folder / "s" / "agent" / "attempts" / "1-1" / "log" / "rank-0.log"
+    limits = {"gpus": 1, "gpus_min": 1, "gpus_max": 2, "ranks": "per-gpu", "batch": 16}
+
+    def said(text: str) -> bool:
+        return log.exists() and text in (["", *log.read_text().splitlines()])[-1]
+
+    async def scenario(service: ClusterService) -> None:
+        env = {"BRIM_CKPT_DIR": str(box.folder / "c")}
+        command = (sys.executable, str(trainer), str(box.folder / "end"))
+        [long] = await box.submit(service, box.request(*command, env=env, **limits))
+        await until(lambda: said("size 2"), "training on two devices")
+        await until(lambda: service.job(long).samples_done > 0, "progress")
+        [short] = await box.submit(service, box.resumable("short"))
+        await in_state(service, short, "running")
+        assert len(service.job(long).devices) == 1
+        await until(lambda: said("size 1"), "training on one device")
+        box.end("short")
+        await in_state(service, short, "finished")
+        await until(lambda: said("size 2"), "training on two devices again")
+        assert (service.job(long).attempt, service.job(long).state) == (1, "running")
+        (box.folder / "end").touch()
+        await in_state(service, long, "finished")
+
+    running(box, scenario, EQUAL_PARTS)
 
 
 def forked_service(box: Box, requests: list[JobRequest]) -> tuple[int, int]:
