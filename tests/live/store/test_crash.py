@@ -118,7 +118,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
     if not os.access(shared, os.W_OK):
         yield tmp_path
         return
-    folder = Path(tempfile.mkdtemp(prefix="brim-test-", dir=shared))
+    folder = Path(tempfile.mkdtemp(prefix="brim-store-", dir=shared))
     yield folder
     shutil.rmtree(folder)
 
