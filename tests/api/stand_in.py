@@ -18,7 +18,7 @@ def request(name="train", **fields):
 
 
 class KeepsJobs:
-    """See `brim.api.service.Service`."""
+    """What the API asks of `brim.live.service.ClusterService`."""
 
     def __init__(self):
         self._jobs, self._keys, self._watchers = {}, {}, set()

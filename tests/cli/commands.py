@@ -23,5 +23,5 @@ policy = Policy(name="mine", order={name}(), size=AsAsked(), place=Consolidate()
 """A user's policy file; ``body`` is what its order does."""
 
 
-def brim(*args, **kwargs):
-    return forked.run("-m", "brim.cli.main", *args, timeout_s=240, **kwargs)
+def brim(*args, timeout_s=240, **kwargs):
+    return forked.run("-m", "brim.cli.main", *args, timeout_s=timeout_s, **kwargs)

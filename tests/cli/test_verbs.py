@@ -1,6 +1,9 @@
 """The table of verbs, whose modules are imported one by one."""
 
 import inspect
+import os
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -21,3 +24,27 @@ def test_every_verb_of_the_table_can_be_loaded_and_has_help(verb):
 def test_the_lines_of_the_help_are_shown_whole():
     width = 80 - 4 - max(map(len, VERBS))
     assert not [line for _, line in VERBS.values() if len(line) > width or not line.endswith(".")]
+
+
+HEAVY = {"numpy", "numba", "polars", "fastapi", "pydantic", "uvicorn", "rich", "asyncio", "http", "email", "yaml"}
+
+
+@pytest.mark.parametrize(("words", "error"), [
+    (["ps"], "NoControllerError"), (["submit", "-g", "1-2", "--env", "A=1", "true"], "NoControllerError"),
+    (["cancel", "3"], "NoControllerError"), (["logs", "-f"], "NoControllerError"), (["submit", "-h"], "SystemExit"),
+])  # fmt: skip
+def test_verbs_that_answer_at_once_import_nothing_heavy(words, error, tmp_path):
+    code = f"""
+import sys
+from brim.cli.main import app
+sys.argv[1:] = {words}
+try:
+    app(prog_name="brim")
+except BaseException as end:
+    print(type(end).__name__, *{{name.partition(".")[0] for name in sys.modules}})
+"""
+    env = {**os.environ, "BRIM_STATE": str(tmp_path / "state"), "BRIM_RUNTIME": str(tmp_path / "run")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    ended, *loaded = done.stdout.splitlines()[-1].split()
+    assert ended == error
+    assert not HEAVY & set(loaded)

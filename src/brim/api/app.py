@@ -13,8 +13,8 @@ from brim.api.auth import Admission
 from brim.api.door import RETRY_S, Door, Recognise
 from brim.api.routes import TooLongError, router
 from brim.api.schemas import ErrorAnswer
-from brim.api.service import Service
 from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
+from brim.live.service import ClusterService
 from brim.live.store.errors import KeyReusedError, NotAcceptedError
 
 BODY_BYTES_MAX: Final = 1 << 20
@@ -29,7 +29,7 @@ _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-def create_app(service: Service, admission: Admission, recognise: Recognise = lambda token: None) -> FastAPI:
+def create_app(service: ClusterService, admission: Admission, recognise: Recognise = lambda token: None) -> FastAPI:
     """Return the application over a service.
 
     Args:

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from brim import __version__
-from brim.api.service import Service
+from brim.live.service import ClusterService
 from brim.units import MS_PER_S
 
 WAIT_S: Final = (1, 10, 60, 300, 1_800, 3_600, 14_400, 86_400, 604_800)
@@ -23,7 +23,7 @@ WAIT_S: Final = (1, 10, 60, 300, 1_800, 3_600, 14_400, 86_400, 604_800)
 
 
 class _Jobs(Collector):
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ClusterService) -> None:
         self._service = service
 
     def collect(self) -> Iterable[Metric]:
@@ -58,7 +58,7 @@ class _Jobs(Collector):
         )  # fmt: skip
 
 
-def exposition(service: Service) -> Response:
+def exposition(service: ClusterService) -> Response:
     """Return the metrics in the format of Prometheus."""
     registry = CollectorRegistry()
     registry.register(_Jobs(service))

@@ -14,11 +14,11 @@ from brim.api.auth import Caller
 from brim.api.logs import read_log
 from brim.api.metrics import exposition
 from brim.api.schemas import Alive, Explanation, JobsAnswer, Nodes, OneJob, StatusAnswer, Submitted
-from brim.api.service import Service
 from brim.api.wire import SCHEMA, plain_job, redacted
 from brim.errors import BrimError, ConfigError, NotFoundError
 from brim.live.records import JobRecord
 from brim.live.requests import ID_MAX, REQUEST_BYTES_MAX, JobRequest, read_request
+from brim.live.service import ClusterService
 
 JOBS_MAX: Final = 10_000
 """Jobs of one submission."""
@@ -36,8 +36,8 @@ class TooLongError(BrimError):
     """A request is longer than its kind may be."""
 
 
-def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
+def _service(request: Request) -> ClusterService:
+    service: ClusterService = request.app.state.service
     return service
 
 
@@ -46,12 +46,12 @@ def _caller(request: Request) -> Caller:
     return caller
 
 
-At = Annotated[Service, Depends(_service)]
+At = Annotated[ClusterService, Depends(_service)]
 By = Annotated[Caller, Depends(_caller)]
 Id = Annotated[int, Path(ge=1, le=ID_MAX, description="Job id.")]
 
 
-def _own(service: Service, caller: Caller, job: int) -> JobRecord:
+def _own(service: ClusterService, caller: Caller, job: int) -> JobRecord:
     """Return a job of the caller.
 
     Raises:
@@ -122,7 +122,7 @@ async def jobs(
     return JSONResponse({"schema": SCHEMA, "now_ms": at.status()["now_ms"], "jobs": shown})
 
 
-def _one(at: Service, job: JobRecord) -> Response:
+def _one(at: ClusterService, job: JobRecord) -> Response:
     return JSONResponse({"schema": SCHEMA, "now_ms": at.status()["now_ms"], "job": plain_job(job)})
 
 

@@ -1,10 +1,20 @@
-"""Serve the application on the Unix socket of a runtime folder, and on TCP of this machine where that was asked for."""
+"""The process of the controller: the service and, on a Unix socket of the runtime folder, its API.
+
+    python -m brim.api.serve --devices 4 --policy fifo --allow 1001,1002
+
+It runs until SIGTERM; agents and jobs go on, and the next controller adopts them. Exit code 2: bad arguments; 4:
+another controller runs, or the state cannot be used.
+"""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import os
+import signal
 import socket
 import stat
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -12,8 +22,14 @@ from typing import Final
 import uvicorn
 from fastapi import FastAPI
 
-from brim.api.auth import PeerProtocol
-from brim.errors import RefusedError
+from brim.agent.folders import runtime_folder, state_folder
+from brim.api.app import create_app
+from brim.api.auth import Admission, PeerProtocol
+from brim.core.cluster import parse_cluster
+from brim.errors import BrimError, RefusedError
+from brim.live.service import ClusterService
+from brim.policies.presets import find_policy
+from brim.policies.sockets import Policy
 
 SOCKET: Final = "api.sock"
 BACKLOG: Final = 256
@@ -90,6 +106,64 @@ def server_of(app: FastAPI) -> uvicorn.Server:
     )
 
 
-async def serve(app: FastAPI, listeners: Sequence[socket.socket]) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    await server_of(app).serve(list(listeners))
+async def serve(service: ClusterService, runtime: Path, allowed: frozenset[int]) -> None:
+    """Run a service and its API until SIGTERM or SIGINT.
+
+    Raises:
+        BrimError: the service could not go on.
+    """
+    await service.start()
+    try:
+        admission = Admission(owner=os.getuid(), allowed=allowed)
+        server = server_of(create_app(service, admission))
+        listener = bind_unix(runtime / SOCKET, shared=bool(allowed))
+        serving = asyncio.ensure_future(server.serve([listener]))
+        failing = asyncio.ensure_future(service.wait())
+        await asyncio.wait([serving, failing], return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        await serving
+        (runtime / SOCKET).unlink(missing_ok=True)  # the next controller cannot be there before the store is closed
+        if failing.done():
+            failing.result()
+        failing.cancel()
+    finally:
+        await service.stop()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the controller; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m brim.api.serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--devices", type=int, metavar="N", help="number of CPU slots")
+    kind.add_argument("--gpus", type=int, metavar="N", help="number of GPUs")
+    parser.add_argument("--policy", default="fifo", metavar="NAME", help="a preset, or a Python file with a policy")
+    parser.add_argument("--allow", default="", metavar="UIDS", help="users who may use it, as numbers")
+    options = parser.parse_args(arguments)
+    allowed = frozenset(int(uid) for uid in options.allow.split(",") if uid)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # uvicorn raises again what has ended it, before the service has stopped
+    try:
+        runtime = runtime_folder()
+        make_runtime_folder(runtime, shared=bool(allowed))
+        devices = f"{options.devices}xcpu-slot" if options.gpus is None else f"{options.gpus}xgpu"
+        service = _service(devices, find_policy(options.policy), runtime, allowed)
+        asyncio.run(serve(service, runtime, allowed))
+    except BrimError as error:
+        sys.stderr.write(f"brim controller: {error}\n")
+        return error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"brim controller: {error.filename or 'cannot start'}: {error.strerror or error}\n")
+        return 1
+    return 0
+
+
+def _service(devices: str, policy: Policy, runtime: Path, allowed: frozenset[int]) -> ClusterService:
+    memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    cluster = parse_cluster(f"1x{devices}:cpus={os.cpu_count() or 1},mem={memory_mib}MB")
+    return ClusterService(state_folder() / "controller", runtime / "agents.sock", cluster, policy, allowed=allowed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

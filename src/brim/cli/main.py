@@ -15,7 +15,7 @@ from brim.errors import BrimError
 app = typer.Typer(
     name="brim",
     cls=Verbs,
-    help="Replay the jobs of a GPU cluster under another scheduling policy; measure training scripts.",
+    help="Run jobs on a shared GPU machine; replay the jobs of a cluster under other policies; measure training.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: half the start-up time, and it reads well in a pipe

@@ -12,12 +12,15 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from brim.errors import ConfigError
 
 _UsageError: Final[Any] = typer.BadParameter.__mro__[1]
 """The base of all usage errors, which typer itself does not export; click has it too, for older versions of typer."""
+_MissingParameter: Final[Any] = next(
+    kind for kind in typer.BadParameter.__subclasses__() if kind.__name__ == "MissingParameter"
+)
 
 
 _EXPECTED: Final = {
@@ -32,15 +35,24 @@ class _Option(TyperOption):
         return self.callback(ctx, self, value) if self.callback else value
 
 
+class _Argument(TyperArgument):
+    def process_value(self, ctx: Any, value: Any) -> Any:
+        if self.required and self.value_is_missing(value):
+            raise _MissingParameter(ctx=ctx, param=self)
+        return value
+
+
 def _unconverted(params: list[Any]) -> list[Any]:
     for param in params:  # typer makes them itself and takes no class for them
         if type(param) is TyperOption:
             param.__class__ = _Option
+        elif type(param) is TyperArgument:
+            param.__class__ = _Argument
     return params
 
 
 class UnconvertedCommand(TyperCommand):
-    """A command whose options have the values that were given: a text, or True or False."""
+    """A command whose options and arguments have the values that were given: texts, switches, lists of texts."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """See ``TyperCommand``."""

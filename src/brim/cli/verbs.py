@@ -14,6 +14,22 @@ from typer.models import TyperInfo
 from brim.cli.unconverted import UnconvertedGroup
 
 VERBS: Final = {
+    "up": ("up", "Start the service of this machine, which stays."),
+    "down": ("up", "End the controller; jobs go on."),
+    "status": ("up", "Show the controller, its devices, and who is connected."),
+    "join": ("up", "Use the controller that another user of this machine runs."),
+    "run": ("submit", "Submit a job, show what it writes, and end with its exit code."),
+    "submit": ("submit", "Submit a command, a script or a YAML file."),
+    "redo": ("submit", "Submit a job again."),
+    "ps": ("ps", "Show the jobs that run or wait, and why."),
+    "logs": ("logs", "Show what a job wrote."),
+    "cancel": ("change", "End jobs."),
+    "hold": ("change", "Do not start jobs until they are released."),
+    "release": ("change", "Let jobs start that were held."),
+    "requeue": ("change", "Stop running jobs and put them back into the queue."),
+    "explain": ("change", "Explain why a job waits."),
+    "history": ("ps", "Show the jobs that have ended."),
+    "doctor": ("doctor", "Check the service, its folders and this machine."),
     "demo": ("demo", "Run twelve real training jobs here under two policies, and compare."),
     "profile": ("profile", "Measure the steps, memory and loader of a training script."),
     "sim": ("sim", "Replay a trace under other policies, and compare them."),

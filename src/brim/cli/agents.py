@@ -1,0 +1,130 @@
+"""This user's agent: started when it is first needed, in the background, and outliving the shell that did so."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from brim.agent.folders import agent_folder
+from brim.cli.controller import agent_runs
+from brim.errors import BrimError
+
+if TYPE_CHECKING:
+    from brim.api.client import Client
+
+START_S: Final = 30.0
+"""Longest wait until a process answers, on a busy machine; ours."""
+LOOK_S: Final = 0.05
+NVML_S: Final = 10.0
+"""Longest wait for NVML, which takes seconds where the driver is not loaded; ours."""
+CPU_SLOT: Final = "cpu-slot"
+"""The type of device of a machine without GPU."""
+
+
+def num_gpus() -> int:
+    """Return the number of GPUs that NVML names, 0 without it; in a process of its own, because a driver may block."""
+    words = [sys.executable, "-P", "-m", "brim.agent.nvml"]
+    try:
+        done = subprocess.run(words, input=b"\n", capture_output=True, timeout=NVML_S, check=False)
+        return len(json.loads(done.stdout or b"{}").get("gpus", ()))
+    except (subprocess.TimeoutExpired, ValueError):
+        return 0
+
+
+def ensure_agent(at: Client) -> None:
+    """Start this user's agent for a controller, if none runs."""
+    if not agent_runs():
+        start_agent(at)
+
+
+def start_agent(at: Client) -> None:
+    """Start this user's agent for a controller, with devices as it has them, and wait until the controller knows it.
+
+    Raises:
+        BrimError: the agent ended, or does not answer.
+    """
+    facts = at.status()["status"]
+    words = ["--controller", str(at.path.parent / "agents.sock")]
+    if CPU_SLOT in facts["cluster"]:
+        words += ["--devices", str(facts["devices"])]
+    folder = agent_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    started = start_process("brim.agent", words, folder / "log")
+    wait_for(lambda: agent_is_known(at), started, "the agent", folder / "log")
+
+
+def agent_is_known(at: Client) -> bool:
+    """Whether the controller is connected to this user's agent."""
+    return any(agent["uid"] == os.getuid() for node in at.nodes() for agent in node["agents"])
+
+
+def start_process(module: str, words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a module as a process of its own session, which writes to the end of a log that others cannot read."""
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *words], stdin=subprocess.DEVNULL, stdout=fd, stderr=fd, cwd="/",
+            start_new_session=True,
+        )  # fmt: skip
+    finally:
+        os.close(fd)
+
+
+def wait_for(done: Callable[[], bool], process: subprocess.Popen[bytes], what: str, log: Path) -> None:
+    """Wait until a process that was started does what it should.
+
+    Raises:
+        BrimError: it ended, or takes too long; with its last words, and its exit code if it has one of brim's.
+    """
+    end = time.monotonic() + START_S
+    while not done():
+        code = process.poll()
+        if code is not None:
+            error = BrimError(f"{what} ended with exit code {code}: {_last_line(log)}; see {log}")
+            error.exit_code = code if code in (2, 3, 4) else 1
+            raise error
+        if time.monotonic() > end:
+            raise BrimError(f"{what} (process {process.pid}) does not answer after {START_S:g} s; see {log}")
+        time.sleep(LOOK_S)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.partition(": ")[2] or line for line in reversed(lines) if line.strip()), "it wrote nothing")
+
+
+def holder_of(lock: Path) -> int:
+    """Return the id of the process that holds a lock, which stands first in the file."""
+    number = re.search(r"\d+", lock.read_text(encoding="ascii"))
+    if number is None:
+        raise BrimError(f"{lock}: found no process id, expected that of the process that holds it")
+    return int(number[0])
+
+
+def end_process(lock: Path, what: str, timeout_s: float, is_locked: Callable[[Path], bool]) -> int:
+    """Ask the process that holds a lock to end, and wait until it has; return its id.
+
+    Raises:
+        BrimError: it does not end.
+    """
+    pid = holder_of(lock)
+    fd = os.pidfd_open(pid)
+    try:
+        if is_locked(lock):  # it still is that process
+            signal.pidfd_send_signal(fd, signal.SIGTERM)
+    finally:
+        os.close(fd)
+    end = time.monotonic() + timeout_s
+    while is_locked(lock):
+        if time.monotonic() > end:
+            raise BrimError(f"{what} (process {pid}) has not ended {timeout_s:g} s after SIGTERM")
+        time.sleep(LOOK_S)
+    return pid

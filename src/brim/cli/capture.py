@@ -1,0 +1,201 @@
+"""What a job runs: its words, environment and working folder, taken from where ``brim submit`` is called.
+
+They stay in this user's own folder, as a capture that only this user's agent reads; the controller learns its digest.
+The text of a shell script is copied, so that it can be edited while the job waits; a Python script is run where it is,
+because it imports what lies beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from brim.agent.capture import write_capture
+from brim.agent.folders import RUNTIME_VARIABLE, STATE_VARIABLE, agent_folder, captures_folder
+from brim.cli.headers import Headers, read_headers
+from brim.cli.job_options import Asked, merged
+from brim.errors import ConfigError
+from brim.live.requests import JobRequest, read_request
+
+CAPTURE_BYTES_MAX: Final = 1 << 20
+"""Most bytes of command and environment; ours: Linux takes at most 2 MiB of both."""
+SCRIPT_BYTES_MAX: Final = 1 << 20
+INDEX: Final = "BRIM_ARRAY_INDEX"
+SLURM_INDEX: Final = "SLURM_ARRAY_TASK_ID"
+"""Set for scripts with headers of Slurm, which read it."""
+_SHELLS: Final = ("sh", "bash", "dash", "zsh", "ksh")
+_KEPT: Final = (STATE_VARIABLE, RUNTIME_VARIABLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runnable:
+    """What to run, and what its script or file says about it.
+
+    Attributes:
+        command: The words of the command.
+        options: Options of ``brim submit``.
+        ignored: Options of Slurm that have no meaning here, with the reason.
+        name: Name of the job where none is given.
+        slurm: Whether a script with Slurm's headers is run.
+    """
+
+    command: tuple[str, ...]
+    options: Mapping[str, Any]
+    ignored: tuple[str, ...] = ()
+    name: str
+    slurm: bool = False
+
+
+def work_of(words: Sequence[str]) -> Runnable:
+    """Return what words mean: a YAML file, a script with its arguments, or a command.
+
+    Raises:
+        ConfigError: a file cannot be used.
+    """
+    path = Path(words[0])
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        from brim.cli.jobfile import read_jobfile
+
+        if len(words) > 1:
+            raise ConfigError(f"{path}: found arguments after a YAML file, expected none: its `run` has the command")
+        said = read_jobfile(path)
+        inner = work_of(said.command)
+        return Runnable(command=inner.command, options=merged(said.options, inner.options), ignored=inner.ignored,
+                    name=valid_name(path.stem), slurm=inner.slurm)
+    if path.is_file() and ("/" in words[0] or not _on_path(words[0], os.environ)):
+        return _script(path, words[1:])
+    return Runnable(command=tuple(words), options={}, name=_name_of(words))
+
+
+def _script(path: Path, arguments: Sequence[str]) -> Runnable:
+    with path.open("rb") as file:
+        data = file.read(SCRIPT_BYTES_MAX + 1)
+    first, _, _ = data.partition(b"\n")
+    if b"\0" in data[:8_192]:
+        if not os.access(path, os.X_OK):
+            raise ConfigError(f"{path}: found neither text nor a program that may be run")
+        return Runnable(command=(str(path), *arguments), options={}, name=valid_name(path.name))
+    if len(data) > SCRIPT_BYTES_MAX:
+        raise ConfigError(f"{path}: found over {SCRIPT_BYTES_MAX} bytes, expected a script of at most that")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: found bytes that are not UTF-8, expected a script") from None
+    interpreter = _interpreter(first.decode(errors="replace"), path)
+    headers: Headers = read_headers(text, str(path))
+    shell = os.path.basename(interpreter[-1]) in _SHELLS or os.path.basename(interpreter[0]) in _SHELLS
+    script = _copied(data) if shell else str(path)
+    return Runnable(command=(*interpreter, script, *arguments), options=headers.options, ignored=headers.ignored,
+                name=valid_name(path.stem), slurm=headers.slurm)
+
+
+def _interpreter(first: str, path: Path) -> tuple[str, ...]:
+    if first.startswith("#!"):
+        program, _, argument = first[2:].strip().partition(" ")  # as the kernel: one argument at most
+        words = (program, *filter(None, [argument.strip()]))
+        return tuple(argument.split()) if os.path.basename(program) == "env" and not argument.startswith("-") else words
+    if path.suffix == ".py":
+        return ("python" if _on_path("python", os.environ) else sys.executable,)
+    if path.suffix in ("", ".sh", ".sbatch", ".slurm", ".bash"):
+        return ("/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh",)
+    raise ConfigError(f"{path}: found no first line such as #!/bin/bash, expected one, or its interpreter before it")
+
+
+def _copied(data: bytes) -> str:
+    folder = agent_folder() / "scripts"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / hashlib.sha256(data).hexdigest()
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(data)
+            os.fsync(file.fileno())
+    except FileExistsError:
+        if path.read_bytes() != data:  # another brim writes it, or was killed while it did
+            path.write_bytes(data)
+    return str(path)
+
+
+def requests_of(work: Runnable, asked: Asked, after: Sequence[int], *, keep: bool = True) -> list[JobRequest]:
+    """Write the captures of a job, or of every job of an array, and return what to ask for.
+
+    Args:
+        work: What to run.
+        asked: What its options say.
+        after: Ids of the jobs to wait for.
+        keep: Whether captures are written; without them, the requests are for show.
+
+    Raises:
+        ConfigError: the command or the working folder does not exist, or the environment is too large.
+        BrimError: a capture cannot be written.
+    """
+    cwd = _folder(asked.chdir)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("BRIM_") or name in _KEPT}
+    env.update(asked.env)
+    _check_command(work.command[0], env, cwd)
+    _check_size(work.command, env)
+    found = []
+    for index in asked.indices or (None,):
+        own = {} if index is None else {INDEX: str(index), **({SLURM_INDEX: str(index)} if work.slurm else {})}
+        capture, digest = "0" * 32, "0" * 64
+        if keep:
+            capture, digest = write_capture(captures_folder(agent_folder()), work.command, {**env, **own}, cwd)
+        array = {} if index is None else {"array_index": index}
+        plain = {"name": work.name, **asked.fields, **array, "capture": capture, "digest": digest, "after": list(after)}
+        found.append(read_request(plain))
+    return found
+
+
+def _folder(chdir: str) -> str:
+    try:
+        folder = os.path.abspath(os.path.expanduser(chdir) if chdir else os.getcwd())
+    except FileNotFoundError:
+        raise ConfigError("the folder in which you are does not exist any more: change to another one") from None
+    if not os.path.isdir(folder):
+        raise ConfigError(f"--chdir: found {folder!r}, expected a folder that exists")
+    return folder
+
+
+def _check_command(command: str, env: Mapping[str, str], cwd: str) -> None:
+    if "/" in command:
+        path = os.path.join(cwd, command)
+        if not os.path.isfile(path):
+            raise ConfigError(f"there is no program {path}")
+        if not os.access(path, os.X_OK):
+            raise ConfigError(f"{path} may not be run: make it executable, or name its interpreter before it")
+    elif not _on_path(command, env):
+        raise ConfigError(f"there is no command {command!r} on your PATH, nor a file of that name here")
+
+
+def _on_path(command: str, env: Mapping[str, str]) -> bool:
+    folders = env.get("PATH", os.defpath).split(os.pathsep)
+    found = (os.path.join(folder, command) for folder in folders if folder)
+    return any(os.access(path, os.X_OK) and os.path.isfile(path) for path in found)
+
+
+def _check_size(command: Sequence[str], env: Mapping[str, str]) -> None:
+    sizes = {name: len(os.fsencode(name)) + len(os.fsencode(value)) + 2 for name, value in env.items()}
+    total = sum(sizes.values()) + sum(len(os.fsencode(word)) + 1 for word in command)
+    if total > CAPTURE_BYTES_MAX:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise ConfigError(
+            f"command and environment have {total} bytes, expected at most {CAPTURE_BYTES_MAX}; the largest variable, "
+            f"{largest}, has {sizes[largest]}"
+        )
+
+
+def _name_of(words: Sequence[str]) -> str:
+    """A name from the script that a command runs, or from the command."""
+    scripts = [word for word in words[1:] if word.endswith((".py", ".sh")) and not word.startswith("-")]
+    base = os.path.basename(scripts[0] if scripts else words[0]).removesuffix(".py").removesuffix(".sh")
+    return valid_name(base)
+
+
+def valid_name(text: str) -> str:
+    """A text with what a name may not have replaced."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:64] or "job"

@@ -1,0 +1,122 @@
+"""``brim doctor``: look at what `brim` needs on this machine, and say what to do about what is not so."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import typer
+
+from brim.agent.folders import agent_folder, state_folder
+from brim.api.wire import SCHEMA
+from brim.cli.controller import agent_runs, client, controller_folder, is_locked, user
+from brim.cli.options import JsonOption, OutputOption, output_of
+from brim.cli.unconverted import UnconvertedCommand
+from brim.errors import BrimError
+
+app = typer.Typer()
+
+FREE_BYTES_MIN: Final = 1 << 30
+"""Free space below which the store and the logs may soon stop: 1 GiB; ours."""
+LINGER: Final = Path("/var/lib/systemd/linger")
+RUNS_SYSTEMD: Final = Path("/run/systemd/system")
+
+
+class Finding(NamedTuple):
+    """What was looked at: whether it is well, and what to know or do."""
+
+    level: Literal["ok", "note", "wrong"]
+    text: str
+
+
+@app.command(cls=UnconvertedCommand)
+def doctor(output: OutputOption = "table", as_json: JsonOption = False) -> None:
+    """Check the service, its folders and this machine; exit code 1 if something is wrong."""
+    wanted = output_of(output, as_json)
+    found = [*_service(), *_folders(), *_space(), *_logout(), *_programs()]
+    if wanted == "json":
+        print(json.dumps({"schema": SCHEMA, "findings": [each._asdict() for each in found]}))
+    else:
+        for each in found:
+            print(f"{each.level:5}  {each.text}")
+    if any(each.level == "wrong" for each in found):
+        raise typer.Exit(1)
+
+
+def _service() -> Iterator[Finding]:
+    try:
+        at = client()
+    except BrimError as error:
+        yield Finding("wrong", str(error))
+        return
+    lock, own = state_folder() / "controller" / "lock", at.path.parent
+    if at.is_there():
+        try:
+            status = at.status()["status"]
+        except BrimError as error:
+            yield Finding("wrong", str(error))
+            return
+        yield Finding("ok", f"a controller answers at {at.path}: process {status['pid']}, policy {status['policy']}")
+        if status.get("trouble"):
+            yield Finding("wrong", f"the controller has trouble: {status['trouble']}")
+        known = any(agent["uid"] == os.getuid() for node in at.nodes() for agent in node["agents"])
+        if known:
+            yield Finding("ok", "your agent is connected")
+        elif agent_runs():
+            yield Finding("wrong", f"your agent runs, and is not connected: see {agent_folder() / 'log'}")
+        else:
+            yield Finding("note", "your agent does not run; `brim submit` starts it")
+        for node in at.nodes():
+            for device in node["devices"]:
+                if device["state"] not in ("open", "unknown"):
+                    said = f": {device['detail']}" if device["detail"] else ""
+                    yield Finding("note", f"device {device['device']} ({device['name']}) is {device['state']}{said}")
+    elif is_locked(lock):
+        yield Finding("wrong", f"a controller holds {lock} and does not answer: see {lock.parent / 'log'}")
+    elif at.path.exists():
+        yield Finding("note", f"no controller runs; {at.path} is left from one that was killed: `brim up` replaces it")
+    else:
+        yield Finding("note", f"no controller runs at {own}: start one with `brim up`, or `brim join USER`")
+
+
+def _folders() -> Iterator[Finding]:
+    for folder in (state_folder() / "controller", agent_folder(), controller_folder()):
+        try:
+            found = folder.lstat()
+        except FileNotFoundError:
+            continue
+        mine = found.st_uid == os.getuid() or folder == controller_folder()
+        if not stat.S_ISDIR(found.st_mode) or not mine or found.st_mode & 0o022:
+            yield Finding("wrong", f"{folder}: expected a folder that its user alone can write to: chmod 700 {folder}")
+        elif folder != controller_folder() and found.st_mode & 0o077:
+            yield Finding("note", f"{folder} can be entered by others, and its files not read: chmod 700 {folder}")
+        else:
+            yield Finding("ok", f"{folder} is its user's alone")
+
+
+def _space() -> Iterator[Finding]:
+    folder = state_folder()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    level: Literal["ok", "wrong"] = "ok" if free >= FREE_BYTES_MIN else "wrong"
+    yield Finding(level, f"{free / (1 << 30):.1f} GiB are free for state and logs in {folder}")
+
+
+def _logout() -> Iterator[Finding]:
+    if RUNS_SYSTEMD.exists() and os.getuid() and not (LINGER / user()).exists():
+        yield Finding("note", f"a logout may end your agent and jobs: loginctl enable-linger {user()}")
+
+
+def _programs() -> Iterator[Finding]:
+    import importlib.util
+
+    for module, purpose in (("fastapi", "brim up"), ("yaml", "YAML files"), ("torch", "brim.train")):
+        if importlib.util.find_spec(module) is None:
+            yield Finding("note", f"{module} is not installed, which {purpose} needs")
+    yield Finding("note", "brim cannot keep anybody from using a GPU without it: such GPUs are withheld")

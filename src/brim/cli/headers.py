@@ -1,0 +1,194 @@
+"""Headers of a script: ``#BRIM`` lines hold options of ``brim submit``, ``#SBATCH`` lines those of Slurm's.
+
+What of Slurm's has no meaning here is listed, never dropped in silence. As with Slurm, headers end at the first line
+that is neither empty nor a comment.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from brim.cli.job_options import read_words
+from brim.errors import ConfigError
+from brim.units import parse_memory_mib
+
+_SHORT: Final = {
+    "J": "job-name", "G": "gpus", "c": "cpus-per-task", "t": "time", "d": "dependency", "a": "array", "D": "chdir",
+    "b": "begin", "H": "hold", "o": "output", "e": "error", "p": "partition", "A": "account", "N": "nodes",
+    "n": "ntasks", "q": "qos", "C": "constraint", "w": "nodelist", "x": "exclude", "i": "input",
+    "M": "clusters", "L": "licenses",
+}  # fmt: skip
+_SWITCHES: Final = (
+    "hold", "requeue", "no-requeue", "exclusive", "overcommit", "parsable", "verbose", "wait", "test-only",
+)  # fmt: skip
+"""Options of sbatch without a value, or whose value may be left out."""
+_WHY: Final = {
+    "output": "`brim logs` shows what the job writes", "error": "`brim logs` shows what the job writes",
+    "open-mode": "logs are kept attempt by attempt", "partition": "there is one queue",
+    "qos": "use --class or --priority",
+    "account": "there are no accounts", "signal": "a job gets SIGTERM --grace before it is killed",
+    "export": "the whole environment is taken along", "nodes": "there is one node",
+    "ntasks": "the command is started once",
+    "ntasks-per-node": "the command is started once", "exclusive": "GPUs are never shared without asking",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """What headers say: options of ``brim submit``, and Slurm's that were ignored, each with the reason."""
+
+    options: Mapping[str, Any]
+    ignored: tuple[str, ...]
+    slurm: bool
+
+
+def read_headers(text: str, file: str) -> Headers:
+    """Read the headers of a script; ``#BRIM`` counts before ``#SBATCH``.
+
+    Raises:
+        ConfigError: an option of ``#BRIM`` does not exist, or a value cannot be read; with file and line.
+    """
+    ours: dict[str, Any] = {}
+    theirs: dict[str, str] = {}
+    lines: dict[str, str] = {}
+    slurm = False
+    for number, marker, rest in _marked(text):
+        where = f"{file}, line {number}"
+        try:
+            words = shlex.split(rest, comments=True)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        if marker == "#BRIM":
+            found = read_words(words, where)
+            found["env"] = {**ours.get("env", {}), **found.get("env", {})}
+            ours.update(found)
+        else:
+            slurm = True
+            for name, value in _slurm_words(words, where):
+                theirs[name], lines[name] = value, where
+    options, ignored = _translated(theirs, lines)
+    if not ours.get("env"):
+        ours.pop("env", None)
+    return Headers({**options, **ours}, tuple(ignored), slurm)
+
+
+def _marked(text: str) -> Iterator[tuple[int, str, str]]:
+    """Number, marker and rest of each header line."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.startswith("#"):
+            return
+        for marker in ("#BRIM", "#SBATCH"):
+            if line.startswith(marker) and line[len(marker) : len(marker) + 1] in ("", " ", "\t"):
+                yield number, marker, line[len(marker) :]
+
+
+def _slurm_words(words: Sequence[str], where: str) -> Iterator[tuple[str, str]]:
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+        elif word.startswith("-") and word[1:2] in _SHORT:
+            name, value = _SHORT[word[1]], word[2:].removeprefix("=")
+            equals = "=" if value else ""
+        else:
+            raise ConfigError(f"{where}: found {word!r}, expected an option of sbatch")
+        if not equals and name not in _SWITCHES and rest and not rest[0].startswith("-"):
+            value = rest.pop(0)
+        yield name, value
+
+
+def _translated(theirs: Mapping[str, str], lines: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    options: dict[str, Any] = {}
+    ignored: list[str] = []
+    gpus = _count(_gpus(theirs))
+    for name, value in theirs.items():
+        try:
+            found = _one(name, value, theirs, gpus)
+        except (ValueError, ConfigError):
+            where = f"{lines[name]}: --{name}"
+            raise ConfigError(f"{where}: found {value!r}, expected a value that brim can keep") from None
+        if found is None:
+            why = _WHY.get(name, "it has no meaning here")
+            ignored.append(f"--{name}={value}: {why}" if value else f"--{name}: {why}")
+        else:
+            options.update(found)
+    return options, ignored
+
+
+_SAME: Final = {"job-name": "name", "chdir": "chdir", "begin": "begin", "priority": "priority"}
+
+
+def _one(name: str, value: str, theirs: Mapping[str, str], gpus: int) -> dict[str, Any] | None:
+    """Options of brim that one of Slurm's means; None if there are none."""
+    tasks = int(theirs.get("ntasks") or 1)
+    cores = float(theirs.get("cpus-per-task") or 1) * tasks
+    makes: dict[str, Callable[[], dict[str, Any]]] = {
+        "gres": lambda: {"gpus": _gpus(theirs)},
+        "gpus": lambda: {"gpus": _gpus(theirs)},
+        "gpus-per-node": lambda: {"gpus": _gpus(theirs)},
+        "gpus-per-task": lambda: {"gpus": f"{_gpus(theirs)}", **_whole(value.rpartition(":")[2])},
+        "cpus-per-task": lambda: {"cpus": f"{float(value) * tasks:g}"},
+        "cpus-per-gpu": lambda: {"cpus": f"{float(value) * gpus:g}"},
+        "mem": lambda: {"mem": f"{parse_memory_mib(value)}M"},
+        "mem-per-cpu": lambda: {"mem": f"{round(parse_memory_mib(value) * cores)}M"},
+        "mem-per-gpu": lambda: {"mem": f"{parse_memory_mib(value) * gpus}M"},
+        "time": lambda: {"time": _slurm_time(value)},
+        "dependency": lambda: {"depends-on": _dependency(value)},
+        "array": lambda: {"array": value},
+        "hold": lambda: {"hold": True},
+        "requeue": lambda: {"requeue": True},
+        "no-requeue": lambda: {"requeue": False},
+        "nice": lambda: {"priority": str(-int(value or 100))},
+    }
+    if name in _SAME:
+        return {_SAME[name]: value}
+    if name == "nodes" and value == "1":
+        return {}
+    if name in ("ntasks", "ntasks-per-node") and value == "1":
+        return {}
+    if name == "gres" and not value.startswith("gpu"):
+        return None
+    if name == "time" and value.lower() in ("0", "unlimited", "infinite"):
+        return {}
+    return makes[name]() if name in makes else None
+
+
+def _whole(text: str) -> dict[str, Any]:
+    """Nothing; a text that is no number is an error."""
+    int(text)
+    return {}
+
+
+def _gpus(theirs: Mapping[str, str]) -> str:
+    """GPUs as ``--gpus`` takes them, from whichever of Slurm's options names them."""
+    gres = theirs.get("gres", "")
+    text = theirs.get("gpus") or theirs.get("gpus-per-node") or ""
+    if not text and gres.startswith("gpu"):
+        text = gres.partition("(")[0].removeprefix("gpu").removeprefix(":") or "1"
+    if not text and "gpus-per-task" in theirs:
+        kind, colon, number = theirs["gpus-per-task"].rpartition(":")
+        tasks = theirs.get("ntasks") or "1"
+        known = number.isascii() and number.isdigit() and tasks.isascii() and tasks.isdigit()
+        text = f"{kind}{colon}{int(number) * int(tasks)}" if known else theirs["gpus-per-task"]
+    return text or "1"
+
+
+def _count(gpus: str) -> int:
+    last = gpus.rpartition(":")[2]
+    return int(last) if last.isascii() and last.isdigit() else 1
+
+
+def _slurm_time(value: str) -> str:
+    """A time as ``--time`` takes it: a bare number is minutes."""
+    return f"{int(value)}m" if value.isascii() and value.isdigit() else value
+
+
+def _dependency(value: str) -> str:
+    kinds = [part.partition(":") for part in value.split(",")]
+    if "?" in value or any(kind != "afterok" for kind, _, _ in kinds):
+        raise ConfigError("a job is held if one of those before it fails")
+    return ",".join(job for _, _, jobs in kinds for job in jobs.split(":"))

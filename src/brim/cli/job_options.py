@@ -1,0 +1,262 @@
+"""What a job asks for, as options: given on the command line, in headers of a script, or in a YAML file.
+
+All three say the same things under the same names, as text. Of an option that is given twice the command line counts
+before the headers, and these before the file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from brim.errors import ConfigError
+from brim.units import MS_PER_S, parse_duration_ms, parse_memory_mib
+
+ARRAY_MAX: Final = 10_000
+"""Jobs of an array, the default of the threat model."""
+SHORT: Final = {"n": "name", "g": "gpus", "c": "cpus", "t": "time", "p": "priority"}
+VALUES: Final = (
+    "name", "gpus", "cpus", "mem", "time", "priority", "class", "depends-on", "array", "chdir", "begin", "grace",
+    "batch",
+)  # fmt: skip
+"""Options with a value; ``env`` may be given several times."""
+SWITCHES: Final = {"hold": ("hold", True), "requeue": ("requeue", True), "no-requeue": ("requeue", False)}
+Options = Mapping[str, Any]
+"""Values by option: a text, True or False for a switch, and a mapping for ``env``."""
+
+_RANGE: Final = re.compile(r"(\d+)(?:-|\.\.)(\d+)", re.ASCII)
+_GPU_TYPE: Final = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
+_INDICES: Final = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?", re.ASCII)
+_VARIABLE: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_AFTER: Final = re.compile(r"@|[A-Za-z0-9._-]{1,64}", re.ASCII)
+_CLOCK_FORMATS: Final = ("%H:%M", "%H:%M:%S", "%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What options say.
+
+    Attributes:
+        fields: Fields of ``JobRequest``, without ``name`` where none was given, and without ``after``.
+        indices: Indices of the array; empty for a single job.
+        after: Ids or names of jobs to wait for, or ``@`` for the last one.
+        env: Variables in addition to those of the caller.
+        chdir: Working folder; empty for that of the caller.
+    """
+
+    fields: dict[str, Any]
+    indices: tuple[int, ...]
+    after: tuple[str, ...]
+    env: dict[str, str]
+    chdir: str
+
+
+def read_words(words: Sequence[str], where: str) -> dict[str, Any]:
+    """Read options as on a command line: ``-g 4``, ``-g4``, ``--gpus 4``, ``--gpus=4``.
+
+    Args:
+        words: The words.
+        where: File and line, for errors.
+
+    Raises:
+        ConfigError: an option does not exist, or has no value.
+    """
+    found: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = SHORT.get(word[1:2], ""), "", word[2:]
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+        if not word.startswith("-") or (name not in VALUES and name != "env" and name not in SWITCHES):
+            raise ConfigError(f"{where}: found {word!r}, expected one of {', '.join(f'--{each}' for each in _all())}")
+        if name in SWITCHES:
+            option, found[option] = SWITCHES[name]
+            continue
+        if not equals and not (value and not word.startswith("--")):
+            if not rest:
+                raise ConfigError(f"{where}: found {word} without a value, expected one")
+            value = rest.pop(0)
+        if name == "env":
+            found.setdefault("env", {}).update(read_variables([value], where))
+        else:
+            found[name] = value
+    return found
+
+
+def _all() -> list[str]:
+    return [*VALUES, "env", *SWITCHES]
+
+
+def read_line(line: str, where: str) -> dict[str, Any]:
+    """Read the options of a line, in which words may be quoted and a comment may follow; see ``read_words``."""
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return read_words(words, where)
+
+
+def read_variables(texts: Sequence[str], where: str = "--env") -> dict[str, str]:
+    """Read ``K=V`` items.
+
+    Raises:
+        ConfigError: an item is not of this form.
+    """
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not _VARIABLE.fullmatch(name) or "\0" in value:
+            raise ConfigError(f"{where}: found {text!r}, expected NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def merged(*doors: Options) -> dict[str, Any]:
+    """Join options; those of a later door count before those of an earlier one, variable by variable for ``env``."""
+    both: dict[str, Any] = {}
+    for door in doors:
+        env = {**both.get("env", {}), **door.get("env", {})}
+        both.update(door)
+        if env:
+            both["env"] = env
+    return both
+
+
+def asked(options: Options) -> Asked:
+    """Return what options say.
+
+    Raises:
+        ConfigError: a value cannot be read; the message names the option, what was found and what was expected.
+    """
+    fields: dict[str, Any] = {"attempts_max": 1}  # what fails is not repeated; faults of the node do not count
+    if "name" in options:
+        fields["name"] = options["name"]
+    fields.update(_gpus(options.get("gpus", "1")))
+    if "cpus" in options:
+        fields["cpus_per_gpu"] = _number("cpus", options["cpus"]) / fields["gpus"]
+    if "mem" in options:
+        fields["mem_mib_per_gpu"] = math.ceil(parse_memory_mib(options["mem"]) / fields["gpus"])
+    if "time" in options:
+        fields["time_limit_s"] = max(1, parse_duration_ms(options["time"]) // MS_PER_S)
+    if "grace" in options:
+        fields["grace_s"] = _seconds("grace", options["grace"])
+    if "priority" in options:
+        fields["priority"] = _whole("priority", options["priority"])
+    if "class" in options:
+        fields["job_class"] = options["class"]
+    if "begin" in options:
+        fields["begin_s"] = _moment(options["begin"])
+    if "batch" in options:
+        fields.update(_batch(options["batch"]))
+    fields.update({switch: options[switch] for switch in ("hold", "requeue") if switch in options})
+    after = tuple(filter(None, re.split(r"[,\s]+", options.get("depends-on", ""))))
+    for each in after:
+        if not _AFTER.fullmatch(each):
+            raise ConfigError(f"--depends-on: found {each!r}, expected job ids or names, such as 3,4 or prep, or @")
+    indices = _indices(options["array"]) if "array" in options else ()
+    return Asked(fields=fields, indices=indices, after=after, env=dict(options.get("env", {})),
+                 chdir=options.get("chdir", ""))
+
+
+def _gpus(text: str) -> dict[str, Any]:
+    kind, colon, count = text.rpartition(":")
+    found: dict[str, Any] = {}
+    if not colon and _GPU_TYPE.fullmatch(text):
+        kind, count = text, "1"
+    if kind:
+        if not _GPU_TYPE.fullmatch(kind):
+            raise _unclear("gpus", text, _GPUS)
+        found["gpu_type"] = kind
+    if "," in count:
+        sizes = sorted({_whole("gpus", each) for each in count.split(",")})
+        return {**found, "gpus": sizes[0], "sizes": sizes}
+    if match := _RANGE.fullmatch(count):
+        least, most = int(match[1]), int(match[2])
+        if not 1 <= least <= most:
+            raise _unclear("gpus", text, _GPUS)
+        return {**found, "gpus": least, "gpus_min": least, "gpus_max": most}
+    if not count.isascii() or not count.isdigit():
+        raise _unclear("gpus", text, _GPUS)
+    return {**found, "gpus": int(count)}
+
+
+_GPUS: Final = "a number, a range or a list, such as 4, 1-8, 1,2,4 or A100:4"
+
+
+def _batch(text: str) -> dict[str, int]:
+    if match := _RANGE.fullmatch(text):
+        return {"batch": int(match[1]), "batch_min": int(match[1]), "batch_max": int(match[2])}
+    return {"batch": _whole("batch", text)}
+
+
+def _indices(text: str) -> tuple[int, ...]:
+    expected = "indices such as 0-9, 1,3,5 or 0-100:10"
+    if "%" in text:
+        raise ConfigError(f"--array: found {text!r}, and a limit with % on jobs that run at the same time cannot be "
+                          "kept yet: leave it out, or submit parts with --depends-on")
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _INDICES.fullmatch(part)
+        if not match:
+            raise _unclear("array", text, expected)
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        if last < first or not step or (last - first) // step >= ARRAY_MAX:
+            raise _unclear("array", text, f"{expected}, at most {ARRAY_MAX} of them")
+        found.update(range(first, last + 1, step))
+    if len(found) > ARRAY_MAX:
+        raise _unclear("array", text, f"at most {ARRAY_MAX} indices")
+    return tuple(sorted(found))
+
+
+def _moment(text: str) -> int:
+    """Unix time in seconds of ``now+2h``, ``2h``, ``14:30`` (the next one) or ``2026-11-23T08:00``."""
+    now = time.time()
+    stripped = text.strip()
+    for form in _CLOCK_FORMATS:
+        try:
+            parsed = time.strptime(stripped, form)
+        except ValueError:
+            continue
+        if form.startswith("%H"):
+            today = time.localtime(now)
+            at = time.mktime((*today[:3], *parsed[3:6], 0, 0, -1))
+            return int(at if at > now else at + 86_400)
+        return int(time.mktime((*parsed[:6], 0, 0, -1)))
+    try:
+        delay = "0s" if stripped == "now" else stripped.removeprefix("now+")
+        if ":" in delay:
+            raise ConfigError(delay)
+        return int(now + parse_duration_ms(delay) / MS_PER_S)
+    except ConfigError:
+        raise _unclear("begin", text, "a time or a delay, such as 14:30, 2026-11-23T08:00 or now+2h") from None
+
+
+def _seconds(option: str, text: str) -> float:
+    return float(text) if text.isascii() and text.isdigit() else parse_duration_ms(text) / MS_PER_S
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise _unclear(option, text, "a number of at least 0")
+    return value
+
+
+def _whole(option: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise _unclear(option, text, "a whole number") from None
+
+
+def _unclear(option: str, text: str, expected: str) -> ConfigError:
+    return ConfigError(f"--{option}: found {text!r}, expected {expected}")

@@ -1,0 +1,223 @@
+"""``brim submit``, ``brim run`` and ``brim redo``: ask for a job."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from brim.api.wire import SCHEMA
+from brim.cli.controller import client, find_job
+from brim.cli.job_options import asked, merged, read_variables
+from brim.cli.options import JsonOption, OutputOption, output_of
+from brim.cli.unconverted import UnconvertedCommand
+
+if TYPE_CHECKING:
+    from brim.api.client import Client
+    from brim.live.requests import JobRequest
+
+app = typer.Typer()
+
+WAIT_S: Final = 0.2
+"""Time between two looks at a job that is waited for; ours."""
+
+_Words = Annotated[
+    list[str],
+    typer.Argument(metavar="FILE|COMMAND [ARGS]...", help="A script with its arguments, a YAML file, or a command."),
+]
+_Name = Annotated[str | None, typer.Option("--name", "-n", metavar="NAME", help="Name of the job.")]
+_Gpus = Annotated[
+    str | None,
+    typer.Option("--gpus", "-g", metavar="N", help="GPUs: 4, a range 1-8, a list 1,2,4, or with a type, A100:4."),
+]
+_Cpus = Annotated[str | None, typer.Option("--cpus", "-c", metavar="N", help="Cores of the whole job.")]
+_Mem = Annotated[str | None, typer.Option("--mem", metavar="SIZE", help="Memory of the whole job, such as 32G.")]
+_Time = Annotated[
+    str | None, typer.Option("--time", "-t", metavar="TIME", help="Time limit: 2:00:00, 90m or 1-12:00:00.")
+]
+_Priority = Annotated[
+    str | None, typer.Option("--priority", "-p", metavar="N", help="Larger is served first, by policies that read it.")
+]
+_Class = Annotated[
+    str | None, typer.Option("--class", metavar="CLASS", help="regular, urgent, or padding, which runs in gaps only.")
+]
+_After = Annotated[
+    str | None,
+    typer.Option("--depends-on", metavar="JOBS", help="Start after these succeeded: ids, names, or @ for the last."),
+]
+_Array = Annotated[
+    str | None, typer.Option("--array", metavar="INDICES", help="One job for each index: 0-9, 1,3,5 or 0-100:10.")
+]
+_Env = Annotated[
+    list[str] | None, typer.Option("--env", metavar="K=V", help="Set a variable; may be given several times.")
+]
+_Chdir = Annotated[str | None, typer.Option("--chdir", metavar="FOLDER", help="Working folder; by default, this one.")]
+_Begin = Annotated[
+    str | None, typer.Option("--begin", metavar="TIME", help="Not before: 14:30, 2026-11-23T08:00 or now+2h.")
+]
+_Hold = Annotated[bool, typer.Option("--hold", help="Wait until `brim release`.")]
+_Requeue = Annotated[
+    bool | None,
+    typer.Option("--requeue/--no-requeue", help="Start again after the node was lost, or if the job asks for it."),
+]
+_Grace = Annotated[
+    str | None,
+    typer.Option("--grace", metavar="TIME", help="From SIGTERM to SIGKILL when it has to stop; 30s by default."),
+]
+_Batch = Annotated[
+    str | None,
+    typer.Option("--batch", metavar="N", help="Global batch or its range, 256 or 256-2048, for policies that tune it."),
+]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be asked for, and submit nothing.")]
+_Wait = Annotated[bool, typer.Option("--wait", help="Wait until it has ended, and end with its exit code.")]
+_Detach = Annotated[bool, typer.Option("--detach", "-d", help="Do not follow what it writes.")]
+_SETTINGS: Final = {"allow_interspersed_args": False}
+
+
+def _options(
+    name: str | None, gpus: str | None, cpus: str | None, mem: str | None, time_limit: str | None, priority: str | None,
+    job_class: str | None, after: str | None, array: str | None, env: Sequence[str] | None, chdir: str | None,
+    begin: str | None, hold: bool, requeue: bool | None, grace: str | None, batch: str | None,
+) -> dict[str, Any]:
+    """Options that were given, by their names."""
+    given = {
+        "name": name, "gpus": gpus, "cpus": cpus, "mem": mem, "time": time_limit, "priority": priority,
+        "class": job_class, "depends-on": after, "array": array, "chdir": chdir, "begin": begin, "hold": hold or None,
+        "requeue": requeue, "grace": grace, "batch": batch, "env": read_variables(env) if env else None,
+    }  # fmt: skip
+    return {option: value for option, value in given.items() if value is not None}
+
+
+@app.command(cls=UnconvertedCommand, context_settings=_SETTINGS)
+def submit(
+    words: _Words, name: _Name = None, gpus: _Gpus = None, cpus: _Cpus = None, mem: _Mem = None,
+    time_limit: _Time = None, priority: _Priority = None, job_class: _Class = None, after: _After = None,
+    array: _Array = None, env: _Env = None, chdir: _Chdir = None, begin: _Begin = None,
+    hold: _Hold = False, requeue: _Requeue = None, grace: _Grace = None,
+    batch: _Batch = None, wait: _Wait = False, dry_run: _DryRun = False, output: OutputOption = "table",
+    as_json: JsonOption = False,
+) -> None:
+    """Submit a command, a script with #BRIM or #SBATCH headers, or a YAML file; print the id of the job.
+
+    What stands on the command line counts before the headers of a script, and these before a YAML file.
+    """
+    given = _options(name, gpus, cpus, mem, time_limit, priority, job_class, after, array, env, chdir, begin, hold,
+                     requeue, grace, batch)
+    wanted = output_of(output, as_json)
+    at = client()
+    ids = _submit(at, words, given, dry_run, wanted)
+    if wait and ids:
+        raise typer.Exit(max(_wait(at, job) for job in ids))
+
+
+@app.command(cls=UnconvertedCommand, context_settings=_SETTINGS)
+def run(
+    words: _Words, name: _Name = None, gpus: _Gpus = None, cpus: _Cpus = None, mem: _Mem = None,
+    time_limit: _Time = None, priority: _Priority = None, job_class: _Class = None, after: _After = None,
+    env: _Env = None, chdir: _Chdir = None,
+    begin: _Begin = None, requeue: _Requeue = None, grace: _Grace = None, batch: _Batch = None, detach: _Detach = False,
+    dry_run: _DryRun = False,
+) -> None:
+    """Submit a job, show what it writes, and end with its exit code. Ctrl-C detaches; the job goes on."""
+    given = _options(name, gpus, cpus, mem, time_limit, priority, job_class, after, None, env, chdir, begin, False,
+                     requeue, grace, batch)
+    at = client()
+    ids = _submit(at, words, given, dry_run, "table" if detach else "none")
+    if ids and not detach:
+        raise typer.Exit(_followed(at, ids[0]))
+
+
+@app.command(cls=UnconvertedCommand)
+def redo(
+    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Job id, name, or @ for the last one.")] = "@",
+    output: OutputOption = "table", as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Submit a job again as it was, with the environment and working folder that it had."""
+    from brim.agent.capture import read_capture, write_capture
+    from brim.agent.folders import agent_folder, captures_folder
+
+    wanted = output_of(output, as_json)
+    at = client()
+    before = find_job(at, job).request
+    folder = captures_folder(agent_folder())
+    what = read_capture(folder, before.capture, before.digest)
+    capture, digest = write_capture(folder, what.command, what.env, what.cwd)
+    _print(at.submit([replace(before, capture=capture, digest=digest, after=(), begin_s=0, hold=False)]), (), wanted)
+
+
+def _submit(at: Client, words: Sequence[str], given: dict[str, Any], dry_run: bool, wanted: str) -> list[int]:
+    from brim.cli.agents import ensure_agent
+    from brim.cli.capture import requests_of, work_of
+
+    work = work_of(words)
+    wants = asked(merged(work.options, given))
+    after = [find_job(at, each).id for each in wants.after]
+    for line in work.ignored:
+        print(f"brim: ignored #SBATCH {line}", file=sys.stderr)
+    requests = requests_of(work, wants, after, keep=not dry_run)
+    if dry_run:
+        _show(at, work.command, requests, wanted)
+        return []
+    ids = at.submit(requests)
+    ensure_agent(at)
+    if wanted != "none":
+        _print(ids, work.ignored, wanted)
+    return ids
+
+
+def _print(ids: Sequence[int], ignored: Sequence[str], wanted: str) -> None:
+    if wanted == "json":
+        print(json.dumps({"schema": SCHEMA, "ids": list(ids), "ignored": list(ignored)}))
+    else:
+        print(ids[0] if len(ids) == 1 else f"{ids[0]}-{ids[-1]}")
+
+
+def _show(at: Client, command: Sequence[str], requests: Sequence[JobRequest], wanted: str) -> None:
+    """Show what would be submitted, and how full the machine is."""
+    hidden = ("capture", "digest", "attempts_max")
+    plain = [{name: value for name, value in each.record().items() if name not in hidden} for each in requests]
+    if wanted == "json":
+        print(json.dumps({"schema": SCHEMA, "command": list(command), "jobs": plain}))
+        return
+    import shlex
+
+    print(f"command: {shlex.join(command)}")
+    for name, value in plain[0].items():
+        print(f"{name}: {','.join(map(str, value)) if isinstance(value, list) else value}")
+    if len(plain) > 1:
+        print(f"jobs: {len(plain)}, of which this is the first")
+    jobs = at.jobs().jobs
+    held = {device for job in jobs for device in job.devices}
+    waiting = sum(not job.devices for job in jobs)
+    total = at.status()["status"]["devices"]
+    print(f"now: {total - len(held)} of {total} devices are free, and {waiting} jobs wait")
+
+
+def _wait(at: Client, job: int) -> int:
+    """Wait until a job has ended; return the exit code for the command line."""
+    while not (found := at.job(job)).has_ended:
+        time.sleep(WAIT_S)
+    why = f": {found.reason}" if found.reason not in ("", found.state) else ""
+    print(f"brim: job {job} {found.state}{why}", file=sys.stderr)
+    if found.state == "finished":
+        return 0
+    return found.exit_code if found.exit_code > 0 else 1
+
+
+def _followed(at: Client, job: int) -> int:
+    from brim.cli.logs import follow
+
+    print(f"brim: job {job}; Ctrl-C detaches, and the job goes on", file=sys.stderr)
+    try:
+        follow(at, job, 0)
+        return _wait(at, job)
+    except KeyboardInterrupt:
+        print(f"\nbrim: detached; job {job} goes on: see `brim logs -f {job}`, or end it with `brim cancel {job}`",
+              file=sys.stderr)
+        return 130
+

@@ -1,0 +1,262 @@
+"""``brim up``, ``down``, ``status`` and ``join``: the service of this machine, and this user's agent in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pwd
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from brim.agent.folders import agent_folder, check_runtime_folder, runtime_folder, state_folder
+from brim.api.wire import SCHEMA
+from brim.cli.controller import agent_runs, client, controller_folder, is_locked, joined_file, user
+from brim.cli.job_table import counted, printable, table
+from brim.cli.options import JsonOption, OutputOption, complete_policy, output_of
+from brim.cli.unconverted import UnconvertedCommand
+from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
+
+if TYPE_CHECKING:
+    from brim.api.client import Client
+
+app = typer.Typer()
+
+DEFAULT_POLICY: Final = "backfill"
+"""What users of Slurm expect: in order of submission, with gaps filled."""
+END_S: Final = 10.0
+"""Longest wait until a process has ended; ours."""
+STOP_MARGIN_S: Final = 10.0
+"""Longest wait for the end of jobs beyond the time that they have; ours."""
+
+
+@app.command(cls=UnconvertedCommand)
+def up(
+    devices: Annotated[
+        str | None,
+        typer.Option("--devices", metavar="N", help="Give out N CPU slots; by default, the GPUs, or one slot a core."),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", metavar="POLICY", help="Preset or file; backfill.", autocompletion=complete_policy),
+    ] = None,
+    allow: Annotated[
+        str | None, typer.Option("--allow", metavar="USERS", help="Who else may use it, such as ann,bo.")
+    ] = None,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and show what the controller says.")] = False,
+) -> None:
+    """Start the service of this machine, which stays: the controller, and this user's agent."""
+    if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
+        raise RefusedError("brim up needs the extra `live`: pip install 'brim[live]'")
+    from brim.api.client import Client
+    from brim.cli.compiling import compile_first, kernels
+
+    allowed = _uids(allow)
+    joined_file().unlink(missing_ok=True)  # who runs a controller uses it
+    at = Client(runtime_folder() / "api.sock")
+    if at.is_there():
+        _already_up(at, {"devices": devices, "policy": policy})
+        if allow:
+            print("brim: --allow is read when the controller starts: `brim down`, then `brim up`", file=sys.stderr)
+        return
+    compile_first(kernels())  # the first round would take a minute otherwise
+    words = [*_devices(devices), "--policy", _policy(policy or DEFAULT_POLICY)]
+    words += ["--allow", ",".join(map(str, allowed))]
+    if foreground:
+        _stay(words)
+    from brim.cli.agents import start_agent, start_process, wait_for
+
+    folder = state_folder() / "controller"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    started = start_process("brim.api.serve", words, folder / "log")
+    wait_for(at.is_there, started, "the controller", folder / "log")
+    if not agent_runs():
+        start_agent(at)
+    else:
+        wait_for(lambda: bool(at.status()["status"]["agents"]), started, "the agent", agent_folder() / "log")
+    print(_picture(at))
+    print(f"socket {at.path}, log {folder / 'log'}; next: brim run -- COMMAND", file=sys.stderr)
+
+
+def _devices(text: str | None) -> list[str]:
+    """Options of the controller for its devices: CPU slots if they are asked for, or there is no GPU."""
+    from brim.cli.agents import num_gpus
+
+    if text is None:
+        found = num_gpus()
+        return ["--gpus", str(found)] if found else ["--devices", str(os.cpu_count() or 1)]
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10_000:
+        raise ConfigError(f"--devices: found {text!r}, expected a whole number of at least 1")
+    return ["--devices", text]
+
+
+def _uids(text: str | None) -> list[int]:
+    found = set()
+    for name in filter(None, (text or "").split(",")):
+        try:
+            found.add(int(name) if name.isascii() and name.isdigit() else pwd.getpwnam(name).pw_uid)
+        except KeyError:
+            raise ConfigError(f"--allow: found {name!r}, expected users of this machine, such as ann,bo") from None
+    return sorted(found)
+
+
+def _policy(text: str) -> str:
+    """A policy as the controller, which works in another folder, can find it."""
+    return str(Path(text).absolute()) if text.endswith(".py") else text
+
+
+def _already_up(at: Client, wished: dict[str, Any]) -> None:
+    """Say so, and start the agent if it is missing; what was wished and is not so is said too."""
+    from brim.cli.agents import ensure_agent
+
+    ensure_agent(at)
+    status = at.status()["status"]
+    devices = counted(status["devices"], "device", "devices")
+    print(f"already up: process {status['pid']}, policy {status['policy']}, {devices}")
+    changes = [option for option, value in wished.items() if value not in (None, str(status[option]))]
+    if changes:
+        said = " and ".join(f"--{option}" for option in changes)
+        raise RefusedError(f"{said} cannot change while it runs: `brim down`, then `brim up`; jobs go on meanwhile")
+
+
+def _stay(words: list[str]) -> None:
+    """Become the controller; the agent is started beside it, and connects when it answers."""
+    from brim.cli.agents import start_process
+
+    if not agent_runs():
+        folder = agent_folder()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        start_process("brim.agent", words[:2] if words[0] == "--devices" else [], folder / "log")
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "brim.api.serve", *words])
+
+
+@app.command(cls=UnconvertedCommand)
+def down(
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Also hold this user's jobs, stop them, and end the agent.")
+    ] = False,
+) -> None:
+    """End the controller. Jobs go on under their users' agents, and the next `brim up` takes them over."""
+    from brim.cli.agents import end_process, holder_of
+
+    lock = state_folder() / "controller" / "lock"
+    if not is_locked(lock):
+        raise NotFoundError(f"no controller of {user()} runs")
+    from brim.api.client import Client
+
+    at = Client(runtime_folder() / "api.sock")
+    going_on = [job for job in at.jobs().jobs if job.devices]
+    if stop:
+        _stop_jobs(at)
+        going_on = [job for job in at.jobs().jobs if job.devices]
+    pid = end_process(lock, "the controller", END_S, is_locked)
+    print(f"the controller (process {pid}) has ended")
+    agent_lock = agent_folder() / "lock"
+    if stop and is_locked(agent_lock):
+        print(f"the agent (process {end_process(agent_lock, 'the agent', END_S, is_locked)}) has ended")
+    elif is_locked(agent_lock):
+        print(f"the agent (process {holder_of(agent_lock)}) stays" + ("" if going_on else ", without jobs"))
+    for job in going_on:
+        whose = "" if job.uid == os.getuid() else f" of {job.user}"
+        print(f"job {job.id}{whose} goes on, on {counted(len(job.devices), 'device', 'devices')}")
+
+
+def _stop_jobs(at: Client) -> None:
+    """Hold this user's jobs, and stop those that run; other users' agents are not ours to command."""
+    import time
+
+    mine = [job for job in at.jobs(user=user()).jobs if job.uid == os.getuid()]
+    for job in mine:
+        if "user" not in job.holds:
+            at.command("hold", job.id)
+        if job.devices:
+            at.command("requeue", job.id)
+    end = time.monotonic() + max((job.request.grace_s for job in mine if job.devices), default=0) + STOP_MARGIN_S
+    while left := [job for job in at.jobs(user=user()).jobs if job.uid == os.getuid() and job.devices]:
+        if time.monotonic() > end:
+            raise BrimError(f"job {left[0].id} has not ended in time, and nothing else was ended: see `brim status`")
+        time.sleep(0.1)
+    if mine:
+        ids = ",".join(str(job.id) for job in mine[:5]) + ("..." if len(mine) > 5 else "")
+        held = counted(len(mine), "job is", "jobs are")
+        print(f"{held} held ({ids}); after the next `brim up`, `brim release` lets them start")
+
+
+@app.command(cls=UnconvertedCommand)
+def status(output: OutputOption = "table", as_json: JsonOption = False) -> None:
+    """Show the controller, its devices, and the agents that are connected."""
+    wanted = output_of(output, as_json)
+    at = client()
+    if wanted == "json":
+        print(json.dumps({**at.status(), "nodes": at.nodes(), "schema": SCHEMA}))
+    else:
+        print(_picture(at))
+
+
+def _picture(at: Client) -> str:
+    said = at.status()
+    facts, nodes = said["status"], at.nodes()
+    jobs = at.jobs().jobs
+    running = sum(bool(job.devices) for job in jobs)
+    lines = [
+        f"policy {facts['policy']}, {counted(facts['devices'], 'device', 'devices')}, "
+        f"{counted(running, 'job runs', 'jobs run')}, {len(jobs) - running} wait "
+        f"(controller: process {facts['pid']}, brim {facts['version']})"
+    ]
+    if facts.get("trouble"):
+        lines.append(f"trouble: {printable(str(facts['trouble']))}")
+    rows: list[tuple[str, ...]] = [("DEVICE", "NAME", "STATE", "JOB", "DETAIL")]
+    for node in nodes:
+        for device in node["devices"]:
+            job = device["job"]
+            facts_of = (device["device"], device["name"], device["state"], "-" if job is None else job)
+            rows.append((*map(str, facts_of), str(device["detail"]) or "-"))
+        agents = ", ".join(agent["user"] for agent in node["agents"]) or "none"
+        lines.append(f"node {printable(node['name'])}; agents: {printable(agents)}")
+    return "\n".join([*lines, table(rows)])
+
+
+@app.command(cls=UnconvertedCommand)
+def join(
+    who: Annotated[
+        str | None, typer.Argument(metavar="[USER|FOLDER]", help="Who runs the controller, or its runtime folder.")
+    ] = None,
+) -> None:
+    """Use the controller of another user from now on; your own name leads back. Without a name, say which it is."""
+    from brim.api.client import Client
+    from brim.cli.agents import end_process, start_agent
+
+    if who is None:
+        print(controller_folder())
+        return
+    if "/" in who:
+        folder = Path(who).absolute()
+        owner = folder.lstat().st_uid
+    else:
+        try:
+            owner = pwd.getpwnam(who).pw_uid
+        except KeyError:
+            raise NotFoundError(f"there is no user {who!r} on this machine") from None
+        folder = runtime_folder({}, owner)
+    try:
+        check_runtime_folder(folder, owner)
+    except FileNotFoundError:
+        raise NotFoundError(f"{who} runs no controller: there is no folder {folder}") from None
+    at = Client(folder / "api.sock")
+    devices = at.status()["status"]["devices"]  # also: whether this user may
+    joined_file().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if owner == os.getuid() and folder == runtime_folder({}):
+        joined_file().unlink(missing_ok=True)
+    else:
+        fd = os.open(joined_file(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(f"{owner} {folder}\n")
+    lock = agent_folder() / "lock"
+    if is_locked(lock):  # it serves another controller; its jobs go on, and the next agent adopts them
+        end_process(lock, "the agent", END_S, is_locked)
+    start_agent(at)
+    print(f"joined {folder}: {counted(devices, 'device', 'devices')}")

@@ -1,0 +1,114 @@
+"""What words mean: a command, a script with its interpreter, a YAML file; and what is taken along."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+
+from brim.agent.capture import read_capture
+from brim.cli.capture import CAPTURE_BYTES_MAX, requests_of, work_of
+from brim.cli.job_options import asked
+from brim.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("BRIM_STATE", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def file(path, text, mode=0o644):
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+    return str(path)
+
+
+def test_words_are_a_command():
+    work = work_of(["python", "-u", "dir/train model.py", "--lr", "1"])
+    assert work.command == ("python", "-u", "dir/train model.py", "--lr", "1")
+    assert work.name == "train-model"
+    assert work_of(["sleep", "1"]).name == "sleep"
+
+
+@pytest.mark.parametrize(("name", "first", "interpreter"), [
+    ("a.sh", "#!/bin/bash -e\n", ("/bin/bash", "-e")), ("a", "#!/usr/bin/env bash\n", ("bash",)),
+    ("a.sbatch", "", ("/bin/bash",)), ("b", "#! /bin/sh\n", ("/bin/sh",)),
+])  # fmt: skip
+def test_a_shell_script_is_copied(folder, name, first, interpreter):
+    path = file(folder / name, f"{first}echo\n")
+    work = work_of([path, "x", "y z"])
+    *words, script, one, two = work.command
+    assert (tuple(words), one, two) == (interpreter, "x", "y z")
+    assert script.startswith(str(folder / "state"))
+    assert stat.S_IMODE(os.stat(script).st_mode) == 0o600
+    with open(script, encoding="utf-8") as copy:
+        assert copy.read() == f"{first}echo\n"
+    assert work_of([path]).command[len(interpreter)] == script
+
+
+def test_a_python_script_runs_where_it_is(folder):
+    path = file(folder / "train.py", "#BRIM -g 2\nimport beside\n")
+    work = work_of([path, "--lr", "1"])
+    assert work.command[1:] == (path, "--lr", "1")
+    assert work.options == {"gpus": "2"}
+    assert work_of([file(folder / "t", "#!/usr/bin/env python3\n")]).command == ("python3", str(folder / "t"))
+
+
+def test_a_yaml_file_may_name_a_script(folder):
+    file(folder / "job.sh", "#!/bin/sh\n#SBATCH -t 10 -J inner --qos=x\n")
+    work = work_of([file(folder / "sweep.yaml", "run: ./job.sh 3\nlimits: {time: 1h}\n")])
+    assert work.command[0] == "/bin/sh"
+    assert work.options["name"] == "inner"
+    assert work.slurm
+    assert len(work.ignored) == 1
+    with pytest.raises(ConfigError, match="arguments after a YAML file"):
+        work_of([str(folder / "sweep.yaml"), "x"])
+
+
+def test_everything_around_the_command_is_taken_along(folder, monkeypatch):
+    monkeypatch.setenv("MARK", "caf\udce9 \u00fc\n")
+    monkeypatch.setenv("BRIM_JOB_ID", "9")
+    (asked_for,) = requests_of(work_of(["sleep", "1"]), asked({"env": {"A": "1"}, "gpus": "2"}), [3])
+    assert (asked_for.name, asked_for.gpus, asked_for.after, asked_for.attempts_max) == ("sleep", 2, (3,), 1)
+    found = read_capture(folder / "state" / "agent" / "captures", asked_for.capture, asked_for.digest)
+    assert (found.command, found.cwd) == (("sleep", "1"), str(folder))
+    assert (found.env["MARK"], found.env["A"], found.env["PATH"]) == ("caf\udce9 \u00fc\n", "1", os.environ["PATH"])
+    assert "BRIM_JOB_ID" not in found.env
+    assert found.env["BRIM_STATE"] == str(folder / "state")
+
+
+def test_every_job_of_an_array_has_a_capture_and_an_index(folder):
+    file(folder / "job.sh", "#!/bin/sh\n#SBATCH --array=2,5\n")
+    work = work_of(["./job.sh"])
+    found = requests_of(work, asked(work.options), [])
+    assert [each.array_index for each in found] == [2, 5]
+    captures = [read_capture(folder / "state/agent/captures", each.capture, each.digest).env for each in found]
+    for name in ("BRIM_ARRAY_INDEX", "SLURM_ARRAY_TASK_ID"):
+        assert [env[name] for env in captures] == ["2", "5"]
+
+
+def test_what_cannot_run_is_refused_where_it_is_submitted(folder, monkeypatch):
+    file(folder / "plain", "text")
+    for words, options, said in [
+        (["nothing-here"], {}, "no command 'nothing-here' on your PATH"), (["./nothing"], {}, "there is no program"),
+        (["true"], {"chdir": "nowhere"}, "--chdir: found"), (["./a.txt"], {}, "no first line"),
+    ]:
+        file(folder / "a.txt", "hello")
+        with pytest.raises(ConfigError, match=said):
+            requests_of(work_of(words), asked(options), [])
+    monkeypatch.setenv("LARGE", "x" * CAPTURE_BYTES_MAX)
+    with pytest.raises(ConfigError, match=r"the largest variable, LARGE, has 10\d+"):
+        requests_of(work_of(["true"]), asked({}), [])
+    assert not list((folder / "state").rglob("*.json"))
+
+
+def test_a_folder_that_was_removed_is_told(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigError, match="does not exist any more"):
+        requests_of(work_of(["true"]), asked({}), [])
+    monkeypatch.chdir(tmp_path)

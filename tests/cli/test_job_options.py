@@ -1,0 +1,199 @@
+"""Options, headers and YAML files of a job: known answers, and errors that say where."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from brim.cli.headers import read_headers
+from brim.cli.job_options import asked, merged, read_line
+from brim.cli.jobfile import FILE_BYTES_MAX, read_jobfile
+from brim.errors import ConfigError
+
+
+def fields(**options):
+    found = asked({name.replace("_", "-"): value for name, value in options.items()}).fields
+    assert found.pop("attempts_max") == 1
+    return found
+
+
+@pytest.mark.parametrize(("text", "wanted"), [
+    ("4", {"gpus": 4}), ("1-8", {"gpus": 1, "gpus_min": 1, "gpus_max": 8}), ("A100:4", {"gpus": 4, "gpu_type": "A100"}),
+    ("2..4", {"gpus": 2, "gpus_min": 2, "gpus_max": 4}), ("4,1,2", {"gpus": 1, "sizes": [1, 2, 4]}),
+    ("H100:1-2", {"gpus": 1, "gpus_min": 1, "gpus_max": 2, "gpu_type": "H100"}),
+    ("V100", {"gpus": 1, "gpu_type": "V100"}),
+])  # fmt: skip
+def test_gpus(text, wanted):
+    assert fields(gpus=text) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "x:y", "4-1", "0-2", "-1", "1.5", "A100:", "1,x", "\u0664", "a b:1"])
+def test_gpus_that_are_none(text):
+    with pytest.raises(ConfigError, match=r"^--gpus: found .*, expected "):
+        fields(gpus=text)
+
+
+def test_cores_and_memory_are_of_the_whole_job():
+    assert fields(gpus="4", cpus="8", mem="10G") == {"gpus": 4, "cpus_per_gpu": 2.0, "mem_mib_per_gpu": 2560}
+
+
+def test_times():
+    assert fields(time="2:00:00", grace="90") == {"gpus": 1, "time_limit_s": 7_200, "grace_s": 90.0}
+    assert fields(time="1-12:00:00", grace="2m") == {"gpus": 1, "time_limit_s": 129_600, "grace_s": 120.0}
+    now = time.time()
+    assert fields(begin="now+2h")["begin_s"] == pytest.approx(now + 7_200, abs=30)
+    assert fields(begin="90m")["begin_s"] == pytest.approx(now + 5_400, abs=30)
+    assert fields(begin="2031-05-06T07:08")["begin_s"] == int(time.mktime((2031, 5, 6, 7, 8, 0, 0, 0, -1)))
+    assert 0 < fields(begin="14:30")["begin_s"] - now <= 86_400
+    for wrong in ("soon", "25:61", "2031-13-01", ""):
+        with pytest.raises(ConfigError, match=f"^--begin: found {re.escape(repr(wrong))}"):
+            fields(begin=wrong)
+
+
+@pytest.mark.parametrize(("text", "wanted"), [
+    ("0-3", (0, 1, 2, 3)), ("1,5,3", (1, 3, 5)), ("0-10:5", (0, 5, 10)), ("7", (7,)), ("0-1,1-2", (0, 1, 2)),
+])  # fmt: skip
+def test_arrays(text, wanted):
+    assert asked({"array": text}).indices == wanted
+
+
+@pytest.mark.parametrize("text", ["", "3-1", "0-9:0", "a", "0-10000", "0-5000,6000-11000", "-1", "0-9%3"])
+def test_arrays_that_are_none(text):
+    with pytest.raises(ConfigError, match=r"^--array: found "):
+        asked({"array": text})
+
+
+def test_words_are_read_as_on_the_command_line():
+    assert read_line(" -g4 --name='a b' -t 1h --env A=1 --env B='2 3' --no-requeue # why", "f, line 2") == {
+        "gpus": "4", "name": "a b", "time": "1h", "env": {"A": "1", "B": "2 3"}, "requeue": False,
+    }  # fmt: skip
+    for line, said in (("--gpu 4", "'--gpu'"), ("-g", "-g without a value"), ("4", "'4'"), ("-x 1", "'-x'"),
+                       ("--env A", "'A'"), ("'", "No closing quotation")):
+        with pytest.raises(ConfigError, match=rf"^f, line 2: .*{re.escape(said)}"):
+            read_line(line, "f, line 2")
+
+
+def test_the_command_line_counts_before_headers_and_these_before_a_file():
+    both = merged({"gpus": "1", "time": "1h", "env": {"A": "file", "B": "file"}}, {"gpus": "2", "env": {"A": "header"}})
+    assert merged(both, {"gpus": "4"}) == {"gpus": "4", "time": "1h", "env": {"A": "header", "B": "file"}}
+
+
+SLURM = """#!/bin/bash
+#SBATCH --job-name=resnet      # its name
+#SBATCH -N 1
+#SBATCH --gres=gpu:a100:2
+#SBATCH --cpus-per-task=8 --mem=64G
+#SBATCH -t 90
+#SBATCH --array=0-3
+#SBATCH --dependency=afterok:12:13
+#SBATCH -o out-%j.txt
+#SBATCH --partition=gpu
+#SBATCH --mail-user=ann@example.org
+#SBATCH --no-requeue
+
+#BRIM --grace 2m --env MODE=fast
+# a comment
+echo start
+#SBATCH --time=1
+"""
+
+
+def test_slurms_headers_are_translated_and_what_is_ignored_is_listed():
+    found = read_headers(SLURM, "job.sh")
+    assert found.slurm
+    assert found.options == {
+        "name": "resnet", "gpus": "a100:2", "cpus": "8", "mem": "65536M", "time": "90m", "array": "0-3",
+        "depends-on": "12,13", "requeue": False, "grace": "2m", "env": {"MODE": "fast"},
+    }  # fmt: skip
+    assert [line.partition(":")[0] for line in found.ignored] == [
+        "--output=out-%j.txt", "--partition=gpu", "--mail-user=ann@example.org",
+    ]  # fmt: skip
+    wants = asked(found.options)
+    assert wants.fields["time_limit_s"] == 5_400
+    assert wants.fields["cpus_per_gpu"] == 4.0
+    assert wants.fields["mem_mib_per_gpu"] == 32_768
+
+
+@pytest.mark.parametrize(("line", "wanted"), [
+    ("--gpus=4", {"gpus": "4"}), ("-G h100:2", {"gpus": "h100:2"}), ("--gpus-per-node 2", {"gpus": "2"}),
+    ("--gres=gpu:2", {"gpus": "2"}), ("--gres=gpu", {"gpus": "1"}),
+    ("--mem-per-gpu=8G --gpus=2", {"gpus": "2", "mem": "16384M"}),
+    ("--mem-per-cpu=2G -c 4", {"mem": "8192M", "cpus": "4"}),
+    ("--cpus-per-gpu=6 --gpus 2", {"gpus": "2", "cpus": "12"}),
+    ("-t 1-0", {"time": "1-0"}), ("--time=UNLIMITED", {}), ("--hold", {"hold": True}), ("--nice=5", {"priority": "-5"}),
+    ("-H -J x", {"hold": True, "name": "x"}), ("--chdir=/tmp", {"chdir": "/tmp"}), ("-Jx", {"name": "x"}),
+])  # fmt: skip
+def test_each_of_slurms_options(line, wanted):
+    assert read_headers(f"#SBATCH {line}\n", "job.sh").options == wanted
+
+
+@pytest.mark.parametrize("line", [
+    "--dependency=afterany:3", "--dependency=singleton", "--mem=x", "--cpus-per-task=x", "--gpus-per-task=x", "job.sh",
+    "--nice=x", "'",
+])  # fmt: skip
+def test_what_slurm_would_do_and_brim_cannot_is_an_error_with_its_line(line):
+    with pytest.raises(ConfigError, match=r"^job.sh, line 2: "):
+        read_headers(f"#!/bin/sh\n#SBATCH {line}\n", "job.sh")
+
+
+def test_a_wrong_header_of_brim_names_its_line():
+    with pytest.raises(ConfigError, match=r"^job.sh, line 3: found '--gpu=4', expected one of --name, --gpus"):
+        read_headers("#!/bin/sh\n#BRIM -g 1\n#BRIM --gpu=4\n", "job.sh")
+    assert read_headers("#BRIMFUL -x\n#SBATCHES -x\n", "job.sh").options == {}
+
+
+FILE = """
+name: resnet
+run: python train.py --epochs 90
+workdir: /tmp
+env: {WANDB_PROJECT: demo, N: 3}
+resources: {gpu: "A100:1..8", cpu: 4..16, memory: 32GB..}
+class: filler
+limits: {time: 12:00:00, preempt_grace: 120s}
+depends_on: [prep, 3]
+hold: true
+"""
+
+
+def jobfile(tmp_path, text):
+    (tmp_path / "job.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_jobfile(tmp_path / "job.yaml")
+
+
+def test_a_file_says_the_same_as_options(tmp_path):
+    found = jobfile(tmp_path, FILE)
+    assert found.command == ("python", "train.py", "--epochs", "90")
+    assert found.options == {
+        "name": "resnet", "chdir": "/tmp", "env": {"WANDB_PROJECT": "demo", "N": "3"}, "gpus": "A100:1..8", "cpus": "4",
+        "mem": "32GB", "class": "padding", "time": "43200s", "grace": "120s", "depends-on": "prep,3", "hold": True,
+    }  # fmt: skip
+    assert asked(found.options).fields["time_limit_s"] == 43_200
+    elastic = jobfile(tmp_path, "run: [a, b c]\nelastic: {sizes: [1, 2, 4], global_batch: 256}\n")
+    assert elastic.command == ("a", "b c")
+    assert asked(elastic.options).fields["sizes"] == [1, 2, 4]
+    assert asked(elastic.options).fields["batch"] == 256
+    assert jobfile(tmp_path, "run: cd x && ./y | tee z").command == ("/bin/sh", "-c", "cd x && ./y | tee z")
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("run: &a [x]\nname: *a\n", "line 2: found an alias"), ("a: &a [&b [1], 2]\nb: [*a, *a]", "line 2: found an alias"),
+    ("run: !!python/object/apply:os.system [id]", "could not determine a constructor"),
+    ("run: !!binary aGk=\nname: !!python/name:os.system x", "could not determine"),
+    ("run: x\nresources: " + "[" * 100 + "]" * 100, "more than 32 levels"),
+    ("{" * 3_000, "more than 32 levels"), ("", "found no fields"), ("- a", "found no fields"),
+    ("run: x\nfoo: 1", "field 'foo'"),
+    ("run: x\nresources: {gpus: 1}", "field 'gpus', expected one of gpu, cpu, memory"), ("name: x", "run: found None"),
+    ("run: x\nenv: [1]", "env: found"), ("run: x\nname: {a: 1}", "name: found"), ("run: 'a", "job.yaml, line "),
+    ("run: x\n\x00", "job.yaml"), (b"run: \xff\xfe", "job.yaml"), ("run: x\n1: 2", "field 1"),
+    ("run: \"a 'b\"", "run: No closing"),
+    ("run: x\nhold: maybe\nlimits: 3", "limits: found 3"), (b"#" * (FILE_BYTES_MAX + 1), "over 65536 bytes"),
+    ("run: x\nlimits: {time: 2026-11-22}", "limits.time: found"),
+    ("run: x\npriority: .nan\nname: [[1]]", "name: found"),
+])  # fmt: skip
+def test_a_hostile_file_is_refused_in_one_line(tmp_path, text, said):
+    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+        jobfile(tmp_path, text)
+    assert "\n" not in str(caught.value)
+    assert "job.yaml" in str(caught.value)

@@ -1,0 +1,194 @@
+"""The verbs over a real controller and agent: a cluster of four slots that stays between the tests of this module."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import brim
+
+pytestmark = pytest.mark.slow
+
+
+class Box:
+    """A state and a runtime folder of their own, and the commands that use them."""
+
+    def __init__(self, folder):
+        self.state, self.run_folder, self.work = folder / "state", folder / "run", folder / "work"
+        self.work.mkdir()
+        self.env = {**os.environ, "BRIM_STATE": str(self.state), "BRIM_RUNTIME": str(self.run_folder)}
+
+    def __call__(self, *words, code=0, timeout_s=60, **env):
+        done = brim(*words, cwd=self.work, env={**self.env, **env}, timeout_s=timeout_s)
+        assert done.returncode == code, (words, done.stdout, done.stderr)
+        return done
+
+    def ended(self, *words):
+        """Id of a job that was submitted and has ended."""
+        return int(self("submit", "--wait", *words).stdout)
+
+    def pid(self, what):
+        return int(re.search(r"\d+", (self.state / what / "lock").read_text())[0])
+
+
+@pytest.fixture(scope="module")
+def up():
+    folder = Path(tempfile.mkdtemp(prefix="brim-"))  # pytest's own is too long for a socket
+    box = Box(folder)
+    try:
+        shown = box("up", "--devices", "4", timeout_s=240)
+        assert "4 devices, 0 jobs run, 0 wait" in shown.stdout
+        yield box
+    finally:
+        brim("down", "--stop", cwd=folder, env=box.env)
+        shutil.rmtree(folder)
+
+
+def test_run_passes_output_and_exit_code_on(up):
+    done = up("run", "--", "sh", "-c", "echo out; echo err >&2; exit 7", code=7)
+    assert sorted(done.stdout.split()) == ["err", "out"]
+    assert re.match(r"brim: job \d+; Ctrl-C detaches", done.stderr)
+    assert "failed" in done.stderr
+
+
+def test_a_command_has_the_environment_and_folder_of_its_user(up):
+    job = up.ended("--env", "MODE=fast", "-n", "where", "--", "sh", "-c", "echo $MODE $BRIM_STATE; pwd")
+    assert up("logs", job).stdout == f"fast {up.state}\n{up.work}\n"
+    job = up.ended("--chdir", "/", "pwd")
+    assert up("logs").stdout == "/\n"
+    assert up("logs", "where").stdout.startswith("fast")
+
+
+def test_a_script_is_copied_and_its_headers_count(up):
+    script = up.work / "job.sh"
+    headers = "#SBATCH -J resnet --partition=x\n#BRIM --env A=1 -g 2\n"
+    script.write_text(f"#!/bin/bash\n{headers}echo $A $1\n", encoding="utf-8")
+    done = up("submit", "--begin", "now+2s", script, "word")
+    script.write_text("exit 9\n", encoding="utf-8")
+    assert "ignored #SBATCH --partition=x: there is one queue" in done.stderr
+    job = int(done.stdout)
+    assert up("logs", "-f", job).stdout == "1 word\n"
+    (shown,) = json.loads(up("history", "-n", "1", "--json").stdout)["jobs"]
+    assert (shown["id"], shown["request"]["name"], shown["request"]["gpus"]) == (job, "resnet", 2)
+
+
+def test_an_array_and_a_yaml_file(up):
+    (up.work / "job.yaml").write_text("run: echo $BRIM_ARRAY_INDEX\narray: 3-5\nname: sweep\n", encoding="utf-8")
+    first, last = map(int, up("submit", "--wait", "job.yaml").stdout.split("-"))
+    assert last - first == 2
+    assert [up("logs", job).stdout for job in range(first, last + 1)] == ["3\n", "4\n", "5\n"]
+
+
+def test_a_job_is_held_released_explained_and_cancelled(up):
+    job = up("submit", "--hold", "-n", "held", "sleep", "60").stdout.strip()
+    assert re.search(rf"^{job} +held +\S+ +held ", up("ps").stdout, re.M)
+    assert up("explain", job).stdout.strip()
+    assert up("release", "@").stdout.startswith(f"job {job}: ")
+    assert up("cancel", "held").stdout.startswith(f"job {job}: ")
+    after = up("submit", "--depends-on", job, "true").stdout.strip()
+    while "after" not in (waits := up("ps").stdout):
+        pass
+    assert re.search(rf"^{after} .* held .*after {job} cancelled", waits, re.M)
+    up("cancel", after)
+    assert up("run", "--depends-on", up.ended("true"), "--", "true").returncode == 0
+    (shown,) = [each for each in json.loads(up("history", "--json").stdout)["jobs"] if each["id"] == int(job)]
+    assert shown["state"] == "cancelled"
+    assert "there is nothing to cancel" in up("cancel", job, code=4).stderr
+
+
+def test_redo_runs_a_job_again(up):
+    up.ended("--env", "A=7", "--", "sh", "-c", "echo $A")
+    job = up("redo").stdout.strip()
+    assert up("logs", "-f", job).stdout == "7\n"
+
+
+def test_a_dry_run_submits_nothing(up):
+    before = up("history", "--json").stdout
+    shown = up("submit", "--dry-run", "-g", "2", "-t", "1h", "sleep", "5").stdout
+    assert "command: sleep 5" in shown
+    assert "time_limit_s: 3600" in shown
+    assert re.search(r"^now: \d of 4 devices are free, and \d+ jobs wait$", shown, re.M)
+    assert json.loads(up("history", "--json").stdout)["jobs"] == json.loads(before)["jobs"]
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (["submit", "no-such-command"], 2, "no command 'no-such-command'"),
+    (["submit", "--chdir", "/no/such", "true"], 2, "--chdir: found '/no/such'"),
+    (["submit", "-g", "x:y", "true"], 2, "--gpus: found 'x:y'"),
+    (["submit", "-n", "a/b", "true"], 2, "name: found 'a/b'"),
+    (["submit", "--class", "vip", "true"], 2, "job_class: found 'vip'"), (["submit"], 2, "brim submit -h"),
+    (["submit", "--env", "A", "true"], 2, "--env: found 'A'"), (["submit", "--gpu", "1", "true"], 2, "--gpu"),
+    (["submit", "--depends-on", "nobody", "true"], 3, "you have no job 'nobody'"), (["logs", "9999"], 3, "no job 9999"),
+    (["cancel", "9999"], 3, "there is no job 9999 of yours"), (["cancel", "9-5"], 2, "range 9-5"),
+    (["ps", "-o", "xml"], 2, "--output: found 'xml'"), (["history", "-n", "0"], 2, "--limit: found '0'"),
+    (["logs", "--rank", "-1"], 2, "--rank: found '-1'"), (["up", "--devices", "9"], 4, "--devices cannot change"),
+    (["join", "no-such-user"], 3, "no user 'no-such-user'"), (["submit", "job.bin"], 2, "neither text nor a program"),
+])  # fmt: skip
+def test_what_cannot_be_is_one_line_and_an_exit_code(up, words, code, said):
+    (up.work / "job.bin").write_bytes(b"\0" * 100)
+    done = up(*words, code=code)
+    assert said in done.stderr
+    assert done.stderr.startswith("brim: error: ")
+    assert done.stderr.count("\n") == 1
+    assert not done.stdout or words[0] == "up"
+
+
+def test_more_devices_than_there_are_is_held_with_the_reason(up):
+    job = up("submit", "-g", "5", "true").stdout.strip()
+    (shown,) = [each for each in json.loads(up("ps", "--json").stdout)["jobs"] if each["id"] == int(job)]
+    while shown["state"] == "pending":
+        (shown,) = [each for each in json.loads(up("ps", "--json").stdout)["jobs"] if each["id"] == int(job)]
+    assert shown["state"] == "held"
+    assert any(hold.startswith("impossible") for hold in shown["holds"])
+    up("cancel", job)
+
+
+def test_up_again_says_so_and_a_killed_controller_takes_its_jobs_back(up):
+    job = up("submit", "--", "sh", "-c", "echo one; while ! test -e go; do sleep 0.05; done; echo two").stdout.strip()
+    while "running" not in up("ps").stdout:
+        pass
+    before = up.pid("controller")
+    assert up("up").stdout.startswith(f"already up: process {before}, policy backfill, 4 devices")
+    os.kill(before, signal.SIGKILL)
+    assert "no controller answers" in up("ps", code=1).stderr  # its socket is still there
+    up("up", "--devices", "4")
+    assert up.pid("controller") != before
+    (up.work / "go").touch()
+    assert up("logs", "-f", job).stdout == "one\ntwo\n"
+    (up.work / "go").unlink()
+    assert re.search(rf"^{job} .* finished +0 ", up("history").stdout, re.M)
+
+
+def test_down_leaves_jobs_running_and_says_which(up):
+    job = up("submit", "--", "sh", "-c", "while ! test -e go; do sleep 0.05; done; exit 5").stdout.strip()
+    while "running" not in up("ps").stdout:
+        pass
+    said = up("down").stdout
+    assert f"the agent (process {up.pid('agent')}) stays" in said
+    assert f"job {job} goes on, on 1 device\n" in said
+    assert "no controller of" in up("down", code=3).stderr
+    up("up", "--devices", "4")
+    (up.work / "go").touch()
+    done = up("logs", "-f", job)
+    (up.work / "go").unlink()
+    assert done.stdout == ""
+    assert re.search(rf"^{job} .* failed +5 ", up("history").stdout, re.M)
+
+
+def test_secrets_are_this_users_alone(up):
+    up.ended("true")
+    for folder in ("controller", "agent"):
+        for path in (up.state / folder).rglob("*"):
+            if not path.is_socket():
+                top = (up.state / folder).stat().st_mode & 0o077
+                assert not top
+    for path in (up.state / "agent" / "captures").iterdir():
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert (up.run_folder / "api.sock").stat().st_mode & 0o777 == 0o600
