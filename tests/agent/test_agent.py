@@ -35,6 +35,7 @@ def test_a_plain_command_runs_with_its_environment_and_its_exit_code_is_told(nod
     one.run(7, 3, capture, devices=(1,), loader_workers=2)
     end = one.ended(7, 3)
     assert (end.outcome, end.exit_code, end.blame) == (FAILED, 75, "job")
+    assert end.detail == "exited with 75, though it was not asked to stop"
     assert end.started_ms_ago >= end.ended_ms_ago >= 0
     log = one.log(7, 3)
     assert f"hello 7.3 on cpu1, {one.folder}" in log

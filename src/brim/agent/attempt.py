@@ -122,7 +122,10 @@ def run_attempt(folder: Path, launch: LaunchFile) -> None:
         return
     outcome, code = _outcome(result, has_started=supervisor.has_started)
     blame = BLAME_JOB if outcome in (FAILED, UNUSABLE) else ""
-    end = _end_file(pids, outcome, code, result.detail, blame, tuple(supervisor.unkillable))
+    detail = result.detail.partition("; start the same command again")[0]
+    if not launch.ranks:  # it has no other rank
+        detail = detail.removeprefix("rank 0 failed first: ").removeprefix("rank 0: ")
+    end = _end_file(pids, outcome, code, detail, blame, tuple(supervisor.unkillable))
     attempt_files.write_end(folder, end)
 
 
@@ -135,17 +138,10 @@ def _outcome(result: GangResult, *, has_started: bool) -> tuple[str, int]:
     return {"finished": FINISHED, "preempted": STOPPED, "failed": FAILED}[result.status], code
 
 
-def _plain(detail: str) -> str:
-    """Leave out what a launcher tells a person at its terminal."""
-    for prefix in ("rank 0 failed first: ", "rank 0: "):
-        detail = detail.removeprefix(prefix)
-    return detail.partition("; start the same command again")[0]
-
-
 def _end_file(
     pids: PidsFile, outcome: str, code: int, detail: str, blame: str, left: tuple[int, ...] = ()
 ) -> EndFile:
     return EndFile(
-        outcome=outcome, exit_code=code, detail=_plain(detail), blame=blame, started_ms=pids.started_ms,
+        outcome=outcome, exit_code=code, detail=detail, blame=blame, started_ms=pids.started_ms,
         ended_ms=attempt_files.boot_time_ms(), boot_id=pids.boot_id, left=left,
     )  # fmt: skip
