@@ -436,6 +436,22 @@ def test_progress_reaches_the_beliefs_and_lies_do_not():
     assert (snapshot.jobs.grad_var.tolist(), snapshot.jobs.loss.tolist()) == ([2.0], [2.5])
 
 
+def test_what_an_agent_says_can_always_be_stored():
+    desk, huge = Desk(), 10**400
+    desk.submit(gpus=2, ranks="per-gpu", attempts_max=1)
+    desk.saw(1, RUNNING, sequence=huge, devices=(huge,), ranks=huge, started_ms_ago=-huge)
+    said = AttemptProgress(job=1, attempt=1, ranks=huge, samples=5.0, step_s=1.0, local_batch=huge)
+    desk.give(Progress(at_ms=desk.now_ms, uid=1, progress=said))
+    assert desk.stored[1].samples_done == 5
+    desk.saw(huge, RUNNING, attempt=-huge)
+    desk.give(Device(at_ms=desk.now_ms, uid=1, device=DeviceSeen(device=huge, state="open")))
+    desk.saw(1, ENDED, attempt=desk.stored[1].attempt, outcome="failed", exit_code=huge, blame="\ud800",
+             detail="\ud800\x00\n\x1b[2J" * 1000)
+    ended = desk.attempts[1, 1]
+    assert (ended.exit_code, ended.blame, len(ended.detail)) == (-1, "", 500)
+    assert ended.detail.isprintable()
+
+
 def test_a_round_sees_nothing_that_was_accepted_after_it():
     desk = Desk(devices=1)
     jobs = [

@@ -109,7 +109,7 @@ class AgentConnections:
                 await self._converse(uid, reader, writer)
             else:
                 LOG.warning("an agent of user %d was refused: it is not on the list of those allowed", uid)
-        except (ConnectionError, TimeoutError) as error:
+        except (ConnectionError, TimeoutError, OverflowError) as error:  # the last: a number that no float holds
             LOG.info("the agent of user %d: %s", uid, error or type(error).__name__)
         finally:
             if self._writers.get(uid) is writer:

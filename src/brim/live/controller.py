@@ -49,7 +49,17 @@ from brim.errors import InvariantError, NotFoundError, RefusedError
 from brim.live import holds
 from brim.live.agents import Agents
 from brim.live.books import Books
-from brim.live.ends import CANCELLED, OUTCOMES, PREEMPTED, REQUEUED, TIME_LIMIT, AttemptVerdict, ending, is_crash
+from brim.live.ends import (
+    BLAMES,
+    CANCELLED,
+    OUTCOMES,
+    PREEMPTED,
+    REQUEUED,
+    TIME_LIMIT,
+    AttemptVerdict,
+    ending,
+    is_crash,
+)
 from brim.live.inputs import (
     AgentJoined,
     AgentLost,
@@ -66,7 +76,7 @@ from brim.live.inputs import (
     Submit,
 )
 from brim.live.ledger import Ledger
-from brim.live.measurements import report_of, sound
+from brim.live.measurements import exit_code, report_of, sound, text
 from brim.live.nodes import Dispatch
 from brim.live.reasons import why
 from brim.live.reconciliation import Reconciler, devices_of
@@ -402,7 +412,8 @@ class Controller:
         if seen.state == ENDED:
             outcome = seen.outcome if seen.outcome in OUTCOMES else LOST
             self._attempt_ended(replace(
-                attempt, outcome=outcome, exit_code=seen.exit_code, blame=seen.blame, detail=seen.detail,
+                attempt, outcome=outcome, exit_code=exit_code(seen.exit_code), detail=text(seen.detail),
+                blame=seen.blame if seen.blame in BLAMES else "",
                 begin_ms=self._begin_ms(attempt, seen),
             ))
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from brim.agent.protocol import BLAME_NEIGHBOUR, BLAME_NODE, FAILED, FINISHED, LOST, STOPPED, UNUSABLE
+from brim.agent.protocol import BLAME_JOB, BLAME_NEIGHBOUR, BLAME_NODE, FAILED, FINISHED, LOST, STOPPED, UNUSABLE
 from brim.core.events import Kind
 from brim.live.records import AttemptRecord, JobRecord, JobStatus
 from brim.live.requests import NONE
@@ -99,3 +99,5 @@ def is_crash(attempt: AttemptRecord) -> bool:
 
 OUTCOMES: Final = (FINISHED, STOPPED, FAILED, UNUSABLE, LOST)
 """What an agent may say of an ended attempt; anything else counts as lost."""
+BLAMES: Final = (BLAME_JOB, BLAME_NODE, BLAME_NEIGHBOUR)
+"""Whom an agent may blame."""

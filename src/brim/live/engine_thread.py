@@ -15,6 +15,7 @@ from typing import Final
 from brim.engine.round import RoundResult
 from brim.live.controller import Controller, StepResult
 from brim.live.inputs import Input
+from brim.live.store.errors import NotAcceptedError
 from brim.live.store.store import Store
 from brim.units import MS_PER_S
 
@@ -73,6 +74,9 @@ class EngineThread:
         with self._changed:
             self._stopping = True
             self._changed.notify()
+
+    def join(self) -> None:
+        """Wait until it has ended; call ``stop`` first."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -81,7 +85,8 @@ class EngineThread:
             while (inputs := self._wait(wake_ms)) is not None:
                 wake_ms = self._step(inputs)
         except BaseException as error:  # whatever it is, the service ends with it
-            self._failed(error)
+            if not (self._stopping and isinstance(error, NotAcceptedError)):
+                self._failed(error)
 
     def _wait(self, wake_ms: int | None) -> list[Input] | None:
         """Wait for inputs or a time, and return the inputs; None to end."""

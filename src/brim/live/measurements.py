@@ -1,6 +1,7 @@
-"""What agents say that jobs measured, as reports for the engine.
+"""What agents say, as far as it can be: measurements for the engine, texts for people, numbers for the store.
 
-Agents belong to users, so that nothing is believed that cannot be.
+Agents belong to users, and a user must not bring the controller down: a number that no column holds, or a text that is
+no Unicode, would.
 """
 
 from __future__ import annotations
@@ -11,14 +12,28 @@ from typing import Final
 from brim.agent.protocol import AttemptProgress
 from brim.core.events import Report, Sample
 from brim.live.records import JobRecord
+from brim.live.requests import NONE
 
 SAMPLES_MAX: Final = 1e15
 """Largest number of samples believed: beyond it, doubles no longer count one by one."""
+EXIT_CODE_MAX: Final = 255
+TEXT_MAX: Final = 500
+"""Characters of a text that are kept; ours: some lines of a screen."""
 
 
 def sound(value: float | None) -> float | None:
-    """A number that an agent sent, None if it cannot be one: agents belong to users."""
-    return value if value is not None and math.isfinite(value) and 0 <= value <= SAMPLES_MAX else None
+    """A number that an agent sent, None if it cannot be one."""
+    return value if value is not None and 0 <= value <= SAMPLES_MAX else None  # false for NaN, too
+
+
+def exit_code(code: int) -> int:
+    """An exit code as of a shell, NONE for what is none."""
+    return code if 0 <= code <= EXIT_CODE_MAX else NONE
+
+
+def text(said: str) -> str:
+    """A text that an agent sent, on one line and of bounded length."""
+    return "".join(c if c.isprintable() else " " for c in said[:TEXT_MAX])
 
 
 def report_of(said: AttemptProgress, job: JobRecord) -> Report | None:

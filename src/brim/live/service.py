@@ -24,6 +24,7 @@ from brim.live.agent_connections import AgentConnections
 from brim.live.controller import Controller
 from brim.live.engine_thread import EngineThread, Published
 from brim.live.inputs import VERBS, Input, JobInput, Submit
+from brim.live.measurements import text
 from brim.live.reasons import why
 from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord
 from brim.live.requests import JobRequest
@@ -104,8 +105,10 @@ class ClusterService:
         """Stop deciding. Agents and jobs go on, and the next controller adopts them."""
         await self._agents.stop()
         if self._engine is not None:
-            await asyncio.to_thread(self._engine.stop)
-        await asyncio.to_thread(self._store.close)
+            self._engine.stop()
+        await asyncio.to_thread(self._store.close)  # a commit that waits for room does not wait any longer
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.join)
         for queue in self._watchers:
             queue.put_nowait(None)
 
@@ -245,7 +248,7 @@ class ClusterService:
             device: attempt.job for attempt in self._attempts.values() if attempt.state in HOLDS_DEVICES
             for device in attempt.devices
         }
-        names = next((hello.devices for hello in hellos.values()), ())
+        names = next((tuple(map(text, hello.devices)) for hello in hellos.values()), ())
         devices = []
         for device in range(self._cluster.num_gpus):
             said = self._agents.seen.get(device, {})
@@ -254,13 +257,13 @@ class ClusterService:
                        default=None)
             devices.append({
                 "device": device, "name": names[device] if device < len(names) else f"device {device}",
-                "state": worst[1].state if worst else "unknown", "detail": worst[1].detail if worst else "",
+                "state": worst[1].state if worst else "unknown", "detail": text(worst[1].detail) if worst else "",
                 "said_by": _name(worst[0]) if worst and worst[1].state != OPEN else "",
                 "job": holders.get(device), "memory_used_mib": used.memory_used_mib if used else None,
                 "utilisation_ratio": used.utilisation_ratio if used else None,
                 "power_w": used.power_w if used else None,
             })
-        agents = [{"uid": uid, "user": hello.user} for uid, hello in sorted(hellos.items())]
+        agents = [{"uid": uid, "user": _name(uid)} for uid in sorted(hellos)]
         return [{"name": os.uname().nodename, "devices": devices, "agents": agents}]
 
     def status(self) -> Mapping[str, Any]:
