@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from brim.errors import NotFoundError, RefusedError
-from brim.live.records import JobRecord
+from brim.live.records import JobRecord, TokenRecord
 from brim.live.requests import JobRequest
 from brim.live.store.errors import KeyReusedError
 
@@ -21,7 +21,7 @@ class KeepsJobs:
     """What the API asks of `brim.live.service.ClusterService`."""
 
     def __init__(self):
-        self._jobs, self._keys, self._watchers = {}, {}, set()
+        self._jobs, self._keys, self._watchers, self._tokens = {}, {}, set(), {}
         self.full = None
 
     async def submit(self, uid, user, requests, key):
@@ -64,6 +64,23 @@ class KeepsJobs:
 
     def job(self, job):
         return self._jobs.get(job)
+
+    async def add_token(self, *, uid, user, label, digest, expires_s):
+        token = TokenRecord(id=len(self._tokens) + 1, uid=uid, user=user, label=label, made_s=0.0, expires_s=expires_s)
+        self._tokens[digest] = token
+        return token
+
+    async def revoke_token(self, *, uid, user, number):
+        found = [digest for digest, token in self._tokens.items() if (token.id, token.uid) == (number, uid)]
+        if not found:
+            raise NotFoundError(f"token {number} does not exist")
+        del self._tokens[found[0]]
+
+    def token(self, digest):
+        return self._tokens.get(digest)
+
+    def tokens(self, uid):
+        return [token for token in self._tokens.values() if token.uid == uid]
 
     def nodes(self):
         return [{"user": "ann", "uid": 1000, "devices": [{"name": "cpu0", "state": "open"}]}]

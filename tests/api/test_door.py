@@ -37,7 +37,8 @@ def paths(routes, before=""):
         if inner is not None:
             yield from paths(inner.routes, before + getattr(route, "path", ""))
         else:
-            path = before + route.path.replace("{job:int}", "1").replace("{verb}", "cancel")
+            path = before + route.path.replace("{verb}", "cancel")
+            path = path.replace("{job:int}", "1").replace("{number:int}", "1")
             for method in getattr(route, "methods", None) or ("GET",):
                 yield method, path
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import tempfile
 from pathlib import Path
 
@@ -23,6 +26,9 @@ class Box:
     def __init__(self, folder):
         self.state, self.run_folder, self.work = folder / "state", folder / "run", folder / "work"
         self.work.mkdir()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
         self.env = {**os.environ, "BRIM_STATE": str(self.state), "BRIM_RUNTIME": str(self.run_folder)}
 
     def __call__(self, *words, code=0, timeout_s=60, **env):
@@ -43,7 +49,7 @@ def up():
     folder = Path(tempfile.mkdtemp(prefix="brim-"))  # pytest's own is too long for a socket
     box = Box(folder)
     try:
-        shown = box("up", "--devices", "4", timeout_s=240)
+        shown = box("up", "--devices", "4", "--tcp", str(box.port), timeout_s=240)
         assert "4 devices, 0 jobs run, 0 wait" in shown.stdout
         yield box
     finally:
@@ -180,6 +186,30 @@ def test_down_leaves_jobs_running_and_says_which(up):
     (up.work / "go").unlink()
     assert done.stdout == ""
     assert re.search(rf"^{job} .* failed +5 ", up("history").stdout, re.M)
+
+
+def test_tcp_wants_a_token_that_can_be_revoked(up):
+    def ask(secret, method="GET", path="/v1/status"):
+        connection = http.client.HTTPConnection("127.0.0.1", up.port, timeout=30)
+        with contextlib.closing(connection):
+            headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
+            connection.request(method, path, '{"label": "x"}' if method == "POST" else None, headers)
+            return connection.getresponse().status
+
+    up("down")
+    up("up", "--devices", "4", "--tcp", up.port)  # after the tests before
+    secret = up("token", "new", "notebook", "--days", "1").stdout.strip()
+    assert secret.startswith("brim_")
+    assert ask(secret) == 200
+    assert ask(secret, "POST", "/v1/tokens") == 403
+    assert [ask(wrong) for wrong in (secret[:-1], secret[5:], "", "brim_")] == [401] * 4
+    (listed,) = json.loads(up("token", "list", "--json").stdout)["tokens"]
+    assert listed["label"] == "notebook"
+    assert secret not in json.dumps(listed)
+    assert secret.encode() not in b"".join(path.read_bytes() for path in (up.state / "controller").iterdir())
+    up("token", "revoke", listed["id"])
+    assert ask(secret) == 401
+    assert "token 99" in up("token", "revoke", "99", code=3).stderr
 
 
 def test_secrets_are_this_users_alone(up):

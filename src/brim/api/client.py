@@ -98,6 +98,18 @@ class Client:
         """Return why a job waits, and what would let it run."""
         return str(self._ask("GET", f"/v1/jobs/{job}/explain")["text"])
 
+    def new_token(self, label: str, days: int) -> dict[str, Any]:
+        """Make a token for TCP; ``secret`` is shown this once."""
+        return self._ask("POST", "/v1/tokens", json.dumps({"label": label, "days": days}).encode())
+
+    def tokens(self) -> list[dict[str, Any]]:
+        """Return this user's tokens, without their secrets."""
+        return list(self._ask("GET", "/v1/tokens")["tokens"])
+
+    def revoke_token(self, number: int) -> None:
+        """Revoke a token."""
+        self._ask("DELETE", f"/v1/tokens/{number}", b"{}")
+
     def nodes(self) -> list[dict[str, Any]]:
         """Return agents and their devices."""
         return list(self._ask("GET", "/v1/nodes")["nodes"])

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterable
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from brim.api.auth import Caller
 from brim.api.logs import read_log
 from brim.api.metrics import exposition
-from brim.api.schemas import Alive, Explanation, JobsAnswer, Nodes, OneJob, StatusAnswer, Submitted
+from brim.api.schemas import (
+    Alive,
+    Explanation,
+    JobsAnswer,
+    NewToken,
+    Nodes,
+    OneJob,
+    StatusAnswer,
+    Submitted,
+    Tokens,
+)
+from brim.api.tokens import DAYS_MAX, digest_of, new_secret
 from brim.api.wire import SCHEMA, plain_job, redacted
-from brim.errors import BrimError, ConfigError, NotFoundError
+from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
 from brim.live.records import JobRecord
 from brim.live.requests import ID_MAX, REQUEST_BYTES_MAX, JobRequest, read_request
 from brim.live.service import ClusterService
@@ -167,6 +179,39 @@ async def nodes(at: At) -> Nodes:
 async def status(at: At, by: By) -> StatusAnswer:
     """Show facts on the controller."""
     return {"schema": SCHEMA, "user": by.user, "is_admin": by.is_admin, "status": dict(at.status())}
+
+
+@router.post("/v1/tokens", status_code=201)
+async def new_token(
+    at: At, by: By,
+    label: Annotated[str, Body(pattern="^[A-Za-z0-9._-]{1,64}$")],
+    days: Annotated[int, Body(ge=1, le=DAYS_MAX)] = DAYS_MAX,
+) -> NewToken:  # fmt: skip
+    """Make a token, which stands for who asks on TCP. A token makes no tokens: this is for the Unix socket."""
+    _check_socket(by)
+    secret = new_secret()
+    expires_s = time.time() + days * 86_400
+    token = await at.add_token(uid=by.uid, user=by.user, label=label, digest=digest_of(secret), expires_s=expires_s)
+    return {"schema": SCHEMA, "token": token, "secret": secret}
+
+
+@router.get("/v1/tokens")
+async def tokens(at: At, by: By) -> Tokens:
+    """List the tokens of who asks, without their secrets."""
+    return {"schema": SCHEMA, "tokens": list(at.tokens(by.uid))}
+
+
+@router.delete("/v1/tokens/{number:int}")
+async def revoke_token(at: At, by: By, number: Annotated[int, Path(ge=1, le=ID_MAX)]) -> Tokens:
+    """Revoke a token; it is refused from the next request on."""
+    _check_socket(by)
+    await at.revoke_token(uid=by.uid, user=by.user, number=number)
+    return {"schema": SCHEMA, "tokens": list(at.tokens(by.uid))}
+
+
+def _check_socket(by: Caller) -> None:
+    if by.token:
+        raise RefusedError("a token cannot make or revoke tokens: use the Unix socket, as `brim token` does")
 
 
 @router.get("/v1/events", response_class=EventSourceResponse)

@@ -6,7 +6,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from brim.live.records import JobRecord
+from brim.live.records import JobRecord, TokenRecord
 
 
 class ErrorAnswer(TypedDict):
@@ -60,6 +60,21 @@ class StatusAnswer(TypedDict):
     user: str
     is_admin: bool
     status: dict[str, Any]
+
+
+class NewToken(TypedDict):
+    """A token with its secret, which is shown this once."""
+
+    schema: int
+    token: TokenRecord
+    secret: str
+
+
+class Tokens(TypedDict):
+    """The tokens of who asks."""
+
+    schema: int
+    tokens: list[TokenRecord]
 
 
 class Alive(TypedDict):

@@ -25,6 +25,7 @@ from fastapi import FastAPI
 from brim.agent.folders import runtime_folder, state_folder
 from brim.api.app import create_app
 from brim.api.auth import Admission, PeerProtocol
+from brim.api.tokens import recogniser
 from brim.core.cluster import parse_cluster
 from brim.errors import BrimError, RefusedError
 from brim.live.service import ClusterService
@@ -106,8 +107,16 @@ def server_of(app: FastAPI) -> uvicorn.Server:
     )
 
 
-async def serve(service: ClusterService, runtime: Path, allowed: frozenset[int]) -> None:
+async def serve(
+    service: ClusterService, runtime: Path, allowed: frozenset[int], listeners: Sequence[socket.socket] = ()
+) -> None:
     """Run a service and its API until SIGTERM or SIGINT.
+
+    Args:
+        service: The service.
+        runtime: Folder of the Unix socket.
+        allowed: Users who may use it, besides the one who runs this.
+        listeners: Sockets on which it listens as well, for callers with tokens.
 
     Raises:
         BrimError: the service could not go on.
@@ -115,9 +124,9 @@ async def serve(service: ClusterService, runtime: Path, allowed: frozenset[int])
     await service.start()
     try:
         admission = Admission(owner=os.getuid(), allowed=allowed)
-        server = server_of(create_app(service, admission))
+        server = server_of(create_app(service, admission, recogniser(service, admission)))
         listener = bind_unix(runtime / SOCKET, shared=bool(allowed))
-        serving = asyncio.ensure_future(server.serve([listener]))
+        serving = asyncio.ensure_future(server.serve([listener, *listeners]))
         failing = asyncio.ensure_future(service.wait())
         await asyncio.wait([serving, failing], return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
@@ -140,6 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kind.add_argument("--gpus", type=int, metavar="N", help="number of GPUs")
     parser.add_argument("--policy", default="fifo", metavar="NAME", help="a preset, or a Python file with a policy")
     parser.add_argument("--allow", default="", metavar="UIDS", help="users who may use it, as numbers")
+    parser.add_argument("--tcp", type=int, metavar="PORT", help="also listen on 127.0.0.1, for callers with a token")
     options = parser.parse_args(arguments)
     allowed = frozenset(int(uid) for uid in options.allow.split(",") if uid)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -149,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         make_runtime_folder(runtime, shared=bool(allowed))
         devices = f"{options.devices}xcpu-slot" if options.gpus is None else f"{options.gpus}xgpu"
         service = _service(devices, find_policy(options.policy), runtime, allowed)
-        asyncio.run(serve(service, runtime, allowed))
+        asyncio.run(serve(service, runtime, allowed, [] if options.tcp is None else [bind_tcp(options.tcp)]))
     except BrimError as error:
         sys.stderr.write(f"brim controller: {error}\n")
         return error.exit_code

@@ -46,6 +46,9 @@ def up(
     allow: Annotated[
         str | None, typer.Option("--allow", metavar="USERS", help="Who else may use it, such as ann,bo.")
     ] = None,
+    tcp: Annotated[
+        str | None, typer.Option("--tcp", metavar="PORT", help="Also listen on 127.0.0.1, for callers with a token.")
+    ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and show what the controller says.")] = False,
 ) -> None:
     """Start the service of this machine, which stays: the controller, and this user's agent."""
@@ -59,12 +62,13 @@ def up(
     at = Client(runtime_folder() / "api.sock")
     if at.is_there():
         _already_up(at, {"devices": devices, "policy": policy})
-        if allow:
-            print("brim: --allow is read when the controller starts: `brim down`, then `brim up`", file=sys.stderr)
+        if allow or tcp:
+            said = "--allow and --tcp are read when the controller starts: `brim down`, then `brim up`"
+            print(f"brim: {said}", file=sys.stderr)
         return
     compile_first(kernels())  # the first round would take a minute otherwise
     words = [*_devices(devices), "--policy", _policy(policy or DEFAULT_POLICY)]
-    words += ["--allow", ",".join(map(str, allowed))]
+    words += ["--allow", ",".join(map(str, allowed)), *_port(tcp)]
     if foreground:
         _stay(words)
     from brim.cli.agents import start_agent, start_process, wait_for
@@ -91,6 +95,14 @@ def _devices(text: str | None) -> list[str]:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10_000:
         raise ConfigError(f"--devices: found {text!r}, expected a whole number of at least 1")
     return ["--devices", text]
+
+
+def _port(text: str | None) -> list[str]:
+    if text is None:
+        return []
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65_535:
+        raise ConfigError(f"--tcp: found {text!r}, expected a port from 1 to 65535")
+    return ["--tcp", text]
 
 
 def _uids(text: str | None) -> list[int]:

@@ -29,6 +29,7 @@ VERBS: Final = {
     "requeue": ("change", "Stop running jobs and put them back into the queue."),
     "explain": ("change", "Explain why a job waits."),
     "history": ("ps", "Show the jobs that have ended."),
+    "token": ("token", "Make, list and revoke tokens for the API on TCP."),
     "doctor": ("doctor", "Check the service, its folders and this machine."),
     "demo": ("demo", "Run twelve real training jobs here under two policies, and compare."),
     "profile": ("profile", "Measure the steps, memory and loader of a training script."),

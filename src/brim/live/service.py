@@ -26,7 +26,7 @@ from brim.live.engine_thread import EngineThread, Published
 from brim.live.inputs import VERBS, Input, JobInput, Submit
 from brim.live.measurements import text
 from brim.live.reasons import why
-from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord
+from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord, TokenRecord
 from brim.live.requests import JobRequest
 from brim.live.store.reading import JobFilter
 from brim.live.store.store import Store
@@ -165,6 +165,28 @@ class ClusterService:
             finally:
                 self._handled.pop(given.inbox, None)
         return self.job(job) or record
+
+    async def add_token(self, *, uid: int, user: str, label: str, digest: str, expires_s: float) -> TokenRecord:
+        """Write a token of a user, of which ``digest`` is SHA-256 in hexadecimal digits."""
+        return await asyncio.wrap_future(
+            self._store.add_token(uid=uid, user=user, label=label, digest=digest, expires_s=expires_s)
+        )
+
+    async def revoke_token(self, *, uid: int, user: str, number: int) -> None:
+        """Remove a token of a user.
+
+        Raises:
+            NotFoundError: the user has none of this number.
+        """
+        await asyncio.wrap_future(self._store.revoke_token(uid=uid, user=user, number=number))
+
+    def token(self, digest: str) -> TokenRecord | None:
+        """Return the token whose secret has this digest; None if there is none."""
+        return self._store.reads.token(digest)
+
+    def tokens(self, uid: int) -> Sequence[TokenRecord]:
+        """Return the tokens of a user, the oldest first."""
+        return self._store.reads.tokens(uid)
 
     def _deliver(self, inputs: tuple[JobInput, ...]) -> None:
         """Called by the store's thread with what has been accepted, before its sender hears so."""
