@@ -426,3 +426,11 @@ def test_a_saved_state_of_another_cluster_is_refused():
     for broken in (b"", b"PK", saved[:-40], saved[: len(saved) // 2]):
         with pytest.raises(InvariantError, match="cannot be read"):
             state_of(broken, parse_cluster("1x1xT4"))
+
+
+def test_a_saved_state_with_one_wrong_byte_is_refused_in_a_line():
+    saved = state_bytes(ClusterState(parse_cluster("1x1xT4")))
+    for at in range(len(saved)):
+        broken = saved[:at] + bytes([saved[at] ^ 255]) + saved[at + 1 :]
+        with pytest.raises(InvariantError, match="cannot be read"):
+            state_of(broken, parse_cluster("1x1xT4"))

@@ -1,13 +1,14 @@
 """The state of a cluster as bytes, and back: what a journal can begin from instead of its first line.
 
-A NumPy archive of the columns and one JSON text of everything else. Nothing in it can run code when it is read.
+A digest, then a NumPy archive of the columns and one JSON text of everything else. Nothing in it can run code when it
+is read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
-import zipfile
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from brim.errors import InvariantError
 
 FORMAT: Final = 1
 """Version of the layout. A reader refuses another: the journal from its first line is the way out."""
+_DIGEST_BYTES: Final = hashlib.sha256().digest_size
 _PLAIN: Final = "plain"
 _BY_SLOT: Final = ("block", "floats", "reported_ms", "granted")
 _ID, _PHASE, _GPU_TYPE = (JOB_COLUMNS.index(name) for name in ("id", "phase", "gpu_type"))
@@ -52,14 +54,18 @@ def state_bytes(state: ClusterState, beside: Mapping[str, Any] | None = None) ->
     arrays[_PLAIN] = np.frombuffer(json.dumps(plain, separators=(",", ":")).encode(), dtype=np.uint8)
     file = io.BytesIO()
     np.savez_compressed(file, allow_pickle=False, **arrays)
-    return file.getvalue()
+    return _digest(file.getvalue()) + file.getvalue()
+
+
+def _digest(archive: bytes) -> bytes:
+    return hashlib.sha256(archive).digest()
 
 
 def state_of(data: bytes, cluster: Cluster) -> tuple[ClusterState, dict[str, Any]]:
     """Return the state that ``state_bytes`` wrote, and the plain data beside it.
 
     Raises:
-        InvariantError: the bytes are no state, or that of another cluster or version.
+        InvariantError: the bytes are damaged or no state, or that of another cluster or version.
     """
     arrays, plain = _read(data)
     for what, expected in (("format", FORMAT), ("cluster", str(cluster)),
@@ -107,12 +113,12 @@ def state_on(state: ClusterState, cluster: Cluster, gpu_types: Mapping[int, int]
 
 
 def _read(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        return arrays, json.loads(arrays.pop(_PLAIN).tobytes())
-    except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise InvariantError(f"the saved state cannot be read: {error}") from error
+    digest, archive = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+    if digest != _digest(archive):  # reading a damaged archive raises whatever zlib, zipfile and NumPy do
+        raise InvariantError(f"the saved state cannot be read: its {len(data):,} bytes are not those that were written")
+    with np.load(io.BytesIO(archive), allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    return arrays, json.loads(arrays.pop(_PLAIN).tobytes())
 
 
 def _fill(state: ClusterState, arrays: Mapping[str, NDArray[Any]]) -> None:
