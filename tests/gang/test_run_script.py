@@ -349,6 +349,25 @@ def test_the_end_of_a_rank_finalizes_what_it_has_made_and_not_what_the_zygote_ha
     assert not os.path.exists(of_zygote)
 
 
+def test_the_end_of_a_supervisor_leaves_what_a_shared_zygote_has_made_to_it(tmp_path, folder):
+    (folder / "makes.py").write_text("import tempfile; its = tempfile.TemporaryDirectory(prefix='its-', dir='.')")
+    path, env = str(tmp_path / "z"), {**os.environ, "PYTHONPATH": str(folder)}
+    root = subprocess.Popen([sys.executable, "-m", "brim.gang.zygote", "--listen", path, "--preload", "makes"],
+                            cwd=folder, env=env, stderr=subprocess.PIPE)  # fmt: skip
+    try:
+        assert b"listening" in root.stderr.readline()
+        client = ZygoteClient.shared(path)
+        (ready,) = client.receive()
+        client.close()
+        wait_gone(ready.pid)
+        assert len([*folder.glob("its-*")]) == 1
+    finally:
+        root.terminate()
+        root.wait()
+        root.stderr.close()
+    assert not [*folder.glob("its-*")]
+
+
 def test_ranks_have_different_random_numbers_and_torch_starts_as_ever(forks):
     zygote = forks(preload=("numpy.random",))
     program = "import random, numpy, multiprocessing as m; print(random.random(), numpy.random.rand(), " \

@@ -51,7 +51,7 @@ def reset_process(command: PythonCommand, env: Mapping[str, str], cwd: str, base
     _reopen_streams(unbuffered=command.unbuffered)
     _fresh_multiprocessing(cwd)
     _fresh_random()
-    _leave_finalizers_to_the_zygote()
+    leave_finalizers_to_the_zygote()
     first = first_path(command, cwd)
     sys.path[:] = base_path if sys.flags.safe_path and command.kind != "folder" else [first, *base_path]
     sys.path_importer_cache.pop(first, None)
@@ -100,12 +100,12 @@ def _fresh_random() -> None:
         generator.seed()
 
 
-def _leave_finalizers_to_the_zygote() -> None:
-    """Let the end of this process not finalize what the preloaded libraries made: a temporary folder is still in use.
+def leave_finalizers_to_the_zygote() -> None:
+    """Let the end of this fork not finalize what the preloaded libraries made: a temporary folder is still in use.
 
     Torch also unregisters its operators so, in 40 ms of CPU time.
     """
-    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # a collection may remove some
         finalizer.atexit = False
 
 

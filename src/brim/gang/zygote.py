@@ -284,6 +284,7 @@ def listen(zygote: Zygote, listener: ListeningSocket, grace_s: float) -> ForkedR
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
                     signal.set_wakeup_fd(-1)
                     os.setsid()
+                    run_script.leave_finalizers_to_the_zygote()
                     selector.close()
                     listener.close()
                     wakeup.close()
