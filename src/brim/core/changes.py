@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from brim.compiled import njit
+from brim.compiled import internal, njit
 from brim.core.actions import ACTIONS, WITH_SETTING, Bookings
 from brim.core.arrays import BoolArray, IntArray, frozen
 from brim.core.events import Kind
@@ -78,7 +78,7 @@ def needs_beyond(one: IntArray, other: IntArray) -> bool:
     return False
 
 
-@njit
+@internal
 def _stay(one: IntArray, other: IntArray) -> bool:
     """Whether all ranks are where the other ranks are, with the same shares."""
     if len(one) != len(other):

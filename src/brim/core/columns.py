@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from brim.compiled import njit
+from brim.compiled import internal, njit
 from brim.core.actions import Bookings
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.events import Kind
@@ -164,7 +164,7 @@ def release(
     return kept, service
 
 
-@njit
+@internal
 def _grant(
     block: IntArray, granted: IntArray, count: int, slot: int, job: int, ranks: IntArray, batch: int, revocable: bool,
     starts: bool, now_ms: int,
@@ -188,7 +188,7 @@ def _grant(
         block[_FIRST, slot] = now_ms
 
 
-@njit
+@internal
 def _stays(granted: IntArray, begin: int, end: int, ranks: IntArray) -> bool:
     """Whether these ranks are where those that are granted are, with the same shares."""
     if end - begin != len(ranks):
@@ -200,7 +200,7 @@ def _stays(granted: IntArray, begin: int, end: int, ranks: IntArray) -> bool:
     return True
 
 
-@njit
+@internal
 def _tune(
     block: IntArray, granted: IntArray, begin: int, slot: int, ranks: IntArray, batch: int, revocable: bool
 ) -> None:
