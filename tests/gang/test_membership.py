@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brim.gang.membership import GangMembership, MemberState
+from brim.gang.membership import GangMembership, MembershipActions, MemberState
 from brim.gang.messages import FormGroup, MemberLost, ResizeGroup, StoreAddress
 from tests.sampling import sample
 
@@ -138,7 +138,7 @@ class Gang:
 @given(st.sampled_from([(), (1, 2, 4)]), st.integers(0, 3), st.data())
 def test_after_any_storm_all_living_ranks_are_in_one_generation(sizes, replace, data):
     """A resize may also name ranks that must not stay, of which one at least may, since the training state is there."""
-    unwanted = frozenset()
+    unwanted, killed = frozenset(), False
     gang = Gang(data.draw(st.sampled_from([1, 2, 4])), sizes, replace, stuck=data.draw(st.booleans()))
     gang.run()
     gang.check()
@@ -152,12 +152,13 @@ def test_after_any_storm_all_living_ranks_are_in_one_generation(sizes, replace, 
             refusal, actions = gang.membership.resize(size, named)
             if not named:
                 assert bool(refusal) == (bool(gang.membership.sizes) and size not in gang.membership.sizes)
-            unwanted = unwanted if refusal else named
+            unwanted, killed = (unwanted, killed) if refusal else (named, False)
             gang.carry_out(actions)
         elif what == "kill":
             victim = data.draw(st.sampled_from(living))
             if gang.membership.can_continue_without(victim):
                 gang.die(victim)
+                killed = True
         elif what == "break":
             training = [rank for rank in living if gang.generation_of[rank] is not None]
             if training:
@@ -172,13 +173,29 @@ def test_after_any_storm_all_living_ranks_are_in_one_generation(sizes, replace, 
     gang.run()
     gang.check()
     members = set(gang.membership.members)
-    assert not members & unwanted or members <= unwanted
+    assert not members & unwanted or (killed and members <= unwanted)
 
 
 def formed(size, **options):
     gang = Gang(size, **options)
     gang.run()
     return gang
+
+
+def test_a_group_that_breaks_after_a_resize_is_formed_of_those_that_are_to_stay():
+    gang = formed(2)
+    gang.membership.group_broken(1, 1)
+    assert gang.membership.resize(1, frozenset({0})) == ("", MembershipActions())
+    gang.carry_out(gang.membership.group_broken(0, 1))
+    gang.run()
+    assert gang.membership.members == (1,)
+
+
+def test_a_rank_that_is_leaving_is_no_place_for_the_training_state():
+    gang = formed(2)
+    assert not gang.membership.resize(1, frozenset({0}))[0]
+    refusal, _ = gang.membership.resize(1, frozenset({1}))
+    assert "found none of the present devices" in refusal
 
 
 def test_the_first_generation_waits_for_all():

@@ -271,7 +271,7 @@ class GangMembership:
             return f"found size {size}, expected one of {sorted(self.sizes)}: the batch splits into these only"
         if not self.generation and all(member.state is MemberState.STARTING for member in self.ranks.values()):
             return "no rank has connected yet: try again later (a command that does not use brim.train never connects)"
-        holders = {member.id for member in self.ranks.values() if member.has_training_state}
+        holders = {rank for rank in self.members if rank in self.ranks and self.ranks[rank].has_training_state}
         if unwanted and self.generation and holders <= unwanted:
             return "found none of the present devices, expected at least one: the training state is there"
         return ""
@@ -374,11 +374,13 @@ class GangMembership:
         return max(possible, default=0)
 
     def _form_remaining(self) -> MembershipActions:
-        """Form a new group of the remaining ranks at once; those with the state come first, in their order."""
+        """Form a new group of the remaining ranks at once; those with the state come first, of them those to stay."""
         usable = (MemberState.READY, MemberState.FORMING, MemberState.JOINED)
         old = [rank for rank in self.members if rank in self.ranks and self.ranks[rank].state in usable]
         new = [m.id for m in self.ranks.values() if m.state in usable and m.id not in old]
-        candidates = sorted([*old, *new], key=lambda rank: not self.ranks[rank].has_training_state)
+        candidates = sorted(
+            [*old, *new], key=lambda rank: (not self.ranks[rank].has_training_state, rank in self._unwanted)
+        )
         size = self._largest_possible(min(self.target, len(candidates)))
         actions = self._start_missing()
         if size == 0:
