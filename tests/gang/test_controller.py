@@ -324,7 +324,7 @@ def test_a_gang_moves_to_devices_of_which_it_has_one_already():
 
 def test_devices_and_ranks_must_fit():
     gang = trained(2, devices=("a", "b"))
-    assert "found 1 devices for 2 ranks" in gang.request(ResizeRequest(2, ("a",))).detail
+    assert "found 1 device for 2 ranks" in gang.request(ResizeRequest(2, ("a",))).detail
 
 
 def test_a_request_for_another_gang_or_an_older_or_repeated_one_changes_nothing():

@@ -77,7 +77,7 @@ class GangController:
 
     def count_alive(self) -> str:
         """Return the number of living ranks, in words."""
-        return _count_ranks(sum(rank.alive for rank in self.ranks.values()))
+        return _counted(sum(rank.alive for rank in self.ranks.values()), "rank")
 
     # -- actions ---------------------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class GangController:
         """Change the number of ranks, and the devices unless these are empty; return why not, or an empty text."""
         devices = devices or self.devices
         if devices and len(devices) < size and devices != self.config.devices:
-            return f"found {len(devices)} devices for {_count_ranks(size)}, expected at least one each"
+            return f"found {_counted(len(devices), 'device')} for {_counted(size, 'rank')}, expected at least one each"
         living = [rank for rank in self.ranks.values() if rank.alive]
         unwanted = frozenset(rank.id for rank in living if rank.device and rank.device not in devices)
         self.start_failure = ""
@@ -254,7 +254,7 @@ class GangController:
         """Write a line if the number of ranks that train has changed."""
         before, self._trained_size = self._trained_size, len(self.membership.members)
         if before not in (0, self._trained_size):
-            self.log(f"{before} -> {_count_ranks(self._trained_size)} at step {step}")
+            self.log(f"{before} -> {_counted(self._trained_size, 'rank')} at step {step}")
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -366,12 +366,12 @@ class GangController:
         return success(last, announced=self.announced, saved=self.saved)
 
 
-def _count_ranks(number: int) -> str:
-    return f"{number} rank{'' if number == 1 else 's'}"
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _describe_surplus(membership: GangMembership, stopped: list[int]) -> str:
     size, sizes = len(membership.members), [str(size) for size in sorted(membership.sizes)]
     possible = f" ({' or '.join([', '.join(sizes[:-1]), sizes[-1]])} are possible)" if len(sizes) > 1 else ""
-    job = f"using {_count_ranks(size)}{possible}" if size else "the job is over"
+    job = f"using {_counted(size, 'rank')}{possible}" if size else "the job is over"
     return f"{job}; rank{'s' if len(stopped) > 1 else ''} {', '.join(map(str, stopped))} stopped"
