@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import ACTIONS, Preempt, Reject, plan_of
+from brim.core.actions import ACTIONS, Preempt, Reject, plan_of, setting_in
 from brim.core.changes import RULES, needs_beyond, stages
 from brim.core.checks import check_plan
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind, Report
+from brim.core.saved import state_bytes
 from brim.core.setting import Rank, Setting, setting_of
 from brim.core.state import ClusterState
 from brim.core.tables import NOBODY
@@ -26,7 +27,7 @@ from brim.engine.journal import Journal
 from brim.engine.journal import replay as replay_journal
 from brim.engine.round import run_round
 from brim.engine.scheduler import Scheduler
-from brim.errors import ConfigError, PlanError
+from brim.errors import ConfigError, InvariantError, PlanError
 from brim.policies.feed.even import Even
 from brim.policies.fill.none import NoFill
 from brim.policies.order.arrival import Arrival
@@ -35,7 +36,7 @@ from brim.policies.presets import PRESETS
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import WAKES
 from brim.sim.twin import replay
-from brim.testing import job, small_trace, snapshot_of
+from brim.testing import job, small_trace, snapshot_of, state_with
 
 from .plans import resize, start, tune
 
@@ -131,6 +132,43 @@ def test_a_setting_goes_through_plan_event_and_state_unchanged(action):
     snapshot = state.freeze(5)
     assert snapshot.setting_of(action.job) == action.setting
     assert (snapshot.jobs.attempt[action.job], snapshot.jobs.sequence[action.job]) == (1, action.sequence)
+
+
+ALL_KINDS = (
+    Preempt(0, 1), Reject(3, 0), resize(1, 2, ((0, 0), (1, 0)), 8), start(4, 1, ((0, 1),), loaders=2, share=500),
+    tune(2, 1, ((0, 2),), loaders=3, revocable=True),
+)
+
+
+def with_jobs():
+    """A state at 5 s in which these actions can be booked."""
+    return state_with(
+        "2x4xT4", job(on=[(0, 0)], user="bob"), job(on=[(0, 1)], gpus_max=2, gpus_min=1), job(on=[(0, 2)]), job(),
+        job(share=500), now=5,
+    )
+
+
+def test_a_plan_is_booked_as_its_actions_would_be_one_after_the_other():
+    together, in_turn = with_jobs(), with_jobs()
+    together.apply_plan(plan_of(9_000, ALL_KINDS))
+    for action in ALL_KINDS:
+        in_turn.apply(Event(9_000, action.rule.books, action.job, setting=setting_in(action)))
+    assert state_bytes(together) == state_bytes(in_turn) != state_bytes(with_jobs())
+    assert (together.num_waiting, together.setting(1)) == (in_turn.num_waiting, ALL_KINDS[2].setting)
+
+
+@pytest.mark.parametrize(("wrong", "said"), [
+    (Preempt(0, 1), "acts twice on job 0"), (Preempt(9, 1), "job 9 is not in the tables"),
+    (Preempt(10**14, 1), f"job {10**14} is not in the tables"),
+    (Reject(2, 1), "job 2 cannot go through REJECT while RUNNING"),
+    (tune(2, 1, ((0, 3),)), "TUNE of job 2 moves its ranks"),
+])
+def test_a_plan_of_which_one_action_cannot_be_booked_changes_nothing(wrong, said):
+    state = with_jobs()
+    before = state_bytes(state)
+    with pytest.raises(InvariantError, match=said):
+        state.apply_plan(plan_of(9_000, (*ALL_KINDS[:-1], wrong)))
+    assert state_bytes(state) == before
 
 
 def test_every_action_has_a_rule_and_an_event_of_its_own():

@@ -171,7 +171,8 @@ class ClusterState:
         Raises:
             InvariantError: the event is impossible here (unknown job, illegal transition, time going backwards).
         """
-        self._tick(event.time_ms, event.kind.name)
+        self._check_time(event.time_ms, event.kind.name)
+        self.now_ms = event.time_ms
         if event.kind is _SUBMITTED:
             self._submit(event)
         elif event.kind in _NODE_KINDS:
@@ -185,7 +186,7 @@ class ClusterState:
             if event.setting is None and event.kind in _GIVES_SETTING:
                 next_phase(self.phase(event.job), event.kind, event.job)  # what is illegal in any case is said first
                 raise InvariantError(f"{event.kind.name} event of job {event.job} has no setting")
-            self._book(bookings_of((event.kind,), (event.job,), (event.setting,)))
+            self._book(bookings_of((event.kind,), (event.job,), (event.setting,)), event.time_ms)
         else:
             self._move(event)
 
@@ -193,16 +194,15 @@ class ClusterState:
         """Fold all actions of a plan into the state.
 
         Raises:
-            InvariantError: an action is impossible here; then none of them was applied.
+            InvariantError: an action is impossible here; then the plan has changed nothing.
         """
         if len(plan):
-            self._tick(plan.time_ms, "plan")
-            self._book(plan.bookings)
+            self._check_time(plan.time_ms, "plan")
+            self._book(plan.bookings, plan.time_ms)
 
-    def _tick(self, time_ms: int, what: str) -> None:
+    def _check_time(self, time_ms: int, what: str) -> None:
         if time_ms < self.now_ms:
             raise InvariantError(f"{what} at {time_ms} ms comes after {self.now_ms} ms")
-        self.now_ms = time_ms
 
     def _withhold(self, event: Event) -> None:
         """Withhold one GPU, put it in quarantine, or open it."""
@@ -276,8 +276,8 @@ class ClusterState:
             block[_SINCE, slot] = now_ms
         block[_PHASE, slot] = after
 
-    def _book(self, booked: Bookings) -> None:
-        """Book actions, all or none, at the present time."""
+    def _book(self, booked: Bookings, now_ms: int) -> None:
+        """Book actions, all or none."""
         stop = self._num_granted + len(booked.ranks)
         while stop > self._granted.shape[1]:
             self._granted = np.concatenate((self._granted, np.zeros_like(self._granted)), axis=1)
@@ -285,13 +285,14 @@ class ClusterState:
         fault, at, slots = bookable(block, self._granted, self._num_granted, self._slot_of, booked, _AFTER)
         if fault != FINE:
             raise InvariantError(self._fault_of(booked, at, fault))
+        self.now_ms = now_ms
         self.num_waiting -= int(np.count_nonzero(block[_PHASE, slots] == _PENDING))  # no action makes a job wait
         self._num_granted, left, service = book(
             block, self._floats, self._reported_ms, self._granted, self._num_granted, self._slot_of, booked, slots,
-            _AFTER, self.now_ms,
+            _AFTER, now_ms,
         )
         if len(left):
-            self._usage.add(block[_USER, left], service, self.now_ms)
+            self._usage.add(block[_USER, left], service, now_ms)
         for job in booked.job[block[_PHASE, slots] == NONE].tolist():
             self._over(job)
 
