@@ -436,6 +436,24 @@ def test_progress_reaches_the_beliefs_and_lies_do_not():
     assert (snapshot.jobs.grad_var.tolist(), snapshot.jobs.loss.tolist()) == ([2.0], [2.5])
 
 
+def test_samples_that_are_done_again_are_lost_work():
+    desk = Desk()
+    desk.submit(gpus=2, ranks="per-gpu")
+    desk.saw(1, RUNNING)
+
+    def says(samples: float, attempt: int) -> None:
+        desk.give(Progress(at_ms=desk.now_ms, uid=1, progress=AttemptProgress(
+            job=1, attempt=attempt, ranks=2, samples=samples, samples_per_s=10.0,
+        )))
+
+    says(900.0, 1)
+    desk.saw(1, ENDED, outcome="lost")
+    desk.saw(1, RUNNING, attempt=2)
+    says(700.0, 2)
+    says(650.0, 2)  # within an attempt nothing is lost
+    assert desk.stored[1].lost_gpu_s == 200 / 10 * 2
+
+
 def test_what_an_agent_says_can_always_be_stored():
     desk, huge = Desk(), 10**400
     desk.submit(gpus=2, ranks="per-gpu", attempts_max=1)

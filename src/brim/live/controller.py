@@ -463,7 +463,9 @@ class Controller:
             return
         self.books.tell(Kind.REPORTED, job.id, report=report)
         done, total = report.samples_done, sound(said.total) or job.samples_total
-        self.books.put(job.id, samples_done=done, samples_total=total)
+        again = job.samples_done - done if attempt.samples_first_ms == NONE else 0.0  # since the attempt before
+        lost_gpu_s = again / report.samples_per_s * len(attempt.devices) if again > 0 < report.samples_per_s else 0.0
+        self.books.put(job.id, samples_done=done, samples_total=total, lost_gpu_s=job.lost_gpu_s + lost_gpu_s)
         if attempt.samples_first_ms == NONE:
             self.books.put_attempt(replace(attempt, samples_first=done, samples_first_ms=self.books.now_ms))
 

@@ -48,7 +48,8 @@ class JobRecord:
         ended_ms: When its end was booked, NONE before.
         samples_done: Samples that it reported as done and kept.
         samples_total: Samples that it needs; 0 where unknown.
-        lost_gpu_s: GPU seconds whose work was lost by preemptions and failures.
+        lost_gpu_s: GPU seconds of work that was lost by preemptions and failures: samples that a new attempt repeats,
+            at its speed. 0.0 for jobs that report no samples, of which nobody knows.
     """
 
     id: int
