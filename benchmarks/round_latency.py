@@ -157,6 +157,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--start-s", type=float, default=START_S, help="how long a start takes, less than a minute")
     options = parser.parse_args()
+    if not 0 <= options.start_s < STEP_MS / MS_PER_S:
+        parser.error(f"--start-s: found {options.start_s:g}, expected 0 to less than {STEP_MS // MS_PER_S}")
     names = options.presets or list(PRESETS)
     for elastic in {PRESETS[name].resizes_running for name in names}:
         rounds_ms("elastic" if elastic else "fifo", 3)  # compiles
