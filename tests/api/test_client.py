@@ -59,6 +59,14 @@ def test_a_job_goes_there_and_back(client):
     assert client.is_there()
 
 
+def test_a_long_queue_comes_in_pages(client, monkeypatch):
+    client.submit([request()] * 7)
+    for page in (1, 3, 7, 8):
+        monkeypatch.setattr("brim.api.client.PAGE_MAX", page)
+        assert [job.id for job in client.jobs().jobs] == list(range(1, 8))
+        assert [job.id for job in client.jobs(limit=5).jobs] == list(range(3, 8))
+
+
 def test_every_submission_has_a_key_of_its_own(client):
     assert client.submit([request()]) == [1]
     assert client.submit([request()]) == [2]

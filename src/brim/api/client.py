@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ TIMEOUT_S: Final = 30.0
 """Longest wait for a part of an answer; ours. A stream has none."""
 PAUSES_S: Final = (0.1, 0.3, 1.0, 2.0)
 """Between attempts where the controller is absent or busy: it answers within 2 s of being killed and restarted."""
+PAGE_MAX: Final = 1_000
+"""Most jobs of one answer."""
 ANSWER_BYTES_MAX: Final = 1 << 26
 _KINDS: Final[Mapping[int, type[BrimError]]] = {
     400: ConfigError, 413: ConfigError, 415: ConfigError, 422: ConfigError, 404: NotFoundError,
@@ -79,12 +82,18 @@ class Client:
         return list(answer["ids"])
 
     def jobs(
-        self, state: Literal["active", "ended", "all"] = "active", *, user: str = "", limit: int = 1_000
+        self, state: Literal["active", "ended", "all"] = "active", *, user: str = "", limit: int = sys.maxsize
     ) -> Listing:
         """Return the newest jobs of a user; of all users if it is empty."""
         who = "".join(f"%{byte:02x}" for byte in user.encode())
-        answer = self._ask("GET", f"/v1/jobs?state={state}&limit={limit}&user={who}")
-        return Listing(int(answer["now_ms"]), tuple(map(read_job, answer["jobs"])))
+        found: list[JobRecord] = []
+        page, before = min(limit, PAGE_MAX), ""
+        while True:
+            answer = self._ask("GET", f"/v1/jobs?state={state}&limit={page}&user={who}{before}")
+            found[:0] = map(read_job, answer["jobs"])
+            if len(answer["jobs"]) < page or len(found) >= limit:
+                return Listing(int(answer["now_ms"]), tuple(found[-limit:]))
+            before = f"&before={found[0].id}"
 
     def job(self, job: int) -> JobRecord:
         """Return one job of this user."""

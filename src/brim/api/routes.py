@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from brim.api.auth import Caller
+from brim.api.client import PAGE_MAX
 from brim.api.logs import read_log
 from brim.api.metrics import exposition
 from brim.api.schemas import (
@@ -34,8 +35,6 @@ from brim.live.service import ClusterService
 
 JOBS_MAX: Final = 10_000
 """Jobs of one submission."""
-PAGE_MAX: Final = 1_000
-"""Jobs of one answer."""
 _BODY: Final = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"anyOf": [
     {"$ref": "#/components/schemas/JobRequest"},
     {"type": "array", "items": {"$ref": "#/components/schemas/JobRequest"}, "minItems": 1, "maxItems": JOBS_MAX},
