@@ -1,0 +1,98 @@
+"""Three users of one machine: each runs jobs as that user, sees the queue of all, and no more of the others' jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import brim
+
+ANN, BO, EVE = 12301, 12302, 12303
+PACKAGES = {
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1",
+}  # fmt: skip
+PROGRAM = "import sys; sys.argv[0] = 'brim'; from brim.cli.main import main; main()"
+
+pytestmark = [
+    pytest.mark.slow, pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users"),
+]  # fmt: skip
+
+
+def python_of(uid):
+    """An interpreter that this user may run, with the packages of this one."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        probe = [python, "-c", "import brim.cli.main, brim.agent.agent, psutil"]
+        with contextlib.suppress(OSError):
+            if subprocess.run(probe, user=uid, group=uid, extra_groups=[], env=PACKAGES, cwd="/", check=False,
+                              capture_output=True).returncode == 0:
+                return python
+    pytest.skip("no interpreter here can be run by other users")
+
+
+
+@pytest.fixture
+def folder():
+    path = Path(tempfile.mkdtemp(prefix="brim-"))
+    path.chmod(0o755)
+    for uid in (ANN, BO, EVE):
+        (path / str(uid)).mkdir()
+        os.chown(path / str(uid), uid, uid)
+    yield path
+    for lock in path.glob("*/agent/lock"):
+        with contextlib.suppress(ProcessLookupError, ValueError):
+            os.kill(int(lock.read_text()), signal.SIGTERM)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def test_each_user_runs_and_sees_what_is_theirs(folder):
+    python = python_of(ANN)
+    mine = {**os.environ, "BRIM_STATE": str(folder / "0"), "BRIM_RUNTIME": str(folder / "run")}
+
+    def owner(*words):
+        done = brim(*words, cwd=folder, env=mine)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def user(uid, *words, code=0):
+        env = {**PACKAGES, "BRIM_STATE": str(folder / str(uid)), "HOME": str(folder / str(uid))}
+        done = subprocess.run(
+            [python, "-c", PROGRAM, *map(str, words)], user=uid, group=uid, extra_groups=[], env=env,
+            cwd=folder / str(uid), capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == code, (uid, words, done.stdout, done.stderr)
+        return done.stdout + done.stderr
+
+    owner("up", "--devices", "4", "--allow", f"{ANN},{BO}")
+    try:
+        for uid in (ANN, BO):
+            assert "joined" in user(uid, "join", folder / "run")
+        assert "may not use this controller" in user(EVE, "join", folder / "run", code=4)
+        assert f"uid={ANN} gid={ANN} groups={ANN}\n" in user(ANN, "run", "--", "id")
+        job = user(ANN, "submit", "-n", "secret-name", "sleep", "60").strip()
+        others = user(BO, "ps")
+        assert re.search(rf"^{job} +- +{ANN} ", others, re.M)
+        assert "secret-name" not in others
+        for verb in ("cancel", "hold", "requeue", "logs", "explain", "redo"):
+            assert f"there is no job {job} of yours" in user(BO, verb, job, code=3)
+        assert "secret-name" in owner("ps"), "who runs the controller sees all jobs"
+        while "running" not in user(ANN, "ps"):
+            time.sleep(0.05)
+        with pytest.raises(AssertionError, match="who alone can read"):
+            owner("logs", job)
+        assert f"job {job} of {ANN} goes on" in owner("down")
+        owner("up", "--devices", "4", "--allow", str(ANN))
+        assert re.search(rf"^{job} +secret-name .* running ", user(ANN, "ps"), re.M)
+        assert "may not use this controller" in user(BO, "ps", code=4)
+        user(ANN, "cancel", job)
+    finally:
+        brim("down", "--stop", cwd=folder, env=mine)
