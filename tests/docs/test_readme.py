@@ -84,7 +84,8 @@ def test_links_and_paths_lead_somewhere(document):
 def test_commands_and_their_options_exist(document):
     """Every ``brim`` command in a document names verbs and options that the command line has."""
     text = document.read_text(encoding="utf-8")
-    commands = re.findall(r"(?:^|`|/)brim ((?:sim|trace|policy|demo|profile)\b[^\n`#]*)", text, re.M)
+    verbs = "|".join(typer.main.get_command(app).commands)
+    commands = re.findall(rf"(?:^|`|/)brim ((?:{verbs})\b[^\n`#]*)", text, re.M)
     for words in (command.split(" -- ")[0].split() for command in commands):
         verb: Any = typer.main.get_command(app)
         while hasattr(verb, "get_command") and words and (inner := verb.get_command(None, words[0])) is not None:
