@@ -1,4 +1,4 @@
-"""The application: its routes behind its door. Errors are ``{"detail": "..."}`` with the status of `STATUS`."""
+"""The application: its routes behind authentication. Errors are ``{"detail": "..."}`` with the status of `STATUS`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 
 from brim import __version__
 from brim.api.auth import Admission
-from brim.api.door import RETRY_S, Door, Recognise
+from brim.api.authentication import RETRY_S, AuthenticationMiddleware, Recognise
 from brim.api.routes import TooLongError, router
 from brim.api.schemas import ErrorAnswer
 from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
@@ -42,7 +42,7 @@ def create_app(service: ClusterService, admission: Admission, recognise: Recogni
         docs_url=None, redoc_url=None,  # their pages load scripts from elsewhere
         max_body_size=BODY_BYTES_MAX, responses=_REFUSALS, redirect_slashes=False, separate_input_output_schemas=False,
     )  # fmt: skip
-    app.add_middleware(Door, admission=admission, recognise=recognise)
+    app.add_middleware(AuthenticationMiddleware, admission=admission, recognise=recognise)
     app.add_exception_handler(BrimError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.state.service = service

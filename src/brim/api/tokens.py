@@ -8,7 +8,7 @@ import time
 from typing import Final
 
 from brim.api.auth import Admission, Caller
-from brim.api.door import Recognise
+from brim.api.authentication import Recognise
 from brim.live.service import ClusterService
 
 DAYS_MAX: Final = 90

@@ -117,12 +117,12 @@ def read_variables(texts: Sequence[str], where: str = "--env") -> dict[str, str]
     return found
 
 
-def merged(*doors: Options) -> dict[str, Any]:
-    """Join options; those of a later door count before those of an earlier one, variable by variable for ``env``."""
+def merged(*sources: Options) -> dict[str, Any]:
+    """Join options; those of a later source count before those of an earlier one, variable by variable for ``env``."""
     both: dict[str, Any] = {}
-    for door in doors:
-        env = {**both.get("env", {}), **door.get("env", {})}
-        both.update(door)
+    for source in sources:
+        env = {**both.get("env", {}), **source.get("env", {})}
+        both.update(source)
         if env:
             both["env"] = env
     return both

@@ -44,7 +44,7 @@ _Priority = Annotated[
     str | None, typer.Option("--priority", "-p", metavar="N", help="Larger is served first, by policies that read it.")
 ]
 _Class = Annotated[
-    str | None, typer.Option("--class", metavar="CLASS", help="regular, urgent, or padding, which runs in gaps only.")
+    str | None, typer.Option("--class", metavar="CLASS", help="regular, urgent or padding; for policies that read it.")
 ]
 _After = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""Nobody gets past the door unrecognised; what a browser is made to send from elsewhere does not either."""
+"""No request passes without an identity; what a browser is made to send from elsewhere does not either."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.routing import Mount, Route
 
 from brim.api.app import BODY_BYTES_MAX, create_app
 from brim.api.auth import PEER, Admission, Caller
-from brim.api.door import REQUESTS_MAX, Door
+from brim.api.authentication import REQUESTS_MAX, AuthenticationMiddleware
 from tests.api.asking import ask
 from tests.api.stand_in import KeepsJobs, request
 
@@ -150,7 +150,7 @@ def test_one_user_with_too_many_requests_does_not_keep_others_out():
         await send({"type": "http.response.body", "body": b""})
 
     mine, refused, others = [], Messages(), Messages()
-    outer = Door(inner, admission=ADMISSION, recognise=TOKENS.get)
+    outer = AuthenticationMiddleware(inner, admission=ADMISSION, recognise=TOKENS.get)
     assert ask(outer, "GET", "/x", uid=ANN).status == 200
     assert refused.statuses == [429, *[200] * (REQUESTS_MAX - 1)]
     assert others.statuses == [200]

@@ -1,7 +1,7 @@
-"""The door of the application: whoever is not recognised gets no further than here, whatever the path.
+"""The middleware that refuses every request without an identity, whatever its path.
 
-It stands around the whole application, so that a route, a mounted application, a document or a stream that is added
-later is behind it too. Only ``/healthz`` answers without an identity, and tells nothing but that a process answers.
+It wraps the whole application, so that a route, a mounted application, a document or a stream that is added later is
+protected too. Only ``/healthz`` answers without an identity, and tells nothing but that a process answers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NotAdmittedError(Exception):
         self.status, self.detail, self.headers = status, detail, dict(headers or {})
 
 
-class Door:
+class AuthenticationMiddleware:
     """Middleware that refuses by default, see above; the caller is at ``request.state.caller`` behind it.
 
     Args:
