@@ -434,7 +434,7 @@ def _command(pid):
     ("words", "said"),
     [
         (["simulate"], "there is no command 'brim simulate': did you mean 'brim sim'?"),
-        (["up"], "there is no command 'brim up': expected one of demo, profile, sim, trace, policy"),
+        (["top"], "there is no command 'brim top': expected one of up, down, status, join, run, submit, redo"),
         (["policy", "chekc"], "there is no command 'brim policy chekc': did you mean 'brim policy check'?"),
         (["sim", "run"], "missing argument 'TRACE'; see `brim sim run -h`"),
         (["trace", "synth", "philly", "a.csv", "--jobs", "9"], "no such option: --jobs"),
