@@ -165,6 +165,13 @@ def test_a_job_fails_after_its_attempts():
     assert desk.stored[1].reason == "attempt 2 failed with exit code 4: out of memory"
 
 
+def test_an_exit_code_is_told_once():
+    desk = Desk()
+    desk.submit(attempts_max=1)
+    desk.saw(1, ENDED, outcome="failed", exit_code=3, detail="exited with 3")
+    assert desk.stored[1].reason == "attempt 1 exited with 3"
+
+
 @pytest.mark.parametrize(("command", "state"), [(Cancel, "cancelled"), (Requeue, "starting")])
 def test_a_running_job_is_told_to_stop_first(command, state):
     desk = Desk()

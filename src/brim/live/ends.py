@@ -72,7 +72,10 @@ def ending(job: JobRecord, attempt: AttemptRecord) -> AttemptVerdict:
         )
         return _again(job, Kind.FAILED, why, "failed")
     if attempt.outcome == FAILED:
-        why = f"attempt {attempt.number} failed with exit code {code}{said}"
+        how = f"failed with exit code {code}{said}"
+        if attempt.detail == f"exited with {code}":  # all that is known of a plain command
+            how = attempt.detail
+        why = f"attempt {attempt.number} {how}"
         if not job.request.requeue or job.failures + 1 >= job.request.attempts_max:
             return AttemptVerdict(kind=Kind.GAVE_UP, state="failed", reason=why, counts=True)
         return AttemptVerdict(kind=Kind.FAILED, reason=why, counts=True)
