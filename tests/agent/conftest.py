@@ -4,7 +4,6 @@ import contextlib
 import os
 import selectors
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from brim.agent.protocol import (
     StartAttempt,
     Synced,
 )
-from tests.gang.conftest import hunt
+from tests.gang.conftest import hunt_until_gone
 
 TIMEOUT_S = 60
 
@@ -190,14 +189,7 @@ def node():
     yield start
     for one in nodes:
         one.close()
-    mark = f"BRIM_TEST_MARK={folder}"
-    deadline_s = time.monotonic() + 15
-    while (left := hunt(mark)) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
+    left = hunt_until_gone(f"BRIM_TEST_MARK={folder}", 15)
     del os.environ["BRIM_TEST_MARK"]
-    shown = [(process.pid, process.cmdline()) for process in left if process.is_running()]
-    for process in left:
-        with contextlib.suppress(OSError):
-            os.kill(process.pid, signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
-    assert not shown
+    assert not left

@@ -65,6 +65,11 @@ def test_arrays_that_are_none(text):
         asked({"array": text})
 
 
+def test_a_class_that_does_not_exist_is_named_by_its_option():
+    with pytest.raises(ConfigError, match=r"^--class: found 'foo', expected one of regular, urgent, padding$"):
+        asked({"class": "foo"})
+
+
 def test_words_are_read_as_on_the_command_line():
     assert read_line(" -g4 --name='a b' -t 1h --env A=1 --env B='2 3' --no-requeue # why", "f, line 2") == {
         "gpus": "4", "name": "a b", "time": "1h", "env": {"A": "1", "B": "2 3"}, "requeue": False,

@@ -18,6 +18,8 @@ from brim.gang.codec import Decoder, encode
 from brim.gang.messages import StatusRequest
 
 RANK = Path(__file__).parent / "rank.py"
+END_S = 5.0
+"""Time that a process has to end after its supervisor: the forks of a zygote end when they read that it has left."""
 
 
 class Launched:
@@ -98,11 +100,8 @@ def nothing_is_left(tmp_path):
     os.environ["BRIM_TEST_MARK"] = str(tmp_path)
     yield
     del os.environ["BRIM_TEST_MARK"]
-    left = hunt(mark)
-    for process in left:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    assert not left, [(p.pid, p.cmdline()) for p in left if p.is_running()]
+    left = hunt_until_gone(mark, END_S)
+    assert not left
     assert not shared_memory(tmp_path)
 
 
@@ -114,6 +113,19 @@ def shared_memory(tmp_path):
 def shared_memory_name(tmp_path):
     """How names of shared memory begin in this test; another worker's test may have the same last folder."""
     return "-".join(["brim-test", *tmp_path.parts[-2:]])
+
+
+def hunt_until_gone(mark, timeout_s):
+    """Command lines of the processes that still run with this mark after the timeout, by pid; kills them."""
+    deadline_s = time.monotonic() + timeout_s
+    while (left := hunt(mark)) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    shown = {}
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            shown[process.pid] = process.cmdline()
+            process.kill()
+    return shown
 
 
 def hunt(mark):

@@ -271,7 +271,7 @@ def test_a_job_does_not_begin_before_its_time():
 
 @pytest.mark.parametrize(("fields", "reason"), [
     ({"gpus": 3}, "it needs 3 GPUs, the cluster has 2"),
-    ({"gpu_type": "H100"}, "it needs a H100 GPU, the cluster has T4"),
+    ({"gpu_type": "H100"}, "it needs GPUs of type H100, the cluster has T4"),
 ])
 def test_what_can_never_run_is_held_with_the_reason(fields, reason):
     desk = Desk()
@@ -513,7 +513,7 @@ def test_a_cluster_that_has_grown_takes_the_jobs_of_before():
     desk.saw(3, ENDED, outcome="stopped", exit_code=75)
     new = moved(desk, "1x4xV100")
     assert [new.stored[job].holds for job in (1, 2, 3)] == [
-        (), ("user", "impossible: it needs a T4 GPU, the cluster has V100"), ("user",),
+        (), ("user", "impossible: it needs GPUs of type T4, the cluster has V100"), ("user",),
     ]
     [order] = new.join()
     assert (order.job, order.attempt, len(order.devices)) == (1, 1, 3)

@@ -12,9 +12,10 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from brim.errors import ConfigError
+from brim.live.requests import ServiceClass
 from brim.units import MS_PER_S, parse_duration_ms, parse_memory_mib
 
 ARRAY_MAX: Final = 10_000
@@ -149,7 +150,7 @@ def asked(options: Options) -> Asked:
     if "priority" in options:
         fields["priority"] = _whole("priority", options["priority"])
     if "class" in options:
-        fields["job_class"] = options["class"]
+        fields["job_class"] = _job_class(options["class"])
     if "begin" in options:
         fields["begin_s"] = _moment(options["begin"])
     if "batch" in options:
@@ -162,6 +163,13 @@ def asked(options: Options) -> Asked:
     indices = _indices(options["array"]) if "array" in options else ()
     return Asked(fields=fields, indices=indices, after=after, env=dict(options.get("env", {})),
                  chdir=options.get("chdir", ""))
+
+
+def _job_class(text: str) -> str:
+    known = get_args(ServiceClass)
+    if text not in known:
+        raise _unclear("class", text, f"one of {', '.join(known)}")
+    return text
 
 
 def _gpus(text: str) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def why_impossible(request: JobRequest, cluster: Cluster) -> str:
     """Why a job could not run if the cluster were empty; empty if it could."""
     code, least = type_code(request, cluster), request.limits[0]
     if request.gpu_type and code == NONE and UNNAMED not in cluster.gpu_types:
-        return f"it needs a {request.gpu_type} GPU, the cluster has {' and '.join(cluster.gpu_types)}"
+        return f"it needs GPUs of type {request.gpu_type}, the cluster has {' and '.join(cluster.gpu_types)}"
     fits = (cluster.gpu_type_N == code) | (code == NONE)
     most = int(cluster.gpus_N[fits].sum())
     if least > most:
