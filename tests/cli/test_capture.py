@@ -71,7 +71,7 @@ def test_a_yaml_file_may_name_a_script(folder):
 def test_everything_around_the_command_is_taken_along(folder, monkeypatch):
     monkeypatch.setenv("MARK", "caf\udce9 \u00fc\n")
     monkeypatch.setenv("BRIM_JOB_ID", "9")
-    (asked_for,) = requests_of(work_of(["sleep", "1"]), asked({"env": {"A": "1"}, "gpus": "2"}), [3])
+    (asked_for,) = requests_of(work_of(["sleep", "1"]), asked({"env": {"A": "1"}, "gpus": "2"}), {"after": [3]})
     assert (asked_for.name, asked_for.gpus, asked_for.after, asked_for.attempts_max) == ("sleep", 2, (3,), 1)
     found = read_capture(folder / "state" / "agent" / "captures", asked_for.capture, asked_for.digest)
     assert (found.command, found.cwd) == (("sleep", "1"), str(folder))
@@ -83,7 +83,7 @@ def test_everything_around_the_command_is_taken_along(folder, monkeypatch):
 def test_every_job_of_an_array_has_a_capture_and_an_index(folder):
     file(folder / "job.sh", "#!/bin/sh\n#SBATCH --array=2,5\n")
     work = work_of(["./job.sh"])
-    found = requests_of(work, asked(work.options), [])
+    found = requests_of(work, asked(work.options), {})
     assert [each.array_index for each in found] == [2, 5]
     captures = [read_capture(folder / "state/agent/captures", each.capture, each.digest).env for each in found]
     for name in ("BRIM_ARRAY_INDEX", "SLURM_ARRAY_TASK_ID"):
@@ -98,10 +98,10 @@ def test_what_cannot_run_is_refused_where_it_is_submitted(folder, monkeypatch):
     ]:
         file(folder / "a.txt", "hello")
         with pytest.raises(ConfigError, match=said):
-            requests_of(work_of(words), asked(options), [])
+            requests_of(work_of(words), asked(options), {})
     monkeypatch.setenv("LARGE", "x" * CAPTURE_BYTES_MAX)
     with pytest.raises(ConfigError, match=r"the largest variable, LARGE, has 10\d+"):
-        requests_of(work_of(["true"]), asked({}), [])
+        requests_of(work_of(["true"]), asked({}), {})
     assert not list((folder / "state").rglob("*.json"))
 
 
@@ -110,5 +110,5 @@ def test_a_folder_that_was_removed_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     with pytest.raises(ConfigError, match="does not exist any more"):
-        requests_of(work_of(["true"]), asked({}), [])
+        requests_of(work_of(["true"]), asked({}), {})
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from brim.cli.headers import read_headers
-from brim.cli.job_options import asked, merged, read_line
+from brim.cli.job_options import Dependency, asked, merged, read_line
 from brim.cli.jobfile import FILE_BYTES_MAX, read_jobfile
 from brim.errors import ConfigError
 
@@ -47,6 +47,9 @@ def test_times():
     assert fields(begin="90m")["begin_s"] == pytest.approx(now + 5_400, abs=30)
     assert fields(begin="2031-05-06T07:08")["begin_s"] == int(time.mktime((2031, 5, 6, 7, 8, 0, 0, 0, -1)))
     assert 0 < fields(begin="14:30")["begin_s"] - now <= 86_400
+    assert fields(deadline="now+3h")["deadline_s"] == pytest.approx(now + 10_800, abs=30)
+    with pytest.raises(ConfigError, match=r"^--deadline: found 'soon'"):
+        fields(deadline="soon")
     for wrong in ("soon", "25:61", "2031-13-01", ""):
         with pytest.raises(ConfigError, match=f"^--begin: found {re.escape(repr(wrong))}"):
             fields(begin=wrong)
@@ -59,10 +62,37 @@ def test_arrays(text, wanted):
     assert asked({"array": text}).indices == wanted
 
 
-@pytest.mark.parametrize("text", ["", "3-1", "0-9:0", "a", "0-10000", "0-5000,6000-11000", "-1", "0-9%3"])
+@pytest.mark.parametrize("text", ["", "3-1", "0-9:0", "a", "0-10000", "0-5000,6000-11000", "-1"])
 def test_arrays_that_are_none(text):
     with pytest.raises(ConfigError, match=r"^--array: found "):
         asked({"array": text})
+
+
+@pytest.mark.parametrize("text", ["0-9%0", "0-9%", "%3", "0-9%3,11", "0-9%-1", "0-9%2%3"])
+def test_limits_that_are_none(text):
+    with pytest.raises(ConfigError, match=r"^--array: found "):
+        asked({"array": text})
+
+
+def test_an_array_may_have_a_limit():
+    wants = asked({"array": "0-3,7%2"})
+    assert (wants.indices, wants.fields["array_limit"]) == ((0, 1, 2, 3, 7), 2)
+    assert "array_limit" not in asked({"array": "0-3"}).fields
+
+
+@pytest.mark.parametrize(("text", "wanted"), [
+    ("3,prep @", [("after", "3"), ("after", "prep"), ("after", "@")]),
+    ("afterok:3:4", [("after", "3"), ("after", "4")]),
+    ("afterany:3,afternotok:prep,5", [("after_any", "3"), ("after_not_ok", "prep"), ("after", "5")]), ("", []),
+])  # fmt: skip
+def test_dependencies_in_brims_words_and_in_slurms(text, wanted):
+    assert [(one.field, one.job) for one in asked({"depends-on": text}).after] == wanted
+
+
+@pytest.mark.parametrize("text", ["after:3", "afterok:", "afterany:3:", "a/b", "afterok:3?afterok:4", "aftercorr:3"])
+def test_dependencies_that_are_none(text):
+    with pytest.raises(ConfigError, match=rf"^--depends-on: found {re.escape(repr(text))}, expected job ids"):
+        asked({"depends-on": text})
 
 
 def test_a_class_that_does_not_exist_is_named_by_its_option():
@@ -71,6 +101,7 @@ def test_a_class_that_does_not_exist_is_named_by_its_option():
 
 
 def test_words_are_read_as_on_the_command_line():
+    assert read_line("--dependency=afterok:3", "f") == {"depends-on": "afterok:3"}
     assert read_line(" -g4 --name='a b' -t 1h --env A=1 --env B='2 3' --no-requeue # why", "f, line 2") == {
         "gpus": "4", "name": "a b", "time": "1h", "env": {"A": "1", "B": "2 3"}, "requeue": False,
     }  # fmt: skip
@@ -91,7 +122,7 @@ SLURM = """#!/bin/bash
 #SBATCH --gres=gpu:a100:2
 #SBATCH --cpus-per-task=8 --mem=64G
 #SBATCH -t 90
-#SBATCH --array=0-3
+#SBATCH --array=0-3%2
 #SBATCH --dependency=afterok:12:13
 #SBATCH -o out-%j.txt
 #SBATCH --partition=gpu
@@ -109,8 +140,8 @@ def test_slurms_headers_are_translated_and_what_is_ignored_is_listed():
     found = read_headers(SLURM, "job.sh")
     assert found.slurm
     assert found.options == {
-        "name": "resnet", "gpus": "a100:2", "cpus": "8", "mem": "65536M", "time": "90m", "array": "0-3",
-        "depends-on": "12,13", "requeue": False, "grace": "2m", "env": {"MODE": "fast"},
+        "name": "resnet", "gpus": "a100:2", "cpus": "8", "mem": "65536M", "time": "90m", "array": "0-3%2",
+        "depends-on": "afterok:12:13", "requeue": False, "grace": "2m", "env": {"MODE": "fast"},
     }  # fmt: skip
     assert [line.partition(":")[0] for line in found.ignored] == [
         "--output=out-%j.txt", "--partition=gpu", "--mail-user=ann@example.org",
@@ -119,6 +150,8 @@ def test_slurms_headers_are_translated_and_what_is_ignored_is_listed():
     assert wants.fields["time_limit_s"] == 5_400
     assert wants.fields["cpus_per_gpu"] == 4.0
     assert wants.fields["mem_mib_per_gpu"] == 32_768
+    assert (wants.indices, wants.fields["array_limit"]) == ((0, 1, 2, 3), 2)
+    assert wants.after == (Dependency("after", "12"), Dependency("after", "13"))
 
 
 @pytest.mark.parametrize(("line", "wanted"), [
@@ -129,13 +162,15 @@ def test_slurms_headers_are_translated_and_what_is_ignored_is_listed():
     ("--cpus-per-gpu=6 --gpus 2", {"gpus": "2", "cpus": "12"}),
     ("-t 1-0", {"time": "1-0"}), ("--time=UNLIMITED", {}), ("--hold", {"hold": True}), ("--nice=5", {"priority": "-5"}),
     ("-H -J x", {"hold": True, "name": "x"}), ("--chdir=/tmp", {"chdir": "/tmp"}), ("-Jx", {"name": "x"}),
+    ("-d afterany:3", {"depends-on": "afterany:3"}), ("--deadline=now+2h", {"deadline": "now+2h"}),
 ])  # fmt: skip
 def test_each_of_slurms_options(line, wanted):
     assert read_headers(f"#SBATCH {line}\n", "job.sh").options == wanted
 
 
 @pytest.mark.parametrize("line", [
-    "--dependency=afterany:3", "--dependency=singleton", "--mem=x", "--cpus-per-task=x", "--gpus-per-task=x", "job.sh",
+    "--dependency=singleton", "-d after:3", "-d afterok:1?afterok:2", "-d afterany:", "--mem=x",
+    "--cpus-per-task=x", "--gpus-per-task=x", "job.sh",
     "--nice=x", "'",
 ])  # fmt: skip
 def test_what_slurm_would_do_and_brim_cannot_is_an_error_with_its_line(line):

@@ -92,6 +92,19 @@ def test_an_array_and_a_yaml_file(up):
     assert [up("logs", job).stdout for job in range(first, last + 1)] == ["3\n", "4\n", "5\n"]
 
 
+def test_an_array_with_a_limit_and_slurms_dependencies(up):
+    one_of_two = "place=a; mkdir a || { place=b; mkdir b; } || exit 1; echo $BRIM_ARRAY_INDEX >> witness; rmdir $place"
+    script = up.work / "limited.sh"
+    script.write_text(f"#!/bin/sh\n#SBATCH --array=0-4%2\n{one_of_two}\n", encoding="utf-8")
+    first, last = map(int, up("submit", script).stdout.split("-"))
+    after = up.ended("--dependency", "afterok:" + ":".join(map(str, range(first, last + 1))), "cat", "witness")
+    assert sorted(up("logs", after).stdout.split()) == list("01234")
+    failed = up("submit", "--", "false").stdout.strip()
+    both = f"afternotok:{failed},afterany:{after}"
+    assert up("run", "--dependency", both, "--", "echo", "cleanup").stdout == "cleanup\n"
+    assert "after_any: " in up("submit", "--dry-run", "--depends-on", f"afterany:{after}", "true").stdout
+
+
 def test_a_job_is_held_released_explained_and_cancelled(up):
     job = up("submit", "--hold", "-n", "held", "sleep", "60").stdout.strip()
     assert re.search(rf"^{job} +held +\S+ +held ", up("ps").stdout, re.M)
@@ -129,7 +142,7 @@ def test_a_dry_run_submits_nothing(up):
     (["submit", "--chdir", "/no/such", "true"], 2, "--chdir: found '/no/such'"),
     (["submit", "-g", "x:y", "true"], 2, "--gpus: found 'x:y'"),
     (["submit", "-n", "a/b", "true"], 2, "name: found 'a/b'"),
-    (["submit", "--class", "vip", "true"], 2, "job_class: found 'vip'"), (["submit"], 2, "brim submit -h"),
+    (["submit", "--class", "vip", "true"], 2, "--class: found 'vip'"), (["submit"], 2, "brim submit -h"),
     (["submit", "--env", "A", "true"], 2, "--env: found 'A'"), (["submit", "--gpu", "1", "true"], 2, "--gpu"),
     (["submit", "--depends-on", "nobody", "true"], 3, "you have no job 'nobody'"), (["logs", "9999"], 3, "no job 9999"),
     (["cancel", "9999"], 3, "there is no job 9999 of yours"), (["cancel", "9-5"], 2, "range 9-5"),

@@ -260,6 +260,80 @@ def test_a_job_waits_for_others_and_for_good_if_one_does_not_finish():
     assert (desk.state(5), desk.stored[6].holds) == ("starting", ("after 2 failed",))
 
 
+@pytest.mark.parametrize(("field", "end", "holds"), [
+    ("after_any", {"outcome": "finished", "exit_code": 0}, ()), ("after_any", {"outcome": "unusable"}, ()),
+    ("after_not_ok", {"outcome": "unusable"}, ()),
+    ("after_not_ok", {"outcome": "finished", "exit_code": 0}, ("after 1 finished",)),
+])
+def test_a_job_may_wait_for_any_end_of_another_or_for_its_failure(field, end, holds):
+    desk = Desk()
+    desk.submit()
+    desk.submit(**{field: (1,)})
+    assert desk.stored[2].holds == ("after 1",)
+    desk.saw(1, ENDED, **end)
+    assert desk.stored[2].holds == holds
+    assert desk.state(2) == ("held" if holds else "starting")
+    desk.submit(**{field: (1,)})
+    assert desk.stored[3].holds == holds
+
+
+def test_a_deadline_is_told_to_policies_in_the_clusters_own_time():
+    desk = Desk()
+    desk.submit(deadline_s=1_000_060)
+    assert desk.controller.scheduler.state.freeze(desk.now_ms).jobs.deadline_ms.tolist() == [60_000]
+
+
+def array_of(desk: Desk, count: int, **fields) -> None:
+    for index in range(count):
+        desk.submit(array=1, array_index=index, array_limit=2, attempts_max=1, **fields)
+
+
+def with_an_attempt(desk: Desk) -> list[int]:
+    return [job.id for job in desk.stored.values() if job.state in ("starting", "running", "stopping")]
+
+
+def test_no_more_jobs_of_an_array_run_at_the_same_time_than_its_limit():
+    desk = Desk(devices=4)
+    array_of(desk, 5)
+    assert with_an_attempt(desk) == [1, 2]
+    assert [desk.stored[job].reason for job in (3, 4, 5)] == ["held: array limit"] * 3
+    desk.saw(2, ENDED, outcome="finished", exit_code=0)
+    assert with_an_attempt(desk) == [1, 3]
+    desk.command(Cancel, 4)
+    desk.saw(1, ENDED, outcome="finished", exit_code=0)
+    assert with_an_attempt(desk) == [3, 5]
+
+
+def test_a_job_that_is_held_for_another_reason_takes_no_place_of_its_array():
+    desk = Desk(devices=1)
+    array_of(desk, 4)
+    desk.command(Hold, 2)
+    desk.command(Hold, 3)
+    assert (desk.stored[3].holds, desk.stored[4].holds) == (("user",), ())
+    desk.command(Release, 2)
+    assert [desk.stored[job].holds for job in (1, 2, 3, 4)] == [(), (), ("user",), ("array limit",)]
+    desk.command(Requeue, 1)
+    desk.command(Hold, 1)
+    desk.saw(1, ENDED, outcome="stopped")
+    assert [desk.stored[job].holds for job in (1, 2, 3, 4)] == [("user",), (), ("user",), ()]
+    assert with_an_attempt(desk) == [2]
+
+
+def test_the_limit_of_an_array_holds_after_a_restart():
+    desk = Desk(devices=4)
+    array_of(desk, 4)
+    again = Controller(parse_cluster("1x4xT4"), FIFO, gap_ms=0)
+    again.recover(None, desk.lines, desk.stored.values(), [
+        attempt for attempt in desk.attempts.values() if attempt.state != "ended"
+    ], desk.now_ms)
+    desk.controller = again
+    desk.join()
+    for job in (1, 2):
+        desk.saw(job, RUNNING, sequence=1)
+    desk.saw(1, ENDED, outcome="finished", exit_code=0)
+    assert with_an_attempt(desk) == [2, 3]
+
+
 def test_a_job_does_not_begin_before_its_time():
     desk = Desk()
     desk.submit(begin_s=1_000_060)

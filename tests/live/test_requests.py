@@ -28,6 +28,10 @@ from brim.live.requests import (
 LEAST = {"name": "train.py", "capture": "0" * 32, "digest": "a" * 64}
 
 
+def _array(index: int, limit: int) -> dict[str, int]:
+    return {"array_index": index, "array_limit": NONE if index == NONE else limit}
+
+
 @st.composite
 def requests(draw: st.DrawFn) -> JobRequest:
     """Any valid request."""
@@ -45,10 +49,13 @@ def requests(draw: st.DrawFn) -> JobRequest:
         gpu_type=draw(st.sampled_from(["", "NVIDIA H200"])), cpus_per_gpu=draw(st.floats(0, 128)),
         mem_mib_per_gpu=draw(st.integers(0, 1 << 20)), time_limit_s=draw(st.integers(0, 1 << 20)),
         priority=draw(st.integers(-100, 100)), job_class=draw(st.sampled_from(["regular", "urgent", "padding"])),
-        after=tuple(draw(st.lists(st.integers(1, ID_MAX), max_size=3))), begin_s=draw(st.integers(0, UNIX_S_MAX)),
+        after=tuple(draw(st.lists(st.integers(1, 99), max_size=3))),
+        after_any=tuple(draw(st.lists(st.integers(100, 199), max_size=3))),
+        after_not_ok=tuple(draw(st.lists(st.integers(200, ID_MAX), max_size=3))),
+        begin_s=draw(st.integers(0, UNIX_S_MAX)),
         hold=draw(st.booleans()), grace_s=draw(st.floats(0, 86_400)), requeue=draw(st.booleans()),
         attempts_max=draw(st.integers(1, 9)), batch_min=batches[0], batch=batches[1], batch_max=batches[2],
-        array_index=draw(st.integers(NONE, 5)),
+        deadline_s=draw(st.integers(0, UNIX_S_MAX)), **_array(draw(st.integers(NONE, 5)), draw(st.integers(1, 9))),
     )  # fmt: skip
 
 
@@ -117,6 +124,9 @@ def test_constants_are_those_of_the_core():
         ({"after": [0]}, "after: found (0,), expected at most 1000 job ids"),
         ({"after": [1] * (AFTER_MAX + 1)}, "after: found (1, 1"),
         ({"after": 3}, "after: found 3, expected"),
+        ({"after": [3], "after_any": [3]}, "after: found a job that is also in after_any or after_not_ok, expected"),
+        ({"array_limit": 2}, "array_limit: found 2, expected -1, because the job is in no array"),
+        ({"array_limit": 0, "array_index": 1}, "array_limit: found 0, expected a whole number from 1"),
         ({"after": [True]}, "after: found a list of 1, expected"),
         ({"begin_s": UNIX_S_MAX + 1}, "begin_s: found 253402300800, expected"),
         ({"hold": 1}, "hold: found 1, expected true or false"),

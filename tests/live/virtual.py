@@ -696,7 +696,8 @@ def _draw(world: VirtualCluster) -> list[tuple[JobRequest, Work]]:
     rng = world.rng
     fields: dict = {}
     if rng.random() < 0.2 and world.accepted:
-        fields["after"] = (rng.choice(world.accepted),)
+        before = rng.choice(world.accepted)
+        fields[("after", "after", "after_any", "after_not_ok")[before % 4]] = (before,)
     if rng.random() < 0.1:
         fields["hold"] = True
     if rng.random() < 0.15:
@@ -708,12 +709,13 @@ def _draw(world: VirtualCluster) -> list[tuple[JobRequest, Work]]:
     fails = rng.choices(([], [1], [1, 1], [1, 1, 1, 1], [75], [85, 1]), (12, 2, 1, 1, 1, 1))[0]
     drawn = []
     array = rng.random() < 0.15
-    for index in range(rng.randint(2, 4) if array else 1):
+    count = rng.randint(2, 4) if array else 1
+    for index in range(count):
         if rng.random() < 0.5:
             least = rng.randint(1, 2)
             one = elastic(least, rng.randint(least, 5), **fields)
         else:
             one = request(gpus=rng.randint(1, 5 if rng.random() < 0.1 else 4), **fields)
-        one = replace(one, array_index=index) if array else one
+        one = replace(one, array_index=index, array_limit=count - 1 if count < 4 else -1) if array else one
         drawn.append((one, Work(rng.randint(100, 12_000), list(fails), rng.random() < 0.1)))
     return drawn

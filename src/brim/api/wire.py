@@ -23,7 +23,7 @@ _HIDDEN_DIGEST: Final = "0" * 64
 _RECORD: Final = tuple(field.name for field in fields(JobRecord) if field.name != "request")
 _REQUEST: Final = frozenset(field.name for field in fields(JobRequest))
 _TUPLES: Final = ("holds", "devices")
-_REQUEST_TUPLES: Final = ("sizes", "after")
+_REQUEST_TUPLES: Final = ("sizes", "after", "after_any", "after_not_ok")
 
 
 def redacted(job: JobRecord) -> JobRecord:
@@ -31,7 +31,10 @@ def redacted(job: JobRecord) -> JobRecord:
 
     They may not know what it runs, how it ended, or what its user called it.
     """
-    request = replace(job.request, name=HIDDEN_NAME, capture=_HIDDEN_CAPTURE, digest=_HIDDEN_DIGEST, after=())
+    request = replace(
+        job.request, name=HIDDEN_NAME, capture=_HIDDEN_CAPTURE, digest=_HIDDEN_DIGEST, after=(), after_any=(),
+        after_not_ok=(),
+    )  # fmt: skip
     waits = job.state in ("pending", "held")
     return replace(
         job, key="", request=request, reason=job.reason if waits else "", exit_code=NONE, failures=0,

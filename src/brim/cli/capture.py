@@ -121,13 +121,15 @@ def _copied(data: bytes) -> str:
     return str(path)
 
 
-def requests_of(work: Runnable, asked: Asked, after: Sequence[int], *, keep: bool = True) -> list[JobRequest]:
+def requests_of(
+    work: Runnable, asked: Asked, after: Mapping[str, Sequence[int]], *, keep: bool = True
+) -> list[JobRequest]:
     """Write the captures of a job, or of every job of an array, and return what to ask for.
 
     Args:
         work: What to run.
         asked: What its options say.
-        after: Ids of the jobs to wait for.
+        after: Ids of the jobs to wait for, by the field of the request in which they belong.
         keep: Whether captures are written; without them, the requests are for show.
 
     Raises:
@@ -146,7 +148,7 @@ def requests_of(work: Runnable, asked: Asked, after: Sequence[int], *, keep: boo
         if keep:
             capture, digest = write_capture(captures_folder(agent_folder()), work.command, {**env, **own}, cwd)
         array = {} if index is None else {"array_index": index}
-        plain = {"name": work.name, **asked.fields, **array, "capture": capture, "digest": digest, "after": list(after)}
+        plain = {"name": work.name, **asked.fields, **array, "capture": capture, "digest": digest, **after}
         found.append(read_request(plain))
     return found
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from brim.cli.job_options import read_words
+from brim.cli.job_options import read_dependencies, read_words
 from brim.errors import ConfigError
 from brim.units import parse_memory_mib
 
@@ -34,6 +34,9 @@ _WHY: Final = {
     "ntasks": "the command is started once",
     "ntasks-per-node": "the command is started once", "exclusive": "GPUs are never shared without asking",
 }  # fmt: skip
+_EXPECTED: Final = {
+    "dependency": "afterok, afterany or afternotok with job ids, such as afterok:3:4,afterany:5",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,8 @@ def _translated(theirs: Mapping[str, str], lines: Mapping[str, str]) -> tuple[di
             found = _one(name, value, theirs, gpus)
         except (ValueError, ConfigError):
             where = f"{lines[name]}: --{name}"
-            raise ConfigError(f"{where}: found {value!r}, expected a value that brim can keep") from None
+            expected = _EXPECTED.get(name, "a value that brim can keep")
+            raise ConfigError(f"{where}: found {value!r}, expected {expected}") from None
         if found is None:
             why = _WHY.get(name, "it has no meaning here")
             ignored.append(f"--{name}={value}: {why}" if value else f"--{name}: {why}")
@@ -119,7 +123,10 @@ def _translated(theirs: Mapping[str, str], lines: Mapping[str, str]) -> tuple[di
     return options, ignored
 
 
-_SAME: Final = {"job-name": "name", "chdir": "chdir", "begin": "begin", "priority": "priority"}
+_SAME: Final = {
+    "job-name": "name", "chdir": "chdir", "begin": "begin", "deadline": "deadline", "priority": "priority",
+    "array": "array",
+}  # fmt: skip
 
 
 def _one(name: str, value: str, theirs: Mapping[str, str], gpus: int) -> dict[str, Any] | None:
@@ -138,7 +145,6 @@ def _one(name: str, value: str, theirs: Mapping[str, str], gpus: int) -> dict[st
         "mem-per-gpu": lambda: {"mem": f"{parse_memory_mib(value) * gpus}M"},
         "time": lambda: {"time": _slurm_time(value)},
         "dependency": lambda: {"depends-on": _dependency(value)},
-        "array": lambda: {"array": value},
         "hold": lambda: {"hold": True},
         "requeue": lambda: {"requeue": True},
         "no-requeue": lambda: {"requeue": False},
@@ -188,7 +194,8 @@ def _slurm_time(value: str) -> str:
 
 
 def _dependency(value: str) -> str:
-    kinds = [part.partition(":") for part in value.split(",")]
-    if "?" in value or any(kind != "afterok" for kind, _, _ in kinds):
-        raise ConfigError("a job is held if one of those before it fails")
-    return ",".join(job for _, _, jobs in kinds for job in jobs.split(":"))
+    """Dependencies as ``--depends-on`` takes them, which reads Slurm's words; alone, ``singleton`` would be a name."""
+    if ":" not in value:
+        raise ConfigError(value)
+    read_dependencies(value)
+    return value

@@ -22,10 +22,12 @@ ARRAY_MAX: Final = 10_000
 """Jobs of an array, the default of the threat model."""
 SHORT: Final = {"n": "name", "g": "gpus", "c": "cpus", "t": "time", "p": "priority"}
 VALUES: Final = (
-    "name", "gpus", "cpus", "mem", "time", "priority", "class", "depends-on", "array", "chdir", "begin", "grace",
-    "batch",
+    "name", "gpus", "cpus", "mem", "time", "priority", "class", "depends-on", "array", "chdir", "begin", "deadline",
+    "grace", "batch",
 )  # fmt: skip
 """Options with a value; ``env`` may be given several times."""
+ALIASES: Final = {"dependency": "depends-on"}
+"""Other names of options, as Slurm has them."""
 SWITCHES: Final = {"hold": ("hold", True), "requeue": ("requeue", True), "no-requeue": ("requeue", False)}
 Options = Mapping[str, Any]
 """Values by option: a text, True or False for a switch, and a mapping for ``env``."""
@@ -34,8 +36,24 @@ _RANGE: Final = re.compile(r"(\d+)(?:-|\.\.)(\d+)", re.ASCII)
 _GPU_TYPE: Final = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
 _INDICES: Final = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?", re.ASCII)
 _VARIABLE: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_LIMIT: Final = re.compile(r"(.*)%([1-9]\d*)", re.ASCII)
 _AFTER: Final = re.compile(r"@|[A-Za-z0-9._-]{1,64}", re.ASCII)
+_CONDITIONS: Final = {"afterok": "after", "afterany": "after_any", "afternotok": "after_not_ok"}
+"""Fields of ``JobRequest``, by Slurm's word."""
 _CLOCK_FORMATS: Final = ("%H:%M", "%H:%M:%S", "%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M")
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """A job to wait for.
+
+    Attributes:
+        field: The field of ``JobRequest`` in which it belongs: how it must have ended.
+        job: Its id or name, or ``@`` for the last one.
+    """
+
+    field: str
+    job: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +61,16 @@ class Asked:
     """What options say.
 
     Attributes:
-        fields: Fields of ``JobRequest``, without ``name`` where none was given, and without ``after``.
+        fields: Fields of ``JobRequest``, without ``name`` where none was given, and without those of dependencies.
         indices: Indices of the array; empty for a single job.
-        after: Ids or names of jobs to wait for, or ``@`` for the last one.
+        after: What it waits for.
         env: Variables in addition to those of the caller.
         chdir: Working folder; empty for that of the caller.
     """
 
     fields: dict[str, Any]
     indices: tuple[int, ...]
-    after: tuple[str, ...]
+    after: tuple[Dependency, ...]
     env: dict[str, str]
     chdir: str
 
@@ -74,6 +92,7 @@ def read_words(words: Sequence[str], where: str) -> dict[str, Any]:
         name, equals, value = SHORT.get(word[1:2], ""), "", word[2:]
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
+            name = ALIASES.get(name, name)
         if not word.startswith("-") or (name not in VALUES and name != "env" and name not in SWITCHES):
             raise ConfigError(f"{where}: found {word!r}, expected one of {', '.join(f'--{each}' for each in _all())}")
         if name in SWITCHES:
@@ -152,15 +171,16 @@ def asked(options: Options) -> Asked:
     if "class" in options:
         fields["job_class"] = _job_class(options["class"])
     if "begin" in options:
-        fields["begin_s"] = _moment(options["begin"])
+        fields["begin_s"] = _moment("begin", options["begin"])
+    if "deadline" in options:
+        fields["deadline_s"] = _moment("deadline", options["deadline"])
     if "batch" in options:
         fields.update(_batch(options["batch"]))
     fields.update({switch: options[switch] for switch in ("hold", "requeue") if switch in options})
-    after = tuple(filter(None, re.split(r"[,\s]+", options.get("depends-on", ""))))
-    for each in after:
-        if not _AFTER.fullmatch(each):
-            raise ConfigError(f"--depends-on: found {each!r}, expected job ids or names, such as 3,4 or prep, or @")
-    indices = _indices(options["array"]) if "array" in options else ()
+    indices, limit = _indices(options["array"]) if "array" in options else ((), None)
+    if limit is not None:
+        fields["array_limit"] = limit
+    after = read_dependencies(options.get("depends-on", ""))
     return Asked(fields=fields, indices=indices, after=after, env=dict(options.get("env", {})),
                  chdir=options.get("chdir", ""))
 
@@ -203,13 +223,29 @@ def _batch(text: str) -> dict[str, int]:
     return {"batch": _whole("batch", text)}
 
 
-def _indices(text: str) -> tuple[int, ...]:
-    expected = "indices such as 0-9, 1,3,5 or 0-100:10"
-    if "%" in text:
-        raise ConfigError(f"--array: found {text!r}, and a limit with % on jobs that run at the same time cannot be "
-                          "kept yet: leave it out, or submit parts with --depends-on")
+def read_dependencies(text: str) -> tuple[Dependency, ...]:
+    """Read ``3,prep,@`` and, with Slurm's words, ``afterok:3:4,afterany:5,afternotok:6``.
+
+    Raises:
+        ConfigError: the text is neither.
+    """
+    found = []
+    for part in filter(None, re.split(r"[,\s]+", text)):
+        condition, colon, rest = part.partition(":")
+        jobs = rest.split(":") if colon else [part]
+        if (colon and condition not in _CONDITIONS) or not all(map(_AFTER.fullmatch, jobs)):
+            raise _unclear("depends-on", part, "job ids or names, such as 3,4 or prep, or @ for the last job; or one "
+                                               f"of {', '.join(_CONDITIONS)} with such jobs, as in afterany:3:4")
+        found += [Dependency(_CONDITIONS[condition] if colon else "after", job) for job in jobs]
+    return tuple(found)
+
+
+def _indices(text: str) -> tuple[tuple[int, ...], int | None]:
+    """Indices, and how many of their jobs may run at the same time: ``0-99%4``."""
+    expected = "indices such as 0-9, 1,3,5 or 0-100:10, and with %4 at the end at most 4 jobs at the same time"
+    limited = _LIMIT.fullmatch(text)
     found: set[int] = set()
-    for part in text.split(","):
+    for part in (limited[1] if limited else text).split(","):
         match = _INDICES.fullmatch(part)
         if not match:
             raise _unclear("array", text, expected)
@@ -219,10 +255,10 @@ def _indices(text: str) -> tuple[int, ...]:
         found.update(range(first, last + 1, step))
     if len(found) > ARRAY_MAX:
         raise _unclear("array", text, f"at most {ARRAY_MAX} indices")
-    return tuple(sorted(found))
+    return tuple(sorted(found)), int(limited[2]) if limited else None
 
 
-def _moment(text: str) -> int:
+def _moment(option: str, text: str) -> int:
     """Unix time in seconds of ``now+2h``, ``2h``, ``14:30`` (the next one) or ``2026-11-23T08:00``."""
     now = time.time()
     stripped = text.strip()
@@ -242,7 +278,7 @@ def _moment(text: str) -> int:
             raise ConfigError(delay)
         return int(now + parse_duration_ms(delay) / MS_PER_S)
     except ConfigError:
-        raise _unclear("begin", text, "a time or a delay, such as 14:30, 2026-11-23T08:00 or now+2h") from None
+        raise _unclear(option, text, "a time or a delay, such as 14:30, 2026-11-23T08:00 or now+2h") from None
 
 
 def _seconds(option: str, text: str) -> float:

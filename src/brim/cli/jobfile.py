@@ -27,7 +27,8 @@ _CLASSES: Final = {"filler": "padding", "normal": "regular"}
 """Other words for a class, as people know them."""
 _FIELDS: Final[Mapping[str, Mapping[str, str] | str]] = {
     "name": "name", "run": "", "workdir": "chdir", "env": "", "class": "class", "priority": "priority",
-    "depends_on": "depends-on", "array": "array", "begin": "begin", "hold": "hold", "requeue": "requeue",
+    "depends_on": "depends-on", "array": "array", "begin": "begin", "deadline": "deadline",
+    "hold": "hold", "requeue": "requeue",
     "resources": {"gpu": "gpus", "cpu": "cpus", "memory": "mem"},
     "elastic": {"sizes": "gpus", "global_batch": "batch"},
     "limits": {"time": "time", "preempt_grace": "grace"},

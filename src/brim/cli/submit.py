@@ -48,10 +48,14 @@ _Class = Annotated[
 ]
 _After = Annotated[
     str | None,
-    typer.Option("--depends-on", metavar="JOBS", help="Start after these succeeded: ids, names, or @ for the last."),
+    typer.Option(
+        "--depends-on", "--dependency", metavar="JOBS",
+        help="Start after these succeeded: ids, names, or @ for the last; or as Slurm: afterany:3:4, afternotok:5.",
+    ),
 ]
 _Array = Annotated[
-    str | None, typer.Option("--array", metavar="INDICES", help="One job for each index: 0-9, 1,3,5 or 0-100:10.")
+    str | None,
+    typer.Option("--array", metavar="INDICES", help="One job for each index: 0-9 or 1,3,5; 0-99%4: 4 at a time."),
 ]
 _Env = Annotated[
     list[str] | None, typer.Option("--env", metavar="K=V", help="Set a variable; may be given several times.")
@@ -59,6 +63,10 @@ _Env = Annotated[
 _Chdir = Annotated[str | None, typer.Option("--chdir", metavar="FOLDER", help="Working folder; by default, this one.")]
 _Begin = Annotated[
     str | None, typer.Option("--begin", metavar="TIME", help="Not before: 14:30, 2026-11-23T08:00 or now+2h.")
+]
+_Deadline = Annotated[
+    str | None,
+    typer.Option("--deadline", metavar="TIME", help="When it should have ended; for policies that read it."),
 ]
 _Hold = Annotated[bool, typer.Option("--hold", help="Wait until `brim release`.")]
 _Requeue = Annotated[
@@ -82,13 +90,14 @@ _SETTINGS: Final = {"allow_interspersed_args": False}
 def _options(
     name: str | None, gpus: str | None, cpus: str | None, mem: str | None, time_limit: str | None, priority: str | None,
     job_class: str | None, after: str | None, array: str | None, env: Sequence[str] | None, chdir: str | None,
-    begin: str | None, hold: bool, requeue: bool | None, grace: str | None, batch: str | None,
+    begin: str | None, deadline: str | None, hold: bool, requeue: bool | None, grace: str | None, batch: str | None,
 ) -> dict[str, Any]:
     """Options that were given, by their names."""
     given = {
         "name": name, "gpus": gpus, "cpus": cpus, "mem": mem, "time": time_limit, "priority": priority,
-        "class": job_class, "depends-on": after, "array": array, "chdir": chdir, "begin": begin, "hold": hold or None,
-        "requeue": requeue, "grace": grace, "batch": batch, "env": read_variables(env) if env else None,
+        "class": job_class, "depends-on": after, "array": array, "chdir": chdir, "begin": begin,
+        "deadline": deadline, "hold": hold or None, "requeue": requeue, "grace": grace, "batch": batch,
+        "env": read_variables(env) if env else None,
     }  # fmt: skip
     return {option: value for option, value in given.items() if value is not None}
 
@@ -97,7 +106,7 @@ def _options(
 def submit(
     words: _Words, name: _Name = None, gpus: _Gpus = None, cpus: _Cpus = None, mem: _Mem = None,
     time_limit: _Time = None, priority: _Priority = None, job_class: _Class = None, after: _After = None,
-    array: _Array = None, env: _Env = None, chdir: _Chdir = None, begin: _Begin = None,
+    array: _Array = None, env: _Env = None, chdir: _Chdir = None, begin: _Begin = None, deadline: _Deadline = None,
     hold: _Hold = False, requeue: _Requeue = None, grace: _Grace = None,
     batch: _Batch = None, wait: _Wait = False, dry_run: _DryRun = False, output: OutputOption = "table",
     as_json: JsonOption = False,
@@ -106,8 +115,8 @@ def submit(
 
     What stands on the command line counts before the headers of a script, and these before a YAML file.
     """
-    given = _options(name, gpus, cpus, mem, time_limit, priority, job_class, after, array, env, chdir, begin, hold,
-                     requeue, grace, batch)
+    given = _options(name, gpus, cpus, mem, time_limit, priority, job_class, after, array, env, chdir, begin,
+                     deadline, hold, requeue, grace, batch)
     wanted = output_of(output, as_json)
     at = client()
     ids = _submit(at, words, given, dry_run, wanted)
@@ -120,12 +129,12 @@ def run(
     words: _Words, name: _Name = None, gpus: _Gpus = None, cpus: _Cpus = None, mem: _Mem = None,
     time_limit: _Time = None, priority: _Priority = None, job_class: _Class = None, after: _After = None,
     env: _Env = None, chdir: _Chdir = None,
-    begin: _Begin = None, requeue: _Requeue = None, grace: _Grace = None, batch: _Batch = None, detach: _Detach = False,
-    dry_run: _DryRun = False,
+    begin: _Begin = None, deadline: _Deadline = None, requeue: _Requeue = None, grace: _Grace = None,
+    batch: _Batch = None, detach: _Detach = False, dry_run: _DryRun = False,
 ) -> None:
     """Submit a job, show what it writes, and end with its exit code. Ctrl-C detaches; the job goes on."""
-    given = _options(name, gpus, cpus, mem, time_limit, priority, job_class, after, None, env, chdir, begin, False,
-                     requeue, grace, batch)
+    given = _options(name, gpus, cpus, mem, time_limit, priority, job_class, after, None, env, chdir, begin,
+                     deadline, False, requeue, grace, batch)
     at = client()
     ids = _submit(at, words, given, dry_run, "table" if detach else "none")
     if ids and not detach:
@@ -147,7 +156,11 @@ def redo(
     folder = captures_folder(agent_folder())
     what = read_capture(folder, before.capture, before.digest)
     capture, digest = write_capture(folder, what.command, what.env, what.cwd)
-    _print(at.submit([replace(before, capture=capture, digest=digest, after=(), begin_s=0, hold=False)]), (), wanted)
+    again = replace(
+        before, capture=capture, digest=digest, after=(), after_any=(), after_not_ok=(), begin_s=0, deadline_s=0,
+        hold=False,
+    )  # fmt: skip
+    _print(at.submit([again]), (), wanted)
 
 
 def _submit(at: Client, words: Sequence[str], given: dict[str, Any], dry_run: bool, wanted: str) -> list[int]:
@@ -156,7 +169,9 @@ def _submit(at: Client, words: Sequence[str], given: dict[str, Any], dry_run: bo
 
     work = work_of(words)
     wants = asked(merged(work.options, given))
-    after = [find_job(at, each).id for each in wants.after]
+    after: dict[str, list[int]] = {}
+    for one in wants.after:
+        after.setdefault(one.field, []).append(find_job(at, one.job).id)
     for line in work.ignored:
         print(f"brim: ignored #SBATCH {line}", file=sys.stderr)
     requests = requests_of(work, wants, after, keep=not dry_run)

@@ -45,6 +45,7 @@ class Books:
         now_ms: Cluster time of what is being handled.
         dirty: Jobs about which something has changed, and whose orders have not been looked at since.
         gated: Jobs whose newest setting waits for others to leave its devices, or for its agent.
+        limited: Arrays with a limit of which a job has changed; see ``limits.py``.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -56,6 +57,7 @@ class Books:
         self.now_ms = 0
         self.dirty: set[int] = set()
         self.gated: set[int] = set()
+        self.limited: set[int] = set()
         self._timers: list[tuple[int, str, int]] = []  # a heap of what is due when: (time, what, job or user)
         self._timers_set: set[tuple[str, int]] = set()  # what is due; the others in the heap were called off
         self._fates = bytearray()  # how each job ended, by id: an index of ``_FATES``
@@ -93,8 +95,11 @@ class Books:
     def put(self, job: int, **changes: Any) -> JobRecord:
         """Change the record of a job, and return it as it now is."""
         record = replace(self.jobs[job], **changes)
-        if record != self.jobs[job]:
+        before = self.jobs[job]
+        if record != before:
             self.jobs[job] = self.changed[job] = record
+            if record.request.array_limit != NONE and (record.holds != before.holds or record.state != before.state):
+                self.limited.add(record.array)
         return record
 
     def put_attempt(self, attempt: AttemptRecord) -> None:
@@ -167,12 +172,13 @@ class Books:
             self.arrays[record.array].discard(job)
             if not self.arrays[record.array]:
                 del self.arrays[record.array]
-        for other in record.request.after:
+        for other in record.request.before:
             self._waiting_for.get(other, set()).discard(job)
         for other in sorted(self._waiting_for.pop(job, ())):
-            if verdict.state != "finished":
-                hold = holds.after_failed(job, self.fate(job) or "failed")
-                self.add_hold(other, hold, f"it waits for job {job}, which has ended as {verdict.state}")
+            request = self.jobs[other].request
+            if hold := holds.after_ended(request, job, self.fate(job) or "failed"):
+                to = " to fail" if job in request.after_not_ok else ""
+                self.add_hold(other, hold, f"it waits for job {job}{to}, which has ended as {verdict.state}")
             self.drop_hold(other, holds.after(job))
 
     def fate(self, job: int) -> JobStatus | None:
@@ -186,15 +192,15 @@ class Books:
 
     def index(self, job: JobRecord) -> None:
         """Make a job findable by what it waits for and by its array, and set its timers."""
-        for other in job.request.after:
+        for other in job.request.before:
             if holds.after(other) in job.holds:
                 self._waiting_for.setdefault(other, set()).add(job.id)
         if job.array != NONE:
             self.arrays.setdefault(job.array, set()).add(job.id)
+            if job.request.array_limit != NONE:
+                self.limited.add(job.array)
         if holds.BEGIN in job.holds:
-            self.timer(
-                job.submit_ms + round((job.request.begin_s - job.submitted_s) * MS_PER_S), "begin", job.id
-            )
+            self.timer(holds.cluster_ms(job, job.request.begin_s), "begin", job.id)
 
     def end_of(self, job: int) -> JobStatus | None:
         """See ``fate``.

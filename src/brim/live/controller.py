@@ -76,6 +76,7 @@ from brim.live.inputs import (
     Submit,
 )
 from brim.live.ledger import Ledger
+from brim.live.limits import keep_array_limits
 from brim.live.measurements import exit_code, report_of, sound, text
 from brim.live.nodes import Dispatch
 from brim.live.reasons import why
@@ -182,6 +183,8 @@ class Controller:
             if self._decide(before_ms if at_ms is None else at_ms):
                 continue  # rounds may have made something due before
             if at_ms is None:
+                if self._keep_limits():
+                    continue
                 break
             self.books.now_ms = max(at_ms, self._horizon_ms)
             due_ms = self.books.due_ms()
@@ -209,13 +212,28 @@ class Controller:
 
     def _decide(self, before_ms: int) -> bool:
         """Decide the rounds that are due before a time, and carry them out; returns whether there was one."""
+        due_ms = self.scheduler.due_ms()
+        if due_ms is not None and due_ms < before_ms:
+            self._keep_limits()
         result = advance(self.scheduler, (), before_ms)
         for one in result.rounds:
             self.books.now_ms = self._round_ms = one.plan.time_ms
             for action in one.plan.actions:
                 self._carry_out(action)
+        for job in [action.job for one in result.rounds for action in one.plan.actions if isinstance(action, Reject)]:
+            self.books.now_ms = self._horizon_ms  # who waits for it hears of it after these rounds
+            self.books.bury(job, AttemptVerdict(
+                kind=Kind.REJECT, state="failed", reason=f"policy {self.scheduler.policy.name} has rejected it",
+            ))
         self._reconciler.settle_all()
         return bool(result.rounds)
+
+    def _keep_limits(self) -> bool:
+        """Hold jobs, or let them wait for devices, as limits say; returns whether any job changed."""
+        self.books.now_ms = max(self.books.now_ms, self._horizon_ms)
+        changed = keep_array_limits(self.books)
+        self._reconciler.settle_all()
+        return changed
 
     def _result(self, inputs: Iterable[Input], at_ms: int) -> StepResult:
         times = [due_ms for due_ms in (self.scheduler.due_ms(), self.books.due_ms()) if due_ms is not None]
@@ -333,8 +351,7 @@ class Controller:
         job, state = given.job, self.scheduler.state
         if job.id in self.jobs or self.books.fate(job.id) is not None:
             return
-        begin_ms = job.submit_ms + round((job.request.begin_s - job.submitted_s) * MS_PER_S)
-        begins = bool(job.request.begin_s) and begin_ms > self.books.now_ms
+        begins = bool(job.request.begin_s) and holds.cluster_ms(job, job.request.begin_s) > self.books.now_ms
         held = holds.first_holds(
             job, state.cluster, self.books.end_of, begins=begins, absent=not self._is_expected(job.uid)
         )
@@ -545,10 +562,6 @@ class Controller:
         elif isinstance(action, Preempt):
             self.books.put(action.job, preemptions=self.jobs[action.job].preemptions + 1)
             self.books.announce(action.job, PREEMPTED)
-        elif isinstance(action, Reject):
-            self.books.bury(action.job, AttemptVerdict(
-                kind=Kind.REJECT, state="failed", reason=f"policy {self.scheduler.policy.name} has rejected it",
-            ))
 
     # -- ends ------------------------------------------------------------------------------------------------------
 

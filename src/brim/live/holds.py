@@ -1,7 +1,8 @@
 """Why a job may not start whatever is free, and what the engine is told of a request.
 
 A job has as many holds as there are reasons; it waits for devices only without any. Each hold is a text that users
-read: ``user``, ``begin``, ``agent``, ``crash guard``, ``after 3``, ``after 3 failed`` (for good), ``impossible: ...``.
+read: ``user``, ``begin``, ``agent``, ``crash guard``, ``array limit``, ``after 3``, ``after 3 failed`` (for good),
+``impossible: ...``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ USER: Final = "user"
 BEGIN: Final = "begin"
 AGENT: Final = "agent"
 CRASH_GUARD: Final = "crash guard"
+ARRAY_LIMIT: Final = "array limit"
 TOO_LARGE: Final = "impossible: it needs "
 """How the hold of a job begins that could run on a larger cluster."""
 RELEASED: Final = (USER, CRASH_GUARD)
@@ -37,9 +39,16 @@ def after(job: int) -> str:
     return f"after {job}"
 
 
-def after_failed(job: int, state: JobStatus) -> str:
-    """The hold, for good, of a job that waits for one that did not finish."""
-    return f"after {job} {state}"
+def after_ended(request: JobRequest, job: int, state: JobStatus) -> str:
+    """The hold, for good, of a job that waits for another to end otherwise than it did; empty if that end lets it go.
+
+    Args:
+        request: The job that waits.
+        job: The job that has ended.
+        state: How that has ended: ``finished``, ``cancelled`` or ``failed``.
+    """
+    wrong = (job in request.after and state != "finished") or (job in request.after_not_ok and state == "finished")
+    return f"after {job} {state}" if wrong else ""
 
 
 def impossible(reason: str) -> str:
@@ -68,7 +77,7 @@ def first_holds(
         LookupError: ``end_of`` may raise it for a job that does not exist.
     """
     found = [*job.holds, *([USER] if job.request.hold else [])]
-    for other in job.request.after:
+    for other in job.request.before:
         try:
             end = end_of(other)
         except LookupError:
@@ -76,9 +85,9 @@ def first_holds(
             continue
         if end is None:
             found.append(after(other))
-        elif end != "finished":
-            found.append(after_failed(other, end))
-    found += [BEGIN] * begins + [AGENT] * absent
+        elif hold := after_ended(job.request, other, end):
+            found.append(hold)
+    found += [BEGIN] * begins + [AGENT] * absent + [ARRAY_LIMIT] * (job.request.array_limit != NONE)
     reason = why_impossible(job.request, cluster)
     return tuple(dict.fromkeys([*found, *([impossible(reason)] if reason else [])]))
 
@@ -124,7 +133,13 @@ def spec_of(job: JobRecord, cluster: Cluster, user: int, submit_ms: int) -> JobS
         batch_max=batch if request.batch_max == NONE else request.batch_max,
         local_batch_min=request.local_batch_min, local_batch_max=request.local_batch_max,
         priority=request.priority, job_class=_CLASSES[request.job_class],
+        deadline_ms=cluster_ms(job, request.deadline_s) if request.deadline_s else NONE,
     )
+
+
+def cluster_ms(job: JobRecord, unix_s: float) -> int:
+    """Cluster time of a moment of the wall clock, as that was when the job was submitted."""
+    return job.submit_ms + round((unix_s - job.submitted_s) * MS_PER_S)
 
 
 def type_code(request: JobRequest, cluster: Cluster) -> int:

@@ -13,6 +13,7 @@ from brim.core.lifecycle import Phase
 from brim.errors import InvariantError
 from brim.live.controller import Controller
 from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord
+from brim.live.requests import NONE
 
 
 def check_conservation(accepted: Iterable[int], jobs: Mapping[int, JobRecord]) -> None:
@@ -64,6 +65,16 @@ def check_truth(jobs: Iterable[JobRecord], attempts: Iterable[AttemptRecord]) ->
             raise InvariantError(f"job {job.id} is {job.state}, and an exit code 0 was {seen}")
 
 
+def check_array_limits(controller: Controller) -> None:
+    """No array has more jobs with an attempt than it may have."""
+    for jobs in controller.books.arrays.values():
+        begun = [job for job in jobs if job in controller.ledger]
+        for job in begun:
+            limit = controller.jobs[job].request.array_limit
+            if len(begun) > limit != NONE:
+                raise InvariantError(f"{len(begun)} jobs of the array of job {job} have an attempt, and {limit} may")
+
+
 def check_controller(controller: Controller) -> None:
     """I3 to I6, I22: what the controller has in memory agrees with its engine, and every job has a way on."""
     state = controller.scheduler.state
@@ -71,6 +82,7 @@ def check_controller(controller: Controller) -> None:
     if len(state) != len(controller.jobs):
         raise InvariantError(f"the engine has {len(state)} jobs, the controller {len(controller.jobs)}")
     check_devices(controller.ledger)
+    check_array_limits(controller)
     for job in controller.jobs.values():
         phase, attempt = state.phase(job.id), controller.ledger.of(job.id)
         if job.state != phase.name.lower():

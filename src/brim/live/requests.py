@@ -63,8 +63,11 @@ class JobRequest:
         time_limit_s: Longest run time in seconds, 0 for none.
         priority: Larger is served first, among policies that read it.
         job_class: What kind of service it asks for, as ``brim.core.trace.JobClass``.
-        after: Ids of the jobs that must have ended before it starts.
+        after: Ids of the jobs that must have finished before it starts.
+        after_any: Ids of the jobs that must have ended, however, before it starts.
+        after_not_ok: Ids of the jobs that must have ended without finishing before it starts.
         begin_s: Unix time in seconds before which it does not start, 0 for none.
+        deadline_s: Unix time in seconds at which it should have ended, 0 for none; for policies that read it.
         hold: Whether it waits until its user releases it.
         grace_s: Seconds from the request to stop until its processes are killed.
         requeue: Whether it is started again after its node is lost or it asks for that.
@@ -76,6 +79,7 @@ class JobRequest:
         local_batch_max: Most samples that fit one GPU, NONE where not given.
         array_index: Index in its array, NONE for a job that is in none. All jobs of one submission that have an index
             are one array.
+        array_limit: Most jobs of its array that may run at the same time, NONE for no limit.
     """
 
     name: str
@@ -93,7 +97,10 @@ class JobRequest:
     priority: int = 0
     job_class: ServiceClass = "regular"
     after: tuple[int, ...] = ()
+    after_any: tuple[int, ...] = ()
+    after_not_ok: tuple[int, ...] = ()
     begin_s: int = 0
+    deadline_s: int = 0
     hold: bool = False
     grace_s: float = 30.0
     requeue: bool = True
@@ -104,6 +111,7 @@ class JobRequest:
     local_batch_min: int = NONE
     local_batch_max: int = NONE
     array_index: int = NONE
+    array_limit: int = NONE
 
     def __post_init__(self) -> None:
         for name, (expected, holds) in _EXPECTED.items():
@@ -114,6 +122,12 @@ class JobRequest:
         self._check_order("gpus_min", "gpus", "gpus_max")
         self._check_order("batch_min", "batch", "batch_max")
         self._check_order("local_batch_min", "local_batch_max")
+        if len(set(self.before)) < sum(len(set(jobs)) for jobs in (self.after, self.after_any, self.after_not_ok)):
+            raise ConfigError(
+                "after: found a job that is also in after_any or after_not_ok, expected one condition for each job"
+            )
+        if self.array_limit != NONE and self.array_index == NONE:
+            raise _unexpected("array_limit", self.array_limit, "-1, because the job is in no array")
 
     def _check_sizes(self) -> None:
         if list(self.sizes) != sorted(set(self.sizes)):
@@ -144,6 +158,11 @@ class JobRequest:
         """Whether it can run on more than one number of GPUs."""
         least, most = self.limits
         return least != most
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """Ids of all jobs that it waits for."""
+        return self.after + self.after_any + self.after_not_ok
 
     def record(self) -> dict[str, Any]:
         """Return the request as plain data for JSON, without fields that have their default.
@@ -249,7 +268,10 @@ _EXPECTED: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "priority": _whole(-PRIORITY_MAX, PRIORITY_MAX),
     "job_class": _one_of("regular", "urgent", "padding"),
     "after": _list("job ids", AFTER_MAX, ID_MAX),
+    "after_any": _list("job ids", AFTER_MAX, ID_MAX),
+    "after_not_ok": _list("job ids", AFTER_MAX, ID_MAX),
     "begin_s": _whole(0, UNIX_S_MAX),
+    "deadline_s": _whole(0, UNIX_S_MAX),
     "hold": _BOOLEAN,
     "grace_s": _number(86_400.0),
     "requeue": _BOOLEAN,
@@ -260,6 +282,7 @@ _EXPECTED: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "local_batch_min": _whole(1, COUNT_MAX, optional=True),
     "local_batch_max": _whole(1, COUNT_MAX, optional=True),
     "array_index": _whole(0, COUNT_MAX, optional=True),
+    "array_limit": _whole(1, COUNT_MAX, optional=True),
 }
 """What each field must be, in words and as a check of a value of the right type."""
 _DEFAULTS: Final = {field.name: field.default for field in fields(JobRequest)}

@@ -112,7 +112,7 @@ def _submit(connection: sqlite3.Connection, moment: Moment, item: Submission) ->
         if [text for _, text in known] != texts:
             raise KeyReusedError(f"key {item.key} was used for job {known[0][0]}, which was asked for in other words")
         return Accepted(tuple(job for job, _ in known), ())
-    for job in sorted({job for request in item.requests for job in request.after}):
+    for job in sorted({job for request in item.requests for job in request.before}):
         _check_exists(connection, job, "after")
     first, inbox = _next_id(connection, "jobs"), _next_id(connection, "inbox")
     inputs = tuple(
