@@ -225,6 +225,46 @@ def test_tcp_wants_a_token_that_can_be_revoked(up):
     assert "token 99" in up("token", "revoke", "99", code=3).stderr
 
 
+def test_the_report_compares_the_twin_with_what_ran(up):
+    """After all that the tests before did: jobs that failed, were cancelled, and one that still runs."""
+    first = int(up("submit", "-n", "step", "-g", "2", "sleep", "0.3").stdout)
+    for _ in range(4):
+        last = up.ended("-n", "step", "-g", "2", "sleep", "0.3")
+    cancelled = up("submit", "-n", "step", "sleep", "60").stdout.strip()
+    while f"{cancelled} " not in (shown := up("ps").stdout) or "running" not in shown:
+        pass
+    (up.work / "go").unlink(missing_ok=True)
+    runs = int(up("submit", "-n", "long", "--", "sh", "-c", "while ! test -e go; do sleep 0.05; done").stdout)
+    up("cancel", cancelled)
+    words = ("report", "--fidelity", "--jobs", f"{first + 2}-{runs}")
+    result = json.loads(up(*words, "--json").stdout)
+    for mode in ("own_run_times", "predicted"):
+        found = result[mode]
+        assert [row["job"] for row in found["errors"]] == [first + 2, first + 3, last]
+        assert found["totals"]["makespan_s"]["live"] > 0.6
+        assert abs(found["totals"]["makespan_s"]["error_ratio"]) < 10
+        assert found["costs"]["starts"] > 0
+    assert result["predicted"]["run_times_from"] == {"name and size": 3}
+    assert {first, first + 1} <= set(result["learned"])
+    shown = up(*words).stdout
+    assert f" jobs from {first + 2} to {runs} under backfill on 1x4xcpu-slot" in shown
+    assert "of them did not run undisturbed to the end, and only load the cluster" in shown
+    assert "checks only how the twin queues" in shown
+    assert re.search(r"^furthest off: job \d+ \([-+]", shown, re.M)
+    assert up("report", "--fidelity").stdout
+    assert "--jobs: found '9-5'" in up("report", "--fidelity", "--jobs", "9-5", code=2).stderr
+    assert "no job has finished" in up("report", "--fidelity", "--jobs", "99999", code=2).stderr
+    assert "must not know its answer" in up(*words, "--learn", last, code=2).stderr
+    (up.work / "go").touch()
+    assert not up("logs", "-f", runs).stdout
+    (up.work / "go").unlink()
+
+
+def test_without_a_history_there_is_no_report(up, tmp_path):
+    assert "no history yet" in up("report", "--fidelity", BRIM_STATE=str(tmp_path), code=3).stderr
+    assert "brim report --fidelity" in up("report", code=2).stderr
+
+
 def test_secrets_are_this_users_alone(up):
     up.ended("true")
     for folder in ("controller", "agent"):

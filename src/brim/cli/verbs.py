@@ -29,6 +29,7 @@ VERBS: Final = {
     "requeue": ("change", "Stop running jobs and put them back into the queue."),
     "explain": ("change", "Explain why a job waits."),
     "history": ("ps", "Show the jobs that have ended."),
+    "report": ("report", "Show how far the twin is from what this cluster recorded."),
     "token": ("token", "Make, list and revoke tokens for the API on TCP."),
     "doctor": ("doctor", "Check the service, its folders and this machine."),
     "demo": ("demo", "Run twelve real training jobs here under two policies, and compare."),

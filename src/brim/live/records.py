@@ -7,7 +7,8 @@ The controller makes a new record for every change; the store writes it, and rea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import Final, Literal, TypeAlias
 
 from brim.live.requests import NONE, JobRequest
@@ -129,6 +130,30 @@ class AttemptRecord:
     detail: str = ""
     samples_first: float = 0.0
     samples_first_ms: int = NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerSetting:
+    """Under what a controller decides; reports replay the jobs under the same.
+
+    Attributes:
+        policy: Name of the policy.
+        cluster: The cluster, as ``brim.core.cluster.parse_cluster`` reads it.
+        gap_ms: Shortest time between two rounds.
+    """
+
+    policy: str
+    cluster: str
+    gap_ms: int
+
+    def text(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def of(cls, text: str) -> ControllerSetting:
+        """Return what ``text`` returned as a value."""
+        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

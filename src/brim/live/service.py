@@ -26,7 +26,7 @@ from brim.live.engine_thread import EngineThread, Published
 from brim.live.inputs import VERBS, Input, JobInput, Submit
 from brim.live.measurements import text
 from brim.live.reasons import why
-from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord, TokenRecord
+from brim.live.records import HOLDS_DEVICES, AttemptRecord, ControllerSetting, JobRecord, TokenRecord
 from brim.live.requests import JobRequest
 from brim.live.store.reading import JobFilter
 from brim.live.store.store import Store
@@ -61,6 +61,7 @@ class ClusterService:
         gap_ms: int = DEFAULT_GAP_MS,
     ) -> None:
         self._policy, self._cluster = policy, cluster
+        self._setting = ControllerSetting(policy=policy.name, cluster=str(cluster), gap_ms=gap_ms)
         self._controller = Controller(cluster, policy, gap_ms=gap_ms)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._early: list[Input] = []
@@ -95,6 +96,7 @@ class ClusterService:
             self._note_job(job)
         self._jobs = OrderedDict(sorted(self._jobs.items()))
         self._attempts = {attempt.job: attempt for attempt in controller.ledger}
+        await asyncio.wrap_future(self._store.note_setting(self._setting))
         written = None if found.snapshot is None or controller.is_moved else sum(map(len, found.lines))
         self._engine = EngineThread(controller, self._store, written, self._published, self._failed)
         self._engine.give((*found.inputs, *self._early))

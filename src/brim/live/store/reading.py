@@ -12,11 +12,12 @@ from typing import Any, Final, NamedTuple
 
 from brim.errors import NotFoundError
 from brim.live.inputs import JobInput
-from brim.live.records import AttemptRecord, JobRecord, JobStatus, TokenRecord
+from brim.live.records import AttemptRecord, ControllerSetting, JobRecord, JobStatus, TokenRecord
 from brim.live.requests import ID_MAX, NONE
 from brim.live.store.cluster_time import Anchor
 from brim.live.store.opening import connect
 from brim.live.store.rows import ATTEMPT_COLUMNS, INBOX_COLUMNS, JOB_COLUMNS, read_attempt, read_input, read_job
+from brim.live.store.transactions import CONTROLLER, SETTING_VERB
 
 PAGE: Final = 100
 """Rows of a page, ours: one screen and a bit."""
@@ -79,6 +80,25 @@ class Recovered:
     inputs: tuple[JobInput, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """All that the store has of jobs, for reports.
+
+    Attributes:
+        jobs: All jobs, by id.
+        attempts: All attempts, by job, then number.
+        lines: The journal, as far as it goes back.
+        settings: Under what controllers decided: (from when, setting), oldest first.
+        seen_ms: Cluster time of the newest transaction.
+    """
+
+    jobs: tuple[JobRecord, ...]
+    attempts: tuple[AttemptRecord, ...]
+    lines: tuple[str, ...]
+    settings: tuple[tuple[int, ControllerSetting], ...]
+    seen_ms: int
+
+
 class Reader:
     """Reads in short transactions, from any thread."""
 
@@ -120,6 +140,23 @@ class Reader:
             jobs=tuple(records.values()), attempts=tuple(map(read_attempt, attempts)),
             inputs=tuple(read_input(row, named[row[3]]) for row in inbox),
         )  # fmt: skip
+
+    def history(self) -> History:
+        """Return all that is known of jobs, at one moment."""
+        with self._at_once() as connection:
+            jobs = connection.execute(f"SELECT {JOB_COLUMNS} FROM jobs ORDER BY id").fetchall()
+            attempts = connection.execute(f"SELECT {ATTEMPT_COLUMNS} FROM attempts ORDER BY job, number").fetchall()
+            lines = connection.execute("SELECT line FROM journal ORDER BY id").fetchall()
+            settings = connection.execute(
+                "SELECT at_ms, detail FROM audit WHERE verb = ? AND user = ? AND job = ? ORDER BY id",
+                (SETTING_VERB, CONTROLLER, NONE),
+            ).fetchall()
+            seen_ms = connection.execute("SELECT at_ms FROM last_group").fetchone()[0]
+        return History(
+            jobs=tuple(map(read_job, jobs)), attempts=tuple(map(read_attempt, attempts)),
+            lines=tuple(line for (line,) in lines), seen_ms=seen_ms,
+            settings=tuple((at_ms, ControllerSetting.of(text)) for at_ms, text in settings),
+        )
 
     def job(self, number: int) -> JobRecord:
         """Return a job.

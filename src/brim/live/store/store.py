@@ -18,7 +18,7 @@ from typing import Any
 
 from brim.errors import BrimError, one_line
 from brim.live.inputs import JobInput
-from brim.live.records import Changes, TokenRecord
+from brim.live.records import Changes, ControllerSetting, TokenRecord
 from brim.live.store import transactions
 from brim.live.store.cluster_time import Anchor, Clock, SystemClock, anchor_needed, cluster_ms
 from brim.live.store.group_writer import GroupWriter, Write
@@ -136,6 +136,10 @@ class Store:
     def revoke_token(self, *, uid: int, user: str, number: int) -> Future[None]:
         """Remove a token of a user. The future fails with ``NotFoundError`` if the user has none of this number."""
         return self._put(Write(partial(transactions.revoke_token, uid=uid, user=user, number=number), _nothing))
+
+    def note_setting(self, setting: ControllerSetting) -> Future[None]:
+        """Write under which setting the controller decides from now on."""
+        return self._put(Write(partial(transactions.note_setting, setting=setting.text()), _nothing))
 
     def _put(self, waiting: Write) -> Future[Any]:
         self._writer.put(waiting)

@@ -29,6 +29,8 @@ JOBS_MAX: Final = 10_000
 """Most jobs of one submission, ours: 4 MB of rows, half a second of work."""
 CONTROLLER: Final = "controller"
 """Who the audit names where no user decided."""
+SETTING_VERB: Final = "begin"
+"""In the audit: a controller began to decide; the detail is its setting."""
 _KEY: Final = re.compile(r"[!-~]{1,128}")
 _AUDIT: Final = "INSERT INTO audit (at_ms, wall_s, uid, user, verb, job, detail) VALUES (?, ?, ?, ?, ?, ?, ?)"
 _AUDIT_CHANGE: Final = (
@@ -168,6 +170,11 @@ def revoke_token(connection: sqlite3.Connection, moment: Moment, *, uid: int, us
     if not connection.execute("DELETE FROM tokens WHERE id = ? AND uid = ?", (number, uid)).rowcount:
         raise NotFoundError(f"token {number} does not exist")
     connection.execute(_AUDIT, (*moment, uid, user, "revoke token", NONE, str(number)))
+
+
+def note_setting(connection: sqlite3.Connection, moment: Moment, *, setting: str) -> None:
+    """Write in the audit under which setting, as text, a controller decides from now on."""
+    connection.execute(_AUDIT, (*moment, NONE, CONTROLLER, SETTING_VERB, NONE, setting))
 
 
 def _next_id(connection: sqlite3.Connection, table: str) -> int:

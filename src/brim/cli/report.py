@@ -1,0 +1,188 @@
+"""``brim report``: how far the twin is from what this cluster recorded."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from brim.cli.options import JsonOption, OutputOption, complete_policy, output_of
+from brim.cli.unconverted import UnconvertedCommand
+from brim.errors import BrimError, ConfigError, NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from brim.cli.fidelity import Scene
+    from brim.live.recording import RecordedJob
+    from brim.live.store.reading import History
+
+SCHEMA: Final = 1
+_OWN: Final = "Replayed with the run times measured in these jobs themselves, which checks only how the twin queues:"
+
+app = typer.Typer()
+
+
+@app.command(cls=UnconvertedCommand)
+def report(
+    fidelity: Annotated[
+        bool, typer.Option("--fidelity", help="Replay what was recorded in the twin, and show how far it is off.")
+    ] = False,
+    jobs: Annotated[
+        str | None, typer.Option("--jobs", metavar="IDS", help="Compare these, such as 41-80; else the later half.")
+    ] = None,
+    learn: Annotated[
+        str | None,
+        typer.Option("--learn", metavar="IDS", help="Learn from these; by default, from all that ended before."),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", metavar="FILE", help="File of the policy that decided, if it is no preset.",
+                     autocompletion=complete_policy),
+    ] = None,
+    output: OutputOption = "table", as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Compare the twin with what this user's controller recorded."""
+    wanted = output_of(output, as_json)
+    if not fidelity:
+        raise ConfigError("there is one report so far: brim report --fidelity")
+    from brim.cli import fidelity as twin
+    from brim.live.recording import recorded_jobs
+
+    history = read_history()
+    found = recorded_jobs(history.jobs, history.attempts, history.lines, history.seen_ms)
+    if not any(one.undisturbed for one in found):
+        raise NotFoundError("no job has finished yet: there is nothing to compare the twin with")
+    compared, learned = _chosen(found, jobs, learn)
+    scene, rows = _scene(history, found, compared, policy)
+    own = twin.with_own_run_times(rows, compared, scene)
+    beliefs = twin.learn(learned) if learned else None
+    prediction = None if beliefs is None else twin.predicted(rows, compared, scene, beliefs)
+    if wanted == "json":
+        print(json.dumps({
+            "schema": SCHEMA, "policy": scene.policy.name, "cluster": str(scene.cluster),
+            "compared": sorted(compared), "learned": [one.job.id for one in learned],
+            "own_run_times": own.as_json(), "predicted": None if prediction is None else prediction.as_json(),
+        }))
+        return
+    left_out = len(compared) - len(own.fidelity.rows)
+    print(f"{_ids(compared)} under {scene.policy.name} on {scene.cluster}" + (
+        f"; {left_out} of them did not run undisturbed to the end, and only load the cluster" if left_out else ""
+    ))
+    if prediction is not None:
+        from_jobs = ", ".join(f"{count} by {basis}" for basis, count in prediction.bases.items())
+        print(f"\nPredicted from {_ids({one.job.id for one in learned})} (run times: {from_jobs}):")
+        print(*twin.in_words(prediction), sep="\n")
+    else:
+        print("\nNo job ended before them: there is nothing to learn from, and so no prediction.")
+    print(f"\n{_OWN}")
+    print(*twin.in_words(own), sep="\n")
+
+
+def read_history() -> History:
+    """Read what this user's controller has stored; it may run meanwhile.
+
+    Raises:
+        NotFoundError: this user never ran a controller here.
+        BrimError: the store cannot be read.
+    """
+    from brim.agent.folders import state_folder
+    from brim.live.store.reading import Reader
+    from brim.live.store.state_folder import DATABASE
+
+    database = state_folder() / "controller" / DATABASE
+    if not database.is_file():
+        raise NotFoundError(f"no history yet: there is no {database}, as `brim up` makes it")
+    try:
+        reader = Reader(database)
+        try:
+            return reader.history()
+        finally:
+            reader.close()
+    except sqlite3.Error as error:
+        raise BrimError(f"{database} cannot be read: {error}; `brim up` brings it to this version") from None
+
+
+def _chosen(
+    found: Sequence[RecordedJob], jobs: str | None, learn: str | None
+) -> tuple[frozenset[int], list[RecordedJob]]:
+    """The jobs to compare, and those to learn from.
+
+    Raises:
+        ConfigError: the options name no jobs that ran, or the same jobs.
+    """
+    whole = [one for one in found if one.undisturbed]
+    if jobs is None:
+        later = whole[len(whole) // 2 :]
+        compared = frozenset(one.job.id for one in later)
+    else:
+        first, last = _range("--jobs", jobs)
+        compared = frozenset(one.job.id for one in found if first <= one.job.id <= last)
+        if not any(one.job.id in compared for one in whole):
+            raise ConfigError(f"--jobs: found {jobs}, of which no job has finished undisturbed")
+    if learn is None:
+        begin_ms = min(one.job.submit_ms for one in found if one.job.id in compared)
+        learned = [one for one in found if one.job.has_ended and one.end_ms <= begin_ms and one.job.id not in compared]
+        return compared, learned if any(one.undisturbed for one in learned) else []
+    first, last = _range("--learn", learn)
+    learned = [one for one in found if first <= one.job.id <= last]
+    both = [one.job.id for one in learned if one.job.id in compared]
+    if both:
+        raise ConfigError(f"--learn: found job {both[0]}, which is compared: a prediction must not know its answer")
+    if not any(one.undisturbed for one in learned):
+        raise ConfigError(f"--learn: found {learn}, of which no job has finished undisturbed")
+    return compared, learned
+
+
+def _range(option: str, text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    last = last or first
+    if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit() and int(first) <= int(last)):
+        raise ConfigError(f"{option}: found {text!r}, expected ids of jobs, such as 41-80")
+    return int(first), int(last)
+
+
+def _scene(
+    history: History, found: Sequence[RecordedJob], compared: frozenset[int], policy: str | None
+) -> tuple[Scene, list[RecordedJob]]:
+    """Under what the compared jobs ran, and all jobs since then: those before them only load the cluster.
+
+    Raises:
+        ConfigError: the setting changed between them, was not recorded, or its policy is no preset.
+    """
+    from brim.cli.fidelity import Scene
+    from brim.core.cluster import parse_cluster
+    from brim.policies.presets import find_policy
+
+    begin_ms = min(one.job.submit_ms for one in found if one.job.id in compared)
+    end_ms = max(one.end_ms for one in found if one.job.id in compared)
+    before = [(at_ms, setting) for at_ms, setting in history.settings if at_ms <= begin_ms]
+    if not before:
+        raise NotFoundError("these jobs ran under an earlier brim, which did not record policy and cluster")
+    setting = before[-1][1]
+    for at_ms, other in history.settings:
+        if begin_ms < at_ms < end_ms and other != setting:
+            raise ConfigError(
+                f"--jobs: {other.policy} on {other.cluster} took the place of {setting.policy} on {setting.cluster} "
+                "while they ran, expected jobs under one policy on one cluster"
+            )
+    since_ms = begin_ms
+    for at_ms, other in reversed(before):
+        if other != setting:
+            break
+        since_ms = at_ms
+    try:
+        rule = find_policy(policy or setting.policy)
+    except ConfigError:
+        if policy is not None:
+            raise
+        raise ConfigError(f"policy {setting.policy} decided, which is no preset: give its file with --policy") from None
+    rows = [one for one in found if one.ready_ms >= since_ms and one.ready_ms <= end_ms]
+    return Scene(cluster=parse_cluster(setting.cluster), policy=rule, gap_ms=setting.gap_ms), rows
+
+
+def _ids(jobs: set[int] | frozenset[int]) -> str:
+    """Jobs in words: ``job 3`` or ``40 jobs from 41 to 80``."""
+    return f"job {min(jobs)}" if len(jobs) == 1 else f"{len(jobs)} jobs from {min(jobs)} to {max(jobs)}"

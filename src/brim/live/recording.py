@@ -1,0 +1,211 @@
+"""What a live cluster recorded of its jobs, in the terms of the twin: when each could run, ran, and held GPUs.
+
+Pure: it reads the records of the store, and a trace comes out that the twin replays. Of each attempt:
+
+- *granted*: a round decided it, and the attempts before it had left its devices; from then on it holds them;
+- *under way*: it makes progress. For a job that reports none, its processes are seen to run;
+- *ended*: its processes are proven gone. What it holds in between counts as allocated, whatever it did.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from brim.core.cluster import Cluster
+from brim.core.trace import NONE, Trace, trace_of
+from brim.live.ends import PREEMPTED
+from brim.live.holds import spec_of
+from brim.live.records import AttemptRecord, JobRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedAttempt:
+    """One attempt; times in ms of cluster time.
+
+    Attributes:
+        granted_ms: From when on it held its devices.
+        from_ms: When it was under way.
+        stop_ms: When it was told to stop; NONE if it was not.
+        end_ms: When its processes were gone.
+        held_gpu_ms: GPU time that it held.
+        preempted: Whether the policy took its devices away.
+    """
+
+    granted_ms: int
+    from_ms: int
+    stop_ms: int
+    end_ms: int
+    held_gpu_ms: int
+    preempted: bool
+
+    @property
+    def run_ms(self) -> int:
+        """Time in which it made progress: to its end, or to the decision to stop it, as in the twin."""
+        until_ms = self.end_ms if self.stop_ms == NONE else self.stop_ms
+        return max(0, until_ms - self.from_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedJob:
+    """One job that held devices.
+
+    Attributes:
+        job: Its record.
+        ready_ms: When it waited for nothing but devices: its submission, or the end of its last hold before it started.
+        attempts: Its attempts, in turn; those of a job that runs end now.
+        undisturbed: Whether it finished, and was neither cancelled, nor requeued, nor failed on its way: only then does
+            its run time say how long its like run.
+    """
+
+    job: JobRecord
+    ready_ms: int
+    attempts: tuple[RecordedAttempt, ...]
+    undisturbed: bool
+
+    @property
+    def run_ms(self) -> int:
+        """Time in which it made progress, of all attempts together; at least 1 ms."""
+        return max(1, sum(attempt.run_ms for attempt in self.attempts))
+
+    @property
+    def end_ms(self) -> int:
+        """When it ended; for one that has not, when its last attempt did so far."""
+        return self.attempts[-1].end_ms if self.job.ended_ms == NONE else self.job.ended_ms
+
+    @property
+    def held_gpu_ms(self) -> int:
+        """GPU time that it held."""
+        return sum(attempt.held_gpu_ms for attempt in self.attempts)
+
+    @property
+    def start_ms(self) -> list[int]:
+        """Time from each grant until it was under way; the first is that of its first start."""
+        return [attempt.from_ms - attempt.granted_ms for attempt in self.attempts]
+
+    @property
+    def save_ms(self) -> list[int]:
+        """Time from each decision to preempt it while it was under way until its processes were gone."""
+        return [
+            attempt.end_ms - attempt.stop_ms for attempt in self.attempts if attempt.preempted and attempt.run_ms
+        ]
+
+
+def recorded_jobs(
+    jobs: Iterable[JobRecord], attempts: Iterable[AttemptRecord], lines: Iterable[str], now_ms: int
+) -> tuple[RecordedJob, ...]:
+    """Return what was recorded of every job that held devices, in order of their ids.
+
+    Args:
+        jobs: Jobs of the store.
+        attempts: All attempts of the store, also of other jobs: a start waits until others have left its devices.
+        lines: The journal, as far as it goes back: it tells when holds ended and how many devices a job that was
+            resized had when. Before it, a job is ready from its submission on, and had the devices of its end.
+        now_ms: Cluster time, at which the attempts that have not ended are cut off.
+    """
+    attempts = tuple(attempts)
+    events = _Journal.of(lines)
+    granted = _granted(attempts, now_ms)
+    of_job: dict[int, list[AttemptRecord]] = {}
+    for attempt in sorted(attempts, key=lambda one: (one.job, one.number)):
+        of_job.setdefault(attempt.job, []).append(attempt)
+    found = []
+    for job in sorted(jobs, key=lambda one: one.id):
+        own = [
+            _recorded(attempt, granted[job.id, attempt.number], events, now_ms)
+            for attempt in of_job.get(job.id, ()) if (job.id, attempt.number) in granted
+        ]
+        if own:
+            ready_ms = max(job.submit_ms, min(events.ready_ms.get(job.id, job.submit_ms), own[0].granted_ms))
+            stops = {attempt.stop_reason for attempt in of_job[job.id]} - {"", PREEMPTED}
+            alone = job.state == "finished" and not stops and all(
+                attempt.outcome == "finished" or attempt.stop_reason for attempt in of_job[job.id]
+            )
+            found.append(RecordedJob(job=job, ready_ms=ready_ms, attempts=tuple(own), undisturbed=alone))
+    return tuple(found)
+
+
+def trace_of_recorded(
+    name: str, jobs: Sequence[RecordedJob], cluster: Cluster, run_ms: Mapping[int, int]
+) -> Trace:
+    """Return recorded jobs as a trace, in which each is submitted when it was ready.
+
+    Args:
+        name: Name of the trace.
+        jobs: The jobs.
+        cluster: The cluster that they ran on.
+        run_ms: Run time of each by its id: measured, or predicted.
+    """
+    users = sorted({one.job.user for one in jobs})
+    specs = [spec_of(one.job, cluster, users.index(one.job.user), one.ready_ms) for one in jobs]
+    return trace_of(
+        name=name, format="live", job_id=[str(one.job.id) for one in jobs], users=users, gpu_types=cluster.gpu_types,
+        submit_ms=[spec.submit_ms for spec in specs], user=[spec.user for spec in specs],
+        gpus=[spec.gpus for spec in specs], cpu_milli=[spec.cpu_milli for spec in specs],
+        mem_mib=[spec.mem_mib for spec in specs], gpu_type=[spec.gpu_type for spec in specs],
+        time_limit_ms=[spec.time_limit_ms for spec in specs], priority=[spec.priority for spec in specs],
+        job_class=[spec.job_class for spec in specs], run_ms=[run_ms[one.job.id] for one in jobs],
+        wait_ms=[one.attempts[0].granted_ms - one.ready_ms for one in jobs],
+        jct_ms=[one.end_ms - one.ready_ms for one in jobs],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Journal:
+    """What only the journal tells, by job.
+
+    Attributes:
+        ready_ms: When its last hold ended before its first start.
+        sizes: Number of devices that it was given, with the time of the decision, in turn.
+    """
+
+    ready_ms: Mapping[int, int]
+    sizes: Mapping[int, list[tuple[int, int]]]
+
+    @classmethod
+    def of(cls, lines: Iterable[str]) -> _Journal:
+        ready_ms: dict[int, int] = {}
+        sizes: dict[int, list[tuple[int, int]]] = {}
+        for line in lines:
+            record = json.loads(line)
+            if record.get("e") == "ELIGIBLE" and record["job"] not in sizes:
+                ready_ms[record["job"]] = record["t"]
+            for action in record.get("d", ()):
+                if action["do"] in ("start", "resize"):
+                    sizes.setdefault(action["job"], []).append((record["t"], len(action["setting"]["ranks"])))
+        return cls(ready_ms, sizes)
+
+
+def _granted(attempts: Iterable[AttemptRecord], now_ms: int) -> dict[tuple[int, int], int]:
+    """When each attempt held its devices: when it was decided, or later, when the last before it had left them.
+
+    An attempt that was called off before its processes existed never held any.
+    """
+    left_ms: dict[int, int] = {}
+    found = {}
+    for attempt in sorted(attempts, key=lambda one: (one.decided_ms, one.job)):
+        if attempt.begin_ms != NONE:
+            granted_ms = max(attempt.decided_ms, *(left_ms.get(device, 0) for device in attempt.devices))
+            found[attempt.job, attempt.number] = min(granted_ms, max(attempt.begin_ms, attempt.decided_ms))
+            left_ms.update(dict.fromkeys(attempt.devices, now_ms if attempt.end_ms == NONE else attempt.end_ms))
+    return found
+
+
+def _recorded(attempt: AttemptRecord, granted_ms: int, events: _Journal, now_ms: int) -> RecordedAttempt:
+    end_ms = now_ms if attempt.end_ms == NONE else attempt.end_ms
+    from_ms = attempt.start_ms if attempt.start_ms != NONE else attempt.begin_ms
+    return RecordedAttempt(
+        granted_ms=granted_ms, from_ms=max(from_ms, granted_ms), stop_ms=attempt.stop_ms, end_ms=end_ms,
+        preempted=attempt.stop_reason == PREEMPTED,
+        held_gpu_ms=_held_gpu_ms(attempt, events.sizes.get(attempt.job, []), granted_ms, end_ms),
+    )
+
+
+def _held_gpu_ms(attempt: AttemptRecord, sizes: Sequence[tuple[int, int]], granted_ms: int, end_ms: int) -> int:
+    """GPU time of an attempt: its devices, or those of each decision about it from then on."""
+    own = [(max(at_ms, granted_ms), gpus) for at_ms, gpus in sizes if attempt.decided_ms <= at_ms < end_ms]
+    if not own:
+        return len(attempt.devices) * (end_ms - granted_ms)
+    return sum((until_ms - at_ms) * gpus for (at_ms, gpus), (until_ms, _) in pairwise([*own, (end_ms, 0)]))

@@ -1,0 +1,38 @@
+"""Run times of kinds of jobs, and costs of changes, learned from recorded ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from brim.beliefs.change_costs import learn_costs, trimmed_mean
+from brim.beliefs.kinds import BASES, JobKind, learn_run_times
+
+A4, A2, B1 = JobKind("a", "ann", 4), JobKind("a", "ann", 2), JobKind("b", "bo", 1)
+
+
+def test_a_run_time_rests_on_the_jobs_that_are_most_alike():
+    learned = learn_run_times([A4, A4, A2, B1], [100, 200, 600, 1000])
+    found = {
+        kind: (learned.run_ms(kind)[0], BASES[learned.run_ms(kind)[1]])
+        for kind in (A4, A2, A2._replace(gpus=1), JobKind("c", "bo", 1), JobKind("c", "eve", 1))
+    }
+    assert list(found.values()) == [
+        (150, "name and size"), (600, "name and size"), (300, "name"), (1000, "user"), (475, "all jobs"),
+    ]
+
+
+def test_nothing_recorded_gives_no_run_time():
+    with pytest.raises(LookupError):
+        learn_run_times([], []).run_ms(A4)
+
+
+def test_one_stall_does_not_shift_the_mean_of_ten():
+    assert trimmed_mean([200] * 9 + [60_000]) == 200
+    assert trimmed_mean([100, 300]) == 200
+
+
+def test_a_cost_of_which_nothing_was_recorded_is_that_of_its_kin():
+    costs = learn_costs([100, 300], [], [])
+    assert (costs.start_ms, costs.restart_ms, costs.save_ms) == (200, 200, 0)
+    assert (costs.starts, costs.restarts, costs.saves) == (2, 0, 0)
+    assert learn_costs([], [500], [70]).start_ms == 500

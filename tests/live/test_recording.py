@@ -1,0 +1,153 @@
+"""What the records of jobs and attempts say in the terms of the twin, and what the twin makes of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from brim.cli.fidelity import Scene, in_words, learn, predicted, with_own_run_times
+from brim.core.cluster import parse_cluster
+from brim.core.trace import NONE
+from brim.errors import ConfigError
+from brim.live.recording import recorded_jobs, trace_of_recorded
+from brim.live.records import AttemptRecord, JobRecord
+from brim.live.requests import JobRequest
+from brim.policies.presets import find_policy
+
+S = 1000
+TWO = parse_cluster("1x2xcpu-slot")
+SCENE = Scene(cluster=TWO, policy=find_policy("fifo"), gap_ms=1)
+
+
+def job(number, submit_ms, gpus=1, *, name="train", state="finished", ended_ms=NONE, **more):
+    request = JobRequest(name=name, capture="0" * 32, digest="0" * 64, gpus=gpus)
+    return JobRecord(
+        id=number, uid=1, user="ann", key=str(number), request=request, submitted_s=0.0, submit_ms=submit_ms,
+        state=state, ended_ms=ended_ms, **more,
+    )
+
+
+def attempt(number, decided_ms, begin_ms, start_ms, end_ms, devices=(0,), *, nth=1, outcome="finished", **more):
+    return AttemptRecord(
+        job=number, number=nth, uid=1, state="running" if end_ms == NONE else "ended", devices=devices,
+        decided_ms=decided_ms, begin_ms=begin_ms, start_ms=start_ms, end_ms=end_ms, outcome=outcome, **more,
+    )
+
+
+def queue(num_jobs, run_ms=2 * S, start_ms=100, first=1, at_ms=0):
+    """Jobs of both devices, one after the other, all submitted at once."""
+    jobs, attempts = [], []
+    for place in range(num_jobs):
+        decided_ms = at_ms + place * (start_ms + run_ms)
+        end_ms = decided_ms + start_ms + run_ms
+        jobs.append(job(first + place, at_ms, 2, ended_ms=end_ms))
+        attempts.append(attempt(first + place, decided_ms, decided_ms + 50, decided_ms + start_ms, end_ms, (0, 1)))
+    return jobs, attempts
+
+
+def test_an_attempt_holds_its_devices_when_the_one_before_has_left_them():
+    """Job 1 is preempted at 5 s and leaves at 6 s; job 2 was granted its device at 5 s; job 1 comes back at 8 s."""
+    jobs = [job(1, 0, ended_ms=12 * S, preemptions=1), job(2, 4 * S, ended_ms=8 * S)]
+    attempts = [
+        attempt(1, 0, 100, 200, 6 * S, stop_ms=5 * S, stop_reason="preempted", outcome="stopped"),
+        attempt(2, 5 * S, 6100, 6300, 8 * S),
+        attempt(1, 8 * S, 8100, 8400, 12 * S, nth=2),
+    ]
+    first, second = recorded_jobs(jobs, attempts, [], 99 * S)
+    assert [one.granted_ms for one in first.attempts] == [0, 8 * S]
+    assert (first.run_ms, first.start_ms, first.save_ms) == (4800 + 3600, [200, 400], [1000])
+    assert first.held_gpu_ms == 10 * S
+    assert second.attempts[0].granted_ms == 6 * S
+    assert (second.run_ms, second.start_ms, second.held_gpu_ms) == (1700, [300], 2 * S)
+    assert first.undisturbed
+    assert second.undisturbed
+    costs = learn([first, second]).costs
+    assert (costs.start_ms, costs.restart_ms, costs.save_ms) == (250, 400, 1000)
+
+
+def test_only_a_job_that_nobody_disturbed_tells_how_long_its_like_run():
+    ended = {"ended_ms": 5 * S}
+    jobs = [job(1, 0, **ended), job(2, 0, state="cancelled", **ended), job(3, 0, **ended), job(4, 0, **ended),
+            job(5, 0, state="running"), job(6, 0, state="cancelled", **ended)]  # fmt: skip
+    attempts = [
+        attempt(1, 0, 10, 20, 5 * S),
+        attempt(2, 0, 10, 20, 5 * S, stop_ms=4 * S, stop_reason="cancelled", outcome="stopped"),
+        attempt(3, 0, 10, 20, 1 * S, outcome="failed"), attempt(3, 1 * S, 1010, 1020, 5 * S, nth=2),
+        attempt(4, 0, 10, 20, 1 * S, stop_ms=500, stop_reason="requeued", outcome="stopped"),
+        attempt(4, 1 * S, 1010, 1020, 5 * S, nth=2),
+        attempt(5, 0, 10, 20, NONE, outcome=""),
+        attempt(6, 0, NONE, NONE, 10, stop_ms=5, stop_reason="cancelled", outcome="stopped"),  # it never held any
+    ]
+    found = recorded_jobs(jobs, attempts, [], 7 * S)
+    assert [(one.job.id, one.undisturbed) for one in found] == [
+        (1, True), (2, False), (3, False), (4, False), (5, False),
+    ]
+    assert found[1].run_ms == 3980
+    assert found[4].end_ms == 7 * S
+
+
+def test_the_journal_tells_when_holds_ended_and_devices_at_each_time():
+    """Held until 3 s; four devices from 4 s on, two from 6 s on, until 10 s."""
+    lines = [
+        json.dumps({"t": 3 * S, "e": "ELIGIBLE", "job": 1}),
+        json.dumps({"t": 4 * S, "waits": {}, "d": [
+            {"do": "start", "job": 1, "setting": {"ranks": [[0, device, 1000, 1] for device in range(4)]}},
+        ]}),
+        json.dumps({"t": 6 * S, "waits": {}, "d": [
+            {"do": "resize", "job": 1, "setting": {"ranks": [[0, device, 1000, 1] for device in range(2)]}},
+        ]}),
+    ]  # fmt: skip
+    records = [job(1, 0, 4, ended_ms=10 * S)], [attempt(1, 4 * S, 4100, 4200, 10 * S, (0, 1))]
+    (found,) = recorded_jobs(*records, lines, 99 * S)
+    assert (found.ready_ms, found.held_gpu_ms) == (3 * S, 4 * 2 * S + 2 * 4 * S)
+    (without,) = recorded_jobs(*records, [], 99 * S)
+    assert (without.ready_ms, without.held_gpu_ms) == (0, 2 * 6 * S)
+
+
+def test_a_trace_of_the_record_has_its_waits_and_completion_times():
+    found = recorded_jobs(*queue(2), [], 0)
+    trace = trace_of_recorded("t", found, TWO, {1: 7, 2: 8})
+    assert trace.wait_ms.tolist() == [0, 2100]
+    assert trace.jct_ms.tolist() == [2100, 4200]
+    assert (trace.run_ms.tolist(), trace.gpus.tolist()) == ([7, 8], [2, 2])
+
+
+def test_a_queue_without_noise_is_predicted_exactly_from_another():
+    """Four jobs tell that their like run 2 s and start in 100 ms; three of them, later, end when they did."""
+    before, after = queue(4), queue(3, first=5, at_ms=100 * S)
+    found = recorded_jobs(before[0] + after[0], before[1] + after[1], [], 0)
+    compared = frozenset({5, 6, 7})
+    result = predicted(found, compared, SCENE, learn(found[:4]))
+    assert result.bases == {"name and size": 3}
+    assert result.fidelity.per_job["jct_s"].error_C.tolist() == [0.0, 0.0, 0.0]
+    assert {total.error_ratio for total in result.fidelity.totals.values()} == {0.0}
+    assert "makespan                    6.30        6.30    +0.0%  s" in list(in_words(result))
+
+
+def test_a_prediction_does_not_see_the_run_times_that_it_predicts():
+    """The compared jobs ran twice as long as those before: their own run times give no error, the prediction half."""
+    before, after = queue(4), queue(3, run_ms=4 * S, first=5, at_ms=100 * S)
+    found = recorded_jobs(before[0] + after[0], before[1] + after[1], [], 0)
+    compared = frozenset({5, 6, 7})
+    own = with_own_run_times(found, compared, SCENE)
+    assert own.fidelity.totals["makespan_s"].error_ratio == 0.0
+    assert own.as_json()["run_times_from"] == "the jobs themselves"
+    guessed = predicted(found, compared, SCENE, learn(found[:4]))
+    assert guessed.fidelity.totals["makespan_s"].replayed == pytest.approx(6.3)
+    assert guessed.fidelity.totals["makespan_s"].recorded == pytest.approx(12.3)
+
+
+def test_a_disturbed_job_loads_the_cluster_and_is_not_compared():
+    jobs, attempts = queue(3)
+    jobs[0] = replace(jobs[0], state="cancelled")
+    attempts[0] = replace(attempts[0], outcome="stopped", stop_reason="cancelled", stop_ms=attempts[0].end_ms)
+    found = recorded_jobs(jobs, attempts, [], 0)
+    result = with_own_run_times(found, frozenset({1, 2, 3}), SCENE)
+    assert result.replay.trace.job_id == ("1", "2", "3")
+    assert result.fidelity.rows.tolist() == [1, 2]
+    assert np.abs(result.fidelity.per_job["queue_s"].error_C).max() == 0.0
+    with pytest.raises(ConfigError, match="nothing to learn from"):
+        learn(found[:1])
