@@ -46,7 +46,7 @@ def test_of_four_processes_one_compiles(tmp_path):
 
 HOLDER = """
 import time
-from brim.compiled import lock
+from brim.kernel_cache import lock
 with lock():
     print('has it', flush=True)
     time.sleep(60)
@@ -59,7 +59,7 @@ def test_a_killed_compiler_leaves_no_lock(tmp_path):
     assert holder.stdout is not None
     assert holder.stdout.readline() == "has it\n"
     other = subprocess.Popen(
-        [sys.executable, "-c", "from brim.compiled import lock\nwith lock(lambda: print('waits', flush=True)):\n"
+        [sys.executable, "-c", "from brim.kernel_cache import lock\nwith lock(lambda: print('waits', flush=True)):\n"
                                "    print('has it')"],
         env=env, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -77,7 +77,7 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path):
     blocked.touch()
     env = {**os.environ, "XDG_CACHE_HOME": str(blocked), "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", "from brim.compiled import lock\nwith lock():\n    print('has it')"], env=env,
+        [sys.executable, "-c", "from brim.kernel_cache import lock\nwith lock():\n    print('has it')"], env=env,
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.stdout == "has it\n", done.stderr
@@ -87,11 +87,11 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path):
 FULL = """
 import sys
 sys.path.insert(0, {folder!r})
-from brim import compiled
+from brim import compiled, kernel_cache
 import kernel
 print(kernel.doubled(21))
-compiled.set_ready("all")
-print(compiled.is_ready("all"))
+kernel_cache.set_ready("all")
+print(kernel_cache.is_ready("all"))
 """
 
 
@@ -120,7 +120,7 @@ def test_on_a_full_disk_code_is_compiled_but_not_kept(tmp_path):
 @pytest.mark.parametrize("part", ["", "lock", "subfolder"], ids=["the folder", "a file", "a subfolder"])
 def test_a_folder_of_somebody_else_is_not_written_nor_are_the_sources(tmp_path, part):
     (tmp_path / "kernel.py").write_text("from brim.compiled import njit\n\n@njit\ndef doubled(x):\n    return x + x\n")
-    code = KERNEL.format(folder=str(tmp_path)) + "print(compiled._CACHE_DIR)"
+    code = KERNEL.format(folder=str(tmp_path)) + "print(compiled.CACHE_DIR)"
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
     said = subprocess.check_output([sys.executable, "-c", code], env=env, text=True, timeout=120).split("\n")
     assert said[:2] == ["compiled doubled", "42"]
@@ -148,7 +148,7 @@ def _read_only(path):
     path.chmod(mode)
 
 
-WHERE = "from brim import compiled; print(compiled._CACHE_DIR)"
+WHERE = "from brim import kernel_cache; print(kernel_cache.CACHE_DIR)"
 
 
 def test_the_folder_among_temporary_files_is_of_the_user_alone(tmp_path):

@@ -1,159 +1,22 @@
-"""Compiled functions: numba's ``njit`` with a cache that knows when it is stale (docs/decisions/0005).
+"""Compiled functions: numba's ``njit`` with a cache that knows when it is stale (``kernel_cache``).
 
-numba's own cache checks the file that defines a function, not the files of the functions it calls: after an edit of
-one module, another would still run old code. The cache is therefore in a folder named after a digest of all compiled
-sources, under ``$XDG_CACHE_HOME/brim``. With ``NUMBA_BOUNDSCHECK=1``, which some tests set for
-a process of their own, an index outside its array raises IndexError; that code is cached in another folder.
-
-A process that compiles locks that folder, so that one of several processes compiles and the others load the result.
-The kernel frees the lock of a process that ends in any way.
-
-If that folder cannot be written to, one of the user's among the temporary files is used; numba itself would write
-beside the sources. A folder in which code cannot be saved, as on a full disk, costs time only: the process says so and
-goes on.
+A folder in which code cannot be saved, as on a full disk, costs time only: the process says so and goes on.
 """
 
 from __future__ import annotations
 
-import atexit
-import fcntl
-import hashlib
 import multiprocessing
-import os
-import shutil
-import stat
 import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
 import numba
 
-SOURCES: Final = (
-    "beliefs/batching.py", "core/changes.py", "core/columns.py", "core/sums.py", "engine/rows.py",
-    "policies/place/faults.py", "policies/place/free_resources.py", "policies/place/walk.py",
-    "policies/size/knapsack.py", "sim/compiled/loop.py", "sim/compiled/orders.py", "sim/compiled/queues.py",
-    "reports/bounds.py", "reports/charts/gantt.py",
-)
-"""Every module with compiled functions, relative to this package; a test keeps the list complete."""
-CONSTANTS: Final = (
-    "beliefs/runtime.py", "core/events.py", "core/lifecycle.py", "core/reasons.py", "core/tables.py", "core/trace.py",
-    "core/usage.py", "units.py",
-)
-"""Modules whose constants compiled functions read: codes, and places of columns."""
+from brim.kernel_cache import CACHE_DIR, failed, lock
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
-
-def _cache_dir() -> Path:
-    checked = os.environ.get("NUMBA_BOUNDSCHECK", "")
-    digest = hashlib.sha256(f"{numba.__version__} {checked}".encode())
-    for source in SOURCES + CONSTANTS:
-        digest.update((Path(__file__).parent / source).read_bytes())
-    name = f"compiled-{digest.hexdigest()[:16]}"
-    wanted = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "brim" / name
-    try:
-        wanted.mkdir(parents=True, exist_ok=True)
-        writable = all(os.access(path, os.W_OK) for path in (wanted, *wanted.iterdir()))
-    except OSError:
-        writable = False
-    return wanted if writable else _temporary(name)  # as in some containers, or after `sudo brim`
-
-
-def _temporary(name: str) -> Path:
-    """Return a folder among the temporary files that nobody else can write to, because numba unpickles what is there.
-
-    A folder that somebody else made under the name in question is not used, but a new one, until this process ends.
-    """
-    ours = Path(tempfile.gettempdir()) / f"brim-{os.getuid()}"
-    try:
-        for folder in (ours, ours / name):
-            folder.mkdir(mode=0o700, exist_ok=True)
-            found = folder.lstat()
-            if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
-                raise PermissionError(f"{folder} is not this user's alone")
-    except OSError:
-        made = tempfile.mkdtemp(prefix="brim-")
-        atexit.register(shutil.rmtree, made, ignore_errors=True)
-        return Path(made)
-    return ours / name
-
-
-_CACHE_DIR: Final = _cache_dir()
-setattr(numba.config, "CACHE_DIR", str(_CACHE_DIR))  # noqa: B010 - numba declares no attributes there
-
-
-_mine = threading.RLock()
-_held: Final[list[int | None]] = []
-"""Descriptors of the lock file while this process holds the lock: one, or none."""
-_failed: Final[list[OSError]] = []
-"""Why code could not be loaded or saved in this process, one entry for each function."""
-
-
-@contextmanager
-def lock(waits: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Hold the lock, so that no other process compiles meanwhile.
-
-    Args:
-        waits: Called once if another process holds the lock and this one has to wait.
-    """
-    with _mine:
-        if _held:  # compiling one function compiles those that it calls
-            yield
-            return
-        descriptor = _lock_file()
-        try:
-            if descriptor is not None:
-                _wait_for(descriptor, waits)
-            _held.append(descriptor)
-            yield
-        finally:
-            _held.clear()
-            if descriptor is not None:
-                os.close(descriptor)
-
-
-def _wait_for(descriptor: int, waits: Callable[[], object]) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        waits()
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-
-
-def _lock_file() -> int | None:
-    """Return a descriptor to lock; None if the folder cannot be written or its file system has no locks."""
-    try:
-        _CACHE_DIR.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(_CACHE_DIR / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:  # another process holds it
-        return descriptor
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def is_ready(what: str) -> bool:
-    """Return whether everything that ``what`` runs was compiled before on this machine."""
-    return (_CACHE_DIR / f"{what}.ready").exists()
-
-
-def set_ready(what: str) -> None:
-    """Remember that everything that ``what`` runs is compiled and saved."""
-    if _failed:
-        return
-    try:
-        (_CACHE_DIR / f"{what}.ready").touch()
-    except OSError:
-        return  # a folder that cannot be written: compiled again by the next process
+setattr(numba.config, "CACHE_DIR", str(CACHE_DIR))  # noqa: B010 - numba declares no attributes there
 
 
 _NOT_FROM_C: Final[dict[str, Any]] = {"no_cfunc_wrapper": True}
@@ -198,7 +61,7 @@ def _one_process_compiles(dispatcher: Any) -> Any:
 
 def _report(error: OSError) -> None:
     """Say once, and in the parent of several processes only, that compiled code is not kept."""
-    if not _failed and multiprocessing.parent_process() is None:
+    if not failed and multiprocessing.parent_process() is None:
         why = error.strerror or error
-        sys.stderr.write(f"brim: compiled code cannot be kept in {_CACHE_DIR} ({why}): every process compiles again\n")
-    _failed.append(error)
+        sys.stderr.write(f"brim: compiled code cannot be kept in {CACHE_DIR} ({why}): every process compiles again\n")
+    failed.append(error)

@@ -85,6 +85,9 @@ class KeepsJobs:
     def nodes(self):
         return [{"user": "ann", "uid": 1000, "devices": [{"name": "cpu0", "state": "open"}]}]
 
+    def now_ms(self):
+        return 5_000
+
     def status(self):
         return {"now_ms": 5_000, "policy": "fifo"}
 

@@ -16,7 +16,7 @@ import brim.reports.page
 import brim.sim.truth_option
 import brim.traces  # noqa: F401
 from brim.cli.compiling import kernels
-from brim.compiled import is_ready
+from brim.kernel_cache import is_ready
 
 for _step in kernels():
     if is_ready(_step.key):

@@ -125,7 +125,7 @@ def test_a_users_policy_that_never_returns_keeps_nobody_waiting_and_compiles_not
             assert slow.poll() is None
             assert time.monotonic() < until_s
             time.sleep(0.05)
-        lock = "from brim.compiled import lock\nwith lock(lambda: print('waits', flush=True)):\n    print('has it')"
+        lock = "from brim.kernel_cache import lock\nwith lock(lambda: print('waits', flush=True)):\n    print('has it')"
         other = subprocess.run(
             [sys.executable, "-c", lock], env=env, capture_output=True, text=True, timeout=60, check=True,
         )  # fmt: skip

@@ -112,6 +112,15 @@ except SystemExit as end:
     assert not loaded_by(code) & heavy
 
 
+def test_a_controller_answers_before_the_engine_is_loaded():
+    """After a kill it shows and takes jobs at once; numpy, numba and the policies would add two thirds to that."""
+    assert not loaded_by("import brim.api.serve") & {"numpy", "numba", "scipy", "polars", "pyarrow"}
+
+
+def test_a_verb_that_asks_whether_all_is_compiled_does_not_load_the_compiler():
+    assert not loaded_by("import brim.kernel_cache") & {"numpy", "numba"}
+
+
 def test_testing_needs_hypothesis_only_when_a_policy_is_checked():
     assert "hypothesis" not in loaded_by("import brim.testing")
 
@@ -124,7 +133,7 @@ def test_gang_needs_the_standard_library_alone():
 
 def test_every_compiled_module_is_in_the_digest_of_the_cache():
     """numba runs stale code where a callee in another file has changed; the digest of all sources prevents it."""
-    from brim.compiled import SOURCES
+    from brim.kernel_cache import SOURCES
 
     decorators = re.compile(r"from brim.compiled import .*\b(njit|inline|internal)\b")
     compiled = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py")
@@ -136,7 +145,7 @@ def test_every_compiled_module_is_in_the_digest_of_the_cache():
 
 def test_compiled_code_alone_calls_internal_functions():
     """A call from Python would jump to address 0, because nothing was compiled that translates its arguments."""
-    from brim.compiled import SOURCES
+    from brim.kernel_cache import SOURCES
 
     modules = {f"brim.{source.removesuffix('.py').replace('/', '.')}": SOURCE / source for source in SOURCES}
     trees = {path: ast.parse(text) for folder in (SOURCE, ROOT / "tests", ROOT / "benchmarks")
@@ -163,7 +172,7 @@ def compiled_functions(tree, decorators):
 
 def test_the_digest_covers_every_module_whose_constants_compiled_code_reads():
     """The place of a column is a constant in machine code: a new column must not leave old code behind."""
-    from brim.compiled import CONSTANTS, SOURCES
+    from brim.kernel_cache import CONSTANTS, SOURCES
 
     for source in SOURCES:
         tree = ast.parse((SOURCE / source).read_text(encoding="utf-8"))

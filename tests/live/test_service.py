@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +23,12 @@ from brim.agent.capture import write_capture
 from brim.agent.folders import captures_folder
 from brim.agent.protocol import REPORTS, VERSION, AgentHello
 from brim.core.cluster import parse_cluster
-from brim.errors import NotFoundError, RefusedError
+from brim.errors import ConfigError, NotFoundError, RefusedError
+from brim.live.controller import Controller
 from brim.live.records import JobRecord
 from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
-from brim.live.store.errors import KeyReusedError
+from brim.live.store.errors import KeyReusedError, NotAcceptedError
 from brim.policies.presets import find_policy
 from brim.policies.sockets import Policy, Sizes
 
@@ -79,8 +81,9 @@ class Box:
 
     def service(self, policy: str | Policy = "srtf") -> ClusterService:
         return ClusterService(
-            self.folder / "s" / "controller", self.folder / "r" / "agents.sock", parse_cluster("1x2xcpu"),
-            find_policy(policy) if isinstance(policy, str) else policy, gap_ms=10,
+            self.folder / "s" / "controller", self.folder / "r" / "agents.sock", lambda: Controller(
+                parse_cluster("1x2xcpu"), find_policy(policy) if isinstance(policy, str) else policy, gap_ms=10,
+            ),
         )
 
     def request(self, *command: str, env: dict[str, str] | None = None, **fields) -> JobRequest:
@@ -147,6 +150,7 @@ def running(box: Box, scenario: Callable[[ClusterService], Awaitable[None]], pol
     async def whole() -> None:
         service = box.service(policy)
         await service.start()
+        await service.recovered()
         try:
             if box.agent is None:
                 box.start_agent()
@@ -264,6 +268,7 @@ def forked_service(box: Box, requests: list[JobRequest]) -> tuple[int, int]:
         async def life() -> None:
             service = box.service("fifo")
             await service.start()
+            await service.recovered()
             jobs = await box.submit(service, *requests)
             for job in jobs:
                 await in_state(service, job, "running")
@@ -308,6 +313,7 @@ def test_an_agent_of_another_version_or_of_other_devices_is_not_used(box: Box) -
     async def scenario() -> None:
         service = box.service()
         await service.start()
+        await service.recovered()
         try:
             for hello in (
                 AgentHello(version=VERSION + 1, user="me", boot_id="b", devices=("cpu0", "cpu1")),
@@ -328,10 +334,11 @@ def test_an_agent_of_another_version_or_of_other_devices_is_not_used(box: Box) -
 def test_an_agent_of_a_user_who_was_not_allowed_is_refused(box: Box) -> None:
     async def scenario() -> None:
         service = ClusterService(
-            box.folder / "s" / "controller", box.folder / "r" / "agents.sock", parse_cluster("1x2xcpu"),
-            find_policy("fifo"), allowed=frozenset({4_001}),
+            box.folder / "s" / "controller", box.folder / "r" / "agents.sock",
+            lambda: Controller(parse_cluster("1x2xcpu"), find_policy("fifo")), allowed=frozenset({4_001}),
         )
         await service.start()
+        await service.recovered()
         try:
             (box.folder / "r").chmod(0o711)
             box.folder.chmod(0o711)
@@ -367,3 +374,57 @@ def _connect_as(uid: int, path: Path) -> str:
     os.waitpid(child, 0)
     with open(says, "rb") as file:
         return file.read().decode()
+
+
+def test_before_the_engine_is_loaded_jobs_are_shown_and_taken_and_the_rest_is_refused(box: Box) -> None:
+    """After a kill the first answers come from the store alone; what is accepted is decided later, once."""
+    loaded = threading.Event()
+
+    def controller() -> Controller:
+        loaded.wait(PATIENCE_S)
+        return Controller(parse_cluster("1x2xcpu"), find_policy("fifo"), gap_ms=10)
+
+    async def scenario() -> None:
+        before = box.service("fifo")
+        await before.start()
+        await before.recovered()
+        [held] = await box.submit(before, box.resumable("held", hold=True))
+        await before.stop()
+        service = ClusterService(box.folder / "s" / "controller", box.folder / "r" / "agents.sock", controller)
+        await service.start()
+        try:
+            assert [job.id for job in service.jobs()] == [held]
+            request = box.resumable("new")
+            [new] = await service.submit(os.getuid(), "me", [request], "once")
+            assert list(await service.submit(os.getuid(), "me", [request], "once")) == [new]
+            await until(lambda: len(service.jobs()) == 2, "the new job is shown")
+            for asked in (service.status, service.nodes, lambda: service.explain(held)):
+                with pytest.raises(NotAcceptedError, match="has just been started"):
+                    asked()
+            loaded.set()
+            await service.recovered()
+            box.start_agent()
+            await in_state(service, new, "running")
+            assert service.job(held).state == "held"
+            assert service.status()["policy"] == "fifo"
+            box.end("new")
+            await in_state(service, new, "finished")
+            assert len(box.starts("new")) == 1
+        finally:
+            loaded.set()
+            await service.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_policy_that_cannot_be_used_ends_the_service_although_it_answers(box: Box) -> None:
+    async def scenario() -> None:
+        service = box.service("nonsense")
+        await service.start()
+        try:
+            with pytest.raises(ConfigError, match="nonsense"):
+                await service.recovered()
+        finally:
+            await service.stop()
+
+    asyncio.run(scenario())

@@ -145,6 +145,14 @@ class Client:
         except NoControllerError:
             return False
 
+    def is_recovered(self) -> bool:
+        """Whether a controller answers now, and decides."""
+        try:
+            self._once("GET", "/v1/status", b"", {})
+        except (NoControllerError, BusyError):
+            return False
+        return True
+
     def _ask(self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Any:
         """Return the answer to a request, which is made again while the controller is absent or busy."""
         for pause_s in (*PAUSES_S, None):

@@ -2,8 +2,9 @@
 
     python -m brim.api.serve --devices 4 --policy fifo --allow 1001,1002
 
-It runs until SIGTERM; agents and jobs go on, and the next controller adopts them. Exit code 2: bad arguments; 4:
-another controller runs, or the state cannot be used.
+It answers as soon as the store is read, and decides as soon as the engine is loaded. It runs until SIGTERM; agents and
+jobs go on, and the next controller adopts them. Exit code 2: bad arguments; 4: another controller runs, or the state
+cannot be used.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import socket
 import stat
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import uvicorn
 from fastapi import FastAPI
@@ -26,11 +28,11 @@ from brim.agent.folders import runtime_folder, state_folder
 from brim.api.app import create_app
 from brim.api.auth import Admission, PeerProtocol
 from brim.api.tokens import recogniser
-from brim.core.cluster import parse_cluster
 from brim.errors import BrimError, RefusedError
 from brim.live.service import ClusterService
-from brim.policies.presets import find_policy
-from brim.policies.sockets import Policy
+
+if TYPE_CHECKING:
+    from brim.live.controller import Controller
 
 SOCKET: Final = "api.sock"
 BACKLOG: Final = 256
@@ -127,7 +129,7 @@ async def serve(
         server = server_of(create_app(service, admission, recogniser(service, admission)))
         listener = bind_unix(runtime / SOCKET, shared=bool(allowed))
         serving = asyncio.ensure_future(server.serve([listener, *listeners]))
-        failing = asyncio.ensure_future(service.wait())
+        failing = asyncio.ensure_future(_run(service))
         await asyncio.wait([serving, failing], return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
         await serving
@@ -137,6 +139,11 @@ async def serve(
         failing.cancel()
     finally:
         await service.stop()
+
+
+async def _run(service: ClusterService) -> None:
+    await service.recovered()
+    await service.wait()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -158,7 +165,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runtime = runtime_folder()
         make_runtime_folder(runtime, shared=bool(allowed))
         devices = f"{options.devices}xcpu-slot" if options.gpus is None else f"{options.gpus}xgpu"
-        service = _service(devices, find_policy(options.policy), runtime, allowed)
+        service = ClusterService(
+            state_folder() / "controller", runtime / "agents.sock", partial(_controller, devices, options.policy),
+            allowed=allowed,
+        )  # fmt: skip
         asyncio.run(serve(service, runtime, allowed, [] if options.tcp is None else [bind_tcp(options.tcp)]))
     except BrimError as error:
         sys.stderr.write(f"brim controller: {error}\n")
@@ -169,10 +179,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _service(devices: str, policy: Policy, runtime: Path, allowed: frozenset[int]) -> ClusterService:
-    memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
-    cluster = parse_cluster(f"1x{devices}:cpus={os.cpu_count() or 1},mem={memory_mib}MB")
-    return ClusterService(state_folder() / "controller", runtime / "agents.sock", cluster, policy, allowed=allowed)
+def _controller(devices: str, policy: str) -> Controller:
+    from brim.live.machine import machine_controller  # noqa: PLC0415 - the engine: a second, after the first answers
+
+    return machine_controller(devices, policy)
 
 
 if __name__ == "__main__":

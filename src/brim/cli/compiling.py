@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from brim.compiled import is_ready, lock, set_ready
+from brim.kernel_cache import is_ready, lock, set_ready
 
 ESTIMATE: Final = "about 80 s of CPU time"
 """81 s measured by ``make demo`` from an empty cache on a quiet machine of two cores. The shares were 29 s for the loop

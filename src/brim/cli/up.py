@@ -76,7 +76,7 @@ def up(
     folder = state_folder() / "controller"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     started = start_process("brim.api.serve", words, folder / "log")
-    wait_for(at.is_there, started, "the controller", folder / "log")
+    wait_for(at.is_recovered, started, "the controller", folder / "log")
     if not agent_runs():
         start_agent(at)
     else:

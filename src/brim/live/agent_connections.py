@@ -27,6 +27,7 @@ from brim.agent.protocol import (
     Synced,
 )
 from brim.gang.codec import ProtocolError
+from brim.live.engine_thread import EngineThread
 from brim.live.inputs import AgentJoined, AgentLost, AgentSynced, Device, Input, Progress, Saw
 from brim.live.nodes import Dispatch
 
@@ -48,26 +49,24 @@ class AgentConnections:
     Args:
         path: Where to listen, in a folder of this user.
         allowed: Users whose agents may connect.
-        devices: Number of devices of the cluster.
         now_ms: Cluster time.
-        give: Takes inputs for the controller.
-        backlog: How many inputs wait.
+        engine: Takes what they say.
     """
 
     def __init__(
-        self, path: Path, allowed: frozenset[int], devices: int, now_ms: Callable[[], int],
-        give: Callable[[Input], None], backlog: Callable[[], int],
+        self, path: Path, allowed: frozenset[int], now_ms: Callable[[], int], engine: EngineThread
     ) -> None:
-        self._path, self._allowed, self._devices = path, allowed, devices
-        self._now_ms, self._give, self._backlog = now_ms, give, backlog
+        self._path, self._allowed, self._now_ms, self._engine = path, allowed, now_ms, engine
+        self._devices = 0
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
         self.hellos: dict[int, AgentHello] = {}
         self.seen: dict[int, dict[int, DeviceSeen]] = {}
         """What agents last said of devices, by device and user."""
 
-    async def start(self) -> None:
-        """Listen, in place of what a controller that was killed has left."""
+    async def start(self, devices: int) -> None:
+        """Listen, in place of what a controller that was killed has left, for agents of so many devices."""
+        self._devices = devices
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         new = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         new.unlink(missing_ok=True)
@@ -134,8 +133,8 @@ class AgentConnections:
                 elif self._writers.get(uid) is not writer:
                     return  # another connection has taken its place
                 else:
-                    self._give(self._input(uid, report))
-            while self._backlog() > BACKLOG_MAX:
+                    self._engine.give((self._input(uid, report),))
+            while self._engine.backlog > BACKLOG_MAX:
                 await asyncio.sleep(0.05)
 
     def _join(self, uid: int, hello: AgentHello, writer: asyncio.StreamWriter) -> bool:
@@ -151,14 +150,14 @@ class AgentConnections:
             self._drop(uid)
             before.close()
         self._writers[uid], self.hellos[uid] = writer, hello
-        self._give(AgentJoined(at_ms=self._now_ms(), uid=uid, hello=hello))
+        self._engine.give((AgentJoined(at_ms=self._now_ms(), uid=uid, hello=hello),))
         return True
 
     def _drop(self, uid: int) -> None:
         del self._writers[uid]
         with contextlib.suppress(KeyError):
             del self.hellos[uid]
-        self._give(AgentLost(at_ms=self._now_ms(), uid=uid))
+        self._engine.give((AgentLost(at_ms=self._now_ms(), uid=uid),))
 
     def _input(self, uid: int, report: Report) -> Input:
         now_ms = self._now_ms()

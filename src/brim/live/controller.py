@@ -77,12 +77,13 @@ from brim.live.inputs import (
 )
 from brim.live.ledger import Ledger
 from brim.live.limits import keep_array_limits
-from brim.live.measurements import exit_code, report_of, sound, text
+from brim.live.measurements import exit_code, report_of, sound
 from brim.live.nodes import Dispatch
 from brim.live.reasons import why
 from brim.live.reconciliation import Reconciler, devices_of
-from brim.live.records import AttemptRecord, Changes, JobRecord
+from brim.live.records import AttemptRecord, Changes, ControllerSetting, JobRecord
 from brim.live.requests import NONE
+from brim.live.texts import text
 from brim.policies.sockets import Policy
 from brim.units import MS_PER_S, WHOLE_GPU
 
@@ -120,6 +121,7 @@ class Controller:
     Attributes:
         books: Engine, jobs and attempts.
         agents: What agents have said.
+        setting: Under what it decides.
         is_moved: Whether the cluster is another one than before the restart: the next commit needs a snapshot.
 
     Raises:
@@ -133,6 +135,7 @@ class Controller:
             raise RefusedError(f"policy {policy.name} needs true run times, which are not known of live jobs")
         if cluster.num_nodes != 1:
             raise RefusedError(f"the controller runs jobs on one machine, found a cluster of {cluster.num_nodes} nodes")
+        self.setting = ControllerSetting(policy=policy.name, cluster=str(cluster), gap_ms=gap_ms)
         self._journal = Journal()
         self.books = Books(Scheduler(cluster, policy, beliefs or Beliefs(), gap_ms=gap_ms, journal=self._journal))
         self.agents = Agents()

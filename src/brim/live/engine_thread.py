@@ -1,4 +1,4 @@
-"""The thread in which the controller decides: it takes inputs, steps, commits, and only then lets go of the orders.
+"""The thread in which the controller decides: it recovers it, takes inputs, steps, commits, and then lets go of orders.
 
 Nothing else touches the controller, so rounds and commits never hold up those who read or connect. What others may
 know of a step is handed to ``publish`` once it is durable. Any error ends the thread, and with it the service: what is
@@ -10,14 +10,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from brim.engine.round import RoundResult
-from brim.live.controller import Controller, StepResult
 from brim.live.inputs import Input
+from brim.live.records import ControllerSetting
 from brim.live.store.errors import NotAcceptedError
+from brim.live.store.reading import Recovered
 from brim.live.store.store import Store
 from brim.units import MS_PER_S
+
+if TYPE_CHECKING:
+    from brim.engine.round import RoundResult
+    from brim.live.controller import Controller, StepResult
 
 SNAPSHOT_CHARACTERS: Final = 8 << 20
 """Length of the journal after which a snapshot takes its place; ours: it is read in well under a second. A round with
@@ -32,30 +36,43 @@ class Published:
     last_round: RoundResult | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What stays the same while a controller runs: its setting, and the number of devices."""
+
+    setting: ControllerSetting
+    devices: int
+
+
 class EngineThread:
-    """Runs a controller until ``stop``.
+    """Runs a controller until ``stop``. Inputs are taken from the beginning, and handled once it is recovered.
 
     Args:
-        controller: The controller, recovered from the store.
+        make: Makes the controller; called in this thread, because the engine takes a second to load.
         store: The store.
-        written: Characters of the journal that follow its snapshot; None if a snapshot is due.
+        recovered: Called in this thread once, before the first step.
         publish: Called in this thread with every step that changed something.
         failed: Called in this thread with the error that ended it.
     """
 
     def __init__(
-        self, controller: Controller, store: Store, written: int | None, publish: Callable[[Published], None],
-        failed: Callable[[BaseException], None],
+        self, make: Callable[[], Controller], store: Store, recovered: Callable[[Facts], None],
+        publish: Callable[[Published], None], failed: Callable[[BaseException], None],
     ) -> None:
-        self._controller, self._store, self._written = controller, store, written
+        self._make, self._store, self._recovered = make, store, recovered
         self._publish, self._failed = publish, failed
+        self._found: Recovered | None = None
+        self._controller: Controller
+        self._written: int | None = None  # characters of the journal after its snapshot; None: a snapshot is due
         self._changed = threading.Condition()
         self._inputs: list[Input] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
-    def start(self) -> None:
-        """Begin."""
+    def start(self, found: Recovered) -> None:
+        """Begin with what was in the store."""
+        self._found = found
+        self.give(found.inputs)
         self._thread.start()
 
     def give(self, inputs: Iterable[Input]) -> None:
@@ -81,12 +98,22 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
+            self._recover()
             wake_ms: int | None = 0
             while (inputs := self._wait(wake_ms)) is not None:
                 wake_ms = self._step(inputs)
         except BaseException as error:  # whatever it is, the service ends with it
             if not (self._stopping and isinstance(error, NotAcceptedError)):
                 self._failed(error)
+
+    def _recover(self) -> None:
+        found, self._found = self._found, None  # it is large
+        assert found is not None
+        controller = self._controller = self._make()
+        controller.recover(found.snapshot, found.lines, found.jobs, found.attempts, self._store.now_ms())
+        self._written = None if found.snapshot is None or controller.is_moved else sum(map(len, found.lines))
+        self._store.note_setting(controller.setting).result()
+        self._recovered(Facts(setting=controller.setting, devices=controller.scheduler.state.cluster.num_gpus))
 
     def _wait(self, wake_ms: int | None) -> list[Input] | None:
         """Wait for inputs or a time, and return the inputs; None to end."""

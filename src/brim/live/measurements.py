@@ -1,7 +1,6 @@
-"""What agents say, as far as it can be: measurements for the engine, texts for people, numbers for the store.
+"""What agents say, as far as it can be: measurements for the engine, numbers for the store.
 
-Agents belong to users, and a user must not bring the controller down: a number that no column holds, or a text that is
-no Unicode, would.
+Agents belong to users, and a user must not bring the controller down: a number that no column holds would.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from brim.live.requests import NONE
 SAMPLES_MAX: Final = 1e15
 """Largest number of samples believed: beyond it, doubles no longer count one by one."""
 EXIT_CODE_MAX: Final = 255
-TEXT_MAX: Final = 500
-"""Characters of a text that are kept; ours: some lines of a screen."""
 
 
 def sound(value: float | None) -> float | None:
@@ -29,11 +26,6 @@ def sound(value: float | None) -> float | None:
 def exit_code(code: int) -> int:
     """An exit code as of a shell, NONE for what is none."""
     return code if 0 <= code <= EXIT_CODE_MAX else NONE
-
-
-def text(said: str) -> str:
-    """A text that an agent sent, on one line and of bounded length."""
-    return "".join(c if c.isprintable() else " " for c in said[:TEXT_MAX])
 
 
 def report_of(said: AttemptProgress, job: JobRecord) -> Report | None:

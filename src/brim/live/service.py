@@ -1,7 +1,8 @@
 """The controller at work: a store, the thread that decides, the socket of agents, and what readers may know.
 
 Writes return when they are durable. Reads answer from records that the engine's thread has handed over, so that a round
-never holds them up.
+never holds them up. From ``start`` on, jobs are shown and taken as the store has them; what only the engine knows is
+refused with ``NotAcceptedError`` until it is recovered.
 """
 
 from __future__ import annotations
@@ -10,28 +11,27 @@ import asyncio
 import os
 import pwd
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from brim import __version__
 from brim.agent.protocol import OPEN
-from brim.core.cluster import Cluster
-from brim.engine.round import RoundResult
-from brim.engine.trigger import DEFAULT_GAP_MS
 from brim.errors import NotFoundError, RefusedError
 from brim.live.agent_connections import AgentConnections
-from brim.live.controller import Controller
-from brim.live.engine_thread import EngineThread, Published
-from brim.live.inputs import VERBS, Input, JobInput, Submit
-from brim.live.measurements import text
-from brim.live.reasons import why
-from brim.live.records import HOLDS_DEVICES, AttemptRecord, ControllerSetting, JobRecord, TokenRecord
+from brim.live.engine_thread import EngineThread, Facts, Published
+from brim.live.inputs import VERBS, JobInput, Submit
+from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord, TokenRecord
 from brim.live.requests import JobRequest
+from brim.live.store.errors import NotAcceptedError
 from brim.live.store.reading import JobFilter
 from brim.live.store.store import Store
 from brim.live.store.transactions import JobCommand, Submission, Verb
-from brim.policies.sockets import Policy
+from brim.live.texts import text
+
+if TYPE_CHECKING:
+    from brim.engine.round import RoundResult
+    from brim.live.controller import Controller
 
 ENDED_KEPT: Final = 1_000
 """Jobs that have ended and are still in memory; older ones are in the store. Ours: what a script may ask for."""
@@ -47,25 +47,20 @@ class ClusterService:
     Args:
         state: Folder of the controller's state.
         agents: Path of the socket for agents, in a folder of this user.
-        cluster: The cluster: this machine.
-        policy: The policy that decides.
+        make_controller: Makes the controller; called in the thread in which it decides.
         allowed: Users whose agents may connect, besides the one who runs this.
-        gap_ms: Shortest time between two rounds.
 
     Raises:
-        RefusedError: the state folder or the policy cannot be used.
+        RefusedError: the state folder cannot be used.
     """
 
     def __init__(
-        self, state: Path, agents: Path, cluster: Cluster, policy: Policy, *, allowed: frozenset[int] = frozenset(),
-        gap_ms: int = DEFAULT_GAP_MS,
+        self, state: Path, agents: Path, make_controller: Callable[[], Controller], *,
+        allowed: frozenset[int] = frozenset(),
     ) -> None:
-        self._policy, self._cluster = policy, cluster
-        self._setting = ControllerSetting(policy=policy.name, cluster=str(cluster), gap_ms=gap_ms)
-        self._controller = Controller(cluster, policy, gap_ms=gap_ms)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._early: list[Input] = []
         self._store = Store(state, self._deliver)
+        self._engine = EngineThread(make_controller, self._store, self._recovered, self._published, self._failed)
         self._jobs: OrderedDict[int, JobRecord] = OrderedDict()
         self._ended: deque[int] = deque()
         self._attempts: dict[int, AttemptRecord] = {}
@@ -74,43 +69,44 @@ class ClusterService:
         self._handled: dict[int, asyncio.Future[None]] = {}
         self._rounds = 0
         self._failure: asyncio.Future[None] | None = None
-        self._engine: EngineThread | None = None
-        self._agents = AgentConnections(
-            agents, allowed | {os.getuid()}, cluster.num_gpus, self._store.now_ms, self._give, self._backlog
-        )
+        self._facts: asyncio.Future[Facts] | None = None
+        self._agents = AgentConnections(agents, allowed | {os.getuid()}, self._store.now_ms, self._engine)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Go on where the last controller ended, and let agents connect."""
+        """Read the store, and begin to go on where the last controller ended; jobs are shown and taken from here on."""
         self._loop = asyncio.get_running_loop()
-        self._failure = self._loop.create_future()
+        self._failure, self._facts = self._loop.create_future(), self._loop.create_future()
         found = await asyncio.to_thread(self._store.load)
-        controller = self._controller
-        await asyncio.to_thread(
-            controller.recover, found.snapshot, found.lines, found.jobs, found.attempts, self._store.now_ms()
-        )
         for job in reversed(self._store.reads.jobs(JobFilter(), ENDED_KEPT)):
             self._note_job(job)
-        for job in (*found.jobs, *controller.jobs.values()):
+        for job in found.jobs:
             self._note_job(job)
         self._jobs = OrderedDict(sorted(self._jobs.items()))
-        self._attempts = {attempt.job: attempt for attempt in controller.ledger}
-        await asyncio.wrap_future(self._store.note_setting(self._setting))
-        written = None if found.snapshot is None or controller.is_moved else sum(map(len, found.lines))
-        self._engine = EngineThread(controller, self._store, written, self._published, self._failed)
-        self._engine.give((*found.inputs, *self._early))
-        self._engine.start()
-        await self._agents.start()
+        self._attempts = {attempt.job: attempt for attempt in found.attempts if attempt.state != "ended"}
+        self._engine.start(found)
+
+    async def recovered(self) -> None:
+        """Wait until the controller decides, then let agents connect.
+
+        Raises:
+            RefusedError: the policy cannot be used, or the cluster is another one and jobs run.
+        """
+        assert self._facts is not None
+        assert self._failure is not None
+        waited: tuple[asyncio.Future[Any], ...] = (self._facts, self._failure)
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if self._failure.done():
+            self._failure.result()
+        await self._agents.start(self._facts.result().devices)
 
     async def stop(self) -> None:
         """Stop deciding. Agents and jobs go on, and the next controller adopts them."""
         await self._agents.stop()
-        if self._engine is not None:
-            self._engine.stop()
+        self._engine.stop()
         await asyncio.to_thread(self._store.close)  # a commit that waits for room does not wait any longer
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.join)
+        await asyncio.to_thread(self._engine.join)
         for queue in self._watchers:
             queue.put_nowait(None)
 
@@ -193,24 +189,18 @@ class ClusterService:
     def _deliver(self, inputs: tuple[JobInput, ...]) -> None:
         """Called by the store's thread with what has been accepted, before its sender hears so."""
         self._in_loop(self._accepted, inputs)
-        if self._engine is None:
-            self._early += inputs
-        else:
-            self._engine.give(inputs)
+        self._engine.give(inputs)
 
     def _accepted(self, inputs: tuple[JobInput, ...]) -> None:
         for given in inputs:
             if isinstance(given, Submit) and given.job.id not in self._jobs:
                 self._changed(given.job)
 
-    def _give(self, given: Input) -> None:
-        if self._engine is not None:
-            self._engine.give((given,))
-
-    def _backlog(self) -> int:
-        return 0 if self._engine is None else self._engine.backlog
-
     # -- what the engine's thread hands over -----------------------------------------------------------------------
+
+    def _recovered(self, facts: Facts) -> None:
+        if self._facts is not None:
+            self._in_loop(self._facts.set_result, facts)
 
     def _published(self, published: Published) -> None:
         self._in_loop(self._take, published)
@@ -253,6 +243,20 @@ class ClusterService:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
+    def now_ms(self) -> int:
+        """Return cluster time."""
+        return self._store.now_ms()
+
+    def _known(self) -> Facts:
+        """What is known of the controller once it is recovered.
+
+        Raises:
+            NotAcceptedError: it is not.
+        """
+        if self._facts is None or not self._facts.done():
+            raise NotAcceptedError("the controller has just been started and reads its state: try again in a second")
+        return self._facts.result()
+
     def jobs(self) -> Sequence[JobRecord]:
         """Return all jobs that are kept, in order of their ids: those that have not ended, and the last that have."""
         return tuple(self._jobs.values())
@@ -267,14 +271,19 @@ class ClusterService:
             return None
 
     def nodes(self) -> Sequence[Mapping[str, Any]]:
-        """Return what is known of this machine: its devices and the agents that are connected."""
+        """Return what is known of this machine: its devices and the agents that are connected.
+
+        Raises:
+            NotAcceptedError: the controller is not recovered yet.
+        """
+        facts = self._known()
         hellos, holders = self._agents.hellos, {
             device: attempt.job for attempt in self._attempts.values() if attempt.state in HOLDS_DEVICES
             for device in attempt.devices
         }
         names = next((tuple(map(text, hello.devices)) for hello in hellos.values()), ())
         devices = []
-        for device in range(self._cluster.num_gpus):
+        for device in range(facts.devices):
             said = self._agents.seen.get(device, {})
             worst = max(said.items(), key=lambda item: (item[1].state != OPEN, -item[0]), default=None)
             used = max((one for one in said.values() if not one.modelled), key=lambda one: one.memory_used_mib,
@@ -291,10 +300,15 @@ class ClusterService:
         return [{"name": os.uname().nodename, "devices": devices, "agents": agents}]
 
     def status(self) -> Mapping[str, Any]:
-        """Return facts on the controller."""
+        """Return facts on the controller.
+
+        Raises:
+            NotAcceptedError: it is not recovered yet.
+        """
+        facts = self._known()
         return {
-            "now_ms": self._store.now_ms(), "policy": self._policy.name, "version": __version__, "pid": os.getpid(),
-            "cluster": str(self._cluster), "devices": self._cluster.num_gpus, "trouble": self._store.trouble,
+            "now_ms": self._store.now_ms(), "policy": facts.setting.policy, "version": __version__, "pid": os.getpid(),
+            "cluster": facts.setting.cluster, "devices": facts.devices, "trouble": self._store.trouble,
             "jobs": sum(not job.has_ended for job in self._jobs.values()), "rounds": self._rounds,
             "agents": len(self._agents.hellos),
         }
@@ -304,7 +318,11 @@ class ClusterService:
 
         Raises:
             NotFoundError: there is no such job.
+            NotAcceptedError: the controller is not recovered yet.
         """
+        from brim.live.reasons import why  # noqa: PLC0415 - of the engine, which is loaded after the first answers
+
+        self._known()
         record = self.job(job)
         if record is None:
             raise NotFoundError(f"job {job} does not exist")

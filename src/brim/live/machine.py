@@ -1,0 +1,25 @@
+"""The controller of this machine: one node with its devices, cores and memory, and a policy."""
+
+from __future__ import annotations
+
+import os
+
+from brim.core.cluster import parse_cluster
+from brim.live.controller import Controller
+from brim.policies.presets import find_policy
+
+
+def machine_controller(devices: str, policy: str) -> Controller:
+    """Return a new controller.
+
+    Args:
+        devices: Number and type of the devices, such as ``4xgpu``.
+        policy: Name of a preset, or a Python file with a policy.
+
+    Raises:
+        ConfigError: there is no such policy.
+        RefusedError: the policy needs true run times.
+    """
+    memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    cluster = parse_cluster(f"1x{devices}:cpus={os.cpu_count() or 1},mem={memory_mib}MB")
+    return Controller(cluster, find_policy(policy))
