@@ -31,6 +31,8 @@ from tests.train.data.loading import (
 )
 
 ROOT = Path(__file__).parents[3]
+START_S = 60.0
+"""Time that a program has: a fresh interpreter that imports torch takes seconds, and far more on a busy machine."""
 
 
 def program(zygote: str | None, folder: Path, body: str) -> Future[subprocess.CompletedProcess[str]]:
@@ -47,7 +49,7 @@ def program(zygote: str | None, folder: Path, body: str) -> Future[subprocess.Co
     thread = ThreadPoolExecutor(1)
     if zygote is None:
         command = [sys.executable, "-c", code, str(folder / "shown")]
-        return thread.submit(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        return thread.submit(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=START_S)
     return thread.submit(forked.run, "-c", code, folder / "shown", zygote=zygote, cwd=ROOT)
 
 
@@ -60,7 +62,7 @@ SHOW = """
 
 
 def shown(folder: Path) -> list[int]:
-    assert wait_until(lambda: (folder / "shown").exists() and (folder / "shown").read_text().endswith("\n"))
+    assert wait_until(lambda: (folder / "shown").exists() and (folder / "shown").read_text().endswith("\n"), START_S)
     return [int(word) for word in (folder / "shown").read_text().split()]
 
 
