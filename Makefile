@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
-demo: .venv/made  ## real processes under two policies, then a comparison on a synthetic trace
+demo: .venv/made  ## a cluster with eight training jobs, then a comparison on a synthetic trace
 	@mkdir -p out
 	$(BIN)/brim demo
 	$(BIN)/brim trace synth philly out/philly.parquet --num-jobs 3000 --seed 1 --cluster 32x8xV100 --load 0.9

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import select
 import selectors
-import signal
-import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -198,67 +195,3 @@ def test_closing_ends_everybody(tmp_path: Path) -> None:
     executor.close()
     assert alive_with(marker) == []
     executor.close()
-
-
-INTERRUPTIBLE = """
-import sys
-from pathlib import Path
-from rich.console import Console
-from brim.cli.demo import run_and_replay
-from brim.live.driver import LiveJob
-from brim.live.executor import Command
-command = Command(argv=("/bin/sh", "-c", sys.argv[2]))
-jobs = tuple(LiveJob(name=str(i), user="ana", at_ms=i * 100, gpus=1, command=command) for i in range(6))
-run_and_replay("srtf", jobs, Path(sys.argv[1]), Console(stderr=True))
-"""
-
-
-def interruptible(folder: Path, shell: str) -> subprocess.Popen[str]:
-    """A demo of jobs that would take a minute, when four of them run."""
-    demo = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, str(folder), shell], stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )
-    deadline_s = time.monotonic() + 60
-    while len(working_in(folder)) < 8:  # four shells and what each has started
-        assert demo.poll() is None
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    return demo
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    folder = tmp_path / "out"
-    demo = interruptible(folder, "sleep 60 & sleep 60 & wait")
-    assert len(working_in(folder)) >= 4
-    demo.send_signal(number)
-    rest = demo.communicate(timeout=10)[1]
-    assert demo.returncode != 0
-    assert "none of their processes is left" in rest
-    assert working_in(folder) == []
-
-
-@pytest.mark.timing
-def test_a_second_interrupt_does_not_wait_for_the_grace(tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    demo = interruptible(folder, "trap '' TERM; sleep 60 & wait; sleep 60")
-    demo.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    assert working_in(folder)
-    demo.send_signal(signal.SIGINT)
-    demo.communicate(timeout=4)
-    assert demo.returncode != 0
-    assert working_in(folder) == []
-
-
-def working_in(folder: Path) -> list[int]:
-    """Living processes whose checkpoint folder lies in this one."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and f"BRIM_CKPT_DIR={folder}".encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found

@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -71,6 +72,17 @@ def up(
     words += ["--allow", ",".join(map(str, allowed)), *_port(tcp)]
     if foreground:
         _stay(words)
+    folder = start_cluster(at, words)
+    print(_picture(at))
+    print(f"socket {at.path}, log {folder / 'log'}; next: brim run -- COMMAND", file=sys.stderr)
+
+
+def start_cluster(at: Client, words: Sequence[str]) -> Path:
+    """Start a controller with these options, and this user's agent; return the folder of the controller.
+
+    Raises:
+        BrimError: one of them ended, or does not answer.
+    """
     from brim.cli.agents import start_agent, start_process, wait_for
 
     folder = state_folder() / "controller"
@@ -81,8 +93,7 @@ def up(
         start_agent(at)
     else:
         wait_for(lambda: bool(at.status()["status"]["agents"]), started, "the agent", agent_folder() / "log")
-    print(_picture(at))
-    print(f"socket {at.path}, log {folder / 'log'}; next: brim run -- COMMAND", file=sys.stderr)
+    return folder
 
 
 def _devices(text: str | None) -> list[str]:

@@ -32,7 +32,7 @@ VERBS: Final = {
     "report": ("report", "Show how far the twin is from what this cluster recorded."),
     "token": ("token", "Make, list and revoke tokens for the API on TCP."),
     "doctor": ("doctor", "Check the service, its folders and this machine."),
-    "demo": ("demo", "Run twelve real training jobs here under two policies, and compare."),
+    "demo": ("demo", "Run eight training jobs on a cluster of its own, beside their replay."),
     "profile": ("profile", "Measure the steps, memory and loader of a training script."),
     "sim": ("sim", "Replay a trace under other policies, and compare them."),
     "trace": ("trace", "Describe, convert and generate traces."),

@@ -1,6 +1,6 @@
-"""Show a live session on the screen: which job has which slot when, and the state of each job.
+"""Show a cluster at work on the screen: which job has which slot when, and the state of each job.
 
-A ``Board`` holds what is shown; ``board_of`` makes it from the driver, and ``drawn`` does not depend on drivers.
+A ``Board`` holds what is shown; ``drawn`` draws it. What it shows comes from ``cli/session.py``.
 """
 
 from __future__ import annotations
@@ -10,13 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from brim.core.lifecycle import Phase
-from brim.engine.explain import explain
-from brim.live.driver import LiveDriver, Watcher
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -28,15 +22,11 @@ QUIET_MS: Final = 10_000
 """Time between two lines if there is no terminal."""
 _COLOURS: Final = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow", "bright_green",
                    "bright_magenta", "bright_blue", "bright_red")
-_PHASES: Final = {
-    Phase.HELD: ("held", "dim"), Phase.PENDING: ("waiting", "yellow"), Phase.STARTING: ("starting", "cyan"),
-    Phase.RUNNING: ("running", "green"), Phase.STOPPING: ("saving", "magenta"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """A time in which a job had a slot; ``end_ms`` is now if the job still has it."""
+    """A time in which a job, of a number from 1, had a slot; ``end_ms`` is now if the job still has it."""
 
     job: int
     slot: int
@@ -51,36 +41,37 @@ class Row:
     """The state of a job."""
 
     user: str
-    slots: int
+    slots: str
     state: str
     style: str
     fraction: float
     why: str
+    has_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """The state of a session at one moment."""
+    """The state of a cluster at one moment; times in ms since it was first looked at."""
 
-    title: str
     now_ms: int
     slots: int
     busy: int
     preemptions: int
+    resizes: int
     stretches: tuple[Stretch, ...]
     jobs: tuple[Row, ...]
 
     @property
     def done(self) -> int:
         """Jobs that have ended."""
-        return sum(row.state.startswith(("done", "gave up")) for row in self.jobs)
+        return sum(row.has_ended for row in self.jobs)
 
     def in_words(self) -> str:
-        """Return the state of the session as one line."""
+        """Return the state as one line."""
         waiting = sum(row.state == "waiting" for row in self.jobs)
         return (
-            f"{self.now_ms / 1000:.0f} s, {self.busy} of {self.slots} slots busy, {waiting} waiting, "
-            f"{self.done} of {len(self.jobs)} done, {self.preemptions} preempted"
+            f"{self.now_ms / 1000:.0f} s: {self.busy} of {self.slots} slots busy, {waiting} waiting, "
+            f"{self.done} of {len(self.jobs)} done, {self.preemptions} preempted, {self.resizes} resized"
         )
 
 
@@ -89,8 +80,7 @@ def drawn(board: Board, width: int) -> Text:
     from rich.text import Text
 
     text = Text(no_wrap=True, overflow="crop")
-    text.append(f"{board.title}: ", style="bold")
-    text.append(f"{board.in_words()}\n")
+    text.append(f"{board.in_words()}\n", style="bold")
     columns = max(10, width - 8)
     last = board.now_ms // COLUMN_MS
     first = max(0, last + 1 - columns)
@@ -106,11 +96,11 @@ def drawn(board: Board, width: int) -> Text:
     legend = "a bar begins with the job's number; dim: starting, underlined: saving"
     text.append(f"       {legend}\n", style="dim")
     text.append("job user  slots  state            progress    why it waits\n", style="bold")
-    for job, row in enumerate(board.jobs):
+    for job, row in enumerate(board.jobs, 1):
         text.append(f"{job:>3} ", style=_COLOURS[job % len(_COLOURS)])
         why = _cut(row.why, width - 46)
         line = f"{row.user:5} {row.slots:>5}  {row.state:16} {_bar(row.fraction)}  {why}".rstrip()
-        text.append(line + ("\n" if job < len(board.jobs) - 1 else ""), style=row.style)
+        text.append(line + ("\n" if job < len(board.jobs) else ""), style=row.style)
     return text
 
 
@@ -149,94 +139,30 @@ def _axis(first: int, last: int, columns: int) -> str:
     return line
 
 
-def board_of(driver: LiveDriver, now_ms: int, title: str) -> Board:
-    """Return the board of a driver's session."""
-    stretches = tuple(
-        Stretch(
-            job=one.job, slot=slot, begin_ms=one.begin_ms, running_ms=one.from_ms, saving_ms=one.preempt_ms,
-            end_ms=now_ms + 1 if one.end_ms is None else one.end_ms,
-        )
-        for one in driver.attempts if one.begin_ms is not None for slot in one.slots
-    )
-    present = [a for a in driver.attempts if a.begin_ms is not None and a.end_ms is None]
-    return Board(
-        title=title, now_ms=now_ms, slots=driver.scheduler.state.cluster.num_gpus,
-        busy=sum(len(attempt.slots) for attempt in present),
-        preemptions=sum(attempt.preempt_ms is not None for attempt in driver.attempts), stretches=stretches,
-        jobs=tuple(_row(driver, job, now_ms) for job in range(len(driver.jobs))),
-    )
-
-
-def _row(driver: LiveDriver, job: int, now_ms: int) -> Row:
-    submission = driver.jobs[job]
-    state, style, why = _standing(driver, job, now_ms)
-    return Row(
-        user=submission.user, slots=submission.gpus, state=state, style=style, fraction=driver.fractions[job], why=why
-    )
-
-
-def _standing(driver: LiveDriver, job: int, now_ms: int) -> tuple[str, str, str]:
-    """Return the job's state, its style, and why the job waits."""
-    submission = driver.jobs[job]
-    if job in driver.ended_ms:
-        jct_s = (driver.ended_ms[job] - submission.at_ms) / 1000
-        return ("gave up", "red", "") if job in driver.gave_up else (f"done after {jct_s:4.1f} s", "dim", "")
-    state = driver.scheduler.state
-    if job not in state:
-        return f"arrives in {max(0, submission.at_ms - now_ms) / 1000:.0f} s", "dim", ""
-    phase = state.phase(job)
-    word, style = _PHASES[phase]
-    attempt = driver.attempt_of(job)
-    if phase is Phase.STARTING and attempt and attempt.begin_ms is None:
-        return word, style, "another job is leaving its slots"
-    return word, style, _why(driver, job) if phase is Phase.PENDING else ""
-
-
-def _why(driver: LiveDriver, job: int) -> str:
-    """Return the engine's reason, with CPU slots instead of GPUs."""
-    snapshot, result = driver.last_snapshot, driver.scheduler.last_round
-    if snapshot is None or result is None or job not in result.job:
-        return "waits for the next round"
-    return explain(snapshot, result, job).removeprefix(f"job {job} ").replace("GPU", "slot")
-
-
 def _bar(fraction: float) -> str:
     full = round(fraction * BAR_WIDTH)
     return "━" * full + "·" * (BAR_WIDTH - full)
 
 
-class Lines(Watcher):
+class Lines:
     """Print a line every ten seconds, for a log."""
 
-    def __init__(self, console: Console, driver: LiveDriver, stopped: Callable[[], bool], title: str) -> None:
-        self._console, self._driver, self._stopped, self._title = console, driver, stopped, title
-        self._next_ms = QUIET_MS
+    def __init__(self, console: Console) -> None:
+        self._console, self._next_ms = console, 0
 
-    def detail(self, job: int, text: str) -> None:
-        """See ``Watcher``."""
-        self._console.print(f"job {job}: {text}", markup=False, soft_wrap=True)
-
-    def tick(self, now_ms: int) -> bool:
-        """See ``Watcher``."""
-        if now_ms >= self._next_ms:
-            self._next_ms = (now_ms // QUIET_MS + 1) * QUIET_MS
-            words = board_of(self._driver, now_ms, self._title).in_words()
-            self._console.print(f"{self._title}: {words}", markup=False, soft_wrap=True)
-        return not self._stopped()
+    def show(self, board: Board) -> None:
+        """Print the state, if the last line is old enough or every job has ended."""
+        if board.now_ms >= self._next_ms or board.done == len(board.jobs):
+            self._next_ms = (board.now_ms // QUIET_MS + 1) * QUIET_MS
+            self._console.print(board.in_words(), markup=False, soft_wrap=True)
 
 
-class View(Watcher):
-    """Draw the board on a terminal again at each tick."""
+class View:
+    """Draw the board on a terminal, in place of the one before."""
 
-    def __init__(self, live: Live, driver: LiveDriver, stopped: Callable[[], bool], title: str) -> None:
-        self._live, self._driver, self._stopped, self._title = live, driver, stopped, title
+    def __init__(self, live: Live) -> None:
+        self._live = live
 
-    def detail(self, job: int, text: str) -> None:
-        """See ``Watcher``."""
-        self._live.console.print(f"job {job}: {text}", markup=False)
-
-    def tick(self, now_ms: int) -> bool:
-        """See ``Watcher``."""
-        board = board_of(self._driver, now_ms, self._title)
+    def show(self, board: Board) -> None:
+        """Draw the state."""
         self._live.update(drawn(board, self._live.console.width), refresh=True)
-        return not self._stopped()
