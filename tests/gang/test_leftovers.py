@@ -5,6 +5,7 @@ import os
 import random
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -175,6 +176,18 @@ def test_the_fork_of_a_shared_zygote_serves_a_gang(launch, tmp_path):
         root.wait()
         root.stderr.close()
     assert not path.exists()
+
+
+def test_a_gang_whose_shared_zygote_ends_before_it_has_forked_one_starts_its_own(launch, tmp_path):
+    """As when an agent is killed while its zygote still loads torch."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "z"))
+        listener.listen()
+        gang = launch("--nproc", 2, "--zygote", tmp_path / "z", RANK)
+        listener.accept()[0].close()
+    gang.until(training(2))
+    gang.process.send_signal(signal.SIGTERM)
+    assert gang.wait() == 75, gang.stderr()
 
 
 STARTS = """

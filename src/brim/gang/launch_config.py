@@ -46,7 +46,7 @@ class LaunchConfig:
         hang_timeout_s: How long all other ranks wait before the one that does not is killed.
         replacements_max: How many dead ranks are replaced; after that, the others continue without them.
         log_folder: Folder for the output of each rank, in ``rank-ID.log``; None: this process's own output.
-        zygote: Path of a listening zygote; None: start a private one.
+        zygote: Path of a listening zygote; None, or if it does not listen: start a private one.
         preload: Modules that the private zygote imports.
         is_gang: Whether the ranks get torchrun's variables, and one thread each unless ``env`` says otherwise. A
             command that is no training job of brim or torchrun is left alone with them.

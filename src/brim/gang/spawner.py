@@ -1,4 +1,7 @@
-"""Starts ranks through a zygote, which is itself started for the first rank and again when it is lost."""
+"""Starts ranks through a zygote, which is itself started for the first rank and again when it is lost.
+
+One that is shared ends with whoever has started it; a private one then takes its place.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,7 @@ class RankSpawner:
 
     Attributes:
         ready_s: When the present zygote reported that it is ready; None before that.
+        is_private: Whether the zygote is a child of this process.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class RankSpawner:
         self._zygote: ZygoteClient | None = None
         self._zygotes_started = 0
         self.ready_s: float | None = None
+        self.is_private = config.zygote is None
 
     @property
     def connected(self) -> bool:
@@ -95,15 +100,22 @@ class RankSpawner:
     def _connect(self) -> ZygoteClient:
         if self._zygote is None:
             self._zygotes_started += 1
-            if self._config.zygote is not None:
-                self._zygote = ZygoteClient.shared(self._config.zygote)
-            else:
-                preload = self._config.preload if is_this_python(self._config.command[0], self._env) else ()
-                self._zygote = ZygoteClient.private(
-                    sys.executable, preload, self._env, self._config.cwd, self._config.term_s
-                )
+            self._zygote = self._shared() or self._private()
             self._selector.register(self._zygote, selectors.EVENT_READ, self)
         return self._zygote
+
+    def _shared(self) -> ZygoteClient | None:
+        if self.is_private or self._config.zygote is None:
+            return None
+        try:
+            return ZygoteClient.shared(self._config.zygote)
+        except OSError:  # it has ended with its agent
+            self.is_private = True
+            return None
+
+    def _private(self) -> ZygoteClient:
+        preload = self._config.preload if is_this_python(self._config.command[0], self._env) else ()
+        return ZygoteClient.private(sys.executable, preload, self._env, self._config.cwd, self._config.term_s)
 
     def _open_streams(self, rank: int, fds: list[int]) -> None:
         """Add descriptors for stdin, stdout and stderr. The caller closes them, also when one cannot be opened."""

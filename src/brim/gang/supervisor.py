@@ -54,7 +54,7 @@ class Supervisor:
         unkillable: Processes that are still there although they were sent SIGKILL; complete once it has run.
 
     Raises:
-        OSError: the control path cannot be used, or no zygote listens on the given path.
+        OSError: the control path cannot be used.
     """
 
     def __init__(self, config: LaunchConfig) -> None:
@@ -316,7 +316,7 @@ class Supervisor:
             return
         left = processes.kill_all(self._processes.all, self._handle_reaped)
         self._spawner.disconnect()
-        if self._config.zygote is None:
+        if self._spawner.is_private:
             self._processes.zygote_pid = 0  # it ends by itself; if not, it is killed like the others
             deadline_s = time.monotonic() + self._config.term_s
             while self._processes.all() and time.monotonic() < deadline_s:
