@@ -215,6 +215,13 @@ def test_a_shared_zygote_ends_with_the_process_that_started_it(tmp_path):
     assert not path.exists()
 
 
+def test_a_shared_zygote_whose_parent_has_ended_before_it_could_watch_it_ends(tmp_path):
+    parent = subprocess.Popen(["true"])
+    parent.wait()
+    words = [sys.executable, "-m", "brim.gang.zygote", "--listen", tmp_path / "z", "--preload", "json"]
+    subprocess.run([*words, "--parent", str(parent.pid)], check=True, timeout=20, capture_output=True)
+
+
 def test_a_shared_zygote_removes_no_file(tmp_path):
     (tmp_path / "z").write_text("of somebody")
     done = subprocess.run([sys.executable, "-m", "brim.gang.zygote", "--listen", tmp_path / "z", "--preload", "json"],

@@ -145,6 +145,7 @@ class Zygotes:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # of an agent that was killed
         words = [python, "-c", zygote.PROGRAM, "--listen", path, "--preload", ",".join(preload)]
+        words += ["--parent", str(os.getpid())]
         opener = os.open(self._folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(opener, "wb") as log:
             try:

@@ -51,9 +51,18 @@ def become_subreaper() -> None:
         raise OSError(errno, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(errno)}")
 
 
-def end_with_parent() -> None:
-    """Ask the kernel for a SIGTERM when the thread that started this process ends; forks of it do not get one."""
+def end_with_parent(parent: int | None = None) -> None:
+    """Ask the kernel for a SIGTERM when the thread that started this process ends; forks of it do not get one.
+
+    Args:
+        parent: Process id of the parent, if it may have ended before this call.
+
+    Raises:
+        SystemExit: it has.
+    """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if parent not in (None, os.getppid()):
+        raise SystemExit(0)
 
 
 def find_process(pid: int) -> Process | None:

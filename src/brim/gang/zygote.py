@@ -316,12 +316,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--fd", type=int, help="serve one supervisor on this inherited socket")
     where.add_argument("--listen", metavar="PATH", help="serve any number of supervisors on this socket")
+    parser.add_argument("--parent", type=int, metavar="PID", help="process that starts this one, and may end meanwhile")
     parser.add_argument("--preload", default=",".join(PRELOAD), help="modules to import, separated by commas")
     parser.add_argument("--grace-s", type=float, default=GRACE_S, help="seconds before SIGKILL if a supervisor dies")
     options = parser.parse_args(arguments)
     listener = None
     if options.listen:
-        processes.end_with_parent()
+        processes.end_with_parent(options.parent)
         try:
             listener = ListeningSocket(options.listen)  # before the imports: who connects meanwhile waits
         except OSError as error:
