@@ -1,13 +1,18 @@
-"""Ranks that a zygote has forked show no mark of their attempt, and are found all the same."""
+"""What an agent finds of one that was killed: ranks without a mark of their attempt, and one that has just begun."""
 
+import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from brim.agent.protocol import LOST, STOPPED, StopAttempt
+from brim.agent import attempt_files
+from brim.agent.adoption import found_attempts
+from brim.agent.attempt import _lock
+from brim.agent.protocol import LOST, ORDERS, STOPPED, StartAttempt, StopAttempt
 from brim.gang.client import send_request
 from brim.gang.messages import StatusRequest
 from tests.agent.test_agent import is_gone
@@ -53,3 +58,27 @@ def test_forked_ranks_are_gone_whichever_of_brims_processes_are_killed(node, tmp
     one.until(lambda: one.synced)
     one.send(StopAttempt(job=1, attempt=4, grace_s=20, reason="preempted"))
     assert one.ended(1, 4).outcome == STOPPED
+
+
+def test_an_attempt_whose_agent_was_killed_before_it_said_who_it_is_is_adopted(tmp_path):
+    folder = tmp_path / "7-1"
+    folder.mkdir()
+    order = StartAttempt(job=7, attempt=1, sequence=1, capture="c", digest="d", devices=(0,))
+    attempt_files.write_durably(folder, attempt_files.FENCE, json.loads(ORDERS.encode(order)))
+    lock = _lock(folder)
+    child = os.fork()
+    if not child:
+        try:
+            time.sleep(0.3)
+            attempt_files.write_pids(folder, attempt_files.PidsFile(pid=os.getpid(), start_ticks=1, boot_id="b"))
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(lock)
+    try:
+        (found,) = found_attempts(tmp_path, "b")
+        assert found.pids is not None
+        assert (found.pids.pid, found.end) == (child, None)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

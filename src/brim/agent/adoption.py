@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ from brim.gang.codec import ProtocolError
 
 PROCESSES: Final = "processes.json"
 """File of an attempt's folder: the processes that its supervisor has named."""
+BEGIN_S: Final = 5.0
+"""Longest time from the fork of an attempt's process until it has written who it is. Ours: a loaded machine."""
+_LOOK_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,7 @@ def found_attempts(parent: Path, boot_id: str) -> list[FoundAttempt]:
 
 
 def _find(folder: Path, key: Key, boot_id: str) -> FoundAttempt:
-    pids = attempt_files.read_fields(folder, attempt_files.PIDS, PidsFile)
+    pids = _begun(folder)
     alive = pids is not None and pids.boot_id == boot_id and is_running(folder)
     end = None if alive else end_in(folder, boot_id)
     if end is None and pids is not None and pids.boot_id != boot_id:
@@ -62,6 +66,16 @@ def _find(folder: Path, key: Key, boot_id: str) -> FoundAttempt:
         folder=folder, order=_fenced_order(folder, key), end=end,
         pids=pids if alive else None, forgotten=(folder / attempt_files.FORGOTTEN).exists(),
     )  # fmt: skip
+
+
+def _begun(folder: Path) -> PidsFile | None:
+    """Return the process of an attempt; one that was forked just before its agent was killed writes it soon."""
+    end_s = time.monotonic() + BEGIN_S
+    while (pids := attempt_files.read_fields(folder, attempt_files.PIDS, PidsFile)) is None:
+        if not is_running(folder) or time.monotonic() > end_s:
+            return attempt_files.read_fields(folder, attempt_files.PIDS, PidsFile)
+        time.sleep(_LOOK_S)
+    return pids
 
 
 def _fenced_order(folder: Path, key: Key) -> StartAttempt:
