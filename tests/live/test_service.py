@@ -12,11 +12,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
-import numpy as np
 import pytest
 
 from brim.agent.capture import write_capture
@@ -30,7 +28,8 @@ from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
 from brim.live.store.errors import KeyReusedError, NotAcceptedError
 from brim.policies.presets import find_policy
-from brim.policies.sockets import Policy, Sizes
+from brim.policies.sockets import Policy
+from tests.live.in_parts import InParts
 
 PATIENCE_S = 120
 """Longest wait for something that must happen; no test waits so long on a machine that works."""
@@ -47,18 +46,7 @@ while not (folder / "end").exists():
 """Runs until a file tells it to end, and can be stopped at any time."""
 
 
-@dataclass(frozen=True)
-class InParts:
-    """As many of two devices for each job as for every other, as far as its limits allow."""
-
-    resizes_running: ClassVar[bool] = True
-
-    def __call__(self, snapshot, beliefs, order):
-        jobs = snapshot.jobs
-        return Sizes(gpus=np.clip(2 // max(len(jobs), 1), jobs.gpus_min, jobs.gpus_max))
-
-
-EQUAL_PARTS = replace(find_policy("elastic"), name="equal", size=InParts(), gap_ms=0, period_ms=0)
+EQUAL_PARTS = replace(find_policy("elastic"), name="equal", size=InParts(2), gap_ms=0, period_ms=0)
 
 
 class Box:
