@@ -22,6 +22,7 @@ from brim.agent.protocol import (
     ResizeAttempt,
     StartAttempt,
     StopAttempt,
+    TuneAttempt,
 )
 from brim.core.cluster import parse_cluster
 from brim.core.lifecycle import Phase
@@ -43,7 +44,9 @@ from brim.live.inputs import (
 from brim.live.invariants import check_controller
 from brim.live.reconciliation import REPEAT_MS
 from brim.live.records import AttemptRecord, JobRecord
+from brim.policies.place.parts import Consolidate
 from brim.policies.presets import find_policy
+from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy, Sizes
 from tests.live.virtual import request
 
@@ -53,8 +56,11 @@ FIFO = find_policy("fifo")
 class Desk:
     """A controller of one machine, what it ordered, and what it stored."""
 
-    def __init__(self, policy: Policy = FIFO, devices: int = 2, users: tuple[int, ...] = (1,)) -> None:
-        self.controller = Controller(parse_cluster(f"1x{devices}xT4"), policy, gap_ms=0)
+    def __init__(
+        self, policy: Policy = FIFO, devices: int = 2, users: tuple[int, ...] = (1,), cores: int | None = None
+    ) -> None:
+        more = "" if cores is None else f":cpus={cores}"
+        self.controller = Controller(parse_cluster(f"1x{devices}xT4{more}"), policy, gap_ms=0)
         self.now_ms, self.next_id = 0, 1
         self.stored: dict[int, JobRecord] = {}
         self.attempts: dict[tuple[int, int], AttemptRecord] = {}
@@ -609,3 +615,47 @@ def test_the_devices_of_a_running_job_cannot_be_changed():
 def test_policies_that_need_true_run_times_are_refused():
     with pytest.raises(RefusedError, match="needs true run times"):
         Controller(parse_cluster("1x1xT4"), find_policy("srtf-oracle"))
+
+
+# -- what plans may hold besides starts ----------------------------------------------------------------------------
+
+
+def test_a_job_is_told_how_many_loader_workers_it_has():
+    desk = Desk(devices=4, cores=16)
+    [order] = desk.submit(gpus=2, ranks="per-gpu")
+    assert order.loader_workers == 3
+
+
+@dataclass(frozen=True)
+class Picky(AsAsked):
+    """Rejects jobs of more than one device."""
+
+    def __call__(self, snapshot, beliefs, order):
+        asked = snapshot.jobs.gpus
+        return replace(super().__call__(snapshot, beliefs, order), gpus=np.where(asked > 1, 0, 1), reject=asked > 1)
+
+
+def test_a_job_that_the_policy_rejects_has_failed():
+    desk = Desk(replace(FIFO, name="picky", size=Picky()))
+    assert desk.submit(gpus=2) == []
+    assert (desk.state(1), desk.stored[1].reason) == ("failed", "policy picky has rejected it")
+    assert len(desk.submit()) == 1
+
+
+@dataclass(frozen=True)
+class LentAtFirst(Consolidate):
+    """Marks the grants of jobs as revocable in the first second after their submission."""
+
+    def __call__(self, snapshot, beliefs, order, sizes):
+        grants = super().__call__(snapshot, beliefs, order, sizes)
+        return replace(grants, revocable=(snapshot.now_ms - snapshot.jobs.submit_ms < 1_000)[grants.job])
+
+
+def test_a_grant_that_is_no_longer_revocable_changes_nothing_for_the_job():
+    desk = Desk(replace(FIFO, place=LentAtFirst("skip")))
+    desk.submit()
+    desk.saw(1, RUNNING)
+    orders = desk.submit() + desk.give(later_ms=2_000) + desk.submit()
+    assert sum('"do":"tune"' in line for line in desk.lines) >= 1
+    assert all(order.job != 1 for order in orders if not isinstance(order, TuneAttempt))
+    assert (desk.state(1), desk.stored[1].attempt) == ("running", 1)

@@ -139,7 +139,7 @@ def _replayed(
             overheads=Overheads(start_ms=costs.start_ms, restart_ms=costs.restart_ms, save_ms=costs.save_ms),
             gap_ms=scene.gap_ms,
         ),
-        journal=Journal(),  # the general loop: it is ready at once, and shares its steps with the live driver
+        journal=Journal(),  # the general loop: it is ready at once, and shares its steps with the controller
     )
     of = {str(one.job.id): one for one in jobs}
     rows = [of[name] for name in trace.job_id]

@@ -6,7 +6,7 @@
                                                     |
                               rounds that are due between the events, in one order of time
 
-The twin calls it with the next event of its heap; the live driver with what its executor reported. Both carry out the
+The twin calls it with the next event of its heap; the controller with what users and agents say. Both carry out the
 plans in turn, and call again at ``wake_ms`` at the latest.
 """
 

@@ -2,7 +2,7 @@
 
 ``recover`` applies the recorded events and decisions to a fresh scheduler without deciding anything: what a controller
 does after a restart. ``replay`` decides again wherever the journal decided: the lines are the same, byte for byte,
-which shows that the twin and the live driver decide alike.
+which shows that the twin and the controller decide alike.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """When the next round is due: on events, coalesced with a minimum gap, and after the policy's period.
 
-The twin and the live driver use the same rule (docs/decisions/0003).
+The twin and the controller use the same rule (docs/decisions/0003).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The live driver carries out the engine's decisions on real processes under the wall clock."""
+"""The controller of a live cluster: the engine's decisions under the wall clock, and what is stored of them."""

@@ -129,7 +129,7 @@ class Policy:
         gap_ms: Shortest time between two rounds, if longer than the driver's.
         fixed_rounds: Rounds take place at whole multiples of ``period_ms`` only, as in a scheduler that wakes at fixed
             times.
-        oracle: Whether the policy needs true run times; the live driver refuses such a policy.
+        oracle: Whether the policy needs true run times; the controller refuses such a policy.
         source: Paper or manual the policy comes from.
     """
 
