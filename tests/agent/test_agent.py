@@ -311,3 +311,19 @@ def test_files_of_a_job_are_for_its_user_only(node):
     everything = [one.agent_folder.parent, *one.agent_folder.parent.rglob("*")]
     found = [path for path in everything if path.lstat().st_mode & 0o77]
     assert found == []
+
+
+def test_a_new_agent_starts_the_zygote_that_the_newest_python_job_used(node, tmp_path):
+    """So the next job of that environment does not wait for torch; other commands have none of their own."""
+    python, starts = tmp_path / "python3", tmp_path / "starts"
+    python.write_text(f'#!/bin/sh\ntest "$1" = -c && echo zygote >> {starts}\nexit 0\n')
+    python.chmod(0o755)
+    one = node()
+    one.run(1, 1, one.capture(python, "train.py"))
+    one.ended(1)
+    one.run(2, 1, one.capture("/bin/true"))
+    one.ended(2)
+    assert starts.read_text() == "zygote\n"
+    one.kill_agent()
+    one.start_agent()
+    one.until(lambda: starts.read_text() == "zygote\nzygote\n")

@@ -51,6 +51,18 @@ def test_a_program_is_started_by_the_plain_one(zygotes):
     assert path_of(zygotes, [sys.executable, "x.py"], env={**os.environ, "BRIM_ZYGOTE": "off"}) == plain
 
 
+def test_one_that_was_warmed_is_the_one_that_the_command_then_uses(zygotes):
+    assert not zygotes.warm(["/bin/sh"], os.environ, 0, is_gang=False)
+    assert zygotes.warm([sys.executable, "train.py"], os.environ, 0, is_gang=False)
+    (pid,) = zygotes.pids()
+    while not path_of(zygotes, [sys.executable, "x.py"], is_gang=False):
+        time.sleep(0.02)
+    assert zygotes.pids() == {pid}
+    zygotes.end_idle(IDLE_MS + 1, busy=False)
+    os.waitpid(pid, 0)
+    zygotes.ended(pid)
+
+
 def test_an_idle_one_is_ended_and_started_again_when_it_is_needed(zygotes):
     path_of(zygotes, [sys.executable, "train.py"])
     (pid,) = zygotes.pids()

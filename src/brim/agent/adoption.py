@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from brim.agent import attempt_files
 from brim.agent.attempt import is_running
-from brim.agent.attempt_files import EndFile, PidsFile
+from brim.agent.attempt_files import EndFile, LaunchFile, PidsFile
 from brim.agent.attempts import AttemptEnd, Key
 from brim.agent.leftovers import KnownProcess
 from brim.agent.protocol import BLAME_NODE, LOST, NONE, ORDERS, StartAttempt
 from brim.gang.codec import ProtocolError
 
+LAUNCHES_READ: Final = 20
+"""Attempts, newest first, among which one that used a zygote is looked for. Ours: what was run in the last hours."""
 PROCESSES: Final = "processes.json"
 """File of an attempt's folder: the processes that its supervisor has named."""
 BEGIN_S: Final = 5.0
@@ -54,6 +56,18 @@ def found_attempts(parent: Path, boot_id: str) -> list[FoundAttempt]:
     names = (tuple(path.name.split("-")) for path in parent.iterdir())
     keys = sorted((int(name[0]), int(name[1])) for name in names if len(name) == 2 and all(map(str.isdecimal, name)))
     return [_find(parent / f"{job}-{attempt}", (job, attempt), boot_id) for job, attempt in keys]
+
+
+def newest_launches(parent: Path) -> Iterator[LaunchFile]:
+    """Yield what the newest attempts ran, newest first."""
+    times: list[tuple[float, Path]] = []
+    for path in parent.glob(f"*/{attempt_files.LAUNCH}"):
+        with contextlib.suppress(OSError):
+            times.append((path.stat().st_mtime, path.parent))
+    for _, folder in sorted(times, reverse=True)[:LAUNCHES_READ]:
+        launch = attempt_files.read_fields(folder, attempt_files.LAUNCH, LaunchFile)
+        if launch is not None:
+            yield launch
 
 
 def _find(folder: Path, key: Key, boot_id: str) -> FoundAttempt:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from brim.agent import attempt_files, devices, leftovers
-from brim.agent.adoption import end_in, found_attempts, note_processes, noted_processes
+from brim.agent.adoption import end_in, found_attempts, newest_launches, note_processes, noted_processes
 from brim.agent.attempt import fork_attempt, is_running
 from brim.agent.attempt_files import EndFile, LaunchFile, PidsFile
 from brim.agent.attempts import (
@@ -121,6 +121,7 @@ class Agent:
         try:
             self._zygotes.start_plain(attempt_files.boot_time_ms())
             self._restore()
+            self._warm()
             while not self._stopping:
                 self._wait_and_handle(signals)
         finally:
@@ -359,6 +360,13 @@ class Agent:
                 self._attempts.launched(found.key, found.pids.started_ms)
         self._adopting_until_ms = attempt_files.boot_time_ms() + ADOPT_MS
         self._perform()
+
+    def _warm(self) -> None:
+        """Start the zygote of the newest attempt that would use one: it is likely to be needed next."""
+        for launch in newest_launches(self._folder / "attempts"):
+            now_ms = attempt_files.boot_time_ms()
+            if self._zygotes.warm(launch.command, launch.env, now_ms, is_gang=launch.ranks > 0):
+                return
 
     def _adopt(self, key: Key, folder: Path, pid: int) -> bool:
         """Watch an attempt that another agent has started; return whether it still lives."""

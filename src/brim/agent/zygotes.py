@@ -27,6 +27,8 @@ from brim.gang.launch_config import PRELOAD
 from brim.gang.processes import Process
 from brim.gang.unix_socket import PATH_BYTES_MAX, is_socket
 
+PLAIN: Final = "plain"
+"""Name of the one that starts programs."""
 IDLE_MS: Final = 600_000
 """How long a zygote with torch stays although no attempt uses it: it takes 223 MB. Ours."""
 _ENVIRONMENT: Final = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX")
@@ -61,7 +63,7 @@ class Zygotes:
 
     def start_plain(self, now_ms: int) -> None:
         """Start the one that starts programs, if it does not run."""
-        self._start("plain", sys.executable, (), os.environ, now_ms, may_end=False)
+        self._start(PLAIN, sys.executable, (), os.environ, now_ms, may_end=False)
 
     def for_command(
         self, command: Sequence[str], env: Mapping[str, str], now_ms: int, *, is_gang: bool
@@ -74,18 +76,12 @@ class Zygotes:
         Raises:
             BlockingIOError: the zygote has just been started, and does not listen yet.
         """
-        python = shutil.which(command[0], path=env.get("PATH"))
-        if python is None or not os.path.basename(python).startswith("python"):
-            return self._path("plain", now_ms)
-        if env.get(FORBID_VARIABLE) == "off" or isinstance(parse_command(command[1:], "/"), str):  # not to be forked
-            return self._path("plain", now_ms)
-        shared = gang_environment(env, "", "", is_gang=is_gang)
-        shown = {name: value for name, value in shared.items() if name.startswith(READ_AT_STARTUP)}
-        key = sha256(repr((os.path.abspath(python), sorted(shown.items()))).encode("utf-8", "replace"))
-        name = key.hexdigest()[:16]
-        shown |= {name: env[name] for name in _ENVIRONMENT if name in env}
-        self._start(name, python, PRELOAD, shown, now_ms, may_end=True)
-        return self._path(name if is_gang or self._is_ready(name) else "plain", now_ms)
+        name = self._start_for(command, env, now_ms, is_gang=is_gang)
+        return self._path(name if is_gang or self._is_ready(name) else PLAIN, now_ms)
+
+    def warm(self, command: Sequence[str], env: Mapping[str, str], now_ms: int, *, is_gang: bool) -> bool:
+        """Start the zygote of a command that may be run again; returns whether one of its own would start it."""
+        return self._start_for(command, env, now_ms, is_gang=is_gang) != PLAIN
 
     def ended(self, pid: int) -> None:
         """A child of this process has ended; a zygote is started again when it is needed, if it ever listened."""
@@ -111,6 +107,23 @@ class Zygotes:
         for one in self._zygotes.values():
             if one.process is not None:
                 processes.send_signal(one.process, signal.SIGTERM)
+
+    def _start_for(
+        self, command: Sequence[str], env: Mapping[str, str], now_ms: int, *, is_gang: bool
+    ) -> str:
+        """Start the zygote that is to start a command, and return its name."""
+        python = shutil.which(command[0], path=env.get("PATH"))
+        if python is None or not os.path.basename(python).startswith("python"):
+            return PLAIN
+        if env.get(FORBID_VARIABLE) == "off" or isinstance(parse_command(command[1:], "/"), str):  # not to be forked
+            return PLAIN
+        shared = gang_environment(env, "", "", is_gang=is_gang)
+        shown = {name: value for name, value in shared.items() if name.startswith(READ_AT_STARTUP)}
+        key = sha256(repr((os.path.abspath(python), sorted(shown.items()))).encode("utf-8", "replace"))
+        name = key.hexdigest()[:16]
+        shown |= {name: env[name] for name in _ENVIRONMENT if name in env}
+        self._start(name, python, PRELOAD, shown, now_ms, may_end=True)
+        return name
 
     def _listens(self, name: str) -> bool:
         one = self._zygotes.get(name)
