@@ -6,16 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brim.agent.attempts import (
-    CONNECT_MS,
-    OVERDUE_MS,
-    RETRY_MS,
+from brim.agent.attempts import CONNECT_MS, OVERDUE_MS, PLAIN_MS, RETRY_MS, NodeAttempts
+from brim.agent.effects import (
     AttemptEnd,
     CheckDevices,
     Forgotten,
     GangSeen,
     Launch,
-    NodeAttempts,
     Request,
     Sweep,
     Tell,
@@ -33,6 +30,7 @@ from brim.agent.protocol import (
     STOPPED,
     STOPPING,
     UNUSABLE,
+    AttemptProgress,
     ForgetAttempt,
     ResizeAttempt,
     StartAttempt,
@@ -483,3 +481,25 @@ def test_lost_late_and_repeated_messages_end_the_same(data):
     assert machine.told[1, 1].outcome == STOPPED
     assert (machine.told[1, 1].state, machine.living) == (ENDED, {})
     assert machine.told[1, 1].sequence in (1, NONE)
+
+
+@pytest.mark.parametrize(("ranks", "seen", "begins"), [
+    (0, GangSeen(has_processes=True), True),
+    (1, GangSeen(has_processes=True, is_speaking=True, is_grouped=True), False),
+    (1, GangSeen(has_processes=True, is_speaking=True, progress=AttemptProgress(job=1, attempt=1, ranks=1)), True),
+])
+def test_a_plain_process_begins_at_once_and_a_gang_with_its_first_step(ranks, seen, begins):
+    machine = Machine().obey(start(ranks=ranks))
+    machine.attempts.status((1, 1), seen)
+    machine.run()
+    told = machine.told[1, 1]
+    assert (told.state, told.has_begun) == (RUNNING, begins)
+
+
+def test_a_gang_that_never_speaks_has_begun_after_a_while():
+    machine = Machine().obey(start(ranks=1))
+    for after_ms, begins in ((PLAIN_MS - 1, False), (1, True)):
+        machine.now_ms += after_ms
+        machine.attempts.status((1, 1), GangSeen(has_processes=True))
+        machine.run()
+        assert machine.told[1, 1].has_begun == begins

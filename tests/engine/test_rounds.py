@@ -11,7 +11,7 @@ from brim.beliefs.beliefs import Beliefs
 from brim.core.actions import Preempt, Reject, Resize, Start, Tune, plan_of
 from brim.core.checks import check_plan
 from brim.core.cluster import parse_cluster
-from brim.core.events import Event, JobSpec, Kind, Report
+from brim.core.events import Event, JobSpec, Kind, Report, Sample
 from brim.core.lifecycle import Phase
 from brim.core.reasons import Why
 from brim.core.setting import Rank, Setting, setting_of
@@ -223,6 +223,40 @@ def test_fixed_rounds_fall_on_whole_multiples_of_the_period():
         scheduler.observe(Event(at_ms, Kind.SUBMITTED, row, spec=JobSpec(id=row, user=0, submit_ms=at_ms, gpus=1)))
         assert scheduler.due_ms() == due_ms
         scheduler.decide(due_ms)
+
+
+def test_the_first_times_on_a_number_of_gpus_cause_a_round_where_jobs_change_in_place():
+    policy = scripted(Line(at=0, has={0: (((0, 0),), -1)}), period_ms=60_000)
+
+    def due_after(in_place, *gpus):
+        scheduler = Scheduler(parse_cluster("1x2xT4"), policy, Beliefs(), users=("ann",), gap_ms=10, in_place=in_place)
+        scheduler.observe(Event(5, Kind.SUBMITTED, 0, spec=JobSpec(id=0, user=0, submit_ms=5, gpus=1)))
+        scheduler.decide(5)
+        scheduler.observe(Event(5, Kind.STARTED, 0))
+        for seen in gpus:
+            before_ms = scheduler.state.now_ms + 100
+            report = Report(samples_done=1, samples_per_s=1, seen=(Sample(1, seen, 8, 0.5, 0.0),) if seen else ())
+            scheduler.observe(Event(before_ms, Kind.REPORTED, 0, report=report))
+            due_ms = scheduler.due_ms()
+            if due_ms == before_ms:
+                scheduler.decide(due_ms)
+        return due_ms
+
+    assert due_after(False, 1) == 60_005
+    assert due_after(True, 1) == 105
+    assert due_after(True, 0) == 60_005
+    assert due_after(True, 1, 1) == 60_105
+    assert due_after(True, 1, 2) == 205
+
+
+def test_a_policys_own_gap_is_not_kept_where_jobs_change_in_place():
+    for fixed_rounds, due_ms in ((False, 12), (True, 10_000)):
+        policy = replace(PRESETS["fifo"], gap_ms=5_000, period_ms=5_000, fixed_rounds=fixed_rounds)
+        scheduler = Scheduler(parse_cluster("1x1xT4"), policy, Beliefs(), users=("ann",), gap_ms=10, in_place=True)
+        scheduler.observe(Event(0, Kind.SUBMITTED, 0, spec=JobSpec(id=0, user=0, submit_ms=0, gpus=1)))
+        scheduler.decide(2)
+        scheduler.observe(Event(12, Kind.SUBMITTED, 1, spec=JobSpec(id=1, user=0, submit_ms=12, gpus=1)))
+        assert scheduler.due_ms() == due_ms
 
 
 def test_fixed_rounds_without_a_period_are_refused():

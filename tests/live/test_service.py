@@ -4,150 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from brim.agent.capture import write_capture
-from brim.agent.folders import captures_folder
 from brim.agent.protocol import REPORTS, VERSION, AgentHello
 from brim.core.cluster import parse_cluster
 from brim.errors import ConfigError, NotFoundError, RefusedError
 from brim.live.controller import Controller
 from brim.live.records import JobRecord
-from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
 from brim.live.store.errors import KeyReusedError, NotAcceptedError
 from brim.policies.presets import find_policy
-from brim.policies.sockets import Policy
+from tests.live.box import PATIENCE_S, Box, in_state, run_and_kill, running, until
 from tests.live.in_parts import InParts
 
-PATIENCE_S = 120
-"""Longest wait for something that must happen; no test waits so long on a machine that works."""
-
-RESUMES = """
-import os, pathlib, signal, sys, time
-folder = pathlib.Path(sys.argv[1])
-signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
-with open(folder / "starts", "a") as file:
-    print(os.getpid(), file=file)
-while not (folder / "end").exists():
-    time.sleep(0.02)
-"""
-"""Runs until a file tells it to end, and can be stopped at any time."""
-
-
 EQUAL_PARTS = replace(find_policy("elastic"), name="equal", size=InParts(2), gap_ms=0, period_ms=0)
-
-
-class Box:
-    """A machine of two CPU slots with the state of a controller, and an agent that is started once."""
-
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="brim-", dir="/tmp"))
-        self.env = {
-            **os.environ, "BRIM_STATE": str(self.folder / "s"), "BRIM_RUNTIME": str(self.folder / "r"),
-        }
-        (self.folder / "r").mkdir(mode=0o700)
-        self.agent: subprocess.Popen[bytes] | None = None
-        self.keys = 0
-
-    def start_agent(self) -> None:
-        with open(self.folder / "agent.log", "ab") as log:
-            self.agent = subprocess.Popen(
-                [sys.executable, "-m", "brim.agent", "--devices", "2"], env=self.env, stdout=log, stderr=log,
-            )
-
-    def service(self, policy: str | Policy = "srtf") -> ClusterService:
-        return ClusterService(
-            self.folder / "s" / "controller", self.folder / "r" / "agents.sock", lambda: Controller(
-                parse_cluster("1x2xcpu"), find_policy(policy) if isinstance(policy, str) else policy, gap_ms=10,
-            ),
-        )
-
-    def request(self, *command: str, env: dict[str, str] | None = None, **fields) -> JobRequest:
-        """A request for a command that runs in this folder."""
-        captures = captures_folder(self.folder / "s" / "agent")
-        name, digest = write_capture(captures, command, {**os.environ, **(env or {})}, str(self.folder))
-        return JobRequest(**{"name": "job", "capture": name, "digest": digest} | fields)
-
-    def resumable(self, name: str, **fields) -> JobRequest:
-        (self.folder / name).mkdir()
-        return self.request(sys.executable, "-I", "-S", "-c", RESUMES, str(self.folder / name), **fields)
-
-    def starts(self, name: str) -> list[int]:
-        """Process ids of the job's starts."""
-        path = self.folder / name / "starts"
-        return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def end(self, name: str) -> None:
-        (self.folder / name / "end").touch()
-
-    async def submit(self, service: ClusterService, *requests: JobRequest) -> list[int]:
-        self.keys += 1
-        return list(await service.submit(os.getuid(), "me", requests, f"key-{self.keys}"))
-
-    def close(self) -> None:
-        (self.folder / "end").touch()
-        for name in os.listdir(self.folder):
-            if (self.folder / name).is_dir():
-                (self.folder / name / "end").touch()
-        if self.agent is not None:
-            self.agent.terminate()
-            self.agent.wait(PATIENCE_S)
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-@pytest.fixture
-def box() -> Iterator[Box]:
-    made = Box()
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-async def until(holds: Callable[[], object], what: str) -> None:
-    """Wait until something holds."""
-    for _ in range(PATIENCE_S * 100):
-        if holds():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"never: {what}")
-
-
-async def in_state(service: ClusterService, job: int, state: str) -> JobRecord:
-    await until(lambda: service.job(job).state == state or service.job(job).has_ended, f"job {job} {state}")
-    record = service.job(job)
-    assert record.state == state, record
-    return record
-
-
-def running(box: Box, scenario: Callable[[ClusterService], Awaitable[None]], policy: str | Policy = "srtf") -> None:
-    """Run a scenario on a service with an agent."""
-
-    async def whole() -> None:
-        service = box.service(policy)
-        await service.start()
-        await service.recovered()
-        try:
-            if box.agent is None:
-                box.start_agent()
-            await until(lambda: service.status()["agents"] == 1, "an agent")
-            await scenario(service)
-        finally:
-            await service.stop()
-
-    asyncio.run(whole())
 
 
 def test_a_job_is_preempted_for_a_shorter_one_and_comes_back_by_itself(box: Box) -> None:
@@ -245,39 +121,15 @@ def test_a_training_job_shrinks_for_another_and_grows_again_in_one_attempt(box: 
     running(box, scenario, EQUAL_PARTS)
 
 
-def forked_service(box: Box, requests: list[JobRequest]) -> tuple[int, int]:
-    """Fork a process with a service that submits these jobs; returns its id and a pipe that says when all run."""
-    says, said = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(said)
-        return child, says
-    try:
-        async def life() -> None:
-            service = box.service("fifo")
-            await service.start()
-            await service.recovered()
-            jobs = await box.submit(service, *requests)
-            for job in jobs:
-                await in_state(service, job, "running")
-            os.write(said, b".")
-            await service.wait()
-
-        asyncio.run(life())
-    finally:
-        os._exit(1)
-
-
 def test_a_killed_controller_is_followed_by_one_that_adopts_what_runs(box: Box) -> None:
     requests = [box.resumable("a"), box.resumable("b")]
     box.start_agent()
-    child, says = forked_service(box, requests)
-    try:
-        assert os.read(says, 1) == b"."
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(says)
+
+    async def before(service: ClusterService) -> None:
+        for job in await box.submit(service, *requests):
+            await in_state(service, job, "running")
+
+    run_and_kill(box, before, "fifo")
 
     async def scenario(service: ClusterService) -> None:
         assert [service.job(job).state for job in (1, 2)] == ["running"] * 2

@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 
 from brim.beliefs.beliefs import Beliefs
+from brim.beliefs.overheads import IN_PLACE_MS
 from brim.engine.advance import advance
 from brim.engine.journal import Journal, read_event, replay
 from brim.engine.scheduler import Scheduler
@@ -102,12 +103,13 @@ def test_the_twin_decides_again_what_the_controller_decided(seed: int) -> None:
     random_life(world, 30_000)
     world.settle()
     lines = world.store.lines()
-    again = Scheduler(world.cluster, world.policy, Beliefs(), gap_ms=GAP_MS)
+    beliefs = Beliefs(in_place_ms=IN_PLACE_MS)
+    again = Scheduler(world.cluster, world.policy, beliefs, gap_ms=GAP_MS, in_place=True)
     decisions = list(replay(lines, again))
     assert len(decisions) > 5
     assert all(now == then for then, now in decisions)
     journal = Journal()
-    alone = Scheduler(world.cluster, world.policy, Beliefs(), gap_ms=GAP_MS, journal=journal)
+    alone = Scheduler(world.cluster, world.policy, beliefs, gap_ms=GAP_MS, in_place=True, journal=journal)
     events = [read_event(record) for record in map(json.loads, lines) if "e" in record]
     advance(alone, events, json.loads(lines[-1])["t"] + 1)
     assert journal.lines == lines

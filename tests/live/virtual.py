@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from brim.agent.attempts import (
+from brim.agent.attempts import NodeAttempts
+from brim.agent.effects import (
     AgentEffect,
     AttemptEnd,
     CheckDevices,
@@ -23,7 +24,6 @@ from brim.agent.attempts import (
     GangSeen,
     Key,
     Launch,
-    NodeAttempts,
     Request,
     Sweep,
     Tell,

@@ -13,7 +13,7 @@ from typing import Final
 from brim.agent import attempt_files
 from brim.agent.attempt import is_running
 from brim.agent.attempt_files import EndFile, LaunchFile, PidsFile
-from brim.agent.attempts import AttemptEnd, Key
+from brim.agent.effects import AttemptEnd, Key
 from brim.agent.leftovers import KnownProcess
 from brim.agent.protocol import BLAME_NODE, LOST, NONE, ORDERS, StartAttempt
 from brim.gang.codec import ProtocolError

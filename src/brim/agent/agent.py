@@ -22,23 +22,23 @@ from brim.agent import attempt_files, devices, leftovers
 from brim.agent.adoption import end_in, found_attempts, newest_launches, note_processes, noted_processes
 from brim.agent.attempt import fork_attempt, is_running
 from brim.agent.attempt_files import EndFile, LaunchFile, PidsFile
-from brim.agent.attempts import (
+from brim.agent.attempts import NodeAttempts
+from brim.agent.capture import read_capture
+from brim.agent.controller_link import ControllerLink
+from brim.agent.devices import Devices
+from brim.agent.effects import (
     AgentEffect,
     AttemptEnd,
     CheckDevices,
     Forgotten,
     Key,
     Launch,
-    NodeAttempts,
     Request,
     Sweep,
     Tell,
     WriteEnd,
     WriteFence,
 )
-from brim.agent.capture import read_capture
-from brim.agent.controller_link import ControllerLink
-from brim.agent.devices import Devices
 from brim.agent.folders import attempt_folder, captures_folder, make_private
 from brim.agent.leftovers import KnownProcess
 from brim.agent.log_cap import cap_log
@@ -419,7 +419,7 @@ class Agent:
                 note_processes(folder, self._boot_id, link.named)
         self._adopting.discard(link.key)
         gang = gang_seen(link.key, status, self._devices.names)
-        if not gang.has_processes or (gang.is_grouped and not gang.is_settled):
+        if not gang.has_processes or (gang.is_grouped and (gang.progress is None or not gang.is_settled)):
             link.status_at_ms = attempt_files.boot_time_ms() + SOON_MS
         self._attempts.status(link.key, gang)
 

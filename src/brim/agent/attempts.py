@@ -16,8 +16,22 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import Final
 
+from brim.agent.effects import (
+    AgentEffect,
+    AttemptEnd,
+    CheckDevices,
+    Forgotten,
+    GangSeen,
+    Key,
+    Launch,
+    Request,
+    Sweep,
+    Tell,
+    WriteEnd,
+    WriteFence,
+)
 from brim.agent.protocol import (
     BLAME_JOB,
     BLAME_NODE,
@@ -31,11 +45,9 @@ from brim.agent.protocol import (
     STOPPED,
     STOPPING,
     UNUSABLE,
-    AttemptProgress,
     AttemptSeen,
     ForgetAttempt,
     Order,
-    Report,
     ResizeAttempt,
     StartAttempt,
     StopAttempt,
@@ -49,11 +61,11 @@ NUMBER_MAX: Final = 2**53
 """Largest number of a job or attempt: whole numbers up to it survive every reader of JSON."""
 CONNECT_MS: Final = 60_000
 """Longest time from the start of a supervisor until it listens. Ours: a loaded machine may need seconds."""
+PLAIN_MS: Final = 30_000
+"""Time from the start of a gang after which it counts as one that does not use ``brim.train``, unless a rank has spoken
+to its supervisor. Ours: the imports of a script may take half of it on a loaded machine."""
 OVERDUE_MS: Final = 5_000
 """How long after the end of the grace period a supervisor may take, before it is killed itself. Ours."""
-
-Key: TypeAlias = tuple[int, int]
-"""Job and attempt."""
 
 
 class AttemptPhase(Enum):
@@ -72,109 +84,6 @@ class AttemptPhase(Enum):
 _WITH_PROCESSES: Final = (AttemptPhase.LAUNCHING, AttemptPhase.RUNNING, AttemptPhase.SWEEPING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptEnd:
-    """How an attempt ended; times in ms of the boot-time clock of the present boot, ``NONE``: unknown.
-
-    ``is_written``: whether it is on disk already, written by the attempt itself.
-    """
-
-    outcome: str
-    exit_code: int = NONE
-    detail: str = ""
-    blame: str = ""
-    started_ms: int = NONE
-    ended_ms: int = NONE
-    is_written: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GangSeen:
-    """What a supervisor says of its gang.
-
-    Attributes:
-        sequence: Newest request that it has accepted.
-        has_processes: Whether a rank's process exists.
-        is_grouped: Whether its ranks train together, so that it can be resized.
-        is_stopping: Whether it was asked to save and leave.
-        is_settled: Whether it trains as it was asked to, and nothing is left of other ranks.
-        ranks: Ranks that train.
-        devices: Numbers of the devices in use; None: all that were granted.
-        progress: Measurements; None if it has reported none.
-    """
-
-    sequence: int = NONE
-    has_processes: bool = False
-    is_grouped: bool = False
-    is_stopping: bool = False
-    is_settled: bool = False
-    ranks: int = 0
-    devices: tuple[int, ...] | None = None
-    progress: AttemptProgress | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CheckDevices:
-    """Effect: check that these devices are healthy and empty; then call ``checked``."""
-
-    key: Key
-    devices: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WriteFence:
-    """Effect: write the fence of this attempt durably; then call ``fenced`` or ``not_written``."""
-
-    order: StartAttempt
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Effect: start the supervisor of this attempt; then call ``launched`` or ``launch_failed``."""
-
-    order: StartAttempt
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Effect: send this to the supervisor; then call ``answered``."""
-
-    key: Key
-    message: ResizeRequest | TuneSettings | PreemptRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """Effect: kill the processes of this attempt that are left, its supervisor too; then call ``swept``."""
-
-    key: Key
-
-
-@dataclass(frozen=True, slots=True)
-class WriteEnd:
-    """Effect: write the end durably; then call ``end_written`` or ``not_written``."""
-
-    key: Key
-    end: AttemptEnd
-
-
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """Effect: note that the controller knows the end. If the note is lost, the end is told once more."""
-
-    key: Key
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Effect: tell the controller, if it is connected."""
-
-    report: Report
-
-
-AgentEffect: TypeAlias = CheckDevices | WriteFence | Launch | Request | Sweep | WriteEnd | Forgotten | Tell
-
-
 @dataclass(slots=True)
 class _Attempt:
     """One attempt that the controller may have to know."""
@@ -189,6 +98,7 @@ class _Attempt:
     end: AttemptEnd | None = None
     retry_at_ms: int | None = None
     started_ms: int = NONE
+    has_begun: bool = False
     # what it is asked for, and what the supervisor is known to have
     connected: bool = False
     gang: GangSeen = field(default_factory=GangSeen)
@@ -473,6 +383,7 @@ class NodeAttempts:
         known, attempt.gang = attempt.gang.progress, gang
         if gang.has_processes:
             attempt.phase = AttemptPhase.RUNNING
+            attempt.has_begun |= self._begins(attempt, gang)
         if attempt.resize is not None and gang.is_settled and gang.sequence >= _resize_number(attempt.resize):
             attempt.resize = None
         if attempt.tune is not None and gang.sequence >= _tune_number(attempt.tune):
@@ -493,6 +404,11 @@ class NodeAttempts:
             self._effects.append(Tell(gang.progress))
         self._reconcile(attempt)
         self._tell(attempt)
+
+    def _begins(self, attempt: _Attempt, gang: GangSeen) -> bool:
+        """Whether a gang with processes makes progress, or never says so."""
+        is_old = attempt.started_ms != NONE and self._clock_ms() - attempt.started_ms >= PLAIN_MS
+        return not attempt.ranks or gang.progress is not None or (is_old and not gang.is_speaking)
 
     def answered(self, key: Key, number: int, refusal: str) -> None:
         """The supervisor has answered the request of this number."""
@@ -680,7 +596,7 @@ class NodeAttempts:
             job=attempt.order.job, attempt=attempt.order.attempt, sequence=attempt.holds, state=state,
             devices=() if end else attempt.devices, ranks=attempt.ranks,
             outcome=end.outcome if end else "", exit_code=end.exit_code if end else NONE,
-            detail=attempt.detail, blame=end.blame if end else "",
+            detail=attempt.detail, blame=end.blame if end else "", has_begun=attempt.has_begun,
             started_ms_ago=NONE if started_ms == NONE else max(0, now_ms - started_ms),
             ended_ms_ago=NONE if end is None or end.ended_ms == NONE else max(0, now_ms - end.ended_ms),
         )  # fmt: skip

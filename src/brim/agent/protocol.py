@@ -171,6 +171,8 @@ class AttemptSeen:
         exit_code: Of an ended attempt, as of a shell (128 + signal); ``NONE`` if it is unknown.
         detail: For people.
         blame: Who caused a failure: "", ``BLAME_JOB``, ``BLAME_NODE`` or ``BLAME_NEIGHBOUR``.
+        has_begun: Whether it makes progress. A plain process does from its start; a gang from its first optimizer step,
+            or, if no rank of it speaks to its supervisor within ``attempts.PLAIN_MS``, from then on.
         started_ms_ago: Time since its first process began, of which the machine's suspends are part; ``NONE`` if there
             was none, or it is unknown.
         ended_ms_ago: Time since its end; ``NONE`` if it has not ended or that is unknown.
@@ -186,6 +188,7 @@ class AttemptSeen:
     exit_code: int = NONE
     detail: str = ""
     blame: str = ""
+    has_begun: bool = True
     started_ms_ago: int = NONE
     ended_ms_ago: int = NONE
 
@@ -206,6 +209,7 @@ class AttemptProgress:
         sync_s: The part of it in which ranks exchange gradients.
         loader_wait_ratio: Part of the time of a step, from 0 to 1, in which a rank waits for data.
         local_batch: Samples of one rank in one step.
+        global_batch: Samples of one step.
         gradient_noise: The gradient noise scale.
         checkpoint_step: Step of the newest checkpoint.
     """
@@ -222,6 +226,7 @@ class AttemptProgress:
     sync_s: float | None = None
     loader_wait_ratio: float | None = None
     local_batch: int | None = None
+    global_batch: int | None = None
     gradient_noise: float | None = None
     checkpoint_step: int | None = None
 

@@ -10,7 +10,7 @@ import socket
 from collections import deque
 from typing import Any, Final
 
-from brim.agent.attempts import GangSeen, Key
+from brim.agent.effects import GangSeen, Key
 from brim.agent.leftovers import KnownProcess, known
 from brim.agent.protocol import AttemptProgress
 from brim.gang.codec import Decoder, encode
@@ -150,25 +150,25 @@ def gang_seen(key: Key, status: dict[str, Any], names: tuple[str, ...]) -> GangS
         sequence=status.get("sequence", -1), has_processes=any(rank["pid"] for rank in status["ranks"]),
         is_grouped=status["generation"] > 0, is_stopping=status["state"] != "running",
         is_settled=status.get("settled", False), ranks=len(members), devices=devices or None,
-        progress=_progress(key, members),
+        is_speaking=any(rank["connected"] for rank in ranks), progress=_progress(key, members, status.get("saved")),
     )  # fmt: skip
 
 
-def _progress(key: Key, members: list[dict[str, Any]]) -> AttemptProgress | None:
-    """Return what the ranks have reported: the newest, or for times the slowest rank."""
+def _progress(key: Key, members: list[dict[str, Any]], saved: int | None) -> AttemptProgress | None:
+    """Return what the ranks have reported: the newest; times of the slowest rank, once all have measured this group."""
     if not any("samples" in rank for rank in members):
         return None
-    newest = max(members, key=lambda rank: rank.get("step", -1))
-    step_s = _most(members, "step_s")
-    waits = [rank["loader_wait_s"] / rank["step_s"] for rank in members
-             if rank.get("loader_wait_s") is not None and rank.get("step_s")]  # fmt: skip
-    batches = [rank["local_batch"] for rank in members if rank.get("local_batch")]
-    throughput = sum(batches) / step_s if step_s and len(batches) == len(members) else None
+    newest = max(members, key=lambda rank: rank.get("step", -1) if "samples" in rank else -1)
+    measured = {(rank.get("ranks"), rank.get("global_batch")) for rank in members}
+    timed = members if len(measured) == 1 and newest.get("ranks") == len(members) else []
+    step_s, batch = _most(timed, "step_s"), newest.get("global_batch") if timed else None
+    waits = [rank["loader_wait_s"] / rank["step_s"] for rank in timed if rank.get("loader_wait_s") is not None]
     return AttemptProgress(
         job=key[0], attempt=key[1], ranks=len(members), step=newest.get("step"), samples=newest.get("samples"),
-        samples_per_s=throughput, loss=newest.get("loss"), step_s=step_s, sync_s=_most(members, "sync_s"),
-        loader_wait_ratio=max(waits, default=None), local_batch=max(batches, default=None),
-        gradient_noise=_most(members, "gradient_noise"),
+        total=newest.get("total"), samples_per_s=batch / step_s if batch and step_s else None,
+        loss=newest.get("loss"), step_s=step_s, sync_s=_most(timed, "sync_s"),
+        loader_wait_ratio=max(waits, default=None), local_batch=newest.get("local_batch") if timed else None,
+        global_batch=batch, gradient_noise=_most(members, "gradient_noise"), checkpoint_step=saved,
     )  # fmt: skip
 
 

@@ -18,10 +18,13 @@ class Beliefs:
         run_times: How long does a job run?
         speeds: How fast is a job on any number of GPUs?
         work: How much of a job is left?
+        in_place_ms: What does a job lose when its size changes and its processes stay? None where they never stay: a
+            change then costs as much as a start.
         exchange: How long does an exchange of gradients take on this cluster? None if not measured.
     """
 
     run_times: RunTimes = field(default_factory=UserLimits)
     speeds: SeenSpeeds = field(default_factory=SeenSpeeds)
     work: Work = field(default_factory=AsMuchAgain)
+    in_place_ms: float | None = None
     exchange: ExchangeTimes | None = None

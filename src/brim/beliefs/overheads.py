@@ -20,6 +20,9 @@ SAVE_MS: Final = 5 * MS_PER_S
 """Preemption decided to GPUs free. 5 s, ours: of the order of Acme's blocking checkpoints (NSDI 2024)."""
 RESTART_MS: Final = 30 * MS_PER_S
 """GPUs granted again to next useful step: load and warm-up. 30 s: Pollux (OSDI 2021)."""
+IN_PLACE_MS: Final = 200.0
+"""Ranks that stay leave their step, form a group with those that come, and send them the state. 200 ms: twice what
+benchmarks/resize.py measures for 100 MB of state on two cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,7 @@ def _script(path: Path, arguments: Sequence[str]) -> Runnable:
     if b"\0" in data[:8_192]:
         if not os.access(path, os.X_OK):
             raise ConfigError(f"{path}: found neither text nor a program that may be run")
-        return Runnable(command=(str(path), *arguments), options={}, name=valid_name(path.name))
+        return Runnable(command=(str(path), *arguments), options={}, name=_name_of((str(path), *arguments)))
     if len(data) > SCRIPT_BYTES_MAX:
         raise ConfigError(f"{path}: found over {SCRIPT_BYTES_MAX} bytes, expected a script of at most that")
     try:

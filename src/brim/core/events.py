@@ -88,6 +88,7 @@ class Report:
         seen: Step times measured since the last report.
         loss: Loss of the training, NaN where not reported.
         slowdown_ratio: Step time relative to the same step with the GPUs alone, at least 1; NaN where not observed.
+        batch: Global batch with which the job trains by itself, if its user has named none; NONE where not reported.
     """
 
     samples_done: float
@@ -97,6 +98,7 @@ class Report:
     seen: tuple[Sample, ...] = ()
     loss: float = math.nan
     slowdown_ratio: float = math.nan
+    batch: int = NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

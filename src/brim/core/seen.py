@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from brim.core.events import Sample
 from brim.core.tables import SeenSteps
 from brim.core.trace import NONE
 
+PROFILES_KEPT: Final = 10_000
+"""Models whose step times are kept when no job of theirs is left; the ones that ended jobs the longest ago are
+forgotten. Ours: some megabytes; no trace names so many models."""
 _Key = tuple[int, int, int]
 """Nodes, GPUs, local batch."""
 _Mean = tuple[int, float, float]
@@ -36,6 +40,10 @@ class SeenStepTimes:
                 self._columns = None
                 self._rows.pop(job, None)
 
+    def num_sizes(self, job: int) -> int:
+        """On how many numbers of GPUs a job has reported."""
+        return len({gpus for _, gpus, _ in self._of_job.get(job, ())})
+
     def over(self, job: int) -> None:
         """Remove a job that has ended; its step times are kept under its model."""
         means = self._of_job.pop(job, None)
@@ -44,9 +52,11 @@ class SeenStepTimes:
         profile = self._profile.pop(job)
         self._rows.pop(job, None)
         if profile != NONE:
-            past = self._of_profile.setdefault(profile, {})
+            past = self._of_profile[profile] = self._of_profile.pop(profile, {})
             for key, mean in means.items():
                 _merge(past, key, mean)
+            if len(self._of_profile) > PROFILES_KEPT:
+                del self._of_profile[next(iter(self._of_profile))]
         self._columns = None
 
     def freeze(self, rows_of: Callable[[IntArray], IntArray]) -> SeenSteps:

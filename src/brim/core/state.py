@@ -48,6 +48,9 @@ _SPEC: Final = ("id", "user", "submit_ms", "gpus", "share_milli", "cpu_milli", "
 _PHASE, _ATTEMPT, _SEQUENCE, _SINCE = (_COLUMN[c] for c in ("phase", "attempt", "sequence", "since_ms"))
 _RUNNING_SINCE, _RUN, _SERVICE = (_COLUMN[c] for c in ("running_since_ms", "run_ms", "service_gpu_ms"))
 _ID, _USER, _PROFILE = (_COLUMN[c] for c in ("id", "user", "profile"))
+_OWN_BATCH: Final = [_COLUMN[c] for c in ("batch", "batch_min", "batch_max")]
+_LOCAL_BATCH: Final = [_COLUMN[c] for c in ("local_batch_min", "local_batch_max")]
+_BATCH: Final = _COLUMN["batch"]
 _BATCH_NOW, _STARTS, _STALLED = (_COLUMN[c] for c in ("batch_now", "starts", "stalled_ms"))
 _NEW_JOB: Final = {"phase": Phase.PENDING, "first_start_ms": NONE, "running_since_ms": NONE, "batch_now": NONE}
 """Columns of a new job that are not 0 and do not come from its submission."""
@@ -135,6 +138,10 @@ class ClusterState:
         slot = self._slot(job)
         runs = self._block.item(_PHASE, slot) == _RUNNING
         return self._block.item(_RUN, slot) + (now_ms - self._block.item(_RUNNING_SINCE, slot) if runs else 0)
+
+    def sizes_seen(self, job: int) -> int:
+        """On how many numbers of GPUs the job has reported step times."""
+        return self._seen.num_sizes(job)
 
     def setting(self, job: int) -> Setting | None:
         """What the job has, None if it has nothing."""
@@ -326,6 +333,9 @@ class ClusterState:
             report.slowdown_ratio,
         )
         self._reported_ms[slot] = event.time_ms
+        if report.batch != NONE and self._block[_BATCH, slot] == NONE:
+            self._block[_OWN_BATCH, slot] = report.batch
+            self._block[_LOCAL_BATCH, slot] = 1, max((one.local_batch for one in report.seen), default=report.batch)
         self._seen.add(event.job, int(self._block[_PROFILE, slot]), report.seen)
 
     def _learn(self, slot: int) -> None:

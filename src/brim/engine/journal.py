@@ -33,6 +33,8 @@ _BLOCK_BYTES: Final = 1 << 16
 _SHOWN: Final = 80
 """Characters of a line that an error shows."""
 _SPEC_DEFAULTS: Final = {field.name: field.default for field in fields(JobSpec) if field.default is not MISSING}
+_REPORT_DEFAULTS: Final = {"batch": NONE}
+"""What is left out of a report beside what is not a number."""
 
 
 class Sink(Protocol):
@@ -83,7 +85,10 @@ def event_record(event: Event) -> dict[str, Any]:
     if event.setting is not None:
         record["setting"] = setting_record(event.setting)
     if event.report is not None:
-        record["report"] = {key: value for key, value in asdict(event.report).items() if not _is_nan(value)}
+        record["report"] = {
+            key: value for key, value in asdict(event.report).items()
+            if not _is_nan(value) and value != _REPORT_DEFAULTS.get(key)
+        }
     return record
 
 

@@ -36,6 +36,9 @@ class Scheduler:
         beliefs: Fitted models that the policy may read.
         users: User names known in advance.
         gap_ms: Shortest time between two rounds.
+        in_place: Whether jobs change their size in place, within a second or so. Then a policy's own gap, which is
+            there because a restart costs half a minute, is not kept (one with fixed rounds keeps it), and the first
+            step times of a job on a number of GPUs cause a round if the policy resizes jobs.
         journal: Journal for events and decisions, None for no journal.
     """
 
@@ -47,14 +50,17 @@ class Scheduler:
         *,
         users: tuple[str, ...] = (),
         gap_ms: int = DEFAULT_GAP_MS,
+        in_place: bool = False,
         journal: Journal | None = None,
     ) -> None:
         self.state = ClusterState(cluster, users)
         self.policy, self.beliefs, self.journal = policy, beliefs, journal
         self.last_round: RoundResult | None = None
         self._acts_when_idle = policy.acts_when_idle  # asks every part, and is read twice per event
+        self._learns = in_place and policy.resizes_running
         self._trigger = Trigger(
-            gap_ms=max(gap_ms, policy.gap_ms), period_ms=policy.period_ms, wakes_on=policy.wakes_on
+            gap_ms=gap_ms if in_place and not policy.fixed_rounds else max(gap_ms, policy.gap_ms),
+            period_ms=policy.period_ms, wakes_on=policy.wakes_on,
         )
 
     @property
@@ -66,9 +72,11 @@ class Scheduler:
         """Record one event and apply it to the state."""
         if self.journal:
             self.journal.event(event)
+        learns = self._learns and event.report is not None
+        sizes = self.state.sizes_seen(event.job) if learns else 0
         self.state.apply(event)
         if not self._idle:
-            self._trigger.note(event.kind, event.time_ms)
+            self._trigger.note(event.kind, event.time_ms, learned=learns and self.state.sizes_seen(event.job) > sizes)
 
     def due_ms(self) -> int | None:
         """Time at which the next round is due, None if no round is due."""

@@ -34,9 +34,9 @@ class Trigger:
     last_ms: int | None = None
     since_ms: int | None = None
 
-    def note(self, kind: Kind, time_ms: int) -> None:
-        """Note an event."""
-        if self.since_ms is None and kind in self.wakes_on:
+    def note(self, kind: Kind, time_ms: int, *, learned: bool = False) -> None:
+        """Note an event; ``learned``: it tells of a job's speed what was not known at all."""
+        if self.since_ms is None and (learned or kind in self.wakes_on):
             self.since_ms = time_ms
 
     def due_ms(self) -> int | None:

@@ -85,6 +85,7 @@ def status(gang: GangController) -> dict[str, Any]:
         "gang": gang.id, "state": "running" if running else ending, "generation": gang.membership.generation,
         "command": gang.membership.command, "target": gang.membership.target, "sequence": gang.sequence,
         "devices": list(gang.devices), "settled": gang.is_settled(),
+        "saved": None if gang.saved is None else gang.saved.step,
         "members": list(gang.membership.members),
         "ranks": [
             {"id": rank.id, "slot": rank.slot, "device": rank.device, "pid": rank.pid,

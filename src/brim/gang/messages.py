@@ -164,11 +164,12 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """Rank: progress of training, at most once a second."""
+    """Rank: progress of training, at most once a second. ``total``: the samples of the whole job, if that is known."""
 
     step: int
     samples: int
     loss: float | None = None
+    total: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class StepMeasurements:
-    """Rank: measurements, sent when the configuration or the estimate changes."""
+    """Rank: measurements of steps on so many ``ranks``, soon after the configuration has changed and then regularly."""
 
     step: int
     local_batch: int
@@ -203,6 +204,8 @@ class StepMeasurements:
     sync_s: float | None = None
     loader_wait_s: float | None = None
     gradient_noise: float | None = None
+    ranks: int | None = None
+    global_batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

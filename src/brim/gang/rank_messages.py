@@ -59,7 +59,10 @@ def accept_hello(gang: GangController, hello: Hello, peer_pid: int) -> str:
 def handle(gang: GangController, rank: RankProcess, message: Message) -> None:
     """Handle a message of a connected rank."""
     if isinstance(message, (TrainingProgress, GroupFormed, Saved, StepMeasurements)):
-        rank.report |= {name: getattr(message, name) for name in message.__dataclass_fields__}
+        told = {name: getattr(message, name) for name in message.__dataclass_fields__}
+        if isinstance(message, (Saved, StepMeasurements)):
+            told.pop("step")  # an older one than that of the last progress
+        rank.report |= told
     if not isinstance(message, (Waiting, StepMeasurements, Saved, Error)):
         gang.hang_detector.active(rank.id)
         rank.waiting = None

@@ -247,7 +247,15 @@ class Books:
             heapq.heapify(self._timers)
 
     def limit_timer(self, job: JobRecord) -> None:
-        """Make the end of a running job due at its time limit."""
+        """Make the end of a job with processes due at its time limit."""
         if job.request.time_limit_s:
-            left_ms = job.request.time_limit_s * MS_PER_S - self.scheduler.state.run_ms(job.id, self.now_ms)
-            self.timer(self.now_ms + max(left_ms, 0), "limit", job.id)
+            self.timer(self.now_ms + max(self.time_left_ms(job), 0), "limit", job.id)
+
+    def time_left_ms(self, job: JobRecord) -> int:
+        """Time until the limit of a job that has one; the present attempt counts from its first process, not step."""
+        attempt = self.ledger.of(job.id)
+        loading_ms = 0
+        if attempt is not None and attempt.begin_ms != NONE:
+            loading_ms = (self.now_ms if attempt.start_ms == NONE else attempt.start_ms) - attempt.begin_ms
+        run_ms = self.scheduler.state.run_ms(job.id, self.now_ms)
+        return job.request.time_limit_s * MS_PER_S - run_ms - max(loading_ms, 0)

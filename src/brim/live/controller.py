@@ -35,9 +35,10 @@ from brim.agent.protocol import (
     StopAttempt,
 )
 from brim.beliefs.beliefs import Beliefs
+from brim.beliefs.overheads import IN_PLACE_MS
 from brim.core.actions import Action, Preempt, Reject, Start
 from brim.core.cluster import Cluster, parse_cluster
-from brim.core.events import Event, Kind
+from brim.core.events import Event, Kind, Sample
 from brim.core.lifecycle import Phase
 from brim.core.saved import saved_cluster, state_on
 from brim.core.state import ClusterState
@@ -137,9 +138,13 @@ class Controller:
             raise RefusedError(f"the controller runs jobs on one machine, found a cluster of {cluster.num_nodes} nodes")
         self.setting = ControllerSetting(policy=policy.name, cluster=str(cluster), gap_ms=gap_ms)
         self._journal = Journal()
-        self.books = Books(Scheduler(cluster, policy, beliefs or Beliefs(), gap_ms=gap_ms, journal=self._journal))
+        self.books = Books(Scheduler(
+            cluster, policy, beliefs or Beliefs(in_place_ms=IN_PLACE_MS), gap_ms=gap_ms, in_place=True,
+            journal=self._journal,
+        ))
         self.agents = Agents()
         self._reconciler = Reconciler(self.books, self.agents)
+        self._measured: dict[int, tuple[Sample, ...]] = {}  # the step times that the engine was told last
         self._marks: dict[int, str] = {}  # devices that are not open
         self._round_ms: int | None = None
         self._stepped_ms = 0
@@ -331,10 +336,10 @@ class Controller:
         self.books.index(job)
         self.books.timer(self.books.now_ms + PATIENCE_MS, "absent", job.uid)
         phase, attempt = state.phase(job.id), self.ledger.of(job.id)
-        if phase is Phase.RUNNING:
-            self.books.limit_timer(job)
         if attempt is None:
             return
+        if phase in (Phase.STARTING, Phase.RUNNING) and attempt.begin_ms != NONE:
+            self.books.limit_timer(job)
         setting = state.setting(job.id)
         if setting is not None and attempt.sequence == state.sequence(job.id):
             self._reconciler.targets[job.id] = devices_of(setting)
@@ -456,13 +461,15 @@ class Controller:
                 self.books.stop(job, REQUEUED)
                 return
         started = (
-            seen.state == RUNNING and state.phase(job) is Phase.STARTING and seen.sequence >= state.sequence(job)
+            seen.state == RUNNING and seen.has_begun and state.phase(job) is Phase.STARTING
+            and seen.sequence >= state.sequence(job)
         )
         if started and attempt.start_ms == NONE:
             attempt = replace(attempt, start_ms=self.books.now_ms)
         self.books.put_attempt(attempt)
         if started:
             self.books.tell(Kind.STARTED, job)
+        if attempt.begin_ms != NONE and state.phase(job) in (Phase.STARTING, Phase.RUNNING):
             self.books.limit_timer(self.jobs[job])
 
     def _begin_ms(self, attempt: AttemptRecord, seen: AttemptSeen) -> int:
@@ -478,9 +485,11 @@ class Controller:
         if attempt is None or (attempt.number, attempt.uid) != (said.attempt, given.uid) or attempt.state == "waiting":
             return
         job = self.jobs[said.job]
-        report = report_of(said, job)
+        report = report_of(said, job, self._measured.get(job.id, ()))
         if report is None:
             return
+        if report.seen:
+            self._measured[job.id] = report.seen
         self.books.tell(Kind.REPORTED, job.id, report=report)
         done, total = report.samples_done, sound(said.total) or job.samples_total
         again = job.samples_done - done if attempt.samples_first_ms == NONE else 0.0  # since the attempt before
@@ -512,9 +521,9 @@ class Controller:
 
     def _due_limit(self, job: int) -> None:
         record, state = self.jobs.get(job), self.scheduler.state
-        if record is None or state.phase(job) is not Phase.RUNNING:
+        if record is None or state.phase(job) not in (Phase.STARTING, Phase.RUNNING):
             return  # when it runs again, the timer is set again
-        if state.run_ms(job, self.books.now_ms) >= record.request.time_limit_s * MS_PER_S:
+        if self.books.time_left_ms(record) <= 0:
             self.books.stop(job, TIME_LIMIT)
         else:
             self.books.limit_timer(record)
@@ -579,6 +588,7 @@ class Controller:
         self.books.gated.discard(job.id)
         if known:
             self._reconciler.order(attempt.uid, ForgetAttempt(job=job.id, attempt=attempt.number))
+        self._measured.pop(job.id, None)
         self.books.put(job.id, failures=job.failures + verdict.counts, devices=())
         if is_crash(attempt):
             self._guard(job)

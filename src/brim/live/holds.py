@@ -7,6 +7,7 @@ read: ``user``, ``begin``, ``agent``, ``crash guard``, ``array limit``, ``after 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -123,15 +124,19 @@ def spec_of(job: JobRecord, cluster: Cluster, user: int, submit_ms: int) -> JobS
     usable = [size for size in request.sizes or range(least, most + 1) if size <= total] if least <= total else []
     gpus = request.gpus if request.gpus <= total or not usable else usable[-1]
     batch = request.batch
+    batch_min = batch if request.batch_min == NONE else request.batch_min
+    local_batch_max = request.local_batch_max
+    if local_batch_max == NONE and batch_min != NONE:  # that much fits, since the job runs on its fewest GPUs with it
+        local_batch_max = -(-batch_min // least)
     return JobSpec(
         id=job.id, user=user, submit_ms=submit_ms, gpus=gpus,
         cpu_milli=round(request.cpus_per_gpu * _CORE_MILLI), mem_mib=request.mem_mib_per_gpu,
         gpu_type=type_code(request, cluster),
         time_limit_ms=request.time_limit_s * MS_PER_S if request.time_limit_s else NONE,
         gpus_min=least, gpus_max=most, sizes=request.sizes, batch=batch,
-        batch_min=batch if request.batch_min == NONE else request.batch_min,
+        batch_min=batch_min,
         batch_max=batch if request.batch_max == NONE else request.batch_max,
-        local_batch_min=request.local_batch_min, local_batch_max=request.local_batch_max,
+        local_batch_min=request.local_batch_min, local_batch_max=local_batch_max, profile=profile_of(job),
         priority=request.priority, job_class=_CLASSES[request.job_class],
         deadline_ms=cluster_ms(job, request.deadline_s) if request.deadline_s else NONE,
     )
@@ -140,6 +145,12 @@ def spec_of(job: JobRecord, cluster: Cluster, user: int, submit_ms: int) -> JobS
 def cluster_ms(job: JobRecord, unix_s: float) -> int:
     """Cluster time of a moment of the wall clock, as that was when the job was submitted."""
     return job.submit_ms + round((unix_s - job.submitted_s) * MS_PER_S)
+
+
+def profile_of(job: JobRecord) -> int:
+    """Code under which step times of a job are kept after its end: jobs of one user with one name share them."""
+    digest = hashlib.sha256(f"{job.uid} {job.request.name}".encode()).digest()
+    return int.from_bytes(digest[:6], "big")  # 48 bits: tables of floats hold it exactly
 
 
 def type_code(request: JobRequest, cluster: Cluster) -> int:

@@ -28,8 +28,8 @@ def exit_code(code: int) -> int:
     return code if 0 <= code <= EXIT_CODE_MAX else NONE
 
 
-def report_of(said: AttemptProgress, job: JobRecord) -> Report | None:
-    """What the engine is told of a measurement, None for nothing."""
+def report_of(said: AttemptProgress, job: JobRecord, told: tuple[Sample, ...]) -> Report | None:
+    """What the engine is told of a measurement, None for nothing; the step times that it was ``told`` last are not."""
     samples, speed = sound(said.samples), sound(said.samples_per_s)
     if samples is None:
         return None
@@ -37,10 +37,14 @@ def report_of(said: AttemptProgress, job: JobRecord) -> Report | None:
     seen: tuple[Sample, ...] = ()
     if step_s and local and 0 < said.ranks <= job.request.limits[1] and (sync_s or 0.0) <= step_s:
         seen = (Sample(1, said.ranks, int(local), step_s, sync_s or 0.0),)
+    if seen == told:
+        seen = ()
+    batch = sound(said.global_batch)
     noise = sound(said.gradient_noise)
     knows = noise is not None and job.request.batch > 0
     loss = said.loss if said.loss is not None and math.isfinite(said.loss) else math.nan
     return Report(
         samples_done=samples, samples_per_s=speed or 0.0, seen=seen, loss=loss,
+        batch=int(batch) if batch and seen and job.request.batch == NONE else NONE,
         grad_var=(noise or 0.0) / job.request.batch if knows else math.nan, grad_sqr=1.0 if knows else math.nan,
     )

@@ -61,6 +61,7 @@ class Coordinator:
         self._workers, self._close = logical_workers, close
         self.training: TrainingStep | None = None
         self.micro_batch: int | None = None
+        self._first_step: int | None = None  # committed steps when this rank was in a group for the first time
 
     # -- between two steps
 
@@ -146,11 +147,14 @@ class Coordinator:
         self.assign()
 
     def report_progress(self) -> None:
-        """Report progress and step times to the supervisor, if they are due."""
+        """Report progress and step times to the supervisor, if they are due; nothing before the first step here."""
         client, job = self._ranks.client, self._job
         if client is None:
             return
-        client.progress(job.position.steps_done, job.position.samples, job.mean_loss)
+        if self._first_step is None:
+            self._first_step = job.position.steps_done
+        if job.position.steps_done > self._first_step:
+            client.progress(job.position.steps_done, job.position.samples, job.mean_loss, job.samples_total)
         if self.training is not None and (found := self.training.timer.due()) is not None:
             noise = job.noise.scale_samples if job.noise is not None else None
             client.send(StepMeasurements(job.position.steps_done, gradient_noise=noise, **found))

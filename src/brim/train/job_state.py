@@ -234,6 +234,21 @@ class JobState:
         """Return the mean loss over the global batch of the last committed step."""
         return None if self.loss is None else float(self.loss)
 
+    def samples_total(self) -> int | None:
+        """Return the samples of the whole job, as far as the script has said; None: not known.
+
+        Steps count with the present global batch, epochs with the samples that are left in the loader.
+        """
+        position, loader = self.position, self.loader
+        if loader is None or not position.limits:
+            return None
+        epochs, steps = position.limits
+        left = [] if steps is None else [(steps - position.steps_done) * loader.global_batch]
+        per_epoch = getattr(loader, "samples_per_epoch", None)
+        if epochs is not None and epochs < sys.maxsize and per_epoch is not None:
+            left.append(max(epochs * per_epoch - position.samples, 0))
+        return position.samples + min(left) if left else None
+
     def _give_numbers(self) -> dict[str, Any]:
         loader, noise, late, position = self.loader, self.noise, self._before_loader or {}, self.position
         return {

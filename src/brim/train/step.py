@@ -32,7 +32,11 @@ from brim.train.state import Undo
 from brim.units import counted
 
 MEASURED_EVERY_S: Final = 10.0
-"""Time between two reports of measured times. Our choice."""
+"""Time between two reports of measured times of one configuration. Our choice."""
+MEASURED_FIRST_S: Final = 1.0
+"""Time that the first report of a configuration covers. Our choice: as often as progress is sent."""
+SETTLING_STEPS: Final = 3
+"""Steps of a new configuration that are not measured. Our choice: few, since a step may take a minute."""
 
 CARRIED: Final = "user."
 """What the names of the objects given to ``run.carry`` begin with."""
@@ -83,38 +87,64 @@ class StepPlan:
 
 
 class StepTimer:
-    """Measures step times between two reports."""
+    """Measures step times between two reports, each of one configuration: ranks and global batch.
+
+    A report never mixes configurations. The first of a configuration comes soon, so that a scheduler learns quickly
+    what it has caused; the first steps, in which allocators and caches settle, are left out.
+    """
 
     def __init__(self) -> None:
-        self._reported_s = time.perf_counter()
-        self._began_s = 0.0
-        self.sync_s = self._step_s = self._wait_s = self._waited_s = 0.0
-        self._steps = self._batch = 0
+        self._configuration = (0, 0)
+        self._settling = 0
+        self._due_s = 0.0
+        self._began_s = self._waited_s = 0.0
+        self.sync_s = 0.0  # of the present step
+        self._clear()
+
+    def _clear(self) -> None:
+        self._steps, self._step_s, self._sync_s, self._wait_s = 0, 0.0, 0.0, 0.0
 
     def begin(self) -> None:
         """Record that a step begins."""
-        self._began_s = time.perf_counter()
+        self._began_s, self.sync_s = time.perf_counter(), 0.0
 
-    def end(self, local_batch: int, wait_s: float) -> None:
-        """Record that the step was committed; ``wait_s`` is the total of all waits for the loader so far."""
-        self._step_s += time.perf_counter() - self._began_s
-        self._wait_s += wait_s - self._waited_s
-        self._waited_s = wait_s
+    def end(self, ranks: int, samples: int, wait_s: float, *, is_whole: bool) -> None:
+        """Record that the step was committed.
+
+        Args:
+            ranks: Ranks that have computed it.
+            samples: Its samples.
+            wait_s: The total of all waits for the loader so far.
+            is_whole: Whether it had a whole global batch; others are not measured.
+        """
+        now = time.perf_counter()
+        waited_s, self._waited_s = wait_s - self._waited_s, wait_s
+        if not is_whole:
+            return
+        if (ranks, samples) != self._configuration:
+            self._configuration, self._settling = (ranks, samples), SETTLING_STEPS
+            self._clear()
+        if self._settling:
+            self._settling -= 1
+            self._due_s = now + MEASURED_FIRST_S
+            return
+        self._step_s += now - self._began_s
+        self._sync_s += self.sync_s
+        self._wait_s += waited_s
         self._steps += 1
-        self._batch = local_batch
 
     def due(self) -> dict[str, Any] | None:
         """Return the means since the last report, or None if no report is due."""
-        now = time.perf_counter()
-        if now - self._reported_s < MEASURED_EVERY_S or not self._steps:
+        now, n = time.perf_counter(), self._steps
+        if not n or now < self._due_s:
             return None
-        n = self._steps
+        ranks, samples = self._configuration
         found = {
-            "local_batch": self._batch, "step_s": self._step_s / n, "sync_s": self.sync_s / n,
-            "loader_wait_s": self._wait_s / n,
+            "ranks": ranks, "global_batch": samples, "local_batch": samples // ranks, "step_s": self._step_s / n,
+            "sync_s": self._sync_s / n, "loader_wait_s": self._wait_s / n,
         }  # fmt: skip
-        self._reported_s, self._steps = now, 0
-        self.sync_s = self._step_s = self._wait_s = 0.0
+        self._due_s = now + MEASURED_EVERY_S
+        self._clear()
         return found
 
 
@@ -350,11 +380,12 @@ class TrainingStep:
         job, loader = self._job, self._job.loader
         assert loader is not None
         self._instrument.step_computed(plan.total, loader)
+        is_whole = plan.total == loader.global_batch
         loader.commit(plan.epoch, plan.step)
         job.position.commit(plan.total)
         self._undoable = False
         self._undo.forget()
-        self.timer.end(plan.total // max(self._ranks.size, 1), loader.wait_s)
+        self.timer.end(max(self._ranks.size, 1), plan.total, loader.wait_s, is_whole=is_whole)
 
     # -- a step that is not committed
 

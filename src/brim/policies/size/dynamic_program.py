@@ -69,7 +69,7 @@ class DynamicProgram:
             accumulation=self.accumulation,
         )
         admitted, misfits = _admit(found.least, jobs, order, found.capacity, drop=self.mode == "drop")
-        kept = np.maximum(1.0 - restart_ms(snapshot) / self.horizon_ms, 0.0)
+        kept = np.maximum(1.0 - restart_ms(snapshot, beliefs) / self.horizon_ms, 0.0)
         value = scaling_factors(found, jobs, speeds)
         changes = jobs.holds[:, None] & (np.arange(value.shape[1]) != jobs.gpus_now[:, None])
         value *= np.where(changes & np.isfinite(value), kept[:, None], 1.0)

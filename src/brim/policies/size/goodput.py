@@ -50,7 +50,7 @@ class PolluxFitness:
         """See ``Size``."""
         jobs = snapshot.jobs
         found = candidates(snapshot, beliefs.speeds.of_jobs(snapshot), gpus_max=self.gpus_max, growth=self.growth)
-        age_ms, cost_ms = snapshot.now_ms - jobs.submit_ms, restart_ms(snapshot)
+        age_ms, cost_ms = snapshot.now_ms - jobs.submit_ms, restart_ms(snapshot, beliefs)
         restarts = np.maximum(jobs.placements - 1, 0)
         kept = np.maximum((age_ms - restarts * cost_ms) / np.maximum(age_ms + cost_ms, 1.0), 0.0)
         utility = np.power(WITHOUT_GPUS, self.power) / self.power
@@ -90,18 +90,24 @@ class Goodput:
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> Sizes:
         """See ``Size``."""
         found = candidates(snapshot, beliefs.speeds.of_jobs(snapshot), gpus_max=self.gpus_max, growth=self.growth)
-        kept = np.maximum(1.0 - restart_ms(snapshot) / self.horizon_ms, KEPT_LEAST)
+        kept = np.maximum(1.0 - restart_ms(snapshot, beliefs) / self.horizon_ms, KEPT_LEAST)
         weight = (1.0 + work_ms(snapshot, found) / self.young_ms) ** -self.ageing
         value = weight[found.possible[0]] * np.log(_after_change(found, snapshot, kept, starts=True))
         return _chosen(snapshot, found, value, weight * np.log(WITHOUT_GPUS))
 
 
-def restart_ms(snapshot: Snapshot) -> FloatArray:
-    """Expected cost of a change of GPUs for each job: as long as its starts have taken so far (J,)."""
+def restart_ms(snapshot: Snapshot, beliefs: Beliefs) -> FloatArray:
+    """Expected cost of a start or change of GPUs for each job (J,).
+
+    That is as long as its starts have taken so far; for a job with GPUs, the cost of a change in place if such exist.
+    """
     jobs = snapshot.jobs
     starts = Observed(count=jobs.starts, total_ms=jobs.stalled_ms)
     nothing = Observed(count=np.zeros_like(jobs.starts), total_ms=np.zeros_like(jobs.starts))
-    return costs(start=nothing, save=nothing, restart=starts).restart_ms
+    through_checkpoint = costs(start=nothing, save=nothing, restart=starts).restart_ms
+    if beliefs.in_place_ms is None:
+        return through_checkpoint
+    return np.where(jobs.holds, beliefs.in_place_ms, through_checkpoint)
 
 
 def work_ms(snapshot: Snapshot, found: Candidates) -> FloatArray:

@@ -154,6 +154,12 @@ class Loader:
         """Number of steps in the current epoch if the global batch does not change."""
         return self._sampler.steps_per_epoch
 
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples of an epoch if the global batch does not change."""
+        length, batch = self._sampler.length, self._sampler.global_batch
+        return length // batch * batch if self._sampler.last == "drop" else length
+
     def steps_in(self, epoch: int) -> int:
         """Return the number of steps of an epoch: as recorded if it is over, otherwise with the current batch."""
         return self._sampler.steps_in(epoch)

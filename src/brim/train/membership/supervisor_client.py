@@ -153,12 +153,14 @@ class SupervisorClient:
         self._ready = message
         self.send(message)
 
-    def progress(self, step: int, samples: int, loss: Callable[[], float | None]) -> None:
-        """Send the progress, unless it was sent just now; the loss is computed only if it is sent."""
+    def progress(
+        self, step: int, samples: int, loss: Callable[[], float | None], total: Callable[[], int | None] = lambda: None
+    ) -> None:
+        """Send the progress, unless it was sent just now; loss and total are computed only if it is sent."""
         now = time.monotonic()
         if now - self._progress_sent_s >= PROGRESS_S:
             self._progress_sent_s = now
-            self.send(TrainingProgress(step, samples, loss()))
+            self.send(TrainingProgress(step, samples, loss(), total()))
 
     def send(self, message: Message) -> bool:
         """Send a message; return False if no supervisor is connected."""

@@ -1,0 +1,75 @@
+"""Elastic policies with real training jobs: they are measured, grow, make room in place, and what was learned stays."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from brim.live.requests import JobRequest
+from brim.live.service import ClusterService
+from tests.live.box import Box, in_state, run_and_kill, running, until
+
+SCRIPT = Path(__file__).parent / "timed_job.py"
+MICRO_S = 0.02
+"""Seconds of a micro-batch; two ranks do the four of a step in half the time that one needs."""
+
+
+def training(box: Box, folder: str, **fields) -> JobRequest:
+    """A job that can run on one device or on both; a file in this folder ends it."""
+    (box.folder / folder).mkdir()
+    limits = {"gpus": 1, "gpus_min": 1, "gpus_max": 2, "ranks": "per-gpu", "grace_s": 60.0}
+    command = (sys.executable, str(SCRIPT), str(box.folder / folder / "end"), str(MICRO_S))
+    return box.request(*command, **{"name": folder} | limits | fields)
+
+
+def sizes_measured(service: ClusterService) -> set[int]:
+    """Numbers of devices of which step times are known."""
+    state = service._engine._controller.scheduler.state
+    return set(state.freeze(state.now_ms).seen.gpus.tolist())
+
+
+def test_a_lone_job_grows_and_makes_room_for_another_in_place(box: Box) -> None:
+    """Rounds of these policies are at least half a minute apart in the twin, and their periods a minute and more."""
+
+    async def scenario(service: ClusterService) -> None:
+        [first] = await box.submit(service, training(box, "first"))
+        await until(lambda: len(service.job(first).devices) == 2, "the lone job on both devices")
+        await until(lambda: sizes_measured(service) == {1, 2}, "step times on both devices")
+        await in_state(service, first, "running")
+        assert service.job(first).samples_total == 64 * 100_000
+        [second] = await box.submit(service, training(box, "second"))
+        await in_state(service, second, "running")
+        await in_state(service, first, "running")
+        assert [len(service.job(job).devices) for job in (first, second)] == [1, 1]
+        box.end("first")
+        await in_state(service, first, "finished")
+        await until(lambda: len(service.job(second).devices) == 2, "the other job on both devices")
+        box.end("second")
+        await in_state(service, second, "finished")
+        for job in (first, second):
+            assert (service.job(job).attempt, service.job(job).preemptions) == (1, 0)
+
+    running(box, scenario, "goodput")
+
+
+def test_what_was_learned_is_there_after_a_kill_of_the_controller(box: Box) -> None:
+    box.start_agent()
+
+    async def before(service: ClusterService) -> None:
+        [job] = await box.submit(service, training(box, "model", batch=16))
+        await until(lambda: sizes_measured(service) == {1, 2}, "step times on one device and on both")
+        box.end("model")
+        await in_state(service, job, "finished")
+
+    run_and_kill(box, before, "elastic")
+
+    async def scenario(service: ClusterService) -> None:
+        assert sizes_measured(service) == {1, 2}
+        [again] = await box.submit(service, training(box, "again", batch=16, name="model"))
+        await until(lambda: service.job(again).devices, "a start")
+        assert len(service.job(again).devices) == 2, "its model need not be measured"
+        box.end("again")
+        await in_state(service, again, "finished")
+
+    box.keys += 1
+    running(box, scenario, "elastic")
