@@ -11,7 +11,7 @@ A4, A2, B1 = JobKind("a", "ann", 4), JobKind("a", "ann", 2), JobKind("b", "bo", 
 
 
 def test_a_run_time_rests_on_the_jobs_that_are_most_alike():
-    learned = learn_run_times([A4, A4, A2, B1], [100, 200, 600, 1000])
+    learned = learn_run_times([A4, A4, A2, B1], [100, 200, 600, 1000], [0] * 4)
     found = {
         kind: (learned.run_ms(kind)[0], BASES[learned.run_ms(kind)[1]])
         for kind in (A4, A2, A2._replace(gpus=1), JobKind("c", "bo", 1), JobKind("c", "eve", 1))
@@ -23,7 +23,16 @@ def test_a_run_time_rests_on_the_jobs_that_are_most_alike():
 
 def test_nothing_recorded_gives_no_run_time():
     with pytest.raises(LookupError):
-        learn_run_times([], []).run_ms(A4)
+        learn_run_times([], [], []).run_ms(A4)
+
+
+def test_what_a_return_repeats_is_told_from_the_run_time_of_a_kind():
+    """Kind a runs 100 ms and kind b 1,000 ms; each return adds 30 ms, whether a job of the kind came through or not."""
+    learned = learn_run_times([A4, A4, A4, B1, B1], [100, 130, 190, 1030, 1060], [0, 1, 3, 1, 2])
+    assert learned.repeat_ms == pytest.approx(30)
+    assert (learned.run_ms(A4)[0], learned.run_ms(B1)[0]) == (100, 1000)
+    assert learn_run_times([A4, A4], [200, 100], [0, 1]).repeat_ms == 0  # never less for having been stopped
+    assert learn_run_times([A4, B1], [200, 100], [2, 1]).repeat_ms == 0  # nothing tells
 
 
 def test_one_stall_does_not_shift_the_mean_of_ten():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from brim.cli.fidelity import Scene, in_words, learn, predicted, with_own_run_times
+from brim.cli.fidelity import Scene, costs_of, in_words, learn, predicted, with_own_run_times
 from brim.core.cluster import parse_cluster
 from brim.core.trace import NONE
 from brim.errors import ConfigError
@@ -64,8 +64,9 @@ def test_an_attempt_holds_its_devices_when_the_one_before_has_left_them():
     assert (second.run_ms, second.start_ms, second.held_gpu_ms) == (1700, [300], 2 * S)
     assert first.undisturbed
     assert second.undisturbed
-    costs = learn([first, second]).costs
+    costs = costs_of([first, second])
     assert (costs.start_ms, costs.restart_ms, costs.save_ms) == (250, 400, 1000)
+    assert learn([first, second]).costs.restart_ms == 400 + 8400 - 1700  # of two alike, one returned: the rest is that
 
 
 def test_only_a_job_that_nobody_disturbed_tells_how_long_its_like_run():

@@ -19,7 +19,7 @@ class ChangeCosts:
 
     Attributes:
         start_ms: From GPUs that are free to the first useful step of a job.
-        restart_ms: The same for every later attempt.
+        restart_ms: The same for every later attempt, and what it repeats, where that is known.
         save_ms: From the decision to preempt a job that made progress until its GPUs are free.
         starts: First starts that were recorded.
         restarts: Later starts that were recorded.

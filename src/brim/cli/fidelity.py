@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -41,11 +41,10 @@ class Scene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedBeliefs:
-    """What other jobs tell: run times of kinds of jobs, what changes cost, and from how many jobs."""
+    """What other jobs tell: run times of kinds of jobs, and what changes cost."""
 
     run_times: KindRunTimes
     costs: ChangeCosts
-    jobs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +90,12 @@ def learn(jobs: Sequence[RecordedJob]) -> LearnedBeliefs:
     whole = [one for one in jobs if one.undisturbed]
     if not whole:
         raise ConfigError("nothing to learn from: none of the jobs finished undisturbed")
+    run_times = learn_run_times(
+        list(map(_kind, whole)), [one.run_ms for one in whole], [len(one.attempts) - 1 for one in whole]
+    )
+    costs = costs_of(jobs)
     return LearnedBeliefs(
-        run_times=learn_run_times(list(map(_kind, whole)), [one.run_ms for one in whole]), costs=costs_of(jobs),
-        jobs=len(whole),
+        run_times=run_times, costs=replace(costs, restart_ms=costs.restart_ms + round(run_times.repeat_ms))
     )
 
 
