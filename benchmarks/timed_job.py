@@ -2,8 +2,8 @@
 
     python benchmarks/timed_job.py FILE STEPS STEP_S
 
-So it goes on as a GPU does: a step whose end is noticed late does not delay the next. It writes the number of steps done
-into FILE after each, and goes on there when it is started again.
+So it goes on as a GPU does: a step whose end is noticed late does not delay the next. It writes the number of steps
+done into FILE after each, and goes on there when it is started again.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from brim.beliefs.change_costs import learn_costs, trimmed_mean
+from brim.beliefs.kind_speeds import learn_speeds
 from brim.beliefs.kinds import BASES, JobKind, learn_run_times
 
 A4, A2, B1 = JobKind("a", "ann", 4), JobKind("a", "ann", 2), JobKind("b", "bo", 1)
@@ -45,3 +46,13 @@ def test_a_cost_of_which_nothing_was_recorded_is_that_of_its_kin():
     assert (costs.start_ms, costs.restart_ms, costs.save_ms) == (200, 200, 0)
     assert (costs.starts, costs.restarts, costs.saves) == (2, 0, 0)
     assert learn_costs([], [500], [70]).start_ms == 500
+
+
+def test_speeds_are_believed_by_name_and_number_of_gpus():
+    """Seen on 2 and 8 GPUs: 4 lie between, 1 and 16 beyond. Only a job that told of its work tells how much it is."""
+    told = [[(2, 100.0), (2, 120.0)], [(8, 220.0)], [], [(1, 5.0)]]
+    learned = learn_speeds(["a", "a", "b", "c"], told, [1000.0, 3000.0, 10.0, 0.0])
+    assert set(learned) == {"a"}
+    assert learned["a"].samples == 2000
+    rates = learned["a"].rates(16)
+    assert rates[[0, 1, 3, 7, 15]] == pytest.approx([55, 110, 110 * 2**0.5, 220, 440])

@@ -83,8 +83,8 @@ def test_the_policy_preempts_a_job_of_the_plan_and_resizes_two(slower: float, st
         name="plan", format="live", job_id=[str(row) for row in range(len(jobs))], gpus=least,
         submit_ms=[job.at_ms + start_ms * (job.at_ms > 0) for job in jobs], batch=[BATCH] * len(jobs),
     )
-    rate_G = np.arange(1, SLOTS + 1) * 1_000 / SAMPLE_MS / slower
-    truth = SeenRates(trace, rate_G, samples=np.array([job.samples for job in jobs]), gpus_min=least, gpus_max=most)
+    rate_JG = np.tile(np.arange(1, SLOTS + 1) * 1_000 / SAMPLE_MS / slower, (len(jobs), 1))
+    truth = SeenRates(trace, rate_JG, samples=np.array([job.samples for job in jobs]), gpus_min=least, gpus_max=most)
     costs = ReplaySettings(overheads=Overheads(start_ms=start_ms, restart_ms=start_ms, save_ms=200))
     twin = replay(trace, parse_cluster(f"1x{SLOTS}xcpu-slot"), find_policy(str(POLICY)), costs, truth=truth,
                   journal=Journal())

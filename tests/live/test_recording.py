@@ -152,3 +152,24 @@ def test_a_disturbed_job_loads_the_cluster_and_is_not_compared():
     assert np.abs(result.fidelity.per_job["queue_s"].error_C).max() == 0.0
     with pytest.raises(ConfigError, match="nothing to learn from"):
         learn(found[:1])
+
+
+def test_an_elastic_job_is_predicted_by_the_speeds_and_the_work_of_its_name():
+    """8,000 samples, of which the last report knew 4,000; 64 in 32 ms on the two GPUs that it asked for: 4 s each."""
+    elastic = JobRequest(name="net", capture="0" * 32, digest="0" * 64, gpus=2, gpus_min=1, gpus_max=2, ranks="per-gpu")
+    jobs, attempts = queue(2, run_ms=4 * S, first=1)
+    later, more = queue(1, run_ms=4 * S, first=3, at_ms=100 * S)
+    jobs = [replace(one, request=elastic) for one in jobs + later]
+    lines = [
+        json.dumps({"t": one.start_ms + 2 * S, "e": "REPORTED", "job": one.job,
+                    "report": {"samples_done": 4000.0, "samples_per_s": 2000.0, "seen": [[1, 2, 32, 0.032, 0.0]]}})
+        for one in attempts + more
+    ]  # fmt: skip
+    found = recorded_jobs(jobs, attempts + more, lines, 0)
+    assert [(one.samples, one.batch, one.speeds) for one in found] == [(8000.0, 64, ((2, 2000.0),))] * 3
+    result = predicted(found, frozenset({3}), SCENE, learn(found[:2]))
+    assert list(result.bases) == ["name, with the speeds reported on each number of GPUs"]
+    assert result.fidelity.per_job["jct_s"].error_C == pytest.approx([0.0], abs=0.001)  # a millisecond is begun
+    assert (result.replay.gpus_min.tolist(), result.replay.gpus_max.tolist()) == ([1] * 3, [2] * 3)
+    own = with_own_run_times(found, frozenset({3}), SCENE)
+    assert own.fidelity.per_job["jct_s"].error_C == pytest.approx([0.0], abs=0.001)

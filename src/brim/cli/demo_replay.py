@@ -136,7 +136,8 @@ def replay_of(session: Session, cluster: Cluster, policy: Policy, batch: int) ->
         time_limit_ms=[job.request.time_limit_s * MS_PER_S or NONE for job in jobs],
     )
     truth = SeenRates(
-        trace, seen_rates(session, cluster.num_gpus), samples=np.array([planned.samples for planned in plan]),
+        trace, np.tile(seen_rates(session, cluster.num_gpus), (len(jobs), 1)),
+        samples=np.array([planned.samples for planned in plan]),
         gpus_min=limits[:, 0], gpus_max=limits[:, 1],
     )
     settings = ReplaySettings(

@@ -14,20 +14,27 @@ from typing import Any, Final
 import numpy as np
 
 from brim.beliefs.change_costs import ChangeCosts, learn_costs
+from brim.beliefs.kind_speeds import KindSpeeds, learn_speeds
 from brim.beliefs.kinds import BASES, JobKind, KindRunTimes, learn_run_times
 from brim.core.cluster import Cluster
 from brim.core.replay import Replay
+from brim.core.trace import Trace
 from brim.engine.journal import Journal
 from brim.errors import ConfigError
 from brim.live.recording import RecordedJob, trace_of_recorded
 from brim.policies.sockets import Policy
 from brim.reports.fidelity import Fidelity, fidelity
 from brim.sim.overheads import Overheads
+from brim.sim.truths.seen import SeenRates
+from brim.sim.truths.truth import Truth
 from brim.sim.twin import ReplaySettings, replay
-from brim.units import counted
+from brim.units import MS_PER_S, counted
 
 _WORDS: Final = {"jct_mean_s": "mean JCT", "queue_mean_s": "mean queueing", "makespan_s": "makespan",
                  "allocated_gpu_s": "allocated GPU time", "jct_s": "JCT", "queue_s": "queueing"}  # fmt: skip
+
+SPEEDS: Final = "name, with the speeds reported on each number of GPUs"
+"""Beside ``BASES``, on what the run time of an elastic job is based."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +51,7 @@ class LearnedBeliefs:
     """What other jobs tell: run times of kinds of jobs, and what changes cost."""
 
     run_times: KindRunTimes
+    speeds: Mapping[str, KindSpeeds]
     costs: ChangeCosts
 
 
@@ -90,13 +98,13 @@ def learn(jobs: Sequence[RecordedJob]) -> LearnedBeliefs:
     whole = [one for one in jobs if one.undisturbed]
     if not whole:
         raise ConfigError("nothing to learn from: none of the jobs finished undisturbed")
+    rigid = [one for one in whole if not one.job.request.is_elastic] or whole
     run_times = learn_run_times(
-        list(map(_kind, whole)), [one.run_ms for one in whole], [len(one.attempts) - 1 for one in whole]
+        list(map(_kind, rigid)), [one.run_ms for one in rigid], [len(one.attempts) - 1 for one in rigid]
     )
     costs = costs_of(jobs)
-    return LearnedBeliefs(
-        run_times=run_times, costs=replace(costs, restart_ms=costs.restart_ms + round(run_times.repeat_ms))
-    )
+    restart_ms = costs.restart_ms + round(run_times.repeat_ms)
+    return LearnedBeliefs(run_times=run_times, speeds=_speeds(whole), costs=replace(costs, restart_ms=restart_ms))
 
 
 def costs_of(jobs: Sequence[RecordedJob]) -> ChangeCosts:
@@ -111,19 +119,33 @@ def costs_of(jobs: Sequence[RecordedJob]) -> ChangeCosts:
 def with_own_run_times(jobs: Sequence[RecordedJob], compared: frozenset[int], scene: Scene) -> FidelityResult:
     """Replay jobs with the run times and costs that they showed themselves: this checks only how the twin queues."""
     own = [one for one in jobs if one.job.id in compared]
-    return _replayed(jobs, compared, scene, {one.job.id: one.run_ms for one in jobs}, costs_of(own), {})
+    speeds = _speeds(jobs)
+    work = {
+        one.job.id: replace(speeds[one.job.request.name], samples=one.samples) for one in jobs if one.speeds
+    }
+    return _replayed(jobs, compared, scene, {one.job.id: one.run_ms for one in jobs}, work, costs_of(own), {})
 
 
 def predicted(
     jobs: Sequence[RecordedJob], compared: frozenset[int], scene: Scene, beliefs: LearnedBeliefs
 ) -> FidelityResult:
     """Replay jobs with the run times and costs that others showed; what is not compared keeps its own run times."""
-    run_ms, bases = {one.job.id: one.run_ms for one in jobs}, Counter[str]()
+    run_ms, bases, work = {one.job.id: one.run_ms for one in jobs}, Counter[str](), {}
     for one in jobs:
         if one.job.id in compared and one.undisturbed:
-            run_ms[one.job.id], basis = beliefs.run_times.run_ms(_kind(one))
-            bases[BASES[basis]] += 1
-    return _replayed(jobs, compared, scene, run_ms, beliefs.costs, bases)
+            name = one.job.request.name
+            if one.job.request.is_elastic and name in beliefs.speeds:
+                work[one.job.id] = beliefs.speeds[name]
+                bases[SPEEDS] += 1
+            else:
+                run_ms[one.job.id], basis = beliefs.run_times.run_ms(_kind(one))
+                bases[BASES[basis]] += 1
+    return _replayed(jobs, compared, scene, run_ms, work, beliefs.costs, bases)
+
+
+def _speeds(jobs: Sequence[RecordedJob]) -> dict[str, KindSpeeds]:
+    return learn_speeds([one.job.request.name for one in jobs], [one.speeds for one in jobs],
+                        [one.samples for one in jobs])  # fmt: skip
 
 
 def _kind(one: RecordedJob) -> JobKind:
@@ -132,19 +154,20 @@ def _kind(one: RecordedJob) -> JobKind:
 
 def _replayed(
     jobs: Sequence[RecordedJob], compared: frozenset[int], scene: Scene, run_ms: Mapping[int, int],
-    costs: ChangeCosts, bases: Mapping[str, int],
+    work: Mapping[int, KindSpeeds], costs: ChangeCosts, bases: Mapping[str, int],
 ) -> FidelityResult:
     trace = trace_of_recorded("the recorded jobs", jobs, scene.cluster, run_ms)
+    of = {str(one.job.id): one for one in jobs}
+    rows = [of[name] for name in trace.job_id]
     result = replay(
         trace, scene.cluster, scene.policy,
         ReplaySettings(
             overheads=Overheads(start_ms=costs.start_ms, restart_ms=costs.restart_ms, save_ms=costs.save_ms),
             gap_ms=scene.gap_ms,
         ),
+        truth=_truth(trace, rows, work, scene.cluster),
         journal=Journal(),  # the general loop: it is ready at once, and shares its steps with the controller
     )
-    of = {str(one.job.id): one for one in jobs}
-    rows = [of[name] for name in trace.job_id]
     found = fidelity(
         result, np.array([one.held_gpu_ms for one in rows], dtype=np.int64),
         np.array([one.undisturbed and one.job.id in compared for one in rows], dtype=np.bool_),
@@ -153,6 +176,18 @@ def _replayed(
         fidelity=found, replay=result, costs=costs, bases=bases,
         preemptions=sum(rows[row].job.preemptions for row in found.rows.tolist()),
     )
+
+
+def _truth(trace: Trace, rows: Sequence[RecordedJob], work: Mapping[int, KindSpeeds], cluster: Cluster) -> Truth:
+    """How the jobs run: elastic ones at the speeds of ``work``, all others for the run times of the trace."""
+    limits, samples = np.stack([trace.gpus, trace.gpus], axis=1), trace.run_ms.copy()
+    rate_JG = np.full((len(rows), cluster.num_gpus), float(MS_PER_S))  # the work of a rigid job is its time in ms
+    for row, one in enumerate(rows):
+        if one.job.request.is_elastic and one.job.id in work:
+            known = work[one.job.id]
+            limits[row] = one.job.request.limits[0], min(one.job.request.limits[1], cluster.num_gpus)
+            rate_JG[row], samples[row] = known.rates(cluster.num_gpus), max(1, round(known.samples))
+    return SeenRates(trace, rate_JG, samples=samples, gpus_min=limits[:, 0], gpus_max=limits[:, 1])
 
 
 def in_words(result: FidelityResult) -> Iterator[str]:

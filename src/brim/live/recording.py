@@ -13,12 +13,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from brim.core.cluster import Cluster
 from brim.core.trace import NONE, Trace, trace_of
 from brim.live.ends import PREEMPTED
 from brim.live.holds import spec_of
 from brim.live.records import AttemptRecord, JobRecord
+from brim.units import MS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,9 @@ class RecordedJob:
         job: Its record.
         ready_ms: When it waited for nothing but devices: its submission, or the end of its last hold before it started.
         attempts: Its attempts, in turn; those of a job that runs end now.
+        speeds: What it reported: GPUs and samples per second, of each time that it told of step times.
+        samples: Samples that it had done by its end: the last that it reported, and at its last speed those since then.
+        batch: Global batch with which it trained, as far as it is known; NONE otherwise.
         undisturbed: Whether it finished, and was neither cancelled, nor requeued, nor failed on its way: only then does
             its run time say how long its like run.
     """
@@ -63,6 +68,9 @@ class RecordedJob:
     job: JobRecord
     ready_ms: int
     attempts: tuple[RecordedAttempt, ...]
+    speeds: tuple[tuple[int, float], ...]
+    samples: float
+    batch: int
     undisturbed: bool
 
     @property
@@ -101,8 +109,9 @@ def recorded_jobs(
     Args:
         jobs: Jobs of the store.
         attempts: All attempts of the store, also of other jobs: a start waits until others have left its devices.
-        lines: The journal, as far as it goes back: it tells when holds ended and how many devices a job that was
-            resized had when. Before it, a job is ready from its submission on, and had the devices of its end.
+        lines: The journal, as far as it goes back: it tells when holds ended, how many devices a job that was resized
+            had when, and what jobs reported. Before it, a job is ready from its submission on, had the devices of its
+            end, and reported nothing.
         now_ms: Cluster time, at which the attempts that have not ended are cut off.
     """
     attempts = tuple(attempts)
@@ -123,7 +132,13 @@ def recorded_jobs(
             alone = job.state == "finished" and not stops and all(
                 attempt.outcome == "finished" or attempt.stop_reason for attempt in of_job[job.id]
             )
-            found.append(RecordedJob(job=job, ready_ms=ready_ms, attempts=tuple(own), undisturbed=alone))
+            told = events.told.get(job.id, [])
+            found.append(RecordedJob(
+                job=job, ready_ms=ready_ms, attempts=tuple(own), undisturbed=alone,
+                speeds=tuple((report.gpus, report.per_s) for report in told),
+                samples=told[-1].done + (own[-1].end_ms - told[-1].at_ms) / MS_PER_S * told[-1].per_s if told else 0.0,
+                batch=max(job.request.batch, told[-1].batch if told else NONE),
+            ))
     return tuple(found)
 
 
@@ -140,16 +155,30 @@ def trace_of_recorded(
     """
     users = sorted({one.job.user for one in jobs})
     specs = [spec_of(one.job, cluster, users.index(one.job.user), one.ready_ms) for one in jobs]
+    listed = tuple(dict.fromkeys(spec.sizes for spec in specs if spec.sizes))
     return trace_of(
         name=name, format="live", job_id=[str(one.job.id) for one in jobs], users=users, gpu_types=cluster.gpu_types,
         submit_ms=[spec.submit_ms for spec in specs], user=[spec.user for spec in specs],
         gpus=[spec.gpus for spec in specs], cpu_milli=[spec.cpu_milli for spec in specs],
         mem_mib=[spec.mem_mib for spec in specs], gpu_type=[spec.gpu_type for spec in specs],
         time_limit_ms=[spec.time_limit_ms for spec in specs], priority=[spec.priority for spec in specs],
-        job_class=[spec.job_class for spec in specs], run_ms=[run_ms[one.job.id] for one in jobs],
+        job_class=[spec.job_class for spec in specs], size_lists=listed,
+        size_list=[listed.index(spec.sizes) if spec.sizes else NONE for spec in specs],
+        batch=[one.batch if one.job.request.is_elastic else NONE for one in jobs],
+        run_ms=[run_ms[one.job.id] for one in jobs],
         wait_ms=[one.attempts[0].granted_ms - one.ready_ms for one in jobs],
         jct_ms=[one.end_ms - one.ready_ms for one in jobs],
     )
+
+
+class _Told(NamedTuple):
+    """One report of step times."""
+
+    at_ms: int
+    done: float
+    gpus: int
+    batch: int
+    per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,23 +188,32 @@ class _Journal:
     Attributes:
         ready_ms: When its last hold ended before its first start.
         sizes: Number of devices that it was given, with the time of the decision, in turn.
+        told: Its reports, in turn.
     """
 
     ready_ms: Mapping[int, int]
     sizes: Mapping[int, list[tuple[int, int]]]
+    told: Mapping[int, list[_Told]]
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> _Journal:
         ready_ms: dict[int, int] = {}
         sizes: dict[int, list[tuple[int, int]]] = {}
+        told: dict[int, list[_Told]] = {}
         for line in lines:
             record = json.loads(line)
             if record.get("e") == "ELIGIBLE" and record["job"] not in sizes:
                 ready_ms[record["job"]] = record["t"]
+            if "report" in record:
+                for _, gpus, local_batch, step_s, _ in record["report"]["seen"]:
+                    batch = gpus * local_batch
+                    told.setdefault(record["job"], []).append(
+                        _Told(record["t"], record["report"]["samples_done"], gpus, batch, batch / step_s)
+                    )
             for action in record.get("d", ()):
                 if action["do"] in ("start", "resize"):
                     sizes.setdefault(action["job"], []).append((record["t"], len(action["setting"]["ranks"])))
-        return cls(ready_ms, sizes)
+        return cls(ready_ms, sizes, told)
 
 
 def _granted(attempts: Iterable[AttemptRecord], now_ms: int) -> dict[tuple[int, int], int]:

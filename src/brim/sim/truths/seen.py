@@ -8,7 +8,7 @@ import numpy as np
 
 from brim.core.arrays import FloatArray, IntArray, frozen
 from brim.core.events import Report, Sample
-from brim.core.trace import Trace
+from brim.core.trace import NONE, Trace
 from brim.sim.truths.truth import ALONE, Company, Pace
 from brim.units import MS_PER_S
 
@@ -19,8 +19,8 @@ class SeenRates:
     Work is counted in samples. See ``sim.truths.truth.Truth``.
 
     Args:
-        trace: The jobs, with their batches.
-        rate_G: Samples per second on 1 to G GPUs (G,), of every job.
+        trace: The jobs, with their batches; a job without one reports nothing.
+        rate_JG: Samples per second of each job on 1 to G GPUs (J, G).
         samples: Samples that each job needs (J,).
         gpus_min: Fewest GPUs of each job (J,).
         gpus_max: Most GPUs of each job (J,).
@@ -30,12 +30,12 @@ class SeenRates:
     contended: ClassVar[bool] = False
 
     def __init__(
-        self, trace: Trace, rate_G: FloatArray, *, samples: IntArray, gpus_min: IntArray, gpus_max: IntArray
+        self, trace: Trace, rate_JG: FloatArray, *, samples: IntArray, gpus_min: IntArray, gpus_max: IntArray
     ) -> None:
-        self._trace, self._rate_G, self._samples = trace, rate_G, samples
+        self._trace, self._rate_JG, self._samples = trace, rate_JG, samples
         self._limits = {"gpus_min": gpus_min, "gpus_max": gpus_max}
-        run_JG = samples[:, None] / rate_G * MS_PER_S
-        gpus_G = np.arange(1, len(rate_G) + 1)
+        run_JG = samples[:, None] / rate_JG * MS_PER_S
+        gpus_G = np.arange(1, rate_JG.shape[1] + 1)
         allowed_JG = (gpus_G >= gpus_min[:, None]) & (gpus_G <= gpus_max[:, None])
         self.run_ms = _whole(run_JG[np.arange(len(trace)), trace.gpus - 1])
         self.shortest_ms = _whole(np.where(allowed_JG, run_JG, np.inf).min(axis=1))
@@ -44,7 +44,9 @@ class SeenRates:
     def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
         """See ``Truth``."""
         gpus, own = sum(nodes), int(self._trace.batch[job])
-        per_s = float(self._rate_G[gpus - 1])
+        per_s = float(self._rate_JG[job, gpus - 1])
+        if own == NONE:
+            return Pace(per_s / MS_PER_S, float(self._samples[job]), True, None)
         seen = Sample(len(nodes), gpus, max(1, own // gpus), own / per_s, 0.0)
         report = Report(samples_done=done, samples_per_s=per_s, seen=(seen,))
         return Pace(per_s / MS_PER_S, float(self._samples[job]), True, report)
