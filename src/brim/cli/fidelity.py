@@ -119,18 +119,16 @@ def costs_of(jobs: Sequence[RecordedJob]) -> ChangeCosts:
 def with_own_run_times(jobs: Sequence[RecordedJob], compared: frozenset[int], scene: Scene) -> FidelityResult:
     """Replay jobs with the run times and costs that they showed themselves: this checks only how the twin queues."""
     own = [one for one in jobs if one.job.id in compared]
-    speeds = _speeds(jobs)
-    work = {
-        one.job.id: replace(speeds[one.job.request.name], samples=one.samples) for one in jobs if one.speeds
-    }
-    return _replayed(jobs, compared, scene, {one.job.id: one.run_ms for one in jobs}, work, costs_of(own), {})
+    run_ms = {one.job.id: one.run_ms for one in jobs}
+    return _replayed(jobs, compared, scene, run_ms, _own_work(jobs), costs_of(own), {})
 
 
 def predicted(
     jobs: Sequence[RecordedJob], compared: frozenset[int], scene: Scene, beliefs: LearnedBeliefs
 ) -> FidelityResult:
     """Replay jobs with the run times and costs that others showed; what is not compared keeps its own run times."""
-    run_ms, bases, work = {one.job.id: one.run_ms for one in jobs}, Counter[str](), {}
+    run_ms, bases = {one.job.id: one.run_ms for one in jobs}, Counter[str]()
+    work = _own_work([one for one in jobs if one.job.id not in compared])
     for one in jobs:
         if one.job.id in compared and one.undisturbed:
             name = one.job.request.name
@@ -141,6 +139,12 @@ def predicted(
                 run_ms[one.job.id], basis = beliefs.run_times.run_ms(_kind(one))
                 bases[BASES[basis]] += 1
     return _replayed(jobs, compared, scene, run_ms, work, beliefs.costs, bases)
+
+
+def _own_work(jobs: Sequence[RecordedJob]) -> dict[int, KindSpeeds]:
+    """What each job that reported speeds has trained on, at the speeds of all of its name."""
+    speeds = _speeds(jobs)
+    return {one.job.id: replace(speeds[one.job.request.name], samples=one.samples) for one in jobs if one.samples > 0}
 
 
 def _speeds(jobs: Sequence[RecordedJob]) -> dict[str, KindSpeeds]:
