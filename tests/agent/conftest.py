@@ -128,9 +128,10 @@ class Node:
     def send(self, order):
         self.connection.sendall(ORDERS.encode(order))
 
-    def capture(self, *command, env=None, cwd=None):
+    def capture(self, *command, env=None, cwd=None, **more):
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **(env or {})}
-        return write_capture(captures_folder(self.agent_folder), list(map(str, command)), env, str(cwd or self.folder))
+        folder = captures_folder(self.agent_folder)
+        return write_capture(folder, list(map(str, command)), env, str(cwd or self.folder), **more)
 
     def order(self, job, attempt, capture, **more):
         self.sequence += 1

@@ -23,6 +23,7 @@ from brim.agent.protocol import (
     StopAttempt,
 )
 from brim.gang import processes
+from brim.gang.inherited import Inherited
 
 
 def test_a_plain_command_runs_with_its_environment_and_its_exit_code_is_told(node):
@@ -43,6 +44,17 @@ def test_a_plain_command_runs_with_its_environment_and_its_exit_code_is_told(nod
     assert "BRIM_LOADER_WORKERS=2" in log
     assert "/of/another/job" not in log
     assert f"BRIM_CKPT_DIR={one.agent_folder}/jobs/7/checkpoint" in log
+
+
+def test_a_job_has_the_umask_and_limits_of_its_user_and_a_script_for_slurm_its_variables(node):
+    one = node(devices=2)
+    variables = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "RESTART_COUNT", "GPUS_ON_NODE", "JOB_GPUS")
+    words = "umask; ulimit -c; echo " + " ".join(f"$SLURM_{name}" for name in variables)
+    inherits, env = Inherited(umask=0o27, limits={"core": 0}), {"SLURM_ARRAY_TASK_ID": "5"}
+    capture = one.capture("/bin/sh", "-c", words, env=env, inherits=inherits, slurm=True)
+    one.run(9, 2, capture, devices=(0, 1), array=7)
+    assert one.ended(9, 2).outcome == FINISHED
+    assert one.log(9, 2) == "0027\n0\n9 7 5 1 2 0,1\n"
 
 
 @pytest.mark.slow

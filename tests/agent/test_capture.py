@@ -1,5 +1,6 @@
 """An agent runs what its user has signed, and nothing else."""
 
+import hashlib
 import json
 import os
 
@@ -7,6 +8,7 @@ import pytest
 
 from brim.agent.capture import CAPTURE_BYTES_MAX, read_capture, write_capture
 from brim.errors import RefusedError
+from brim.gang.inherited import AS_IT_IS, Inherited
 
 
 def test_a_capture_is_read_as_it_was_written_and_only_by_its_user(tmp_path):
@@ -14,6 +16,16 @@ def test_a_capture_is_read_as_it_was_written_and_only_by_its_user(tmp_path):
     capture = read_capture(tmp_path / "captures", name, digest)
     assert (capture.command, capture.env, capture.cwd) == (("echo", "a b"), {"A": "x=y"}, "/srv")
     assert os.stat(tmp_path / "captures" / f"{name}.json").st_mode & 0o777 == 0o600
+
+
+def test_umask_limits_and_what_slurm_is_told_are_signed_too_and_may_be_missing(tmp_path):
+    inherits = Inherited(umask=0o27, limits={"nofile": 64})
+    capture = read_capture(tmp_path, *write_capture(tmp_path, ["true"], {}, "/", inherits, slurm=True))
+    assert (capture.inherits, capture.slurm) == (inherits, True)
+    content = b'{"version": 1, "command": ["true"], "env": {}, "cwd": "/"}'
+    (tmp_path / f"{'a' * 32}.json").write_bytes(content)
+    before = read_capture(tmp_path, "a" * 32, hashlib.sha256(content).hexdigest())
+    assert (before.inherits, before.slurm) == (AS_IT_IS, False)
 
 
 @pytest.mark.parametrize("name", ["../" + "a" * 32, "A" * 32, "", "a" * 32 + "\n", "0" * 32])
@@ -50,10 +62,9 @@ def test_what_its_user_has_not_signed_is_refused(tmp_path, what):
     '{"version": 1, "command": [], "env": {}, "cwd": "/"}', '{"version": 1, "command": "ls", "env": {}, "cwd": "/"}',
     '{"version": 1, "command": ["a"], "env": {"A": 3}, "cwd": "/"}',
     json.dumps({"version": 1, "command": ["a\0b"], "env": {}, "cwd": "/"}),
+    '{"version": 1, "command": ["a"], "env": {}, "cwd": "/", "umask": 9999}',
 ])  # fmt: skip
 def test_a_signed_capture_that_is_not_one_is_refused(tmp_path, content):
-    import hashlib
-
     path = tmp_path / f"{'a' * 32}.json"
     path.write_text(content)
     path.chmod(0o600)

@@ -9,8 +9,9 @@ import pytest
 
 from brim.agent.capture import read_capture
 from brim.cli.capture import CAPTURE_BYTES_MAX, requests_of, work_of
-from brim.cli.job_options import asked
+from brim.cli.job_options import asked, merged
 from brim.errors import ConfigError
+from brim.gang.inherited import of_this_process
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +63,7 @@ def test_a_yaml_file_may_name_a_script(folder):
     work = work_of([file(folder / "sweep.yaml", "run: ./job.sh 3\nlimits: {time: 1h}\n")])
     assert work.command[0] == "/bin/sh"
     assert work.options["name"] == "inner"
-    assert work.slurm
+    assert work.slurm == {}
     assert len(work.ignored) == 1
     with pytest.raises(ConfigError, match="arguments after a YAML file"):
         work_of([str(folder / "sweep.yaml"), "x"])
@@ -77,6 +78,8 @@ def test_everything_around_the_command_is_taken_along(folder, monkeypatch):
     assert (found.command, found.cwd) == (("sleep", "1"), str(folder))
     assert (found.env["MARK"], found.env["A"], found.env["PATH"]) == ("caf\udce9 \u00fc\n", "1", os.environ["PATH"])
     assert "BRIM_JOB_ID" not in found.env
+    assert (found.inherits, found.slurm) == (of_this_process(), False)
+    assert not any(name.startswith("SLURM_") for name in found.env)
     assert found.env["BRIM_STATE"] == str(folder / "state")
 
 
@@ -88,6 +91,23 @@ def test_every_job_of_an_array_has_a_capture_and_an_index(folder):
     captures = [read_capture(folder / "state/agent/captures", each.capture, each.digest).env for each in found]
     for name in ("BRIM_ARRAY_INDEX", "SLURM_ARRAY_TASK_ID"):
         assert [env[name] for env in captures] == ["2", "5"]
+
+
+def test_a_script_for_slurm_has_slurms_variables_and_not_those_of_a_job_around_it(folder, monkeypatch):
+    file(folder / "job.sh", "#!/bin/sh\n#SBATCH --array=2,5%1 -c 4 --mem=2G -J net --gres=gpu:2\n")
+    monkeypatch.setenv("SLURM_JOB_ACCOUNT", "of another job")
+    work = work_of(["./job.sh"])
+    asked_for = requests_of(work, asked(merged(work.options, {"env": {"SLURM_NTASKS": "8"}})), {})[1]
+    found = read_capture(folder / "state/agent/captures", asked_for.capture, asked_for.digest)
+    assert found.slurm
+    said = {name: value for name, value in found.env.items() if name.startswith("SLURM_")}
+    assert said == {
+        "SLURM_JOB_NAME": "net", "SLURM_SUBMIT_DIR": str(folder), "SLURM_SUBMIT_HOST": os.uname().nodename,
+        "SLURM_CPUS_PER_TASK": "4", "SLURM_MEM_PER_NODE": "2048", "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1",
+        "SLURM_NTASKS": "8", "SLURM_NPROCS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
+        "SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "2", "SLURM_ARRAY_TASK_MIN": "2",
+        "SLURM_ARRAY_TASK_MAX": "5",
+    }  # fmt: skip
 
 
 def test_what_cannot_run_is_refused_where_it_is_submitted(folder, monkeypatch):

@@ -138,7 +138,7 @@ echo start
 
 def test_slurms_headers_are_translated_and_what_is_ignored_is_listed():
     found = read_headers(SLURM, "job.sh")
-    assert found.slurm
+    assert found.slurm == {"SLURM_CPUS_PER_TASK": "8", "SLURM_MEM_PER_NODE": "65536", "SLURM_JOB_PARTITION": "gpu"}
     assert found.options == {
         "name": "resnet", "gpus": "a100:2", "cpus": "8", "mem": "65536M", "time": "90m", "array": "0-3%2",
         "depends-on": "afterok:12:13", "requeue": False, "grace": "2m", "env": {"MODE": "fast"},

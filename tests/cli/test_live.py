@@ -85,6 +85,16 @@ def test_a_script_is_copied_and_its_headers_count(up):
     assert (shown["id"], shown["request"]["name"], shown["request"]["gpus"]) == (job, "resnet", 2)
 
 
+def test_a_script_for_slurm_finds_its_variables(up):
+    script = up.work / "slurm.sh"
+    names = ("ARRAY_JOB_ID", "ARRAY_TASK_ID", "JOB_ID", "JOB_NAME", "CPUS_PER_TASK", "SUBMIT_DIR")
+    show = "echo " + " ".join(f"$SLURM_{name}" for name in names)
+    script.write_text(f"#!/bin/sh\n#SBATCH -J net -c 1 --array 4,6\n{show}\n", encoding="utf-8")
+    first, last = map(int, up("submit", "--wait", script).stdout.split("-"))
+    assert up("logs", first).stdout == f"{first} 4 {first} net 1 {up.work}\n"
+    assert up("logs", last).stdout == f"{first} 6 {last} net 1 {up.work}\n"
+
+
 def test_an_array_and_a_yaml_file(up):
     (up.work / "job.yaml").write_text("run: echo $BRIM_ARRAY_INDEX\narray: 3-5\nname: sweep\n", encoding="utf-8")
     first, last = map(int, up("submit", "--wait", "job.yaml").stdout.split("-"))

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from brim.gang import fork_safety
+from brim.gang.inherited import AS_IT_IS, Inherited
 from brim.gang.zygote_client import ZygoteClient
 from brim.gang.zygote_events import ProcessExited, ProcessStarted, StartFailed, ZygoteLost, ZygoteReady
 
@@ -93,7 +94,7 @@ class Forks:
     def events(self):
         return self.client.receive()
 
-    def run(self, command, stdin=b"", env=None, cwd=None, during=None):
+    def run(self, command, stdin=b"", env=None, cwd=None, during=None, inherits=AS_IT_IS):
         """Start it, and wait: code, stdout, stderr, how, why."""
         self.number += 1
         in_fd, in_write = os.pipe()
@@ -101,7 +102,8 @@ class Forks:
         err_read, err_fd = os.pipe()
         os.write(in_write, stdin)
         os.close(in_write)
-        self.client.start(self.number, command, env or self.env, str(cwd or self.cwd), [in_fd, out_fd, err_fd])
+        fds = [in_fd, out_fd, err_fd]
+        self.client.start(self.number, command, env or self.env, str(cwd or self.cwd), fds, inherits)
         for fd in (in_fd, out_fd, err_fd):
             os.close(fd)
         texts = {}
@@ -176,6 +178,18 @@ def test_everything_a_script_can_see_is_as_in_a_fresh_interpreter(forks, folder,
     wanted["fds"], found["fds"] = [fd for fd in wanted["fds"] if fd < 3], found["fds"]
     assert found == wanted
     assert (code, out[out.rindex("}") :], err) == (expected[0], expected[1][expected[1].rindex("}") :], expected[2])
+
+
+def test_umask_and_limits_are_those_asked_for_however_it_is_started(forks, folder):
+    show = "import os, resource; print(os.umask(0), resource.getrlimit(resource.RLIMIT_CORE)[0])"
+    (folder / "show.py").write_text(show)
+    zygote, wanted = forks(), Inherited(umask=0o31, limits={"core": 0})
+    code, out, _, how, _ = zygote.run([sys.executable, "show.py"], inherits=wanted)
+    assert (code, out, how) == (0, f"{0o31} 0\n", "fork")
+    code, out, _, how, _ = zygote.run(["/bin/sh", "-c", "umask; ulimit -c"], inherits=wanted)
+    assert (code, out, how) == (0, "0031\n0\n", "spawn")
+    code, out, *_ = zygote.run(["/bin/sh", "-c", "umask"])
+    assert int(out, 8) == os.umask(int(out, 8))
 
 
 ENDINGS = {

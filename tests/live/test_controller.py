@@ -294,6 +294,12 @@ def array_of(desk: Desk, count: int, **fields) -> None:
         desk.submit(array=1, array_index=index, array_limit=2, attempts_max=1, **fields)
 
 
+def test_an_agent_is_told_of_the_array_of_a_job():
+    desk = Desk()
+    [order] = desk.submit(array=1, array_index=3)
+    assert order.array == 1
+
+
 def with_an_attempt(desk: Desk) -> list[int]:
     return [job.id for job in desk.stored.values() if job.state in ("starting", "running", "stopping")]
 

@@ -57,6 +57,7 @@ from brim.agent.protocol import (
     StartAttempt,
     Synced,
 )
+from brim.agent.slurm_variables import slurm_variables
 from brim.agent.sockets import control_path, folder_id, remove_socket_folder, socket_folder
 from brim.agent.supervisor_link import SupervisorLink, gang_seen
 from brim.agent.zygotes import Zygotes
@@ -303,13 +304,16 @@ class Agent:
         make_private(checkpoints)
         env = {name: value for name, value in capture.env.items() if name not in _OF_ANOTHER_JOB}
         env |= {"BRIM_JOB_ID": str(order.job), "BRIM_ATTEMPT": str(order.attempt), "BRIM_CKPT_DIR": str(checkpoints)}
+        if capture.slurm:
+            env |= slurm_variables(order, env)
         if order.loader_workers != NONE:
             env["BRIM_LOADER_WORKERS"] = str(order.loader_workers)
         now_ms = attempt_files.boot_time_ms()
         return LaunchFile(
             job=order.job, attempt=order.attempt, command=capture.command, env=env, cwd=capture.cwd, ranks=order.ranks,
             devices=tuple(self._devices.names[device] for device in order.devices), grace_s=order.grace_s,
-            gang=folder_id(folder), control=control_path(folder),
+            gang=folder_id(folder), control=control_path(folder), umask=capture.inherits.umask,
+            limits=dict(capture.inherits.limits),
             zygote=self._zygotes.for_command(capture.command, env, now_ms, is_gang=order.ranks > 0),
         )  # fmt: skip
 

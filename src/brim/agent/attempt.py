@@ -23,6 +23,7 @@ from brim.agent import attempt_files
 from brim.agent.attempt_files import EndFile, LaunchFile, PidsFile
 from brim.agent.protocol import BLAME_JOB, BLAME_NODE, FAILED, FINISHED, NONE, STOPPED, UNUSABLE
 from brim.gang import processes
+from brim.gang.inherited import Inherited
 from brim.gang.launch_config import PRELOAD, TERM_S, LaunchConfig
 from brim.gang.result import GangResult
 from brim.gang.supervisor import Supervisor
@@ -113,7 +114,7 @@ def run_attempt(folder: Path, launch: LaunchFile) -> None:
             devices=launch.devices, grace_s=launch.grace_s, term_s=min(TERM_S, launch.grace_s / 2),
             log_folder=str(folder / attempt_files.LOG), zygote=launch.zygote,
             preload=PRELOAD if launch.ranks else (), is_gang=launch.ranks > 0, gang=launch.gang,
-            fence=(launch.job, launch.attempt),
+            fence=(launch.job, launch.attempt), inherits=Inherited(umask=launch.umask, limits=launch.limits),
         ))  # fmt: skip
         result = supervisor.run()
     except OSError as error:  # no socket, no memory for another process

@@ -17,7 +17,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -46,6 +46,8 @@ class LaunchFile:
     gang: str
     control: str
     zygote: str | None
+    umask: int = -1
+    limits: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

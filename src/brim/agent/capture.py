@@ -1,7 +1,8 @@
 """Captures: what a user wants to run, written by the client into the user's own folder and read by the user's agent.
 
 A capture is a JSON file ``captures/<32 hexadecimal digits>.json`` of mode 0600: ``{"version": 1, "command": [...],
-"env": {...}, "cwd": "/..."}``. The controller knows its name and the SHA-256 of the file, and never sees the content.
+"env": {...}, "cwd": "/...", "umask": 18, "limits": {"nofile": 1024}, "slurm": false}``, of which the last three may be
+missing. The controller knows its name and the SHA-256 of the file, and never sees the content.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Final
 
 from brim.agent.folders import make_private
 from brim.errors import BrimError, RefusedError
+from brim.gang.inherited import AS_IT_IS, Inherited, read_inherited
 
 CAPTURE_VERSION: Final = 1
 CAPTURE_BYTES_MAX: Final = 4 << 20
@@ -29,20 +31,34 @@ _NAME: Final = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """The command, environment and working folder of a job."""
+    """What a job is run with.
+
+    Attributes:
+        command: The words of the command.
+        env: Its environment, to which the agent adds.
+        cwd: Its working folder.
+        inherits: Its umask and limits.
+        slurm: Whether it is a script for Slurm, which reads Slurm's variables.
+    """
 
     command: tuple[str, ...]
     env: Mapping[str, str]
     cwd: str
+    inherits: Inherited = AS_IT_IS
+    slurm: bool = False
 
 
-def write_capture(folder: Path, command: Sequence[str], env: Mapping[str, str], cwd: str) -> tuple[str, str]:
-    """Write a capture into the folder of captures; return its name and digest.
+def write_capture(
+    folder: Path, command: Sequence[str], env: Mapping[str, str], cwd: str, inherits: Inherited = AS_IT_IS, *,
+    slurm: bool = False,
+) -> tuple[str, str]:  # fmt: skip
+    """Write a capture into the folder of captures; return its name and digest. For the arguments, see ``Capture``.
 
     Raises:
         BrimError: the file cannot be written.
     """
-    plain = {"version": CAPTURE_VERSION, "command": list(command), "env": dict(env), "cwd": cwd}
+    plain = {"version": CAPTURE_VERSION, "command": list(command), "env": dict(env), "cwd": cwd, "slurm": slurm}
+    plain |= inherits.plain()
     data = json.dumps(plain).encode()
     name = secrets.token_hex(16)
     try:
@@ -93,7 +109,12 @@ def _parse(name: str, data: bytes) -> Capture:
         case {"version": 1, "command": [str(), *_] as command, "env": dict(env), "cwd": str(cwd)}:
             texts = [*command, *env, *env.values(), cwd]
             if all(isinstance(text, str) and "\0" not in text for text in texts):
-                return Capture(command=tuple(command), env=env, cwd=cwd)
+                try:
+                    inherits = read_inherited(plain)
+                except ValueError as error:
+                    raise RefusedError(f"capture {name}: {error}") from None
+                return Capture(command=tuple(command), env=env, cwd=cwd, inherits=inherits,
+                               slurm=plain.get("slurm") is True)
     raise RefusedError(f"capture {name}: expected version 1 with a command, an environment and a working folder")
 
 

@@ -75,6 +75,7 @@ class StartAttempt:
         loader_workers: Data-loading processes of each rank; ``NONE``: not decided.
         grace_s: Time from a request to stop to SIGKILL, unless the request names another.
         name: The job's name, for people.
+        array: First job of its array; ``NONE`` for a job in none.
     """
 
     job: int
@@ -88,6 +89,7 @@ class StartAttempt:
     loader_workers: int = NONE
     grace_s: float = 30.0
     name: str = ""
+    array: int = NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,17 +18,17 @@ from typing import Any, Final
 
 from brim.agent.capture import write_capture
 from brim.agent.folders import RUNTIME_VARIABLE, STATE_VARIABLE, agent_folder, captures_folder
+from brim.agent.slurm_variables import ARRAY_INDEX
 from brim.cli.headers import Headers, read_headers
 from brim.cli.job_options import Asked, merged
 from brim.errors import ConfigError
+from brim.gang.inherited import of_this_process
 from brim.live.requests import JobRequest, read_request
 
 CAPTURE_BYTES_MAX: Final = 1 << 20
 """Most bytes of command and environment; ours: Linux takes at most 2 MiB of both."""
 SCRIPT_BYTES_MAX: Final = 1 << 20
 INDEX: Final = "BRIM_ARRAY_INDEX"
-SLURM_INDEX: Final = "SLURM_ARRAY_TASK_ID"
-"""Set for scripts with headers of Slurm, which read it."""
 _SHELLS: Final = ("sh", "bash", "dash", "zsh", "ksh")
 _KEPT: Final = (STATE_VARIABLE, RUNTIME_VARIABLE)
 
@@ -42,14 +42,14 @@ class Runnable:
         options: Options of ``brim submit``.
         ignored: Options of Slurm that have no meaning here, with the reason.
         name: Name of the job where none is given.
-        slurm: Whether a script with Slurm's headers is run.
+        slurm: Variables of Slurm that the options of a script's headers mean; None for what has no such headers.
     """
 
     command: tuple[str, ...]
     options: Mapping[str, Any]
     ignored: tuple[str, ...] = ()
     name: str
-    slurm: bool = False
+    slurm: Mapping[str, str] | None = None
 
 
 def work_of(words: Sequence[str]) -> Runnable:
@@ -138,18 +138,41 @@ def requests_of(
     """
     cwd = _folder(asked.chdir)
     env = {name: value for name, value in os.environ.items() if not name.startswith("BRIM_") or name in _KEPT}
+    if work.slurm is not None:  # not those of a job of Slurm in which it is submitted
+        env = {name: value for name, value in env.items() if not name.startswith("SLURM_")}
+        env.update(_slurm_variables(work, asked))
     env.update(asked.env)
     _check_command(work.command[0], env, cwd)
     _check_size(work.command, env)
-    found = []
+    found, inherits = [], of_this_process()
     for index in asked.indices or (None,):
-        own = {} if index is None else {INDEX: str(index), **({SLURM_INDEX: str(index)} if work.slurm else {})}
+        own = {} if index is None else {INDEX: str(index)}
+        if index is not None and work.slurm is not None:
+            own[ARRAY_INDEX] = str(index)
         capture, digest = "0" * 32, "0" * 64
         if keep:
-            capture, digest = write_capture(captures_folder(agent_folder()), work.command, {**env, **own}, cwd)
+            capture, digest = write_capture(
+                captures_folder(agent_folder()), work.command, {**env, **own}, cwd, inherits,
+                slurm=work.slurm is not None,
+            )
         array = {} if index is None else {"array_index": index}
         plain = {"name": work.name, **asked.fields, **array, "capture": capture, "digest": digest, **after}
         found.append(read_request(plain))
+    return found
+
+
+def _slurm_variables(work: Runnable, asked: Asked) -> dict[str, str]:
+    """Variables of Slurm that are known before the job is; see ``brim.agent.slurm_variables`` for the others."""
+    found = {
+        "SLURM_JOB_NAME": asked.fields.get("name", work.name), "SLURM_SUBMIT_DIR": os.getcwd(),
+        "SLURM_SUBMIT_HOST": os.uname().nodename, "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1", "SLURM_NTASKS": "1",
+        "SLURM_NPROCS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", **(work.slurm or {}),
+    }  # fmt: skip
+    if asked.indices:
+        found |= {
+            "SLURM_ARRAY_TASK_COUNT": str(len(asked.indices)), "SLURM_ARRAY_TASK_MIN": str(asked.indices[0]),
+            "SLURM_ARRAY_TASK_MAX": str(asked.indices[-1]),
+        }  # fmt: skip
     return found
 
 

@@ -41,11 +41,17 @@ _EXPECTED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """What headers say: options of ``brim submit``, and Slurm's that were ignored, each with the reason."""
+    """What headers say.
+
+    Attributes:
+        options: Options of ``brim submit``.
+        ignored: Slurm's options that were ignored, each with the reason.
+        slurm: Variables that Slurm would set for what its options say; None without any header of Slurm.
+    """
 
     options: Mapping[str, Any]
     ignored: tuple[str, ...]
-    slurm: bool
+    slurm: Mapping[str, str] | None
 
 
 def read_headers(text: str, file: str) -> Headers:
@@ -75,7 +81,20 @@ def read_headers(text: str, file: str) -> Headers:
     options, ignored = _translated(theirs, lines)
     if not ours.get("env"):
         ours.pop("env", None)
-    return Headers({**options, **ours}, tuple(ignored), slurm)
+    return Headers({**options, **ours}, tuple(ignored), _variables(theirs) if slurm else None)
+
+
+def _variables(theirs: Mapping[str, str]) -> dict[str, str]:
+    """What Slurm tells a script of its options, of those that scripts commonly read."""
+    names = {"cpus-per-task": "SLURM_CPUS_PER_TASK", "cpus-per-gpu": "SLURM_CPUS_PER_GPU", "gpus": "SLURM_GPUS",
+             "gpus-per-node": "SLURM_GPUS_PER_NODE", "gpus-per-task": "SLURM_GPUS_PER_TASK",
+             "partition": "SLURM_JOB_PARTITION", "account": "SLURM_JOB_ACCOUNT"}  # fmt: skip
+    found = {variable: theirs[name] for name, variable in names.items() if name in theirs}
+    for name, variable in (("mem", "SLURM_MEM_PER_NODE"), ("mem-per-cpu", "SLURM_MEM_PER_CPU"),
+                           ("mem-per-gpu", "SLURM_MEM_PER_GPU")):  # fmt: skip
+        if name in theirs:
+            found[variable] = str(parse_memory_mib(theirs[name]))
+    return found
 
 
 def _marked(text: str) -> Iterator[tuple[int, str, str]]:

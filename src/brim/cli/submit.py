@@ -155,7 +155,7 @@ def redo(
     before = find_job(at, job).request
     folder = captures_folder(agent_folder())
     what = read_capture(folder, before.capture, before.digest)
-    capture, digest = write_capture(folder, what.command, what.env, what.cwd)
+    capture, digest = write_capture(folder, what.command, what.env, what.cwd, what.inherits, slurm=what.slurm)
     again = replace(
         before, capture=capture, digest=digest, after=(), after_any=(), after_not_ok=(), begin_s=0, deadline_s=0,
         hold=False,

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from brim.gang.inherited import AS_IT_IS, Inherited
+
 PRELOAD: Final = (
     "torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch.utils.data", "torch._dynamo",
     "brim.train.run", "brim.train.data.loader",
@@ -37,6 +39,7 @@ class LaunchConfig:
         nproc: Number of ranks at the start.
         control: Path of the socket that the supervisor listens on.
         cwd: Working directory of the ranks.
+        inherits: Umask and limits of the ranks.
         env: Environment of the ranks, to which brim adds its own variables; None: that of this process.
         devices: Names for CUDA_VISIBLE_DEVICES, in the order of LOCAL_RANK; every rank sees all of them, but no CPU
             (``cpu0``). If empty, the variable is left unchanged.
@@ -71,3 +74,4 @@ class LaunchConfig:
     is_gang: bool = True
     gang: str = ""
     fence: tuple[int, ...] = ()
+    inherits: Inherited = AS_IT_IS

@@ -81,7 +81,9 @@ class RankSpawner:
             except OSError as error:
                 where = f": {error.filename}" if error.filename else ""
                 raise OutputError(f"its output cannot be opened: {error.strerror}{where}") from None
-            self._connect().start(rank, self._config.command, env, self._config.cwd, fds)
+            self._connect().start(
+                rank, self._config.command, env, self._config.cwd, fds, self._config.inherits
+            )
         finally:
             for fd in fds:
                 os.close(fd)

@@ -10,7 +10,8 @@ zygote ends all its descendants and itself; one that listens ends with the proce
 
 The messages are lines of JSON on a Unix stream socket, with descriptors attached:
 
-    to it    {"start": id, "command": [...], "env": {...}, "cwd": path}     stdin, stdout, stderr
+    to it    {"start": id, "command": [...], "env": {...}, "cwd": path,
+              "inherits": {"umask": ..., "limits": {...}}}                  stdin, stdout, stderr
     from it  {"ready": seconds, "pid": ..., "fork_obstacle": reason or null}
              {"started": id, "pid": ..., "start_method": "fork" | "spawn", "spawn_reason": text}     its pidfd
              {"refused": id, "exit_code": 126 | 127, "detail": text}
@@ -39,6 +40,7 @@ from typing import Any, Final, TextIO
 from brim.gang import fork_safety, processes, run_script
 from brim.gang.fd_channel import FdChannel
 from brim.gang.fork_safety import PythonCommand
+from brim.gang.inherited import Inherited, read_inherited
 from brim.gang.launch_config import PRELOAD
 from brim.gang.unix_socket import ListeningSocket
 from brim.gang.wakeup import WakeupPipe
@@ -58,6 +60,7 @@ class ForkedRank:
     command: PythonCommand
     env: dict[str, str]
     cwd: str
+    inherits: Inherited
 
 
 class Zygote:
@@ -169,19 +172,21 @@ class ZygoteSession:
 
     def _start(self, request: dict[str, Any]) -> ForkedRank | None:
         rank, command, env, cwd = request["start"], request["command"], request["env"], request["cwd"]
+        inherits = read_inherited(request.get("inherits", {}))
         fds = self._channel.take_fds(3)
         if run_script.ERROR_FILE_VARIABLE in env:
             self._folders.add(os.path.dirname(env[run_script.ERROR_FILE_VARIABLE]))
         parsed = self._zygote.command_to_fork(command, env, cwd)
         try:
             if isinstance(parsed, str):
-                process = subprocess.Popen(
-                    command, env=env, cwd=cwd, stdin=fds[0], stdout=fds[1], stderr=fds[2], start_new_session=True
-                )
+                with inherits.for_a_child():
+                    process = subprocess.Popen(
+                        command, env=env, cwd=cwd, stdin=fds[0], stdout=fds[1], stderr=fds[2], start_new_session=True
+                    )
                 process.returncode = 0  # collected by `processes.reap`
                 self._report_start(rank, process.pid, "spawn", parsed)
                 return None
-            return self._fork(rank, ForkedRank(parsed, env, cwd), fds)
+            return self._fork(rank, ForkedRank(parsed, env, cwd, inherits), fds)
         except OSError as error:
             code = 127 if isinstance(error, FileNotFoundError) else 126
             self._send({"refused": rank, "exit_code": code, "detail": f"cannot start {command[0]}: {error}"})
@@ -334,6 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         child = ZygoteSession(zygote, socket.socket(fileno=options.fd), options.grace_s).serve()
     if child is not None:
+        child.inherits.set()
         run_script.reset_process(child.command, child.env, child.cwd, zygote.startup_path)
         del zygote
         run_script.run_script(child.command)

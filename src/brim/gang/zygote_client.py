@@ -9,6 +9,7 @@ from typing import Any
 
 from brim.gang import zygote
 from brim.gang.fd_channel import FdChannel
+from brim.gang.inherited import AS_IT_IS, Inherited
 from brim.gang.launch_config import PRELOAD_TIMEOUT_S
 from brim.gang.zygote_events import (
     ProcessExited,
@@ -65,13 +66,17 @@ class ZygoteClient:
         """Process id of a private zygote."""
         return None if self._process is None else self._process.pid
 
-    def start(self, rank: int, command: Sequence[str], env: Mapping[str, str], cwd: str, fds: Sequence[int]) -> None:
+    def start(
+        self, rank: int, command: Sequence[str], env: Mapping[str, str], cwd: str, fds: Sequence[int],
+        inherits: Inherited = AS_IT_IS,
+    ) -> None:  # fmt: skip
         """Request a process with these three descriptors; the caller may close them on return.
 
         Raises:
             OSError: the zygote has ended.
         """
-        self._channel.send({"start": rank, "command": list(command), "env": dict(env), "cwd": cwd}, fds)
+        what = {"command": list(command), "env": dict(env), "cwd": cwd, "inherits": inherits.plain()}
+        self._channel.send({"start": rank, **what}, fds)
 
     def receive(self) -> list[ZygoteEvent]:
         """Return the zygote's messages; called when the connection is readable."""

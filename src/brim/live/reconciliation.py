@@ -97,7 +97,8 @@ class Reconciler:
 
     def _missing(self, attempt: AttemptRecord, seen: AttemptSeen | None) -> Order | None:
         """The order that is still to be obeyed, None if there is none."""
-        request, target = self._books.jobs[attempt.job].request, self.targets.get(attempt.job)
+        job, target = self._books.jobs[attempt.job], self.targets.get(attempt.job)
+        request = job.request
         if attempt.stop_reason:
             return None if seen is not None and seen.state in (STOPPING, ENDED) else StopAttempt(
                 job=attempt.job, attempt=attempt.number, grace_s=request.grace_s, reason=attempt.stop_reason,
@@ -109,6 +110,7 @@ class Reconciler:
                 job=attempt.job, attempt=attempt.number, sequence=attempt.sequence, capture=request.capture,
                 digest=request.digest, devices=target, ranks=attempt.ranks, batch=attempt.batch,
                 loader_workers=attempt.loader_workers, grace_s=request.grace_s, name=request.name,
+                array=job.array,
             )
         if seen.devices == target:
             return TuneAttempt(

@@ -1,0 +1,32 @@
+"""The variables of Slurm that a job's script may read and that only its agent knows; the others are in its capture.
+
+A script that was written for Slurm names its files and seeds after them. Values are those that Slurm would give the one
+task of a job on one node.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from brim.agent.protocol import NONE, StartAttempt
+
+ARRAY_INDEX = "SLURM_ARRAY_TASK_ID"
+
+
+def slurm_variables(order: StartAttempt, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an attempt.
+
+    Args:
+        order: The order that starts it.
+        env: The environment of its capture, which has the index of a job of an array.
+    """
+    node = os.uname().nodename
+    found = {
+        "SLURM_JOB_ID": str(order.job), "SLURM_JOBID": str(order.job), "SLURM_RESTART_COUNT": str(order.attempt - 1),
+        "SLURM_JOB_NODELIST": node, "SLURM_NODELIST": node, "SLURMD_NODENAME": node,
+        "SLURM_JOB_GPUS": ",".join(map(str, order.devices)), "SLURM_GPUS_ON_NODE": str(len(order.devices)),
+    }  # fmt: skip
+    if ARRAY_INDEX in env and order.array != NONE:
+        found["SLURM_ARRAY_JOB_ID"] = str(order.array)
+    return found
