@@ -57,10 +57,11 @@ class Desk:
     """A controller of one machine, what it ordered, and what it stored."""
 
     def __init__(
-        self, policy: Policy = FIFO, devices: int = 2, users: tuple[int, ...] = (1,), cores: int | None = None
+        self, policy: Policy = FIFO, devices: int = 2, users: tuple[int, ...] = (1,), cores: int | None = None,
+        cluster: str = "1x{}xT4",
     ) -> None:
         more = "" if cores is None else f":cpus={cores}"
-        self.controller = Controller(parse_cluster(f"1x{devices}xT4{more}"), policy, gap_ms=0)
+        self.controller = Controller(parse_cluster(cluster.format(devices) + more), policy, gap_ms=0)
         self.now_ms, self.next_id = 0, 1
         self.stored: dict[int, JobRecord] = {}
         self.attempts: dict[tuple[int, int], AttemptRecord] = {}
@@ -364,6 +365,15 @@ def test_what_can_never_run_is_held_with_the_reason(fields, reason):
     assert desk.submit(**fields) == []
     assert desk.stored[1].holds == (f"impossible: {reason}",)
     assert kinds(desk.submit()) == [StartAttempt]
+
+
+@pytest.mark.parametrize(("asked", "runs"), [("A100", True), ("nvidia_a100_80gb", True), ("A10", False)])
+def test_a_type_of_gpu_is_asked_for_by_its_name(asked, runs):
+    desk = Desk(cluster="1x2xA100-SXM4-80GB")
+    assert kinds(desk.submit(gpu_type=asked)) == [StartAttempt] * runs
+    assert desk.stored[1].holds == (() if runs else (
+        f"impossible: it needs GPUs of type {asked}, the cluster has A100-SXM4-80GB",
+    ))
 
 
 def test_a_time_limit_counts_running_time_over_all_attempts():

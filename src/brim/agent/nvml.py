@@ -2,8 +2,8 @@
 
     python -P -m brim.agent.nvml
 
-For each line on stdin it writes one line of JSON: ``{"gpus": [{"uuid", "memory_mib", "utilisation_ratio", "power_w",
-"pids", "error"}, ...]}``, or ``{"error": text}``. It ends at the end of stdin.
+For each line on stdin it writes one line of JSON: ``{"gpus": [{"uuid", "name", "memory_mib", "utilisation_ratio",
+"power_w", "pids", "error"}, ...]}``, or ``{"error": text}``. It ends at the end of stdin.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ def _gpu(pynvml: Any, index: int) -> dict[str, Any]:
         """Return a value that not every GPU has; None if this one has not."""
         try:
             return call()
-        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission, pynvml.NVMLError_FunctionNotFound):
             return None
         except pynvml.NVMLError as error:
             found["error"] = f"{name}: {error}"
             return None
 
+    found["name"] = measure("name", lambda: pynvml.nvmlDeviceGetName(handle)) or ""
     memory = measure("memory", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used)
     utilisation = measure("utilisation", lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
     power = measure("power", lambda: pynvml.nvmlDeviceGetPowerUsage(handle))

@@ -29,6 +29,7 @@ from brim.api.app import create_app
 from brim.api.auth import Admission, PeerProtocol
 from brim.api.tokens import recogniser
 from brim.errors import BrimError, RefusedError
+from brim.live.gpu_types import ANY, CPU
 from brim.live.service import ClusterService
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument("--devices", type=int, metavar="N", help="number of CPU slots")
     kind.add_argument("--gpus", type=int, metavar="N", help="number of GPUs")
+    parser.add_argument("--gpu-type", default=ANY, metavar="TYPE", help="what GPUs they are, such as A100-SXM4-80GB")
     parser.add_argument("--policy", default="fifo", metavar="NAME", help="a preset, or a Python file with a policy")
     parser.add_argument("--allow", default="", metavar="UIDS", help="users who may use it, as numbers")
     parser.add_argument("--tcp", type=int, metavar="PORT", help="also listen on 127.0.0.1, for callers with a token")
@@ -164,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         runtime = runtime_folder()
         make_runtime_folder(runtime, shared=bool(allowed))
-        devices = f"{options.devices}xcpu-slot" if options.gpus is None else f"{options.gpus}xgpu"
+        devices = f"{options.devices}x{CPU}" if options.gpus is None else f"{options.gpus}x{options.gpu_type}"
         service = ClusterService(
             state_folder() / "controller", runtime / "agents.sock", partial(_controller, devices, options.policy),
             allowed=allowed,

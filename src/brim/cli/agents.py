@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from brim.agent.folders import agent_folder
 from brim.cli.controller import agent_runs
 from brim.errors import BrimError
+from brim.live.gpu_types import CPU
 
 if TYPE_CHECKING:
     from brim.api.client import Client
@@ -25,18 +26,16 @@ START_S: Final = 30.0
 LOOK_S: Final = 0.05
 NVML_S: Final = 10.0
 """Longest wait for NVML, which takes seconds where the driver is not loaded; ours."""
-CPU_SLOT: Final = "cpu-slot"
-"""The type of device of a machine without GPU."""
 
 
-def num_gpus() -> int:
-    """Return the number of GPUs that NVML names, 0 without it; in a process of its own, because a driver may block."""
+def gpu_names() -> list[str]:
+    """Return the names of the GPUs that NVML knows; in a process of its own, because a driver may block."""
     words = [sys.executable, "-P", "-m", "brim.agent.nvml"]
     try:
         done = subprocess.run(words, input=b"\n", capture_output=True, timeout=NVML_S, check=False)
-        return len(json.loads(done.stdout or b"{}").get("gpus", ()))
+        return [str(gpu["name"]) for gpu in json.loads(done.stdout or b"{}").get("gpus", ())]
     except (subprocess.TimeoutExpired, ValueError):
-        return 0
+        return []
 
 
 def ensure_agent(at: Client) -> None:
@@ -53,7 +52,7 @@ def start_agent(at: Client) -> None:
     """
     facts = at.status()["status"]
     words = ["--controller", str(at.path.parent / "agents.sock")]
-    if CPU_SLOT in facts["cluster"]:
+    if f"x{CPU}:" in facts["cluster"]:
         words += ["--devices", str(facts["devices"])]
     folder = agent_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

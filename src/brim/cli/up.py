@@ -98,11 +98,14 @@ def start_cluster(at: Client, words: Sequence[str]) -> Path:
 
 def _devices(text: str | None) -> list[str]:
     """Options of the controller for its devices: CPU slots if they are asked for, or there is no GPU."""
-    from brim.cli.agents import num_gpus
+    from brim.cli.agents import gpu_names
+    from brim.live.gpu_types import type_of
 
     if text is None:
-        found = num_gpus()
-        return ["--gpus", str(found)] if found else ["--devices", str(os.cpu_count() or 1)]
+        found = gpu_names()
+        if not found:
+            return ["--devices", str(os.cpu_count() or 1)]
+        return ["--gpus", str(len(found)), "--gpu-type", type_of(found)]
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10_000:
         raise ConfigError(f"--devices: found {text!r}, expected a whole number of at least 1")
     return ["--devices", text]

@@ -16,6 +16,7 @@ import numpy as np
 from brim.core.cluster import UNNAMED, Cluster
 from brim.core.events import JobSpec
 from brim.core.trace import NONE, JobClass
+from brim.live.gpu_types import is_of_type
 from brim.live.records import JobRecord, JobStatus
 from brim.live.requests import JobRequest
 from brim.units import MS_PER_S
@@ -155,6 +156,5 @@ def profile_of(job: JobRecord) -> int:
 
 def type_code(request: JobRequest, cluster: Cluster) -> int:
     """Code of the GPU type asked for, NONE for any or for one that the cluster does not have."""
-    asked = request.gpu_type.casefold()
-    codes = {name.casefold(): code for code, name in enumerate(cluster.gpu_types)}
-    return codes.get(asked, NONE) if asked else NONE
+    types = enumerate(cluster.gpu_types)
+    return next((code for code, name in types if is_of_type(request.gpu_type, name)), NONE)
