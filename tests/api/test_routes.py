@@ -13,7 +13,7 @@ from brim.api.app import create_app
 from brim.api.auth import Admission
 from brim.api.wire import plain_job, read_job, redacted
 from brim.live.requests import REQUEST_BYTES_MAX
-from brim.live.store.errors import NotAcceptedError
+from brim.live.store.errors import NotAcceptedError, TooManyJobsError
 from tests.api.asking import ask
 from tests.api.stand_in import KeepsJobs, request
 
@@ -94,6 +94,12 @@ def test_one_job_may_have_64_kib(app):
     assert ask(app, "POST", "/v1/jobs", fits, uid=ANN, headers=KEY).status == 201
     answer = ask(app, "POST", "/v1/jobs", fits + b" ", uid=ANN, headers=KEY)
     assert (answer.status, "65537 bytes" in answer.plain["detail"]) == (413, True)
+
+
+def test_a_user_with_too_many_jobs_is_told_when_to_try_again(app, service):
+    service.full = TooManyJobsError("ann has 3 jobs")
+    answer = ask(app, "POST", "/v1/jobs", request().record(), uid=ANN, headers=KEY)
+    assert (answer.status, answer.headers["retry-after"], answer.plain) == (429, "60", {"detail": "ann has 3 jobs"})
 
 
 def test_a_full_disk_is_no_fault_of_the_request(app, service):

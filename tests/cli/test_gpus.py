@@ -30,10 +30,15 @@ def box():
         shutil.rmtree(folder)
 
 
-def test_gpus_are_given_out_by_the_name_that_the_driver_says(box):
-    box("up", timeout_s=240)
+def test_gpus_are_given_out_by_the_name_that_the_driver_says_and_within_a_quota(box):
+    box("up", "--user-gpus", "1", "--user-jobs", "2", timeout_s=240)
     assert "x2xA100-SXM4-80GB:" in json.loads(box("status", "--json").stdout)["status"]["cluster"]
-    assert box("run", "-g", "A100:2", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES").stdout == "GPU-a,GPU-b\n"
+    assert box("run", "-g", "A100:1", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES").stdout == "GPU-a\n"
     job = box("submit", "-g", "H100", "true").stdout.strip()
     assert "it needs GPUs of type H100, the cluster has A100-SXM4-80GB" in box("explain", job).stdout
     box("cancel", job)
+    first, second = (box("submit", "-g", "1", "sleep", "60").stdout.strip() for _ in range(2))
+    assert "and a user may have 2" in box("submit", "true", code=1).stderr
+    while "may have 1 GPUs at the same time" not in box("ps").stdout:
+        pass
+    box("cancel", first, second)

@@ -58,10 +58,11 @@ class Desk:
 
     def __init__(
         self, policy: Policy = FIFO, devices: int = 2, users: tuple[int, ...] = (1,), cores: int | None = None,
-        cluster: str = "1x{}xT4",
+        cluster: str = "1x{}xT4", user_gpus: int = -1,
     ) -> None:
         more = "" if cores is None else f":cpus={cores}"
-        self.controller = Controller(parse_cluster(cluster.format(devices) + more), policy, gap_ms=0)
+        machine = parse_cluster(cluster.format(devices) + more)
+        self.controller = Controller(machine, policy, gap_ms=0, user_gpus=user_gpus)
         self.now_ms, self.next_id = 0, 1
         self.stored: dict[int, JobRecord] = {}
         self.attempts: dict[tuple[int, int], AttemptRecord] = {}
@@ -345,6 +346,42 @@ def test_the_limit_of_an_array_holds_after_a_restart():
         desk.saw(job, RUNNING, sequence=1)
     desk.saw(1, ENDED, outcome="finished", exit_code=0)
     assert with_an_attempt(desk) == [2, 3]
+
+
+def test_jobs_of_a_user_have_no_more_gpus_than_its_quota():
+    desk = Desk(devices=8, users=(1, 2), user_gpus=3)
+    for uid, gpus in ((1, 2), (1, 2), (1, 1), (2, 3), (1, 4)):
+        desk.submit(uid=uid, gpus=gpus)
+    assert with_an_attempt(desk) == [1, 3, 4]
+    assert desk.stored[2].reason == "held: quota: jobs of u1 may have 3 GPUs at the same time, and it needs 2"
+    assert desk.stored[5].holds == ("quota",)
+    desk.saw(3, ENDED, outcome="finished", exit_code=0)
+    assert with_an_attempt(desk) == [1, 4]
+    desk.saw(1, ENDED, outcome="finished", exit_code=0)
+    assert with_an_attempt(desk) == [2, 4]
+    desk.saw(2, ENDED, outcome="finished", exit_code=0)
+    assert desk.stored[5].holds == ("quota",), "it can never run, and is not lost"
+
+
+def test_a_job_that_can_be_resized_gets_no_more_than_the_quota():
+    desk = Desk(EQUAL, devices=4, user_gpus=3)
+    desk.submit(gpus_min=1, gpus_max=4, ranks="per-gpu", batch=64)
+    assert len(desk.stored[1].devices) == 3
+    desk.submit(sizes=(1, 2, 4), ranks="per-gpu", batch=64)
+    assert desk.stored[2].holds == ("quota",)
+    desk.saw(1, ENDED, outcome="finished", exit_code=0)
+    assert len(desk.stored[2].devices) == 2
+
+
+def test_a_quota_and_the_limit_of_an_array_hold_together():
+    desk = Desk(devices=4, user_gpus=1)
+    array_of(desk, 4)
+    assert with_an_attempt(desk) == [1]
+    assert [desk.stored[job].holds for job in (2, 3)] == [("quota",), ("array limit", "quota")]
+    for job in (1, 2, 3, 4):
+        assert with_an_attempt(desk) == [job]
+        desk.saw(job, ENDED, outcome="finished", exit_code=0)
+    assert {record.state for record in desk.stored.values()} == {"finished"}
 
 
 def test_a_job_does_not_begin_before_its_time():

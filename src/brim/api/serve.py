@@ -30,6 +30,7 @@ from brim.api.auth import Admission, PeerProtocol
 from brim.api.tokens import recogniser
 from brim.errors import BrimError, RefusedError
 from brim.live.gpu_types import ANY, CPU
+from brim.live.requests import NONE
 from brim.live.service import ClusterService
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ SOCKET: Final = "api.sock"
 BACKLOG: Final = 256
 CONNECTIONS_MAX: Final = 2_000
 """Open connections; ours. Above it, an answer is 503."""
+USER_JOBS: Final = 20_000
+"""Jobs of a user that may not have ended, unless the operator says otherwise. Ours: two of the largest arrays."""
 
 
 def make_runtime_folder(folder: Path, *, shared: bool) -> None:
@@ -159,6 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--policy", default="fifo", metavar="NAME", help="a preset, or a Python file with a policy")
     parser.add_argument("--allow", default="", metavar="UIDS", help="users who may use it, as numbers")
     parser.add_argument("--tcp", type=int, metavar="PORT", help="also listen on 127.0.0.1, for callers with a token")
+    parser.add_argument("--user-gpus", type=int, default=NONE, metavar="N", help="most GPUs of a user's jobs together")
+    parser.add_argument("--user-jobs", type=int, default=USER_JOBS, metavar="N", help="most jobs of a user in a queue")
     options = parser.parse_args(arguments)
     allowed = frozenset(int(uid) for uid in options.allow.split(",") if uid)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -167,10 +172,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runtime = runtime_folder()
         make_runtime_folder(runtime, shared=bool(allowed))
         devices = f"{options.devices}x{CPU}" if options.gpus is None else f"{options.gpus}x{options.gpu_type}"
+        make_controller = partial(_controller, devices, options.policy, options.user_gpus)
         service = ClusterService(
-            state_folder() / "controller", runtime / "agents.sock", partial(_controller, devices, options.policy),
-            allowed=allowed,
-        )  # fmt: skip
+            state_folder() / "controller", runtime / "agents.sock", make_controller, allowed=allowed,
+            user_jobs=options.user_jobs,
+        )
         asyncio.run(serve(service, runtime, allowed, [] if options.tcp is None else [bind_tcp(options.tcp)]))
     except BrimError as error:
         sys.stderr.write(f"brim controller: {error}\n")
@@ -181,10 +187,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _controller(devices: str, policy: str) -> Controller:
+def _controller(devices: str, policy: str, user_gpus: int) -> Controller:
     from brim.live.machine import machine_controller  # noqa: PLC0415 - the engine: a second, after the first answers
 
-    return machine_controller(devices, policy)
+    return machine_controller(devices, policy, user_gpus)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ app = typer.Typer()
 
 DEFAULT_POLICY: Final = "backfill"
 """What users of Slurm expect: in order of submission, with gaps filled."""
+NUMBER_MAX: Final = 1_000_000
+"""Largest limit on GPUs or jobs of a user; ours."""
 END_S: Final = 10.0
 """Longest wait until a process has ended; ours."""
 STOP_MARGIN_S: Final = 10.0
@@ -50,6 +52,12 @@ def up(
     tcp: Annotated[
         str | None, typer.Option("--tcp", metavar="PORT", help="Also listen on 127.0.0.1, for callers with a token.")
     ] = None,
+    user_gpus: Annotated[
+        str | None, typer.Option("--user-gpus", metavar="N", help="Most GPUs that the jobs of one user may have.")
+    ] = None,
+    user_jobs: Annotated[
+        str | None, typer.Option("--user-jobs", metavar="N", help="Most jobs of one user in the queue; 20000.")
+    ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and show what the controller says.")] = False,
 ) -> None:
     """Start the service of this machine, which stays: the controller, and this user's agent."""
@@ -63,13 +71,14 @@ def up(
     at = Client(runtime_folder() / "api.sock")
     if at.is_there():
         _already_up(at, {"devices": devices, "policy": policy})
-        if allow or tcp:
-            said = "--allow and --tcp are read when the controller starts: `brim down`, then `brim up`"
-            print(f"brim: {said}", file=sys.stderr)
+        if allow or tcp or user_gpus or user_jobs:
+            said = "--allow, --tcp, --user-gpus and --user-jobs are read when the controller starts"
+            print(f"brim: {said}: `brim down`, then `brim up`", file=sys.stderr)
         return
     compile_first(kernels())  # the first round would take a minute otherwise
     words = [*_devices(devices), "--policy", _policy(policy or DEFAULT_POLICY)]
     words += ["--allow", ",".join(map(str, allowed)), *_port(tcp)]
+    words += [*_number("--user-gpus", user_gpus), *_number("--user-jobs", user_jobs)]
     if foreground:
         _stay(words)
     folder = start_cluster(at, words)
@@ -117,6 +126,14 @@ def _port(text: str | None) -> list[str]:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65_535:
         raise ConfigError(f"--tcp: found {text!r}, expected a port from 1 to 65535")
     return ["--tcp", text]
+
+
+def _number(option: str, text: str | None) -> list[str]:
+    if text is None:
+        return []
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= NUMBER_MAX:
+        raise ConfigError(f"{option}: found {text!r}, expected a whole number from 1 to {NUMBER_MAX}")
+    return [option, text]
 
 
 def _uids(text: str | None) -> list[int]:

@@ -45,7 +45,9 @@ class Books:
         now_ms: Cluster time of what is being handled.
         dirty: Jobs about which something has changed, and whose orders have not been looked at since.
         gated: Jobs whose newest setting waits for others to leave its devices, or for its agent.
-        limited: Arrays with a limit of which a job has changed; see ``limits.py``.
+        users: Jobs that have not ended, by user.
+        arrays_changed: Arrays with a limit of which a job has changed; see ``limits.py``.
+        users_changed: The same of users.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -57,7 +59,9 @@ class Books:
         self.now_ms = 0
         self.dirty: set[int] = set()
         self.gated: set[int] = set()
-        self.limited: set[int] = set()
+        self.users: dict[int, set[int]] = {}
+        self.arrays_changed: set[int] = set()
+        self.users_changed: set[int] = set()
         self._timers: list[tuple[int, str, int]] = []  # a heap of what is due when: (time, what, job or user)
         self._timers_set: set[tuple[str, int]] = set()  # what is due; the others in the heap were called off
         self._fates = bytearray()  # how each job ended, by id: an index of ``_FATES``
@@ -98,8 +102,8 @@ class Books:
         before = self.jobs[job]
         if record != before:
             self.jobs[job] = self.changed[job] = record
-            if record.request.array_limit != NONE and (record.holds != before.holds or record.state != before.state):
-                self.limited.add(record.array)
+            if record.holds != before.holds or record.state != before.state:
+                self._note_limits(record)
         return record
 
     def put_attempt(self, attempt: AttemptRecord) -> None:
@@ -172,6 +176,9 @@ class Books:
             self.arrays[record.array].discard(job)
             if not self.arrays[record.array]:
                 del self.arrays[record.array]
+        self.users[record.uid].discard(job)
+        if not self.users[record.uid]:
+            del self.users[record.uid]
         for other in record.request.before:
             self._waiting_for.get(other, set()).discard(job)
         for other in sorted(self._waiting_for.pop(job, ())):
@@ -197,10 +204,16 @@ class Books:
                 self._waiting_for.setdefault(other, set()).add(job.id)
         if job.array != NONE:
             self.arrays.setdefault(job.array, set()).add(job.id)
-            if job.request.array_limit != NONE:
-                self.limited.add(job.array)
+        self.users.setdefault(job.uid, set()).add(job.id)
+        self._note_limits(job)
         if holds.BEGIN in job.holds:
             self.timer(holds.cluster_ms(job, job.request.begin_s), "begin", job.id)
+
+    def _note_limits(self, job: JobRecord) -> None:
+        """Whether other jobs of its array and user may run has to be looked at."""
+        self.users_changed.add(job.uid)
+        if job.request.array_limit != NONE:
+            self.arrays_changed.add(job.array)
 
     def end_of(self, job: int) -> JobStatus | None:
         """See ``fate``.

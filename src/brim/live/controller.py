@@ -77,7 +77,7 @@ from brim.live.inputs import (
     Submit,
 )
 from brim.live.ledger import Ledger
-from brim.live.limits import keep_array_limits
+from brim.live.limits import keep_array_limits, keep_quotas
 from brim.live.measurements import exit_code, report_of, sound
 from brim.live.nodes import Dispatch
 from brim.live.reasons import why
@@ -118,6 +118,7 @@ class Controller:
         policy: The policy that decides.
         beliefs: Fitted models that the policy may read.
         gap_ms: Shortest time between two rounds.
+        user_gpus: Most GPUs that the jobs of a user may have at the same time; NONE for no quota.
 
     Attributes:
         books: Engine, jobs and attempts.
@@ -130,7 +131,8 @@ class Controller:
     """
 
     def __init__(
-        self, cluster: Cluster, policy: Policy, beliefs: Beliefs | None = None, *, gap_ms: int = DEFAULT_GAP_MS
+        self, cluster: Cluster, policy: Policy, beliefs: Beliefs | None = None, *, gap_ms: int = DEFAULT_GAP_MS,
+        user_gpus: int = NONE,
     ) -> None:
         if policy.oracle:
             raise RefusedError(f"policy {policy.name} needs true run times, which are not known of live jobs")
@@ -148,6 +150,7 @@ class Controller:
         self._marks: dict[int, str] = {}  # devices that are not open
         self._round_ms: int | None = None
         self._stepped_ms = 0
+        self._user_gpus = user_gpus
         self.is_moved = False
         self._due: dict[str, Callable[[int], None]] = {
             "begin": self._due_begin, "limit": self._due_limit, "unstarted": self._due_unstarted,
@@ -240,6 +243,7 @@ class Controller:
         """Hold jobs, or let them wait for devices, as limits say; returns whether any job changed."""
         self.books.now_ms = max(self.books.now_ms, self._horizon_ms)
         changed = keep_array_limits(self.books)
+        changed |= keep_quotas(self.books, self._user_gpus)
         self._reconciler.settle_all()
         return changed
 
@@ -361,9 +365,10 @@ class Controller:
             return
         begins = bool(job.request.begin_s) and holds.cluster_ms(job, job.request.begin_s) > self.books.now_ms
         held = holds.first_holds(
-            job, state.cluster, self.books.end_of, begins=begins, absent=not self._is_expected(job.uid)
+            job, state.cluster, self.books.end_of, begins=begins, absent=not self._is_expected(job.uid),
+            limited=self._user_gpus != NONE,
         )
-        spec = holds.spec_of(job, state.cluster, state.user_code(job.user), self.books.now_ms)
+        spec = holds.spec_of(job, state.cluster, state.user_code(job.user), self.books.now_ms, self._user_gpus)
         self.scheduler.observe(
             Event(self.books.now_ms, Kind.SUBMITTED, job.id, spec=spec, held=bool(held), user=job.user)
         )

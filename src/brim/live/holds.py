@@ -1,8 +1,8 @@
 """Why a job may not start whatever is free, and what the engine is told of a request.
 
 A job has as many holds as there are reasons; it waits for devices only without any. Each hold is a text that users
-read: ``user``, ``begin``, ``agent``, ``crash guard``, ``array limit``, ``after 3``, ``after 3 failed`` (for good),
-``impossible: ...``.
+read: ``user``, ``begin``, ``agent``, ``crash guard``, ``array limit``, ``quota``, ``after 3``, ``after 3 failed`` (for
+good), ``impossible: ...``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ BEGIN: Final = "begin"
 AGENT: Final = "agent"
 CRASH_GUARD: Final = "crash guard"
 ARRAY_LIMIT: Final = "array limit"
+QUOTA: Final = "quota"
 TOO_LARGE: Final = "impossible: it needs "
 """How the hold of a job begins that could run on a larger cluster."""
 RELEASED: Final = (USER, CRASH_GUARD)
@@ -64,7 +65,8 @@ def because(held: tuple[str, ...]) -> str:
 
 
 def first_holds(
-    job: JobRecord, cluster: Cluster, end_of: Callable[[int], JobStatus | None], *, begins: bool, absent: bool
+    job: JobRecord, cluster: Cluster, end_of: Callable[[int], JobStatus | None], *, begins: bool, absent: bool,
+    limited: bool = False,
 ) -> tuple[str, ...]:
     """Return the holds of a new job.
 
@@ -74,6 +76,7 @@ def first_holds(
         end_of: State in which an earlier job ended, None while it has not.
         begins: Whether the time before which it must not start is still to come.
         absent: Whether its user's agent is not there.
+        limited: Whether users have a quota; whether the job fits it is found out before the next round.
 
     Raises:
         LookupError: ``end_of`` may raise it for a job that does not exist.
@@ -89,7 +92,8 @@ def first_holds(
             found.append(after(other))
         elif hold := after_ended(job.request, other, end):
             found.append(hold)
-    found += [BEGIN] * begins + [AGENT] * absent + [ARRAY_LIMIT] * (job.request.array_limit != NONE)
+    found += [BEGIN] * begins + [AGENT] * absent
+    found += [ARRAY_LIMIT] * (job.request.array_limit != NONE) + [QUOTA] * limited
     reason = why_impossible(job.request, cluster)
     return tuple(dict.fromkeys([*found, *([impossible(reason)] if reason else [])]))
 
@@ -117,12 +121,29 @@ def why_impossible(request: JobRequest, cluster: Cluster) -> str:
     return ""
 
 
-def spec_of(job: JobRecord, cluster: Cluster, user: int, submit_ms: int) -> JobSpec:
-    """Return what the engine is told of a job; a job that asks for more GPUs than there are gets what it can run on."""
-    request = job.request
+def sizes_within(request: JobRequest, quota: int) -> tuple[int, int]:
+    """Fewest and most GPUs on which a job can run without having more than a quota, if it can; NONE for no quota."""
     least, most = request.limits
-    total = int(cluster.num_gpus)
-    usable = [size for size in request.sizes or range(least, most + 1) if size <= total] if least <= total else []
+    if quota == NONE or not least <= quota < most:
+        return least, most
+    return least, max(size for size in request.sizes or (quota,) if size <= quota)
+
+
+def spec_of(job: JobRecord, cluster: Cluster, user: int, submit_ms: int, quota: int = NONE) -> JobSpec:
+    """Return what the engine is told of a job; a job that asks for more GPUs than it can get gets what it can run on.
+
+    Args:
+        job: The job.
+        cluster: The cluster.
+        user: Code of its user.
+        submit_ms: Time of its submission.
+        quota: Most GPUs that the jobs of a user may have; NONE for no quota.
+    """
+    request = job.request
+    least, most = sizes_within(request, quota)
+    sizes = tuple(size for size in request.sizes if size <= most)
+    total = min(int(cluster.num_gpus), most)
+    usable = [size for size in sizes or range(least, most + 1) if size <= total] if least <= total else []
     gpus = request.gpus if request.gpus <= total or not usable else usable[-1]
     batch = request.batch
     batch_min = batch if request.batch_min == NONE else request.batch_min
@@ -134,7 +155,7 @@ def spec_of(job: JobRecord, cluster: Cluster, user: int, submit_ms: int) -> JobS
         cpu_milli=round(request.cpus_per_gpu * _CORE_MILLI), mem_mib=request.mem_mib_per_gpu,
         gpu_type=type_code(request, cluster),
         time_limit_ms=request.time_limit_s * MS_PER_S if request.time_limit_s else NONE,
-        gpus_min=least, gpus_max=most, sizes=request.sizes, batch=batch,
+        gpus_min=least, gpus_max=most, sizes=sizes, batch=batch,
         batch_min=batch_min,
         batch_max=batch if request.batch_max == NONE else request.batch_max,
         local_batch_min=request.local_batch_min, local_batch_max=local_batch_max, profile=profile_of(job),

@@ -8,27 +8,62 @@ from __future__ import annotations
 
 from brim.live import holds
 from brim.live.books import Books
+from brim.live.requests import NONE
 
 
 def keep_array_limits(books: Books) -> bool:
     """Let as many jobs of each array wait for devices as may run at the same time; returns whether any changed.
 
     Those that have begun come first, then those that wait already, then the others by id. A job that is held for
-    another reason takes no place.
+    another reason than its user's quota takes no place.
     """
-    changed, limited = False, (holds.ARRAY_LIMIT,)
-    for array in sorted(books.limited):
+    changed, limits = False, {holds.ARRAY_LIMIT, holds.QUOTA}
+    for array in sorted(books.arrays_changed):
         jobs = [books.jobs[job] for job in books.arrays.get(array, ())]
-        ready = [job for job in jobs if job.id in books.ledger or job.holds in ((), limited)]
-        ready.sort(key=lambda job: (job.id not in books.ledger, job.holds == limited, job.id))
+        ready = [job for job in jobs if job.id in books.ledger or limits.issuperset(job.holds)]
+        ready.sort(key=lambda job: (job.id not in books.ledger, holds.ARRAY_LIMIT in job.holds, job.id))
         for place, job in enumerate(ready):
             may_run = job.id in books.ledger or place < job.request.array_limit
             if may_run and holds.ARRAY_LIMIT in job.holds:
                 books.drop_hold(job.id, holds.ARRAY_LIMIT)
-            elif not may_run and not job.holds:
-                books.add_hold(job.id, holds.ARRAY_LIMIT, holds.because(limited))
+            elif not may_run and holds.ARRAY_LIMIT not in job.holds:
+                books.add_hold(job.id, holds.ARRAY_LIMIT, holds.because((holds.ARRAY_LIMIT,)))
             else:
                 continue
             changed = True
-    books.limited.clear()
+    books.arrays_changed.clear()
+    return changed
+
+
+def keep_quotas(books: Books, most: int) -> bool:
+    """Let jobs of each user wait for devices as long as they have no more GPUs than a user may; whether any changed.
+
+    Those that have begun come first, then those that wait already, then the others by id; a later one may pass one
+    that does not fit. A job that can be resized counts with all that it may get: no policy can exceed the quota.
+
+    Args:
+        books: The books.
+        most: Most GPUs that the jobs of a user may have at the same time; NONE for no quota.
+    """
+    changed = False
+    for uid in sorted(books.users_changed) if most != NONE else ():
+        jobs = [books.jobs[job] for job in books.users.get(uid, ())]
+        ready = [job for job in jobs if job.id in books.ledger or job.holds in ((), (holds.QUOTA,))]
+        ready.sort(key=lambda job: (job.id not in books.ledger, job.holds == (holds.QUOTA,), job.id))
+        taken = 0
+        for job in ready:
+            gpus = holds.sizes_within(job.request, most)[1]
+            if job.id in books.ledger or taken + gpus <= most:
+                taken += gpus
+                if holds.QUOTA in job.holds:
+                    books.drop_hold(job.id, holds.QUOTA)
+                    changed = True
+                continue
+            reason = f"held: quota: jobs of {job.user} may have {most} GPUs at the same time, and it needs {gpus}"
+            if not job.holds:
+                books.add_hold(job.id, holds.QUOTA, reason)
+                changed = True
+            else:
+                books.put(job.id, reason=reason)
+    books.users_changed.clear()
     return changed

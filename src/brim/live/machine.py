@@ -6,15 +6,17 @@ import os
 
 from brim.core.cluster import parse_cluster
 from brim.live.controller import Controller
+from brim.live.requests import NONE
 from brim.policies.presets import find_policy
 
 
-def machine_controller(devices: str, policy: str) -> Controller:
+def machine_controller(devices: str, policy: str, user_gpus: int = NONE) -> Controller:
     """Return a new controller.
 
     Args:
         devices: Number and type of the devices, such as ``4xgpu``.
         policy: Name of a preset, or a Python file with a policy.
+        user_gpus: Most GPUs that the jobs of a user may have at the same time; NONE for no quota.
 
     Raises:
         ConfigError: there is no such policy.
@@ -22,4 +24,4 @@ def machine_controller(devices: str, policy: str) -> Controller:
     """
     memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
     cluster = parse_cluster(f"1x{devices}:cpus={os.cpu_count() or 1},mem={memory_mib}MB")
-    return Controller(cluster, find_policy(policy))
+    return Controller(cluster, find_policy(policy), user_gpus=user_gpus)

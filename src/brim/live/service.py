@@ -22,7 +22,7 @@ from brim.live.agent_connections import AgentConnections
 from brim.live.engine_thread import EngineThread, Facts, Published
 from brim.live.inputs import VERBS, JobInput, Submit
 from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord, TokenRecord
-from brim.live.requests import JobRequest
+from brim.live.requests import NONE, JobRequest
 from brim.live.store.errors import NotAcceptedError
 from brim.live.store.reading import JobFilter
 from brim.live.store.store import Store
@@ -42,13 +42,14 @@ COMMAND_S: Final = 5.0
 
 
 class ClusterService:
-    """One cluster on this machine. All methods are called in one event loop.
+    """One cluster on this machine; long because it has what each route asks. All is called in one event loop.
 
     Args:
         state: Folder of the controller's state.
         agents: Path of the socket for agents, in a folder of this user.
         make_controller: Makes the controller; called in the thread in which it decides.
         allowed: Users whose agents may connect, besides the one who runs this.
+        user_jobs: Most jobs of a user that may not have ended; NONE for no limit.
 
     Raises:
         RefusedError: the state folder cannot be used.
@@ -56,8 +57,9 @@ class ClusterService:
 
     def __init__(
         self, state: Path, agents: Path, make_controller: Callable[[], Controller], *,
-        allowed: frozenset[int] = frozenset(),
+        allowed: frozenset[int] = frozenset(), user_jobs: int = NONE,
     ) -> None:
+        self._user_jobs = user_jobs
         self._loop: asyncio.AbstractEventLoop | None = None
         self._store = Store(state, self._deliver)
         self._engine = EngineThread(make_controller, self._store, self._recovered, self._published, self._failed)
@@ -134,9 +136,10 @@ class ClusterService:
 
         Raises:
             KeyReusedError: the key stands for another submission.
+            TooManyJobsError: the user would have too many jobs.
             NotAcceptedError: nothing was written, for a reason that passes.
         """
-        item = Submission(uid=uid, user=user, key=key, requests=tuple(requests))
+        item = Submission(uid=uid, user=user, key=key, requests=tuple(requests), jobs_max=self._user_jobs)
         return (await asyncio.wrap_future(self._store.accept(item))).ids
 
     async def command(self, uid: int, verb: str, job: int) -> JobRecord:

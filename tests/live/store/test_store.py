@@ -15,7 +15,7 @@ from brim.errors import ConfigError, InvariantError, NotFoundError, RefusedError
 from brim.live.inputs import Cancel, Submit
 from brim.live.records import ENDED, AttemptRecord, TokenRecord
 from brim.live.requests import NONE
-from brim.live.store.errors import KeyReusedError, NotAcceptedError
+from brim.live.store.errors import KeyReusedError, NotAcceptedError, TooManyJobsError
 from brim.live.store.reading import JobFilter
 from brim.live.store.store import Store
 from brim.live.store.transactions import Accepted
@@ -61,6 +61,19 @@ def test_a_submission_is_accepted_whole_or_not_at_all(opened):
     with pytest.raises(NotFoundError, match="after: found job 7, expected one that exists"):
         opened.submit("l", asked("a"), asked("b", after=(1, 7)))
     assert opened.submit("l", asked("a", after=(1,))).ids == (2,), "neither an id nor the key is used up"
+
+
+def test_a_user_may_have_so_many_jobs_and_a_repetition_counts_not(opened):
+    def submit(key, count, uid=1):
+        item = replace(submission(key, *[asked()] * count, uid=uid), jobs_max=3)
+        return opened.store.accept(item).result(30).ids
+
+    assert submit("k", 2) == (1, 2)
+    with pytest.raises(TooManyJobsError, match=r"ann has 2 jobs .* and submits 2, and a user may have 3"):
+        submit("l", 2)
+    assert submit("l", 1) == (3,)
+    assert submit("k", 2) == (1, 2)
+    assert submit("k", 3, uid=2) == (4, 5, 6)
 
 
 def test_a_job_is_written_as_it_was_asked_for(opened):

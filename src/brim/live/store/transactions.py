@@ -14,7 +14,7 @@ from brim.errors import ConfigError, InvariantError, NotFoundError
 from brim.live.inputs import VERBS, JobInput, Submit
 from brim.live.records import HOLDS_DEVICES, Changes, JobRecord, TokenRecord
 from brim.live.requests import NONE, JobRequest
-from brim.live.store.errors import KeyReusedError
+from brim.live.store.errors import KeyReusedError, TooManyJobsError
 from brim.live.store.rows import (
     INSERT_JOB,
     UPDATE_JOB,
@@ -59,12 +59,14 @@ class Submission:
         key: Idempotency key, 1 to 128 printable ASCII characters without spaces: the same key of the same user stands
             for the same submission for ever.
         requests: What is asked for, at least one.
+        jobs_max: Most jobs of a user that may not have ended; NONE for no limit.
     """
 
     uid: int
     user: str
     key: str
     requests: tuple[JobRequest, ...]
+    jobs_max: int = NONE
 
     def __post_init__(self) -> None:
         if not _KEY.fullmatch(self.key):
@@ -101,6 +103,7 @@ def accept(connection: sqlite3.Connection, moment: Moment, item: Submission | Jo
 
     Raises:
         KeyReusedError: the key stands for another submission.
+        TooManyJobsError: its user would have too many jobs.
         NotFoundError: a job that it names does not exist.
     """
     return _submit(connection, moment, item) if isinstance(item, Submission) else _command(connection, moment, item)
@@ -114,6 +117,7 @@ def _submit(connection: sqlite3.Connection, moment: Moment, item: Submission) ->
         if [text for _, text in known] != texts:
             raise KeyReusedError(f"key {item.key} was used for job {known[0][0]}, which was asked for in other words")
         return Accepted(tuple(job for job, _ in known), ())
+    _check_number(connection, item)
     for job in sorted({job for request in item.requests for job in request.before}):
         _check_exists(connection, job, "after")
     first, inbox = _next_id(connection, "jobs"), _next_id(connection, "inbox")
@@ -129,6 +133,18 @@ def _submit(connection: sqlite3.Connection, moment: Moment, item: Submission) ->
         (*moment, item.uid, item.user, "submit", given.job.id, given.job.request.name) for given in inputs
     ])
     return Accepted(tuple(given.job.id for given in inputs), inputs)
+
+
+def _check_number(connection: sqlite3.Connection, item: Submission) -> None:
+    if item.jobs_max == NONE:
+        return
+    select = "SELECT count(*) FROM jobs WHERE ended_ms < 0 AND uid = ?"
+    found = int(connection.execute(select, (item.uid,)).fetchone()[0])
+    if found + len(item.requests) > item.jobs_max:
+        raise TooManyJobsError(
+            f"{item.user} has {found} jobs that have not ended and submits {len(item.requests)}, and a user may have "
+            f"{item.jobs_max}: nothing was accepted, try again when some have ended"
+        )
 
 
 def _new_job(item: Submission, moment: Moment, first: int, part: int) -> JobRecord:
