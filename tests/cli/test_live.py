@@ -132,6 +132,21 @@ def test_a_job_is_held_released_explained_and_cancelled(up):
     assert "there is nothing to cancel" in up("cancel", job, code=4).stderr
 
 
+def test_the_shell_completes_job_ids(up):
+    job = up("submit", "--hold", "-n", "offered", "true").stdout.strip()
+
+    def offered(words, shell="bash"):
+        env = {"_BRIM_COMPLETE": f"complete_{shell}", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+        return up(**env, _TYPER_COMPLETE_ARGS=words).stdout
+
+    assert job in offered("brim cancel ").split()
+    assert f'"{job}":"offered, held"' in offered("brim hold ", "zsh")
+    assert f"afterany:{job}" in offered("brim submit --depends-on afterany:").split()
+    up("cancel", job)
+    assert job not in offered("brim cancel ").split()
+    assert job in offered(f"brim logs {job[0]}").split()
+
+
 def test_redo_runs_a_job_again(up):
     up.ended("--env", "A=7", "--", "sh", "-c", "echo $A")
     job = up("redo").stdout.strip()

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from brim.api.wire import SCHEMA, plain_job
+from brim.cli.completion import complete_job, complete_open_job
 from brim.cli.controller import client, find_jobs
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
@@ -16,7 +17,10 @@ from brim.cli.unconverted import UnconvertedCommand
 app = typer.Typer()
 
 _Jobs = Annotated[
-    list[str], typer.Argument(metavar="JOB...", help="Ids, ranges of ids such as 7-16, names, or @ for the last one.")
+    list[str], typer.Argument(
+        metavar="JOB...", help="Ids, ranges of ids such as 7-16, names, or @ for the last one.",
+        autocompletion=complete_open_job,
+    )
 ]
 
 
@@ -56,7 +60,9 @@ def requeue(jobs: _Jobs, output: OutputOption = "table", as_json: JsonOption = F
 
 @app.command(cls=UnconvertedCommand)
 def explain(
-    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Job id, name, or @ for the last one.")] = "@",
+    job: Annotated[
+        str, typer.Argument(metavar="[JOB]", help="Job id, name, or @ for the last one.", autocompletion=complete_job)
+    ] = "@",
     output: OutputOption = "table", as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Explain why a job waits, and what would let it run."""

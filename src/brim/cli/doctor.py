@@ -111,6 +111,7 @@ def _space() -> Iterator[Finding]:
 def _logout() -> Iterator[Finding]:
     if RUNS_SYSTEMD.exists() and os.getuid() and not (LINGER / user()).exists():
         yield Finding("note", f"a logout may end your agent and jobs: loginctl enable-linger {user()}")
+        yield Finding("note", "what fails is not started again: `brim up --systemd` writes units that do so")
 
 
 def _programs() -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from brim.agent.folders import agent_folder, log_folder
+from brim.cli.completion import complete_job
 from brim.cli.controller import client, find_job
 from brim.cli.job_table import printable
 from brim.cli.unconverted import UnconvertedCommand
@@ -72,7 +73,9 @@ def without_control(text: str) -> tuple[str, str]:
 
 @app.command(cls=UnconvertedCommand)
 def logs(
-    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Job id, name, or @ for the last one.")] = "@",
+    job: Annotated[
+        str, typer.Argument(metavar="[JOB]", help="Job id, name, or @ for the last one.", autocompletion=complete_job)
+    ] = "@",
     follow_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
     rank: Annotated[str, typer.Option("--rank", metavar="N", help="Which process of a gang.")] = "0",
     tail: Annotated[str | None, typer.Option("--tail", metavar="N", help="Only the last N lines.")] = None,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from brim.api.wire import SCHEMA
+from brim.cli.completion import complete_dependency, complete_job
 from brim.cli.controller import client, find_job
 from brim.cli.job_options import asked, merged, read_variables
 from brim.cli.options import JsonOption, OutputOption, output_of
@@ -49,7 +50,7 @@ _Class = Annotated[
 _After = Annotated[
     str | None,
     typer.Option(
-        "--depends-on", "--dependency", metavar="JOBS",
+        "--depends-on", "--dependency", metavar="JOBS", autocompletion=complete_dependency,
         help="Start after these succeeded: ids, names, or @ for the last; or as Slurm: afterany:3:4, afternotok:5.",
     ),
 ]
@@ -143,7 +144,9 @@ def run(
 
 @app.command(cls=UnconvertedCommand)
 def redo(
-    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Job id, name, or @ for the last one.")] = "@",
+    job: Annotated[
+        str, typer.Argument(metavar="[JOB]", help="Job id, name, or @ for the last one.", autocompletion=complete_job)
+    ] = "@",
     output: OutputOption = "table", as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Submit a job again as it was, with the environment and working folder that it had."""

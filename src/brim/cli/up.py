@@ -59,6 +59,9 @@ def up(
         str | None, typer.Option("--user-jobs", metavar="N", help="Most jobs of one user in the queue; 20000.")
     ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and show what the controller says.")] = False,
+    systemd: Annotated[
+        bool, typer.Option("--systemd", help="Start nothing: write units of systemd that do, with these options.")
+    ] = False,
 ) -> None:
     """Start the service of this machine, which stays: the controller, and this user's agent."""
     if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
@@ -67,6 +70,9 @@ def up(
     from brim.cli.compiling import compile_first, kernels
 
     allowed = _uids(allow)
+    if systemd:
+        _write_units(_words(devices, policy, allowed, tcp, user_gpus, user_jobs))
+        return
     joined_file().unlink(missing_ok=True)  # who runs a controller uses it
     at = Client(runtime_folder() / "api.sock")
     if at.is_there():
@@ -76,9 +82,7 @@ def up(
             print(f"brim: {said}: `brim down`, then `brim up`", file=sys.stderr)
         return
     compile_first(kernels())  # the first round would take a minute otherwise
-    words = [*_devices(devices), "--policy", _policy(policy or DEFAULT_POLICY)]
-    words += ["--allow", ",".join(map(str, allowed)), *_port(tcp)]
-    words += [*_number("--user-gpus", user_gpus), *_number("--user-jobs", user_jobs)]
+    words = _words(devices, policy, allowed, tcp, user_gpus, user_jobs)
     if foreground:
         _stay(words)
     folder = start_cluster(at, words)
@@ -103,6 +107,32 @@ def start_cluster(at: Client, words: Sequence[str]) -> Path:
     else:
         wait_for(lambda: bool(at.status()["status"]["agents"]), started, "the agent", agent_folder() / "log")
     return folder
+
+
+def _words(
+    devices: str | None, policy: str | None, allowed: Sequence[int], tcp: str | None, user_gpus: str | None,
+    user_jobs: str | None,
+) -> list[str]:
+    """Options of the controller."""
+    return [
+        *_devices(devices), "--policy", _policy(policy or DEFAULT_POLICY), "--allow", ",".join(map(str, allowed)),
+        *_port(tcp), *_number("--user-gpus", user_gpus), *_number("--user-jobs", user_jobs),
+    ]  # fmt: skip
+
+
+def _write_units(words: Sequence[str]) -> None:
+    from brim.cli.units import AGENT, CONTROLLER, unit_texts, units_folder, write_units
+
+    agent = ["--controller", str(runtime_folder() / "agents.sock"), *_agent_devices(words)]
+    for path in write_units(units_folder(), unit_texts(words, agent, os.environ)):
+        print(path)
+    start = f"systemctl --user daemon-reload; systemctl --user enable --now {CONTROLLER} {AGENT}"
+    print(f"next: brim down; {start}; loginctl enable-linger {user()}, or a logout ends both", file=sys.stderr)
+
+
+def _agent_devices(words: Sequence[str]) -> Sequence[str]:
+    """The options of the agent that follow from those of the controller."""
+    return words[:2] if words[0] == "--devices" else []
 
 
 def _devices(text: str | None) -> list[str]:
@@ -172,7 +202,7 @@ def _stay(words: list[str]) -> None:
     if not agent_runs():
         folder = agent_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        start_process("brim.agent", words[:2] if words[0] == "--devices" else [], folder / "log")
+        start_process("brim.agent", _agent_devices(words), folder / "log")
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "brim.api.serve", *words])
 
