@@ -61,12 +61,12 @@ def main():
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()
-    from tests.elastic.storm import shared_zygote
+    from tests.zygotes import shared
 
     from resize import MEGABYTES
 
     taken, steps, disk = [], [], []
-    with tempfile.TemporaryDirectory() as name, shared_zygote(Path(name)) as zygote:
+    with tempfile.TemporaryDirectory() as name, shared(Path(name)) as zygote:
         for number in range(options.times):
             took, step = preempted(zygote, options.ranks)
             taken.append(took)

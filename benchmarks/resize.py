@@ -80,11 +80,12 @@ def until(holds, timeout_s, what):
 
 
 def with_brim(times):
-    from tests.elastic.storm import Gang, shared_zygote
+    from tests.elastic.storm import Gang
+    from tests.zygotes import shared
 
     from brim.gang.messages import ResizeRequest
 
-    with tempfile.TemporaryDirectory() as name, shared_zygote(Path(name)) as zygote:
+    with tempfile.TemporaryDirectory() as name, shared(Path(name)) as zygote:
         folder = Path(name)
         gang = Gang(folder, 2, folder, zygote=zygote, job=JOB)
         try:

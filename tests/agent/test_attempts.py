@@ -362,7 +362,7 @@ def test_a_plain_process_is_not_resized_but_may_be_tuned():
     machine.obey(resize(5, (0, 1)))
     assert (machine.requests, machine.told[1, 1].sequence) == ([], 5)
     machine.obey(TuneAttempt(job=1, attempt=1, sequence=6, loader_workers=3))
-    assert machine.requests == [TuneSettings(loader_workers=3, fence=(1, 1, 13))]
+    assert machine.requests == [TuneSettings(loader_workers_max=3, fence=(1, 1, 13))]
 
 
 def test_orders_wait_for_the_supervisor_and_are_asked_again_after_a_lost_connection():

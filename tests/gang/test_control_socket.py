@@ -75,6 +75,7 @@ def test_impossible_values_are_refused_and_reach_no_rank(launch, peer, tmp_path)
         (PreemptRequest(-5.0), "preempt: found -5 s, expected a finite time of at least 0"),
         (TuneSettings(global_batch=0), "tune: found global_batch 0, expected at least 1"),
         (TuneSettings(loader_workers=-1), "tune: found loader_workers -1, expected at least 0"),
+        (TuneSettings(loader_workers_max=-1), "tune: found loader_workers_max -1, expected at least 0"),
         (TuneSettings(prefetch=0), "tune: found prefetch 0, expected at least 1"),
     ]:
         assert gang.request(message) == Response(ok=False, detail=why)

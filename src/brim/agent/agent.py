@@ -64,7 +64,7 @@ from brim.agent.zygotes import Zygotes
 from brim.errors import RefusedError
 from brim.gang import processes
 from brim.gang.codec import ProtocolError
-from brim.gang.messages import CONTROL_VARIABLE, GANG_VARIABLE, ID_VARIABLE
+from brim.gang.messages import CONTROL_VARIABLE, GANG_VARIABLE, ID_VARIABLE, LOADER_WORKERS_VARIABLE
 from brim.gang.run_script import ERROR_FILE_VARIABLE
 from brim.gang.wakeup import SignalQueue
 
@@ -78,7 +78,7 @@ STATUS_MS: Final = 1_000
 """Time between two questions to a supervisor otherwise: as often as ranks report. Ours."""
 CHECK_MS: Final = 1_000
 """Time between two looks at devices, logs and zygotes. Ours."""
-_OF_ANOTHER_JOB: Final = (CONTROL_VARIABLE, ID_VARIABLE, GANG_VARIABLE, ERROR_FILE_VARIABLE, "BRIM_LOADER_WORKERS")
+_OF_ANOTHER_JOB: Final = (CONTROL_VARIABLE, ID_VARIABLE, GANG_VARIABLE, ERROR_FILE_VARIABLE, LOADER_WORKERS_VARIABLE)
 """Variables of a job in which this one was submitted."""
 
 
@@ -307,7 +307,7 @@ class Agent:
         if capture.slurm:
             env |= slurm_variables(order, env)
         if order.loader_workers != NONE:
-            env["BRIM_LOADER_WORKERS"] = str(order.loader_workers)
+            env[LOADER_WORKERS_VARIABLE] = str(order.loader_workers)
         now_ms = attempt_files.boot_time_ms()
         return LaunchFile(
             job=order.job, attempt=order.attempt, command=capture.command, env=env, cwd=capture.cwd, ranks=order.ranks,

@@ -544,7 +544,7 @@ class NodeAttempts:
             attempt.in_flight = _tune_number(tune)
             self._effects.append(Request(attempt.key, TuneSettings(
                 global_batch=None if tune.batch == NONE else tune.batch,
-                loader_workers=None if tune.loader_workers == NONE else tune.loader_workers,
+                loader_workers_max=None if tune.loader_workers == NONE else tune.loader_workers,
                 fence=(*attempt.key, attempt.in_flight),
             )))  # fmt: skip
 

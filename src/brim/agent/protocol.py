@@ -72,7 +72,7 @@ class StartAttempt:
         devices: Numbers of the devices, as in `AgentHello`.
         ranks: Number of processes, at most one per device, which form a gang; 0: one process that sees all devices.
         batch: Global batch; ``NONE``: the job's own.
-        loader_workers: Data-loading processes of each rank; ``NONE``: not decided.
+        loader_workers: Most data-loading processes of each rank that finds their number itself; ``NONE``: not decided.
         grace_s: Time from a request to stop to SIGKILL, unless the request names another.
         name: The job's name, for people.
         array: First job of its array; ``NONE`` for a job in none.

@@ -31,6 +31,8 @@ ID_VARIABLE: Final = "BRIM_ID"
 """Environment: the rank's id, which is never used twice in a gang. Its place in the group is another number."""
 GANG_VARIABLE: Final = "BRIM_GANG"
 """Environment: the gang's id, in every process of the gang."""
+LOADER_WORKERS_VARIABLE: Final = "BRIM_LOADER_WORKERS"
+"""Environment: most processes that ``workers="auto"`` may start on a rank."""
 RESUMABLE: Final = frozenset({75, 85, 99})
 """Exit codes that ask for a resume after an announced stop: EX_TEMPFAIL, and two that training scripts use on Slurm."""
 PREEMPTED: Final = 75
@@ -87,12 +89,14 @@ class TuneSettings:
     """Client to supervisor, and supervisor to rank: change the given settings, at the agreed step.
 
     The supervisor numbers the commands; from a client, ``command`` has no meaning. ``fence``: see `ResizeRequest`.
+    ``loader_workers`` ends the search of ``workers="auto"`` with this number, ``loader_workers_max`` only bounds it.
     """
 
     command: int = 0
     global_batch: int | None = None
     loader_workers: int | None = None
     prefetch: int | None = None
+    loader_workers_max: int | None = None
     fence: tuple[int, ...] = ()
 
 
@@ -293,7 +297,9 @@ def check_request(request: Request) -> None:
         case PreemptRequest(grace_s=float(grace_s)) if not 0 <= grace_s < math.inf:
             raise ValueError(f"preempt: found {grace_s:g} s, expected a finite time of at least 0")
         case TuneSettings():
-            for name, least in (("global_batch", 1), ("loader_workers", 0), ("prefetch", 1)):
+            for name, least in (
+                ("global_batch", 1), ("loader_workers", 0), ("prefetch", 1), ("loader_workers_max", 0)
+            ):
                 value = getattr(request, name)
                 if value is not None and value < least:
                     raise ValueError(f"tune: found {name} {value}, expected at least {least}")

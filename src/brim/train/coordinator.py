@@ -133,7 +133,7 @@ class Coordinator:
         loader: Any = self._job.loader
         wanted = {
             "set_global_batch": command.global_batch, "set_workers": command.loader_workers,
-            "set_prefetch": command.prefetch,
+            "set_prefetch": command.prefetch, "set_workers_max": command.loader_workers_max,
         }  # fmt: skip
         for change, value in wanted.items():
             if value is not None and hasattr(loader, change):

@@ -43,6 +43,11 @@ class World:
                 return self.tuner.workers
         raise AssertionError("never settled")
 
+    def limit(self, most: int) -> None:
+        before = self.tuner.workers
+        self.tuner.limit(most, ahead=2 * before)
+        self.loaded = 2 * before if self.tuner.workers != before else self.loaded
+
     def gained(self, workers: int) -> float:
         load_s = 1 / self.rate(workers)
         return 1 / (max(load_s, self.step_s) if workers else load_s + self.step_s)
@@ -105,3 +110,34 @@ def test_on_a_machine_that_others_use_measuring_in_turns_mostly_finds_the_best()
         world = World(PIPELINES["more is worse"], drift=0.45, most=8, seed=seed)
         good += world.gained(world.settle()) >= 0.95 * world.gained(2)
     assert good >= 38, good
+
+
+def test_a_lower_limit_is_kept_at_once_and_the_search_goes_on_below_it() -> None:
+    world = World(lambda workers: 100.0 * (1 + workers), most=16)
+    assert world.settle() == 16
+    world.limit(3)
+    assert world.tuner.workers <= 3
+    assert world.settle() == 3
+    world.limit(8)
+    assert world.settle() == 8
+
+
+def test_a_limit_above_what_was_found_changes_nothing() -> None:
+    world = World(lambda workers: 100.0 * min(1 + workers, 4), most=16)
+    found = world.settle()
+    assert 0 < found < 8
+    for most in (8, 32, found):
+        world.limit(most)
+        assert (world.tuner.workers, world.tuner.settled) == (found, True)
+
+
+def test_a_limit_during_the_search_drops_what_is_above_it() -> None:
+    world = World(lambda workers: 100.0 * (1 + workers), most=16)
+    for fetches in range(0, 1_000, 50):
+        tried = World(lambda workers: 100.0 * (1 + workers), most=16)
+        for _ in range(fetches):
+            tried.fetch()
+        tried.limit(2)
+        assert tried.settle() == 2
+    world.limit(0)
+    assert world.settle() == 0

@@ -458,3 +458,27 @@ def plain_at(plain: Loader, step: int):
     while plain.step < step:
         plain.commit(0, plain.step)
     return plain.fetch(0, step, 0)
+
+
+def test_a_grant_bounds_auto_and_leaves_a_number_as_it_is(monkeypatch):
+    monkeypatch.setenv("BRIM_LOADER_WORKERS", "2")
+    with Loader(Slow(0.002, 20_000), 4, workers="auto") as loader:
+        for _ in watch(loader):
+            assert loader.workers <= 2
+            if loader.supply.settled:
+                break
+        assert loader.workers == 2
+        loader.set_workers_max(0)
+        assert loader.workers == 0
+        loader.set_workers_max(1)
+        for _ in watch(loader):
+            assert loader.workers <= 1
+            if loader.supply.settled:
+                break
+        assert (loader.supply.settled, loader.workers) == (True, 1)
+    with Loader(Slow(0.002, 20_000), 4, workers=3) as loader:
+        loader.set_workers_max(1)
+        assert loader.workers == 3
+    monkeypatch.setenv("BRIM_LOADER_WORKERS", "many")
+    with pytest.raises(ConfigError, match="BRIM_LOADER_WORKERS='many': expected a whole number from 0 to"):
+        Loader(Plain(64), 4)

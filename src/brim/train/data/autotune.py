@@ -89,9 +89,24 @@ class WorkerTuner:
             self._skip = None
         return self.workers != before
 
+    def limit(self, most: int, *, ahead: int) -> None:
+        """Try no more than ``most`` from now on; what was found stays if it may, and would not have been more.
+
+        ``ahead`` micro-batches, which are prefetched now, are then not counted.
+        """
+        before, self._numbers = self._numbers, [number for number in TRIED if number <= most]
+        stays = self.settled and self.workers in self._numbers and (
+            len(self._numbers) <= len(before) or self.workers < max(before)
+        )
+        if self._numbers != before and not stays:
+            self._begin_again()
+            self._clear(self._since_s)
+            self._skip = ahead + 2
+
     def _begin_again(self) -> None:
         self.workers, self.settled, self._confirming, self._drifted = self._numbers[0], False, False, 0
         self._rates.clear()
+        self._again.clear()
 
     def _clear(self, now_s: float) -> None:
         self._since_s, self._fetches, self._waited_s, self._samples = now_s, 0, 0.0, 0

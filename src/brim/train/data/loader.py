@@ -20,6 +20,7 @@ from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory as page_locked
 
 from brim.errors import ConfigError
+from brim.gang.messages import LOADER_WORKERS_VARIABLE
 from brim.train.data.autotune import WorkerTuner
 from brim.train.data.fetch import Collate, Recipe, Samples, Streams, count, undisturbed
 from brim.train.data.pool import LoaderError, LoadTask, Pool
@@ -65,7 +66,8 @@ class Loader:
         logical_workers: Number of micro-batches into which a step is split; fixed for the life of a job whose results
             must be bit-identical on any number of ranks.
         seed: Seed of the order and of the augmentation, >= 0.
-        workers: Number of worker processes; 0 loads inside ``fetch``; "auto" finds the number by measurement.
+        workers: Number of worker processes; 0 loads inside ``fetch``; "auto" finds the number by measurement, up to
+            ``BRIM_LOADER_WORKERS`` where a scheduler has set that.
         prefetch: Micro-batches prefetched per worker process; 256 in all at most.
         collate: Function from a list of samples to a batch; torch's ``default_collate`` by default.
         pin_memory: Copy batches to page-locked memory, on a machine with a GPU.
@@ -127,6 +129,7 @@ class Loader:
         self._workers, self._prefetch = 0, checked(prefetch, "prefetch", 1, 10_000)
         self._fetches, self._samples = 0, 0
         self.wait_s = 0.0
+        self._workers_max = granted_workers()
         self.set_workers(workers)
 
     @property
@@ -238,12 +241,19 @@ class Loader:
     def set_workers(self, workers: int | Literal["auto"]) -> None:
         """Change the number of worker processes; a number ends the search of "auto"."""
         if workers == "auto":
-            self._tuner = WorkerTuner(WORKERS_PER_CORE * len(os.sched_getaffinity(0)))
+            self._tuner = WorkerTuner(self._workers_max)
             workers = self._tuner.workers
         else:
             checked(workers, "workers", 0, SLOTS - 1)
             self._tuner = None
         self._resize(workers)
+
+    def set_workers_max(self, most: int) -> None:
+        """Change the largest number that "auto" may use; its search goes on. Other numbers stay as they are."""
+        self._workers_max = checked(most, "most", 0, SLOTS - 1)
+        if self._tuner is not None:
+            self._tuner.limit(most, ahead=self._ahead.depth if self._ahead is not None else 0)
+            self._resize(self._tuner.workers)
 
     def set_prefetch(self, prefetch: int) -> None:
         """Change how many micro-batches are prefetched per process; those already being loaded are kept."""
@@ -356,6 +366,16 @@ class Loader:
     def _restart(self, epoch: int, step: int, worker: int) -> None:
         if self._ahead is not None:
             self._ahead.restart(epoch, step, worker, self._assigned)
+
+
+def granted_workers() -> int:
+    """Return the most worker processes that "auto" may use: as the scheduler has said, else by the number of cores."""
+    said = os.environ.get(LOADER_WORKERS_VARIABLE)
+    if said is None:
+        return WORKERS_PER_CORE * len(os.sched_getaffinity(0))
+    if not (said.isascii() and said.isdigit()):
+        raise ConfigError(f"{LOADER_WORKERS_VARIABLE}={said!r}: expected a whole number from 0 to {SLOTS - 1}")
+    return checked(int(said), LOADER_WORKERS_VARIABLE, 0, SLOTS - 1)
 
 
 def checked(value: int, name: str, least: int, most: int) -> int:
