@@ -176,10 +176,10 @@ class Data:
         self.step += 1
 
     def state_dict(self):
-        return {}
+        return {"step": self.step}
 
     def load_state_dict(self, state):
-        pass
+        self.step = state["step"]
 
 
 def model_of(kind):

@@ -60,6 +60,8 @@ class Supply:
 class Loader:
     """Micro-batches of a dataset for logical workers.
 
+    The class is long because users, a run and the scheduler each have methods here; what they do is in other modules.
+
     Args:
         dataset: Map-style (``__len__``, ``__getitem__``, optionally ``__getitems__``) or iterable.
         global_batch: Samples of one optimizer step over all logical workers.
