@@ -6,14 +6,13 @@ Only the JSON contains wall-clock times.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
+import polars as pl
+from polars.io.plugins import register_io_source
 
 from brim.core.arrays import IntArray
 from brim.core.replay import Replay
@@ -23,19 +22,36 @@ from brim.replacing import replacing
 from brim.reports.metrics import finished, jct_ms, queue_ms, wait_ms
 from brim.units import MS_PER_S, WHOLE_GPU
 
-_NAME: Final = pa.dictionary(pa.int32(), pa.string())
-JOB_SCHEMA: Final = pa.schema([
-    ("policy", _NAME), ("seed", pa.int64()), ("load", pa.float64()), ("job_id", pa.string()), ("user", _NAME),
-    ("group", _NAME), ("gpus", pa.int64()), ("gpus_min", pa.int64()), ("gpus_max", pa.int64()), ("application", _NAME),
-    ("batch", pa.int64()), ("share", pa.float64()), ("submit_s", pa.float64()), ("first_start_s", pa.float64()),
-    ("finish_s", pa.float64()), ("jct_s", pa.float64()), ("queue_s", pa.float64()), ("wait_s", pa.float64()),
-    ("run_s", pa.float64()), ("ideal_run_s", pa.float64()), ("ideal_gpu_s", pa.float64()),
-    ("service_gpu_s", pa.float64()), ("useful_gpu_s", pa.float64()), ("lost_gpu_s", pa.float64()),
-    ("preemptions", pa.int64()), ("restarts", pa.int64()), ("resizes", pa.int64()), ("status", _NAME),
-    ("recorded_wait_s", pa.float64()), ("recorded_jct_s", pa.float64()), ("recorded_status", _NAME),
-])
+JOB_SCHEMA: Final = pl.Schema({
+    "policy": pl.String, "seed": pl.Int64, "load": pl.Float64, "job_id": pl.String, "user": pl.String,
+    "group": pl.String, "gpus": pl.Int64, "gpus_min": pl.Int64, "gpus_max": pl.Int64, "application": pl.String,
+    "batch": pl.Int64, "share": pl.Float64, "submit_s": pl.Float64, "first_start_s": pl.Float64,
+    "finish_s": pl.Float64, "jct_s": pl.Float64, "queue_s": pl.Float64, "wait_s": pl.Float64, "run_s": pl.Float64,
+    "ideal_run_s": pl.Float64, "ideal_gpu_s": pl.Float64, "service_gpu_s": pl.Float64, "useful_gpu_s": pl.Float64,
+    "lost_gpu_s": pl.Float64, "preemptions": pl.Int64, "restarts": pl.Int64, "resizes": pl.Int64, "status": pl.String,
+    "recorded_wait_s": pl.Float64, "recorded_jct_s": pl.Float64, "recorded_status": pl.String,
+})
 """Columns of the job table; null: it did not happen or was not recorded. Times count from the first submission."""
 _STATUS: Final = ("unfinished", "finished", "failed", "rejected")
+
+
+class _Output:
+    """A file for polars to write to, which keeps what went wrong."""
+
+    def __init__(self, file: BinaryIO, errors: list[BaseException]) -> None:
+        self._file, self._errors = file, errors
+
+    def write(self, data: bytes) -> int:
+        """Write to the file."""
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self._errors.append(error)
+            raise
+
+    def flush(self) -> None:
+        """See ``write``."""
+        self._file.flush()
 
 
 def check_jobs_path(path: Path) -> None:
@@ -61,15 +77,27 @@ def write_jobs(replays: Replay | Iterable[Replay], path: Path) -> None:
     """
     check_jobs_path(path)
     many = (replays,) if isinstance(replays, Replay) else replays
-    if path.suffix == ".parquet":
-        with replacing(path) as part, pq.ParquetWriter(part, JOB_SCHEMA, compression="zstd") as writer:
-            for replay in many:
-                writer.write_table(job_table(replay))
-    else:
-        plain = pa.schema([(field.name, pa.string() if field.type == _NAME else field.type) for field in JOB_SCHEMA])
-        with replacing(path) as part, pacsv.CSVWriter(part, plain) as csv:
-            for replay in many:
-                csv.write_table(job_table(replay).cast(plain))
+    errors: list[BaseException] = []
+
+    def tables(*_: object) -> Iterator[pl.DataFrame]:
+        try:
+            yield from map(job_table, many)
+        except (Exception, KeyboardInterrupt) as error:
+            errors.append(error)
+            raise
+
+    rows = register_io_source(tables, schema=JOB_SCHEMA)
+    with replacing(path) as part, part.open("wb") as file:
+        output: Any = _Output(file, errors)
+        try:
+            if path.suffix == ".parquet":
+                rows.sink_parquet(output, compression="zstd")
+            else:
+                rows.sink_csv(output)
+        except Exception:
+            if errors:  # polars tells of it as an error of its own, without the reason
+                raise errors[0] from None
+            raise
 
 
 def dump_json(payload: dict[str, Any]) -> str:
@@ -77,25 +105,25 @@ def dump_json(payload: dict[str, Any]) -> str:
     return json.dumps(payload, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def job_table(replay: Replay) -> pa.Table:
+def job_table(replay: Replay) -> pl.DataFrame:
     """Return the per-job table of one replay: J rows, columns of ``JOB_SCHEMA``."""
     trace = replay.trace
     jct = jct_ms(replay)
     wait = wait_ms(replay) if len(replay.runs.job) else np.full(len(trace), NONE)
     status = np.where(finished(replay), 1, np.where(replay.failed > 0, 2, np.where(replay.rejected > 0, 3, 0)))
     columns = {
-        "policy": _constant(replay.policy, len(trace)),
-        "seed": pa.array(np.full(len(trace), replay.seed)),
-        "load": pa.array(np.full(len(trace), float(replay.load))),
-        "job_id": pa.array(trace.job_id, pa.string()),
+        "policy": pl.repeat(replay.policy, len(trace), eager=True),
+        "seed": np.full(len(trace), replay.seed),
+        "load": np.full(len(trace), float(replay.load)),
+        "job_id": trace.job_id,
         "user": _named(trace.user, trace.users),
         "group": _named(trace.group, trace.groups),
-        "gpus": pa.array(trace.gpus),
-        "gpus_min": pa.array(replay.gpus_min),
-        "gpus_max": pa.array(replay.gpus_max),
+        "gpus": trace.gpus,
+        "gpus_min": replay.gpus_min,
+        "gpus_max": replay.gpus_max,
         "application": _named(trace.profile, trace.profiles),
-        "batch": pa.array(trace.batch, mask=trace.batch < 0),
-        "share": pa.array(trace.share_milli / WHOLE_GPU),
+        "batch": pl.Series(trace.batch).set(pl.Series(trace.batch < 0), None),
+        "share": trace.share_milli / WHOLE_GPU,
         "submit_s": _seconds(trace.submit_ms),
         "first_start_s": _seconds(replay.first_start_ms),
         "finish_s": _seconds(replay.finish_ms),
@@ -108,25 +136,20 @@ def job_table(replay: Replay) -> pa.Table:
         "service_gpu_s": _seconds(replay.service_gpu_ms),
         "useful_gpu_s": _seconds(replay.useful_gpu_ms),
         "lost_gpu_s": _seconds(replay.lost_gpu_ms),
-        "preemptions": pa.array(replay.preemptions),
-        "restarts": pa.array(replay.restarts),
-        "resizes": pa.array(replay.resizes),
+        "preemptions": replay.preemptions,
+        "restarts": replay.restarts,
+        "resizes": replay.resizes,
         "status": _named(status, _STATUS),
         "recorded_wait_s": _seconds(trace.wait_ms),
         "recorded_jct_s": _seconds(trace.jct_ms),
         "recorded_status": _named(trace.status, tuple(status.name.lower() for status in Status)),
     }
-    return pa.table(columns, schema=JOB_SCHEMA)
+    return pl.DataFrame(columns, schema=JOB_SCHEMA)
 
 
-def _seconds(ms: IntArray) -> pa.Array:
-    return pa.array(ms / MS_PER_S, mask=ms < 0)
+def _seconds(ms: IntArray) -> pl.Series:
+    return pl.Series(np.where(ms < 0, np.nan, ms / MS_PER_S)).fill_nan(None)
 
 
-def _named(code: IntArray, names: tuple[str, ...]) -> pa.Array:
-    indices = pa.array(code.astype(np.int32), mask=code < 0)
-    return pa.DictionaryArray.from_arrays(indices, pa.array(names, pa.string()))
-
-
-def _constant(name: str, size: int) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(size, dtype=np.int32)), pa.array([name], pa.string()))
+def _named(code: IntArray, names: tuple[str, ...]) -> pl.Series:
+    return pl.Series([*names, None], dtype=pl.String).gather(np.where(code < 0, len(names), code))

@@ -19,8 +19,6 @@ from typing import Any, Final
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.cluster import Cluster, NodeGroup, cluster_of
@@ -37,7 +35,7 @@ SCHEMA: Final = 1
 COLUMNS: Final = ("job_id", "submit_ms", "gpus")
 NAMED: Final = {"user": "users", "group": "groups", "gpu_type": "gpu_types", "profile": "profiles"}
 _MARK: Final = "# brim trace "
-_KEY: Final = b"brim"
+_KEY: Final = "brim"
 _SIZES: Final = "numbers of GPUs in increasing order, such as '1 2 4'"
 _NUMBERS: Final = re.compile(r"[1-9][0-9]{0,6}( [1-9][0-9]{0,6})*")
 _STATES: Final = {**{status.name.lower(): status for status in Status}, "": Status.UNKNOWN}
@@ -68,8 +66,7 @@ def write(trace: Trace, path: str | Path) -> None:
     ending = "".join(target.suffixes[-2:]) if target.suffix == ".gz" else target.suffix
     buffer = io.BytesIO()
     if ending == ".parquet":
-        table = _frame(trace).to_arrow()
-        pq.write_table(table.replace_schema_metadata({_KEY: _facts(trace).encode()}), buffer, compression="zstd")
+        _frame(trace).write_parquet(buffer, compression="zstd", metadata={_KEY: _facts(trace)})
     elif ending in (".csv", ".csv.gz"):
         buffer.write(f"{_MARK}{_facts(trace)}\n".encode())
         _frame(trace).write_csv(buffer)
@@ -151,16 +148,16 @@ def _size_texts(trace: Trace) -> list[str]:
 
 def _parquet(source: Source, report: ReadReport) -> tuple[Table, dict[str, Any]]:
     try:
-        arrow = pq.read_table(io.BytesIO(source.data))
-        frame = pl.DataFrame(pl.from_arrow(arrow))
-    except (pa.ArrowException, OSError, ValueError, pl.exceptions.PolarsError) as error:
+        said = pl.read_parquet_metadata(io.BytesIO(source.data))
+        frame = pl.read_parquet(io.BytesIO(source.data))
+    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
         reason = str(error).partition("\n")[0][:80]
         raise TraceError(source.file, found=f"a broken Parquet file ({reason})", expected="an intact one") from None
     if not frame.height:
         raise TraceError(source.file, found="no rows", expected="at least one job")
     report.rows += frame.height
     rows = pl.int_range(1, frame.height + 1, dtype=pl.Int64, eager=True).alias(LINE)
-    facts = _checked_facts(source.file, (arrow.schema.metadata or {}).get(_KEY, b"{}"))
+    facts = _checked_facts(source.file, said.get(_KEY, "{}").encode())
     return Table(file=source.file, frame=frame.with_columns(rows), report=report), facts
 
 
