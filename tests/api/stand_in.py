@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from concurrent.futures import Future
 from dataclasses import replace
 
+from brim.beliefs.beliefs import Beliefs
+from brim.core.cluster import parse_cluster
+from brim.core.events import Event, Kind
+from brim.engine.scheduler import Scheduler
 from brim.errors import NotFoundError, RefusedError
+from brim.foresight.explanation import explained
+from brim.live.holds import spec_of
 from brim.live.records import JobRecord, TokenRecord
 from brim.live.requests import JobRequest
+from brim.live.situation import Situation
 from brim.live.store.errors import KeyReusedError
+from brim.policies.presets import find_policy
 
+CLUSTER = parse_cluster("1x2xT4")
 CAPTURE, DIGEST = "a" * 32, "b" * 64
 
 
@@ -17,10 +28,28 @@ def request(name="train", **fields):
     return JobRequest(name=name, capture=CAPTURE, digest=DIGEST, **fields)
 
 
+def situation_with(jobs):
+    """Jobs in the order of their ids before a round of a real engine."""
+    scheduler = Scheduler(CLUSTER, find_policy("fifo"), Beliefs())
+    for job in jobs:
+        spec = spec_of(job, CLUSTER, scheduler.state.user_code(job.user), 0)
+        scheduler.observe(Event(0, Kind.SUBMITTED, job.id, spec=spec, held=job.state == "held", user=job.user))
+    return Situation(now_ms=5_000, scheduler=scheduler, jobs={job.id: job for job in jobs}, attempts={})
+
+
+@functools.cache
+def compile_rounds():
+    """Decide rounds once, so that no request waits for the compiler."""
+    job = JobRecord(id=1, uid=1, user="u", key="k", request=request(gpus=2), submitted_s=1.0, submit_ms=0,
+                    state="held", holds=("user",))
+    explained(situation_with([job]), job)
+
+
 class KeepsJobs:
     """What the API asks of `brim.live.service.ClusterService`."""
 
     def __init__(self):
+        compile_rounds()
         self._jobs, self._keys, self._watchers, self._tokens = {}, {}, set(), {}
         self.full = None
 
@@ -36,7 +65,8 @@ class KeepsJobs:
         ids = list(range(first, first + len(requests)))
         for job, asked in zip(ids, requests, strict=True):
             self._put(JobRecord(id=job, uid=uid, user=user, key=key, request=asked, submitted_s=1.0, submit_ms=1_000,
-                                state="held" if asked.hold else "pending", reason="waits for a device"))
+                                state="held" if asked.hold else "pending",
+                                holds=("user",) * asked.hold, reason="waits for a device"))
         self._keys[uid, key] = (list(requests), ids)
         return ids
 
@@ -47,7 +77,7 @@ class KeepsJobs:
         if found.has_ended:
             raise RefusedError(f"job {job} has ended")
         state = {"cancel": "cancelled", "hold": "held", "release": "pending", "requeue": "pending"}[verb]
-        self._put(replace(found, state=state))
+        self._put(replace(found, state=state, holds=("user",) * (state == "held")))
         return self._jobs[job]
 
     def put(self, job, **changed):
@@ -89,10 +119,19 @@ class KeepsJobs:
         return 5_000
 
     def status(self):
-        return {"now_ms": 5_000, "policy": "fifo"}
+        return {"now_ms": 5_000, "policy": "fifo", "cluster": str(CLUSTER)}
 
     def explain(self, job):
-        return f"job {job} waits for a device."
+        return f"job {job} is as it is."
+
+    @property
+    def engine(self):
+        return self
+
+    def ask(self, question):
+        answer = Future()
+        answer.set_result(situation_with([job for job in self._jobs.values() if not job.has_ended]))
+        return answer
 
     async def subscribe(self):
         queue = asyncio.Queue()

@@ -52,7 +52,7 @@ def test_a_job_goes_there_and_back(client):
     assert (listing.now_ms, listing.jobs[0].uid) == (5_000, os.getuid())
     assert client.job(2) == listing.jobs[1]
     assert client.command("hold", 1).state == "held"
-    assert client.explain(1) == "job 1 waits for a device."
+    assert client.explain(1)["text"].startswith("job 1, which needs 2 GPUs, waits:\n  it is held")
     assert client.nodes()[0]["user"] == "ann"
     assert client.status()["is_admin"]
     assert client.jobs(user="no such \u00fcser").jobs == ()

@@ -12,6 +12,7 @@ import pytest
 from brim.api.app import create_app
 from brim.api.auth import Admission
 from brim.api.wire import plain_job, read_job, redacted
+from brim.foresight.foresight import Foresight
 from brim.live.requests import REQUEST_BYTES_MAX
 from brim.live.store.errors import NotAcceptedError, TooManyJobsError
 from tests.api.asking import ask
@@ -33,7 +34,7 @@ def made():
 
 @pytest.fixture
 def app(service):
-    made().state.service = service
+    made().state.service, made().state.foresight = service, Foresight(service)
     return made()
 
 
@@ -213,3 +214,45 @@ def test_an_error_of_our_own_is_a_500_that_tells_nothing(app, service, caplog):
     service.status = lambda: 1 / 0
     with pytest.raises(ZeroDivisionError):  # uvicorn logs it; the answer was sent before
         ask(app, "GET", "/v1/status", uid=ANN)
+
+
+def test_a_job_that_can_never_run_is_accepted_and_its_sender_is_told(app):
+    answer = submit(app, gpus=9)
+    assert (answer.status, answer.plain["ids"]) == (201, [1])
+    assert answer.plain["impossible"] == {"1": "it needs 9 GPUs, the cluster has 2"}
+    assert submit(app, key="k2").plain["impossible"] == {}
+
+
+def test_a_dry_run_stores_nothing(app, service):
+    answer = ask(app, "POST", "/v1/dry-run", [request(gpus=2).record(), request().record()], uid=ANN)
+    assert (answer.status, answer.plain["devices"]) == (200, [[0, 1], []])
+    assert "1 job would wait" in answer.plain["text"]
+    refused = ask(app, "POST", "/v1/dry-run", request(gpus=9).record(), uid=ANN)
+    assert (refused.status, refused.plain["detail"]) == (
+        422, "job train could never run: it needs 9 GPUs, the cluster has 2"
+    )
+    missing = ask(app, "POST", "/v1/dry-run", request(after=(7,)).record(), uid=ANN)
+    assert (missing.status, missing.plain["detail"]) == (404, "job 7 does not exist")
+    assert ask(app, "POST", "/v1/dry-run", {"name": "x"}, uid=ANN).status == 422
+    assert not service.jobs()
+
+
+def test_an_explanation_has_what_was_tried(app):
+    submit(app, hold=True)
+    answer = ask(app, "GET", "/v1/jobs/1/explain", uid=ANN).plain
+    assert answer["blockers"] == [{"kind": "hold", "text": "it is held until it is released", "jobs": []}]
+    assert answer["remedies"] == [{
+        "kind": "release", "text": "release it: brim release 1", "waits": False, "devices": [0], "preempts": [],
+        "delays": [],
+    }]
+    assert answer["tried"] == 1
+    answer = ask(app, "GET", "/v1/jobs/1/explain?changes=false", uid=ANN).plain
+    assert (answer["text"], answer["tried"]) == ("job 1 is as it is.", 0)
+
+
+def test_an_explanation_tells_of_other_users_jobs_no_more_than_the_list_does(app):
+    submit(app, uid=BO, name="secret-name", gpus=2)
+    submit(app, gpus=1)
+    told = ask(app, "GET", "/v1/jobs/2/explain", uid=ANN)
+    assert told.status == 200
+    assert "secret-name" not in json.dumps(told.plain)

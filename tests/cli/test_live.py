@@ -118,7 +118,8 @@ def test_an_array_with_a_limit_and_slurms_dependencies(up):
 def test_a_job_is_held_released_explained_and_cancelled(up):
     job = up("submit", "--hold", "-n", "held", "sleep", "60").stdout.strip()
     assert re.search(rf"^{job} +held +\S+ +held ", up("ps").stdout, re.M)
-    assert up("explain", job).stdout.strip()
+    assert f"release it: brim release {job}\n" in up("explain", job).stdout
+    assert [each["kind"] for each in json.loads(up("explain", job, "--json").stdout)["remedies"]] == ["release"]
     assert up("release", "@").stdout.startswith(f"job {job}: ")
     assert up("cancel", "held").stdout.startswith(f"job {job}: ")
     after = up("submit", "--depends-on", job, "true").stdout.strip()
@@ -147,6 +148,14 @@ def test_the_shell_completes_job_ids(up):
     assert job in offered(f"brim logs {job[0]}").split()
 
 
+def test_a_job_that_can_never_run_is_submitted_and_said_to_be_so(up):
+    done = up("submit", "-g", "9", "true")
+    assert done.stdout.strip().isdigit()
+    assert done.stderr == f"brim: job {done.stdout.strip()} is held and can never run here: it needs 9 GPUs, the " \
+        "cluster has 4\n"
+    up("cancel", done.stdout.strip())
+
+
 def test_redo_runs_a_job_again(up):
     up.ended("--env", "A=7", "--", "sh", "-c", "echo $A")
     job = up("redo").stdout.strip()
@@ -158,7 +167,7 @@ def test_a_dry_run_submits_nothing(up):
     shown = up("submit", "--dry-run", "-g", "2", "-t", "1h", "sleep", "5").stdout
     assert "command: sleep 5" in shown
     assert "time_limit_s: 3600" in shown
-    assert re.search(r"^now: \d of 4 devices are free, and \d+ jobs wait$", shown, re.M)
+    assert re.search(r"^it would (start now, on devices|wait:)", shown, re.M)
     assert json.loads(up("history", "--json").stdout)["jobs"] == json.loads(before)["jobs"]
 
 
@@ -168,6 +177,8 @@ def test_a_dry_run_submits_nothing(up):
     (["submit", "-g", "x:y", "true"], 2, "--gpus: found 'x:y'"),
     (["submit", "-n", "a/b", "true"], 2, "name: found 'a/b'"),
     (["submit", "--class", "vip", "true"], 2, "--class: found 'vip'"), (["submit"], 2, "brim submit -h"),
+    (["submit", "--dry-run", "-g", "9", "true"], 2, "could never run: it needs 9 GPUs, the cluster has 4"),
+    (["explain", "9999"], 3, "there is no job 9999 of yours"),
     (["submit", "--env", "A", "true"], 2, "--env: found 'A'"), (["submit", "--gpu", "1", "true"], 2, "--gpu"),
     (["submit", "--depends-on", "nobody", "true"], 3, "you have no job 'nobody'"), (["logs", "9999"], 3, "no job 9999"),
     (["cancel", "9999"], 3, "there is no job 9999 of yours"), (["cancel", "9-5"], 2, "range 9-5"),

@@ -98,8 +98,9 @@ def test_speeds_and_costs_are_those_that_were_seen(seen: Seen) -> None:
 
 def test_the_picture_says_who_has_which_slot_and_why_others_wait(seen: Seen) -> None:
     class Explaining:
-        def explain(self, job: int) -> str:
-            return f"job {job} needs 2 GPUs; 1 are free."
+        def explain(self, job: int, *, changes: bool) -> dict[str, str]:
+            assert not changes, "which takes rounds"
+            return {"text": f"job {job} needs 2 GPUs; 1 are free."}
 
     session = seen.session
     session.ask_why(Explaining())  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from brim.api.authentication import RETRY_S, AuthenticationMiddleware, Recognise
 from brim.api.routes import TooLongError, router
 from brim.api.schemas import ErrorAnswer
 from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
+from brim.foresight.foresight import Foresight
 from brim.live.service import ClusterService
 from brim.live.store.errors import KeyReusedError, NotAcceptedError, TooManyJobsError
 
@@ -47,7 +48,7 @@ def create_app(service: ClusterService, admission: Admission, recognise: Recogni
     app.add_middleware(AuthenticationMiddleware, admission=admission, recognise=recognise)
     app.add_exception_handler(BrimError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.state.service = service
+    app.state.service, app.state.foresight = service, Foresight(service)
     app.include_router(router)
     return app
 

@@ -55,6 +55,12 @@ class Listing:
     jobs: tuple[JobRecord, ...]
 
 
+class JobIds(list[int]):
+    """Ids of submitted jobs; ``impossible`` says, by id, why some of them could not run on the empty machine."""
+
+    impossible: Mapping[int, str]
+
+
 class Client:
     """Asks the controller.
 
@@ -68,7 +74,7 @@ class Client:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def submit(self, requests: Sequence[JobRequest], key: str = "") -> list[int]:
+    def submit(self, requests: Sequence[JobRequest], key: str = "") -> JobIds:
         """Submit jobs, all or none, and return their ids.
 
         A submission whose answer was lost is repeated under its key, which makes it one submission.
@@ -77,9 +83,15 @@ class Client:
             requests: What is asked for.
             key: Stands for this submission; empty for a new one.
         """
-        body = json.dumps([request.record() for request in requests], separators=(",", ":")).encode()
-        answer = self._ask("POST", "/v1/jobs", body, {"Idempotency-Key": key or os.urandom(16).hex()})
-        return list(answer["ids"])
+        headers = {"Idempotency-Key": key or os.urandom(16).hex()}
+        answer = self._ask("POST", "/v1/jobs", _body(requests), headers)
+        ids = JobIds(answer["ids"])
+        ids.impossible = {int(job): reason for job, reason in answer.get("impossible", {}).items()}
+        return ids
+
+    def dry_run(self, requests: Sequence[JobRequest]) -> dict[str, Any]:
+        """Return what would happen to jobs if they were submitted now: ``devices``, ``preempts`` and ``text``."""
+        return self._ask("POST", "/v1/dry-run", _body(requests))
 
     def jobs(
         self, state: Literal["active", "ended", "all"] = "active", *, user: str = "", limit: int = sys.maxsize
@@ -103,9 +115,9 @@ class Client:
         """Cancel, hold, release or requeue a job, and return it as it then is."""
         return read_job(self._ask("POST", f"/v1/jobs/{job}/{verb}", b"{}")["job"])
 
-    def explain(self, job: int) -> str:
-        """Return why a job waits, and what would let it run."""
-        return str(self._ask("GET", f"/v1/jobs/{job}/explain")["text"])
+    def explain(self, job: int, *, changes: bool = True) -> dict[str, Any]:
+        """Return why a job waits: ``text``, ``blockers``, ``remedies`` and ``tried``; without changes, one sentence."""
+        return self._ask("GET", f"/v1/jobs/{job}/explain?changes={str(changes).lower()}")
 
     def new_token(self, label: str, days: int) -> dict[str, Any]:
         """Make a token for TCP; ``secret`` is shown this once."""
@@ -213,6 +225,10 @@ class Client:
         else:
             said = f"{error.strerror or error}: see `brim doctor`"
         return NoControllerError(f"no controller answers at {self.path}: {said}")
+
+
+def _body(requests: Sequence[JobRequest]) -> bytes:
+    return json.dumps([request.record() for request in requests], separators=(",", ":")).encode()
 
 
 def _head(answer: BinaryIO) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from brim.api.client import PAGE_MAX
 from brim.api.logs import read_log
 from brim.api.schemas import (
     Alive,
+    DryRunAnswer,
     Explanation,
     JobsAnswer,
     NewToken,
@@ -28,6 +29,8 @@ from brim.api.schemas import (
 from brim.api.tokens import DAYS_MAX, digest_of, new_secret
 from brim.api.wire import SCHEMA, plain_job, redacted
 from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
+from brim.foresight.answers import WhyWaiting
+from brim.foresight.foresight import Foresight
 from brim.live.records import JobRecord
 from brim.live.requests import ID_MAX, REQUEST_BYTES_MAX, JobRequest, read_request
 from brim.live.service import ClusterService
@@ -51,12 +54,18 @@ def _service(request: Request) -> ClusterService:
     return service
 
 
+def _foresight(request: Request) -> Foresight:
+    foresight: Foresight = request.app.state.foresight
+    return foresight
+
+
 def _caller(request: Request) -> Caller:
     caller: Caller = request.state.caller
     return caller
 
 
 At = Annotated[ClusterService, Depends(_service)]
+Ahead = Annotated[Foresight, Depends(_foresight)]
 By = Annotated[Caller, Depends(_caller)]
 Id = Annotated[int, Path(ge=1, le=ID_MAX, description="Job id.")]
 
@@ -81,12 +90,22 @@ async def healthz() -> Alive:
 
 @router.post("/v1/jobs", status_code=201, openapi_extra=_BODY, response_model=Submitted)
 async def submit(
-    request: Request, at: At, by: By, idempotency_key: Annotated[str, Header(pattern="^[A-Za-z0-9._-]{1,128}$")]
-) -> Response:
+    request: Request, at: At, ahead: Ahead, by: By,
+    idempotency_key: Annotated[str, Header(pattern="^[A-Za-z0-9._-]{1,128}$")],
+) -> Response:  # fmt: skip
     """Submit a job or a list, all or none. They are durable when this answers; the key makes it repeatable."""
     asked = _read(await request.body())
     ids = await at.submit(by.uid, by.user, asked, idempotency_key)
-    return JSONResponse({"schema": SCHEMA, "ids": list(ids)}, 201)
+    never = dict(zip(ids, ahead.why_impossible(asked), strict=True))
+    never = {job: reason for job, reason in never.items() if reason}
+    return JSONResponse({"schema": SCHEMA, "ids": list(ids), "impossible": never}, 201)
+
+
+@router.post("/v1/dry-run", openapi_extra=_BODY)
+async def dry_run(request: Request, ahead: Ahead, by: By) -> DryRunAnswer:
+    """Say where a job or a list would run if it were submitted now, or why it would wait. Nothing is stored."""
+    found = await ahead.dry_run(by.uid, by.user, _read(await request.body()))
+    return {"schema": SCHEMA, "devices": found.devices, "preempts": found.preempts, "text": found.text}
 
 
 def _read(body: bytes) -> list[JobRequest]:
@@ -152,9 +171,17 @@ async def command(at: At, by: By, job: Id, verb: Literal["cancel", "hold", "rele
 
 
 @router.get("/v1/jobs/{job:int}/explain")
-async def explain(at: At, by: By, job: Id) -> Explanation:
-    """Explain why a job waits, and what would let it run."""
-    return {"schema": SCHEMA, "id": _own(at, by, job).id, "text": at.explain(job)}
+async def explain(
+    at: At, ahead: Ahead, by: By, job: Id,
+    changes: Annotated[bool, Query(description="Try what would let it run; else only say why.")] = True,
+) -> Explanation:  # fmt: skip
+    """Explain why a job waits, and what would let it run: changes that were tried by deciding the round with them."""
+    _own(at, by, job)
+    found = await ahead.explain(job) if changes else WhyWaiting(text=at.explain(job), blockers=(), remedies=(), tried=0)
+    return {
+        "schema": SCHEMA, "id": job, "text": found.text, "blockers": found.blockers, "remedies": found.remedies,
+        "tried": found.tried,
+    }  # fmt: skip
 
 
 @router.get("/v1/jobs/{job:int}/log", response_class=PlainTextResponse)

@@ -6,6 +6,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
+from brim.foresight.answers import Blocker, Remedy
 from brim.live.records import JobRecord, TokenRecord
 
 
@@ -16,10 +17,11 @@ class ErrorAnswer(TypedDict):
 
 
 class Submitted(TypedDict):
-    """Ids of the jobs that were accepted, in the order of the request."""
+    """Ids of the jobs that were accepted, in the order of the request; why some of them can never run."""
 
     schema: int
     ids: list[int]
+    impossible: dict[int, str]
 
 
 class OneJob(TypedDict):
@@ -39,10 +41,22 @@ class JobsAnswer(TypedDict):
 
 
 class Explanation(TypedDict):
-    """Why a job waits, and what would let it run."""
+    """Why a job waits, and what would let it run; the text says all of it."""
 
     schema: int
     id: int
+    text: str
+    blockers: tuple[Blocker, ...]
+    remedies: tuple[Remedy, ...]
+    tried: int
+
+
+class DryRunAnswer(TypedDict):
+    """Devices that each job would get, none for one that would wait; the text says all of it."""
+
+    schema: int
+    devices: tuple[tuple[int, ...], ...]
+    preempts: tuple[int, ...]
     text: str
 
 

@@ -55,6 +55,10 @@ class SeenSpeeds:
     _fits: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
     _faults: dict[bytes, str] = field(default_factory=dict, repr=False, compare=False)
 
+    def copy(self) -> SeenSpeeds:
+        """Return the same model with a cache of its own, for another thread."""
+        return SeenSpeeds(self.library, dict(self.failures), dict(self._fits), dict(self._faults))
+
     def of_jobs(self, snapshot: Snapshot) -> Speeds:
         """Speeds of each job from its own reports."""
         rows, parts = _own_reports(snapshot.seen)

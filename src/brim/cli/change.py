@@ -69,5 +69,9 @@ def explain(
     wanted = output_of(output, as_json)
     at = client()
     (found,) = find_jobs(at, [job])
-    text = at.explain(found.id)
-    print(json.dumps({"schema": SCHEMA, "id": found.id, "text": text}) if wanted == "json" else printable(text))
+    answer = at.explain(found.id)
+    if wanted == "json":
+        print(json.dumps(answer))
+        return
+    for line in answer["text"].splitlines():
+        print(printable(line))

@@ -113,7 +113,7 @@ class Session:
         if self.now_ms - self._why_ms >= EXPLAIN_MS:
             self._why_ms = self.now_ms
             self._why = {
-                job.id: at.explain(job.id).removeprefix(f"job {job.id} ").replace("GPU", "slot")
+                job.id: at.explain(job.id, changes=False)["text"].removeprefix(f"job {job.id} ").replace("GPU", "slot")
                 for job in self.jobs.values() if job.state in ("pending", "held")
             }
 

@@ -15,11 +15,12 @@ from brim.api.wire import SCHEMA
 from brim.cli.completion import complete_dependency, complete_job
 from brim.cli.controller import client, find_job
 from brim.cli.job_options import asked, merged, read_variables
+from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
 
 if TYPE_CHECKING:
-    from brim.api.client import Client
+    from brim.api.client import Client, JobIds
     from brim.live.requests import JobRequest
 
 app = typer.Typer()
@@ -82,7 +83,9 @@ _Batch = Annotated[
     str | None,
     typer.Option("--batch", metavar="N", help="Global batch or its range, 256 or 256-2048, for policies that tune it."),
 ]
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be asked for, and submit nothing.")]
+_DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Submit nothing; show where it would run now, or why it would wait.")
+]
 _Wait = Annotated[bool, typer.Option("--wait", help="Wait until it has ended, and end with its exit code.")]
 _Detach = Annotated[bool, typer.Option("--detach", "-d", help="Do not follow what it writes.")]
 _SETTINGS: Final = {"allow_interspersed_args": False}
@@ -163,7 +166,9 @@ def redo(
         before, capture=capture, digest=digest, after=(), after_any=(), after_not_ok=(), begin_s=0, deadline_s=0,
         hold=False,
     )  # fmt: skip
-    _print(at.submit([again]), (), wanted)
+    ids = at.submit([again])
+    _warn(ids)
+    _print(ids, (), wanted)
 
 
 def _submit(at: Client, words: Sequence[str], given: dict[str, Any], dry_run: bool, wanted: str) -> list[int]:
@@ -182,10 +187,19 @@ def _submit(at: Client, words: Sequence[str], given: dict[str, Any], dry_run: bo
         _show(at, work.command, requests, wanted)
         return []
     ids = at.submit(requests)
+    _warn(ids)
     ensure_agent(at)
     if wanted != "none":
         _print(ids, work.ignored, wanted)
     return ids
+
+
+def _warn(ids: JobIds) -> None:
+    """Say which jobs can never run on this machine, in a line."""
+    if ids.impossible:
+        first, reason = next(iter(ids.impossible.items()))
+        more = f" (and {len(ids.impossible) - 1} more)" if len(ids.impossible) > 1 else ""
+        print(f"brim: job {first}{more} is held and can never run here: {printable(reason)}", file=sys.stderr)
 
 
 def _print(ids: Sequence[int], ignored: Sequence[str], wanted: str) -> None:
@@ -196,11 +210,13 @@ def _print(ids: Sequence[int], ignored: Sequence[str], wanted: str) -> None:
 
 
 def _show(at: Client, command: Sequence[str], requests: Sequence[JobRequest], wanted: str) -> None:
-    """Show what would be submitted, and how full the machine is."""
+    """Show what would be submitted, and what would happen to it."""
+    outcome = at.dry_run(requests)
     hidden = ("capture", "digest", "attempts_max")
     plain = [{name: value for name, value in each.record().items() if name not in hidden} for each in requests]
     if wanted == "json":
-        print(json.dumps({"schema": SCHEMA, "command": list(command), "jobs": plain}))
+        would = {name: outcome[name] for name in ("devices", "preempts", "text")}
+        print(json.dumps({"schema": SCHEMA, "command": list(command), "jobs": plain, "outcome": would}))
         return
     import shlex
 
@@ -209,11 +225,8 @@ def _show(at: Client, command: Sequence[str], requests: Sequence[JobRequest], wa
         print(f"{name}: {','.join(map(str, value)) if isinstance(value, list) else value}")
     if len(plain) > 1:
         print(f"jobs: {len(plain)}, of which this is the first")
-    jobs = at.jobs().jobs
-    held = {device for job in jobs for device in job.devices}
-    waiting = sum(not job.devices for job in jobs)
-    total = at.status()["status"]["devices"]
-    print(f"now: {total - len(held)} of {total} devices are free, and {waiting} jobs wait")
+    for line in outcome["text"].splitlines():
+        print(printable(line))
 
 
 def _wait(at: Client, job: int) -> int:

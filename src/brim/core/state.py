@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from copy import deepcopy
 from typing import Final
 
 import numpy as np
@@ -120,6 +121,11 @@ class ClusterState:
 
     def __contains__(self, job: int) -> bool:
         return 0 <= job < len(self._slot_of) and self._slot_of.item(job) != NONE
+
+    @property
+    def last_id(self) -> int:
+        """No job of a larger id was submitted."""
+        return int(self._block[_ID, : self._used].max(initial=0))
 
     def phase(self, job: int) -> Phase:
         """Phase of a job that has not ended."""
@@ -365,6 +371,12 @@ class ClusterState:
             block[: self._used] = block[kept]
             block[self._used :] = 0
         self._slot_of[self._block[_ID, : self._used]] = np.arange(self._used)
+
+    def copy(self) -> ClusterState:
+        """Return an independent copy: what happens to it does not happen here."""
+        copied = deepcopy(self, {id(self.cluster): self.cluster})
+        copied._node_columns = None  # copies of read-only columns can be written to
+        return copied
 
     # -- the frozen view -------------------------------------------------------------------------------------------
 

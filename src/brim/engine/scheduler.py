@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from brim.beliefs.beliefs import Beliefs
@@ -147,6 +148,13 @@ class Scheduler:
         self.last_round = None
         driver: dict[str, Any] = kept["driver"]
         return driver
+
+    def copy(self) -> Scheduler:
+        """Return an independent copy without a journal, for trials: what happens to it does not happen here."""
+        beliefs = replace(self.beliefs, speeds=self.beliefs.speeds.copy())
+        copied = Scheduler(self.state.cluster, self.policy, beliefs, gap_ms=self._trigger.gap_ms)
+        copied.state, copied.last_round, copied._trigger = self.state.copy(), self.last_round, replace(self._trigger)
+        return copied
 
     @property
     def horizon_ms(self) -> int:

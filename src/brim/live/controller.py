@@ -150,7 +150,7 @@ class Controller:
         self._marks: dict[int, str] = {}  # devices that are not open
         self._round_ms: int | None = None
         self._stepped_ms = 0
-        self._user_gpus = user_gpus
+        self.user_gpus = user_gpus
         self.is_moved = False
         self._due: dict[str, Callable[[int], None]] = {
             "begin": self._due_begin, "limit": self._due_limit, "unstarted": self._due_unstarted,
@@ -243,7 +243,7 @@ class Controller:
         """Hold jobs, or let them wait for devices, as limits say; returns whether any job changed."""
         self.books.now_ms = max(self.books.now_ms, self._horizon_ms)
         changed = keep_array_limits(self.books)
-        changed |= keep_quotas(self.books, self._user_gpus)
+        changed |= keep_quotas(self.books, self.user_gpus)
         self._reconciler.settle_all()
         return changed
 
@@ -366,9 +366,9 @@ class Controller:
         begins = bool(job.request.begin_s) and holds.cluster_ms(job, job.request.begin_s) > self.books.now_ms
         held = holds.first_holds(
             job, state.cluster, self.books.end_of, begins=begins, absent=not self._is_expected(job.uid),
-            limited=self._user_gpus != NONE,
+            limited=self.user_gpus != NONE,
         )
-        spec = holds.spec_of(job, state.cluster, state.user_code(job.user), self.books.now_ms, self._user_gpus)
+        spec = holds.spec_of(job, state.cluster, state.user_code(job.user), self.books.now_ms, self.user_gpus)
         self.scheduler.observe(
             Event(self.books.now_ms, Kind.SUBMITTED, job.id, spec=spec, held=bool(held), user=job.user)
         )

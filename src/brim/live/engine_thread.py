@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from brim.live.inputs import Input
 from brim.live.records import ControllerSetting
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 SNAPSHOT_CHARACTERS: Final = 8 << 20
 """Length of the journal after which a snapshot takes its place; ours: it is read in well under a second. A round with
 10,000 waiting jobs writes 150 kB."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,8 @@ class EngineThread:
         self._written: int | None = None  # characters of the journal after its snapshot; None: a snapshot is due
         self._changed = threading.Condition()
         self._inputs: list[Input] = []
-        self._stopping = False
+        self._questions: list[tuple[Callable[[Controller, int], Any], Future[Any]]] = []
+        self._stopping = self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self, found: Recovered) -> None:
@@ -80,6 +84,25 @@ class EngineThread:
         with self._changed:
             self._inputs.extend(inputs)
             self._changed.notify()
+
+    def ask(self, question: Callable[[Controller, int], T]) -> Future[T]:
+        """Have a question answered between two steps, when all that was decided is durable; it must change nothing.
+
+        It gets the controller and cluster time. The future fails with ``NotAcceptedError`` if the thread ends first.
+        """
+        answer: Future[T] = Future()
+        with self._changed:
+            self._questions.append((question, answer))
+            if self._has_ended:
+                self._refuse()
+            self._changed.notify()
+        return answer
+
+    def _refuse(self) -> None:
+        for _, answer in self._questions:
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(NotAcceptedError("the controller ends: try again"))
+        self._questions = []
 
     @property
     def backlog(self) -> int:
@@ -102,9 +125,24 @@ class EngineThread:
             wake_ms: int | None = 0
             while (inputs := self._wait(wake_ms)) is not None:
                 wake_ms = self._step(inputs)
+                self._answer()
         except BaseException as error:  # whatever it is, the service ends with it
             if not (self._stopping and isinstance(error, NotAcceptedError)):
                 self._failed(error)
+        finally:
+            with self._changed:
+                self._has_ended = True
+                self._refuse()
+
+    def _answer(self) -> None:
+        with self._changed:
+            questions, self._questions = self._questions, []
+        for question, answer in questions:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(question(self._controller, self._store.now_ms()))
+                except Exception as error:  # it is who asked who hears of it
+                    answer.set_exception(error)
 
     def _recover(self) -> None:
         found, self._found = self._found, None  # it is large
@@ -118,7 +156,7 @@ class EngineThread:
     def _wait(self, wake_ms: int | None) -> list[Input] | None:
         """Wait for inputs or a time, and return the inputs; None to end."""
         with self._changed:
-            while not self._inputs and not self._stopping:
+            while not self._inputs and not self._questions and not self._stopping:
                 left_ms = None if wake_ms is None else wake_ms + 1 - self._store.now_ms()
                 if left_ms is not None and left_ms <= 0:
                     break

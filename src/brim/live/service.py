@@ -62,7 +62,7 @@ class ClusterService:
         self._user_jobs = user_jobs
         self._loop: asyncio.AbstractEventLoop | None = None
         self._store = Store(state, self._deliver)
-        self._engine = EngineThread(make_controller, self._store, self._recovered, self._published, self._failed)
+        self.engine = EngineThread(make_controller, self._store, self._recovered, self._published, self._failed)
         self._jobs: OrderedDict[int, JobRecord] = OrderedDict()
         self._ended: deque[int] = deque()
         self._attempts: dict[int, AttemptRecord] = {}
@@ -72,7 +72,7 @@ class ClusterService:
         self._rounds = 0
         self._failure: asyncio.Future[None] | None = None
         self._facts: asyncio.Future[Facts] | None = None
-        self._agents = AgentConnections(agents, allowed | {os.getuid()}, self._store.now_ms, self._engine)
+        self._agents = AgentConnections(agents, allowed | {os.getuid()}, self._store.now_ms, self.engine)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class ClusterService:
             self._note_job(job)
         self._jobs = OrderedDict(sorted(self._jobs.items()))
         self._attempts = {attempt.job: attempt for attempt in found.attempts if attempt.state != "ended"}
-        self._engine.start(found)
+        self.engine.start(found)
 
     async def recovered(self) -> None:
         """Wait until the controller decides, then let agents connect.
@@ -106,9 +106,9 @@ class ClusterService:
     async def stop(self) -> None:
         """Stop deciding. Agents and jobs go on, and the next controller adopts them."""
         await self._agents.stop()
-        self._engine.stop()
+        self.engine.stop()
         await asyncio.to_thread(self._store.close)  # a commit that waits for room does not wait any longer
-        await asyncio.to_thread(self._engine.join)
+        await asyncio.to_thread(self.engine.join)
         for queue in self._watchers:
             queue.put_nowait(None)
 
@@ -192,7 +192,7 @@ class ClusterService:
     def _deliver(self, inputs: tuple[JobInput, ...]) -> None:
         """Called by the store's thread with what has been accepted, before its sender hears so."""
         self._in_loop(self._accepted, inputs)
-        self._engine.give(inputs)
+        self.engine.give(inputs)
 
     def _accepted(self, inputs: tuple[JobInput, ...]) -> None:
         for given in inputs:

@@ -1,0 +1,74 @@
+"""What questions about the future are answered with. It knows nothing of the engine, so that the API loads at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocker:
+    """One thing that keeps a job from running.
+
+    Attributes:
+        kind: ``hold``, ``order``, ``policy``, ``shape`` or ``devices``.
+        text: What it is, for users.
+        jobs: Other jobs that it is about.
+    """
+
+    kind: str
+    text: str
+    jobs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change after which the next round starts the job, as a trial has shown.
+
+    Attributes:
+        kind: ``release``, ``agent``, ``begin``, ``dependency``, ``time limit``, ``resources``, ``type``, ``gpus``,
+            ``priority`` or ``wait``; several, joined by ``+``, where one alone would not do.
+        text: What to do or what has to happen, for users.
+        waits: Whether something has to happen first that its user cannot decide.
+        devices: Devices that it would get.
+        preempts: Jobs that would be preempted for it, and otherwise not.
+        delays: Jobs that would otherwise start in this round, and then would not.
+    """
+
+    kind: str
+    text: str
+    waits: bool
+    devices: tuple[int, ...]
+    preempts: tuple[int, ...]
+    delays: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyWaiting:
+    """Why a job waits.
+
+    Attributes:
+        text: All of it, as lines for users.
+        blockers: What keeps it from running.
+        remedies: What would let it run in the next round, the cheapest first.
+        tried: Changes that were tried.
+    """
+
+    text: str
+    blockers: tuple[Blocker, ...]
+    remedies: tuple[Remedy, ...]
+    tried: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun:
+    """What would happen to a submission in the next round.
+
+    Attributes:
+        devices: Devices that each job would get, in the order of the submission; empty for one that would wait.
+        preempts: Jobs that would be preempted, and otherwise not.
+        text: All of it, as lines for users: where the jobs would run, and why the first that would not would wait.
+    """
+
+    devices: tuple[tuple[int, ...], ...]
+    preempts: tuple[int, ...]
+    text: str
