@@ -1,12 +1,13 @@
 """How well the twin predicts the live service: beliefs of one run of 40 jobs predict a different run of 40.
 
-    .venv/bin/python benchmarks/live_fidelity.py [--policies backfill,srtf] [--repetitions 5]
+    .venv/bin/python benchmarks/live_fidelity.py [--policies backfill,srtf,elastic] [--repetitions 5]
 
 The real service runs them: controller, agent, supervisors. Devices are emulated: jobs sleep for the time of each step
-(``timed_job.py``), so that two cores can stand for eight devices. For each policy: one run whose jobs tell what
-starts, stops and kinds of jobs cost; then, several times, a run of other jobs (another mix of the kinds, other
-arrivals). ``brim report --fidelity --jobs ... --learn ...`` compares each with the twin. The difference between two
-repetitions of the same jobs is what no prediction can do better than.
+(``timed_job.py``), so that two cores can stand for eight devices. Under elastic policies, half of the jobs train on 1
+to 4 devices (``timed_training.py``). For each policy: one run whose jobs tell what starts, stops and kinds of jobs
+cost; then, several times, a run of other jobs (another mix of the kinds, other arrivals). ``brim report --fidelity
+--jobs ... --learn ...`` compares each with the twin. The difference between two repetitions of the same jobs is what no
+prediction can do better than.
 """
 
 from __future__ import annotations
@@ -29,30 +30,39 @@ from brim.api.client import Client
 from brim.cli.capture import requests_of, work_of
 from brim.cli.job_options import asked
 from brim.live.requests import JobRequest
+from brim.policies.presets import find_policy
 
 DEVICES: Final = 8
 WINDOW_S: Final = 40.0
 """Time in which the jobs of a run arrive."""
 STEP_S: Final = 0.1
 SCRIPT: Final = str(Path(__file__).with_name("timed_job.py"))
+TRAINING: Final = str(Path(__file__).with_name("timed_training.py"))
+MICRO_S: Final = 0.05
+"""Time of a micro-batch, a quarter of a step of an elastic job on one device."""
 BRIM: Final = (sys.executable, "-m", "brim.cli.main")
 FIGURES: Final = {"makespan_s": ("makespan", 2.0), "jct_mean_s": ("mean JCT", 3.0)}
 """Figures with a target: points beyond the difference between two repetitions."""
 
 
 class Kind(NamedTuple):
-    """A kind of job: its devices, and its steps of ``STEP_S``; how many of the 40 are of it in either run."""
+    """A kind of job: its devices, and its steps; how many of the 40 are of it in either run."""
 
-    gpus: int
+    gpus: str
     steps: int
     learned: int
     predicted: int
 
 
-KINDS: Final = {
-    "small": Kind(1, 20, 10, 6), "short": Kind(2, 30, 10, 6), "mid": Kind(1, 60, 8, 10), "wide": Kind(4, 50, 6, 8),
-    "long": Kind(2, 120, 4, 7), "whole": Kind(8, 40, 2, 3),
+RIGID: Final = {
+    "small": Kind("1", 20, 10, 6), "short": Kind("2", 30, 10, 6), "mid": Kind("1", 60, 8, 10),
+    "wide": Kind("4", 50, 6, 8), "long": Kind("2", 120, 4, 7), "whole": Kind("8", 40, 2, 3),
 }  # fmt: skip
+ELASTIC: Final = {
+    "small": Kind("1", 20, 10, 6), "short": Kind("2", 30, 6, 6), "mid": Kind("1", 60, 4, 8),
+    "net": Kind("1-4", 40, 12, 10), "large-net": Kind("1-4", 80, 8, 10),
+}  # fmt: skip
+"""The last two train: their steps take four micro-batches on one device, and one on four."""
 
 
 def arrivals(counts: dict[str, int], seed: int) -> list[tuple[float, str]]:
@@ -64,20 +74,21 @@ def arrivals(counts: dict[str, int], seed: int) -> list[tuple[float, str]]:
     return list(zip(times, names, strict=True))
 
 
-def request(name: str, progress: Path) -> JobRequest:
+def request(name: str, kind: Kind, progress: Path) -> JobRequest:
     """Return one job of a kind, with its capture written; its time limit is half as long again, and 5 s."""
-    kind = KINDS[name]
     words = [sys.executable, SCRIPT, str(progress), str(kind.steps), str(STEP_S)]
-    limit_s = round(kind.steps * STEP_S * 1.5 + 5)
-    given = {"name": name, "gpus": str(kind.gpus), "time": f"{limit_s}s", "grace": "5s"}
+    given = {"name": name, "gpus": kind.gpus, "time": f"{round(kind.steps * STEP_S * 1.5 + 5)}s", "grace": "5s"}
+    if "-" in kind.gpus:
+        words = [sys.executable, TRAINING, str(kind.steps), str(MICRO_S)]
+        given["time"] = "2m"
     (found,) = requests_of(work_of(words), asked(given), {})
     return found
 
 
-def run(at: Client, plan: list[tuple[float, str]], folder: Path) -> tuple[int, int]:
+def run(at: Client, kinds: dict[str, Kind], plan: list[tuple[float, str]], folder: Path) -> tuple[int, int]:
     """Submit jobs at their times, wait until all have ended, and return the first and the last id."""
     folder.mkdir()
-    requests = [request(name, folder / str(place)) for place, (_, name) in enumerate(plan)]
+    requests = [request(name, kinds[name], folder / str(place)) for place, (_, name) in enumerate(plan)]
     begin_s, ids = time.monotonic() + 0.5, []
     for (at_s, _), one in zip(plan, requests, strict=True):
         time.sleep(max(0.0, begin_s + at_s - time.monotonic()))
@@ -137,16 +148,16 @@ def main() -> None:
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="brim-"))
     os.environ |= {"BRIM_STATE": str(folder / "state"), "BRIM_RUNTIME": str(folder / "run")}
-    learned = arrivals({name: kind.learned for name, kind in KINDS.items()}, seed=1)
-    predicted = arrivals({name: kind.predicted for name, kind in KINDS.items()}, seed=2)
     at = Client(folder / "run" / "api.sock")
     try:
         for policy in options.policies.split(","):
             brim("up", "--devices", str(DEVICES), "--policy", policy)
-            results = []
-            before = run(at, learned, folder / f"{policy}-learned")
+            results, kinds = [], ELASTIC if find_policy(policy).resizes_running else RIGID
+            learned = arrivals({name: kind.learned for name, kind in kinds.items()}, seed=1)
+            predicted = arrivals({name: kind.predicted for name, kind in kinds.items()}, seed=2)
+            before = run(at, kinds, learned, folder / f"{policy}-learned")
             for repetition in range(options.repetitions):
-                ids = run(at, predicted, folder / f"{policy}-{repetition}")
+                ids = run(at, kinds, predicted, folder / f"{policy}-{repetition}")
                 words = ("--jobs", "{}-{}".format(*ids), "--learn", "{}-{}".format(*before))
                 results.append(json.loads(brim("report", "--fidelity", *words, "--json")))
                 if options.out:

@@ -18,7 +18,7 @@ def test_a_run_time_rests_on_the_jobs_that_are_most_alike():
         for kind in (A4, A2, A2._replace(gpus=1), JobKind("c", "bo", 1), JobKind("c", "eve", 1))
     }
     assert list(found.values()) == [
-        (150, "name and size"), (600, "name and size"), (300, "name"), (1000, "user"), (475, "all jobs"),
+        (150, "name and size"), (600, "name and size"), (300, "name"), (1000, "user"), (400, "all jobs"),
     ]
 
 
@@ -36,8 +36,8 @@ def test_what_a_return_repeats_is_told_from_the_run_time_of_a_kind():
     assert learn_run_times([A4, B1], [200, 100], [2, 1]).repeat_ms == 0  # nothing tells
 
 
-def test_one_stall_does_not_shift_the_mean_of_ten():
-    assert trimmed_mean([200] * 9 + [60_000]) == 200
+def test_stalls_do_not_shift_the_mean_of_ten():
+    assert trimmed_mean([200] * 8 + [60_000] * 2) == 200
     assert trimmed_mean([100, 300]) == 200
 
 

@@ -155,6 +155,7 @@ def trace_of_recorded(
     """
     users = sorted({one.job.user for one in jobs})
     specs = [spec_of(one.job, cluster, users.index(one.job.user), one.ready_ms) for one in jobs]
+    models = sorted({_model(one.job) for one in jobs if one.job.request.is_elastic})
     listed = tuple(dict.fromkeys(spec.sizes for spec in specs if spec.sizes))
     return trace_of(
         name=name, format="live", job_id=[str(one.job.id) for one in jobs], users=users, gpu_types=cluster.gpu_types,
@@ -163,12 +164,20 @@ def trace_of_recorded(
         mem_mib=[spec.mem_mib for spec in specs], gpu_type=[spec.gpu_type for spec in specs],
         time_limit_ms=[spec.time_limit_ms for spec in specs], priority=[spec.priority for spec in specs],
         job_class=[spec.job_class for spec in specs], size_lists=listed,
+        profiles=models, profile=[
+            models.index(_model(one.job)) if one.job.request.is_elastic else NONE for one in jobs
+        ],
         size_list=[listed.index(spec.sizes) if spec.sizes else NONE for spec in specs],
         batch=[one.batch if one.job.request.is_elastic else NONE for one in jobs],
         run_ms=[run_ms[one.job.id] for one in jobs],
         wait_ms=[one.attempts[0].granted_ms - one.ready_ms for one in jobs],
         jct_ms=[one.end_ms - one.ready_ms for one in jobs],
     )
+
+
+def _model(job: JobRecord) -> str:
+    """What jobs have in common that know each other's step times, as under the controller."""
+    return f"{job.user} {job.request.name}"
 
 
 class _Told(NamedTuple):

@@ -19,12 +19,15 @@ class Overheads:
             Acme's blocking checkpoints (NSDI 2024).
         restart_ms: From GPUs granted again to the next useful step: load and warm-up. 30 s, as in Pollux (OSDI 2021).
         checkpoint_ms: Time between checkpoints; a failure loses the work since the last. 30 min, ours.
+        resize_ms: What a resize costs where its processes stay, as under a live controller, whose rules for rounds then
+            hold (docs/decisions/0003). None: it saves, and restarts.
     """
 
     start_ms: int = 0
     save_ms: int = 5 * MS_PER_S
     restart_ms: int = 30 * MS_PER_S
     checkpoint_ms: int = 30 * MS_PER_MIN
+    resize_ms: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("start_ms", 0), ("save_ms", 0), ("restart_ms", 0), ("checkpoint_ms", 1)):
@@ -55,4 +58,5 @@ class Overheads:
         return Overheads(
             start_ms=round(self.start_ms * factor), save_ms=round(self.save_ms * factor),
             restart_ms=round(self.restart_ms * factor), checkpoint_ms=self.checkpoint_ms,
+            resize_ms=None if self.resize_ms is None else round(self.resize_ms * factor),
         )

@@ -59,6 +59,8 @@ class PlanExecutor:
         first = self._record.first_start_ms[job] == NONE
         analysis = self._analysis(action)
         start_ms = self._overheads.start_ms if first else self._overheads.restart_ms
+        if isinstance(action, Resize) and self._overheads.resize_ms is not None:
+            start_ms = 0  # it took its time before it had left the GPUs that it does not keep
         from_ms = begin_ms + start_ms + math.ceil(analysis.seconds * MS_PER_S)
         if setting.share_milli != self._specs[job].share_milli:
             self._record.other_shares.add(job)
@@ -94,20 +96,21 @@ class PlanExecutor:
     def _preempt(self, action: Preempt, now_ms: int) -> None:
         """Preempt a job: it saves and leaves its GPUs."""
         self._record.preemptions[action.job] += 1
-        gone_ms = max(self._vacate(action.job, now_ms), self._saved_ms.get(action.job, 0))
+        gone_ms = max(self._vacate(action.job, now_ms, self._overheads.save_ms), self._saved_ms.get(action.job, 0))
         self._timeline.push(gone_ms, Kind.STOPPED, action.job, action.attempt)
 
     def _leave_for(self, action: Resize, now_ms: int) -> None:
         """A resized job leaves the GPUs it has; it takes the others when all jobs have left theirs."""
         self._record.resizes[action.job] += 1
         self._ran_ms[action.job] = self._attempts.running[action.job].ran_at(now_ms)
-        self._vacate(action.job, now_ms)
+        resize_ms = self._overheads.resize_ms
+        self._vacate(action.job, now_ms, self._overheads.save_ms if resize_ms is None else resize_ms)
 
-    def _vacate(self, job: int, now_ms: int) -> int:
+    def _vacate(self, job: int, now_ms: int, save_ms: int) -> int:
         """Take a job's GPUs from it and return when they are free; without progress it has nothing to save."""
         attempt, gone_ms = self._attempts.running[job], now_ms
         if now_ms > attempt.from_ms:
-            gone_ms = self._saved_ms[job] = now_ms + self._overheads.save_ms
+            gone_ms = self._saved_ms[job] = now_ms + save_ms
             self._leaving.update(dict.fromkeys(attempt.gpus, gone_ms))
         else:
             self._stall_detector.futile(now_ms)

@@ -112,7 +112,7 @@ def replay(
     if run:
         outcome = run(scenario, report)
     else:
-        beliefs = _beliefs(policy, cluster, truth, believed, library)
+        beliefs = _beliefs(policy, cluster, truth, believed, library, settings.overheads)
         if beliefs.exchange is not None:
             notes += (
                 "Before its first job the cluster is closed for "
@@ -153,10 +153,14 @@ def _known_models(name: str, library: dict[int, FloatArray], trace: Trace) -> tu
 
 
 def _beliefs(
-    policy: Policy, cluster: Cluster, truth: Truth, run_times: RunTimes, library: dict[int, FloatArray]
+    policy: Policy, cluster: Cluster, truth: Truth, run_times: RunTimes, library: dict[int, FloatArray],
+    overheads: Overheads,
 ) -> Beliefs:
     """The beliefs at the start of a replay; beliefs about jobs come from their reports."""
-    beliefs = Beliefs(run_times=run_times, speeds=SeenSpeeds(library=library))
+    beliefs = Beliefs(
+        run_times=run_times, speeds=SeenSpeeds(library=library),
+        in_place_ms=None if overheads.resize_ms is None else float(overheads.resize_ms),
+    )
     if policy.oracle:
         beliefs = replace(beliefs, work=TrueWork(truth.total_samples()))
     if policy.asks_exchange and isinstance(truth, HasInterconnect) and cluster.num_gpus > 1:
@@ -175,6 +179,7 @@ def _loop(
     specs, timeline = specs_of(trace, cluster, truth), Timeline(trace)
     scheduler = Scheduler(
         cluster, policy, beliefs, users=user_names(trace), gap_ms=settings.gap_ms, journal=journal,
+        in_place=overheads.resize_ms is not None,
     )
     stall_detector = StallDetector(trace, policy.name, overheads, faults, record)
     attempts = Attempts(cluster, specs, truth, overheads.checkpoint_ms, timeline, record, stall_detector)

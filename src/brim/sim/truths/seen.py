@@ -54,7 +54,8 @@ class SeenRates:
     def columns(self) -> dict[str, IntArray]:
         """See ``Truth``."""
         batch = self._trace.batch
-        return {**self._limits, "batch": batch, "batch_min": batch, "batch_max": batch, "local_batch_max": batch}
+        limits = {"batch": batch, "batch_min": batch, "batch_max": batch, "local_batch_max": batch}
+        return {**self._limits, **limits, "profile": self._trace.profile}
 
     def total_samples(self) -> FloatArray:
         """See ``Truth``."""

@@ -1,0 +1,31 @@
+"""A resize in place: its cost, and the rules for rounds that come with it, as under a live controller."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from brim.core.cluster import parse_cluster
+from brim.core.trace import trace_of
+from brim.engine.journal import Journal
+from brim.policies.presets import find_policy
+from brim.sim.overheads import Overheads
+from brim.sim.truths.seen import SeenRates
+from brim.sim.twin import ReplaySettings, replay
+
+
+@pytest.mark.parametrize(("resize_ms", "resizes", "finish_ms"), [(200, 1, 5_700), (None, 0, 10_000)])
+def test_a_lone_job_grows_once_it_has_told_its_speed(resize_ms, resizes, finish_ms):
+    """1,000 samples, 100/s on one GPU until the round at 1 s; then a pause of 200 ms, and 200/s on two.
+
+    Through a checkpoint, rounds of the policy are half a minute apart, and the job ends before the second.
+    """
+    one = np.array([1])
+    trace = trace_of(name="t", format="test", job_id=["a"], submit_ms=[0], gpus=[1], batch=[16])
+    truth = SeenRates(trace, np.array([[100.0, 200.0]]), samples=np.array([1000]), gpus_min=one, gpus_max=2 * one)
+    costs = Overheads(save_ms=0, restart_ms=0, resize_ms=resize_ms)
+    found = replay(trace, parse_cluster("1x2xT4"), find_policy("goodput"), ReplaySettings(overheads=costs),
+                   truth=truth, journal=Journal())
+    assert found.resizes.tolist() == [resizes]
+    assert found.finish_ms.tolist() == [finish_ms]
+    assert found.service_gpu_ms.tolist() == [1_200 + 2 * 4_500 if resizes else 10_000]
