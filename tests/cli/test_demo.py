@@ -11,17 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from brim.cli.demo import BATCH, JOBS, POLICY, SAMPLE_MS, SLOTS, plan
-from brim.core.cluster import parse_cluster
-from brim.core.trace import trace_of
-from brim.engine.journal import Journal
-from brim.policies.presets import find_policy
-from brim.sim.overheads import Overheads
-from brim.sim.truths.seen import SeenRates
-from brim.sim.twin import ReplaySettings, replay
+from brim.cli.demo import JOBS, plan, rehearse
 from tests.cli.commands import brim
 from tests.sampling import sample
 
@@ -77,17 +69,7 @@ def sleeping(folder: Path) -> int:
 @pytest.mark.parametrize("slower", [1.0, 1.5, 3.0])
 @pytest.mark.parametrize("start_ms", [200, 3_000])
 def test_the_policy_preempts_a_job_of_the_plan_and_resizes_two(slower: float, start_ms: int) -> None:
-    jobs = plan()
-    least, most = (np.array([int(job.gpus.split("-")[end]) for job in jobs]) for end in (0, -1))
-    trace = trace_of(
-        name="plan", format="live", job_id=[str(row) for row in range(len(jobs))], gpus=least,
-        submit_ms=[job.at_ms + start_ms * (job.at_ms > 0) for job in jobs], batch=[BATCH] * len(jobs),
-    )
-    rate_JG = np.tile(np.arange(1, SLOTS + 1) * 1_000 / SAMPLE_MS / slower, (len(jobs), 1))
-    truth = SeenRates(trace, rate_JG, samples=np.array([job.samples for job in jobs]), gpus_min=least, gpus_max=most)
-    costs = ReplaySettings(overheads=Overheads(start_ms=start_ms, restart_ms=start_ms, save_ms=200))
-    twin = replay(trace, parse_cluster(f"1x{SLOTS}xcpu-slot"), find_policy(str(POLICY)), costs, truth=truth,
-                  journal=Journal())
+    twin = rehearse(slower, start_ms)
     assert twin.preemptions.sum() >= 1
     assert twin.resizes.sum() >= 2
     assert twin.finish_ms.max() < 180_000

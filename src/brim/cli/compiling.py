@@ -30,19 +30,19 @@ class CompileStep:
     run: Callable[[], object]
 
 
-def compile_first(steps: Sequence[CompileStep]) -> None:
+def compile_first(steps: Sequence[CompileStep], estimate: str = ESTIMATE) -> None:
     """Run the steps that never ran with this cache, one process at a time, and report it on stderr."""
     if all(is_ready(step.key) for step in steps):
         return
     with lock(waits=lambda: _say("waiting for another process that compiles the scheduling kernels")):
         cold = [step for step in steps if not is_ready(step.key)]
         if cold:
-            _compile(cold)
+            _compile(cold, estimate)
 
 
-def _compile(steps: Sequence[CompileStep]) -> None:
+def _compile(steps: Sequence[CompileStep], estimate: str) -> None:
     began_s, began_cpu_s = time.monotonic(), time.process_time()
-    what = f"once for this version of brim: {ESTIMATE}"
+    what = f"once for this version of brim: {estimate}"
     on_terminal = sys.stderr.isatty()
     announced = threading.Timer(QUIET_S, _say, [f"compiling the scheduling kernels, {what}"])
     announced.daemon = True

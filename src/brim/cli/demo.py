@@ -28,10 +28,14 @@ if TYPE_CHECKING:
 
     from brim.api.client import Client
     from brim.cli.session import Planned, Session
+    from brim.core.replay import Replay
     from brim.live.records import JobRecord
 
 SCHEMA: Final = 2
 SLOTS: Final = 4
+CLUSTER: Final = f"1x{SLOTS}xcpu-slot"
+COMPILING: Final = "about 25 s of CPU time"
+"""25 s measured with an empty cache, on two busy cores: what elastic policies and the placement walk call."""
 TICK_S: Final = 0.2
 """Time between two looks at the jobs: a resize takes longer."""
 GRACE_S: Final = 10.0
@@ -46,7 +50,7 @@ SAMPLE_MS: Final = 2.0
 machine does. Without it, four ranks on two cores would be as slow as two."""
 JOBS: Final = (  # seconds after the first one runs, name, slots, steps
     (0.0, "ana-1", "1-4", 420), (0.0, "bo-1", "1-4", 340), (0.0, "cem-1", "2", 260), (6.0, "ana-2", "1", 100),
-    (7.0, "bo-2", "1", 80), (20.0, "cem-2", "1-4", 200), (22.0, "bo-3", "2", 100), (24.0, "cem-3", "1", 60),
+    (7.0, "bo-2", "1", 80), (26.0, "cem-2", "1-4", 200), (28.0, "bo-3", "2", 100), (30.0, "cem-3", "1", 60),
 )
 """Two jobs that can be resized and a rigid one fill the slots, and two small ones take the place of the rigid one. The
 slots that they leave go to whoever can use them, and the rigid job continues when there are two of them."""
@@ -65,7 +69,7 @@ def demo(
     """Run eight real training jobs on a cluster of four CPU slots, which ends with it, and replay them: 90 s."""
     from rich.console import Console
 
-    from brim.cli.compiling import compile_first, kernels
+    from brim.cli.compiling import CompileStep, compile_first
     from brim.cli.demo_replay import replay_of
     from brim.cli.outputs import console
     from brim.core.cluster import parse_cluster
@@ -74,7 +78,7 @@ def demo(
     wanted = output_of(output, as_json)
     _check_extras()
     with _folder(out) as folder:
-        compile_first(kernels())
+        compile_first([CompileStep(name="rounds", key="demo", run=rehearse)], COMPILING)
         began_s = time.monotonic()
         screen = Console(stderr=True, highlight=False)
         session = run_jobs(plan(), folder, screen)
@@ -83,7 +87,7 @@ def demo(
             say_why(job, folder, screen)
         if session.failed:
             raise typer.Exit(1)
-    result = replay_of(session, parse_cluster(f"1x{SLOTS}xcpu-slot"), find_policy(str(POLICY)), BATCH)
+    result = replay_of(session, parse_cluster(CLUSTER), find_policy(str(POLICY)), BATCH)
     if wanted == "json":
         print(json.dumps({"schema": SCHEMA, "slots": SLOTS, "wall_s": round(wall_s, 1), **result.as_json()}))
     else:
@@ -140,6 +144,36 @@ def plan() -> tuple[Planned, ...]:
         )
         for at_s, name, gpus, steps in JOBS
     )
+
+
+def rehearse(slower: float = 1.0, start_ms: int = 200) -> Replay:
+    """Replay the plan in the twin, before the first run of it: this compiles all that its rounds call.
+
+    Args:
+        slower: Time of a step relative to the least that ``SAMPLE_MS`` allows.
+        start_ms: Time that a start takes; the jobs that come later are submitted after it.
+    """
+    import numpy as np
+
+    from brim.core.cluster import parse_cluster
+    from brim.core.trace import trace_of
+    from brim.engine.journal import Journal
+    from brim.policies.presets import find_policy
+    from brim.sim.overheads import Overheads
+    from brim.sim.truths.seen import SeenRates
+    from brim.sim.twin import ReplaySettings, replay
+
+    jobs = plan()
+    least, most = (np.array([int(job.gpus.split("-")[end]) for job in jobs]) for end in (0, -1))
+    trace = trace_of(
+        name="the demo's plan", format="live", job_id=[job.name for job in jobs], gpus=least,
+        submit_ms=[job.at_ms + start_ms * (job.at_ms > 0) for job in jobs], batch=[BATCH] * len(jobs),
+    )
+    rate_G = np.arange(1, SLOTS + 1) * 1_000 / SAMPLE_MS / slower
+    rate_JG = np.tile(rate_G, (len(jobs), 1))
+    truth = SeenRates(trace, rate_JG, samples=np.array([job.samples for job in jobs]), gpus_min=least, gpus_max=most)
+    costs = ReplaySettings(overheads=Overheads(start_ms=start_ms, restart_ms=start_ms, save_ms=200))
+    return replay(trace, parse_cluster(CLUSTER), find_policy(str(POLICY)), costs, truth=truth, journal=Journal())
 
 
 def run_jobs(jobs: Sequence[Planned], folder: Path, screen: Console) -> Session:
