@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations
 
 import numpy as np
@@ -25,10 +26,10 @@ def elastic(gpus_max=64, **changes):
                    "local_batch_min": 1, "local_batch_max": 64} | changes))
 
 
-def placed(snapshot, *gpus):
+def placed(snapshot, *gpus, beliefs=None):
     """Where each row stands, and the grants."""
     sizes = Sizes(gpus=np.array(gpus, dtype=np.int64))
-    grants = Repack()(snapshot, Beliefs(), Arrival()(snapshot, Beliefs()), sizes)
+    grants = Repack()(snapshot, beliefs or Beliefs(), Arrival()(snapshot, Beliefs()), sizes)
     check_grants(snapshot, grants, resizes=True)
     return pairs_by_job(grants.job, grants.node, grants.gpu), grants
 
@@ -81,6 +82,20 @@ def test_who_keeps_its_size_moves_only_for_a_larger_gang_placed_anew(case):
     for row, pairs in held.items():
         if len(pairs) == want[row] and want[row] >= max(anew, default=0):
             assert found[row] == pairs
+
+
+@given(two_rounds())
+def test_who_is_resized_in_place_keeps_its_gpus_on_a_node(case):
+    snapshot, want, _ = case
+    plain, _ = placed(snapshot, *want)
+    found, _ = placed(snapshot, *want, beliefs=Beliefs(in_place_ms=200.0))
+    counts = [{row: Counter(node for node, _ in pairs) for row, pairs in one.items()} for one in (plain, found)]
+    assert counts[0] == counts[1]
+    held = pairs_by_job(snapshot.grants.job, snapshot.grants.node, snapshot.grants.gpu)
+    for row, pairs in held.items():
+        for node, count in counts[1].get(row, {}).items():
+            own = {pair for pair in pairs if pair[0] == node}
+            assert len(own & set(found[row])) == min(len(own), count)
 
 
 @given(two_rounds())

@@ -44,6 +44,9 @@ class Repack:
     nodes differ so much that there is no room for a gang, the job keeps GPUs that it has, or is given fewer down to its
     ``gpus_min``; never more than its size.
 
+    Where jobs change their size in place, a job keeps as many of its GPUs on a node as it is to have there, since its
+    state is on them. Elsewhere it makes no difference which GPUs of a node it has.
+
     Source:
         Effective Elastic Scaling asks for few nodes per job and leaves the rule open; this rule is ours.
     """
@@ -65,6 +68,8 @@ class Repack:
             moved = board.settle(queue.pop(0)) if queue else []
             if moved:
                 queue = sorted(queue + moved, key=lambda row: (-want[row], rank[row]))
+        if beliefs.in_place_ms is not None:
+            board.keep_own()
         return as_before(board.grants(jobs.phase), given)
 
 
@@ -247,6 +252,26 @@ class _Board:
 
     def _shares(self, row: int) -> bool:
         return bool(self.share[row] < WHOLE)
+
+    def keep_own(self) -> None:
+        """Exchange whole GPUs within nodes, so that jobs keep those that they have."""
+        if any(self._shares(row) for row in self.pairs_of):
+            return
+        held, takes = self.snapshot.grants, self.snapshot.nodes.takes
+        owner = {(node, gpu): row for row, pairs in self.pairs_of.items() for node, gpu in pairs.tolist()}
+        stays = takes(held.node, held.gpu)
+        for row, node, gpu in zip(held.job[stays].tolist(), held.node[stays].tolist(), held.gpu[stays].tolist(),
+                                  strict=True):  # fmt: skip
+            own = set(zip(held.node[held.job == row].tolist(), held.gpu[held.job == row].tolist(), strict=True))
+            others = sorted(at for at, job in owner.items() if job == row and at[0] == node and at not in own)
+            if others and owner.get((node, gpu)) != row:
+                there = owner.pop((node, gpu), None)
+                owner[node, gpu] = row
+                del owner[others[0]]
+                if there is not None:
+                    owner[others[0]] = there
+        for row in self.pairs_of:
+            self.pairs_of[row] = np.array(sorted(at for at, job in owner.items() if job == row), dtype=np.int64)
 
     def grants(self, phase: IntArray) -> Grants:
         """The grants, and why each job without GPUs waits."""
