@@ -19,7 +19,7 @@ from tests.sampling import sample
 
 PATIENCE_S = 120
 """Longest wait for something that must happen; no test waits so long on a machine that works."""
-SMALL = ((0.0, "ana-1", "1-4", 30), (0.0, "bo-1", "2", 20))
+SMALL = ((0.0, "ana-1", "1-4", 120), (0.0, "bo-1", "2", 80))
 RUN = """
 import sys
 import brim.cli.demo as demo

@@ -4,4 +4,4 @@ from dataclasses import replace
 
 from brim.policies.presets import PRESETS
 
-policy = replace(PRESETS["goodput"], name="goodput, rounds 2 s apart", gap_ms=2_000, period_ms=4_000)
+policy = replace(PRESETS["goodput"], name="goodput, rounds 1 to 4 s apart", gap_ms=1_000, period_ms=4_000)
