@@ -32,9 +32,10 @@ INTERRUPTIBLE = """
 import signal, sys
 from pathlib import Path
 from rich.console import Console
-from brim.cli.demo import run_jobs
+from brim.cli.demo import prepare, run_jobs
 from brim.cli.session import Planned
 jobs = [Planned(at_ms=0, name=f"ana-{n}", gpus="1", samples=1, words=("/bin/sh", "-c", sys.argv[2])) for n in range(6)]
+prepare()
 run_jobs(jobs, Path(sys.argv[1]), Console(stderr=True))
 """
 """Six jobs that would take a minute, of which four can run."""
@@ -146,7 +147,7 @@ def test_a_demo_whose_terminal_goes_leaves_no_process(tmp_path: Path) -> None:
 def wait_until(holds, process) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     while not holds():
-        assert process.poll() is None
+        assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
 

@@ -69,7 +69,6 @@ def demo(
     """Run eight real training jobs on a cluster of four CPU slots, which ends with it, and replay them: 90 s."""
     from rich.console import Console
 
-    from brim.cli.compiling import CompileStep, compile_first
     from brim.cli.demo_replay import replay_of
     from brim.cli.outputs import console
     from brim.core.cluster import parse_cluster
@@ -78,7 +77,7 @@ def demo(
     wanted = output_of(output, as_json)
     _check_extras()
     with _folder(out) as folder:
-        compile_first([CompileStep(name="rounds", key="demo", run=rehearse)], COMPILING)
+        prepare()
         began_s = time.monotonic()
         screen = Console(stderr=True, highlight=False)
         session = run_jobs(plan(), folder, screen)
@@ -144,6 +143,13 @@ def plan() -> tuple[Planned, ...]:
         )
         for at_s, name, gpus, steps in JOBS
     )
+
+
+def prepare() -> None:
+    """Compile what the rounds of the demo call, once; the controller could not answer meanwhile."""
+    from brim.cli.compiling import CompileStep, compile_first
+
+    compile_first([CompileStep(name="rounds", key="demo", run=rehearse)], COMPILING)
 
 
 def rehearse(slower: float = 1.0, start_ms: int = 200) -> Replay:
