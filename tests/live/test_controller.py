@@ -124,6 +124,44 @@ def test_a_job_is_started_with_what_it_was_granted_and_ends_when_its_exit_code_i
     assert desk.attempts[1, 1].state == "ended"
 
 
+def test_a_gang_starts_with_its_first_step_and_its_time_limit_with_its_processes():
+    desk = Desk()
+    desk.submit(ranks="per-gpu", time_limit_s=10)
+    desk.saw(1, RUNNING, started_ms_ago=0, has_begun=False)
+    assert desk.state(1) == "starting"
+    began_ms = desk.now_ms
+    desk.give(later_ms=6_000)
+    desk.saw(1, RUNNING, started_ms_ago=6_000, has_begun=True)
+    assert desk.state(1) == "running"
+    assert desk.attempts[1, 1].start_ms - desk.attempts[1, 1].begin_ms >= 6_000
+    assert not desk.give(later_ms=began_ms + 9_900 - desk.now_ms)
+    [order] = desk.give(later_ms=200)
+    assert (type(order), order.reason) == (StopAttempt, "time limit")
+
+
+def test_a_gang_that_never_begins_is_stopped_at_its_time_limit():
+    desk = Desk()
+    desk.submit(ranks="per-gpu", time_limit_s=10)
+    desk.saw(1, RUNNING, started_ms_ago=0, has_begun=False)
+    [order] = desk.give(later_ms=10_100)
+    assert (type(order), order.reason) == (StopAttempt, "time limit")
+
+
+def test_step_times_are_told_to_the_engine_once():
+    desk = Desk()
+    desk.submit(ranks="per-gpu")
+    desk.saw(1, RUNNING)
+    times = {"step_s": 0.5, "local_batch": 64, "global_batch": 64, "samples_per_s": 128.0}
+    for step_s in (0.5, 0.5, 0.25):
+        desk.give(Progress(at_ms=desk.now_ms, uid=1, progress=AttemptProgress(
+            job=1, attempt=1, ranks=1, samples=64.0, **times | {"step_s": step_s},
+        )))
+    seen = [json.loads(line)["report"]["seen"] for line in desk.lines if "REPORTED" in line]
+    assert seen == [[[1, 1, 64, 0.5, 0.0]], [], [[1, 1, 64, 0.25, 0.0]]]
+    jobs = desk.controller.scheduler.state.freeze(desk.now_ms).jobs
+    assert (jobs.batch[0], jobs.batch_max[0], jobs.local_batch_max[0]) == (64, 64, 64)
+
+
 def test_an_end_is_said_again_until_the_agent_may_forget_it():
     desk = Desk()
     desk.submit()
