@@ -96,6 +96,16 @@ def test_speeds_and_costs_are_those_that_were_seen(seen: Seen) -> None:
     assert seen_costs(session) == SeenCosts(start_ms=300, restart_ms=500, save_ms=300, ready_ms=800)
 
 
+def test_jobs_that_end_before_a_second_sign_of_progress_have_the_speed_of_the_whole() -> None:
+    seen = Seen()
+    end = {"state": "finished", "devices": ()}
+    every = {f"job{n}": {"state": "running", "devices": (0,), "attempt": 1} for n in range(1, len(PLAN) + 1)}
+    seen.at(1_000, **every)
+    seen.at(2_000, **{job: {**end, "ended_ms": ZERO_MS + 2_000} for job in every})
+    total = sum(planned.samples for planned in PLAN)
+    assert seen_rates(seen.session, 2).tolist() == pytest.approx([total / len(PLAN), 2 * total / len(PLAN)])
+
+
 def test_the_picture_says_who_has_which_slot_and_why_others_wait(seen: Seen) -> None:
     class Explaining:
         def explain(self, job: int, *, changes: bool) -> dict[str, str]:

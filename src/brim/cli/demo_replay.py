@@ -151,15 +151,23 @@ def replay_of(session: Session, cluster: Cluster, policy: Policy, batch: int) ->
 def seen_rates(session: Session, gpus_max: int) -> FloatArray:
     """Samples per second of all jobs together on 1 to ``gpus_max`` GPUs (G,).
 
-    On a number of GPUs that no job was seen to run on, speed is in proportion to the nearest that was seen.
+    On a number of GPUs that no job was seen to run on, speed is in proportion to the nearest that was seen. Where no
+    job was seen to make progress twice, it is that of whole jobs.
     """
     done, time_s = np.zeros(gpus_max + 1), np.zeros(gpus_max + 1)
     for looks in session.looks.values():
+        before = 0.0
         for stretch in _stretches(looks):
-            gpus, progress = len(stretch[0].devices), [look for look in stretch if look.samples > stretch[0].samples]
+            gpus, progress = len(stretch[0].devices), [look for look in stretch if look.samples > before]
+            before = max(before, stretch[-1].samples)
             if progress:  # from the first sign of progress on: what comes before is the cost of a start or a resize
                 done[gpus] += progress[-1].samples - progress[0].samples
                 time_s[gpus] += (progress[-1].at_ms - progress[0].at_ms) / MS_PER_S
+    if not ((done > 0) & (time_s > 0)).any():  # jobs of a second or two: the whole of each counts, with its start
+        for number, planned in zip(session.ids, session.plan, strict=True):
+            held = [look for look in session.looks[number] if look.devices]
+            done[len(held[-1].devices)] += planned.samples
+            time_s[len(held[-1].devices)] += max(session.now_ms - held[0].at_ms, 1) / MS_PER_S
     seen = np.flatnonzero((done > 0) & (time_s > 0))
     sizes = np.arange(1, gpus_max + 1)
     nearest = seen[np.abs(seen[None, :] - sizes[:, None]).argmin(axis=1)]
