@@ -133,6 +133,19 @@ def test_a_job_is_held_released_explained_and_cancelled(up):
     assert "there is nothing to cancel" in up("cancel", job, code=4).stderr
 
 
+def test_what_is_old_is_removed_and_said_to_be(up):
+    old, young = up.ended("-n", "old", "echo", "old"), up.ended("echo", "young")
+    agent = up.state / "agent"
+    for path in (*agent.glob(f"attempts/{old}-*/end.json"), agent / "cleaned"):
+        os.utime(path, (0, 0))
+    last = up.ended("true")
+    assert "its log was removed: logs are kept for 30 days" in up("logs", old, code=3).stderr
+    assert up("logs", young).stdout == "young\n"
+    lines = {int(line.split()[0]): line for line in up("history").stdout.splitlines()[1:]}
+    assert [job for job, line in lines.items() if line.endswith("; its log was removed")] == [old]
+    assert last in lines
+
+
 def test_the_shell_completes_job_ids(up):
     job = up("submit", "--hold", "-n", "offered", "true").stdout.strip()
 

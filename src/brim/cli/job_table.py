@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Final
 
+from brim.agent.folders import agent_folder, attempt_folder
 from brim.live.records import JobRecord
 from brim.units import MS_PER_S
 
@@ -60,6 +61,12 @@ def name_of(job: JobRecord) -> str:
     return job.request.name if index < 0 else f"{job.request.name}[{index}]"
 
 
+def is_removed(job: JobRecord) -> bool:
+    """Whether the files of an ended job of this user are gone, see ``retention``; others' cannot be seen."""
+    ran = job.has_ended and job.attempt > 0 and job.uid == os.getuid()
+    return ran and not attempt_folder(agent_folder(), job.id, job.attempt).exists()
+
+
 def queue_rows(jobs: Sequence[JobRecord], now_ms: int) -> list[tuple[str, ...]]:
     """Rows of ``brim ps``, with the headings."""
     rows: list[tuple[str, ...]] = [("JOB", "NAME", "USER", "STATE", "GPUS", "TIME", "LIMIT", "DEVICES (REASON)")]
@@ -80,7 +87,7 @@ def history_rows(jobs: Sequence[JobRecord], now_ms: int) -> list[tuple[str, ...]
         start_ms = job.first_start_ms if job.first_start_ms >= 0 else max(job.ended_ms, job.submit_ms)
         rows.append((str(job.id), name_of(job), job.user, job.state, str(job.exit_code) if job.exit_code >= 0 else "-",
                      gpus_of(job), clock((start_ms - job.submit_ms) / MS_PER_S), clock(run_s(job, now_ms)),
-                     str(job.attempt), job.reason or "-"))
+                     str(job.attempt), (job.reason or "-") + ("; its log was removed" if is_removed(job) else "")))
     return rows
 
 

@@ -16,7 +16,8 @@ import typer
 from brim.agent.folders import agent_folder, log_folder
 from brim.cli.completion import complete_job
 from brim.cli.controller import client, find_job
-from brim.cli.job_table import printable
+from brim.cli.job_table import is_removed, printable
+from brim.cli.retention import KEPT_DAYS
 from brim.cli.unconverted import UnconvertedCommand
 from brim.errors import ConfigError, NotFoundError
 
@@ -96,6 +97,8 @@ def logs(
         parts = [_copy(_path(found.id, attempt, int(rank)), 0, output) for attempt in range(1, found.attempt + 1)]
         if not any(parts) and not any(_path(found.id, n, int(rank)).exists() for n in range(1, found.attempt + 1)):
             said = "has not started" if not found.attempt else f"has written nothing as rank {rank}"
+            if is_removed(found):
+                said = f"ended long ago, and its log was removed: logs are kept for {KEPT_DAYS} days"
             raise NotFoundError(f"job {found.id} {said}" + (f": {found.reason}" if found.reason else ""))
     if follow_on:
         follow(at, found.id, int(rank), places)

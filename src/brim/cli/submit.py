@@ -174,6 +174,7 @@ def redo(
 def _submit(at: Client, words: Sequence[str], given: dict[str, Any], dry_run: bool, wanted: str) -> list[int]:
     from brim.cli.agents import ensure_agent
     from brim.cli.capture import requests_of, work_of
+    from brim.cli.retention import remove_old
 
     work = work_of(words)
     wants = asked(merged(work.options, given))
@@ -191,6 +192,7 @@ def _submit(at: Client, words: Sequence[str], given: dict[str, Any], dry_run: bo
     ensure_agent(at)
     if wanted != "none":
         _print(ids, work.ignored, wanted)
+    remove_old(at)
     return ids
 
 
