@@ -33,7 +33,7 @@ class Box:
 
     def __call__(self, *words, code=0, timeout_s=60, **env):
         done = brim(*words, cwd=self.work, env={**self.env, **env}, timeout_s=timeout_s)
-        assert done.returncode == code, (words, done.stdout, done.stderr)
+        assert code in (None, done.returncode), (words, done.stdout, done.stderr)
         return done
 
     def ended(self, *words):
@@ -296,7 +296,7 @@ def test_the_report_compares_the_twin_with_what_ran(up):
     assert result["predicted"]["run_times_from"] == {"name and size": 3}
     assert {first, first + 1} <= set(result["learned"])
     shown = up(*words).stdout
-    assert f" jobs from {first + 2} to {runs} under backfill on 1x4xcpu-slot" in shown
+    assert f" jobs from {first + 2} to {runs} under backfill on 1x4xcpu:" in shown
     assert "of them did not run undisturbed to the end, and only load the cluster" in shown
     assert "checks only how the twin queues" in shown
     assert re.search(r"^furthest off: job \d+ \([-+]", shown, re.M)

@@ -1,0 +1,122 @@
+"""How the service and a followed job are left: Ctrl-C, a full disk, the foreground, and a folder that is a link."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_live import Box
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def folder():
+    path = Path(tempfile.mkdtemp(prefix="brim-"))  # pytest's own is too long for a socket
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def box(folder):
+    made = Box(folder)
+    yield made
+    for lock in (made.state / "controller" / "lock", made.state / "agent" / "lock"):
+        with contextlib.suppress(ProcessLookupError, ValueError, FileNotFoundError):
+            os.kill(int(lock.read_text(encoding="ascii").split()[0]), signal.SIGTERM)
+
+
+@pytest.fixture
+def small(folder):
+    """A volume of 24 MiB for the state, which only root can mount."""
+    mount, umount = shutil.which("mount"), shutil.which("umount")
+    volume = folder / "state"
+    volume.mkdir()
+    words = [mount, "-t", "tmpfs", "-o", "size=24m,mode=700", "tmpfs", str(volume)]
+    if os.geteuid() or mount is None or umount is None or subprocess.run(words, check=False).returncode:
+        pytest.skip("no volume can be mounted here: it takes root")
+    yield volume
+    subprocess.run([umount, "-l", str(volume)], check=True)
+
+
+def started(box, *words):
+    """A command that goes on, in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "brim.cli.main", *words], cwd=box.work, env=box.env, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+
+def test_the_foreground_serves_until_ctrl_c_and_the_agent_stays(box):
+    with started(box, "up", "--foreground", "--devices", "1") as serving:
+        while b"Z" not in (stat := Path(f"/proc/{serving.pid}/stat").read_bytes()).split(b") ")[1][:1]:
+            if "1 device" in (shown := box("status", code=None).stdout) and "agents: none" not in shown:
+                break
+        assert stat
+        assert box.pid("controller") == serving.pid, "it is the controller itself"
+        assert box("run", "--", "echo", "served").stdout == "served\n"
+        os.killpg(serving.pid, signal.SIGINT)
+        said = serving.communicate(timeout=60)
+    assert serving.returncode == 0, said
+    assert "Traceback" not in said[1]
+    assert "no controller" in box("ps", code=1).stderr
+    os.kill(box.pid("agent"), 0)
+
+
+def test_ctrl_c_detaches_from_a_job_that_goes_on(box):
+    box("up", "--devices", "1", timeout_s=240)
+    with started(box, "run", "--", "sh", "-c", "echo began; until test -e go; do sleep 0.05; done; echo ended") as run:
+        assert run.stdout.readline() == "began\n"
+        os.killpg(run.pid, signal.SIGINT)
+        out, err = run.communicate(timeout=60)
+    assert (run.returncode, out) == (130, "")
+    assert "detached; job 1 goes on: see `brim logs -f 1`" in err
+    (shown,) = json.loads(box("ps", "--json").stdout)["jobs"]
+    assert (shown["id"], shown["state"]) == (1, "running")
+    (box.work / "go").touch()
+    assert box("logs", "-f", "1").stdout == "began\nended\n"
+    assert json.loads(box("history", "--json").stdout)["jobs"][0]["state"] == "finished"
+    box("down", "--stop")
+
+
+def test_a_runtime_folder_that_is_a_link_is_refused(box, folder):
+    (folder / "elsewhere").mkdir(0o700)
+    box.run_folder.symlink_to(folder / "elsewhere")
+    for words in (["up", "--devices", "1"], ["up", "--devices", "1", "--foreground"], ["status"]):
+        done = box(*words, code=None)
+        assert done.returncode in (1, 4), (words, done.stdout)
+        assert "Traceback" not in done.stderr
+        assert ("is a link" in done.stderr) or words == ["status"]
+    assert not list((folder / "elsewhere").iterdir())
+
+
+def test_a_service_on_a_full_disk_says_so_ends_and_goes_on_with_what_it_had(small, box):
+    box("up", "--devices", "1", timeout_s=240)
+    job = box("submit", "--hold", "echo", "kept").stdout.strip()
+    fill = small / "fill"
+    with open(fill, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+    assert "No space left on device" in box("submit", "true", code=1).stderr
+    for verb in ("release", "hold") * 100:
+        if (done := box(verb, job, code=None)).returncode:
+            break
+    assert done.returncode == 1
+    assert f"the volume {small} (tmpfs) has 0" in done.stderr
+    assert f"trouble: cannot write {small}/controller/brim.db" in box("status").stdout
+    assert "has ended" in box("down").stdout
+    fill.unlink()
+    box("up", "--devices", "1", timeout_s=240)
+    assert [each["id"] for each in json.loads(box("ps", "--json").stdout)["jobs"]] == [int(job)]
+    box("release", job)
+    assert box("logs", "-f", job).stdout == "kept\n"
+    box("down", "--stop")
