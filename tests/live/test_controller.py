@@ -40,6 +40,7 @@ from brim.live.inputs import (
     Requeue,
     Saw,
     Submit,
+    Vacated,
 )
 from brim.live.invariants import check_controller
 from brim.live.reconciliation import REPEAT_MS
@@ -750,3 +751,70 @@ def test_a_grant_that_is_no_longer_revocable_changes_nothing_for_the_job():
     assert sum('"do":"tune"' in line for line in desk.lines) >= 1
     assert all(order.job != 1 for order in orders if not isinstance(order, TuneAttempt))
     assert (desk.state(1), desk.stored[1].attempt) == ("running", 1)
+
+
+def orphaned(state: str = RUNNING, *, devices: tuple[str, ...] = ("open", "open")) -> Desk:
+    """User 1 has a job on both devices and an agent that has gone for good; user 2 waits, and sees the devices so."""
+    desk = Desk(users=(1, 2))
+    desk.submit(gpus=2)
+    desk.saw(1, state, processes=(77, 5))
+    desk.give(*(
+        Device(at_ms=desk.now_ms, uid=2, device=DeviceSeen(device=device, state=said))
+        for device, said in enumerate(devices)
+    ))
+    desk.give(AgentLost(at_ms=desk.now_ms, uid=1))
+    desk.submit(uid=2, gpus=2)
+    return desk
+
+
+def returned(desk: Desk, state: str, **more) -> list:
+    """The agent of user 1 comes back, and says this of its attempt."""
+    hello = AgentHello(version=VERSION, user="u1", boot_id="b", devices=("T4", "T4"))
+    seen = AttemptSeen(job=1, attempt=1, sequence=99, state=state, **more)
+    return desk.give(
+        AgentJoined(at_ms=desk.now_ms, uid=1, hello=hello), Saw(at_ms=desk.now_ms, uid=1, seen=seen),
+        AgentSynced(at_ms=desk.now_ms, uid=1),
+    )
+
+
+def vacated(desk: Desk, *, later_ms: int = PATIENCE_MS + 1_000) -> list:
+    desk.give(later_ms=later_ms)
+    orders = desk.give(Vacated(at_ms=desk.now_ms, job=1, attempt=1))
+    return orders + desk.give()
+
+
+def test_devices_of_an_agent_that_never_returns_are_given_on_when_nothing_is_left_there():
+    desk = orphaned()
+    assert desk.attempts[1, 1].processes == (77, 5)
+    assert desk.give(later_ms=100_000) == []
+    [order] = vacated(desk)
+    assert (type(order), order.job, order.devices) == (StartAttempt, 2, (0, 1))
+    assert (desk.state(1), desk.attempts[1, 1].devices) == ("stopping", ())
+    returned(desk, ENDED, outcome="finished", exit_code=0)  # as its own process wrote before it ended
+    assert desk.state(1) == "finished"
+
+
+@pytest.mark.parametrize(("devices", "later_ms"), [
+    (("open", "foreign"), PATIENCE_MS + 1_000), (("open", "quarantined"), PATIENCE_MS + 1_000),
+    (("open",), PATIENCE_MS + 1_000), (("open", "open"), 100),
+])  # fmt: skip
+def test_they_are_not_while_one_is_not_seen_empty_or_the_agent_may_come_back(devices, later_ms):
+    desk = orphaned(devices=devices)
+    assert vacated(desk, later_ms=later_ms) == []
+    assert desk.attempts[1, 1].devices == (0, 1)
+
+
+def test_an_attempt_whose_devices_were_given_on_does_not_get_them_back():
+    desk = orphaned()
+    vacated(desk)
+    desk.saw(2, RUNNING, uid=2)
+    orders = returned(desk, RUNNING, devices=(0, 1))  # what was gone is there again: the user has lied
+    assert kinds(orders) == [StopAttempt]
+    assert desk.attempts[1, 1].devices == ()
+
+
+def test_nothing_is_given_on_when_the_agent_is_there():
+    desk = orphaned()
+    returned(desk, RUNNING)
+    assert vacated(desk) == []
+    assert desk.state(1) == "running"

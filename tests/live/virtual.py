@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count
 
 from brim.agent.attempts import NodeAttempts
 from brim.agent.effects import (
@@ -82,7 +82,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._connection = sqlite3.connect(":memory:", isolation_level=None)
         self._connection.execute("PRAGMA foreign_keys = ON")
-        for statement in MIGRATIONS[-1]:
+        for statement in chain.from_iterable(MIGRATIONS):
             self._connection.execute(statement)
         self.reads = Reader.__new__(Reader)
         self.reads._connection, self.reads._lock = self._connection, threading.Lock()

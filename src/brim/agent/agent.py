@@ -59,7 +59,7 @@ from brim.agent.protocol import (
 )
 from brim.agent.slurm_variables import slurm_variables
 from brim.agent.sockets import control_path, folder_id, remove_socket_folder, socket_folder
-from brim.agent.supervisor_link import SupervisorLink, gang_seen
+from brim.agent.supervisor_link import SupervisorLink, gang_seen, in_words
 from brim.agent.zygotes import Zygotes
 from brim.errors import RefusedError
 from brim.gang import processes
@@ -295,8 +295,8 @@ class Agent:
             detail = f"cannot be started: {error}"
             self._attempts.launch_failed(key, AttemptEnd(outcome=FAILED, detail=detail, blame=BLAME_NODE))
             return
-        self._links[key] = SupervisorLink(key, pid, launch.control, self._selector)
-        self._attempts.launched(key, attempt_files.boot_time_ms())
+        link = self._links[key] = SupervisorLink(key, pid, launch.control, self._selector)
+        self._attempts.launched(key, attempt_files.boot_time_ms(), in_words(link.named))
 
     def _launch_file(self, order: StartAttempt, folder: Path) -> LaunchFile:
         capture = read_capture(captures_folder(self._folder), order.capture, order.digest)
@@ -361,7 +361,7 @@ class Agent:
             alive = found.pids is not None and self._adopt(found.key, found.folder, found.pids.pid)
             self._attempts.restore(found.order, end=found.end, alive=alive, forgotten=found.forgotten)
             if alive and found.pids is not None:
-                self._attempts.launched(found.key, found.pids.started_ms)
+                self._attempts.launched(found.key, found.pids.started_ms, in_words(self._links[found.key].named))
         self._adopting_until_ms = attempt_files.boot_time_ms() + ADOPT_MS
         self._perform()
 
@@ -425,7 +425,7 @@ class Agent:
         gang = gang_seen(link.key, status, self._devices.names)
         if not gang.has_processes or (gang.is_grouped and (gang.progress is None or not gang.is_settled)):
             link.status_at_ms = attempt_files.boot_time_ms() + SOON_MS
-        self._attempts.status(link.key, gang)
+        self._attempts.status(link.key, replace(gang, processes=in_words(link.named)))
 
     def _supervisor_ended(self, link: SupervisorLink) -> None:
         self._reaped(processes.reap())

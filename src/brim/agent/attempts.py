@@ -99,6 +99,7 @@ class _Attempt:
     retry_at_ms: int | None = None
     started_ms: int = NONE
     has_begun: bool = False
+    processes: tuple[int, ...] = ()
     # what it is asked for, and what the supervisor is known to have
     connected: bool = False
     gang: GangSeen = field(default_factory=GangSeen)
@@ -347,9 +348,11 @@ class NodeAttempts:
         attempt.retry_at_ms = self._clock_ms() + RETRY_MS
         self._tell(attempt)
 
-    def launched(self, key: Key, started_ms: int) -> None:
+    def launched(self, key: Key, started_ms: int, processes: tuple[int, ...] = ()) -> None:
         """The supervisor was started, or found alive after a start of the agent."""
-        self._attempts[key].started_ms = started_ms
+        attempt = self._attempts[key]
+        attempt.started_ms, attempt.processes = started_ms, processes
+        self._tell(attempt)
 
     def awaits_launch(self, key: Key) -> bool:
         """Whether the attempt is still to be launched."""
@@ -381,6 +384,7 @@ class NodeAttempts:
         if attempt is None or attempt.phase not in (AttemptPhase.LAUNCHING, AttemptPhase.RUNNING):
             return
         known, attempt.gang = attempt.gang.progress, gang
+        attempt.processes = gang.processes or attempt.processes
         if gang.has_processes:
             attempt.phase = AttemptPhase.RUNNING
             attempt.has_begun |= self._begins(attempt, gang)
@@ -599,6 +603,7 @@ class NodeAttempts:
             detail=attempt.detail, blame=end.blame if end else "", has_begun=attempt.has_begun,
             started_ms_ago=NONE if started_ms == NONE else max(0, now_ms - started_ms),
             ended_ms_ago=NONE if end is None or end.ended_ms == NONE else max(0, now_ms - end.ended_ms),
+            processes=() if end else attempt.processes,
         )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ class GangSeen:
         devices: Numbers of the devices in use; None: all that were granted.
         is_speaking: Whether a rank is connected, and therefore uses ``brim.train``.
         progress: Measurements; None if it has reported none.
+        processes: Its processes; see ``AttemptSeen``.
     """
 
     sequence: int = NONE
@@ -53,6 +54,7 @@ class GangSeen:
     devices: tuple[int, ...] | None = None
     is_speaking: bool = False
     progress: AttemptProgress | None = None
+    processes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

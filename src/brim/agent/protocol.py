@@ -178,6 +178,8 @@ class AttemptSeen:
         started_ms_ago: Time since its first process began, of which the machine's suspends are part; ``NONE`` if there
             was none, or it is unknown.
         ended_ms_ago: Time since its end; ``NONE`` if it has not ended or that is unknown.
+        processes: Of an attempt that has not ended, the processes that are known: id and start time (in clock ticks
+            since the machine started) of one after the other. If the agent never returns, they say whether it lives.
     """
 
     job: int
@@ -193,6 +195,7 @@ class AttemptSeen:
     has_begun: bool = True
     started_ms_ago: int = NONE
     ended_ms_ago: int = NONE
+    processes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

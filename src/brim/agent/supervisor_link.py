@@ -8,6 +8,7 @@ import os
 import selectors
 import socket
 from collections import deque
+from collections.abc import Collection
 from typing import Any, Final
 
 from brim.agent.effects import GangSeen, Key
@@ -138,6 +139,11 @@ class SupervisorLink:
         have = {one.pid for one in before}
         self.named |= known(pid for pid in pids if pid not in have)
         return self.named != before
+
+
+def in_words(named: Collection[KnownProcess]) -> tuple[int, ...]:
+    """Return processes as `AttemptSeen` names them."""
+    return tuple(number for one in sorted(named, key=lambda one: one.pid) for number in (one.pid, one.start_ticks))
 
 
 def gang_seen(key: Key, status: dict[str, Any], names: tuple[str, ...]) -> GangSeen:

@@ -79,6 +79,12 @@ class Agents:
         said = {state for state, _ in self._devices.get(device, {}).values() if not (occupied and state == FOREIGN)}
         return next((state for state in _WORST if state in said), OPEN)
 
+    def sees_open(self, device: int, *, besides: int) -> bool:
+        """Whether an agent that is there, of another user, sees a device open, and nobody sees it otherwise."""
+        said = self._devices.get(device, {})
+        there = any(uid in self._synced and uid != besides for uid in said)
+        return there and all(state == OPEN for state, _ in said.values())
+
     def devices_said(self) -> tuple[int, ...]:
         """Devices of which an agent has spoken."""
         return tuple(sorted(self._devices))

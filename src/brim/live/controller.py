@@ -23,10 +23,7 @@ from typing import Any, Final
 from brim.agent.protocol import (
     ENDED,
     FINISHED,
-    FOREIGN,
     LOST,
-    OPEN,
-    QUARANTINED,
     RUNNING,
     STOPPED,
     STOPPING,
@@ -75,10 +72,12 @@ from brim.live.inputs import (
     Requeue,
     Saw,
     Submit,
+    Vacated,
 )
 from brim.live.ledger import Ledger
 from brim.live.limits import keep_array_limits, keep_quotas
-from brim.live.measurements import exit_code, report_of, sound
+from brim.live.marks import KINDS, DeviceMarks
+from brim.live.measurements import exit_code, processes, report_of, sound
 from brim.live.nodes import Dispatch
 from brim.live.reasons import why
 from brim.live.reconciliation import Reconciler, devices_of
@@ -92,7 +91,6 @@ PATIENCE_MS: Final = 15 * MS_PER_S
 """Time for which a user's agent may be away before waiting jobs of the user are held. Ours: ten agent starts."""
 STRANGER_GRACE_S: Final = 30.0
 """Grace of an attempt that should not live, whose own is not known."""
-_MARKS: Final = {OPEN: Kind.GPU_OPENED, FOREIGN: Kind.GPU_WITHHELD, QUARANTINED: Kind.GPU_QUARANTINED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +145,7 @@ class Controller:
         self.agents = Agents()
         self._reconciler = Reconciler(self.books, self.agents)
         self._measured: dict[int, tuple[Sample, ...]] = {}  # the step times that the engine was told last
-        self._marks: dict[int, str] = {}  # devices that are not open
+        self._marks = DeviceMarks(self.books, self.agents)
         self._round_ms: int | None = None
         self._stepped_ms = 0
         self.user_gpus = user_gpus
@@ -296,11 +294,7 @@ class Controller:
             self._recover_job(job)
         if self.is_moved:
             self._look_at_sizes()
-        nodes = self.scheduler.state.freeze(self.books.now_ms).nodes
-        for device in range(int(nodes.gpus[0])) if nodes.withheld.size else ():
-            if nodes.withheld[0, device]:
-                quarantined = nodes.quarantined.size and nodes.quarantined[0, device]
-                self._marks[device] = QUARANTINED if quarantined else FOREIGN
+        self._marks.recover()
 
     def _move(
         self, before: str, cluster: Cluster, saved: bytes | None, lines: Iterable[str], jobs: Iterable[JobRecord],
@@ -423,7 +417,7 @@ class Controller:
                 self.books.drop_hold(job.id, holds.AGENT)
                 if job.id in self.ledger:
                     self.books.dirty.add(job.id)
-        self._mark_devices()
+        self._marks.settle()
 
     @_handle.register
     def _lose(self, given: AgentLost) -> None:
@@ -456,6 +450,7 @@ class Controller:
         attempt = replace(
             attempt, begin_ms=self._begin_ms(attempt, seen) if begins else attempt.begin_ms,
             state="stopping" if attempt.stop_reason else "running" if seen.state == RUNNING else attempt.state,
+            processes=processes(seen.processes),
         )
         target = self._reconciler.targets.get(job)
         if target is not None and seen.sequence >= attempt.sequence and seen.state == RUNNING:
@@ -484,6 +479,26 @@ class Controller:
         return self.books.now_ms if attempt.begin_ms == NONE and seen.state == RUNNING else attempt.begin_ms
 
     @_handle.register
+    def _vacate(self, given: Vacated) -> None:
+        """Give the devices of an attempt on, although its agent cannot say that it has ended.
+
+        The attempt stays until the agent returns and says how it ended: it may have finished.
+        """
+        attempt = self.ledger.of(given.job)
+        if attempt is None or attempt.number != given.attempt or not attempt.devices or attempt.state == "waiting":
+            return
+        open_all = all(self.agents.sees_open(device, besides=attempt.uid) for device in attempt.devices)
+        if self._is_expected(attempt.uid) or not open_all:
+            return
+        if not attempt.stop_reason:
+            self.books.stop(given.job, REQUEUED)
+        self._reconciler.targets.pop(given.job, None)
+        self.books.put_attempt(replace(self.ledger.of(given.job) or attempt, devices=()))
+        self.books.put(given.job, reason=f"nothing of it runs, and the agent of {self.jobs[given.job].user} is away")
+        self._marks.left(attempt.devices)
+        self._marks.settle()
+
+    @_handle.register
     def _measure(self, given: Progress) -> None:
         said = given.progress
         attempt = self.ledger.of(said.job)
@@ -506,18 +521,10 @@ class Controller:
     @_handle.register
     def _see_device(self, given: Device) -> None:
         said = given.device
-        if 0 <= said.device < self.scheduler.state.cluster.num_gpus and said.state in _MARKS:
+        if 0 <= said.device < self.scheduler.state.cluster.num_gpus and said.state in KINDS:
             self.agents.note_device(given.uid, said.device, said.state, said.detail)
             if self.agents.is_synced(given.uid):
-                self._mark_devices()
-
-    def _mark_devices(self) -> None:
-        """Withhold, quarantine or open devices as agents say."""
-        for device in range(self.scheduler.state.cluster.num_gpus):
-            mark = self.agents.device(device, occupied=bool(self.ledger.jobs_on(device)))
-            if mark != self._marks.get(device, OPEN):
-                self._marks[device] = mark
-                self.scheduler.observe(Event(self.books.now_ms, _MARKS[mark], node=0, gpu=device))
+                self._marks.settle()
 
     # -- what is due -----------------------------------------------------------------------------------------------
 

@@ -117,9 +117,18 @@ class Device:
     device: DeviceSeen
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vacated:
+    """The machine shows that nothing of an attempt is left, whose agent is away; see ``vacancy.py``."""
+
+    at_ms: int
+    job: int
+    attempt: int
+
+
 JobInput: TypeAlias = Submit | Cancel | Hold | Release | Requeue
 """Inputs that are in the inbox of the store."""
-Input: TypeAlias = JobInput | AgentJoined | AgentSynced | AgentLost | Saw | Progress | Device
+Input: TypeAlias = JobInput | AgentJoined | AgentSynced | AgentLost | Saw | Progress | Device | Vacated
 VERBS: Final[dict[str, type[Cancel | Hold | Release | Requeue]]] = {
     "cancel": Cancel, "hold": Hold, "release": Release, "requeue": Requeue,
 }

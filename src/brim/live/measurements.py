@@ -16,6 +16,8 @@ from brim.live.requests import NONE
 SAMPLES_MAX: Final = 1e15
 """Largest number of samples believed: beyond it, doubles no longer count one by one."""
 EXIT_CODE_MAX: Final = 255
+PROCESSES_MAX: Final = 1_000
+"""Processes of an attempt that are noted; ours: a gang of eight that has lost and replaced each a hundred times."""
 
 
 def sound(value: float | None) -> float | None:
@@ -26,6 +28,12 @@ def sound(value: float | None) -> float | None:
 def exit_code(code: int) -> int:
     """An exit code as of a shell, NONE for what is none."""
     return code if 0 <= code <= EXIT_CODE_MAX else NONE
+
+
+def processes(said: tuple[int, ...]) -> tuple[int, ...]:
+    """Processes that an agent named; none if they cannot be any."""
+    fits = len(said) <= 2 * PROCESSES_MAX and len(said) % 2 == 0 and all(0 < number < 2**53 for number in said)
+    return said if fits else ()
 
 
 def report_of(said: AttemptProgress, job: JobRecord, told: tuple[Sample, ...]) -> Report | None:

@@ -107,6 +107,7 @@ class AttemptRecord:
         detail: What its agent said about its end, for users.
         samples_first: Samples done at its first report of progress, 0.0 before.
         samples_first_ms: When that report came, NONE before.
+        processes: Its processes, as its agent has named them: id and start time of one after the other.
     """
 
     job: int
@@ -130,6 +131,7 @@ class AttemptRecord:
     detail: str = ""
     samples_first: float = 0.0
     samples_first_ms: int = NONE
+    processes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pwd
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from brim import __version__
-from brim.agent.protocol import OPEN
 from brim.errors import NotFoundError, RefusedError
 from brim.live.agent_connections import AgentConnections
 from brim.live.engine_thread import EngineThread, Facts, Published
 from brim.live.inputs import VERBS, JobInput, Submit
-from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord, TokenRecord
+from brim.live.records import AttemptRecord, JobRecord, TokenRecord
 from brim.live.requests import NONE, JobRequest
+from brim.live.shown import devices_shown, kept_devices, user_name
 from brim.live.store.errors import NotAcceptedError
 from brim.live.store.reading import JobFilter
 from brim.live.store.store import Store
 from brim.live.store.transactions import JobCommand, Submission, Verb
 from brim.live.texts import text
+from brim.live.vacancy import LOOK_S, orphans_of, vacated
 
 if TYPE_CHECKING:
     from brim.engine.round import RoundResult
@@ -72,6 +72,7 @@ class ClusterService:
         self._rounds = 0
         self._failure: asyncio.Future[None] | None = None
         self._facts: asyncio.Future[Facts] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._agents = AgentConnections(agents, allowed | {os.getuid()}, self._store.now_ms, self.engine)
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -102,9 +103,12 @@ class ClusterService:
         if self._failure.done():
             self._failure.result()
         await self._agents.start(self._facts.result().devices)
+        self._looking = asyncio.create_task(self._look_for_vacancies())
 
     async def stop(self) -> None:
         """Stop deciding. Agents and jobs go on, and the next controller adopts them."""
+        if self._looking is not None:
+            self._looking.cancel()
         await self._agents.stop()
         self.engine.stop()
         await asyncio.to_thread(self._store.close)  # a commit that waits for room does not wait any longer
@@ -116,6 +120,13 @@ class ClusterService:
         """Wait until the service cannot go on, and raise why."""
         if self._failure is not None:
             await asyncio.shield(self._failure)
+
+    async def _look_for_vacancies(self) -> None:
+        """Tell the controller of attempts of which nothing is left, and whose agents are away."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            orphans = orphans_of(self._attempts.values(), self._agents.hellos)
+            self.engine.give(vacated(orphans, self._store.booted_ms, self._store.now_ms()))
 
     def _failed(self, error: BaseException) -> None:
         self._in_loop(self._set_failure, error)
@@ -155,7 +166,7 @@ class ClusterService:
             raise NotFoundError(f"job {job} does not exist")
         if record.has_ended:
             raise RefusedError(f"job {job} has ended as {record.state}: there is nothing to {verb}")
-        item = JobCommand(uid=uid, user=_name(uid), verb=cast(Verb, verb), job=job)
+        item = JobCommand(uid=uid, user=user_name(uid), verb=cast(Verb, verb), job=job)
         accepted = await asyncio.wrap_future(self._store.accept(item))
         for given in accepted.inputs:
             done = self._handled.setdefault(given.inbox, asyncio.get_running_loop().create_future())
@@ -280,26 +291,12 @@ class ClusterService:
             NotAcceptedError: the controller is not recovered yet.
         """
         facts = self._known()
-        hellos, holders = self._agents.hellos, {
-            device: attempt.job for attempt in self._attempts.values() if attempt.state in HOLDS_DEVICES
-            for device in attempt.devices
-        }
+        hellos = self._agents.hellos
         names = next((tuple(map(text, hello.devices)) for hello in hellos.values()), ())
-        devices = []
-        for device in range(facts.devices):
-            said = self._agents.seen.get(device, {})
-            worst = max(said.items(), key=lambda item: (item[1].state != OPEN, -item[0]), default=None)
-            used = max((one for one in said.values() if not one.modelled), key=lambda one: one.memory_used_mib,
-                       default=None)
-            devices.append({
-                "device": device, "name": names[device] if device < len(names) else f"device {device}",
-                "state": worst[1].state if worst else "unknown", "detail": text(worst[1].detail) if worst else "",
-                "said_by": _name(worst[0]) if worst and worst[1].state != OPEN else "",
-                "job": holders.get(device), "memory_used_mib": used.memory_used_mib if used else None,
-                "utilisation_ratio": used.utilisation_ratio if used else None,
-                "power_w": used.power_w if used else None,
-            })
-        agents = [{"uid": uid, "user": _name(uid)} for uid in sorted(hellos)]
+        devices = devices_shown(facts.devices, names, self._agents.seen, self._attempts.values())
+        kept = kept_devices(orphans_of(self._attempts.values(), hellos), self._store.booted_ms)
+        devices = [{**shown, **kept.get(shown["device"], {})} for shown in devices]
+        agents = [{"uid": uid, "user": user_name(uid)} for uid in sorted(hellos)]
         return [{"name": os.uname().nodename, "devices": devices, "agents": agents}]
 
     def status(self) -> Mapping[str, Any]:
@@ -342,11 +339,3 @@ class ClusterService:
                 yield job
         finally:
             self._watchers.discard(queue)
-
-
-def _name(uid: int) -> str:
-    """Name of a user; the number where it has none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -16,7 +16,7 @@ _ATTEMPT: Final = tuple(field.name for field in fields(AttemptRecord))
 _FIXED: Final = ("id", "uid", "user", "key", "request", "array", "submitted_s", "submit_ms")
 """What a job is from its submission on."""
 _CHANGING: Final = tuple(name for name in _JOB if name not in _FIXED)
-_TUPLES: Final = frozenset({"holds", "devices"})
+_TUPLES: Final = frozenset({"holds", "devices", "processes"})
 
 JOB_COLUMNS: Final = ", ".join(_JOB)
 ATTEMPT_COLUMNS: Final = ", ".join(_ATTEMPT)

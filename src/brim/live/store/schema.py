@@ -83,4 +83,5 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             made_s REAL NOT NULL, expires_s REAL NOT NULL, digest TEXT NOT NULL UNIQUE
         )""",
     ),
+    ("ALTER TABLE attempts ADD COLUMN processes TEXT NOT NULL DEFAULT '[]'",),
 )

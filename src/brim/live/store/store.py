@@ -19,6 +19,7 @@ from typing import Any
 from brim.errors import BrimError, one_line
 from brim.live.inputs import JobInput
 from brim.live.records import Changes, ControllerSetting, TokenRecord
+from brim.live.requests import NONE
 from brim.live.store import transactions
 from brim.live.store.cluster_time import Anchor, Clock, SystemClock, anchor_needed, cluster_ms
 from brim.live.store.group_writer import GroupWriter, Write
@@ -80,6 +81,12 @@ class Store:
     def now_ms(self) -> int:
         """Return cluster time: it goes on through restarts and reboots, and never goes back."""
         return cluster_ms(self._anchors, self._clock.boot_id, self._clock.boottime_ms())
+
+    @property
+    def booted_ms(self) -> int:
+        """Cluster time up to which everything happened before the machine was started last; NONE if it never was."""
+        own = next(number for number, one in enumerate(self._anchors) if one.boot_id == self._clock.boot_id)
+        return self._anchors[own].cluster_ms if own else NONE
 
     def _moment(self) -> Moment:
         return Moment(self.now_ms(), self._clock.wall_s())
