@@ -3,13 +3,14 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from brim.agent import attempt_files
+from brim.agent import attempt_files, leftovers
 from brim.agent.adoption import found_attempts
 from brim.agent.attempt import _lock
 from brim.agent.protocol import LOST, ORDERS, STOPPED, StartAttempt, StopAttempt
@@ -58,6 +59,20 @@ def test_forked_ranks_are_gone_whichever_of_brims_processes_are_killed(node, tmp
     one.until(lambda: one.synced)
     one.send(StopAttempt(job=1, attempt=4, grace_s=20, reason="preempted"))
     assert one.ended(1, 4).outcome == STOPPED
+
+
+def test_a_process_that_has_the_id_of_one_that_ended_is_left_alone():
+    stranger = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    try:
+        (it,) = leftovers.known([stranger.pid])
+        assert [one.pid for one in leftovers.processes_of("gang", [it], ())] == [stranger.pid]
+        before = leftovers.KnownProcess(it.pid, it.start_ticks - 1)
+        assert leftovers.processes_of("gang", [before], ()) == []
+        assert leftovers.kill("gang", [before], tuple, lambda _: None) == []
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
 
 
 def test_an_attempt_whose_agent_was_killed_before_it_said_who_it_is_is_adopted(tmp_path):
