@@ -117,6 +117,13 @@ def test_a_controller_answers_before_the_engine_is_loaded():
     assert not loaded_by("import brim.api.serve") & {"numpy", "numba", "scipy", "polars", "pyarrow"}
 
 
+def test_a_submission_does_not_load_the_messages_of_agents():
+    """They are 40 dataclasses, which take Python a quarter of the time that a submission has."""
+    code = "import sys, brim.cli.submit, brim.cli.capture, brim.cli.agents; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"brim.agent.protocol", "brim.gang.messages"} & set(done.stdout.split())
+
+
 def test_a_verb_that_asks_whether_all_is_compiled_does_not_load_the_compiler():
     assert not loaded_by("import brim.kernel_cache") & {"numpy", "numba"}
 

@@ -12,7 +12,6 @@ import hmac
 import json
 import os
 import re
-import secrets
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +59,7 @@ def write_capture(
     plain = {"version": CAPTURE_VERSION, "command": list(command), "env": dict(env), "cwd": cwd, "slurm": slurm}
     plain |= inherits.plain()
     data = json.dumps(plain).encode()
-    name = secrets.token_hex(16)
+    name = os.urandom(16).hex()
     try:
         make_private(folder)
         fd = os.open(_path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

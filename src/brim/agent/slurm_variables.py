@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from brim.agent.protocol import NONE, StartAttempt
+if TYPE_CHECKING:
+    from brim.agent.protocol import StartAttempt  # a third of what `brim submit` would load
 
 ARRAY_INDEX = "SLURM_ARRAY_TASK_ID"
 
@@ -27,6 +29,6 @@ def slurm_variables(order: StartAttempt, env: Mapping[str, str]) -> dict[str, st
         "SLURM_JOB_NODELIST": node, "SLURM_NODELIST": node, "SLURMD_NODENAME": node,
         "SLURM_JOB_GPUS": ",".join(map(str, order.devices)), "SLURM_GPUS_ON_NODE": str(len(order.devices)),
     }  # fmt: skip
-    if ARRAY_INDEX in env and order.array != NONE:
+    if ARRAY_INDEX in env and order.array >= 0:
         found["SLURM_ARRAY_JOB_ID"] = str(order.array)
     return found
