@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from brim.cli.controller import is_locked
 from tests.cli.commands import brim
 
 pytestmark = pytest.mark.slow
@@ -140,6 +141,7 @@ def test_what_is_old_is_removed_and_said_to_be(up):
         os.utime(path, (0, 0))
     last = up.ended("true")
     assert "its log was removed: logs are kept for 30 days" in up("logs", old, code=3).stderr
+    assert "its command was removed" in up("redo", old, code=3).stderr
     assert up("logs", young).stdout == "young\n"
     lines = {int(line.split()[0]): line for line in up("history").stdout.splitlines()[1:]}
     assert [job for job, line in lines.items() if line.endswith("; its log was removed")] == [old]
@@ -173,6 +175,22 @@ def test_redo_runs_a_job_again(up):
     up.ended("--env", "A=7", "--", "sh", "-c", "echo $A")
     job = up("redo").stdout.strip()
     assert up("logs", "-f", job).stdout == "7\n"
+
+
+@pytest.mark.parametrize("verb", ["redo", "submit", "release"])
+def test_an_agent_that_died_is_started_again_by_what_needs_it(up, verb):
+    job = up("submit", "--hold", "-n", "again", "echo", "again").stdout.strip()
+    before = up.pid("agent")
+    os.kill(before, signal.SIGKILL)
+    while is_locked(up.state / "agent" / "lock"):
+        pass
+    if verb == "release":
+        up("release", job)
+    else:
+        up("cancel", job)
+        job = up(*(["redo", job] if verb == "redo" else ["submit", "echo", "again"])).stdout.strip()
+    assert up("logs", "-f", job).stdout == "again\n"
+    assert up.pid("agent") != before
 
 
 def test_a_dry_run_submits_nothing(up):

@@ -27,6 +27,10 @@ _Jobs = Annotated[
 def _change(verb: Literal["cancel", "hold", "release", "requeue"], words: list[str], wanted: str) -> None:
     at = client()
     changed = [at.command(verb, job.id) for job in find_jobs(at, words)]
+    if verb in ("release", "requeue"):  # what is to start needs the agent
+        from brim.cli.agents import ensure_agent
+
+        ensure_agent(at)
     if wanted == "json":
         print(json.dumps({"schema": SCHEMA, "jobs": list(map(plain_job, changed))}))
         return

@@ -18,6 +18,7 @@ from brim.cli.job_options import asked, merged, read_variables
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
+from brim.errors import NotFoundError
 
 if TYPE_CHECKING:
     from brim.api.client import Client, JobIds
@@ -155,11 +156,15 @@ def redo(
     """Submit a job again as it was, with the environment and working folder that it had."""
     from brim.agent.capture import read_capture, write_capture
     from brim.agent.folders import agent_folder, captures_folder
+    from brim.cli.agents import ensure_agent
+    from brim.cli.retention import KEPT_DAYS
 
     wanted = output_of(output, as_json)
     at = client()
-    before = find_job(at, job).request
-    folder = captures_folder(agent_folder())
+    found = find_job(at, job)
+    before, folder = found.request, captures_folder(agent_folder())
+    if found.has_ended and not (folder / f"{before.capture}.json").exists():
+        raise NotFoundError(f"job {found.id}: its command was removed, as {KEPT_DAYS} days after the end of a job")
     what = read_capture(folder, before.capture, before.digest)
     capture, digest = write_capture(folder, what.command, what.env, what.cwd, what.inherits, slurm=what.slurm)
     again = replace(
@@ -167,6 +172,7 @@ def redo(
         hold=False,
     )  # fmt: skip
     ids = at.submit([again])
+    ensure_agent(at)
     _warn(ids)
     _print(ids, (), wanted)
 
