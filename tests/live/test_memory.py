@@ -29,8 +29,9 @@ from tests.sampling import sample
 JOBS = sample(200_000, 2_000)
 DEVICES, WAVE = 50, 100
 USERS = 10
-MIB_PER_100_000_MAX = 2.0
-"""Largest growth of the process for 100,000 jobs that have ended: ours. How each of them ended takes 0.1 MiB."""
+MIB_PER_100_000_MAX = 4.0
+"""Largest growth of the process for 100,000 jobs that have ended: ours, twice what was measured once (1.8 MiB). How
+each of them ended takes 0.1 MiB; the rest is not explained."""
 
 
 class VirtualClock:

@@ -38,8 +38,8 @@ from brim.agent.folders import captures_folder, log_folder
 from brim.api import serve
 from brim.api.client import BusyError, Client, NoControllerError
 from brim.cli.compiling import kernels
-from brim.compiled import is_ready
 from brim.errors import RefusedError
+from brim.kernel_cache import is_ready
 from brim.live.invariants import check_conservation, check_devices, check_fences, check_truth
 from brim.live.records import AttemptRecord, JobRecord
 from brim.live.requests import JobRequest
