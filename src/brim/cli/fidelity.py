@@ -204,15 +204,16 @@ def in_words(result: FidelityResult) -> Iterator[str]:
     yield f"{'':20}{'live':>12}{'twin':>12}{'error':>9}"
     for name, total in found.totals.items():
         unit = "GPU s" if name == "allocated_gpu_s" else "s"
-        yield f"{_WORDS[name]:20}{total.recorded:>12.2f}{total.replayed:>12.2f}{total.error_ratio:>+9.1%}  {unit}"
+        error = "-" if total.error_ratio is None else f"{total.error_ratio:+.1%}"
+        yield f"{_WORDS[name]:20}{total.recorded:>12.2f}{total.replayed:>12.2f}{error:>9}  {unit}"
     yield f"{'preemptions':20}{result.preemptions:>12}{found.preemptions:>12}"
     yield f"{'error per job':20}{'median':>12}{'90% within':>12}{'worst':>9}"
     for name, errors in found.per_job.items():
         cells = [errors.percentile(percent) for percent in (50, 90, 100)]
         unit = "GPU s" if name == "allocated_gpu_s" else "s"
         yield f"{_WORDS[name]:20}{cells[0]:>12.2f}{cells[1]:>12.2f}{cells[2]:>9.2f}  {unit}"
-    error = dict(zip(found.rows.tolist(), found.per_job["jct_s"].error_C.tolist(), strict=True))
-    worst = [f"job {trace.job_id[row]} ({error[row]:+.2f} s of {trace.jct_ms[row] / 1000:.2f} s)"
+    error_s = dict(zip(found.rows.tolist(), found.per_job["jct_s"].error_C.tolist(), strict=True))
+    worst = [f"job {trace.job_id[row]} ({error_s[row]:+.2f} s of {trace.jct_ms[row] / 1000:.2f} s)"
              for row in found.worst.tolist()]  # fmt: skip
     yield f"furthest off: {', '.join(worst)}"
     costs = result.costs

@@ -30,11 +30,11 @@ class Total:
     replayed: float
 
     @property
-    def error_ratio(self) -> float:
-        """Error as a part of what was recorded; NaN where that is 0 and the replay is not."""
+    def error_ratio(self) -> float | None:
+        """Error as a part of what was recorded; None where that is 0 and the replay is not."""
         if self.recorded == self.replayed:
             return 0.0
-        return (self.replayed - self.recorded) / self.recorded if self.recorded else float("nan")
+        return (self.replayed - self.recorded) / self.recorded if self.recorded else None
 
 
 @dataclass(frozen=True, slots=True)
