@@ -128,6 +128,26 @@ class KeepsJobs:
     def engine(self):
         return self
 
+    @property
+    def store(self):
+        return self
+
+    @property
+    def reads(self):
+        return self
+
+    def finished(self, limit):
+        return (), ()
+
+    def note_forecasts(self, starts_ms):
+        self.noted = starts_ms
+        answer = Future()
+        answer.set_result(None)
+        return answer
+
+    def forecasts_hit(self):
+        return 3, 2
+
     def ask(self, question):
         answer = Future()
         answer.set_result(situation_with([job for job in self._jobs.values() if not job.has_ended]))

@@ -53,6 +53,8 @@ def test_a_job_goes_there_and_back(client):
     assert client.job(2) == listing.jobs[1]
     assert client.command("hold", 1).state == "held"
     assert client.explain(1)["text"].startswith("job 1, which needs 2 GPUs, waits:\n  it is held")
+    assert [one["job"] for one in client.eta()["forecasts"]] == [1, 2]
+    assert [one["job"] for one in client.eta([2, 1])["forecasts"]] == [2, 1]
     assert client.nodes()[0]["user"] == "ann"
     assert client.status()["is_admin"]
     assert client.jobs(user="no such \u00fcser").jobs == ()

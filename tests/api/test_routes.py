@@ -256,3 +256,24 @@ def test_an_explanation_tells_of_other_users_jobs_no_more_than_the_list_does(app
     told = ask(app, "GET", "/v1/jobs/2/explain", uid=ANN)
     assert told.status == 200
     assert "secret-name" not in json.dumps(told.plain)
+
+
+def test_a_forecast_says_what_is_missing_and_how_good_others_were(app, service):
+    submit(app, hold=True)
+    submit(app, key="k2", time_limit_s=60)
+    submit(app, uid=BO, key="k3", name="secret-name")
+    answer = ask(app, "GET", "/v1/eta", uid=ANN)
+    assert answer.status == 200
+    assert [(one["job"], one["missing"]) for one in answer.plain["forecasts"]] == [(1, "it is held: user"), (2, "")]
+    assert answer.plain["forecasts"][1]["start_s"] == [0, 2]
+    assert answer.plain["hits"] == {"jobs": 3, "hits": 2}
+    assert service.noted == {2: (5_000, 7_000)}
+    assert [one["job"] for one in ask(app, "GET", "/v1/eta?job=2", uid=ANN).plain["forecasts"]] == [2]
+    assert ask(app, "GET", "/v1/eta", uid=OWNER).plain["forecasts"] == [], "without ids, of one's own jobs"
+    assert len(ask(app, "GET", "/v1/eta?job=1&job=2&job=3", uid=OWNER).plain["forecasts"]) == 3
+    other = ask(app, "GET", "/v1/eta?job=2&job=3", uid=ANN)
+    assert (other.status, other.plain["detail"]) == (404, "there is no job 3 of yours")
+    service.put(2, state="finished", ended_ms=1)
+    ended = ask(app, "GET", "/v1/eta?job=2", uid=ANN)
+    assert (ended.status, ended.plain["detail"]) == (403, "job 2 has ended as finished: there is nothing to forecast")
+    assert ask(app, "GET", "/v1/eta?job=x", uid=ANN).status == 422

@@ -171,6 +171,22 @@ def test_a_job_that_can_never_run_is_submitted_and_said_to_be_so(up):
     up("cancel", done.stdout.strip())
 
 
+def test_eta_says_when_or_that_there_is_no_basis_yet(up):
+    for _ in range(3):
+        up.ended("-n", "quick", "true")
+    job = up("submit", "--hold", "-n", "quick", "true").stdout.strip()
+    assert f"job {job}: it is held: user" in up("eta").stdout
+    up("release", job)
+    long = up("submit", "-n", "unheard-of", "-t", "1h", "sleep", "60").stdout.strip()
+    while "running" not in up("ps").stdout:
+        pass
+    assert re.search(rf"^job {long}: ends in \S+ \S+ to \S+ min \(from .*\)$", up("eta", long).stdout, re.M)
+    answer = json.loads(up("eta", long, "--json").stdout)
+    assert (answer["forecasts"][0]["job"], answer["forecasts"][0]["start_s"]) == (int(long), None)
+    assert set(answer["hits"]) == {"jobs", "hits"}
+    up("cancel", long)
+
+
 def test_redo_runs_a_job_again(up):
     up.ended("--env", "A=7", "--", "sh", "-c", "echo $A")
     job = up("redo").stdout.strip()
@@ -209,6 +225,7 @@ def test_a_dry_run_submits_nothing(up):
     (["submit", "-n", "a/b", "true"], 2, "name: found 'a/b'"),
     (["submit", "--class", "vip", "true"], 2, "--class: found 'vip'"), (["submit"], 2, "brim submit -h"),
     (["submit", "--dry-run", "-g", "9", "true"], 2, "could never run: it needs 9 GPUs, the cluster has 4"),
+    (["eta", "9999"], 3, "there is no job 9999 of yours"),
     (["explain", "9999"], 3, "there is no job 9999 of yours"),
     (["submit", "--env", "A", "true"], 2, "--env: found 'A'"), (["submit", "--gpu", "1", "true"], 2, "--gpu"),
     (["submit", "--depends-on", "nobody", "true"], 3, "you have no job 'nobody'"), (["logs", "9999"], 3, "no job 9999"),

@@ -119,6 +119,11 @@ class Client:
         """Return why a job waits: ``text``, ``blockers``, ``remedies`` and ``tried``; without changes, one sentence."""
         return self._ask("GET", f"/v1/jobs/{job}/explain?changes={str(changes).lower()}")
 
+    def eta(self, jobs: Sequence[int] = ()) -> dict[str, Any]:
+        """Return ``forecasts`` of jobs, of all of this user's if none is named, and ``hits`` of earlier ones."""
+        named = "&".join(f"job={job}" for job in jobs)
+        return self._ask("GET", f"/v1/eta?{named}" if named else "/v1/eta")
+
     def new_token(self, label: str, days: int) -> dict[str, Any]:
         """Make a token for TCP; ``secret`` is shown this once."""
         return self._ask("POST", "/v1/tokens", json.dumps({"label": label, "days": days}).encode())

@@ -17,6 +17,7 @@ from brim.api.logs import read_log
 from brim.api.schemas import (
     Alive,
     DryRunAnswer,
+    EtaAnswer,
     Explanation,
     JobsAnswer,
     NewToken,
@@ -182,6 +183,20 @@ async def explain(
         "schema": SCHEMA, "id": job, "text": found.text, "blockers": found.blockers, "remedies": found.remedies,
         "tried": found.tried,
     }  # fmt: skip
+
+
+@router.get("/v1/eta")
+async def eta(
+    at: At, ahead: Ahead, by: By,
+    job: Annotated[list[Id] | None, Query(max_length=PAGE_MAX, description="Job ids; none: all of yours.")] = None,
+) -> EtaAnswer:  # fmt: skip
+    """Forecast when jobs start and end: intervals from the twin, which replays the queue with drawn run times."""
+    asked = [_own(at, by, one) for one in job] if job else [one for one in at.jobs() if one.uid == by.uid]
+    for one in asked if job else ():
+        if one.has_ended:
+            raise RefusedError(f"job {one.id} has ended as {one.state}: there is nothing to forecast")
+    found, hits = await ahead.eta([one.id for one in asked if not one.has_ended])
+    return {"schema": SCHEMA, "forecasts": found, "hits": hits}
 
 
 @router.get("/v1/jobs/{job:int}/log", response_class=PlainTextResponse)

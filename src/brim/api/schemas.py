@@ -6,7 +6,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from brim.foresight.answers import Blocker, Remedy
+from brim.foresight.answers import Blocker, Forecast, HitRate, Remedy
 from brim.live.records import JobRecord, TokenRecord
 
 
@@ -49,6 +49,14 @@ class Explanation(TypedDict):
     blockers: tuple[Blocker, ...]
     remedies: tuple[Remedy, ...]
     tried: int
+
+
+class EtaAnswer(TypedDict):
+    """When jobs start and end, and how many jobs started within their first forecast."""
+
+    schema: int
+    forecasts: tuple[Forecast, ...]
+    hits: HitRate
 
 
 class DryRunAnswer(TypedDict):

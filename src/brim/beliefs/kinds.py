@@ -44,7 +44,7 @@ class KindRunTimes:
         Raises:
             LookupError: no run time was recorded at all.
         """
-        for basis, key in enumerate(_keys(kind)):
+        for basis, key in enumerate(alike(kind)):
             if key in self.of:
                 return max(1, round(self.of[key])), basis
         raise LookupError(kind.name)
@@ -59,11 +59,17 @@ def learn_run_times(kinds: Sequence[JobKind], run_ms: Sequence[int], returns: Se
         returns: How often each was started again.
     """
     repeat_ms = _repeat_ms(kinds, run_ms, returns)
-    groups: dict[tuple[object, ...], list[float]] = {}
-    for kind, ran_ms, number in zip(kinds, run_ms, returns, strict=True):
-        for key in _keys(kind):
-            groups.setdefault(key, []).append(ran_ms - number * repeat_ms)
+    groups = grouped(kinds, [ran - number * repeat_ms for ran, number in zip(run_ms, returns, strict=True)])
     return KindRunTimes({key: trimmed_mean(group) for key, group in groups.items()}, repeat_ms)
+
+
+def grouped(kinds: Sequence[JobKind], run_ms: Sequence[float]) -> dict[tuple[object, ...], list[float]]:
+    """Return the run times of jobs by what the jobs have in common, see ``alike``."""
+    groups: dict[tuple[object, ...], list[float]] = {}
+    for kind, ran_ms in zip(kinds, run_ms, strict=True):
+        for key in alike(kind):
+            groups.setdefault(key, []).append(ran_ms)
+    return groups
 
 
 def _repeat_ms(kinds: Sequence[JobKind], run_ms: Sequence[int], returns: Sequence[int]) -> float:
@@ -77,6 +83,6 @@ def _repeat_ms(kinds: Sequence[JobKind], run_ms: Sequence[int], returns: Sequenc
     return max(0.0, float(ran @ number) / spread) if spread else 0.0
 
 
-def _keys(kind: JobKind) -> tuple[tuple[object, ...], ...]:
+def alike(kind: JobKind) -> tuple[tuple[object, ...], ...]:
     """What identifies jobs like it, in the order of ``BASES``."""
     return ("size", kind.name, kind.gpus), ("name", kind.name), ("user", kind.user), ("all",)

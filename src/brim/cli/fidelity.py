@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from brim.beliefs.change_costs import ChangeCosts, learn_costs
+from brim.beliefs.change_costs import ChangeCosts
 from brim.beliefs.kind_speeds import KindSpeeds, learn_speeds
 from brim.beliefs.kinds import BASES, JobKind, KindRunTimes, learn_run_times
 from brim.beliefs.overheads import IN_PLACE_MS
@@ -22,7 +22,7 @@ from brim.core.replay import Replay
 from brim.core.trace import Trace
 from brim.engine.journal import Journal
 from brim.errors import ConfigError
-from brim.live.recording import RecordedJob, trace_of_recorded
+from brim.live.recording import RecordedJob, costs_of, trace_of_recorded
 from brim.policies.sockets import Policy
 from brim.reports.fidelity import Fidelity, fidelity
 from brim.sim.overheads import Overheads
@@ -106,15 +106,6 @@ def learn(jobs: Sequence[RecordedJob]) -> LearnedBeliefs:
     costs = costs_of(jobs)
     restart_ms = costs.restart_ms + round(run_times.repeat_ms)
     return LearnedBeliefs(run_times=run_times, speeds=_speeds(whole), costs=replace(costs, restart_ms=restart_ms))
-
-
-def costs_of(jobs: Sequence[RecordedJob]) -> ChangeCosts:
-    """Learn what changes cost from recorded jobs."""
-    starts = [one.start_ms for one in jobs]
-    return learn_costs(
-        [times[0] for times in starts], [time_ms for times in starts for time_ms in times[1:]],
-        [save_ms for one in jobs for save_ms in one.save_ms],
-    )
 
 
 def with_own_run_times(jobs: Sequence[RecordedJob], compared: frozenset[int], scene: Scene) -> FidelityResult:

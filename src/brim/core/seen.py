@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -58,6 +58,12 @@ class SeenStepTimes:
             if len(self._of_profile) > PROFILES_KEPT:
                 del self._of_profile[next(iter(self._of_profile))]
         self._columns = None
+
+    def renumber(self, rows: Mapping[int, int]) -> None:
+        """Give every job another id."""
+        self._of_job = {rows[job]: means for job, means in self._of_job.items()}
+        self._profile = {rows[job]: profile for job, profile in self._profile.items()}
+        self._rows, self._columns = {}, None
 
     def freeze(self, rows_of: Callable[[IntArray], IntArray]) -> SeenSteps:
         """Return the table; ``rows_of`` gives the rows of the job table for job ids."""

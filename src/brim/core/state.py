@@ -378,6 +378,21 @@ class ClusterState:
         copied._node_columns = None  # copies of read-only columns can be written to
         return copied
 
+    def renumbered(self) -> tuple[ClusterState, IntArray]:
+        """Return an independent copy whose jobs have the ids 0 to J - 1, in their order, and the ids they have here."""
+        copied = self.copy()
+        copied._close_holes()
+        used = copied._used
+        ids = copied._block[_ID, :used].copy()
+        rows = {job: row for row, job in enumerate(ids.tolist())}
+        copied._block[_ID, :used] = np.arange(used)
+        copied._slot_of = np.full(max(used, _INITIAL_ROWS), NONE, dtype=np.int64)
+        copied._slot_of[:used] = np.arange(used)
+        held = copied._granted[0, : copied._num_granted]
+        held[:] = np.searchsorted(ids, held)
+        copied._seen.renumber(rows)
+        return copied, ids
+
     # -- the frozen view -------------------------------------------------------------------------------------------
 
     def freeze(self, now_ms: int) -> Snapshot:

@@ -72,3 +72,35 @@ class DryRun:
     devices: tuple[tuple[int, ...], ...]
     preempts: tuple[int, ...]
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """When a job will start and end, each as an interval in seconds from now.
+
+    Attributes:
+        job: The job.
+        start_s: When it next starts; None if it runs, or there is no basis.
+        end_s: When it ends; None if there is no basis.
+        basis: What its run time was drawn from.
+        missing: Why there is no interval; empty if there is.
+    """
+
+    job: int
+    start_s: tuple[int, int] | None
+    end_s: tuple[int, int] | None
+    basis: str
+    missing: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HitRate:
+    """How good the first forecasts of jobs that have started since were.
+
+    Attributes:
+        jobs: Jobs that have started after a forecast.
+        hits: Those that started within the interval of their first.
+    """
+
+    jobs: int
+    hits: int

@@ -8,17 +8,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from brim.errors import NotFoundError
-from brim.foresight.answers import DryRun, WhyWaiting
+from brim.foresight.answers import DryRun, Forecast, HitRate, WhyWaiting
 from brim.live.records import JobStatus
 from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
 from brim.live.store.errors import NotAcceptedError
+from brim.units import MS_PER_S
 
 if TYPE_CHECKING:
     from brim.live.situation import Situation
+    from brim.live.store.store import Store
 
 ANSWER_S: Final = 5.0
 """Time for which a question waits until a step of the controller is done; ours: many rounds."""
+HISTORY_MAX: Final = 1_000
+"""Jobs whose run times are read, the newest; ours."""
 
 
 class Foresight:
@@ -88,6 +92,25 @@ class Foresight:
             sender = Sender(uid=uid, user=user, wall_s=time.time())
             return await asyncio.to_thread(dry_run, situation, sender, requests, ends)
 
+    async def eta(self, jobs: Sequence[int]) -> tuple[tuple[Forecast, ...], HitRate]:
+        """Forecast when jobs that have not ended start and end; the first forecast of each is kept, to be scored.
+
+        Raises:
+            NotAcceptedError: the controller is busy, or nothing can be written.
+        """
+        async with self._one:
+            situation = await self._situation()
+            store = self._service.engine.store
+            found = await asyncio.to_thread(_forecasts, situation, store, jobs)
+            starts_ms = {
+                one.job: (situation.now_ms + one.start_s[0] * MS_PER_S, situation.now_ms + one.start_s[1] * MS_PER_S)
+                for one in found if one.start_s is not None
+            }  # fmt: skip
+            if starts_ms:
+                await asyncio.wrap_future(store.note_forecasts(starts_ms))
+            tested, hits = await asyncio.to_thread(store.reads.forecasts_hit)
+        return found, HitRate(jobs=tested, hits=hits)
+
     async def _situation(self) -> Situation:
         """Return how the cluster stands, as a copy for trials.
 
@@ -102,3 +125,11 @@ class Foresight:
             return await asyncio.wait_for(asked, ANSWER_S)
         except TimeoutError:
             raise NotAcceptedError("the controller is busy: try again") from None
+
+
+def _forecasts(situation: Situation, store: Store, jobs: Sequence[int]) -> tuple[Forecast, ...]:
+    from brim.foresight.forecast import forecasts  # noqa: PLC0415 - of the engine, see above
+    from brim.live.recording import recorded_jobs  # noqa: PLC0415
+
+    history = recorded_jobs(*store.reads.finished(HISTORY_MAX), (), situation.now_ms)
+    return forecasts(situation, history, jobs, situation.now_ms)

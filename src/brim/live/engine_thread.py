@@ -105,6 +105,11 @@ class EngineThread:
         self._questions = []
 
     @property
+    def store(self) -> Store:
+        """The store."""
+        return self._store
+
+    @property
     def backlog(self) -> int:
         """Inputs that wait."""
         return len(self._inputs)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from brim.beliefs.change_costs import ChangeCosts, learn_costs
 from brim.core.cluster import Cluster
 from brim.core.trace import NONE, Trace, trace_of
 from brim.live.ends import PREEMPTED
@@ -188,6 +189,15 @@ class _Told(NamedTuple):
     gpus: int
     batch: int
     per_s: float
+
+
+def costs_of(jobs: Sequence[RecordedJob]) -> ChangeCosts:
+    """Learn what changes cost from recorded jobs."""
+    starts = [one.start_ms for one in jobs]
+    return learn_costs(
+        [times[0] for times in starts], [time_ms for times in starts for time_ms in times[1:]],
+        [save_ms for one in jobs for save_ms in one.save_ms],
+    )
 
 
 @dataclass(frozen=True, slots=True)

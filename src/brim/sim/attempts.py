@@ -115,6 +115,19 @@ class Attempts:
         self._neighbours_changed(gpus, now_ms, but=job)
         return attempt
 
+    def resume(self, action: Start, done: float, from_ms: int, now_ms: int) -> None:
+        """Take over a job that has its GPUs and has done some work; it makes progress from ``from_ms`` on."""
+        job, setting = action.job, action.setting
+        gpus, nodes = self.gpus_of(setting), tuple(Counter(node for node, _ in setting.gpus).values())
+        self._done[job] = done
+        attempt = self.running[job] = RunningJob(
+            number=next(self._serials), attempt=action.attempt, setting=setting, gpus=gpus, nodes=nodes,
+            begin_ms=now_ms, from_ms=from_ms, ran_ms=0, pace=self._pace(job, setting, gpus, nodes),
+        )
+        if from_ms > now_ms:
+            self._timeline.push(from_ms, Kind.STARTED, job, attempt.number)
+        self._go_on(job, attempt, from_ms)
+
     def vacate(self, job: int, now_ms: int, gone_ms: int) -> None:
         """Take a job's GPUs from it by a decision: it stops now and frees them at ``gone_ms``."""
         attempt = self.running.pop(job)

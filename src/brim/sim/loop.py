@@ -40,11 +40,11 @@ class Loop:
         self._trace, self._specs, self._scheduler, self._timeline = trace, specs, scheduler, timeline
         self._attempts, self._injector, self._executor = attempts, injector, executor
         self._record, self._stall_detector = record, stall_detector
-        self._wake_ms: int | None = None  # when the next round is due
+        self._wake_ms = scheduler.due_ms()  # when the next round is due
         self._round_s = array("d")
 
-    def run(self, on_progress: Progress) -> dict[str, object]:
-        """Run until every job has ended, or ``on_progress`` stops the replay.
+    def run(self, on_progress: Progress, until_ms: int | None = None) -> dict[str, object]:
+        """Run until every job has ended, ``on_progress`` stops the replay, or nothing happens until a time.
 
         Returns:
             Columns of ``Replay``.
@@ -57,6 +57,10 @@ class Loop:
         total, events, now_ms, partial = len(self._trace), 0, 0, False
         while record.ended < total:
             next_ms, due_ms = timeline.next_ms, self._wake_ms
+            if until_ms is not None and until_ms < min((at for at in (next_ms, due_ms) if at is not None),
+                                                       default=until_ms + 1):
+                partial = True
+                break
             if due_ms is not None and (next_ms is None or due_ms < next_ms):
                 now_ms = due_ms
                 self._round(now_ms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 
 from brim.core.events import Event, Kind
 from brim.core.trace import NONE, Trace
@@ -17,7 +18,7 @@ class Timeline:
         arrived: Jobs that have been submitted.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, *, arrived: int = 0) -> None:
         self._heap: list[tuple[int, int, int, int, int]] = []  # time, kind, sequence, job or node, serial or count
         self._sequence = 0
         self._events: list[Event] = []
@@ -26,7 +27,8 @@ class Timeline:
         for job, after in enumerate(trace.after.tolist()):
             if after != NONE:
                 self._dependents.setdefault(after, []).append(job)
-        self.arrived = 0
+        self._awaited: dict[int, int] = {}  # ends that a job still waits for, where these are several
+        self.arrived = arrived
         self._expect_arrival()
 
     @property
@@ -48,10 +50,19 @@ class Timeline:
         return time_ms, _KINDS[kind], item, count
 
     def release(self, job: int, now_ms: int) -> None:
-        """Let the jobs that wait for the end of this one become eligible, after their delay."""
+        """Let the jobs that wait for the end of this one, and for no other, become eligible, after their delay."""
         for dependent in self._dependents.get(job, ()):
+            self._awaited[dependent] = self._awaited.get(dependent, 1) - 1
+            if self._awaited[dependent]:
+                continue
             time_ms = max(now_ms + self._after_ms[dependent], self._submit_ms[dependent])
             self.push(time_ms, Kind.ELIGIBLE, dependent)
+
+    def wait_for(self, job: int, others: Collection[int]) -> None:
+        """Let a held job become eligible when all of several others have ended."""
+        self._awaited[job] = len(others)
+        for other in others:
+            self._dependents.setdefault(other, []).append(job)
 
     def record_event(self, event: Event) -> None:
         """Keep an event that has happened; the engine receives it at the end of this instant."""

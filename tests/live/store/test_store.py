@@ -336,6 +336,33 @@ def test_a_token_is_found_by_its_digest_until_its_user_revokes_it(tmp_path):
             ("make token", "1 laptop"), ("revoke token", "1"), ("make token", "2 new")]
 
 
+def test_the_first_forecast_of_a_job_counts_and_is_scored_when_it_starts(tmp_path):
+    with Opened(tmp_path) as opened:
+        assert opened.submit("k", *[asked()] * 4).ids == (1, 2, 3, 4)
+        opened.store.note_forecasts({1: (100, 200), 2: (100, 200), 3: (100, 200), 99: (0, 1)}).result()
+        opened.store.note_forecasts({2: (900, 1_000)}).result()
+        assert opened.store.reads.forecasts_hit() == (0, 0), "none has started"
+        opened.commit(jobs=tuple(
+            replace(opened.job(job), first_start_ms=start) for job, start in ((1, 200), (2, 950), (4, 150))
+        ))
+        opened.store.note_forecasts({4: (100, 200)}).result()
+        assert opened.store.reads.forecasts_hit() == (2, 1), "a forecast of what has happened is none"
+    with Opened(tmp_path) as opened:
+        assert opened.store.reads.forecasts_hit() == (2, 1)
+
+
+def test_the_newest_jobs_that_finished_are_read_with_their_attempts(opened):
+    opened.submit("k", *[asked()] * 4)
+    for job in (1, 2, 4):
+        opened.start(job, 0)
+        ended = replace(running(job, 1, 0), state="ended", outcome="finished", exit_code=0, end_ms=5)
+        state = "failed" if job == 4 else "finished"
+        opened.commit(jobs=(replace(opened.job(job), state=state, ended_ms=5),), attempts=(ended,))
+    jobs, attempts = opened.store.reads.finished(9)
+    assert ([job.id for job in jobs], [attempt.job for attempt in attempts]) == ([1, 2], [1, 2])
+    assert [job.id for job in opened.store.reads.finished(1)[0]] == [2]
+
+
 def test_readers_cannot_write(opened):
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         opened.store.reads._connection.execute("DELETE FROM jobs")

@@ -158,6 +158,26 @@ class Reader:
             settings=tuple((at_ms, ControllerSetting.of(text)) for at_ms, text in settings),
         )
 
+    def finished(self, limit: int) -> tuple[tuple[JobRecord, ...], tuple[AttemptRecord, ...]]:
+        """Return the newest jobs that finished, and their attempts, by id."""
+        newest = "SELECT id FROM jobs WHERE state = 'finished' ORDER BY id DESC LIMIT ?"
+        with self._at_once() as connection:
+            jobs = connection.execute(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id IN ({newest}) ORDER BY id", (limit,))
+            found = tuple(map(read_job, jobs.fetchall()))
+            attempts = connection.execute(
+                f"SELECT {ATTEMPT_COLUMNS} FROM attempts WHERE job IN ({newest}) ORDER BY job, number", (limit,)
+            )
+            return found, tuple(map(read_attempt, attempts.fetchall()))
+
+    def forecasts_hit(self) -> tuple[int, int]:
+        """Return how many jobs have started after a forecast, and how many of them within it."""
+        with self._at_once() as connection:
+            jobs, hits = connection.execute(
+                "SELECT count(*), coalesce(sum(first_start_ms BETWEEN low_ms AND high_ms), 0) FROM forecasts JOIN jobs "
+                "ON jobs.id = forecasts.job WHERE first_start_ms >= 0"
+            ).fetchone()
+        return int(jobs), int(hits)
+
     def job(self, number: int) -> JobRecord:
         """Return a job.
 

@@ -84,4 +84,10 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         )""",
     ),
     ("ALTER TABLE attempts ADD COLUMN processes TEXT NOT NULL DEFAULT '[]'",),
+    (
+        """CREATE TABLE forecasts (
+            job INTEGER PRIMARY KEY REFERENCES jobs, made_ms INTEGER NOT NULL, low_ms INTEGER NOT NULL,
+            high_ms INTEGER NOT NULL
+        )""",
+    ),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -147,6 +147,13 @@ class Store:
     def note_setting(self, setting: ControllerSetting) -> Future[None]:
         """Write under which setting the controller decides from now on."""
         return self._put(Write(partial(transactions.note_setting, setting=setting.text()), _nothing))
+
+    def note_forecasts(self, starts_ms: Mapping[int, tuple[int, int]]) -> Future[None]:
+        """Write between when and when jobs, by their ids, are expected to start, unless they have a forecast already.
+
+        The future fails with ``NotAcceptedError`` if the volume is full.
+        """
+        return self._put(Write(partial(transactions.note_forecasts, starts_ms=starts_ms), _nothing))
 
     def _put(self, waiting: Write) -> Future[Any]:
         self._writer.put(waiting)

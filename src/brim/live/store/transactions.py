@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -252,3 +253,12 @@ def _hold(connection: sqlite3.Connection, device: int, job: int, number: int) ->
             f"device {device} is given to attempt {number} of job {job} while attempt {holder[1]} of job {holder[0]} "
             "holds it"
         ) from None
+
+
+def note_forecasts(connection: sqlite3.Connection, moment: Moment, *, starts_ms: Mapping[int, tuple[int, int]]) -> None:
+    """Write between when and when jobs are expected to start; the first forecast of a job that waits counts."""
+    connection.executemany(
+        "INSERT OR IGNORE INTO forecasts SELECT id, ?, ?, ? FROM jobs "
+        "WHERE id = ? AND first_start_ms < 0 AND ended_ms < 0",
+        [(moment.at_ms, low_ms, high_ms, job) for job, (low_ms, high_ms) in starts_ms.items()],
+    )

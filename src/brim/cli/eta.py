@@ -1,0 +1,57 @@
+"""``brim eta``: when jobs will start and end, and how good earlier forecasts were."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from brim.cli.controller import client, find_jobs
+from brim.cli.job_table import printable
+from brim.cli.options import JsonOption, OutputOption, output_of
+from brim.cli.unconverted import UnconvertedCommand
+from brim.units import show_duration
+
+app = typer.Typer()
+
+
+@app.command(cls=UnconvertedCommand)
+def eta(
+    jobs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[JOB]...", help="Ids, ranges of ids, names, or @ for the last one; else all of yours."),
+    ] = None,
+    output: OutputOption = "table", as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Forecast when jobs start and end: intervals from replays of the queue with run times of jobs like them."""
+    wanted = output_of(output, as_json)
+    at = client()
+    answer = at.eta([job.id for job in find_jobs(at, jobs or [])])
+    if wanted == "json":
+        print(json.dumps(answer))
+        return
+    for forecast in answer["forecasts"]:
+        print(printable(f"job {forecast['job']}: {_said(forecast)}"))
+    if not answer["forecasts"]:
+        print("you have no job that has not ended")
+    tested, hits = answer["hits"]["jobs"], answer["hits"]["hits"]
+    if tested:
+        print(f"so far {hits} of {tested} jobs started within their first forecast")
+    else:
+        print("no job has started after a forecast yet, so how good they are is not known")
+
+
+def _said(forecast: dict[str, Any]) -> str:
+    parts = [
+        f"{verb} in {_interval(*forecast[name])}" for verb, name in (("starts", "start_s"), ("ends", "end_s"))
+        if forecast[name]
+    ]
+    if forecast["missing"]:
+        return "; ".join([*parts, forecast["missing"]])
+    return f"{', '.join(parts)} (from {forecast['basis']})"
+
+
+def _interval(low_s: float, high_s: float) -> str:
+    low, high = show_duration(low_s), show_duration(high_s)
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,189 @@
+"""When jobs start and end: queues whose course is known, and what is not known said to be so."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from brim.agent.protocol import ENDED, QUARANTINED, RUNNING, DeviceSeen
+from brim.foresight.answers import Forecast
+from brim.foresight.forecast import forecasts
+from brim.live.inputs import Device, Hold
+from brim.live.recording import RecordedAttempt, RecordedJob
+from brim.live.records import JobRecord
+from brim.live.situation import situation_of
+from brim.policies.presets import find_policy
+from tests.live.test_controller import Desk
+from tests.live.virtual import request
+
+S = 1_000
+
+
+def past(name: str, *runs_s: float, gpus: int = 1, user: str = "u1") -> list[RecordedJob]:
+    """Jobs that have finished."""
+    found = []
+    for number, run_s in enumerate(runs_s):
+        run_ms = round(run_s * S)
+        job = JobRecord(
+            id=1_000 + number, uid=1, user=user, key="k", request=request(name=name, gpus=gpus), submitted_s=1.0,
+            submit_ms=0, state="finished", first_start_ms=0, ended_ms=run_ms,
+        )
+        attempt = RecordedAttempt(
+            granted_ms=0, from_ms=0, stop_ms=-1, end_ms=run_ms, held_gpu_ms=gpus * run_ms, preempted=False
+        )
+        found.append(RecordedJob(job=job, ready_ms=0, attempts=(attempt,), undisturbed=True,
+                                 speeds=(), samples=0.0, batch=-1))
+    return found
+
+
+def ahead(desk: Desk, history: list[RecordedJob], *jobs: int, seed: int = 1) -> list[Forecast]:
+    before = desk.controller.save()
+    found = forecasts(situation_of(desk.controller, desk.now_ms), history, jobs, seed)
+    assert desk.controller.save() == before
+    return list(found)
+
+
+def queue(policy: str = "fifo", devices: int = 1, **first) -> Desk:
+    """A job that has run for ten seconds, and two that wait for its device."""
+    desk = Desk(find_policy(policy), devices=devices)
+    desk.submit(name="a", **first)
+    desk.saw(1, RUNNING)
+    desk.submit(name="b")
+    desk.submit(name="c")
+    desk.give(later_ms=10 * S)
+    return desk
+
+
+@pytest.mark.parametrize("policy", ["fifo", "backfill", "srtf", "las", "fair", "elastic", "goodput"])
+def test_one_device_serves_two_jobs_after_the_first(policy):
+    """Runs like them took exactly 60, 30 and 5 s; a new one is believed to take half to twice as long."""
+    history = past("a", *[60] * 9) + past("b", *[30] * 9) + past("c", *[5] * 9)
+    first, second, third = ahead(queue(policy), history, 1, 2, 3)
+    assert (first.start_s, first.basis) == (None, "9 runs of the same name and size")
+    for (low, high), truth_s in ((first.end_s, 50), (second.start_s, 50), (third.start_s, 80), (second.end_s, 80),
+                                 (third.end_s, 85)):
+        assert low <= truth_s <= high
+        assert 0 < low <= high < 2.5 * truth_s
+    assert second.start_s[0] == first.end_s[0], "it waits for nothing else"
+
+
+def test_the_interval_covers_as_many_starts_as_it_says():
+    """Of jobs whose run times have one distribution, 19 of 21 start between the first and last of 20 draws."""
+    draw = random.Random(7)
+    hits = 0
+    for trial in range(60):
+        history = past("a", *(draw.lognormvariate(4, 1) for _ in range(30)))
+        truth_s = draw.lognormvariate(4, 1)
+        desk = Desk(devices=1)
+        desk.submit(name="a")
+        desk.saw(1, RUNNING)
+        desk.submit(name="b")
+        low, high = ahead(desk, history, 2, seed=trial)[0].start_s
+        hits += low <= truth_s <= high
+    assert 48 <= hits <= 59, "19 of 21 of 60 are 54"
+
+
+def test_a_time_limit_alone_is_an_upper_bound():
+    first, second, third = ahead(queue(time_limit_s=100), [], 1, 2, 3)
+    assert first.end_s[1] in range(80, 93)
+    assert first.basis == "its time limit of 100 s alone"
+    assert second.start_s == first.end_s
+    assert (second.end_s, third.start_s) == (None, None)
+    assert second.missing.startswith("no basis yet: no run of its name")
+    assert third.missing.startswith("no basis yet: no run of its name")
+
+
+def test_a_job_that_depends_on_one_that_is_not_known_has_no_basis():
+    history = past("b", *[30] * 5, user="u2")
+    second, third = ahead(queue(), history, 2, 3)
+    assert (second.start_s, second.end_s, third.start_s) == (None, None, None)
+    assert second.missing == (
+        "no basis yet: it depends on job 1 and 1 more, of which no run is known, and no time limit"
+    )
+    desk = queue(devices=2)
+    desk.saw(2, RUNNING)
+    second, third = ahead(desk, history, 2, 3)
+    assert second.end_s is not None, "it runs, and does not wait for the job that nobody knows"
+    assert third.start_s is not None
+    assert third.start_s[0] == 0, "either of two jobs may end first"
+
+
+def test_other_users_runs_and_few_runs_are_no_basis():
+    assert ahead(queue(), past("x", 5, 5, 5, user="u2"), 2)[0].start_s is None
+    assert ahead(queue(), past("a", 60, 60), 2)[0].start_s is None
+    assert ahead(queue(), past("a", 60, 60, 60), 2)[0].start_s is not None
+    assert ahead(queue(), past("other", 60, 60, 60), 2)[0].basis == "3 runs of the same user"
+
+
+def test_a_run_that_is_longer_than_all_before_is_bounded_by_nothing_but_its_limit():
+    assert ahead(queue(), past("a", 5, 5, 5), 1)[0].end_s is None
+    assert ahead(queue(time_limit_s=40), past("a", 5, 5, 5), 1)[0].end_s[1] <= 32
+
+
+def test_holds_say_that_somebody_has_to_act_and_dependencies_are_followed():
+    desk = queue()
+    desk.submit(name="d", after=(2,))
+    desk.submit(name="e", hold=True)
+    desk.submit(name="f", after=(5,))
+    history = past("a", *[60] * 5)
+    fourth, fifth, sixth = ahead(desk, history, 4, 5, 6)
+    assert fourth.start_s is not None
+    assert (fifth.start_s, fifth.missing) == (None, "it is held: user")
+    assert sixth.missing == "it waits for job 5: it is held: user"
+    desk.command(Hold, 3)
+    assert ahead(desk, history, 3)[0].missing == "it is held: user"
+
+
+def test_a_job_that_begins_later_starts_no_sooner():
+    desk = Desk(devices=1)
+    desk.submit(name="a", begin_s=1_000_000 + 600)
+    low, high = ahead(desk, past("a", 5, 5, 5), 1)[0].start_s
+    assert 595 <= low <= high <= 605
+
+
+def test_a_limited_array_runs_a_few_at_once():
+    desk = Desk(devices=4)
+    for index in range(4):
+        desk.submit(name="a", array=1, array_index=index, array_limit=1)
+    desk.saw(1, RUNNING)
+    found = ahead(desk, past("a", *[60] * 9), 2, 3, 4)
+    lows = [one.start_s[0] for one in found]
+    assert 25 < lows[0] < lows[1] - 25 < lows[2] - 50
+
+
+def test_a_job_that_is_stopping_and_one_that_was_preempted_go_on():
+    desk = Desk(find_policy("srtf"), devices=1)
+    desk.submit(name="a", time_limit_s=3600)
+    desk.saw(1, RUNNING)
+    desk.submit(name="b", time_limit_s=60)
+    history = past("a", *[600] * 5) + past("b", *[30] * 5)
+    stopping = ahead(desk, history, 1, 2)
+    desk.saw(1, ENDED, outcome="stopped", exit_code=143)
+    desk.saw(2, RUNNING)
+    waiting = ahead(desk, history, 1, 2)
+    for first, second in (stopping, waiting):
+        assert second.start_s is None
+        assert 14 <= second.end_s[0] <= second.end_s[1] <= 63
+        assert 14 <= first.start_s[0] <= first.start_s[1] <= 63
+
+
+def test_a_job_that_the_cluster_cannot_serve_now_has_no_interval_and_spoils_no_other():
+    desk = Desk(find_policy("backfill"), devices=2)
+    desk.give(Device(at_ms=desk.now_ms, uid=1, device=DeviceSeen(
+        device=1, state=QUARANTINED, detail="", memory_used_mib=9, utilisation_ratio=0.0, power_w=0.0, modelled=False,
+    )))
+    desk.submit(name="a")
+    desk.saw(1, RUNNING)
+    desk.submit(name="b", gpus=2)
+    desk.submit(name="a")
+    first, second, third = ahead(desk, past("a", *[60] * 5) + past("b", *[60] * 5, gpus=2), 1, 2, 3)
+    assert second.missing == "no basis yet: it starts too far ahead, or needs devices that are withheld"
+    assert first.end_s is not None
+    assert third.start_s is not None
+
+
+def test_the_same_seed_gives_the_same_forecast():
+    history = past("a", *range(10, 40))
+    assert ahead(queue(), history, 2, 3) == ahead(queue(), history, 2, 3)
+    assert ahead(queue(), history, 2, seed=2) != ahead(queue(), history, 2, seed=3)
