@@ -187,3 +187,9 @@ def test_the_same_seed_gives_the_same_forecast():
     history = past("a", *range(10, 40))
     assert ahead(queue(), history, 2, 3) == ahead(queue(), history, 2, 3)
     assert ahead(queue(), history, 2, seed=2) != ahead(queue(), history, 2, seed=3)
+
+
+def test_a_queue_that_would_take_too_long_has_no_forecast(monkeypatch):
+    monkeypatch.setattr("brim.foresight.forecast.QUEUE_MAX", 2)
+    found = ahead(queue(), past("a", 60, 60, 60), 2, 3)
+    assert [one.missing for one in found] == ["no forecast: 3 jobs have not ended, and at most 2 are replayed"] * 2

@@ -34,6 +34,8 @@ kind."""
 DRAWS_MIN: Final = 6
 EVENTS_MAX: Final = 20 * 1_024
 """Events and rounds of all continuations together, if that leaves ``DRAWS_MIN`` of them; ours: some seconds."""
+QUEUE_MAX: Final = 1_000
+"""Jobs of a queue that is continued; ours: a hundred take 2 s of CPU time, and time grows faster than their number."""
 RUNS_MIN: Final = 3
 """Fewest runs of its kind from which a run time is drawn; ours."""
 _BASES: Final = 3
@@ -82,6 +84,9 @@ def forecasts(
         PlanError: the policy wants something impossible.
     """
     wanted = [job for job in jobs if job in situation.jobs]
+    if len(situation.jobs) > QUEUE_MAX:
+        missing = f"no forecast: {len(situation.jobs):,} jobs have not ended, and at most {QUEUE_MAX:,} are replayed"
+        return tuple(Forecast(job=job, start_s=None, end_s=None, basis="", missing=missing) for job in wanted)
     stuck = _stuck(situation)
     outset, ids = _outset(situation, history, stuck)
     rows = {job: row for row, job in enumerate(ids.tolist())}
