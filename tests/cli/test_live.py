@@ -45,6 +45,13 @@ class Box:
         return int(re.search(r"\d+", (self.state / what / "lock").read_text())[0])
 
 
+def until_running(box, job):
+    """Wait until a job runs; another one may, of a test before."""
+    state = ""
+    while state != "running":
+        state = next(one["state"] for one in json.loads(box("ps", "--json").stdout)["jobs"] if one["id"] == int(job))
+
+
 @pytest.fixture(scope="module")
 def up():
     folder = Path(tempfile.mkdtemp(prefix="brim-"))  # pytest's own is too long for a socket
@@ -178,9 +185,8 @@ def test_eta_says_when_or_that_there_is_no_basis_yet(up):
     assert f"job {job}: it is held: user" in up("eta").stdout
     up("release", job)
     long = up("submit", "-n", "unheard-of", "-t", "1h", "sleep", "60").stdout.strip()
-    while "running" not in up("ps").stdout:
-        pass
-    assert re.search(rf"^job {long}: ends in \S+ \S+ to \S+ min \(from .*\)$", up("eta", long).stdout, re.M)
+    until_running(up, long)
+    assert re.search(rf"^job {long}: ends in \S+ \S+ to \S+ \S+ \(from .*\)$", up("eta", long).stdout, re.M)
     answer = json.loads(up("eta", long, "--json").stdout)
     assert (answer["forecasts"][0]["job"], answer["forecasts"][0]["start_s"]) == (int(long), None)
     assert set(answer["hits"]) == {"jobs", "hits"}
@@ -255,8 +261,7 @@ def test_more_devices_than_there_are_is_held_with_the_reason(up):
 
 def test_up_again_says_so_and_a_killed_controller_takes_its_jobs_back(up):
     job = up("submit", "--", "sh", "-c", "echo one; while ! test -e go; do sleep 0.05; done; echo two").stdout.strip()
-    while "running" not in up("ps").stdout:
-        pass
+    until_running(up, job)
     before = up.pid("controller")
     assert up("up").stdout.startswith(f"already up: process {before}, policy backfill, 4 devices")
     os.kill(before, signal.SIGKILL)
@@ -271,8 +276,7 @@ def test_up_again_says_so_and_a_killed_controller_takes_its_jobs_back(up):
 
 def test_down_leaves_jobs_running_and_says_which(up):
     job = up("submit", "--", "sh", "-c", "while ! test -e go; do sleep 0.05; done; exit 5").stdout.strip()
-    while "running" not in up("ps").stdout:
-        pass
+    until_running(up, job)
     said = up("down").stdout
     assert f"the agent (process {up.pid('agent')}) stays" in said
     assert f"job {job} goes on, on 1 device\n" in said
@@ -315,10 +319,10 @@ def test_the_report_compares_the_twin_with_what_ran(up):
     for _ in range(4):
         last = up.ended("-n", "step", "-g", "2", "sleep", "0.3")
     cancelled = up("submit", "-n", "step", "sleep", "60").stdout.strip()
-    while f"{cancelled} " not in (shown := up("ps").stdout) or "running" not in shown:
-        pass
+    until_running(up, cancelled)
     (up.work / "go").unlink(missing_ok=True)
     runs = int(up("submit", "-n", "long", "--", "sh", "-c", "while ! test -e go; do sleep 0.05; done").stdout)
+    until_running(up, runs)  # before it holds devices, no report knows it
     up("cancel", cancelled)
     words = ("report", "--fidelity", "--jobs", f"{first + 2}-{runs}")
     result = json.loads(up(*words, "--json").stdout)
