@@ -104,10 +104,32 @@ def test_a_script_for_slurm_has_slurms_variables_and_not_those_of_a_job_around_i
     assert said == {
         "SLURM_JOB_NAME": "net", "SLURM_SUBMIT_DIR": str(folder), "SLURM_SUBMIT_HOST": os.uname().nodename,
         "SLURM_CPUS_PER_TASK": "4", "SLURM_MEM_PER_NODE": "2048", "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1",
-        "SLURM_NTASKS": "8", "SLURM_NPROCS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
+        "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
         "SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "2", "SLURM_ARRAY_TASK_MIN": "2",
         "SLURM_ARRAY_TASK_MAX": "5",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "said"), [("--gres=gpu:2", None), ("-n 2", None), ("-n 1", "1")])
+def test_tasks_are_told_only_where_the_script_asks_for_one(folder, line, said):
+    """With ``SLURM_NTASKS``, Lightning takes the job for one of ``srun``: ``devices=2`` trained in one process."""
+    file(folder / "job.sh", f"#!/bin/sh\n#SBATCH {line}\n")
+    work = work_of(["./job.sh"])
+    (asked_for,) = requests_of(work, asked(work.options), {})
+    env = read_capture(folder / "state/agent/captures", asked_for.capture, asked_for.digest).env
+    assert (env.get("SLURM_NTASKS"), env.get("SLURM_NPROCS")) == (said, said)
+
+
+def test_commands_of_slurm_in_a_script_for_slurm_are_found(folder):
+    text = "# srun x\necho srun $(scontrol show hostnames | head -1)\n  srun python a.py\nsrun b\n"
+    assert work_of([file(folder / "a.sh", f"#!/bin/sh\n#SBATCH -n 2\n{text}")]).slurm_calls == ("scontrol", "srun")
+    assert work_of([file(folder / "b.sh", f"#!/bin/sh\n{text}")]).slurm_calls == ()
+
+
+def test_a_shell_script_with_line_ends_of_windows_is_refused(folder):
+    (folder / "dos.sh").write_bytes(b"#!/bin/bash\r\ncd data\r\n")
+    with pytest.raises(ConfigError, match=r"dos\.sh: found line ends of Windows"):
+        work_of(["./dos.sh"])
 
 
 def test_what_cannot_run_is_refused_where_it_is_submitted(folder, monkeypatch):

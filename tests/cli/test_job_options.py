@@ -100,6 +100,14 @@ def test_a_class_that_does_not_exist_is_named_by_its_option():
         asked({"class": "foo"})
 
 
+def test_ranks():
+    """One process per GPU on exactly two GPUs, which only a range of GPUs could ask for."""
+    assert fields(gpus="2", ranks="per-gpu") == {"gpus": 2, "ranks": "per-gpu"}
+    assert read_headers("#BRIM -g 2 --ranks per-gpu\n", "f").options == {"gpus": "2", "ranks": "per-gpu"}
+    with pytest.raises(ConfigError, match=r"^--ranks: found '2', expected one of one, per-gpu$"):
+        fields(ranks="2")
+
+
 def test_words_are_read_as_on_the_command_line():
     assert read_line("--dependency=afterok:3", "f") == {"depends-on": "afterok:3"}
     assert read_line(" -g4 --name='a b' -t 1h --env A=1 --env B='2 3' --no-requeue # why", "f, line 2") == {
@@ -162,10 +170,24 @@ def test_slurms_headers_are_translated_and_what_is_ignored_is_listed():
     ("--cpus-per-gpu=6 --gpus 2", {"gpus": "2", "cpus": "12"}),
     ("-t 1-0", {"time": "1-0"}), ("--time=UNLIMITED", {}), ("--hold", {"hold": True}), ("--nice=5", {"priority": "-5"}),
     ("-H -J x", {"hold": True, "name": "x"}), ("--chdir=/tmp", {"chdir": "/tmp"}), ("-Jx", {"name": "x"}),
+    ("--job-name='my job (v2)'", {"name": "my-job--v2-"}), ("--mem=0", {}),
+    ("--begin=now+30", {"begin": "now+30s"}), ("-b now+1hour", {"begin": "now+1h"}), ("-b 16:00", {"begin": "16:00"}),
+    ("--gres=gpu:a100:2,tmpdir:10G", {"gpus": "a100:2"}), ("--gres=tmpdir:10G,gpu:2", {"gpus": "2"}),
+    ("--export=ALL,FOO=bar,LR=0.1", {"env": {"FOO": "bar", "LR": "0.1"}}), ("--export=ALL", {}), ("--gres=gpux:2", {}),
     ("-d afterany:3", {"depends-on": "afterany:3"}), ("--deadline=now+2h", {"deadline": "now+2h"}),
 ])  # fmt: skip
 def test_each_of_slurms_options(line, wanted):
     assert read_headers(f"#SBATCH {line}\n", "job.sh").options == wanted
+
+
+def test_of_resources_and_variables_what_is_not_kept_is_listed():
+    text = "#SBATCH --gres=tmpdir:10G,gpu:2 --ntasks-per-gpu=1\n#SBATCH --export=ALL,A=1\n#BRIM --env B=2\n"
+    found = read_headers(text, "f")
+    assert found.options == {"gpus": "2", "env": {"A": "1", "B": "2"}}
+    assert found.ignored == (
+        "--gres=tmpdir:10G: brim gives out GPUs, cores and memory",
+        "--ntasks-per-gpu=1: the script is started once; `#BRIM --ranks per-gpu` starts it once per GPU",
+    )
 
 
 @pytest.mark.parametrize("line", [
@@ -214,6 +236,7 @@ def test_a_file_says_the_same_as_options(tmp_path):
     assert elastic.command == ("a", "b c")
     assert asked(elastic.options).fields["sizes"] == [1, 2, 4]
     assert asked(elastic.options).fields["batch"] == 256
+    assert jobfile(tmp_path, "run: x\nranks: per-gpu\n").options["ranks"] == "per-gpu"
     assert jobfile(tmp_path, "run: cd x && ./y | tee z").command == ("/bin/sh", "-c", "cd x && ./y | tee z")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from brim.agent.capture import write_capture
 from brim.agent.folders import RUNTIME_VARIABLE, STATE_VARIABLE, agent_folder, captures_folder
 from brim.agent.slurm_variables import ARRAY_INDEX
 from brim.cli.headers import Headers, read_headers
-from brim.cli.job_options import Asked, merged
+from brim.cli.job_options import Asked, merged, valid_name
 from brim.errors import ConfigError
 from brim.gang.inherited import of_this_process
 from brim.live.requests import JobRequest, read_request
@@ -30,6 +31,7 @@ CAPTURE_BYTES_MAX: Final = 1 << 20
 SCRIPT_BYTES_MAX: Final = 1 << 20
 INDEX: Final = "BRIM_ARRAY_INDEX"
 _SHELLS: Final = ("sh", "bash", "dash", "zsh", "ksh")
+_SLURM_CALL: Final = re.compile(r"(?:^|[;&|(])[ \t]*(?:exec[ \t]+)?(srun|scontrol)[ \t]", re.MULTILINE)
 _KEPT: Final = (STATE_VARIABLE, RUNTIME_VARIABLE)
 
 
@@ -43,6 +45,7 @@ class Runnable:
         ignored: Options of Slurm that have no meaning here, with the reason.
         name: Name of the job where none is given.
         slurm: Variables of Slurm that the options of a script's headers mean; None for what has no such headers.
+        slurm_calls: Commands of Slurm that a script for Slurm calls and that know nothing of a job of brim.
     """
 
     command: tuple[str, ...]
@@ -50,6 +53,7 @@ class Runnable:
     ignored: tuple[str, ...] = ()
     name: str
     slurm: Mapping[str, str] | None = None
+    slurm_calls: tuple[str, ...] = ()
 
 
 def work_of(words: Sequence[str]) -> Runnable:
@@ -67,7 +71,7 @@ def work_of(words: Sequence[str]) -> Runnable:
         said = read_jobfile(path)
         inner = work_of(said.command)
         return Runnable(command=inner.command, options=merged(said.options, inner.options), ignored=inner.ignored,
-                    name=valid_name(path.stem), slurm=inner.slurm)
+                    name=valid_name(path.stem), slurm=inner.slurm, slurm_calls=inner.slurm_calls)
     if path.is_file() and ("/" in words[0] or not _on_path(words[0], os.environ)):
         return _script(path, words[1:])
     return Runnable(command=tuple(words), options={}, name=_name_of(words))
@@ -90,9 +94,13 @@ def _script(path: Path, arguments: Sequence[str]) -> Runnable:
     interpreter = _interpreter(first.decode(errors="replace"), path)
     headers: Headers = read_headers(text, str(path))
     shell = os.path.basename(interpreter[-1]) in _SHELLS or os.path.basename(interpreter[0]) in _SHELLS
+    if shell and b"\r\n" in data:
+        raise ConfigError(f"{path}: found line ends of Windows, which a shell takes as part of words: use "
+                          f"`dos2unix`, or `sed -i 's/\\r$//' {shlex.quote(str(path))}`")
     script = _copied(data) if shell else str(path)
     return Runnable(command=(*interpreter, script, *arguments), options=headers.options, ignored=headers.ignored,
-                name=valid_name(path.stem), slurm=headers.slurm)
+                name=valid_name(path.stem), slurm=headers.slurm,
+                slurm_calls=() if headers.slurm is None else tuple(dict.fromkeys(_SLURM_CALL.findall(text))))
 
 
 def _interpreter(first: str, path: Path) -> tuple[str, ...]:
@@ -165,8 +173,8 @@ def _slurm_variables(work: Runnable, asked: Asked) -> dict[str, str]:
     """Variables of Slurm that are known before the job is; see ``brim.agent.slurm_variables`` for the others."""
     found = {
         "SLURM_JOB_NAME": asked.fields.get("name", work.name), "SLURM_SUBMIT_DIR": os.getcwd(),
-        "SLURM_SUBMIT_HOST": os.uname().nodename, "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1", "SLURM_NTASKS": "1",
-        "SLURM_NPROCS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", **(work.slurm or {}),
+        "SLURM_SUBMIT_HOST": os.uname().nodename, "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1",
+        "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", **(work.slurm or {}),
     }  # fmt: skip
     if asked.indices:
         found |= {
@@ -219,8 +227,3 @@ def _name_of(words: Sequence[str]) -> str:
     scripts = [word for word in words[1:] if word.endswith((".py", ".sh")) and not word.startswith("-")]
     base = os.path.basename(scripts[0] if scripts else words[0]).removesuffix(".py").removesuffix(".sh")
     return valid_name(base)
-
-
-def valid_name(text: str) -> str:
-    """A text with what a name may not have replaced."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:64] or "job"

@@ -6,12 +6,13 @@ that is neither empty nor a comment.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from brim.cli.job_options import read_dependencies, read_words
+from brim.cli.job_options import merged, read_dependencies, read_variables, read_words, valid_name
 from brim.errors import ConfigError
 from brim.units import parse_memory_mib
 
@@ -25,14 +26,16 @@ _SWITCHES: Final = (
     "hold", "requeue", "no-requeue", "exclusive", "overcommit", "parsable", "verbose", "wait", "test-only",
 )  # fmt: skip
 """Options of sbatch without a value, or whose value may be left out."""
+_ONCE: Final = "the script is started once; `#BRIM --ranks per-gpu` starts it once per GPU"
 _WHY: Final = {
     "output": "`brim logs` shows what the job writes", "error": "`brim logs` shows what the job writes",
     "open-mode": "logs are kept attempt by attempt", "partition": "there is one queue",
     "qos": "use --class or --priority",
     "account": "there are no accounts", "signal": "a job gets SIGTERM --grace before it is killed",
-    "export": "the whole environment is taken along", "nodes": "there is one node",
-    "ntasks": "the command is started once",
-    "ntasks-per-node": "the command is started once", "exclusive": "GPUs are never shared without asking",
+    "export": "the whole environment is taken along",
+    "constraint": "a type of GPU is named as in --gres=gpu:TYPE:2", "nodes": "there is one node",
+    "ntasks": _ONCE, "ntasks-per-node": _ONCE, "ntasks-per-gpu": _ONCE,
+    "exclusive": "GPUs are never shared without asking",
 }  # fmt: skip
 _EXPECTED: Final = {
     "dependency": "afterok, afterany or afternotok with job ids, such as afterok:3:4,afterany:5",
@@ -81,7 +84,7 @@ def read_headers(text: str, file: str) -> Headers:
     options, ignored = _translated(theirs, lines)
     if not ours.get("env"):
         ours.pop("env", None)
-    return Headers({**options, **ours}, tuple(ignored), _variables(theirs) if slurm else None)
+    return Headers(merged(options, ours), tuple(ignored), _variables(theirs) if slurm else None)
 
 
 def _variables(theirs: Mapping[str, str]) -> dict[str, str]:
@@ -90,9 +93,11 @@ def _variables(theirs: Mapping[str, str]) -> dict[str, str]:
              "gpus-per-node": "SLURM_GPUS_PER_NODE", "gpus-per-task": "SLURM_GPUS_PER_TASK",
              "partition": "SLURM_JOB_PARTITION", "account": "SLURM_JOB_ACCOUNT"}  # fmt: skip
     found = {variable: theirs[name] for name, variable in names.items() if name in theirs}
+    if "ntasks" in theirs and (theirs["ntasks"], theirs.get("nodes", "1")) == ("1", "1"):
+        found |= {"SLURM_NTASKS": "1", "SLURM_NPROCS": "1"}
     for name, variable in (("mem", "SLURM_MEM_PER_NODE"), ("mem-per-cpu", "SLURM_MEM_PER_CPU"),
                            ("mem-per-gpu", "SLURM_MEM_PER_GPU")):  # fmt: skip
-        if name in theirs:
+        if theirs.get(name, "0") != "0":
             found[variable] = str(parse_memory_mib(theirs[name]))
     return found
 
@@ -139,12 +144,14 @@ def _translated(theirs: Mapping[str, str], lines: Mapping[str, str]) -> tuple[di
             ignored.append(f"--{name}={value}: {why}" if value else f"--{name}: {why}")
         else:
             options.update(found)
+            if name == "gres":
+                others = [part for part in value.split(",") if part != _gpus_of_gres(value)]
+                ignored += [f"--gres={part}: brim gives out GPUs, cores and memory" for part in others]
     return options, ignored
 
 
 _SAME: Final = {
-    "job-name": "name", "chdir": "chdir", "begin": "begin", "deadline": "deadline", "priority": "priority",
-    "array": "array",
+    "chdir": "chdir", "deadline": "deadline", "priority": "priority", "array": "array",
 }  # fmt: skip
 
 
@@ -168,6 +175,9 @@ def _one(name: str, value: str, theirs: Mapping[str, str], gpus: int) -> dict[st
         "requeue": lambda: {"requeue": True},
         "no-requeue": lambda: {"requeue": False},
         "nice": lambda: {"priority": str(-int(value or 100))},
+        "begin": lambda: {"begin": _begin(value)},
+        "export": lambda: _exported(value),
+        "job-name": lambda: {"name": valid_name(value)},
     }
     if name in _SAME:
         return {_SAME[name]: value}
@@ -175,8 +185,12 @@ def _one(name: str, value: str, theirs: Mapping[str, str], gpus: int) -> dict[st
         return {}
     if name in ("ntasks", "ntasks-per-node") and value == "1":
         return {}
-    if name == "gres" and not value.startswith("gpu"):
+    if name == "gres" and not _gpus_of_gres(value):
         return None
+    if name == "export" and "=" not in value:
+        return None
+    if name == "mem" and value == "0":
+        return {}  # all memory of the node, which nobody else can be kept from here
     if name == "time" and value.lower() in ("0", "unlimited", "infinite"):
         return {}
     return makes[name]() if name in makes else None
@@ -190,9 +204,8 @@ def _whole(text: str) -> dict[str, Any]:
 
 def _gpus(theirs: Mapping[str, str]) -> str:
     """GPUs as ``--gpus`` takes them, from whichever of Slurm's options names them."""
-    gres = theirs.get("gres", "")
     text = theirs.get("gpus") or theirs.get("gpus-per-node") or ""
-    if not text and gres.startswith("gpu"):
+    if not text and (gres := _gpus_of_gres(theirs.get("gres", ""))):
         text = gres.partition("(")[0].removeprefix("gpu").removeprefix(":") or "1"
     if not text and "gpus-per-task" in theirs:
         kind, colon, number = theirs["gpus-per-task"].rpartition(":")
@@ -200,6 +213,22 @@ def _gpus(theirs: Mapping[str, str]) -> str:
         known = number.isascii() and number.isdigit() and tasks.isascii() and tasks.isdigit()
         text = f"{kind}{colon}{int(number) * int(tasks)}" if known else theirs["gpus-per-task"]
     return text or "1"
+
+
+def _gpus_of_gres(value: str) -> str:
+    """The GPUs of ``gpu:2,tmpdir:10G``; empty without any."""
+    return next((part for part in value.removeprefix("gres:").split(",") if re.match(r"gpu\b", part)), "")
+
+
+def _exported(value: str) -> dict[str, Any]:
+    """The variables that ``ALL,NAME=VALUE`` sets; names without a value are in the environment already."""
+    return {"env": read_variables([part for part in value.split(",") if "=" in part])}
+
+
+def _begin(value: str) -> str:
+    """A time as ``--begin`` takes it: a bare number after ``now+`` is seconds, and a unit is a whole word."""
+    match = re.fullmatch(r"now\+(\d+)(second|minute|hour|day|week)?s?", value, re.ASCII)
+    return f"now+{match[1]}{(match[2] or 's')[0]}" if match else value
 
 
 def _count(gpus: str) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from brim.errors import ConfigError
-from brim.live.requests import ServiceClass
+from brim.live.requests import Ranks, ServiceClass
 from brim.units import MS_PER_S, parse_duration_ms, parse_memory_mib
 
 ARRAY_MAX: Final = 10_000
@@ -23,7 +23,7 @@ ARRAY_MAX: Final = 10_000
 SHORT: Final = {"n": "name", "g": "gpus", "c": "cpus", "t": "time", "p": "priority"}
 VALUES: Final = (
     "name", "gpus", "cpus", "mem", "time", "priority", "class", "depends-on", "array", "chdir", "begin", "deadline",
-    "grace", "batch",
+    "grace", "batch", "ranks",
 )  # fmt: skip
 """Options with a value; ``env`` may be given several times."""
 ALIASES: Final = {"dependency": "depends-on"}
@@ -169,7 +169,9 @@ def asked(options: Options) -> Asked:
     if "priority" in options:
         fields["priority"] = _whole("priority", options["priority"])
     if "class" in options:
-        fields["job_class"] = _job_class(options["class"])
+        fields["job_class"] = _one_of("class", options["class"], get_args(ServiceClass))
+    if "ranks" in options:
+        fields["ranks"] = _one_of("ranks", options["ranks"], get_args(Ranks))
     if "begin" in options:
         fields["begin_s"] = _moment("begin", options["begin"])
     if "deadline" in options:
@@ -185,10 +187,9 @@ def asked(options: Options) -> Asked:
                  chdir=options.get("chdir", ""))
 
 
-def _job_class(text: str) -> str:
-    known = get_args(ServiceClass)
+def _one_of(option: str, text: str, known: Sequence[str]) -> str:
     if text not in known:
-        raise _unclear("class", text, f"one of {', '.join(known)}")
+        raise _unclear(option, text, f"one of {', '.join(known)}")
     return text
 
 
@@ -304,3 +305,8 @@ def _whole(option: str, text: str) -> int:
 
 def _unclear(option: str, text: str, expected: str) -> ConfigError:
     return ConfigError(f"--{option}: found {text!r}, expected {expected}")
+
+
+def valid_name(text: str) -> str:
+    """A text with what a name may not have replaced."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:64] or "job"

@@ -28,7 +28,7 @@ _CLASSES: Final = {"filler": "padding", "normal": "regular"}
 _FIELDS: Final[Mapping[str, Mapping[str, str] | str]] = {
     "name": "name", "run": "", "workdir": "chdir", "env": "", "class": "class", "priority": "priority",
     "depends_on": "depends-on", "array": "array", "begin": "begin", "deadline": "deadline",
-    "hold": "hold", "requeue": "requeue",
+    "hold": "hold", "requeue": "requeue", "ranks": "ranks",
     "resources": {"gpu": "gpus", "cpu": "cpus", "memory": "mem"},
     "elastic": {"sizes": "gpus", "global_batch": "batch"},
     "limits": {"time": "time", "preempt_grace": "grace"},

@@ -84,11 +84,25 @@ _Batch = Annotated[
     str | None,
     typer.Option("--batch", metavar="N", help="Global batch or its range, 256 or 256-2048, for policies that tune it."),
 ]
+_Ranks = Annotated[
+    str | None,
+    typer.Option(
+        "--ranks", metavar="one|per-gpu",
+        help="Start the command once (torchrun starts its own), or once per GPU, as for brim.train: the default of a "
+             "range of GPUs.",
+    ),
+]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Submit nothing; show where it would run now, or why it would wait.")
 ]
 _Wait = Annotated[bool, typer.Option("--wait", help="Wait until it has ended, and end with its exit code.")]
 _Detach = Annotated[bool, typer.Option("--detach", "-d", help="Do not follow what it writes.")]
+_SLURM_CALLS: Final = {
+    "srun": "which knows nothing of jobs of brim and will fail: leave `srun` out; torchrun, or `#BRIM --ranks per-gpu` "
+            "for a command that is itself the job, starts a process per GPU",
+    "scontrol": "which knows nothing of jobs of brim and will fail: there is one node, its name is in "
+                "SLURM_JOB_NODELIST, and a job that ends with 75 is started again",
+}  # fmt: skip
 _SETTINGS: Final = {"allow_interspersed_args": False}
 
 
@@ -96,12 +110,13 @@ def _options(
     name: str | None, gpus: str | None, cpus: str | None, mem: str | None, time_limit: str | None, priority: str | None,
     job_class: str | None, after: str | None, array: str | None, env: Sequence[str] | None, chdir: str | None,
     begin: str | None, deadline: str | None, hold: bool, requeue: bool | None, grace: str | None, batch: str | None,
+    ranks: str | None,
 ) -> dict[str, Any]:
     """Options that were given, by their names."""
     given = {
         "name": name, "gpus": gpus, "cpus": cpus, "mem": mem, "time": time_limit, "priority": priority,
         "class": job_class, "depends-on": after, "array": array, "chdir": chdir, "begin": begin,
-        "deadline": deadline, "hold": hold or None, "requeue": requeue, "grace": grace, "batch": batch,
+        "deadline": deadline, "hold": hold or None, "requeue": requeue, "grace": grace, "batch": batch, "ranks": ranks,
         "env": read_variables(env) if env else None,
     }  # fmt: skip
     return {option: value for option, value in given.items() if value is not None}
@@ -113,15 +128,15 @@ def submit(
     time_limit: _Time = None, priority: _Priority = None, job_class: _Class = None, after: _After = None,
     array: _Array = None, env: _Env = None, chdir: _Chdir = None, begin: _Begin = None, deadline: _Deadline = None,
     hold: _Hold = False, requeue: _Requeue = None, grace: _Grace = None,
-    batch: _Batch = None, wait: _Wait = False, dry_run: _DryRun = False, output: OutputOption = "table",
-    as_json: JsonOption = False,
+    batch: _Batch = None, ranks: _Ranks = None, wait: _Wait = False, dry_run: _DryRun = False,
+    output: OutputOption = "table", as_json: JsonOption = False,
 ) -> None:
     """Submit a command, a script with #BRIM or #SBATCH headers, or a YAML file; print the id of the job.
 
     What stands on the command line counts before the headers of a script, and these before a YAML file.
     """
     given = _options(name, gpus, cpus, mem, time_limit, priority, job_class, after, array, env, chdir, begin,
-                     deadline, hold, requeue, grace, batch)
+                     deadline, hold, requeue, grace, batch, ranks)
     wanted = output_of(output, as_json)
     at = client()
     ids = _submit(at, words, given, dry_run, wanted)
@@ -135,11 +150,11 @@ def run(
     time_limit: _Time = None, priority: _Priority = None, job_class: _Class = None, after: _After = None,
     env: _Env = None, chdir: _Chdir = None,
     begin: _Begin = None, deadline: _Deadline = None, requeue: _Requeue = None, grace: _Grace = None,
-    batch: _Batch = None, detach: _Detach = False, dry_run: _DryRun = False,
+    batch: _Batch = None, ranks: _Ranks = None, detach: _Detach = False, dry_run: _DryRun = False,
 ) -> None:
     """Submit a job, show what it writes, and end with its exit code. Ctrl-C detaches; the job goes on."""
     given = _options(name, gpus, cpus, mem, time_limit, priority, job_class, after, None, env, chdir, begin,
-                     deadline, False, requeue, grace, batch)
+                     deadline, False, requeue, grace, batch, ranks)
     at = client()
     ids = _submit(at, words, given, dry_run, "table" if detach else "none")
     if ids and not detach:
@@ -189,6 +204,8 @@ def _submit(at: Client, words: Sequence[str], given: dict[str, Any], dry_run: bo
         after.setdefault(one.field, []).append(find_job(at, one.job).id)
     for line in work.ignored:
         print(f"brim: ignored #SBATCH {line}", file=sys.stderr)
+    for call in work.slurm_calls:
+        print(f"brim: the script calls {call}, {_SLURM_CALLS[call]}", file=sys.stderr)
     requests = requests_of(work, wants, after, keep=not dry_run)
     if dry_run:
         _show(at, work.command, requests, wanted)
