@@ -52,6 +52,7 @@ from brim.live.invariants import (
     check_controller,
     check_devices,
     check_fences,
+    check_phases,
     check_terminal,
     check_truth,
 )
@@ -614,6 +615,7 @@ class VirtualCluster:
         check_fences(attempts)
         check_devices(attempts)
         check_truth(jobs.values(), attempts)
+        check_phases(jobs.values(), attempts)
         self._known = jobs
         for job, record in self.controller.jobs.items():
             assert jobs[job] == record, f"memory {record}, store {jobs[job]}"

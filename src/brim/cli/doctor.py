@@ -18,6 +18,7 @@ from brim.cli.controller import agent_runs, client, controller_folder, is_locked
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
 from brim.errors import BrimError
+from brim.units import counted
 
 app = typer.Typer()
 
@@ -38,7 +39,7 @@ class Finding(NamedTuple):
 def doctor(output: OutputOption = "table", as_json: JsonOption = False) -> None:
     """Check the service, its folders and this machine; exit code 1 if something is wrong."""
     wanted = output_of(output, as_json)
-    found = [*_service(), *_folders(), *_space(), *_logout(), *_programs()]
+    found = [*_service(), *_folders(), *_stored(), *_space(), *_logout(), *_programs()]
     if wanted == "json":
         print(json.dumps({"schema": SCHEMA, "findings": [each._asdict() for each in found]}))
     else:
@@ -97,6 +98,31 @@ def _folders() -> Iterator[Finding]:
             yield Finding("note", f"{folder} can be entered by others, and its files not read: chmod 700 {folder}")
         else:
             yield Finding("ok", f"{folder} is its user's alone")
+
+
+def _stored() -> Iterator[Finding]:
+    """What this user's controller has stored, whether it runs or not; changes nothing."""
+    import sqlite3
+
+    from brim.live.invariants import broken_in_store
+    from brim.live.store.reading import Reader
+    from brim.live.store.state_folder import DATABASE
+
+    database = state_folder() / "controller" / DATABASE
+    if not database.is_file():
+        return
+    try:
+        reader = Reader(database)
+        try:
+            accepted, jobs, attempts = reader.records()
+        finally:
+            reader.close()
+    except (sqlite3.Error, BrimError, ValueError, TypeError) as error:
+        yield Finding("wrong", f"{database} cannot be read: {error}")
+        return
+    broken = [Finding("wrong", f"{database}: {text}") for text in broken_in_store(accepted, jobs, attempts)]
+    held = f"what is stored holds: {counted(len(jobs), 'job')}, {counted(len(attempts), 'attempt')}"
+    yield from broken or [Finding("ok", held)]
 
 
 def _space() -> Iterator[Finding]:

@@ -6,14 +6,17 @@ store holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from brim.core.checks import check_snapshot
 from brim.core.lifecycle import Phase
 from brim.errors import InvariantError
-from brim.live.controller import Controller
 from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord
 from brim.live.requests import NONE
+
+if TYPE_CHECKING:
+    from brim.live.controller import Controller
 
 
 def check_conservation(accepted: Iterable[int], jobs: Mapping[int, JobRecord]) -> None:
@@ -63,6 +66,39 @@ def check_truth(jobs: Iterable[JobRecord], attempts: Iterable[AttemptRecord]) ->
         if (job.state == "finished") != (job.id in succeeded):
             seen = "seen" if job.id in succeeded else "not seen"
             raise InvariantError(f"job {job.id} is {job.state}, and an exit code 0 was {seen}")
+
+
+def check_phases(jobs: Iterable[JobRecord], attempts: Iterable[AttemptRecord]) -> None:
+    """I3, I4, I22: a job has a living attempt, its newest, if and only if its phase has one; a held one has holds."""
+    newest: dict[int, AttemptRecord] = {}
+    for attempt in attempts:
+        if attempt.number > (newest[attempt.job].number if attempt.job in newest else 0):
+            newest[attempt.job] = attempt
+    for job in jobs:
+        last = newest.get(job.id)
+        if job.attempt != (0 if last is None else last.number):
+            found = "none" if last is None else last.number
+            raise InvariantError(f"job {job.id} says that its newest attempt is {job.attempt}, and it is {found}")
+        lives = last is not None and last.state != "ended"
+        if lives != (job.state in ("starting", "running", "stopping")):
+            raise InvariantError(f"job {job.id} is {job.state}, and has {'a' if lives else 'no'} living attempt")
+        if job.state in ("held", "pending") and bool(job.holds) != (job.state == "held"):
+            raise InvariantError(f"job {job.id} is {job.state} with holds {job.holds}")
+
+
+def broken_in_store(
+    accepted: Iterable[int], jobs: Sequence[JobRecord], attempts: Sequence[AttemptRecord]
+) -> Iterator[str]:
+    """Say of each invariant that can be read from the store alone how it is broken: nothing, if all hold."""
+    checks: tuple[Callable[[], None], ...] = (
+        lambda: check_conservation(accepted, {job.id: job for job in jobs}), lambda: check_phases(jobs, attempts),
+        lambda: check_fences(attempts), lambda: check_devices(attempts), lambda: check_truth(jobs, attempts),
+    )  # fmt: skip
+    for check in checks:
+        try:
+            check()
+        except InvariantError as error:
+            yield str(error)
 
 
 def check_array_limits(controller: Controller) -> None:

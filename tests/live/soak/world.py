@@ -40,7 +40,7 @@ from brim.api.client import BusyError, Client, NoControllerError
 from brim.cli.compiling import kernels
 from brim.errors import RefusedError
 from brim.kernel_cache import is_ready
-from brim.live.invariants import check_conservation, check_devices, check_fences, check_truth
+from brim.live.invariants import check_conservation, check_devices, check_fences, check_phases, check_truth
 from brim.live.records import AttemptRecord, JobRecord
 from brim.live.requests import JobRequest
 from brim.live.store.rows import ATTEMPT_COLUMNS, JOB_COLUMNS, read_attempt, read_job
@@ -284,6 +284,7 @@ class Soak:
         check_fences(attempts)
         check_devices(attempts)
         check_truth(jobs.values(), attempts)
+        check_phases(jobs.values(), attempts)
         for attempt in attempts:
             if attempt.outcome == "lost":  # its agent was killed between its fence and its first process
                 assert not log_folder(self.folder / "s" / "agent", attempt.job, attempt.number).exists(), attempt

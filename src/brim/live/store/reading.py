@@ -158,6 +158,14 @@ class Reader:
             settings=tuple((at_ms, ControllerSetting.of(text)) for at_ms, text in settings),
         )
 
+    def records(self) -> tuple[tuple[int, ...], tuple[JobRecord, ...], tuple[AttemptRecord, ...]]:
+        """Return the ids of all jobs that the audit names, all jobs, and all attempts, at one moment."""
+        with self._at_once() as connection:
+            named = connection.execute("SELECT DISTINCT job FROM audit WHERE job <> ?", (NONE,)).fetchall()
+            jobs = connection.execute(f"SELECT {JOB_COLUMNS} FROM jobs ORDER BY id").fetchall()
+            attempts = connection.execute(f"SELECT {ATTEMPT_COLUMNS} FROM attempts ORDER BY job, number").fetchall()
+        return tuple(job for (job,) in named), tuple(map(read_job, jobs)), tuple(map(read_attempt, attempts))
+
     def finished(self, limit: int) -> tuple[tuple[JobRecord, ...], tuple[AttemptRecord, ...]]:
         """Return the newest jobs that finished, and their attempts, by id."""
         newest = "SELECT id FROM jobs WHERE state = 'finished' ORDER BY id DESC LIMIT ?"
