@@ -34,8 +34,8 @@ kind."""
 DRAWS_MIN: Final = 6
 EVENTS_MAX: Final = 20 * 1_024
 """Events and rounds of all continuations together, if that leaves ``DRAWS_MIN`` of them; ours: some seconds."""
-QUEUE_MAX: Final = 1_000
-"""Jobs of a queue that is continued; ours: a hundred take 2 s of CPU time, and time grows faster than their number."""
+QUEUE_MAX: Final = 500
+"""Jobs of a queue that is continued; ours: so many take 4 s of CPU time under backfill, 10 s under elastic."""
 RUNS_MIN: Final = 3
 """Fewest runs of its kind from which a run time is drawn; ours."""
 _BASES: Final = 3
