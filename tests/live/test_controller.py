@@ -735,6 +735,21 @@ def test_a_job_that_the_policy_rejects_has_failed():
 
 
 @dataclass(frozen=True)
+class Halves(Consolidate):
+    """Grants half of each GPU."""
+
+    def __call__(self, snapshot, beliefs, order, sizes):
+        grants = super().__call__(snapshot, beliefs, order, sizes)
+        return replace(grants, share_milli=np.full_like(grants.share_milli, 500))
+
+
+def test_a_share_of_a_gpu_is_refused():
+    """Under MPS a fault of one job would end its neighbours."""
+    with pytest.raises(RefusedError, match="policy fifo grants job 1 a share of a GPU, which live jobs cannot have"):
+        Desk(replace(FIFO, place=Halves("skip"))).submit()
+
+
+@dataclass(frozen=True)
 class LentAtFirst(Consolidate):
     """Marks the grants of jobs as revocable in the first second after their submission."""
 
