@@ -132,6 +132,14 @@ def test_a_shell_script_with_line_ends_of_windows_is_refused(folder):
         work_of(["./dos.sh"])
 
 
+def test_a_script_with_a_byte_order_mark_or_in_latin_1_has_its_headers(folder):
+    (folder / "a.sh").write_bytes(b"\xef\xbb\xbf#!/bin/sh\n# caf\xe9\n#SBATCH --gres=gpu:2\n")
+    work = work_of(["./a.sh"])
+    assert (work.command[0], work.options) == ("/bin/sh", {"gpus": "2"})
+    with open(work.command[1], "rb") as copy:
+        assert copy.read().startswith(b"#!/bin/sh\n# caf\xe9\n")
+
+
 def test_what_cannot_run_is_refused_where_it_is_submitted(folder, monkeypatch):
     file(folder / "plain", "text")
     for words, options, said in [

@@ -7,6 +7,7 @@ because it imports what lies beside it.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import os
 import re
@@ -80,6 +81,7 @@ def work_of(words: Sequence[str]) -> Runnable:
 def _script(path: Path, arguments: Sequence[str]) -> Runnable:
     with path.open("rb") as file:
         data = file.read(SCRIPT_BYTES_MAX + 1)
+    data = data.removeprefix(codecs.BOM_UTF8)  # before which neither the kernel nor a shell finds the first line
     first, _, _ = data.partition(b"\n")
     if b"\0" in data[:8_192]:
         if not os.access(path, os.X_OK):
@@ -87,10 +89,7 @@ def _script(path: Path, arguments: Sequence[str]) -> Runnable:
         return Runnable(command=(str(path), *arguments), options={}, name=_name_of((str(path), *arguments)))
     if len(data) > SCRIPT_BYTES_MAX:
         raise ConfigError(f"{path}: found over {SCRIPT_BYTES_MAX} bytes, expected a script of at most that")
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: found bytes that are not UTF-8, expected a script") from None
+    text = data.decode(errors="replace")  # a comment may be in Latin-1
     interpreter = _interpreter(first.decode(errors="replace"), path)
     headers: Headers = read_headers(text, str(path))
     shell = os.path.basename(interpreter[-1]) in _SHELLS or os.path.basename(interpreter[0]) in _SHELLS

@@ -120,9 +120,9 @@ def _value(path: Path, field: str, value: Any) -> Any:
 
 
 def _env(path: Path, value: Any) -> dict[str, str]:
-    plain = isinstance(value, dict) and all(isinstance(each, str | int | float) for each in (*value, *value.values()))
+    plain = isinstance(value, dict) and all(type(each) in (str, int, float) for each in (*value, *value.values()))
     if not plain:
-        raise ConfigError(f"{path}: env: found {value!r}, expected names and values")
+        raise ConfigError(f"{path}: env: found {value!r}, expected names and values, such as yes or null in quotes")
     return {str(name): str(each) for name, each in value.items()}
 
 
