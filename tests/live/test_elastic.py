@@ -24,7 +24,7 @@ def training(box: Box, folder: str, **fields) -> JobRequest:
 
 def sizes_measured(service: ClusterService) -> set[int]:
     """Numbers of devices of which step times are known."""
-    state = service._engine._controller.scheduler.state
+    state = service.engine._controller.scheduler.state
     return set(state.freeze(state.now_ms).seen.gpus.tolist())
 
 

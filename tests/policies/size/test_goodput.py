@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -175,7 +176,12 @@ def test_pollux_changes_a_job_when_its_age_outweighs_its_restarts(age_s, restart
 
 def test_a_change_is_believed_to_take_as_long_as_starts_took_or_30_s():
     snapshot = with_columns(snapshot_of("1x2xT4", job(), job()), starts=[0, 4], stalled_ms=[0, 80_000])
-    assert restart_ms(snapshot).tolist() == [30_000, 20_000]
+    assert restart_ms(snapshot, beliefs()).tolist() == [30_000, 20_000]
+
+
+def test_a_change_in_place_is_believed_to_take_its_own_time():
+    snapshot = snapshot_of("1x2xT4", job(), job(on=[(0, 0)]))
+    assert restart_ms(snapshot, replace(beliefs(), in_place_ms=200.0)).tolist() == [30_000, 200]
 
 
 @pytest.mark.parametrize(("part", "kind"), [

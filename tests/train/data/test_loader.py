@@ -471,11 +471,13 @@ def test_a_grant_bounds_auto_and_leaves_a_number_as_it_is(monkeypatch):
         loader.set_workers_max(0)
         assert loader.workers == 0
         loader.set_workers_max(1)
-        for _ in watch(loader):
-            assert loader.workers <= 1
+        tried = set()
+        for workers in watch(loader):
+            tried.add(workers)
             if loader.supply.settled:
                 break
-        assert (loader.supply.settled, loader.workers) == (True, 1)
+        assert loader.supply.settled
+        assert tried == {0, 1}  # what it then keeps depends on what else the machine does
     with Loader(Slow(0.002, 20_000), 4, workers=3) as loader:
         loader.set_workers_max(1)
         assert loader.workers == 3
