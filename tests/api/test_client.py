@@ -89,6 +89,11 @@ def test_what_is_refused_is_the_same_error_here(client):
 
 
 @pytest.mark.usefixtures("_no_pauses")
+def test_too_long_a_submission_is_refused_as_such(client):
+    with pytest.raises(ConfigError, match="Too Large"):
+        client.submit([request(name="n" * 60)] * 20_000)
+
+
 def test_a_full_disk_is_told_after_some_attempts(client):
     client.service.full = NotAcceptedError("the disk of /state is full")
     with pytest.raises(BusyError, match="disk of /state is full"):

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
@@ -215,7 +216,8 @@ class Client:
         try:
             connection.settimeout(timeout_s)
             connection.connect(str(self.path))
-            connection.sendall("\r\n".join([*lines, "", ""]).encode("ascii") + body)
+            with suppress(BrokenPipeError, ConnectionResetError):  # it refused without reading all: its answer is there
+                connection.sendall("\r\n".join([*lines, "", ""]).encode("ascii") + body)
             return connection.makefile("rb")
         except OSError as error:
             raise self._absent(error) from error
