@@ -287,7 +287,8 @@ class Soak:
         check_phases(jobs.values(), attempts)
         for attempt in attempts:
             if attempt.outcome == "lost":  # its agent was killed between its fence and its first process
-                assert not log_folder(self.folder / "s" / "agent", attempt.job, attempt.number).exists(), attempt
+                logs = log_folder(self.folder / "s" / "agent", attempt.job, attempt.number)
+                assert not list(logs.glob("rank-*")), attempt
             moved = attempt.ranks and attempt.sequence > 1  # a gang cannot leave all of its devices at once
             assert attempt.stop_reason in ("", "preempted", "cancelled", *(["requeued"] if moved else [])), attempt
             if attempt.outcome in ("failed", "unusable"):
