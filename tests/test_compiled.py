@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from brim import kernel_cache
 
 KERNEL = """
 import sys, time
@@ -115,6 +118,18 @@ def test_on_a_full_disk_code_is_compiled_but_not_kept(tmp_path):
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"brim: compiled code cannot be kept in {cache}/brim/compiled-")
     assert "No space left on device" in line
+
+
+def test_what_another_copy_has_compiled_is_not_ready(tmp_path):
+    """numba compiles again for sources at another path, so nothing may say that it need not."""
+    shutil.copytree(Path(kernel_cache.__file__).parent, tmp_path / "copy" / "brim")
+    answers = []
+    for folder in (str(Path(kernel_cache.__file__).parents[1]), str(tmp_path / "copy")):
+        code = f"import sys; sys.path.insert(0, {folder!r})\nfrom brim.kernel_cache import is_ready, set_ready\n"
+        code += "print(is_ready('x')); set_ready('x'); print(is_ready('x'))"
+        env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+        answers.append(subprocess.check_output([sys.executable, "-c", code], env=env, text=True))
+    assert answers == ["False\nTrue\n"] * 2
 
 
 @pytest.mark.parametrize("part", ["", "lock", "subfolder"], ids=["the folder", "a file", "a subfolder"])

@@ -2,8 +2,9 @@
 
 numba's own cache checks the file that defines a function, not the files of the functions it calls: after an edit of
 one module, another would still run old code. The cache is therefore in a folder named after a digest of all compiled
-sources, under ``$XDG_CACHE_HOME/brim``. With ``NUMBA_BOUNDSCHECK=1``, which some tests set for
-a process of their own, an index outside its array raises IndexError; that code is cached in another folder.
+sources, under ``$XDG_CACHE_HOME/brim``. Their path is part of the digest, because numba does not run code of a source
+at another path. With ``NUMBA_BOUNDSCHECK=1``, which some tests set for a process of their own, an index outside its
+array raises IndexError; that code is cached in another folder.
 
 A process that compiles locks that folder, so that one of several processes compiles and the others load the result.
 The kernel frees the lock of a process that ends in any way.
@@ -44,9 +45,10 @@ CONSTANTS: Final = (
 
 def _cache_dir() -> Path:
     checked = os.environ.get("NUMBA_BOUNDSCHECK", "")
-    digest = hashlib.sha256(f"{version('numba')} {checked}".encode())
+    package = Path(__file__).parent
+    digest = hashlib.sha256(f"{version('numba')} {checked} {package}".encode())
     for source in SOURCES + CONSTANTS:
-        digest.update((Path(__file__).parent / source).read_bytes())
+        digest.update((package / source).read_bytes())
     name = f"compiled-{digest.hexdigest()[:16]}"
     wanted = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "brim" / name
     try:
