@@ -1,14 +1,24 @@
-"""``brim doctor`` reads what is stored, and names what does not hold."""
+"""``brim doctor`` looks at what is stored and at processes, and names what does not hold."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
 from dataclasses import replace
 
 import pytest
 
+from brim.agent.adoption import note_processes
+from brim.agent.attempt_files import FORGOTTEN, boot_id
+from brim.agent.folders import agent_folder, attempt_folder
+from brim.agent.leftovers import known
+from brim.agent.sockets import folder_id
 from brim.cli import doctor
+from brim.core.cluster import parse_cluster
+from brim.gang.messages import GANG_VARIABLE
+from brim.live.controller import Controller
+from brim.policies.presets import find_policy
 from tests.live.store.stores import Opened, asked, running
 
 BREAKS = {
@@ -31,6 +41,32 @@ BREAKS = {
     ),
     "device 0 is given to jobs 1 and 4": ("UPDATE attempts SET devices = '[0]' WHERE job = 4",),
     "job 2 is finished, and an exit code 0 was not seen": ("UPDATE attempts SET exit_code = 1 WHERE job = 2",),
+    "job 3 is stored, and nobody has submitted it": (
+        "DROP TRIGGER audit_is_not_cut", "DELETE FROM audit WHERE job = 3 AND verb = 'submit'",
+    ),
+    "job 2 was submitted at 9000 ms and seen at 0 ms": ("UPDATE jobs SET submit_ms = 9000 WHERE id = 2",),
+    "attempt 1 of job 2 was decided at 9000 ms and ended at 5 ms": (
+        "UPDATE attempts SET decided_ms = 9000 WHERE job = 2",
+    ),
+    "attempt 1 of job 1 was begun at 9000000 ms and seen at 0 ms": (
+        "UPDATE attempts SET begin_ms = 9000000 WHERE job = 1",
+    ),
+    "trigger audit_is_not_edited is missing": ("DROP TRIGGER audit_is_not_edited",),
+    "index jobs_open is not as brim made it": (
+        "DROP INDEX jobs_open", "CREATE INDEX jobs_open ON jobs (id) WHERE ended_ms < -1",
+    ),
+    "device 0 has no hold of attempt 1 of job 1, against what its attempt says": (
+        "DELETE FROM device_holds WHERE device = 0",
+    ),
+    "device 3 has a hold of attempt 1 of job 2, against what its attempt says": (
+        "INSERT INTO device_holds VALUES (3, 2, 1)",
+    ),
+    "row 3 of forecasts names one of jobs that does not exist": (
+        "PRAGMA foreign_keys = OFF", "INSERT INTO forecasts VALUES (3, 0, 0, 0)", "DELETE FROM jobs WHERE id = 3",
+    ),
+    "SQLite finds CHECK constraint failed in jobs": (
+        "PRAGMA ignore_check_constraints = ON", "UPDATE jobs SET state = 'gone' WHERE id = 3",
+    ),
 }
 
 
@@ -67,6 +103,51 @@ def test_what_is_broken_is_named(stored, said):
     found = list(doctor._stored())
     assert {one.level for one in found} == {"wrong"}
     assert f"{stored}: {said}" in [one.text for one in found]
+
+
+@pytest.mark.parametrize(("statement", "said"), [
+    ("DELETE FROM journal", "job 1 is in neither the journal nor the inbox: it will never be decided on"),
+    ("UPDATE jobs SET state = 'pending', holds = '[]'",
+     "a controller cannot go on from here: job 1 is pending, and HELD in the engine"),
+])  # fmt: skip
+def test_a_journal_that_is_not_that_of_the_jobs_is_named(tmp_path, monkeypatch, statement, said):
+    """A job that was accepted and not handled is no fault."""
+    monkeypatch.setenv("BRIM_STATE", str(tmp_path))
+    controller = Controller(parse_cluster("1x4xcpu"), find_policy("fifo"))
+    with Opened(tmp_path) as opened:
+        opened.store.note_setting(controller.setting).result()
+        given = opened.submit("k", asked(gpus=2)).inputs
+        assert [one.level for one in doctor._stored()] == ["ok"]
+        opened.store.commit(controller.step(given, 10).changes, None).result()
+        assert [one.level for one in doctor._stored()] == ["ok"]
+    connection = sqlite3.connect(tmp_path / "controller" / "brim.db")
+    with connection:
+        connection.execute(statement)
+    connection.close()
+    assert [one.text.partition("brim.db: ")[2] for one in doctor._stored()] == [said]
+
+
+def test_processes_that_have_outlived_their_attempt_are_named(tmp_path, monkeypatch):
+    """One that carries the mark of an attempt, one that is named; of an attempt that the controller has let go."""
+    monkeypatch.setenv("BRIM_STATE", str(tmp_path))
+    monkeypatch.setattr(doctor, "LOOK_AGAIN_S", 0.0)
+    folder = attempt_folder(agent_folder(), 7, 2)
+    folder.mkdir(parents=True)
+    children = [
+        subprocess.Popen(["sleep", "1000"], env={GANG_VARIABLE: mark}) for mark in (folder_id(folder), "another's")
+    ]
+    try:
+        assert list(doctor._left()) == [], "the attempt may live"
+        (folder / FORGOTTEN).touch()
+        said = "process {} of attempt 2 of job 7 lives, and that attempt has ended"
+        assert list(doctor._left()) == [("wrong", said.format(children[0].pid))]
+        note_processes(folder, boot_id(), known([children[1].pid]))
+        assert list(doctor._left()) == [("wrong", said.format(child.pid)) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    assert list(doctor._left()) == []
 
 
 def test_a_file_that_is_no_store_is_named(stored):

@@ -54,6 +54,7 @@ from brim.live.invariants import (
     check_fences,
     check_phases,
     check_terminal,
+    check_times,
     check_truth,
 )
 from brim.live.records import AttemptRecord, JobRecord
@@ -616,6 +617,7 @@ class VirtualCluster:
         check_devices(attempts)
         check_truth(jobs.values(), attempts)
         check_phases(jobs.values(), attempts)
+        check_times(jobs.values(), attempts, self.now_ms)
         self._known = jobs
         for job, record in self.controller.jobs.items():
             assert jobs[job] == record, f"memory {record}, store {jobs[job]}"

@@ -16,7 +16,10 @@ from brim.agent.attempt_files import EndFile, LaunchFile, PidsFile
 from brim.agent.effects import AttemptEnd, Key
 from brim.agent.leftovers import KnownProcess
 from brim.agent.protocol import BLAME_NODE, LOST, NONE, ORDERS, StartAttempt
+from brim.agent.sockets import folder_id
+from brim.gang import processes
 from brim.gang.codec import ProtocolError
+from brim.gang.messages import GANG_VARIABLE
 
 LAUNCHES_READ: Final = 20
 """Attempts, newest first, among which one that used a zygote is looked for. Ours: what was run in the last hours."""
@@ -111,6 +114,26 @@ def end_in(folder: Path, boot_id: str) -> AttemptEnd | None:
         outcome=end.outcome, exit_code=end.exit_code, detail=end.detail, blame=end.blame,
         started_ms=end.started_ms if same else NONE, ended_ms=end.ended_ms if same else NONE, is_written=True,
     )  # fmt: skip
+
+
+def outlived(parent: Path, boot_id: str) -> Iterator[tuple[Key, int]]:
+    """Yield the processes of attempts in this folder whose end the controller knows: job and attempt, process id.
+
+    There are none, or brim has given devices on too early, or left something behind (I7, I10, I11).
+    """
+    ended: dict[bytes, Key] = {}
+    named: dict[KnownProcess, Key] = {}
+    for path in parent.glob(f"*-*/{attempt_files.FORGOTTEN}"):
+        job, _, attempt = path.parent.name.partition("-")
+        if job.isdecimal() and attempt.isdecimal():
+            key = int(job), int(attempt)
+            ended[folder_id(path.parent).encode()] = key
+            named |= dict.fromkeys(noted_processes(path.parent, boot_id), key)
+    for process in processes.all_processes():
+        mark = processes.environment_of(process.pid).get(GANG_VARIABLE.encode(), b"")
+        key_of = named.get(KnownProcess(process.pid, process.start_ticks)) or ended.get(mark)
+        if key_of is not None and process.state not in "ZX":
+            yield key_of, process.pid
 
 
 def note_processes(folder: Path, boot_id: str, named: Iterable[KnownProcess]) -> None:

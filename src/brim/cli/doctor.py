@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import typer
 
@@ -20,10 +21,15 @@ from brim.cli.unconverted import UnconvertedCommand
 from brim.errors import BrimError
 from brim.units import counted
 
+if TYPE_CHECKING:
+    from brim.live.store.reading import Reader
+
 app = typer.Typer()
 
 FREE_BYTES_MIN: Final = 1 << 30
 """Free space below which the store and the logs may soon stop: 1 GiB; ours."""
+LOOK_AGAIN_S: Final = 0.5
+"""Time in which a process that is about to end does so; ours."""
 LINGER: Final = Path("/var/lib/systemd/linger")
 RUNS_SYSTEMD: Final = Path("/run/systemd/system")
 
@@ -39,7 +45,7 @@ class Finding(NamedTuple):
 def doctor(output: OutputOption = "table", as_json: JsonOption = False) -> None:
     """Check the service, its folders and this machine; exit code 1 if something is wrong."""
     wanted = output_of(output, as_json)
-    found = [*_service(), *_folders(), *_stored(), *_space(), *_logout(), *_programs()]
+    found = [*_service(), *_folders(), *_stored(), *_left(), *_space(), *_logout(), *_programs()]
     if wanted == "json":
         print(json.dumps({"schema": SCHEMA, "findings": [each._asdict() for each in found]}))
     else:
@@ -114,15 +120,52 @@ def _stored() -> Iterator[Finding]:
     try:
         reader = Reader(database)
         try:
-            accepted, jobs, attempts = reader.records()
+            stored, said = reader.records(), reader.unsound()
+            recovered = "" if said else _recovered(reader)
         finally:
             reader.close()
     except (sqlite3.Error, BrimError, ValueError, TypeError) as error:
         yield Finding("wrong", f"{database} cannot be read: {error}")
         return
-    broken = [Finding("wrong", f"{database}: {text}") for text in broken_in_store(accepted, jobs, attempts)]
-    held = f"what is stored holds: {counted(len(jobs), 'job')}, {counted(len(attempts), 'attempt')}"
-    yield from broken or [Finding("ok", held)]
+    broken = (*broken_in_store(*stored), *said, *([recovered] if recovered else []))
+    held = f"what is stored holds: {counted(len(stored.jobs), 'job')}, {counted(len(stored.attempts), 'attempt')}"
+    yield from [Finding("wrong", f"{database}: {text}") for text in broken] or [Finding("ok", held)]
+
+
+def _recovered(reader: Reader) -> str:
+    """What is wrong with the controller that goes on from what is stored; empty if nothing is (I3 to I6, I8, I22)."""
+    from brim.core.cluster import parse_cluster
+    from brim.live.controller import Controller
+    from brim.live.inputs import Submit
+    from brim.live.invariants import check_controller
+    from brim.policies.presets import find_policy
+
+    setting, found = reader.setting(), reader.recovered()
+    if setting is None:
+        return ""  # no controller has decided yet
+    controller = Controller(parse_cluster(setting.cluster), find_policy("fifo"))  # it decides nothing
+    try:
+        controller.recover(found.snapshot, found.lines, found.jobs, found.attempts, 0)
+        check_controller(controller)
+    except BrimError as error:
+        return f"a controller cannot go on from here: {error}"
+    coming = {given.job.id for given in found.inputs if isinstance(given, Submit)}
+    lost = sorted({job.id for job in found.jobs} - controller.jobs.keys() - coming)
+    return f"job {lost[0]} is in neither the journal nor the inbox: it will never be decided on" if lost else ""
+
+
+def _left() -> Iterator[Finding]:
+    """Processes of attempts that have ended: two looks, since the last ones of an attempt may be about to end."""
+    from brim.agent.adoption import outlived
+    from brim.agent.attempt_files import boot_id
+
+    attempts, boot = agent_folder() / "attempts", boot_id()
+    found = set(outlived(attempts, boot))
+    if found:
+        time.sleep(LOOK_AGAIN_S)
+        found &= set(outlived(attempts, boot))
+    for (job, attempt), pid in sorted(found):
+        yield Finding("wrong", f"process {pid} of attempt {attempt} of job {job} lives, and that attempt has ended")
 
 
 def _space() -> Iterator[Finding]:

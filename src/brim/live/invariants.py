@@ -1,4 +1,4 @@
-"""Invariants of the controller, as functions: I3 to I6, I22 and I28 of docs/invariants.md.
+"""Invariants of the controller, as functions: I1, I3 to I6, I19, I22, I26 and I28 of docs/invariants.md.
 
 Each raises InvariantError that names the job or device. Tests call them after every step, ``brim doctor`` on what the
 store holds.
@@ -7,23 +7,32 @@ store holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
 
 from brim.core.checks import check_snapshot
 from brim.core.lifecycle import Phase
 from brim.errors import InvariantError
 from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord
 from brim.live.requests import NONE
+from brim.units import MS_PER_S
 
 if TYPE_CHECKING:
     from brim.live.controller import Controller
 
+CLOCK_SLACK_MS: Final = MS_PER_S
+"""Steps of the controller are at least a millisecond apart, so a burst of them is ahead of the clock. Ours."""
+
 
 def check_conservation(accepted: Iterable[int], jobs: Mapping[int, JobRecord]) -> None:
-    """I1, I3: every accepted job is stored, in one state; a job that waits for nothing is not held."""
-    missing = sorted(set(accepted) - jobs.keys())
+    """I1, I3, I26: every accepted job is stored, in one state, and no other; a job that has ended holds nothing."""
+    accepted = set(accepted)
+    missing = sorted(accepted - jobs.keys())
     if missing:
         raise InvariantError(f"job {missing[0]} was accepted and is not stored")
+    foreign = sorted(jobs.keys() - accepted)
+    if foreign:
+        raise InvariantError(f"job {foreign[0]} is stored, and nobody has submitted it")
     for job in jobs.values():
         if job.has_ended != (job.ended_ms >= 0):
             raise InvariantError(f"job {job.id} is {job.state} with an end at {job.ended_ms} ms")
@@ -86,13 +95,39 @@ def check_phases(jobs: Iterable[JobRecord], attempts: Iterable[AttemptRecord]) -
             raise InvariantError(f"job {job.id} is {job.state} with holds {job.holds}")
 
 
+def check_times(jobs: Iterable[JobRecord], attempts: Iterable[AttemptRecord], now_ms: int) -> None:
+    """I19: nothing that is stored happened before what led to it, or has not happened yet."""
+    for job in jobs:
+        _check_order(f"job {job.id}", (("submitted", job.submit_ms), ("first started", job.first_start_ms)), now_ms)
+        _check_order(f"job {job.id}", (("submitted", job.submit_ms), ("ended", job.ended_ms)), now_ms)
+    for one in attempts:
+        for what, at_ms in (("begun", one.begin_ms), ("started", one.start_ms), ("stopped", one.stop_ms)):
+            order = (("decided", one.decided_ms), (what, at_ms), ("ended", one.end_ms))
+            _check_order(f"attempt {one.number} of job {one.job}", order, now_ms)
+
+
+def _check_order(whose: str, times: Sequence[tuple[str, int]], now_ms: int) -> None:
+    known = [(what, at_ms) for what, at_ms in times if at_ms != NONE]
+    for (before, first_ms), (after, then_ms) in pairwise((*known, ("seen", now_ms))):
+        if then_ms + CLOCK_SLACK_MS < first_ms:
+            raise InvariantError(f"{whose} was {before} at {first_ms} ms and {after} at {then_ms} ms")
+
+
 def broken_in_store(
-    accepted: Iterable[int], jobs: Sequence[JobRecord], attempts: Sequence[AttemptRecord]
+    accepted: Iterable[int], jobs: Sequence[JobRecord], attempts: Sequence[AttemptRecord], now_ms: int
 ) -> Iterator[str]:
-    """Say of each invariant that can be read from the store alone how it is broken: nothing, if all hold."""
+    """Say of each invariant that can be read from the records alone how it is broken: nothing, if all hold.
+
+    Args:
+        accepted: The jobs that somebody has submitted.
+        jobs: All jobs.
+        attempts: All attempts.
+        now_ms: Cluster time.
+    """
     checks: tuple[Callable[[], None], ...] = (
         lambda: check_conservation(accepted, {job.id: job for job in jobs}), lambda: check_phases(jobs, attempts),
         lambda: check_fences(attempts), lambda: check_devices(attempts), lambda: check_truth(jobs, attempts),
+        lambda: check_times(jobs, attempts, now_ms),
     )  # fmt: skip
     for check in checks:
         try:

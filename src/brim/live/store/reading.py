@@ -17,6 +17,7 @@ from brim.live.requests import ID_MAX, NONE
 from brim.live.store.cluster_time import Anchor
 from brim.live.store.opening import connect
 from brim.live.store.rows import ATTEMPT_COLUMNS, INBOX_COLUMNS, JOB_COLUMNS, read_attempt, read_input, read_job
+from brim.live.store.soundness import unsound
 from brim.live.store.transactions import CONTROLLER, SETTING_VERB
 
 PAGE: Final = 100
@@ -40,6 +41,7 @@ class JobFilter:
     before: int = ID_MAX
 
 
+_IS_SETTING: Final = f"verb = '{SETTING_VERB}' AND user = '{CONTROLLER}' AND job = {NONE}"
 _TOKEN: Final = ", ".join(field.name for field in fields(TokenRecord))
 
 
@@ -99,6 +101,22 @@ class History:
     seen_ms: int
 
 
+class Records(NamedTuple):
+    """All records of the store.
+
+    Attributes:
+        submitted: Jobs that the audit says were submitted.
+        jobs: All jobs, by id.
+        attempts: All attempts, by job, then number.
+        seen_ms: Cluster time of the newest transaction.
+    """
+
+    submitted: frozenset[int]
+    jobs: tuple[JobRecord, ...]
+    attempts: tuple[AttemptRecord, ...]
+    seen_ms: int
+
+
 class Reader:
     """Reads in short transactions, from any thread."""
 
@@ -148,8 +166,7 @@ class Reader:
             attempts = connection.execute(f"SELECT {ATTEMPT_COLUMNS} FROM attempts ORDER BY job, number").fetchall()
             lines = connection.execute("SELECT line FROM journal ORDER BY id").fetchall()
             settings = connection.execute(
-                "SELECT at_ms, detail FROM audit WHERE verb = ? AND user = ? AND job = ? ORDER BY id",
-                (SETTING_VERB, CONTROLLER, NONE),
+                f"SELECT at_ms, detail FROM audit WHERE {_IS_SETTING} ORDER BY id"
             ).fetchall()
             seen_ms = connection.execute("SELECT at_ms FROM last_group").fetchone()[0]
         return History(
@@ -158,13 +175,29 @@ class Reader:
             settings=tuple((at_ms, ControllerSetting.of(text)) for at_ms, text in settings),
         )
 
-    def records(self) -> tuple[tuple[int, ...], tuple[JobRecord, ...], tuple[AttemptRecord, ...]]:
-        """Return the ids of all jobs that the audit names, all jobs, and all attempts, at one moment."""
+    def records(self) -> Records:
+        """Return what must agree with itself, at one moment."""
         with self._at_once() as connection:
-            named = connection.execute("SELECT DISTINCT job FROM audit WHERE job <> ?", (NONE,)).fetchall()
+            submitted = connection.execute("SELECT job FROM audit WHERE verb = 'submit'").fetchall()
             jobs = connection.execute(f"SELECT {JOB_COLUMNS} FROM jobs ORDER BY id").fetchall()
             attempts = connection.execute(f"SELECT {ATTEMPT_COLUMNS} FROM attempts ORDER BY job, number").fetchall()
-        return tuple(job for (job,) in named), tuple(map(read_job, jobs)), tuple(map(read_attempt, attempts))
+            seen_ms = connection.execute("SELECT at_ms FROM last_group").fetchone()[0]
+        return Records(
+            submitted=frozenset(job for (job,) in submitted), jobs=tuple(map(read_job, jobs)),
+            attempts=tuple(map(read_attempt, attempts)), seen_ms=seen_ms,
+        )  # fmt: skip
+
+    def setting(self) -> ControllerSetting | None:
+        """Return under what the newest controller decides; None before the first."""
+        with self._at_once() as connection:
+            select = f"SELECT detail FROM audit WHERE {_IS_SETTING} ORDER BY id DESC LIMIT 1"
+            row = connection.execute(select).fetchone()
+        return None if row is None else ControllerSetting.of(row[0])
+
+    def unsound(self) -> tuple[str, ...]:
+        """Return what is wrong with the database itself; see ``soundness.unsound``."""
+        with self._at_once() as connection:
+            return tuple(unsound(connection))
 
     def finished(self, limit: int) -> tuple[tuple[JobRecord, ...], tuple[AttemptRecord, ...]]:
         """Return the newest jobs that finished, and their attempts, by id."""
