@@ -704,6 +704,16 @@ def test_the_devices_of_a_running_job_cannot_be_changed():
         moved(desk, "1x4xT4")
 
 
+def test_the_same_devices_by_another_name_keep_their_running_jobs():
+    desk = Desk()
+    desk.submit(mem_mib_per_gpu=1024)
+    desk.saw(1, RUNNING)
+    new = moved(desk, "1x2xV100").controller
+    assert (new.scheduler.state.phase(1), new.ledger.of(1).devices) == (Phase.RUNNING, (0,))
+    with pytest.raises(RefusedError, match="but job 1 still runs"):
+        moved(desk, "1x2xV100:mem=1000MB")
+
+
 def test_policies_that_need_true_run_times_are_refused():
     with pytest.raises(RefusedError, match="needs true run times"):
         Controller(parse_cluster("1x1xT4"), find_policy("srtf-oracle"))

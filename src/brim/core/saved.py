@@ -91,7 +91,9 @@ def saved_cluster(data: bytes) -> str:
 
 
 def state_on(state: ClusterState, cluster: Cluster, gpu_types: Mapping[int, int]) -> ClusterState:
-    """Return the state on another cluster, whose nodes and GPUs are all open.
+    """Return the state on another cluster.
+
+    Where its nodes have as many GPUs as before, these stay granted or withheld; elsewhere all are open.
 
     Args:
         state: The state; it is not used any more.
@@ -99,12 +101,14 @@ def state_on(state: ClusterState, cluster: Cluster, gpu_types: Mapping[int, int]
         gpu_types: Code there of the type that each job asks for, by job id; NONE for any.
 
     Raises:
-        InvariantError: a job holds GPUs.
+        InvariantError: a job holds GPUs, and the nodes have others.
     """
-    if state._num_granted:
+    is_alike = np.array_equal(state.cluster.gpus_N, cluster.gpus_N)
+    if state._num_granted and not is_alike:
         raise InvariantError(f"job {state._granted[0, 0]} holds GPUs, and cannot be moved to another cluster")
     moved = ClusterState(cluster)
-    fresh = {name: getattr(moved, name) for name in ("_up_N", "_open_N", "_withheld", "_quarantined", "_node_columns")}
+    names = ("_node_columns",) if is_alike else ("_up_N", "_open_N", "_withheld", "_quarantined", "_node_columns")
+    fresh = {name: getattr(moved, name) for name in names}
     for name, value in {**vars(state), **fresh, "cluster": cluster}.items():
         setattr(moved, name, value)
     for job, code in gpu_types.items():

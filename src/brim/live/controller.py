@@ -276,7 +276,7 @@ class Controller:
             now_ms: Cluster time, not before that of the last step.
 
         Raises:
-            RefusedError: the cluster is another one, and attempts have not ended.
+            RefusedError: the cluster has other devices, and attempts have not ended.
         """
         jobs, attempts = tuple(jobs), tuple(attempts)
         cluster = self.scheduler.state.cluster
@@ -301,13 +301,15 @@ class Controller:
         attempts: Iterable[AttemptRecord],
     ) -> None:
         """Go on with the same jobs on another cluster."""
-        alive = [attempt.job for attempt in attempts if attempt.state != "ended"]
-        if alive:
+        was = parse_cluster(before)
+        alive = {attempt.job: len(attempt.devices) for attempt in attempts if attempt.state != "ended"}
+        is_alike = list(was.gpus_N) == list(cluster.gpus_N)  # the same devices, whatever their type is called by now
+        if alive and not (is_alike and holds.is_room_for(alive, {job.id: job.request for job in jobs}, cluster)):
             raise RefusedError(
-                f"the cluster was {before} and is {cluster} now, but job {alive[0]} still runs: start with the devices "
-                "of before, and change them when no job runs"
+                f"the cluster was {before} and is {cluster} now, but job {min(alive)} still runs: start with the "
+                "devices of before, and change them when no job runs"
             )
-        self.scheduler.state = ClusterState(parse_cluster(before))
+        self.scheduler.state = ClusterState(was)
         self.books.fold(saved, lines)
         self.scheduler.state = state_on(self.scheduler.state, cluster, {
             job.id: holds.type_code(job.request, cluster) for job in jobs if job.id in self.scheduler.state

@@ -121,6 +121,13 @@ def why_impossible(request: JobRequest, cluster: Cluster) -> str:
     return ""
 
 
+def is_room_for(devices: Mapping[int, int], requests: Mapping[int, JobRequest], cluster: Cluster) -> bool:
+    """Whether a cluster of one node has the cores and the memory of jobs on these numbers of devices, by job id."""
+    cores = sum(count * requests[job].cpus_per_gpu * _CORE_MILLI for job, count in devices.items())
+    mem_mib = sum(count * requests[job].mem_mib_per_gpu for job, count in devices.items())
+    return bool(cores <= cluster.cpu_milli_N.sum() and mem_mib <= cluster.mem_mib_N.sum())
+
+
 def sizes_within(request: JobRequest, quota: int) -> tuple[int, int]:
     """Fewest and most GPUs on which a job can run without having more than a quota, if it can; NONE for no quota."""
     least, most = request.limits

@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -23,7 +24,7 @@ from brim.live.records import AttemptRecord, JobRecord, TokenRecord
 from brim.live.requests import NONE, JobRequest
 from brim.live.shown import devices_shown, kept_devices, user_name
 from brim.live.store.errors import NotAcceptedError
-from brim.live.store.reading import JobFilter
+from brim.live.store.reading import JobFilter, Recovered
 from brim.live.store.store import Store
 from brim.live.store.transactions import JobCommand, Submission, Verb
 from brim.live.texts import text
@@ -61,7 +62,7 @@ class ClusterService:
     ) -> None:
         self._user_jobs = user_jobs
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._store = Store(state, self._deliver)
+        self._store = Store(state, self._deliver, partial(_go_on, make_controller))
         self.engine = EngineThread(make_controller, self._store, self._recovered, self._published, self._failed)
         self._jobs: OrderedDict[int, JobRecord] = OrderedDict()
         self._ended: deque[int] = deque()
@@ -339,3 +340,8 @@ class ClusterService:
                 yield job
         finally:
             self._watchers.discard(queue)
+
+
+def _go_on(make_controller: Callable[[], Controller], found: Recovered, now_ms: int) -> None:
+    """Try whether a controller can go on with what was in a store."""
+    make_controller().recover(found.snapshot, found.lines, found.jobs, found.attempts, now_ms)

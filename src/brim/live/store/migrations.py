@@ -24,7 +24,8 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Sequence[str]] 
     if version > len(migrations):
         raise RefusedError(
             f"the state has version {version}, written by a newer brim, and this brim knows versions up to "
-            f"{len(migrations)}: install that brim again, or restore a backup made before it ran"
+            f"{len(migrations)}: install that brim again, or restore the copy that it made, "
+            f"brim.db.version-{len(migrations)}"
         )
     for number, statements in enumerate(migrations[version:], version + 1):
         connection.execute("BEGIN IMMEDIATE")

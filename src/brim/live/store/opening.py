@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -45,8 +46,12 @@ def connect(database: Path) -> sqlite3.Connection:
     return connection
 
 
-def open_state(folder: StateFolder) -> sqlite3.Connection:
+def open_state(folder: StateFolder, before_upgrade: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
     """Return a connection to the state of a locked folder, in the newest version; create it where nothing ever was.
+
+    Args:
+        folder: The folder.
+        before_upgrade: Called with a connection to a state of an older version, before anything of that is changed.
 
     Raises:
         RefusedError: the state is missing, not brim's, of another store, or from a newer brim.
@@ -57,6 +62,8 @@ def open_state(folder: StateFolder) -> sqlite3.Connection:
         os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     connection = connect(database)
     try:
+        if 0 < version_of(connection) < len(MIGRATIONS):
+            before_upgrade(connection)
         migrate(connection)
         _check_tables(connection, folder)
         store_id = str(connection.execute("SELECT value FROM meta WHERE name = 'store_id'").fetchone()[0])

@@ -27,6 +27,7 @@ from brim.live.store.opening import open_state
 from brim.live.store.reading import Reader, Recovered
 from brim.live.store.state_folder import StateFolder
 from brim.live.store.transactions import Accepted, JobCommand, Moment, Submission
+from brim.live.store.upgrade import GoOn, try_upgrade
 
 
 class Store:
@@ -36,6 +37,8 @@ class Store:
         path: The folder; created where it is missing.
         deliver: Called with the inputs of what was accepted, when they are on disk and in their order, by the thread
             that writes. It must only hand them on.
+        goes_on: Called with a copy of the state where that is of an older brim, before it is changed; what it raises
+            leaves it as it is.
         clock: Clocks of the machine.
 
     Raises:
@@ -44,13 +47,14 @@ class Store:
     """
 
     def __init__(
-        self, path: Path, deliver: Callable[[tuple[JobInput, ...]], None], *, clock: Clock | None = None
+        self, path: Path, deliver: Callable[[tuple[JobInput, ...]], None], goes_on: GoOn | None = None, *,
+        clock: Clock | None = None,
     ) -> None:
         self._clock = SystemClock() if clock is None else clock
         self._deliver = deliver
         self._folder = StateFolder(path)
         try:
-            self._prepare()
+            self._prepare(goes_on or _anything)
             self.reads = Reader(self._folder.database)
         except (sqlite3.Error, OSError) as error:
             self._folder.close()
@@ -64,9 +68,9 @@ class Store:
         self._thread = threading.Thread(target=self._writer.serve, name="store", daemon=True)
         self._thread.start()
 
-    def _prepare(self) -> None:
+    def _prepare(self, goes_on: GoOn) -> None:
         """Bring the state to the newest version, and tie cluster time to this boot."""
-        connection = open_state(self._folder)
+        connection = open_state(self._folder, partial(try_upgrade, self._folder, goes_on))
         try:
             rows = connection.execute("SELECT boot_id, boottime_ms, cluster_ms FROM boots ORDER BY id").fetchall()
             anchors = [Anchor(*row) for row in rows]
@@ -169,3 +173,7 @@ class Store:
 
 def _nothing(_: object) -> None:
     """Nobody but the caller hears of it."""
+
+
+def _anything(_: Recovered, __: int) -> None:
+    """Whoever reads the store goes on with anything."""
