@@ -493,6 +493,20 @@ def test_nothing_is_ordered_from_an_agent_that_is_not_there_and_its_jobs_are_hel
     assert kinds(desk.join()) == [StartAttempt, StartAttempt]
 
 
+def test_how_long_an_agent_is_away_counts_from_its_last_connection():
+    """Not from an earlier one that had ended less than the patience before: an agent may be killed twice."""
+    desk = Desk()
+    desk.submit(gpus=2)
+    desk.submit()
+    desk.give(AgentLost(at_ms=desk.now_ms, uid=1))
+    desk.join()
+    desk.give(AgentLost(at_ms=desk.now_ms + PATIENCE_MS - 1_000, uid=1), later_ms=PATIENCE_MS - 1_000)
+    desk.give(later_ms=PATIENCE_MS - 1_000)
+    assert desk.state(2) == "pending"
+    desk.give(later_ms=2_000)
+    assert (desk.state(2), desk.stored[2].holds) == ("held", ("agent",))
+
+
 def test_orders_are_repeated_until_they_hold():
     desk = Desk()
     [order] = desk.submit()

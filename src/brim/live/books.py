@@ -63,7 +63,7 @@ class Books:
         self.arrays_changed: set[int] = set()
         self.users_changed: set[int] = set()
         self._timers: list[tuple[int, str, int]] = []  # a heap of what is due when: (time, what, job or user)
-        self._timers_set: set[tuple[str, int]] = set()  # what is due; the others in the heap were called off
+        self._timers_set: dict[tuple[str, int], int] = {}  # what is due when; the others in the heap were called off
         self._fates = bytearray()  # how each job ended, by id: an index of ``_FATES``
         self._waiting_for: dict[int, set[int]] = {}  # jobs that wait for a job to end
 
@@ -233,8 +233,12 @@ class Books:
     def timer(self, at_ms: int, what: str, key: int) -> None:
         """Make something due at a time, unless it is due already."""
         if (what, key) not in self._timers_set:
-            self._timers_set.add((what, key))
+            self._timers_set[what, key] = at_ms
             heapq.heappush(self._timers, (at_ms, what, key))
+
+    def call_off(self, what: str, key: int) -> None:
+        """Something is not due any more."""
+        self._timers_set.pop((what, key), None)
 
     def is_due(self, what: str, key: int) -> bool:
         """Whether something is due at some time."""
@@ -242,21 +246,25 @@ class Books:
 
     def due_ms(self) -> int | None:
         """When the first of what is due is due, None if nothing is."""
-        while self._timers and self._timers[0][1:] not in self._timers_set:
+        while self._timers and not self._is_set(self._timers[0]):
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
     def next_due(self) -> tuple[str, int]:
         """Take the first of what is due; ``due_ms`` has said that there is something."""
         _, what, key = heapq.heappop(self._timers)
-        self._timers_set.discard((what, key))
+        del self._timers_set[what, key]
         return what, key
+
+    def _is_set(self, timer: tuple[int, str, int]) -> bool:
+        return self._timers_set.get(timer[1:]) == timer[0]
 
     def _call_off(self, job: int) -> None:
         """Nothing is due for a job any more."""
-        self._timers_set -= {(what, job) for what in ("begin", "limit", "repeat", "unstarted")}
+        for what in ("begin", "limit", "repeat", "unstarted"):
+            self.call_off(what, job)
         if len(self._timers) > 2 * len(self._timers_set) + _CALLED_OFF_MAX:
-            self._timers = [timer for timer in self._timers if timer[1:] in self._timers_set]
+            self._timers = list(filter(self._is_set, self._timers))
             heapq.heapify(self._timers)
 
     def limit_timer(self, job: JobRecord) -> None:

@@ -403,6 +403,7 @@ class Controller:
     @_handle.register
     def _join(self, given: AgentJoined) -> None:
         self.agents.joined(given.uid)
+        self.books.call_off("absent", given.uid)
 
     @_handle.register
     def _sync(self, given: AgentSynced) -> None:
