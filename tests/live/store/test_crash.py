@@ -104,7 +104,8 @@ def opcodes_of_creation(folder: Path, reach: Reach, ack: Ack) -> None:
 
 
 def opcodes_of_requests(folder: Path, reach: Reach, ack: Ack) -> None:
-    """A point before each opcode of a submission, a start, a cancel and an end with a snapshot."""
+    """A point before each opcode of a submission, a start, a preemption, a second start, a cancel and an end with a
+    snapshot."""
     store = Store(folder / "controller", lambda _: None, clock=StoppedClock())
     sys.settrace(tracer(reach))
     work(store, ack, snapshots=True)
@@ -129,12 +130,12 @@ SLICES = 4
 
 @pytest.mark.parametrize(
     ("run", "first", "step"),
-    [(by_statement, 1, sample(1, 17)), (by_commit, 1, 1), (opcodes_of_creation, 1, sample(1, 601)),
-     *((opcodes_of_requests, 1 + part, sample(SLICES, 991)) for part in range(SLICES))],
+    [(by_statement, 1, sample(1, 23)), (by_commit, 1, 1), (opcodes_of_creation, 1, sample(1, 601)),
+     *((opcodes_of_requests, 1 + part, sample(SLICES, 1433)) for part in range(SLICES))],
 )  # fmt: skip
 def test_a_kill_at_any_point_loses_nothing_that_was_acknowledged(memory, run, first, step):
-    """The sample is each 17th of 221 statements, each 601st of 3,003 opcodes of opening a new store, and four times
-    each 991st of 9,938 opcodes of requests."""
+    """The sample is each 23rd of 315 statements, each 601st of 3,247 opcodes of opening a new store, and four times
+    each 1433rd of 14,392 opcodes of requests."""
     acked, points, killed = in_child(memory / "whole", run)
     assert not killed
     assert points > 10

@@ -16,6 +16,8 @@ from brim.live.store.store import Store
 from brim.live.store.transactions import JobCommand
 from tests.live.store.stores import Opened, StoppedClock, asked, running, submission
 
+STEPS = {"start": ("running", 1), "preempt": ("stopping", 1), "again": ("running", 2), "end": ("finished", 2)}
+"""The state and the newest attempt of a job after each step."""
 Ack = Callable[[str], None]
 Told = Callable[[Future[Any]], None]
 
@@ -41,7 +43,7 @@ def as_a_caller(store: Store, item: Any, snapshot: bytes | None = None, told: To
 def work(
     store: Store, ack: Ack, rounds: int = 1, write: Callable[..., Any] = in_this_thread, *, snapshots: bool = False
 ) -> None:
-    """Submit, start, cancel, end, snapshot; ``ack`` hears of each step at the moment when it is acknowledged."""
+    """Submit, start, preempt, start again, cancel, end, snapshot; ``ack`` hears of each step once it is durable."""
 
     def telling(line: str) -> Told:
         def told(done: Future[Any]) -> None:
@@ -59,11 +61,21 @@ def work(
             at_ms=number, lines=(f"start {number}",), attempts=(attempt,), inbox_done=(accepted.inputs[0].inbox,),
             jobs=(replace(first, state="running", attempt=1, devices=(0,)),),
         ), None, telling(f"start {number}"))  # fmt: skip
+        write(store, Changes(
+            at_ms=number, lines=(f"preempt {number}",),
+            jobs=(replace(first, state="stopping", attempt=1, devices=(0,)),),
+            attempts=(replace(attempt, state="stopping", stop_ms=number, stop_reason="preempted"),),
+        ), None, telling(f"preempt {number}"))  # fmt: skip
+        again = running(first.id, 2, 0)
+        write(store, Changes(
+            at_ms=number, lines=(f"again {number}",), jobs=(replace(first, state="running", attempt=2, devices=(0,)),),
+            attempts=(replace(attempt, state="ended", end_ms=number, outcome="stopped"), again),
+        ), None, telling(f"again {number}"))  # fmt: skip
         command = JobCommand(uid=1, user="ann", verb="cancel", job=second.id)
         write(store, command, None, telling(f"cancel {second.id}"))
         write(store, Changes(
             at_ms=number, lines=(f"end {number}",), inbox_done=(accepted.inputs[1].inbox,),
-            attempts=(replace(attempt, state="ended", outcome="finished"),),
+            attempts=(replace(again, state="ended", outcome="finished"),),
             jobs=(replace(first, state="finished", ended_ms=number), replace(second, state="cancelled", ended_ms=1)),
         ), f"until {number}".encode() if snapshots or number % 3 == 2 else None, telling(f"end {number}"))  # fmt: skip
 
@@ -82,18 +94,21 @@ def check_rows(connection: sqlite3.Connection, acked: list[str]) -> None:
     cancels = [job for (job,) in connection.execute("SELECT job FROM audit WHERE verb = 'cancel'")]
     for line in acked:
         word, number = line.split()
-        if word in ("start", "end"):
+        if word in STEPS:
             assert line in lines, f"{line} was acknowledged and is lost"
         elif word == "cancel":
             assert cancels.count(int(number)) == 1, f"{line} was acknowledged and is not there once"
         else:
             assert by_key.get(word, [0])[0] == int(number), f"{line} was acknowledged and is not there"
     for number, ids in enumerate(by_key.values()):
-        started, ended = f"start {number}" in lines, f"end {number}" in lines
-        wanted = "finished" if ended else "running" if started else "pending"
+        done = [word for word in STEPS if f"{word} {number}" in lines]
+        assert done == [*STEPS][: len(done)], "no step without those before it"
+        wanted, newest = STEPS[done[-1]] if done else ("pending", 0)
         assert state[ids[0]] == wanted, "a step is there whole or not at all"
+        select = "SELECT number FROM attempts WHERE job = ? ORDER BY number"
+        assert [row for (row,) in connection.execute(select, (ids[0],))] == [*range(1, newest + 1)]
     held = connection.execute("SELECT count(*) FROM device_holds").fetchone()[0]
-    assert held == sum(value == "running" for value in state.values())
+    assert held == sum(value in ("running", "stopping") for value in state.values())
 
 
 def steps(connection: sqlite3.Connection) -> list[str]:
@@ -101,7 +116,7 @@ def steps(connection: sqlite3.Connection) -> list[str]:
     row = connection.execute("SELECT data FROM snapshots").fetchone()
     until = int(row[0].split()[1]) + 1 if row else 0
     lines = [line for (line,) in connection.execute("SELECT line FROM journal ORDER BY id")]
-    return [f"{word} {number}" for number in range(until) for word in ("start", "end")] + lines
+    return [f"{word} {number}" for number in range(until) for word in STEPS] + lines
 
 
 def check_reopened(folder: Any, acked: list[str]) -> None:
