@@ -200,3 +200,18 @@ def test_a_policy_gets_no_name_that_means_something_else(tmp_path, name):
     assert done.returncode == 2
     assert "policy name" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_file_may_postpone_its_annotations(tmp_path):
+    path = tmp_path / "numpy.py"  # a name that must not stand in for the library
+    path.write_text(
+        "from __future__ import annotations\n\nfrom dataclasses import dataclass, replace\n"
+        "from typing import ClassVar\n\n"
+        "import numpy as np\n\nfrom brim.policies.presets import PRESETS\n\n\n"
+        "@dataclass(frozen=True)\nclass Mine:\n    asks_run_times: ClassVar[bool] = False\n\n"
+        "    def __call__(self, snapshot, beliefs):\n        return np.arange(len(snapshot.jobs))\n\n\n"
+        "policy = replace(PRESETS['fifo'], name='mine', order=Mine())\n"
+    )
+    done = brim("policy", "show", path, cwd=tmp_path.parent)
+    assert done.returncode == 0, done.stderr
+    assert "Mine" in done.stdout

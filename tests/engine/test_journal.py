@@ -26,7 +26,6 @@ from brim.engine.journal import (
     read_action,
     read_event,
     recover,
-    remove_torn_line,
     replay,
 )
 from brim.engine.scheduler import Scheduler
@@ -260,30 +259,6 @@ def test_a_scheduler_that_recovers_does_not_record_the_recovery():
     for _ in replay(first.lines[at:], scheduler):
         pass
     assert second.lines == first.lines[at:]
-
-
-@pytest.mark.parametrize("torn", ['{"e":"FIN', '{"e":"FINISHED","job":1,"t":9}', "x" * 200_000])
-def test_a_file_with_a_torn_last_line_can_be_appended_to(tmp_path, torn):
-    path, journal = tmp_path / "journal", Journal()
-    recorded(journal)
-    at = len(journal.lines) - 2
-    path.write_text("".join(line + "\n" for line in journal.lines[:at]) + torn)
-    with path.open("r+b") as file:
-        remove_torn_line(file)
-    with path.open("a") as file:
-        scheduler = one_gpu(Journal(file))
-        with path.open() as lines:
-            assert recover(lines, scheduler) == at
-        for _ in replay(journal.lines[at:], scheduler):
-            pass
-    assert path.read_text().splitlines() == journal.lines
-
-
-@pytest.mark.parametrize(("held", "left"), [(b"", b""), (b'{"e":', b""), (b"{}\n", b"{}\n"), (b"{}\n{", b"{}\n")])
-def test_what_follows_the_last_newline_is_removed(held, left):
-    file = io.BytesIO(held)
-    remove_torn_line(file)
-    assert file.getvalue() == left
 
 
 @pytest.mark.parametrize("line", [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -119,11 +120,8 @@ def end_process(lock: Path, what: str, timeout_s: float, is_locked: Callable[[Pa
     try:
         if is_locked(lock):  # it still is that process
             signal.pidfd_send_signal(fd, signal.SIGTERM)
+        if not select.select([fd], [], [], timeout_s)[0]:  # readable once the process has ended
+            raise BrimError(f"{what} (process {pid}) has not ended {timeout_s:g} s after SIGTERM")
     finally:
         os.close(fd)
-    end = time.monotonic() + timeout_s
-    while is_locked(lock):
-        if time.monotonic() > end:
-            raise BrimError(f"{what} (process {pid}) has not ended {timeout_s:g} s after SIGTERM")
-        time.sleep(LOOK_S)
     return pid

@@ -53,7 +53,7 @@ def up(
         str | None, typer.Option("--tcp", metavar="PORT", help="Also listen on 127.0.0.1, for callers with a token.")
     ] = None,
     user_gpus: Annotated[
-        str | None, typer.Option("--user-gpus", metavar="N", help="Most GPUs that the jobs of one user may have.")
+        str | None, typer.Option("--user-gpus", metavar="N", help="Most GPUs that all jobs of one user may hold.")
     ] = None,
     user_jobs: Annotated[
         str | None, typer.Option("--user-jobs", metavar="N", help="Most jobs of one user in the queue; 20000.")

@@ -7,12 +7,11 @@ which shows that the twin and the controller decide alike.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, fields
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 Decision = tuple[Plan, dict[str, tuple[IntArray, IntArray]]]
 """What a round changed: its plan, and what parts remember, by socket as (job ids, values)."""
-_BLOCK_BYTES: Final = 1 << 16
 _SHOWN: Final = 80
 """Characters of a line that an error shows."""
 _SPEC_DEFAULTS: Final = {field.name: field.default for field in fields(JobSpec) if field.default is not MISSING}
@@ -177,26 +175,6 @@ def read_decision(record: dict[str, Any]) -> Decision:
         for socket, values in record.get("memory", {}).items()
     }
     return plan, memory
-
-
-def remove_torn_line(file: BinaryIO) -> None:
-    """Remove a last line that was cut off from a journal's file, so that the next line can be appended.
-
-    Call it before the file is read for ``recover``. Only tests call it so far: no driver restarts from a journal yet.
-
-    Args:
-        file: The file, open for reading and writing in binary mode.
-    """
-    end = file.seek(0, io.SEEK_END)
-    while end:
-        start = max(end - _BLOCK_BYTES, 0)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
-    file.truncate(end)
 
 
 def recover(lines: Iterable[str], scheduler: Scheduler) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
+import runpy
 import traceback
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -103,12 +103,10 @@ def find_policy(name: str) -> Policy:
 
 
 def _from_file(path: Path) -> Policy:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
+    if not path.is_file():
         raise ConfigError(f"policy file {path}: no such file")
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        names = runpy.run_path(str(path), run_name=f"policy_file:{path.stem}")  # a name that no module has
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too: a policy file must not end the program
@@ -117,7 +115,7 @@ def _from_file(path: Path) -> Policy:
         if isinstance(error, OSError) and not lines:
             raise ConfigError(f"policy file {where}: cannot be read: {error.strerror}") from None
         raise ConfigError(f"policy file {where}: {type(error).__name__}: {one_line(error)}") from error
-    return _policy_in(vars(module), str(path))
+    return _policy_in(names, str(path))
 
 
 def _policy_in(names: dict[str, object], where: str) -> Policy:
