@@ -132,6 +132,17 @@ def test_an_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Si
 
 
 @pytest.mark.slow
+def test_a_demo_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    demo = subprocess.Popen([sys.executable, "-c", INTERRUPTIBLE, str(tmp_path), "sleep 60 & sleep 60 & wait"],
+                            stderr=subprocess.DEVNULL, start_new_session=True)
+    wait_until(lambda: sleeping(tmp_path) == 8, demo)
+    demo.kill()
+    demo.wait(PATIENCE_S)
+    while of_cluster(tmp_path):
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
 def test_a_demo_whose_terminal_goes_leaves_no_process(tmp_path: Path) -> None:
     pid, terminal = pty.fork()
     if not pid:

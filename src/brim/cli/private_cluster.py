@@ -1,7 +1,8 @@
 """A cluster of one command: a controller and an agent with folders of their own, which end with the command.
 
 They are the processes that ``brim up`` starts, and outlive whoever started them. So the command ends them and their
-jobs also when a signal ends it, and takes no signal while it does so.
+jobs also when a signal ends it, and takes no signal while it does so. SIGKILL it cannot take: a guard, which reads a
+pipe that nobody else can write to, does the same in its place.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final, cast
 
 from brim.agent.folders import RUNTIME_VARIABLE, STATE_VARIABLE, agent_folder, runtime_folder, state_folder
 from brim.cli.agents import end_process
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOOK_S: Final = 0.05
+_ENDED: Final = b"ended"
+"""What the guard is told by a command that has ended its cluster."""
 _RUNTIME_PARENT: Final = "/tmp"
 """The path of a socket has at most 107 bytes, which other temporary folders may exceed."""
 
@@ -50,9 +55,11 @@ def private_cluster(state: Path, words: Sequence[str]) -> Iterator[Client]:
     from brim.api.client import Client
 
     processes.become_subreaper()
-    before = frozenset(one.pid for one in processes.descendants(os.getpid()))
     runtime = Path(tempfile.mkdtemp(prefix="brim-", dir=_RUNTIME_PARENT))
-    with _environment({STATE_VARIABLE: str(state), RUNTIME_VARIABLE: str(runtime)}), _held_signals() as signals:
+    with (
+        _environment({STATE_VARIABLE: str(state), RUNTIME_VARIABLE: str(runtime)}), _held_signals() as signals, _guard()
+    ):
+        before = frozenset(one.pid for one in processes.descendants(os.getpid()))
         at = Client(runtime_folder() / "api.sock")
         try:
             start_cluster(at, words)
@@ -60,7 +67,7 @@ def private_cluster(state: Path, words: Sequence[str]) -> Iterator[Client]:
                 yield at
         finally:
             try:
-                _end(at, before)
+                _end(at, lambda: _left(before))
             finally:
                 shutil.rmtree(runtime, ignore_errors=True)
 
@@ -112,8 +119,43 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _end(at: Client, before: frozenset[int]) -> None:
-    """Cancel every job, end agent and controller, and wait until nothing is left that was not there before."""
+@contextlib.contextmanager
+def _guard() -> Iterator[None]:
+    """Have the cluster ended also if this process is killed inside; what it needs to know is in its environment."""
+    words = [sys.executable, "-m", "brim.cli.private_cluster"]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+        start_new_session=True,
+    ) as guard:  # fmt: skip
+        yield
+        with contextlib.suppress(BrokenPipeError):  # the guard was killed, too
+            os.write(cast(IO[bytes], guard.stdin).fileno(), _ENDED)
+
+
+def main() -> None:
+    """End what the command that started this guard has left, once it has ended without doing so itself."""
+    from brim.api.client import Client
+
+    if sys.stdin.buffer.read() == _ENDED:
+        return
+    try:
+        _end(Client(runtime_folder() / "api.sock"), _ours)
+    finally:
+        shutil.rmtree(runtime_folder(), ignore_errors=True)
+
+
+def _ours() -> list[Process]:
+    """Processes of the cluster of this environment: its runtime folder is its own. Jobs have ended with their agent."""
+    mine = os.environ[RUNTIME_VARIABLE].encode()
+    return [
+        one for one in processes.all_processes()
+        if one.pid != os.getpid() and one.state not in "ZX"
+        and processes.environment_of(one.pid).get(RUNTIME_VARIABLE.encode()) == mine
+    ]  # fmt: skip
+
+
+def _end(at: Client, left_now: Callable[[], list[Process]]) -> None:
+    """Cancel every job, end agent and controller, and wait until nothing is left."""
     try:
         if at.is_there():
             _cancel_jobs(at)
@@ -121,11 +163,11 @@ def _end(at: Client, before: frozenset[int]) -> None:
             if is_locked(folder / "lock"):
                 end_process(folder / "lock", what, END_S, is_locked)
         end_s = time.monotonic() + END_S
-        while _left(before) and time.monotonic() < end_s:  # zygotes end by themselves
+        while left_now() and time.monotonic() < end_s:  # zygotes end by themselves
             processes.reap()
             time.sleep(LOOK_S)
     finally:
-        left = processes.kill_all(lambda: _left(before))
+        left = processes.kill_all(left_now)
     if left:
         raise BrimError(f"process {left[0].pid} cannot be ended")
 
@@ -145,3 +187,7 @@ def _cancel_jobs(at: Client) -> None:
         if time.monotonic() > end_s:
             raise BrimError(f"job {left[0].id} has not ended in time; the state of the cluster is in {state_folder()}")
         time.sleep(LOOK_S)
+
+
+if __name__ == "__main__":
+    main()
