@@ -51,7 +51,10 @@ class KeepsJobs:
     def __init__(self):
         compile_rounds()
         self._jobs, self._keys, self._watchers, self._tokens = {}, {}, set(), {}
-        self.full = None
+        self.full, self.trouble = None, ""
+
+    def earlier(self, job):
+        return []
 
     async def submit(self, uid, user, requests, key):
         if self.full is not None:

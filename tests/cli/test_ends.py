@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_live import Box
+from tests.cli.test_live import Box, until_running
 
 pytestmark = pytest.mark.slow
 
@@ -119,4 +119,40 @@ def test_a_service_on_a_full_disk_says_so_ends_and_goes_on_with_what_it_had(smal
     assert [each["id"] for each in json.loads(box("ps", "--json").stdout)["jobs"]] == [int(job)]
     box("release", job)
     assert box("logs", "-f", job).stdout == "kept\n"
+    box("down", "--stop")
+
+
+def fill_up(path):
+    with open(path, "wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+
+
+def test_a_job_that_ends_on_a_full_disk_runs_once_and_every_verb_names_the_disk(small, box):
+    box("up", "--devices", "2", timeout_s=240)
+    code = "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.02)\npathlib.Path('done').touch()"
+    job = box("submit", "-n", "last", "--", sys.executable, "-c", code).stdout.strip()
+    until_running(box, job)
+    waits = box("submit", "--hold", "-n", "next", "--", "true").stdout.strip()
+    fill_up(small / "fill")
+    (box.work / "go").touch()
+    end = small / "agent" / "attempts" / f"{job}-1" / "end.json"
+    while not end.exists():  # there is room for it
+        pass
+    named = f"cannot write {small}/controller/brim.db: No space left on device"
+    while named not in box("ps").stderr:
+        pass
+    for words in (["explain", waits], ["eta"], ["submit", "--dry-run", "true"], ["hold", waits], ["history"]):
+        assert named in box(*words, code=None).stderr, words
+    (small / "fill").unlink()
+    while "finished" not in (shown := box("history").stdout):
+        pass
+    assert f"{job} " in shown
+    assert box("release", waits).returncode == 0
+    assert box("logs", "-f", waits).returncode == 0
+    assert [each["attempt"] for each in json.loads(box("history", "--json").stdout)["jobs"]] == [1, 1]
+    while box("ps").stderr:
+        pass
     box("down", "--stop")

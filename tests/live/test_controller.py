@@ -857,3 +857,15 @@ def test_nothing_is_given_on_when_the_agent_is_there():
     returned(desk, RUNNING)
     assert vacated(desk) == []
     assert desk.state(1) == "running"
+
+
+def test_why_an_attempt_does_not_start_is_what_its_agent_says():
+    desk = Desk()
+    desk.submit()
+    desk.saw(1, "starting", detail="cannot write into /x: No space left on device")
+    assert desk.stored[1].reason == "cannot write into /x: No space left on device"
+    assert desk.controller.explain(1) == (
+        "job 1 was given devices 0 and does not start: cannot write into /x: No space left on device."
+    )
+    desk.saw(1, RUNNING)
+    assert (desk.stored[1].state, desk.stored[1].reason, desk.attempts[1, 1].detail) == ("running", "", "")

@@ -272,6 +272,9 @@ class Agent:
         folder = attempt_folder(self._folder, *key)
         try:
             make_private(folder)
+            if problem := attempt_files.room_problem(folder):
+                self._attempts.not_written(key, f"cannot write into {folder}: {problem}")
+                return
             attempt_files.write_durably(folder, attempt_files.FENCE, json.loads(ORDERS.encode(order)))
             attempt_files.sync_folder(folder.parent)
         except OSError as error:

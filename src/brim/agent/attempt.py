@@ -15,7 +15,9 @@ import fcntl
 import os
 import signal
 import sys
+import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +30,8 @@ from brim.gang.launch_config import PRELOAD, TERM_S, LaunchConfig
 from brim.gang.result import GangResult
 from brim.gang.supervisor import Supervisor
 
+_RETRY_S: Final = 1.0
+"""Between two tries to write an end where there is no room; ours."""
 _NOT_FOUND: Final = 127
 """What a shell returns for a command that does not exist; `GangResult` has it for a working folder, too."""
 
@@ -39,6 +43,7 @@ def fork_attempt(folder: Path, launch: LaunchFile) -> int:
         OSError: there is no room for files or another process.
     """
     attempt_files.write_launch(folder, launch)
+    attempt_files.reserve_end(folder)
     (folder / attempt_files.LOG).mkdir(0o700, exist_ok=True)
     log_fd = os.open(folder / attempt_files.LOG / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -102,13 +107,13 @@ def run_attempt(folder: Path, launch: LaunchFile) -> None:
     """Run the attempt in this folder to its end, in this process.
 
     Raises:
-        OSError: the end cannot be written: the agent will find none, and sweep.
+        OSError: the end cannot be written, not even later: the agent will find none, and sweep.
     """
     me = processes.find_process(os.getpid())
     assert me is not None
     pids = PidsFile(pid=me.pid, start_ticks=me.start_ticks, boot_id=attempt_files.boot_id())
-    attempt_files.write_pids(folder, pids)
     try:
+        attempt_files.write_pids(folder, pids)
         supervisor = Supervisor(LaunchConfig(
             command=launch.command, nproc=max(1, launch.ranks), control=launch.control, cwd=launch.cwd, env=launch.env,
             devices=launch.devices, grace_s=launch.grace_s, term_s=min(TERM_S, launch.grace_s / 2),
@@ -119,15 +124,29 @@ def run_attempt(folder: Path, launch: LaunchFile) -> None:
         result = supervisor.run()
     except OSError as error:  # no socket, no memory for another process
         detail = f"cannot be supervised: {error}"
-        attempt_files.write_end(folder, _end_file(pids, FAILED, NONE, detail, BLAME_NODE))
+        _write_end(folder, _end_file(pids, FAILED, NONE, detail, BLAME_NODE))
         return
     outcome, code = _outcome(result, has_started=supervisor.has_started)
     blame = BLAME_JOB if outcome in (FAILED, UNUSABLE) else ""
     detail = result.detail.partition("; start the same command again")[0]
     if not launch.ranks:  # it has no other rank
         detail = detail.removeprefix("rank 0 failed first: ").removeprefix("rank 0: ")
-    end = _end_file(pids, outcome, code, detail, blame, tuple(supervisor.unkillable))
-    attempt_files.write_end(folder, end)
+    _write_end(folder, _end_file(pids, outcome, code, detail, blame, tuple(supervisor.unkillable)))
+
+
+def _write_end(folder: Path, end: EndFile) -> None:
+    """Write the end, as soon as there is room: an attempt without one counts as lost, and its job would run again."""
+    if end.outcome == FAILED and (problem := attempt_files.room_problem(folder)):
+        end = replace(end, detail=f"{end.detail}; {folder} then took nothing more: {problem}")
+    while True:
+        try:
+            attempt_files.write_end(folder, end)
+        except OSError as error:
+            if error.errno not in attempt_files.FULL:
+                raise
+            time.sleep(_RETRY_S)
+        else:
+            return
 
 
 def _outcome(result: GangResult, *, has_started: bool) -> tuple[str, int]:

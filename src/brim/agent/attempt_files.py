@@ -13,6 +13,7 @@ Times are in ms of the boot-time clock, and mean nothing after another start of 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import time
@@ -27,6 +28,13 @@ PIDS: Final = "pids.json"
 END: Final = "end.json"
 FORGOTTEN: Final = "forgotten"
 LOG: Final = "log"
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""What a volume that takes nothing more says, and may take back."""
+_END_BYTES: Final = 4096
+"""Room that is reserved for ``end.json``: a block, and more than it needs."""
+_ROOM_BYTES: Final = 1 << 16
+"""Room without which no attempt is started: its other files, and the first lines that it writes."""
+_PROBE: Final = ".probe"
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 T = TypeVar("T")
 
@@ -111,18 +119,50 @@ def write_durably(folder: Path, name: str, plain: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _replacing(folder: Path, name: str, plain: Mapping[str, Any]) -> Iterator[int]:
-    part = folder / f".{name}.part"
+    part, data = _part(folder, name), json.dumps(plain).encode()
     try:
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(json.dumps(plain).encode())
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:  # over what may be reserved
+            file.write(data)
             file.flush()
+            os.ftruncate(fd, len(data))
             yield fd
         os.replace(part, folder / name)
     except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+        if name != END:  # whose room is reserved
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
         raise
+
+
+def _part(folder: Path, name: str) -> Path:
+    return folder / f".{name}.part"
+
+
+def room_problem(folder: Path) -> str:
+    """Why a volume has no room for the files of an attempt, found by trying; empty if it has."""
+    probe = folder / _PROBE
+    try:
+        try:
+            probe.write_bytes(bytes(_ROOM_BYTES))
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def reserve_end(folder: Path) -> None:
+    """Keep room for ``end.json``, so that a volume that fills up later does not take it.
+
+    Raises:
+        OSError: there is none.
+    """
+    fd = os.open(_part(folder, END), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, _END_BYTES)
+    finally:
+        os.close(fd)
 
 
 def sync_folder(folder: Path) -> None:

@@ -45,7 +45,9 @@ def create_app(service: ClusterService, admission: Admission, recognise: Recogni
         docs_url=None, redoc_url=None,  # their pages load scripts from elsewhere
         max_body_size=BODY_BYTES_MAX, responses=_REFUSALS, redirect_slashes=False, separate_input_output_schemas=False,
     )  # fmt: skip
-    app.add_middleware(AuthenticationMiddleware, admission=admission, recognise=recognise)
+    app.add_middleware(
+        AuthenticationMiddleware, admission=admission, recognise=recognise, trouble=lambda: service.trouble
+    )
     app.add_exception_handler(BrimError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.state.service, app.state.foresight = service, Foresight(service)

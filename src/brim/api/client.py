@@ -14,13 +14,13 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Final, Literal, NamedTuple
 
-from brim.api.wire import SCHEMA, read_job
+from brim.api.wire import SCHEMA, TROUBLE_HEADER, read_job
 from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
 from brim.live.records import JobRecord
 from brim.live.requests import JobRequest
@@ -45,7 +45,9 @@ class NoControllerError(BrimError):
 
 
 class BusyError(BrimError):
-    """The controller answers that it can take no more now."""
+    """The controller answers that it can take no more now; ``is_lasting``: and not before somebody mends something."""
+
+    is_lasting = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,12 @@ class Client:
 
     Args:
         path: The Unix socket of the controller.
+        warn: Called with the reason why the controller can write nothing, when its answers begin to say so.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, warn: Callable[[str], None] = lambda _: None) -> None:
         self.path = path
+        self._warn, self._trouble = warn, ""
 
     def submit(self, requests: Sequence[JobRequest], key: str = "") -> JobIds:
         """Submit jobs, all or none, and return their ids.
@@ -148,7 +152,7 @@ class Client:
     def events(self) -> Iterator[JobRecord]:
         """Yield every job that changes, from now on, until the controller ends."""
         with self._opened("GET", "/v1/events", b"", {}, None) as answer:
-            status, _ = _head(answer)
+            status = _head(answer).status
             if status != 200:
                 raise _error(status, answer.read(ANSWER_BYTES_MAX))
             for line in answer:
@@ -159,7 +163,7 @@ class Client:
         """Whether a controller answers now."""
         try:
             with self._opened("GET", "/healthz", b"", {}, TIMEOUT_S) as answer:
-                return _head(answer)[0] == 200
+                return _head(answer).status == 200
         except NoControllerError:
             return False
 
@@ -179,8 +183,8 @@ class Client:
             except NoControllerError as error:
                 if pause_s is None or isinstance(error.__cause__, FileNotFoundError | PermissionError):
                     raise
-            except BusyError:
-                if pause_s is None:
+            except BusyError as error:
+                if pause_s is None or error.is_lasting:
                     raise
             time.sleep(pause_s)
         raise AssertionError
@@ -188,13 +192,16 @@ class Client:
     def _once(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> Any:
         with self._opened(method, target, body, headers, TIMEOUT_S) as answer:
             try:
-                status, length = _head(answer)
+                status, length, trouble = _head(answer)
                 data = answer.read(min(ANSWER_BYTES_MAX, length))
             except OSError as error:
                 raise self._absent(error) from error
         if len(data) < length:
             raise NoControllerError(f"the controller at {self.path} ended before it had answered")
         if status in (200, 201):
+            if trouble and not self._trouble:
+                self._warn(trouble)
+            self._trouble = trouble
             plain = json.loads(data)
             if plain.get("schema") != SCHEMA:
                 raise BrimError(
@@ -202,7 +209,10 @@ class Client:
                     "the version of the controller"
                 )
             return plain
-        raise _error(status, data)
+        refusal = _error(status, data)
+        if isinstance(refusal, BusyError):
+            refusal.is_lasting = bool(trouble)
+        raise refusal
 
     def _opened(
         self, method: str, target: str, body: bytes, headers: Mapping[str, str], timeout_s: float | None
@@ -238,8 +248,16 @@ def _body(requests: Sequence[JobRequest]) -> bytes:
     return json.dumps([request.record() for request in requests], separators=(",", ":")).encode()
 
 
-def _head(answer: BinaryIO) -> tuple[int, int]:
-    """Read the head of an answer: its status, and the length of its body.
+class _Head(NamedTuple):
+    """Status of an answer, length of its body, and why the controller can write nothing; empty if it can."""
+
+    status: int
+    length: int
+    trouble: str
+
+
+def _head(answer: BinaryIO) -> _Head:
+    """Read the head of an answer.
 
     Raises:
         BrimError: it is not HTTP.
@@ -251,12 +269,14 @@ def _head(answer: BinaryIO) -> tuple[int, int]:
     words = line.split()
     if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
         raise BrimError("what answers is no controller of brim")
-    length = ANSWER_BYTES_MAX
+    length, trouble = ANSWER_BYTES_MAX, ""
     while (line := answer.readline(10_000)).strip():
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length":
             length = int(value)
-    return int(words[1]), length
+        elif name.lower() == TROUBLE_HEADER.encode("ascii"):
+            trouble = value.decode("ascii", "replace").strip()
+    return _Head(int(words[1]), length, trouble)
 
 
 def _error(status: int, data: bytes) -> BrimError:

@@ -15,6 +15,8 @@ from brim.live.requests import NONE, JobRequest
 
 SCHEMA: Final = 1
 """Version of every answer; it grows when a field changes its meaning."""
+TROUBLE_HEADER: Final = "brim-trouble"
+"""Header of an answer of a controller that can write nothing at present: why, as a sentence."""
 HIDDEN_NAME: Final = "-"
 """Stands for the name of another user's job."""
 _HIDDEN_CAPTURE: Final = "0" * 32

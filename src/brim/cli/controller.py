@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pwd
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -45,8 +46,12 @@ def controller_folder() -> Path:
 
 
 def client() -> Client:
-    """Return a client of the controller."""
-    return Client(controller_folder() / "api.sock")
+    """Return a client of the controller, which says so when that can write nothing."""
+    return Client(controller_folder() / "api.sock", _warn)
+
+
+def _warn(trouble: str) -> None:
+    print(f"brim: the controller {trouble}; it goes on when it can, and what is shown may be old", file=sys.stderr)
 
 
 def user() -> str:

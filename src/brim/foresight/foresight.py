@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from brim.errors import NotFoundError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 ANSWER_S: Final = 5.0
 """Time for which a question waits until a step of the controller is done; ours: many rounds."""
+TROUBLE_S: Final = 0.5
+"""The same while nothing can be written: most likely a step is held up by that; ours."""
 HISTORY_MAX: Final = 1_000
 """Jobs whose run times are read, the newest; ours."""
 
@@ -43,6 +46,10 @@ class Foresight:
             NotFoundError: there is no such job.
             NotAcceptedError: the controller is busy.
         """
+        found = await self._explained(job)
+        return replace(found, text="\n".join([found.text, *self._service.earlier(job)]))
+
+    async def _explained(self, job: int) -> WhyWaiting:
         from brim.foresight.explanation import explained  # noqa: PLC0415 - of the engine, loaded after the first answers
 
         sentence = self._service.explain(job)
@@ -122,9 +129,10 @@ class Foresight:
         self._service.status()  # raises until it is recovered
         asked = asyncio.wrap_future(self._service.engine.ask(situation_of))
         try:
-            return await asyncio.wait_for(asked, ANSWER_S)
+            return await asyncio.wait_for(asked, TROUBLE_S if self._service.trouble else ANSWER_S)
         except TimeoutError:
-            raise NotAcceptedError("the controller is busy: try again") from None
+            trouble = self._service.trouble  # a step that cannot be written holds up all that comes after it
+            raise NotAcceptedError(f"{trouble or 'the controller is busy'}: try again") from None
 
 
 def _forecasts(situation: Situation, store: Store, jobs: Sequence[int]) -> tuple[Forecast, ...]:

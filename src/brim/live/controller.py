@@ -448,12 +448,12 @@ class Controller:
 
     def _attempt_seen(self, attempt: AttemptRecord, seen: AttemptSeen) -> None:
         """A living attempt: note its state, the devices it has left, and whether it makes progress."""
-        job, state = attempt.job, self.scheduler.state
+        job, state, was = attempt.job, self.scheduler.state, attempt
         begins = seen.state in (RUNNING, STOPPING)
         attempt = replace(
             attempt, begin_ms=self._begin_ms(attempt, seen) if begins else attempt.begin_ms,
             state="stopping" if attempt.stop_reason else "running" if seen.state == RUNNING else attempt.state,
-            processes=processes(seen.processes),
+            processes=processes(seen.processes), detail=text(seen.detail),
         )
         target = self._reconciler.targets.get(job)
         if target is not None and seen.sequence >= attempt.sequence and seen.state == RUNNING:
@@ -467,6 +467,8 @@ class Controller:
             seen.state == RUNNING and seen.has_begun and state.phase(job) is Phase.STARTING
             and seen.sequence >= state.sequence(job)
         )
+        if was.state == "starting" and was.detail != attempt.detail:  # why it does not start, or that it has
+            self.books.put(job, reason="" if attempt.state == "running" else attempt.detail)
         if started and attempt.start_ms == NONE:
             attempt = replace(attempt, start_ms=self.books.now_ms)
         self.books.put_attempt(attempt)

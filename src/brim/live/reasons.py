@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from brim.engine.explain import explain
 from brim.engine.round import RoundResult
 from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord
+
+EARLIER_MAX: Final = 5
+"""Attempts of a job that are told of, the newest; ours."""
 
 
 def why(job: JobRecord, attempts: Iterable[AttemptRecord], last_round: RoundResult | None) -> str:
@@ -28,8 +32,19 @@ def why(job: JobRecord, attempts: Iterable[AttemptRecord], last_round: RoundResu
         })
         who = f"job {' and '.join(map(str, leaving))} to leave them" if leaving else f"the agent of {job.user}"
         return f"job {job.id} was given devices {', '.join(map(str, mine.devices))} and waits for {who}."
+    if mine is not None and mine.state == "starting" and mine.detail:
+        return f"job {job.id} was given devices {', '.join(map(str, mine.devices))} and does not start: {mine.detail}."
     if job.holds and mine is None:
         return f"job {job.id} is held: {', '.join(job.holds)}."
     if last_round is None or job.id not in last_round.job.tolist():
         return f"job {job.id} is {job.state}; no round has decided about it yet."
     return explain(last_round.snapshot, last_round, job.id)
+
+
+def earlier(job: JobRecord, attempts: Sequence[AttemptRecord]) -> list[str]:
+    """Say how the attempts of a job ended before its newest one, a line for each: why it was started again."""
+    past = [one for one in attempts if one.state == "ended" and (one.number < job.attempt or not job.has_ended)]
+    return [
+        f"attempt {one.number} was {one.stop_reason or one.outcome}" + (f": {one.detail}" if one.detail else "")
+        for one in past[-EARLIER_MAX:]
+    ]

@@ -258,6 +258,11 @@ class ClusterService:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be written at present, as a sentence for users; empty if it can."""
+        return self._store.trouble
+
     def now_ms(self) -> int:
         """Return cluster time."""
         return self._store.now_ms()
@@ -309,7 +314,7 @@ class ClusterService:
         facts = self._known()
         return {
             "now_ms": self._store.now_ms(), "policy": facts.setting.policy, "version": __version__, "pid": os.getpid(),
-            "cluster": facts.setting.cluster, "devices": facts.devices, "trouble": self._store.trouble,
+            "cluster": facts.setting.cluster, "devices": facts.devices, "trouble": self.trouble,
             "jobs": sum(not job.has_ended for job in self._jobs.values()), "rounds": self._rounds,
             "agents": len(self._agents.hellos),
         }
@@ -330,6 +335,13 @@ class ClusterService:
         if record.has_ended:
             return f"job {job} has ended: {record.reason or record.state}."
         return why(record, self._attempts.values(), self._last_round)
+
+    def earlier(self, job: int) -> list[str]:
+        """Say how the attempts of a job ended before its newest one, a line for each."""
+        from brim.live.reasons import earlier  # noqa: PLC0415 - see above
+
+        record = self.job(job)
+        return [] if record is None else earlier(record, self._store.reads.attempts(job))
 
     async def subscribe(self) -> AsyncIterator[JobRecord]:
         """Yield every job that changes, as it then is. A reader that is too slow is ended."""

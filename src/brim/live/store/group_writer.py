@@ -121,7 +121,7 @@ class GroupWriter:
     def serve(self) -> None:
         """Write groups until ``close``; nothing that goes wrong here leaves the process in an unknown state."""
         try:
-            while group := self._next_group():
+            while (group := self._next_group()) is not None:
                 self.write(group)
             self._end()
         except BaseException as error:
@@ -133,15 +133,15 @@ class GroupWriter:
             self._closing = True
             self._changed.notify()
 
-    def _next_group(self) -> list[Write]:
-        """Wait for requests; those that were kept come first. Empty: closed, and nothing waits."""
+    def _next_group(self) -> list[Write] | None:
+        """Wait for requests; those that were kept come first. Empty: look whether the trouble is over. None: closed."""
         with self._changed:
-            while not self._queue and not self._closing and not self._kept:
+            while not self._queue and not self._closing and not self.trouble:
                 self._changed.wait()
-            if self._kept and not self._queue and not self._closing:
+            if self.trouble and not self._queue and not self._closing:
                 self._changed.wait(RETRY_S)
-            if self._closing and not self._queue and self._kept and self.trouble:
-                return []
+            if self._closing and not self._queue and (self.trouble or not self._kept):
+                return None
             group, self._kept = self._kept, []
             weight = 0
             while self._queue and weight < GROUP_WEIGHT_MAX:
