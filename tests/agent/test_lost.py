@@ -15,7 +15,7 @@ from brim.agent.adoption import found_attempts
 from brim.agent.attempt import _lock
 from brim.agent.protocol import LOST, ORDERS, STOPPED, StartAttempt, StopAttempt
 from brim.gang.client import send_request
-from brim.gang.messages import StatusRequest
+from brim.gang.messages import GANG_VARIABLE, StatusRequest
 from tests.agent.test_agent import is_gone
 
 
@@ -97,3 +97,16 @@ def test_an_attempt_whose_agent_was_killed_before_it_said_who_it_is_is_adopted(t
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_a_process_that_has_left_everything_but_its_mark_is_found():
+    """In a session of its own, a child of nobody that brim knows: of both its supervisor and its agent killed."""
+    marks = {"this attempt": True, "another": False}
+    found = [subprocess.Popen(["sleep", "1000"], env={GANG_VARIABLE: mark}, start_new_session=True) for mark in marks]
+    try:
+        of_attempt = {process.pid for process in leftovers.processes_of("this attempt", (), ())}
+        assert [process.pid in of_attempt for process in found] == [*marks.values()]
+    finally:
+        for process in found:
+            process.kill()
+            process.wait()
