@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from brim.agent import attempt_files, leftovers
 from brim.agent.adoption import found_attempts
 from brim.agent.attempt import _lock
 from brim.agent.protocol import LOST, ORDERS, STOPPED, StartAttempt, StopAttempt
+from brim.gang import processes
 from brim.gang.client import send_request
 from brim.gang.messages import GANG_VARIABLE, StatusRequest
 from tests.agent.test_agent import is_gone
@@ -110,3 +112,18 @@ def test_a_process_that_has_left_everything_but_its_mark_is_found():
         for process in found:
             process.kill()
             process.wait()
+
+
+def test_a_signal_reaches_the_process_that_was_seen_and_no_later_one_with_its_id():
+    """I12: the id is the same, the start time is not."""
+    child = subprocess.Popen(["sleep", "1000"])
+    try:
+        seen = processes.find_process(child.pid)
+        assert not processes.send_signal(replace(seen, start_ticks=seen.start_ticks - 1), signal.SIGKILL)
+        assert child.poll() is None
+        assert processes.send_signal(seen, signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL
+        assert not processes.send_signal(seen, signal.SIGKILL)
+    finally:
+        child.kill()
+        child.wait()
