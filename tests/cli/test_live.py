@@ -80,6 +80,12 @@ def test_a_command_has_the_environment_and_folder_of_its_user(up):
     assert up("logs", "where").stdout.startswith("fast")
 
 
+def test_a_log_is_that_of_all_attempts(up):
+    job = up.ended("--", "sh", "-c", 'echo "attempt $BRIM_ATTEMPT"; test $BRIM_ATTEMPT = 2 || exit 75')
+    for options in ((), ("-f",), ("--tail", "9")):
+        assert up("logs", *options, job).stdout == "attempt 1\nattempt 2\n"
+
+
 def test_a_script_is_copied_and_its_headers_count(up):
     script = up.work / "job.sh"
     headers = "#SBATCH -J resnet --partition=x\n#BRIM --env A=1 -g 2\n"

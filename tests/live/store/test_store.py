@@ -6,8 +6,10 @@ import os
 import sqlite3
 import stat
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from brim.errors import ConfigError, InvariantError, NotFoundError, RefusedError
 from brim.live.inputs import Cancel, Submit
 from brim.live.records import ENDED, AttemptRecord, TokenRecord
 from brim.live.requests import NONE
+from brim.live.store.cluster_time import SystemClock
 from brim.live.store.errors import KeyReusedError, NotAcceptedError, TooManyJobsError
 from brim.live.store.reading import JobFilter
 from brim.live.store.store import Store
@@ -428,3 +431,10 @@ def test_a_second_controller_is_refused(tmp_path):
     with Opened(tmp_path), pytest.raises(RefusedError, match=rf"a controller \(process {os.getpid()}\) already uses"):
         Opened(tmp_path)
     Opened(tmp_path).store.close()
+
+
+def test_the_clock_of_the_machine_counts_from_its_start():
+    """And is not the wall clock, which may be set."""
+    before_s = float(Path("/proc/uptime").read_text().split()[0])
+    counted_s = SystemClock().boottime_ms() / 1000
+    assert before_s - 0.1 <= counted_s < time.time() / 2
