@@ -72,13 +72,24 @@ def parse_memory_mib(text: str) -> int:
 
 def show_duration(seconds: float) -> str:
     """Show seconds as people read them: ``43 s``, ``12.5 min``, ``3.2 h``, ``4.1 d``."""
-    if not math.isfinite(seconds):
+    return show_durations(seconds)[0]
+
+
+def show_durations(*seconds: float) -> tuple[str, ...]:
+    """Show several times in the unit that suits the longest of them: ``0.8 min`` and ``12.5 min``."""
+    longest = max((abs(one) for one in seconds if math.isfinite(one)), default=0.0)
+    divisor, unit = next(
+        ((divisor, unit) for limit, divisor, unit in ((120, 1, "s"), (7_200, 60, "min"), (172_800, S_PER_H, "h"))
+         if longest < limit), (86_400, "d"),
+    )  # fmt: skip
+    return tuple(_shown(one / divisor, unit) for one in seconds)
+
+
+def _shown(value: float, unit: str) -> str:
+    if not math.isfinite(value):
         return "-"
-    for limit, divisor, unit in ((120, 1, "s"), (7_200, 60, "min"), (172_800, 3_600, "h")):
-        if abs(seconds) < limit:
-            value = seconds / divisor
-            return f"{value:.0f} {unit}" if value == round(value) or abs(value) >= 100 else f"{value:.1f} {unit}"
-    return f"{seconds / 86_400:.1f} d"
+    is_whole = unit != "d" and (value == round(value) or abs(value) >= 100)
+    return f"{value:.0f} {unit}" if is_whole else f"{value:.1f} {unit}"
 
 
 def counted(number: int, noun: str) -> str:

@@ -7,9 +7,10 @@ import random
 import pytest
 
 from brim.agent.protocol import ENDED, QUARANTINED, RUNNING, DeviceSeen
+from brim.core.events import Event, Kind, Report, Sample
 from brim.foresight.answers import Forecast
 from brim.foresight.forecast import forecasts
-from brim.live.inputs import Device, Hold
+from brim.live.inputs import Cancel, Device, Hold
 from brim.live.recording import RecordedAttempt, RecordedJob
 from brim.live.records import JobRecord
 from brim.live.situation import situation_of
@@ -189,7 +190,57 @@ def test_the_same_seed_gives_the_same_forecast():
     assert ahead(queue(), history, 2, seed=2) != ahead(queue(), history, 2, seed=3)
 
 
-def test_a_queue_that_would_take_too_long_has_no_forecast(monkeypatch):
+def test_a_job_that_is_being_cancelled_has_no_forecast_and_leaves_its_devices():
+    desk = queue()
+    desk.submit(name="b", after=(1,))
+    desk.command(Cancel, 1)
+    history = past("a", *[600] * 5) + past("b", *[30] * 5) + past("c", *[30] * 5)
+    first, second, fourth = ahead(desk, history, 1, 2, 4)
+    assert (first.start_s, first.end_s, first.missing) == (None, None, "it is being cancelled")
+    assert second.start_s[1] < 15, "a stop takes ten seconds, as long as nothing else is known"
+    assert fourth.missing == "it waits for job 1: it is being cancelled"
+
+
+def test_jobs_held_by_a_quota_start_when_jobs_of_their_user_end():
+    desk = Desk(devices=4, user_gpus=2)
+    for gpus in (1, 1, 2, 1, 3):
+        desk.submit(name="a", gpus=gpus)
+    desk.saw(1, RUNNING)
+    desk.saw(2, RUNNING)
+    third, fourth, fifth = ahead(desk, past("a", *[60] * 9), 3, 4, 5)
+    assert desk.stored[3].holds == ("quota",)
+    assert 25 < fourth.start_s[0] <= fourth.start_s[1] < 130, "one GPU is left by either of two jobs"
+    assert third.start_s[0] > fourth.end_s[0] - 100
+    assert third.start_s[0] > 2 * 25
+    assert fifth.missing == "it needs 3 GPUs, and jobs of u1 may have 2"
+
+
+def test_the_limit_of_an_array_and_a_quota_hold_together():
+    desk = Desk(devices=4, user_gpus=3)
+    for index in range(4):
+        desk.submit(name="a", array=1, array_index=index, array_limit=2)
+    found = ahead(desk, past("a", *[60] * 9), 3, 4)
+    assert all(25 < one.start_s[0] <= one.start_s[1] < 270 for one in found)
+
+
+def test_of_a_long_queue_the_first_jobs_are_forecast_and_it_is_said_what_was_left_out(monkeypatch):
     monkeypatch.setattr("brim.foresight.forecast.QUEUE_MAX", 2)
-    found = ahead(queue(), past("a", 60, 60, 60), 2, 3)
-    assert [one.missing for one in found] == ["no forecast: 3 jobs have not ended, and at most 2 are replayed"] * 2
+    second, third = ahead(queue(), past("a", 60, 60, 60), 2, 3)
+    assert second.start_s is not None
+    assert second.basis == "3 runs of the same user; 1 job submitted later left out"
+    assert third.missing == "no forecast: more than 2 jobs that have not ended were submitted before it"
+
+
+def test_a_job_runs_faster_on_more_gpus_as_far_as_its_speed_is_known():
+    """Its steps take 1 s on one GPU and half of that on two, and it asked for one."""
+    desk = Desk(find_policy("elastic"), devices=2)
+    desk.submit(name="a", gpus=1, gpus_min=1, gpus_max=2, ranks="per-gpu", batch=64, local_batch_max=64)
+    desk.saw(1, RUNNING)
+    alone = ahead(desk, past("a", *[600] * 9), 1)[0].end_s
+    assert alone is not None
+    scheduler = desk.controller.scheduler
+    for sample in (Sample(nodes=1, gpus=1, local_batch=64, step_s=1.0, sync_s=0.0),
+                   Sample(nodes=1, gpus=2, local_batch=32, step_s=0.5, sync_s=0.0)):
+        report = Report(samples_done=1.0, samples_per_s=64.0, seen=(sample,))
+        scheduler.state.apply(Event(desk.now_ms, Kind.REPORTED, 1, report=report))
+    assert ahead(desk, past("a", *[600] * 9), 1)[0].end_s[1] < 0.8 * alone[1]

@@ -11,7 +11,7 @@ from brim.cli.controller import client, find_jobs
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
-from brim.units import show_duration
+from brim.units import show_durations
 
 app = typer.Typer()
 
@@ -53,5 +53,5 @@ def _said(forecast: dict[str, Any]) -> str:
 
 
 def _interval(low_s: float, high_s: float) -> str:
-    low, high = show_duration(low_s), show_duration(high_s)
-    return low if low == high else f"{low} to {high}"
+    low, high = show_durations(low_s, high_s)
+    return low if low == high else f"{low.rpartition(' ')[0]} to {high}"

@@ -4,11 +4,14 @@ Run times are drawn from jobs like it that finished here: of its name and size, 
 of these of which there are enough. Without them the time limit bounds it, and any time up to it is as likely. With
 neither, nothing is known: it ends at once in half of the continuations, and never in the others. What starts in all of
 them has an interval, and what does not has no basis yet.
+
+Run times are those on the GPUs that a job asks for; what is believed of its speed tells those on others. Of a long
+queue only the jobs that were submitted first are replayed, and each forecast says how many were left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,12 +22,15 @@ from brim.core.arrays import FloatArray, IntArray
 from brim.core.events import Event, Kind
 from brim.core.lifecycle import Phase
 from brim.core.trace import NONE
+from brim.engine.scheduler import Scheduler
 from brim.foresight.answers import Forecast
 from brim.live import holds
+from brim.live.ends import CANCELLED, TIME_LIMIT
 from brim.live.recording import RecordedJob, costs_of
 from brim.live.records import JobRecord
 from brim.live.situation import Situation
-from brim.sim.continuation import Outset, continued
+from brim.policies.size.candidates import candidates
+from brim.sim.continuation import Limit, Outset, continued
 from brim.sim.overheads import Overheads
 from brim.units import CENTURY_MS, MS_PER_S, counted, show_duration
 
@@ -35,7 +41,8 @@ DRAWS_MIN: Final = 6
 EVENTS_MAX: Final = 20 * 1_024
 """Events and rounds of all continuations together, if that leaves ``DRAWS_MIN`` of them; ours: some seconds."""
 QUEUE_MAX: Final = 500
-"""Jobs of a queue that is continued; ours: so many take 4 s of CPU time under backfill, 10 s under elastic."""
+"""Jobs that are replayed, those first that run, then in order of submission; ours: so many take 4 s of CPU time under
+backfill, 10 s under elastic."""
 RUNS_MIN: Final = 3
 """Fewest runs of its kind from which a run time is drawn; ours."""
 _BASES: Final = 3
@@ -84,11 +91,11 @@ def forecasts(
         PlanError: the policy wants something impossible.
     """
     wanted = [job for job in jobs if job in situation.jobs]
-    if len(situation.jobs) > QUEUE_MAX:
-        missing = f"no forecast: {len(situation.jobs):,} jobs have not ended, and at most {QUEUE_MAX:,} are replayed"
-        return tuple(Forecast(job=job, start_s=None, end_s=None, basis="", missing=missing) for job in wanted)
-    stuck = _stuck(situation)
-    outset, ids = _outset(situation, history, stuck)
+    leaving = _leaving(situation)
+    stuck = _stuck(situation, leaving)
+    late = _late(situation, stuck)
+    outset, ids = _outset(situation, history, {*stuck, *late} - situation.attempts.keys(), leaving)
+    left_out = f"; {counted(len(late), 'job')} submitted later left out" if late else ""
     rows = {job: row for row, job in enumerate(ids.tolist())}
     groups = grouped([_kind(one.job) for one in history if one.undisturbed],
                      [one.run_ms for one in history if one.undisturbed])
@@ -97,15 +104,16 @@ def forecasts(
     start_DJ, end_DJ = _drawn(outset, known, seed)
     found = []
     for job in wanted:
-        if job in stuck:
-            found.append(Forecast(job=job, start_s=None, end_s=None, basis="", missing=stuck[job]))
+        why_not = stuck.get(job) or late.get(job)
+        if why_not:
+            found.append(Forecast(job=job, start_s=None, end_s=None, basis="", missing=why_not))
             continue
         row = rows[job]
         begun = situation.scheduler.state.phase(job) in (Phase.STARTING, Phase.RUNNING)
         start_s = None if begun else _interval_s(start_DJ[:, row], situation.now_ms)
         end_s = _interval_s(end_DJ[:, row], situation.now_ms) if known[row].is_bounded else None
         found.append(Forecast(
-            job=job, start_s=start_s, end_s=end_s, basis=known[row].words,
+            job=job, start_s=start_s, end_s=end_s, basis=f"{known[row].words}{left_out}",
             missing="" if end_s and (begun or start_s) else _missing(job, unknown),
         ))
     return tuple(found)
@@ -162,40 +170,72 @@ def _known(situation: Situation, job: JobRecord, groups: Mapping[tuple[object, .
     return _Known(np.zeros(0), ran_ms, NONE, "")
 
 
-def _stuck(situation: Situation) -> dict[int, str]:
+def _leaving(situation: Situation) -> dict[int, str]:
+    """Jobs that were told to stop and will not come back by themselves, and why."""
+    leaving = {}
+    for job, attempt in situation.attempts.items():
+        if job in situation.jobs and situation.scheduler.state.phase(job) is Phase.STOPPING:
+            held = _held_for(situation.jobs[job])
+            if attempt.stop_reason in (CANCELLED, TIME_LIMIT):
+                leaving[job] = "it is being cancelled" if attempt.stop_reason == CANCELLED else "its time limit is over"
+            elif held:
+                leaving[job] = held
+    return leaving
+
+
+def _stuck(situation: Situation, leaving: Mapping[int, str]) -> dict[int, str]:
     """Jobs that nobody knows when to expect, because somebody has to do something first, and why."""
-    stuck = {job.id: reason for job in situation.jobs.values() if (reason := _held_for(job))}
+    stuck = dict(leaving)
     for job in sorted(situation.jobs):  # a job waits for earlier ones only
-        for other in situation.jobs[job].request.before:
-            if other in stuck and job not in stuck:
+        record = situation.jobs[job]
+        if job in situation.attempts:
+            continue
+        gpus = holds.sizes_within(record.request, situation.user_gpus)[1]
+        if reason := _held_for(record):
+            stuck[job] = reason
+        elif situation.user_gpus != NONE and gpus > situation.user_gpus:
+            stuck[job] = f"it needs {counted(gpus, 'GPU')}, and jobs of {record.user} may have {situation.user_gpus}"
+        for other in record.request.before:
+            ends = other in leaving and situation.attempts[other].stop_reason in (CANCELLED, TIME_LIMIT)
+            if other in stuck and job not in stuck and not (ends and other not in record.request.after):
                 stuck[job] = f"it waits for job {other}: {stuck[other]}"
-    return {job: reason for job, reason in stuck.items() if job not in situation.attempts}
+    return stuck
 
 
 def _held_for(job: JobRecord) -> str:
-    waits = {holds.BEGIN, holds.ARRAY_LIMIT, *map(holds.after, {*job.request.after, *job.request.after_any})}
-    reasons = [hold for hold in job.holds if hold not in waits]
+    others = map(holds.after, {*job.request.after, *job.request.after_any})
+    reasons = [hold for hold in job.holds if hold not in {holds.BEGIN, holds.ARRAY_LIMIT, holds.QUOTA, *others}]
     return f"it is held: {', '.join(reasons)}" if reasons else ""
 
 
-def _outset(situation: Situation, history: Sequence[RecordedJob], stuck: Mapping[int, str]) -> tuple[Outset, IntArray]:
-    """What continuations begin from, without the jobs that are stuck; and the id of each job in it (J,)."""
+def _late(situation: Situation, stuck: Mapping[int, str]) -> dict[int, str]:
+    """The jobs of a long queue that were submitted last and are not replayed, and why they have no forecast."""
+    waiting = [job for job in sorted(situation.jobs) if job not in situation.attempts and job not in stuck]
+    room = max(QUEUE_MAX - len(situation.attempts), 0)
+    missing = f"no forecast: more than {QUEUE_MAX:,} jobs that have not ended were submitted before it"
+    return dict.fromkeys(waiting[room:], missing)
+
+
+def _outset(
+    situation: Situation, history: Sequence[RecordedJob], without: Collection[int], leaving: Collection[int]
+) -> tuple[Outset, IntArray]:
+    """What continuations begin from, without some jobs; and the id of each job in it (J,)."""
     scheduler = situation.scheduler.copy()
-    for job in sorted(stuck):
+    for job in sorted(without):
         scheduler.state.apply(Event(situation.now_ms, Kind.CANCELLED, job))
     scheduler.state, ids = scheduler.state.renumbered()
     rows = {job: row for row, job in enumerate(ids.tolist())}
     jobs, state, cluster = situation.jobs, scheduler.state, scheduler.state.cluster
     costs = costs_of(history)
-    waits = {}
-    for job, row in rows.items():
-        if state.phase(row) is Phase.HELD:
-            others = {rows[other] for other in jobs[job].request.before if holds.after(other) in jobs[job].holds}
-            waits[row] = tuple(sorted(others | _of_array(situation, jobs[job], rows)))
+    held = {job: row for job, row in rows.items() if state.phase(row) is Phase.HELD}
+    waits = {
+        row: tuple(sorted(rows[other] for other in jobs[job].request.before if holds.after(other) in jobs[job].holds))
+        for job, row in held.items()
+    }
     begins = {
         row: holds.cluster_ms(jobs[job], jobs[job].request.begin_s) if holds.BEGIN in jobs[job].holds else 0
-        for job, row in rows.items() if row in waits
-    }  # fmt: skip
+        for job, row in held.items()
+    }
     outset = Outset(
         now_ms=situation.now_ms, scheduler=scheduler, overheads=Overheads(
             start_ms=costs.start_ms, restart_ms=costs.restart_ms, save_ms=costs.save_ms
@@ -205,15 +245,39 @@ def _outset(situation: Situation, history: Sequence[RecordedJob], stuck: Mapping
             for job, row in rows.items()
         ],
         waits={row: others for row, others in waits.items() if others},
-        begin_ms={row: at for row, at in begins.items() if not waits.get(row)},
+        begin_ms={row: at for row, at in begins.items() if not waits[row]},
+        limits=tuple(_limits(situation, rows)), leaving=frozenset(rows[job] for job in leaving if job in rows),
+        speedups=_speedups(scheduler, situation.now_ms),
     )
     return outset, ids
 
 
-def _of_array(situation: Situation, job: JobRecord, rows: Mapping[int, int]) -> set[int]:
-    """The job of a limited array after which this one may run: as many places before it as may run at once."""
-    if holds.ARRAY_LIMIT not in job.holds:
-        return set()
-    array = [one for one in sorted(rows) if situation.jobs[one].array == job.array]
-    before = array.index(job.id) - job.request.array_limit
-    return {rows[array[before]]} if before >= 0 else set()
+def _limits(situation: Situation, rows: Mapping[int, int]) -> Iterator[Limit]:
+    """The quotas of users and the limits of arrays."""
+    arrays: dict[int, dict[int, int]] = {}
+    users: dict[int, dict[int, int]] = {}
+    most = {}
+    for number, row in rows.items():
+        job = situation.jobs[number]
+        if job.request.array_limit != NONE:
+            most[job.array] = job.request.array_limit
+            arrays.setdefault(job.array, {})[row] = 1
+        if situation.user_gpus != NONE:
+            users.setdefault(job.uid, {})[row] = holds.sizes_within(job.request, situation.user_gpus)[1]
+    yield from (Limit(most=most[array], needs=needs) for array, needs in arrays.items())
+    yield from (Limit(most=situation.user_gpus, needs=needs) for needs in users.values())
+
+
+def _speedups(scheduler: Scheduler, now_ms: int) -> dict[int, FloatArray]:
+    """Speed of each elastic job whose step times are known, relative to the GPUs it asks for, by number of GPUs."""
+    snapshot, total = scheduler.state.freeze(now_ms), int(scheduler.state.cluster.num_gpus)
+    if not snapshot.jobs.elastic.any():
+        return {}
+    found = candidates(snapshot, scheduler.beliefs.speeds.of_jobs(snapshot), gpus_max=total)
+    speedups = {}
+    for at in np.flatnonzero(found.fitted).tolist():
+        rates, asked = found.rate_JG[at], int(snapshot.jobs.gpus[at])
+        sizes = np.flatnonzero(np.isfinite(rates))
+        all_rates = np.interp(np.arange(len(rates)), sizes, rates[sizes])  # other sizes lie between them
+        speedups[int(snapshot.jobs.id[at])] = all_rates / all_rates[asked]
+    return speedups

@@ -1,23 +1,24 @@
 """The twin from a given state on: what a live cluster would do if its jobs took the run times that are given.
 
 The same loop, parts and engine as a replay. It begins with a copy of the live engine, running jobs included, in place
-of a trace, and no job arrives. Jobs run as long as given on whatever they get (truth ``rigid``).
+of a trace, and no job arrives. Jobs run as long as given on the GPUs they asked for; on other numbers of GPUs, those
+whose speed is believed to be known are as much faster or slower, and the others run as long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from brim.core.actions import Start
-from brim.core.arrays import IntArray
-from brim.core.events import JobSpec, Kind
+from brim.core.arrays import FloatArray, IntArray
+from brim.core.events import Event, JobSpec, Kind
 from brim.core.lifecycle import Phase
 from brim.core.replay import Runs
-from brim.core.trace import NONE, trace_of
+from brim.core.trace import NONE, Trace, trace_of
 from brim.engine.scheduler import Scheduler
 from brim.sim.attempts import Attempts
 from brim.sim.fault_injector import FaultInjector
@@ -29,12 +30,26 @@ from brim.sim.record import Record
 from brim.sim.stall_detector import StallDetector
 from brim.sim.timeline import Timeline
 from brim.sim.truths.rigid import Rigid
+from brim.sim.truths.truth import ALONE, Company, Pace
 from brim.units import MS_PER_DAY
 
 STRETCHES_MAX: Final = 4
 """Stretches of ``PROGRESS_EVERY`` events and rounds after which a continuation is cut off; ours: some seconds."""
 HORIZON_MS: Final = 90 * MS_PER_DAY
 """Time after which a continuation ends; ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What some jobs may have together, from when they wait for devices to their end.
+
+    Attributes:
+        most: The most of it: GPUs, or jobs.
+        needs: What each of these jobs needs of it, by row.
+    """
+
+    most: int
+    needs: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +62,9 @@ class Outset:
         specs: The jobs (J).
         waits: Rows that must end before a held job becomes eligible, by its row.
         begin_ms: Time at which another held job becomes eligible, by its row.
+        limits: What jobs may have together; a held job becomes eligible once these leave room for it, too.
+        leaving: Rows of stopping jobs that end with their stop.
+        speedups: Speed on 0 to G GPUs, relative to the GPUs asked for, by row of a job of which it is known (G + 1,).
         overheads: Costs of changes.
     """
 
@@ -55,6 +73,9 @@ class Outset:
     specs: Sequence[JobSpec]
     waits: Mapping[int, tuple[int, ...]]
     begin_ms: Mapping[int, int]
+    limits: tuple[Limit, ...] = ()
+    leaving: frozenset[int] = frozenset()
+    speedups: Mapping[int, FloatArray] = field(default_factory=dict)
     overheads: Overheads
 
 
@@ -78,12 +99,16 @@ def continued(outset: Outset, run_ms: Sequence[int]) -> Course:
         PlanError: the policy wants something impossible.
     """
     scheduler, specs, total = outset.scheduler.copy(), outset.specs, len(outset.specs)
+    stop_ms = {row: scheduler.state.run_ms(row, outset.now_ms) + max(outset.overheads.save_ms, 1)
+               for row in outset.leaving}
+    run_ms = [stop_ms.get(row, time_ms) for row, time_ms in enumerate(run_ms)]
     trace = trace_of(
         name="the queue", format="live", job_id=[str(row) for row in range(total)], submit_ms=[0] * total,
-        gpus=[spec.gpus for spec in specs], run_ms=list(run_ms),
+        gpus=[spec.gpus for spec in specs], run_ms=run_ms,
     )
-    cluster, policy = scheduler.state.cluster, scheduler.policy
-    timeline, record, truth = Timeline(trace, arrived=total), Record(total), Rigid(trace)
+    cluster, policy, state = scheduler.state.cluster, scheduler.policy, scheduler.state
+    holding = [row for row in range(total) if state.phase(row) is not Phase.HELD]
+    timeline, record, truth = _LimitedTimeline(trace, outset.limits, holding), Record(total), _Believed(trace, outset)
     stall_detector = StallDetector(trace, policy.name, outset.overheads, Faults(), record)
     attempts = Attempts(cluster, specs, truth, outset.overheads.checkpoint_ms, timeline, record, stall_detector)
     injector = FaultInjector(cluster, Faults(), 0, attempts, timeline, record)
@@ -121,9 +146,66 @@ def _resume(outset: Outset, scheduler: Scheduler, timeline: Timeline, attempts: 
                 from_ms += max(overheads.start_ms if state.attempt(row) == 1 else overheads.restart_ms, 1)
             action = Start(row, state.attempt(row), state.sequence(row), setting)
             attempts.resume(action, state.run_ms(row, now_ms), from_ms, now_ms)
+        elif phase is Phase.STOPPING and row in outset.leaving and setting is not None:
+            action = Start(row, state.attempt(row), state.sequence(row), setting)
+            attempts.resume(action, state.run_ms(row, now_ms), now_ms, now_ms)
         elif phase is Phase.STOPPING:
             timeline.push(now_ms + overheads.save_ms, Kind.STOPPED, row, state.attempt(row))
     for row, others in outset.waits.items():
         timeline.wait_for(row, others)
     for row, begin_ms in outset.begin_ms.items():
         timeline.push(max(begin_ms, now_ms), Kind.ELIGIBLE, row)
+
+
+class _Believed(Rigid):
+    """The given run times, and how much faster or slower elastic jobs are believed to be on other numbers of GPUs."""
+
+    def __init__(self, trace: Trace, outset: Outset) -> None:
+        super().__init__(trace)
+        self._speedups = {row: speedup.tolist() for row, speedup in outset.speedups.items()}
+
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
+        """See ``Truth``."""
+        pace, speedup = super().pace(job, done, nodes, batch, company), self._speedups.get(job)
+        return pace if speedup is None else pace._replace(per_ms=speedup[min(sum(nodes), len(speedup) - 1)])
+
+
+class _LimitedTimeline(Timeline):
+    """A timeline in which a job becomes eligible once what jobs may have together leaves room for it.
+
+    Args:
+        trace: The jobs, all of which have arrived.
+        limits: What jobs may have together.
+        holding: Rows of jobs that have or wait for devices.
+    """
+
+    def __init__(self, trace: Trace, limits: Sequence[Limit], holding: Collection[int]) -> None:
+        super().__init__(trace, arrived=len(trace))
+        self._limits = limits
+        self._holding, self._wanting = set(holding), set[int]()
+        self._left = [limit.most - sum(limit.needs.get(row, 0) for row in holding) for limit in limits]
+
+    def record_event(self, event: Event) -> None:
+        """Keep an event that has happened, unless it would let a job wait for devices for which limits have no room."""
+        if event.kind is not Kind.ELIGIBLE:
+            super().record_event(event)
+        elif any(limit.needs.get(event.job, 0) > left for limit, left in zip(self._limits, self._left, strict=True)):
+            self._wanting.add(event.job)
+        else:
+            self._wanting.discard(event.job)
+            self._holding.add(event.job)
+            self._take(event.job, 1)
+            super().record_event(event)
+
+    def release(self, job: int, now_ms: int) -> None:
+        """Let the jobs become eligible that waited for the end of this one, or for the room that it leaves."""
+        super().release(job, now_ms)
+        if job in self._holding:
+            self._holding.remove(job)
+            self._take(job, -1)
+            for row in sorted(self._wanting):
+                self.record_event(Event(now_ms, Kind.ELIGIBLE, row))
+
+    def _take(self, job: int, sign: int) -> None:
+        for at, limit in enumerate(self._limits):
+            self._left[at] -= sign * limit.needs.get(job, 0)
