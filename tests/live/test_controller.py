@@ -423,6 +423,14 @@ def test_a_quota_and_the_limit_of_an_array_hold_together():
     assert {record.state for record in desk.stored.values()} == {"finished"}
 
 
+def test_a_job_that_never_fits_its_quota_says_so_and_takes_no_place_in_its_array():
+    desk = Desk(devices=4, user_gpus=2)
+    for index, fields in enumerate(({"gpus_min": 3, "gpus": 3, "gpus_max": 4, "ranks": "per-gpu"}, {"gpus": 2})):
+        desk.submit(array=1, array_index=index, array_limit=1, **fields)
+    assert with_an_attempt(desk) == [2]
+    assert desk.stored[1].reason == "held: quota: jobs of u1 may have 2 GPUs at the same time, and it needs 3"
+
+
 def test_a_job_does_not_begin_before_its_time():
     desk = Desk()
     desk.submit(begin_s=1_000_060)

@@ -21,7 +21,8 @@ from brim.engine.scheduler import Scheduler
 from brim.policies.presets import find_policy
 from brim.policies.sockets import Policy
 from brim.testing.elastic import restless
-from tests.live.virtual import GAP_MS, Chances, VirtualCluster, Work, random_life, request
+from tests.live.users import random_life
+from tests.live.virtual import GAP_MS, Chances, Limits, VirtualCluster, Work, request
 from tests.sampling import sample
 
 SEEDS = sample(500, 100)
@@ -31,6 +32,8 @@ GROUPS = sample(10, 2)
 SITUATIONS = {
     "the controller crashed", "an agent died", "a gang was resized", "a gang was stopped", "time jumped",
     "a job came back and finished", "the disk was full", "a message was lost", "a gang was killed",
+    "a job waited for its quota", "a job waited for its array limit", "a user had too many jobs",
+    "a job with a deadline ended",
 }
 """What must happen in each group of seeds: silence is no proof."""
 
@@ -42,9 +45,10 @@ def policy_of(seed: int) -> Policy:
     return find_policy(("fifo", "srtf", "tiresias", "fair", "las")[seed // 2 % 5])
 
 
-def storm(seed: int) -> VirtualCluster:
+def storm(seed: int, limits: Limits | None = None) -> VirtualCluster:
     """One seed: half a minute of life under faults, then calm until everything has ended."""
-    world = VirtualCluster(seed, policy_of(seed))
+    limits = Limits.drawn(random.Random(f"limits {seed}")) if limits is None else limits
+    world = VirtualCluster(seed, policy_of(seed), limits=limits)
     try:
         random_life(world, 30_000)
         world.settle()
@@ -63,7 +67,7 @@ def test_nothing_is_lost_started_twice_or_forgotten_in_a_storm(group: int) -> No
 
 @pytest.mark.parametrize("seed", FAILED_ONCE)
 def test_seeds_that_failed_once_do_not_again(seed: int) -> None:
-    storm(seed)
+    storm(seed, Limits())  # as they were then
 
 
 def quiet_day(crash_at: int | None = None) -> VirtualCluster:
@@ -99,7 +103,8 @@ def test_a_crash_before_or_after_any_commit_changes_nothing_that_users_see() -> 
 def test_the_twin_decides_again_what_the_controller_decided(seed: int) -> None:
     """I24: the journal of a storm, with its crashes and restarts, replays byte for byte."""
     chances = replace(Chances.drawn(random.Random(seed)), crash=0.05)
-    world = VirtualCluster(seed, policy_of(seed), chances, snapshots=False)
+    limits = Limits(user_gpus=2, user_jobs=6, deadlines=0.5) if seed % 2 else Limits()
+    world = VirtualCluster(seed, policy_of(seed), chances, snapshots=False, limits=limits)
     random_life(world, 30_000)
     world.settle()
     lines = world.store.lines()
@@ -120,5 +125,5 @@ if __name__ == "__main__":
         done = storm(given)
         sys.stdout.write(
             f"seed {given}: {len(done.accepted)} jobs, {len(done.forks)} attempts, {done.steps} steps, "
-            f"{dict(done.happened)}, {done.chances}\n"
+            f"{dict(done.happened)}, {done.chances}, {done.limits}\n"
         )

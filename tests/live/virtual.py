@@ -58,8 +58,9 @@ from brim.live.invariants import (
     check_truth,
 )
 from brim.live.records import AttemptRecord, JobRecord
-from brim.live.requests import JobRequest
+from brim.live.requests import NONE, JobRequest
 from brim.live.store import transactions
+from brim.live.store.errors import TooManyJobsError
 from brim.live.store.reading import Reader
 from brim.live.store.rows import ATTEMPT_COLUMNS, JOB_COLUMNS, read_attempt, read_job
 from brim.live.store.schema import MIGRATIONS
@@ -378,11 +379,28 @@ class Chances:
         })
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What users may have, and how often their jobs have a deadline."""
+
+    user_gpus: int = NONE
+    user_jobs: int = NONE
+    deadlines: float = 0.0
+
+    @classmethod
+    def drawn(cls, rng: random.Random) -> Limits:
+        return cls(rng.choice((NONE, 1, 2, 3)), rng.choice((NONE, 2, 4)), rng.choice((0.0, 0.5)))
+
+
 class VirtualCluster:
     """Everything between users and processes, in one thread, under one clock that only the heap moves."""
 
-    def __init__(self, seed: int, policy: Policy, chances: Chances | None = None, *, snapshots: bool = True) -> None:
-        self.rng = random.Random(seed)
+    def __init__(
+        self, seed: int, policy: Policy, chances: Chances | None = None, *, snapshots: bool = True,
+        limits: Limits = Limits(),
+    ) -> None:
+        self.rng, self.limits = random.Random(seed), limits
+        self.deadlines = random.Random(f"deadlines {seed}")  # of its own: the rest is as it is without deadlines
         self.chances = Chances.drawn(self.rng) if chances is None else chances
         self.policy, self.snapshots = policy, snapshots
         self.cluster = parse_cluster(f"1x{DEVICES}xcpu")
@@ -520,7 +538,7 @@ class VirtualCluster:
     # -- the controller --------------------------------------------------------------------------------------------
 
     def _start_controller(self) -> None:
-        self.controller = Controller(self.cluster, self.policy, gap_ms=GAP_MS)
+        self.controller = Controller(self.cluster, self.policy, gap_ms=GAP_MS, user_gpus=self.limits.user_gpus)
         found = self.store.reads.recovered()
         self.controller.recover(found.snapshot, found.lines, found.jobs, found.attempts, self.now_ms)
         self._inputs = list(found.inputs)
@@ -576,14 +594,17 @@ class VirtualCluster:
     # -- users -----------------------------------------------------------------------------------------------------
 
     def submit(self, uid: int, *requests: tuple[JobRequest, Work]) -> tuple[int, ...]:
-        """Submit jobs; returns their ids, none if the disk is full."""
+        """Submit jobs; returns their ids, none if the disk is full or the user has too many."""
         item = transactions.Submission(
-            uid=uid, user=f"u{uid}", key=f"key-{next(self.serials)}",
-            requests=tuple(replace(request, capture=f"{next(self.serials):032x}") for request, _ in requests),
+            uid=uid, user=f"u{uid}", key=f"key-{next(self.serials)}", jobs_max=self.limits.user_jobs,
+            requests=tuple(self._captured(request) for request, _ in requests),
         )
         try:
             accepted = self.store.accept(item, self.now_ms, 1_000_000 + self.now_ms / 1_000)
         except DiskFullError:
+            return ()
+        except TooManyJobsError:
+            self.happened["a user had too many jobs"] += 1
             return ()
         for job, (_, work) in zip(accepted.ids, requests, strict=True):
             self.work[job] = work
@@ -591,6 +612,13 @@ class VirtualCluster:
         self._inputs += accepted.inputs
         self._wake()
         return accepted.ids
+
+    def _captured(self, request: JobRequest) -> JobRequest:
+        """A request as the client sends it, some with a deadline."""
+        deadline_s = 0
+        if self.deadlines.random() < self.limits.deadlines:
+            deadline_s = int(1_000_000 + self.now_ms / 1_000) + self.deadlines.randint(-5, 60)
+        return replace(request, capture=f"{next(self.serials):032x}", deadline_s=deadline_s)
 
     def command(self, uid: int, verb, job: int) -> None:
         try:
@@ -623,19 +651,28 @@ class VirtualCluster:
             assert jobs[job] == record, f"memory {record}, store {jobs[job]}"
         for job, record in jobs.items():
             assert record.state != "finished" or job in self.succeeded, f"job {job} did not finish"
+            for hold in {"quota", "array limit"}.intersection(record.holds):
+                self.happened[f"a job waited for its {hold}"] += 1
+            if record.request.deadline_s and record.has_ended:
+                self.happened["a job with a deadline ended"] += 1
+        alive = Counter(record.uid for record in jobs.values() if not record.has_ended)
+        assert self.limits.user_jobs == NONE or max(alive.values(), default=0) <= self.limits.user_jobs
 
     def forked(self, key: Key) -> None:
         assert key not in self.forks, f"job {key[0]} has forked attempt {key[1]} twice"
         self.forks.append(key)
 
     def witness(self) -> None:
-        """I4 and I6 among the processes themselves."""
+        """I4, I6 and the quotas among the processes themselves."""
         jobs: dict[int, int] = {}
         owner: dict[int, int] = {}
         for (job, attempt), gang in self._living():
             assert jobs.setdefault(job, attempt) == attempt, f"job {job} runs as attempts {jobs[job]} and {attempt}"
             for device in gang.devices:
                 assert owner.setdefault(device, job) == job, f"device {device} has jobs {owner[device]} and {job}"
+        for agent in self.agents.values() if self.limits.user_gpus != NONE else ():
+            used = sum(len(gang.devices) for gang in agent.gangs.values() if gang.end is None)
+            assert used <= self.limits.user_gpus, f"jobs of u{agent.uid} have {used} devices"
 
     def _living(self) -> Iterator[tuple[Key, Gang]]:
         for agent in self.agents.values():
@@ -653,7 +690,8 @@ class VirtualCluster:
         self.run(self.now_ms + 60_000 * minutes)
         self.check()
         for job in self.store.jobs().values():
-            assert job.has_ended or set(job.holds) & {"user", "crash guard"} or any(
+            never = job.holds == ("quota",) and job.request.limits[0] > self.limits.user_gpus
+            assert job.has_ended or never or set(job.holds) & {"user", "crash guard"} or any(
                 hold.startswith(("after", "impossible")) for hold in job.holds
             ), f"job {job.id} is {job.state} for ever: {job}"
         assert not list(self._living())
@@ -664,62 +702,3 @@ class VirtualCluster:
 def request(**fields) -> JobRequest:
     """A request with a capture that nobody reads."""
     return JobRequest(**{"name": "job", "capture": "0" * 32, "digest": "0" * 64} | fields)
-
-
-def elastic(least: int, most: int, **fields) -> JobRequest:
-    """A request of a job that can be resized."""
-    limits = {"gpus": least, "gpus_min": least, "gpus_max": most, "ranks": "per-gpu", "batch": 64, "batch_min": 16}
-    return request(**limits | {"batch_max": 256, "local_batch_min": 1, "local_batch_max": 64} | fields)
-
-
-def random_life(world: VirtualCluster, until_ms: int, *, jobs_max: int = 12) -> None:
-    """Users submit and change their minds."""
-    rng = world.rng
-
-    def once() -> None:
-        if world.calm:
-            return
-        uid = rng.randint(1, 3)
-        if len(world.accepted) < jobs_max and rng.random() < 0.8:
-            world.submit(uid, *_draw(world))
-        elif world.accepted and rng.random() < 0.5:
-            verb = rng.choice(("cancel", "hold", "release", "release", "release", "requeue", "requeue", "requeue"))
-            world.command(uid, verb, rng.choice(world.accepted))
-        if rng.random() < 0.1:
-            device = rng.randrange(DEVICES)
-            world.device_states[device] = rng.choice(("open", "foreign", "quarantined"))
-            agent = rng.choice(list(world.agents.values()))
-            world.to_controller(agent, DeviceSeen(device=device, state=world.device_states[device]))
-        world.later(rng.randint(1, 2_000), once)
-
-    once()
-    world.run(until_ms)
-
-
-def _draw(world: VirtualCluster) -> list[tuple[JobRequest, Work]]:
-    rng = world.rng
-    fields: dict = {}
-    if rng.random() < 0.2 and world.accepted:
-        before = rng.choice(world.accepted)
-        fields[("after", "after", "after_any", "after_not_ok")[before % 4]] = (before,)
-    if rng.random() < 0.1:
-        fields["hold"] = True
-    if rng.random() < 0.15:
-        fields["begin_s"] = int(1_000_000 + world.now_ms / 1_000) + rng.randint(1, 30)
-    if rng.random() < 0.2:
-        fields["time_limit_s"] = rng.randint(1, 10)
-    if rng.random() < 0.1:
-        fields["requeue"] = False
-    fails = rng.choices(([], [1], [1, 1], [1, 1, 1, 1], [75], [85, 1]), (12, 2, 1, 1, 1, 1))[0]
-    drawn = []
-    array = rng.random() < 0.15
-    count = rng.randint(2, 4) if array else 1
-    for index in range(count):
-        if rng.random() < 0.5:
-            least = rng.randint(1, 2)
-            one = elastic(least, rng.randint(least, 5), **fields)
-        else:
-            one = request(gpus=rng.randint(1, 5 if rng.random() < 0.1 else 4), **fields)
-        one = replace(one, array_index=index, array_limit=count - 1 if count < 4 else -1) if array else one
-        drawn.append((one, Work(rng.randint(100, 12_000), list(fails), rng.random() < 0.1)))
-    return drawn

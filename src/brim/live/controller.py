@@ -240,7 +240,7 @@ class Controller:
     def _keep_limits(self) -> bool:
         """Hold jobs, or let them wait for devices, as limits say; returns whether any job changed."""
         self.books.now_ms = max(self.books.now_ms, self._horizon_ms)
-        changed = keep_array_limits(self.books)
+        changed = keep_array_limits(self.books, self.user_gpus)
         changed |= keep_quotas(self.books, self.user_gpus)
         self._reconciler.settle_all()
         return changed

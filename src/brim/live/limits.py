@@ -8,22 +8,30 @@ from __future__ import annotations
 
 from brim.live import holds
 from brim.live.books import Books
+from brim.live.records import JobRecord
 from brim.live.requests import NONE
 
 
-def keep_array_limits(books: Books) -> bool:
+def keep_array_limits(books: Books, most: int) -> bool:
     """Let as many jobs of each array wait for devices as may run at the same time; returns whether any changed.
 
     Those that have begun come first, then those that wait already, then the others by id. A job that is held for
-    another reason than its user's quota takes no place.
+    another reason than its user's quota takes no place, nor one that needs more than the whole quota.
+
+    Args:
+        books: The books.
+        most: Most GPUs that the jobs of a user may have at the same time; NONE for no quota.
     """
     changed, limits = False, {holds.ARRAY_LIMIT, holds.QUOTA}
     for array in sorted(books.arrays_changed):
         jobs = [books.jobs[job] for job in books.arrays.get(array, ())]
         ready = [job for job in jobs if job.id in books.ledger or limits.issuperset(job.holds)]
         ready.sort(key=lambda job: (job.id not in books.ledger, holds.ARRAY_LIMIT in job.holds, job.id))
-        for place, job in enumerate(ready):
-            may_run = job.id in books.ledger or place < job.request.array_limit
+        taken = 0
+        for job in ready:
+            takes_none = job.id not in books.ledger and _never_fits(job, most)
+            may_run = job.id in books.ledger or takes_none or taken < job.request.array_limit
+            taken += not takes_none
             if may_run and holds.ARRAY_LIMIT in job.holds:
                 books.drop_hold(job.id, holds.ARRAY_LIMIT)
             elif not may_run and holds.ARRAY_LIMIT not in job.holds:
@@ -52,7 +60,7 @@ def keep_quotas(books: Books, most: int) -> bool:
         ready.sort(key=lambda job: (job.id not in books.ledger, job.holds == (holds.QUOTA,), job.id))
         taken = 0
         for job in ready:
-            gpus = holds.sizes_within(job.request, most)[1]
+            gpus = job.request.limits[0] if _never_fits(job, most) else holds.sizes_within(job.request, most)[1]
             if job.id in books.ledger or taken + gpus <= most:
                 taken += gpus
                 if holds.QUOTA in job.holds:
@@ -67,3 +75,8 @@ def keep_quotas(books: Books, most: int) -> bool:
                 books.put(job.id, reason=reason)
     books.users_changed.clear()
     return changed
+
+
+def _never_fits(job: JobRecord, most: int) -> bool:
+    """Whether a job needs more GPUs than its user may have."""
+    return most != NONE and job.request.limits[0] > most
