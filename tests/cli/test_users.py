@@ -89,6 +89,8 @@ def test_each_user_runs_and_sees_what_is_theirs(folder):
             time.sleep(0.05)
         with pytest.raises(AssertionError, match="who alone can read"):
             owner("logs", job)
+        with pytest.raises(AssertionError, match="who alone can submit it again"):
+            owner("redo", job)
         assert f"job {job} of {ANN} goes on" in owner("down")
         owner("up", "--devices", "4", "--allow", str(ANN))
         assert re.search(rf"^{job} +secret-name .* running ", user(ANN, "ps"), re.M)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -177,6 +178,8 @@ def redo(
     wanted = output_of(output, as_json)
     at = client()
     found = find_job(at, job)
+    if found.uid != os.getuid():
+        raise NotFoundError(f"job {found.id} is of user {found.user}, who alone can submit it again")
     before, folder = found.request, captures_folder(agent_folder())
     if found.has_ended and not (folder / f"{before.capture}.json").exists():
         raise NotFoundError(f"job {found.id}: its command was removed, as {KEPT_DAYS} days after the end of a job")
