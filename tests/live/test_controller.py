@@ -460,6 +460,26 @@ def test_a_type_of_gpu_is_asked_for_by_its_name(asked, runs):
     ))
 
 
+@pytest.mark.parametrize("later_ms", [10_100, 100])
+def test_a_time_limit_that_passes_while_an_agent_is_away_waits_for_what_it_says(later_ms):
+    """The attempt may have ended long before: then it has failed, and has not run into its limit."""
+    for said, state, reason in (
+        ({"state": RUNNING}, "stopping", "time limit"),
+        ({"state": ENDED, "outcome": "failed", "exit_code": 1}, "starting", ""),
+    ):
+        desk = Desk()
+        desk.submit(time_limit_s=10)
+        desk.saw(1, RUNNING, started_ms_ago=0)
+        desk.give(AgentLost(at_ms=desk.now_ms, uid=1))
+        desk.give(later_ms=later_ms)
+        hello = AgentHello(version=VERSION, user="u1", boot_id="b", devices=("T4", "T4"))
+        desk.give(AgentJoined(at_ms=desk.now_ms, uid=1, hello=hello), later_ms=10_200 - later_ms)
+        desk.saw(1, **said)
+        orders = [*desk.give(AgentSynced(at_ms=desk.now_ms, uid=1)), *desk.give()]
+        assert (desk.state(1), desk.attempts[1, 1].stop_reason) == (state, reason)
+        assert StopAttempt in kinds(orders) or state == "starting"
+
+
 def test_a_time_limit_counts_running_time_over_all_attempts():
     desk = Desk()
     desk.submit(time_limit_s=10)

@@ -418,8 +418,11 @@ class Controller:
         for job in tuple(self.jobs.values()):
             if job.uid == given.uid:
                 self.books.drop_hold(job.id, holds.AGENT)
-                if job.id in self.ledger:
+                living = self.ledger.of(job.id)
+                if living is not None:
                     self.books.dirty.add(job.id)
+                    if living.begin_ms != NONE:
+                        self.books.limit_timer(job)
         self._marks.settle()
 
     @_handle.register
@@ -540,6 +543,8 @@ class Controller:
         record, state = self.jobs.get(job), self.scheduler.state
         if record is None or state.phase(job) not in (Phase.STARTING, Phase.RUNNING):
             return  # when it runs again, the timer is set again
+        if not self.agents.is_synced(record.uid):
+            return  # it may have ended long ago: the timer is set again once its agent has said so
         if self.books.time_left_ms(record) <= 0:
             self.books.stop(job, TIME_LIMIT)
         else:
