@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -68,6 +69,7 @@ def up():
 def test_each_rank_has_torchruns_variables_and_a_log_of_its_own(up):
     done = up("run", *TWO, "--", sys.executable, "plain.py", timeout_s=240)
     assert done.stdout == f"{LINES[0]}\n"
+    assert re.search(r"this shows rank 0, and `brim logs -f --rank 1 \d+` the next", done.stderr)
     for rank, line in enumerate(LINES):
         assert up("logs", "--rank", str(rank)).stdout == f"{line}\n"
 

@@ -97,7 +97,8 @@ def test_a_shorter_limit_is_told_only_where_it_lets_the_job_pass(shorter):
     waiting = why(desk, 3)
     assert (waiting.blockers[0].kind, waiting.blockers[0].jobs) == ("order", (2,))
     assert told(waiting) == ([("time limit", "cancel it and submit it again -t 30m")] if shorter else [])
-    assert ("none would let it run" in waiting.text) is not shorter
+    assert ("none would let it run in the next round:\n  cancel it" in waiting.text) is not shorter
+    assert waiting.text.endswith("\n  wait until job 1 ends") is not shorter
 
 
 def test_a_hold_hides_no_other_blocker_and_its_release_is_told_only_if_it_suffices():
@@ -240,3 +241,32 @@ def test_a_long_queue_is_answered_with_a_bounded_number_of_rounds():
     desk.submit(gpus=64, time_limit_s=3600)
     assert why(desk, 65).tried <= 40
     assert why(desk, 65).remedies[-1].text.startswith("wait until jobs 1, 2, 3,")
+
+
+def test_what_could_not_run_on_the_empty_machine_is_not_blamed_on_who_has_the_devices():
+    desk = busy()
+    desk.submit(gpus=9)
+    waiting = why(desk, 2)
+    assert [blocker.text for blocker in waiting.blockers] == ["it needs 9 GPUs, the cluster has 4"]
+
+
+def test_a_quota_is_no_reason_as_long_as_a_job_waits_for_another():
+    desk = Desk(devices=4, user_gpus=2)
+    desk.submit(gpus=2)
+    desk.submit(gpus=2, after=(1,))
+    desk.saw(1, RUNNING)
+    assert set(desk.stored[2].holds) == {"after 1", "quota"}
+    assert desk.controller.explain(2) == "job 2 is held: after 1."
+    assert [blocker.text for blocker in why(desk, 2).blockers if blocker.kind == "hold"] == [
+        "it waits for job 1 to finish, which is running"
+    ]
+
+
+def test_after_a_restart_a_job_that_runs_is_said_to_have_run_before():
+    desk = Desk()
+    desk.submit()
+    desk.saw(1, RUNNING)
+    desk.controller.scheduler.last_round = None
+    assert desk.controller.explain(1) == (
+        "job 1 is running on devices 0, which it got before the controller was started."
+    )

@@ -47,7 +47,8 @@ def report(
     """Compare the twin with what this user's controller recorded."""
     wanted = output_of(output, as_json)
     if not fidelity:
-        raise ConfigError("there is one report so far: brim report --fidelity")
+        raise ConfigError("which report? There is one so far: `brim report --fidelity` replays in the twin what this "
+                          "cluster recorded, and shows how far the twin is off")
     from brim.cli import fidelity as twin
     from brim.live.recording import recorded_jobs
 
@@ -60,9 +61,10 @@ def report(
     own = twin.with_own_run_times(rows, compared, scene)
     beliefs = twin.learn(learned) if learned else None
     prediction = None if beliefs is None else twin.predicted(rows, compared, scene, beliefs)
+    cut = frozenset(one.job.id for one in found if one.job.id in compared and one.ready_ms < history.since_ms)
     if wanted == "json":
         print(json.dumps({
-            "schema": SCHEMA, "policy": scene.policy.name, "cluster": str(scene.cluster),
+            "schema": SCHEMA, "before_journal": sorted(cut), "policy": scene.policy.name, "cluster": str(scene.cluster),
             "compared": sorted(compared), "learned": [one.job.id for one in learned],
             "own_run_times": own.as_json(), "predicted": None if prediction is None else prediction.as_json(),
         }))
@@ -71,6 +73,9 @@ def report(
     print(f"{_ids(compared)} under {scene.policy.name} on {scene.cluster}" + (
         f"; {left_out} of them did not run undisturbed to the end, and only load the cluster" if left_out else ""
     ))
+    if cut:
+        print(f"The journal begins after {_ids(cut)} could run: earlier resizes and reported speeds are not in it, and "
+              "such jobs count with the devices of their end")
     if prediction is not None:
         from_jobs = ", ".join(f"{count} by {basis}" for basis, count in prediction.bases.items())
         print(f"\nPredicted from {_ids({one.job.id for one in learned})} (run times: {from_jobs}):")

@@ -273,6 +273,9 @@ def _followed(at: Client, job: int) -> int:
 
     print(f"brim: job {job}; Ctrl-C detaches, and the job goes on", file=sys.stderr)
     try:
+        if at.job(job).request.ranks == "per-gpu":
+            print("brim: it has a process for each GPU: this shows rank 0, and "
+                  f"`brim logs -f --rank 1 {job}` the next", file=sys.stderr)
         follow(at, job, 0)
         return _wait(at, job)
     except KeyboardInterrupt:

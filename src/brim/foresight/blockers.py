@@ -39,7 +39,10 @@ def blockers(situation: Situation, job: JobRecord, result: RoundResult) -> tuple
         job: The job: it has not ended, and has no attempt.
         result: A round in which nothing holds the job.
     """
-    found = [_of_hold(situation, job, hold) for hold in job.holds]
+    limits = {holds.QUOTA, holds.ARRAY_LIMIT}
+    found = [_of_hold(situation, job, hold) for hold in job.holds if hold not in limits or limits.issuperset(job.holds)]
+    if any(hold.startswith(holds.impossible("")) for hold in job.holds):
+        return tuple(found)  # whoever has the devices: it could not run on all of them
     row = result.job.tolist().index(job.id)
     why = Why(int(result.why[row]))
     if why is Why.RUNS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from brim.foresight.answers import Remedy, WhyWaiting
 from brim.foresight.blockers import blockers, gpus_asked, listed
 from brim.foresight.remedies import Remedies
@@ -34,9 +36,20 @@ def explained(situation: Situation, job: JobRecord) -> WhyWaiting:
     trials = f"{counted(finder.tried, 'change')} {'was' if finder.tried == 1 else 'were'} tried"
     if remedies:
         lines.append(f"{trials} by deciding the next round with {'it' if finder.tried == 1 else 'them'}")
+    elif finder.tried:
+        none = "it would not" if finder.tried == 1 else "none would"
+        lines.append(f"{trials}, and {none} let it run in the next round:")
+        lines += _in_vain(finder)
     else:
-        lines.append(f"{trials}, and none would let it run in the next round")
+        lines.append("no single change that brim can try would let it run in the next round")
     return WhyWaiting(text="\n".join(lines), blockers=found, remedies=remedies, tried=finder.tried)
+
+
+def _in_vain(finder: Remedies) -> Iterator[str]:
+    """What was tried and did not help."""
+    yield from (f"  {text}" for text in dict.fromkeys(finder.in_vain))
+    if ended := tuple(sorted(finder.ends_in_vain)):
+        yield f"  wait until {_jobs(ended)} {'ends' if len(ended) == 1 else 'end'}"
 
 
 def _line(remedy: Remedy) -> str:

@@ -74,7 +74,12 @@ class _Lift:
 
 
 class Remedies:
-    """Finds what would let one job run; ``tried`` counts the rounds that were decided for it.
+    """Finds what would let one job run.
+
+    Attributes:
+        tried: Rounds that were decided for it.
+        in_vain: What was tried and did not help, in words; ends of jobs only as ``ends_in_vain``.
+        ends_in_vain: Jobs after whose ends, each alone or some together, it would still wait.
 
     Args:
         situation: The situation; it is not changed.
@@ -86,7 +91,7 @@ class Remedies:
         self._baseline = decided(situation)
         self._new = situation.scheduler.state.last_id + 1
         self._lift = _lift(situation, job)
-        self.tried = 0
+        self.tried, self.in_vain, self.ends_in_vain = 0, list[str](), set[int]()
 
     @property
     def baseline(self) -> RoundResult:
@@ -118,6 +123,8 @@ class Remedies:
         result = decided(self._at, change.events)
         devices = starts(result).get(change.job.id)
         if devices is None:
+            self.ends_in_vain |= set(change.ends)
+            self.in_vain += [] if change.kinds[0] == "wait" else [", and ".join(change.texts)]
             return None
         otherwise = starts(self._baseline).keys() - {self._job.id}
         return Remedy(

@@ -60,8 +60,9 @@ def impossible(reason: str) -> str:
 
 
 def because(held: tuple[str, ...]) -> str:
-    """The reason of a job with these holds; empty without any."""
-    return f"held: {', '.join(held)}" if held else ""
+    """The reason of a job with these holds; empty without any. Limits are none as long as anything else holds it."""
+    others = tuple(hold for hold in held if hold not in (ARRAY_LIMIT, QUOTA))
+    return f"held: {', '.join(others or held)}" if held else ""
 
 
 def first_holds(

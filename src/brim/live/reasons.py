@@ -7,6 +7,7 @@ from typing import Final
 
 from brim.engine.explain import explain
 from brim.engine.round import RoundResult
+from brim.live.holds import because
 from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord
 
 EARLIER_MAX: Final = 5
@@ -35,9 +36,12 @@ def why(job: JobRecord, attempts: Iterable[AttemptRecord], last_round: RoundResu
     if mine is not None and mine.state == "starting" and mine.detail:
         return f"job {job.id} was given devices {', '.join(map(str, mine.devices))} and does not start: {mine.detail}."
     if job.holds and mine is None:
-        return f"job {job.id} is held: {', '.join(job.holds)}."
+        return f"job {job.id} is {because(job.holds)}."
     if last_round is None or job.id not in last_round.job.tolist():
-        return f"job {job.id} is {job.state}; no round has decided about it yet."
+        if mine is None:
+            return f"job {job.id} waits for devices; the next round decides about it."
+        devices = ", ".join(map(str, mine.devices))
+        return f"job {job.id} is {job.state} on devices {devices}, which it got before the controller was started."
     return explain(last_round.snapshot, last_round, job.id)
 
 

@@ -162,6 +162,15 @@ def test_a_snapshot_takes_the_place_of_the_journal(opened):
     assert opened.store.reads._connection.execute("SELECT count(*) FROM journal").fetchone() == (0,)
 
 
+def test_the_history_says_since_when_there_is_a_journal(opened):
+    opened.commit(lines=('{"t": 5}', '{"t": 7}'))
+    assert opened.store.reads.history().since_ms == 0
+    opened.commit(lines=('{"t": 9}',), snapshot=b"state")
+    assert opened.store.reads.history().since_ms == opened.store.reads.history().seen_ms, "nothing is left of it"
+    opened.commit(lines=('{"t": 11}', '{"t": 12}'))
+    assert opened.store.reads.history().since_ms == 11
+
+
 @pytest.mark.parametrize("state", sorted(ENDED))
 def test_an_end_is_never_overwritten(opened, state):
     opened.submit("k")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -92,6 +93,7 @@ class History:
         lines: The journal, as far as it goes back.
         settings: Under what controllers decided: (from when, setting), oldest first.
         seen_ms: Cluster time of the newest transaction.
+        since_ms: Time of the first line, if a snapshot has taken the place of others; else 0.
     """
 
     jobs: tuple[JobRecord, ...]
@@ -99,6 +101,7 @@ class History:
     lines: tuple[str, ...]
     settings: tuple[tuple[int, ControllerSetting], ...]
     seen_ms: int
+    since_ms: int
 
 
 class Records(NamedTuple):
@@ -169,9 +172,11 @@ class Reader:
                 f"SELECT at_ms, detail FROM audit WHERE {_IS_SETTING} ORDER BY id"
             ).fetchall()
             seen_ms = connection.execute("SELECT at_ms FROM last_group").fetchone()[0]
+            is_cut = connection.execute("SELECT line FROM snapshots WHERE line > 0").fetchone() is not None
+        since_ms = (int(json.loads(lines[0][0])["t"]) if lines else seen_ms) if is_cut else 0
         return History(
             jobs=tuple(map(read_job, jobs)), attempts=tuple(map(read_attempt, attempts)),
-            lines=tuple(line for (line,) in lines), seen_ms=seen_ms,
+            lines=tuple(line for (line,) in lines), seen_ms=seen_ms, since_ms=since_ms,
             settings=tuple((at_ms, ControllerSetting.of(text)) for at_ms, text in settings),
         )
 

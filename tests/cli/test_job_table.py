@@ -1,0 +1,20 @@
+"""What the tables of jobs say of jobs in each state."""
+
+from __future__ import annotations
+
+import pytest
+
+from brim.cli.job_table import queue_rows
+from brim.live.records import JobRecord
+from tests.live.virtual import request
+
+
+@pytest.mark.parametrize(("fields", "said"), [
+    ({"state": "pending"}, "(waits for devices)"),
+    ({"state": "pending", "reason": "preempted"}, "(preempted)"),
+    ({"state": "held", "reason": "held: user"}, "(held: user)"),
+    ({"state": "running", "devices": (0, 2)}, "0,2"),
+])  # fmt: skip
+def test_a_job_without_devices_has_a_reason(fields, said):
+    job = JobRecord(id=1, uid=1, user="u1", key="k", request=request(), submitted_s=1.0, submit_ms=0, **fields)
+    assert queue_rows([job], 0)[1][-1] == said
