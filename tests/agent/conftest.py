@@ -32,11 +32,18 @@ from tests.gang.conftest import hunt_until_gone
 TIMEOUT_S = 60
 
 
+def inside(cgroup):
+    """Words before a command that is to run in a cgroup, if any."""
+    if cgroup is None:
+        return []
+    return ["sh", "-c", 'echo $$ > "$0"/cgroup.procs && exec "$@"', str(cgroup.path)]
+
+
 class Node:
     """An agent in a process of its own, and the end of its socket that the controller would have."""
 
-    def __init__(self, folder, devices=4, state="state"):
-        self.folder, self.devices = folder, devices
+    def __init__(self, folder, devices=4, state="state", cgroup=None):
+        self.folder, self.devices, self.cgroup = folder, devices, cgroup
         self.env = {**os.environ, "BRIM_STATE": str(folder / state)}
         self.agent_folder = folder / state / "agent"
         (folder / "run").mkdir(0o700)
@@ -59,7 +66,8 @@ class Node:
         with (self.folder / "agent.log").open("ab") as log:
             devices = [] if self.devices is None else ["--devices", str(self.devices)]
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "brim.agent", "--controller", str(self.socket_path), *devices],
+                [*inside(self.cgroup), sys.executable, "-P", "-m", "brim.agent",
+                 "--controller", str(self.socket_path), *devices],
                 env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 

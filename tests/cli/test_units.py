@@ -23,6 +23,8 @@ def test_a_unit_starts_what_brim_up_would_and_ends_only_that():
         assert f'ExecStart="{sys.executable}" "-m" "{module}" {words}' in lines
         assert {"KillMode=process", "Restart=on-failure", 'Environment="BRIM_STATE=/s"'} <= set(lines)
         assert "HOME" not in texts[name]
+        assert ("Delegate=yes" in lines) == (name == AGENT)
+    assert f'ExecStopPost=-"{sys.executable}" "-m" "brim.agent.cgroups"' in texts[AGENT].splitlines()
 
 
 def test_words_are_quoted_as_systemd_reads_them():

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from brim.agent.agent import Agent
+from brim.agent.cgroups import note_tree, take_tree
 from brim.agent.devices import CpuSlots, Gpus
 from brim.agent.folders import agent_folder, make_private, runtime_folder
 from brim.errors import BrimError, ConfigError, RefusedError
@@ -42,9 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise RefusedError(f"{folder}: expected a folder that this user alone can write to")
         lock_fd = _lock(folder / "lock")
         try:
+            cgroups = take_tree()
+            note_tree(folder, cgroups)
             with selectors.DefaultSelector() as selector:
                 node = Gpus(selector) if options.devices is None else CpuSlots(options.devices)
-                Agent(folder, options.controller or runtime_folder() / "agents.sock", node, selector).run()
+                controller = options.controller or runtime_folder() / "agents.sock"
+                Agent(folder, controller, node, cgroups, selector).run()
         finally:
             os.close(lock_fd)
     except BrimError as error:

@@ -24,6 +24,7 @@ from brim.agent.attempt import fork_attempt, is_running
 from brim.agent.attempt_files import EndFile, LaunchFile, PidsFile
 from brim.agent.attempts import NodeAttempts
 from brim.agent.capture import read_capture
+from brim.agent.cgroups import CgroupTree
 from brim.agent.controller_link import ControllerLink
 from brim.agent.devices import Devices
 from brim.agent.effects import (
@@ -63,6 +64,7 @@ from brim.agent.supervisor_link import SupervisorLink, gang_seen, in_words
 from brim.agent.zygotes import Zygotes
 from brim.errors import RefusedError
 from brim.gang import processes
+from brim.gang.cgroup import close_cgroup
 from brim.gang.codec import ProtocolError
 from brim.gang.messages import CONTROL_VARIABLE, GANG_VARIABLE, ID_VARIABLE, LOADER_WORKERS_VARIABLE
 from brim.gang.run_script import ERROR_FILE_VARIABLE
@@ -91,13 +93,14 @@ class Agent:
         folder: The agent's folder, which exists and is this user's only.
         controller: The controller's socket for agents.
         node: The devices of this node.
+        cgroups: What it has of the cgroup tree.
         selector: The loop's; what the devices have registered there are functions to be called.
     """
 
     def __init__(
-        self, folder: Path, controller: Path, node: Devices, selector: selectors.BaseSelector
+        self, folder: Path, controller: Path, node: Devices, cgroups: CgroupTree, selector: selectors.BaseSelector
     ) -> None:
-        self._folder, self._devices, self._selector = folder, node, selector
+        self._folder, self._devices, self._cgroups, self._selector = folder, node, cgroups, selector
         self._boot_id = attempt_files.boot_id()
         self._attempts = NodeAttempts(attempt_files.boot_time_ms, node.names)
         self._controller = ControllerLink(controller, self._selector)
@@ -122,6 +125,7 @@ class Agent:
         try:
             self._zygotes.start_plain(attempt_files.boot_time_ms())
             self._restore()
+            self._cgroups.remove_empty()
             self._warm()
             while not self._stopping:
                 self._wait_and_handle(signals)
@@ -318,6 +322,7 @@ class Agent:
             gang=folder_id(folder), control=control_path(folder), umask=capture.inherits.umask,
             limits=dict(capture.inherits.limits),
             zygote=self._zygotes.for_command(capture.command, env, now_ms, is_gang=order.ranks > 0),
+            cgroup=self._cgroups.make((order.job, order.attempt)),
         )  # fmt: skip
 
     def _sweep(self, key: Key) -> None:
@@ -328,13 +333,16 @@ class Agent:
         named = self._named.get(key) or noted_processes(folder, self._boot_id)
         left = leftovers.kill(folder_id(folder), named, self._strays, self._reaped)
         pids = [process.pid for process in left]
-        if not left and is_running(folder):
+        launch = attempt_files.read_fields(folder, attempt_files.LAUNCH, LaunchFile)
+        hidden, usage = close_cgroup("" if launch is None else launch.cgroup, leftovers.SWEEP_S)
+        pids += [pid for pid in hidden if pid not in pids]
+        if not pids and is_running(folder):
             pids = [read.pid] if (read := attempt_files.read_fields(folder, attempt_files.PIDS, PidsFile)) else [0]
         if not pids:
             self._named.pop(key, None)
             _cap_logs(folder)
             remove_socket_folder(folder)
-        self._attempts.swept(key, pids)
+        self._attempts.swept(key, pids, usage)
 
     def _strays(self) -> set[int]:
         """Return the children of this process that it has not started: orphans of what has ended."""

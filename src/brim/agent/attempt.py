@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import traceback
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +29,7 @@ from brim.gang.inherited import Inherited
 from brim.gang.launch_config import PRELOAD, TERM_S, LaunchConfig
 from brim.gang.result import GangResult
 from brim.gang.supervisor import Supervisor
+from brim.gang.usage import NOT_MEASURED, Usage
 
 _RETRY_S: Final = 1.0
 """Between two tries to write an end where there is no room; ours."""
@@ -120,6 +121,7 @@ def run_attempt(folder: Path, launch: LaunchFile) -> None:
             log_folder=str(folder / attempt_files.LOG), zygote=launch.zygote,
             preload=PRELOAD if launch.ranks else (), is_gang=launch.ranks > 0, gang=launch.gang,
             fence=(launch.job, launch.attempt), inherits=Inherited(umask=launch.umask, limits=launch.limits),
+            cgroup=launch.cgroup,
         ))  # fmt: skip
         result = supervisor.run()
     except OSError as error:  # no socket, no memory for another process
@@ -131,7 +133,10 @@ def run_attempt(folder: Path, launch: LaunchFile) -> None:
     detail = result.detail.partition("; start the same command again")[0]
     if not launch.ranks:  # it has no other rank
         detail = detail.removeprefix("rank 0 failed first: ").removeprefix("rank 0: ")
-    _write_end(folder, _end_file(pids, outcome, code, detail, blame, tuple(supervisor.unkillable)))
+    if outcome == FAILED and supervisor.usage.oom_kills > 0:
+        detail += f"; out of memory: the kernel killed {supervisor.usage.oom_kills} of its processes"
+    left = tuple(supervisor.unkillable)
+    _write_end(folder, _end_file(pids, outcome, code, detail, blame, left, supervisor.usage))
 
 
 def _write_end(folder: Path, end: EndFile) -> None:
@@ -159,9 +164,10 @@ def _outcome(result: GangResult, *, has_started: bool) -> tuple[str, int]:
 
 
 def _end_file(
-    pids: PidsFile, outcome: str, code: int, detail: str, blame: str, left: tuple[int, ...] = ()
+    pids: PidsFile, outcome: str, code: int, detail: str, blame: str, left: tuple[int, ...] = (),
+    usage: Usage = NOT_MEASURED,
 ) -> EndFile:
     return EndFile(
         outcome=outcome, exit_code=code, detail=detail, blame=blame, started_ms=pids.started_ms,
-        ended_ms=attempt_files.boot_time_ms(), boot_id=pids.boot_id, left=left,
+        ended_ms=attempt_files.boot_time_ms(), boot_id=pids.boot_id, left=left, **asdict(usage),
     )  # fmt: skip

@@ -55,6 +55,7 @@ class LaunchFile:
     control: str
     zygote: str | None
     umask: int = -1
+    cgroup: str = ""
     limits: dict[str, int] = field(default_factory=dict)
 
 
@@ -84,6 +85,10 @@ class EndFile:
     ended_ms: int
     boot_id: str
     left: tuple[int, ...] = ()
+    cpu_ms: int = -1
+    memory_peak_bytes: int = -1
+    processes_peak: int = -1
+    oom_kills: int = -1
 
 
 def boot_id() -> str:

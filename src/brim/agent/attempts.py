@@ -54,6 +54,7 @@ from brim.agent.protocol import (
     TuneAttempt,
 )
 from brim.gang.messages import PreemptRequest, ResizeRequest, TuneSettings
+from brim.gang.usage import NOT_MEASURED, Usage
 
 RETRY_MS: Final = 1_000
 """Time between two tries of what did not work: a device check, a file that cannot be written, a process that stays."""
@@ -443,13 +444,12 @@ class NodeAttempts:
             attempt.end = end
         self._sweep(attempt)
 
-    def swept(self, key: Key, left: Iterable[int]) -> None:
-        """Processes of the attempt were killed; ``left`` are those that are still there."""
+    def swept(self, key: Key, left: Iterable[int], usage: Usage = NOT_MEASURED) -> None:
+        """Processes of the attempt were killed; ``left`` are those that are still there, ``usage`` what they used."""
         attempt = self._attempts.get(key)
         if attempt is None or attempt.phase is not AttemptPhase.SWEEPING:
             return
-        left = tuple(left)
-        if left:
+        if left := tuple(left):
             attempt.detail = f"still running after SIGKILL: processes {', '.join(map(str, left))}"
             attempt.retry_at_ms = self._clock_ms() + RETRY_MS
             self._tell(attempt)
@@ -463,7 +463,8 @@ class NodeAttempts:
             attempt.end = end
             self._end(attempt)
         else:
-            self._write_end(attempt, replace(end, started_ms=attempt.started_ms, ended_ms=self._clock_ms()))
+            end = replace(end, started_ms=attempt.started_ms, ended_ms=self._clock_ms()).with_usage(usage)
+            self._write_end(attempt, end)
 
     def end_written(self, key: Key) -> None:
         """The end is on disk."""
@@ -603,7 +604,7 @@ class NodeAttempts:
             detail=attempt.detail, blame=end.blame if end else "", has_begun=attempt.has_begun,
             started_ms_ago=NONE if started_ms == NONE else max(0, now_ms - started_ms),
             ended_ms_ago=NONE if end is None or end.ended_ms == NONE else max(0, now_ms - end.ended_ms),
-            processes=() if end else attempt.processes,
+            processes=() if end else attempt.processes, **(end.used() if end else {}),
         )  # fmt: skip
 
 

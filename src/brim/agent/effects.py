@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
 from brim.agent.protocol import NONE, AttemptProgress, Report, StartAttempt
 from brim.gang.messages import PreemptRequest, ResizeRequest, TuneSettings
+from brim.gang.usage import Usage
 
 Key: TypeAlias = tuple[int, int]
 """Job and attempt."""
@@ -16,7 +17,7 @@ Key: TypeAlias = tuple[int, int]
 class AttemptEnd:
     """How an attempt ended; times in ms of the boot-time clock of the present boot, ``NONE``: unknown.
 
-    ``is_written``: whether it is on disk already, written by the attempt itself.
+    ``is_written``: whether it is on disk already, written by the attempt itself. The last four are those of ``Usage``.
     """
 
     outcome: str
@@ -26,6 +27,21 @@ class AttemptEnd:
     started_ms: int = NONE
     ended_ms: int = NONE
     is_written: bool = False
+    cpu_ms: int = NONE
+    memory_peak_bytes: int = NONE
+    processes_peak: int = NONE
+    oom_kills: int = NONE
+
+    def used(self) -> dict[str, int]:
+        """Return what it has used, by the names of `Usage`."""
+        return {one.name: getattr(self, one.name) for one in fields(Usage)}
+
+    def with_usage(self, usage: Usage) -> AttemptEnd:
+        """Return this end with what its processes have used."""
+        return replace(
+            self, cpu_ms=usage.cpu_ms, memory_peak_bytes=usage.memory_peak_bytes,
+            processes_peak=usage.processes_peak, oom_kills=usage.oom_kills,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

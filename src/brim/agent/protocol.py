@@ -180,6 +180,9 @@ class AttemptSeen:
         ended_ms_ago: Time since its end; ``NONE`` if it has not ended or that is unknown.
         processes: Of an attempt that has not ended, the processes that are known: id and start time (in clock ticks
             since the machine started) of one after the other. If the agent never returns, they say whether it lives.
+        cpu_ms, memory_peak_bytes, processes_peak, oom_kills: Of an ended attempt that had a cgroup, what it has used,
+            measured by the kernel (``gang.usage.Usage``); ``NONE`` if that was not measured. ``oom_kills`` above 0:
+            the kernel has killed so many of its processes because memory was short.
     """
 
     job: int
@@ -196,6 +199,10 @@ class AttemptSeen:
     started_ms_ago: int = NONE
     ended_ms_ago: int = NONE
     processes: tuple[int, ...] = ()
+    cpu_ms: int = NONE
+    memory_peak_bytes: int = NONE
+    processes_peak: int = NONE
+    oom_kills: int = NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import typer
 
+from brim.agent.cgroups import noted_tree
 from brim.agent.folders import agent_folder, state_folder
 from brim.api.wire import SCHEMA
 from brim.cli.controller import agent_runs, client, controller_folder, is_locked, user
@@ -45,7 +46,9 @@ class Finding(NamedTuple):
 def doctor(output: OutputOption = "table", as_json: JsonOption = False) -> None:
     """Check the service, its folders and this machine; exit code 1 if something is wrong."""
     wanted = output_of(output, as_json)
-    found = [*_service(), *_folders(), *_stored(), *_left(), *_space(), *_logout(), *_programs()]
+    found = [
+        *_service(), *_folders(), *_stored(), *_left(), *_space(), *_logout(), *_containers(), *_programs(),
+    ]  # fmt: skip
     if wanted == "json":
         print(json.dumps({"schema": SCHEMA, "findings": [each._asdict() for each in found]}))
     else:
@@ -181,6 +184,21 @@ def _logout() -> Iterator[Finding]:
     if RUNS_SYSTEMD.exists() and os.getuid() and not (LINGER / user()).exists():
         yield Finding("note", f"a logout may end your agent and jobs: loginctl enable-linger {user()}")
         yield Finding("note", "what fails is not started again: `brim up --systemd` writes units that do so")
+
+
+def _containers() -> Iterator[Finding]:
+    """What holds the processes of a job together, as the agent that runs has found it."""
+    tree = noted_tree(agent_folder()) if agent_runs() else None
+    if tree is None:
+        return
+    if not tree.path:
+        yield Finding("note", f"jobs have no cgroups: {tree.missing}; units of `brim up --systemd` have them")
+        held = "processes of a job are known by descent, session and a mark, and end with it"
+        yield Finding("note", f"{held}; one that hides from all three while brim itself is killed stays")
+        return
+    yield Finding("ok", f"each job has a cgroup in {tree.path}: the kernel ends all its processes, and says so")
+    if tree.missing:
+        yield Finding("note", f"the memory and processes of jobs are not measured: {tree.missing}")
 
 
 def _programs() -> Iterator[Finding]:

@@ -1,7 +1,8 @@
 """Units of systemd for the service of this machine and for this user's agent: ``brim up --systemd``.
 
 Both kill only their own process (``KillMode=process``): jobs go on when one is stopped or fails, and the next takes
-them over. systemd starts either again when it fails; without lingering, a logout ends both and the jobs.
+them over. systemd starts either again when it fails; without lingering, a logout ends both and the jobs. The agent's
+cgroup is delegated to it, for a cgroup of each attempt (``brim.agent.cgroups``).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from brim.agent.cgroups import UNIT
 from brim.agent.folders import RUNTIME_VARIABLE, STATE_VARIABLE
 from brim.errors import ConfigError
 
 CONTROLLER: Final = "brim.service"
-AGENT: Final = "brim-agent.service"
+AGENT: Final = UNIT
 RESTART_S: Final = 2
 """Time after which systemd starts again what has failed; ours."""
 _KEPT: Final = (STATE_VARIABLE, RUNTIME_VARIABLE, "XDG_STATE_HOME", "LD_LIBRARY_PATH")
@@ -27,7 +29,7 @@ Description={description}
 {order}
 [Service]
 ExecStart={command}
-{environment}KillMode=process
+{environment}{more}KillMode=process
 Restart=on-failure
 RestartSec={restart_s}
 RestartPreventExitStatus=2 3 4
@@ -55,14 +57,15 @@ def unit_texts(controller: Sequence[str], agent: Sequence[str], env: Mapping[str
     """
     environment = "".join(f"Environment={_quoted(f'{name}={env[name]}')}\n" for name in _KEPT if env.get(name))
     texts = {}
-    for name, module, words, description, order in (
-        (CONTROLLER, "brim.api.serve", controller, "brim: the controller of this machine", ""),
-        (AGENT, "brim.agent", agent, "brim: the agent of this user", f"After={CONTROLLER}\n"),
+    delegated = f"Delegate=yes\nExecStopPost=-{_command('brim.agent.cgroups', ())}\n"
+    for name, module, words, description, order, more in (
+        (CONTROLLER, "brim.api.serve", controller, "brim: the controller of this machine", "", ""),
+        (AGENT, "brim.agent", agent, "brim: the agent of this user", f"After={CONTROLLER}\n", delegated),
     ):
-        command = " ".join(_quoted(word).replace("$", "$$") for word in (sys.executable, "-m", module, *words))
         texts[name] = _UNIT.format(
-            description=description, order=order, command=command, environment=environment, restart_s=RESTART_S
-        )
+            description=description, order=order, command=_command(module, words), environment=environment,
+            more=more, restart_s=RESTART_S,
+        )  # fmt: skip
     return texts
 
 
@@ -76,6 +79,10 @@ def write_units(folder: Path, texts: Mapping[str, str]) -> list[Path]:
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in texts]
+
+
+def _command(module: str, words: Sequence[str]) -> str:
+    return " ".join(_quoted(word).replace("$", "$$") for word in (sys.executable, "-m", module, *words))
 
 
 def _quoted(text: str) -> str:

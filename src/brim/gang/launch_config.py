@@ -40,6 +40,7 @@ class LaunchConfig:
         control: Path of the socket that the supervisor listens on.
         cwd: Working directory of the ranks.
         inherits: Umask and limits of the ranks.
+        cgroup: Folder of the cgroup that the ranks are put into; empty: none.
         env: Environment of the ranks, to which brim adds its own variables; None: that of this process.
         devices: Names for CUDA_VISIBLE_DEVICES, in the order of LOCAL_RANK; every rank sees all of them, but no CPU
             (``cpu0``). If empty, the variable is left unchanged.
@@ -75,3 +76,4 @@ class LaunchConfig:
     gang: str = ""
     fence: tuple[int, ...] = ()
     inherits: Inherited = AS_IT_IS
+    cgroup: str = ""

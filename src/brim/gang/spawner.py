@@ -82,7 +82,7 @@ class RankSpawner:
                 where = f": {error.filename}" if error.filename else ""
                 raise OutputError(f"its output cannot be opened: {error.strerror}{where}") from None
             self._connect().start(
-                rank, self._config.command, env, self._config.cwd, fds, self._config.inherits
+                rank, self._config.command, env, self._config.cwd, fds, self._config.inherits, self._config.cgroup
             )
         finally:
             for fd in fds:

@@ -21,6 +21,7 @@ from typing import Final
 
 from brim.gang import client_requests, processes, rank_messages
 from brim.gang.actions import GangAction, HoldTracebacks, KillRank, Log, Send, StartRank, TerminateRank
+from brim.gang.cgroup import close_cgroup
 from brim.gang.control_server import Connection, ControlServer
 from brim.gang.controller import GangController
 from brim.gang.environment import free_port, gang_environment, own_environment, rank_environment
@@ -32,6 +33,7 @@ from brim.gang.result import GangResult
 from brim.gang.run_script import read_error_file
 from brim.gang.spawner import OutputError, RankSpawner
 from brim.gang.stderr_forwarder import StderrForwarder
+from brim.gang.usage import NOT_MEASURED
 from brim.gang.wakeup import SignalQueue
 from brim.gang.watchdog import zygote_is_overdue
 from brim.gang.zygote import FOLDER_PREFIX
@@ -52,6 +54,7 @@ class Supervisor:
 
     Attributes:
         unkillable: Processes that are still there although they were sent SIGKILL; complete once it has run.
+        usage: What all processes of the gang have used, once it has run, if it has a cgroup.
 
     Raises:
         OSError: the control path cannot be used.
@@ -72,6 +75,7 @@ class Supervisor:
         self._spawner = RankSpawner(config, self._env, self._selector, self._forwarder)
         self._processes = GangProcesses(gang_id, zygote_is_shared=config.zygote is not None)
         self.unkillable: list[int] = []
+        self.usage = NOT_MEASURED
         self._checked_s = 0.0
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -323,8 +327,10 @@ class Supervisor:
                 self._handle_reaped(processes.reap())
                 time.sleep(_PAUSE_S)
             left = processes.kill_all(self._processes.all, self._handle_reaped)
-        if left or self.unkillable:
-            self.unkillable = sorted({process.pid for process in left} | set(self.unkillable))
+        hidden, self.usage = close_cgroup(self._config.cgroup, processes.KILL_DEADLINE_S)
+        self.unkillable += [process.pid for process in left] + hidden
+        if self.unkillable:
+            self.unkillable = sorted(set(self.unkillable))
             _log(f"still running after SIGKILL: processes {', '.join(map(str, self.unkillable))}")
         self._server.close()
         if self._forwarder is not None:

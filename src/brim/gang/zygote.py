@@ -11,7 +11,7 @@ zygote ends all its descendants and itself; one that listens ends with the proce
 The messages are lines of JSON on a Unix stream socket, with descriptors attached:
 
     to it    {"start": id, "command": [...], "env": {...}, "cwd": path,
-              "inherits": {"umask": ..., "limits": {...}}}                  stdin, stdout, stderr
+              "inherits": {"umask": ..., "limits": {...}}, "cgroup": path or ""}    stdin, stdout, stderr
     from it  {"ready": seconds, "pid": ..., "fork_obstacle": reason or null}
              {"started": id, "pid": ..., "start_method": "fork" | "spawn", "spawn_reason": text}     its pidfd
              {"refused": id, "exit_code": 126 | 127, "detail": text}
@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TextIO
 
 from brim.gang import fork_safety, processes, run_script
+from brim.gang.cgroup import Cgroup
 from brim.gang.fd_channel import FdChannel
 from brim.gang.fork_safety import PythonCommand
 from brim.gang.inherited import Inherited, read_inherited
@@ -139,6 +140,7 @@ class ZygoteSession:
         self._zygote, self._grace_s = zygote, grace_s
         self._channel = FdChannel(connection)
         self._rank_of_pid: dict[int, int] = {}
+        self._cgroup = ""
         self._folders: set[str] = set()  # of the supervisor, which may die before it removes them
         self._wakeup = WakeupPipe()
         self._selector = selectors.DefaultSelector()
@@ -173,6 +175,7 @@ class ZygoteSession:
     def _start(self, request: dict[str, Any]) -> ForkedRank | None:
         rank, command, env, cwd = request["start"], request["command"], request["env"], request["cwd"]
         inherits = read_inherited(request.get("inherits", {}))
+        self._join(request.get("cgroup", ""))
         fds = self._channel.take_fds(3)
         if run_script.ERROR_FILE_VARIABLE in env:
             self._folders.add(os.path.dirname(env[run_script.ERROR_FILE_VARIABLE]))
@@ -195,6 +198,16 @@ class ZygoteSession:
             for fd in fds:
                 with contextlib.suppress(OSError):
                     os.close(fd)
+
+    def _join(self, cgroup: str) -> None:
+        """Move into the supervisor's cgroup, so that whatever starts is born there."""
+        if cgroup == self._cgroup:
+            return
+        self._cgroup = cgroup
+        try:
+            Cgroup(cgroup).join()
+        except OSError as error:  # the other ways to find an attempt's processes are left
+            self._zygote.log(f"cannot move into {cgroup}: {error.strerror}")
 
     def _report_start(self, rank: int, pid: int, start_method: str, spawn_reason: str) -> None:
         self._rank_of_pid[pid] = rank

@@ -68,7 +68,7 @@ class ZygoteClient:
 
     def start(
         self, rank: int, command: Sequence[str], env: Mapping[str, str], cwd: str, fds: Sequence[int],
-        inherits: Inherited = AS_IT_IS,
+        inherits: Inherited = AS_IT_IS, cgroup: str = "",
     ) -> None:  # fmt: skip
         """Request a process with these three descriptors; the caller may close them on return.
 
@@ -76,7 +76,7 @@ class ZygoteClient:
             OSError: the zygote has ended.
         """
         what = {"command": list(command), "env": dict(env), "cwd": cwd, "inherits": inherits.plain()}
-        self._channel.send({"start": rank, **what}, fds)
+        self._channel.send({"start": rank, **what, "cgroup": cgroup}, fds)
 
     def receive(self) -> list[ZygoteEvent]:
         """Return the zygote's messages; called when the connection is readable."""
