@@ -243,7 +243,7 @@ def test_a_dry_run_submits_nothing(up):
     (["submit", "--depends-on", "nobody", "true"], 3, "you have no job 'nobody'"), (["logs", "9999"], 3, "no job 9999"),
     (["cancel", "9999"], 3, "there is no job 9999 of yours"), (["cancel", "9-5"], 2, "range 9-5"),
     (["ps", "-o", "xml"], 2, "--output: found 'xml'"), (["history", "-n", "0"], 2, "--limit: found '0'"),
-    (["logs", "--rank", "-1"], 2, "--rank: found '-1'"), (["up", "--devices", "9"], 4, "--devices cannot change"),
+    (["logs", "--rank", "-1"], 2, "--rank: found '-1'"), (["up", "--devices", "9"], 4, "with --devices 4, not 9"),
     (["join", "no-such-user"], 3, "no user 'no-such-user'"), (["submit", "job.bin"], 2, "neither text nor a program"),
 ])  # fmt: skip
 def test_what_cannot_be_is_one_line_and_an_exit_code(up, words, code, said):
@@ -269,7 +269,14 @@ def test_up_again_says_so_and_a_killed_controller_takes_its_jobs_back(up):
     job = up("submit", "--", "sh", "-c", "echo one; while ! test -e go; do sleep 0.05; done; echo two").stdout.strip()
     until_running(up, job)
     before = up.pid("controller")
-    assert up("up").stdout.startswith(f"already up: process {before}, policy backfill, 4 devices")
+    for words in ([], ["--devices", "4"], ["--policy", "backfill", "--devices", "4"]):
+        assert up("up", *words).stdout.startswith(f"already up: process {before}, policy backfill, 4 devices")
+    for words, said in (
+        (["--policy", "srtf", "--devices", "4"], "it runs with --policy backfill, not srtf: to change"),
+        (["--policy", "backfill.py"], f"it runs with --policy backfill, not {up.work}/backfill.py: to change"),
+        (["--user-jobs", "9"], "it runs without --user-jobs, not 9: to change"),
+    ):
+        assert said in up("up", *words, code=4).stderr
     os.kill(before, signal.SIGKILL)
     assert "no controller answers" in up("ps", code=1).stderr  # its socket is still there
     up("up", "--devices", "4")

@@ -7,9 +7,9 @@ import json
 import os
 import pwd
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -76,10 +76,10 @@ def up(
     joined_file().unlink(missing_ok=True)  # who runs a controller uses it
     at = Client(runtime_folder() / "api.sock")
     if at.is_there():
-        _already_up(at, {"devices": devices, "policy": policy})
-        if allow or tcp or user_gpus or user_jobs:
-            said = "--allow, --tcp, --user-gpus and --user-jobs are read when the controller starts"
-            print(f"brim: {said}: `brim down`, then `brim up`", file=sys.stderr)
+        given = {"--devices": devices, "--policy": policy, "--allow": allow, "--tcp": tcp, "--user-gpus": user_gpus,
+                 "--user-jobs": user_jobs}  # fmt: skip
+        wished = _pairs(_words(devices, policy, allowed, tcp, user_gpus, user_jobs))
+        _already_up(at, {option: wished[option] for option, value in given.items() if value is not None})
         return
     compile_first(kernels())  # the first round would take a minute otherwise
     words = _words(devices, policy, allowed, tcp, user_gpus, user_jobs)
@@ -181,18 +181,34 @@ def _policy(text: str) -> str:
     return str(Path(text).absolute()) if text.endswith(".py") else text
 
 
-def _already_up(at: Client, wished: dict[str, Any]) -> None:
-    """Say so, and start the agent if it is missing; what was wished and is not so is said too."""
+def _pairs(words: Sequence[str]) -> dict[str, str]:
+    """Options of a controller with their values."""
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def _already_up(at: Client, wished: Mapping[str, str]) -> None:
+    """Say so, and start the agent if it is missing.
+
+    Raises:
+        RefusedError: what was wished is not so: it has to be started anew.
+    """
     from brim.cli.agents import ensure_agent
 
     ensure_agent(at)
     status = at.status()["status"]
     devices = counted(status["devices"], "device", "devices")
     print(f"already up: process {status['pid']}, policy {status['policy']}, {devices}")
-    changes = [option for option, value in wished.items() if value not in (None, str(status[option]))]
+    command = Path(f"/proc/{status['pid']}/cmdline").read_bytes().decode().split("\0")
+    runs = _pairs(command[command.index("brim.api.serve") + 1 : -1])
+    changes = [
+        f"it runs {f'with {option} {runs[option]}' if runs.get(option) else f'without {option}'}, not {value}"
+        for option, value in wished.items() if value != runs.get(option)
+    ]  # fmt: skip
     if changes:
-        said = " and ".join(f"--{option}" for option in changes)
-        raise RefusedError(f"{said} cannot change while it runs: `brim down`, then `brim up`; jobs go on meanwhile")
+        raise RefusedError(
+            f"{'; '.join(changes)}: to change that, `brim down`, then `brim up` with all options that it is to have; "
+            "jobs go on meanwhile"
+        )
 
 
 def _stay(words: list[str]) -> None:
