@@ -9,9 +9,10 @@ from fastapi import FastAPI
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Mount, Route
 
-from brim.api.app import BODY_BYTES_MAX, create_app
+from brim.api.app import create_app
 from brim.api.auth import PEER, Admission, Caller
 from brim.api.authentication import REQUESTS_MAX, AuthenticationMiddleware
+from brim.api.routes import SUBMISSION_BYTES_MAX
 from tests.api.asking import ask
 from tests.api.stand_in import KeepsJobs, request
 
@@ -124,7 +125,7 @@ def test_the_own_origin_may(host):
 
 
 def test_a_body_that_is_too_long_is_refused_before_it_is_parsed():
-    body = b"[" + b" " * BODY_BYTES_MAX + b"]"
+    body = b"[" + b" " * SUBMISSION_BYTES_MAX + b"]"
     for headers in ({}, {"content-length": None, "transfer-encoding": "chunked"}):
         answer = ask(app_of(), "POST", "/v1/jobs", body, uid=ANN, headers={"idempotency-key": "k", **headers})
         assert answer.status == 413

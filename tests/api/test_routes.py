@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from brim.api.app import create_app
 from brim.api.auth import Admission
+from brim.api.client import _body
+from brim.api.routes import SUBMISSION_BYTES_MAX, _read
 from brim.api.wire import plain_job, read_job, redacted
 from brim.foresight.foresight import Foresight
-from brim.live.requests import REQUEST_BYTES_MAX
+from brim.live.requests import ID_MAX, JOBS_MAX, REQUEST_BYTES_MAX
 from brim.live.store.errors import NotAcceptedError, TooManyJobsError
 from tests.api.asking import ask
 from tests.api.stand_in import KeepsJobs, request
@@ -59,6 +61,34 @@ def test_many_jobs_are_one_submission(app, service):
     assert len(service.jobs()) == 3
 
 
+def test_what_jobs_have_in_common_is_sent_once(app, service):
+    many = [request(array_index=number, time_limit_s=60) for number in range(3)]
+    body = json.loads(_body(many))
+    assert body["common"]["time_limit_s"] == 60
+    assert body["each"] == [{"array_index": number} for number in range(3)]
+    assert ask(app, "POST", "/v1/jobs", body, uid=ANN, headers=KEY).plain["ids"] == [1, 2, 3]
+    assert [job.request for job in service.jobs()] == many
+    again = [one.record() for one in many]
+    assert ask(app, "POST", "/v1/jobs", again, uid=ANN, headers=KEY).plain["ids"] == [1, 2, 3], "the same submission"
+
+
+def test_as_many_jobs_as_a_user_may_have_fit_a_submission():
+    long = {"gpu_type": "x" * 64, "after": (ID_MAX,) * 10, "name": "x" * 64, "time_limit_s": 60}
+    many = [
+        replace(request(), capture=f"{number:032x}", digest=f"{number:064x}", array_index=number, **long)
+        for number in range(JOBS_MAX)
+    ]
+    body = _body(many)
+    assert len(body) < SUBMISSION_BYTES_MAX
+    assert _read(body) == many
+
+
+def test_jobs_that_are_too_long_together_are_refused(app, service):
+    body = {"common": {**VALID, "after": list(range(1, 1_001))}, "each": [{"array_index": n} for n in range(5_000)]}
+    answer = ask(app, "POST", "/v1/jobs", body, uid=ANN, headers=KEY)
+    assert (answer.status, "expected at most 16777216" in answer.plain["detail"]) == (413, True)
+
+
 @pytest.mark.parametrize("key", [None, "", "a b", "a/b", "k" * 129, "\u00e9"])
 def test_a_submission_without_a_key_is_refused(app, key):
     headers = {} if key is None else {"idempotency-key": key}
@@ -78,6 +108,8 @@ VALID = request().record()
     json.dumps({**VALID, "name": "a\0b"}).encode(), json.dumps({**VALID, "name": "x" * 65}).encode(),
     json.dumps({**VALID, "name": "\ud800"}).encode(), json.dumps({**VALID, "capture": "../" + "a" * 29}).encode(),
     json.dumps({**VALID, "uid": 0}).encode(), json.dumps({**VALID, "user": "root"}).encode(),
+    b'{"common": 3, "each": [{}]}', b'{"common": {}, "each": {}}', b'{"common": {}, "each": [3]}',
+    b'{"common": {}, "each": []}', json.dumps({"common": VALID, "each": [{}], "x": 1}).encode(),
     json.dumps({**VALID, "after": [{}]}).encode(), json.dumps({**VALID, "after": [-1]}).encode(),
 ])  # fmt: skip
 def test_a_hostile_request_is_refused_in_one_line(app, service, body):

@@ -58,6 +58,11 @@ def test_a_python_script_runs_where_it_is(folder):
     assert work_of([file(folder / "t", "#!/usr/bin/env python3\n")]).command == ("python3", str(folder / "t"))
 
 
+def test_a_file_that_is_missing_is_named_with_its_folder(folder):
+    with pytest.raises(ConfigError, match=f"there is no file {folder}/nosuch.yaml"):
+        work_of([str(folder / "nosuch.yaml")])
+
+
 def test_a_yaml_file_may_name_a_script(folder):
     file(folder / "job.sh", "#!/bin/sh\n#SBATCH -t 10 -J inner --qos=x\n")
     work = work_of([file(folder / "sweep.yaml", "run: ./job.sh 3\nlimits: {time: 1h}\n")])

@@ -245,7 +245,15 @@ class Client:
 
 
 def _body(requests: Sequence[JobRequest]) -> bytes:
-    return json.dumps([request.record() for request in requests], separators=(",", ":")).encode()
+    """The text of jobs; what those of an array have in common is sent once."""
+    records: Any = [request.record() for request in requests]
+    if len(records) > 1:
+        first, *others = records
+        common = {name: value for name, value in first.items() if all(name in one and one[name] == value
+                                                                      for one in others)}  # fmt: skip
+        each = [{name: value for name, value in one.items() if name not in common} for one in records]
+        records = {"common": common, "each": each}
+    return json.dumps(records, separators=(",", ":")).encode()
 
 
 class _Head(NamedTuple):

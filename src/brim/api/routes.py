@@ -33,14 +33,20 @@ from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
 from brim.foresight.answers import WhyWaiting
 from brim.foresight.foresight import Foresight
 from brim.live.records import JobRecord
-from brim.live.requests import ID_MAX, REQUEST_BYTES_MAX, JobRequest, read_request
+from brim.live.requests import ID_MAX, JOBS_MAX, REQUEST_BYTES_MAX, JobRequest, read_request
 from brim.live.service import ClusterService
 
-JOBS_MAX: Final = 10_000
-"""Jobs of one submission."""
+SUBMISSION_BYTES_MAX: Final = 4 << 20
+"""Longest body with jobs, ours: ``JOBS_MAX`` with capture, digest and index each, and what they have in common."""
+SUBMITTED_BYTES_MAX: Final = 16 << 20
+"""Longest text of all jobs of a submission, with what they have in common in each; ours."""
 _BODY: Final = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"anyOf": [
     {"$ref": "#/components/schemas/JobRequest"},
     {"type": "array", "items": {"$ref": "#/components/schemas/JobRequest"}, "minItems": 1, "maxItems": JOBS_MAX},
+    {"type": "object", "required": ["common", "each"], "additionalProperties": False, "properties": {
+        "common": {"type": "object", "description": "Fields that all jobs have."},
+        "each": {"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": JOBS_MAX},
+    }},
 ]}}}}}  # fmt: skip
 
 router = APIRouter()
@@ -89,12 +95,17 @@ async def healthz() -> Alive:
     return {"ok": True}
 
 
-@router.post("/v1/jobs", status_code=201, openapi_extra=_BODY, response_model=Submitted)
+@router.post(
+    "/v1/jobs", status_code=201, max_body_size=SUBMISSION_BYTES_MAX, openapi_extra=_BODY, response_model=Submitted
+)
 async def submit(
     request: Request, at: At, ahead: Ahead, by: By,
     idempotency_key: Annotated[str, Header(pattern="^[A-Za-z0-9._-]{1,128}$")],
 ) -> Response:  # fmt: skip
-    """Submit a job or a list, all or none. They are durable when this answers; the key makes it repeatable."""
+    """Submit a job, a list, or jobs with what they have in common, all or none.
+
+    They are durable when this answers; the key makes it repeatable.
+    """
     asked = _read(await request.body())
     ids = await at.submit(by.uid, by.user, asked, idempotency_key)
     never = dict(zip(ids, ahead.why_impossible(asked), strict=True))
@@ -102,7 +113,7 @@ async def submit(
     return JSONResponse({"schema": SCHEMA, "ids": list(ids), "impossible": never}, 201)
 
 
-@router.post("/v1/dry-run", openapi_extra=_BODY)
+@router.post("/v1/dry-run", max_body_size=SUBMISSION_BYTES_MAX, openapi_extra=_BODY)
 async def dry_run(request: Request, ahead: Ahead, by: By) -> DryRunAnswer:
     """Say where a job or a list would run if it were submitted now, or why it would wait. Nothing is stored."""
     found = await ahead.dry_run(by.uid, by.user, _read(await request.body()))
@@ -110,18 +121,28 @@ async def dry_run(request: Request, ahead: Ahead, by: By) -> DryRunAnswer:
 
 
 def _read(body: bytes) -> list[JobRequest]:
-    many = body.lstrip(b" \t\r\n")[:1] == b"["
-    if not many and len(body) > REQUEST_BYTES_MAX:
-        raise TooLongError(f"job: found {len(body)} bytes, expected at most {REQUEST_BYTES_MAX}")
     try:
         plain = json.loads(body, parse_constant=_not_finite)
     except (ValueError, RecursionError):
         raise ConfigError("body: found no JSON of finite numbers, expected a job or a list of jobs") from None
-    if not many:
+    if isinstance(plain, dict) and plain.keys() == {"common", "each"}:
+        plain = _spread(plain["common"], plain["each"])
+    if not isinstance(plain, list):
+        if len(body) > REQUEST_BYTES_MAX:
+            raise TooLongError(f"job: found {len(body)} bytes, expected at most {REQUEST_BYTES_MAX}")
         return [read_request(plain)]
     if not 1 <= len(plain) <= JOBS_MAX:
         raise ConfigError(f"body: found a list of {len(plain)} jobs, expected 1 to {JOBS_MAX}")
     return [_read_item(number, item) for number, item in enumerate(plain)]
+
+
+def _spread(common: Any, each: Any) -> list[Any]:
+    """Return jobs as if each had been sent with all of its fields."""
+    if not isinstance(common, dict) or not isinstance(each, list):
+        raise ConfigError("body: found common or each of another type, expected an object and a list")
+    if (length := len(json.dumps(common)) * len(each)) > SUBMITTED_BYTES_MAX:
+        raise TooLongError(f"body: found jobs of {length} bytes together, expected at most {SUBMITTED_BYTES_MAX}")
+    return [{**common, **job} if isinstance(job, dict) else job for job in each]
 
 
 def _read_item(number: int, plain: Any) -> JobRequest:

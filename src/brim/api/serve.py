@@ -30,7 +30,7 @@ from brim.api.auth import Admission, PeerProtocol
 from brim.api.tokens import recogniser
 from brim.errors import BrimError, RefusedError
 from brim.live.gpu_types import ANY, CPU
-from brim.live.requests import NONE
+from brim.live.requests import JOBS_MAX, NONE
 from brim.live.service import ClusterService
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ SOCKET: Final = "api.sock"
 BACKLOG: Final = 256
 CONNECTIONS_MAX: Final = 2_000
 """Open connections; ours. Above it, an answer is 503."""
-USER_JOBS: Final = 20_000
-"""Jobs of a user that may not have ended, unless the operator says otherwise. Ours: two of the largest arrays."""
 
 
 def make_runtime_folder(folder: Path, *, shared: bool) -> None:
@@ -163,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--allow", default="", metavar="UIDS", help="users who may use it, as numbers")
     parser.add_argument("--tcp", type=int, metavar="PORT", help="also listen on 127.0.0.1, for callers with a token")
     parser.add_argument("--user-gpus", type=int, default=NONE, metavar="N", help="most GPUs of a user's jobs together")
-    parser.add_argument("--user-jobs", type=int, default=USER_JOBS, metavar="N", help="most jobs of a user in a queue")
+    parser.add_argument("--user-jobs", type=int, default=JOBS_MAX, metavar="N", help="most jobs of a user in a queue")
     options = parser.parse_args(arguments)
     allowed = frozenset(int(uid) for uid in options.allow.split(",") if uid)
     for number in (signal.SIGTERM, signal.SIGINT):

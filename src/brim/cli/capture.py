@@ -64,7 +64,9 @@ def work_of(words: Sequence[str]) -> Runnable:
         ConfigError: a file cannot be used.
     """
     path = Path(words[0])
-    if path.suffix in (".yaml", ".yml") and path.is_file():
+    if path.suffix in (".yaml", ".yml") and (path.is_file() or not _on_path(words[0], os.environ)):
+        if not path.is_file():
+            raise ConfigError(f"there is no file {path.absolute()}")
         from brim.cli.jobfile import read_jobfile
 
         if len(words) > 1:
@@ -201,7 +203,7 @@ def _check_command(command: str, env: Mapping[str, str], cwd: str) -> None:
         if not os.access(path, os.X_OK):
             raise ConfigError(f"{path} may not be run: make it executable, or name its interpreter before it")
     elif not _on_path(command, env):
-        raise ConfigError(f"there is no command {command!r} on your PATH, nor a file of that name here")
+        raise ConfigError(f"there is no command {command!r} on your PATH, nor a file of that name in {cwd}")
 
 
 def _on_path(command: str, env: Mapping[str, str]) -> bool:

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Final
 from brim.agent.folders import RUNTIME_VARIABLE, agent_folder, check_runtime_folder, runtime_folder, state_folder
 from brim.api.client import Client
 from brim.errors import ConfigError, NotFoundError
+from brim.live.requests import JOBS_MAX
 
 if TYPE_CHECKING:
     from brim.live.records import JobRecord
 
 LAST: Final = "@"
 """Stands for this user's newest job."""
-RANGE_MAX: Final = 10_000
-"""Most ids that a range names: an array has no more."""
 
 
 def joined_file() -> Path:
@@ -96,9 +95,10 @@ def find_jobs(at: Client, words: list[str]) -> list[JobRecord]:
             job = find_job(at, word)
             found[job.id] = job
             continue
-        if not 0 <= int(last) - int(first) < RANGE_MAX:
-            raise ConfigError(f"found the range {word}, expected one of 1 to {RANGE_MAX} ids, such as 7-16")
-        found.update((each, at.job(each)) for each in range(int(first), int(last) + 1))
+        if not 0 <= int(last) - int(first) < JOBS_MAX:
+            raise ConfigError(f"found the range {word}, expected one of 1 to {JOBS_MAX} ids, such as 7-16")
+        known = {job.id: job for job in at.jobs("all", user=user()).jobs}
+        found.update((each, known.get(each) or at.job(each)) for each in range(int(first), int(last) + 1))
     return list(found.values())
 
 

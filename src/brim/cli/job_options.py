@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from brim.errors import ConfigError
-from brim.live.requests import Ranks, ServiceClass
+from brim.live.requests import JOBS_MAX, Ranks, ServiceClass
 from brim.units import MS_PER_S, parse_duration_ms, parse_memory_mib
 
-ARRAY_MAX: Final = 10_000
-"""Jobs of an array, the default of the threat model."""
 SHORT: Final = {"n": "name", "g": "gpus", "c": "cpus", "t": "time", "p": "priority"}
 VALUES: Final = (
     "name", "gpus", "cpus", "mem", "time", "priority", "class", "depends-on", "array", "chdir", "begin", "deadline",
@@ -40,7 +38,8 @@ _LIMIT: Final = re.compile(r"(.*)%([1-9]\d*)", re.ASCII)
 _AFTER: Final = re.compile(r"@|[A-Za-z0-9._-]{1,64}", re.ASCII)
 _CONDITIONS: Final = {"afterok": "after", "afterany": "after_any", "afternotok": "after_not_ok"}
 """Fields of ``JobRequest``, by Slurm's word."""
-_CLOCK_FORMATS: Final = ("%H:%M", "%H:%M:%S", "%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M")
+_CLOCK_FORMATS: Final = ("%H:%M", "%H:%M:%S", "%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M",
+                         "%Y-%m-%d %H:%M:%S")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,11 +250,11 @@ def _indices(text: str) -> tuple[tuple[int, ...], int | None]:
         if not match:
             raise _unclear("array", text, expected)
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
-        if last < first or not step or (last - first) // step >= ARRAY_MAX:
-            raise _unclear("array", text, f"{expected}, at most {ARRAY_MAX} of them")
+        if last < first or not step or (last - first) // step >= JOBS_MAX:
+            raise _unclear("array", text, f"{expected}, at most {JOBS_MAX} of them")
         found.update(range(first, last + 1, step))
-    if len(found) > ARRAY_MAX:
-        raise _unclear("array", text, f"at most {ARRAY_MAX} indices")
+    if len(found) > JOBS_MAX:
+        raise _unclear("array", text, f"at most {JOBS_MAX} indices")
     return tuple(sorted(found)), int(limited[2]) if limited else None
 
 

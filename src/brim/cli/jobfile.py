@@ -95,6 +95,21 @@ def _plain(data: bytes, path: Path) -> Any:
             self.depth -= 1
             return node
 
+        def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+            """A date or a time of day is the text that an option would have, and no moment or number of seconds."""
+            tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+            is_time = kind is yaml.ScalarNode and (tag.endswith(":timestamp") or (implicit[0] and ":" in value))
+            return self.DEFAULT_SCALAR_TAG if is_time else tag
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            before: set[str] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in before:
+                    line = key.start_mark.line + 1
+                    raise ConfigError(f"{path}, line {line}: found {key.value!r} a second time, expected it once")
+                before.add(str(key.value))
+            return super().construct_mapping(node, deep)
+
     try:
         return yaml.load(data, Loader=_NoAliases)  # a safe loader, see above
     except yaml.YAMLError as error:
@@ -113,7 +128,7 @@ def _value(path: Path, field: str, value: Any) -> Any:
         return ",".join(map(str, value))
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         if field.startswith("limits.") and isinstance(value, int):
-            return f"{value}s"  # YAML reads 12:00:00 as a number of seconds
+            return f"{value}s"
         least, dots, _ = str(value).partition("..")  # "4..16" cores, "32GB..": at least
         return least if dots and field in ("resources.cpu", "resources.memory") else str(value)
     raise ConfigError(f"{path}: {field}: found {value!r}, expected a text or a number")

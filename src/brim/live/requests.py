@@ -21,6 +21,9 @@ NONE: Final = -1
 """Not given. The same as ``brim.core.trace.NONE``, which needs NumPy."""
 REQUEST_BYTES_MAX: Final = 1 << 16
 """Longest JSON text of one request. A valid one is shorter, as each field has a limit: 54 kB with all at their ends."""
+JOBS_MAX: Final = 20_000
+"""Most jobs of a user that may not have ended, unless the operator says otherwise; so also most of one submission, of
+an array, and of a range of ids. Ours: 8 MB of rows, a second of work."""
 AFTER_MAX: Final = 1_000
 """Most jobs that one job waits for, ours: 20 kB of JSON."""
 SIZES_MAX: Final = 1_000

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from brim.errors import ConfigError, InvariantError, NotFoundError
 from brim.live.inputs import VERBS, JobInput, Submit
 from brim.live.records import HOLDS_DEVICES, Changes, JobRecord, TokenRecord
-from brim.live.requests import NONE, JobRequest
+from brim.live.requests import JOBS_MAX, NONE, JobRequest
 from brim.live.store.errors import KeyReusedError, TooManyJobsError
 from brim.live.store.rows import (
     INSERT_JOB,
@@ -26,8 +26,6 @@ from brim.live.store.rows import (
     request_text,
 )
 
-JOBS_MAX: Final = 10_000
-"""Most jobs of one submission, ours: 4 MB of rows, half a second of work."""
 CONTROLLER: Final = "controller"
 """Who the audit names where no user decided."""
 SETTING_VERB: Final = "begin"
