@@ -16,7 +16,7 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -29,9 +29,11 @@ from brim.api.app import create_app
 from brim.api.auth import Admission, PeerProtocol
 from brim.api.tokens import recogniser
 from brim.errors import BrimError, RefusedError
+from brim.foresight.first_forecasts import FirstForecasts
 from brim.live.gpu_types import ANY, CPU
 from brim.live.requests import JOBS_MAX, NONE
 from brim.live.service import ClusterService
+from brim.live.store.state_folder import DATABASE
 
 if TYPE_CHECKING:
     from brim.live.controller import Controller
@@ -112,7 +114,8 @@ def server_of(app: FastAPI) -> uvicorn.Server:
 
 
 async def serve(
-    service: ClusterService, runtime: Path, allowed: frozenset[int], listeners: Sequence[socket.socket] = ()
+    service: ClusterService, runtime: Path, allowed: frozenset[int], listeners: Sequence[socket.socket] = (),
+    beside: Callable[[], Coroutine[None, None, None]] | None = None,
 ) -> None:
     """Run a service and its API until SIGTERM or SIGINT.
 
@@ -121,6 +124,7 @@ async def serve(
         runtime: Folder of the Unix socket.
         allowed: Users who may use it, besides the one who runs this.
         listeners: Sockets on which it listens as well, for callers with tokens.
+        beside: What runs beside it once it decides, until it ends.
 
     Raises:
         BrimError: the service could not go on.
@@ -131,7 +135,7 @@ async def serve(
         server = server_of(create_app(service, admission, recogniser(service, admission)))
         listener = bind_unix(runtime / SOCKET, shared=bool(allowed))
         serving = asyncio.ensure_future(server.serve([listener, *listeners]))
-        failing = asyncio.ensure_future(_run(service))
+        failing = asyncio.ensure_future(_run(service, beside))
         await asyncio.wait([serving, failing], return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
         await serving
@@ -139,13 +143,20 @@ async def serve(
         if failing.done():
             failing.result()
         failing.cancel()
+        await asyncio.wait([failing])
     finally:
         await service.stop()
 
 
-async def _run(service: ClusterService) -> None:
+async def _run(service: ClusterService, beside: Callable[[], Coroutine[None, None, None]] | None) -> None:
     await service.recovered()
-    await service.wait()
+    task = None if beside is None else asyncio.create_task(beside())
+    try:
+        await service.wait()
+    finally:
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -175,7 +186,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             state_folder() / "controller", runtime / "agents.sock", make_controller, allowed=allowed,
             user_jobs=options.user_jobs,
         )
-        asyncio.run(serve(service, runtime, allowed, [] if options.tcp is None else [bind_tcp(options.tcp)]))
+        database = state_folder() / "controller" / DATABASE
+        asyncio.run(serve(
+            service, runtime, allowed, [] if options.tcp is None else [bind_tcp(options.tcp)],
+            lambda: FirstForecasts(service, database, options.policy, options.user_gpus).run(),
+        ))
     except BrimError as error:
         sys.stderr.write(f"brim controller: {error}\n")
         return error.exit_code

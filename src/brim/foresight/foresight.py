@@ -18,7 +18,7 @@ from brim.units import MS_PER_S
 
 if TYPE_CHECKING:
     from brim.live.situation import Situation
-    from brim.live.store.store import Store
+    from brim.live.store.reading import Reader
 
 ANSWER_S: Final = 5.0
 """Time for which a question waits until a step of the controller is done; ours: many rounds."""
@@ -108,11 +108,8 @@ class Foresight:
         async with self._one:
             situation = await self._situation()
             store = self._service.engine.store
-            found = await asyncio.to_thread(_forecasts, situation, store, jobs)
-            starts_ms = {
-                one.job: (situation.now_ms + one.start_s[0] * MS_PER_S, situation.now_ms + one.start_s[1] * MS_PER_S)
-                for one in found if one.start_s is not None
-            }  # fmt: skip
+            found = await asyncio.to_thread(forecasts_of, situation, store.reads, jobs)
+            starts_ms = starts_ms_of(found, situation.now_ms)
             if starts_ms:
                 await asyncio.wrap_future(store.note_forecasts(starts_ms))
             tested, hits = await asyncio.to_thread(store.reads.forecasts_hit)
@@ -135,9 +132,18 @@ class Foresight:
             raise NotAcceptedError(f"{trouble or 'the controller is busy'}: try again") from None
 
 
-def _forecasts(situation: Situation, store: Store, jobs: Sequence[int]) -> tuple[Forecast, ...]:
+def starts_ms_of(found: Sequence[Forecast], now_ms: int) -> dict[int, tuple[int, int]]:
+    """Between when and when jobs are expected to start, in cluster time, by job; those of which it is known."""
+    return {
+        one.job: (now_ms + one.start_s[0] * MS_PER_S, now_ms + one.start_s[1] * MS_PER_S)
+        for one in found if one.start_s is not None
+    }  # fmt: skip
+
+
+def forecasts_of(situation: Situation, reader: Reader, jobs: Sequence[int]) -> tuple[Forecast, ...]:
+    """Forecast jobs from the run times of those that finished; see ``forecasts``."""
     from brim.foresight.forecast import forecasts  # noqa: PLC0415 - of the engine, see above
     from brim.live.recording import recorded_jobs  # noqa: PLC0415
 
-    history = recorded_jobs(*store.reads.finished(HISTORY_MAX), (), situation.now_ms)
+    history = recorded_jobs(*reader.finished(HISTORY_MAX), (), situation.now_ms)
     return forecasts(situation, history, jobs, situation.now_ms)

@@ -1,0 +1,49 @@
+"""Jobs that wait have a forecast without a question, by a process beside the service."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from brim.foresight import first_forecasts
+from brim.foresight.first_forecasts import FirstForecasts
+from brim.live.requests import NONE
+from brim.live.service import ClusterService
+from brim.live.store.state_folder import DATABASE
+from tests.live.box import Box, in_state, running, until
+
+
+@pytest.fixture
+def box():
+    box = Box()
+    yield box
+    box.close()
+
+
+def test_a_job_that_waits_is_forecast_although_nobody_asks(box, monkeypatch):
+    monkeypatch.setattr(first_forecasts, "CALM_S", 0.1)
+
+    async def scenario(service: ClusterService) -> None:
+        reads = service.engine.store.reads
+        database = box.folder / "s" / "controller" / DATABASE
+        beside = asyncio.create_task(FirstForecasts(service, database, "fifo", NONE).run())
+        await asyncio.sleep(0)
+        first, second = await box.submit(
+            service, box.resumable("a", gpus=2, time_limit_s=3_600), box.resumable("b", gpus=1)
+        )
+        await in_state(service, first, "running")
+
+        def forecast() -> list[int]:
+            return [job for (job,) in reads._connection.execute("SELECT job FROM forecasts")]
+
+        await until(lambda: forecast() == [second], "a forecast of the job that waits, and of no other")
+        assert reads.forecasts_hit() == (0, 0)
+        box.end("a")
+        await in_state(service, second, "running")
+        assert reads.forecasts_hit()[0] == 1, "it is scored"
+        beside.cancel()
+        await asyncio.wait([beside])
+        assert beside.cancelled()
+
+    running(box, scenario, "fifo")
