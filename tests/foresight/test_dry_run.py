@@ -56,7 +56,7 @@ def test_an_array_is_told_how_many_would_start():
 def test_an_array_with_a_limit_starts_no_more():
     found = tried(Desk(devices=4), *(request(array_index=number, array_limit=2) for number in range(4)))
     assert found.devices == ((0,), (1,), (), ())
-    assert "  as many jobs of its array as may run at once have not ended" in found.text
+    assert "of its array may run at a time (--array %" in found.text
 
 
 def test_a_quota_holds_what_does_not_fit_it():

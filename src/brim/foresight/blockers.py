@@ -66,7 +66,9 @@ def _of_hold(situation: Situation, job: JobRecord, hold: str) -> Blocker:
     if hold == holds.QUOTA:
         return Blocker(kind="hold", text=f"jobs of {job.user} may have {situation.user_gpus} GPUs at the same time")
     if hold == holds.ARRAY_LIMIT:
-        return Blocker(kind="hold", text="as many jobs of its array as may run at once have not ended")
+        most = job.request.array_limit
+        text = f"only {counted(most, 'job')} of its array may run at a time (--array %{most})"
+        return Blocker(kind="hold", text=text)
     for other in job.request.before:
         if hold == holds.after(other):
             found = situation.jobs.get(other)
