@@ -13,6 +13,7 @@ from typing import Final
 from brim.errors import ConfigError
 
 MS_PER_S: Final = 1_000
+US_PER_MS: Final = 1_000
 MS_PER_MIN: Final = 60_000
 MS_PER_H: Final = 3_600_000
 MS_PER_DAY: Final = 86_400_000

@@ -206,10 +206,33 @@ def test_a_period_shorter_than_the_gap_does_not_undercut_it():
     assert trigger.due_ms() == 1_000
 
 
+def test_the_gap_grows_with_the_waiting_jobs_up_to_its_bound():
+    trigger = Trigger(gap_ms=1_000, period_ms=0, gap_job_us=100)
+    trigger.note(Kind.SUBMITTED, 0)
+    trigger.done(0)
+    trigger.note(Kind.FINISHED, 3)
+    assert [trigger.due_ms(waiting) for waiting in (1, 100, 1_000, 9_900, 50_000)] == [10, 20, 110, 1_000, 1_000]
+    assert trigger.due_ms() == 1_000
+
+
+@pytest.mark.parametrize(("policy", "gpus_max", "due_ms"), [
+    (PRESETS["goodput"], 2, 1_000), (PRESETS["goodput"], 1, 10), (PRESETS["fifo"], 2, 10),
+])
+def test_a_policy_that_resizes_is_not_asked_more_often_while_there_is_a_job_to_resize(policy, gpus_max, due_ms):
+    scheduler = Scheduler(parse_cluster("1x2xT4"), policy, Beliefs(), users=("ann",), gap_job_us=100, in_place=True)
+    spec = JobSpec(id=0, user=0, submit_ms=0, gpus=1, gpus_min=1, gpus_max=gpus_max)
+    scheduler.observe(Event(0, Kind.SUBMITTED, 0, spec=spec))
+    scheduler.decide(0)
+    scheduler.observe(Event(3, Kind.SUBMITTED, 1, spec=JobSpec(id=1, user=0, submit_ms=3, gpus=1)))
+    assert scheduler.due_ms() == due_ms
+
+
 def test_a_policy_may_want_a_longer_gap_than_the_driver():
     policy = replace(PRESETS["fifo"], gap_ms=5_000)
-    for gap_ms, due_ms in ((1_000, 5_000), (9_000, 9_000)):
-        scheduler = Scheduler(parse_cluster("1x1xT4"), policy, Beliefs(), users=("ann",), gap_ms=gap_ms)
+    for gap_ms, gap_job_us, due_ms in ((1_000, 0, 5_000), (1_000, 100, 5_000), (9_000, 0, 9_000)):
+        scheduler = Scheduler(
+            parse_cluster("1x1xT4"), policy, Beliefs(), users=("ann",), gap_ms=gap_ms, gap_job_us=gap_job_us
+        )
         scheduler.observe(Event(0, Kind.SUBMITTED, 0, spec=JobSpec(id=0, user=0, submit_ms=0, gpus=1)))
         scheduler.decide(0)
         scheduler.observe(Event(2, Kind.SUBMITTED, 1, spec=JobSpec(id=1, user=0, submit_ms=2, gpus=1)))

@@ -44,7 +44,8 @@ from brim.sim.twin import ReplaySettings, replay
 from tests.live.virtual import request
 from tests.sampling import sample
 
-GAP_MS = 60
+GAPS = ({"gap_ms": 60}, {"gap_ms": 1_040, "gap_job_us": 10_000})
+"""Fixed, and 1 s and 10 ms for each of up to four waiting jobs."""
 GRID_MS = 10
 """All times are multiples of this, so that no process ends in the millisecond in which an order is on its way to it:
 there the real world and the twin may differ."""
@@ -135,9 +136,9 @@ class Node:
             self.says(decided_ms + COSTS.save_ms, Kind.STOPPED, process, ENDED, outcome=STOPPED, exit_code=75)
 
 
-def of_the_controller(policy: Policy, jobs: Jobs) -> list[str]:
+def of_the_controller(policy: Policy, jobs: Jobs, gap: dict[str, int] = GAPS[0]) -> list[str]:
     """The journal of the controller."""
-    controller = Controller(FOUR, policy, gap_ms=GAP_MS)
+    controller = Controller(FOUR, policy, **gap)
     hello = AgentHello(version=VERSION, user="u", boot_id="b", devices=("0", "1", "2", "3"))
     controller.step((AgentJoined(at_ms=0, uid=UID, hello=hello), AgentSynced(at_ms=0, uid=UID)), 0)
     node = Node(controller, {row: run_ms for row, (_, _, _, run_ms, _) in enumerate(jobs)})
@@ -149,7 +150,7 @@ def of_the_controller(policy: Policy, jobs: Jobs) -> list[str]:
     return node.lines
 
 
-def of_the_twin(policy: Policy, jobs: Jobs) -> list[str]:
+def of_the_twin(policy: Policy, jobs: Jobs, gap: dict[str, int]) -> list[str]:
     """The journal of the twin."""
     users = tuple(dict.fromkeys(user for _, user, *_ in jobs))
     trace = trace_of(
@@ -158,7 +159,7 @@ def of_the_twin(policy: Policy, jobs: Jobs) -> list[str]:
         run_ms=[job[3] for job in jobs], time_limit_ms=[job[4] * 1_000 for job in jobs],
     )
     journal = Journal()
-    replay(trace, FOUR, policy, ReplaySettings(overheads=COSTS, gap_ms=GAP_MS), journal=journal)
+    replay(trace, FOUR, policy, ReplaySettings(overheads=COSTS, **gap), journal=journal)
     return journal.lines
 
 
@@ -176,18 +177,21 @@ def comparable(lines: list[str]) -> list[tuple[int, list[object]]]:
     return found
 
 
-@example(PREEMPTED)
-@given(st.lists(
+@example(drawn=PREEMPTED)
+@given(drawn=st.lists(
     st.tuples(tens, st.sampled_from(("ana", "bo", "cem")), st.integers(1, 4), tens.map(lambda ms: ms + GRID_MS),
               st.integers(1, 60)),
     min_size=1, max_size=8,
 ))
-@settings(max_examples=sample(25, 10))
+@settings(max_examples=sample(15, 6))
+@pytest.mark.parametrize("gap", GAPS, ids=("fixed", "by-jobs"))
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
-def test_the_twin_and_the_controller_decide_the_same_at_the_same_times(policy: Policy, drawn: Jobs) -> None:
+def test_the_twin_and_the_controller_decide_the_same_at_the_same_times(
+    policy: Policy, gap: dict[str, int], drawn: Jobs
+) -> None:
     jobs = sorted((at_ms - min(job[0] for job in drawn), *rest) for at_ms, *rest in drawn)
-    live = of_the_controller(policy, jobs)
-    assert comparable(live) == comparable(of_the_twin(policy, jobs))
+    live = of_the_controller(policy, jobs, gap)
+    assert comparable(live) == comparable(of_the_twin(policy, jobs, gap))
     assert sum('"e":"FINISHED"' in line for line in live) == len(jobs)
 
 

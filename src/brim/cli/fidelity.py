@@ -45,6 +45,7 @@ class Scene:
     cluster: Cluster
     policy: Policy
     gap_ms: int
+    gap_job_us: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +163,7 @@ def _replayed(
                 start_ms=costs.start_ms, restart_ms=costs.restart_ms, save_ms=costs.save_ms,
                 resize_ms=round(IN_PLACE_MS),
             ),
-            gap_ms=scene.gap_ms,
+            gap_ms=scene.gap_ms, gap_job_us=scene.gap_job_us,
         ),
         truth=_truth(trace, rows, work, scene.cluster),
         journal=Journal(),  # the general loop: it is ready at once, and shares its steps with the controller

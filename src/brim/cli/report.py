@@ -185,7 +185,9 @@ def _scene(
             raise
         raise ConfigError(f"policy {setting.policy} decided, which is no preset: give its file with --policy") from None
     rows = [one for one in found if one.ready_ms >= since_ms and one.ready_ms <= end_ms]
-    return Scene(cluster=parse_cluster(setting.cluster), policy=rule, gap_ms=setting.gap_ms), rows
+    return Scene(
+        cluster=parse_cluster(setting.cluster), policy=rule, gap_ms=setting.gap_ms, gap_job_us=setting.gap_job_us
+    ), rows
 
 
 def _ids(jobs: set[int] | frozenset[int]) -> str:

@@ -50,6 +50,8 @@ _PHASE, _ATTEMPT, _SEQUENCE, _SINCE = (_COLUMN[c] for c in ("phase", "attempt", 
 _RUNNING_SINCE, _RUN, _SERVICE = (_COLUMN[c] for c in ("running_since_ms", "run_ms", "service_gpu_ms"))
 _ID, _USER, _PROFILE = (_COLUMN[c] for c in ("id", "user", "profile"))
 _OWN_BATCH: Final = [_COLUMN[c] for c in ("batch", "batch_min", "batch_max")]
+_LEAST: Final = [_COLUMN[c] for c in ("gpus_min", "batch_min")]
+_MOST: Final = [_COLUMN[c] for c in ("gpus_max", "batch_max")]
 _LOCAL_BATCH: Final = [_COLUMN[c] for c in ("local_batch_min", "local_batch_max")]
 _BATCH: Final = _COLUMN["batch"]
 _BATCH_NOW, _STARTS, _STALLED = (_COLUMN[c] for c in ("batch_now", "starts", "stalled_ms"))
@@ -121,6 +123,13 @@ class ClusterState:
 
     def __contains__(self, job: int) -> bool:
         return 0 <= job < len(self._slot_of) and self._slot_of.item(job) != NONE
+
+    @property
+    def has_elastic(self) -> bool:
+        """Whether there is a job that can run on several numbers of GPUs, or with several batches."""
+        block = self._block[:, : self._used]
+        least, most = block[_LEAST], block[_MOST]
+        return bool(((block[_PHASE] != NONE) & (least < most).any(axis=0)).any())
 
     @property
     def last_id(self) -> int:

@@ -37,6 +37,8 @@ class Scheduler:
         beliefs: Fitted models that the policy may read.
         users: User names known in advance.
         gap_ms: Shortest time between two rounds.
+        gap_job_us: If above 0, rounds may be closer together than ``gap_ms`` while few jobs wait: see ``Trigger``. Not
+            while a policy that changes running jobs has one to change, since each change costs the job time.
         in_place: Whether jobs change their size in place, within a second or so. Then a policy's own gap, which is
             there because a restart costs half a minute, is not kept (one with fixed rounds keeps it), and the first
             step times of a job on a number of GPUs cause a round if the policy resizes jobs.
@@ -51,6 +53,7 @@ class Scheduler:
         *,
         users: tuple[str, ...] = (),
         gap_ms: int = DEFAULT_GAP_MS,
+        gap_job_us: int = 0,
         in_place: bool = False,
         journal: Journal | None = None,
     ) -> None:
@@ -58,10 +61,12 @@ class Scheduler:
         self.policy, self.beliefs, self.journal = policy, beliefs, journal
         self.last_round: RoundResult | None = None
         self._acts_when_idle = policy.acts_when_idle  # asks every part, and is read twice per event
+        self._changes = policy.changes_running
         self._learns = in_place and policy.resizes_running
+        own_ms = 0 if in_place and not policy.fixed_rounds else policy.gap_ms
         self._trigger = Trigger(
-            gap_ms=gap_ms if in_place and not policy.fixed_rounds else max(gap_ms, policy.gap_ms),
-            period_ms=policy.period_ms, wakes_on=policy.wakes_on,
+            gap_ms=max(gap_ms, own_ms), gap_job_us=0 if own_ms else gap_job_us, period_ms=policy.period_ms,
+            wakes_on=policy.wakes_on,
         )
 
     @property
@@ -83,7 +88,7 @@ class Scheduler:
         """Time at which the next round is due, None if no round is due."""
         if self._idle:
             return None
-        due_ms = self._trigger.due_ms()
+        due_ms = self._trigger.due_ms(None if self._changes and self.state.has_elastic else self.state.num_waiting)
         if due_ms is None:
             return None
         due_ms, period_ms = max(due_ms, self.state.now_ms), self.policy.period_ms

@@ -116,6 +116,7 @@ class Controller:
         policy: The policy that decides.
         beliefs: Fitted models that the policy may read.
         gap_ms: Shortest time between two rounds.
+        gap_job_us: If above 0, it is shorter while few jobs wait: see ``Scheduler``.
         user_gpus: Most GPUs that the jobs of a user may have at the same time; NONE for no quota.
 
     Attributes:
@@ -130,17 +131,19 @@ class Controller:
 
     def __init__(
         self, cluster: Cluster, policy: Policy, beliefs: Beliefs | None = None, *, gap_ms: int = DEFAULT_GAP_MS,
-        user_gpus: int = NONE,
+        gap_job_us: int = 0, user_gpus: int = NONE,
     ) -> None:
         if policy.oracle:
             raise RefusedError(f"policy {policy.name} needs true run times, which are not known of live jobs")
         if cluster.num_nodes != 1:
             raise RefusedError(f"the controller runs jobs on one machine, found a cluster of {cluster.num_nodes} nodes")
-        self.setting = ControllerSetting(policy=policy.name, cluster=str(cluster), gap_ms=gap_ms)
+        self.setting = ControllerSetting(
+            policy=policy.name, cluster=str(cluster), gap_ms=gap_ms, gap_job_us=gap_job_us
+        )
         self._journal = Journal()
         self.books = Books(Scheduler(
-            cluster, policy, beliefs or Beliefs(in_place_ms=IN_PLACE_MS), gap_ms=gap_ms, in_place=True,
-            journal=self._journal,
+            cluster, policy, beliefs or Beliefs(in_place_ms=IN_PLACE_MS), gap_ms=gap_ms, gap_job_us=gap_job_us,
+            in_place=True, journal=self._journal,
         ))
         self.agents = Agents()
         self._reconciler = Reconciler(self.books, self.agents)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from brim.core.cluster import parse_cluster
+from brim.engine.trigger import LIVE_GAP_JOB_US
 from brim.live.controller import Controller
 from brim.live.requests import NONE
 from brim.policies.presets import find_policy
@@ -24,4 +25,4 @@ def machine_controller(devices: str, policy: str, user_gpus: int = NONE) -> Cont
     """
     memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
     cluster = parse_cluster(f"1x{devices}:cpus={os.cpu_count() or 1},mem={memory_mib}MB")
-    return Controller(cluster, find_policy(policy), user_gpus=user_gpus)
+    return Controller(cluster, find_policy(policy), gap_job_us=LIVE_GAP_JOB_US, user_gpus=user_gpus)

@@ -141,12 +141,14 @@ class ControllerSetting:
     Attributes:
         policy: Name of the policy.
         cluster: The cluster, as ``brim.core.cluster.parse_cluster`` reads it.
-        gap_ms: Shortest time between two rounds.
+        gap_ms: Shortest time between two rounds, however many jobs wait.
+        gap_job_us: What each waiting job adds to a shorter time while fewer wait; 0: it is always ``gap_ms``.
     """
 
     policy: str
     cluster: str
     gap_ms: int
+    gap_job_us: int = 0
 
     def text(self) -> str:
         """Return it as JSON."""

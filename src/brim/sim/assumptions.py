@@ -12,7 +12,8 @@ from brim.units import MS_PER_S, counted, show_duration
 
 
 def assumptions(
-    trace: Trace, cluster: Cluster, truth: Truth, overheads: Overheads, faults: Faults, gap_ms: int
+    trace: Trace, cluster: Cluster, truth: Truth, overheads: Overheads, faults: Faults, gap_ms: int,
+    gap_job_us: int = 0,
 ) -> tuple[str, ...]:
     """List the assumptions of the replay."""
 
@@ -25,8 +26,9 @@ def assumptions(
         f"A preempted job holds its GPUs for {seconds(overheads.save_ms)} to save and loses no work; a restart takes "
         f"{seconds(overheads.restart_ms)}, a first start {seconds(overheads.start_ms)}."
     )
+    fewer = ", or less while few jobs wait" if gap_job_us else ""
     said.append(
-        f"A scheduling decision takes no time in the replay; two decisions are at least {seconds(gap_ms)} apart."
+        f"A scheduling decision takes no time in the replay; two decisions are at least {seconds(gap_ms)} apart{fewer}."
     )
     if faults.job_mtbf_ms:
         said.append(

@@ -58,6 +58,7 @@ class ReplaySettings:
         library: Profile library whose models policies know beforehand, by the names in the trace; empty for none. Read
             by policies that ask what is known about a model.
         gap_ms: Shortest time between two rounds.
+        gap_job_us: If above 0, it is shorter while few jobs wait: see ``Scheduler``.
         seed: Seed of faults.
         load: Arrival rate relative to the trace, only for reports: the given trace is already scaled.
         notes: Changes made to the trace before, one sentence each; they come first among the assumptions.
@@ -68,6 +69,7 @@ class ReplaySettings:
     estimates: str = "limits"
     library: str = ""
     gap_ms: int = DEFAULT_GAP_MS
+    gap_job_us: int = 0
     seed: int = 0
     load: float = 1.0
     notes: tuple[str, ...] = ()
@@ -89,8 +91,8 @@ def replay(
     The bounds of ``bounds_of`` may be given, for several replays of one trace; otherwise they are computed.
 
     Policies of shipped parts that keep the size of every job run in compiled loops that make the same decisions
-    (docs/decisions/0005), unless a journal is wanted, there are faults, or the truth is of another class than the
-    shipped ones.
+    (docs/decisions/0005), unless a journal is wanted, there are faults, rounds are closer together while few jobs wait,
+    or the truth is of another class than the shipped ones.
 
     Raises:
         ConfigError: the trace cannot run on the cluster or has no run times, or faults are so frequent that no job
@@ -108,7 +110,8 @@ def replay(
     notes += _known_models(settings.library, library, trace)
     scenario = Scenario(trace=trace, cluster=cluster, policy=policy, truth=truth, run_times=believed,
                         overheads=settings.overheads, gap_ms=settings.gap_ms)
-    run = eligible_loop(scenario) if journal is None and not settings.faults.any else None
+    is_plain = journal is None and not settings.faults.any and not settings.gap_job_us
+    run = eligible_loop(scenario) if is_plain else None
     if run:
         outcome = run(scenario, report)
     else:
@@ -128,7 +131,8 @@ def replay(
         estimates=believed.words if policy.asks_run_times else "none", seed=settings.seed, load=settings.load,
         **(bounds_of(trace, truth) if bounds is None else bounds), **outcome, wall_s=time.perf_counter() - started,
         assumptions=notes + assumptions(
-            trace, cluster, truth, settings.overheads, settings.faults, max(settings.gap_ms, policy.gap_ms)
+            trace, cluster, truth, settings.overheads, settings.faults, max(settings.gap_ms, policy.gap_ms),
+            settings.gap_job_us,
         ),
     )
 
@@ -178,8 +182,8 @@ def _loop(
     overheads, faults = settings.overheads, settings.faults
     specs, timeline = specs_of(trace, cluster, truth), Timeline(trace)
     scheduler = Scheduler(
-        cluster, policy, beliefs, users=user_names(trace), gap_ms=settings.gap_ms, journal=journal,
-        in_place=overheads.resize_ms is not None,
+        cluster, policy, beliefs, users=user_names(trace), gap_ms=settings.gap_ms,
+        gap_job_us=settings.gap_job_us, journal=journal, in_place=overheads.resize_ms is not None,
     )
     stall_detector = StallDetector(trace, policy.name, overheads, faults, record)
     attempts = Attempts(cluster, specs, truth, overheads.checkpoint_ms, timeline, record, stall_detector)
