@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import sqlite3
 import subprocess
 from dataclasses import replace
@@ -11,6 +13,7 @@ import pytest
 
 from brim.agent.adoption import note_processes
 from brim.agent.attempt_files import FORGOTTEN, boot_id
+from brim.agent.cgroups import CgroupTree, note_tree
 from brim.agent.folders import agent_folder, attempt_folder
 from brim.agent.leftovers import known
 from brim.agent.sockets import folder_id
@@ -160,3 +163,23 @@ def test_a_file_that_is_no_store_is_named(stored):
 def test_without_a_store_there_is_nothing_to_say(tmp_path, monkeypatch):
     monkeypatch.setenv("BRIM_STATE", str(tmp_path))
     assert list(doctor._stored()) == []
+
+
+@pytest.mark.parametrize(("tree", "said"), [
+    (CgroupTree(missing="why not"), [("note", "jobs have no cgroups: why not; units"), ("note", "processes of a job")]),
+    (CgroupTree(path="/sys/x", missing="no memory"), [("ok", "each job has a cgroup in /sys/x"), ("note", "the mem")]),
+    (CgroupTree(path="/sys/x"), [("ok", "each job has a cgroup in /sys/x: the kernel ends all its processes")]),
+])  # fmt: skip
+def test_doctor_says_what_holds_the_processes_of_a_job_together(tmp_path, monkeypatch, tree, said):
+    monkeypatch.setenv("BRIM_STATE", str(tmp_path))
+    folder = agent_folder()
+    folder.mkdir()
+    note_tree(folder, tree)
+    assert list(doctor._containers()) == [], "no agent runs"
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = list(doctor._containers())
+    finally:
+        os.close(lock)
+    assert [(one.level, one.text[: len(text)]) for one, (_, text) in zip(found, said, strict=True)] == said
