@@ -287,6 +287,7 @@ def test_a_hold_of_a_running_job_takes_effect_when_it_has_stopped():
     desk.command(Requeue, 1)
     desk.saw(1, ENDED, outcome="stopped", exit_code=75)
     assert desk.state(1) == "held"
+    assert desk.stored[1].reason == "requeued, and waits to continue; held: user"
 
 
 def test_a_job_waits_for_others_and_for_good_if_one_does_not_finish():

@@ -622,8 +622,9 @@ class Controller:
             self.books.finish(job.id, verdict, exit_code=code)
             return
         self.books.tell(verdict.kind, job.id)
-        self.books.put(job.id, reason=verdict.reason)
-        if self.jobs[job.id].holds:
+        held = self.jobs[job.id].holds
+        self.books.put(job.id, reason=f"{verdict.reason}; {holds.because(held)}" if held else verdict.reason)
+        if held:
             self.books.tell(Kind.HELD, job.id)
 
     def _guard(self, job: JobRecord) -> None:
