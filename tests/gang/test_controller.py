@@ -318,8 +318,21 @@ def test_a_gang_moves_to_devices_of_which_it_has_one_already():
     gang.connect(2)
     gang.message(2, Ready(2))
     assert ResizeGroup(2, 2, (1, 2), 1) in [send.message for send in gang.actions(Send)]
-    detail = gang.request(ResizeRequest(2, ("x", "y"))).detail
-    assert "found none of the present devices" in detail
+
+
+def test_a_gang_moves_to_devices_of_which_it_has_none():
+    gang = trained(2, devices=("a", "b"))
+    assert gang.request(ResizeRequest(1, ("c",))).ok
+    assert gang.actions(StartRank) == [StartRank(2)]
+    assert devices_of(gang) == {0: ("a", -1), 1: ("b", -1), 2: ("c", 0)}
+    gang.start(2)
+    gang.connect(2)
+    gang.message(2, Ready(2))
+    assert ResizeGroup(2, 2, (0, 1, 2), 0) in [send.message for send in gang.actions(Send)]
+    for rank in (0, 1, 2):
+        gang.message(rank, GroupFormed(2, 5))
+    assert ResizeGroup(3, 3, (2,), 2) in [send.message for send in gang.actions(Send)]
+    assert not gang.controller.is_settled()
 
 
 def test_devices_and_ranks_must_fit():

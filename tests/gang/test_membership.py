@@ -137,7 +137,7 @@ class Gang:
 @settings(max_examples=sample(300, 100))
 @given(st.sampled_from([(), (1, 2, 4)]), st.integers(0, 3), st.data())
 def test_after_any_storm_all_living_ranks_are_in_one_generation(sizes, replace, data):
-    """A resize may also name ranks that must not stay, of which one at least may, since the training state is there."""
+    """A resize may also name ranks that must not stay: even all of them."""
     unwanted, killed = frozenset(), False
     gang = Gang(data.draw(st.sampled_from([1, 2, 4])), sizes, replace, stuck=data.draw(st.booleans()))
     gang.run()
@@ -193,9 +193,47 @@ def test_a_group_that_breaks_after_a_resize_is_formed_of_those_that_are_to_stay(
 
 def test_a_rank_that_is_leaving_is_no_place_for_the_training_state():
     gang = formed(2)
-    assert not gang.membership.resize(1, frozenset({0}))[0]
-    refusal, _ = gang.membership.resize(1, frozenset({1}))
-    assert "found none of the present devices" in refusal
+    refusal, actions = gang.membership.resize(1, frozenset({0}))
+    assert not refusal
+    gang.carry_out(actions)
+    refusal, actions = gang.membership.resize(1, frozenset({1}))
+    assert not refusal
+    gang.carry_out(actions)
+    gang.run()
+    assert gang.membership.members == (2,)
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(1, ()), (1, (1, 2, 4)), (2, (1, 2, 4)), (4, (1, 2, 4))])
+def test_a_gang_of_which_no_rank_stays_hands_its_state_to_those_that_come(size, sizes):
+    gang = formed(size, sizes=sizes)
+    old = frozenset(gang.membership.members)
+    refusal, actions = gang.membership.resize(size, old)
+    assert not refusal
+    gang.carry_out(actions)
+    again, actions = gang.membership.resize(size, old)
+    assert (again, actions.start, actions.stop) == ("", 0, [])  # the same once more changes nothing
+    gang.run()
+    gang.check()
+    assert not old & set(gang.membership.members)
+    assert len(gang.membership.members) == size
+    bridge = gang.members_of[gang.membership.generation - 1]
+    assert old & set(bridge), "the state came from one that had it"
+    assert set(gang.membership.members) & set(bridge)
+
+
+def test_a_gang_whose_new_ranks_die_before_they_join_stays_where_it_is():
+    gang = formed(2, sizes=(1, 2, 4))
+    _, actions = gang.membership.resize(1, frozenset({0, 1}))
+    gang.carry_out(actions)
+    gang.die(2)
+    gang.run()
+    gang.check()
+    assert gang.membership.members == (0, 1)
+
+
+def test_a_job_of_one_possible_size_cannot_hand_its_state_on():
+    gang = formed(1, sizes=(1,))
+    assert "none can join to receive it" in gang.membership.resize(1, frozenset({0}))[0]
 
 
 def test_the_first_generation_waits_for_all():

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
 
 from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
+from brim.policies.presets import find_policy
+from brim.policies.sockets import Place
 from tests.live.box import Box, in_state, run_and_kill, running, until
 
 SCRIPT = Path(__file__).parent / "timed_job.py"
@@ -73,3 +81,48 @@ def test_what_was_learned_is_there_after_a_kill_of_the_controller(box: Box) -> N
 
     box.keys += 1
     running(box, scenario, "elastic")
+
+
+@dataclass(frozen=True)
+class OnOneDevice:
+    """The only job is on the first device, and on the second once a file exists."""
+
+    place: Place
+    moved: Path
+    moves_running: ClassVar[bool] = True
+
+    def __call__(self, snapshot, beliefs, order, sizes):
+        grants = self.place(snapshot, beliefs, order, sizes)
+        return replace(grants, gpu=np.full_like(grants.gpu, int(self.moved.exists())))
+
+
+def test_a_job_that_is_moved_to_other_devices_keeps_its_attempt_and_its_result(box: Box) -> None:
+    """All devices on which its state is are taken from it in one decision: new ranks receive the state first."""
+    script, moved = Path(__file__).parents[1] / "elastic" / "job.py", box.folder / "moved"
+    words = [sys.executable, str(script), "{}", "--epochs", "6", "--pause", "0.02", "--checkpoint"]
+
+    def command(folder: str) -> list[str]:
+        (box.folder / folder).mkdir()
+        out = str(box.folder / folder)
+        return [word.format(out) for word in [*words, f"{out}/checkpoint"]]
+
+    def answer(folder: str) -> dict:
+        [said] = [json.loads(path.read_text()) for path in (box.folder / folder).glob("*.json")]
+        return {name: said[name] for name in ("digest", "samples", "steps")}
+
+    policy = find_policy("goodput")
+    policy = replace(policy, place=OnOneDevice(policy.place, moved), period_ms=200, gap_ms=10)
+
+    async def scenario(service: ClusterService) -> None:
+        request = box.request(*command("moves"), gpus=1, gpus_min=1, gpus_max=1, ranks="per-gpu", grace_s=60.0)
+        [job] = await box.submit(service, request)
+        await until(lambda: service.job(job).samples_done > 0, "training")
+        assert service.job(job).devices == (0,)
+        moved.touch()
+        await until(lambda: service.job(job).devices == (1,), "the other device")
+        await in_state(service, job, "finished")
+        assert (service.job(job).attempt, service.job(job).preemptions) == (1, 0)
+
+    running(box, scenario, policy)
+    subprocess.run(command("stays"), check=True)
+    assert answer("moves") == answer("stays")

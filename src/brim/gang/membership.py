@@ -10,6 +10,9 @@ ranks get ``form_group``. In an unplanned change a member died or a collective f
 living member is READY, the remaining ranks get ``form_group``. If a rank dies while a group forms, the next
 ``form_group`` follows at once. A rank that sends ``group_broken`` for an older generation while it is a member of the
 newest gets that ``form_group`` again.
+
+If no rank is to stay, the gang moves in two planned changes: once the new ranks are ready, they form a group with old
+ones, from which they receive the training state; then the old ones leave.
 """
 
 from __future__ import annotations
@@ -207,7 +210,7 @@ class GangMembership:
     def not_started(self, rank: int) -> MembershipActions:
         """The rank's process cannot be started: the gang continues with the ranks it has, and does not try again."""
         if self.ranks.pop(rank, None) is not None:
-            self.target = max(1, self.target - 1)
+            self._want_one_less()
         return self._next_actions()
 
     def can_continue_unstarted(self, rank: int) -> bool:
@@ -254,7 +257,7 @@ class GangMembership:
             if m.id not in self.members and not m.has_training_state and not m.is_leaving
         ]  # fmt: skip
         spare.sort(key=unwanted.__contains__)
-        stay = len(self._wanted(self.members)) + sum(rank not in unwanted for rank in spare) + self._to_start
+        stay = sum(rank not in unwanted for rank in (*self.members, *spare)) + self._to_start
         surplus = max(0, stay - size) + sum(rank in unwanted for rank in spare)
         if surplus > 0:
             self._stop_surplus(spare[max(0, len(spare) - surplus) :], actions)
@@ -271,17 +274,17 @@ class GangMembership:
             return f"found size {size}, expected one of {sorted(self.sizes)}: the batch splits into these only"
         if not self.generation and all(member.state is MemberState.STARTING for member in self.ranks.values()):
             return "no rank has connected yet: try again later (a command that does not use brim.train never connects)"
-        holders = {rank for rank in self.members if rank in self.ranks and self.ranks[rank].has_training_state}
-        if unwanted and self.generation and holders <= unwanted:
-            return "found none of the present devices, expected at least one: the training state is there"
+        if len(self.sizes) == 1 and self._all_leave(unwanted):
+            return (
+                "found none of the present devices, expected at least one: the training state is there, and the job "
+                f"runs on {next(iter(self.sizes))} ranks only, so that none can join to receive it"
+            )
         return ""
 
-    def _wanted(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """Those of the ranks that are not unwanted; all of them if the training state would be lost otherwise."""
-        all_of_them = tuple(ranks)
-        wanted = tuple(rank for rank in all_of_them if rank not in self._unwanted)
-        has_state = any(rank in self.ranks and self.ranks[rank].has_training_state for rank in wanted)
-        return wanted if has_state or not self.generation else all_of_them
+    def _all_leave(self, unwanted: frozenset[int]) -> bool:
+        """Whether no rank with the training state is to stay, so that new ones must receive it first."""
+        holders = {rank for rank in self.members if rank in self.ranks and self.ranks[rank].has_training_state}
+        return bool(holders) and holders <= unwanted
 
     def repeat_form(self, rank: int) -> MembershipActions:
         """Send a rank that has reconnected the `FormGroup` that it may have missed."""
@@ -329,7 +332,19 @@ class GangMembership:
         if self._replacements_left > 0:
             self._replacements_left -= 1
         elif self.generation:
+            self._want_one_less()
+
+    def _want_one_less(self) -> None:
+        """A rank is missing for good. If it was the last one to which the gang could move, the gang stays."""
+        if self._all_leave(self._unwanted) and not self._count_to_stay():
+            self.target, self._unwanted = len(self.members), frozenset()
+        else:
             self.target = max(1, self.target - 1)
+
+    def _count_to_stay(self) -> int:
+        """Number of ranks that are there or starting, and not to leave."""
+        living = sum(not member.is_leaving and member.id not in self._unwanted for member in self.ranks.values())
+        return living + self._to_start
 
     def _next_actions(self) -> MembershipActions:
         """Return the actions that can be carried out now."""
@@ -357,8 +372,7 @@ class GangMembership:
         """Start the ranks that are missing to the target."""
         if self.finishing:
             return MembershipActions()
-        living = sum(not member.is_leaving and member.id not in self._unwanted for member in self.ranks.values())
-        missing = max(0, self.target - living - self._to_start)
+        missing = max(0, self.target - self._count_to_stay())
         self._to_start += missing
         return MembershipActions(start=missing)
 
@@ -403,11 +417,16 @@ class GangMembership:
     def _change_size(self) -> MembershipActions:
         """All members have joined: grow or shrink towards the target."""
         newcomers = [m.id for m in self.ranks.values() if m.state is MemberState.READY and m.id not in self.members]
-        candidates = self._wanted((*self.members, *newcomers))
+        candidates = tuple(rank for rank in (*self.members, *newcomers) if rank not in self._unwanted)
         goal = self._largest_possible(self.target)
         if goal == 0 or len(candidates) < goal:
             return self._start_missing()
-        wanted = candidates[:goal]
+        if self._all_leave(self._unwanted):
+            size = self._largest_possible(len(self.members) + len(candidates))
+            old = self.members[: max(1, size - len(candidates))]
+            wanted = (*old, *candidates[: size - len(old)])
+        else:
+            wanted = candidates[:goal]
         if wanted == self.members:
             return self._stop_surplus([] if self._ranks_are_starting() else newcomers, MembershipActions())
         before = self.members
