@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import socket
 import stat
@@ -14,7 +15,7 @@ from itertools import islice
 import pytest
 
 from brim.api.auth import Admission, Caller
-from brim.api.client import PAUSES_S, BusyError, Client, NoControllerError
+from brim.api.client import PAUSES_S, BusyError, Client, NoControllerError, _error
 from brim.api.serve import bind_tcp, bind_unix, is_answered, make_runtime_folder
 from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
 from brim.live.store.errors import NotAcceptedError
@@ -243,3 +244,12 @@ def test_the_client_imports_the_standard_library_alone():
         name for name in loaded if name.startswith(("__editable__", "_virtualenv"))
     }
     assert not loaded & {"http", "email", "ssl", "asyncio", "numpy", "urllib3"}
+
+
+@pytest.mark.parametrize(("status", "detail"), [
+    (404, "Not Found"), (405, "Method Not Allowed"),
+    (422, "job: found the field 'common', expected one of: name, capture"),
+])  # fmt: skip
+def test_a_controller_that_does_not_know_a_request_is_of_another_version(status, detail):
+    error = _error(status, json.dumps({"detail": detail}).encode())
+    assert (error.exit_code, "of another version of brim" in str(error)) == (4, True)

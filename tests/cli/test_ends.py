@@ -156,3 +156,19 @@ def test_a_job_that_ends_on_a_full_disk_runs_once_and_every_verb_names_the_disk(
     while box("ps").stderr:
         pass
     box("down", "--stop")
+
+
+def test_an_agent_that_was_killed_is_started_again_by_the_controller(box):
+    box("up", "--devices", "1", timeout_s=240)
+    job = box("submit", "--", "sh", "-c", "echo $BRIM_ATTEMPT; until test -e go; do sleep 0.05; done").stdout.strip()
+    until_running(box, job)
+    before = box.pid("agent")
+    os.kill(before, signal.SIGKILL)
+    while "is away: it goes on, and how it ends" not in box("explain", job).stdout:
+        pass
+    while "agents: none" in box("status").stdout:
+        pass
+    assert box.pid("agent") != before
+    (box.work / "go").touch()
+    assert box("logs", "-f", job).stdout == "1\n"
+    box("down", "--stop")

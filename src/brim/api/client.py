@@ -36,6 +36,8 @@ _KINDS: Final[Mapping[int, type[BrimError]]] = {
     400: ConfigError, 413: ConfigError, 415: ConfigError, 422: ConfigError, 404: NotFoundError,
     401: RefusedError, 403: RefusedError, 409: RefusedError,
 }  # fmt: skip
+_NO_ROUTE: Final = ("Not Found", "Method Not Allowed")
+"""What a server says of a route that it does not have; what brim says of a job names the job."""
 _PASSES: Final = (429, 503)
 Verb = Literal["cancel", "hold", "release", "requeue"]
 
@@ -294,4 +296,9 @@ def _error(status: int, data: bytes) -> BrimError:
         detail = data.decode("utf-8", "replace")[:200].strip() or f"status {status}"
     if status in _PASSES:
         return BusyError(detail)
+    if detail in _NO_ROUTE or (status == 422 and "found the field 'common'" in detail):
+        return RefusedError(
+            "the controller does not know this request: it is of another version of brim than this command; start it "
+            "anew with this one (`brim down`, then `brim up`), or use the brim that runs it"
+        )
     return _KINDS.get(status, BrimError)(detail)

@@ -27,6 +27,7 @@ from fastapi import FastAPI
 from brim.agent.folders import runtime_folder, state_folder
 from brim.api.app import create_app
 from brim.api.auth import Admission, PeerProtocol
+from brim.api.own_agent import keep_own_agent
 from brim.api.tokens import recogniser
 from brim.errors import BrimError, RefusedError
 from brim.foresight.first_forecasts import FirstForecasts
@@ -115,7 +116,7 @@ def server_of(app: FastAPI) -> uvicorn.Server:
 
 async def serve(
     service: ClusterService, runtime: Path, allowed: frozenset[int], listeners: Sequence[socket.socket] = (),
-    beside: Callable[[], Coroutine[None, None, None]] | None = None,
+    beside: Sequence[Callable[[], Coroutine[None, None, None]]] = (),
 ) -> None:
     """Run a service and its API until SIGTERM or SIGINT.
 
@@ -148,15 +149,16 @@ async def serve(
         await service.stop()
 
 
-async def _run(service: ClusterService, beside: Callable[[], Coroutine[None, None, None]] | None) -> None:
+async def _run(service: ClusterService, beside: Sequence[Callable[[], Coroutine[None, None, None]]]) -> None:
     await service.recovered()
-    task = None if beside is None else asyncio.create_task(beside())
+    tasks = [asyncio.create_task(one()) for one in beside]
     try:
         await service.wait()
     finally:
-        if task is not None:
+        for task in tasks:
             task.cancel()
-            await asyncio.wait([task])
+        if tasks:
+            await asyncio.wait(tasks)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -187,9 +189,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             user_jobs=options.user_jobs,
         )
         database = state_folder() / "controller" / DATABASE
+        agent = ["--controller", str(runtime / "agents.sock")]
+        agent += [] if options.devices is None else ["--devices", str(options.devices)]
         asyncio.run(serve(
             service, runtime, allowed, [] if options.tcp is None else [bind_tcp(options.tcp)],
-            lambda: FirstForecasts(service, database, options.policy, options.user_gpus).run(),
+            [
+                lambda: FirstForecasts(service, database, options.policy, options.user_gpus).run(),
+                lambda: keep_own_agent(service, agent),
+            ],
         ))
     except BrimError as error:
         sys.stderr.write(f"brim controller: {error}\n")

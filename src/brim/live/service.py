@@ -305,6 +305,14 @@ class ClusterService:
         agents = [{"uid": uid, "user": user_name(uid)} for uid in sorted(hellos)]
         return [{"name": os.uname().nodename, "devices": devices, "agents": agents}]
 
+    def has_agent(self, uid: int) -> bool:
+        """Whether an agent of a user is connected."""
+        return uid in self._agents.hellos
+
+    def has_jobs(self, uid: int) -> bool:
+        """Whether a user has jobs that have not ended."""
+        return any(job.uid == uid and not job.has_ended for job in self._jobs.values())
+
     def status(self) -> Mapping[str, Any]:
         """Return facts on the controller.
 
@@ -334,7 +342,10 @@ class ClusterService:
             raise NotFoundError(f"job {job} does not exist")
         if record.has_ended:
             return f"job {job} has ended: {record.reason or record.state}."
-        return why(record, self._attempts.values(), self._last_round)
+        sentence = why(record, self._attempts.values(), self._last_round)
+        if record.devices and not self.has_agent(record.uid):
+            sentence += f" The agent of {record.user} is away: it goes on, and how it ends is known when that is back."
+        return sentence
 
     def earlier(self, job: int) -> list[str]:
         """Say how the attempts of a job ended before its newest one, a line for each."""
