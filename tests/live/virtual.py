@@ -6,6 +6,7 @@ one seed. A witness watches the processes themselves: it trusts neither controll
 
 from __future__ import annotations
 
+import functools
 import heapq
 import random
 import sqlite3
@@ -90,6 +91,7 @@ class MemoryStore:
         self.reads = Reader.__new__(Reader)
         self.reads._connection, self.reads._lock = self._connection, threading.Lock()
         self.full = False
+        self._job, self._attempt = functools.cache(read_job), functools.cache(read_attempt)  # most rows recur
 
     def _write(self, work: Callable[[], object]) -> object:
         self._connection.execute("BEGIN")
@@ -112,10 +114,10 @@ class MemoryStore:
 
     def jobs(self) -> dict[int, JobRecord]:
         rows = self._connection.execute(f"SELECT {JOB_COLUMNS} FROM jobs")
-        return {job.id: job for job in map(read_job, rows)}
+        return {job.id: job for job in map(self._job, rows)}
 
     def attempts(self) -> list[AttemptRecord]:
-        return list(map(read_attempt, self._connection.execute(f"SELECT {ATTEMPT_COLUMNS} FROM attempts")))
+        return list(map(self._attempt, self._connection.execute(f"SELECT {ATTEMPT_COLUMNS} FROM attempts")))
 
     def lines(self) -> list[str]:
         return [line for (line,) in self._connection.execute("SELECT line FROM journal ORDER BY id")]
