@@ -21,7 +21,7 @@ from typing import Any
 OTHER = 4_001
 """The second user's number."""
 PATIENCE_S = 60.0
-ENDED = ("finished", "failed", "cancelled", "timeout", "lost", "preempted")
+ENDED = ("finished", "failed", "cancelled", "timeout", "lost", "preempted", "orphaned")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
 """What a terminal is told between the characters: gflow's tmux executor keeps it in the log."""
 
