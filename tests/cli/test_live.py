@@ -192,7 +192,7 @@ def test_eta_says_when_or_that_there_is_no_basis_yet(up):
     up("release", job)
     long = up("submit", "-n", "unheard-of", "-t", "1h", "sleep", "60").stdout.strip()
     until_running(up, long)
-    assert re.search(rf"^job {long}: ends in \S+ \S+ to \S+ \S+ \(from .*\)$", up("eta", long).stdout, re.M)
+    assert re.search(rf"^job {long}: ends in \S+ to \S+ \S+ \(from .*\)$", up("eta", long).stdout, re.M)
     answer = json.loads(up("eta", long, "--json").stdout)
     assert (answer["forecasts"][0]["job"], answer["forecasts"][0]["start_s"]) == (int(long), None)
     assert set(answer["hits"]) == {"jobs", "hits"}

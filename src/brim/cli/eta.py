@@ -24,7 +24,7 @@ def eta(
     ] = None,
     output: OutputOption = "table", as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Forecast when jobs start and end: intervals from replays of the queue with run times of jobs like them."""
+    """Forecast when jobs start and end, as intervals: the queue is simulated with run times of jobs like them."""
     wanted = output_of(output, as_json)
     at = client()
     answer = at.eta([job.id for job in find_jobs(at, jobs or [])])

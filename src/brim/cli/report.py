@@ -28,7 +28,7 @@ app = typer.Typer()
 @app.command(cls=UnconvertedCommand)
 def report(
     fidelity: Annotated[
-        bool, typer.Option("--fidelity", help="Replay what was recorded in the twin, and show how far it is off.")
+        bool, typer.Option("--fidelity", help="Simulate what was recorded, and show how far off that is.")
     ] = False,
     jobs: Annotated[
         str | None, typer.Option("--jobs", metavar="IDS", help="Compare these, such as 41-80; else the later half.")
@@ -44,7 +44,7 @@ def report(
     ] = None,
     output: OutputOption = "table", as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Compare the twin with what this user's controller recorded."""
+    """Compare the twin, which simulates this cluster, with what this user's controller recorded."""
     wanted = output_of(output, as_json)
     if not fidelity:
         raise ConfigError("which report? There is one so far: `brim report --fidelity` replays in the twin what this "

@@ -30,7 +30,7 @@ VERBS: Final = {
     "explain": ("change", "Explain why a job waits, and what would let it run."),
     "eta": ("eta", "Forecast when jobs start and end."),
     "history": ("ps", "Show the jobs that have ended."),
-    "report": ("report", "Show how far the twin is from what this cluster recorded."),
+    "report": ("report", "Show how far simulated times are from recorded ones."),
     "token": ("token", "Make, list and revoke tokens for the API on TCP."),
     "doctor": ("doctor", "Check the service, its folders and this machine."),
     "demo": ("demo", "Run eight training jobs on a cluster of its own, beside their replay."),
