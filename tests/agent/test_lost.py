@@ -63,14 +63,19 @@ def test_forked_ranks_are_gone_whichever_of_brims_processes_are_killed(node, tmp
     assert one.ended(1, 4).outcome == STOPPED
 
 
+def no_strays(everything):
+    """No child of this process is an orphan of an attempt."""
+    return ()
+
+
 def test_a_process_that_has_the_id_of_one_that_ended_is_left_alone():
     stranger = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     try:
         (it,) = leftovers.known([stranger.pid])
-        assert [one.pid for one in leftovers.processes_of("gang", [it], ())] == [stranger.pid]
+        assert [one.pid for one in leftovers.processes_of("gang", [it], no_strays)] == [stranger.pid]
         before = leftovers.KnownProcess(it.pid, it.start_ticks - 1)
-        assert leftovers.processes_of("gang", [before], ()) == []
-        assert leftovers.kill("gang", [before], tuple, lambda _: None) == []
+        assert leftovers.processes_of("gang", [before], no_strays) == []
+        assert leftovers.kill("gang", [before], no_strays, lambda _: None) == []
         assert stranger.poll() is None
     finally:
         stranger.kill()
@@ -106,7 +111,7 @@ def test_a_process_that_has_left_everything_but_its_mark_is_found():
     marks = {"this attempt": True, "another": False}
     found = [subprocess.Popen(["sleep", "1000"], env={GANG_VARIABLE: mark}, start_new_session=True) for mark in marks]
     try:
-        of_attempt = {process.pid for process in leftovers.processes_of("this attempt", (), ())}
+        of_attempt = {process.pid for process in leftovers.processes_of("this attempt", (), no_strays)}
         assert [process.pid in of_attempt for process in found] == [*marks.values()]
     finally:
         for process in found:

@@ -344,12 +344,12 @@ class Agent:
             remove_socket_folder(folder)
         self._attempts.swept(key, pids, usage)
 
-    def _strays(self) -> set[int]:
+    def _strays(self, everything: Iterable[processes.Process]) -> set[int]:
         """Return the children of this process that it has not started: orphans of what has ended."""
         me = os.getpid()
         ours = self._zygotes.pids() | {one.pid for link in self._links.values() for one in link.named}
         ours |= self._devices.pids()
-        children = (found.pid for found in processes.all_processes() if found.parent == me and found.state not in "ZX")
+        children = (found.pid for found in everything if found.parent == me and found.state not in "ZX")
         return {pid for pid in children if pid not in ours and not _is_zygote(pid)}
 
     def _write_end(self, key: Key, end: AttemptEnd) -> None:

@@ -34,18 +34,21 @@ def known(pids: Iterable[int]) -> frozenset[KnownProcess]:
     return frozenset(KnownProcess(process.pid, process.start_ticks) for process in found if process is not None)
 
 
-def processes_of(gang: str, named: Collection[KnownProcess], strays: Collection[int]) -> list[Process]:
-    """Return the living processes of an attempt.
+Strays = Callable[[Collection[Process]], Collection[int]]
+"""Receives all processes of the machine but this one: returns its children that belong to no other attempt."""
+
+
+def processes_of(gang: str, named: Collection[KnownProcess], strays: Strays) -> list[Process]:
+    """Return the living processes of an attempt; /proc is read once.
 
     Args:
         gang: The gang's id.
         named: Its supervisor, zygote and ranks.
-        strays: Children of this process that belong to no other attempt.
+        strays: Says which children of this process belong to no other attempt.
     """
     everything = [process for process in processes.all_processes() if process.pid != os.getpid()]
     by_pid = {process.pid: process for process in everything}
-    mark = gang.encode()
-    roots = set(strays)
+    roots = set(strays(everything))
     sessions = set()
     for one in named:
         there = by_pid.get(one.pid)
@@ -54,18 +57,18 @@ def processes_of(gang: str, named: Collection[KnownProcess], strays: Collection[
             sessions.add(one.pid)
     found = {process.pid: process for process in everything
              if process.pid in roots or process.session in sessions
-             or processes.environment_of(process.pid).get(GANG_VARIABLE.encode()) == mark}  # fmt: skip
+             or processes.was_executed_with(process.pid, GANG_VARIABLE, gang)}  # fmt: skip
     for pid in list(found):
         found |= {below.pid: below for below in processes.descendants(pid, everything)}
     return [process for process in found.values() if process.state not in "ZX"]
 
 
 def kill(
-    gang: str, named: Collection[KnownProcess], strays: Callable[[], Collection[int]],
+    gang: str, named: Collection[KnownProcess], strays: Strays,
     on_reaped: Callable[[list[tuple[int, int]]], None],
 ) -> list[Process]:  # fmt: skip
     """Kill the processes of an attempt, see ``processes_of``; return those that are still there after a moment.
 
     ``on_reaped`` is told of children of this process that have ended meanwhile.
     """
-    return processes.kill_all(lambda: processes_of(gang, named, strays()), on_reaped, SWEEP_S)
+    return processes.kill_all(lambda: processes_of(gang, named, strays), on_reaped, SWEEP_S)

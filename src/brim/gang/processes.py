@@ -104,6 +104,16 @@ def environment_of(pid: int) -> dict[bytes, bytes]:
     return dict(entry.partition(b"=")[::2] for entry in text.split(b"\0") if entry)
 
 
+def was_executed_with(pid: int, variable: str, value: str) -> bool:
+    """Whether the process was executed with this variable of the environment; not if that cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            text = file.read()
+    except OSError:
+        return False
+    return f"\0{variable}={value}\0".encode() in b"\0" + text + b"\0"
+
+
 def is_resource_tracker(pid: int) -> bool:
     """Whether the process only frees what others leave behind when they end."""
     try:
