@@ -39,7 +39,7 @@ from brim.agent.folders import captures_folder, log_folder
 from brim.api import serve
 from brim.api.client import BusyError, Client, NoControllerError
 from brim.cli import doctor
-from brim.cli.compiling import kernels
+from brim.cli.compiling import compile_first, kernels
 from brim.errors import RefusedError
 from brim.kernel_cache import is_ready
 from brim.live.records import AttemptRecord, JobRecord
@@ -367,6 +367,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    compile_first(kernels())  # as `make test` does: a controller that compiles is killed before it has decided anything
     happened = soak(options.seconds, options.kills, options.seed)
     sys.stdout.write(", ".join(f"{what}: {count}" for what, count in happened.items()) + "\n")
 
