@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -244,3 +245,18 @@ def test_a_job_runs_faster_on_more_gpus_as_far_as_its_speed_is_known():
         report = Report(samples_done=1.0, samples_per_s=64.0, seen=(sample,))
         scheduler.state.apply(Event(desk.now_ms, Kind.REPORTED, 1, report=report))
     assert ahead(desk, past("a", *[600] * 9), 1)[0].end_s[1] < 0.8 * alone[1]
+
+
+def test_a_resize_is_not_forecast_to_cost_what_a_preemption_does():
+    """A job that grows keeps its processes, as under the controller; to stop one took 100 s."""
+    desk = Desk(find_policy("elastic"), devices=2)
+    desk.submit(name="a", gpus=1, gpus_min=1, gpus_max=2, ranks="per-gpu", batch=64, local_batch_max=64)
+    desk.saw(1, RUNNING)
+    for gpus, step_s in ((1, 1.0), (2, 0.5)):
+        sample = Sample(nodes=1, gpus=gpus, local_batch=64 // gpus, step_s=step_s, sync_s=0.0)
+        report = Report(samples_done=1.0, samples_per_s=64.0, seen=(sample,))
+        desk.controller.scheduler.state.apply(Event(desk.now_ms, Kind.REPORTED, 1, report=report))
+    slow = past("b", 60, user="u2")[0]
+    stopped = replace(slow.attempts[0], stop_ms=60 * S, end_ms=160 * S, preempted=True)
+    cheap, dear = past("a", *[600] * 9), [*past("a", *[600] * 9), replace(slow, attempts=(stopped,))]
+    assert ahead(desk, cheap, 1)[0].end_s == ahead(desk, dear, 1)[0].end_s

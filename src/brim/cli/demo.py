@@ -178,7 +178,7 @@ def rehearse(slower: float = 1.0, start_ms: int = 200) -> Replay:
     rate_G = np.arange(1, SLOTS + 1) * 1_000 / SAMPLE_MS / slower
     rate_JG = np.tile(rate_G, (len(jobs), 1))
     truth = SeenRates(trace, rate_JG, samples=np.array([job.samples for job in jobs]), gpus_min=least, gpus_max=most)
-    costs = ReplaySettings(overheads=Overheads(start_ms=start_ms, restart_ms=start_ms, save_ms=200))
+    costs = ReplaySettings(overheads=Overheads.of_live(start_ms=start_ms, restart_ms=start_ms, save_ms=200))
     return replay(trace, parse_cluster(CLUSTER), find_policy(str(POLICY)), costs, truth=truth, journal=Journal())
 
 

@@ -141,7 +141,7 @@ def replay_of(session: Session, cluster: Cluster, policy: Policy, batch: int) ->
         gpus_min=limits[:, 0], gpus_max=limits[:, 1],
     )
     settings = ReplaySettings(
-        overheads=Overheads(start_ms=costs.start_ms, restart_ms=costs.restart_ms, save_ms=costs.save_ms),
+        overheads=Overheads.of_live(start_ms=costs.start_ms, restart_ms=costs.restart_ms, save_ms=costs.save_ms),
         faults=Faults(drains=(Drain(nodes=(0,), start_ms=0, end_ms=costs.ready_ms),) if costs.ready_ms > 0 else ()),
     )
     twin = replay(trace, cluster, policy, settings, truth=truth, journal=Journal())

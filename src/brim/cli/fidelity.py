@@ -16,7 +16,6 @@ import numpy as np
 from brim.beliefs.change_costs import ChangeCosts
 from brim.beliefs.kind_speeds import KindSpeeds, learn_speeds
 from brim.beliefs.kinds import BASES, JobKind, KindRunTimes, learn_run_times
-from brim.beliefs.overheads import IN_PLACE_MS
 from brim.core.cluster import Cluster
 from brim.core.replay import Replay
 from brim.core.trace import Trace
@@ -159,9 +158,8 @@ def _replayed(
     result = replay(
         trace, scene.cluster, scene.policy,
         ReplaySettings(
-            overheads=Overheads(
-                start_ms=costs.start_ms, restart_ms=costs.restart_ms, save_ms=costs.save_ms,
-                resize_ms=round(IN_PLACE_MS),
+            overheads=Overheads.of_live(
+                start_ms=costs.start_ms, restart_ms=costs.restart_ms, save_ms=costs.save_ms
             ),
             gap_ms=scene.gap_ms, gap_job_us=scene.gap_job_us,
         ),

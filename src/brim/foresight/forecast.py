@@ -237,7 +237,7 @@ def _outset(
         for job, row in held.items()
     }
     outset = Outset(
-        now_ms=situation.now_ms, scheduler=scheduler, overheads=Overheads(
+        now_ms=situation.now_ms, scheduler=scheduler, overheads=Overheads.of_live(
             start_ms=costs.start_ms, restart_ms=costs.restart_ms, save_ms=costs.save_ms
         ),
         specs=[

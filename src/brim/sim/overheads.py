@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from brim.beliefs.overheads import IN_PLACE_MS
 from brim.errors import ConfigError
 from brim.units import MS_PER_MIN, MS_PER_S
 
@@ -46,6 +47,11 @@ class Overheads:
         Source: Qiao et al., Pollux, OSDI 2021, section 5.3 (measured: 15 to 120 s), and its published simulator.
         """
         return cls(start_ms=30 * MS_PER_S, save_ms=0, restart_ms=30 * MS_PER_S)
+
+    @classmethod
+    def of_live(cls, *, start_ms: int, restart_ms: int, save_ms: int) -> Overheads:
+        """Costs that a live cluster recorded, where a resize leaves processes running, as under its controller."""
+        return cls(start_ms=start_ms, restart_ms=restart_ms, save_ms=save_ms, resize_ms=round(IN_PLACE_MS))
 
     def times(self, factor: float) -> Overheads:
         """Scale the costs of changes (not the checkpoint interval): the ``--overheads x2`` of the command line.
