@@ -353,6 +353,17 @@ def test_a_request_for_another_gang_or_an_older_or_repeated_one_changes_nothing(
     assert gang.request(StatusRequest()).status["sequence"] == 9
 
 
+def test_an_agent_says_the_most_ranks_and_a_person_how_many():
+    gang = trained(2, devices=("a", "b"), fence=(7, 3))
+    gang.controller.membership.sizes = frozenset({1, 2, 4})
+    three, five = ("a", "b", "c"), ("a", "b", "c", "d", "e")
+    assert "found size 3, expected one of [1, 2, 4]" in gang.request(ResizeRequest(3, three)).detail
+    assert gang.request(ResizeRequest(3, three, (7, 3, 9))).ok
+    assert (gang.controller.membership.target, gang.controller.devices, gang.actions(StartRank)) == (2, three, [])
+    assert gang.request(ResizeRequest(5, five, (7, 3, 10))).ok
+    assert (gang.controller.membership.target, len(gang.actions(StartRank))) == (4, 2)
+
+
 def test_a_rank_that_cannot_be_started_is_named_in_the_response_and_the_others_continue():
     gang = trained(2)
     refusal = client_requests.accept(gang.controller, ResizeRequest(4))

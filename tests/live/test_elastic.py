@@ -22,11 +22,11 @@ MICRO_S = 0.02
 """Seconds of a micro-batch; two ranks do the four of a step in half the time that one needs."""
 
 
-def training(box: Box, folder: str, **fields) -> JobRequest:
-    """A job that can run on one device or on both; a file in this folder ends it."""
+def training(box: Box, folder: str, *, ranks_max: int = 4, **fields) -> JobRequest:
+    """A job that is said to run on one device or on both; a file in this folder ends it."""
     (box.folder / folder).mkdir()
     limits = {"gpus": 1, "gpus_min": 1, "gpus_max": 2, "ranks": "per-gpu", "grace_s": 60.0}
-    command = (sys.executable, str(SCRIPT), str(box.folder / folder / "end"), str(MICRO_S))
+    command = (sys.executable, str(SCRIPT), str(box.folder / folder / "end"), str(MICRO_S), str(ranks_max))
     return box.request(*command, **{"name": folder} | limits | fields)
 
 
@@ -81,6 +81,21 @@ def test_what_was_learned_is_there_after_a_kill_of_the_controller(box: Box) -> N
 
     box.keys += 1
     running(box, scenario, "elastic")
+
+
+def test_a_job_that_cannot_run_on_all_that_it_is_given_trains_on_some(box: Box) -> None:
+    """``-g 1-2`` of a job that runs on one rank only: to start it again for that would help nobody."""
+
+    async def scenario(service: ClusterService) -> None:
+        [job] = await box.submit(service, training(box, "alone", ranks_max=1))
+        await until(lambda: len(service.job(job).devices) == 2, "a grant of both devices")
+        done = service.job(job).samples_done
+        await until(lambda: service.job(job).samples_done > done, "training, after the resize")
+        box.end("alone")
+        await in_state(service, job, "finished")
+        assert (service.job(job).attempt, service.job(job).preemptions) == (1, 0)
+
+    running(box, scenario, "goodput")
 
 
 @dataclass(frozen=True)

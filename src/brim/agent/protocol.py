@@ -96,8 +96,8 @@ class StartAttempt:
 class ResizeAttempt:
     """Controller: train on these devices, with this number of ranks; the rest as in `StartAttempt`.
 
-    It is done when `AttemptSeen` has this sequence: its ``devices`` are then those that the attempt uses, which are
-    the old ones if it could not be resized (``detail`` says why).
+    It is done when `AttemptSeen` has this sequence: its ``devices`` are then those that the attempt uses: some of these
+    if it cannot run on so many ranks, the old ones if it could not be resized (``detail`` says why).
     """
 
     job: int

@@ -43,8 +43,8 @@ def _carry_out(gang: GangController, request: Request) -> str:
     match request:
         case StatusRequest():
             pass
-        case ResizeRequest(size=size, devices=devices):
-            return gang.resize(size, devices)
+        case ResizeRequest(size=size, devices=devices, fence=fence):
+            return gang.resize(gang.membership.largest_possible(size) or size if fence else size, devices)
         case PreemptRequest(grace_s=grace_s):
             gang.preempt(grace_s)
         case StopRequest():

@@ -237,7 +237,7 @@ class GangMembership:
         others = [member for member in self.ranks.values() if member.id != rank and not member.is_leaving]
         if self.finishing and self.generation > 0:
             return not self.closing and any(member.has_training_state for member in others)
-        enough = self.generation > 0 and self._largest_possible(len(others)) > 0
+        enough = self.generation > 0 and self.largest_possible(len(others)) > 0
         return not self.closing and (self._replacements_left > 0 or enough)
 
     # -- requests and queries --------------------------------------------------------------------------------------
@@ -382,8 +382,8 @@ class GangMembership:
             return self._start_missing()
         return self._form_remaining()
 
-    def _largest_possible(self, most: int) -> int:
-        """The largest size that the job can run on, out of ``most`` ranks."""
+    def largest_possible(self, most: int) -> int:
+        """The largest size that the job can run on, out of ``most`` ranks; 0 if there is none."""
         possible = [size for size in self.sizes if size <= most] if self.sizes else [most]
         return max(possible, default=0)
 
@@ -395,7 +395,7 @@ class GangMembership:
         candidates = sorted(
             [*old, *new], key=lambda rank: (not self.ranks[rank].has_training_state, rank in self._unwanted)
         )
-        size = self._largest_possible(min(self.target, len(candidates)))
+        size = self.largest_possible(min(self.target, len(candidates)))
         actions = self._start_missing()
         if size == 0:
             return actions
@@ -418,11 +418,11 @@ class GangMembership:
         """All members have joined: grow or shrink towards the target."""
         newcomers = [m.id for m in self.ranks.values() if m.state is MemberState.READY and m.id not in self.members]
         candidates = tuple(rank for rank in (*self.members, *newcomers) if rank not in self._unwanted)
-        goal = self._largest_possible(self.target)
+        goal = self.largest_possible(self.target)
         if goal == 0 or len(candidates) < goal:
             return self._start_missing()
         if self._all_leave(self._unwanted):
-            size = self._largest_possible(len(self.members) + len(candidates))
+            size = self.largest_possible(len(self.members) + len(candidates))
             old = self.members[: max(1, size - len(candidates))]
             wanted = (*old, *candidates[: size - len(old)])
         else:

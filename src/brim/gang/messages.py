@@ -236,7 +236,7 @@ class ResizeRequest:
     """Client: change the number of ranks to ``size``.
 
     Attributes:
-        size: Number of ranks.
+        size: Number of ranks; with a ``fence`` the most, as at the launch: the job may not run on every number.
         devices: The devices that the ranks use afterwards, at least one each; ranks on other devices leave. Empty: the
             present ones.
         fence: The ``fence`` of the launch, and a number that grows with each request that changes something: a request

@@ -463,7 +463,7 @@ class Controller:
         )
         target = self._reconciler.targets.get(job)
         if target is not None and seen.sequence >= attempt.sequence and seen.state == RUNNING:
-            refused = bool(seen.devices) and set(seen.devices) != set(target)
+            refused = not set(seen.devices) <= set(target)  # a job that cannot run on so many uses some of them
             attempt = replace(attempt, devices=attempt.devices if refused else target)
             if refused and not attempt.stop_reason:  # it stays where it was, which may be granted to others by now
                 self.books.put_attempt(attempt)
