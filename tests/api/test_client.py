@@ -10,6 +10,7 @@ import stat
 import sys
 import threading
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -92,7 +93,7 @@ def test_what_is_refused_is_the_same_error_here(client):
 @pytest.mark.usefixtures("_no_pauses")
 def test_too_long_a_submission_is_refused_as_such(client):
     with pytest.raises(ConfigError, match="Too Large"):
-        client.submit([request(name="n" * 60)] * 20_000)
+        client.submit([replace(request(), capture=f"{n:032x}", digest=f"{n:064x}") for n in range(40_000)])
 
 
 def test_a_full_disk_is_told_after_some_attempts(client):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,14 @@ def small(folder):
         pytest.skip("no volume can be mounted here: it takes root")
     yield volume
     subprocess.run([umount, "-l", str(volume)], check=True)
+
+
+def until(holds):
+    """Wait until something holds, at most four minutes."""
+    end_s = time.monotonic() + 240
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(0.2)
 
 
 def started(box, *words):
@@ -139,22 +148,19 @@ def test_a_job_that_ends_on_a_full_disk_runs_once_and_every_verb_names_the_disk(
     fill_up(small / "fill")
     (box.work / "go").touch()
     end = small / "agent" / "attempts" / f"{job}-1" / "end.json"
-    while not end.exists():  # there is room for it
-        pass
+    until(end.exists)  # there is room for it
     named = f"cannot write {small}/controller/brim.db: No space left on device"
-    while named not in box("ps").stderr:
-        pass
+    until(lambda: named in box("ps").stderr)
     for words in (["explain", waits], ["eta"], ["submit", "--dry-run", "true"], ["hold", waits], ["history"]):
         assert named in box(*words, code=None).stderr, words
     (small / "fill").unlink()
-    while "finished" not in (shown := box("history").stdout):
-        pass
+    until(lambda: "finished" in box("history").stdout)
+    shown = box("history").stdout
     assert f"{job} " in shown
     assert box("release", waits).returncode == 0
     assert box("logs", "-f", waits).returncode == 0
     assert [each["attempt"] for each in json.loads(box("history", "--json").stdout)["jobs"]] == [1, 1]
-    while box("ps").stderr:
-        pass
+    until(lambda: not box("ps").stderr)
     box("down", "--stop")
 
 
@@ -164,10 +170,8 @@ def test_an_agent_that_was_killed_is_started_again_by_the_controller(box):
     until_running(box, job)
     before = box.pid("agent")
     os.kill(before, signal.SIGKILL)
-    while "is away: it goes on, and how it ends" not in box("explain", job).stdout:
-        pass
-    while "agents: none" in box("status").stdout:
-        pass
+    until(lambda: "is away: it goes on, and how it ends" in box("explain", job).stdout)
+    until(lambda: "agents: none" not in box("status").stdout)
     assert box.pid("agent") != before
     (box.work / "go").touch()
     assert box("logs", "-f", job).stdout == "1\n"

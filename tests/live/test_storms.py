@@ -27,7 +27,7 @@ from tests.live.virtual import GAP_MS, Chances, Limits, VirtualCluster, Work, re
 SEEDS = 500
 FAILED_ONCE = (291, 319)
 """Seeds that once found a fault, which stay."""
-GROUPS = 10
+GROUPS = 5
 SITUATIONS = {
     "the controller crashed", "an agent died", "a gang was resized", "a gang was stopped", "time jumped",
     "a job came back and finished", "the disk was full", "a message was lost", "a gang was killed",

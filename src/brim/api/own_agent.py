@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 1.0
 AWAY_S: Final = 15.0
-"""Time after which an agent that was connected is started again, if it has jobs: when these are held without it."""
+"""Time without an agent after which it is started again, if it has jobs: when these are held without it."""
 
 
 async def keep_own_agent(service: ClusterService, words: Sequence[str]) -> None:
     """Start this user's agent again whenever it has been away for a while and jobs of the user have not ended.
 
-    One that never was connected is somebody else's to start. Where another agent of this user runs, for another
-    controller, the new one ends at once.
+    The while begins with the controller, so that whoever starts both has time to. Where another agent of this user
+    runs, for another controller, the new one ends at once.
 
     Args:
         service: The service, recovered.
         words: Options of the agent.
     """
-    uid, seen_s, started = os.getuid(), None, None
+    uid, seen_s, started = os.getuid(), time.monotonic(), None
     while True:
         await asyncio.sleep(LOOK_S)
         if started is not None:
             started.poll()
         if service.has_agent(uid):
             seen_s = time.monotonic()
-        elif seen_s is not None and time.monotonic() - seen_s > AWAY_S and service.has_jobs(uid):
+        elif time.monotonic() - seen_s > AWAY_S and service.has_jobs(uid):
             started, seen_s = _start(words), time.monotonic()
 
 
