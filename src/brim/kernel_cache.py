@@ -50,12 +50,12 @@ def _cache_dir() -> Path:
     for source in SOURCES + CONSTANTS:
         digest.update((package / source).read_bytes())
     name = f"compiled-{digest.hexdigest()[:16]}"
-    wanted = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "brim" / name
     try:
+        wanted = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "brim" / name
         wanted.mkdir(parents=True, exist_ok=True)
         writable = all(os.access(path, os.W_OK) for path in (wanted, *wanted.iterdir()))
-    except OSError:
-        writable = False
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
+        return _temporary(name)
     return wanted if writable else _temporary(name)  # as in some containers, or after `sudo brim`
 
 

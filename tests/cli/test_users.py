@@ -11,16 +11,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+import brim as brim_package
 from tests.cli.commands import brim
 
 ANN, BO, EVE = 12301, 12302, 12303
-PACKAGES = {
-    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1",
-}  # fmt: skip
 PROGRAM = "import sys; sys.argv[0] = 'brim'; from brim.cli.main import main; main()"
 
 pytestmark = [
@@ -28,16 +29,51 @@ pytestmark = [
 ]  # fmt: skip
 
 
-def python_of(uid):
-    """An interpreter that this user may run, with the packages of this one."""
-    for python in (sys.executable, "/usr/bin/python3"):
-        probe = [python, "-c", "import brim.cli.main, brim.agent.agent, psutil"]
-        with contextlib.suppress(OSError):
-            if subprocess.run(probe, user=uid, group=uid, extra_groups=[], env=PACKAGES, cwd="/", check=False,
-                              capture_output=True).returncode == 0:
-                return python
+def environment_of(uid, folder):
+    """An interpreter that this user may run, and variables with which it finds brim: a copy if need be."""
+    variables = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    for find in (lambda: sys.path, lambda: [visible_copy(folder / "packages")]):
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, map(str, find())))
+        for python in (sys.executable, "/usr/bin/python3"):
+            probe = [python, "-c", "import brim.cli.main, brim.agent.agent, polars, psutil"]
+            with contextlib.suppress(OSError):
+                if subprocess.run(probe, user=uid, group=uid, extra_groups=[], env=variables, cwd="/", check=False,
+                                  capture_output=True).returncode == 0:
+                    return python, variables
     pytest.skip("no interpreter here can be run by other users")
 
+
+def visible_copy(target):
+    """What the service imports, and nothing else of this environment: links, or copies on another file system."""
+    target.mkdir(mode=0o755)
+    shutil.copytree(Path(brim_package.__file__).parent, target / "brim", ignore=shutil.ignore_patterns("__pycache__"))
+    wanted, seen = ["brim[live]"], set()
+    while wanted:
+        needed = Requirement(wanted.pop())
+        name = canonicalize_name(needed.name)
+        if (name, *needed.extras) in seen:
+            continue
+        seen.add((name, *needed.extras))
+        found = metadata.distribution(name)
+        wanted += [one for one in found.requires or () if applies(Requirement(one), needed.extras)]
+        for file in found.files or () if name != "brim" else ():
+            if ".." not in file.parts and "__pycache__" not in file.parts:
+                (target / file).parent.mkdir(parents=True, exist_ok=True)
+                link_or_copy(file.locate(), target / file)
+    return target
+
+
+def applies(requirement, extras):
+    """Whether a requirement holds here, where these extras were asked for."""
+    return requirement.marker is None or any(requirement.marker.evaluate({"extra": one}) for one in ("", *extras))
+
+
+def link_or_copy(source, target):
+    """A second name of a file, or its copy where that is not possible."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 @pytest.fixture
@@ -55,7 +91,7 @@ def folder():
 
 
 def test_each_user_runs_and_sees_what_is_theirs(folder):
-    python = python_of(ANN)
+    python, variables = environment_of(ANN, folder)
     mine = {**os.environ, "BRIM_STATE": str(folder / "0"), "BRIM_RUNTIME": str(folder / "run")}
 
     def owner(*words):
@@ -64,7 +100,7 @@ def test_each_user_runs_and_sees_what_is_theirs(folder):
         return done.stdout
 
     def user(uid, *words, code=0):
-        env = {**PACKAGES, "BRIM_STATE": str(folder / str(uid)), "HOME": str(folder / str(uid))}
+        env = {**variables, "BRIM_STATE": str(folder / str(uid)), "HOME": str(folder / str(uid))}
         done = subprocess.run(
             [python, "-c", PROGRAM, *map(str, words)], user=uid, group=uid, extra_groups=[], env=env,
             cwd=folder / str(uid), capture_output=True, text=True, check=False, timeout=60,
@@ -98,3 +134,13 @@ def test_each_user_runs_and_sees_what_is_theirs(folder):
         user(ANN, "cancel", job)
     finally:
         brim("down", "--stop", cwd=folder, env=mine)
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(folder):
+    python, variables = environment_of(ANN, folder)
+    done = subprocess.run(
+        [python, "-c", PROGRAM, "ps"], user=ANN, group=ANN, extra_groups=[], env=variables, cwd="/",
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.stderr == f"brim: error: user {ANN} has no home folder: set HOME or BRIM_STATE\n"
+    assert done.returncode == 4

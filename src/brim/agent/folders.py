@@ -18,11 +18,18 @@ RUNTIME_VARIABLE: Final = "BRIM_RUNTIME"
 
 
 def state_folder(env: Mapping[str, str] = os.environ) -> Path:
-    """Return the user's state folder; it may not exist."""
+    """Return the user's state folder; it may not exist.
+
+    Raises:
+        RefusedError: nothing says where it is, because the user has no home folder.
+    """
     if env.get(STATE_VARIABLE):
         return Path(env[STATE_VARIABLE]).absolute()
     base = env.get("XDG_STATE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path(env.get("HOME") or Path.home()) / ".local/state") / "brim"
+    try:
+        return (Path(base) if os.path.isabs(base) else Path(env.get("HOME") or Path.home()) / ".local/state") / "brim"
+    except RuntimeError as error:
+        raise RefusedError(f"user {os.getuid()} has no home folder: set HOME or {STATE_VARIABLE}") from error
 
 
 def agent_folder(env: Mapping[str, str] = os.environ) -> Path:
