@@ -83,6 +83,8 @@ def test_commands_of_users(box: Box) -> None:
         [missing] = await box.submit(service, box.request("/no/such/command", attempts_max=1))
         await until(lambda: service.job(missing).has_ended, "an end")
         assert service.job(missing).state == "failed"
+        history = service.engine.store.reads.history()
+        assert history.since_ms == 0, "a new cluster's journal is whole"
         [impossible] = await box.submit(service, box.request("true", gpus=3))
         await until(lambda: service.job(impossible).holds, "a hold")
         assert service.explain(impossible) == (

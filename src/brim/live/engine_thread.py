@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from brim.live.inputs import Input
-from brim.live.records import ControllerSetting
+from brim.live.records import Changes, ControllerSetting
 from brim.live.store.errors import NotAcceptedError
 from brim.live.store.reading import Recovered
 from brim.live.store.store import Store
@@ -66,7 +66,7 @@ class EngineThread:
         self._publish, self._failed = publish, failed
         self._found: Recovered | None = None
         self._controller: Controller
-        self._written: int | None = None  # characters of the journal after its snapshot; None: a snapshot is due
+        self._written: int | None = 0  # characters of the journal after its snapshot; None: a snapshot is due
         self._changed = threading.Condition()
         self._inputs: list[Input] = []
         self._questions: list[tuple[Callable[[Controller, int], Any], Future[Any]]] = []
@@ -154,7 +154,9 @@ class EngineThread:
         assert found is not None
         controller = self._controller = self._make()
         controller.recover(found.snapshot, found.lines, found.jobs, found.attempts, self._store.now_ms())
-        self._written = None if found.snapshot is None or controller.is_moved else sum(map(len, found.lines))
+        if found.snapshot is None:  # of a new cluster: it says which, and the journal is whole
+            self._store.commit(Changes(at_ms=self._store.now_ms()), controller.save()).result()
+        self._written = None if controller.is_moved else sum(map(len, found.lines))
         self._store.note_setting(controller.setting).result()
         self._recovered(Facts(setting=controller.setting, devices=controller.scheduler.state.cluster.num_gpus))
 
