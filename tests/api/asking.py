@@ -24,11 +24,11 @@ class Answer:
 def ask(app, method, target, body=b"", *, uid=None, headers=None, host="localhost", kind="application/json"):
     """Send one request; ``uid`` None is a connection by TCP. A stream is cut after its head."""
     path, _, query = target.partition("?")
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    data = body.encode() if isinstance(body, str) else body if isinstance(body, bytes) else json.dumps(body).encode()
     named = {"host": host, "content-type": kind, "content-length": str(len(data)), **(headers or {})}
     scope = {
         "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": query.encode(),
-        "headers": [(name.encode(), value.encode()) for name, value in named.items() if value is not None],
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in named.items() if value is not None],
         "http_version": "1.1", "scheme": "http", "root_path": "", "client": None, "server": None,
         "asgi": {"version": "3.0"}, "state": {} if uid is None else {PEER: uid},
     }

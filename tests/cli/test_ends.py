@@ -10,12 +10,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.cli.test_live import Box, until_running
+from tests.cli.test_live import Box, until, until_running
 
 pytestmark = pytest.mark.slow
 
@@ -47,14 +46,6 @@ def small(folder):
         pytest.skip("no volume can be mounted here: it takes root")
     yield volume
     subprocess.run([umount, "-l", str(volume)], check=True)
-
-
-def until(holds):
-    """Wait until something holds, at most four minutes."""
-    end_s = time.monotonic() + 240
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.2)
 
 
 def started(box, *words):
@@ -142,7 +133,7 @@ def fill_up(path):
 def test_a_job_that_ends_on_a_full_disk_runs_once_and_every_verb_names_the_disk(small, box):
     box("up", "--devices", "2", timeout_s=240)
     code = "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.02)\npathlib.Path('done').touch()"
-    job = box("submit", "-n", "last", "--", sys.executable, "-c", code).stdout.strip()
+    job = box("submit", "-n", "last", "--", sys.executable, "-I", "-S", "-c", code).stdout.strip()
     until_running(box, job)
     waits = box("submit", "--hold", "-n", "next", "--", "true").stdout.strip()
     fill_up(small / "fill")

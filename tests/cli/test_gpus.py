@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_live import Box
+from tests.cli.test_live import Box, until
 from tests.nvml import Rack, build
 
 pytestmark = pytest.mark.slow
@@ -39,6 +39,6 @@ def test_gpus_are_given_out_by_the_name_that_the_driver_says_and_within_a_quota(
     box("cancel", job)
     first, second = (box("submit", "-g", "1", "sleep", "60").stdout.strip() for _ in range(2))
     assert "and a user may have 2" in box("submit", "true", code=1).stderr
-    while "may have 1 GPUs at the same time" not in box("ps").stdout:
-        pass
+    until(lambda: "quota" in box.job(second).holds)
+    assert "may have 1 GPUs at the same time" in box("ps").stdout
     box("cancel", first, second)

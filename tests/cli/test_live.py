@@ -11,10 +11,13 @@ import shutil
 import signal
 import socket
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
+from brim.api.client import Client
+from brim.api.serve import SOCKET
 from brim.cli.controller import is_locked
 from tests.cli.commands import brim
 
@@ -44,12 +47,22 @@ class Box:
     def pid(self, what):
         return int(re.search(r"\d+", (self.state / what / "lock").read_text())[0])
 
+    def job(self, job):
+        """The job as the controller has it, which costs less than to read what ``brim ps`` says."""
+        return Client(self.run_folder / SOCKET).job(int(job))
+
+
+def until(holds):
+    """Wait until something holds, at most four minutes; pauses, since others need the processor for it."""
+    end_s = time.monotonic() + 240
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
 
 def until_running(box, job):
     """Wait until a job runs; another one may, of a test before."""
-    state = ""
-    while state != "running":
-        state = next(one["state"] for one in json.loads(box("ps", "--json").stdout)["jobs"] if one["id"] == int(job))
+    until(lambda: box.job(job).state == "running")
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +150,8 @@ def test_a_job_is_held_released_explained_and_cancelled(up):
     assert up("release", "@").stdout.startswith(f"job {job}: ")
     assert up("cancel", "held").stdout.startswith(f"job {job}: ")
     after = up("submit", "--depends-on", job, "true").stdout.strip()
-    while "after" not in (waits := up("ps").stdout):
-        pass
+    until(lambda: any("cancelled" in hold for hold in up.job(after).holds))
+    waits = up("ps").stdout
     assert re.search(rf"^{after} .* held .*after {job} cancelled", waits, re.M)
     up("cancel", after)
     assert up("run", "--depends-on", up.ended("true"), "--", "true").returncode == 0
@@ -210,8 +223,7 @@ def test_an_agent_that_died_is_started_again_by_what_needs_it(up, verb):
     job = up("submit", "--hold", "-n", "again", "echo", "again").stdout.strip()
     before = up.pid("agent")
     os.kill(before, signal.SIGKILL)
-    while is_locked(up.state / "agent" / "lock"):
-        pass
+    until(lambda: not is_locked(up.state / "agent" / "lock"))
     if verb == "release":
         up("release", job)
     else:
@@ -257,9 +269,8 @@ def test_what_cannot_be_is_one_line_and_an_exit_code(up, words, code, said):
 
 def test_more_devices_than_there_are_is_held_with_the_reason(up):
     job = up("submit", "-g", "5", "true").stdout.strip()
+    until(lambda: up.job(job).state != "pending")
     (shown,) = [each for each in json.loads(up("ps", "--json").stdout)["jobs"] if each["id"] == int(job)]
-    while shown["state"] == "pending":
-        (shown,) = [each for each in json.loads(up("ps", "--json").stdout)["jobs"] if each["id"] == int(job)]
     assert shown["state"] == "held"
     assert any(hold.startswith("impossible") for hold in shown["holds"])
     up("cancel", job)

@@ -40,6 +40,7 @@ if sys.argv[1:] == ["train"]:
     saved = Path("step")
     step = begin = int(saved.read_text()) if saved.exists() else 0
     while not (begin and step >= begin + 3):
+        time.sleep(0.01)
         total = torch.ones(1)
         dist.all_reduce(total)
         step += 1

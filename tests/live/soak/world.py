@@ -169,9 +169,9 @@ class Soak:
                 process.wait()
             self.agent.stop()
             self.controller.stop()
-            for process in hunt(f"{MARK}={self.folder}"):
+            for pid in hunt(f"{MARK}={self.folder}"):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder)
         return said
 
