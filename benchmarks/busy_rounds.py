@@ -112,7 +112,7 @@ def main() -> None:
         client.submit([REQUEST])
         while client.job(1).state != "held":  # without an agent nothing starts
             time.sleep(0.5)
-        client.command("cancel", 1)
+        client.command("cancel", [1])
         show("no rounds, empty queue", ask(client, options.seconds / 3))
         for _ in range(JOBS // BULK):
             client.submit([REQUEST] * BULK)

@@ -141,10 +141,10 @@ def restart(machine: Machine, newest: int) -> dict[str, float]:
         time.sleep(LOOK_S)
         if up.returncode == 0:
             found.setdefault("`brim up` has returned, s", since())
-    until(lambda: machine.at.command("release", new).state == "pending", "a command handled")
+    until(lambda: machine.at.command("release", [new]).jobs[0].state == "pending", "a command handled")
     found["all attempts adopted, s"] = since()
     found["longest answer meanwhile, s"] = longest_s
-    if machine.at.command("cancel", new).state != "cancelled":
+    if machine.at.command("cancel", [new]).jobs[0].state != "cancelled":
         raise SystemExit("not cancelled")
     states = [job.state for job in machine.at.jobs().jobs]
     if machine.starts() != before or any(len(pids) != 1 for pids in before.values()):

@@ -97,10 +97,10 @@ async def with_controller(times):
                 await until(lambda: resize.last_of(notes, 2), "2 devices")
                 await until(lambda other=other: service.job(other).state == "running", "the other job")
                 await asyncio.sleep(SETTLED_S)
-                await service.command(os.getuid(), "cancel", other)
+                await service.command(os.getuid(), "cancel", [other], may_change=bool)
                 await until(lambda: resize.last_of(notes, 4), "4 devices again")
             assert service.job(job).attempt == 1
-            await service.command(os.getuid(), "cancel", job)
+            await service.command(os.getuid(), "cancel", [job], may_change=bool)
             await until(lambda: service.job(job).has_ended, "the end")
         finally:
             await service.stop()

@@ -177,8 +177,8 @@ class Brim(System):
         if not child:
             try:
                 os.setresuid(OTHER, OTHER, OTHER)
-                self.client.command("cancel", job)
-                os.write(said, b"cancelled")
+                refused = self.client.command("cancel", [job]).refused
+                os.write(said, str(refused.get(job, "cancelled")).encode())
             except BrimError as error:
                 os.write(said, str(error).encode())
             finally:

@@ -68,17 +68,21 @@ class KeepsJobs:
         ids = list(range(first, first + len(requests)))
         for job, asked in zip(ids, requests, strict=True):
             self._put(JobRecord(id=job, uid=uid, user=user, key=key, request=asked, submitted_s=1.0, submit_ms=1_000,
+                                array=-1 if asked.array_index < 0 else first,
                                 state="held" if asked.hold else "pending",
                                 holds=("user",) * asked.hold, reason="waits for a device"))
         self._keys[uid, key] = (list(requests), ids)
         return ids
 
-    async def command(self, uid, verb, job):
+    async def command(self, uid, verb, jobs, *, may_change):
+        return {job: self._command(verb, job, may_change) for job in jobs}
+
+    def _command(self, verb, job, may_change):
         found = self._jobs.get(job)
-        if found is None:
-            raise NotFoundError(f"there is no job {job}")
+        if found is None or not may_change(found):
+            return NotFoundError(f"there is no job {job} of yours")
         if found.has_ended:
-            raise RefusedError(f"job {job} has ended")
+            return RefusedError(f"job {job} has ended as {found.state}: there is nothing to {verb}")
         state = {"cancel": "cancelled", "hold": "held", "release": "pending", "requeue": "pending"}[verb]
         self._put(replace(found, state=state, holds=("user",) * (state == "held")))
         return self._jobs[job]

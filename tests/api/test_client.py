@@ -53,7 +53,7 @@ def test_a_job_goes_there_and_back(client):
     assert [job.request for job in listing.jobs] == asked
     assert (listing.now_ms, listing.jobs[0].uid) == (5_000, os.getuid())
     assert client.job(2) == listing.jobs[1]
-    assert client.command("hold", 1).state == "held"
+    assert client.command("hold", [1]).jobs[0].state == "held"
     assert client.explain(1)["text"].startswith("job 1, which needs 2 GPUs, waits:\n  it is held")
     assert [one["job"] for one in client.eta()["forecasts"]] == [1, 2]
     assert [one["job"] for one in client.eta([2, 1])["forecasts"]] == [2, 1]
@@ -85,9 +85,12 @@ def test_what_is_refused_is_the_same_error_here(client):
         client.job(9)
     with pytest.raises(ConfigError, match="dempotency-"):
         client.submit([request()], "a b")
-    client.command("cancel", 1)
-    with pytest.raises(RefusedError, match="has ended"):
-        client.command("hold", 1)
+    client.command("cancel", [1])
+    changed = client.command("hold", [9, 1])
+    assert [(job, type(error), str(error)) for job, error in changed.refused.items()] == [
+        (9, NotFoundError, "there is no job 9 of yours"),
+        (1, RefusedError, "job 1 has ended as cancelled: there is nothing to hold"),
+    ]
 
 
 @pytest.mark.usefixtures("_no_pauses")
@@ -109,8 +112,8 @@ def test_events_tell_what_changes(client):
     watching.start()
     while not client.service._watchers:
         pass
-    client.command("hold", 1)
-    client.command("release", 1)
+    client.command("hold", [1])
+    client.command("release", [1])
     watching.join(20)
     assert [job.state for job in seen] == ["held", "pending"]
 
@@ -212,10 +215,12 @@ def test_the_kernel_says_who_has_connected():
     with serving(service, Admission(owner=0, allowed=frozenset({12301, 12302})), shared=True) as client:
         assert as_user(12301, lambda: client.submit([request(name="hers")])) == "[1]"
         assert service.job(1).uid == 12301
-        assert as_user(12302, lambda: client.command("cancel", 1)).startswith("NotFoundError")
+        assert as_user(12302, lambda: client.command("cancel", [1]).refused) == (
+            "{1: NotFoundError('there is no job 1 of yours')}"
+        )
         assert as_user(12302, lambda: client.jobs().jobs[0].request.name) == "'-'"
         assert as_user(12303, client.jobs).startswith("RefusedError: user 12303 may not use")
-        assert as_user(12301, lambda: client.command("cancel", 1).state) == "'cancelled'"
+        assert as_user(12301, lambda: client.command("cancel", [1]).jobs[0].state) == "'cancelled'"
 
 
 def test_tcp_wants_a_token():

@@ -11,7 +11,7 @@ import pytest
 
 from brim.api.app import create_app
 from brim.api.auth import Admission
-from brim.api.client import _body
+from brim.api.client import _body, _error
 from brim.api.routes import SUBMISSION_BYTES_MAX, _read
 from brim.api.wire import plain_job, read_job, redacted
 from brim.foresight.foresight import Foresight
@@ -20,7 +20,7 @@ from brim.live.store.errors import NotAcceptedError, TooManyJobsError
 from tests.api.asking import ask
 from tests.api.stand_in import KeepsJobs, request
 
-OWNER, ANN, BO = 1000, 1001, 1002
+OWNER, ANN, BO = 41000, 41001, 41002  # of whom this machine knows no names
 KEY = {"idempotency-key": "k1"}
 
 
@@ -141,34 +141,66 @@ def test_a_full_disk_is_no_fault_of_the_request(app, service):
     assert (answer.status, answer.headers["retry-after"], answer.plain) == (503, "1", {"detail": str(service.full)})
 
 
-OF_ONE_JOB = [("GET", ""), ("GET", "/explain"), ("GET", "/log"), ("POST", "/hold"), ("POST", "/release"),
-              ("POST", "/requeue"), ("POST", "/cancel")]
+OF_ONE_JOB = ["", "/explain", "/log"]
+OF_MANY_JOBS = ["hold", "release", "requeue", "cancel"]
 
 
-@pytest.mark.parametrize(("method", "what"), OF_ONE_JOB)
-def test_another_users_job_is_answered_as_one_that_does_not_exist(app, service, method, what):
+@pytest.mark.parametrize("what", OF_ONE_JOB)
+def test_another_users_job_is_answered_as_one_that_does_not_exist(app, what):
     submit(app)
-    before = service.jobs()
-    foreign = ask(app, method, f"/v1/jobs/1{what}", b"{}", uid=BO)
-    missing = ask(app, method, f"/v1/jobs/9{what}", b"{}", uid=BO)
+    foreign = ask(app, "GET", f"/v1/jobs/1{what}", uid=BO)
+    missing = ask(app, "GET", f"/v1/jobs/9{what}", uid=BO)
     assert (foreign.status, missing.status) == (404, 404)
     assert foreign.plain["detail"].replace("1", "9") == missing.plain["detail"]
-    assert service.jobs() == before
+
+
+@pytest.mark.parametrize("verb", OF_MANY_JOBS)
+def test_nothing_is_asked_of_another_users_jobs_and_all_else_is_done(app, service, verb):
+    submit(app)
+    submit(app, uid=BO, key="k2")
+    before = service.job(1)
+    answer = ask(app, "POST", f"/v1/jobs/{verb}", {"jobs": [1, 2, 9]}, uid=BO)
+    assert (answer.status, [job["id"] for job in answer.plain["jobs"]]) == (200, [2])
+    assert answer.plain["refused"] == [
+        {"id": job, "status": 404, "detail": f"there is no job {job} of yours"} for job in (1, 9)
+    ]
+    assert service.job(1) == before
 
 
 @pytest.mark.parametrize("uid", [ANN, OWNER])
-@pytest.mark.parametrize(("method", "what"), [each for each in OF_ONE_JOB if each[1] != "/log"])
-def test_a_user_and_the_admin_see_and_change_a_job(app, uid, method, what):
+def test_a_user_and_the_admin_see_and_change_a_job(app, uid):
     submit(app)
-    assert ask(app, method, f"/v1/jobs/1{what}", b"{}", uid=uid).status == 200
+    assert [ask(app, "GET", f"/v1/jobs/1{what}", uid=uid).status for what in ("", "/explain")] == [200, 200]
+    for verb in OF_MANY_JOBS:
+        answer = ask(app, "POST", f"/v1/jobs/{verb}", {"jobs": [1]}, uid=uid)
+        assert (answer.status, len(answer.plain["jobs"]), answer.plain["refused"]) == (200, 1, [])
+    ended = {"id": 1, "status": 403, "detail": "job 1 has ended as cancelled: there is nothing to hold"}
+    assert ask(app, "POST", "/v1/jobs/hold", {"jobs": [1]}, uid=uid).plain["refused"] == [ended]
 
 
-@pytest.mark.parametrize(("method", "what"), OF_ONE_JOB)
-def test_a_job_is_named_by_a_number(app, service, method, what):
+@pytest.mark.parametrize("what", OF_ONE_JOB)
+def test_a_job_is_named_by_a_number(app, what):
     submit(app)
     for job in ("0", "-1", "1.0", "1e3", "x", "%31%2e", "..", "1%00", "9" * 30, "\u0661", "1/../2", " 1", ""):
-        assert ask(app, method, f"/v1/jobs/{job}{what}", b"{}", uid=ANN).status in (404, 405, 422), job
+        assert ask(app, "GET", f"/v1/jobs/{job}{what}", uid=ANN).status in (404, 405, 422), job
+
+
+@pytest.mark.parametrize("body", [
+    {}, {"jobs": []}, {"jobs": 1}, {"jobs": [0]}, {"jobs": [True]}, {"jobs": [1.0]}, {"jobs": ["1"]}, {"jobs": [-1]},
+    {"jobs": [[1]]}, {"jobs": [ID_MAX + 1]}, {"jobs": [1] * (JOBS_MAX + 1)}, [1], b"", b"{", b"null",
+])  # fmt: skip
+def test_jobs_to_change_are_named_by_numbers(app, service, body):
+    submit(app)
+    answer = ask(app, "POST", "/v1/jobs/cancel", body, uid=ANN)
+    assert (answer.status, answer.plain["detail"].isprintable()) == (422, True)
     assert service.job(1).state == "pending"
+
+
+def test_an_older_client_that_changes_one_job_is_told_of_the_other_version(app):
+    """It posted to the job itself, and takes this answer for that of another version."""
+    submit(app)
+    answer = ask(app, "POST", "/v1/jobs/1/cancel", b"{}", uid=ANN)
+    assert "of another version of brim" in str(_error(answer.status, answer.body))
 
 
 def test_others_see_whose_job_it_is_and_why_it_waits_and_nothing_else(app, service):
@@ -177,7 +209,7 @@ def test_others_see_whose_job_it_is_and_why_it_waits_and_nothing_else(app, servi
     for word in ("secret-name", "k1", *VALID.values()):
         assert str(word) not in answer.body.decode().replace("pending", "")
     (seen,) = map(read_job, answer.plain["jobs"])
-    assert (seen.user, seen.state, seen.request.gpus, seen.reason) == ("1001", "pending", 2, "waits for a device")
+    assert (seen.user, seen.state, seen.request.gpus, seen.reason) == ("41001", "pending", 2, "waits for a device")
     service.put(1, state="failed", reason="exit code 3: /home/ann/secret.py", exit_code=3)
     (seen,) = map(read_job, ask(app, "GET", "/v1/jobs?state=ended", uid=BO).plain["jobs"])
     assert (seen.reason, seen.exit_code) == ("", -1)
@@ -213,7 +245,7 @@ def test_jobs_come_by_state_user_and_page(app, service):
     assert ids("?state=ended") == [2]
     assert ids("?state=all&limit=2") == [4, 5]
     assert ids("?state=all&limit=2&before=4") == [2, 3]
-    assert ids("?state=all&user=1001") == [2, 4]
+    assert ids("?state=all&user=41001") == [2, 4]
     for wrong in ("?limit=0", "?limit=1001", "?state=x", "?before=x"):
         assert ask(app, "GET", f"/v1/jobs{wrong}", uid=ANN).status == 422
 
@@ -239,7 +271,7 @@ def test_metrics_name_no_user_and_no_job(app, service):
     assert "brim_lost_work_gpu_seconds_total 1.5" in text
     assert 'brim_devices{state="open"} 1.0' in text
     assert "secret-name" not in text
-    assert "1001" not in text
+    assert "41001" not in text
 
 
 def test_an_error_of_our_own_is_a_500_that_tells_nothing(app, service, caplog):

@@ -12,7 +12,7 @@ from brim.api.tokens import digest_of, new_secret, recogniser
 from tests.api.asking import ask
 from tests.api.stand_in import KeepsJobs
 
-OWNER, ANN, BO = 1000, 1001, 1002
+OWNER, ANN, BO = 41000, 41001, 41002  # of whom this machine knows no names
 ADMISSION = Admission(owner=OWNER, allowed=frozenset({ANN, BO}))
 
 
@@ -33,7 +33,7 @@ def by(secret):
 def test_a_token_is_its_user_on_tcp(app):
     secret = made(app).plain["secret"]
     status = ask(app, "GET", "/v1/status", headers=by(secret)).plain
-    assert (status["user"], status["is_admin"]) == ("1001", False)
+    assert (status["user"], status["is_admin"]) == ("41001", False)
     assert ask(app, "GET", "/v1/status", headers=by(made(app, OWNER).plain["secret"])).plain["is_admin"]
 
 

@@ -72,14 +72,21 @@ def test_commands_of_users(box: Box) -> None:
             await service.submit(uid, "me", [box.request("true")], "key-1")
         [held] = await box.submit(service, box.request("true", hold=True))
         assert service.job(held).state == "held"
-        assert (await service.command(uid, "release", held)).state in ("starting", "running", "finished")
+        released = await service.command(uid, "release", [held], may_change=bool)
+        assert released[held].state in ("starting", "running", "finished")
         await in_state(service, held, "finished")
-        assert (await service.command(uid, "cancel", job)).state == "stopping"
+        foreign = await service.command(uid, "cancel", [job], may_change=lambda _: False)
+        assert str(foreign[job]) == f"there is no job {job} of yours"
+        many = [99, job, *await box.submit(service, *[box.request("true", hold=True)] * 3), job]
+        answers = await service.command(uid, "cancel", many, may_change=bool)
+        assert list(answers) == many[:-1]
+        assert [type(answers[99]), answers[job].state] == [NotFoundError, "stopping"]
+        assert [answers[each].state for each in many[2:-1]] == ["cancelled"] * 3
         await in_state(service, job, "cancelled")
-        with pytest.raises(RefusedError, match=f"job {job} has ended as cancelled"):
-            await service.command(uid, "cancel", job)
-        with pytest.raises(NotFoundError):
-            await service.command(uid, "cancel", 99)
+        again = (await service.command(uid, "cancel", [job], may_change=bool))[job]
+        assert (type(again), str(again)) == (
+            RefusedError, f"job {job} has ended as cancelled: there is nothing to cancel"
+        )
         [missing] = await box.submit(service, box.request("/no/such/command", attempts_max=1))
         await until(lambda: service.job(missing).has_ended, "an end")
         assert service.job(missing).state == "failed"

@@ -625,7 +625,7 @@ class VirtualCluster:
     def command(self, uid: int, verb, job: int) -> None:
         try:
             accepted = self.store.accept(
-                transactions.JobCommand(uid=uid, user=f"u{uid}", verb=verb, job=job), self.now_ms, 0.0
+                transactions.JobCommand(uid=uid, user=f"u{uid}", verb=verb, jobs=(job,)), self.now_ms, 0.0
             )
         except DiskFullError:
             return

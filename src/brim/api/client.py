@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final, Literal, NamedTuple
 from brim.api.wire import SCHEMA, TROUBLE_HEADER, read_job
 from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
 from brim.live.records import JobRecord
-from brim.live.requests import JobRequest
+from brim.live.requests import ID_MAX, JobRequest
 
 TIMEOUT_S: Final = 30.0
 """Longest wait for a part of an answer; ours. A stream has none."""
@@ -58,6 +58,19 @@ class Listing:
 
     now_ms: int
     jobs: tuple[JobRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """What became of jobs of which something was asked.
+
+    Attributes:
+        jobs: Those of which it was, as they then are.
+        refused: Why not, by id, for the others: ``NotFoundError``, or ``RefusedError`` for one that has ended.
+    """
+
+    jobs: tuple[JobRecord, ...]
+    refused: Mapping[int, BrimError]
 
 
 class JobIds(list[int]):
@@ -101,26 +114,32 @@ class Client:
         return self._ask("POST", "/v1/dry-run", _body(requests))
 
     def jobs(
-        self, state: Literal["active", "ended", "all"] = "active", *, user: str = "", limit: int = sys.maxsize
-    ) -> Listing:
-        """Return the newest jobs of a user; of all users if it is empty."""
+        self, state: Literal["active", "ended", "all"] = "active", *, user: str = "", limit: int = sys.maxsize,
+        first: int = 1, last: int = ID_MAX - 1,
+    ) -> Listing:  # fmt: skip
+        """Return the newest jobs of a user, of all users if it is empty, with ids from ``first`` to ``last``."""
         who = "".join(f"%{byte:02x}" for byte in user.encode())
         found: list[JobRecord] = []
-        page, before = min(limit, PAGE_MAX), ""
+        limit, before = min(limit, last - first + 1), last + 1
+        page = min(limit, PAGE_MAX)
         while True:
-            answer = self._ask("GET", f"/v1/jobs?state={state}&limit={page}&user={who}{before}")
+            answer = self._ask("GET", f"/v1/jobs?state={state}&limit={page}&user={who}&before={before}")
             found[:0] = map(read_job, answer["jobs"])
-            if len(answer["jobs"]) < page or len(found) >= limit:
-                return Listing(int(answer["now_ms"]), tuple(found[-limit:]))
-            before = f"&before={found[0].id}"
+            if len(answer["jobs"]) < page or len(found) >= limit or found[0].id <= first:
+                return Listing(int(answer["now_ms"]), tuple(job for job in found[-limit:] if job.id >= first))
+            before = found[0].id
 
     def job(self, job: int) -> JobRecord:
         """Return one job of this user."""
         return read_job(self._ask("GET", f"/v1/jobs/{job}")["job"])
 
-    def command(self, verb: Verb, job: int) -> JobRecord:
-        """Cancel, hold, release or requeue a job, and return it as it then is."""
-        return read_job(self._ask("POST", f"/v1/jobs/{job}/{verb}", b"{}")["job"])
+    def command(self, verb: Verb, jobs: Sequence[int]) -> Changed:
+        """Cancel, hold, release or requeue jobs, 1 to ``JOBS_MAX``: those that can be, at once."""
+        answer = self._ask("POST", f"/v1/jobs/{verb}", json.dumps({"jobs": list(jobs)}).encode())
+        return Changed(
+            jobs=tuple(map(read_job, answer["jobs"])),
+            refused={one["id"]: _KINDS.get(one["status"], BrimError)(one["detail"]) for one in answer["refused"]},
+        )
 
     def explain(self, job: int, *, changes: bool = True) -> dict[str, Any]:
         """Return why a job waits: ``text``, ``blockers``, ``remedies`` and ``tried``; without changes, one sentence."""

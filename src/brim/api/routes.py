@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Mapping
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import Field
 
 from brim.api.auth import Caller
 from brim.api.client import PAGE_MAX
 from brim.api.logs import read_log
+from brim.api.refusals import TooLongError, status_of
 from brim.api.schemas import (
     Alive,
+    ChangedJobs,
     DryRunAnswer,
     EtaAnswer,
     Explanation,
@@ -35,6 +39,7 @@ from brim.foresight.foresight import Foresight
 from brim.live.records import JobRecord
 from brim.live.requests import ID_MAX, JOBS_MAX, REQUEST_BYTES_MAX, JobRequest, read_request
 from brim.live.service import ClusterService
+from brim.live.store.transactions import Verb
 
 SUBMISSION_BYTES_MAX: Final = 4 << 20
 """Longest body with jobs, ours: ``JOBS_MAX`` with capture, digest and index each, and what they have in common."""
@@ -50,10 +55,6 @@ _BODY: Final = {"requestBody": {"required": True, "content": {"application/json"
 ]}}}}}  # fmt: skip
 
 router = APIRouter()
-
-
-class TooLongError(BrimError):
-    """A request is longer than its kind may be."""
 
 
 def _service(request: Request) -> ClusterService:
@@ -173,23 +174,36 @@ async def jobs(
     return JSONResponse({"schema": SCHEMA, "now_ms": at.now_ms(), "jobs": shown})
 
 
-def _one(at: ClusterService, job: JobRecord) -> Response:
-    return JSONResponse({"schema": SCHEMA, "now_ms": at.now_ms(), "job": plain_job(job)})
-
-
 @router.get("/v1/jobs/{job:int}", response_model=OneJob)
 async def one_job(at: At, by: By, job: Id) -> Response:
     """Show a job."""
-    return _one(at, _own(at, by, job))
+    return JSONResponse({"schema": SCHEMA, "now_ms": at.now_ms(), "job": plain_job(_own(at, by, job))})
 
 
-@router.post("/v1/jobs/{job:int}/{verb}", response_model=OneJob)
-async def command(at: At, by: By, job: Id, verb: Literal["cancel", "hold", "release", "requeue"]) -> Response:
-    """Cancel, hold, release or requeue a job. It is durable when this answers, and done some time later."""
-    found = _own(at, by, job)
-    if not by.may_change(found):
-        raise NotFoundError(f"there is no job {job} of yours")
-    return _one(at, await at.command(by.uid, verb, job))
+@router.post("/v1/jobs/{verb}", response_model=ChangedJobs)
+async def command(
+    at: At, by: By, verb: Verb,
+    jobs: Annotated[
+        list[Annotated[int, Field(ge=1, le=ID_MAX, strict=True)]],
+        Body(embed=True, min_length=1, max_length=JOBS_MAX, description="Ids of the jobs."),
+    ],
+) -> Response:  # fmt: skip
+    """Cancel, hold, release or requeue jobs: those that can be, at once; the answer says of each other why not.
+
+    What was asked is durable when this answers, and done some time later.
+    """
+    answers = await at.command(by.uid, verb, jobs, may_change=by.may_change)
+    return await asyncio.to_thread(_changed, at.now_ms(), answers)
+
+
+def _changed(now_ms: int, answers: Mapping[int, JobRecord | BrimError]) -> Response:
+    """Say what became of each job. Many are tenths of a second of work, for which nobody else should wait."""
+    refused = [
+        {"id": job, "status": status_of(error), "detail": str(error)} for job, error in answers.items()
+        if isinstance(error, BrimError)
+    ]  # fmt: skip
+    jobs = [plain_job(job) for job in answers.values() if isinstance(job, JobRecord)]
+    return JSONResponse({"schema": SCHEMA, "now_ms": now_ms, "jobs": jobs, "refused": refused})
 
 
 @router.get("/v1/jobs/{job:int}/explain")

@@ -32,6 +32,23 @@ class OneJob(TypedDict):
     job: JobRecord
 
 
+class RefusedJob(TypedDict):
+    """Why nothing was asked of a job: 404, there is none of this id or it is another user's; 403, it has ended."""
+
+    id: int
+    status: int
+    detail: str
+
+
+class ChangedJobs(TypedDict):
+    """The jobs of which something was asked, as they then are, and the others."""
+
+    schema: int
+    now_ms: int
+    jobs: list[JobRecord]
+    refused: list[RefusedJob]
+
+
 class JobsAnswer(TypedDict):
     """Jobs in order of their ids; of other users' jobs only what everybody may know."""
 

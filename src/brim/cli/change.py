@@ -1,15 +1,16 @@
-"""``brim cancel``, ``hold``, ``release``, ``requeue`` and ``explain``: one request for each job that is named."""
+"""``brim cancel``, ``hold``, ``release``, ``requeue`` and ``explain``: one request for all jobs that are named."""
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated, Literal
 
 import typer
 
 from brim.api.wire import SCHEMA, plain_job
 from brim.cli.completion import complete_job, complete_open_job
-from brim.cli.controller import client, find_jobs
+from brim.cli.controller import client, find_ids, find_job
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
@@ -18,7 +19,7 @@ app = typer.Typer()
 
 _Jobs = Annotated[
     list[str], typer.Argument(
-        metavar="JOB...", help="Ids, ranges of ids such as 7-16, names, or @ for the last one.",
+        metavar="JOB...", help="Ids, ranges such as 7-16, jobs of an array such as 7_0-3, names, or @ for the last.",
         autocompletion=complete_open_job,
     )
 ]
@@ -26,16 +27,22 @@ _Jobs = Annotated[
 
 def _change(verb: Literal["cancel", "hold", "release", "requeue"], words: list[str], wanted: str) -> None:
     at = client()
-    changed = [at.command(verb, job.id) for job in find_jobs(at, words)]
-    if verb in ("release", "requeue"):  # what is to start needs the agent
+    changed = at.command(verb, find_ids(at, words))
+    if changed.jobs and verb in ("release", "requeue"):  # what is to start needs the agent
         from brim.cli.agents import ensure_agent
 
         ensure_agent(at)
     if wanted == "json":
-        print(json.dumps({"schema": SCHEMA, "jobs": list(map(plain_job, changed))}))
-        return
-    for job in changed:
-        print(f"job {job.id}: {job.state}" + (f" ({printable(job.reason)})" if job.reason else ""))
+        refused = [{"id": job, "detail": str(error)} for job, error in changed.refused.items()]
+        print(json.dumps({"schema": SCHEMA, "jobs": list(map(plain_job, changed.jobs)), "refused": refused}))
+    else:
+        for job in changed.jobs:
+            print(f"job {job.id}: {job.state}" + (f" ({printable(job.reason)})" if job.reason else ""))
+    if changed.refused:
+        *others, last = changed.refused.values()
+        for error in others:
+            print(f"brim: error: {error}", file=sys.stderr)
+        raise last
 
 
 @app.command(cls=UnconvertedCommand)
@@ -72,8 +79,7 @@ def explain(
     """Explain why a job waits, and what would let it run."""
     wanted = output_of(output, as_json)
     at = client()
-    (found,) = find_jobs(at, [job])
-    answer = at.explain(found.id)
+    answer = at.explain(find_job(at, job).id)
     if wanted == "json":
         print(json.dumps(answer))
         return

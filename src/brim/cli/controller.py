@@ -6,20 +6,24 @@ import contextlib
 import fcntl
 import os
 import pwd
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from brim.agent.folders import RUNTIME_VARIABLE, agent_folder, check_runtime_folder, runtime_folder, state_folder
 from brim.api.client import Client
 from brim.errors import ConfigError, NotFoundError
-from brim.live.requests import JOBS_MAX
+from brim.live.requests import ID_MAX, JOBS_MAX
 
 if TYPE_CHECKING:
     from brim.live.records import JobRecord
 
 LAST: Final = "@"
 """Stands for this user's newest job."""
+_IDS: Final = re.compile(r"(?P<first>[0-9]+)(?:-(?P<last>[0-9]+)|_(?P<indices>[0-9]+[0-9,:-]*|\[[0-9,:-]+\]))?")
+"""Ids, or Slurm's name for jobs of an array."""
 
 
 def joined_file() -> Path:
@@ -81,25 +85,49 @@ def find_job(at: Client, word: str) -> JobRecord:
     return found[-1]
 
 
-def find_jobs(at: Client, words: list[str]) -> list[JobRecord]:
-    """Return the jobs that words name, each once; ``7-16`` are several ids; see ``find_job``.
+def find_ids(at: Client, words: Sequence[str]) -> list[int]:
+    """Return the ids that words name, each once: ``7``, ``7-16``, ``7_0-3`` of array 7, or see ``find_job``.
+
+    Whether there are jobs of the ids that are named as such is not asked.
 
     Raises:
-        NotFoundError: one of them does not exist.
-        ConfigError: a range has no ids, or too many.
+        NotFoundError: there is no job of a name, or of an index of an array.
+        ConfigError: a word names no job, or too many.
     """
-    found: dict[int, JobRecord] = {}
+    found: dict[int, None] = {}
     for word in words:
-        first, _, last = word.partition("-")
-        if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
-            job = find_job(at, word)
-            found[job.id] = job
-            continue
-        if not 0 <= int(last) - int(first) < JOBS_MAX:
-            raise ConfigError(f"found the range {word}, expected one of 1 to {JOBS_MAX} ids, such as 7-16")
-        known = {job.id: job for job in at.jobs("all", user=user()).jobs}
-        found.update((each, known.get(each) or at.job(each)) for each in range(int(first), int(last) + 1))
-    return list(found.values())
+        found |= dict.fromkeys(_ids(at, word))
+    if len(found) > JOBS_MAX:
+        raise ConfigError(f"found {len(found)} jobs, expected at most {JOBS_MAX} at once")
+    return list(found)
+
+
+def _ids(at: Client, word: str) -> Sequence[int]:
+    match = _IDS.fullmatch(word)
+    if match is None:
+        return [find_job(at, word).id]
+    if match["indices"]:
+        return _members(at, int(match["first"]), match["indices"].strip("[]"))
+    first, last = int(match["first"]), int(match["last"] or match["first"])
+    if not 1 <= first <= last <= ID_MAX or last - first >= JOBS_MAX:
+        wanted = f"a range of 1 to {JOBS_MAX} ids, such as 7-16" if match["last"] else f"an id from 1 to {ID_MAX}"
+        raise ConfigError(f"found {word}, expected {wanted}")
+    return range(first, last + 1)
+
+
+def _members(at: Client, array: int, text: str) -> list[int]:
+    """Ids of an array's jobs with some indices. The ids of an array follow each other in the order of the indices."""
+    from brim.cli.job_options import read_indices
+
+    indices, head = read_indices(text), at.job(array)
+    if head.array != array:
+        raise NotFoundError(f"job {array} is not the first of an array, whose jobs {array}_{text} could be")
+    reach = max(indices[-1] - head.request.array_index, 0)
+    listed = at.jobs("all", user=head.user, first=array, last=array + reach).jobs
+    ids = {job.request.array_index: job.id for job in listed if job.array == array}
+    if missing := [index for index in indices if index not in ids]:
+        raise NotFoundError(f"array {array} has no job with index {missing[0]}, or it ended long ago")
+    return [ids[index] for index in indices]
 
 
 def is_locked(path: Path) -> bool:

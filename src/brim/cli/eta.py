@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.controller import client, find_jobs
+from brim.cli.controller import client, find_ids
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
@@ -27,7 +27,7 @@ def eta(
     """Forecast when jobs start and end, as intervals: the queue is simulated with run times of jobs like them."""
     wanted = output_of(output, as_json)
     at = client()
-    answer = at.eta([job.id for job in find_jobs(at, jobs or [])])
+    answer = at.eta(find_ids(at, jobs or []))
     if wanted == "json":
         print(json.dumps(answer))
         return

@@ -242,10 +242,19 @@ def read_dependencies(text: str) -> tuple[Dependency, ...]:
 
 def _indices(text: str) -> tuple[tuple[int, ...], int | None]:
     """Indices, and how many of their jobs may run at the same time: ``0-99%4``."""
-    expected = "indices such as 0-9, 1,3,5 or 0-100:10, and with %4 at the end at most 4 jobs at the same time"
     limited = _LIMIT.fullmatch(text)
+    return read_indices(limited[1] if limited else text), int(limited[2]) if limited else None
+
+
+def read_indices(text: str) -> tuple[int, ...]:
+    """Return the indices of an array's jobs, ascending: ``0-9``, ``1,3,5`` or ``0-100:10``.
+
+    Raises:
+        ConfigError: the text is none of these, or has too many.
+    """
+    expected = "indices such as 0-9, 1,3,5 or 0-100:10, and with %4 at the end at most 4 jobs at the same time"
     found: set[int] = set()
-    for part in (limited[1] if limited else text).split(","):
+    for part in text.split(","):
         match = _INDICES.fullmatch(part)
         if not match:
             raise _unclear("array", text, expected)
@@ -255,7 +264,7 @@ def _indices(text: str) -> tuple[tuple[int, ...], int | None]:
         found.update(range(first, last + 1, step))
     if len(found) > JOBS_MAX:
         raise _unclear("array", text, f"at most {JOBS_MAX} indices")
-    return tuple(sorted(found)), int(limited[2]) if limited else None
+    return tuple(sorted(found))
 
 
 def _moment(option: str, text: str) -> int:

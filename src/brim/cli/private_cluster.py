@@ -179,9 +179,8 @@ def _left(before: frozenset[int]) -> list[Process]:
 
 def _cancel_jobs(at: Client) -> None:
     jobs = at.jobs().jobs
-    for job in jobs:
-        with contextlib.suppress(BrimError):  # it has just ended
-            at.command("cancel", job.id)
+    if jobs:
+        at.command("cancel", [job.id for job in jobs])  # those that have just ended are refused
     end_s = time.monotonic() + max((job.request.grace_s for job in jobs), default=0.0) + STOP_MARGIN_S
     while left := at.jobs().jobs:
         if time.monotonic() > end_s:

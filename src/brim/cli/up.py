@@ -259,11 +259,10 @@ def _stop_jobs(at: Client) -> None:
     import time
 
     mine = [job for job in at.jobs(user=user()).jobs if job.uid == os.getuid()]
-    for job in mine:
-        if "user" not in job.holds:
-            at.command("hold", job.id)
-        if job.devices:
-            at.command("requeue", job.id)
+    if free := [job.id for job in mine if "user" not in job.holds]:
+        at.command("hold", free)
+    if running := [job.id for job in mine if job.devices]:
+        at.command("requeue", running)
     end = time.monotonic() + max((job.request.grace_s for job in mine if job.devices), default=0) + STOP_MARGIN_S
     while left := [job for job in at.jobs(user=user()).jobs if job.uid == os.getuid() and job.devices]:
         if time.monotonic() > end:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from brim import __version__
-from brim.errors import NotFoundError, RefusedError
+from brim.errors import BrimError, NotFoundError, RefusedError
 from brim.live.agent_connections import AgentConnections
 from brim.live.engine_thread import EngineThread, Facts, Published
-from brim.live.inputs import VERBS, JobInput, Submit
+from brim.live.inputs import JobInput, Submit
 from brim.live.records import AttemptRecord, JobRecord, TokenRecord
 from brim.live.requests import NONE, JobRequest
 from brim.live.shown import devices_shown, kept_devices, user_name
@@ -40,6 +40,8 @@ CHANGES_KEPT: Final = 10_000
 """Changes that may wait for a reader before it is ended. Ours: every job of a full queue, once."""
 COMMAND_S: Final = 5.0
 """Time for which a command waits until the controller has handled it; it is durable before. Ours."""
+COMMAND_JOB_S: Final = 0.001
+"""What each job of a command adds to that; ours: five times what it takes."""
 
 
 class ClusterService:
@@ -154,30 +156,55 @@ class ClusterService:
         item = Submission(uid=uid, user=user, key=key, requests=tuple(requests), jobs_max=self._user_jobs)
         return (await asyncio.wrap_future(self._store.accept(item))).ids
 
-    async def command(self, uid: int, verb: str, job: int) -> JobRecord:
-        """Accept ``cancel``, ``hold``, ``release`` or ``requeue`` by a user, and return the job as it then is.
+    async def command(
+        self, uid: int, verb: Verb, jobs: Iterable[int], *, may_change: Callable[[JobRecord], bool]
+    ) -> dict[int, JobRecord | BrimError]:
+        """Let a user cancel, hold, release or requeue jobs: those for which that can be asked, durable together.
+
+        Args:
+            uid: The user.
+            verb: What is asked of each.
+            jobs: Their ids.
+            may_change: Whether the user may; a job for which it says no is answered as one that does not exist.
+
+        Returns:
+            By id, each once, the job as it then is, or why nothing is asked of it: ``NotFoundError``, or
+            ``RefusedError`` for one that has ended.
 
         Raises:
-            NotFoundError: there is no such job.
-            RefusedError: the job has ended.
             NotAcceptedError: nothing was written, for a reason that passes.
         """
-        record = self.job(job)
-        if record is None or verb not in VERBS:
-            raise NotFoundError(f"job {job} does not exist")
-        if record.has_ended:
-            raise RefusedError(f"job {job} has ended as {record.state}: there is nothing to {verb}")
-        item = JobCommand(uid=uid, user=user_name(uid), verb=cast(Verb, verb), job=job)
+        answers: dict[int, JobRecord | BrimError] = {
+            job: NotFoundError(f"there is no job {job} of yours") for job in jobs
+        }
+        kept = await self._old([job for job in answers if job not in self._jobs])
+        records = {job: record for job in answers if (record := self._jobs.get(job) or kept.get(job)) is not None}
+        changing = {job: record for job, record in records.items() if may_change(record)}
+        for job, record in tuple(changing.items()):
+            if record.has_ended:
+                answers[job] = RefusedError(f"job {job} has ended as {record.state}: there is nothing to {verb}")
+                del changing[job]
+        if changing:
+            await self._handled_by(JobCommand(uid=uid, user=user_name(uid), verb=verb, jobs=tuple(changing)))
+            kept = await self._old([job for job in changing if job not in self._jobs])
+            answers |= {job: self._jobs.get(job) or kept.get(job, record) for job, record in changing.items()}
+        return answers
+
+    async def _old(self, jobs: list[int]) -> dict[int, JobRecord]:
+        """Jobs that are in the store and no longer in memory."""
+        return await asyncio.to_thread(self._store.reads.named, jobs) if jobs else {}
+
+    async def _handled_by(self, item: JobCommand) -> None:
+        """Accept a command, and wait until the controller has handled it, which it does as a whole."""
         accepted = await asyncio.wrap_future(self._store.accept(item))
-        for given in accepted.inputs:
-            done = self._handled.setdefault(given.inbox, asyncio.get_running_loop().create_future())
-            try:
-                await asyncio.wait_for(asyncio.shield(done), COMMAND_S)
-            except TimeoutError:
-                pass  # it is durable, and the controller is busy
-            finally:
-                self._handled.pop(given.inbox, None)
-        return self.job(job) or record
+        inbox = accepted.inputs[-1].inbox
+        done = self._handled.setdefault(inbox, asyncio.get_running_loop().create_future())
+        try:
+            await asyncio.wait_for(asyncio.shield(done), COMMAND_S + COMMAND_JOB_S * len(item.jobs))
+        except TimeoutError:
+            pass  # it is durable, and the controller is busy
+        finally:
+            self._handled.pop(inbox, None)
 
     async def add_token(self, *, uid: int, user: str, label: str, digest: str, expires_s: float) -> TokenRecord:
         """Write a token of a user, of which ``digest`` is SHA-256 in hexadecimal digits."""

@@ -40,7 +40,6 @@ from brim.api import serve
 from brim.api.client import BusyError, Client, NoControllerError
 from brim.cli import doctor
 from brim.cli.compiling import compile_first, kernels
-from brim.errors import RefusedError
 from brim.kernel_cache import is_ready
 from brim.live.records import AttemptRecord, JobRecord
 from brim.live.requests import JobRequest
@@ -250,11 +249,8 @@ class Soak:
         return int(job)
 
     def _cancel(self, job: int) -> None:
-        try:
-            self._ask(lambda: self.client.command("cancel", job))
-        except RefusedError:
-            return  # it has ended
-        self.cancelled.add(job)
+        if self._ask(lambda: self.client.command("cancel", [job])).jobs:  # else it has ended
+            self.cancelled.add(job)
 
     def _job(self, job: int) -> JobRecord:
         return self._ask(lambda: self.client.job(job))

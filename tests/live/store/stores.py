@@ -44,8 +44,8 @@ class Opened:
     def submit(self, key: str, *requests: JobRequest, uid: int = 1) -> Accepted:
         return self.store.accept(submission(key, *requests, uid=uid)).result()
 
-    def command(self, verb: Any, job: int) -> Accepted:
-        return self.store.accept(JobCommand(uid=1, user="ann", verb=verb, job=job)).result()
+    def command(self, verb: Any, *jobs: int) -> Accepted:
+        return self.store.accept(JobCommand(uid=1, user="ann", verb=verb, jobs=jobs)).result()
 
     def commit(self, at_ms: int = 0, *, snapshot: bytes | None = None, **changes: Any) -> None:
         self.store.commit(Changes(at_ms=at_ms, **changes), snapshot).result()

@@ -67,12 +67,14 @@ class Model:
         self.keys[uid, key] = requests, tuple(range(first, first + len(requests)))
         return self.keys[uid, key][1]
 
-    def command(self, verb: str, job: int) -> None:
-        if job not in self.jobs:
+    def command(self, verb: str, jobs: list[int]) -> tuple[int, ...]:
+        if not self.jobs.keys() >= set(jobs):
             raise NotFoundError
-        self.inputs += 1
-        self.inbox[self.inputs] = (verb, job)
-        self.audit.append((verb, job))
+        for job in jobs:
+            self.inputs += 1
+            self.inbox[self.inputs] = (verb, job)
+            self.audit.append((verb, job))
+        return tuple(jobs)
 
     def commit(self, changes: Changes, snapshot: bytes | None) -> None:
         for job in changes.jobs:
@@ -206,10 +208,10 @@ class StoreMachine(RuleBasedStateMachine):
             requests, ids = self.model.keys[uid, key]
             self.both(crash, lambda: self.opened.submit(key, *requests, uid=uid).ids, lambda model: ids)
 
-    @rule(verb=st.sampled_from(sorted(VERBS)), job=st.integers(1, 8), crash=CRASH)
-    def command(self, verb, job, crash):
-        self.both(crash, lambda: self.opened.command(verb, job).inputs[1:] or None,
-                  lambda model: model.command(verb, job))
+    @rule(verb=st.sampled_from(sorted(VERBS)), jobs=st.lists(st.integers(1, 8), min_size=1, max_size=3, unique=True),
+          crash=CRASH)
+    def command(self, verb, jobs, crash):
+        self.both(crash, lambda: self.opened.command(verb, *jobs).ids, lambda model: model.command(verb, jobs))
 
     @precondition(lambda self: self.model.jobs)
     @rule(data=st.data(), snapshot=st.sampled_from([None, None, b"one", b"two"]), crash=CRASH)

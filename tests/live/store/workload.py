@@ -71,7 +71,7 @@ def work(
             at_ms=number, lines=(f"again {number}",), jobs=(replace(first, state="running", attempt=2, devices=(0,)),),
             attempts=(replace(attempt, state="ended", end_ms=number, outcome="stopped"), again),
         ), None, telling(f"again {number}"))  # fmt: skip
-        command = JobCommand(uid=1, user="ann", verb="cancel", job=second.id)
+        command = JobCommand(uid=1, user="ann", verb="cancel", jobs=(second.id,))
         write(store, command, None, telling(f"cancel {second.id}"))
         write(store, Changes(
             at_ms=number, lines=(f"end {number}",), inbox_done=(accepted.inputs[1].inbox,),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -235,6 +235,13 @@ class Reader:
         if row is None:
             raise NotFoundError(f"job {number} does not exist")
         return read_job(row)
+
+    def named(self, numbers: Sequence[int]) -> dict[int, JobRecord]:
+        """Return the jobs that there are of these ids."""
+        select = f"SELECT {JOB_COLUMNS} FROM jobs WHERE id IN (SELECT value FROM json_each(?))"
+        with self._at_once() as connection:
+            rows = connection.execute(select, (json.dumps(numbers),)).fetchall()
+        return {job.id: job for job in map(read_job, rows)}
 
     def jobs(self, wanted: JobFilter, limit: int = PAGE) -> tuple[JobRecord, ...]:
         """Return the newest jobs that are asked for, newest first."""

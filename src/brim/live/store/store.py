@@ -113,7 +113,7 @@ class Store:
         Raises:
             NotAcceptedError: too many requests wait to be written.
         """
-        weight = len(item.requests) if isinstance(item, Submission) else 1
+        weight = len(item.requests) if isinstance(item, Submission) else len(item.jobs)
         work = partial(transactions.accept, item=item)
         return self._put(Write(work, self._deliver_inputs, weight=weight))
 

@@ -76,12 +76,12 @@ class Submission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCommand:
-    """What a user asks of a job. Whether this user may is decided before."""
+    """What a user asks of jobs, at least one, each named once. Whether this user may is decided before."""
 
     uid: int
     user: str
     verb: Verb
-    job: int
+    jobs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +156,15 @@ def _new_job(item: Submission, moment: Moment, first: int, part: int) -> JobReco
 
 
 def _command(connection: sqlite3.Connection, moment: Moment, item: JobCommand) -> Accepted:
-    _check_exists(connection, item.job, item.verb)
-    inbox = _next_id(connection, "inbox")
-    connection.execute(_INBOX, (inbox, moment.at_ms, item.verb, item.job, item.user))
-    connection.execute(_AUDIT, (*moment, item.uid, item.user, item.verb, item.job, ""))
-    given = VERBS[item.verb](inbox=inbox, at_ms=moment.at_ms, job=item.job, user=item.user)
-    return Accepted((item.job,), (given,))
+    for job in item.jobs:
+        _check_exists(connection, job, item.verb)
+    kind, first = VERBS[item.verb], _next_id(connection, "inbox")
+    inputs = tuple(
+        kind(inbox=inbox, at_ms=moment.at_ms, job=job, user=item.user) for inbox, job in enumerate(item.jobs, first)
+    )
+    connection.executemany(_INBOX, [(given.inbox, given.at_ms, item.verb, given.job, item.user) for given in inputs])
+    connection.executemany(_AUDIT, [(*moment, item.uid, item.user, item.verb, job, "") for job in item.jobs])
+    return Accepted(item.jobs, inputs)
 
 
 def add_token(
