@@ -50,11 +50,19 @@ def test_a_job_has_the_umask_and_limits_of_its_user_and_a_script_for_slurm_its_v
     one = node(devices=2)
     variables = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "RESTART_COUNT", "GPUS_ON_NODE", "JOB_GPUS")
     words = "umask; ulimit -c; echo " + " ".join(f"$SLURM_{name}" for name in variables)
-    inherits, env = Inherited(umask=0o27, limits={"core": 0}), {"SLURM_ARRAY_TASK_ID": "5"}
-    capture = one.capture("/bin/sh", "-c", words, env=env, inherits=inherits, slurm=True)
-    one.run(9, 2, capture, devices=(0, 1), array=7)
+    inherits = Inherited(umask=0o27, limits={"core": 0})
+    capture = one.capture("/bin/sh", "-c", words, inherits=inherits, slurm=True, indices=(4, 5))
+    one.run(9, 2, capture, devices=(0, 1), array=7, index=5)
     assert one.ended(9, 2).outcome == FINISHED
     assert one.log(9, 2) == "0027\n0\n9 7 5 1 2 0,1\n"
+    one.run(10, 1, capture, array=7, index=6)
+    assert "found index 6, which was not submitted" in one.ended(10).detail
+    alone = one.capture("/bin/sh", "-c", "echo ${BRIM_ARRAY_INDEX-none}")
+    one.run(11, 1, alone, array=11, index=1)
+    assert one.ended(11).outcome == FINISHED
+    assert one.log(11, 1) == "none\n"
+    one.run(12, 1, alone, array=11, index=2)
+    assert "belongs to another job" in one.ended(12).detail
 
 
 @pytest.mark.slow

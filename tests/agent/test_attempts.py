@@ -218,6 +218,14 @@ def test_a_capture_serves_one_job_only_also_after_a_restart():
     assert (machine.told[2, 1].outcome, machine.forks) == (UNUSABLE, [(1, 1)])
 
 
+def test_a_capture_of_an_array_serves_one_job_for_each_index_also_after_a_restart():
+    machine = Machine().obey(start(job=1, capture="c", index=0)).obey(start(job=2, capture="c", index=1, devices=(1,)))
+    machine.boot()
+    machine.obey(start(job=3, capture="c", index=1, devices=(2,)))
+    assert "belongs to another job" in machine.told[3, 1].detail
+    assert (machine.told[3, 1].outcome, machine.forks) == (UNUSABLE, [(1, 1), (2, 1)])
+
+
 @pytest.mark.parametrize("devices", [(4,), (-1,), (0, 0)])
 def test_devices_that_do_not_exist_or_twice_are_refused(devices):
     machine = Machine().obey(start(devices=devices, ranks=len(devices)))

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from brim.agent.capture import CAPTURE_BYTES_MAX, read_capture, write_capture
+from brim.agent.capture import CAPTURE_BYTES_MAX, read_capture, remove_capture, write_capture
 from brim.errors import RefusedError
 from brim.gang.inherited import AS_IT_IS, Inherited
 
@@ -26,6 +26,22 @@ def test_umask_limits_and_what_slurm_is_told_are_signed_too_and_may_be_missing(t
     (tmp_path / f"{'a' * 32}.json").write_bytes(content)
     before = read_capture(tmp_path, "a" * 32, hashlib.sha256(content).hexdigest())
     assert (before.inherits, before.slurm) == (AS_IT_IS, False)
+
+
+def test_an_array_has_one_capture_which_an_older_agent_refuses(tmp_path):
+    name, digest = write_capture(tmp_path, ["true"], {}, "/", indices=(2, 5))
+    assert read_capture(tmp_path, name, digest).indices == (2, 5)
+    assert json.loads((tmp_path / f"{name}.json").read_text())["version"] == 2
+
+
+def test_a_capture_that_nobody_will_run_goes_with_its_folder(tmp_path):
+    folder = tmp_path / "captures"
+    (one, _), (other, _) = (write_capture(folder, ["true"], {}, "/") for _ in range(2))
+    remove_capture(folder, one)
+    assert [path.stem for path in folder.iterdir()] == [other]
+    remove_capture(folder, other)
+    assert not folder.exists()
+    remove_capture(folder, other)
 
 
 @pytest.mark.parametrize("name", ["../" + "a" * 32, "A" * 32, "", "a" * 32 + "\n", "0" * 32])
@@ -59,6 +75,7 @@ def test_what_its_user_has_not_signed_is_refused(tmp_path, what):
 
 @pytest.mark.parametrize("content", [
     "[" * 50_000, "3", "{}", '{"version": 2, "command": ["a"], "env": {}, "cwd": "/"}',
+    '{"version": 2, "command": ["a"], "env": {}, "cwd": "/", "indices": ["1"]}',
     '{"version": 1, "command": [], "env": {}, "cwd": "/"}', '{"version": 1, "command": "ls", "env": {}, "cwd": "/"}',
     '{"version": 1, "command": ["a"], "env": {"A": 3}, "cwd": "/"}',
     json.dumps({"version": 1, "command": ["a\0b"], "env": {}, "cwd": "/"}),

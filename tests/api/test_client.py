@@ -152,6 +152,22 @@ GOOD = b'HTTP/1.1 201 Created\r\nContent-Length: 22\r\n\r\n{"schema":1,"ids":[7]
 
 
 @pytest.mark.usefixtures("_no_pauses")
+def test_whether_a_request_that_failed_may_have_been_carried_out(client, tmp_path):
+    with pytest.raises(ConfigError):
+        client.submit([request()], "a b")
+    assert not client.may_have_arrived
+    absent = Client(tmp_path / "api.sock")
+    with pytest.raises(NoControllerError):
+        absent.submit([request()])
+    assert not absent.may_have_arrived
+    lost, thread = answering(tmp_path, b"", b"HTTP/1.1 503 Busy\r\nContent-Length: 2\r\n\r\n{}")
+    with pytest.raises(BrimError):
+        lost.submit([request()])
+    assert lost.may_have_arrived
+    thread.join()
+
+
+@pytest.mark.usefixtures("_no_pauses")
 @pytest.mark.parametrize("first", [b"", b"HTTP/1.1", b"HTTP/1.1 201 Created\r\n", GOOD[:-1]], ids=len)
 def test_a_submission_whose_answer_is_lost_is_repeated(tmp_path, first):
     client, thread = answering(tmp_path, first, GOOD)

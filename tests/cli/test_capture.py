@@ -8,8 +8,10 @@ import stat
 import pytest
 
 from brim.agent.capture import read_capture
+from brim.api.client import Client, NoControllerError
 from brim.cli.capture import CAPTURE_BYTES_MAX, requests_of, work_of
 from brim.cli.job_options import asked, merged
+from brim.cli.submit import _accepted
 from brim.errors import ConfigError
 from brim.gang.inherited import of_this_process
 
@@ -88,14 +90,27 @@ def test_everything_around_the_command_is_taken_along(folder, monkeypatch):
     assert found.env["BRIM_STATE"] == str(folder / "state")
 
 
-def test_every_job_of_an_array_has_a_capture_and_an_index(folder):
+def test_the_jobs_of_an_array_have_one_capture_and_each_an_index(folder):
     file(folder / "job.sh", "#!/bin/sh\n#SBATCH --array=2,5\n")
     work = work_of(["./job.sh"])
     found = requests_of(work, asked(work.options), {})
     assert [each.array_index for each in found] == [2, 5]
-    captures = [read_capture(folder / "state/agent/captures", each.capture, each.digest).env for each in found]
-    for name in ("BRIM_ARRAY_INDEX", "SLURM_ARRAY_TASK_ID"):
-        assert [env[name] for env in captures] == ["2", "5"]
+    assert len({(each.capture, each.digest) for each in found}) == 1
+    assert len(list((folder / "state/agent/captures").iterdir())) == 1
+    assert read_capture(folder / "state/agent/captures", found[0].capture, found[0].digest).indices == (2, 5)
+
+
+def test_a_submission_that_asks_for_too_much_leaves_no_capture(folder):
+    with pytest.raises(ConfigError, match="after"):
+        requests_of(work_of(["true"]), asked({"array": "0-3"}), {"after": list(range(1, 2_000))})
+    assert not (folder / "state").exists()
+
+
+def test_jobs_that_no_controller_takes_leave_no_capture(folder):
+    found = requests_of(work_of(["true"]), asked({"array": "0-3"}), {})
+    with pytest.raises(NoControllerError):
+        _accepted(Client(folder / "api.sock"), found)
+    assert not (folder / "state/agent/captures").exists()
 
 
 def test_a_script_for_slurm_has_slurms_variables_and_not_those_of_a_job_around_it(folder, monkeypatch):
@@ -110,7 +125,7 @@ def test_a_script_for_slurm_has_slurms_variables_and_not_those_of_a_job_around_i
         "SLURM_JOB_NAME": "net", "SLURM_SUBMIT_DIR": str(folder), "SLURM_SUBMIT_HOST": os.uname().nodename,
         "SLURM_CPUS_PER_TASK": "4", "SLURM_MEM_PER_NODE": "2048", "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1",
         "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
-        "SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "2", "SLURM_ARRAY_TASK_MIN": "2",
+        "SLURM_ARRAY_TASK_COUNT": "2", "SLURM_ARRAY_TASK_MIN": "2",
         "SLURM_ARRAY_TASK_MAX": "5",
     }  # fmt: skip
 

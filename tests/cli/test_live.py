@@ -213,9 +213,9 @@ def test_eta_says_when_or_that_there_is_no_basis_yet(up):
 
 
 def test_redo_runs_a_job_again(up):
-    up.ended("--env", "A=7", "--", "sh", "-c", "echo $A")
+    up.ended("--array", "3", "--env", "A=7", "--", "sh", "-c", "echo $A $BRIM_ARRAY_INDEX")
     job = up("redo").stdout.strip()
-    assert up("logs", "-f", job).stdout == "7\n"
+    assert up("logs", "-f", job).stdout == "7 3\n"
 
 
 @pytest.mark.parametrize("verb", ["redo", "submit", "release"])

@@ -36,11 +36,11 @@ class Folder:
         os.utime(path, (self.now_s - age_s,) * 2)
         return path
 
-    def attempt(self, job, number, age_s, *, over=True):
+    def attempt(self, job, number, age_s, *, over=True, capture=None):
         folder = self.path / "attempts" / f"{job}-{number}"
         (folder / "log").mkdir(parents=True)
         (folder / "log" / "rank-0.log").write_text("words")
-        (folder / "fence").write_text(json.dumps({"capture": f"c{job}"}))
+        (folder / "fence").write_text(json.dumps({"capture": capture or f"c{job}"}))
         if over:
             (folder / "forgotten").touch()
         (folder / "end.json").touch()
@@ -86,6 +86,20 @@ def test_a_capture_that_was_never_run_goes_unless_its_job_lives(folder):
     gone, waits, young = folder.capture("a", OLD_S), folder.capture("b", OLD_S), folder.capture("c", 0)
     assert folder.removed(captures=["b"]) == []
     assert [path.exists() for path in (gone, waits, young)] == [False, True, True]
+
+
+def test_an_array_goes_as_a_whole_because_it_has_one_capture(folder):
+    """Without its folder, an agent would run a job again while the capture is there."""
+    capture = folder.capture("c", OLD_S)
+    folder.attempt(1, 1, OLD_S, capture="c")
+    folder.attempt(2, 1, OLD_S + 9, capture="c", over=False)
+    assert folder.removed() == []
+    (folder.path / "attempts" / "2-1" / "forgotten").touch()
+    young = folder.attempt(3, 1, 0, capture="c")
+    assert folder.removed() == []
+    os.utime(young / "end.json", (0, 0))
+    assert sorted(folder.removed()) == [1, 2, 3]
+    assert not capture.exists()
 
 
 def test_of_many_jobs_the_newest_are_kept(folder, monkeypatch):

@@ -80,6 +80,7 @@ STATUS_MS: Final = 1_000
 """Time between two questions to a supervisor otherwise: as often as ranks report. Ours."""
 CHECK_MS: Final = 1_000
 """Time between two looks at devices, logs and zygotes. Ours."""
+INDEX_VARIABLE: Final = "BRIM_ARRAY_INDEX"
 _OF_ANOTHER_JOB: Final = (CONTROL_VARIABLE, ID_VARIABLE, GANG_VARIABLE, ERROR_FILE_VARIABLE, LOADER_WORKERS_VARIABLE)
 """Variables of a job in which this one was submitted."""
 
@@ -232,14 +233,30 @@ class Agent:
             if isinstance(order, ProtocolError):
                 _log(f"an order that cannot be used: {order.detail}")
                 continue
-            refusal = ""
             if isinstance(order, StartAttempt):
-                try:
-                    read_capture(captures_folder(self._folder), order.capture, order.digest)
-                except RefusedError as error:
-                    refusal = str(error)
-            self._attempts.obey(order, refusal)
+                self._receive_start(order)
+            else:
+                self._attempts.obey(order)
             self._perform()
+
+    def _receive_start(self, order: StartAttempt) -> None:
+        try:
+            self._attempts.obey(self._with_index(order))
+        except RefusedError as error:
+            self._attempts.obey(order, str(error))
+
+    def _with_index(self, order: StartAttempt) -> StartAttempt:
+        """Check the capture of an order; the order has an index only if the capture has several.
+
+        Raises:
+            RefusedError: the capture cannot be used for it.
+        """
+        capture = read_capture(captures_folder(self._folder), order.capture, order.digest)
+        if not capture.indices:  # of one job, whatever the controller says
+            return replace(order, index=NONE)
+        if order.index not in capture.indices:
+            raise RefusedError(f"capture {order.capture}: found index {order.index}, which was not submitted")
+        return order
 
     # -- effects ---------------------------------------------------------------------------------------------------
 
@@ -311,8 +328,10 @@ class Agent:
         make_private(checkpoints)
         env = {name: value for name, value in capture.env.items() if name not in _OF_ANOTHER_JOB}
         env |= {"BRIM_JOB_ID": str(order.job), "BRIM_ATTEMPT": str(order.attempt), "BRIM_CKPT_DIR": str(checkpoints)}
+        if order.index != NONE:
+            env[INDEX_VARIABLE] = str(order.index)
         if capture.slurm:
-            env |= slurm_variables(order, env)
+            env |= slurm_variables(order)
         if order.loader_workers != NONE:
             env[LOADER_WORKERS_VARIABLE] = str(order.loader_workers)
         now_ms = attempt_files.boot_time_ms()

@@ -139,7 +139,7 @@ class NodeAttempts:
         self._clock_ms, self._device_names = clock_ms, tuple(device_names)
         self._attempts: dict[Key, _Attempt] = {}
         self._jobs: dict[int, _Job] = {}
-        self._captures: dict[str, int] = {}
+        self._captures: dict[tuple[str, int], int] = {}
         self._effects: list[AgentEffect] = []
 
     def take_effects(self) -> list[AgentEffect]:
@@ -226,7 +226,7 @@ class NodeAttempts:
         if order.attempt <= job.newest:
             self._refuse(order, LOST, f"attempt {order.attempt} is not above {job.newest}, the newest of this job")
             return
-        if not refusal and self._captures.get(order.capture, order.job) != order.job:
+        if not refusal and self._captures.get((order.capture, order.index), order.job) != order.job:
             refusal = f"capture {order.capture} belongs to another job"
         refusal = refusal or self._misfit(order.ranks, order.devices)
         if not refusal and not 0 <= order.grace_s < math.inf:
@@ -518,7 +518,7 @@ class NodeAttempts:
         job = self._jobs.setdefault(order.job, _Job())
         job.newest = max(job.newest, order.attempt)
         if order.capture:
-            self._captures.setdefault(order.capture, order.job)
+            self._captures.setdefault((order.capture, order.index), order.job)
 
     def _waits_for(self, job: int, before: int | None = None) -> int | None:
         """Return the newest attempt of the job (before this one) that may have processes; None if there is none."""

@@ -2,7 +2,8 @@
 
 A capture is a JSON file ``captures/<32 hexadecimal digits>.json`` of mode 0600: ``{"version": 1, "command": [...],
 "env": {...}, "cwd": "/...", "umask": 18, "limits": {"nofile": 1024}, "slurm": false}``, of which the last three may be
-missing. The controller knows its name and the SHA-256 of the file, and never sees the content.
+missing. That of an array, of version 2, has its ``"indices": [0, 1]`` too: one job for each. The controller knows the
+name of a capture and the SHA-256 of the file, and never sees the content.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +24,9 @@ from brim.agent.folders import make_private
 from brim.errors import BrimError, RefusedError
 from brim.gang.inherited import AS_IT_IS, Inherited, read_inherited
 
-CAPTURE_VERSION: Final = 1
+ONE_JOB: Final = 1
+ARRAY: Final = 2
+"""Version of a capture with indices, which an older agent would run without one."""
 CAPTURE_BYTES_MAX: Final = 4 << 20
 """Longest capture that is read. Ours: Linux gives a process at most 2 MiB of arguments and environment by default."""
 _NAME: Final = re.compile(r"[0-9a-f]{32}")
@@ -38,6 +42,7 @@ class Capture:
         cwd: Its working folder.
         inherits: Its umask and limits.
         slurm: Whether it is a script for Slurm, which reads Slurm's variables.
+        indices: Of the jobs of an array, each of which may be run; empty for a single job.
     """
 
     command: tuple[str, ...]
@@ -45,19 +50,22 @@ class Capture:
     cwd: str
     inherits: Inherited = AS_IT_IS
     slurm: bool = False
+    indices: tuple[int, ...] = ()
 
 
 def write_capture(
     folder: Path, command: Sequence[str], env: Mapping[str, str], cwd: str, inherits: Inherited = AS_IT_IS, *,
-    slurm: bool = False,
+    slurm: bool = False, indices: Sequence[int] = (),
 ) -> tuple[str, str]:  # fmt: skip
     """Write a capture into the folder of captures; return its name and digest. For the arguments, see ``Capture``.
 
     Raises:
         BrimError: the file cannot be written.
     """
-    plain = {"version": CAPTURE_VERSION, "command": list(command), "env": dict(env), "cwd": cwd, "slurm": slurm}
+    plain = {"version": ONE_JOB, "command": list(command), "env": dict(env), "cwd": cwd, "slurm": slurm}
     plain |= inherits.plain()
+    if indices:
+        plain |= {"version": ARRAY, "indices": list(indices)}
     data = json.dumps(plain).encode()
     name = os.urandom(16).hex()
     try:
@@ -70,6 +78,13 @@ def write_capture(
     except OSError as error:
         raise BrimError(f"cannot write into {folder}: {error.strerror}") from None
     return name, hashlib.sha256(data).hexdigest()
+
+
+def remove_capture(folder: Path, name: str) -> None:
+    """Remove a capture that nobody will run, with its folder if that is then empty."""
+    with suppress(OSError):
+        _path(folder, name).unlink()
+        folder.rmdir()
 
 
 def read_capture(folder: Path, name: str, digest: str) -> Capture:
@@ -105,16 +120,18 @@ def _parse(name: str, data: bytes) -> Capture:
     except (ValueError, RecursionError):
         raise RefusedError(f"capture {name}: expected JSON") from None
     match plain:
-        case {"version": 1, "command": [str(), *_] as command, "env": dict(env), "cwd": str(cwd)}:
+        case {"version": 1 | 2, "command": [str(), *_] as command, "env": dict(env), "cwd": str(cwd)}:
             texts = [*command, *env, *env.values(), cwd]
-            if all(isinstance(text, str) and "\0" not in text for text in texts):
+            indices = plain.get("indices") if plain["version"] == ARRAY else []
+            is_whole = isinstance(indices, list) and all(type(index) is int for index in indices)
+            if is_whole and all(isinstance(text, str) and "\0" not in text for text in texts):
                 try:
                     inherits = read_inherited(plain)
                 except ValueError as error:
                     raise RefusedError(f"capture {name}: {error}") from None
                 return Capture(command=tuple(command), env=env, cwd=cwd, inherits=inherits,
-                               slurm=plain.get("slurm") is True)
-    raise RefusedError(f"capture {name}: expected version 1 with a command, an environment and a working folder")
+                               slurm=plain.get("slurm") is True, indices=tuple(indices))
+    raise RefusedError(f"capture {name}: expected version 1 or 2 with a command, an environment and a working folder")
 
 
 def _path(folder: Path, name: str) -> Path:

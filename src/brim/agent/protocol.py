@@ -62,8 +62,9 @@ class StartAttempt:
     """Controller: start this attempt of a job.
 
     The agent refuses the start (`AttemptSeen` ended, ``unusable``) if the capture is not in its folder, has another
-    digest, or was used by another job, and if the job has finished. It refuses an attempt that is not above all earlier
-    ones of the job (ended, ``lost``). While a process of an older attempt may live, the new one waits (``starting``).
+    digest, has no such index, or was used by another job with it, and if the job has finished. It refuses an attempt
+    that is not above all earlier ones of the job (ended, ``lost``). While a process of an older attempt may live, the
+    new one waits (``starting``).
 
     Attributes:
         job, attempt, sequence: See above.
@@ -76,6 +77,7 @@ class StartAttempt:
         grace_s: Time from a request to stop to SIGKILL, unless the request names another.
         name: The job's name, for people.
         array: First job of its array; ``NONE`` for a job in none.
+        index: Its index in the array; ``NONE`` for a job in none.
     """
 
     job: int
@@ -90,6 +92,7 @@ class StartAttempt:
     grace_s: float = 30.0
     name: str = ""
     array: int = NONE
+    index: int = NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

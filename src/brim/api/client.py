@@ -88,11 +88,15 @@ class Client:
     Args:
         path: The Unix socket of the controller.
         warn: Called with the reason why the controller can write nothing, when its answers begin to say so.
+
+    Attributes:
+        may_have_arrived: Whether the newest request may have been carried out although no answer said so.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None] = lambda _: None) -> None:
         self.path = path
         self._warn, self._trouble = warn, ""
+        self.may_have_arrived = False
 
     def submit(self, requests: Sequence[JobRequest], key: str = "") -> JobIds:
         """Submit jobs, all or none, and return their ids.
@@ -198,6 +202,7 @@ class Client:
 
     def _ask(self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Any:
         """Return the answer to a request, which is made again while the controller is absent or busy."""
+        self.may_have_arrived = False
         for pause_s in (*PAUSES_S, None):
             try:
                 return self._once(method, target, body, headers or {})
@@ -211,7 +216,9 @@ class Client:
         raise AssertionError
 
     def _once(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> Any:
+        had_arrived = self.may_have_arrived
         with self._opened(method, target, body, headers, TIMEOUT_S) as answer:
+            self.may_have_arrived = True
             try:
                 status, length, trouble = _head(answer)
                 data = answer.read(min(ANSWER_BYTES_MAX, length))
@@ -219,6 +226,7 @@ class Client:
                 raise self._absent(error) from error
         if len(data) < length:
             raise NoControllerError(f"the controller at {self.path} ended before it had answered")
+        self.may_have_arrived = had_arrived  # this time, the answer says
         if status in (200, 201):
             if trouble and not self._trouble:
                 self._warn(trouble)

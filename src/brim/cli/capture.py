@@ -14,13 +14,12 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from brim.agent.capture import write_capture
 from brim.agent.folders import RUNTIME_VARIABLE, STATE_VARIABLE, agent_folder, captures_folder
-from brim.agent.slurm_variables import ARRAY_INDEX
 from brim.cli.headers import Headers, read_headers
 from brim.cli.job_options import Asked, merged, valid_name
 from brim.errors import ConfigError
@@ -30,7 +29,6 @@ from brim.live.requests import JobRequest, read_request
 CAPTURE_BYTES_MAX: Final = 1 << 20
 """Most bytes of command and environment; ours: Linux takes at most 2 MiB of both."""
 SCRIPT_BYTES_MAX: Final = 1 << 20
-INDEX: Final = "BRIM_ARRAY_INDEX"
 _SHELLS: Final = ("sh", "bash", "dash", "zsh", "ksh")
 _SLURM_CALL: Final = re.compile(r"(?:^|[;&|(])[ \t]*(?:exec[ \t]+)?(srun|scontrol)[ \t]", re.MULTILINE)
 _KEPT: Final = (STATE_VARIABLE, RUNTIME_VARIABLE)
@@ -133,13 +131,13 @@ def _copied(data: bytes) -> str:
 def requests_of(
     work: Runnable, asked: Asked, after: Mapping[str, Sequence[int]], *, keep: bool = True
 ) -> list[JobRequest]:
-    """Write the captures of a job, or of every job of an array, and return what to ask for.
+    """Write the capture of a job, or of all jobs of an array, and return what to ask for.
 
     Args:
         work: What to run.
         asked: What its options say.
         after: Ids of the jobs to wait for, by the field of the request in which they belong.
-        keep: Whether captures are written; without them, the requests are for show.
+        keep: Whether the capture is written; without it, the requests are for show.
 
     Raises:
         ConfigError: the command or the working folder does not exist, or the environment is too large.
@@ -153,21 +151,15 @@ def requests_of(
     env.update(asked.env)
     _check_command(work.command[0], env, cwd)
     _check_size(work.command, env)
-    found, inherits = [], of_this_process()
-    for index in asked.indices or (None,):
-        own = {} if index is None else {INDEX: str(index)}
-        if index is not None and work.slurm is not None:
-            own[ARRAY_INDEX] = str(index)
-        capture, digest = "0" * 32, "0" * 64
-        if keep:
-            capture, digest = write_capture(
-                captures_folder(agent_folder()), work.command, {**env, **own}, cwd, inherits,
-                slurm=work.slurm is not None,
-            )
-        array = {} if index is None else {"array_index": index}
-        plain = {"name": work.name, **asked.fields, **array, "capture": capture, "digest": digest, **after}
-        found.append(read_request(plain))
-    return found
+    plain = {"name": work.name, **asked.fields, "capture": "0" * 32, "digest": "0" * 64, **after}
+    request = read_request({**plain, "array_index": asked.indices[-1]} if asked.indices else plain)
+    if keep:
+        capture, digest = write_capture(
+            captures_folder(agent_folder()), work.command, env, cwd, of_this_process(), slurm=work.slurm is not None,
+            indices=asked.indices,
+        )
+        request = replace(request, capture=capture, digest=digest)
+    return [replace(request, array_index=index) for index in asked.indices] or [request]
 
 
 def _slurm_variables(work: Runnable, asked: Asked) -> dict[str, str]:

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -57,18 +57,18 @@ def remove_ended(folder: Path, living: Collection[int], captures: Collection[str
     kept, ended = set(captures), []
     for job, attempts in _attempts_of(folder / "attempts").items():
         if job in living or not all(map(_is_over, attempts)):
-            kept |= set(map(_capture_of, attempts))
+            kept |= _captures_of(attempts)
         else:
             ended.append((max(map(_ended_s, attempts)), job, attempts))
     ended.sort(reverse=True)
     removed = []
     for place, (ended_s, job, attempts) in enumerate(ended):
-        mine = set(map(_capture_of, attempts))
+        mine = _captures_of(attempts)
         is_young = place < KEPT_JOBS and now_s - ended_s < KEPT_DAYS * _DAY_S
-        if is_young or mine & set(captures):
+        if is_young or mine & kept:  # an array has one capture, and without its folder a job of it could run again
             kept |= mine
             continue
-        for capture in filter(None, mine - kept):
+        for capture in mine:
             (captures_folder(folder) / f"{capture}.json").unlink(missing_ok=True)
         for attempt in attempts:
             shutil.rmtree(attempt)
@@ -98,10 +98,12 @@ def _ended_s(attempt: Path) -> float:
     return (end if end.exists() else attempt).stat().st_mtime
 
 
-def _capture_of(attempt: Path) -> str:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads((attempt / attempt_files.FENCE).read_bytes())["capture"])
-    return ""
+def _captures_of(attempts: Iterable[Path]) -> set[str]:
+    found = set()
+    for attempt in attempts:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found.add(str(json.loads((attempt / attempt_files.FENCE).read_bytes())["capture"]))
+    return found - {""}
 
 
 def _remove_unused(folder: Path, kept: Collection[str], now_s: float) -> None:

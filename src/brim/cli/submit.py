@@ -19,7 +19,7 @@ from brim.cli.job_options import asked, merged, read_variables
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
-from brim.errors import NotFoundError
+from brim.errors import BrimError, NotFoundError
 
 if TYPE_CHECKING:
     from brim.api.client import Client, JobIds
@@ -184,12 +184,15 @@ def redo(
     if found.has_ended and not (folder / f"{before.capture}.json").exists():
         raise NotFoundError(f"job {found.id}: its command was removed, as {KEPT_DAYS} days after the end of a job")
     what = read_capture(folder, before.capture, before.digest)
-    capture, digest = write_capture(folder, what.command, what.env, what.cwd, what.inherits, slurm=what.slurm)
+    capture, digest = write_capture(
+        folder, what.command, what.env, what.cwd, what.inherits, slurm=what.slurm,
+        indices=(before.array_index,) if what.indices else (),
+    )  # fmt: skip
     again = replace(
         before, capture=capture, digest=digest, after=(), after_any=(), after_not_ok=(), begin_s=0, deadline_s=0,
         hold=False,
     )  # fmt: skip
-    ids = at.submit([again])
+    ids = _accepted(at, [again])
     ensure_agent(at)
     _warn(ids)
     _print(ids, (), wanted)
@@ -213,13 +216,26 @@ def _submit(at: Client, words: Sequence[str], given: dict[str, Any], dry_run: bo
     if dry_run:
         _show(at, work.command, requests, wanted)
         return []
-    ids = at.submit(requests)
+    ids = _accepted(at, requests)
     _warn(ids)
     ensure_agent(at)
     if wanted != "none":
         _print(ids, work.ignored, wanted)
     remove_old(at)
     return ids
+
+
+def _accepted(at: Client, requests: Sequence[JobRequest]) -> JobIds:
+    """Submit jobs of one capture, which does not stay behind if they were not accepted."""
+    from brim.agent.capture import remove_capture
+    from brim.agent.folders import agent_folder, captures_folder
+
+    try:
+        return at.submit(requests)
+    except BrimError:
+        if not at.may_have_arrived:
+            remove_capture(captures_folder(agent_folder()), requests[0].capture)
+        raise
 
 
 def _warn(ids: JobIds) -> None:
