@@ -10,7 +10,7 @@ import pytest
 
 from brim.agent import devices as module
 from brim.agent.devices import CpuSlots, Gpus
-from brim.agent.protocol import ENDED, FAILED, FINISHED, FOREIGN, OPEN, QUARANTINED
+from brim.agent.protocol import ENDED, FAILED, FINISHED, FOREIGN, OPEN, QUARANTINED, RUNNING
 from brim.errors import RefusedError
 from tests.nvml import Rack, build
 
@@ -166,6 +166,19 @@ def test_an_agent_gives_a_job_its_gpu_and_withholds_one_that_others_use(node, ra
     end = one.ended(2)
     assert (end.state, end.outcome, end.blame) == (ENDED, FAILED, "node")
     assert f"GPU 0: in use by process {os.getpid()}" in end.detail
+
+
+def test_a_job_that_fails_on_a_gpu_that_was_lost_is_not_to_blame(node, rack, tmp_path):
+    one = node(devices=None)
+    waits = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 3"
+    one.run(1, 1, one.capture("/bin/sh", "-c", waits), devices=(1,))
+    one.in_state(1, RUNNING)
+    rack.set(second=(450, 999, 70_000))
+    one.until(lambda: one.device[1].state == QUARANTINED)
+    (tmp_path / "go").touch()
+    end = one.ended(1)
+    assert (end.outcome, end.exit_code, end.blame) == (FAILED, 3, "node")
+    assert end.detail.startswith("exited with 3; device 1: ")
 
 
 def test_the_agent_loads_neither_torch_nor_what_decides():

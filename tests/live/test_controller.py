@@ -43,6 +43,7 @@ from brim.live.inputs import (
     Vacated,
 )
 from brim.live.invariants import check_controller
+from brim.live.node_faults import PAUSE_MS
 from brim.live.reconciliation import REPEAT_MS
 from brim.live.records import AttemptRecord, JobRecord
 from brim.policies.place.parts import Consolidate
@@ -210,6 +211,41 @@ def test_a_job_fails_after_its_attempts():
     desk.saw(1, ENDED, attempt=2, outcome="failed", exit_code=4, detail="out of memory")
     assert (desk.state(1), desk.stored[1].exit_code) == ("failed", 4)
     assert desk.stored[1].reason == "attempt 2 failed with exit code 4: out of memory"
+
+
+def test_faults_of_a_node_count_for_nobody_but_make_a_pause():
+    desk = Desk()
+    desk.submit(attempts_max=1)
+    for number in (1, 2):
+        desk.saw(1, ENDED, attempt=number, outcome="failed", blame="node", detail="no room for a process")
+        assert (desk.state(1), desk.stored[1].attempt, desk.stored[1].failures) == ("starting", number + 1, 0)
+    desk.saw(1, ENDED, attempt=3, outcome="failed", blame="neighbour", detail="job 2 took its memory")
+    assert (desk.state(1), desk.stored[1].holds) == ("held", ("node fault",))
+    assert desk.stored[1].reason == (
+        "attempt 3 failed because of a neighbour, which does not count: job 2 took its memory; held: node fault"
+    )
+    assert kinds(desk.give(later_ms=PAUSE_MS)) == [StartAttempt]
+    desk.saw(1, ENDED, attempt=4, outcome="failed", blame="node")  # the series begins anew
+    assert (desk.state(1), desk.stored[1].attempt) == ("starting", 5)
+
+
+def test_a_pause_outlives_the_controller_and_can_be_released():
+    for resume in (Release, None):
+        desk = Desk()
+        desk.submit()
+        for number in (1, 2, 3):
+            desk.saw(1, ENDED, attempt=number, outcome="failed", blame="node")
+        again = Desk()
+        jobs, attempts = desk.stored.values(), desk.attempts.values()
+        again.controller.recover(desk.controller.save(), (), jobs, attempts, desk.now_ms)
+        again.now_ms, again.stored, again.attempts = desk.now_ms, desk.stored, desk.attempts
+        desk = again
+        desk.join()
+        if resume is None:
+            assert desk.give() == []
+            assert kinds(desk.give(later_ms=PAUSE_MS)) == [StartAttempt]
+        else:
+            assert kinds(desk.command(resume, 1)) == [StartAttempt]
 
 
 def test_an_exit_code_is_told_once():

@@ -114,7 +114,7 @@ def end_in(folder: Path, boot_id: str) -> AttemptEnd | None:
         outcome=end.outcome, exit_code=end.exit_code, detail=end.detail, blame=end.blame,
         started_ms=end.started_ms if same else NONE, ended_ms=end.ended_ms if same else NONE, is_written=True,
         cpu_ms=end.cpu_ms, memory_peak_bytes=end.memory_peak_bytes, processes_peak=end.processes_peak,
-        oom_kills=end.oom_kills,
+        oom_kills=end.oom_kills, oom_at_limit=end.oom_at_limit,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import os
 import selectors
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ from brim.agent.adoption import end_in, found_attempts, newest_launches, note_pr
 from brim.agent.attempt import fork_attempt, is_running
 from brim.agent.attempt_files import EndFile, LaunchFile, PidsFile
 from brim.agent.attempts import NodeAttempts
+from brim.agent.blame import Resident, blamed
 from brim.agent.capture import read_capture
 from brim.agent.cgroups import CgroupTree
 from brim.agent.controller_link import ControllerLink
@@ -341,7 +342,7 @@ class Agent:
             gang=folder_id(folder), control=control_path(folder), umask=capture.inherits.umask,
             limits=dict(capture.inherits.limits),
             zygote=self._zygotes.for_command(capture.command, env, now_ms, is_gang=order.ranks > 0),
-            cgroup=self._cgroups.make((order.job, order.attempt)),
+            cgroup=self._cgroups.make((order.job, order.attempt)), mem_mib_per_gpu=order.mem_mib_per_gpu,
         )  # fmt: skip
 
     def _sweep(self, key: Key) -> None:
@@ -463,8 +464,22 @@ class Agent:
         self._named[link.key] = link.named
         del self._links[link.key]
         link.close()
+        if end is not None and end.outcome == FAILED:
+            residents = {one.key: one for one in self._residents()}
+            others = [one for key, one in residents.items() if key != link.key]
+            if link.key in residents:
+                end = blamed(end, residents[link.key], others, self._devices.seen())
         self._attempts.supervisor_ended(link.key, end)
         self._perform()
+
+    def _residents(self) -> Iterator[Resident]:
+        """Yield the attempts that may have processes."""
+        held = self._attempts.held_devices()
+        for key in sorted(set(held.values())):
+            launch = attempt_files.read_fields(attempt_folder(self._folder, *key), attempt_files.LAUNCH, LaunchFile)
+            if launch is not None:
+                own = tuple(device for device, holder in held.items() if holder == key)
+                yield Resident(key=key, devices=own, mem_mib_per_gpu=launch.mem_mib_per_gpu, cgroup=launch.cgroup)
 
     def _reaped(self, ended: Iterable[tuple[int, int]]) -> None:
         for pid, _ in ended:

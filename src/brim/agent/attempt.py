@@ -33,6 +33,7 @@ from brim.gang.usage import NOT_MEASURED, Usage
 
 _RETRY_S: Final = 1.0
 """Between two tries to write an end where there is no room; ours."""
+_KILLED: Final = 128 + signal.SIGKILL
 _NOT_FOUND: Final = 127
 """What a shell returns for a command that does not exist; `GangResult` has it for a working folder, too."""
 
@@ -135,6 +136,8 @@ def run_attempt(folder: Path, launch: LaunchFile) -> None:
         detail = detail.removeprefix("rank 0 failed first: ").removeprefix("rank 0: ")
     if outcome == FAILED and supervisor.usage.oom_kills > 0:
         detail += f"; out of memory: the kernel killed {supervisor.usage.oom_kills} of its processes"
+    elif outcome == FAILED and code == _KILLED and supervisor.usage.oom_kills == NONE:
+        detail += "; nothing here measures by whom: if the machine ran out of memory, its kernel log says so"
     left = tuple(supervisor.unkillable)
     _write_end(folder, _end_file(pids, outcome, code, detail, blame, left, supervisor.usage))
 
@@ -142,7 +145,7 @@ def run_attempt(folder: Path, launch: LaunchFile) -> None:
 def _write_end(folder: Path, end: EndFile) -> None:
     """Write the end, as soon as there is room: an attempt without one counts as lost, and its job would run again."""
     if end.outcome == FAILED and (problem := attempt_files.room_problem(folder)):
-        end = replace(end, detail=f"{end.detail}; {folder} then took nothing more: {problem}")
+        end = replace(end, detail=f"{end.detail}; {folder} then took nothing more: {problem}", blame=BLAME_NODE)
     while True:
         try:
             attempt_files.write_end(folder, end)

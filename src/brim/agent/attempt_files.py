@@ -56,6 +56,7 @@ class LaunchFile:
     zygote: str | None
     umask: int = -1
     cgroup: str = ""
+    mem_mib_per_gpu: int = 0
     limits: dict[str, int] = field(default_factory=dict)
 
 
@@ -89,6 +90,7 @@ class EndFile:
     memory_peak_bytes: int = -1
     processes_peak: int = -1
     oom_kills: int = -1
+    oom_at_limit: int = -1
 
 
 def boot_id() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TypeAlias
 
 from brim.agent.protocol import NONE, AttemptProgress, Report, StartAttempt
@@ -17,7 +17,7 @@ Key: TypeAlias = tuple[int, int]
 class AttemptEnd:
     """How an attempt ended; times in ms of the boot-time clock of the present boot, ``NONE``: unknown.
 
-    ``is_written``: whether it is on disk already, written by the attempt itself. The last four are those of ``Usage``.
+    ``is_written``: whether it is on disk already, written by the attempt itself. The last five are those of ``Usage``.
     """
 
     outcome: str
@@ -31,6 +31,7 @@ class AttemptEnd:
     memory_peak_bytes: int = NONE
     processes_peak: int = NONE
     oom_kills: int = NONE
+    oom_at_limit: int = NONE
 
     def used(self) -> dict[str, int]:
         """Return what it has used, by the names of `Usage`."""
@@ -38,10 +39,7 @@ class AttemptEnd:
 
     def with_usage(self, usage: Usage) -> AttemptEnd:
         """Return this end with what its processes have used."""
-        return replace(
-            self, cpu_ms=usage.cpu_ms, memory_peak_bytes=usage.memory_peak_bytes,
-            processes_peak=usage.processes_peak, oom_kills=usage.oom_kills,
-        )  # fmt: skip
+        return replace(self, **asdict(usage))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

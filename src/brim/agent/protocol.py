@@ -78,6 +78,7 @@ class StartAttempt:
         name: The job's name, for people.
         array: First job of its array; ``NONE`` for a job in none.
         index: Its index in the array; ``NONE`` for a job in none.
+        mem_mib_per_gpu: Memory of the machine that the job asked for per device; 0 if it asked for none.
     """
 
     job: int
@@ -93,6 +94,7 @@ class StartAttempt:
     name: str = ""
     array: int = NONE
     index: int = NONE
+    mem_mib_per_gpu: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +185,9 @@ class AttemptSeen:
         ended_ms_ago: Time since its end; ``NONE`` if it has not ended or that is unknown.
         processes: Of an attempt that has not ended, the processes that are known: id and start time (in clock ticks
             since the machine started) of one after the other. If the agent never returns, they say whether it lives.
-        cpu_ms, memory_peak_bytes, processes_peak, oom_kills: Of an ended attempt that had a cgroup, what it has used,
-            measured by the kernel (``gang.usage.Usage``); ``NONE`` if that was not measured. ``oom_kills`` above 0:
-            the kernel has killed so many of its processes because memory was short.
+        cpu_ms, memory_peak_bytes, processes_peak, oom_kills, oom_at_limit: Of an ended attempt that had a cgroup, what
+            it has used, measured by the kernel (``gang.usage.Usage``); ``NONE`` if that was not measured. ``oom_kills``
+            above 0: the kernel has killed so many of its processes because memory was short.
     """
 
     job: int
@@ -206,6 +208,7 @@ class AttemptSeen:
     memory_peak_bytes: int = NONE
     processes_peak: int = NONE
     oom_kills: int = NONE
+    oom_at_limit: int = NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,11 +62,12 @@ class Cgroup:
 
     def usage(self) -> Usage:
         """Return what its processes have used until now."""
+        memory = self._numbers_in("memory.events")
         cpu_us = self._numbers_in("cpu.stat").get("usage_usec")
         return Usage(
             cpu_ms=NONE if cpu_us is None else cpu_us // 1000,
             memory_peak_bytes=self._number_in("memory.peak"), processes_peak=self._number_in("pids.peak"),
-            oom_kills=self._numbers_in("memory.events").get("oom_kill", NONE),
+            oom_kills=memory.get("oom_kill", NONE), oom_at_limit=memory.get("oom", NONE),
         )  # fmt: skip
 
     def remove(self) -> bool:

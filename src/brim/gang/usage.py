@@ -18,12 +18,15 @@ class Usage:
         memory_peak_bytes: Most memory at one time, with the files that they kept in memory.
         processes_peak: Most processes and threads at one time.
         oom_kills: Processes that the kernel killed because memory was short.
+        oom_at_limit: How often a memory limit of the cgroup itself, or of one below it, left no memory; 0 with
+            ``oom_kills`` above 0: memory was short outside.
     """
 
     cpu_ms: int = NONE
     memory_peak_bytes: int = NONE
     processes_peak: int = NONE
     oom_kills: int = NONE
+    oom_at_limit: int = NONE
 
 
 NOT_MEASURED: Final = Usage()

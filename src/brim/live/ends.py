@@ -68,7 +68,7 @@ def ending(job: JobRecord, attempt: AttemptRecord) -> AttemptVerdict:
         return AttemptVerdict(kind=Kind.GAVE_UP, state="failed", reason=f"could not be started{said}", counts=True)
     if attempt.outcome == FAILED and (code in RESUME_CODES or attempt.blame in (BLAME_NODE, BLAME_NEIGHBOUR)):
         why = f"asked to be started again with exit code {code}" if code in RESUME_CODES else (
-            f"failed because of a {attempt.blame}{said}"
+            f"attempt {attempt.number} failed because of {_WHOSE[attempt.blame]}, which does not count{said}"
         )
         return _again(job, Kind.FAILED, why, "failed")
     if attempt.outcome == FAILED:
@@ -102,5 +102,6 @@ def is_crash(attempt: AttemptRecord) -> bool:
 
 OUTCOMES: Final = (FINISHED, STOPPED, FAILED, UNUSABLE, LOST)
 """What an agent may say of an ended attempt; anything else counts as lost."""
+_WHOSE: Final = {BLAME_NODE: "its node", BLAME_NEIGHBOUR: "a neighbour"}
 BLAMES: Final = (BLAME_JOB, BLAME_NODE, BLAME_NEIGHBOUR)
 """Whom an agent may blame."""

@@ -110,7 +110,7 @@ class Reconciler:
                 job=attempt.job, attempt=attempt.number, sequence=attempt.sequence, capture=request.capture,
                 digest=request.digest, devices=target, ranks=attempt.ranks, batch=attempt.batch,
                 loader_workers=attempt.loader_workers, grace_s=request.grace_s, name=request.name,
-                array=job.array, index=request.array_index,
+                array=job.array, index=request.array_index, mem_mib_per_gpu=request.mem_mib_per_gpu,
             )
         if seen.devices == target:
             return TuneAttempt(
