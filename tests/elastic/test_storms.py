@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from tests import forked
 from tests.elastic.storm import JOB, Event, Gang, living, random_events, storm
 from tests.sampling import sample
 
-STEPS = 60  # 12 epochs of 5 steps
-WORDS = ("--epochs", 12, "--pause", 0.02)
+EPOCHS = sample(12, 6)
+STEPS = 5 * EPOCHS
+WORDS = ("--epochs", EPOCHS, "--pause", 0.02)
+LONG = ("--epochs", 12, "--pause", 0.02)
 FRESH = "conv"
 """Its reference is not forked from the zygote of the gangs."""
 
@@ -23,7 +26,7 @@ def undisturbed(tmp_path_factory, zygote):
     """Digest and losses of a job in one process without brim around it."""
     known = {}
 
-    def digest(model, epochs=12):
+    def digest(model, epochs=EPOCHS):
         if model not in known:
             folder = tmp_path_factory.mktemp(model.split()[0])
             words = (JOB, folder, "--epochs", epochs, "--model", *model.split())
@@ -36,6 +39,11 @@ def undisturbed(tmp_path_factory, zygote):
         return known[model]
 
     return digest
+
+
+def events_of(*events):
+    """Events of a job of 60 steps, as early in this one."""
+    return [replace(event, step=event.step * STEPS // 60) for event in events]
 
 
 def check(weather, expected):
@@ -57,7 +65,7 @@ def test_settings_of_the_loader_hold_for_ranks_that_join(tmp_path, zygote, undis
 
 @pytest.mark.parametrize("model", ["mlp", "conv", "transformer"])
 def test_growing_and_shrinking_keeps_the_bits(tmp_path, zygote, undisturbed, model):
-    events = [Event(5, "resize", 4), Event(25, "resize", 1), Event(40, "resize", 2)]
+    events = events_of(Event(5, "resize", 4), Event(25, "resize", 1), Event(40, "resize", 2))
     weather = storm(tmp_path, events, *WORDS, "--model", model, zygote=zygote)
     check(weather, undisturbed(model))
     assert len(weather.done) == 3
@@ -66,14 +74,15 @@ def test_growing_and_shrinking_keeps_the_bits(tmp_path, zygote, undisturbed, mod
 
 @pytest.mark.parametrize("model", ["mlp", "conv", "transformer"])
 def test_a_kill_without_notice_keeps_the_bits(tmp_path, zygote, undisturbed, model):
-    events = [Event(8, "kill", 1), Event(30, "kill", 0)]
+    events = events_of(Event(8, "kill", 1), Event(30, "kill", 0))
     weather = storm(tmp_path, events, *WORDS, "--model", model, ranks=4, zygote=zygote)
     check(weather, undisturbed(model))
     assert [event.what for event in weather.done] == ["kill", "kill"]
 
 
 def test_a_killed_rank_may_be_replaced(tmp_path, zygote, undisturbed):
-    weather = storm(tmp_path, [Event(8, "kill", 0), Event(25, "kill", 1)], *WORDS, zygote=zygote, replace=4)
+    events = events_of(Event(8, "kill", 0), Event(25, "kill", 1))
+    weather = storm(tmp_path, events, *WORDS, zygote=zygote, replace=4)
     check(weather, undisturbed("mlp"))
     assert {answer["size"] for answer in weather.answers} == {2}
 
@@ -89,7 +98,7 @@ def test_kills_with_50_mb_of_gradients_keep_the_bits(tmp_path, zygote, undisturb
 
 def test_preempt_and_resume_at_another_size(tmp_path, zygote, undisturbed):
     words = (*WORDS, "--model", "conv", "--checkpoint", tmp_path / "saved")
-    events = [Event(10, "resize", 4), Event(20, "preempt"), Event(35, "preempt")]
+    events = events_of(Event(10, "resize", 4), Event(20, "preempt"), Event(35, "preempt"))
     weather = storm(tmp_path, events, *words, zygote=zygote)
     check(weather, undisturbed("conv"))
     assert weather.starts == 3
@@ -97,7 +106,7 @@ def test_preempt_and_resume_at_another_size(tmp_path, zygote, undisturbed):
 
 def test_a_stream_gives_every_sample_once_over_sizes_kills_and_stops(tmp_path, zygote, undisturbed):
     words = (*WORDS, "--stream", "--loader-workers", 1, "--checkpoint", tmp_path / "saved")
-    events = [Event(7, "resize", 4), Event(18, "preempt"), Event(33, "kill", 1), Event(47, "preempt")]
+    events = events_of(Event(7, "resize", 4), Event(18, "preempt"), Event(33, "kill", 1), Event(47, "preempt"))
     weather = storm(tmp_path, events, *words, zygote=zygote)
     check(weather, undisturbed("mlp --stream"))
     assert weather.starts == 3
@@ -105,12 +114,12 @@ def test_a_stream_gives_every_sample_once_over_sizes_kills_and_stops(tmp_path, z
 
 def test_a_random_storm(tmp_path, zygote, undisturbed):
     words = (*WORDS, "--model", "transformer", "--checkpoint", tmp_path / "saved")
-    weather = storm(tmp_path, random_events(1, STEPS - 5, 8), *words, zygote=zygote, replace=20, timeout_s=120)
+    weather = storm(tmp_path, events_of(*random_events(1, 55, 8)), *words, zygote=zygote, replace=20, timeout_s=120)
     check(weather, undisturbed("transformer"))
 
 
 def test_who_comes_after_the_last_step_has_the_state_too(tmp_path, zygote, undisturbed):
-    weather = storm(tmp_path, [Event(59, "resize", 4)], *WORDS, zygote=zygote)
+    weather = storm(tmp_path, [Event(STEPS - 1, "resize", 4)], *WORDS, zygote=zygote)
     check(weather, undisturbed("mlp"))
 
 
@@ -120,9 +129,10 @@ def test_code_at_the_end_of_an_epoch_runs_once_on_every_rank(tmp_path, zygote, u
     sizes = (4, 1, 2, 4, 2, 1, 4, 2, 1, 2)
     events = [Event(5 * epoch + 4, kind, sizes[epoch]) for epoch in sample(range(10), range(0, 10, 2))]
     words = ("--epochs", 12, "--anneal", "--pause-last", 0.15, "--checkpoint", tmp_path / "saved")
+    expected = undisturbed("mlp --anneal", 12)
     weather = storm(tmp_path, events, *words, ranks=2, zygote=zygote, replace=10, timeout_s=150)
-    check(weather, undisturbed("mlp --anneal"))
-    assert {answer["rate"] for answer in weather.answers} == {undisturbed("mlp --anneal")["rate"]}
+    check(weather, expected)
+    assert {answer["rate"] for answer in weather.answers} == {expected["rate"]}
 
 
 RATE_EVENTS = [
@@ -136,21 +146,22 @@ def test_a_rate_set_by_hand_and_a_best_value_so_far_are_those_of_an_undisturbed_
     tmp_path, zygote, undisturbed, model
 ):
     how = f"{model} --rate begins --evaluate"
-    words = (*WORDS, "--model", *how.split(), "--checkpoint", tmp_path / "saved")
+    words = (*LONG, "--model", *how.split(), "--checkpoint", tmp_path / "saved")
     weather = storm(tmp_path, RATE_EVENTS, *words, ranks=2, zygote=zygote, replace=10, timeout_s=150)
-    check(weather, undisturbed(how))
-    assert {answer["rate"] for answer in weather.answers} == {0.1 / (1 + (STEPS - 1) / 20)}
-    assert {answer["best"] for answer in weather.answers} == {undisturbed(how)["best"]}
-    assert undisturbed(how)["best"] < 1.6
+    expected = undisturbed(how, 12)
+    check(weather, expected)
+    assert {answer["rate"] for answer in weather.answers} == {0.1 / (1 + (60 - 1) / 20)}
+    assert {answer["best"] for answer in weather.answers} == {expected["best"]}
+    assert expected["best"] < 1.6
 
 
 def test_a_rate_that_was_not_set_again_ends_the_job_by_name_or_is_the_right_one(tmp_path, zygote, undisturbed):
     """Behind the answer of run.step: no rank knows that the step it repeats has begun."""
     how = "mlp --rate idiom"
-    words = (*WORDS, "--model", *how.split(), "--checkpoint", tmp_path / "saved")
+    words = (*LONG, "--model", *how.split(), "--checkpoint", tmp_path / "saved")
     weather = storm(tmp_path, RATE_EVENTS, *words, ranks=2, zygote=zygote, replace=10, timeout_s=150)
     if weather.code == 0:
-        check(weather, undisturbed(how))
+        check(weather, undisturbed(how, 12))
     else:
         named = "ranks differ in param_groups[0]['lr']: ", "not set param_groups[0]['lr'] again when the step"
         assert any(words in weather.stderr for words in named)
@@ -165,19 +176,19 @@ def test_a_rate_that_the_only_rank_left_did_not_set_again_ends_the_job_by_name(t
 
 
 def test_fast_mode_goes_on_with_any_number_of_ranks(tmp_path, zygote):
-    events = [Event(5, "resize", 3), Event(20, "kill", 1), Event(35, "resize", 1)]
+    events = events_of(Event(5, "resize", 3), Event(20, "kill", 1), Event(35, "resize", 1))
     weather = storm(tmp_path, events, *WORDS, "--fast", zygote=zygote)
     assert weather.code == 0, weather.stderr
-    assert {answer["samples"] for answer in weather.answers} == {12 * 78}
+    assert {answer["samples"] for answer in weather.answers} == {EPOCHS * 78}
     for answer in weather.answers:
         verify(answer["ledger"], 78)
 
 
 def test_a_changed_batch_is_taken_up_by_all_at_one_step(tmp_path, zygote):
-    weather = storm(tmp_path, [Event(10, "tune", 32), Event(20, "resize", 4)], *WORDS, zygote=zygote)
+    weather = storm(tmp_path, events_of(Event(10, "tune", 32), Event(20, "resize", 4)), *WORDS, zygote=zygote)
     assert weather.code == 0, weather.stderr
     assert len(weather.digests) == 1
-    assert {answer["samples"] for answer in weather.answers} == {12 * 78}
+    assert {answer["samples"] for answer in weather.answers} == {EPOCHS * 78}
     assert {run["global_batch"] for run in weather.answers[0]["ledger"]["runs"]} == {16, 32}
 
 
