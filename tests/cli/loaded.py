@@ -7,11 +7,24 @@ import atexit
 import gc
 import sys
 
+import typer._adapters  # noqa: F401 - pydantic, for the first option of a command
+
+import brim.cli.change
+import brim.cli.completion
+import brim.cli.doctor
+import brim.cli.eta
+import brim.cli.fidelity
 import brim.cli.main
 import brim.cli.policy
+import brim.cli.profile
+import brim.cli.ps
 import brim.cli.replays
+import brim.cli.report
 import brim.cli.sim
+import brim.cli.submit
+import brim.cli.token
 import brim.cli.trace
+import brim.cli.up
 import brim.reports.page
 import brim.sim.truth_option
 import brim.traces  # noqa: F401
