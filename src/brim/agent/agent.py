@@ -21,7 +21,7 @@ from typing import Any, Final
 from brim.agent import attempt_files, devices, leftovers
 from brim.agent.adoption import end_in, found_attempts, newest_launches, note_processes, noted_processes
 from brim.agent.attempt import fork_attempt, is_running
-from brim.agent.attempt_files import EndFile, LaunchFile, PidsFile
+from brim.agent.attempt_files import AnalysisFile, EndFile, LaunchFile, PidsFile
 from brim.agent.attempts import NodeAttempts
 from brim.agent.blame import Resident, blamed
 from brim.agent.capture import read_capture
@@ -343,6 +343,7 @@ class Agent:
             limits=dict(capture.inherits.limits),
             zygote=self._zygotes.for_command(capture.command, env, now_ms, is_gang=order.ranks > 0),
             cgroup=self._cgroups.make((order.job, order.attempt)), mem_mib_per_gpu=order.mem_mib_per_gpu,
+            batch=order.batch, analyse=order.analyse,
         )  # fmt: skip
 
     def _sweep(self, key: Key) -> None:
@@ -422,7 +423,9 @@ class Agent:
         if not link.connected:
             if not link.connect():
                 return
-            self._attempts.connected(link.key)
+            folder = attempt_folder(self._folder, *link.key)
+            analysis = attempt_files.read_fields(folder, attempt_files.ANALYSIS, AnalysisFile)
+            self._attempts.connected(link.key, analysis.steps if analysis else ())
             self._perform()
         if not link.awaits_status:
             link.ask_status()

@@ -34,6 +34,8 @@ from brim.gang.usage import NOT_MEASURED, Usage
 _RETRY_S: Final = 1.0
 """Between two tries to write an end where there is no room; ours."""
 _KILLED: Final = 128 + signal.SIGKILL
+_ANALYSIS: Final = "brim.cli.analysis"
+"""Program that times steps; by name, because what it calls is above this folder."""
 _NOT_FOUND: Final = 127
 """What a shell returns for a command that does not exist; `GangResult` has it for a working folder, too."""
 
@@ -116,6 +118,8 @@ def run_attempt(folder: Path, launch: LaunchFile) -> None:
     pids = PidsFile(pid=me.pid, start_ticks=me.start_ticks, boot_id=attempt_files.boot_id())
     try:
         attempt_files.write_pids(folder, pids)
+        if launch.analyse:
+            _analyse(folder, launch)
         supervisor = Supervisor(LaunchConfig(
             command=launch.command, nproc=max(1, launch.ranks), control=launch.control, cwd=launch.cwd, env=launch.env,
             devices=launch.devices, grace_s=launch.grace_s, term_s=min(TERM_S, launch.grace_s / 2),
@@ -140,6 +144,21 @@ def run_attempt(folder: Path, launch: LaunchFile) -> None:
         detail += "; nothing here measures by whom: if the machine ran out of memory, its kernel log says so"
     left = tuple(supervisor.unkillable)
     _write_end(folder, _end_file(pids, outcome, code, detail, blame, left, supervisor.usage))
+
+
+def _analyse(folder: Path, launch: LaunchFile) -> None:
+    """Time the steps of the job's script first, on the first device; whatever comes of it, the attempt goes on.
+
+    A supervisor of its own ends all processes of it. It listens where the agent does not look, which therefore ends
+    this whole process if the attempt is to stop.
+    """
+    logs = folder / attempt_files.LOG / "analysis"
+    logs.mkdir(0o700)
+    Supervisor(LaunchConfig(
+        command=(sys.executable, "-P", "-m", _ANALYSIS, str(folder)), nproc=1, control=f"{launch.control}.a",
+        cwd=launch.cwd, env=launch.env, devices=launch.devices[:1], log_folder=str(logs), preload=(), is_gang=False,
+        gang=launch.gang, inherits=Inherited(umask=launch.umask, limits=launch.limits),
+    )).run()  # fmt: skip
 
 
 def _write_end(folder: Path, end: EndFile) -> None:

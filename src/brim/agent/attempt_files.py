@@ -2,6 +2,7 @@
 
     fence         the order that was fenced; written durably before anything is started
     launch.json   what its process is to run
+    analysis.json the step times that were measured first, if that was asked for
     pids.json     the identity of its process, and where it listens
     end.json      how it ended; written durably before anyone is told
     forgotten     exists once the controller knows the end
@@ -26,6 +27,7 @@ FENCE: Final = "fence"
 LAUNCH: Final = "launch.json"
 PIDS: Final = "pids.json"
 END: Final = "end.json"
+ANALYSIS: Final = "analysis.json"
 FORGOTTEN: Final = "forgotten"
 LOG: Final = "log"
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -58,6 +60,15 @@ class LaunchFile:
     cgroup: str = ""
     mem_mib_per_gpu: int = 0
     limits: dict[str, int] = field(default_factory=dict)
+    batch: int = -1
+    analyse: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisFile:
+    """Step times of a job that were measured before it trained; see ``AttemptSeen.analysis``."""
+
+    steps: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

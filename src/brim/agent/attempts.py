@@ -65,6 +65,8 @@ CONNECT_MS: Final = 60_000
 PLAIN_MS: Final = 30_000
 """Time from the start of a gang after which it counts as one that does not use ``brim.train``, unless a rank has spoken
 to its supervisor. Ours: the imports of a script may take half of it on a loaded machine."""
+ANALYSIS_MS: Final = 90_000
+"""Longest time that an analysis may take besides: a minute (``cli.analysis``), and half a minute to end. Ours."""
 OVERDUE_MS: Final = 5_000
 """How long after the end of the grace period a supervisor may take, before it is killed itself. Ours."""
 
@@ -101,6 +103,7 @@ class _Attempt:
     started_ms: int = NONE
     has_begun: bool = False
     processes: tuple[int, ...] = ()
+    analysis: tuple[int, ...] = ()
     # what it is asked for, and what the supervisor is known to have
     connected: bool = False
     gang: GangSeen = field(default_factory=GangSeen)
@@ -287,6 +290,10 @@ class NodeAttempts:
         if attempt.phase in (AttemptPhase.SWEEPING, AttemptPhase.WRITING, AttemptPhase.ENDED):
             self._tell(attempt, again=True)
             return
+        if attempt.phase is AttemptPhase.LAUNCHING and attempt.order.analyse and not attempt.connected:
+            attempt.end = AttemptEnd(outcome=STOPPED, detail=f"{order.reason} while its steps were timed")
+            self._sweep(attempt)  # it has nothing to save yet
+            return
         kill_at_ms = self._clock_ms() + round(1000 * min(order.grace_s, 10.0**9) if order.grace_s > 0 else 0)
         if attempt.kill_at_ms is None or kill_at_ms < attempt.kill_at_ms:
             attempt.kill_at_ms, attempt.preempt_sent = kill_at_ms, False
@@ -339,6 +346,9 @@ class NodeAttempts:
             self._write_end(attempt, AttemptEnd(outcome=STOPPED, detail=f"{attempt.detail} before it was started"))
             return
         attempt.phase, attempt.retry_at_ms = AttemptPhase.LAUNCHING, self._clock_ms() + CONNECT_MS
+        if attempt.order.analyse:
+            attempt.retry_at_ms += ANALYSIS_MS
+            attempt.detail = "its steps are timed first, for up to a minute"
         self._effects.append(Launch(attempt.order))
         self._tell(attempt)
 
@@ -364,13 +374,14 @@ class NodeAttempts:
         """The supervisor could not be started."""
         self._write_end(self._attempts[key], end)
 
-    def connected(self, key: Key) -> None:
-        """The supervisor answers, and says next what it has."""
+    def connected(self, key: Key, analysis: tuple[int, ...] = ()) -> None:
+        """The supervisor answers, and says next what it has; ``analysis`` is what was measured before it started."""
         attempt = self._attempts.get(key)
         if attempt is not None:
             attempt.connected, attempt.in_flight, attempt.preempt_sent = True, NONE, False
+            attempt.analysis = analysis
             if attempt.phase is AttemptPhase.LAUNCHING:
-                attempt.retry_at_ms = None
+                attempt.retry_at_ms, attempt.detail = None, ""
             self._reconcile(attempt)
 
     def disconnected(self, key: Key) -> None:
@@ -604,7 +615,7 @@ class NodeAttempts:
             detail=attempt.detail, blame=end.blame if end else "", has_begun=attempt.has_begun,
             started_ms_ago=NONE if started_ms == NONE else max(0, now_ms - started_ms),
             ended_ms_ago=NONE if end is None or end.ended_ms == NONE else max(0, now_ms - end.ended_ms),
-            processes=() if end else attempt.processes, **(end.used() if end else {}),
+            processes=() if end else attempt.processes, analysis=attempt.analysis, **(end.used() if end else {}),
         )  # fmt: skip
 
 

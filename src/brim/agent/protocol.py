@@ -79,6 +79,8 @@ class StartAttempt:
         array: First job of its array; ``NONE`` for a job in none.
         index: Its index in the array; ``NONE`` for a job in none.
         mem_mib_per_gpu: Memory of the machine that the job asked for per device; 0 if it asked for none.
+        analyse: If above 0, its steps are timed first, on one device, at local batches down to the one of so many
+            ranks (``beliefs.analyser``).
     """
 
     job: int
@@ -95,6 +97,7 @@ class StartAttempt:
     array: int = NONE
     index: int = NONE
     mem_mib_per_gpu: int = 0
+    analyse: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +191,8 @@ class AttemptSeen:
         cpu_ms, memory_peak_bytes, processes_peak, oom_kills, oom_at_limit: Of an ended attempt that had a cgroup, what
             it has used, measured by the kernel (``gang.usage.Usage``); ``NONE`` if that was not measured. ``oom_kills``
             above 0: the kernel has killed so many of its processes because memory was short.
+        analysis: If its steps were timed first: a local batch and the microseconds of a step on one device, of one
+            after the other.
     """
 
     job: int
@@ -209,6 +214,7 @@ class AttemptSeen:
     processes_peak: int = NONE
     oom_kills: int = NONE
     oom_at_limit: int = NONE
+    analysis: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

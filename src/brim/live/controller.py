@@ -35,7 +35,7 @@ from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.overheads import IN_PLACE_MS
 from brim.core.actions import Action, Preempt, Reject, Start
 from brim.core.cluster import Cluster, parse_cluster
-from brim.core.events import Event, Kind, Sample
+from brim.core.events import Event, Kind, Report, Sample
 from brim.core.lifecycle import Phase
 from brim.core.saved import saved_cluster, state_on
 from brim.core.state import ClusterState
@@ -77,7 +77,7 @@ from brim.live.inputs import (
 from brim.live.ledger import Ledger
 from brim.live.limits import keep_array_limits, keep_quotas
 from brim.live.marks import KINDS, DeviceMarks
-from brim.live.measurements import exit_code, processes, report_of, sound
+from brim.live.measurements import analysis_of, exit_code, processes, report_of, sound
 from brim.live.node_faults import NodeFaults
 from brim.live.nodes import Dispatch
 from brim.live.reasons import why
@@ -150,6 +150,7 @@ class Controller:
         self._reconciler = Reconciler(self.books, self.agents)
         self._faults = NodeFaults(self.books)
         self._measured: dict[int, tuple[Sample, ...]] = {}  # the step times that the engine was told last
+        self._analyses: set[int] = set()  # jobs whose analysis the engine was told
         self._marks = DeviceMarks(self.books, self.agents)
         self._round_ms: int | None = None
         self._stepped_ms = 0
@@ -446,6 +447,7 @@ class Controller:
             return
         self.agents.note(uid, seen)
         self.books.dirty.add(seen.job)
+        self._tell_analysis(seen)
         if seen.state == ENDED:
             outcome = seen.outcome if seen.outcome in OUTCOMES else LOST
             self._attempt_ended(replace(
@@ -455,6 +457,14 @@ class Controller:
             ))
         else:
             self._attempt_seen(attempt, seen)
+
+    def _tell_analysis(self, seen: AttemptSeen) -> None:
+        """Tell the engine of step times that were measured before the attempt began, once."""
+        samples = analysis_of(seen)
+        if samples and seen.job not in self._analyses:
+            self._analyses.add(seen.job)
+            report = Report(samples_done=self.jobs[seen.job].samples_done or 0.0, samples_per_s=0.0, seen=samples)
+            self.books.tell(Kind.REPORTED, seen.job, report=report)
 
     def _attempt_seen(self, attempt: AttemptRecord, seen: AttemptSeen) -> None:
         """A living attempt: note its state, the devices it has left, and whether it makes progress."""
@@ -594,6 +604,8 @@ class Controller:
                     "cannot have yet"
                 )
             job = self.jobs[action.job]
+            if action.analyse and action.attempt == 1 and job.request.is_elastic:
+                self._reconciler.analysed.add(job.id)
             self.books.put_attempt(AttemptRecord(
                 job=job.id, number=action.attempt, uid=job.uid, state="waiting", sequence=action.sequence,
                 devices=devices_of(action.setting), decided_ms=self.books.now_ms,
@@ -619,6 +631,8 @@ class Controller:
             self._reconciler.order(attempt.uid, ForgetAttempt(job=job.id, attempt=attempt.number))
         self._measured.pop(job.id, None)
         self._faults.ended(attempt, is_over=verdict.state is not None)
+        self._reconciler.analysed.discard(job.id)
+        self._analyses.discard(job.id)
         self.books.put(job.id, failures=job.failures + verdict.counts, devices=())
         if is_crash(attempt):
             self._guard(job)

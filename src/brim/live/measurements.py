@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from brim.agent.protocol import AttemptProgress
+from brim.agent.protocol import AttemptProgress, AttemptSeen
 from brim.core.events import Report, Sample
 from brim.live.records import JobRecord
 from brim.live.requests import NONE
@@ -16,6 +16,8 @@ from brim.live.requests import NONE
 SAMPLES_MAX: Final = 1e15
 """Largest number of samples believed: beyond it, doubles no longer count one by one."""
 EXIT_CODE_MAX: Final = 255
+ANALYSIS_MAX: Final = 16
+"""Step times of an analysis that are believed: twice as many as ``beliefs.analyser`` measures."""
 PROCESSES_MAX: Final = 1_000
 """Processes of an attempt that are noted; ours: a gang of eight that has lost and replaced each a hundred times."""
 
@@ -34,6 +36,16 @@ def processes(said: tuple[int, ...]) -> tuple[int, ...]:
     """Processes that an agent named; none if they cannot be any."""
     fits = len(said) <= 2 * PROCESSES_MAX and len(said) % 2 == 0 and all(0 < number < 2**53 for number in said)
     return said if fits else ()
+
+
+def analysis_of(seen: AttemptSeen) -> tuple[Sample, ...]:
+    """Step times on one device that were measured before an attempt began; none if they cannot be any."""
+    said = seen.analysis[: 2 * ANALYSIS_MAX]
+    pairs = zip(said[::2], said[1::2], strict=False)
+    return tuple(
+        Sample(1, 1, local, step_us / 1_000_000, 0.0) for local, step_us in pairs
+        if 0 < local <= SAMPLES_MAX and 0 < step_us <= SAMPLES_MAX
+    )  # fmt: skip
 
 
 def report_of(said: AttemptProgress, job: JobRecord, told: tuple[Sample, ...]) -> Report | None:

@@ -43,12 +43,15 @@ class Reconciler:
     Attributes:
         orders: Orders since they were last taken.
         targets: By job, the devices of the newest order about its attempt.
+        analysed: Jobs whose steps are timed before they start. It is lost with this process: a job whose start was
+            decided, and not ordered, starts without.
     """
 
     def __init__(self, books: Books, agents: Agents) -> None:
         self._books, self._agents = books, agents
         self.orders: list[Dispatch] = []
         self.targets: dict[int, tuple[int, ...]] = {}
+        self.analysed: set[int] = set()
 
     def settle_all(self) -> None:
         """Order what does not hold yet, of all jobs about which something has changed."""
@@ -111,6 +114,7 @@ class Reconciler:
                 digest=request.digest, devices=target, ranks=attempt.ranks, batch=attempt.batch,
                 loader_workers=attempt.loader_workers, grace_s=request.grace_s, name=request.name,
                 array=job.array, index=request.array_index, mem_mib_per_gpu=request.mem_mib_per_gpu,
+                analyse=request.limits[1] if job.id in self.analysed else 0,
             )
         if seen.devices == target:
             return TuneAttempt(

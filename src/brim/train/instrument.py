@@ -27,8 +27,12 @@ class Instrument:
         """Return the numbers of epochs and steps after which the run ends instead of the script's own."""
         return number, steps
 
-    def micro_batch(self, samples: int | None) -> int | None:
-        """Return the bound on the samples of a micro-batch that the run uses instead of the script's own."""
+    def micro_batch(self, samples: int | None, global_batch: int) -> int | None:
+        """Return the bound on the samples of a micro-batch that the run uses instead of the script's own.
+
+        It is asked for each loader that is made with this global batch; in fast mode only, the bound is used.
+        """
+        del global_batch
         return samples
 
     def before_steps(self, run: Run, loader: Batches) -> bool:

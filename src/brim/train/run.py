@@ -307,7 +307,9 @@ class Run:
         loader = Loader(dataset, global_batch, logical_workers=self._workers or 1, **options)
         if micro_batch is not None:
             micro_batch = checked(micro_batch, "micro_batch", 1, sys.maxsize)
-            self._coordinator.micro_batch = self._instrument.micro_batch(micro_batch)
+        micro_batch = self._instrument.micro_batch(micro_batch, global_batch)
+        if micro_batch is not None:
+            self._coordinator.micro_batch = micro_batch
         if self._job.loader is None:
             self._coordinator.use_loader(loader)
         return loader

@@ -31,8 +31,8 @@ POLL_S: Final = 0.01
 """Time between two reads of the record; short beside the start of a gang. Our choice."""
 SAID_BYTES_MAX: Final = 1 << 16
 """Most bytes shown of the stderr of a script that failed. Our choice."""
-NO_DRAIN: Final = "-"
-"""Equal to ``NONE`` in ``rank.py``, which cannot be imported here because it imports torch."""
+NOT_GIVEN: Final = "-"
+"""For a count or a batch. Equal to ``NONE`` in ``rank.py``, which cannot be imported here because it imports torch."""
 
 _number = count()
 
@@ -130,6 +130,8 @@ class Gang:
         size: Number of ranks.
         local_batch: Samples per rank of the first step; 0: derived from the script's own batch.
         drain: Numbers of loader workers whose supply is measured before the first step.
+        shares: Global batch of which micro-batches are shares as in training, 0 for the script's own; None: each step
+            of a rank is one micro-batch.
 
     Attributes:
         header: Properties of the script and its machine.
@@ -141,14 +143,17 @@ class Gang:
         UserError: the script ended, or made no step in time.
     """
 
-    def __init__(self, script: Script, size: int, local_batch: int, drain: Sequence[int] = ()) -> None:
+    def __init__(
+        self, script: Script, size: int, local_batch: int, drain: Sequence[int] = (), shares: int | None = None
+    ) -> None:
         self._script, self._size, self._name = script, size, f"gang-{next(_number)}"
         self._record = script.folder / f"{self._name}.jsonl"
         self._file: TextIO | None = None
         self._half = ""
         self._steps = 0
-        counts = ",".join(map(str, drain)) or NO_DRAIN
-        rank = ["-m", "brim.train.tools.profile.rank", str(self._record), str(local_batch), counts]
+        counts = ",".join(map(str, drain)) or NOT_GIVEN
+        rank = ["-m", "brim.train.tools.profile.rank", str(self._record), str(local_batch), counts,
+                NOT_GIVEN if shares is None else str(shares)]  # fmt: skip
         self._process = launch(script, size, [*rank, *script.words], self._name)
         try:
             self.header = Header(**self._next("header")["header"])
@@ -271,10 +276,12 @@ class ScriptSteps:
         UserError: the script ended, made no step in time, or ran out of memory before its first step.
     """
 
-    def __init__(self, script: Script, size: int, local_batch: int = 0, drain: Sequence[int] = ()) -> None:
-        self._script, self._size = script, size
+    def __init__(
+        self, script: Script, size: int, local_batch: int = 0, drain: Sequence[int] = (), shares: int | None = None
+    ) -> None:
+        self._script, self._size, self._shares = script, size, shares
         try:
-            self._gang: Gang | None = Gang(script, size, local_batch, drain)
+            self._gang: Gang | None = Gang(script, size, local_batch, drain, shares)
         except TooLargeError:
             raise UserError(f"{script.words[0]} ran out of memory before its first step") from None
         self.header = self._gang.header
@@ -290,7 +297,7 @@ class ScriptSteps:
         """
         try:
             if self._gang is None:
-                self._gang = Gang(self._script, self._size, local_batch)
+                self._gang = Gang(self._script, self._size, local_batch, shares=self._shares)
             found = self._gang.steps(local_batch, steps)
         except TooLargeError:
             self.end()

@@ -1,11 +1,12 @@
 """Runs an unmodified training script for `brim profile`, and records how long each step takes.
 
-    python -m brim.train.tools.profile.rank RECORD LOCAL_BATCH DRAIN script.py its arguments
+    python -m brim.train.tools.profile.rank RECORD LOCAL_BATCH DRAIN SHARES script.py its arguments
 
-Every rank computes one micro-batch of LOCAL_BATCH samples per step (0: an eighth of the script's own batch), whatever
-logical workers and accumulation the script sets; ``tune global_batch`` changes it. Learning rates are zero, so that a
-changed batch cannot make the loss diverge. Checkpoints are neither read nor written. Training has no end: the launcher
-stops it.
+Every rank computes LOCAL_BATCH samples per step (0: an eighth of the script's own batch); ``tune global_batch`` changes
+it. With SHARES "-" they are one micro-batch, whatever logical workers and accumulation the script sets. With a number,
+micro-batches have the samples that they have when the job trains with this global batch (0: the script's own). Learning
+rates are zero, so that a changed batch cannot make the loss diverge. Checkpoints are neither read nor written. Training
+has no end: the launcher stops it.
 
 Rank 0 appends lines of JSON to RECORD: a ``header``, a ``supply`` for each number of loader workers in DRAIN ("1,2", or
 "-" for none), then a ``step_s`` per committed step; the last step of an epoch may have fewer samples. A rank that runs
@@ -43,7 +44,7 @@ DRAIN_FETCHES: Final = 8
 POWER_EVERY_S: Final = 0.25
 """Time between two readings of the power, which NVML averages over up to a second. Our choice."""
 NONE: Final = "-"
-"""The value of DRAIN that measures no supply."""
+"""The value of DRAIN that measures no supply, and of SHARES for one micro-batch in a step."""
 _OUT_OF_MEMORY: Final = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "nable to find an engine")
 """Parts of the messages of PyTorch, its CPU allocator, cuBLAS and cuDNN (which then finds no engine)."""
 
@@ -57,18 +58,22 @@ class Profiler(Instrument):
         record: File to append to.
         local_batch: Samples of a rank in each step; 0: an eighth of the script's own batch.
         drain: Numbers of loader workers whose supply is measured first.
+        shares: Global batch of which micro-batches are shares as in training, 0 for the script's own; None: each step
+            of a rank is one micro-batch.
     """
 
-    def __init__(self, record: Path, local_batch: int, drain: Sequence[int]) -> None:
-        self._record, self._local_batch, self._drain = record, local_batch, drain
+    def __init__(self, record: Path, local_batch: int, drain: Sequence[int], shares: int | None) -> None:
+        self._record, self._local_batch, self._drain, self._shares = record, local_batch, drain, shares
+        self._workers: int | None = None
         self._run: Run | None = None
         self._power: Power | None = None
         self._own_batch = 0
         self._began_s = self._waited_s = 0.0
 
     def options(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Use no checkpoints, and one logical worker per rank."""
-        ranks = int(os.environ["WORLD_SIZE"]) if options["logical_workers"] is not None else None
+        """Use no checkpoints, and one logical worker per rank, or the micro-batches of fast mode."""
+        self._workers = options["logical_workers"]
+        ranks = int(os.environ["WORLD_SIZE"]) if self._workers is not None and self._shares is None else None
         return options | {"checkpoint": None, "logical_workers": ranks}
 
     def schedule(self, factor: Schedule | None) -> Schedule:
@@ -81,8 +86,11 @@ class Profiler(Instrument):
         del number, steps
         return sys.maxsize, None
 
-    def micro_batch(self, samples: int | None) -> None:
-        """Compute the step of a rank in one micro-batch."""
+    def micro_batch(self, samples: int | None, global_batch: int) -> int | None:
+        """Compute the step of a rank in one micro-batch, or in those of training."""
+        if self._shares is None:
+            return None
+        return samples if self._workers is None else -(-(self._shares or global_batch) // self._workers)
 
     def before_steps(self, run: Run, loader: Any) -> bool:
         """Before the first step, record the header, measure the loader, and set the batch."""
@@ -224,10 +232,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def main(words: Sequence[str]) -> None:
     """Run the script in this process."""
-    record, local_batch, drain, script = Path(words[0]), int(words[1]), words[2], words[3]
+    record, local_batch, (drain, shares, script) = Path(words[0]), int(words[1]), words[2:5]
     counts = [] if drain == NONE else [int(count) for count in drain.split(",")]
-    attach(Profiler(record, local_batch, counts))
-    sys.argv = [script, *words[4:]]
+    attach(Profiler(record, local_batch, counts, None if shares == NONE else int(shares)))
+    sys.argv = [script, *words[5:]]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     sys.excepthook = without_us(script, sys.excepthook)
     try:
