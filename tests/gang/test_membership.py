@@ -135,11 +135,11 @@ class Gang:
 
 
 @settings(max_examples=sample(300, 100))
-@given(st.sampled_from([(), (1, 2, 4)]), st.integers(0, 3), st.data())
+@given(st.sampled_from([(), (1, 2, 4), (2,)]), st.integers(0, 3), st.data())
 def test_after_any_storm_all_living_ranks_are_in_one_generation(sizes, replace, data):
     """A resize may also name ranks that must not stay: even all of them."""
     unwanted, killed = frozenset(), False
-    gang = Gang(data.draw(st.sampled_from([1, 2, 4])), sizes, replace, stuck=data.draw(st.booleans()))
+    gang = Gang(data.draw(st.sampled_from(sizes or [1, 2, 4])), sizes, replace, stuck=data.draw(st.booleans()))
     gang.run()
     gang.check()
     generations = [gang.membership.generation]
@@ -173,7 +173,8 @@ def test_after_any_storm_all_living_ranks_are_in_one_generation(sizes, replace, 
     gang.run()
     gang.check()
     members = set(gang.membership.members)
-    assert not members & unwanted or (killed and members <= unwanted)
+    too_few = members <= unwanted or sizes == (2,)  # without those that were to leave
+    assert not members & unwanted or (killed and too_few)
 
 
 def formed(size, **options):
@@ -203,7 +204,9 @@ def test_a_rank_that_is_leaving_is_no_place_for_the_training_state():
     assert gang.membership.members == (2,)
 
 
-@pytest.mark.parametrize(("size", "sizes"), [(1, ()), (1, (1, 2, 4)), (2, (1, 2, 4)), (4, (1, 2, 4))])
+@pytest.mark.parametrize(("size", "sizes"), [
+    (1, ()), (1, (1, 2, 4)), (2, (1, 2, 4)), (4, (1, 2, 4)), (2, (2,)), (4, (4,)),
+])  # fmt: skip
 def test_a_gang_of_which_no_rank_stays_hands_its_state_to_those_that_come(size, sizes):
     gang = formed(size, sizes=sizes)
     old = frozenset(gang.membership.members)
@@ -222,16 +225,50 @@ def test_a_gang_of_which_no_rank_stays_hands_its_state_to_those_that_come(size, 
 
 
 def test_a_gang_whose_new_ranks_die_before_they_join_stays_where_it_is():
-    gang = formed(2, sizes=(1, 2, 4))
-    _, actions = gang.membership.resize(1, frozenset({0, 1}))
+    for size, sizes in ((1, (1, 2, 4)), (2, (2,))):
+        gang = formed(2, sizes=sizes)
+        _, actions = gang.membership.resize(size, frozenset({0, 1}))
+        gang.carry_out(actions)
+        gang.die(2)
+        gang.run()
+        gang.check()
+        assert gang.membership.members == (0, 1)
+        assert sorted(gang.generation_of) == [0, 1]
+
+
+def test_an_old_rank_that_dies_in_a_move_makes_the_gang_no_smaller():
+    for sizes in ((1, 2, 4), (2,)):
+        gang = formed(2, sizes=sizes)
+        _, actions = gang.membership.resize(2, frozenset({0, 1}))
+        gang.carry_out(actions)
+        assert gang.membership.can_continue_without(0)
+        gang.die(0)
+        gang.run()
+        gang.check()
+        assert gang.membership.members == (2, 3)
+
+
+def test_a_gang_that_is_too_small_for_a_group_without_the_rank_it_was_to_leave_keeps_that():
+    gang = formed(2, sizes=(2,))
+    _, actions = gang.membership.resize(2, frozenset({0}))
     gang.carry_out(actions)
-    gang.die(2)
+    gang.die(1)
     gang.run()
     gang.check()
-    assert gang.membership.members == (0, 1)
+    assert gang.membership.members == (0, 2)
 
 
-def test_a_job_of_one_possible_size_cannot_hand_its_state_on():
+def test_a_group_that_lost_a_rank_while_it_formed_is_formed_with_the_next_one():
+    gang = formed(2, sizes=(2,), replace=1)
+    gang.break_group(0)
+    gang.break_group(1)
+    gang.die(0)
+    gang.run()
+    gang.check()
+    assert gang.membership.members == (1, 2)
+
+
+def test_a_job_that_runs_on_one_rank_only_cannot_hand_its_state_on():
     gang = formed(1, sizes=(1,))
     assert "none can join to receive it" in gang.membership.resize(1, frozenset({0}))[0]
 

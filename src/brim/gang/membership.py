@@ -196,7 +196,8 @@ class GangMembership:
         if member is None:
             return MembershipActions()
         if member.state in (MemberState.JOINED, MemberState.FORMING, MemberState.READY) and rank in self.members:
-            self._replace_or_shrink()
+            if rank not in self._unwanted:
+                self._replace_or_shrink()
             forming = member.state is MemberState.FORMING and not self.closing and not self._is_over()
             if forming or self._is_needed_to_form(rank):
                 return self._form_remaining()
@@ -274,10 +275,10 @@ class GangMembership:
             return f"found size {size}, expected one of {sorted(self.sizes)}: the batch splits into these only"
         if not self.generation and all(member.state is MemberState.STARTING for member in self.ranks.values()):
             return "no rank has connected yet: try again later (a command that does not use brim.train never connects)"
-        if len(self.sizes) == 1 and self._all_leave(unwanted):
+        if self.sizes == {1} and self._all_leave(unwanted):
             return (
                 "found none of the present devices, expected at least one: the training state is there, and the job "
-                f"runs on {next(iter(self.sizes))} ranks only, so that none can join to receive it"
+                "runs on one rank only, so that none can join to receive it"
             )
         return ""
 
@@ -335,9 +336,10 @@ class GangMembership:
             self._want_one_less()
 
     def _want_one_less(self) -> None:
-        """A rank is missing for good. If it was the last one to which the gang could move, the gang stays."""
-        if self._all_leave(self._unwanted) and not self._count_to_stay():
-            self.target, self._unwanted = len(self.members), frozenset()
+        """A rank is missing for good. If too few are left of those that were to stay, the others stay, too."""
+        if self._unwanted and not self.largest_possible(self._count_to_stay()):
+            self._unwanted = frozenset()
+            self.target = max(1, self.largest_possible(self._count_to_stay()))
         else:
             self.target = max(1, self.target - 1)
 
@@ -364,6 +366,9 @@ class GangMembership:
             if all(member.state is MemberState.READY for member in members):
                 return self._form_when_enough()
             return MembershipActions()
+        is_forming = any(member.state is MemberState.FORMING for member in members)
+        if is_forming and len(members) < len(self.members):  # a rank died, and the others were too few for a group
+            return self._form_remaining()
         if not all(member.state is MemberState.JOINED for member in members) or len(members) < len(self.members):
             return self._start_missing()  # a death that the others have not noticed, or a change under way
         return self._change_size()
