@@ -100,6 +100,8 @@ def _of_round(situation: Situation, result: RoundResult, row: int, why: Why) -> 
         yield Blocker(kind="order", text=f"devices are kept for {ahead} and is ahead of it", jobs=others)
     elif why is Why.PREEMPTED:
         yield Blocker(kind="order", text=f"its devices go to {ahead} and is ahead of it", jobs=others)
+    elif why is Why.TOO_FEW_FREE and blocker:
+        yield Blocker(kind="order", text=f"{ahead}, is ahead of it", jobs=others)
     elif why is Why.SHAPE:
         yield Blocker(kind="shape", text="enough devices are free, but not with the type, cores and memory it asks for")
     elif why is Why.NOT_NOW:
