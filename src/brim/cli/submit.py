@@ -75,11 +75,13 @@ _Deadline = Annotated[
 _Hold = Annotated[bool, typer.Option("--hold", help="Wait until `brim release`.")]
 _Requeue = Annotated[
     bool | None,
-    typer.Option("--requeue/--no-requeue", help="Start again after the node was lost, or if the job asks for it."),
+    typer.Option(
+        "--requeue/--no-requeue", help="Start again after the node was lost, or on exit code 75, 85 or 99; the default."
+    ),
 ]
 _Grace = Annotated[
     str | None,
-    typer.Option("--grace", metavar="TIME", help="From SIGTERM to SIGKILL when it has to stop; 30s by default."),
+    typer.Option("--grace", metavar="TIME", help="From SIGTERM to SIGKILL when it has to stop; by default, 30s."),
 ]
 _Batch = Annotated[
     str | None,
@@ -242,8 +244,8 @@ def _warn(ids: JobIds) -> None:
     """Say which jobs can never run on this machine, in a line."""
     if ids.impossible:
         first, reason = next(iter(ids.impossible.items()))
-        more = f" (and {len(ids.impossible) - 1} more)" if len(ids.impossible) > 1 else ""
-        print(f"brim: job {first}{more} is held and can never run here: {printable(reason)}", file=sys.stderr)
+        which = f"{first} and {len(ids.impossible) - 1} more are" if len(ids.impossible) > 1 else f"{first} is"
+        print(f"brim: job {which} held and can never run here: {printable(reason)}", file=sys.stderr)
 
 
 def _print(ids: Sequence[int], ignored: Sequence[str], wanted: str) -> None:

@@ -23,7 +23,7 @@ app = typer.Typer(
 @app.command(cls=UnconvertedCommand)
 def new(
     label: Annotated[str, typer.Argument(metavar="LABEL", help="What it is for.")],
-    days: Annotated[str, typer.Option("--days", metavar="N", help="Its life, 90 days at most.")] = "90",
+    days: Annotated[str, typer.Option("--days", metavar="N", help="Valid for so many days, 1 to 90.")] = "90",
 ) -> None:
     """Make a token and print its secret, this once."""
     made = client().new_token(label, _number("--days", days))

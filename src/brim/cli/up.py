@@ -40,11 +40,14 @@ STOP_MARGIN_S: Final = 10.0
 def up(
     devices: Annotated[
         str | None,
-        typer.Option("--devices", metavar="N", help="Give out N CPU slots; by default, the GPUs, or one slot a core."),
+        typer.Option(
+            "--devices", metavar="N", help="Give out N CPU slots; by default, all GPUs, or a slot per core without any."
+        ),
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option("--policy", metavar="POLICY", help="Preset or file; backfill.", autocompletion=complete_policy),
+        typer.Option("--policy", metavar="POLICY", help="Preset or file that decides; by default, backfill.",
+                     autocompletion=complete_policy),
     ] = None,
     allow: Annotated[
         str | None, typer.Option("--allow", metavar="USERS", help="Who else may use it, such as ann,bo.")
@@ -56,11 +59,14 @@ def up(
         str | None, typer.Option("--user-gpus", metavar="N", help="Most GPUs that all jobs of one user may hold.")
     ] = None,
     user_jobs: Annotated[
-        str | None, typer.Option("--user-jobs", metavar="N", help="Most jobs of one user in the queue; 20000.")
+        str | None,
+        typer.Option("--user-jobs", metavar="N", help="Most jobs of one user in the queue; by default, 20000."),
     ] = None,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and show what the controller says.")] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in this terminal, and show the controller's log.")
+    ] = False,
     systemd: Annotated[
-        bool, typer.Option("--systemd", help="Start nothing: write units of systemd that do, with these options.")
+        bool, typer.Option("--systemd", help="Start nothing: write systemd user units that do, with these options.")
     ] = False,
 ) -> None:
     """Start the service of this machine, which stays: the controller, and this user's agent."""
