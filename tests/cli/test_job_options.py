@@ -96,15 +96,23 @@ def test_dependencies_that_are_none(text):
 
 
 def test_a_class_that_does_not_exist_is_named_by_its_option():
-    with pytest.raises(ConfigError, match=r"^--class: found 'foo', expected one of regular, urgent, padding$"):
+    with pytest.raises(ConfigError, match=r"^--class: found 'foo', expected regular, urgent or padding$"):
         asked({"class": "foo"})
+
+
+@pytest.mark.parametrize(("option", "expected"), [
+    ("time", "a duration such as 90s"), ("grace", "a duration such as 90s"), ("mem", "a size such as 24GB"),
+])  # fmt: skip
+def test_a_duration_or_size_that_is_none_is_named_by_its_option(option, expected):
+    with pytest.raises(ConfigError, match=rf"^--{option}: found '1x', expected {expected}"):
+        asked({option: "1x"})
 
 
 def test_ranks():
     """One process per GPU on exactly two GPUs, which only a range of GPUs could ask for."""
     assert fields(gpus="2", ranks="per-gpu") == {"gpus": 2, "ranks": "per-gpu"}
     assert read_headers("#BRIM -g 2 --ranks per-gpu\n", "f").options == {"gpus": "2", "ranks": "per-gpu"}
-    with pytest.raises(ConfigError, match=r"^--ranks: found '2', expected one of one, per-gpu$"):
+    with pytest.raises(ConfigError, match=r"^--ranks: found '2', expected one or per-gpu$"):
         fields(ranks="2")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from brim.cli.job_table import queue_rows
+from brim.cli.job_table import history_rows, queue_rows
 from brim.live.records import JobRecord
 from tests.live.virtual import request
 
@@ -18,3 +20,10 @@ from tests.live.virtual import request
 def test_a_job_without_devices_has_a_reason(fields, said):
     job = JobRecord(id=1, uid=1, user="u1", key="k", request=request(), submitted_s=1.0, submit_ms=0, **fields)
     assert queue_rows([job], 0)[1][-1] == said
+
+
+def test_of_another_users_job_that_was_started_again_only_its_attempts_are_shown():
+    job = JobRecord(id=9, uid=1, user="u1", key="", request=request(), submitted_s=1.0, submit_ms=0, state="finished",
+                    attempt=2, ended_ms=9)
+    assert history_rows([job], 9)[1][-2:] == ("2", "-")
+    assert history_rows([replace(job, reason="finished")], 9)[1][-1] == "finished in attempt 2: see brim explain 9"

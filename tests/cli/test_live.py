@@ -158,6 +158,7 @@ def test_a_job_is_held_released_explained_and_cancelled(up):
     (shown,) = [each for each in json.loads(up("history", "--json").stdout)["jobs"] if each["id"] == int(job)]
     assert shown["state"] == "cancelled"
     assert "there is nothing to cancel" in up("cancel", job, code=4).stderr
+    assert f"there is nothing to requeue; `brim redo {job}` submits it" in up("requeue", job, code=4).stderr
 
 
 def test_what_is_old_is_removed_and_said_to_be(up):
@@ -370,6 +371,14 @@ def test_the_report_compares_the_twin_with_what_ran(up):
     (up.work / "go").touch()
     assert not up("logs", "-f", runs).stdout
     (up.work / "go").unlink()
+
+
+def test_jobs_of_somebody_who_does_not_exist_are_not_awaited(up):
+    for verb in ("ps", "history"):
+        assert up(verb, "-u", "nobody-here", code=3).stderr == (
+            "brim: error: there is no user 'nobody-here' on this machine\n"
+        )
+    assert up("history", "-u", "daemon").stdout == "no job of daemon has ended yet\n"
 
 
 def test_without_a_history_there_is_no_report(up, tmp_path):

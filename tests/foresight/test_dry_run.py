@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from brim.agent.protocol import RUNNING
+from brim.core.cluster import parse_cluster
 from brim.errors import ConfigError
 from brim.foresight.answers import DryRun
 from brim.foresight.dry_run import Sender, dry_run
+from brim.live.holds import why_impossible
 from brim.live.requests import JobRequest
 from brim.live.situation import situation_of
 from brim.policies.presets import find_policy
@@ -42,6 +44,17 @@ def test_a_job_that_would_wait_is_told_behind_whom():
     assert found.text.splitlines()[:2] == [
         "it would wait:", "  it is behind job 2 of u2, which needs 4 GPUs and does not fit yet",
     ]
+
+
+def test_a_job_that_is_too_large_for_what_is_free_is_told_who_is_ahead_of_it():
+    """Under the default policy, too, which lets smaller jobs pass."""
+    desk = Desk(find_policy("backfill"), devices=4, users=(1, 2))
+    desk.submit(gpus=3)
+    desk.saw(1, RUNNING)
+    desk.submit(uid=2, gpus=4)
+    lines = tried(desk, request(gpus=2)).text.splitlines()
+    assert lines[1].startswith("  job 2 of u2, which needs 4 GPUs, is ahead of it")
+    assert lines[2].startswith("  devices 0-2 of 4: job 1 of u1")
 
 
 def test_an_array_is_told_how_many_would_start():
@@ -93,6 +106,15 @@ def test_what_would_hold_it_is_told(asked, ends, said):
 def test_what_could_never_run_is_refused():
     with pytest.raises(ConfigError, match="job job could never run: it needs 9 GPUs, the cluster has 2"):
         tried(Desk(), request(), request(gpus=9))
+
+
+@pytest.mark.parametrize(("asked", "said"), [
+    ({"cpus_per_gpu": 200.0, "gpus": 2}, "it needs 400 cores, a node has 8 cores and 24 GiB of memory"),
+    ({"cpus_per_gpu": 1.0, "mem_mib_per_gpu": 9000 << 10},
+     "it needs 1 core and 9000 GiB of memory, a node has 8 cores and 24 GiB of memory"),
+])  # fmt: skip
+def test_cores_and_memory_that_no_node_has_are_said_as_they_were_asked_for(asked, said):
+    assert why_impossible(request(**asked), parse_cluster("1x4xcpu:cpus=8,mem=24GB")) == said
 
 
 def test_an_id_that_was_used_before_is_not_used_again():

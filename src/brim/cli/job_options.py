@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
@@ -160,9 +160,10 @@ def asked(options: Options) -> Asked:
     if "cpus" in options:
         fields["cpus_per_gpu"] = _number("cpus", options["cpus"]) / fields["gpus"]
     if "mem" in options:
-        fields["mem_mib_per_gpu"] = math.ceil(parse_memory_mib(options["mem"]) / fields["gpus"])
+        mem_mib = _read(parse_memory_mib, "mem", options["mem"], "a size such as 24GB or 512MiB")
+        fields["mem_mib_per_gpu"] = math.ceil(mem_mib / fields["gpus"])
     if "time" in options:
-        fields["time_limit_s"] = max(1, parse_duration_ms(options["time"]) // MS_PER_S)
+        fields["time_limit_s"] = max(1, _duration_ms("time", options["time"]) // MS_PER_S)
     if "grace" in options:
         fields["grace_s"] = _seconds("grace", options["grace"])
     if "priority" in options:
@@ -188,7 +189,7 @@ def asked(options: Options) -> Asked:
 
 def _one_of(option: str, text: str, known: Sequence[str]) -> str:
     if text not in known:
-        raise _unclear(option, text, f"one of {', '.join(known)}")
+        raise _unclear(option, text, f"{', '.join(known[:-1])} or {known[-1]}")
     return text
 
 
@@ -291,7 +292,18 @@ def _moment(option: str, text: str) -> int:
 
 
 def _seconds(option: str, text: str) -> float:
-    return float(text) if text.isascii() and text.isdigit() else parse_duration_ms(text) / MS_PER_S
+    return float(text) if text.isascii() and text.isdigit() else _duration_ms(option, text) / MS_PER_S
+
+
+def _duration_ms(option: str, text: str) -> int:
+    return _read(parse_duration_ms, option, text, "a duration such as 90s, 1h30m, 2d or 02:00:00")
+
+
+def _read(parse: Callable[[str], int], option: str, text: str, expected: str) -> int:
+    try:
+        return parse(text)
+    except ConfigError:
+        raise _unclear(option, text, expected) from None
 
 
 def _number(option: str, text: str) -> float:

@@ -94,8 +94,10 @@ def history_rows(jobs: Sequence[JobRecord], now_ms: int) -> list[tuple[str, ...]
 
 def _how(job: JobRecord) -> str:
     """How a job ended; for one that was started again, where it says why."""
+    if not job.reason:  # another user's: `brim explain` would not tell of it either
+        return "-"
     again = job.state == "finished" and job.attempt > 1 and not job.preemptions
-    return (job.reason or "-") + (f" in attempt {job.attempt}: see brim explain {job.id}" if again else "")
+    return job.reason + (f" in attempt {job.attempt}: see brim explain {job.id}" if again else "")
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

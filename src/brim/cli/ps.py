@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import json
+import pwd
 import sys
 import time
 from typing import Annotated, Final
 
 import typer
 
+from brim.api.client import Listing
 from brim.api.wire import SCHEMA, plain_job
 from brim.cli.controller import client
 from brim.cli.job_table import history_rows, queue_rows, table
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
-from brim.errors import ConfigError
+from brim.errors import ConfigError, NotFoundError
 
 app = typer.Typer()
 
 WATCH_S: Final = 1.0
 """Time between two pictures; ours."""
 _User = Annotated[str | None, typer.Option("--user", "-u", metavar="USER", help="Only the jobs of this user.")]
+
+
+def _of(user: str | None, listing: Listing) -> str:
+    """Of whom there is no job, in words; whoever has jobs need not have an account any more."""
+    if not user:
+        return ""
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        if not listing.jobs:
+            raise NotFoundError(f"there is no user {user!r} on this machine") from None
+    return f" of {user}"
 
 
 @app.command(cls=UnconvertedCommand)
@@ -34,13 +48,14 @@ def ps(
     at = client()
     while True:
         listing = at.jobs(user=user or "")
+        of = _of(user, listing)
         if wanted == "json":
             print(json.dumps({"schema": SCHEMA, "now_ms": listing.now_ms, "jobs": list(map(plain_job, listing.jobs))}))
         else:
             shown = table(queue_rows(listing.jobs, listing.now_ms))
             if watch and sys.stdout.isatty():
                 print("\x1b[H\x1b[2J", end="")
-            print(shown if listing.jobs else "no job runs or waits")
+            print(shown if listing.jobs else f"no job{of} runs or waits")
         if not watch:
             return
         sys.stdout.flush()
@@ -58,7 +73,8 @@ def history(
     if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit) <= 1_000:
         raise ConfigError(f"--limit: found {limit!r}, expected a number from 1 to 1000")
     listing = client().jobs("ended", user=user or "", limit=int(limit))
+    of = _of(user, listing)
     if wanted == "json":
         print(json.dumps({"schema": SCHEMA, "now_ms": listing.now_ms, "jobs": list(map(plain_job, listing.jobs))}))
     else:
-        print(table(history_rows(listing.jobs, listing.now_ms)) if listing.jobs else "no job has ended yet")
+        print(table(history_rows(listing.jobs, listing.now_ms)) if listing.jobs else f"no job{of} has ended yet")

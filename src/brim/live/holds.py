@@ -116,11 +116,18 @@ def why_impossible(request: JobRequest, cluster: Cluster) -> str:
         if asked:
             room = np.minimum(room, has // asked)
     if int(room[fits].sum()) < least:
-        return (
-            f"it needs {least} GPUs with {request.cpus_per_gpu:g} cores and {mem} MiB each, and the nodes have cores "
-            f"and memory for {int(room[fits].sum())}"
-        )
+        node_cores, node_mem = cluster.cpu_milli_N[fits].max() / _CORE_MILLI, int(cluster.mem_mib_N[fits].max())
+        wants = [_cores(least * request.cpus_per_gpu)] * bool(cores) + [_gib(least * mem)] * bool(mem)
+        return f"it needs {' and '.join(wants)}, a node has {_cores(node_cores)} and {_gib(node_mem)}"
     return ""
+
+
+def _cores(number: float) -> str:
+    return f"{number:g} core{'' if number == 1 else 's'}"
+
+
+def _gib(mem_mib: int) -> str:
+    return f"{mem_mib / 1024:.4g} GiB of memory"
 
 
 def is_room_for(devices: Mapping[int, int], requests: Mapping[int, JobRequest], cluster: Cluster) -> bool:

@@ -182,7 +182,10 @@ class ClusterService:
         changing = {job: record for job, record in records.items() if may_change(record)}
         for job, record in tuple(changing.items()):
             if record.has_ended:
-                answers[job] = RefusedError(f"job {job} has ended as {record.state}: there is nothing to {verb}")
+                instead = f"; `brim redo {job}` submits it again" if verb == "requeue" else ""
+                answers[job] = RefusedError(
+                    f"job {job} has ended as {record.state}: there is nothing to {verb}{instead}"
+                )
                 del changing[job]
         if changing:
             await self._handled_by(JobCommand(uid=uid, user=user_name(uid), verb=verb, jobs=tuple(changing)))
