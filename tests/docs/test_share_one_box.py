@@ -20,10 +20,12 @@ SAID = {
     1: ("hello from a job",),
     2: ("step 1", "step 2", "train"),
     3: ("gpus: 4", "it would start now"),
-    4: ("it is held until it is released",),
-    5: ("finished at step 20 in attempt 2",),
-    6: ("4 devices",),
-    7: ("has ended",),
+    4: ("training for 90 epochs",),
+    5: ("it is held until it is released",),
+    6: ("finished at step 20 in attempt 2",),
+    7: ('"schema":1', '"jobs":['),
+    8: ("4 devices",),
+    9: ("has ended",),
 }
 """What each block prints, among other things."""
 
