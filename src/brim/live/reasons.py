@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from brim.agent.protocol import FAILED
 from brim.engine.explain import explain
 from brim.engine.round import RoundResult
 from brim.live.holds import because
@@ -49,6 +50,11 @@ def earlier(job: JobRecord, attempts: Sequence[AttemptRecord]) -> list[str]:
     """Say how the attempts of a job ended before its newest one, a line for each: why it was started again."""
     past = [one for one in attempts if one.state == "ended" and (one.number < job.attempt or not job.has_ended)]
     return [
-        f"attempt {one.number} was {one.stop_reason or one.outcome}" + (f": {one.detail}" if one.detail else "")
-        for one in past[-EARLIER_MAX:]
+        f"attempt {one.number} {_ended(one)}" + (f": {one.detail}" if one.detail else "") for one in past[-EARLIER_MAX:]
     ]
+
+
+def _ended(attempt: AttemptRecord) -> str:
+    if not attempt.stop_reason and attempt.outcome == FAILED:
+        return "failed"
+    return f"was {attempt.stop_reason or attempt.outcome}"
