@@ -287,6 +287,7 @@ def test_up_again_says_so_and_a_killed_controller_takes_its_jobs_back(up):
         (["--policy", "srtf", "--devices", "4"], "it runs with --policy backfill, not srtf: to change"),
         (["--policy", "backfill.py"], f"it runs with --policy backfill, not {up.work}/backfill.py: to change"),
         (["--user-jobs", "9"], "it runs without --user-jobs, not 9: to change"),
+        (["--allow", "daemon"], "it runs without --allow, not daemon: to change"),
     ):
         assert said in up("up", *words, code=4).stderr
     os.kill(before, signal.SIGKILL)

@@ -36,6 +36,10 @@ class _Option(TyperOption):
 
 
 class _Argument(TyperArgument):
+    def _usage_display_name(self) -> str:
+        """What stands in the usage line, without brackets and dots beside those that ``metavar`` has itself."""
+        return self.metavar or super()._usage_display_name()
+
     def process_value(self, ctx: Any, value: Any) -> Any:
         if self.required and self.value_is_missing(value):
             raise _MissingParameter(ctx=ctx, param=self)

@@ -207,7 +207,8 @@ def _already_up(at: Client, wished: Mapping[str, str]) -> None:
     command = Path(f"/proc/{status['pid']}/cmdline").read_bytes().decode().split("\0")
     runs = _pairs(command[command.index("brim.api.serve") + 1 : -1])
     changes = [
-        f"it runs {f'with {option} {runs[option]}' if runs.get(option) else f'without {option}'}, not {value}"
+        f"it runs {f'with {option} {_named(option, runs[option])}' if runs.get(option) else f'without {option}'}, "
+        f"not {_named(option, value) or 'with none'}"
         for option, value in wished.items() if value != runs.get(option)
     ]  # fmt: skip
     if changes:
@@ -215,6 +216,13 @@ def _already_up(at: Client, wished: Mapping[str, str]) -> None:
             f"{'; '.join(changes)}: to change that, `brim down`, then `brim up` with all options that it is to have; "
             "jobs go on meanwhile"
         )
+
+
+def _named(option: str, value: str) -> str:
+    """A value as its user would give it: names, not ids, of users."""
+    from brim.live.shown import user_name
+
+    return ",".join(user_name(int(uid)) for uid in filter(None, value.split(","))) if option == "--allow" else value
 
 
 def _stay(words: list[str]) -> None:
