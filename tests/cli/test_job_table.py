@@ -27,3 +27,10 @@ def test_of_another_users_job_that_was_started_again_only_its_attempts_are_shown
                     attempt=2, ended_ms=9)
     assert history_rows([job], 9)[1][-2:] == ("2", "-")
     assert history_rows([replace(job, reason="finished")], 9)[1][-1] == "finished in attempt 2: see brim explain 9"
+
+
+def test_the_time_of_a_job_that_waits_again_does_not_grow():
+    job = JobRecord(id=1, uid=1, user="u1", key="k", request=request(), submitted_s=1.0, submit_ms=0, state="pending",
+                    first_start_ms=0)
+    assert queue_rows([job], 60_000)[1][5] == "0:00"
+    assert queue_rows([replace(job, state="running", devices=(0,))], 60_000)[1][5] == "1:00"

@@ -75,7 +75,8 @@ def queue_rows(jobs: Sequence[JobRecord], now_ms: int) -> list[tuple[str, ...]]:
         why = f"({job.reason})" if job.reason and not (job.devices and job.state == "running") else ""
         why = why or ("(waits for devices)" if job.state == "pending" else "")
         limit = clock(job.request.time_limit_s) if job.request.time_limit_s else "-"
-        rows.append((str(job.id), name_of(job), job.user, job.state, gpus_of(job), clock(run_s(job, now_ms)), limit,
+        ran_s = run_s(job, now_ms) if job.devices else 0.0  # as Slurm shows it: a job that waits again does not run
+        rows.append((str(job.id), name_of(job), job.user, job.state, gpus_of(job), clock(ran_s), limit,
                      f"{where} {why}".strip() or "-"))
     return rows
 
