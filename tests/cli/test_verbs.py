@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from brim.cli.main import app
-from brim.cli.verbs import VERBS
+from brim.cli.verbs import VERBS, Verbs
 
 GROUP = typer.main.get_command(app)
 
@@ -48,3 +48,11 @@ except BaseException as end:
     ended, *loaded = done.stdout.splitlines()[-1].split()
     assert ended == error
     assert not HEAVY & set(loaded)
+
+
+def test_of_the_verbs_of_a_module_the_one_that_is_asked_for_is_built(monkeypatch):
+    built, build = [], typer.main.get_command_from_info
+    noted = lambda info, **more: built.append(info) or build(info, **more)  # noqa: E731
+    monkeypatch.setattr(typer.main, "get_command_from_info", noted)
+    assert Verbs(name="brim").get_command(None, "submit").name == "submit"
+    assert len(built) == 1

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from brim.agent.folders import agent_folder
-from brim.cli.controller import agent_runs
 from brim.errors import BrimError
 from brim.live.gpu_types import CPU
 
@@ -37,12 +36,6 @@ def gpu_names() -> list[str]:
         return [str(gpu["name"]) for gpu in json.loads(done.stdout or b"{}").get("gpus", ())]
     except (subprocess.TimeoutExpired, ValueError):
         return []
-
-
-def ensure_agent(at: Client) -> None:
-    """Start this user's agent for a controller, if none runs."""
-    if not agent_runs():
-        start_agent(at)
 
 
 def start_agent(at: Client) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from brim.api.wire import SCHEMA, plain_job
 from brim.cli.completion import complete_job, complete_open_job
-from brim.cli.controller import client, find_ids, find_job
+from brim.cli.controller import client, ensure_agent, find_ids, find_job
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
@@ -29,8 +29,6 @@ def _change(verb: Literal["cancel", "hold", "release", "requeue"], words: list[s
     at = client()
     changed = at.command(verb, find_ids(at, words))
     if changed.jobs and verb in ("release", "requeue"):  # what is to start needs the agent
-        from brim.cli.agents import ensure_agent
-
         ensure_agent(at)
     if wanted == "json":
         refused = [{"id": job, "detail": str(error)} for job, error in changed.refused.items()]

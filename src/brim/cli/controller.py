@@ -148,3 +148,11 @@ def is_locked(path: Path) -> bool:
 def agent_runs() -> bool:
     """Whether an agent of this user runs."""
     return is_locked(agent_folder() / "lock")
+
+
+def ensure_agent(at: Client) -> None:
+    """Start this user's agent for a controller, if none runs."""
+    if not agent_runs():
+        from brim.cli.agents import start_agent
+
+        start_agent(at)

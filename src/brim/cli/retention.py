@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from brim.agent import attempt_files
 from brim.agent.folders import agent_folder, captures_folder
 from brim.cli.controller import user
 
@@ -54,6 +52,8 @@ def remove_ended(folder: Path, living: Collection[int], captures: Collection[str
         captures: Their captures, also of those that were never started.
         now_s: Unix time.
     """
+    import shutil
+
     kept, ended = set(captures), []
     for job, attempts in _attempts_of(folder / "attempts").items():
         if job in living or not all(map(_is_over, attempts)):
@@ -88,17 +88,22 @@ def _attempts_of(parent: Path) -> Mapping[int, list[Path]]:
 
 def _is_over(attempt: Path) -> bool:
     """Whether the controller knows the end of an attempt, and no process of it is left."""
-    from brim.agent.attempt import is_running  # the supervisor with it, which a submission does not need
+    from brim.agent import attempt_files  # which a submission does not need
+    from brim.agent.attempt import is_running
 
     return (attempt / attempt_files.FORGOTTEN).exists() and not is_running(attempt)
 
 
 def _ended_s(attempt: Path) -> float:
+    from brim.agent import attempt_files
+
     end = attempt / attempt_files.END
     return (end if end.exists() else attempt).stat().st_mtime
 
 
 def _captures_of(attempts: Iterable[Path]) -> set[str]:
+    from brim.agent import attempt_files
+
     found = set()
     for attempt in attempts:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

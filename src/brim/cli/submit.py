@@ -14,7 +14,7 @@ import typer
 
 from brim.api.wire import SCHEMA
 from brim.cli.completion import complete_dependency, complete_job
-from brim.cli.controller import client, find_job
+from brim.cli.controller import client, ensure_agent, find_job
 from brim.cli.job_options import asked, merged, read_variables
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
@@ -174,7 +174,6 @@ def redo(
     """Submit a job again as it was, with the environment and working folder that it had."""
     from brim.agent.capture import read_capture, write_capture
     from brim.agent.folders import agent_folder, captures_folder
-    from brim.cli.agents import ensure_agent
     from brim.cli.retention import KEPT_DAYS
 
     wanted = output_of(output, as_json)
@@ -201,7 +200,6 @@ def redo(
 
 
 def _submit(at: Client, words: Sequence[str], given: dict[str, Any], dry_run: bool, wanted: str) -> list[int]:
-    from brim.cli.agents import ensure_agent
     from brim.cli.capture import requests_of, work_of
     from brim.cli.retention import remove_old
 

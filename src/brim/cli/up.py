@@ -15,7 +15,7 @@ import typer
 
 from brim.agent.folders import agent_folder, check_runtime_folder, runtime_folder, state_folder
 from brim.api.wire import SCHEMA
-from brim.cli.controller import agent_runs, client, controller_folder, is_locked, joined_file, user
+from brim.cli.controller import agent_runs, client, controller_folder, ensure_agent, is_locked, joined_file, user
 from brim.cli.job_table import counted, printable, table
 from brim.cli.options import JsonOption, OutputOption, complete_policy, output_of
 from brim.cli.unconverted import UnconvertedCommand
@@ -198,8 +198,6 @@ def _already_up(at: Client, wished: Mapping[str, str]) -> None:
     Raises:
         RefusedError: what was wished is not so: it has to be started anew.
     """
-    from brim.cli.agents import ensure_agent
-
     ensure_agent(at)
     status = at.status()["status"]
     devices = counted(status["devices"], "device", "devices")

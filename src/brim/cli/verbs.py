@@ -54,11 +54,7 @@ class Verbs(UnconvertedGroup):
         if cmd_name not in VERBS:
             return None
         if cmd_name not in self.commands:
-            app = importlib.import_module(f"brim.cli.{VERBS[cmd_name][0]}").app
-            found = typer.main.get_group_from_info(
-                TyperInfo(app), pretty_exceptions_short=True, suggest_commands=True, rich_markup_mode=None
-            )
-            self.commands[cmd_name] = found.commands.get(cmd_name, found)
+            self.commands[cmd_name] = _command(importlib.import_module(f"brim.cli.{VERBS[cmd_name][0]}").app, cmd_name)
         return self.commands[cmd_name]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -66,6 +62,16 @@ class Verbs(UnconvertedGroup):
         width = formatter.width - 4 - max(map(len, VERBS))
         with formatter.section("Commands"):
             formatter.write_dl([(name, _cut(line, width)) for name, (_, line) in VERBS.items()])
+
+
+def _command(app: typer.Typer, verb: str) -> Any:
+    """Return a verb of an application, without the others, or the application itself, which is a group of this name."""
+    for info in app.registered_commands:
+        if info.callback is not None and verb == (info.name or typer.main.get_command_name(info.callback.__name__)):
+            return typer.main.get_command_from_info(info, pretty_exceptions_short=True, rich_markup_mode=None)
+    return typer.main.get_group_from_info(
+        TyperInfo(app), pretty_exceptions_short=True, suggest_commands=True, rich_markup_mode=None
+    )
 
 
 def _cut(line: str, width: int) -> str:
