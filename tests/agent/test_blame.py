@@ -1,18 +1,20 @@
 """Whom the agent blames for a failed attempt. What the kernel says of a cgroup is given as files of that form."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 
 from brim.agent.blame import Resident, blamed, memory_bytes
 from brim.agent.effects import AttemptEnd
 from brim.agent.protocol import FAILED, OPEN, QUARANTINED, STOPPED, DeviceSeen
+from brim.gang.usage import Usage
 
 MIB = 1 << 20
 FOUR = tuple(DeviceSeen(device=device, state=OPEN) for device in range(4))
 KILLED = AttemptEnd(
-    outcome=FAILED, exit_code=137, detail="ended by SIGKILL", blame="job", memory_peak_bytes=300 * MIB, oom_kills=1,
-    oom_at_limit=0,
+    outcome=FAILED, exit_code=137, detail="ended by SIGKILL", blame="job",
+    usage=Usage(memory_peak_bytes=300 * MIB, oom_kills=1, oom_at_limit=0),
 )
 
 
@@ -54,7 +56,7 @@ def test_memory_that_is_short_though_all_keep_to_theirs_is_a_fault_of_the_node(r
     {"memory_peak_bytes": -1}, {"oom_at_limit": -1},  # not all was measured
 ])  # fmt: skip
 def test_without_evidence_the_job_is_to_blame(resident, found):
-    end = AttemptEnd(**{name: getattr(KILLED, name) for name in KILLED.__slots__} | found)
+    end = replace(KILLED, usage=replace(KILLED.usage, **found))
     neighbour = resident(2, (1,), anon=3000)
     assert blamed(end, resident(1, (0,)), [neighbour], FOUR).blame == "job"
 
@@ -65,7 +67,7 @@ def test_a_job_that_asked_for_less_than_it_used_is_to_blame(resident):
 
 
 def test_only_a_failure_is_blamed(resident):
-    end = AttemptEnd(outcome=STOPPED, exit_code=137, oom_kills=1, oom_at_limit=0, memory_peak_bytes=MIB)
+    end = AttemptEnd(outcome=STOPPED, exit_code=137, usage=KILLED.usage)
     assert blamed(end, resident(1, (0,)), [], FOUR) == end
 
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +20,7 @@ from brim.agent.sockets import folder_id
 from brim.gang import processes
 from brim.gang.codec import ProtocolError
 from brim.gang.messages import GANG_VARIABLE
+from brim.gang.usage import Usage
 
 LAUNCHES_READ: Final = 20
 """Attempts, newest first, among which one that used a zygote is looked for. Ours: what was run in the last hours."""
@@ -113,8 +114,7 @@ def end_in(folder: Path, boot_id: str) -> AttemptEnd | None:
     return AttemptEnd(
         outcome=end.outcome, exit_code=end.exit_code, detail=end.detail, blame=end.blame,
         started_ms=end.started_ms if same else NONE, ended_ms=end.ended_ms if same else NONE, is_written=True,
-        cpu_ms=end.cpu_ms, memory_peak_bytes=end.memory_peak_bytes, processes_peak=end.processes_peak,
-        oom_kills=end.oom_kills, oom_at_limit=end.oom_at_limit,
+        usage=Usage(**{one.name: getattr(end, one.name) for one in fields(Usage)}),
     )  # fmt: skip
 
 

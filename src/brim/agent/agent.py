@@ -374,7 +374,9 @@ class Agent:
         return {pid for pid in children if pid not in ours and not _is_zygote(pid)}
 
     def _write_end(self, key: Key, end: AttemptEnd) -> None:
-        plain = {name: value for name, value in asdict(end).items() if name != "is_written"}
+        plain = asdict(end)
+        plain |= plain.pop("usage")  # flat in the file, as an older agent reads it
+        del plain["is_written"]
         folder = attempt_folder(self._folder, *key)
         try:
             attempt_files.write_end(folder, EndFile(**plain, boot_id=self._boot_id))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Final
 
@@ -474,7 +474,7 @@ class NodeAttempts:
             attempt.end = end
             self._end(attempt)
         else:
-            end = replace(end, started_ms=attempt.started_ms, ended_ms=self._clock_ms()).with_usage(usage)
+            end = replace(end, started_ms=attempt.started_ms, ended_ms=self._clock_ms(), usage=usage)
             self._write_end(attempt, end)
 
     def end_written(self, key: Key) -> None:
@@ -615,7 +615,8 @@ class NodeAttempts:
             detail=attempt.detail, blame=end.blame if end else "", has_begun=attempt.has_begun,
             started_ms_ago=NONE if started_ms == NONE else max(0, now_ms - started_ms),
             ended_ms_ago=NONE if end is None or end.ended_ms == NONE else max(0, now_ms - end.ended_ms),
-            processes=() if end else attempt.processes, analysis=attempt.analysis, **(end.used() if end else {}),
+            processes=() if end else attempt.processes, analysis=attempt.analysis,
+            **(asdict(end.usage) if end else {}),
         )  # fmt: skip
 
 

@@ -68,11 +68,11 @@ def blamed(
     if lost:
         detail = f"{end.detail}; device {lost[0].device}: {lost[0].detail}"
         return replace(end, blame=BLAME_NODE, detail=detail)
-    if end.oom_kills <= 0 or end.oom_at_limit != 0 or end.memory_peak_bytes < 0:
+    if end.usage.oom_kills <= 0 or end.usage.oom_at_limit != 0 or end.usage.memory_peak_bytes < 0:
         return end
     may_bytes = resident.may_use_bytes(len(devices))
-    used = f"it used {end.memory_peak_bytes // _MIB} MiB at most of the {may_bytes // _MIB} MiB that it may"
-    if end.memory_peak_bytes > may_bytes:
+    used = f"it used {end.usage.memory_peak_bytes // _MIB} MiB at most of the {may_bytes // _MIB} MiB that it may"
+    if end.usage.memory_peak_bytes > may_bytes:
         return replace(end, detail=f"{end.detail}; {used}")
     for other in others:
         has_bytes, its_bytes = present_bytes(other.cgroup), other.may_use_bytes(len(devices))

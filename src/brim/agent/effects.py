@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from brim.agent.protocol import NONE, AttemptProgress, Report, StartAttempt
 from brim.gang.messages import PreemptRequest, ResizeRequest, TuneSettings
-from brim.gang.usage import Usage
+from brim.gang.usage import NOT_MEASURED, Usage
 
 Key: TypeAlias = tuple[int, int]
 """Job and attempt."""
@@ -17,7 +17,7 @@ Key: TypeAlias = tuple[int, int]
 class AttemptEnd:
     """How an attempt ended; times in ms of the boot-time clock of the present boot, ``NONE``: unknown.
 
-    ``is_written``: whether it is on disk already, written by the attempt itself. The last five are those of ``Usage``.
+    ``is_written``: whether it is on disk already, written by the attempt itself.
     """
 
     outcome: str
@@ -27,19 +27,7 @@ class AttemptEnd:
     started_ms: int = NONE
     ended_ms: int = NONE
     is_written: bool = False
-    cpu_ms: int = NONE
-    memory_peak_bytes: int = NONE
-    processes_peak: int = NONE
-    oom_kills: int = NONE
-    oom_at_limit: int = NONE
-
-    def used(self) -> dict[str, int]:
-        """Return what it has used, by the names of `Usage`."""
-        return {one.name: getattr(self, one.name) for one in fields(Usage)}
-
-    def with_usage(self, usage: Usage) -> AttemptEnd:
-        """Return this end with what its processes have used."""
-        return replace(self, **asdict(usage))
+    usage: Usage = NOT_MEASURED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
