@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from brim.agent.folders import agent_folder
+from brim.agent.starting import start_process
 
 if TYPE_CHECKING:
     from brim.live.service import ClusterService
@@ -41,16 +41,9 @@ async def keep_own_agent(service: ClusterService, words: Sequence[str]) -> None:
         if service.has_agent(uid):
             seen_s = time.monotonic()
         elif time.monotonic() - seen_s > AWAY_S and service.has_jobs(uid):
-            started, seen_s = _start(words), time.monotonic()
-
-
-def _start(words: Sequence[str]) -> subprocess.Popen[bytes]:
-    with open(agent_folder() / "log", "ab", opener=_private) as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "brim.agent", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
-            start_new_session=True,
-        )  # fmt: skip
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            seen_s = time.monotonic()
+            try:
+                started = start_process("brim.agent", words, agent_folder())
+            except OSError as error:  # a full volume, too many processes: another time
+                sys.stderr.write(f"brim: the agent cannot be started: {error}; trying again in {AWAY_S:g} s\n")
+                sys.stderr.flush()

@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from brim.agent.folders import agent_folder
+from brim.agent.starting import start_process
 from brim.errors import BrimError
 from brim.live.gpu_types import CPU
 
@@ -48,27 +49,13 @@ def start_agent(at: Client) -> None:
     words = ["--controller", str(at.path.parent / "agents.sock")]
     if f"x{CPU}:" in facts["cluster"]:
         words += ["--devices", str(facts["devices"])]
-    folder = agent_folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    started = start_process("brim.agent", words, folder / "log")
-    wait_for(lambda: agent_is_known(at), started, "the agent", folder / "log")
+    started = start_process("brim.agent", words, agent_folder())
+    wait_for(lambda: agent_is_known(at), started, "the agent", agent_folder() / "log")
 
 
 def agent_is_known(at: Client) -> bool:
     """Whether the controller is connected to this user's agent."""
     return any(agent["uid"] == os.getuid() for node in at.nodes() for agent in node["agents"])
-
-
-def start_process(module: str, words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a module as a process of its own session, which writes to the end of a log that others cannot read."""
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *words], stdin=subprocess.DEVNULL, stdout=fd, stderr=fd, cwd="/",
-            start_new_session=True,
-        )  # fmt: skip
-    finally:
-        os.close(fd)
 
 
 def wait_for(done: Callable[[], bool], process: subprocess.Popen[bytes], what: str, log: Path) -> None:

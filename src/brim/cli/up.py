@@ -102,11 +102,11 @@ def start_cluster(at: Client, words: Sequence[str]) -> Path:
     Raises:
         BrimError: one of them ended, or does not answer.
     """
-    from brim.cli.agents import start_agent, start_process, wait_for
+    from brim.agent.starting import start_process
+    from brim.cli.agents import start_agent, wait_for
 
     folder = state_folder() / "controller"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    started = start_process("brim.api.serve", words, folder / "log")
+    started = start_process("brim.api.serve", words, folder)
     wait_for(at.is_recovered, started, "the controller", folder / "log")
     if not agent_runs():
         start_agent(at)
@@ -225,12 +225,10 @@ def _named(option: str, value: str) -> str:
 
 def _stay(words: list[str]) -> None:
     """Become the controller; the agent is started beside it, and connects when it answers."""
-    from brim.cli.agents import start_process
+    from brim.agent.starting import start_process
 
     if not agent_runs():
-        folder = agent_folder()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        start_process("brim.agent", _agent_devices(words), folder / "log")
+        start_process("brim.agent", _agent_devices(words), agent_folder())
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "brim.api.serve", *words])
 
