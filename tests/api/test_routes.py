@@ -260,6 +260,19 @@ def test_a_field_that_is_not_known_or_missing_does_not_stop_a_reader(service):
     assert read_job(plain) == service.job(1)
 
 
+def test_who_is_let_in_hears_why_nothing_can_be_written_and_nobody_else():
+    service = KeepsJobs()
+    app = create_app(service, Admission(owner=OWNER, allowed=frozenset({ANN})))
+    service.trouble = "cannot write /d\u00e9: it is full"
+    for target in ("/v1/status", "/v1/jobs/9", "/healthz"):
+        for uid in (ANN, BO, None):
+            heard = ask(app, "GET", target, uid=uid).headers.get("brim-trouble")
+            is_told = uid == ANN and target != "/healthz"
+            assert heard == ("cannot write /d\\xe9: it is full" if is_told else None), (target, uid)
+    service.trouble = ""
+    assert "brim-trouble" not in ask(app, "GET", "/v1/status", uid=ANN).headers
+
+
 def test_metrics_name_no_user_and_no_job(app, service):
     submit(app, name="secret-name")
     service.put(1, first_start_ms=31_000, preemptions=2, lost_gpu_s=1.5)

@@ -14,6 +14,7 @@ from brim.api.authentication import RETRY_S, AuthenticationMiddleware, Recognise
 from brim.api.refusals import status_of
 from brim.api.routes import router
 from brim.api.schemas import ErrorAnswer
+from brim.api.trouble import TroubleMiddleware
 from brim.errors import BrimError
 from brim.foresight.foresight import Foresight
 from brim.live.service import ClusterService
@@ -40,9 +41,8 @@ def create_app(service: ClusterService, admission: Admission, recognise: Recogni
         docs_url=None, redoc_url=None,  # their pages load scripts from elsewhere
         max_body_size=BODY_BYTES_MAX, responses=_REFUSALS, redirect_slashes=False, separate_input_output_schemas=False,
     )  # fmt: skip
-    app.add_middleware(
-        AuthenticationMiddleware, admission=admission, recognise=recognise, trouble=lambda: service.trouble
-    )
+    app.add_middleware(TroubleMiddleware, trouble=lambda: service.trouble)
+    app.add_middleware(AuthenticationMiddleware, admission=admission, recognise=recognise)  # the last is outermost
     app.add_exception_handler(BrimError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.state.service, app.state.foresight = service, Foresight(service)

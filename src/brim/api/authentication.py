@@ -15,7 +15,6 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from brim.api.auth import PEER, Admission, Caller
-from brim.api.wire import TROUBLE_HEADER
 
 OPEN_PATH: Final = "/healthz"
 HOSTS: Final = frozenset({"brim", "localhost", "127.0.0.1", "[::1]"})
@@ -51,14 +50,10 @@ class AuthenticationMiddleware:
         app: The application.
         admission: Who may come in.
         recognise: Finds the caller of a token; tokens are the only identity on TCP.
-        trouble: Says why nothing can be written at present, which callers hear with every answer: what they are shown
-            may be older than what has happened.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, admission: Admission, recognise: Recognise, trouble: Callable[[], str] = lambda: "",
-    ) -> None:
-        self._app, self._admission, self._recognise, self._trouble = app, admission, recognise, trouble
+    def __init__(self, app: ASGIApp, *, admission: Admission, recognise: Recognise) -> None:
+        self._app, self._admission, self._recognise = app, admission, recognise
         self._open: Counter[int] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,16 +79,10 @@ class AuthenticationMiddleware:
             await _answer(refusal, secured)
             return
 
-        async def warned(message: Message) -> None:
-            if message["type"] == "http.response.start" and (trouble := self._trouble()):
-                said = (TROUBLE_HEADER.encode("ascii"), trouble.encode("ascii", "backslashreplace"))
-                message["headers"] = [*message.get("headers", ()), said]
-            await secured(message)
-
         scope.setdefault("state", {})["caller"] = caller
         self._open[caller.uid] += 1
         try:
-            await self._app(scope, receive, warned)
+            await self._app(scope, receive, secured)
         finally:
             self._open[caller.uid] -= 1
             if not self._open[caller.uid]:
