@@ -292,8 +292,16 @@ def test_up_again_says_so_and_a_killed_controller_takes_its_jobs_back(up):
         assert said in up("up", *words, code=4).stderr
     os.kill(before, signal.SIGKILL)
     assert "no controller answers" in up("ps", code=1).stderr  # its socket is still there
-    up("up", "--devices", "4")
+    mine = up.work / "mine.py"
+    text = "from brim.policies.presets import find_policy\npolicy = find_policy('backfill')\n"
+    mine.write_text(text, encoding="utf-8")
+    up("up", "--devices", "4", "--policy", mine)
     assert up.pid("controller") != before
+    mine.write_text(f"{text}# edited\n", encoding="utf-8")
+    changed = up("up", "--policy", mine, code=4).stderr
+    assert f"it runs {mine} as that was when it was started, and the file has changed since: to change" in changed
+    mine.write_text(text, encoding="utf-8")
+    assert up("up", "--policy", mine).stdout.startswith("already up")
     (up.work / "go").touch()
     assert up("logs", "-f", job).stdout == "one\ntwo\n"
     (up.work / "go").unlink()

@@ -33,6 +33,7 @@ from brim.api.tokens import recogniser
 from brim.errors import BrimError, RefusedError
 from brim.foresight.first_forecasts import FirstForecasts
 from brim.live.gpu_types import ANY, CPU
+from brim.live.policy_file import policy_digest
 from brim.live.requests import JOBS_MAX, NONE
 from brim.live.service import ClusterService
 from brim.live.store.state_folder import DATABASE
@@ -189,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         make_controller = partial(_controller, devices, options.policy, options.user_gpus)
         service = ClusterService(
             state_folder() / "controller", runtime / "agents.sock", make_controller, allowed=allowed,
-            user_jobs=options.user_jobs,
+            user_jobs=options.user_jobs, policy_digest=policy_digest(options.policy),
         )
         database = state_folder() / "controller" / DATABASE
         agent = ["--controller", str(runtime / "agents.sock")]

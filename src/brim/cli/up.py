@@ -20,6 +20,7 @@ from brim.cli.job_table import counted, printable, table
 from brim.cli.options import JsonOption, OutputOption, complete_policy, output_of
 from brim.cli.unconverted import UnconvertedCommand
 from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
+from brim.live.policy_file import policy_digest
 
 if TYPE_CHECKING:
     from brim.api.client import Client
@@ -204,12 +205,7 @@ def _already_up(at: Client, wished: Mapping[str, str]) -> None:
     print(f"already up: process {status['pid']}, policy {status['policy']}, {devices}")
     command = Path(f"/proc/{status['pid']}/cmdline").read_bytes().decode().split("\0")
     runs = _pairs(command[command.index("brim.api.serve") + 1 : -1])
-    changes = [
-        f"it runs {f'with {option} {_named(option, runs[option])}' if runs.get(option) else f'without {option}'}, "
-        f"not {_named(option, value) or 'with none'}"
-        for option, value in wished.items() if value != runs.get(option)
-    ]  # fmt: skip
-    if changes:
+    if changes := _differences(wished, runs, status.get("policy_digest")):
         raise RefusedError(
             f"{'; '.join(changes)}: to change that, `brim down`, then `brim up` with all options that it is to have; "
             "jobs go on meanwhile"
@@ -221,6 +217,19 @@ def _named(option: str, value: str) -> str:
     from brim.live.shown import user_name
 
     return ",".join(user_name(int(uid)) for uid in filter(None, value.split(","))) if option == "--allow" else value
+
+
+def _differences(wished: Mapping[str, str], runs: Mapping[str, str], digest: str | None) -> list[str]:
+    """Say in what a controller differs from what is wished; ``digest`` is that of its policy file when it read it."""
+    changes = [
+        f"it runs {f'with {option} {_named(option, runs[option])}' if runs.get(option) else f'without {option}'}, "
+        f"not {_named(option, value) or 'with none'}"
+        for option, value in wished.items() if value != runs.get(option)
+    ]  # fmt: skip
+    policy = wished.get("--policy", "")
+    if digest and policy == runs.get("--policy") and digest != policy_digest(policy):
+        changes.append(f"it runs {policy} as that was when it was started, and the file has changed since")
+    return changes
 
 
 def _stay(words: list[str]) -> None:

@@ -53,6 +53,7 @@ class ClusterService:
         make_controller: Makes the controller; called in the thread in which it decides.
         allowed: Users whose agents may connect, besides the one who runs this.
         user_jobs: Most jobs of a user that may not have ended; NONE for no limit.
+        policy_digest: SHA-256 of the file with the policy; empty for a preset.
 
     Raises:
         RefusedError: the state folder cannot be used.
@@ -60,9 +61,9 @@ class ClusterService:
 
     def __init__(
         self, state: Path, agents: Path, make_controller: Callable[[], Controller], *,
-        allowed: frozenset[int] = frozenset(), user_jobs: int = NONE,
+        allowed: frozenset[int] = frozenset(), user_jobs: int = NONE, policy_digest: str = "",
     ) -> None:
-        self._user_jobs = user_jobs
+        self._user_jobs, self._policy_digest = user_jobs, policy_digest
         self._loop: asyncio.AbstractEventLoop | None = None
         self._store = Store(state, self._deliver, partial(_go_on, make_controller))
         self.engine = EngineThread(make_controller, self._store, self._recovered, self._published, self._failed)
@@ -354,7 +355,7 @@ class ClusterService:
             "now_ms": self._store.now_ms(), "policy": facts.setting.policy, "version": __version__, "pid": os.getpid(),
             "cluster": facts.setting.cluster, "devices": facts.devices, "trouble": self.trouble,
             "jobs": sum(not job.has_ended for job in self._jobs.values()), "rounds": self._rounds,
-            "agents": len(self._agents.hellos),
+            "agents": len(self._agents.hellos), "policy_digest": self._policy_digest,
         }
 
     def explain(self, job: int) -> str:
