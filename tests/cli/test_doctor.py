@@ -21,6 +21,7 @@ from brim.cli import doctor
 from brim.core.cluster import parse_cluster
 from brim.gang.messages import GANG_VARIABLE
 from brim.live.controller import Controller
+from brim.live.store.schema import MIGRATIONS
 from brim.policies.presets import find_policy
 from tests.live.store.stores import Opened, asked, running
 
@@ -151,6 +152,16 @@ def test_processes_that_have_outlived_their_attempt_are_named(tmp_path, monkeypa
             child.kill()
             child.wait()
     assert list(doctor._left()) == []
+
+
+@pytest.mark.parametrize(("step", "level", "said"), [(-1, "note", "an older brim wrote"), (1, "wrong", "a newer brim")])
+def test_a_store_of_another_brim_is_one_line(stored, step, level, said):
+    connection = sqlite3.connect(stored, isolation_level=None)
+    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + step}")
+    connection.execute("ALTER TABLE jobs DROP COLUMN lost_gpu_s")
+    connection.close()
+    (found,) = doctor._stored()
+    assert (found.level, said in found.text) == (level, True)
 
 
 def test_a_file_that_is_no_store_is_named(stored):

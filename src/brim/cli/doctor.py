@@ -115,6 +115,7 @@ def _stored() -> Iterator[Finding]:
 
     from brim.live.invariants import broken_in_store
     from brim.live.store.reading import Reader
+    from brim.live.store.schema import MIGRATIONS
     from brim.live.store.state_folder import DATABASE
 
     database = state_folder() / "controller" / DATABASE
@@ -123,6 +124,9 @@ def _stored() -> Iterator[Finding]:
     try:
         reader = Reader(database)
         try:
+            if (version := reader.version()) != len(MIGRATIONS):
+                yield _of_another_brim(database, version)
+                return
             stored, said = reader.records(), reader.unsound()
             recovered = "" if said else _recovered(reader)
         finally:
@@ -133,6 +137,16 @@ def _stored() -> Iterator[Finding]:
     broken = (*broken_in_store(*stored), *said, *([recovered] if recovered else []))
     held = f"what is stored holds: {counted(len(stored.jobs), 'job')}, {counted(len(stored.attempts), 'attempt')}"
     yield from [Finding("wrong", f"{database}: {text}") for text in broken] or [Finding("ok", held)]
+
+
+def _of_another_brim(database: Path, version: int) -> Finding:
+    from brim.live.store.schema import MIGRATIONS
+
+    said = f"{database} has tables of version {version}, and those of this brim have version {len(MIGRATIONS)}"
+    if version > len(MIGRATIONS):
+        return Finding("wrong", f"{said}: a newer brim wrote it, install that one again")
+    return Finding("note", f"{said}: an older brim wrote it, and the next start of the controller brings it up to date "
+                           "after a copy: `brim down` if one runs, then `brim up`")
 
 
 def _recovered(reader: Reader) -> str:

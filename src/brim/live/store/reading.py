@@ -16,6 +16,7 @@ from brim.live.inputs import JobInput
 from brim.live.records import AttemptRecord, ControllerSetting, JobRecord, JobStatus, TokenRecord
 from brim.live.requests import ID_MAX, NONE
 from brim.live.store.cluster_time import Anchor
+from brim.live.store.migrations import version_of
 from brim.live.store.opening import connect
 from brim.live.store.rows import ATTEMPT_COLUMNS, INBOX_COLUMNS, JOB_COLUMNS, read_attempt, read_input, read_job
 from brim.live.store.soundness import unsound
@@ -198,6 +199,10 @@ class Reader:
             select = f"SELECT detail FROM audit WHERE {_IS_SETTING} ORDER BY id DESC LIMIT 1"
             row = connection.execute(select).fetchone()
         return None if row is None else ControllerSetting.of(row[0])
+
+    def version(self) -> int:
+        """Return the version of the tables."""
+        return version_of(self._connection)
 
     def unsound(self) -> tuple[str, ...]:
         """Return what is wrong with the database itself; see ``soundness.unsound``."""
