@@ -132,13 +132,16 @@ def test_an_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Si
 
 
 @pytest.mark.slow
-def test_a_demo_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
-    demo = subprocess.Popen([sys.executable, "-c", INTERRUPTIBLE, str(tmp_path), "sleep 60 & sleep 60 & wait"],
+def test_a_demo_that_is_killed_leaves_no_process_and_no_temporary_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    code = INTERRUPTIBLE.replace("stderr=True))", "stderr=True), temporary=Path(sys.argv[1]))")
+    demo = subprocess.Popen([sys.executable, "-c", code, str(folder), "sleep 60 & sleep 60 & wait"],
                             stderr=subprocess.DEVNULL, start_new_session=True)
-    wait_until(lambda: sleeping(tmp_path) == 8, demo)
+    wait_until(lambda: sleeping(folder) == 8, demo)
     demo.kill()
     demo.wait(PATIENCE_S)
-    while of_cluster(tmp_path):
+    while of_cluster(folder) or folder.exists():
         time.sleep(0.05)
 
 

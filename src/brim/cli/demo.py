@@ -80,7 +80,7 @@ def demo(
         prepare()
         began_s = time.monotonic()
         screen = Console(stderr=True, highlight=False)
-        session = run_jobs(plan(), folder, screen)
+        session = run_jobs(plan(), folder, screen, temporary=folder if out is None else None)
         wall_s = time.monotonic() - began_s
         for job in session.failed:
             say_why(job, folder, screen)
@@ -182,8 +182,10 @@ def rehearse(slower: float = 1.0, start_ms: int = 200) -> Replay:
     return replay(trace, parse_cluster(CLUSTER), find_policy(str(POLICY)), costs, truth=truth, journal=Journal())
 
 
-def run_jobs(jobs: Sequence[Planned], folder: Path, screen: Console) -> Session:
-    """Run jobs on a cluster of their own, displayed as the console allows.
+def run_jobs(
+    jobs: Sequence[Planned], folder: Path, screen: Console, *, temporary: Path | None = None
+) -> Session:
+    """Run jobs on a cluster of their own, displayed as the console allows; see ``private_cluster`` on ``temporary``.
 
     Raises:
         KeyboardInterrupt: a signal stopped it, and every process is gone.
@@ -196,7 +198,8 @@ def run_jobs(jobs: Sequence[Planned], folder: Path, screen: Console) -> Session:
     work.mkdir(exist_ok=True)
     session = None
     try:
-        with private_cluster(folder / "state", ["--devices", str(SLOTS), "--policy", str(POLICY)]) as at:
+        words = ["--devices", str(SLOTS), "--policy", str(POLICY)]
+        with private_cluster(folder / "state", words, temporary=temporary) as at:
             session = Session(jobs, at.jobs().now_ms)
             _watch(at, session, work, screen)
     except KeyboardInterrupt:

@@ -39,7 +39,7 @@ _RUNTIME_PARENT: Final = "/tmp"
 
 
 @contextlib.contextmanager
-def private_cluster(state: Path, words: Sequence[str]) -> Iterator[Client]:
+def private_cluster(state: Path, words: Sequence[str], *, temporary: Path | None = None) -> Iterator[Client]:
     """Run a controller and an agent for as long as the context lasts, and leave neither them nor a job of theirs.
 
     The first of ``SIGNALS`` raises ``KeyboardInterrupt`` inside the context; until the processes have ended, nothing
@@ -48,6 +48,7 @@ def private_cluster(state: Path, words: Sequence[str]) -> Iterator[Client]:
     Args:
         state: New folder for the state of both.
         words: Options of the controller.
+        temporary: Folder that the caller removes afterwards, and the guard if this process is killed.
 
     Raises:
         BrimError: a process does not start, or does not end.
@@ -57,7 +58,8 @@ def private_cluster(state: Path, words: Sequence[str]) -> Iterator[Client]:
     processes.become_subreaper()
     runtime = Path(tempfile.mkdtemp(prefix="brim-", dir=_RUNTIME_PARENT))
     with (
-        _environment({STATE_VARIABLE: str(state), RUNTIME_VARIABLE: str(runtime)}), _held_signals() as signals, _guard()
+        _environment({STATE_VARIABLE: str(state), RUNTIME_VARIABLE: str(runtime)}), _held_signals() as signals,
+        _guard(() if temporary is None else (str(temporary),)),
     ):
         before = frozenset(one.pid for one in processes.descendants(os.getpid()))
         at = Client(runtime_folder() / "api.sock")
@@ -120,9 +122,9 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _guard() -> Iterator[None]:
-    """Have the cluster ended also if this process is killed inside; what it needs to know is in its environment."""
-    words = [sys.executable, "-m", "brim.cli.private_cluster"]
+def _guard(temporary: Sequence[str]) -> Iterator[None]:
+    """Have the cluster ended, and folders removed, also if this process is killed inside."""
+    words = [sys.executable, "-m", "brim.cli.private_cluster", *temporary]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
         start_new_session=True,
@@ -141,7 +143,8 @@ def main() -> None:
     try:
         _end(Client(runtime_folder() / "api.sock"), _ours)
     finally:
-        shutil.rmtree(runtime_folder(), ignore_errors=True)
+        for folder in (runtime_folder(), *map(Path, sys.argv[1:])):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _ours() -> list[Process]:
