@@ -394,6 +394,44 @@ def test_no_more_jobs_of_an_array_run_at_the_same_time_than_its_limit():
     assert with_an_attempt(desk) == [3, 5]
 
 
+def sizes_of(controller: Controller) -> tuple[tuple[int, ...], int]:
+    """The sizes of the only job, and the number of devices that count as asked for."""
+    jobs = controller.scheduler.state.freeze(controller.scheduler.state.now_ms).jobs
+    return jobs.sizes_of(0), int(jobs.gpus[0])
+
+
+def test_a_job_is_granted_only_as_many_devices_as_its_ranks_can_use():
+    desk = Desk(devices=4)
+    desk.submit(ranks="per-gpu", gpus=3, gpus_min=1, gpus_max=3)
+    desk.saw(1, RUNNING, devices=(0, 1), ranks=2)
+    assert len(desk.attempts[1, 1].devices) == 3
+    for sizes in ((), (1, 2, 4), (1, 2, 4), (-5, 7, 10**30), (1, 2, 3)):
+        desk.give(Progress(at_ms=desk.now_ms, uid=1, progress=AttemptProgress(
+            job=1, attempt=1, ranks=2, samples=64.0, sizes=sizes,
+        )))
+    told = [json.loads(line)["report"].get("sizes") for line in desk.lines if "REPORTED" in line]
+    assert told == [None, [1, 2], None, None, None]  # only what is new, and possible
+    assert sizes_of(desk.controller) == ((1, 2), 2)
+    desk.command(Requeue, 1)
+    desk.saw(1, ENDED, outcome="stopped")
+    assert (desk.stored[1].attempt, len(desk.attempts[1, 2].devices)) == (2, 2)
+    living = [one for one in desk.attempts.values() if one.state != "ended"]
+    for saved, lines in ((None, desk.lines), (desk.controller.save(), ())):  # after a restart, with a snapshot or not
+        again = Controller(parse_cluster("1x4xT4"), FIFO, gap_ms=0)
+        again.recover(saved, lines, desk.stored.values(), living, desk.now_ms)
+        assert sizes_of(again) == ((1, 2), 2)
+
+
+def test_a_job_that_asked_for_one_number_of_devices_keeps_it():
+    desk = Desk(devices=4)
+    desk.submit(ranks="per-gpu", gpus=3)
+    desk.saw(1, RUNNING, devices=(0, 1), ranks=2)
+    desk.give(Progress(at_ms=desk.now_ms, uid=1, progress=AttemptProgress(
+        job=1, attempt=1, ranks=2, samples=64.0, sizes=(1, 2, 4),
+    )))
+    assert sizes_of(desk.controller) == ((3,), 3)
+
+
 def test_a_job_that_is_held_for_another_reason_takes_no_place_of_its_array():
     desk = Desk(devices=1)
     array_of(desk, 4)

@@ -30,6 +30,12 @@ def training(box: Box, folder: str, *, ranks_max: int = 4, **fields) -> JobReque
     return box.request(*command, **{"name": folder} | limits | fields)
 
 
+def sizes_known(service: ClusterService) -> tuple[int, ...]:
+    """Numbers of devices that the only job may be given."""
+    state = service.engine._controller.scheduler.state
+    return state.freeze(state.now_ms).jobs.sizes_of(0) if len(state) else ()
+
+
 def sizes_measured(service: ClusterService) -> set[int]:
     """Numbers of devices of which step times are known."""
     state = service.engine._controller.scheduler.state
@@ -83,12 +89,13 @@ def test_what_was_learned_is_there_after_a_kill_of_the_controller(box: Box) -> N
     running(box, scenario, "elastic")
 
 
-def test_a_job_that_cannot_run_on_all_that_it_is_given_trains_on_some(box: Box) -> None:
-    """``-g 1-2`` of a job that runs on one rank only: to start it again for that would help nobody."""
+def test_a_job_that_cannot_use_all_that_it_asked_for_leaves_the_rest_to_others(box: Box) -> None:
+    """``-g 1-2`` of a job that runs on one rank only: its ranks say so, and the engine knows."""
 
     async def scenario(service: ClusterService) -> None:
-        [job] = await box.submit(service, training(box, "alone", ranks_max=1))
-        await until(lambda: len(service.job(job).devices) == 2, "a grant of both devices")
+        [job] = await box.submit(service, training(box, "alone", ranks_max=1, gpus=2))
+        await until(lambda: sizes_known(service) == (1,), "a report of the sizes")
+        await until(lambda: len(service.job(job).devices) == 1, "one device")
         done = service.job(job).samples_done
         await until(lambda: service.job(job).samples_done > done, "training, after the resize")
         box.end("alone")

@@ -236,6 +236,7 @@ class AttemptProgress:
         global_batch: Samples of one step.
         gradient_noise: The gradient noise scale.
         checkpoint_step: Step of the newest checkpoint.
+        sizes: Numbers of ranks on which it can train; empty: any.
     """
 
     job: int
@@ -253,6 +254,7 @@ class AttemptProgress:
     global_batch: int | None = None
     gradient_noise: float | None = None
     checkpoint_step: int | None = None
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,11 +156,11 @@ def gang_seen(key: Key, status: dict[str, Any], names: tuple[str, ...]) -> GangS
         sequence=status.get("sequence", -1), has_processes=any(rank["pid"] for rank in status["ranks"]),
         is_grouped=status["generation"] > 0, is_stopping=status["state"] != "running",
         is_settled=status.get("settled", False), ranks=len(members), devices=devices or None,
-        is_speaking=any(rank["connected"] for rank in ranks), progress=_progress(key, members, status.get("saved")),
+        is_speaking=any(rank["connected"] for rank in ranks), progress=_progress(key, members, status),
     )  # fmt: skip
 
 
-def _progress(key: Key, members: list[dict[str, Any]], saved: int | None) -> AttemptProgress | None:
+def _progress(key: Key, members: list[dict[str, Any]], status: dict[str, Any]) -> AttemptProgress | None:
     """Return what the ranks have reported: the newest; times of the slowest rank, once all have measured this group."""
     if not any("samples" in rank for rank in members):
         return None
@@ -174,7 +174,8 @@ def _progress(key: Key, members: list[dict[str, Any]], saved: int | None) -> Att
         total=newest.get("total"), samples_per_s=batch / step_s if batch and step_s else None,
         loss=newest.get("loss"), step_s=step_s, sync_s=_most(timed, "sync_s"),
         loader_wait_ratio=max(waits, default=None), local_batch=newest.get("local_batch") if timed else None,
-        global_batch=batch, gradient_noise=_most(members, "gradient_noise"), checkpoint_step=saved,
+        global_batch=batch, gradient_noise=_most(members, "gradient_noise"), checkpoint_step=status.get("saved"),
+        sizes=tuple(status.get("sizes", ())),
     )  # fmt: skip
 
 

@@ -89,6 +89,7 @@ class Report:
         loss: Loss of the training, NaN where not reported.
         slowdown_ratio: Step time relative to the same step with the GPUs alone, at least 1; NaN where not observed.
         batch: Global batch with which the job trains by itself, if its user has named none; NONE where not reported.
+        sizes: The numbers of GPUs it can use, of those that it may be given; empty for all, or where not reported.
     """
 
     samples_done: float
@@ -99,6 +100,7 @@ class Report:
     loss: float = math.nan
     slowdown_ratio: float = math.nan
     batch: int = NONE
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

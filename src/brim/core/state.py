@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Final
 
@@ -54,6 +55,7 @@ _LEAST: Final = [_COLUMN[c] for c in ("gpus_min", "batch_min")]
 _MOST: Final = [_COLUMN[c] for c in ("gpus_max", "batch_max")]
 _LOCAL_BATCH: Final = [_COLUMN[c] for c in ("local_batch_min", "local_batch_max")]
 _BATCH: Final = _COLUMN["batch"]
+_GPUS, _GPUS_MIN, _GPUS_MAX, _SIZE_LIST = (_COLUMN[c] for c in ("gpus", "gpus_min", "gpus_max", "size_list"))
 _BATCH_NOW, _STARTS, _STALLED = (_COLUMN[c] for c in ("batch_now", "starts", "stalled_ms"))
 _NEW_JOB: Final = {"phase": Phase.PENDING, "first_start_ms": NONE, "running_since_ms": NONE, "batch_now": NONE}
 """Columns of a new job that are not 0 and do not come from its submission."""
@@ -157,6 +159,13 @@ class ClusterState:
     def sizes_seen(self, job: int) -> int:
         """On how many numbers of GPUs the job has reported step times."""
         return self._seen.num_sizes(job)
+
+    def usable_sizes(self, job: int, named: Iterable[int]) -> tuple[int, ...]:
+        """Of the numbers of GPUs that a job says it can use, those that it may be given; empty if all, or none."""
+        least, most, code = self._block[[_GPUS_MIN, _GPUS_MAX, _SIZE_LIST], self._slot(job)].tolist()
+        given = range(least, most + 1) if code == NONE else tuple(self._size_lists)[code]
+        usable = sorted({size for size in named if size in given})
+        return () if len(usable) == len(given) else tuple(usable)
 
     def setting(self, job: int) -> Setting | None:
         """What the job has, None if it has nothing."""
@@ -351,6 +360,10 @@ class ClusterState:
         if report.batch != NONE and self._block[_BATCH, slot] == NONE:
             self._block[_OWN_BATCH, slot] = report.batch
             self._block[_LOCAL_BATCH, slot] = 1, max((one.local_batch for one in report.seen), default=report.batch)
+        if usable := self.usable_sizes(event.job, report.sizes):
+            asked = max((size for size in usable if size <= self._block[_GPUS, slot]), default=usable[0])
+            ends = asked, usable[0], usable[-1]
+            self._block[[_GPUS, _GPUS_MIN, _GPUS_MAX, _SIZE_LIST], slot] = *ends, self._size_list(usable)
         self._seen.add(event.job, int(self._block[_PROFILE, slot]), report.seen)
 
     def _learn(self, slot: int) -> None:

@@ -31,7 +31,7 @@ Decision = tuple[Plan, dict[str, tuple[IntArray, IntArray]]]
 _SHOWN: Final = 80
 """Characters of a line that an error shows."""
 _SPEC_DEFAULTS: Final = {field.name: field.default for field in fields(JobSpec) if field.default is not MISSING}
-_REPORT_DEFAULTS: Final = {"batch": NONE}
+_REPORT_DEFAULTS: Final = {"batch": NONE, "sizes": ()}
 """What is left out of a report beside what is not a number."""
 
 
@@ -154,7 +154,8 @@ def read_event(record: dict[str, Any]) -> Event:
         spec = JobSpec(**spec | {"sizes": tuple(spec.get("sizes", ()))})
     if report:
         seen = tuple(Sample(*sample) for sample in report["seen"])
-        report = Report(**{"samples_done": math.nan, "samples_per_s": math.nan} | report | {"seen": seen})
+        named = {"seen": seen, "sizes": tuple(report.get("sizes", ()))}
+        report = Report(**{"samples_done": math.nan, "samples_per_s": math.nan} | report | named)
     return Event(
         record["t"], Kind[record["e"]], record.get("job", NONE), record.get("node", NONE),
         spec, record.get("held", False), report=report,

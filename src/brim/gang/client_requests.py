@@ -86,7 +86,7 @@ def status(gang: GangController) -> dict[str, Any]:
         "command": gang.membership.command, "target": gang.membership.target, "sequence": gang.sequence,
         "devices": list(gang.devices), "settled": gang.is_settled(),
         "saved": None if gang.saved is None else gang.saved.step,
-        "members": list(gang.membership.members),
+        "members": list(gang.membership.members), "sizes": sorted(gang.membership.sizes),
         "ranks": [
             {"id": rank.id, "slot": rank.slot, "device": rank.device, "pid": rank.pid,
              "start_method": rank.start_method, "cleaning": rank.cleanup_since_s is not None,

@@ -530,7 +530,8 @@ class Controller:
         if attempt is None or (attempt.number, attempt.uid) != (said.attempt, given.uid) or attempt.state == "waiting":
             return
         job = self.jobs[said.job]
-        report = report_of(said, job, self._measured.get(job.id, ()))
+        sizes = self.scheduler.state.usable_sizes(job.id, said.sizes)
+        report = report_of(said, job, self._measured.get(job.id, ()), sizes)
         if report is None:
             return
         if report.seen:

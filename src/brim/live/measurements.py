@@ -48,8 +48,17 @@ def analysis_of(seen: AttemptSeen) -> tuple[Sample, ...]:
     )  # fmt: skip
 
 
-def report_of(said: AttemptProgress, job: JobRecord, told: tuple[Sample, ...]) -> Report | None:
-    """What the engine is told of a measurement, None for nothing; the step times that it was ``told`` last are not."""
+def report_of(
+    said: AttemptProgress, job: JobRecord, told: tuple[Sample, ...], sizes: tuple[int, ...] = ()
+) -> Report | None:
+    """What the engine is told of a measurement, None for nothing.
+
+    Args:
+        said: What the agent says.
+        job: The job.
+        told: The step times that the engine was told last; it is not told them again.
+        sizes: The numbers of devices that the job can use, if the engine does not know them.
+    """
     samples, speed = sound(said.samples), sound(said.samples_per_s)
     if samples is None:
         return None
@@ -67,4 +76,5 @@ def report_of(said: AttemptProgress, job: JobRecord, told: tuple[Sample, ...]) -
         samples_done=samples, samples_per_s=speed or 0.0, seen=seen, loss=loss,
         batch=int(batch) if batch and seen and job.request.batch == NONE else NONE,
         grad_var=(noise or 0.0) / job.request.batch if knows else math.nan, grad_sqr=1.0 if knows else math.nan,
+        sizes=sizes if job.request.ranks == "per-gpu" else (),
     )
