@@ -14,7 +14,7 @@ import pytest
 from brim.agent import attempt_files, leftovers
 from brim.agent.adoption import found_attempts
 from brim.agent.attempt import _lock
-from brim.agent.protocol import LOST, ORDERS, STOPPED, StartAttempt, StopAttempt
+from brim.agent.protocol import BLAME_NODE, LOST, NONE, ORDERS, RUNNING, STOPPED, StartAttempt, StopAttempt
 from brim.gang import processes
 from brim.gang.client import send_request
 from brim.gang.messages import GANG_VARIABLE, StatusRequest
@@ -61,6 +61,19 @@ def test_forked_ranks_are_gone_whichever_of_brims_processes_are_killed(node, tmp
     one.until(lambda: one.synced)
     one.send(StopAttempt(job=1, attempt=4, grace_s=20, reason="preempted"))
     assert one.ended(1, 4).outcome == STOPPED
+
+
+def test_the_end_of_a_process_whose_zygote_was_killed_is_not_made_up(node):
+    """Nobody can have seen its exit code then: the attempt is lost, and does not fail with one."""
+    one = node()
+    one.run(1, 1, one.capture("sleep", "1000"))
+    one.until(lambda: one.seen.get((1, 1)) and one.seen[1, 1].state == RUNNING)
+    status = send_request(str(one.attempt_folder(1, 1) / "control"), StatusRequest()).status
+    [rank] = status["ranks"]
+    os.kill(status["zygote"], signal.SIGKILL)
+    ended = one.ended(1)
+    assert (ended.outcome, ended.exit_code, ended.blame) == (LOST, NONE, BLAME_NODE)
+    assert is_gone(rank["pid"])
 
 
 def no_strays(everything):

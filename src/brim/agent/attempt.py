@@ -23,7 +23,7 @@ from typing import Final
 
 from brim.agent import attempt_files
 from brim.agent.attempt_files import EndFile, LaunchFile, PidsFile
-from brim.agent.protocol import BLAME_JOB, BLAME_NODE, FAILED, FINISHED, NONE, STOPPED, UNUSABLE
+from brim.agent.protocol import BLAME_JOB, BLAME_NODE, FAILED, FINISHED, LOST, NONE, STOPPED, UNUSABLE
 from brim.gang import processes
 from brim.gang.inherited import Inherited
 from brim.gang.launch_config import PRELOAD, TERM_S, LaunchConfig
@@ -134,7 +134,7 @@ def run_attempt(folder: Path, launch: LaunchFile) -> None:
         _write_end(folder, _end_file(pids, FAILED, NONE, detail, BLAME_NODE))
         return
     outcome, code = _outcome(result, has_started=supervisor.has_started)
-    blame = BLAME_JOB if outcome in (FAILED, UNUSABLE) else ""
+    blame = {FAILED: BLAME_JOB, UNUSABLE: BLAME_JOB, LOST: BLAME_NODE}.get(outcome, "")
     detail = result.detail.partition("; start the same command again")[0]
     if not launch.ranks:  # it has no other rank
         detail = detail.removeprefix("rank 0 failed first: ").removeprefix("rank 0: ")
@@ -178,6 +178,8 @@ def _write_end(folder: Path, end: EndFile) -> None:
 
 def _outcome(result: GangResult, *, has_started: bool) -> tuple[str, int]:
     """Return the outcome, and the exit code as of a shell: the true one, where the launcher's says less."""
+    if result.is_unseen:
+        return LOST, NONE
     code = result.exit_code if result.cause_code is None else result.cause_code
     code = code if code >= 0 else 128 - code
     if result.status == "failed" and not has_started and code == _NOT_FOUND:

@@ -16,12 +16,14 @@ class GangResult:
     """How a gang ended. ``status`` is ``finished``, ``preempted`` or ``failed``; the code is the launcher's.
 
     ``cause_code`` is the exit code, as of ``Popen.returncode``, of the rank that failed first, or of the only rank.
+    ``is_unseen``: how that rank ended was not seen, because the zygote that had started it was killed.
     """
 
     status: str
     exit_code: int
     detail: str = ""
     cause_code: int | None = None
+    is_unseen: bool = False
 
 
 def failed_ranks(ranks: Iterable[RankProcess], *, failing: bool) -> list[RankProcess]:
@@ -51,7 +53,9 @@ def failure(first: RankProcess | None, reason: str) -> GangResult:
     detail = f"rank {first.id} failed first: {_describe_failure(first)}" if first and first.pid else reason
     code = 1 if first is None or first.exit_code is None or first.failed_s is not None else first.exit_code
     code = 1 if code in RESUMABLE else code
-    return GangResult("failed", code if code > 0 else 128 - code, detail, None if first is None else first.exit_code)
+    unseen = first is not None and first.pid != 0 and first.exit_code is None and first.failed_s is None
+    cause = None if first is None else first.exit_code
+    return GangResult("failed", code if code > 0 else 128 - code, detail, cause, unseen)
 
 
 def success(ranks: Iterable[RankProcess], *, announced: bool, saved: Saved | None) -> GangResult:
