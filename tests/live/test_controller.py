@@ -27,7 +27,9 @@ from brim.agent.protocol import (
 from brim.core.cluster import parse_cluster
 from brim.core.lifecycle import Phase
 from brim.errors import RefusedError
+from brim.live.back_off import PAUSE_MS
 from brim.live.controller import PATIENCE_MS, Controller
+from brim.live.ends import CRASH_MS
 from brim.live.inputs import (
     AgentJoined,
     AgentLost,
@@ -43,7 +45,6 @@ from brim.live.inputs import (
     Vacated,
 )
 from brim.live.invariants import check_controller
-from brim.live.node_faults import PAUSE_MS
 from brim.live.reconciliation import REPEAT_MS
 from brim.live.records import AttemptRecord, JobRecord
 from brim.policies.place.parts import Consolidate
@@ -213,6 +214,22 @@ def test_a_job_fails_after_its_attempts():
     assert desk.stored[1].reason == "attempt 2 failed with exit code 4: out of memory"
 
 
+def test_a_job_that_asks_at_once_to_be_started_again_has_to_wait():
+    desk = Desk()
+    desk.submit()
+    for number in (1, 2, 3):
+        assert (desk.state(1), desk.stored[1].attempt) == ("starting", number)
+        desk.saw(1, RUNNING, attempt=number)
+        desk.saw(1, ENDED, attempt=number, outcome="failed", exit_code=75)
+    assert (desk.state(1), desk.stored[1].holds, desk.stored[1].failures) == ("held", ("back-off",), 0)
+    assert kinds(desk.give(later_ms=PAUSE_MS)) == [StartAttempt]
+    for number in (4, 5, 6, 7):  # those that have worked in between are none of a series
+        desk.saw(1, RUNNING, attempt=number)
+        desk.give(later_ms=CRASH_MS)
+        desk.saw(1, ENDED, attempt=number, outcome="failed", exit_code=75)
+        assert (desk.state(1), desk.stored[1].attempt) == ("starting", number + 1)
+
+
 def test_faults_of_a_node_count_for_nobody_but_make_a_pause():
     desk = Desk()
     desk.submit(attempts_max=1)
@@ -220,9 +237,9 @@ def test_faults_of_a_node_count_for_nobody_but_make_a_pause():
         desk.saw(1, ENDED, attempt=number, outcome="failed", blame="node", detail="no room for a process")
         assert (desk.state(1), desk.stored[1].attempt, desk.stored[1].failures) == ("starting", number + 1, 0)
     desk.saw(1, ENDED, attempt=3, outcome="failed", blame="neighbour", detail="job 2 took its memory")
-    assert (desk.state(1), desk.stored[1].holds) == ("held", ("node fault",))
+    assert (desk.state(1), desk.stored[1].holds) == ("held", ("back-off",))
     assert desk.stored[1].reason == (
-        "attempt 3 failed because of a neighbour, which does not count: job 2 took its memory; held: node fault"
+        "attempt 3 failed because of a neighbour, which does not count: job 2 took its memory; held: back-off"
     )
     assert kinds(desk.give(later_ms=PAUSE_MS)) == [StartAttempt]
     desk.saw(1, ENDED, attempt=4, outcome="failed", blame="node")  # the series begins anew

@@ -46,6 +46,7 @@ from brim.engine.trigger import DEFAULT_GAP_MS
 from brim.errors import InvariantError, NotFoundError, RefusedError
 from brim.live import holds
 from brim.live.agents import Agents
+from brim.live.back_off import BackOff
 from brim.live.books import Books
 from brim.live.ends import (
     BLAMES,
@@ -78,7 +79,6 @@ from brim.live.ledger import Ledger
 from brim.live.limits import keep_array_limits, keep_quotas
 from brim.live.marks import KINDS, DeviceMarks
 from brim.live.measurements import analysis_of, exit_code, processes, report_of, sound
-from brim.live.node_faults import NodeFaults
 from brim.live.nodes import Dispatch
 from brim.live.reasons import why
 from brim.live.reconciliation import Reconciler, devices_of
@@ -148,7 +148,7 @@ class Controller:
         ))
         self.agents = Agents()
         self._reconciler = Reconciler(self.books, self.agents)
-        self._faults = NodeFaults(self.books)
+        self._back_off = BackOff(self.books)
         self._measured: dict[int, tuple[Sample, ...]] = {}  # the step times that the engine was told last
         self._analyses: set[int] = set()  # jobs whose analysis the engine was told
         self._marks = DeviceMarks(self.books, self.agents)
@@ -158,7 +158,7 @@ class Controller:
         self.is_moved = False
         self._due: dict[str, Callable[[int], None]] = {
             "begin": self._due_begin, "limit": self._due_limit, "unstarted": self._due_unstarted,
-            "absent": self._due_absent, "repeat": self._due_repeat, "node fault": self._faults.is_over,
+            "absent": self._due_absent, "repeat": self._due_repeat, "back-off": self._back_off.is_over,
         }
 
     @property
@@ -340,8 +340,8 @@ class Controller:
             return  # it was accepted, and comes from the inbox again
         self.jobs[job.id] = job
         self.books.index(job)
-        if holds.NODE_FAULT in job.holds:
-            self._faults.wait(job.id)
+        if holds.BACK_OFF in job.holds:
+            self._back_off.wait(job.id)
         self.books.timer(self.books.now_ms + PATIENCE_MS, "absent", job.uid)
         phase, attempt = state.phase(job.id), self.ledger.of(job.id)
         if attempt is None:
@@ -631,7 +631,7 @@ class Controller:
         if known:
             self._reconciler.order(attempt.uid, ForgetAttempt(job=job.id, attempt=attempt.number))
         self._measured.pop(job.id, None)
-        self._faults.ended(attempt, is_over=verdict.state is not None)
+        self._back_off.ended(attempt, returns=verdict.state is None and not verdict.counts)
         self._reconciler.analysed.discard(job.id)
         self._analyses.discard(job.id)
         self.books.put(job.id, failures=job.failures + verdict.counts, devices=())

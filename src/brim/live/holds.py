@@ -1,7 +1,7 @@
 """Why a job may not start whatever is free, and what the engine is told of a request.
 
 A job has as many holds as there are reasons; it waits for devices only without any. Each hold is a text that users
-read: ``user``, ``begin``, ``agent``, ``crash guard``, ``node fault``, ``array limit``, ``quota``, ``after 3``,
+read: ``user``, ``begin``, ``agent``, ``crash guard``, ``back-off``, ``array limit``, ``quota``, ``after 3``,
 ``after 3 failed`` (for good), ``impossible: ...``.
 """
 
@@ -25,12 +25,12 @@ USER: Final = "user"
 BEGIN: Final = "begin"
 AGENT: Final = "agent"
 CRASH_GUARD: Final = "crash guard"
-NODE_FAULT: Final = "node fault"
+BACK_OFF: Final = "back-off"
 ARRAY_LIMIT: Final = "array limit"
 QUOTA: Final = "quota"
 TOO_LARGE: Final = "impossible: it needs "
 """How the hold of a job begins that could run on a larger cluster."""
-RELEASED: Final = (USER, CRASH_GUARD, NODE_FAULT)
+RELEASED: Final = (USER, CRASH_GUARD, BACK_OFF)
 """The holds that a user's release takes off."""
 _CLASSES: Final[Mapping[str, JobClass]] = {
     "regular": JobClass.REGULAR, "urgent": JobClass.URGENT, "padding": JobClass.PADDING,
