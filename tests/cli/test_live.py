@@ -142,6 +142,18 @@ def test_an_array_with_a_limit_and_slurms_dependencies(up):
     assert "after_any: " in up("submit", "--dry-run", "--depends-on", f"afterany:{after}", "true").stdout
 
 
+def test_words_that_name_an_array_name_all_its_jobs(up):
+    many = up("submit", "--hold", "-n", "many", "--array", "0-2", "true").stdout.strip()
+    low, high = map(int, many.split("-"))
+    for words in ("@", "many", many, f"{low}_0-2", low):  # @ is the newest at first only
+        waiting = up("submit", "--hold", "--depends-on", f"afterany:{words}", "-n", "waiting", "true").stdout.strip()
+        assert up.job(waiting).request.after_any == tuple(range(low, high + 1)), words
+    one = up("submit", "--hold", "--depends-on", f"{low}_1", "true").stdout.strip()
+    assert up.job(one).request.after == (low + 1,)
+    up("cancel", f"{high + 1}-{one}")
+    assert up("release", "many").stdout.count("\n") == 3
+
+
 def test_a_job_is_held_released_explained_and_cancelled(up):
     job = up("submit", "--hold", "-n", "held", "sleep", "60").stdout.strip()
     assert re.search(rf"^{job} +held +\S+ +held ", up("ps").stdout, re.M)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from brim.agent.folders import RUNTIME_VARIABLE, agent_folder, check_runtime_folder, runtime_folder, state_folder
 from brim.api.client import Client
 from brim.errors import ConfigError, NotFoundError
-from brim.live.requests import ID_MAX, JOBS_MAX
+from brim.live.requests import ID_MAX, JOBS_MAX, NONE
 
 if TYPE_CHECKING:
     from brim.live.records import JobRecord
@@ -88,6 +88,8 @@ def find_job(at: Client, word: str) -> JobRecord:
 def find_ids(at: Client, words: Sequence[str]) -> list[int]:
     """Return the ids that words name, each once: ``7``, ``7-16``, ``7_0-3`` of array 7, or see ``find_job``.
 
+    A name or ``@`` stands for all jobs of an array, if the job that it names is one of them.
+
     Whether there are jobs of the ids that are named as such is not asked.
 
     Raises:
@@ -102,16 +104,39 @@ def find_ids(at: Client, words: Sequence[str]) -> list[int]:
     return list(found)
 
 
+def find_awaited(at: Client, word: str) -> list[int]:
+    """Return the ids that a word of ``--depends-on`` names, as ``find_ids``, but the first of an array names all of it.
+
+    So it is in Slurm, where the array has the id of its first job. A job that is awaited must exist.
+
+    Raises:
+        NotFoundError: there is no such job.
+        ConfigError: the word can name none.
+    """
+    if not (word.isascii() and word.isdigit()):
+        return find_ids(at, [word])
+    job = find_job(at, word)
+    return _array(at, job) if job.id == job.array else [job.id]
+
+
+def _array(at: Client, job: JobRecord) -> list[int]:
+    """Ids of all jobs of an array."""
+    listed = at.jobs("all", user=job.user, first=job.array, last=job.array + JOBS_MAX).jobs
+    return [one.id for one in listed if one.array == job.array]
+
+
 def _ids(at: Client, word: str) -> Sequence[int]:
     match = _IDS.fullmatch(word)
     if match is None:
-        return [find_job(at, word).id]
+        job = find_job(at, word)
+        return [job.id] if job.array == NONE else _array(at, job)
     if match["indices"]:
         return _members(at, int(match["first"]), match["indices"].strip("[]"))
     first, last = int(match["first"]), int(match["last"] or match["first"])
     if not 1 <= first <= last <= ID_MAX or last - first >= JOBS_MAX:
-        wanted = f"a range of 1 to {JOBS_MAX} ids, such as 7-16" if match["last"] else f"an id from 1 to {ID_MAX}"
-        raise ConfigError(f"found {word}, expected {wanted}")
+        if match["last"]:
+            raise ConfigError(f"found range {word}, expected one of 1 to {JOBS_MAX} ids, such as 7-16")
+        raise ConfigError(f"found {word}, expected an id from 1 to {ID_MAX}")
     return range(first, last + 1)
 
 

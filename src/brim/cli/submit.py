@@ -14,7 +14,7 @@ import typer
 
 from brim.api.wire import SCHEMA
 from brim.cli.completion import complete_dependency, complete_job
-from brim.cli.controller import client, ensure_agent, find_job
+from brim.cli.controller import client, ensure_agent, find_awaited, find_job
 from brim.cli.job_options import asked, merged, read_variables
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
@@ -54,7 +54,8 @@ _After = Annotated[
     str | None,
     typer.Option(
         "--depends-on", "--dependency", metavar="JOBS", autocompletion=complete_dependency,
-        help="Start after these succeeded: ids, names, or @ for the last; or as Slurm: afterany:3:4, afternotok:5.",
+        help="Start after these succeeded: ids, 7-16, names, or @ for the last; or as Slurm: afterany:3:4, "
+        "afternotok:5. A name or @ stands for all jobs of an array.",
     ),
 ]
 _Array = Annotated[
@@ -207,7 +208,7 @@ def _submit(at: Client, words: Sequence[str], given: dict[str, Any], dry_run: bo
     wants = asked(merged(work.options, given))
     after: dict[str, list[int]] = {}
     for one in wants.after:
-        after.setdefault(one.field, []).append(find_job(at, one.job).id)
+        after.setdefault(one.field, []).extend(find_awaited(at, one.job))
     for line in work.ignored:
         print(f"brim: ignored #SBATCH {line}", file=sys.stderr)
     for call in work.slurm_calls:

@@ -29,6 +29,8 @@ app = typer.Typer()
 
 DEFAULT_POLICY: Final = "backfill"
 """What users of Slurm expect: in order of submission, with gaps filled."""
+DEVICES_MAX: Final = 10_000
+"""Most CPU slots; ours: far more than a machine has cores."""
 NUMBER_MAX: Final = 1_000_000
 """Largest limit on GPUs or jobs of a user; ours."""
 END_S: Final = 10.0
@@ -152,8 +154,8 @@ def _devices(text: str | None) -> list[str]:
         if not found:
             return ["--devices", str(os.cpu_count() or 1)]
         return ["--gpus", str(len(found)), "--gpu-type", type_of(found)]
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10_000:
-        raise ConfigError(f"--devices: found {text!r}, expected a whole number of at least 1")
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= DEVICES_MAX:
+        raise ConfigError(f"--devices: found {text!r}, expected a whole number from 1 to {DEVICES_MAX}")
     return ["--devices", text]
 
 
