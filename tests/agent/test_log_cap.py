@@ -24,7 +24,7 @@ def path(tmp_path):
 
 
 def whole(path, offset=0):
-    return b"".join(read_log(path, offset))
+    return b"".join(data for _, data in read_log(path, offset))
 
 
 def test_a_short_log_is_left_alone(path):
@@ -67,3 +67,14 @@ def test_a_link_is_not_followed(path, tmp_path):
     (tmp_path / "link.log").symlink_to(path)
     assert cap_log(tmp_path / "link.log", MIB) == 0
     assert path.read_bytes() == b"x" * 4 * MIB
+
+
+def test_zero_bytes_that_a_job_has_written_stay(path):
+    data = os.urandom(100_000) + bytes(200_000) + os.urandom(100_000) + bytes(10)
+    path.write_bytes(data)
+    assert whole(path) == data
+    path.write_bytes(data * 20)
+    dropped = cap_log(path, MIB)
+    note = b"\n[brim: %d bytes dropped]\n" % dropped
+    before, after = whole(path).split(note)
+    assert before + after == (data * 20)[: len(before)] + (data * 20)[len(before) + dropped :]

@@ -9,6 +9,7 @@ rest of the gap reads as zero bytes, which ``read_log`` leaves out.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,22 +39,34 @@ def cap_log(path: Path, bytes_max: int = LOG_BYTES_MAX) -> int:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if _libc.fallocate(fd, _KEEP_SIZE_AND_PUNCH_HOLE, start, end - start) != 0:
-            errno = ctypes.get_errno()
-            raise OSError(errno, os.strerror(errno))
+            problem = ctypes.get_errno()
+            raise OSError(problem, os.strerror(problem))
         os.pwrite(fd, f"\n[brim: {end - start} bytes dropped]\n".encode(), start)
     finally:
         os.close(fd)
     return end - start
 
 
-def read_log(path: Path, offset: int = 0) -> Iterator[bytes]:
-    """Yield what a log contains from an offset on, without the gap that ``cap_log`` has made.
+def read_log(path: Path, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield what a log contains from an offset on, without the gap that ``cap_log`` has made, and where each part ends.
+
+    Zero bytes that the job has written stay.
 
     Raises:
         OSError: it cannot be read.
     """
-    with open(path, "rb") as file:
-        file.seek(offset)
-        while data := file.read(_BLOCK):
-            if kept := data.replace(b"\0", b""):
-                yield kept
+    with open(path, "rb", buffering=0) as file:
+        while True:
+            try:
+                start = os.lseek(file.fileno(), offset, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # there is no more of it
+                    return
+                raise
+            hole = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            end = hole if hole - start < 2 * _BLOCK else start + _BLOCK
+            data = os.pread(file.fileno(), end - start, start)
+            offset = start + len(data)
+            if offset == hole < os.fstat(file.fileno()).st_size:  # the rest of the block of the line about the gap
+                data = data.rstrip(b"\0")
+            yield offset, data

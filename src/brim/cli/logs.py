@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import re
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from brim.agent.folders import agent_folder, log_folder
+from brim.agent.log_cap import read_log
 from brim.cli.completion import complete_job
 from brim.cli.controller import client, find_job
 from brim.cli.job_table import is_removed, printable
@@ -30,7 +32,6 @@ LOOK_S: Final = 0.05
 """Time between two looks at a log that is followed; ours."""
 ASK_S: Final = 0.3
 """Time between two questions whether the job has ended; ours."""
-_PART_BYTES: Final = 1 << 16
 _SEQUENCE: Final = (
     "\x1b\\[[0-?]*[ -/]*[@-~]|\x1b[\\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)|\x1b[ -/]*[0-OQ-WYZ\\\\`-~]"
 )
@@ -51,8 +52,7 @@ class Output:
         self._rest = ""
 
     def write(self, data: bytes) -> None:
-        """Write a part; zero bytes, the gap of a log that was cut, are left out."""
-        data = data.replace(b"\0", b"")
+        """Write a part."""
         if not self._is_terminal:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
@@ -138,29 +138,30 @@ def _path(job: int, attempt: int, rank: int) -> Path:
 
 def _copy(path: Path, offset: int, output: Output) -> int:
     """Show a log from an offset on; return the number of bytes."""
-    copied = 0
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            while data := file.read(_PART_BYTES):
-                output.write(data)
-                copied += len(data)
-    except FileNotFoundError:
-        pass
-    return copied
+    shown = offset
+    with contextlib.suppress(FileNotFoundError):
+        for end, data in read_log(path, offset):
+            output.write(data)
+            shown = end
+    return shown - offset
 
 
 def _tail(job: int, attempts: int, rank: int, lines: int) -> dict[int, int]:
     """Show the last lines; return the size of every log that was read."""
     last: deque[bytes] = deque(maxlen=lines)
-    sizes = {}
+    sizes: dict[int, int] = {}
+    rest = b""
     for attempt in range(1, attempts + 1):
         try:
-            with _path(job, attempt, rank).open("rb") as file:
-                last.extend(file)
-                sizes[attempt] = file.tell()
+            for end, data in read_log(_path(job, attempt, rank)):
+                *whole, rest = (rest + data).split(b"\n")
+                last.extend(line + b"\n" for line in whole)
+                sizes[attempt] = end
         except FileNotFoundError:
             continue
+        if rest:
+            last.append(rest)
+            rest = b""
     output = Output()
     for line in last:
         output.write(line)
