@@ -172,7 +172,8 @@ def test_slurms_headers_are_translated_and_what_is_ignored_is_listed():
 
 @pytest.mark.parametrize(("line", "wanted"), [
     ("--gpus=4", {"gpus": "4"}), ("-G h100:2", {"gpus": "h100:2"}), ("--gpus-per-node 2", {"gpus": "2"}),
-    ("--gres=gpu:2", {"gpus": "2"}), ("--gres=gpu", {"gpus": "1"}),
+    ("--gres=gpu:2", {"gpus": "2"}), ("--gres=gpu", {"gpus": "1"}), ("-N 2 --gpus-per-node=a100:2", {"gpus": "a100:4"}),
+    ("-n 4 --gpus-per-task=1", {"gpus": "4"}), ("-N 2 --ntasks-per-node=2 --gpus-per-task=2", {"gpus": "8"}),
     ("--mem-per-gpu=8G --gpus=2", {"gpus": "2", "mem": "16384M"}),
     ("--mem-per-cpu=2G -c 4", {"mem": "8192M", "cpus": "4"}),
     ("--cpus-per-gpu=6 --gpus 2", {"gpus": "2", "cpus": "12"}),

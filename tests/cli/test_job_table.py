@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from brim.cli.job_table import history_rows, queue_rows
+from brim.cli.job_table import history_rows, queue_rows, ranges
 from brim.live.records import JobRecord
 from tests.live.virtual import request
 
@@ -34,3 +34,8 @@ def test_the_time_of_a_job_that_waits_again_does_not_grow():
                     first_start_ms=0)
     assert queue_rows([job], 60_000)[1][5] == "0:00"
     assert queue_rows([replace(job, state="running", devices=(0,))], 60_000)[1][5] == "1:00"
+
+
+def test_ids_are_shown_as_words_of_a_command_line():
+    assert ranges([3, 1, 2, 7, 9, 10]) == ["1-3", "7", "9-10"]
+    assert ranges([]) == []

@@ -204,15 +204,24 @@ def _whole(text: str) -> dict[str, Any]:
 
 def _gpus(theirs: Mapping[str, str]) -> str:
     """GPUs as ``--gpus`` takes them, from whichever of Slurm's options names them."""
-    text = theirs.get("gpus") or theirs.get("gpus-per-node") or ""
+    if text := theirs.get("gpus"):
+        return text
+    nodes, tasks = theirs.get("nodes") or "1", theirs.get("ntasks")
+    text = theirs.get("gpus-per-node") or ""
     if not text and (gres := _gpus_of_gres(theirs.get("gres", ""))):
         text = gres.partition("(")[0].removeprefix("gpu").removeprefix(":") or "1"
-    if not text and "gpus-per-task" in theirs:
-        kind, colon, number = theirs["gpus-per-task"].rpartition(":")
-        tasks = theirs.get("ntasks") or "1"
-        known = number.isascii() and number.isdigit() and tasks.isascii() and tasks.isdigit()
-        text = f"{kind}{colon}{int(number) * int(tasks)}" if known else theirs["gpus-per-task"]
-    return text or "1"
+    if text:
+        return _times(text, nodes)
+    if text := theirs.get("gpus-per-task"):
+        return _times(text, tasks) if tasks else _times(_times(text, theirs.get("ntasks-per-node") or "1"), nodes)
+    return "1"
+
+
+def _times(gpus: str, count: str) -> str:
+    """So many times these GPUs; the text as it is if it or the count is no number, which is refused elsewhere."""
+    kind, colon, number = gpus.rpartition(":")
+    known = number.isascii() and number.isdigit() and count.isascii() and count.isdigit()
+    return f"{kind}{colon}{int(number) * int(count)}" if known else gpus
 
 
 def _gpus_of_gres(value: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from brim.agent.folders import agent_folder, attempt_folder
@@ -25,6 +25,17 @@ def clock(seconds: float) -> str:
     if days:
         return f"{days}-{hours:02}:{minutes:02}:{second:02}"
     return f"{hours}:{minutes:02}:{second:02}" if hours else f"{minutes}:{second:02}"
+
+
+def ranges(ids: Iterable[int]) -> list[str]:
+    """Ids as words of a command line, such as ``7-16``, in order."""
+    found: list[list[int]] = []
+    for number in sorted(ids):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return [f"{first}-{last}" if last > first else str(first) for first, last in found]
 
 
 def counted(number: int, one: str, many: str) -> str:

@@ -276,7 +276,11 @@ def _show(at: Client, command: Sequence[str], requests: Sequence[JobRequest], wa
 
 def _wait(at: Client, job: int) -> int:
     """Wait until a job has ended; return the exit code for the command line."""
+    told = ""
     while not (found := at.job(job)).has_ended:
+        if found.state == "held" and found.reason not in ("", told):
+            told = found.reason
+            print(f"brim: job {job} waits: {printable(told)}", file=sys.stderr)
         time.sleep(WAIT_S)
     why = f": {found.reason}" if found.reason not in ("", found.state) else ""
     print(f"brim: job {job} {found.state}{why}", file=sys.stderr)

@@ -16,7 +16,7 @@ import typer
 from brim.agent.folders import agent_folder, check_runtime_folder, runtime_folder, state_folder
 from brim.api.wire import SCHEMA
 from brim.cli.controller import agent_runs, client, controller_folder, ensure_agent, is_locked, joined_file, user
-from brim.cli.job_table import counted, printable, table
+from brim.cli.job_table import counted, printable, ranges, table
 from brim.cli.options import JsonOption, OutputOption, complete_policy, output_of
 from brim.cli.unconverted import UnconvertedCommand
 from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
@@ -290,9 +290,9 @@ def _stop_jobs(at: Client) -> None:
             raise BrimError(f"job {left[0].id} has not ended in time, and nothing else was ended: see `brim status`")
         time.sleep(0.1)
     if mine:
-        ids = ",".join(str(job.id) for job in mine[:5]) + ("..." if len(mine) > 5 else "")
         held = counted(len(mine), "job is", "jobs are")
-        print(f"{held} held ({ids}); after the next `brim up`, `brim release` lets them start")
+        ids = " ".join(ranges([job.id for job in mine]))
+        print(f"{held} held; after the next `brim up`, `brim release {ids}` lets them start")
 
 
 @app.command(cls=UnconvertedCommand)
