@@ -27,6 +27,12 @@ def test_a_unit_starts_what_brim_up_would_and_ends_only_that():
     assert f'ExecStopPost=-"{sys.executable}" "-m" "brim.agent.cgroups"' in texts[AGENT].splitlines()
 
 
+def test_who_has_joined_has_a_unit_of_the_agent_alone():
+    texts = unit_texts(None, ["--controller", "/run/x/agents.sock"], {})
+    assert list(texts) == [AGENT]
+    assert CONTROLLER not in texts[AGENT]
+
+
 def test_words_are_quoted_as_systemd_reads_them():
     text = unit_texts(["a b", 'c"d', "50%", "$e", "f\\g"], [], {"BRIM_STATE": "/a $b%"})[CONTROLLER]
     assert r'"a b" "c\"d" "50%%" "$$e" "f\\g"' in text

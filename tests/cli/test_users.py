@@ -110,6 +110,9 @@ def test_each_user_runs_and_sees_what_is_theirs(folder):
 
     owner("up", "--devices", "4", "--allow", f"{ANN},{BO}")
     try:
+        unit = Path(user(ANN, "join", folder / "run", "--systemd").splitlines()[0])
+        assert f'"--controller" "{folder}/run/agents.sock" "--devices" "4"' in unit.read_text(encoding="utf-8")
+        assert not (folder / str(ANN) / "agent").exists(), "nothing was started"
         for uid in (ANN, BO):
             assert "joined" in user(uid, "join", folder / "run")
         assert "may not use this controller" in user(EVE, "join", folder / "run", code=4)

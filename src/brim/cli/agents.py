@@ -39,17 +39,20 @@ def gpu_names() -> list[str]:
         return []
 
 
+def agent_words(at: Client) -> list[str]:
+    """Arguments of this user's agent for a controller, with devices as it has them."""
+    facts = at.status()["status"]
+    slots = ["--devices", str(facts["devices"])] if f"x{CPU}:" in facts["cluster"] else []
+    return ["--controller", str(at.path.parent / "agents.sock"), *slots]
+
+
 def start_agent(at: Client) -> None:
     """Start this user's agent for a controller, with devices as it has them, and wait until the controller knows it.
 
     Raises:
         BrimError: the agent ended, or does not answer.
     """
-    facts = at.status()["status"]
-    words = ["--controller", str(at.path.parent / "agents.sock")]
-    if f"x{CPU}:" in facts["cluster"]:
-        words += ["--devices", str(facts["devices"])]
-    started = start_process("brim.agent", words, agent_folder())
+    started = start_process("brim.agent", agent_words(at), agent_folder())
     wait_for(lambda: agent_is_known(at), started, "the agent", agent_folder() / "log")
 
 

@@ -1,4 +1,4 @@
-"""Units of systemd for the service of this machine and for this user's agent: ``brim up --systemd``.
+"""Units of systemd for the service of this machine and this user's agent: ``brim up --systemd``, ``join --systemd``.
 
 Both kill only their own process (``KillMode=process``): jobs go on when one is stopped or fails, and the next takes
 them over. systemd starts either again when it fails; without lingering, a logout ends both and the jobs. The agent's
@@ -44,11 +44,11 @@ def units_folder(env: Mapping[str, str] = os.environ) -> Path:
     return Path(env.get("XDG_CONFIG_HOME") or Path(env.get("HOME") or Path.home()) / ".config") / "systemd" / "user"
 
 
-def unit_texts(controller: Sequence[str], agent: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+def unit_texts(controller: Sequence[str] | None, agent: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
     """Return the texts of the units, by name.
 
     Args:
-        controller: Arguments of ``brim.api.serve``.
+        controller: Arguments of ``brim.api.serve``; None: another user runs it, and only the agent has a unit.
         agent: Arguments of ``brim.agent``.
         env: The environment; the variables that say where brim's folders are stand in the units.
 
@@ -58,10 +58,13 @@ def unit_texts(controller: Sequence[str], agent: Sequence[str], env: Mapping[str
     environment = "".join(f"Environment={_quoted(f'{name}={env[name]}')}\n" for name in _KEPT if env.get(name))
     texts = {}
     delegated = f"Delegate=yes\nExecStopPost=-{_command('brim.agent.cgroups', ())}\n"
+    after = "" if controller is None else f"After={CONTROLLER}\n"
     for name, module, words, description, order, more in (
         (CONTROLLER, "brim.api.serve", controller, "brim: the controller of this machine", "", ""),
-        (AGENT, "brim.agent", agent, "brim: the agent of this user", f"After={CONTROLLER}\n", delegated),
+        (AGENT, "brim.agent", agent, "brim: the agent of this user", after, delegated),
     ):
+        if words is None:
+            continue
         texts[name] = _UNIT.format(
             description=description, order=order, command=_command(module, words), environment=environment,
             more=more, restart_s=RESTART_S,

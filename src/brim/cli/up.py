@@ -80,7 +80,8 @@ def up(
 
     allowed = _uids(allow)
     if systemd:
-        _write_units(_words(devices, policy, allowed, tcp, user_gpus, user_jobs))
+        words = _words(devices, policy, allowed, tcp, user_gpus, user_jobs)
+        _write_units(words, ["--controller", str(runtime_folder() / "agents.sock"), *_agent_devices(words)])
         return
     joined_file().unlink(missing_ok=True)  # who runs a controller uses it
     at = Client(runtime_folder() / "api.sock")
@@ -129,14 +130,15 @@ def _words(
     ]  # fmt: skip
 
 
-def _write_units(words: Sequence[str]) -> None:
-    from brim.cli.units import AGENT, CONTROLLER, unit_texts, units_folder, write_units
+def _write_units(controller: Sequence[str] | None, agent: Sequence[str]) -> None:
+    from brim.cli.units import unit_texts, units_folder, write_units
 
-    agent = ["--controller", str(runtime_folder() / "agents.sock"), *_agent_devices(words)]
-    for path in write_units(units_folder(), unit_texts(words, agent, os.environ)):
+    texts = unit_texts(controller, agent, os.environ)
+    for path in write_units(units_folder(), texts):
         print(path)
-    start = f"systemctl --user daemon-reload; systemctl --user enable --now {CONTROLLER} {AGENT}"
-    print(f"next: brim down; {start}; loginctl enable-linger {user()}, or a logout ends both", file=sys.stderr)
+    start = f"systemctl --user daemon-reload; systemctl --user enable --now {' '.join(texts)}"
+    first, ends = ("brim down; ", "both") if controller is not None else ("", "it, and your jobs")
+    print(f"next: {first}{start}; loginctl enable-linger {user()}, or a logout ends {ends}", file=sys.stderr)
 
 
 def _agent_devices(words: Sequence[str]) -> Sequence[str]:
@@ -334,10 +336,13 @@ def join(
     who: Annotated[
         str | None, typer.Argument(metavar="[USER|FOLDER]", help="Who runs the controller, or its runtime folder.")
     ] = None,
+    systemd: Annotated[
+        bool, typer.Option("--systemd", help="Start no agent: write a systemd user unit that does.")
+    ] = False,
 ) -> None:
     """Use the controller of another user from now on; your own name leads back. Without a name, say which it is."""
     from brim.api.client import Client
-    from brim.cli.agents import end_process, start_agent
+    from brim.cli.agents import agent_words, end_process, start_agent
 
     if who is None:
         print(controller_folder())
@@ -367,5 +372,8 @@ def join(
     lock = agent_folder() / "lock"
     if is_locked(lock):  # it serves another controller; its jobs go on, and the next agent adopts them
         end_process(lock, "the agent", END_S, is_locked)
-    start_agent(at)
-    print(f"joined {folder}: {counted(devices, 'device', 'devices')}")
+    if systemd:
+        _write_units(None, agent_words(at))
+    else:
+        start_agent(at)
+    print(f"joined {folder}: {counted(devices, 'device', 'devices')}", file=sys.stderr if systemd else sys.stdout)
