@@ -43,7 +43,7 @@ def test_ids_and_ranges_are_named_without_a_question(asked, words, ids):
 
 
 @pytest.mark.parametrize(("word", "ids"), [
-    ("2_0", [2]), ("2_10-20:10", [3, 4]), ("2_[0,30]", [2, 5]), ("many", [5]), ("@", [6]),
+    ("2_0", [2]), ("2_10-20:10", [3, 4]), ("2_[0,30]", [2, 5]), ("many", [2, 3, 4, 5]), ("@", [6]),
 ])  # fmt: skip
 def test_jobs_of_an_array_and_names_are_looked_up(served, monkeypatch, word, ids):
     monkeypatch.setattr("brim.cli.controller.user", lambda: served.job(1).user)
@@ -51,8 +51,8 @@ def test_jobs_of_an_array_and_names_are_looked_up(served, monkeypatch, word, ids
 
 
 @pytest.mark.parametrize(("word", "kind", "said"), [
-    ("9-7", ConfigError, "found 9-7, expected a range of 1 to"), ("0", ConfigError, "found 0, expected an id from 1"),
-    (f"1-{JOBS_MAX + 1}", ConfigError, "expected a range"), ("9" * 30, ConfigError, "expected an id"),
+    ("9-7", ConfigError, "found range 9-7, expected one of 1 to"), ("0", ConfigError, "found 0, expected an id from 1"),
+    (f"1-{JOBS_MAX + 1}", ConfigError, "expected one of 1 to"), ("9" * 30, ConfigError, "expected an id"),
     ("2_1", NotFoundError, "array 2 has no job with index 1, or"), ("1_0", NotFoundError, "job 1 is not the first of"),
     ("2_30-0", ConfigError, "expected indices"), ("9_0", NotFoundError, "no job 9 of yours"),
 ])  # fmt: skip
