@@ -88,6 +88,7 @@ class Report:
         seen: Step times measured since the last report.
         loss: Loss of the training, NaN where not reported.
         slowdown_ratio: Step time relative to the same step with the GPUs alone, at least 1; NaN where not observed.
+        loader_wait_ratio: Part of the step time spent waiting for data, 0 to 1; NaN where not reported.
         batch: Global batch with which the job trains by itself, if its user has named none; NONE where not reported.
         sizes: The numbers of GPUs it can use, of those that it may be given; empty for all, or where not reported.
     """
@@ -99,6 +100,7 @@ class Report:
     seen: tuple[Sample, ...] = ()
     loss: float = math.nan
     slowdown_ratio: float = math.nan
+    loader_wait_ratio: float = math.nan
     batch: int = NONE
     sizes: tuple[int, ...] = ()
 
@@ -131,6 +133,8 @@ class JobSpec:
         priority: Larger is served first, among policies that read it.
         job_class: ``JobClass`` code.
         deadline_ms: When it should have ended, NONE for no deadline.
+        gpu_util_milli: Thousandths of time in which it keeps its GPUs busy when it has them alone.
+        gpu_mem_mib: Most memory it uses of each of its GPUs, in MiB.
         sizes: The numbers of GPUs it can run on, in increasing order, the first ``gpus_min`` and the last ``gpus_max``;
             empty for all from ``gpus_min`` to ``gpus_max``.
     """
@@ -158,6 +162,8 @@ class JobSpec:
     priority: int = 0
     job_class: int = JobClass.REGULAR
     deadline_ms: int = NONE
+    gpu_util_milli: int = NONE
+    gpu_mem_mib: int = NONE
     sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -29,6 +29,9 @@ FORMAT: Final = 1
 """Version of the layout. A reader refuses another: the journal from its first line is the way out."""
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 _PLAIN: Final = "plain"
+_COLUMNS: Final = [*JOB_COLUMNS, *JOB_FLOAT_COLUMNS]
+_NOT_KNOWN_BEFORE: Final = frozenset({"gpu_util_milli", "gpu_mem_mib", "loader_wait_ratio"})
+"""Columns that states of earlier versions lack; a job of which nothing is known has NONE or NaN there."""
 _BY_SLOT: Final = ("block", "floats", "reported_ms", "granted")
 _ID, _PHASE, _GPU_TYPE = (JOB_COLUMNS.index(name) for name in ("id", "phase", "gpu_type"))
 
@@ -44,7 +47,7 @@ def state_bytes(state: ClusterState, beside: Mapping[str, Any] | None = None) ->
         **{f"memory.{socket}": block[:used] for socket, block in state._memory.items()},
     }
     plain = {
-        "format": FORMAT, "cluster": str(state.cluster), "columns": [*JOB_COLUMNS, *JOB_FLOAT_COLUMNS],
+        "format": FORMAT, "cluster": str(state.cluster), "columns": _COLUMNS,
         "now_ms": state.now_ms, "users": list(state._usage._codes), "usage_at_ms": state._usage._at_ms,
         "size_lists": [list(sizes) for sizes in state._size_lists],
         "seen": [[job, state._seen._profile[job], _means(means)] for job, means in state._seen._of_job.items()],
@@ -68,8 +71,8 @@ def state_of(data: bytes, cluster: Cluster) -> tuple[ClusterState, dict[str, Any
         InvariantError: the bytes are damaged or no state, or that of another cluster or version.
     """
     arrays, plain = _read(data)
-    for what, expected in (("format", FORMAT), ("cluster", str(cluster)),
-                           ("columns", [*JOB_COLUMNS, *JOB_FLOAT_COLUMNS])):
+    _add_columns(arrays, plain)
+    for what, expected in (("format", FORMAT), ("cluster", str(cluster)), ("columns", _COLUMNS)):
         if plain.get(what) != expected:
             raise InvariantError(f"the saved state has {what} {plain.get(what)!r}, expected {expected!r}")
     state = ClusterState(cluster)
@@ -79,6 +82,21 @@ def state_of(data: bytes, cluster: Cluster) -> tuple[ClusterState, dict[str, Any
     state._usage = _usage(plain, arrays)
     state._seen = _seen(plain)
     return state, plain["beside"]
+
+
+def _add_columns(arrays: dict[str, NDArray[Any]], plain: dict[str, Any]) -> None:
+    """Add the columns that the version which wrote the state did not have; nothing was known of them."""
+    had = plain.get("columns")
+    if had == _COLUMNS or not isinstance(had, list) or had != [name for name in _COLUMNS if name in had]:
+        return
+    if not {*_COLUMNS} - {*had} <= _NOT_KNOWN_BEFORE:
+        return
+    for name, columns, nothing in (("block", JOB_COLUMNS, NONE), ("floats", JOB_FLOAT_COLUMNS, np.nan)):
+        saved, present = arrays[name], [column for column in columns if column in had]
+        grown = np.full((len(columns), saved.shape[1]), nothing, dtype=saved.dtype)
+        grown[[columns.index(column) for column in present]] = saved
+        arrays[name] = grown
+    plain["columns"] = _COLUMNS
 
 
 def saved_cluster(data: bytes) -> str:

@@ -46,7 +46,7 @@ _COLUMN: Final = {name: index for index, name in enumerate(JOB_COLUMNS)}
 _SPEC: Final = ("id", "user", "submit_ms", "gpus", "share_milli", "cpu_milli", "mem_mib", "gpu_type",
                 "time_limit_ms", "after", "gpus_min", "gpus_max", "batch", "batch_min", "batch_max", "local_batch_min",
                 "local_batch_max", "profile", "gradient_bytes", "cpu_ranks_max",
-                "priority", "job_class", "deadline_ms", "size_list")
+                "priority", "job_class", "deadline_ms", "gpu_util_milli", "gpu_mem_mib", "size_list")
 _PHASE, _ATTEMPT, _SEQUENCE, _SINCE = (_COLUMN[c] for c in ("phase", "attempt", "sequence", "since_ms"))
 _RUNNING_SINCE, _RUN, _SERVICE = (_COLUMN[c] for c in ("running_since_ms", "run_ms", "service_gpu_ms"))
 _ID, _USER, _PROFILE = (_COLUMN[c] for c in ("id", "user", "profile"))
@@ -59,8 +59,10 @@ _GPUS, _GPUS_MIN, _GPUS_MAX, _SIZE_LIST = (_COLUMN[c] for c in ("gpus", "gpus_mi
 _BATCH_NOW, _STARTS, _STALLED = (_COLUMN[c] for c in ("batch_now", "starts", "stalled_ms"))
 _NEW_JOB: Final = {"phase": Phase.PENDING, "first_start_ms": NONE, "running_since_ms": NONE, "batch_now": NONE}
 """Columns of a new job that are not 0 and do not come from its submission."""
-assert JOB_FLOAT_COLUMNS == ("samples_done", "samples_per_s", "grad_var", "grad_sqr", "loss", "slowdown_ratio")
-_NOTHING_KNOWN: Final = (0.0, 0.0, np.nan, np.nan, np.nan, np.nan)
+assert JOB_FLOAT_COLUMNS == (
+    "samples_done", "samples_per_s", "grad_var", "grad_sqr", "loss", "slowdown_ratio", "loader_wait_ratio",
+)
+_NOTHING_KNOWN: Final = (0.0, 0.0, *[np.nan] * 5)
 assert JOB_COLUMNS[: len(_SPEC)] == _SPEC  # layout contract of this file, checked at import
 
 # Enum members as module constants: looking them up on the class is slow before Python 3.12.
@@ -354,7 +356,7 @@ class ClusterState:
             raise InvariantError(f"REPORTED event of job {event.job} has no report")
         self._floats[:, slot] = (
             report.samples_done, report.samples_per_s, report.grad_var, report.grad_sqr, report.loss,
-            report.slowdown_ratio,
+            report.slowdown_ratio, report.loader_wait_ratio,
         )
         self._reported_ms[slot] = event.time_ms
         if report.batch != NONE and self._block[_BATCH, slot] == NONE:
@@ -469,4 +471,4 @@ def _spec_values(spec: JobSpec) -> tuple[int, ...]:
     return (spec.id, spec.user, spec.submit_ms, spec.gpus, spec.share_milli, spec.cpu_milli, spec.mem_mib,
             spec.gpu_type, spec.time_limit_ms, spec.after, least, most, spec.batch, spec.batch_min, spec.batch_max,
             spec.local_batch_min, spec.local_batch_max, spec.profile, spec.gradient_bytes,
-            spec.cpu_ranks_max, spec.priority, spec.job_class, spec.deadline_ms)
+            spec.cpu_ranks_max, spec.priority, spec.job_class, spec.deadline_ms, spec.gpu_util_milli, spec.gpu_mem_mib)

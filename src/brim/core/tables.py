@@ -46,6 +46,8 @@ class JobTable:
         priority: Larger is served first, among policies that read it; 0 where not given.
         job_class: ``JobClass`` code.
         deadline_ms: When it should have ended, -1 for no deadline.
+        gpu_util_milli: Thousandths of time in which it keeps its GPUs busy when it has them alone, -1 where not known.
+        gpu_mem_mib: Most memory it uses of each of its GPUs, in MiB, -1 where not known.
         size_list: Entry of ``size_lists`` with the numbers of GPUs it can run on, -1 for all from ``gpus_min`` to
             ``gpus_max``.
         phase: ``Phase`` code.
@@ -70,6 +72,7 @@ class JobTable:
         grad_sqr: Squared norm of its gradient; NaN where not reported.
         loss: Loss of its training; NaN where not reported.
         slowdown_ratio: Step time relative to that with its GPUs alone; NaN where not observed.
+        loader_wait_ratio: Part of its step time in which it waits for data, 0 to 1; NaN where not reported.
         memo: What the part that reads the table stores for the job, 0 at first; see ``snapshot.Memory``. ``remember``
             reads what it returned in the last round, the part itself what it returned in this one. A part without
             ``remember`` reads what the order part stores in this round; (J, K) if that is K integers per job.
@@ -99,6 +102,8 @@ class JobTable:
     priority: IntArray
     job_class: IntArray
     deadline_ms: IntArray
+    gpu_util_milli: IntArray
+    gpu_mem_mib: IntArray
     size_list: IntArray
     phase: IntArray
     attempt: IntArray
@@ -121,6 +126,7 @@ class JobTable:
     grad_sqr: FloatArray
     loss: FloatArray
     slowdown_ratio: FloatArray
+    loader_wait_ratio: FloatArray
     memo: IntArray
     size_lists: tuple[tuple[int, ...], ...] = ()
 

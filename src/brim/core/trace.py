@@ -81,6 +81,9 @@ class Trace:
         priority: Larger is served first, among policies that read it; 0 where not given.
         job_class: ``JobClass`` code.
         relative_deadline_ms: Time from submission to the deadline, NONE for no deadline.
+        gpu_util_milli: Thousandths of time in which the job keeps its GPUs busy when it has them alone, NONE where not
+            recorded.
+        gpu_mem_mib: Most memory the job uses of each of its GPUs, in MiB, NONE where not recorded.
         size_list: Entry of ``size_lists`` with the only numbers of GPUs the job can run on, its own among them; NONE
             where not given.
     """
@@ -116,6 +119,8 @@ class Trace:
     priority: IntArray
     job_class: IntArray
     relative_deadline_ms: IntArray
+    gpu_util_milli: IntArray
+    gpu_mem_mib: IntArray
     size_list: IntArray
 
     __setstate__ = set_frozen_state

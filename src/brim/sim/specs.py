@@ -31,12 +31,16 @@ def specs_of(trace: Trace, cluster: Cluster, truth: Truth) -> list[JobSpec]:
     columns = (
         np.arange(len(trace)), user_codes(trace), trace.submit_ms, trace.gpus, trace.share_milli, trace.cpu_milli,
         trace.mem_mib, gpu_type, trace.time_limit_ms, trace.after, trace.priority, trace.job_class, deadline_ms,
+        trace.gpu_util_milli, trace.gpu_mem_mib,
     )
     check_fits(trace, cluster, gpu_type)
     specs = [
         JobSpec(id=i, user=u, submit_ms=s, gpus=g, share_milli=h, cpu_milli=c, mem_mib=m, gpu_type=t,
-                time_limit_ms=limit, after=after, priority=p, job_class=k, deadline_ms=d)
-        for i, u, s, g, h, c, m, t, limit, after, p, k, d in zip(*(column.tolist() for column in columns), strict=True)
+                time_limit_ms=limit, after=after, priority=p, job_class=k, deadline_ms=d,
+                gpu_util_milli=util, gpu_mem_mib=gpu_mem)
+        for i, u, s, g, h, c, m, t, limit, after, p, k, d, util, gpu_mem in zip(
+            *(column.tolist() for column in columns), strict=True
+        )
     ]
     more = truth.columns()
     if not more:

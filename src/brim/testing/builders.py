@@ -60,6 +60,8 @@ class Job:
         priority: Priority.
         job_class: Class.
         deadline: When it should have ended, None for no deadline.
+        gpu_util: Thousandths of time in which it keeps its GPUs busy when it has them alone.
+        gpu_mem: MiB that it uses of each GPU.
         report: Report it makes as soon as it runs, None for none.
         phase: None for RUNNING if ``on`` is given, HELD if ``after`` is given, else PENDING.
     """
@@ -94,6 +96,8 @@ class Job:
     priority: int = 0
     job_class: JobClass = JobClass.REGULAR
     deadline: float | None = None
+    gpu_util: int = NONE
+    gpu_mem: int = NONE
     report: Report | None = None
     phase: Phase | None = None
 
@@ -143,6 +147,7 @@ def small_trace(*jobs: Job, name: str = "small") -> Trace:
         status=[Status.COMPLETED] * len(jobs), priority=[one.priority for one in jobs],
         job_class=[one.job_class for one in jobs],
         relative_deadline_ms=[NONE if one.deadline is None else _ms(one.deadline - one.at) for one in jobs],
+        gpu_util_milli=[one.gpu_util for one in jobs], gpu_mem_mib=[one.gpu_mem for one in jobs],
         size_list=[lists.index(one.sizes) if one.sizes else NONE for one in jobs], size_lists=lists,
     )
 
@@ -203,7 +208,8 @@ def _story(
         batch_max=large, local_batch_min=local_min, local_batch_max=local_max,
         profile=models.index(one.model) if one.model else NONE, cpu_ranks_max=one.cpu_ranks,
         sizes=one.sizes, priority=one.priority, job_class=one.job_class,
-        deadline_ms=NONE if one.deadline is None else _ms(one.deadline),
+        deadline_ms=NONE if one.deadline is None else _ms(one.deadline), gpu_util_milli=one.gpu_util,
+        gpu_mem_mib=one.gpu_mem,
     )
     phase = one.phase
     if phase is None:

@@ -45,6 +45,7 @@ _BOUNDS: Final = {
     "mem_mib": (0, MAX_AMOUNT), "time_limit_ms": (NONE, MAX_RUN_MS), "run_ms": (NONE, MAX_RUN_MS),
     "wait_ms": (NONE, MAX_TIME_MS), "jct_ms": (NONE, MAX_TIME_MS), "after_ms": (0, MAX_RUN_MS),
     "batch": (NONE, MAX_AMOUNT), "priority": (-MAX_AMOUNT, MAX_AMOUNT), "relative_deadline_ms": (NONE, MAX_TIME_MS),
+    "gpu_util_milli": (NONE, WHOLE_GPU), "gpu_mem_mib": (NONE, MAX_AMOUNT),
 }  # fmt: skip
 
 
