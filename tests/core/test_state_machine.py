@@ -50,7 +50,8 @@ class Stories(RuleBasedStateMachine):
         self.since: dict[int, int] = {}
         self.running_since: dict[int, int] = {}
         self.gpus: dict[int, int] = {}  # held now, as shares of a GPU
-        self.share: dict[int, int] = {}
+        self.share: dict[int, int] = {}  # as asked
+        self.tunes: dict[int, int] = {}
         self.told: dict[int, tuple[float, float, int]] = {}  # samples done, samples per second, when
         self.grad: dict[int, tuple[float, float]] = {}
         self.profile: dict[int, int] = {}
@@ -85,11 +86,15 @@ class Stories(RuleBasedStateMachine):
                     self.past.setdefault(self.profile[job], {}).setdefault(key, []).extend(seen)
         else:
             self.phase[job] = after
+        if kind is Kind.TUNE:
+            self.service[job] += (self.now - self.since[job]) * self.gpus[job]
+            self.tunes[job] += 1
+        if kind in (Kind.START, Kind.RESIZE, Kind.TUNE):
+            self.gpus[job] = len(more["setting"].gpus) * more["setting"].share_milli / 1000
+            self.since[job] = self.now
         if kind in (Kind.START, Kind.RESIZE):
-            self.gpus[job] = len(more["setting"].gpus) * self.share[job] / 1000
             self.attempt[job] += kind is Kind.START
             self.placements[job] += 1
-            self.since[job] = self.now
         if kind in (Kind.START, Kind.RESIZE, Kind.TUNE):
             self.setting[job] = more["setting"]
             self.sequence[job] += 1
@@ -114,6 +119,7 @@ class Stories(RuleBasedStateMachine):
         self.phase[job] = Phase.HELD if held else Phase.PENDING
         self.attempt[job] = self.sequence[job] = self.placements[job] = self.service[job] = self.ran[job] = 0
         self.gpus[job], self.share[job], self.setting[job], self.profile[job] = 0, share, Setting(()), profile
+        self.tunes[job] = 0
         self.told[job], self.grad[job] = (0.0, 0.0, self.now), (math.nan, math.nan)
 
     @precondition(lambda self: self._any(Phase.HELD))
@@ -171,18 +177,31 @@ class Stories(RuleBasedStateMachine):
             assert self.state.gpus_of(job) == pairs
 
     @precondition(lambda self: self._any(Phase.STARTING, Phase.RUNNING))
-    @rule(data=st.data(), batch=st.integers(8, 64), loaders=st.integers(0, 3), revocable=st.booleans())
-    def tune(self, data, batch, loaders, revocable):
+    @rule(data=st.data(), batch=st.integers(8, 64), loaders=st.integers(0, 3), revocable=st.booleans(),
+          share=st.sampled_from((None, 1000, 500, 333, 250)))
+    def tune(self, data, batch, loaders, revocable, share):
         job = self._some(data, Phase.STARTING, Phase.RUNNING)
-        ranks = tuple(rank._replace(loader_workers=loaders) for rank in self.setting[job].ranks)
+        has = self.setting[job]
+        share = min(share or has.share_milli, *(1000 - self._others(gpu, job) for gpu in has.gpus), 1000)
+        ranks = tuple(
+            rank._replace(loader_workers=loaders, share_milli=0 if rank.gpu == NONE else share) for rank in has.ranks
+        )
         self._tell(Kind.TUNE, job, setting=Setting(ranks, batch, revocable))
+
+    def _others(self, gpu: tuple[int, int], but: int) -> int:
+        """Thousandths of a GPU that other jobs hold."""
+        holding = (Phase.STARTING, Phase.RUNNING)
+        return sum(
+            setting.share_milli for job, setting in self.setting.items()
+            if job != but and self.phase.get(job) in holding and gpu in setting.gpus
+        )
 
     @precondition(lambda self: self._any(Phase.STARTING, Phase.RUNNING))
     @rule(data=st.data())
     def refuse_a_tune_that_moves(self, data):
         job = self._some(data, Phase.STARTING, Phase.RUNNING)
         has = self.setting[job]
-        moved = has.ranks[0]._replace(share_milli=has.ranks[0].share_milli + 1)
+        moved = has.ranks[0]._replace(node=has.ranks[0].node + 1)
         with pytest.raises(InvariantError, match="moves its ranks"):
             self.state.apply(Event(self.now, Kind.TUNE, job, setting=Setting((moved, *has.ranks[1:]), has.batch)))
         assert self.state.setting(job) == has
@@ -272,10 +291,12 @@ class Stories(RuleBasedStateMachine):
             holds = self.phase[job] in (Phase.STARTING, Phase.RUNNING)
             held = (self.now - self.since[job]) * self.gpus[job] if holds else 0
             assert (jobs.gpus_now[row] > 0) == holds
-            assert abs(jobs.service_gpu_ms[row] - self.service[job] - held) <= self.placements[job] + 1
+            settled = self.placements[job] + self.tunes[job]
+            assert abs(jobs.service_gpu_ms[row] - self.service[job] - held) <= settled + 1
+            assert jobs.share_now[row] == (self.setting[job].share_milli if holds else 0)
             runs = self.now - self.running_since[job] if self.phase[job] is Phase.RUNNING else 0
             assert jobs.run_ms[row] == self.ran[job] + runs
-            assert jobs.gpus_now[row] == len(self.state.gpus_of(job)) == round(self.gpus[job] * 1000 / self.share[job])
+            assert jobs.gpus_now[row] == len(self.state.gpus_of(job)) == (len(self.setting[job].gpus) if holds else 0)
             assert jobs.batch_now[row] == self.setting[job].batch
             assert snapshot.setting_of(row) == self.state.setting(job) == (self.setting[job] if holds else None)
             assert jobs.loaders_now[row] == (self.setting[job].loader_workers if holds else 0)

@@ -20,8 +20,8 @@ def resize(job, sequence, gpus, batch=NONE, loaders=0, *, share=1000):
     return Resize(job, sequence - 1, sequence, setting)
 
 
-def tune(job, attempt, gpus, batch=NONE, loaders=0, *, revocable=False):
+def tune(job, attempt, gpus, batch=NONE, loaders=0, *, revocable=False, share=1000):
     """The first change after a start."""
-    return Tune(
-        job, attempt, attempt + 1, setting_of(gpus, batch=batch, loader_workers=loaders, revocable=revocable)
-    )
+    return Tune(job, attempt, attempt + 1, setting_of(
+        gpus, batch=batch, loader_workers=loaders, revocable=revocable, share_milli=share,
+    ))

@@ -18,12 +18,11 @@ from brim.engine.round import run_round
 from brim.errors import ConfigError, PlanError
 from brim.policies.place.parts import Consolidate
 from brim.policies.presets import PRESETS
-from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Sizes
 from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, small_trace, snapshot_of
 
-from .plans import resize, start
+from .plans import start, tune
 
 SKIP = replace(PRESETS["fifo"], name="mine", place=Consolidate("skip"))
 LIMITS = {"gpus_min": 2, "gpus_max": 4, "batch": 8, "batch_min": 8, "batch_max": 64, "local_batch_max": 64}
@@ -212,16 +211,13 @@ def test_the_state_counts_the_share_that_was_granted():
     assert decided(snapshot, granting((0, 0, 0, 1000))).plan.actions == (start(0, 1, ((0, 0),)),)
 
 
-def test_another_share_of_the_same_gpu_is_a_resize():
-    snapshot = snapshot_of("1x1xT4", job(on=[(0, 0)], gpus=1, **{**LIMITS, "gpus_min": 1}), now=5)
-    actions = decided(snapshot, replace(granting((0, 0, 0, 500)), size=Resizing())).plan.actions
-    assert actions == (resize(0, 2, ((0, 0),), 8, share=500),)
-
-
-class Resizing(AsAsked):
-    """As asked, and may change who runs."""
-
-    resizes_running = True
+def test_another_share_of_the_same_gpu_is_a_tune_that_any_policy_may_make():
+    snapshot = snapshot_of("1x1xT4", job(on=[(0, 0)], gpus=1), job(), now=5)
+    policy = granting((0, 0, 0, 500), (1, 0, 0, 500))
+    assert not policy.changes_running
+    assert decided(snapshot, policy).plan.actions == (
+        tune(0, 1, ((0, 0),), share=500), start(1, 1, ((0, 0),), share=500),
+    )
 
 
 def test_shares_above_the_whole_are_refused():

@@ -68,12 +68,15 @@ def _stage(action, *ranks, batch=NONE):
 @given(settings_, settings_)
 def test_a_setting_needs_something_beyond_another_if_a_count_of_it_is_larger(one, other):
     def places(setting):
-        return Counter(rank[:3] for rank in setting.ranks)
+        return Counter(rank[:2] for rank in setting.ranks)
+
+    def shares(setting):
+        return sum((Counter({rank[:2]: rank.share_milli}) for rank in setting.ranks), Counter())
 
     def loaders(setting):
         return sum((Counter({rank.node: rank.loader_workers}) for rank in setting.ranks), Counter())
 
-    more = bool(places(one) - places(other)) or bool(loaders(one) - loaders(other))
+    more = any(bool(count(one) - count(other)) for count in (places, shares, loaders))
     assert needs_beyond(_ranks(one), _ranks(other)) == more
     assert not needs_beyond(_ranks(one), _ranks(one))
     assert one.keeps_ranks_of(one)
@@ -118,9 +121,42 @@ def test_loader_workers_count_in_the_ledger_of_cores_if_the_policy_says_so(actio
         check_plan(FED, plan)  # today's presets divide the cores of their ranks: nothing is refused
 
 
+HALF, REST = tune(0, 1, ((0, 0),), share=500), tune(0, 1, ((0, 0),), share=700)
+BESIDE = start(1, 1, ((0, 0),), share=500)
+
+
+@pytest.mark.parametrize(("actions", "said"), [
+    ((HALF, BESIDE), ""), ((BESIDE, HALF), "tunes job 0 after a later kind of action"), ((HALF,), ""),
+    ((BESIDE,), "GPU 0 of node 0 is granted 150 % of itself"),
+    ((REST, BESIDE), "GPU 0 of node 0 is granted 120 % of itself"),
+], ids=["room is made first", "room is made last", "less", "beside the whole", "beside too much"])
+def test_a_job_gives_up_a_share_of_its_gpu_before_another_takes_it(actions, said):
+    snapshot = snapshot_of("1x1xT4", job(on=[(0, 0)]), job(), now=5)
+    if not said:
+        check_plan(snapshot, plan_of(5_000, actions))
+    else:
+        with pytest.raises(PlanError, match=said):
+            check_plan(snapshot, plan_of(5_000, actions))
+
+
+def test_service_is_counted_with_the_share_that_a_job_had_at_each_time():
+    state = state_with("1x1xT4", job(on=[(0, 0)], at=0), now=0)
+    for at_s, share in ((10, 500), (14, 250), (18, 1000)):
+        state.apply_plan(plan_of(1000 * at_s, (replace(
+            tune(0, state.attempt(0), ((0, 0),), share=share), sequence=state.sequence(0) + 1,
+        ),)))
+    service_s = 10 + 4 * 0.5 + 4 * 0.25 + 2
+    snapshot = state.freeze(20_000)
+    assert snapshot.jobs.service_gpu_ms.tolist() == [1000 * service_s]
+    assert (snapshot.jobs.attempt[0], snapshot.jobs.placements[0], snapshot.jobs.share_now[0]) == (1, 1, 1000)
+    state.apply(Event(20_000, Kind.FAILED, 0))
+    assert state.freeze(20_000).jobs.service_gpu_ms.tolist() == [1000 * service_s]
+    assert state.freeze(20_000).users.usage_gpu_ms.sum() == pytest.approx(1000 * service_s, rel=1e-3)  # it fades
+
+
 @pytest.mark.parametrize("action", [
-    start(1, 1, ((0, 1),), 2, 16, share=500), resize(0, 2, ((0, 0), (0, 1)), 8, 1), LESS,
-], ids=lambda action: type(action).__name__)
+    start(1, 1, ((0, 1),), 2, 16, share=500), resize(0, 2, ((0, 0), (0, 1)), 8, 1), LESS, HALF,
+], ids=["Start", "Resize", "Tune", "Tune of the share"])
 def test_a_setting_goes_through_plan_event_and_state_unchanged(action):
     state = ClusterState(parse_cluster("1x2xT4"), ("ann",))
     for number in range(2):

@@ -67,7 +67,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Give a job that holds GPUs other GPUs or shares: more, fewer, or the same number elsewhere.
+    """Give a job that holds GPUs other GPUs: more, fewer, or the same number elsewhere.
 
     The attempt goes on: ranks that stay keep their process.
 
@@ -107,7 +107,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Tune:
-    """Change the batch, the loader workers or the revocability of a job whose ranks stay where they are.
+    """Change the batch, loader workers, revocability or share of GPUs of a job whose ranks stay where they are.
 
     The job continues without a stop. Attributes: see ``Resize``.
     """

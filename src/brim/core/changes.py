@@ -57,23 +57,25 @@ RULES: Final = _rules()
 
 @njit
 def needs_beyond(one: IntArray, other: IntArray) -> bool:
-    """Whether ranks hold a GPU, a share or a loader worker of some node that other ranks do not hold.
+    """Whether ranks hold a GPU, more of its share or a loader worker of some node than other ranks hold.
 
     Args:
         one: Node, gpu, share and loader workers of each rank (K, 4).
         other: The same of other ranks (L, 4).
     """
     for i in range(len(one)):
-        places, workers = 0, 0
+        places, share, workers = 0, 0, 0
         for k in range(len(one)):
             if one[k, 0] == one[i, 0]:
-                places += one[k, 1] == one[i, 1] and one[k, 2] == one[i, 2]
+                places += one[k, 1] == one[i, 1]
+                share += one[k, 2] if one[k, 1] == one[i, 1] else 0
                 workers += one[k, 3]
         for k in range(len(other)):
             if other[k, 0] == one[i, 0]:
-                places -= other[k, 1] == one[i, 1] and other[k, 2] == one[i, 2]
+                places -= other[k, 1] == one[i, 1]
+                share -= other[k, 2] if other[k, 1] == one[i, 1] else 0
                 workers -= other[k, 3]
-        if places > 0 or workers > 0:
+        if places > 0 or share > 0 or workers > 0:
             return True
     return False
 
@@ -83,10 +85,10 @@ def _stay(one: IntArray, other: IntArray) -> bool:
     """Whether all ranks are where the other ranks are, with the same shares."""
     if len(one) != len(other):
         return False
+    odd = 0
     for i in range(len(one)):
-        if one[i, 0] != other[i, 0] or one[i, 1] != other[i, 1] or one[i, 2] != other[i, 2]:
-            return False
-    return True
+        odd += one[i, 0] != other[i, 0] or one[i, 1] != other[i, 1]
+    return odd == 0
 
 
 @njit

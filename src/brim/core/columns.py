@@ -29,14 +29,14 @@ IMPOSSIBLE: Final = -2
 """Phase after an event that cannot happen; NONE is that of a job that has ended."""
 
 _GPU, _SHARE, _LOADERS = 2, 3, 4
-_RANK_LOADERS = 3
+_RANK_GPU, _RANK_SHARE, _RANK_LOADERS = 1, 2, 3
 _PREEMPT_KIND, _RESIZE_KIND, _START_KIND, _TUNE_KIND = (
     int(kind) for kind in (Kind.PREEMPT, Kind.RESIZE, Kind.START, Kind.TUNE)
 )
-_PHASE, _ATTEMPT, _SEQUENCE, _PLACEMENTS, _FIRST, _SINCE, _RUNNING_SINCE, _RUN, _SERVICE = (
+_PHASE, _ATTEMPT, _SEQUENCE, _PLACEMENTS, _FIRST, _SINCE, _RUNNING_SINCE, _RUN, _SERVICE, _STALLED = (
     JOB_COLUMNS.index(name) for name in (
         "phase", "attempt", "sequence", "placements", "first_start_ms", "since_ms", "running_since_ms", "run_ms",
-        "service_gpu_ms",
+        "service_gpu_ms", "stalled_ms",
     )
 )
 _GPUS_NOW, _SHARE_NOW, _LOADERS_NOW, _BATCH_NOW = (
@@ -190,14 +190,26 @@ def _grant(
 
 @internal
 def _stays(granted: IntArray, begin: int, end: int, ranks: IntArray) -> bool:
-    """Whether these ranks are where those that are granted are, with the same shares."""
+    """Whether these ranks are where those that are granted are."""
     if end - begin != len(ranks):
         return False
     for i in range(len(ranks)):
-        for k in range(3):
+        for k in range(2):
             if granted[1 + k, begin + i] != ranks[i, k]:
                 return False
     return True
+
+
+@internal
+def _settle(block: IntArray, slot: int, now_ms: int) -> int:
+    """Add the service of a job that keeps its GPUs until now, and count anew from now on; returns it in GPU-ms."""
+    held_ms = now_ms - block[_SINCE, slot]
+    service: int = held_ms * block[_GPUS_NOW, slot] * block[_SHARE_NOW, slot] // WHOLE_GPU
+    block[_SERVICE, slot] += service
+    block[_SINCE, slot] = now_ms
+    if block[_PHASE, slot] == _STARTING:
+        block[_STALLED, slot] += held_ms
+    return service
 
 
 @internal
@@ -205,9 +217,12 @@ def _tune(
     block: IntArray, granted: IntArray, begin: int, slot: int, ranks: IntArray, batch: int, revocable: bool
 ) -> None:
     """Change what a job has besides the places of its ranks."""
+    share_milli = 0
     for i in range(len(ranks)):
-        granted[1 + _RANK_LOADERS, begin + i] = ranks[i, _RANK_LOADERS]
+        granted[_SHARE, begin + i], granted[_LOADERS, begin + i] = ranks[i, _RANK_SHARE], ranks[i, _RANK_LOADERS]
         granted[REVOCABLE, begin + i] = revocable
+        share_milli = max(share_milli, ranks[i, _RANK_SHARE])
+    block[_SHARE_NOW, slot] = share_milli
     block[_SEQUENCE, slot] += 1
     block[_LOADERS_NOW, slot] = ranks[0, _RANK_LOADERS] if len(ranks) else 0
     block[_BATCH_NOW, slot] = batch
@@ -260,13 +275,21 @@ def book(
         now_ms: Time of the actions.
 
     Returns:
-        Ranks that are granted now, the slots of the jobs that gave up what they held (L,), and its service in GPU-ms.
+        Ranks that are granted now, the slots of the jobs that gave up what they held, or whose share changed (L,), and
+        the service of both until now in GPU-ms.
     """
-    gives_up = np.zeros(len(slots), np.bool_)
+    gives_up, reshared = np.zeros(len(slots), np.bool_), np.zeros(len(slots), np.bool_)
     for a in range(len(slots)):
         gives_up[a] = booked.kind[a] in (_PREEMPT_KIND, _RESIZE_KIND)
-    leaving = slots[gives_up]
-    count, service = release(block, floats, reported_ms, granted, count, slot_of, leaving, now_ms)
+        if booked.kind[a] == _TUNE_KIND:
+            for rank in booked.ranks[booked.first[a] : booked.first[a + 1]]:
+                reshared[a] |= rank[_RANK_GPU] != NONE and rank[_RANK_SHARE] != block[_SHARE_NOW, slots[a]]
+    leaving, staying = slots[gives_up], slots[reshared]
+    count, left_service = release(block, floats, reported_ms, granted, count, slot_of, leaving, now_ms)
+    service = np.zeros(len(leaving) + len(staying), np.int64)
+    service[: len(leaving)] = left_service
+    for i in range(len(staying)):
+        service[len(leaving) + i] = _settle(block, staying[i], now_ms)
     for a in range(len(slots)):
         kind, slot, ranks = booked.kind[a], slots[a], booked.ranks[booked.first[a] : booked.first[a + 1]]
         if kind in (_START_KIND, _RESIZE_KIND):
@@ -279,4 +302,4 @@ def book(
             begin, _ = ranks_of(granted, count, booked.job[a])
             _tune(block, granted, begin, slot, ranks, booked.batch[a], booked.revocable[a])
         block[_PHASE, slot] = after[block[_PHASE, slot], kind]
-    return count, leaving, service
+    return count, np.concatenate((leaving, staying)), service

@@ -53,7 +53,7 @@ class Kind(IntEnum):
     RESIZE = 18
     START = 19
     TUNE = 20
-    """The job continues on the same GPUs with another batch, other loader workers, or as revocable or not."""
+    """The job continues on the same GPUs with another batch, share or other loader workers, or as revocable or not."""
     HELD = 21
     """A waiting job is held back: by its user, or because what it needs is not there. ELIGIBLE lets it wait again."""
 

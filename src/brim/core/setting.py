@@ -56,8 +56,12 @@ class Setting:
         return self.ranks[0].loader_workers if self.ranks else 0
 
     def keeps_ranks_of(self, other: Setting) -> bool:
-        """Whether every rank stays where it is, with the same share: then no process has to leave."""
-        return [rank[:3] for rank in self.ranks] == [rank[:3] for rank in other.ranks]
+        """Whether every rank stays where it is: then no process has to leave. Its share of the GPU may change."""
+        return [rank[:2] for rank in self.ranks] == [rank[:2] for rank in other.ranks]
+
+    def same_for_processes_as(self, other: Setting) -> bool:
+        """Whether no process of the job would notice the difference: only shares and revocability may differ."""
+        return (self.batch, self.loader_workers) == (other.batch, other.loader_workers) and self.keeps_ranks_of(other)
 
 
 def setting_of(

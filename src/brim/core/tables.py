@@ -56,7 +56,8 @@ class JobTable:
         sequence: Settings so far: it grows with every start, resize and tune. Commands of an older setting are stale.
         placements: Starts and resizes so far; each of them costs the job a start or restart.
         first_start_ms: When it first held GPUs, -1 before.
-        since_ms: When it began to hold GPUs (while it holds) or to wait (while it waits).
+        since_ms: When it began to hold its GPUs, or its present share of them (while it holds), or to wait (while it
+            waits).
         running_since_ms: When the present placement began to make progress; read only while it runs.
         run_ms: Time in which it made progress, over all attempts, up to now (starting is not counted).
         service_gpu_ms: GPU time received (2-D service of Tiresias), up to now.

@@ -28,8 +28,8 @@ def difference(
     """Compare the setting of every job with the one it is to have, and return what changes it into the other.
 
     A job that has GPUs and is granted none is preempted; one that has none and is granted some is started. One whose
-    ranks are granted other places or another share is resized. One whose ranks stay, and that gets another batch, other
-    loader workers, or becomes revocable or regular, is tuned.
+    ranks are granted other places is resized. One whose ranks stay, and that gets another share of its GPUs, another
+    batch, other loader workers, or becomes revocable or regular, is tuned.
 
     Args:
         snapshot: What jobs have.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -137,12 +137,12 @@ def _remembered(snapshot: Snapshot, policy: Policy) -> tuple[dict[str, IntArray]
 def _check_left_alone(plan: Plan, snapshot: Snapshot, policy: Policy) -> None:
     """Check that no running job is changed by a policy whose parts do not declare that they change running jobs.
 
-    Whether its grants are revocable may change: no process notices.
+    Whether its grants are revocable may change, and so may its share of GPUs that it keeps: no process notices.
     """
     for action in plan:
         if isinstance(action, Resize | Tune):
             has = snapshot.setting_of(int(np.searchsorted(snapshot.jobs.id, action.job)))
-            if has is not None and replace(has, revocable=action.setting.revocable) == action.setting:
+            if has is not None and action.setting.same_for_processes_as(has):
                 continue
             changed = "other GPUs" if isinstance(action, Resize) else "another batch"
             raise PlanError(

@@ -118,8 +118,7 @@ def grants_fault(
 
 @internal
 def _has_moved(
-    j: int, held_job: IntArray, held_node: IntArray, held_gpu: IntArray, held_share: IntArray, job: IntArray,
-    node: IntArray, gpu: IntArray, share_milli: IntArray,
+    j: int, held_job: IntArray, held_node: IntArray, held_gpu: IntArray, job: IntArray, node: IntArray, gpu: IntArray
 ) -> bool:
     """Whether a job is granted other ranks than it has, in whatever order; their numbers are equal."""
     for i in range(len(job)):
@@ -127,11 +126,9 @@ def _has_moved(
             continue
         change = 0
         for k in range(len(job)):
-            same = job[k] == j and node[k] == node[i] and gpu[k] == gpu[i] and share_milli[k] == share_milli[i]
-            change += same
+            change += job[k] == j and node[k] == node[i] and gpu[k] == gpu[i]
         for k in range(len(held_job)):
-            same = held_job[k] == j and held_node[k] == node[i] and held_gpu[k] == gpu[i]
-            change -= same and held_share[k] == share_milli[i]
+            change -= held_job[k] == j and held_node[k] == node[i] and held_gpu[k] == gpu[i]
         if change != 0:
             return True
     return False
@@ -173,11 +170,12 @@ def changes(
     became, batch, workers = np.zeros(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
     was_revocable, will_revoke = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
     at, rest, same = np.zeros(size, np.int64), np.zeros(size, np.int64), np.ones(size, np.bool_)
-    has = np.zeros(size, np.bool_)
+    has, had_share, will_share = np.zeros(size, np.bool_), np.zeros(size, np.int64), np.zeros(size, np.int64)
     for i in range(len(held_job) - 1, -1, -1):
         j = held_job[i]
         at[j] = i
         rest[j] += 1
+        had_share[j] = max(had_share[j], held_share[i])
         if len(held_revocable):
             was_revocable[j] |= held_revocable[i]
     for i in range(len(job)):
@@ -186,10 +184,8 @@ def changes(
         k = at[j]
         at[j] += 1
         rest[j] -= 1
-        same[j] &= (
-            k < len(held_job) and held_job[k] == j and held_node[k] == node[i] and held_gpu[k] == gpu[i]
-            and held_share[k] == share_milli[i]
-        )
+        will_share[j] = max(will_share[j], share_milli[i])
+        same[j] &= k < len(held_job) and held_job[k] == j and held_node[k] == node[i] and held_gpu[k] == gpu[i]
         if len(revocable):
             will_revoke[j] |= revocable[i]
     count = 0
@@ -202,15 +198,14 @@ def changes(
         if holds and not has[j]:
             became[j] = PREEMPTED
         elif holds:
-            moved = rest[j] != 0 or (not same[j] and _has_moved(
-                j, held_job, held_node, held_gpu, held_share, job, node, gpu, share_milli
-            ))
+            moved = rest[j] != 0 or (not same[j] and _has_moved(j, held_job, held_node, held_gpu, job, node, gpu))
             if moved:
                 became[j] = RESIZED
             else:
                 if not tunes_loaders:
                     workers[j] = loaders_now[j]
-                if batch[j] != batch_now[j] or workers[j] != loaders_now[j] or will_revoke[j] != was_revocable[j]:
+                other = will_share[j] != had_share[j] or will_revoke[j] != was_revocable[j]
+                if other or batch[j] != batch_now[j] or workers[j] != loaders_now[j]:
                     became[j] = TUNED
         elif has[j]:
             became[j] = STARTED

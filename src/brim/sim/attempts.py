@@ -41,6 +41,7 @@ class RunningJob:
         stretches: Intervals of equal pace: (begin, work done by then, work per ms).
         serial: Number of the present interval; an event with another number is stale.
         seen: Step times that the job measured before it began to train.
+        shares: Since when the job has had each share of its GPUs, in thousandths: (begin, share).
     """
 
     number: int
@@ -55,6 +56,18 @@ class RunningJob:
     stretches: list[tuple[int, float, float]] = field(default_factory=list)
     serial: int = 0
     seen: tuple[Sample, ...] = ()
+    shares: list[tuple[int, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shares = [(self.begin_ms, self.setting.share_milli)]
+
+    def gpu_ms(self, begin_ms: int, end_ms: int) -> int:
+        """GPU time that the job holds between two times, by the share that it has at each moment."""
+        ends = [begin for begin, _ in self.shares[1:]] + [end_ms]
+        return sum(  # rounded as ``Record.run`` rounds each, so that the parts are never more than the whole
+            max(0, min(end, end_ms) - max(begin, begin_ms)) * len(self.gpus) * share // WHOLE_GPU
+            for (begin, share), end in zip(self.shares, ends, strict=True)
+        )
 
     def ran_at(self, time_ms: int) -> int:
         """Running time of the attempt by this time, its earlier placements included."""
@@ -161,7 +174,9 @@ class Attempts:
             self._close_run(job, attempt, now_ms)
 
     def _close_run(self, job: int, attempt: RunningJob, end_ms: int) -> None:
-        self._record.run(job, attempt.begin_ms, end_ms, attempt.gpus, attempt.setting.share_milli)
+        """Record that a job has left its GPUs, with the last share it had of them."""
+        begin_ms, share_milli = attempt.shares[-1]
+        self._record.run(job, begin_ms, end_ms, attempt.gpus, share_milli)
 
     # -- progress --------------------------------------------------------------------------------------------------
 
@@ -187,8 +202,15 @@ class Attempts:
 
     def change_setting(self, job: int, setting: Setting, now_ms: int) -> None:
         """Change what a job has besides its GPUs at once, without a stop."""
-        self.running[job].setting = setting
-        self._pace_anew(job, self.running[job], now_ms)
+        attempt = self.running[job]
+        if setting.share_milli != attempt.setting.share_milli:
+            if now_ms > attempt.shares[-1][0]:
+                self._close_run(job, attempt, now_ms)
+                attempt.shares.append((now_ms, setting.share_milli))
+            else:  # it does not have its GPUs yet, or has had them for no time
+                attempt.shares[-1] = attempt.shares[-1][0], setting.share_milli
+        attempt.setting = setting
+        self._pace_anew(job, attempt, now_ms)
 
     def roll_back(self, job: int, now_ms: int) -> None:
         """Keep the work up to the last checkpoint and report it; checkpoints count from the first step."""
@@ -206,9 +228,8 @@ class Attempts:
         if done > self._done[job]:
             self._stall_detector.progress()
         self._done[job] = done
-        weight = len(attempt.gpus) * attempt.setting.share_milli
-        self._record.useful_gpu_ms[job] += (kept_ms - attempt.from_ms) * weight // WHOLE_GPU
-        self._record.lost_gpu_ms[job] += (now_ms - kept_ms) * weight // WHOLE_GPU
+        self._record.useful_gpu_ms[job] += attempt.gpu_ms(attempt.from_ms, kept_ms)
+        self._record.lost_gpu_ms[job] += attempt.gpu_ms(kept_ms, now_ms)
 
     def _report(self, job: int, attempt: RunningJob, now_ms: int) -> None:
         """Report a job's progress to the engine, if the truth has a report."""

@@ -121,6 +121,8 @@ class PlanExecutor:
         """Change what a job has besides its GPUs at once, without a stop."""
         if action.setting.batch != self._attempts.running[action.job].setting.batch:
             self._record.unmeasured[action.job] = 0
+        if action.setting.share_milli != self._specs[action.job].share_milli:
+            self._record.other_shares.add(action.job)
         self._attempts.change_setting(action.job, action.setting, now_ms)
 
     def _reject(self, action: Reject, now_ms: int) -> None:

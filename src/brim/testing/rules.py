@@ -185,12 +185,13 @@ def check_stays(snapshot: Snapshot, decision: Decision) -> None:
 
 
 def check_actions(snapshot: Snapshot, policy: Policy, result: RoundResult) -> None:
-    """A resized job gets other GPUs, a tuned job gets another batch, and batches lie in the job's range."""
+    """A resized job gets other GPUs, a tuned job something else than it has, and batches lie in the job's range."""
     jobs, row_of = snapshot.jobs, {int(job): row for row, job in enumerate(snapshot.jobs.id.tolist())}
     for action in result.plan:
         row = row_of[action.job]
         name, one = name_of(snapshot, row), jobs[row]
-        if isinstance(action, Resize | Tune) and not policy.changes_running:
+        noticed = isinstance(action, Resize | Tune) and not action.setting.same_for_processes_as(_has(snapshot, row))
+        if noticed and not policy.changes_running:
             raise PolicyViolation(
                 STAYS, f"it declares that it never changes running jobs: {show_action(action)}", describe(snapshot)
             )
