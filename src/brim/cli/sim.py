@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from brim.core.trace import Trace
     from brim.reports.record import NoRecord, RecordedMetrics
     from brim.sim.faults import Drain, Faults
+    from brim.sim.sleepers import Sleep
     from brim.sim.truth_option import TruthOption
     from brim.sim.twin import ReplaySettings
 
@@ -85,6 +86,12 @@ _JobMtbf = Annotated[str, typer.Option("--job-mtbf", help="Mean running time bet
 _Drain = Annotated[
     list[str] | None, typer.Option("--drain", help="NODES@START+LENGTH, such as 0-3@2d+12h; may be repeated.")
 ]
+_SuspendTime = Annotated[
+    str,
+    typer.Option(
+        "--suspend-time", help="Let nodes without jobs sleep after this time, such as 5m; waking takes 60 s."
+    ),
+]
 _DropTooLarge = Annotated[
     bool, typer.Option("--drop-too-large", help="Leave out jobs that do not fit even the empty cluster.")
 ]
@@ -119,6 +126,7 @@ def run(
     node_mtbf: _NodeMtbf = "",
     job_mtbf: _JobMtbf = "",
     drain: _Drain = None,
+    suspend_time: _SuspendTime = "",
     drop_too_large: _DropTooLarge = False,
     price: _Price = None,
     html: _Html = None,
@@ -134,8 +142,8 @@ def run(
     with payload() as out:
         _replay_and_report(
             trace, cluster, [policy], format, limit, from_date, loads, [seed], _option(truth, profiles, elastic_share),
-            overheads, estimates, library, node_mtbf, job_mtbf, drain, drop_too_large, price, html, jobs, anonymise,
-            output_of(output, as_json), out,
+            overheads, estimates, library, node_mtbf, job_mtbf, drain, suspend_time, drop_too_large, price, html, jobs,
+            anonymise, output_of(output, as_json), out,
         )
 
 
@@ -163,6 +171,7 @@ def compare(
     node_mtbf: _NodeMtbf = "",
     job_mtbf: _JobMtbf = "",
     drain: _Drain = None,
+    suspend_time: _SuspendTime = "",
     drop_too_large: _DropTooLarge = False,
     price: _Price = None,
     html: _Html = None,
@@ -176,7 +185,7 @@ def compare(
         _replay_and_report(
             trace, cluster, [name.strip() for name in policies.split(",")], format, limit, from_date,
             numbers(load, "--load"), list(range(seeds)), _option(truth, profiles, elastic_share), overheads, estimates,
-            library, node_mtbf, job_mtbf, drain, drop_too_large, price, html, jobs, anonymise,
+            library, node_mtbf, job_mtbf, drain, suspend_time, drop_too_large, price, html, jobs, anonymise,
             output_of(output, as_json), out,
         )
 
@@ -184,9 +193,8 @@ def compare(
 def _replay_and_report(
     path: str, cluster_text: str | None, names: list[str], format: str | None, limit: int | None, from_date: str | None,
     loads: list[float], seeds: list[int], truth: TruthOption, overheads: str, estimates: str, library: str,
-    node_mtbf: str, job_mtbf: str,
-    drain: list[str] | None, drop_too_large: bool, price: float | None, html: Path | None, jobs: Path | None,
-    anonymise: bool, output: str, out: TextIO,
+    node_mtbf: str, job_mtbf: str, drain: list[str] | None, suspend_time: str, drop_too_large: bool,
+    price: float | None, html: Path | None, jobs: Path | None, anonymise: bool, output: str, out: TextIO,
 ) -> None:
     """Check all input before the first replay, then run, then report."""
     from dataclasses import replace
@@ -219,7 +227,7 @@ def _replay_and_report(
     if truth.profiles is None:
         rigid_run_ms(recorded, truth.name)  # a trace without run times is an error on every cluster
     cluster = _cluster_of(recorded, given, max(loads))
-    settings = replace(settings, faults=_faults(node_mtbf, job_mtbf, drain, cluster))
+    settings = replace(settings, faults=_faults(node_mtbf, job_mtbf, drain, cluster), sleep=_sleep(suspend_time))
     if drop_too_large:
         recorded, notes = _without_too_large(recorded, cluster)
         settings = replace(settings, notes=notes)
@@ -351,6 +359,16 @@ def _faults(node_mtbf: str, job_mtbf: str, drain: list[str] | None, cluster: Clu
         node_mtbf_ms=_mean_time_ms("--node-mtbf", node_mtbf), job_mtbf_ms=_mean_time_ms("--job-mtbf", job_mtbf),
         drains=tuple(_parse_drain(text, cluster) for text in drain or ()),
     )
+
+
+def _sleep(suspend_time: str) -> Sleep | None:
+    from brim.sim.sleepers import Sleep
+    from brim.units import parse_duration_ms
+
+    if not suspend_time:
+        return None
+    with _naming("--suspend-time"):
+        return Sleep(after_ms=parse_duration_ms(suspend_time))
 
 
 def _mean_time_ms(option: str, text: str) -> int:

@@ -56,6 +56,10 @@ class Kind(IntEnum):
     """The job continues on the same GPUs with another batch, share or other loader workers, or as revocable or not."""
     HELD = 21
     """A waiting job is held back: by its user, or because what it needs is not there. ELIGIBLE lets it wait again."""
+    NODE_SLEEP = 22
+    """A node without jobs falls asleep; it still takes new jobs, which wait until it is awake."""
+    NODE_WAKE = 23
+    """A sleeping node begins to wake, because a job was given its GPUs."""
 
 
 class Sample(NamedTuple):

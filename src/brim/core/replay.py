@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from brim.core.arrays import FloatArray, IntArray, set_frozen_state
 from brim.core.cluster import Cluster
+from brim.core.tables import EMPTY
 from brim.core.trace import Trace
 from brim.units import WHOLE_GPU
 
@@ -33,6 +35,28 @@ class Runs:
     gpu: IntArray
 
     __setstate__ = set_frozen_state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sleeps:
+    """Intervals in which a node slept (S, in order of start). After each it takes time to wake.
+
+    Attributes:
+        node: Row of the cluster's nodes.
+        start_ms: When it fell asleep.
+        end_ms: When it began to wake, was lost, or when the replay ended.
+        awake_ms: When jobs could begin on it; ``end_ms`` where it did not wake.
+    """
+
+    node: IntArray
+    start_ms: IntArray
+    end_ms: IntArray
+    awake_ms: IntArray
+
+    __setstate__ = set_frozen_state
+
+
+NO_SLEEPS: Final = Sleeps(node=EMPTY, start_ms=EMPTY, end_ms=EMPTY, awake_ms=EMPTY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +96,7 @@ class Replay:
         round_s: Wall time of each round, seconds; empty where a compiled loop ran.
         wall_s: Wall time of the replay, seconds.
         assumptions: Assumptions behind the result, one sentence each.
+        sleeps: Which nodes slept, and when.
     """
 
     trace: Trace
@@ -105,6 +130,7 @@ class Replay:
     round_s: FloatArray
     wall_s: float
     assumptions: tuple[str, ...]
+    sleeps: Sleeps = NO_SLEEPS
 
     __setstate__ = set_frozen_state
 

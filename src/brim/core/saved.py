@@ -42,7 +42,7 @@ def state_bytes(state: ClusterState, beside: Mapping[str, Any] | None = None) ->
     arrays: dict[str, NDArray[Any]] = {
         "block": state._block[:, :used], "floats": state._floats[:, :used], "reported_ms": state._reported_ms[:used],
         "granted": state._granted[:, :granted], "up": state._up_N, "open": state._open_N,
-        "withheld": state._withheld, "quarantined": state._quarantined, "ended": state._ended,
+        "withheld": state._withheld, "quarantined": state._quarantined, "asleep": state._asleep, "ended": state._ended,
         "usage": state._usage._usage_U, "runs": state._usage._runs_U2,
         **{f"memory.{socket}": block[:used] for socket, block in state._memory.items()},
     }
@@ -125,7 +125,8 @@ def state_on(state: ClusterState, cluster: Cluster, gpu_types: Mapping[int, int]
     if state._num_granted and not is_alike:
         raise InvariantError(f"job {state._granted[0, 0]} holds GPUs, and cannot be moved to another cluster")
     moved = ClusterState(cluster)
-    names = ("_node_columns",) if is_alike else ("_up_N", "_open_N", "_withheld", "_quarantined", "_node_columns")
+    of_nodes = ("_up_N", "_open_N", "_withheld", "_quarantined", "_asleep", "_node_columns")
+    names = ("_node_columns",) if is_alike else of_nodes
     fresh = {name: getattr(moved, name) for name in names}
     for name, value in {**vars(state), **fresh, "cluster": cluster}.items():
         setattr(moved, name, value)
@@ -160,6 +161,7 @@ def _fill(state: ClusterState, arrays: Mapping[str, NDArray[Any]]) -> None:
             state._memory[name.removeprefix("memory.")] = block
     state._up_N, state._open_N, state._ended = arrays["up"], arrays["open"], arrays["ended"]
     state._withheld, state._quarantined = arrays["withheld"], arrays["quarantined"]
+    state._asleep = arrays.get("asleep", state._asleep)  # states of earlier versions have none
     ids, phases = arrays["block"][_ID], arrays["block"][_PHASE]
     alive = np.flatnonzero(phases != NONE)
     most = int(ids.max(initial=0))

@@ -46,6 +46,11 @@ class Setting:
         return tuple((rank.node, rank.gpu) for rank in self.ranks if rank.gpu != NONE)
 
     @property
+    def nodes(self) -> tuple[int, ...]:
+        """The nodes of the ranks, each once, in increasing order."""
+        return tuple(sorted({rank.node for rank in self.ranks}))
+
+    @property
     def share_milli(self) -> int:
         """Thousandths of each of its GPUs; 0 without GPUs."""
         return next((rank.share_milli for rank in self.ranks if rank.gpu != NONE), 0)

@@ -70,6 +70,7 @@ _HELD, _PENDING, _STARTING, _RUNNING = Phase.HELD, Phase.PENDING, Phase.STARTING
 _SUBMITTED, _STARTED, _REPORTED, _FINISHED = Kind.SUBMITTED, Kind.STARTED, Kind.REPORTED, Kind.FINISHED
 _PHASES: Final = tuple(Phase)
 _NODE_KINDS: Final = (Kind.NODE_DOWN, Kind.NODE_DRAIN, Kind.NODE_UP)
+_SLEEP_KINDS: Final = (Kind.NODE_SLEEP, Kind.NODE_WAKE)
 _GPU_KINDS: Final = (Kind.GPU_WITHHELD, Kind.GPU_QUARANTINED, Kind.GPU_OPENED)
 _INITIAL_ROWS: Final = 256
 _FREES: Final = tuple(kind in (
@@ -112,6 +113,7 @@ class ClusterState:
         self._up_N = np.ones(cluster.num_nodes, dtype=np.bool_)
         self._open_N = np.ones(cluster.num_nodes, dtype=np.bool_)
         self._withheld = self._quarantined = NO_GPUS
+        self._asleep = NOBODY
         self._node_columns: tuple[IntArray | BoolArray, ...] | None = None  # None: to be made anew
         self._size_lists: dict[tuple[int, ...], int] = {}
         self._usage = UsageBook()
@@ -212,6 +214,11 @@ class ClusterState:
             self._node_columns = None
             self._up_N[event.node] = event.kind is not Kind.NODE_DOWN
             self._open_N[event.node] = event.kind is Kind.NODE_UP
+            if event.kind is Kind.NODE_DOWN and self._asleep.size:
+                self._asleep[event.node] = False  # it boots when it is back
+        elif event.kind in _SLEEP_KINDS:
+            self._node_columns = None
+            self._sleep(event)
         elif event.kind in _GPU_KINDS:
             self._node_columns = None
             self._withhold(event)
@@ -247,6 +254,17 @@ class ClusterState:
             self._quarantined = self._withheld.copy()
         self._withheld[event.node, event.gpu] = event.kind is not Kind.GPU_OPENED
         self._quarantined[event.node, event.gpu] = event.kind is Kind.GPU_QUARANTINED
+
+    def _sleep(self, event: Event) -> None:
+        """Let a node fall asleep, or wake."""
+        sleeps, nodes = event.kind is Kind.NODE_SLEEP, self.cluster.num_nodes
+        if not self._asleep.size:
+            self._asleep = np.zeros(nodes, dtype=np.bool_)
+        if not (0 <= event.node < nodes and self._up_N[event.node]) or self._asleep[event.node] == sleeps:
+            raise InvariantError(f"{event.kind.name} of node {event.node}, which is not up, or is so already")
+        if sleeps and (self._granted[OF_RANKS, : self._num_granted][0] == event.node).any():
+            raise InvariantError(f"node {event.node} falls asleep with jobs on it")
+        self._asleep[event.node] = sleeps
 
     def remember(self, socket: str, jobs: IntArray, memory: IntArray) -> None:
         """Store integers per job id, (J,) or (J, K), for the part in a socket to read in the next round."""
@@ -449,6 +467,7 @@ class ClusterState:
             self._node_columns = (
                 cluster.gpu_type_N, cluster.gpus_N, cluster.cpu_milli_N, cluster.mem_mib_N, frozen(self._up_N.copy()),
                 frozen(self._open_N.copy()), _frozen_gpus(self._withheld), _frozen_gpus(self._quarantined),
+                frozen(self._asleep.copy()) if self._asleep.any() else NOBODY,
             )
         return table_of(NodeTable, tuple(column.view() for column in self._node_columns))
 

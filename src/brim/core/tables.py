@@ -203,6 +203,8 @@ class NodeTable:
         withheld: Whether a GPU takes no new jobs, although its node may: rows of the widest node's number of GPUs
             (N, W). Empty, (0, 0): no GPU is withheld.
         quarantined: Which of these are withheld because they are not as they should be (N, W), or empty.
+        asleep: Whether the node sleeps, because it had no jobs for some time: a job that is given its GPUs starts once
+            it is awake. Empty: no node does.
     """
 
     gpu_type: IntArray
@@ -213,6 +215,7 @@ class NodeTable:
     is_open: BoolArray
     withheld: BoolArray = field(default_factory=lambda: NO_GPUS)
     quarantined: BoolArray = field(default_factory=lambda: NO_GPUS)
+    asleep: BoolArray = field(default_factory=lambda: NOBODY)
 
     def __len__(self) -> int:
         return len(self.gpus)

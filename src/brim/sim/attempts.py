@@ -18,6 +18,7 @@ from brim.core.events import Event, JobSpec, Kind, Sample
 from brim.core.setting import Setting
 from brim.core.trace import NONE
 from brim.sim.record import Record
+from brim.sim.sleepers import Sleepers
 from brim.sim.stall_detector import StallDetector
 from brim.sim.timeline import Timeline
 from brim.sim.truths.truth import Company, Pace, Truth
@@ -91,8 +92,9 @@ class Attempts:
 
     def __init__(
         self, cluster: Cluster, specs: Sequence[JobSpec], truth: Truth, checkpoint_ms: int, timeline: Timeline,
-        record: Record, stall_detector: StallDetector,
+        record: Record, stall_detector: StallDetector, sleepers: Sleepers,
     ) -> None:
+        self._sleepers = sleepers
         self._specs, self._truth, self._checkpoint_ms = specs, truth, checkpoint_ms
         self._timeline, self._record, self._stall_detector = timeline, record, stall_detector
         self._offset = cluster.gpu_offset_N.tolist()
@@ -123,6 +125,7 @@ class Attempts:
             begin_ms=begin_ms, from_ms=from_ms, ran_ms=ran_ms, pace=self._pace(job, setting, gpus, nodes), seen=seen,
         )
         self._record.start(job, begin_ms)
+        self._sleepers.come(setting.nodes)
         self._timeline.push(from_ms, Kind.STARTED, job, attempt.number)
         self._go_on(job, attempt, from_ms)
         self._neighbours_changed(gpus, now_ms, but=job)
@@ -147,12 +150,14 @@ class Attempts:
         if now_ms > attempt.from_ms:
             self._keep(job, attempt, now_ms, now_ms)
         self._close_run(job, attempt, gone_ms)
+        self._sleepers.go(attempt.setting.nodes, gone_ms)
         self._neighbours_changed(attempt.gpus, now_ms, but=job)
 
     def leave(self, job: int, now_ms: int, kind: Kind) -> None:
         """End a job's attempt at once, as an event of this kind tells."""
         attempt = self.running.pop(job)
         self._close_run(job, attempt, now_ms)
+        self._sleepers.go(attempt.setting.nodes, now_ms)
         self._timeline.record_event(Event(now_ms, kind, job))
         self._neighbours_changed(attempt.gpus, now_ms, but=job)
 
@@ -169,9 +174,10 @@ class Attempts:
         self._timeline.release(job, now_ms)
 
     def close_runs(self, now_ms: int) -> None:
-        """End the record of the jobs that still run when a replay stops early."""
+        """End the record of the jobs that still run when a replay stops early, and of the nodes that sleep."""
         for job, attempt in self.running.items():
             self._close_run(job, attempt, now_ms)
+        self._sleepers.close(now_ms)
 
     def _close_run(self, job: int, attempt: RunningJob, end_ms: int) -> None:
         """Record that a job has left its GPUs, with the last share it had of them."""

@@ -27,6 +27,7 @@ from brim.sim.loop import PROGRESS_EVERY, Loop
 from brim.sim.overheads import Overheads
 from brim.sim.plan_executor import PlanExecutor
 from brim.sim.record import Record
+from brim.sim.sleepers import Sleepers
 from brim.sim.stall_detector import StallDetector
 from brim.sim.timeline import Timeline
 from brim.sim.truths.rigid import Rigid
@@ -110,13 +111,16 @@ def continued(outset: Outset, run_ms: Sequence[int]) -> Course:
     holding = [row for row in range(total) if state.phase(row) is not Phase.HELD]
     timeline, record, truth = _LimitedTimeline(trace, outset.limits, holding), Record(total), _Believed(trace, outset)
     stall_detector = StallDetector(trace, policy.name, outset.overheads, Faults(), record)
-    attempts = Attempts(cluster, specs, truth, outset.overheads.checkpoint_ms, timeline, record, stall_detector)
-    injector = FaultInjector(cluster, Faults(), 0, attempts, timeline, record)
+    sleepers = Sleepers(cluster.num_nodes, None, timeline, record)
+    attempts = Attempts(
+        cluster, specs, truth, outset.overheads.checkpoint_ms, timeline, record, stall_detector, sleepers
+    )
+    injector = FaultInjector(cluster, Faults(), 0, attempts, timeline, record, sleepers)
     executor = PlanExecutor(
-        policy, specs, truth, outset.overheads, attempts, injector, timeline, record, stall_detector
+        policy, specs, truth, outset.overheads, attempts, injector, timeline, record, stall_detector, sleepers
     )
     _resume(outset, scheduler, timeline, attempts, record)
-    loop = Loop(trace, specs, scheduler, timeline, attempts, injector, executor, record, stall_detector)
+    loop = Loop(trace, specs, scheduler, timeline, attempts, injector, executor, record, stall_detector, sleepers)
     stretches = 0
 
     def goes_on(ended: int, now_ms: int) -> bool:

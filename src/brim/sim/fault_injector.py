@@ -9,6 +9,7 @@ from brim.core.events import Event, Kind
 from brim.sim.attempts import Attempts, RunningJob
 from brim.sim.faults import Drain, Faults, job_failure_ms, node_failure_ms
 from brim.sim.record import Record
+from brim.sim.sleepers import Sleepers
 from brim.sim.timeline import Timeline
 
 
@@ -16,8 +17,10 @@ class FaultInjector:
     """Makes jobs and nodes fail at the times that were drawn, and drains nodes at the times that were planned."""
 
     def __init__(
-        self, cluster: Cluster, faults: Faults, seed: int, attempts: Attempts, timeline: Timeline, record: Record
+        self, cluster: Cluster, faults: Faults, seed: int, attempts: Attempts, timeline: Timeline, record: Record,
+        sleepers: Sleepers,
     ) -> None:
+        self._sleepers = sleepers
         self._faults, self._seed = faults, seed
         self._attempts, self._timeline, self._record = attempts, timeline, record
         self._failures = [0] * len(record.failed)
@@ -56,6 +59,7 @@ class FaultInjector:
     def lose(self, node: int, count: int, now_ms: int) -> None:
         """A node is lost, with the jobs on it; ``count`` earlier ones were repaired."""
         self._down.add(node)
+        self._sleepers.lose(node, now_ms)
         self._timeline.record_event(Event(now_ms, Kind.NODE_DOWN, node=node))
         for job in self._attempts.on_node(node):
             self._attempts.roll_back(job, now_ms)
@@ -71,6 +75,7 @@ class FaultInjector:
         """A drain of a node ends, or the node is repaired for the ``count``-th time."""
         if count:
             self._down.remove(node)
+            self._sleepers.repair(node, now_ms)
             self._expect_failure(node, count, now_ms)
         else:
             self._draining[node] -= 1

@@ -19,6 +19,7 @@ from brim.sim.attempts import Attempts
 from brim.sim.fault_injector import FaultInjector
 from brim.sim.plan_executor import PlanExecutor
 from brim.sim.record import Record
+from brim.sim.sleepers import Sleepers
 from brim.sim.stall_detector import StallDetector
 from brim.sim.timeline import Timeline
 from brim.units import counted
@@ -36,7 +37,9 @@ class Loop:
     def __init__(
         self, trace: Trace, specs: Sequence[JobSpec], scheduler: Scheduler, timeline: Timeline, attempts: Attempts,
         injector: FaultInjector, executor: PlanExecutor, record: Record, stall_detector: StallDetector,
+        sleepers: Sleepers,
     ) -> None:
+        self._sleepers = sleepers
         self._trace, self._specs, self._scheduler, self._timeline = trace, specs, scheduler, timeline
         self._attempts, self._injector, self._executor = attempts, injector, executor
         self._record, self._stall_detector = record, stall_detector
@@ -126,6 +129,8 @@ class Loop:
                 self._injector.drain(item, now_ms)
             case Kind.NODE_UP:
                 self._injector.open(item, count, now_ms)
+            case Kind.NODE_SLEEP:
+                self._sleepers.fall_asleep(item, count, now_ms)
             case _:
                 raise InvariantError(f"the twin met an event of kind {kind.name} at {now_ms} ms, which it never makes")
         return now_ms

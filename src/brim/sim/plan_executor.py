@@ -15,6 +15,7 @@ from brim.sim.attempts import Attempts
 from brim.sim.fault_injector import FaultInjector
 from brim.sim.overheads import Overheads
 from brim.sim.record import Record
+from brim.sim.sleepers import Sleepers
 from brim.sim.stall_detector import StallDetector
 from brim.sim.timeline import Timeline
 from brim.sim.truths.truth import HasStepTimes, Truth
@@ -29,7 +30,9 @@ class PlanExecutor:
     def __init__(
         self, policy: Policy, specs: Sequence[JobSpec], truth: Truth, overheads: Overheads, attempts: Attempts,
         injector: FaultInjector, timeline: Timeline, record: Record, stall_detector: StallDetector,
+        sleepers: Sleepers,
     ) -> None:
+        self._sleepers = sleepers
         self._specs, self._truth, self._overheads = specs, truth, overheads
         self._attempts, self._injector, self._timeline = attempts, injector, timeline
         self._record, self._stall_detector = record, stall_detector
@@ -53,7 +56,8 @@ class PlanExecutor:
     def _start(self, action: Start | Resize, now_ms: int) -> None:
         """Start a gang: it begins once its GPUs are free, and makes progress after the start or restart."""
         job, setting = action.job, action.setting
-        begin_ms = max(now_ms, self._saved_ms.get(job, 0))  # it may move to GPUs that no job is leaving
+        begin_ms = self._sleepers.awake_ms(setting.nodes, now_ms)
+        begin_ms = max(begin_ms, self._saved_ms.get(job, 0))  # it may move to GPUs that no job is leaving
         if self._leaving:  # not removed: another job may get a share of the same GPU
             begin_ms = max(begin_ms, *(self._leaving.get(gpu, 0) for gpu in self._attempts.gpus_of(setting)))
         first = self._record.first_start_ms[job] == NONE

@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 
 from brim.core.arrays import IntArray, frozen
-from brim.core.replay import Runs
+from brim.core.replay import Runs, Sleeps
 from brim.core.trace import NONE
 from brim.units import WHOLE_GPU
 
@@ -29,6 +29,7 @@ class Record:
         self.failed, self.rejected, self.unmeasured = ([0] * jobs for _ in range(3))
         self._job, self._start, self._end = array("q"), array("q"), array("q")
         self._first, self._gpu, self._share = array("q", [0]), array("q"), array("q")
+        self._slept: list[tuple[int, int, int, int]] = []
 
     def start(self, job: int, begin_ms: int) -> None:
         """Record that a job was started or moved."""
@@ -57,6 +58,10 @@ class Record:
             self._gpu.extend(gpus)
             self._first.append(len(self._gpu))
 
+    def sleep(self, node: int, start_ms: int, end_ms: int, awake_ms: int) -> None:
+        """Record that a node slept; see ``Sleeps``."""
+        self._slept.append((start_ms, node, end_ms, awake_ms))
+
     def starts(self, job: int) -> int:
         """How often a job has got GPUs."""
         return self.restarts[job] + (self.first_start_ms[job] != NONE)
@@ -74,8 +79,13 @@ class Record:
                  "restarts", "resizes", "failed", "rejected", "rejected_ms", "unmeasured")
         return {
             **{name: frozen(np.array(getattr(self, name), dtype=np.int64)) for name in names},
-            "runs": _sorted_runs(job, start, end, share, first, gpu),
+            "runs": _sorted_runs(job, start, end, share, first, gpu), "sleeps": self._sleeps(),
         }
+
+    def _sleeps(self) -> Sleeps:
+        block = np.array(sorted(self._slept), dtype=np.int64).reshape(-1, 4).T
+        start, node, end, awake = (frozen(np.ascontiguousarray(column)) for column in block)
+        return Sleeps(node=node, start_ms=start, end_ms=end, awake_ms=awake)
 
 
 def _sorted_runs(

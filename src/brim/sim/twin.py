@@ -33,6 +33,7 @@ from brim.sim.loop import Loop, Progress
 from brim.sim.overheads import Overheads
 from brim.sim.plan_executor import PlanExecutor
 from brim.sim.record import Record
+from brim.sim.sleepers import Sleep, Sleepers
 from brim.sim.specs import specs_of, user_names
 from brim.sim.stall_detector import StallDetector
 from brim.sim.timeline import Timeline
@@ -54,6 +55,7 @@ class ReplaySettings:
     Attributes:
         overheads: Costs of changes.
         faults: Faults of jobs and nodes.
+        sleep: When nodes without jobs sleep; None for never.
         estimates: Run times that policies receive: ``limits`` or ``history``. Oracle policies receive the truth.
         library: Profile library whose models policies know beforehand, by the names in the trace; empty for none. Read
             by policies that ask what is known about a model.
@@ -66,6 +68,7 @@ class ReplaySettings:
 
     overheads: Overheads = field(default_factory=Overheads)
     faults: Faults = field(default_factory=Faults)
+    sleep: Sleep | None = None
     estimates: str = "limits"
     library: str = ""
     gap_ms: int = DEFAULT_GAP_MS
@@ -91,8 +94,8 @@ def replay(
     The bounds of ``bounds_of`` may be given, for several replays of one trace; otherwise they are computed.
 
     Policies of shipped parts that keep the size of every job run in compiled loops that make the same decisions
-    (docs/decisions/0005), unless a journal is wanted, there are faults, rounds are closer together while few jobs wait,
-    or the truth is of another class than the shipped ones.
+    (docs/decisions/0005), unless a journal is wanted, there are faults, nodes sleep, rounds are closer together while
+    few jobs wait, or the truth is of another class than the shipped ones.
 
     Raises:
         ConfigError: the trace cannot run on the cluster or has no run times, or faults are so frequent that no job
@@ -105,12 +108,13 @@ def replay(
     truth = truth or Rigid(trace)
     believed: RunTimes = TrueRunTimes(truth.run_ms) if policy.oracle else ESTIMATES[settings.estimates]
     started, notes = time.perf_counter(), settings.notes
+    notes += () if settings.sleep is None else (settings.sleep.sentence,)
     report = on_progress or (lambda ended, now_ms: True)
     library = _library(settings.library, trace)
     notes += _known_models(settings.library, library, trace)
     scenario = Scenario(trace=trace, cluster=cluster, policy=policy, truth=truth, run_times=believed,
                         overheads=settings.overheads, gap_ms=settings.gap_ms)
-    is_plain = journal is None and not settings.faults.any and not settings.gap_job_us
+    is_plain = journal is None and not settings.faults.any and not settings.gap_job_us and settings.sleep is None
     run = eligible_loop(scenario) if is_plain else None
     if run:
         outcome = run(scenario, report)
@@ -186,11 +190,14 @@ def _loop(
         gap_job_us=settings.gap_job_us, journal=journal, in_place=overheads.resize_ms is not None,
     )
     stall_detector = StallDetector(trace, policy.name, overheads, faults, record)
-    attempts = Attempts(cluster, specs, truth, overheads.checkpoint_ms, timeline, record, stall_detector)
-    injector = FaultInjector(cluster, faults, settings.seed, attempts, timeline, record)
+    sleepers = Sleepers(cluster.num_nodes, settings.sleep, timeline, record)
+    attempts = Attempts(cluster, specs, truth, overheads.checkpoint_ms, timeline, record, stall_detector, sleepers)
+    injector = FaultInjector(cluster, faults, settings.seed, attempts, timeline, record, sleepers)
     injector.schedule(_measuring(cluster, beliefs))
-    executor = PlanExecutor(policy, specs, truth, overheads, attempts, injector, timeline, record, stall_detector)
-    return Loop(trace, specs, scheduler, timeline, attempts, injector, executor, record, stall_detector)
+    executor = PlanExecutor(
+        policy, specs, truth, overheads, attempts, injector, timeline, record, stall_detector, sleepers
+    )
+    return Loop(trace, specs, scheduler, timeline, attempts, injector, executor, record, stall_detector, sleepers)
 
 
 def _measuring(cluster: Cluster, beliefs: Beliefs) -> tuple[Drain, ...]:
