@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from brim.beliefs.analyser import ExchangeTimes
+from brim.beliefs.interference import Interference
 from brim.beliefs.runtime import RunTimes, UserLimits
 from brim.beliefs.speeds import SeenSpeeds
 from brim.beliefs.work import AsMuchAgain, Work
@@ -21,6 +22,7 @@ class Beliefs:
         in_place_ms: What does a job lose when its size changes and its processes stay? None where they never stay: a
             change then costs as much as a start.
         exchange: How long does an exchange of gradients take on this cluster? None if not measured.
+        interference: How much do jobs slow each other down that share GPUs?
     """
 
     run_times: RunTimes = field(default_factory=UserLimits)
@@ -28,3 +30,4 @@ class Beliefs:
     work: Work = field(default_factory=AsMuchAgain)
     in_place_ms: float | None = None
     exchange: ExchangeTimes | None = None
+    interference: Interference = field(default_factory=Interference)

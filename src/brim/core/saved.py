@@ -19,6 +19,7 @@ from brim.core.arrays import IntArray
 from brim.core.cluster import Cluster
 from brim.core.lifecycle import Phase
 from brim.core.seen import SeenStepTimes
+from brim.core.slowdowns import SeenSlowdowns
 from brim.core.state import ClusterState
 from brim.core.tables import JOB_COLUMNS, JOB_FLOAT_COLUMNS
 from brim.core.trace import NONE
@@ -52,7 +53,7 @@ def state_bytes(state: ClusterState, beside: Mapping[str, Any] | None = None) ->
         "size_lists": [list(sizes) for sizes in state._size_lists],
         "seen": [[job, state._seen._profile[job], _means(means)] for job, means in state._seen._of_job.items()],
         "seen_of_profile": [[profile, _means(means)] for profile, means in state._seen._of_profile.items()],
-        "beside": dict(beside or {}),
+        "slowdowns": state._slowdowns.plain(), "beside": dict(beside or {}),
     }
     arrays[_PLAIN] = np.frombuffer(json.dumps(plain, separators=(",", ":")).encode(), dtype=np.uint8)
     file = io.BytesIO()
@@ -81,6 +82,7 @@ def state_of(data: bytes, cluster: Cluster) -> tuple[ClusterState, dict[str, Any
     state._size_lists = {tuple(sizes): code for code, sizes in enumerate(plain["size_lists"])}
     state._usage = _usage(plain, arrays)
     state._seen = _seen(plain)
+    state._slowdowns = SeenSlowdowns.of_plain(plain.get("slowdowns", ()))  # states of earlier versions have none
     return state, plain["beside"]
 
 

@@ -8,7 +8,16 @@ import numpy as np
 
 from brim.core.arrays import IntArray, frozen
 from brim.core.setting import Rank, Setting
-from brim.core.tables import EMPTY, Grants, JobTable, NodeTable, SeenSteps, UserTable
+from brim.core.tables import (
+    EMPTY,
+    NO_SLOWDOWNS,
+    Grants,
+    JobTable,
+    NodeTable,
+    SeenSteps,
+    SlowdownTable,
+    UserTable,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +54,7 @@ class Snapshot:
         gpu_types: Names behind gpu_type codes.
         seen: Step times that jobs reported.
         memory: What the parts of the policy stored in earlier rounds.
+        slowdowns: Slowdowns that jobs reported beside neighbours on their GPUs.
     """
 
     now_ms: int
@@ -56,6 +66,7 @@ class Snapshot:
     gpu_types: tuple[str, ...]
     seen: SeenSteps
     memory: Memory = field(default_factory=Memory)
+    slowdowns: SlowdownTable = NO_SLOWDOWNS
 
     def setting_of(self, row: int) -> Setting | None:
         """What the job in this row of the job table has, None if it has nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from copy import deepcopy
@@ -32,6 +33,7 @@ from brim.core.events import Event, JobSpec, Kind
 from brim.core.lifecycle import TRANSITIONS, Phase, next_phase
 from brim.core.seen import SeenStepTimes
 from brim.core.setting import Rank, Setting
+from brim.core.slowdowns import NEIGHBOURS_MAX, Resident, ResidentSet, SeenSlowdowns
 from brim.core.snapshot import Memory, Snapshot
 from brim.core.tables import EMPTY, JOB_COLUMNS, JOB_FLOAT_COLUMNS, NO_GPUS, NOBODY, Grants, JobTable, NodeTable
 from brim.core.trace import NONE
@@ -55,6 +57,7 @@ _LEAST: Final = [_COLUMN[c] for c in ("gpus_min", "batch_min")]
 _MOST: Final = [_COLUMN[c] for c in ("gpus_max", "batch_max")]
 _LOCAL_BATCH: Final = [_COLUMN[c] for c in ("local_batch_min", "local_batch_max")]
 _BATCH: Final = _COLUMN["batch"]
+_NODE_ROW, _GPU_ROW = (GRANT_ROWS.index(name) for name in ("node", "gpu"))
 _GPUS, _GPUS_MIN, _GPUS_MAX, _SIZE_LIST = (_COLUMN[c] for c in ("gpus", "gpus_min", "gpus_max", "size_list"))
 _BATCH_NOW, _STARTS, _STALLED = (_COLUMN[c] for c in ("batch_now", "starts", "stalled_ms"))
 _NEW_JOB: Final = {"phase": Phase.PENDING, "first_start_ms": NONE, "running_since_ms": NONE, "batch_now": NONE}
@@ -104,6 +107,7 @@ class ClusterState:
         self._floats = np.zeros((len(JOB_FLOAT_COLUMNS), _INITIAL_ROWS))
         self._reported_ms = np.zeros(_INITIAL_ROWS, dtype=np.int64)  # when ``samples_done`` was true, by slot
         self._seen = SeenStepTimes()
+        self._slowdowns = SeenSlowdowns()
         self._memory: dict[str, IntArray] = {}  # by socket and slot
         self._used = 0
         self._alive = 0
@@ -364,6 +368,7 @@ class ClusterState:
         self._slot_of[job] = NONE
         self._alive -= 1
         self._seen.over(job)
+        self._slowdowns.over(job)
         if self._used > 2 * self._alive + _INITIAL_ROWS:
             self._close_holes()
 
@@ -385,6 +390,27 @@ class ClusterState:
             ends = asked, usable[0], usable[-1]
             self._block[[_GPUS, _GPUS_MIN, _GPUS_MAX, _SIZE_LIST], slot] = *ends, self._size_list(usable)
         self._seen.add(event.job, int(self._block[_PROFILE, slot]), report.seen)
+        if not math.isnan(report.slowdown_ratio) and (company := self._company(event.job)):
+            self._slowdowns.add(event.job, company, report.slowdown_ratio)
+
+    def _company(self, job: int) -> ResidentSet | None:
+        """The job among its neighbours; None without any, or if a model is not known or there are too many."""
+        held = self._granted[:, : self._num_granted]
+        mine = held[:, self._ranks_of(job)]
+        on_gpu = mine[:, mine[_GPU_ROW] != NONE]
+        if not on_gpu.size:
+            return None
+        widest = int(self.cluster.gpus_N.max())
+        place = np.where(held[_GPU_ROW] == NONE, NONE, held[_NODE_ROW] * widest + held[_GPU_ROW])
+        beside = held[0, np.isin(place, on_gpu[_NODE_ROW] * widest + on_gpu[_GPU_ROW])]
+        rows = self._slot_of[np.unique(beside[beside != job])]
+        who, *others = (
+            Resident(*self._block[[_PROFILE, _BATCH_NOW], row].tolist()) for row in (self._slot(job), *rows.tolist())
+        )
+        known = all(one.profile != NONE for one in (who, *others))
+        if not (known and 0 < len(others) <= NEIGHBOURS_MAX):
+            return None
+        return ResidentSet(who, int(self.cluster.gpu_type_N[on_gpu[_NODE_ROW, 0]]), tuple(sorted(others)))
 
     def _learn(self, slot: int) -> None:
         """Store what estimates need of a finished job: its run time for its user, its service in the histogram."""
@@ -433,6 +459,7 @@ class ClusterState:
         held = copied._granted[0, : copied._num_granted]
         held[:] = np.searchsorted(ids, held)
         copied._seen.renumber(rows)
+        copied._slowdowns.renumber(rows)
         return copied, ids
 
     # -- the frozen view -------------------------------------------------------------------------------------------
@@ -458,6 +485,7 @@ class ClusterState:
             gpu_types=self.cluster.gpu_types,
             seen=self._seen.freeze(rows_of),
             memory=memory,
+            slowdowns=self._slowdowns.freeze(),
         )
 
     def _node_table(self) -> NodeTable:

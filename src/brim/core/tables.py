@@ -304,6 +304,32 @@ class SeenSteps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlowdownTable:
+    """Slowdowns that jobs reported beside neighbours: one row per job kind and exact set of neighbours (S rows).
+
+    Attributes:
+        profile: Code of the job's model.
+        batch: Its global batch, -1 where it has none.
+        gpu_type: Code of the GPU type.
+        others: Model and batch of each neighbour, in increasing order, -1 after the last (S, 3, 2).
+        count: Jobs that reported.
+        mean_ratio: Mean of their slowdowns, at least 1.
+        variance: Variance of their slowdowns, 0 for one.
+    """
+
+    profile: IntArray
+    batch: IntArray
+    gpu_type: IntArray
+    others: IntArray
+    count: IntArray
+    mean_ratio: FloatArray
+    variance: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.profile)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UserTable:
     """One row per user who has submitted a job (U rows).
 
@@ -324,5 +350,9 @@ class UserTable:
 
 
 EMPTY: IntArray = frozen(np.empty(0, dtype=np.int64))
+NO_SLOWDOWNS = SlowdownTable(
+    profile=EMPTY, batch=EMPTY, gpu_type=EMPTY, others=frozen(np.empty((0, 3, 2), dtype=np.int64)), count=EMPTY,
+    mean_ratio=frozen(np.empty(0)), variance=frozen(np.empty(0)),
+)
 NOBODY: BoolArray = frozen(np.zeros(0, dtype=np.bool_))
 NO_GPUS: BoolArray = frozen(np.zeros((0, 0), dtype=np.bool_))

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from brim.beliefs.analyser import measure_exchange
 from brim.beliefs.beliefs import Beliefs
+from brim.beliefs.interference import BUILTIN, Interference, load_sets, seeds_of
 from brim.beliefs.library import load
 from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserHistory, UserLimits
 from brim.beliefs.speeds import SeenSpeeds
@@ -119,7 +120,10 @@ def replay(
     if run:
         outcome = run(scenario, report)
     else:
-        beliefs = _beliefs(policy, cluster, truth, believed, library, settings.overheads)
+        beliefs = replace(
+            _beliefs(policy, cluster, truth, believed, library, settings.overheads),
+            interference=_interference(trace, cluster),
+        )
         if beliefs.exchange is not None:
             notes += (
                 "Before its first job the cluster is closed for "
@@ -147,6 +151,12 @@ def _library(name: str, trace: Trace) -> dict[int, FloatArray]:
         return {}
     known = load(name).steps
     return {code: known[model].parameters for code, model in enumerate(trace.profiles) if model in known}
+
+
+def _interference(trace: Trace, cluster: Cluster) -> Interference:
+    """What is believed of jobs that share GPUs: the measured sets that come with brim, of the models of the trace."""
+    measured = load_sets(BUILTIN, "")
+    return Interference(seeds=seeds_of(measured, trace.profiles, cluster.gpu_types), rule=measured.rule)
 
 
 def _known_models(name: str, library: dict[int, FloatArray], trace: Trace) -> tuple[str, ...]:

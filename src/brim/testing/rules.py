@@ -19,7 +19,7 @@ from brim.core.lifecycle import Phase
 from brim.core.replay import Replay
 from brim.core.setting import Setting
 from brim.core.snapshot import Snapshot
-from brim.core.tables import Grants
+from brim.core.tables import Grants, SlowdownTable
 from brim.core.trace import NONE, Trace
 from brim.engine.round import RoundResult, run_round
 from brim.errors import BrimError, PlanError
@@ -378,8 +378,24 @@ def relabelled(snapshot: Snapshot, beliefs: Beliefs) -> Iterator[tuple[str, Snap
         snapshot, jobs=replace(jobs, profile=frozen(turned[jobs.profile])), seen=replace(seen, **{
             column.name: frozen((profile if column.name == "profile" else getattr(seen, column.name))[listed])
             for column in fields(seen)
-        }),
+        }), slowdowns=_renumbered(snapshot.slowdowns, turned),
     ), beliefs
+
+
+def _renumbered(table: SlowdownTable, turned: IntArray) -> SlowdownTable:
+    """The same slowdowns with other codes of models, in the order that the state gives them."""
+    rows = sorted(
+        (turned[profile], batch, gpu_type, sorted((turned[one], other) for one, other in others if one != NONE), row)
+        for row, (profile, batch, gpu_type, others) in enumerate(zip(
+            table.profile.tolist(), table.batch.tolist(), table.gpu_type.tolist(), table.others.tolist(), strict=True
+        ))
+    )
+    order = np.array([row[-1] for row in rows], dtype=np.int64)
+    others = np.full_like(table.others, NONE)
+    for at, row in enumerate(rows):
+        others[at, : len(row[3])] = row[3]
+    picked = {column.name: frozen(getattr(table, column.name)[order]) for column in fields(table)}
+    return SlowdownTable(**{**picked, "profile": frozen(turned[picked["profile"]]), "others": frozen(others)})
 
 
 def permuted(trace: Trace, seed: int) -> dict[str, Any]:
