@@ -8,22 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.beliefs.interference import (
-    BUILTIN,
-    Basis,
-    DemandRule,
-    Interference,
-    load_sets,
-    parse_sets,
-    queueing,
-    seeds_of,
-)
-from brim.core.slowdowns import Resident, ResidentSet, SeenSlowdowns
+from brim.beliefs.interference import Basis, DemandRule, Interference, queueing
+from brim.beliefs.measured_sets import BUILTIN, load_sets, parse_sets, seeds_of
+from brim.core.slowdowns import ResidentKind, ResidentSet, SeenSlowdowns
 from brim.core.tables import NO_SLOWDOWNS
 from brim.core.trace import NONE
 from brim.errors import ConfigError, NotFoundError
 
-A, B, C = (Resident(code, NONE) for code in range(3))
+A, B, C = (ResidentKind(code, NONE) for code in range(3))
 LIGHT = (0.1, 0.1)
 
 
@@ -54,10 +46,10 @@ def test_the_history_of_another_gpu_type_or_batch_says_nothing():
 
 def test_of_a_job_of_unknown_demand_nothing_is_said():
     known = Interference().known(NO_SLOWDOWNS)
-    a, b = known.among(0, (A, Resident(NONE, NONE)), (0.3, math.nan))
+    a, b = known.among(0, (A, ResidentKind(NONE, NONE)), (0.3, math.nan))
     assert a.basis is b.basis is Basis.UNKNOWN
     assert math.isnan(a.mean)
-    assert known.among(0, (Resident(NONE, NONE),), (math.nan,))[0] == (1.0, 0.0, 0, Basis.ALONE)
+    assert known.among(0, (ResidentKind(NONE, NONE),), (math.nan,))[0] == (1.0, 0.0, 0, Basis.ALONE)
 
 
 def test_seeds_are_history_of_any_batch_and_count_as_one_job():
@@ -65,7 +57,7 @@ def test_seeds_are_history_of_any_batch_and_count_as_one_job():
     seeds = seeds_of(measured, ("vgg16", "ResNet18", "other"), ("T4", "V100"))
     assert len(seeds) == 2  # one pair, both ways
     believed = Interference(seeds=seeds)
-    pair = (Resident(0, 256), Resident(1, 64))
+    pair = (ResidentKind(0, 256), ResidentKind(1, 64))
     first = believed.known(NO_SLOWDOWNS).among(1, pair, LIGHT)[0]
     assert (first.mean, first.jobs, first.basis) == (pytest.approx(1.0387), 1, Basis.HISTORY)
     seen = SeenSlowdowns()

@@ -17,6 +17,7 @@ CLOCKS = {"time", "datetime", "random", "secrets", "uuid", "socket", "asyncio", 
 OUTSIDE = {"torch", "polars", "pyarrow", "rich", "typer"}
 READS_FILES = {
     "core/cluster.py": "cluster TOML", "policies/presets.py": "policy files", "beliefs/library.py": "fitted profiles",
+    "beliefs/measured_sets.py": "measured slowdowns",
 }
 """The places in deciding packages that open a file, and what they read."""
 

@@ -11,7 +11,7 @@ from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind, Report
 from brim.core.saved import state_bytes, state_of
 from brim.core.setting import setting_of
-from brim.core.slowdowns import Resident, ResidentSet, SeenSlowdowns
+from brim.core.slowdowns import ResidentKind, ResidentSet, SeenSlowdowns
 from brim.core.state import ClusterState
 from brim.core.trace import NONE
 
@@ -112,6 +112,6 @@ def test_sets_seen_the_longest_ago_are_forgotten(monkeypatch):
     monkeypatch.setattr("brim.core.slowdowns.SETS_KEPT", 2)
     seen = SeenSlowdowns()
     for job, profile in enumerate((1, 2, 3)):
-        seen.add(job, ResidentSet(Resident(profile, NONE), 0, (Resident(9, NONE),)), 1.5)
+        seen.add(job, ResidentSet(ResidentKind(profile, NONE), 0, (ResidentKind(9, NONE),)), 1.5)
         seen.over(job)
     assert np.array_equal(seen.freeze().profile, [2, 3])

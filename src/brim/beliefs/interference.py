@@ -3,28 +3,22 @@
 Every answer names its basis, with mean, variance and the number of jobs that were observed. A job of which neither a
 history nor its utilisation is known has the basis UNKNOWN: nothing can be said, and a policy should not share its GPUs.
 
-``profiles/sharing.toml`` has measured sets and the parameter of the rule; another file of the same form can be read.
+What is known beforehand comes from ``beliefs.measured_sets``.
 """
 
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cache
-from importlib.resources import files
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from brim.core.slowdowns import NEIGHBOURS_MAX, MeanRatio, Resident, ResidentSet
+from brim.core.slowdowns import MeanRatio, ResidentKind, ResidentSet
 from brim.core.tables import SlowdownTable
 from brim.core.trace import NONE
-from brim.errors import ConfigError, NotFoundError
+from brim.errors import ConfigError
 
-BUILTIN: Final = "builtin"
-"""Name of the measured sets that come with brim."""
 SEED_DEVIATION: Final = 0.02
 """Relative standard deviation of a slowdown that was published once. Ours: EaCO gives no spread."""
 _ROUNDS: Final = 100
@@ -120,123 +114,6 @@ def queueing(demands: Sequence[float]) -> tuple[float, ...]:
     return tuple(ratios)
 
 
-class MeasuredSet(NamedTuple):
-    """Slowdowns of one set of jobs on GPUs of one type: models, then the slowdown of each."""
-
-    gpu_type: str
-    models: tuple[str, ...]
-    ratios: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredSets:
-    """One file of measured sets.
-
-    Attributes:
-        rule: The rule for sets that were not measured.
-        sets: The measured sets.
-    """
-
-    rule: DemandRule = field(default_factory=DemandRule)
-    sets: tuple[MeasuredSet, ...] = ()
-
-
-def load_sets(name: str, option: str) -> MeasuredSets:
-    """Load the sets that come with brim, or those of a TOML file; ``option`` names the command-line option in errors.
-
-    Raises:
-        NotFoundError: there is no such file.
-        ConfigError: the file is broken; the message names file, entry and field.
-    """
-    if name == BUILTIN:
-        return _builtin()
-    try:
-        return parse_sets(Path(name).read_text(encoding="utf-8"), name)
-    except OSError as error:
-        raise NotFoundError(f"{option}: cannot read {name}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{name}: not TOML: it is not UTF-8") from None
-
-
-@cache
-def _builtin() -> MeasuredSets:
-    return parse_sets(files("brim.beliefs").joinpath("profiles", "sharing.toml").read_text("utf-8"), "sharing.toml")
-
-
-def parse_sets(text: str, file: str) -> MeasuredSets:
-    """Read measured sets from TOML; ``file`` names it in errors.
-
-    Raises:
-        ConfigError: it is not TOML, or an entry is impossible, such as a slowdown below 1.
-    """
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file}: not TOML: {error}") from None
-    rule, sets = content.get("rule", {}), content.get("set", [])
-    unknown = sorted(content.keys() - {"rule", "set", "source", "licence", "fitted"})
-    if unknown or not isinstance(rule, dict) or not isinstance(sets, list):
-        raise ConfigError(f"{file}: found {unknown[0] if unknown else 'no tables'!r}, expected [rule] and [[set]]")
-    odd = sorted(rule.keys() - {"per_neighbour", "deviation"})
-    if odd:
-        raise ConfigError(f"{file}, rule: found {odd[0]!r}, expected per_neighbour and deviation")
-    for key, value in rule.items():
-        _check_number(value, f"{file}, rule: found {key}={value!r}, expected a number from 0 up")
-    try:
-        parameters = DemandRule(**rule)
-    except ConfigError as error:
-        raise ConfigError(f"{file}, {error}") from None
-    found = tuple(_set(entry, f"{file}, set {row}") for row, entry in enumerate(sets, 1))
-    return MeasuredSets(rule=parameters, sets=found)
-
-
-def _set(entry: Any, where: str) -> MeasuredSet:
-    fields = {"gpu_type", "models", "slowdown_ratio"}
-    if not isinstance(entry, dict) or entry.keys() != fields:
-        found = sorted(entry) if isinstance(entry, dict) else entry
-        raise ConfigError(f"{where}: found {found}, expected gpu_type, models and slowdown_ratio")
-    gpu_type, models, ratio = entry["gpu_type"], entry["models"], entry["slowdown_ratio"]
-    if not isinstance(gpu_type, str):
-        raise ConfigError(f"{where}: found gpu_type={gpu_type!r}, expected the name of a GPU type")
-    many = 2 <= len(models) <= NEIGHBOURS_MAX + 1 if isinstance(models, list) else False
-    if not many or not all(isinstance(model, str) and model for model in models):
-        raise ConfigError(f"{where}: found models={models!r}, expected the names of 2 to {NEIGHBOURS_MAX + 1} models")
-    ratios = ratio if isinstance(ratio, list) else [ratio] * len(models)
-    if len(ratios) != len(models):
-        found = f"{len(ratios)} slowdown_ratio for {len(models)} models"
-        raise ConfigError(f"{where}: found {found}, expected one, or one for each")
-    for value in ratios:
-        said = f"{where}: found slowdown_ratio={value!r}, expected a number of at least 1"
-        _check_number(value, said)
-        if not 1 <= value < math.inf:
-            raise ConfigError(said)
-    return MeasuredSet(gpu_type, tuple(models), tuple(float(value) for value in ratios))
-
-
-def _check_number(value: object, said: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(said)
-
-
-def seeds_of(
-    measured: MeasuredSets, profiles: Sequence[str], gpu_types: Sequence[str]
-) -> dict[ResidentSet, MeanRatio]:
-    """Return measured sets as a history of jobs without a batch, for models and GPU types by their codes."""
-    code_of = {name.lower(): code for code, name in enumerate(profiles)}
-    type_of = {name.lower(): code for code, name in enumerate(gpu_types)}
-    seeds: dict[ResidentSet, MeanRatio] = {}
-    for one in measured.sets:
-        codes = [code_of.get(model.lower(), NONE) for model in one.models]
-        if one.gpu_type.lower() not in type_of or NONE in codes:
-            continue
-        everyone = [Resident(code, NONE) for code in codes]
-        for row, ratio in enumerate(one.ratios):
-            others = tuple(sorted(everyone[:row] + everyone[row + 1 :]))
-            key = ResidentSet(everyone[row], type_of[one.gpu_type.lower()], others)
-            seeds[key] = seeds.get(key, MeanRatio(0, 0.0, 0.0)).with_one(ratio)
-    return seeds
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:
     """What is believed before anything was reported; ``known`` joins it with what was.
@@ -266,13 +143,13 @@ class KnownSlowdowns:
             *(column.tolist() for column in columns), strict=True
         ):
             key = ResidentSet(
-                Resident(profile, batch), gpu_type, tuple(Resident(*one) for one in others if one[0] != NONE)
+                ResidentKind(profile, batch), gpu_type, tuple(ResidentKind(*one) for one in others if one[0] != NONE)
             )
             self._reported[key] = MeanRatio(count, mean, variance * max(count - 1, 1))
         self._answers: dict[tuple[object, ...], tuple[Slowdown, ...]] = {}
 
     def among(
-        self, gpu_type: int, residents: tuple[Resident, ...], demands: tuple[float, ...]
+        self, gpu_type: int, residents: tuple[ResidentKind, ...], demands: tuple[float, ...]
     ) -> tuple[Slowdown, ...]:
         """Return the slowdown of each of R residents of the same GPUs.
 
@@ -287,7 +164,7 @@ class KnownSlowdowns:
         return self._answers[key]
 
     def _among(
-        self, gpu_type: int, residents: tuple[Resident, ...], demands: tuple[float, ...]
+        self, gpu_type: int, residents: tuple[ResidentKind, ...], demands: tuple[float, ...]
     ) -> tuple[Slowdown, ...]:
         if len(residents) == 1:
             return (ALONE,)
@@ -302,13 +179,13 @@ class KnownSlowdowns:
             answers.append(answer)
         return tuple(answers)
 
-    def _history(self, gpu_type: int, who: Resident, others: tuple[Resident, ...]) -> Slowdown | None:
+    def _history(self, gpu_type: int, who: ResidentKind, others: tuple[ResidentKind, ...]) -> Slowdown | None:
         """What was seen of exactly this set: reports count beside the seed."""
         if any(one.profile == NONE for one in (who, *others)):
             return None
         seen = self._reported.get(ResidentSet(who, gpu_type, tuple(sorted(others))))
-        any_batch = tuple(sorted(Resident(one.profile, NONE) for one in others))
-        seed = self._seeds.get(ResidentSet(Resident(who.profile, NONE), gpu_type, any_batch))
+        any_batch = tuple(sorted(ResidentKind(one.profile, NONE) for one in others))
+        seed = self._seeds.get(ResidentSet(ResidentKind(who.profile, NONE), gpu_type, any_batch))
         if seed is not None:
             seen = seed if seen is None else _merged(seen, seed)
         if seen is None:
@@ -316,7 +193,7 @@ class KnownSlowdowns:
         spread = seen.squares / (seen.jobs - 1) if seen.jobs > 1 else (SEED_DEVIATION * seen.ratio) ** 2
         return Slowdown(seen.ratio, spread, seen.jobs, Basis.HISTORY)
 
-    def _pairs(self, gpu_type: int, who: Resident, others: tuple[Resident, ...]) -> Slowdown | None:
+    def _pairs(self, gpu_type: int, who: ResidentKind, others: tuple[ResidentKind, ...]) -> Slowdown | None:
         """The product over pairs; the variances are relative, and add."""
         mean, relative, jobs = 1.0, 0.0, 0
         for other in others:

@@ -70,6 +70,14 @@ _ElasticShare = Annotated[
     float | None,
     typer.Option("--elastic-share", help="Share of jobs that may be resized, for --truth parametric; 0.3 by default."),
 ]
+_Sharing = Annotated[
+    str,
+    typer.Option(
+        "--sharing",
+        help="How jobs that share GPUs slow each other down: demand (by their utilisation), or a TOML file of "
+        "measured sets. Not at all by default.",
+    ),
+]
 _Overheads = Annotated[str, typer.Option("--overheads", metavar="xF", help="Scale the cost of changes, such as x2.")]
 _Estimates = Annotated[
     str, typer.Option("--estimates", help="Run-time estimates of policies: limits (the users' own) or history.")
@@ -120,6 +128,7 @@ def run(
     truth: _Truth = "rigid",
     profiles: _Profiles = None,
     elastic_share: _ElasticShare = None,
+    sharing: _Sharing = "",
     overheads: _Overheads = "x1",
     estimates: _Estimates = "limits",
     library: _Library = "",
@@ -141,9 +150,9 @@ def run(
         raise ConfigError(f"--load: found {load!r}, expected one number; `brim sim compare` takes several")
     with payload() as out:
         _replay_and_report(
-            trace, cluster, [policy], format, limit, from_date, loads, [seed], _option(truth, profiles, elastic_share),
-            overheads, estimates, library, node_mtbf, job_mtbf, drain, suspend_time, drop_too_large, price, html, jobs,
-            anonymise, output_of(output, as_json), out,
+            trace, cluster, [policy], format, limit, from_date, loads, [seed],
+            _option(truth, profiles, elastic_share, sharing), overheads, estimates, library, node_mtbf, job_mtbf, drain,
+            suspend_time, drop_too_large, price, html, jobs, anonymise, output_of(output, as_json), out,
         )
 
 
@@ -165,6 +174,7 @@ def compare(
     truth: _Truth = "rigid",
     profiles: _Profiles = None,
     elastic_share: _ElasticShare = None,
+    sharing: _Sharing = "",
     overheads: _Overheads = "x1",
     estimates: _Estimates = "limits",
     library: _Library = "",
@@ -184,8 +194,8 @@ def compare(
     with payload() as out:
         _replay_and_report(
             trace, cluster, [name.strip() for name in policies.split(",")], format, limit, from_date,
-            numbers(load, "--load"), list(range(seeds)), _option(truth, profiles, elastic_share), overheads, estimates,
-            library, node_mtbf, job_mtbf, drain, suspend_time, drop_too_large, price, html, jobs, anonymise,
+            numbers(load, "--load"), list(range(seeds)), _option(truth, profiles, elastic_share, sharing), overheads,
+            estimates, library, node_mtbf, job_mtbf, drain, suspend_time, drop_too_large, price, html, jobs, anonymise,
             output_of(output, as_json), out,
         )
 
@@ -290,10 +300,10 @@ def _record(
     return replace(found, absent_types=absent_types(trace, cluster))
 
 
-def _option(truth: str, profiles: Path | None, elastic_share: float | None) -> TruthOption:
+def _option(truth: str, profiles: Path | None, elastic_share: float | None, sharing: str) -> TruthOption:
     from brim.sim.truth_option import TruthOption
 
-    return TruthOption(name=truth, profiles=profiles, elastic_share=elastic_share)
+    return TruthOption(name=truth, profiles=profiles, elastic_share=elastic_share, sharing=sharing)
 
 
 def _read(

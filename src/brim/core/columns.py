@@ -42,7 +42,9 @@ _PHASE, _ATTEMPT, _SEQUENCE, _PLACEMENTS, _FIRST, _SINCE, _RUNNING_SINCE, _RUN, 
 _GPUS_NOW, _SHARE_NOW, _LOADERS_NOW, _BATCH_NOW = (
     JOB_COLUMNS.index(name) for name in ("gpus_now", "share_now", "loaders_now", "batch_now")
 )
-_DONE, _PACE = (JOB_FLOAT_COLUMNS.index(name) for name in ("samples_done", "samples_per_s"))
+_DONE, _PACE, _SLOWDOWN = (
+    JOB_FLOAT_COLUMNS.index(name) for name in ("samples_done", "samples_per_s", "slowdown_ratio")
+)
 _STARTING, _RUNNING = int(Phase.STARTING), int(Phase.RUNNING)
 
 
@@ -154,6 +156,7 @@ def release(
                 floats[_DONE, slot] += floats[_PACE, slot] * (now_ms - reported_ms[slot]) / MS_PER_S
         block[_GPUS_NOW, slot] = block[_SHARE_NOW, slot] = block[_LOADERS_NOW, slot] = 0
         block[_SERVICE, slot] += service[i]
+        floats[_SLOWDOWN, slot] = np.nan
     kept = 0
     for i in range(count):
         if not leaves[slot_of[granted[0, i]]]:
@@ -201,8 +204,9 @@ def _stays(granted: IntArray, begin: int, end: int, ranks: IntArray) -> bool:
 
 
 @internal
-def _settle(block: IntArray, slot: int, now_ms: int) -> int:
+def _settle(block: IntArray, floats: FloatArray, slot: int, now_ms: int) -> int:
     """Add the service of a job that keeps its GPUs until now, and count anew from now on; returns it in GPU-ms."""
+    floats[_SLOWDOWN, slot] = np.nan  # another share tells of other neighbours
     held_ms = now_ms - block[_SINCE, slot]
     service: int = held_ms * block[_GPUS_NOW, slot] * block[_SHARE_NOW, slot] // WHOLE_GPU
     block[_SERVICE, slot] += service
@@ -289,7 +293,7 @@ def book(
     service = np.zeros(len(leaving) + len(staying), np.int64)
     service[: len(leaving)] = left_service
     for i in range(len(staying)):
-        service[len(leaving) + i] = _settle(block, staying[i], now_ms)
+        service[len(leaving) + i] = _settle(block, floats, staying[i], now_ms)
     for a in range(len(slots)):
         kind, slot, ranks = booked.kind[a], slots[a], booked.ranks[booked.first[a] : booked.first[a + 1]]
         if kind in (_START_KIND, _RESIZE_KIND):

@@ -20,7 +20,7 @@ SETS_KEPT: Final = 10_000
 """Sets that are kept; those that were seen the longest ago are forgotten. Ours: some megabytes."""
 
 
-class Resident(NamedTuple):
+class ResidentKind(NamedTuple):
     """What slowdowns depend on of a job: its model and its global batch, NONE where it has none."""
 
     profile: int
@@ -36,9 +36,9 @@ class ResidentSet(NamedTuple):
         others: Its neighbours, in increasing order.
     """
 
-    who: Resident
+    who: ResidentKind
     gpu_type: int
-    others: tuple[Resident, ...]
+    others: tuple[ResidentKind, ...]
 
 
 class MeanRatio(NamedTuple):
@@ -105,7 +105,7 @@ class SeenSlowdowns:
         """Read ``plain`` back."""
         seen = cls()
         for job, profile, batch, gpu_type, others, jobs, ratio, squares in rows:
-            company = ResidentSet(Resident(profile, batch), gpu_type, tuple(Resident(*one) for one in others))
+            company = ResidentSet(ResidentKind(profile, batch), gpu_type, tuple(ResidentKind(*one) for one in others))
             if job == NONE:
                 seen._past[company] = MeanRatio(jobs, ratio, squares)
             else:

@@ -33,7 +33,7 @@ from brim.core.events import Event, JobSpec, Kind
 from brim.core.lifecycle import TRANSITIONS, Phase, next_phase
 from brim.core.seen import SeenStepTimes
 from brim.core.setting import Rank, Setting
-from brim.core.slowdowns import NEIGHBOURS_MAX, Resident, ResidentSet, SeenSlowdowns
+from brim.core.slowdowns import NEIGHBOURS_MAX, ResidentKind, ResidentSet, SeenSlowdowns
 from brim.core.snapshot import Memory, Snapshot
 from brim.core.tables import EMPTY, JOB_COLUMNS, JOB_FLOAT_COLUMNS, NO_GPUS, NOBODY, Grants, JobTable, NodeTable
 from brim.core.trace import NONE
@@ -404,9 +404,8 @@ class ClusterState:
         place = np.where(held[_GPU_ROW] == NONE, NONE, held[_NODE_ROW] * widest + held[_GPU_ROW])
         beside = held[0, np.isin(place, on_gpu[_NODE_ROW] * widest + on_gpu[_GPU_ROW])]
         rows = self._slot_of[np.unique(beside[beside != job])]
-        who, *others = (
-            Resident(*self._block[[_PROFILE, _BATCH_NOW], row].tolist()) for row in (self._slot(job), *rows.tolist())
-        )
+        slots = (self._slot(job), *rows.tolist())
+        who, *others = (ResidentKind(*self._block[[_PROFILE, _BATCH_NOW], slot].tolist()) for slot in slots)
         known = all(one.profile != NONE for one in (who, *others))
         if not (known and 0 < len(others) <= NEIGHBOURS_MAX):
             return None

@@ -72,7 +72,8 @@ class JobTable:
         grad_var: Variance of its gradient at the smallest batch; NaN where not reported.
         grad_sqr: Squared norm of its gradient; NaN where not reported.
         loss: Loss of its training; NaN where not reported.
-        slowdown_ratio: Step time relative to that with its GPUs alone; NaN where not observed.
+        slowdown_ratio: Step time relative to that with its GPUs alone; NaN where not observed since it has its present
+            share of them.
         loader_wait_ratio: Part of its step time in which it waits for data, 0 to 1; NaN where not reported.
         memo: What the part that reads the table stores for the job, 0 at first; see ``snapshot.Memory``. ``remember``
             reads what it returned in the last round, the part itself what it returned in this one. A part without

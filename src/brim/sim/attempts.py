@@ -99,6 +99,7 @@ class Attempts:
         self._timeline, self._record, self._stall_detector = timeline, record, stall_detector
         self._offset = cluster.gpu_offset_N.tolist()
         self._done = [0.0] * len(specs)  # work
+        self._met = [0.0] * len(specs)  # work that each had done when its neighbours last changed
         self._serials = count(1)
         self.running: dict[int, RunningJob] = {}
         self.reported_profiles: set[int] = set()
@@ -120,6 +121,7 @@ class Attempts:
         """Give a job its GPUs from ``begin_ms`` on; it makes progress from ``from_ms`` on."""
         job, setting = action.job, action.setting
         gpus, nodes = self.gpus_of(setting), tuple(Counter(node for node, _ in setting.gpus).values())
+        self._met[job] = self._done[job]
         attempt = self.running[job] = RunningJob(
             number=next(self._serials), attempt=action.attempt, setting=setting, gpus=gpus, nodes=nodes,
             begin_ms=begin_ms, from_ms=from_ms, ran_ms=ran_ms, pace=self._pace(job, setting, gpus, nodes), seen=seen,
@@ -252,7 +254,7 @@ class Attempts:
     def _pace(self, job: int, setting: Setting, gpus: tuple[int, ...], nodes: tuple[int, ...]) -> Pace:
         """The job's pace from what it has done on, beside the jobs that have a share of its GPUs."""
         neighbours = self._beside(gpus, job) if self._truth.contended else ()
-        company = Company(setting.share_milli, neighbours, setting.loader_workers)
+        company = Company(setting.share_milli, neighbours, setting.loader_workers, self._met[job])
         return self._truth.pace(job, self._done[job], nodes, setting.batch, company)
 
     def _beside(self, gpus: tuple[int, ...], but: int) -> tuple[int, ...]:
@@ -265,7 +267,9 @@ class Attempts:
         """Give the jobs on these GPUs the pace they have now that a job came or went."""
         if self._truth.contended:
             for job in self._beside(gpus, but):
-                self._pace_anew(job, self.running[job], now_ms)
+                attempt = self.running[job]
+                self._met[job] = self._done[job] if now_ms < attempt.from_ms else attempt.done_at(now_ms)
+                self._pace_anew(job, attempt, now_ms)
 
     def _pace_anew(self, job: int, attempt: RunningJob, now_ms: int) -> None:
         """Change a job's pace in the middle of an interval, and report it."""

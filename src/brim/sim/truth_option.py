@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from brim.beliefs.measured_sets import load_sets
 from brim.core.cluster import Cluster
 from brim.core.trace import Trace
 from brim.errors import ConfigError
@@ -28,6 +29,8 @@ class TruthOption:
         name: One of ``TRUTHS``.
         profiles: Folder of measured applications, for ``measured``.
         elastic_share: Share of jobs that can change their size, for ``parametric``; None for its default.
+        sharing: How jobs that share GPUs slow each other down: ``demand``, or a file of measured sets; empty for not
+            at all.
 
     Raises:
         ConfigError: there is no such truth, it lacks an input, or an input does not belong to it.
@@ -36,6 +39,7 @@ class TruthOption:
     name: str = "rigid"
     profiles: Path | None = None
     elastic_share: float | None = None
+    sharing: str = ""
 
     def __post_init__(self) -> None:
         if self.name not in TRUTHS:
@@ -63,6 +67,16 @@ class TruthOption:
         Raises:
             ConfigError: profiles are missing or wrong, or do not fit the trace.
         """
+        alone = self._alone(trace, cluster, seed)
+        if not self.sharing:
+            return alone
+        from brim.sim.truths.sharing import DEMAND, Sharing  # noqa: PLC0415
+
+        measured = DEMAND if self.sharing == "demand" else load_sets(self.sharing, "--sharing")
+        return Sharing(alone, trace, measured, cluster.gpu_types)
+
+    def _alone(self, trace: Trace, cluster: Cluster, seed: int) -> Truth:
+        """The truth of jobs that have their GPUs alone."""
         if self.profiles is not None:
             from brim.sim.truths.measured import Measured  # noqa: PLC0415 - tables are only read where they are asked for
 

@@ -10,8 +10,9 @@ from typing import Any, Final, TypeAlias
 
 from brim.beliefs.analyser import measure_exchange
 from brim.beliefs.beliefs import Beliefs
-from brim.beliefs.interference import BUILTIN, Interference, load_sets, seeds_of
+from brim.beliefs.interference import Interference
 from brim.beliefs.library import load
+from brim.beliefs.measured_sets import BUILTIN, load_sets, seeds_of
 from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserHistory, UserLimits
 from brim.beliefs.speeds import SeenSpeeds
 from brim.beliefs.work import TrueWork

@@ -33,11 +33,13 @@ class Company(NamedTuple):
         share_milli: Thousandths of each of its GPUs.
         neighbours: Other jobs that hold a share of one of its GPUs, in increasing order.
         loader_workers: Data-loading processes of each of its ranks, 0 where they are not known.
+        met: Work that the job had done when its neighbours last changed.
     """
 
     share_milli: int = WHOLE_GPU
     neighbours: tuple[int, ...] = ()
     loader_workers: int = 0
+    met: float = 0.0
 
 
 ALONE: Final = Company()
