@@ -14,7 +14,7 @@ from brim.reports.files import dump_json
 from brim.reports.findings import changes, findings, outcome_of, reference_of
 from brim.reports.page import page
 from brim.reports.record import NoRecord, RecordedMetrics, record_of
-from brim.reports.summary import NO_POWER, results_json, summarise
+from brim.reports.summary import NO_POWER, NO_PRICE, results_json, summarise
 from brim.reports.table import cells, comparison
 from brim.reports.verdict import verdict
 
@@ -166,7 +166,7 @@ def test_json_keeps_its_version_and_has_the_record_and_what_is_saved():
     assert row["saved_cost"] == pytest.approx(-1 / 3600 * 2.5)
     assert "at 2.5 per GPU-hour" in row["assumptions"][-1]
     plain = results_json(replay, summarise([replay]))["results"][0]
-    assert (plain["cost"], plain["saved_cost"], plain["assumptions"][-1]) == (None, None, NO_POWER)
+    assert (plain["cost"], plain["saved_cost"], plain["assumptions"][-1]) == (None, None, f"{NO_PRICE} {NO_POWER}")
 
 
 @pytest.fixture(scope="module")

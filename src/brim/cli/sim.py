@@ -106,6 +106,10 @@ _DropTooLarge = Annotated[
 _Price = Annotated[
     float | None, typer.Option("--price", metavar="X", help="Price of a GPU-hour, to show the cost of the GPUs held.")
 ]
+_Power = Annotated[
+    str,
+    typer.Option("--power", metavar="CURVES", help="Power of nodes, to show energy: builtin, or a TOML file."),
+]
 _Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one self-contained page.")]
 _Jobs = Annotated[
     Path | None, typer.Option("--jobs", metavar="FILE", help="Write one row per job and policy, as .parquet or .csv.")
@@ -138,6 +142,7 @@ def run(
     suspend_time: _SuspendTime = "",
     drop_too_large: _DropTooLarge = False,
     price: _Price = None,
+    power: _Power = "",
     html: _Html = None,
     jobs: _Jobs = None,
     anonymise: AnonymiseOption = False,
@@ -152,7 +157,7 @@ def run(
         _replay_and_report(
             trace, cluster, [policy], format, limit, from_date, loads, [seed],
             _option(truth, profiles, elastic_share, sharing), overheads, estimates, library, node_mtbf, job_mtbf, drain,
-            suspend_time, drop_too_large, price, html, jobs, anonymise, output_of(output, as_json), out,
+            suspend_time, drop_too_large, price, power, html, jobs, anonymise, output_of(output, as_json), out,
         )
 
 
@@ -184,6 +189,7 @@ def compare(
     suspend_time: _SuspendTime = "",
     drop_too_large: _DropTooLarge = False,
     price: _Price = None,
+    power: _Power = "",
     html: _Html = None,
     jobs: _Jobs = None,
     anonymise: AnonymiseOption = False,
@@ -195,8 +201,8 @@ def compare(
         _replay_and_report(
             trace, cluster, [name.strip() for name in policies.split(",")], format, limit, from_date,
             numbers(load, "--load"), list(range(seeds)), _option(truth, profiles, elastic_share, sharing), overheads,
-            estimates, library, node_mtbf, job_mtbf, drain, suspend_time, drop_too_large, price, html, jobs, anonymise,
-            output_of(output, as_json), out,
+            estimates, library, node_mtbf, job_mtbf, drain, suspend_time, drop_too_large, price, power, html, jobs,
+            anonymise, output_of(output, as_json), out,
         )
 
 
@@ -204,12 +210,13 @@ def _replay_and_report(
     path: str, cluster_text: str | None, names: list[str], format: str | None, limit: int | None, from_date: str | None,
     loads: list[float], seeds: list[int], truth: TruthOption, overheads: str, estimates: str, library: str,
     node_mtbf: str, job_mtbf: str, drain: list[str] | None, suspend_time: str, drop_too_large: bool,
-    price: float | None, html: Path | None, jobs: Path | None, anonymise: bool, output: str, out: TextIO,
+    price: float | None, power: str, html: Path | None, jobs: Path | None, anonymise: bool, output: str, out: TextIO,
 ) -> None:
     """Check all input before the first replay, then run, then report."""
     from dataclasses import replace
 
     from brim.beliefs.library import load
+    from brim.beliefs.power import curves_for, load_curves
     from brim.core.cluster import parse_cluster
     from brim.policies.presets import find_policy
     from brim.sim.truths.rigid import rigid_run_ms
@@ -218,7 +225,7 @@ def _replay_and_report(
     policies = list(dict.fromkeys(filter(None, names)))
     if not policies:
         raise ConfigError("--policies: no policy was given; see `brim policy list`")
-    inputs = [path, library, truth.profiles, *policies, *filter(Path.is_file, [Path(cluster_text or ".")])]
+    inputs = [path, library, power, truth.profiles, *policies, *filter(Path.is_file, [Path(cluster_text or ".")])]
     _check_results(html, jobs, inputs)
     given = None if cluster_text is None else parse_cluster(cluster_text)
     called: dict[str, str] = {}
@@ -233,11 +240,15 @@ def _replay_and_report(
         load(library)  # a wrong name is an error even if no policy asks for the models
     if price is not None and not 0 <= price < float("inf"):
         raise ConfigError(f"--price: found {price:g}, expected a price per GPU-hour, such as 2.50")
+    curves = load_curves(power) if power else {}
     recorded, part = _read(path, format, limit, from_date, anonymise)
     if truth.profiles is None:
         rigid_run_ms(recorded, truth.name)  # a trace without run times is an error on every cluster
     cluster = _cluster_of(recorded, given, max(loads))
-    settings = replace(settings, faults=_faults(node_mtbf, job_mtbf, drain, cluster), sleep=_sleep(suspend_time))
+    settings = replace(
+        settings, faults=_faults(node_mtbf, job_mtbf, drain, cluster), sleep=_sleep(suspend_time),
+        power=curves_for(cluster, curves) if power else (),
+    )
     if drop_too_large:
         recorded, notes = _without_too_large(recorded, cluster)
         settings = replace(settings, notes=notes)

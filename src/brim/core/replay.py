@@ -9,6 +9,7 @@ import numpy as np
 
 from brim.core.arrays import FloatArray, IntArray, set_frozen_state
 from brim.core.cluster import Cluster
+from brim.core.power import PowerCurve
 from brim.core.tables import EMPTY
 from brim.core.trace import Trace
 from brim.units import WHOLE_GPU
@@ -97,6 +98,7 @@ class Replay:
         wall_s: Wall time of the replay, seconds.
         assumptions: Assumptions behind the result, one sentence each.
         sleeps: Which nodes slept, and when.
+        power: Power of a node for each GPU type of the cluster; empty where energy is not modelled.
     """
 
     trace: Trace
@@ -131,6 +133,7 @@ class Replay:
     wall_s: float
     assumptions: tuple[str, ...]
     sleeps: Sleeps = NO_SLEEPS
+    power: tuple[PowerCurve, ...] = ()
 
     __setstate__ = set_frozen_state
 

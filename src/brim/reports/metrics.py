@@ -14,6 +14,7 @@ import numpy as np
 
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.cluster import UNLIMITED
+from brim.core.energy import J_PER_KWH, energy_of, least_energy_j
 from brim.core.replay import Replay
 from brim.core.trace import NONE, Trace
 from brim.units import MS_PER_S, WHOLE_GPU
@@ -56,6 +57,9 @@ class Metrics:
         resizes: How often a job that held GPUs was moved to others.
         lost_gpu_s: GPU time whose work was rolled back.
         held_gpu_s: GPU time held by all jobs, including stalls, saves, restarts and lost work.
+        energy_kwh: What all nodes used up to the end; None where the replay has no power curves (``core.energy``).
+        energy_bound_kwh: What the finished jobs need at least (``core.energy.least_energy_j``).
+        active_nodes: Mean number of nodes with a job; None where the replay has no power curves.
         ftf_rho_mean: Finish-time fairness, see ``finish_time_fairness``.
         ftf_rho_p95: Its 95th percentile.
         ftf_rho_max: Its maximum.
@@ -92,6 +96,9 @@ class Metrics:
     resizes: int
     lost_gpu_s: float
     held_gpu_s: float
+    energy_kwh: float | None
+    energy_bound_kwh: float | None
+    active_nodes: float | None
     ftf_rho_mean: float | None
     ftf_rho_p95: float | None
     ftf_rho_max: float | None
@@ -119,6 +126,7 @@ def measure(replay: Replay) -> Metrics:
     failed, rejected, num_done = (int(column.sum()) for column in (replay.failed, replay.rejected, done))
     unfinished = len(replay.trace) - num_done - failed - rejected
     capacity_ms = replay.cluster.num_gpus * replay.end_ms
+    energy, least_j = energy_of(replay), least_energy_j(replay)
     return Metrics(
         jobs=len(replay.trace),
         finished=num_done,
@@ -147,6 +155,9 @@ def measure(replay: Replay) -> Metrics:
         resizes=int(replay.resizes.sum()),
         lost_gpu_s=float(replay.lost_gpu_ms.sum()) / MS_PER_S,
         held_gpu_s=float(replay.service_gpu_ms.sum()) / MS_PER_S,
+        energy_kwh=None if energy is None else energy.total_j / J_PER_KWH,
+        energy_bound_kwh=None if least_j is None else least_j / J_PER_KWH,
+        active_nodes=None if energy is None else _ratio(float(energy.active_ms.sum()), replay.end_ms),
         ftf_rho_mean=_mean(rho),
         ftf_rho_p95=percentile(rho, 95),
         ftf_rho_max=percentile(rho, 100),

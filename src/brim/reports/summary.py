@@ -23,14 +23,16 @@ from brim.units import MS_PER_S, S_PER_H
 
 SCHEMA: Final = 1
 """Version of the result JSON; raised when a key changes its meaning or goes away."""
-NO_POWER: Final = "Cost is not modelled: no --price was given. Energy is not modelled."
+NO_PRICE: Final = "Cost is not modelled: no --price was given."
+NO_POWER: Final = "Energy is not modelled: no --power was given."
 CONFIDENCE: Final = 0.95
 
 _RESULT_KEYS: Final = (
     "jobs", "finished", "failed", "rejected", "rejected_fraction", "unfinished", "elastic", "unmeasured", "jct_mean_s",
     "jct_p50_s", "jct_p99_s", "jct_bound_s", "makespan_s", "makespan_bound_s", "queue_mean_s", "queue_p50_s",
     "queue_p99_s", "wait_mean_s", "wait_p50_s", "wait_p99_s", "requeue_mean_s", "gpu_allocated_fraction",
-    "gpu_busy_fraction", "cpu_busy_fraction", "energy_kwh", "energy_bound_kwh", "cost", "preemptions", "restarts",
+    "gpu_busy_fraction", "cpu_busy_fraction", "energy_kwh", "energy_bound_kwh",
+    "active_nodes", "cost", "preemptions", "restarts",
     "resizes", "lost_gpu_s", "held_gpu_s", "saved_against", "saved_gpu_s", "saved_wait_s", "saved_cost", "ftf_rho_mean",
     "ftf_rho_p95", "ftf_rho_max", "rounds", "round_p99_ms", "rounds_per_s", "wall_s",
 )
@@ -81,6 +83,11 @@ class Summary:
     def jct_ratio(self) -> float | None:
         """Mean JCT over its lower bound, 1 or more."""
         return _over(self.metrics.jct_mean_s, self.bounds.jct_mean_s)
+
+    @property
+    def energy_ratio(self) -> float | None:
+        """Energy over its lower bound, 1 or more."""
+        return _over(self.metrics.energy_kwh, self.metrics.energy_bound_kwh)
 
     @property
     def makespan_ratio(self) -> float | None:
@@ -293,22 +300,21 @@ def all_assumptions(summaries: Sequence[Summary]) -> list[str]:
         for text in summary.assumptions:
             makers.setdefault(text, {})[summary.policy] = None
     lines = [text if len(who) == len(policies) else f"{', '.join(who)}: {text}" for text, who in makers.items()]
-    return [*lines, _about_cost(summaries[0])]
+    return [*lines, *_about_cost(summaries[0])]
 
 
-def _about_cost(summary: Summary) -> str:
-    if summary.price_per_gpu_h is None:
-        return NO_POWER
-    return (
+def _about_cost(summary: Summary) -> list[str]:
+    cost = NO_PRICE if summary.price_per_gpu_h is None else (
         f"Cost is the GPU time that jobs hold, at {summary.price_per_gpu_h:g} per GPU-hour. Idle GPUs are not charged; "
-        "where they are paid for anyway, the saving is capacity, not money. Energy is not modelled."
+        "where they are paid for anyway, the saving is capacity, not money."
     )
+    return [cost] if summary.metrics.energy_kwh is not None else [f"{cost} {NO_POWER}"]
 
 
 def _result_row(summary: Summary) -> dict[str, Any]:
     figures = dataclasses.asdict(summary.metrics) | {
         "jct_bound_s": summary.bounds.jct_mean_s, "makespan_bound_s": summary.bounds.makespan_s,
-        "energy_kwh": None, "energy_bound_kwh": None, "cost": summary.cost, "saved_cost": summary.saved_cost,
+        "cost": summary.cost, "saved_cost": summary.saved_cost,
         "saved_against": summary.saved.reference if summary.saved else None,
         "saved_gpu_s": summary.saved.saved_gpu_s if summary.saved else None,
         "saved_wait_s": summary.saved.saved_wait_s if summary.saved else None,
@@ -317,7 +323,7 @@ def _result_row(summary: Summary) -> dict[str, Any]:
         "policy": summary.policy, "seed": summary.seed, "load": float(summary.load),
         **{key: figures[key] for key in _RESULT_KEYS},
         "oracle": summary.oracle, "estimates": summary.estimates, "partial": summary.partial,
-        "assumptions": [*summary.assumptions, _about_cost(summary)],
+        "assumptions": [*summary.assumptions, *_about_cost(summary)],
     }
 
 

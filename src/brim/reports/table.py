@@ -171,6 +171,9 @@ _RARE: Final[dict[str, tuple[Callable[[Summary], float], Callable[[float], str]]
     "resize": (lambda s: s.metrics.resizes, _whole), "rejected": (lambda s: s.metrics.rejected, _whole),
     "unmeasured": (lambda s: s.metrics.unmeasured, _whole),
     "lost GPU-h": (lambda s: s.metrics.lost_gpu_s / S_PER_H, show_hours),
+    "kWh": (lambda s: s.metrics.energy_kwh or 0.0, show_hours),
+    "kWh x bound": (lambda s: s.energy_ratio or 0.0, times),
+    "nodes": (lambda s: s.metrics.active_nodes or 0.0, show_hours),
 }
 """Columns shown only if a policy of the table has a figure for them, and how to show the figures."""
 

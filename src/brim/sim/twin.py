@@ -18,8 +18,9 @@ from brim.beliefs.speeds import SeenSpeeds
 from brim.beliefs.work import TrueWork
 from brim.core.arrays import FloatArray
 from brim.core.cluster import Cluster
+from brim.core.power import PowerCurve
 from brim.core.replay import Replay
-from brim.core.trace import Trace
+from brim.core.trace import NONE, Trace
 from brim.engine.journal import Journal
 from brim.engine.scheduler import Scheduler
 from brim.engine.trigger import DEFAULT_GAP_MS
@@ -65,6 +66,7 @@ class ReplaySettings:
         gap_job_us: If above 0, it is shorter while few jobs wait: see ``Scheduler``.
         seed: Seed of faults.
         load: Arrival rate relative to the trace, only for reports: the given trace is already scaled.
+        power: Power of a node for each GPU type of the cluster, for reports of energy; empty for none.
         notes: Changes made to the trace before, one sentence each; they come first among the assumptions.
     """
 
@@ -77,6 +79,7 @@ class ReplaySettings:
     gap_job_us: int = 0
     seed: int = 0
     load: float = 1.0
+    power: tuple[PowerCurve, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -113,7 +116,7 @@ def replay(
     notes += () if settings.sleep is None else (settings.sleep.sentence,)
     report = on_progress or (lambda ended, now_ms: True)
     library = _library(settings.library, trace)
-    notes += _known_models(settings.library, library, trace)
+    notes += _known_models(settings.library, library, trace) + _power(settings.power, trace)
     scenario = Scenario(trace=trace, cluster=cluster, policy=policy, truth=truth, run_times=believed,
                         overheads=settings.overheads, gap_ms=settings.gap_ms)
     is_plain = journal is None and not settings.faults.any and not settings.gap_job_us and settings.sleep is None
@@ -139,7 +142,7 @@ def replay(
         trace=trace, cluster=cluster, policy=policy.name, oracle=policy.oracle,
         estimates=believed.words if policy.asks_run_times else "none", seed=settings.seed, load=settings.load,
         **(bounds_of(trace, truth) if bounds is None else bounds), **outcome, wall_s=time.perf_counter() - started,
-        assumptions=notes + assumptions(
+        power=settings.power, assumptions=notes + assumptions(
             trace, cluster, truth, settings.overheads, settings.faults, max(settings.gap_ms, policy.gap_ms),
             settings.gap_job_us,
         ),
@@ -169,6 +172,18 @@ def _known_models(name: str, library: dict[int, FloatArray], trace: Trace) -> tu
         f"Step times of {known} are known beforehand to policies that ask for models (profile library {name})."
         if known else f"The profile library {name} matches no model of this trace.",
     )
+
+
+def _power(curves: tuple[PowerCurve, ...], trace: Trace) -> tuple[str, ...]:
+    """A sentence about how energy is modelled."""
+    if not curves:
+        return ()
+    watts = ", ".join(
+        f"{curve.idle_w:,.0f} to {curve.full_w:,.0f} W for {curve.gpus} {curve.gpu_type}" for curve in curves
+    )
+    unknown = int((trace.gpu_util_milli == NONE).sum())
+    busy = f" {unknown:,} of {len(trace):,} jobs record no utilisation and count as keeping what they hold busy."
+    return (f"Energy is modelled from the utilisation of GPUs ({watts}), not measured.{busy if unknown else ''}",)
 
 
 def _beliefs(
