@@ -2,8 +2,8 @@
 
     python benchmarks/refit_profiles.py DATA [OUT]
 
-DATA holds profiles/pollux, profiles/gavel and profiles/mlperf_training_v4.0 in their publishers' formats. OUT is the
-folder to write to, by default that of the package. The measurements are not copied.
+DATA holds profiles/pollux, profiles/gavel, profiles/mlperf_training_v4.0 and dataloading in their publishers' formats.
+OUT is the folder to write to, by default that of the package. The measurements are not copied.
 """
 
 from __future__ import annotations
@@ -19,12 +19,19 @@ import numpy as np
 import polars as pl
 
 import brim.beliefs
+from brim.beliefs import loading
 from brim.beliefs.throughput import PARAMETERS, Fit, Observations, fit
 
 WORKER = re.compile(r"\('(?P<model>[^(]+) \(batch size (?P<batch>\d+)\)', (?P<workers>\d+)\)")
 
 
 NEEDED = ("pollux", "gavel", "mlperf_training_v4.0")
+SENSITIVITY = "synergy_cpu_mem_sensitivity.csv"
+IMAGE_MODELS = ("alexnet", "mobilenet", "res18", "res50", "shufflenet")
+IMAGE_BYTES = 114_660.07
+"""Mean stored bytes of an ImageNet image: record_length_bytes of resnet50 in MLPerf Storage v1.0."""
+IMAGES = 1_281_167
+"""Images of ImageNet's training set (Russakovsky et al., IJCV 2015)."""
 
 
 def main(arguments: list[str]) -> None:
@@ -35,9 +42,12 @@ def main(arguments: list[str]) -> None:
     if missing:
         sys.exit(f"refit_profiles.py: {data}: no folder {', '.join(missing)}; DATA must hold profiles/{NEEDED[0]}, "
                  f"profiles/{NEEDED[1]} and profiles/{NEEDED[2]}")
+    if not (data.parent / "dataloading" / SENSITIVITY).is_file():
+        sys.exit(f"refit_profiles.py: {arguments[0]}: no file dataloading/{SENSITIVITY}")
     out = Path(arguments[1]) if len(arguments) > 1 else Path(brim.beliefs.__path__[0]) / "profiles"
     out.mkdir(parents=True, exist_ok=True)
-    for name, lines in (("pollux", pollux(data)), ("gavel", gavel(data)), ("mlperf", mlperf(data))):
+    for name, lines in (("pollux", pollux(data)), ("gavel", gavel(data)), ("mlperf", mlperf(data)),
+                        ("synergy", synergy(data.parent / "dataloading"))):
         (out / f"{name}.toml").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
 
 
@@ -154,6 +164,44 @@ def scaling_entry(
     yield f"points = {len(counts)}"
     yield f"runs = {runs.sum()}"
     yield f"accelerators = [{counts.min()}, {counts.max()}]"
+
+
+def synergy(data: Path) -> Iterator[str]:
+    yield from head(
+        "Input pipelines of twelve models on one NVIDIA V100 (Synergy, OSDI 2022)",
+        "msr-fiddle/synergy, commit 1bb2bed6edc9c5f953d0b7f0a40e4fdad053489c, simulator/models; bytes of images: "
+        "mlcommons/storage_results_v1.0, commit 64c2ce48578aabb20cff572c0495564d289e4955",
+        "MIT",
+        "Model of beliefs/loading.py to the speeds on one GPU with the data set in memory (250 GB), relative to 3 "
+        "cores and made absolute by batch and iteration time there. Fitted to 1, 3, 5, 9 and 24 cores; the other "
+        "half, 2, 4, 6 and 12 cores, is unseen, and its error stands beside each entry. A core counts as a loader "
+        "worker. The speeds are rounded by the publisher; they tell no serial part, which is 0 here. dataset_bytes "
+        "is ImageNet's for image models, 0 (not known) for others.",
+    )
+    table = pl.read_csv(data / SENSITIVITY).filter((pl.col("gpus") == 1) & (pl.col("mem_gb_per_gpu") == 250))
+    for model in sorted(table["model"].unique()):
+        rows = table.filter(pl.col("model") == model).sort("cpu_per_gpu")
+        cores = rows["cpu_per_gpu"].to_numpy().astype(np.float64)
+        per_s = rows["rel_throughput"].to_numpy() * rows["batch"][0] / rows["iter_time_s"][0]
+        chosen = np.arange(len(cores)) % 2 == 0
+        fitted = loading.fit_training(cores[chosen], per_s[chosen])
+        predicted = loading.rates(
+            np.tile(fitted.parameters, (len(cores), 1)), cores, np.full(len(cores), np.inf)
+        )
+        unseen = float(np.sqrt(np.mean(np.log(predicted / per_s)[~chosen] ** 2)))
+        values = fitted.parameters.copy()
+        if model in IMAGE_MODELS:
+            values[[loading.SAMPLE_BYTES, loading.DATASET_BYTES]] = IMAGE_BYTES, IMAGE_BYTES * IMAGES
+        yield from ("", "[[loading]]", f"name = {quoted(model)}", 'gpu_type = "V100"')
+        for parameter, value in zip(loading.PARAMETERS, values, strict=True):
+            yield f"{parameter} = {number(value)}"
+        yield f"residual = {number(fitted.residual if fitted.residual > EXACT else 0.0)}"
+        yield f"points = {fitted.points}"
+        yield f"# error of the {(~chosen).sum()} unseen speeds: {unseen:.1%}"
+
+
+EXACT = 1e-6
+"""A residual below this is that of the search, not of the model."""
 
 
 def quoted(text: str) -> str:

@@ -46,7 +46,7 @@ def test_what_comes_with_brim_loads_and_names_its_source_and_licence(name):
     library = load(name)
     assert "commit" in library.source
     assert library.licence in {"Apache-2.0", "MIT"}
-    assert library.steps or library.scaling
+    assert library.steps or library.scaling or library.loading
     for profile in library.steps.values():
         assert 0 < profile.residual < 0.4
         one, many = step_s(profile.parameters, 1, np.array([1, profile.gpus_max]), profile.local_batch[0])
@@ -91,7 +91,7 @@ def test_a_name_stands_once():
 
 
 def test_an_unknown_file_names_the_known_ones():
-    with pytest.raises(NotFoundError, match=r"--library: found .philly., expected pollux, gavel, mlperf or a"):
+    with pytest.raises(NotFoundError, match=r"--library: found .philly., expected pollux, gavel, mlperf, synergy or a"):
         load("philly")
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from brim.beliefs.analyser import ExchangeTimes
 from brim.beliefs.interference import Interference
+from brim.beliefs.loading import Loading
 from brim.beliefs.runtime import RunTimes, UserLimits
 from brim.beliefs.speeds import SeenSpeeds
 from brim.beliefs.work import AsMuchAgain, Work
@@ -23,6 +24,7 @@ class Beliefs:
             change then costs as much as a start.
         exchange: How long does an exchange of gradients take on this cluster? None if not measured.
         interference: How much do jobs slow each other down that share GPUs?
+        loading: How fast does the loader of a job deliver samples?
     """
 
     run_times: RunTimes = field(default_factory=UserLimits)
@@ -31,3 +33,4 @@ class Beliefs:
     in_place_ms: float | None = None
     exchange: ExchangeTimes | None = None
     interference: Interference = field(default_factory=Interference)
+    loading: Loading = field(default_factory=Loading)

@@ -17,11 +17,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from brim.beliefs import loading
 from brim.beliefs.throughput import GAMMA_MAX, PARAMETERS
 from brim.core.arrays import FloatArray, frozen
 from brim.errors import ConfigError, NotFoundError
 
-NAMES: Final = ("pollux", "gavel", "mlperf")
+NAMES: Final = ("pollux", "gavel", "mlperf", "synergy")
 """The profile files."""
 QUANTITIES: Final = ("samples_per_s", "time_to_train_s")
 
@@ -75,6 +76,25 @@ class Scaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadingProfile:
+    """The input pipeline of one model on one machine.
+
+    Attributes:
+        name: Model.
+        gpu_type: GPU type it was measured on.
+        parameters: Parameters of ``beliefs.loading``, (P,), read-only.
+        residual: Root mean square logarithmic error of the speeds it was fitted to.
+        points: Speeds it was fitted to.
+    """
+
+    name: str
+    gpu_type: str
+    parameters: FloatArray
+    residual: float
+    points: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
     """One profile file.
 
@@ -84,6 +104,7 @@ class Library:
         fitted: Description of the fit.
         steps: Step-time profiles by name.
         scaling: Scaling laws by name.
+        loading: Input pipelines by name.
     """
 
     source: str
@@ -91,6 +112,7 @@ class Library:
     fitted: str
     steps: Mapping[str, StepProfile]
     scaling: Mapping[str, Scaling]
+    loading: Mapping[str, LoadingProfile]
 
 
 def load(name: str) -> Library:
@@ -131,13 +153,15 @@ def parse(text: str, file: str) -> Library:
     top = _Fields(content, file)
     steps = [_step(_Fields(entry, f"{file}, steps {row}")) for row, entry in enumerate(top.tables("steps"), 1)]
     laws = [_scaling(_Fields(entry, f"{file}, scaling {row}")) for row, entry in enumerate(top.tables("scaling"), 1)]
-    for entries in (steps, laws):
+    loaders = [_loading(_Fields(entry, f"{file}, loading {row}")) for row, entry in enumerate(top.tables("loading"), 1)]
+    for entries in (steps, laws, loaders):
         names = [entry.name for entry in entries]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"{file}: found {twice[0]!r} twice, expected every name once")
     return Library(
         source=top.text("source"), licence=top.text("licence"), fitted=top.text("fitted"),
         steps={entry.name: entry for entry in steps}, scaling={entry.name: entry for entry in laws},
+        loading={entry.name: entry for entry in loaders},
     )
 
 
@@ -197,6 +221,18 @@ def _step(fields: _Fields) -> StepProfile:
         name=fields.text("name"), gpu_type=fields.text("gpu_type"), parameters=frozen(np.array(values)),
         residual=fields.real("residual", 0.0), points=fields.count("points"), gpus_max=fields.count("gpus_max"),
         local_batch=fields.range("local_batch"),
+    )
+
+
+def _loading(fields: _Fields) -> LoadingProfile:
+    lowest = {"rate_per_s": np.finfo(float).tiny, "knee": loading.KNEE_MIN}
+    highest = {"knee": loading.KNEE_MAX}
+    values = [
+        fields.real(name, lowest.get(name, 0.0), highest.get(name, np.inf)) for name in loading.PARAMETERS
+    ]
+    return LoadingProfile(
+        name=fields.text("name"), gpu_type=fields.text("gpu_type"), parameters=frozen(np.array(values)),
+        residual=fields.real("residual", 0.0), points=fields.count("points"),
     )
 
 

@@ -42,8 +42,8 @@ _PHASE, _ATTEMPT, _SEQUENCE, _PLACEMENTS, _FIRST, _SINCE, _RUNNING_SINCE, _RUN, 
 _GPUS_NOW, _SHARE_NOW, _LOADERS_NOW, _BATCH_NOW = (
     JOB_COLUMNS.index(name) for name in ("gpus_now", "share_now", "loaders_now", "batch_now")
 )
-_DONE, _PACE, _SLOWDOWN = (
-    JOB_FLOAT_COLUMNS.index(name) for name in ("samples_done", "samples_per_s", "slowdown_ratio")
+_DONE, _PACE, _SLOWDOWN, _LOADER_WAIT = (
+    JOB_FLOAT_COLUMNS.index(name) for name in ("samples_done", "samples_per_s", "slowdown_ratio", "loader_wait_ratio")
 )
 _STARTING, _RUNNING = int(Phase.STARTING), int(Phase.RUNNING)
 
@@ -296,6 +296,8 @@ def book(
         service[len(leaving) + i] = _settle(block, floats, staying[i], now_ms)
     for a in range(len(slots)):
         kind, slot, ranks = booked.kind[a], slots[a], booked.ranks[booked.first[a] : booked.first[a + 1]]
+        if len(ranks) and ranks[0, _RANK_LOADERS] != block[_LOADERS_NOW, slot]:
+            floats[_LOADER_WAIT, slot] = np.nan  # what was reported with other loader workers says nothing now
         if kind in (_START_KIND, _RESIZE_KIND):
             _grant(
                 block, granted, count, slot, booked.job[a], ranks, booked.batch[a], booked.revocable[a],

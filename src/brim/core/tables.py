@@ -74,7 +74,8 @@ class JobTable:
         loss: Loss of its training; NaN where not reported.
         slowdown_ratio: Step time relative to that with its GPUs alone; NaN where not observed since it has its present
             share of them.
-        loader_wait_ratio: Part of its step time in which it waits for data, 0 to 1; NaN where not reported.
+        loader_wait_ratio: Part of its step time in which it waits for data, 0 to 1; NaN where not reported since it has
+            the loader workers that it has now.
         memo: What the part that reads the table stores for the job, 0 at first; see ``snapshot.Memory``. ``remember``
             reads what it returned in the last round, the part itself what it returned in this one. A part without
             ``remember`` reads what the order part stores in this round; (J, K) if that is K integers per job.

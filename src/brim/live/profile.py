@@ -18,7 +18,7 @@ from typing import Final, Protocol, Self
 import numpy as np
 
 from brim import __version__
-from brim.beliefs import analyser
+from brim.beliefs import analyser, loading
 from brim.beliefs.analyser import (
     BYTES_MAX_EXP,
     REPETITIONS,
@@ -346,6 +346,7 @@ def _lines(profile: Profile) -> Iterator[str]:
     yield from (f"{name} = {_real(value)}" for name, value in zip(PARAMETERS, fitted.parameters, strict=True))
     yield from (f"residual = {_real(fitted.residual)}", f"points = {fitted.points}", f"gpus_max = {ranks[-1]}")
     yield f"local_batch = [{min(batches)}, {max(batches)}]"
+    yield from _loading(profile)
     yield from _conditions(profile)
     for row in profile.steps:
         yield from ("", "[[measured]]", f"ranks = {row.ranks}", f"local_batch = {row.local_batch}")
@@ -360,6 +361,21 @@ def _lines(profile: Profile) -> Iterator[str]:
             yield from ("", "[[exchange]]", f"ranks = {gpus}")
             yield f"bytes = [{', '.join(f'{size:.0f}' for size in profile.exchange.bytes_S)}]"
             yield f"seconds = [{', '.join(map(_real, row_S))}]"
+
+
+def _loading(profile: Profile) -> Iterator[str]:
+    """The input pipeline beside one rank that computes as fast as with the script's own batch."""
+    header = profile.header
+    near = min(
+        (row for row in profile.steps if row.ranks == 1), key=lambda row: abs(row.local_batch - header.global_batch)
+    )
+    workers, per_s = (np.array([*of], dtype=np.float64) for of in (profile.supply.keys(), profile.supply.values()))
+    fitted = loading.fit_supply(workers, per_s, near.samples_per_s)
+    yield from ("", "[[loading]]", f"name = {_text(profile.name)}", f"gpu_type = {_text(gpu_type(header))}")
+    yield from (
+        f"{name} = {_real(value)}" for name, value in zip(loading.PARAMETERS, fitted.parameters, strict=True)
+    )
+    yield from (f"residual = {_real(fitted.residual)}", f"points = {fitted.points}")
 
 
 def _conditions(profile: Profile) -> Iterator[str]:
