@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from brim.beliefs.analyser import ExchangeTimes
+from brim.beliefs.gaps import PastGaps
 from brim.beliefs.interference import Interference
 from brim.beliefs.loading import Loading
 from brim.beliefs.runtime import RunTimes, UserLimits
@@ -25,6 +26,7 @@ class Beliefs:
         exchange: How long does an exchange of gradients take on this cluster? None if not measured.
         interference: How much do jobs slow each other down that share GPUs?
         loading: How fast does the loader of a job deliver samples?
+        gaps: How long will a GPU that no regular job holds stay so?
     """
 
     run_times: RunTimes = field(default_factory=UserLimits)
@@ -34,3 +36,4 @@ class Beliefs:
     exchange: ExchangeTimes | None = None
     interference: Interference = field(default_factory=Interference)
     loading: Loading = field(default_factory=Loading)
+    gaps: PastGaps = field(default_factory=PastGaps)

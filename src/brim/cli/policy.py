@@ -42,6 +42,7 @@ def list_policies(output: OutputOption = "table", as_json: JsonOption = False) -
     rows = [headings, *([_brief(row[column]) for column in columns] for row in found["policies"])]
     _print_columns(rows)
     print("After a comma: what happens if a job does not fit: stop the queue, reserve its place, or skip the job.")
+    print("NAME+padding: the same policy, with padding jobs (--class padding) on the GPUs that it leaves.")
     print("\nParts to combine in a file of your own:")
     for socket, kinds in found["parts"].items():
         print(f"  {socket:6} {', '.join(kind.rpartition('.')[2] for kind in kinds)}")

@@ -20,7 +20,7 @@ from brim.cli.job_table import counted, printable, ranges, table
 from brim.cli.options import JsonOption, OutputOption, complete_policy, output_of
 from brim.cli.unconverted import UnconvertedCommand
 from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
-from brim.live.policy_file import policy_digest
+from brim.live.policy_file import policy_digest, policy_path
 
 if TYPE_CHECKING:
     from brim.api.client import Client
@@ -189,7 +189,7 @@ def _uids(text: str | None) -> list[int]:
 
 def _policy(text: str) -> str:
     """A policy as the controller, which works in another folder, can find it."""
-    return str(Path(text).absolute()) if text.endswith(".py") else text
+    return str(Path(text).absolute()) if policy_path(text) else text
 
 
 def _pairs(words: Sequence[str]) -> dict[str, str]:

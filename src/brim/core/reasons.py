@@ -25,3 +25,5 @@ class Why(IntEnum):
     """The size part gave the job no GPUs in this round."""
     PREEMPTED = 8
     """Jobs ahead of this one need its GPUs."""
+    SHORT_GAPS = 9
+    """A padding job: GPUs are free, but regular jobs are expected to take them before joining would pay."""

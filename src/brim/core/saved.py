@@ -55,6 +55,8 @@ def state_bytes(state: ClusterState, beside: Mapping[str, Any] | None = None) ->
         "seen_of_profile": [[profile, _means(means)] for profile, means in state._seen._of_profile.items()],
         "slowdowns": state._slowdowns.plain(), "beside": dict(beside or {}),
     }
+    if state.gaps is not None:
+        arrays |= {"gaps.since_ms": state.gaps.since_ms, "gaps.past_ms": state.gaps.past_ms}
     arrays[_PLAIN] = np.frombuffer(json.dumps(plain, separators=(",", ":")).encode(), dtype=np.uint8)
     file = io.BytesIO()
     np.savez_compressed(file, allow_pickle=False, **arrays)
@@ -76,7 +78,9 @@ def state_of(data: bytes, cluster: Cluster) -> tuple[ClusterState, dict[str, Any
     for what, expected in (("format", FORMAT), ("cluster", str(cluster)), ("columns", _COLUMNS)):
         if plain.get(what) != expected:
             raise InvariantError(f"the saved state has {what} {plain.get(what)!r}, expected {expected!r}")
-    state = ClusterState(cluster)
+    state = ClusterState(cluster, padding_apart="gaps.since_ms" in arrays)
+    if state.gaps is not None:
+        state.gaps.since_ms, state.gaps.past_ms = arrays.pop("gaps.since_ms"), arrays.pop("gaps.past_ms")
     state.now_ms = plain["now_ms"]
     _fill(state, arrays)
     state._size_lists = {tuple(sizes): code for code, sizes in enumerate(plain["size_lists"])}
@@ -126,8 +130,8 @@ def state_on(state: ClusterState, cluster: Cluster, gpu_types: Mapping[int, int]
     is_alike = np.array_equal(state.cluster.gpus_N, cluster.gpus_N)
     if state._num_granted and not is_alike:
         raise InvariantError(f"job {state._granted[0, 0]} holds GPUs, and cannot be moved to another cluster")
-    moved = ClusterState(cluster)
-    of_nodes = ("_up_N", "_open_N", "_withheld", "_quarantined", "_asleep", "_node_columns")
+    moved = ClusterState(cluster, padding_apart=state.gaps is not None)
+    of_nodes = ("_up_N", "_open_N", "_withheld", "_quarantined", "_asleep", "_node_columns", "gaps")
     names = ("_node_columns",) if is_alike else of_nodes
     fresh = {name: getattr(moved, name) for name in names}
     for name, value in {**vars(state), **fresh, "cluster": cluster}.items():

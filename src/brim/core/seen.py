@@ -44,14 +44,14 @@ class SeenStepTimes:
         """On how many numbers of GPUs a job has reported."""
         return len({gpus for _, gpus, _ in self._of_job.get(job, ())})
 
-    def over(self, job: int) -> None:
-        """Remove a job that has ended; its step times are kept under its model."""
+    def over(self, job: int, *, learns: bool = True) -> None:
+        """Remove a job that has ended; its step times are kept under its model, if others are to learn from them."""
         means = self._of_job.pop(job, None)
         if means is None:
             return
         profile = self._profile.pop(job)
         self._rows.pop(job, None)
-        if profile != NONE:
+        if profile != NONE and learns:
             past = self._of_profile[profile] = self._of_profile.pop(profile, {})
             for key, mean in means.items():
                 _merge(past, key, mean)

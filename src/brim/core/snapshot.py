@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from brim.core.arrays import IntArray, frozen
+from brim.core.gaps import IdleGaps
 from brim.core.setting import Rank, Setting
 from brim.core.tables import (
     EMPTY,
@@ -55,6 +56,7 @@ class Snapshot:
         seen: Step times that jobs reported.
         memory: What the parts of the policy stored in earlier rounds.
         slowdowns: Slowdowns that jobs reported beside neighbours on their GPUs.
+        gaps: Gaps between regular jobs, for a policy whose fill part takes padding jobs.
     """
 
     now_ms: int
@@ -67,6 +69,7 @@ class Snapshot:
     seen: SeenSteps
     memory: Memory = field(default_factory=Memory)
     slowdowns: SlowdownTable = NO_SLOWDOWNS
+    gaps: IdleGaps = field(default_factory=IdleGaps)
 
     def setting_of(self, row: int) -> Setting | None:
         """What the job in this row of the job table has, None if it has nothing."""

@@ -30,13 +30,14 @@ from brim.core.columns import (
     release,
 )
 from brim.core.events import Event, JobSpec, Kind
+from brim.core.gaps import GapBook, IdleGaps
 from brim.core.lifecycle import TRANSITIONS, Phase, next_phase
 from brim.core.seen import SeenStepTimes
 from brim.core.setting import Rank, Setting
 from brim.core.slowdowns import NEIGHBOURS_MAX, ResidentKind, ResidentSet, SeenSlowdowns
 from brim.core.snapshot import Memory, Snapshot
 from brim.core.tables import EMPTY, JOB_COLUMNS, JOB_FLOAT_COLUMNS, NO_GPUS, NOBODY, Grants, JobTable, NodeTable
-from brim.core.trace import NONE
+from brim.core.trace import NONE, JobClass
 from brim.core.usage import UsageBook
 from brim.errors import InvariantError
 
@@ -56,8 +57,9 @@ _OWN_BATCH: Final = [_COLUMN[c] for c in ("batch", "batch_min", "batch_max")]
 _LEAST: Final = [_COLUMN[c] for c in ("gpus_min", "batch_min")]
 _MOST: Final = [_COLUMN[c] for c in ("gpus_max", "batch_max")]
 _LOCAL_BATCH: Final = [_COLUMN[c] for c in ("local_batch_min", "local_batch_max")]
-_BATCH: Final = _COLUMN["batch"]
 _NODE_ROW, _GPU_ROW = (GRANT_ROWS.index(name) for name in ("node", "gpu"))
+_BATCH, _CLASS = _COLUMN["batch"], _COLUMN["job_class"]
+_PADDING: Final = int(JobClass.PADDING)
 _GPUS, _GPUS_MIN, _GPUS_MAX, _SIZE_LIST = (_COLUMN[c] for c in ("gpus", "gpus_min", "gpus_max", "size_list"))
 _BATCH_NOW, _STARTS, _STALLED = (_COLUMN[c] for c in ("batch_now", "starts", "stalled_ms"))
 _NEW_JOB: Final = {"phase": Phase.PENDING, "first_start_ms": NONE, "running_since_ms": NONE, "batch_now": NONE}
@@ -98,10 +100,17 @@ class ClusterState:
     Jobs live in an integer block with one column per job (a row of the block is a column of ``JobTable``), in order of
     submission. Jobs that have ended leave holes, which the next ``freeze`` closes. The class is long because nothing
     else may change these arrays.
+
+    Args:
+        cluster: The cluster.
+        users: User names known in advance.
+        padding_apart: Whether padding jobs are kept apart, so that regular jobs are scheduled as if there were none:
+            nothing that is learned from ended jobs comes from them, and the gaps between regular jobs are noted.
     """
 
-    def __init__(self, cluster: Cluster, users: tuple[str, ...] = ()) -> None:
+    def __init__(self, cluster: Cluster, users: tuple[str, ...] = (), *, padding_apart: bool = False) -> None:
         self.cluster = cluster
+        self.gaps = GapBook(cluster.num_gpus) if padding_apart else None
         self.now_ms = 0
         self._block = np.zeros((len(JOB_COLUMNS), _INITIAL_ROWS), dtype=np.int64)
         self._floats = np.zeros((len(JOB_FLOAT_COLUMNS), _INITIAL_ROWS))
@@ -136,10 +145,30 @@ class ClusterState:
 
     @property
     def has_elastic(self) -> bool:
-        """Whether there is a job that can run on several numbers of GPUs, or with several batches."""
+        """Whether there is a job that can run on several numbers of GPUs, or with several batches.
+
+        Padding jobs that are kept apart do not count.
+        """
         block = self._block[:, : self._used]
         least, most = block[_LEAST], block[_MOST]
-        return bool(((block[_PHASE] != NONE) & (least < most).any(axis=0)).any())
+        counts = (block[_PHASE] != NONE) & (least < most).any(axis=0)
+        return bool((counts if self.gaps is None else counts & (block[_CLASS] != _PADDING)).any())
+
+    def keep_apart(self, padding_apart: bool) -> None:
+        """Begin or end to keep padding jobs apart; the gaps before are not known."""
+        if padding_apart != (self.gaps is not None):
+            self.gaps = GapBook(self.cluster.num_gpus) if padding_apart else None
+            self._note_gaps(self.now_ms)
+
+    def is_padding(self, job: int) -> bool:
+        """Whether a job is a padding job; one that is not in the tables is none."""
+        return job in self and self._block.item(_CLASS, self._slot_of.item(job)) == _PADDING
+
+    def num_padding(self, phase: Phase | None = None) -> int:
+        """Number of padding jobs, or of those in one phase."""
+        block = self._block[:, : self._used]
+        counts = block[_CLASS] == _PADDING
+        return int((counts & (block[_PHASE] != NONE if phase is None else block[_PHASE] == phase)).sum())
 
     @property
     def last_id(self) -> int:
@@ -313,14 +342,15 @@ class ClusterState:
                 block, self._floats, self._reported_ms, self._granted, self._num_granted, self._slot_of,
                 np.array((slot,)), now_ms,
             )
-            self._usage.add(block[_USER, slot : slot + 1], service, now_ms)
+            self._add_usage(np.array((slot,)), service, now_ms)
+            self._note_gaps(now_ms)
         if kind is _REPORTED:
             self._record_report(event, slot)
         elif kind is _STARTED and after is _RUNNING:
             block[_RUNNING_SINCE, slot] = self._reported_ms[slot] = now_ms
             block[_STARTS, slot] += 1
             block[_STALLED, slot] += now_ms - block.item(_SINCE, slot)
-        elif kind is _FINISHED:
+        elif kind is _FINISHED and (self.gaps is None or block.item(_CLASS, slot) != _PADDING):
             self._learn(slot)
         self.num_waiting += (after is _PENDING) - (before is _PENDING)
         if after is None:
@@ -347,9 +377,28 @@ class ClusterState:
             _AFTER, now_ms,
         )
         if len(left):
-            self._usage.add(block[_USER, left], service, now_ms)
+            self._add_usage(left, service, now_ms)
+        self._note_gaps(now_ms)
         for job in booked.job[block[_PHASE, slots] == NONE].tolist():
             self._over(job)
+
+    def _add_usage(self, slots: IntArray, service: IntArray, now_ms: int) -> None:
+        """Add the service of placements that have ended, of jobs in these slots, to the usage of their users."""
+        block = self._block
+        if self.gaps is not None:
+            regular = block[_CLASS, slots] != _PADDING
+            slots, service = slots[regular], service[regular]
+        self._usage.add(block[_USER, slots], service, now_ms)
+
+    def _note_gaps(self, now_ms: int) -> None:
+        """Note which GPUs regular jobs hold, if anybody asks for the gaps between them."""
+        if self.gaps is None:
+            return
+        job, node, gpu = self._granted[:3, : self._num_granted]
+        regular = (self._block[_CLASS, self._slot_of[job]] != _PADDING) & (gpu != NONE)
+        busy = np.zeros(self.cluster.num_gpus, dtype=np.bool_)
+        busy[self.cluster.gpu_offset_N[node[regular]] + gpu[regular]] = True
+        self.gaps.note(busy, now_ms)
 
     def _fault_of(self, booked: Bookings, at: int, fault: int) -> str:
         """Why an action cannot be booked."""
@@ -365,9 +414,10 @@ class ClusterState:
 
     def _over(self, job: int) -> None:
         """Forget a job that has ended."""
+        learns = self.gaps is None or not self.is_padding(job)
         self._slot_of[job] = NONE
         self._alive -= 1
-        self._seen.over(job)
+        self._seen.over(job, learns=learns)
         self._slowdowns.over(job)
         if self._used > 2 * self._alive + _INITIAL_ROWS:
             self._close_holes()
@@ -485,6 +535,7 @@ class ClusterState:
             seen=self._seen.freeze(rows_of),
             memory=memory,
             slowdowns=self._slowdowns.freeze(),
+            gaps=IdleGaps() if self.gaps is None else self.gaps.freeze(),
         )
 
     def _node_table(self) -> NodeTable:

@@ -39,6 +39,8 @@ def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
         "start with a shorter time limit",
         Why.NOT_NOW: f"the policy gave job {job} no GPUs in this round",
         Why.PREEMPTED: f"job {job} was preempted for job {blocker}, which is ahead of it in the policy's order",
+        Why.SHORT_GAPS: f"job {job} is a padding job, and {free} are free, but regular jobs are expected to take them "
+        "before a start would pay; it would start in a longer gap",
     }
     return sentences[why] + "."
 

@@ -26,8 +26,8 @@ from brim.errors import ConfigError, InvariantError
 if TYPE_CHECKING:
     from brim.engine.scheduler import Scheduler
 
-Decision = tuple[Plan, dict[str, tuple[IntArray, IntArray]]]
-"""What a round changed: its plan, and what parts remember, by socket as (job ids, values)."""
+Decision = tuple[Plan, dict[str, tuple[IntArray, IntArray]], bool]
+"""What a round changed: its plan, what parts remember, by socket as (job ids, values), and whether it only fills."""
 _SHOWN: Final = 80
 """Characters of a line that an error shows."""
 _SPEC_DEFAULTS: Final = {field.name: field.default for field in fields(JobSpec) if field.default is not MISSING}
@@ -101,6 +101,8 @@ def decision_record(result: RoundResult) -> dict[str, Any]:
         if why
     }
     record: dict[str, Any] = {"t": result.plan.time_ms, "d": actions, "waits": waits}
+    if result.only_fills:
+        record["only_fills"] = True
     if result.memory:
         record["memory"] = {
             socket: dict(zip(map(str, result.job.tolist()), memory.tolist(), strict=True))
@@ -175,7 +177,7 @@ def read_decision(record: dict[str, Any]) -> Decision:
         socket: (np.array(list(map(int, values)), dtype=np.int64), np.array(list(values.values()), dtype=np.int64))
         for socket, values in record.get("memory", {}).items()
     }
-    return plan, memory
+    return plan, memory, record.get("only_fills", False)
 
 
 def recover(lines: Iterable[str], scheduler: Scheduler) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import Undeclared
 from brim.core.actions import Plan, Resize, Tune
-from brim.core.arrays import IntArray, replaced
+from brim.core.arrays import BoolArray, IntArray, replaced
 from brim.core.changes import RULES
 from brim.core.checks import check_plan
 from brim.core.snapshot import Snapshot
@@ -30,9 +30,10 @@ from brim.engine.answers import (
     own_sizes,
 )
 from brim.engine.difference import difference
+from brim.engine.padding import Hidden, as_held, hidden
 from brim.engine.rows import reasons
 from brim.errors import PlanError
-from brim.policies.sockets import SOCKETS, Policy, Sizes
+from brim.policies.sockets import Policy, Sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,7 @@ class RoundResult:
         why: ``Why`` code per job, 0 for one that has GPUs after the plan (J,).
         blocker: Id of the job that blocks it, -1 for none (J,).
         memory: By socket, what a part stores per job for the next round, (J,) or (J, K); only what changed.
+        only_fills: Whether the regular jobs were left as they are, because only padding jobs had a reason for a round.
     """
 
     plan: Plan
@@ -56,26 +58,78 @@ class RoundResult:
     why: IntArray
     blocker: IntArray
     memory: Mapping[str, IntArray]
+    only_fills: bool = False
 
     @property
     def job(self) -> IntArray:
         """Ids of the jobs that were in the snapshot (J,)."""
         return self.snapshot.jobs.id
 
+    @property
+    def reasons(self) -> dict[int, tuple[int, int]]:
+        """``why`` and ``blocker`` by job id."""
+        columns = (self.job.tolist(), self.why.tolist(), self.blocker.tolist())
+        return {job: (why, blocker) for job, why, blocker in zip(*columns, strict=True)}
 
-def run_round(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> RoundResult:
+
+def run_round(
+    snapshot: Snapshot, beliefs: Beliefs, policy: Policy, reasons_before: Mapping[int, tuple[int, int]] | None = None
+) -> RoundResult:
     """Run the five decisions of a policy on a snapshot and return the checked plan with its reasons.
+
+    A policy whose fill part takes padding jobs decides about the others as if these did not exist.
+
+    Args:
+        snapshot: What to decide on.
+        beliefs: Predictions that parts may read.
+        policy: The parts.
+        reasons_before: To leave regular jobs as they are and only fill what they leave: why each job waited in the
+            last round, and the id of its blocker, by id. None to decide about all jobs.
 
     Raises:
         PlanError: the policy wants something impossible, or a part of it failed.
     """
-    size = len(snapshot.jobs)
-    memory, sees = _remembered(snapshot, policy)  # 0 what the parts remember of earlier rounds
+    size, hides = len(snapshot.jobs), hidden(snapshot, policy)
     withheld = replaced(beliefs, run_times=Undeclared())
 
     def beliefs_for(socket: str) -> Beliefs:
         return replaced(beliefs) if policy.declares(socket, "asks_run_times") else withheld
 
+    if reasons_before is None:
+        memory, sizes, placed = _regular(hides, policy, beliefs_for)
+    else:
+        memory, (sizes, placed) = {}, as_held(hides.view, reasons_before)
+    sizes, placed = hides.sizes(sizes), hides.grants(placed)
+    sees = _remembered(("fill", "feed"), snapshot, policy, memory)
+    with asking(policy, "fill", sees["fill"]) as seen:  # 4 which jobs use the remaining GPUs
+        wanted = filled_grants(policy.fill(seen, beliefs_for("fill"), replaced(placed)), placed, snapshot)
+        if policy.takes_padding:
+            hides.check_filled(placed, wanted)
+    with asking(policy, "feed", sees["feed"]) as seen:
+        # 5 how many loader processes
+        loaders = own_column(policy.feed(seen, beliefs_for("feed"), replaced(wanted)), size)
+        check_loaders(loaders, snapshot)
+    plan = difference(snapshot, sizes, wanted, loaders, tunes_loaders=policy.changes_running)
+    if not policy.changes_running and (RULES.frees & RULES.gives)[plan.bookings.kind].any():
+        _check_left_alone(plan, snapshot, policy, hides.padding)
+    try:
+        check_plan(snapshot, plan, count_loaders=policy.declares("feed", "counts_cores"))
+    except PlanError as error:  # several parts have made it
+        raise PlanError(f"policy {policy.name!r}: {error}") from error
+    why, blocker = reasons(wanted.job, wanted.why, wanted.blocker, snapshot.jobs.id)
+    return RoundResult(
+        plan=plan, snapshot=snapshot, sizes=sizes, grants=wanted, why=why, blocker=blocker, memory=memory,
+        only_fills=reasons_before is not None,
+    )
+
+
+def _regular(
+    hides: Hidden, policy: Policy, beliefs_for: Callable[[str], Beliefs]
+) -> tuple[dict[str, IntArray], Sizes, Grants]:
+    """Ask for the decisions about all jobs that are not hidden: what parts remember (of all jobs), sizes, grants."""
+    snapshot, memory = hides.view, dict[str, IntArray]()
+    size = len(snapshot.jobs)
+    sees = _remembered(("order", "size", "place"), snapshot, policy, memory)  # 0 what they remember of earlier rounds
     with asking(policy, "order", sees["order"]) as seen:
         order = own_column(policy.order(seen, beliefs_for("order")), size)  # 1 which job first
         check_permutation(order, size)
@@ -86,62 +140,66 @@ def run_round(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> RoundResu
         placed = own_grants(policy.place(seen, beliefs_for("place"), order, replaced(sizes)), size)  # 3 which GPUs
         check_grants(placed, snapshot)
         check_sizes_kept(placed, sizes, snapshot.jobs)
-    with asking(policy, "fill", sees["fill"]) as seen:  # 4 which jobs use the remaining GPUs
-        wanted = filled_grants(policy.fill(seen, beliefs_for("fill"), replaced(placed)), placed, snapshot)
-    with asking(policy, "feed", sees["feed"]) as seen:
-        # 5 how many loader processes
-        loaders = own_column(policy.feed(seen, beliefs_for("feed"), replaced(wanted)), size)
-        check_loaders(loaders, snapshot)
-    plan = difference(snapshot, sizes, wanted, loaders, tunes_loaders=policy.changes_running)
-    if not policy.changes_running and (RULES.frees & RULES.gives)[plan.bookings.kind].any():
-        _check_left_alone(plan, snapshot, policy)
-    try:
-        check_plan(snapshot, plan, count_loaders=policy.declares("feed", "counts_cores"))
-    except PlanError as error:  # several parts have made it
-        raise PlanError(f"policy {policy.name!r}: {error}") from error
-    why, blocker = reasons(wanted.job, wanted.why, wanted.blocker, snapshot.jobs.id)
-    return RoundResult(
-        plan=plan, snapshot=snapshot, sizes=sizes, grants=wanted, why=why, blocker=blocker, memory=memory
-    )
+    return {socket: hides.column(stored) for socket, stored in memory.items()}, sizes, placed
 
 
-def _remembered(snapshot: Snapshot, policy: Policy) -> tuple[dict[str, IntArray], dict[str, Seen]]:
-    """What parts newly remember, and the snapshot that each part sees.
+def _remembered(
+    sockets: Sequence[str], snapshot: Snapshot, policy: Policy, new: dict[str, IntArray]
+) -> dict[str, Seen]:
+    """Ask parts what they newly remember, add it to ``new``, and return the snapshot that each part sees.
 
     A part with ``remember`` sees in ``memo`` what it has just remembered. The others see what the order part has just
     remembered, (J,) or (J, K) if it remembers K integers per job; 0 if the order part has no ``remember``.
     """
-    new: dict[str, IntArray] = {}
     given = Seen(snapshot)
-    sees = dict.fromkeys(SOCKETS, given)
-    for socket in SOCKETS:
+    if "order" in new:
+        given = given.with_memo(new["order"])
+    elif policy.declares("order", "remember") and "order" not in sockets:
+        given = given.with_memo(_stored(policy, "order", snapshot))
+    sees = dict.fromkeys(sockets, given)
+    for socket in sockets:
         if not policy.declares(socket, "remember"):
             continue
         part = getattr(policy, socket)
         with asking(policy, socket, given):
-            columns = int(getattr(part, "memory_columns", 1))
-            if columns < 1:
-                raise PlanError(f"memory_columns is {columns}, expected at least 1")
-        before = snapshot.memory.of(socket, len(snapshot.jobs), columns)
+            before = _stored(policy, socket, snapshot)
         sees[socket] = given if before is snapshot.jobs.memo else given.with_memo(before)
         with asking(policy, socket, sees[socket]) as seen:
-            after = own_memory(part.remember(seen), len(snapshot.jobs), columns)
+            after = own_memory(part.remember(seen), len(snapshot.jobs), _columns(policy, socket))
         if not np.array_equal(after, before):
             new[socket] = after
             sees[socket] = given.with_memo(after)
         if socket == "order":  # the first of SOCKETS
-            sees.update(dict.fromkeys(SOCKETS, sees[socket]))
-    return new, sees
+            given = sees[socket]
+            sees = dict.fromkeys(sockets, given)
+    return sees
 
 
-def _check_left_alone(plan: Plan, snapshot: Snapshot, policy: Policy) -> None:
+def _columns(policy: Policy, socket: str) -> int:
+    """How many integers per job a part remembers."""
+    columns = int(getattr(getattr(policy, socket), "memory_columns", 1))
+    if columns < 1:
+        raise PlanError(f"memory_columns is {columns}, expected at least 1")
+    return columns
+
+
+def _stored(policy: Policy, socket: str, snapshot: Snapshot) -> IntArray:
+    """What a part remembered in the last round."""
+    return snapshot.memory.of(socket, len(snapshot.jobs), _columns(policy, socket))
+
+
+def _check_left_alone(plan: Plan, snapshot: Snapshot, policy: Policy, padding: BoolArray) -> None:
     """Check that no running job is changed by a policy whose parts do not declare that they change running jobs.
 
-    Whether its grants are revocable may change, and so may its share of GPUs that it keeps: no process notices.
+    Whether its grants are revocable may change, and so may its share of GPUs that it keeps: no process notices. Padding
+    jobs that are taken as such may be changed.
     """
     for action in plan:
         if isinstance(action, Resize | Tune):
-            has = snapshot.setting_of(int(np.searchsorted(snapshot.jobs.id, action.job)))
+            row = int(np.searchsorted(snapshot.jobs.id, action.job))
+            has = snapshot.setting_of(row)
+            if padding[row]:
+                continue
             if has is not None and action.setting.same_for_processes_as(has):
                 continue
             changed = "other GPUs" if isinstance(action, Resize) else "another batch"

@@ -11,8 +11,10 @@ from brim.core.actions import Plan
 from brim.core.arrays import IntArray
 from brim.core.cluster import Cluster
 from brim.core.events import Event
+from brim.core.lifecycle import Phase
 from brim.core.saved import state_bytes, state_of
 from brim.core.state import ClusterState
+from brim.core.trace import JobClass
 from brim.engine.journal import Journal
 from brim.engine.round import RoundResult, run_round
 from brim.engine.trigger import DEFAULT_GAP_MS, Trigger
@@ -57,7 +59,8 @@ class Scheduler:
         in_place: bool = False,
         journal: Journal | None = None,
     ) -> None:
-        self.state = ClusterState(cluster, users)
+        self._fills = policy.takes_padding
+        self.state = ClusterState(cluster, users, padding_apart=self._fills)
         self.policy, self.beliefs, self.journal = policy, beliefs, journal
         self.last_round: RoundResult | None = None
         self._acts_when_idle = policy.acts_when_idle  # asks every part, and is read twice per event
@@ -68,11 +71,21 @@ class Scheduler:
             gap_ms=max(gap_ms, own_ms), gap_job_us=0 if own_ms else gap_job_us, period_ms=policy.period_ms,
             wakes_on=policy.wakes_on,
         )
+        self._fill_trigger = Trigger(
+            gap_ms=gap_ms, period_ms=int(getattr(policy.fill, "fill_period_ms", 0)), wakes_on=policy.wakes_on,
+        )
+
+    @property
+    def _waiting(self) -> int:
+        """Jobs that wait, without padding jobs that the fill part takes."""
+        return self.state.num_waiting - (self.state.num_padding(Phase.PENDING) if self._fills else 0)
 
     @property
     def _idle(self) -> bool:
-        """Whether no round could change anything: no job waits, and the policy changes nothing else."""
-        return not self.state.num_waiting and not (self._acts_when_idle and len(self.state))
+        """Whether no round could change anything but padding: no job waits, and the policy changes nothing else."""
+        if self._waiting:
+            return False
+        return not (self._acts_when_idle and len(self.state) > (self.state.num_padding() if self._fills else 0))
 
     def observe(self, event: Event) -> None:
         """Record one event and apply it to the state."""
@@ -80,15 +93,37 @@ class Scheduler:
             self.journal.event(event)
         learns = self._learns and event.report is not None
         sizes = self.state.sizes_seen(event.job) if learns else 0
+        padding = self._fills and self._is_of_padding(event)
         self.state.apply(event)
-        if not self._idle:
+        if self._fills and self.state.num_padding():
+            self._fill_trigger.note(event.kind, event.time_ms)
+        if not padding and not self._idle:
             self._trigger.note(event.kind, event.time_ms, learned=learns and self.state.sizes_seen(event.job) > sizes)
 
+    def _is_of_padding(self, event: Event) -> bool:
+        """Whether an event concerns nothing but a padding job."""
+        if event.spec is not None:
+            return event.spec.job_class == JobClass.PADDING
+        return self.state.is_padding(event.job)
+
     def due_ms(self) -> int | None:
-        """Time at which the next round is due, None if no round is due."""
+        """Time at which the next round is due, None if no round is due.
+
+        A round for padding jobs alone does not come just before one that fills as well.
+        """
+        regular_ms = self._regular_due_ms()
+        if not (self._fills and self.state.num_padding()):
+            return regular_ms
+        fill_ms = self._fill_trigger.due_ms()
+        if fill_ms is None or (regular_ms is not None and regular_ms - self._fill_trigger.gap_ms <= fill_ms):
+            return regular_ms
+        return max(fill_ms, self.state.now_ms)
+
+    def _regular_due_ms(self) -> int | None:
+        """Time at which the next round is due that decides about all jobs."""
         if self._idle:
             return None
-        due_ms = self._trigger.due_ms(None if self._changes and self.state.has_elastic else self.state.num_waiting)
+        due_ms = self._trigger.due_ms(None if self._changes and self.state.has_elastic else self._waiting)
         if due_ms is None:
             return None
         due_ms, period_ms = max(due_ms, self.state.now_ms), self.policy.period_ms
@@ -107,7 +142,7 @@ class Scheduler:
             InvariantError: the plan was refused ``REFUSALS_MAX`` times, or without a reason.
         """
         for _ in range(REFUSALS_MAX):
-            result = run_round(self.state.freeze(now_ms), self.beliefs, self.policy)
+            result = run_round(self.state.freeze(now_ms), self.beliefs, self.policy, self._reasons_before(now_ms))
             news = submit(result) if submit else None
             if news is None:
                 self.commit(result)
@@ -119,19 +154,37 @@ class Scheduler:
                 now_ms = max(now_ms, event.time_ms)
         raise InvariantError(f"{REFUSALS_MAX} plans were refused in turn, the last at {now_ms} ms")
 
+    def _reasons_before(self, now_ms: int) -> Mapping[int, tuple[int, int]] | None:
+        """Why regular jobs wait, if only padding jobs have a reason for a round now; None for a round about all."""
+        if not self._fills:
+            return None
+        regular_ms = self._regular_due_ms()
+        if regular_ms is not None and regular_ms <= now_ms:
+            return None
+        return self.last_round.reasons if self.last_round else {}
+
     def commit(self, result: RoundResult) -> None:
         """Record an accepted round and apply it."""
         if self.journal:
             self.journal.decision(result)
         self.last_round = result
-        self.fold(result.plan, {socket: (result.job, memory) for socket, memory in result.memory.items()})
+        memory = {socket: (result.job, memory) for socket, memory in result.memory.items()}
+        self.fold(result.plan, memory, result.only_fills)
 
-    def fold(self, plan: Plan, memory: Mapping[str, tuple[IntArray, IntArray]]) -> None:
-        """Apply a decision without deciding: its plan, and what parts remember, by socket as (job ids, values)."""
+    def fold(self, plan: Plan, memory: Mapping[str, tuple[IntArray, IntArray]], only_fills: bool) -> None:
+        """Apply a decision without deciding.
+
+        Args:
+            plan: Its plan.
+            memory: What parts remember, by socket as (job ids, values).
+            only_fills: See ``RoundResult``.
+        """
         for socket, (jobs, values) in memory.items():
             self.state.remember(socket, jobs, values)
         self.state.apply_plan(plan)
-        self._trigger.done(plan.time_ms)
+        self._fill_trigger.done(plan.time_ms)
+        if not only_fills:
+            self._trigger.done(plan.time_ms)
 
     def save(self, beside: Mapping[str, Any] | None = None) -> bytes:
         """Return everything that later decisions depend on, but policy and beliefs, and what a driver keeps beside it.
@@ -139,8 +192,9 @@ class Scheduler:
         Args:
             beside: Plain data for JSON.
         """
-        trigger = {"last_ms": self._trigger.last_ms, "since_ms": self._trigger.since_ms}
-        return state_bytes(self.state, {"trigger": trigger, "driver": dict(beside or {})})
+        kept = {"trigger": self._trigger, "fill_trigger": self._fill_trigger}
+        triggers = {name: {"last_ms": one.last_ms, "since_ms": one.since_ms} for name, one in kept.items()}
+        return state_bytes(self.state, {**triggers, "driver": dict(beside or {})})
 
     def restore(self, data: bytes) -> dict[str, Any]:
         """Go on from what ``save`` returned, and return what the driver kept beside it.
@@ -149,7 +203,10 @@ class Scheduler:
             InvariantError: the bytes are no saved state, or that of another cluster or version.
         """
         self.state, kept = state_of(data, self.state.cluster)
-        self._trigger.last_ms, self._trigger.since_ms = kept["trigger"]["last_ms"], kept["trigger"]["since_ms"]
+        self.state.keep_apart(self._fills)
+        for trigger, saved in ((self._trigger, kept["trigger"]), (self._fill_trigger, kept.get("fill_trigger"))):
+            if saved:  # earlier versions had no trigger of padding jobs
+                trigger.last_ms, trigger.since_ms = saved["last_ms"], saved["since_ms"]
         self.last_round = None
         driver: dict[str, Any] = kept["driver"]
         return driver
@@ -159,9 +216,10 @@ class Scheduler:
         beliefs = replace(self.beliefs, speeds=self.beliefs.speeds.copy())
         copied = Scheduler(self.state.cluster, self.policy, beliefs, gap_ms=self._trigger.gap_ms)
         copied.state, copied.last_round, copied._trigger = self.state.copy(), self.last_round, replace(self._trigger)
+        copied._fill_trigger = replace(self._fill_trigger)
         return copied
 
     @property
     def horizon_ms(self) -> int:
         """Time before which nothing more can happen: that of the last event or round."""
-        return max(self.state.now_ms, self._trigger.last_ms or 0)
+        return max(self.state.now_ms, self._trigger.last_ms or 0, self._fill_trigger.last_ms or 0)

@@ -315,7 +315,7 @@ class Controller:
                 f"the cluster was {before} and is {cluster} now, but job {min(alive)} still runs: start with the "
                 "devices of before, and change them when no job runs"
             )
-        self.scheduler.state = ClusterState(was)
+        self.scheduler.state = ClusterState(was, padding_apart=self.scheduler.policy.takes_padding)
         self.books.fold(saved, lines)
         self.scheduler.state = state_on(self.scheduler.state, cluster, {
             job.id: holds.type_code(job.request, cluster) for job in jobs if job.id in self.scheduler.state

@@ -13,6 +13,7 @@ from typing import Final
 from brim.errors import ConfigError, one_line
 from brim.policies.feed.even import Even
 from brim.policies.fill.none import NoFill
+from brim.policies.fill.padding import Padding
 from brim.policies.order.arrival import Arrival
 from brim.policies.order.attained import Gittins, LeastAttained
 from brim.policies.order.fair import MaxMin
@@ -78,18 +79,26 @@ PARTS: Final[dict[str, tuple[type, ...]]] = {
     "size": (AsAsked, DynamicProgram, MarginalGain, PolluxFitness, Goodput),
     "place": (Consolidate, Spread, Fragmentation, WorstFit, Repack),
     "feed": (Even,),
-    "fill": (NoFill,),
+    "fill": (NoFill, Padding),
 }
 """The parts that a policy file may combine, by socket."""
 PRESETS: Final[dict[str, Policy]] = {policy.name: policy for policy in _ROWS}
 
 
+PADDED: Final = "+padding"
+"""What follows the name of a policy, or of its file, to fill what it leaves with padding jobs."""
+
+
 def find_policy(name: str) -> Policy:
     """Find a policy: a preset, an entry point of the group ``brim.policies``, or a Python file.
+
+    With ``+padding`` behind it, what the policy leaves is filled with padding jobs.
 
     Raises:
         ConfigError: there is no such policy (the message suggests the nearest name), or the file does not hold one.
     """
+    if name.endswith(PADDED) and name != PADDED:
+        return padded(find_policy(name.removesuffix(PADDED)))
     if name in PRESETS:
         return PRESETS[name]
     if name.endswith(".py"):
@@ -100,6 +109,20 @@ def find_policy(name: str) -> Policy:
     near = difflib.get_close_matches(name, PRESETS, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "see `brim policy list`"
     raise ConfigError(f"unknown policy {name!r}: {hint}")
+
+
+def padded(policy: Policy) -> Policy:
+    """The same policy, with padding jobs on the GPUs that it leaves.
+
+    Raises:
+        ConfigError: the policy has a fill part of its own.
+    """
+    if not isinstance(policy.fill, NoFill):
+        raise ConfigError(
+            f"policy {policy.name}{PADDED}: {policy.name} has the fill part {type(policy.fill).__name__}, expected "
+            "none: there is one part in each socket"
+        )
+    return replace(policy, name=f"{policy.name}{PADDED}", fill=Padding())
 
 
 def _from_file(path: Path) -> Policy:

@@ -28,7 +28,7 @@ from brim.errors import ConfigError, one_line
 SOCKETS: Final = ("order", "size", "place", "feed", "fill")
 _DECLARATIONS: Final = (
     "asks_run_times", "resizes_running", "moves_running", "tunes_running", "counts_cores", "acts_when_idle",
-    "asks_exchange", "remember",
+    "asks_exchange", "remember", "takes_padding",
 )
 WAKES: Final = frozenset({
     Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.STOPPED, Kind.EVICTED, Kind.NODE_UP, Kind.GPU_OPENED,
@@ -92,6 +92,11 @@ class Fill(Protocol):
     """Decides which jobs use the remaining GPUs: adds grants for padding jobs of any size, changes no other grant.
 
     It may mark what it adds as revocable. The grants it is given have their marks from the place part.
+
+    A part with ``takes_padding = True`` is the only one that decides about jobs of class padding: Order, Size and Place
+    do not see them, nor what they hold, and the part grants GPUs to no others. Whatever it does not grant anew is taken
+    from them. Rounds that only padding jobs have a reason for ask this part and Feed alone; they are due at least every
+    ``fill_period_ms`` while there is a padding job.
     """
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> Grants:
@@ -212,6 +217,11 @@ class Policy:
     def asks_run_times(self) -> bool:
         """Whether some part reads estimates of run times; parts that do not declare it receive none."""
         return any(self.declares(socket, "asks_run_times") for socket in SOCKETS)
+
+    @property
+    def takes_padding(self) -> bool:
+        """Whether the fill part decides about padding jobs, which are then invisible to Order, Size and Place."""
+        return self.declares("fill", "takes_padding")
 
     @property
     def asks_exchange(self) -> bool:

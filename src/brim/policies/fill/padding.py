@@ -1,0 +1,295 @@
+"""The fill part that gives what regular jobs leave to padding jobs, and takes it back.
+
+It decides which padding job has which of the GPUs that Place left, and how many. Place decides without it what regular
+jobs get; whatever of that a padding job holds, it loses in the same round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final
+
+import numpy as np
+
+from brim.beliefs.batching import Limits, fewest_nodes, fixed_batches
+from brim.beliefs.beliefs import Beliefs
+from brim.beliefs.overheads import RESTART_MS
+from brim.core.arrays import BoolArray, FloatArray, IntArray
+from brim.core.checks import cores_milli
+from brim.core.lifecycle import Phase
+from brim.core.reasons import Why
+from brim.core.snapshot import Snapshot
+from brim.core.tables import Grants
+from brim.core.trace import NONE, JobClass
+from brim.errors import ConfigError
+from brim.units import MS_PER_MIN, MS_PER_S
+
+_STARTING, _RUNNING, _PENDING = Phase.STARTING, Phase.RUNNING, Phase.PENDING
+_UNTRIED: Final = 0.9
+"""A job whose step times are not known is expected to be this power of its GPUs as fast: strong scaling at a fixed
+batch loses some. Ours."""
+_JOIN_MS: Final = 5 * MS_PER_S
+"""Time until a rank that joins a running job works, where the others go on meanwhile: 2 to 5 s with an interpreter that
+is warm (our measurement of such starts is below 1 s without the training library's own)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """Give each GPU that is left to the padding job that gains most by it, if it will be idle for long enough.
+
+    A job that runs keeps what Place did not take from it, down to a size it can run on. What is free then goes, the
+    longest predicted gap first (gaps equal to within a factor of two are chosen next to what the job holds), to the job
+    with the highest marginal progress per GPU, in steps of its allowed sizes. A job takes a GPU only if its predicted
+    gap exceeds ``t_join (1 + 1 / gain)``: joining costs the whole job ``t_join``, and the GPU then earns it ``gain`` of
+    its present speed. Everything it gives is revocable.
+
+    Attributes:
+        join_ratio: How much longer than that a gap has to be. 1: as soon as it pays on the median gap. Ours.
+
+    Source:
+        PaddingTorch, Computer Science 51(9), 2024 (the idea of padding load). Order, throttle and victims are ours.
+    """
+
+    takes_padding: ClassVar[bool] = True
+    fill_period_ms: ClassVar[int] = MS_PER_MIN
+    """A gap that was too short to join may turn out to be a long one: once a minute is often enough. Ours."""
+    join_ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.join_ratio < float("inf"):
+            raise ConfigError(f"join_ratio is {self.join_ratio!r}, expected a number from 0 up")
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> Grants:
+        """See ``Fill``."""
+        jobs = snapshot.jobs
+        padding = jobs.job_class == int(JobClass.PADDING)
+        rows = np.flatnonzero(padding & np.isin(jobs.phase, (_STARTING, _RUNNING, _PENDING)))
+        if not len(rows):
+            return grants
+        left = _Left.of(snapshot, beliefs, grants)
+        gangs = {row: _kept(row, snapshot, left) for row in rows.tolist()}
+        speeds = _speeds(rows, snapshot, beliefs, left)
+        too_short = self._grow(gangs, speeds, snapshot, beliefs, left)
+        return _added(grants, gangs, snapshot, too_short)
+
+    def _grow(
+        self, gangs: dict[int, list[int]], speeds: dict[int, FloatArray], snapshot: Snapshot, beliefs: Beliefs,
+        left: _Left,
+    ) -> set[int]:
+        """Give out what is free, step by step; returns the jobs without GPUs for which only gaps were too short."""
+        phases, too_short = snapshot.jobs.phase, set[int]()
+        growing = {
+            row for row, gang in gangs.items()
+            if phases[row] == _PENDING or (phases[row] == _RUNNING and len(gang) == snapshot.jobs.gpus_now[row])
+        }
+        offers = {row: self._offer(row, gangs[row], speeds[row], snapshot, beliefs, left) for row in growing}
+        while True:
+            best = max(
+                (row for row, offer in offers.items() if offer.takes), default=None,
+                key=lambda row: (offers[row].gain, -row),
+            )
+            if best is None:
+                too_short.update(row for row, offer in offers.items() if offer.too_short and not gangs[row])
+                return too_short
+            taken = offers[best].takes
+            left.take(best, taken)
+            gangs[best] = sorted([*gangs[best], *taken])
+            for row, offer in offers.items():  # others may have been offered the same GPUs, or the same cores
+                if row == best or offer.takes:
+                    offers[row] = self._offer(row, gangs[row], speeds[row], snapshot, beliefs, left)
+
+    def _offer(
+        self, row: int, gang: list[int], speed: FloatArray, snapshot: Snapshot, beliefs: Beliefs, left: _Left
+    ) -> _Offer:
+        """The next size of a job that pays: the GPUs it would take, and what each of them gains."""
+        size, too_short = len(gang), False
+        for larger in snapshot.jobs.sizes_of(row):
+            if larger <= size or larger >= len(speed):
+                continue
+            found = left.best(row, gang, larger - size)
+            if found is None:
+                break
+            present = float(speed[size]) if size else 0.0
+            gained = float(speed[larger]) - present
+            if gained <= 0:
+                continue
+            ratio = gained / present if present else np.inf
+            join_ms = _join_ms(row, size, snapshot, beliefs)
+            if left.rest_ms[found].min() <= self.join_ratio * join_ms * (1.0 + 1.0 / ratio):
+                too_short = True
+                continue
+            return _Offer(takes=tuple(found), gain=gained / (larger - size))
+        return _Offer(too_short=too_short)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Offer:
+    """GPUs that a job would take, and the speed that it gains by each, in its own slowest."""
+
+    takes: tuple[int, ...] = ()
+    gain: float = 0.0
+    too_short: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Left:
+    """What is left of the cluster; K GPUs, node by node.
+
+    Attributes:
+        snapshot: The snapshot.
+        node: Node of each GPU (K,).
+        gpu: Index on the node (K,).
+        free: Whether no job is granted a share of it (K,).
+        opened: Whether it takes new jobs (K,).
+        rest_ms: Expected time until a regular job takes it (K,).
+        cpu_milli: Milli-cores left on each node (N,).
+        mem_mib: Memory left on each node (N,).
+    """
+
+    snapshot: Snapshot
+    node: IntArray
+    gpu: IntArray
+    free: BoolArray
+    opened: BoolArray
+    rest_ms: FloatArray
+    cpu_milli: IntArray
+    mem_mib: IntArray
+    _first: IntArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._first = np.concatenate(([0], np.cumsum(self.snapshot.nodes.gpus)))
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> _Left:
+        """What these grants leave."""
+        jobs, nodes = snapshot.jobs, snapshot.nodes
+        first = np.concatenate(([0], np.cumsum(nodes.gpus)))
+        node = np.repeat(np.arange(len(nodes)), nodes.gpus)
+        gpu = np.arange(len(node)) - first[node]
+        free = np.ones(len(node), dtype=np.bool_)
+        on_gpu = grants.gpu != NONE
+        free[first[grants.node[on_gpu]] + grants.gpu[on_gpu]] = False
+        cores = np.bincount(grants.node, cores_milli(jobs, grants.job, grants.gpu, None), len(nodes)).astype(np.int64)
+        mem = np.bincount(grants.node, jobs.mem_mib[grants.job], len(nodes)).astype(np.int64)
+        rest_ms = beliefs.gaps.rest_ms(snapshot.gaps, snapshot.now_ms)
+        if not len(rest_ms):  # nobody keeps account of the gaps
+            rest_ms = np.full(len(node), np.inf)
+        return cls(
+            snapshot=snapshot, node=node, gpu=gpu, free=free, opened=nodes.takes(node, gpu), rest_ms=rest_ms,
+            cpu_milli=nodes.cpu_milli - cores, mem_mib=nodes.mem_mib - mem,
+        )
+
+    def index(self, node: IntArray, gpu: IntArray) -> IntArray:
+        """The GPUs at these places."""
+        index: IntArray = self._first[node] + gpu
+        return index
+
+    def take(self, row: int, gpus: tuple[int, ...] | list[int]) -> None:
+        """Give GPUs, and cores and memory with each, to a job."""
+        jobs, taken = self.snapshot.jobs, np.asarray(gpus, dtype=np.int64)
+        self.free[taken] = False
+        np.subtract.at(self.cpu_milli, self.node[taken], jobs.cpu_milli[row])
+        np.subtract.at(self.mem_mib, self.node[taken], jobs.mem_mib[row])
+
+    def within(self, row: int, gpus: IntArray) -> IntArray:
+        """Of these GPUs, in this order, those for which their nodes have the cores and memory that the job asks for."""
+        jobs, node = self.snapshot.jobs, self.node[gpus]
+        before = np.zeros(len(gpus), dtype=np.int64)  # GPUs of the same node that come before
+        by_node = np.argsort(node, kind="stable")
+        ordered = node[by_node]
+        before[by_node] = np.arange(len(gpus)) - np.searchsorted(ordered, ordered)
+        enough = np.ones(len(gpus), dtype=np.bool_)
+        for asked, has in ((jobs.cpu_milli[row], self.cpu_milli), (jobs.mem_mib[row], self.mem_mib)):
+            enough &= (before + 1) * asked <= has[node]
+        return gpus[enough]
+
+    def best(self, row: int, gang: list[int], count: int) -> list[int] | None:
+        """So many free GPUs of one type for a job that has a gang; None if there are not enough."""
+        jobs, types = self.snapshot.jobs, self.snapshot.nodes.gpu_type
+        allowed = self.free & self.opened
+        of_type = types[self.node]
+        if gang:
+            allowed &= of_type == of_type[gang[0]]
+        elif jobs.gpu_type[row] != NONE:
+            allowed &= of_type == jobs.gpu_type[row]
+        free = np.flatnonzero(allowed)
+        chosen: list[int] | None = None
+        for kind in np.unique(of_type[free]).tolist():
+            of_kind = self.within(row, free[of_type[free] == kind])
+            if len(of_kind) < count:
+                continue
+            found = self._longest(of_kind, gang)[:count]
+            if chosen is None or self.rest_ms[found].min() > self.rest_ms[chosen].min():
+                chosen = found.tolist()
+        return chosen
+
+    def _longest(self, gpus: IntArray, gang: list[int]) -> IntArray:
+        """Longest predicted gap first; among gaps of about one length, near the gang, then on the emptiest nodes."""
+        rest = np.maximum(self.rest_ms[gpus], 1.0)
+        octave = np.floor(np.log2(rest, where=np.isfinite(rest), out=np.full(len(rest), np.inf)))
+        beside = np.isin(self.node[gpus], self.node[gang]) if gang else np.zeros(len(gpus), dtype=np.bool_)
+        crowd = np.bincount(self.node[gpus], minlength=len(self.cpu_milli))[self.node[gpus]]
+        order: IntArray = gpus[np.lexsort((gpus, self.node[gpus], -crowd, ~beside, -octave))]
+        return order
+
+
+def _kept(row: int, snapshot: Snapshot, left: _Left) -> list[int]:
+    """What a job keeps of its GPUs: as many of those that are left as it can run on, the longest gaps of them."""
+    held = snapshot.grants
+    mine = (held.job == row) & (held.gpu != NONE)
+    gpus = left.index(held.node[mine], held.gpu[mine])
+    gpus = gpus[left.free[gpus]]
+    if not len(gpus):
+        return []
+    longest = left.within(row, gpus[np.lexsort((gpus, -left.rest_ms[gpus]))])
+    size = max((size for size in snapshot.jobs.sizes_of(row) if size <= len(longest)), default=0)
+    kept: list[int] = sorted(longest[:size].tolist())
+    left.take(row, kept)
+    return kept
+
+
+def _speeds(rows: IntArray, snapshot: Snapshot, beliefs: Beliefs, left: _Left) -> dict[int, FloatArray]:
+    """Speed of each job on 0 to all GPUs, relative to its fewest, at the batch that it has."""
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    most = min(int(jobs.gpus_max[rows].max()), len(left.node))
+    found = {row: np.arange(most + 1, dtype=np.float64) ** _UNTRIED for row in rows.tolist()}
+    speeds = beliefs.speeds.of_jobs(snapshot)
+    batch = np.where(jobs.batch_now == NONE, jobs.batch, jobs.batch_now)
+    known = rows[speeds.known[rows] & (batch[rows] > 0) & (jobs.local_batch_max[rows] > 0)]
+    if len(known):
+        limits = Limits(
+            batch_min=batch[known], batch_max=batch[known], local_batch_min=np.ones(len(known), dtype=np.int64),
+            local_batch_max=np.minimum(jobs.local_batch_max[known], batch[known]),
+        )
+        nodes_G = fewest_nodes(most, int(nodes.gpus.max()))
+        rates, _ = fixed_batches(speeds.parameters[known], nodes_G, batch[known], limits)
+        found |= dict(zip(known.tolist(), np.where(np.isfinite(rates), rates, 0.0), strict=True))
+    return {row: speed / max(speed[jobs.sizes_of(row)[0]] if jobs.sizes_of(row)[0] <= most else 1.0, 1e-9)
+            for row, speed in found.items()}
+
+
+def _join_ms(row: int, size: int, snapshot: Snapshot, beliefs: Beliefs) -> float:
+    """What it costs a job of this size to take more GPUs."""
+    if size and beliefs.in_place_ms is not None:
+        return _JOIN_MS
+    starts = int(snapshot.jobs.starts[row])
+    return float(snapshot.jobs.stalled_ms[row]) / starts if starts else float(RESTART_MS)
+
+
+def _added(grants: Grants, gangs: dict[int, list[int]], snapshot: Snapshot, too_short: set[int]) -> Grants:
+    """The grants with those of padding jobs, which are revocable, and why the others of these jobs wait."""
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    first = np.concatenate(([0], np.cumsum(nodes.gpus)))
+    job = np.array([row for row, gang in gangs.items() for _ in gang], dtype=np.int64)
+    place = np.array([gpu for gang in gangs.values() for gpu in gang], dtype=np.int64)
+    node = np.searchsorted(first, place, side="right") - 1
+    why = grants.why.copy()
+    for row, gang in gangs.items():
+        why[row] = int(Why.RUNS if gang else Why.SHORT_GAPS if row in too_short else Why.TOO_FEW_FREE)
+    before = grants.revocable if len(grants.revocable) else np.zeros(len(grants), dtype=np.bool_)
+    return replace(
+        grants, job=np.append(grants.job, job), node=np.append(grants.node, node),
+        gpu=np.append(grants.gpu, place - first[node]),
+        share_milli=np.append(grants.share_milli, jobs.share_milli[job]), why=why,
+        revocable=np.append(before, np.ones(len(job), dtype=np.bool_)),
+    )
