@@ -12,7 +12,7 @@ from brim.core.events import Event, Kind, Report, Sample
 from brim.foresight.answers import Forecast
 from brim.foresight.forecast import forecasts
 from brim.live.inputs import Cancel, Device, Hold
-from brim.live.recording import RecordedAttempt, RecordedJob
+from brim.live.recording import Holding, RecordedAttempt, RecordedJob
 from brim.live.records import JobRecord
 from brim.live.situation import situation_of
 from brim.policies.presets import find_policy
@@ -32,7 +32,8 @@ def past(name: str, *runs_s: float, gpus: int = 1, user: str = "u1") -> list[Rec
             submit_ms=0, state="finished", first_start_ms=0, ended_ms=run_ms,
         )
         attempt = RecordedAttempt(
-            granted_ms=0, from_ms=0, stop_ms=-1, end_ms=run_ms, held_gpu_ms=gpus * run_ms, preempted=False
+            granted_ms=0, from_ms=0, stop_ms=-1, end_ms=run_ms, preempted=False,
+            holdings=(Holding(0, run_ms, tuple(range(gpus))),),
         )
         found.append(RecordedJob(job=job, ready_ms=0, attempts=(attempt,), undisturbed=True,
                                  speeds=(), samples=0.0, batch=-1))

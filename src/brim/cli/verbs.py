@@ -30,6 +30,7 @@ VERBS: Final = {
     "explain": ("change", "Explain why a job waits, and what would let it run."),
     "eta": ("eta", "Forecast when jobs start and end."),
     "history": ("ps", "Show the jobs that have ended."),
+    "bill": ("bill", "Show what jobs and users held, used and cost."),
     "report": ("report", "Show how far simulated times are from recorded ones."),
     "token": ("token", "Make, list and revoke tokens for the API on TCP."),
     "doctor": ("doctor", "Check the service, its folders and this machine."),

@@ -24,6 +24,14 @@ from brim.live.records import AttemptRecord, JobRecord
 from brim.units import MS_PER_S
 
 
+class Holding(NamedTuple):
+    """An interval in which an attempt held the same devices; times in ms of cluster time."""
+
+    from_ms: int
+    until_ms: int
+    devices: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedAttempt:
     """One attempt; times in ms of cluster time.
@@ -33,7 +41,7 @@ class RecordedAttempt:
         from_ms: When it was under way.
         stop_ms: When it was told to stop; NONE if it was not.
         end_ms: When its processes were gone.
-        held_gpu_ms: GPU time that it held.
+        holdings: Which devices it held, and when, in turn.
         preempted: Whether the policy took its devices away.
     """
 
@@ -41,7 +49,7 @@ class RecordedAttempt:
     from_ms: int
     stop_ms: int
     end_ms: int
-    held_gpu_ms: int
+    holdings: tuple[Holding, ...]
     preempted: bool
 
     @property
@@ -49,6 +57,11 @@ class RecordedAttempt:
         """Time in which it made progress: to its end, or to the decision to stop it, as in the twin."""
         until_ms = self.end_ms if self.stop_ms == NONE else self.stop_ms
         return max(0, until_ms - self.from_ms)
+
+    @property
+    def held_gpu_ms(self) -> int:
+        """GPU time that it held."""
+        return sum((one.until_ms - one.from_ms) * len(one.devices) for one in self.holdings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,22 +219,22 @@ class _Journal:
 
     Attributes:
         ready_ms: When its last hold ended before its first start.
-        sizes: Number of devices that it was given, with the time of the decision, in turn.
+        given: Devices that it was given, with the time of the decision, in turn.
         told: Its reports, in turn.
     """
 
     ready_ms: Mapping[int, int]
-    sizes: Mapping[int, list[tuple[int, int]]]
+    given: Mapping[int, list[tuple[int, tuple[int, ...]]]]
     told: Mapping[int, list[_Told]]
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> _Journal:
         ready_ms: dict[int, int] = {}
-        sizes: dict[int, list[tuple[int, int]]] = {}
+        given: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
         told: dict[int, list[_Told]] = {}
         for line in lines:
             record = json.loads(line)
-            if record.get("e") == "ELIGIBLE" and record["job"] not in sizes:
+            if record.get("e") == "ELIGIBLE" and record["job"] not in given:
                 ready_ms[record["job"]] = record["t"]
             if "report" in record:
                 for _, gpus, local_batch, step_s, _ in record["report"]["seen"]:
@@ -231,8 +244,9 @@ class _Journal:
                     )
             for action in record.get("d", ()):
                 if action["do"] in ("start", "resize"):
-                    sizes.setdefault(action["job"], []).append((record["t"], len(action["setting"]["ranks"])))
-        return cls(ready_ms, sizes, told)
+                    devices = tuple(rank[1] for rank in action["setting"]["ranks"])
+                    given.setdefault(action["job"], []).append((record["t"], devices))
+        return cls(ready_ms, given, told)
 
 
 def _granted(attempts: Iterable[AttemptRecord], now_ms: int) -> dict[tuple[int, int], int]:
@@ -256,13 +270,17 @@ def _recorded(attempt: AttemptRecord, granted_ms: int, events: _Journal, now_ms:
     return RecordedAttempt(
         granted_ms=granted_ms, from_ms=max(from_ms, granted_ms), stop_ms=attempt.stop_ms, end_ms=end_ms,
         preempted=attempt.stop_reason == PREEMPTED,
-        held_gpu_ms=_held_gpu_ms(attempt, events.sizes.get(attempt.job, []), granted_ms, end_ms),
+        holdings=_holdings(attempt, events.given.get(attempt.job, []), granted_ms, end_ms),
     )
 
 
-def _held_gpu_ms(attempt: AttemptRecord, sizes: Sequence[tuple[int, int]], granted_ms: int, end_ms: int) -> int:
-    """GPU time of an attempt: its devices, or those of each decision about it from then on."""
-    own = [(max(at_ms, granted_ms), gpus) for at_ms, gpus in sizes if attempt.decided_ms <= at_ms < end_ms]
+def _holdings(
+    attempt: AttemptRecord, given: Sequence[tuple[int, tuple[int, ...]]], granted_ms: int, end_ms: int
+) -> tuple[Holding, ...]:
+    """Devices of an attempt: those of its end, or those of each decision about it from then on."""
+    own = [(max(at_ms, granted_ms), devices) for at_ms, devices in given if attempt.decided_ms <= at_ms < end_ms]
     if not own:
-        return len(attempt.devices) * (end_ms - granted_ms)
-    return sum((until_ms - at_ms) * gpus for (at_ms, gpus), (until_ms, _) in pairwise([*own, (end_ms, 0)]))
+        return (Holding(granted_ms, end_ms, attempt.devices),)
+    return tuple(
+        Holding(at_ms, until_ms, devices) for (at_ms, devices), (until_ms, _) in pairwise([*own, (end_ms, ())])
+    )

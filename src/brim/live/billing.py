@@ -1,0 +1,129 @@
+"""The bill of a live cluster, from what its store recorded of jobs and attempts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from brim.beliefs.cost import Prices, tier_of
+from brim.core.arrays import FloatArray, frozen
+from brim.core.cluster import Cluster
+from brim.core.energy import J_PER_KWH, Energy, meter
+from brim.core.power import PowerCurve
+from brim.core.replay import Runs
+from brim.live.recording import Holding, RecordedAttempt, RecordedJob
+from brim.reports.bill import Amounts, Bill, BilledJob, Taken
+from brim.units import MS_PER_H, MS_PER_S, S_PER_H
+
+_FULLY_BUSY = "Jobs count as keeping their GPUs busy: their utilisation was not recorded."
+
+
+def bill_of(
+    jobs: Sequence[RecordedJob], cluster: Cluster, until_ms: int, *, prices: Prices | None = None,
+    curves: tuple[PowerCurve, ...] = (),
+) -> Bill:
+    """Bill recorded jobs.
+
+    Args:
+        jobs: The jobs.
+        cluster: The cluster on which they ran.
+        until_ms: Cluster time up to which nodes are metered.
+        prices: Prices; without them no money is billed.
+        curves: Power of a node for each GPU type of the cluster; without them no energy is billed.
+    """
+    energy = None
+    if curves:
+        energy = meter(runs_of(jobs, cluster), cluster, _utilisation(jobs), until_ms, curves)
+    taken = [one for job in jobs for one in _taken(job, jobs)]
+    lost_s = {str(job.job.id): job.job.lost_gpu_s for job in jobs}
+    for one in taken:
+        lost_s[one.job] += one.thrown_away_gpu_s
+    return Bill(
+        jobs=[_billed(row, job, lost_s[str(job.job.id)], energy, prices) for row, job in enumerate(jobs)],
+        idle_kwh=None if energy is None else energy.unattributed_j / J_PER_KWH, taken=taken,
+        basis=_basis(prices, curves),
+    )
+
+
+def runs_of(jobs: Sequence[RecordedJob], cluster: Cluster) -> Runs:
+    """Return which job (its row) held which GPUs, and when."""
+    rows = [
+        (row, one) for row, job in enumerate(jobs) for attempt in job.attempts for one in attempt.holdings
+        if one.devices
+    ]
+    rows.sort(key=lambda each: (each[1].from_ms, each[0]))
+    counts = [len(one.devices) for _, one in rows]
+
+    def column(values: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return frozen(np.array(values, dtype=np.int64))
+
+    return Runs(
+        job=column([row for row, _ in rows]), start_ms=column([one.from_ms for _, one in rows]),
+        end_ms=column([one.until_ms for _, one in rows]), share_milli=column([1000] * len(rows)),
+        first_gpu=frozen(np.concatenate(([0], np.cumsum(counts))).astype(np.int64)),
+        gpu=column([gpu for _, one in rows for gpu in one.devices]),
+    )
+
+
+def _utilisation(jobs: Sequence[RecordedJob]) -> FloatArray:
+    return np.ones(len(jobs))
+
+
+def _billed(row: int, job: RecordedJob, lost_s: float, energy: Energy | None, prices: Prices | None) -> BilledJob:
+    request = job.job.request
+    tier = tier_of(padding=request.job_class == "padding", elastic=request.is_elastic)
+    gpu_h = job.held_gpu_ms / MS_PER_H
+    kwh = None if energy is None else float(energy.job_j[row]) / J_PER_KWH
+    co2_kg = None if kwh is None or not (prices and prices.co2_g_per_kwh) else kwh * prices.co2_g_per_kwh / 1000
+    cost = None if prices is None else gpu_h * prices.of(tier) + (kwh or 0.0) * prices.kwh
+    return BilledJob(
+        job=str(job.job.id), user=job.job.user, tier=tier,
+        amounts=Amounts(gpu_h=gpu_h, lost_gpu_h=lost_s / S_PER_H, kwh=kwh, co2_kg=co2_kg, cost=cost),
+    )
+
+
+def _taken(job: RecordedJob, jobs: Sequence[RecordedJob]) -> list[Taken]:
+    """What was taken from one job: its preemptions, with what saving and starting again cost."""
+    found = []
+    for before, after in pairwise((*job.attempts, None)):
+        if before is None or not before.preempted:
+            continue
+        gpus = before.holdings[-1].devices
+        thrown_ms = (before.end_ms - before.stop_ms) * len(gpus)
+        if after is not None:
+            thrown_ms += (after.from_ms - after.granted_ms) * len(after.holdings[0].devices)
+        found.append(Taken(
+            job=str(job.job.id), at_ms=before.stop_ms, gpus=len(gpus), thrown_away_gpu_s=thrown_ms / MS_PER_S,
+            gained=_next_on(before, job, jobs),
+        ))
+    return found
+
+
+def _next_on(left: RecordedAttempt, job: RecordedJob, jobs: Sequence[RecordedJob]) -> tuple[str, ...]:
+    """The jobs that had the GPUs of an attempt next, each GPU's first."""
+    later: list[tuple[Holding, int]] = sorted(
+        (one, other.job.id) for other in jobs if other is not job for attempt in other.attempts
+        for one in attempt.holdings if one.from_ms >= left.stop_ms
+    )
+    gained: dict[int, None] = {}
+    for gpu in left.holdings[-1].devices:
+        gained.update((by, None) for _, by in [each for each in later if gpu in each[0].devices][:1])
+    return tuple(str(by) for by in sorted(gained))
+
+
+def _basis(prices: Prices | None, curves: tuple[PowerCurve, ...]) -> list[str]:
+    said = ["GPU-hours are those held, from the decision to start a job until its processes are gone."]
+    if prices is None:
+        said.append("No --price: no money.")
+    else:
+        said.append(
+            f"A GPU-hour costs {prices.gpu_hour:g} times {prices.reserved:g} (reserved), {prices.elastic:g} (elastic) "
+            f"or {prices.padding:g} (padding), work that was lost included."
+        )
+    if curves:
+        said.append(f"Energy is modelled, not measured. {_FULLY_BUSY}")
+    else:
+        said.append("No --power: no energy.")
+    return said
