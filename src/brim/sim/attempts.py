@@ -146,11 +146,19 @@ class Attempts:
             self._timeline.push(from_ms, Kind.STARTED, job, attempt.number)
         self._go_on(job, attempt, from_ms)
 
-    def vacate(self, job: int, now_ms: int, gone_ms: int) -> None:
-        """Take a job's GPUs from it by a decision: it stops now and frees them at ``gone_ms``."""
+    def pace_on(self, job: int, setting: Setting) -> Pace:
+        """The pace that a job would have with another setting."""
+        nodes = tuple(Counter(node for node, _ in setting.gpus).values())
+        return self._pace(job, setting, self.gpus_of(setting), nodes)
+
+    def vacate(self, job: int, now_ms: int, gone_ms: int, kept_ms: int) -> None:
+        """Take a job's GPUs from it by a decision: it stops now and frees them at ``gone_ms``.
+
+        What it did until ``kept_ms`` is kept.
+        """
         attempt = self.running.pop(job)
         if now_ms > attempt.from_ms:
-            self._keep(job, attempt, now_ms, now_ms)
+            self._keep(job, attempt, now_ms, max(kept_ms, attempt.from_ms))
         self._close_run(job, attempt, gone_ms)
         self._sleepers.go(attempt.setting.nodes, gone_ms)
         self._neighbours_changed(attempt.gpus, now_ms, but=job)

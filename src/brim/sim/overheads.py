@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from brim.beliefs.overheads import IN_PLACE_MS
 from brim.errors import ConfigError
 from brim.units import MS_PER_MIN, MS_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddingCosts:
+    """Time that changes cost a padding job on GPUs that may be taken from it at once, in ms.
+
+    Attributes:
+        grace_ms: Until its GPUs are free at the latest. What it cannot save by then is lost. 5 s, ours.
+        in_place: Whether the processes that stay go on when others come or leave. If not, all of them go back to the
+            last checkpoint and start again, as under TorchElastic.
+        change_ms: Until those that stay go on. 200 ms, as ``beliefs.overheads.IN_PLACE_MS``.
+        join_ms: Until a process that joins works; the others go on meanwhile. 5 s: 2 to 5 s with an interpreter that is
+            warm.
+        blocking_ms: What a checkpoint takes from the training. 1 s: copies to host memory take up to 1 or 2 s.
+    """
+
+    grace_ms: int = 5 * MS_PER_S
+    in_place: bool = True
+    change_ms: int = round(IN_PLACE_MS)
+    join_ms: int = 5 * MS_PER_S
+    blocking_ms: int = MS_PER_S
+
+    def __post_init__(self) -> None:
+        for name in ("grace_ms", "change_ms", "join_ms", "blocking_ms"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"overheads of padding: found {name}={getattr(self, name)}, expected at least 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +48,7 @@ class Overheads:
         checkpoint_ms: Time between checkpoints; a failure loses the work since the last. 30 min, ours.
         resize_ms: What a resize costs where its processes stay, as under a live controller, whose rules for rounds then
             hold (docs/decisions/0003). None: it saves, and restarts.
+        padding: What they cost padding jobs, where a policy takes these as such.
     """
 
     start_ms: int = 0
@@ -29,6 +56,7 @@ class Overheads:
     restart_ms: int = 30 * MS_PER_S
     checkpoint_ms: int = 30 * MS_PER_MIN
     resize_ms: int | None = None
+    padding: PaddingCosts = field(default_factory=PaddingCosts)
 
     def __post_init__(self) -> None:
         for name, least in (("start_ms", 0), ("save_ms", 0), ("restart_ms", 0), ("checkpoint_ms", 1)):
@@ -65,4 +93,8 @@ class Overheads:
             start_ms=round(self.start_ms * factor), save_ms=round(self.save_ms * factor),
             restart_ms=round(self.restart_ms * factor), checkpoint_ms=self.checkpoint_ms,
             resize_ms=None if self.resize_ms is None else round(self.resize_ms * factor),
+            padding=replace(
+                self.padding, change_ms=round(self.padding.change_ms * factor),
+                join_ms=round(self.padding.join_ms * factor),
+            ),
         )

@@ -11,10 +11,11 @@ from brim.core.actions import Plan, Preempt, Reject, Resize, Start, Tune
 from brim.core.events import JobSpec, Kind
 from brim.core.trace import NONE
 from brim.policies.sockets import Policy
-from brim.sim.attempts import Attempts
+from brim.sim.attempts import Attempts, RunningJob
 from brim.sim.fault_injector import FaultInjector
 from brim.sim.overheads import Overheads
 from brim.sim.record import Record
+from brim.sim.revocation import Departure, Revocation
 from brim.sim.sleepers import Sleepers
 from brim.sim.stall_detector import StallDetector
 from brim.sim.timeline import Timeline
@@ -40,6 +41,8 @@ class PlanExecutor:
         self._leaving: dict[int, int] = {}  # GPU -> time at which the leaving job frees it
         self._saved_ms: dict[int, int] = {}  # job -> time at which its last save is done
         self._ran_ms: dict[int, int] = {}  # job that is resized -> running time of its attempt so far
+        self._revocation = Revocation(overheads)
+        self._before: dict[int, RunningJob] = {}  # padding job that is resized -> what it had
         self._leave_by: dict[type, Callable[[Any, int], None]] = {Preempt: self._preempt, Resize: self._leave_for}
         self._come_by: dict[type, Callable[[Any, int], None]] = {
             Reject: self._reject, Resize: self._start, Start: self._start, Tune: self._tune,
@@ -63,7 +66,11 @@ class PlanExecutor:
         first = self._record.first_start_ms[job] == NONE
         analysis = self._analysis(action)
         start_ms = self._overheads.start_ms if first else self._overheads.restart_ms
-        if isinstance(action, Resize) and self._overheads.resize_ms is not None:
+        before = self._before.pop(job, None)
+        if before is not None:
+            per_ms = self._attempts.pace_on(job, setting).per_ms
+            start_ms = self._revocation.start_ms(before, self._attempts.gpus_of(setting), per_ms, now_ms)
+        elif isinstance(action, Resize) and self._overheads.resize_ms is not None:
             start_ms = 0  # it took its time before it had left the GPUs that it does not keep
         from_ms = begin_ms + start_ms + math.ceil(analysis.seconds * MS_PER_S)
         if setting.share_milli != self._specs[job].share_milli:
@@ -100,25 +107,33 @@ class PlanExecutor:
     def _preempt(self, action: Preempt, now_ms: int) -> None:
         """Preempt a job: it saves and leaves its GPUs."""
         self._record.preemptions[action.job] += 1
-        gone_ms = max(self._vacate(action.job, now_ms, self._overheads.save_ms), self._saved_ms.get(action.job, 0))
+        attempt = self._attempts.running[action.job]
+        leaving = Departure(self._overheads.save_ms, now_ms)
+        if attempt.setting.revocable:
+            leaving = self._revocation.preempted(action.job, attempt, now_ms)
+        gone_ms = max(self._vacate(action.job, now_ms, leaving), self._saved_ms.get(action.job, 0))
         self._timeline.push(gone_ms, Kind.STOPPED, action.job, action.attempt)
 
     def _leave_for(self, action: Resize, now_ms: int) -> None:
         """A resized job leaves the GPUs it has; it takes the others when all jobs have left theirs."""
         self._record.resizes[action.job] += 1
-        self._ran_ms[action.job] = self._attempts.running[action.job].ran_at(now_ms)
-        resize_ms = self._overheads.resize_ms
-        self._vacate(action.job, now_ms, self._overheads.save_ms if resize_ms is None else resize_ms)
+        attempt, resize_ms = self._attempts.running[action.job], self._overheads.resize_ms
+        self._ran_ms[action.job] = attempt.ran_at(now_ms)
+        leaving = Departure(self._overheads.save_ms if resize_ms is None else resize_ms, now_ms)
+        if attempt.setting.revocable:
+            self._before[action.job] = attempt
+            leaving = self._revocation.resized(action.job, attempt, now_ms)
+        self._vacate(action.job, now_ms, leaving)
 
-    def _vacate(self, job: int, now_ms: int, save_ms: int) -> int:
+    def _vacate(self, job: int, now_ms: int, leaving: Departure) -> int:
         """Take a job's GPUs from it and return when they are free; without progress it has nothing to save."""
         attempt, gone_ms = self._attempts.running[job], now_ms
         if now_ms > attempt.from_ms:
-            gone_ms = self._saved_ms[job] = now_ms + save_ms
+            gone_ms = self._saved_ms[job] = now_ms + leaving.leave_ms
             self._leaving.update(dict.fromkeys(attempt.gpus, gone_ms))
         else:
             self._stall_detector.futile(now_ms)
-        self._attempts.vacate(job, now_ms, gone_ms)
+        self._attempts.vacate(job, now_ms, gone_ms, leaving.kept_ms)
         return gone_ms
 
     def _tune(self, action: Tune, now_ms: int) -> None:
