@@ -12,6 +12,8 @@ from typing import Final
 
 from brim.errors import ConfigError, one_line
 from brim.policies.feed.even import Even
+from brim.policies.feed.shares import EqualPerJob, EqualPerRank, Fixed
+from brim.policies.feed.throughput import Throughput
 from brim.policies.fill.none import NoFill
 from brim.policies.fill.padding import Padding
 from brim.policies.order.arrival import Arrival
@@ -65,6 +67,14 @@ _ROWS: Final = (
         place=WorstFit(), gap_ms=MS_PER_MIN, fixed_rounds=True,
     ),
     _rigid("fair", MaxMin(), "skip", "weighted max-min of GPU time over users", period_ms=5 * MS_PER_MIN),
+    replace(
+        _rigid("adloader", Arrival(), "stop", "ours, after A-Dloader, IEEE CLOUD 2022", period_ms=MS_PER_MIN),
+        feed=Throughput(),
+    ),
+    replace(
+        _rigid("adloader-even", Arrival(), "stop", "A-Dloader's baseline: equal cores for each job of a node"),
+        feed=EqualPerJob(),
+    ),
     _elastic("elastic", DynamicProgram(), _PAPER, period_ms=10 * MS_PER_MIN),
     _elastic("elastic-fixed", DynamicProgram("asked"), f"{_PAPER}: batch as asked", period_ms=10 * MS_PER_MIN),
     _elastic("elastic-max", DynamicProgram("largest"), f"{_PAPER}: largest batch", period_ms=10 * MS_PER_MIN),
@@ -78,7 +88,7 @@ PARTS: Final[dict[str, tuple[type, ...]]] = {
     "order": (Arrival, ShortestJob, ShortestRemaining, LeastAttained, Gittins, ServiceQueues, TwoQueues, MaxMin),
     "size": (AsAsked, DynamicProgram, MarginalGain, PolluxFitness, Goodput),
     "place": (Consolidate, Spread, Fragmentation, WorstFit, Repack),
-    "feed": (Even,),
+    "feed": (Even, EqualPerJob, EqualPerRank, Fixed, Throughput),
     "fill": (NoFill, Padding),
 }
 """The parts that a policy file may combine, by socket."""

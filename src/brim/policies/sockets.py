@@ -28,7 +28,7 @@ from brim.errors import ConfigError, one_line
 SOCKETS: Final = ("order", "size", "place", "feed", "fill")
 _DECLARATIONS: Final = (
     "asks_run_times", "resizes_running", "moves_running", "tunes_running", "counts_cores", "acts_when_idle",
-    "asks_exchange", "remember", "takes_padding",
+    "asks_exchange", "asks_loading", "remember", "takes_padding",
 )
 WAKES: Final = frozenset({
     Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.STOPPED, Kind.EVICTED, Kind.NODE_UP, Kind.GPU_OPENED,
@@ -227,6 +227,11 @@ class Policy:
     def asks_exchange(self) -> bool:
         """Whether the size part reads the times of gradient exchanges, which are measured before the replay begins."""
         return self.declares("size", "asks_exchange")
+
+    @property
+    def asks_loading(self) -> bool:
+        """Whether the feed part reads what is known of the loaders of models."""
+        return self.declares("feed", "asks_loading")
 
 
 def _check_part(policy: str, socket: str, part: object) -> None:

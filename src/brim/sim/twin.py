@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+
 from brim.beliefs.analyser import measure_exchange
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.interference import Interference
 from brim.beliefs.library import load
+from brim.beliefs.loading import Loading
 from brim.beliefs.measured_sets import BUILTIN, load_sets, seeds_of
 from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserHistory, UserLimits
 from brim.beliefs.speeds import SeenSpeeds
@@ -124,8 +127,10 @@ def replay(
     if run:
         outcome = run(scenario, report)
     else:
+        loading, said = _loading(policy, settings.library, trace)
+        notes += said
         beliefs = replace(
-            _beliefs(policy, cluster, truth, believed, library, settings.overheads),
+            _beliefs(policy, cluster, truth, believed, library, settings.overheads), loading=loading,
             interference=_interference(trace, cluster),
         )
         if beliefs.exchange is not None:
@@ -155,6 +160,29 @@ def _library(name: str, trace: Trace) -> dict[int, FloatArray]:
         return {}
     known = load(name).steps
     return {code: known[model].parameters for code, model in enumerate(trace.profiles) if model in known}
+
+
+def _loading(policy: Policy, name: str, trace: Trace) -> tuple[Loading, tuple[str, ...]]:
+    """What a policy that asks for it knows beforehand of the loaders of models, and a sentence that says so.
+
+    Raises:
+        ConfigError: the library knows nothing of any loader.
+    """
+    if not policy.asks_loading:
+        return Loading(), ()
+    known = load(name).loading if name else {}
+    if name and not known:
+        raise ConfigError(f"--library {name}: found no 'loading' table, which policy {policy.name!r} reads")
+    library = {code: known[model].parameters for code, model in enumerate(trace.profiles) if model in known}
+    unknown = int((~np.isin(trace.profile, list(library))).sum())
+    models = ", ".join(trace.profiles[code] for code in library)
+    said = [f"What cores bring the loaders of {models} is known beforehand (profile library {name})."] if models else []
+    if unknown:
+        said.append(
+            f"{unknown:,} of {len(trace):,} jobs are of models whose loader is unknown: each gets an equal share of "
+            "the cores until it reports how long it waits for data."
+        )
+    return Loading(library), tuple(said)
 
 
 def _interference(trace: Trace, cluster: Cluster) -> Interference:
