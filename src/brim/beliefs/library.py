@@ -115,8 +115,10 @@ class Library:
     loading: Mapping[str, LoadingProfile]
 
 
-def load(name: str) -> Library:
+def load(name: str, option: str = "--library") -> Library:
     """Load one of ``NAMES``, or the file at a path that ends in ``.toml``, as ``brim profile`` writes it.
+
+    The option that named it names it in errors.
 
     Raises:
         NotFoundError: there is no such file.
@@ -125,11 +127,11 @@ def load(name: str) -> Library:
     if name in NAMES:
         return _ours(name)
     if not name.endswith(".toml"):
-        raise NotFoundError(f"--library: found {name!r}, expected {', '.join(NAMES)} or a .toml file")
+        raise NotFoundError(f"{option}: found {name!r}, expected {', '.join(NAMES)} or a .toml file")
     try:
         return parse(Path(name).read_text(encoding="utf-8"), name)
     except OSError as error:
-        raise NotFoundError(f"--library: cannot read {name}: {error.strerror}") from None
+        raise NotFoundError(f"{option}: cannot read {name}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{name}: not TOML: it is not UTF-8") from None
 

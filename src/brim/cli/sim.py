@@ -78,6 +78,14 @@ _Sharing = Annotated[
         "measured sets. Not at all by default.",
     ),
 ]
+_Loading = Annotated[
+    str,
+    typer.Option(
+        "--loading", metavar="LIBRARY",
+        help="How fast jobs really load their data, by model: synergy, or a file of brim profile. Data is always there "
+        "by default.",
+    ),
+]
 _Overheads = Annotated[str, typer.Option("--overheads", metavar="xF", help="Scale the cost of changes, such as x2.")]
 _Estimates = Annotated[
     str, typer.Option("--estimates", help="Run-time estimates of policies: limits (the users' own) or history.")
@@ -133,6 +141,7 @@ def run(
     profiles: _Profiles = None,
     elastic_share: _ElasticShare = None,
     sharing: _Sharing = "",
+    loading: _Loading = "",
     overheads: _Overheads = "x1",
     estimates: _Estimates = "limits",
     library: _Library = "",
@@ -156,8 +165,9 @@ def run(
     with payload() as out:
         _replay_and_report(
             trace, cluster, [policy], format, limit, from_date, loads, [seed],
-            _option(truth, profiles, elastic_share, sharing), overheads, estimates, library, node_mtbf, job_mtbf, drain,
-            suspend_time, drop_too_large, price, power, html, jobs, anonymise, output_of(output, as_json), out,
+            _option(truth, profiles, elastic_share, sharing, loading), overheads, estimates, library, node_mtbf,
+            job_mtbf, drain, suspend_time, drop_too_large, price, power, html, jobs, anonymise,
+            output_of(output, as_json), out,
         )
 
 
@@ -180,6 +190,7 @@ def compare(
     profiles: _Profiles = None,
     elastic_share: _ElasticShare = None,
     sharing: _Sharing = "",
+    loading: _Loading = "",
     overheads: _Overheads = "x1",
     estimates: _Estimates = "limits",
     library: _Library = "",
@@ -200,9 +211,10 @@ def compare(
     with payload() as out:
         _replay_and_report(
             trace, cluster, [name.strip() for name in policies.split(",")], format, limit, from_date,
-            numbers(load, "--load"), list(range(seeds)), _option(truth, profiles, elastic_share, sharing), overheads,
-            estimates, library, node_mtbf, job_mtbf, drain, suspend_time, drop_too_large, price, power, html, jobs,
-            anonymise, output_of(output, as_json), out,
+            numbers(load, "--load"), list(range(seeds)),
+            _option(truth, profiles, elastic_share, sharing, loading), overheads, estimates,
+            library, node_mtbf, job_mtbf, drain, suspend_time, drop_too_large, price, power, html, jobs, anonymise,
+            output_of(output, as_json), out,
         )
 
 
@@ -311,10 +323,10 @@ def _record(
     return replace(found, absent_types=absent_types(trace, cluster))
 
 
-def _option(truth: str, profiles: Path | None, elastic_share: float | None, sharing: str) -> TruthOption:
+def _option(truth: str, profiles: Path | None, elastic_share: float | None, sharing: str, loading: str) -> TruthOption:
     from brim.sim.truth_option import TruthOption
 
-    return TruthOption(name=truth, profiles=profiles, elastic_share=elastic_share, sharing=sharing)
+    return TruthOption(name=truth, profiles=profiles, elastic_share=elastic_share, sharing=sharing, loading=loading)
 
 
 def _read(

@@ -21,7 +21,7 @@ from brim.sim.record import Record
 from brim.sim.sleepers import Sleepers
 from brim.sim.stall_detector import StallDetector
 from brim.sim.timeline import Timeline
-from brim.sim.truths.truth import Company, Pace, Truth
+from brim.sim.truths.truth import Company, NodeCompany, Pace, SharesNodes, Truth
 from brim.units import WHOLE_GPU
 
 
@@ -95,6 +95,7 @@ class Attempts:
         record: Record, stall_detector: StallDetector, sleepers: Sleepers,
     ) -> None:
         self._sleepers = sleepers
+        self._shares_nodes = isinstance(truth, SharesNodes)
         self._specs, self._truth, self._checkpoint_ms = specs, truth, checkpoint_ms
         self._timeline, self._record, self._stall_detector = timeline, record, stall_detector
         self._offset = cluster.gpu_offset_N.tolist()
@@ -130,7 +131,7 @@ class Attempts:
         self._sleepers.come(setting.nodes)
         self._timeline.push(from_ms, Kind.STARTED, job, attempt.number)
         self._go_on(job, attempt, from_ms)
-        self._neighbours_changed(gpus, now_ms, but=job)
+        self._neighbours_changed(gpus, setting.nodes, now_ms, but=job)
         return attempt
 
     def resume(self, action: Start, done: float, from_ms: int, now_ms: int) -> None:
@@ -161,7 +162,7 @@ class Attempts:
             self._keep(job, attempt, now_ms, max(kept_ms, attempt.from_ms))
         self._close_run(job, attempt, gone_ms)
         self._sleepers.go(attempt.setting.nodes, gone_ms)
-        self._neighbours_changed(attempt.gpus, now_ms, but=job)
+        self._neighbours_changed(attempt.gpus, attempt.setting.nodes, now_ms, but=job)
 
     def leave(self, job: int, now_ms: int, kind: Kind) -> None:
         """End a job's attempt at once, as an event of this kind tells."""
@@ -169,7 +170,7 @@ class Attempts:
         self._close_run(job, attempt, now_ms)
         self._sleepers.go(attempt.setting.nodes, now_ms)
         self._timeline.record_event(Event(now_ms, kind, job))
-        self._neighbours_changed(attempt.gpus, now_ms, but=job)
+        self._neighbours_changed(attempt.gpus, attempt.setting.nodes, now_ms, but=job)
 
     def end(self, job: int, now_ms: int, kind: Kind) -> None:
         """End a job for good, as an event of this kind tells."""
@@ -215,6 +216,7 @@ class Attempts:
             self._done[job] = attempt.pace.until
             self._change_pace(job, attempt, now_ms)
             self._report(job, attempt, now_ms)
+            self._neighbours_changed((), attempt.setting.nodes, now_ms, but=job)
 
     def change_setting(self, job: int, setting: Setting, now_ms: int) -> None:
         """Change what a job has besides its GPUs at once, without a stop."""
@@ -225,8 +227,10 @@ class Attempts:
                 attempt.shares.append((now_ms, setting.share_milli))
             else:  # it does not have its GPUs yet, or has had them for no time
                 attempt.shares[-1] = attempt.shares[-1][0], setting.share_milli
-        attempt.setting = setting
+        attempt.setting, before = setting, attempt.setting
         self._pace_anew(job, attempt, now_ms)
+        if setting.loader_workers != before.loader_workers:
+            self._neighbours_changed((), setting.nodes, now_ms, but=job)
 
     def roll_back(self, job: int, now_ms: int) -> None:
         """Keep the work up to the last checkpoint and report it; checkpoints count from the first step."""
@@ -262,8 +266,26 @@ class Attempts:
     def _pace(self, job: int, setting: Setting, gpus: tuple[int, ...], nodes: tuple[int, ...]) -> Pace:
         """The job's pace from what it has done on, beside the jobs that have a share of its GPUs."""
         neighbours = self._beside(gpus, job) if self._truth.contended else ()
-        company = Company(setting.share_milli, neighbours, setting.loader_workers, self._met[job])
+        on_nodes = self._on_nodes(setting, job) if self._shares_nodes else ()
+        company = Company(setting.share_milli, neighbours, setting.loader_workers, self._met[job], on_nodes)
         return self._truth.pace(job, self._done[job], nodes, setting.batch, company)
+
+    def _on_nodes(self, setting: Setting, but: int) -> tuple[NodeCompany, ...]:
+        """Who else has ranks on the nodes of a setting."""
+        mates = [(job, self.running[job].setting) for job in self._mates(setting.nodes, but)]
+        return tuple(
+            NodeCompany(node, _ranks_on(setting, node), tuple(
+                (job, ranks, other.loader_workers) for job, other in mates if (ranks := _ranks_on(other, node))
+            ))
+            for node in setting.nodes
+        )
+
+    def _mates(self, nodes: tuple[int, ...], but: int) -> tuple[int, ...]:
+        """Jobs that have ranks on one of these nodes."""
+        return tuple(sorted(
+            job for job, attempt in self.running.items()
+            if job != but and not set(nodes).isdisjoint(attempt.setting.nodes)
+        ))
 
     def _beside(self, gpus: tuple[int, ...], but: int) -> tuple[int, ...]:
         """Jobs that hold a share of one of these GPUs."""
@@ -271,10 +293,17 @@ class Attempts:
             job for job, attempt in self.running.items() if job != but and not set(gpus).isdisjoint(attempt.gpus)
         ))
 
-    def _neighbours_changed(self, gpus: tuple[int, ...], now_ms: int, but: int) -> None:
-        """Give the jobs on these GPUs the pace they have now that a job came or went."""
+    def _neighbours_changed(self, gpus: tuple[int, ...], nodes: tuple[int, ...], now_ms: int, but: int) -> None:
+        """Give the jobs on these GPUs the pace they have now that a job came or went, and those on these nodes.
+
+        Those on the nodes only if the truth says that they share them; to them a change of loader workers matters too.
+        """
         if self._truth.contended:
-            for job in self._beside(gpus, but):
+            beside = self._beside(gpus, but)
+            for job in self._mates(nodes, but) if self._shares_nodes else ():
+                if job not in beside:
+                    self._pace_anew(job, self.running[job], now_ms)
+            for job in beside:
                 attempt = self.running[job]
                 self._met[job] = self._done[job] if now_ms < attempt.from_ms else attempt.done_at(now_ms)
                 self._pace_anew(job, attempt, now_ms)
@@ -301,3 +330,8 @@ class Attempts:
         attempt.serial = next(self._serials)
         end_ms = from_ms + math.ceil((pace.until - done) / pace.per_ms)
         self._timeline.push(end_ms, Kind.FINISHED if pace.ends else Kind.REPORTED, job, attempt.serial)
+
+
+def _ranks_on(setting: Setting, node: int) -> int:
+    """Ranks of a job on a node."""
+    return sum(rank.node == node for rank in setting.ranks)

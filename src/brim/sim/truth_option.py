@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from brim.beliefs.library import load
 from brim.beliefs.measured_sets import load_sets
 from brim.core.cluster import Cluster
 from brim.core.trace import Trace
@@ -31,6 +32,7 @@ class TruthOption:
         elastic_share: Share of jobs that can change their size, for ``parametric``; None for its default.
         sharing: How jobs that share GPUs slow each other down: ``demand``, or a file of measured sets; empty for not
             at all.
+        loading: Library of the loaders that jobs really have, by model; empty for data that is always there.
 
     Raises:
         ConfigError: there is no such truth, it lacks an input, or an input does not belong to it.
@@ -40,6 +42,7 @@ class TruthOption:
     profiles: Path | None = None
     elastic_share: float | None = None
     sharing: str = ""
+    loading: str = ""
 
     def __post_init__(self) -> None:
         if self.name not in TRUTHS:
@@ -67,13 +70,20 @@ class TruthOption:
         Raises:
             ConfigError: profiles are missing or wrong, or do not fit the trace.
         """
-        alone = self._alone(trace, cluster, seed)
-        if not self.sharing:
-            return alone
-        from brim.sim.truths.sharing import DEMAND, Sharing  # noqa: PLC0415
+        truth = self._alone(trace, cluster, seed)
+        if self.sharing:
+            from brim.sim.truths.sharing import DEMAND, Sharing  # noqa: PLC0415
 
-        measured = DEMAND if self.sharing == "demand" else load_sets(self.sharing, "--sharing")
-        return Sharing(alone, trace, measured, cluster.gpu_types)
+            measured = DEMAND if self.sharing == "demand" else load_sets(self.sharing, "--sharing")
+            truth = Sharing(truth, trace, measured, cluster.gpu_types)
+        if self.loading:
+            from brim.sim.truths.loading import LoadingData  # noqa: PLC0415
+
+            models = load(self.loading, "--loading").loading
+            if not models:
+                raise ConfigError(f"--loading {self.loading}: found no 'loading' table, expected at least one")
+            truth = LoadingData(truth, trace, cluster, {name: one.parameters for name, one in models.items()})
+        return truth
 
     def _alone(self, trace: Trace, cluster: Cluster, seed: int) -> Truth:
         """The truth of jobs that have their GPUs alone."""

@@ -26,6 +26,20 @@ class Pace(NamedTuple):
     report: Report | None
 
 
+class NodeCompany(NamedTuple):
+    """A job on one of its nodes, and the other jobs there.
+
+    Attributes:
+        node: The node.
+        ranks: Ranks of the job there.
+        others: Other jobs there in increasing order, each with its ranks there and the loader workers of each rank.
+    """
+
+    node: int
+    ranks: int
+    others: tuple[tuple[int, int, int], ...]
+
+
 class Company(NamedTuple):
     """What a job shares its nodes with, as far as it may change its pace.
 
@@ -34,12 +48,14 @@ class Company(NamedTuple):
         neighbours: Other jobs that hold a share of one of its GPUs, in increasing order.
         loader_workers: Data-loading processes of each of its ranks, 0 where they are not known.
         met: Work that the job had done when its neighbours last changed.
+        on_nodes: Its nodes, in increasing order, for a truth that ``shares_nodes``; else empty.
     """
 
     share_milli: int = WHOLE_GPU
     neighbours: tuple[int, ...] = ()
     loader_workers: int = 0
     met: float = 0.0
+    on_nodes: tuple[NodeCompany, ...] = ()
 
 
 ALONE: Final = Company()
@@ -83,6 +99,13 @@ class Truth(Protocol):
     def sentences(self) -> list[str]:
         """Return the assumptions of this truth, as sentences for the report."""
         ...
+
+
+@runtime_checkable
+class SharesNodes(Protocol):
+    """A contended truth whose paces depend on the loader workers of all jobs on the same nodes."""
+
+    shares_nodes: ClassVar[bool]
 
 
 @runtime_checkable
