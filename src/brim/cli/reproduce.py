@@ -28,15 +28,19 @@ if TYPE_CHECKING:
 
 EXPERIMENTS: Final = {
     "elastic": "Effective Elastic Scaling (MASCOTS 2020): GPUs and batch chosen together, against a fixed batch",
+    "padding": "PaddingTorch (Computer Science 51(9), 2024): training on GPUs while other jobs leave them idle",
 }
 SEEDS_MAX: Final = 100
 INTERRUPTED: Final = 130
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the experiment; there is one: elastic.")] = "",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the experiment.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Run a few points only: some 90 s of CPU time.")] = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, max=SEEDS_MAX, help="Seeds to average over.")] = 1,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="PATH", help="padding: the PAI trace; without it, jobs are drawn.")
+    ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page.")] = None,
     output: OutputOption = "table",
     as_json: JsonOption = False,
@@ -45,6 +49,11 @@ def reproduce(
     _check_name(name)
     wanted = output_of(output, as_json)
     check_outputs({"--html": html})
+    if name == "padding":
+        _padding(trace, quick, html, wanted)
+        return
+    if trace is not None:
+        raise ConfigError(f"--trace: found {trace} with the experiment {name}, expected it with padding only")
     from brim.sim.reproduce.grid import FULL, QUICK
     from brim.sim.reproduce.results import Results
 
@@ -61,6 +70,23 @@ def reproduce(
     if len(outcomes) < len(tasks):
         print(f"brim: partial: {len(outcomes)} of {len(tasks)} replays are complete", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
+
+
+def _padding(trace: Path | None, quick: bool, html: Path | None, output: str) -> None:
+    """Run the experiment on padding jobs."""
+    from brim.cli.reproduce_padding import experiment_of, measure, outcomes_json
+    from brim.reports.experiment import terminal, write_experiment
+    from brim.reports.files import dump_json
+
+    windows, jobs, ways, grid = measure(trace, quick=quick)
+    experiment = experiment_of(windows, jobs, ways, grid, shlex.join(["brim", *sys.argv[1:]]))
+    if output == "json":
+        print(dump_json(outcomes_json(ways, grid, windows)))
+    else:
+        console().print(terminal(experiment))
+    if html:
+        write_experiment(experiment, html)
+        print(f"page: {html}", file=sys.stderr)
 
 
 def _check_name(name: str) -> None:
