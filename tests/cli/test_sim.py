@@ -463,3 +463,30 @@ def test_help_names_every_verb():
         assert verb in done.stdout
     assert brim("sim").returncode == 2  # no verb: the help, and usage
     assert brim("--version").stdout.startswith("brim 0.")
+
+
+def test_factorial_switches_the_decisions_of_a_preset(trace, tmp_path):
+    page = tmp_path / "page.html"
+
+    done = brim("sim", "factorial", trace, "-c", "2x8xV100", "-p", "tiresias", "--power", "builtin", "--json",
+                "--html", page)  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [one["on"] for one in found["combinations"]] == [[], ["order"]]
+    plain, tiresias = (one["mean JCT"] for one in found["combinations"])
+    change = {one["figure"]: one["change"] for one in found["effects"]}
+    assert change["mean JCT"] == pytest.approx(tiresias / plain - 1)
+    assert change.keys() == {"mean JCT", "p99 JCT", "GPU-h held", "kWh"}
+    assert "Effects on mean JCT" in page.read_text()
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["-p", "mine.py"], "found the file mine.py"),
+    (["-p", "nosuch"], "unknown policy 'nosuch'"), (["--load", "1,2"], "--load: found '1,2', expected one number"),
+])
+def test_factorial_refuses_what_it_cannot_switch(trace, words, said):
+    done = brim("sim", "factorial", trace, "-c", "2x8xV100", *words)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 import typer
 
+from brim.cli.factorial import factorial
 from brim.cli.options import (
     AnonymiseOption,
     ClusterOption,
@@ -22,9 +21,9 @@ from brim.cli.options import (
     factor,
     numbers,
     output_of,
-    waiting,
 )
 from brim.cli.outputs import check_outputs, console, payload
+from brim.cli.replay_inputs import cluster_of, naming, read_trace, sleep_of, truth_option
 from brim.cli.reproduce import reproduce
 from brim.cli.unconverted import UnconvertedGroup
 from brim.errors import ConfigError
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from brim.core.trace import Trace
     from brim.reports.record import NoRecord, RecordedMetrics
     from brim.sim.faults import Drain, Faults
-    from brim.sim.sleepers import Sleep
     from brim.sim.truth_option import TruthOption
     from brim.sim.twin import ReplaySettings
 
@@ -50,6 +48,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command("reproduce")(reproduce)
+app.command("factorial")(factorial)
 
 DEFAULT_POLICIES: Final = "fifo,backfill,sjf,srtf,las,gittins,tiresias,fair"
 SEEDS_MAX: Final = 1000
@@ -165,7 +164,7 @@ def run(
     with payload() as out:
         _replay_and_report(
             trace, cluster, [policy], format, limit, from_date, loads, [seed],
-            _option(truth, profiles, elastic_share, sharing, loading), overheads, estimates, library, node_mtbf,
+            truth_option(truth, profiles, elastic_share, sharing, loading), overheads, estimates, library, node_mtbf,
             job_mtbf, drain, suspend_time, drop_too_large, price, power, html, jobs, anonymise,
             output_of(output, as_json), out,
         )
@@ -212,7 +211,7 @@ def compare(
         _replay_and_report(
             trace, cluster, [name.strip() for name in policies.split(",")], format, limit, from_date,
             numbers(load, "--load"), list(range(seeds)),
-            _option(truth, profiles, elastic_share, sharing, loading), overheads, estimates,
+            truth_option(truth, profiles, elastic_share, sharing, loading), overheads, estimates,
             library, node_mtbf, job_mtbf, drain, suspend_time, drop_too_large, price, power, html, jobs, anonymise,
             output_of(output, as_json), out,
         )
@@ -253,12 +252,12 @@ def _replay_and_report(
     if price is not None and not 0 <= price < float("inf"):
         raise ConfigError(f"--price: found {price:g}, expected a price per GPU-hour, such as 2.50")
     curves = load_curves(power) if power else {}
-    recorded, part = _read(path, format, limit, from_date, anonymise)
+    recorded, part = read_trace(path, format, limit, from_date, anonymise)
     if truth.profiles is None:
         rigid_run_ms(recorded, truth.name)  # a trace without run times is an error on every cluster
-    cluster = _cluster_of(recorded, given, max(loads))
+    cluster = cluster_of(recorded, given, max(loads))
     settings = replace(
-        settings, faults=_faults(node_mtbf, job_mtbf, drain, cluster), sleep=_sleep(suspend_time),
+        settings, faults=_faults(node_mtbf, job_mtbf, drain, cluster), sleep=sleep_of(suspend_time),
         power=curves_for(cluster, curves) if power else (),
     )
     if drop_too_large:
@@ -323,52 +322,6 @@ def _record(
     return replace(found, absent_types=absent_types(trace, cluster))
 
 
-def _option(truth: str, profiles: Path | None, elastic_share: float | None, sharing: str, loading: str) -> TruthOption:
-    from brim.sim.truth_option import TruthOption
-
-    return TruthOption(name=truth, profiles=profiles, elastic_share=elastic_share, sharing=sharing, loading=loading)
-
-
-def _read(
-    path: str, format: str | None, limit: int | None, from_date: str | None, anonymise: bool
-) -> tuple[Trace, bool]:
-    """Return the jobs to replay, and whether the trace has others."""
-    from brim import traces
-    from brim.cli.trace import print_reading
-
-    with waiting(f"reading {path}"):
-        trace, report = traces.read(path, format)
-    print_reading(report)
-    jobs = len(trace)
-    if anonymise:
-        trace = traces.anonymise(trace, traces.own_key())
-    if from_date:
-        with _naming("--from"):
-            trace = traces.since(trace, from_date)
-    if limit:
-        trace = traces.limit(trace, limit)
-    return trace, len(trace) < jobs
-
-
-def _cluster_of(trace: Trace, given: Cluster | None, load: float) -> Cluster:
-    """Return the given cluster, or the one that the record shows, and print on stderr what speaks against it."""
-    from brim import traces
-
-    cluster = trace.cluster if given is None else given
-    if cluster is None:
-        raise ConfigError(f"{trace.name} does not show its cluster; give one, such as --cluster 64x8xH100")
-    if given is None:
-        print(f"brim: replaying on {cluster}, which the record shows; --cluster gives another", file=sys.stderr)
-    if said := traces.doubts(trace, cluster, load):
-        print(f"brim: cluster {cluster} may not be the recorded one:", file=sys.stderr)
-        for sentence in said:
-            print(f"  {sentence}", file=sys.stderr)
-        shown = trace.cluster
-        if shown not in (None, cluster) and not traces.doubts(trace, shown, load):
-            print(f"  without --cluster, the replay is on {shown}", file=sys.stderr)
-    return cluster
-
-
 def _without_too_large(trace: Trace, cluster: Cluster) -> tuple[Trace, tuple[str, ...]]:
     import numpy as np
 
@@ -394,35 +347,16 @@ def _faults(node_mtbf: str, job_mtbf: str, drain: list[str] | None, cluster: Clu
     )
 
 
-def _sleep(suspend_time: str) -> Sleep | None:
-    from brim.sim.sleepers import Sleep
-    from brim.units import parse_duration_ms
-
-    if not suspend_time:
-        return None
-    with _naming("--suspend-time"):
-        return Sleep(after_ms=parse_duration_ms(suspend_time))
-
-
 def _mean_time_ms(option: str, text: str) -> int:
     from brim.units import parse_duration_ms
 
     if not text:
         return 0
-    with _naming(option):
+    with naming(option):
         mean_ms = parse_duration_ms(text)
     if not mean_ms:
         raise ConfigError(f"{option}: found {text!r}, expected a time above zero")
     return mean_ms
-
-
-@contextmanager
-def _naming(option: str) -> Iterator[None]:
-    """Begin the message of an error in the value of an option with the option's name."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{option}: {error}") from None
 
 
 def _parse_drain(text: str, cluster: Cluster) -> Drain:
@@ -437,7 +371,7 @@ def _parse_drain(text: str, cluster: Cluster) -> Drain:
     numbers_of = range(int(first), int(last or first) + 1)
     if not numbers_of or numbers_of[-1] >= cluster.num_nodes:
         raise ConfigError(f"--drain: found nodes {nodes}, cluster {cluster} has nodes 0 to {cluster.num_nodes - 1}")
-    with _naming("--drain"):
+    with naming("--drain"):
         start_ms, length_ms = parse_duration_ms(start), parse_duration_ms(length)
     return Drain(nodes=tuple(numbers_of), start_ms=start_ms, end_ms=start_ms + length_ms)
 

@@ -61,6 +61,21 @@ class TextTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """A chart that is drawn already.
+
+    Attributes:
+        title: Heading.
+        note: Describes what is drawn.
+        svg: The drawing, whose texts are escaped.
+    """
+
+    title: str
+    note: str
+    svg: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
     """Charts and table of one group of conditions."""
 
@@ -68,6 +83,7 @@ class Panel:
     note: str
     charts: tuple[Chart, ...]
     table: TextTable
+    drawings: tuple[Drawing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,18 +196,22 @@ def _panels(panels: Sequence[Panel]) -> str:
     )
     shown = "".join(
         f"<div data-panel><h2>{escape(panel.title)}</h2>"
-        f'<p class="note">{escape(panel.note)}</p>{_charts(panel.charts)}'
+        f'<p class="note">{escape(panel.note)}</p>{_charts(panel)}'
         f"<section><h2>All figures</h2>{_table(panel.table)}</section></div>"
         for panel in panels
     )
     return f'<div data-panels><div class="tabs" hidden><span class="soft">conditions</span>{buttons}</div>{shown}</div>'
 
 
-def _charts(charts: Sequence[Chart]) -> str:
+def _charts(panel: Panel) -> str:
+    drawings = [
+        *(Drawing(title=one.title, note=one.note, svg=by_load(one.curves, scale=one.scale, label=one.title))
+          for one in panel.charts if one.curves),
+        *panel.drawings,
+    ]
     drawn = [
-        f'<section class="chart"><h2>{escape(chart.title)}</h2><p class="note">{escape(chart.note)}</p>'
-        f"{by_load(chart.curves, scale=chart.scale, label=chart.title)}</section>"
-        for chart in charts if chart.curves
+        f'<section class="chart"><h2>{escape(one.title)}</h2><p class="note">{escape(one.note)}</p>{one.svg}</section>'
+        for one in drawings
     ]
     return "".join(f'<div class="pair">{"".join(drawn[at:at + 2])}</div>' for at in range(0, len(drawn), 2))
 
