@@ -2,7 +2,8 @@
 
 import pytest
 
-from brim.beliefs.cost import Prices, load_prices, parse_prices, tier_of
+from brim.beliefs.cost import load_prices, parse_prices
+from brim.core.prices import Prices, tier_of
 from brim.errors import ConfigError, NotFoundError
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from brim.beliefs.cost import Prices
 from brim.core.cluster import parse_cluster
 from brim.core.energy import J_PER_KWH
 from brim.core.power import PowerCurve
+from brim.core.prices import Prices
 from brim.live.billing import bill_of
 from brim.live.recording import recorded_jobs
 from tests.live.test_recording import attempt, job

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from brim.core.prices import Prices
 from brim.core.trace import trace_of
 from brim.reports.files import dump_json
 from brim.reports.findings import changes, findings, outcome_of, reference_of
@@ -85,7 +86,7 @@ def test_waiting_after_a_preemption_is_told_apart_from_the_first_wait():
 def test_what_is_saved_against_the_record_is_over_the_jobs_of_both():
     """The record: waits 2 + 6 + 4, GPU time 16. The replay of a, b, c: waits 0 + 4 + 6, GPU time 4 + 8 + 5."""
     trace = recorded()
-    (summary,) = summarise([replayed(trace)], record=record_of(trace), price_per_gpu_h=3600.0)
+    (summary,) = summarise([replayed(trace)], record=record_of(trace), prices=Prices.flat(3600.0))
     saved = summary.saved
     assert saved is not None
     assert (saved.reference, saved.jobs) == ("as recorded", 3)
@@ -152,7 +153,7 @@ def test_json_keeps_its_version_and_has_the_record_and_what_is_saved():
     trace = recorded()
     record = record_of(trace)
     replay = replayed(trace)
-    found = results_json(replay, summarise([replay], record=record, price_per_gpu_h=2.5), record)
+    found = results_json(replay, summarise([replay], record=record, prices=Prices.flat(2.5)), record)
     dump_json(found)
     assert found["schema"] == 1
     assert found["recorded"] == {
@@ -216,7 +217,7 @@ def test_a_record_that_no_policy_beats_is_said_to_be_better(compared):
 def test_what_is_saved_is_said_in_hours_and_money(compared):
     record, replays = compared
     slow = dataclasses.replace(replays[1], service_gpu_ms=replays[1].service_gpu_ms + 3_600_000)
-    summaries = summarise([replays[0], slow], record=record, price_per_gpu_h=2.0)
+    summaries = summarise([replays[0], slow], record=record, prices=Prices.flat(2.0))
     said = verdict({s.policy: [s] for s in summaries})[1]
     assert "hours less than recorded" in said
     assert f"hold {len(slow.trace):,}.0 GPU-hours more, which costs {2 * len(slow.trace):,}.00 more." in said

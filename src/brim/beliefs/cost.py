@@ -1,61 +1,15 @@
-"""What GPU time costs: a price of a GPU-hour, and what part of it the jobs of each tier pay.
-
-Source: PaddingTorch (Computer Science 51(9), 2024) publishes a cost 84 % lower for padding jobs, and no price: a price
-of 0.13 and an overhead of up to 0.25 give that. The tier of elastic jobs, which may shrink to their least size, is
-ours. A bill states price and overhead beside every cost: docs/decisions/0018.
-"""
+"""Prices that a user gives: a number, or a TOML file with tiers. What they are is in ``core/prices.py``."""
 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final
 
+from brim.core.prices import TIERS, Prices
 from brim.errors import ConfigError, NotFoundError
 
-Tier: TypeAlias = Literal["reserved", "elastic", "padding"]
-TIERS: Final[tuple[Tier, ...]] = get_args(Tier)
 _EXPECTED: Final = "gpu_hour, kwh, co2_g_per_kwh, and a table [tiers] with reserved, elastic and padding"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """Prices in the user's currency.
-
-    Attributes:
-        gpu_hour: A GPU-hour of a reserved job.
-        reserved: Part of that price that reserved jobs pay: those of one size.
-        elastic: Part that jobs pay which may shrink.
-        padding: Part that jobs pay which give their GPUs back at once.
-        kwh: A kWh; 0 where energy is in the price of a GPU-hour.
-        co2_g_per_kwh: Grams of CO2 for each kWh; 0 where not given.
-    """
-
-    gpu_hour: float
-    reserved: float = 1.0
-    elastic: float = 0.6
-    padding: float = 0.13
-    kwh: float = 0.0
-    co2_g_per_kwh: float = 0.0
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if not 0 <= value < float("inf"):
-                raise ConfigError(f"prices: found {each.name}={value:g}, expected a number from 0 up")
-
-    def of(self, tier: Tier) -> float:
-        """Price of a GPU-hour in a tier."""
-        part: float = getattr(self, tier)
-        return self.gpu_hour * part
-
-
-def tier_of(*, padding: bool, elastic: bool) -> Tier:
-    """Return the tier of a job: whether its class is padding, and whether it may run on several numbers of GPUs."""
-    if padding:
-        return "padding"
-    return "elastic" if elastic else "reserved"
 
 
 def load_prices(given: str) -> Prices:
@@ -72,7 +26,7 @@ def load_prices(given: str) -> Prices:
     else:
         if not 0 <= number < float("inf"):
             raise ConfigError(f"--price: found {given}, expected a price per GPU-hour, such as 2.50, or a file")
-        return Prices(gpu_hour=number, elastic=1.0, padding=1.0)
+        return Prices.flat(number)
     try:
         text = Path(given).read_text(encoding="utf-8")
     except OSError as error:

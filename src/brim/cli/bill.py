@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from brim.cli.bill_table import bill_lines, check_by
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
-from brim.errors import ConfigError, NotFoundError
+from brim.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from brim.live.recording import RecordedJob
     from brim.live.store.reading import History
-    from brim.reports.bill import Amounts, Bill
+    from brim.reports.bill import Bill
 
 SCHEMA: Final = 1
-_By = Literal["user", "job"]
 
 app = typer.Typer()
 
@@ -48,8 +45,7 @@ def bill(
     from brim.live.recording import recorded_jobs
 
     wanted = output_of(output, as_json)
-    if by not in get_args(_By):
-        raise ConfigError(f"--by: found {by!r}, expected user or job")
+    check_by("--by", by)
     prices = None if price is None else load_prices(price)
     curves = load_curves(power) if power else {}
     history = read_history()
@@ -66,14 +62,7 @@ def bill(
     if wanted == "json":
         print(json.dumps({"schema": SCHEMA, **shown.as_json()}))
         return
-    print(_table(shown, by, found))
-    for one in shown.taken:
-        to = f", for job {' and '.join(one.gained)}" if one.gained else ""
-        print(
-            f"Job {one.job} was preempted on {one.gpus} GPU{'s' if one.gpus > 1 else ''}{to}: "
-            f"{one.thrown_away_gpu_s:,.1f} GPU-s to save and to start again"
-        )
-    print(*whole.basis, sep="\n")
+    print(*bill_lines(shown, by, {str(one.job.id): one.job.request.name for one in found}), sep="\n")
 
 
 def _cluster(history: History) -> str:
@@ -93,35 +82,3 @@ def _only(bill: Bill, user: str) -> Bill:
     jobs = [one for one in bill.jobs if one.user == user]
     own = {one.job for one in jobs}
     return replace(bill, jobs=jobs, idle_kwh=None, taken=[one for one in bill.taken if one.job in own])
-
-
-def _table(bill: Bill, by: str, found: Iterable[RecordedJob]) -> str:
-    from brim.cli.job_table import table
-
-    names = {str(one.job.id): one.job.request.name for one in found}
-    if by == "user":
-        heads, rows = ["USER"], [([user], amounts) for user, amounts in bill.by_user().items()]
-    else:
-        heads = ["JOB", "NAME", "USER", "TIER"]
-        rows = [([one.job, names[one.job], one.user, one.tier], one.amounts) for one in bill.jobs]
-    lines = [[*heads, "GPU-H", "LOST GPU-H", "KWH", "CO2 KG", "COST"]]
-    lines += [[*first, *_figures(amounts)] for first, amounts in rows]
-    if bill.idle_kwh is not None:
-        lines.append(["(idle)", *[""] * (len(heads) - 1), "", "", f"{bill.idle_kwh:,.3f}", "", ""])
-    total = bill.total
-    if bill.idle_kwh is not None and total.kwh is not None:
-        from dataclasses import replace
-
-        total = replace(total, kwh=total.kwh + bill.idle_kwh)
-    lines.append(["(all)", *[""] * (len(heads) - 1), *_figures(total)])
-    return table(lines)
-
-
-def _figures(amounts: Amounts) -> list[str]:
-    def shown(value: float | None, digits: int) -> str:
-        return "-" if value is None else f"{value:,.{digits}f}"
-
-    return [
-        shown(amounts.gpu_h, 3), shown(amounts.lost_gpu_h, 3), shown(amounts.kwh, 3), shown(amounts.co2_kg, 3),
-        shown(amounts.cost, 2),
-    ]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from brim.cli.replays import Task
     from brim.core.cluster import Cluster
+    from brim.core.prices import Prices
     from brim.core.replay import Replay
     from brim.core.trace import Trace
     from brim.reports.record import NoRecord, RecordedMetrics
@@ -111,7 +112,10 @@ _DropTooLarge = Annotated[
     bool, typer.Option("--drop-too-large", help="Leave out jobs that do not fit even the empty cluster.")
 ]
 _Price = Annotated[
-    float | None, typer.Option("--price", metavar="X", help="Price of a GPU-hour, to show the cost of the GPUs held.")
+    str | None,
+    typer.Option(
+        "--price", metavar="X", help="Price of a GPU-hour, or a TOML file with prices by tier, to show what jobs cost."
+    ),
 ]
 _Power = Annotated[
     str,
@@ -151,6 +155,9 @@ def run(
     drop_too_large: _DropTooLarge = False,
     price: _Price = None,
     power: _Power = "",
+    bill: Annotated[
+        str, typer.Option("--bill", metavar="user|job", help="Show what each user or job held, used, cost and lost.")
+    ] = "",
     html: _Html = None,
     jobs: _Jobs = None,
     anonymise: AnonymiseOption = False,
@@ -159,6 +166,10 @@ def run(
 ) -> None:
     """Replay a trace under one policy."""
     loads = numbers(load, "--load")
+    if bill:
+        from brim.cli.bill_table import check_by
+
+        check_by("--bill", bill)
     if len(loads) != 1:
         raise ConfigError(f"--load: found {load!r}, expected one number; `brim sim compare` takes several")
     with payload() as out:
@@ -166,7 +177,7 @@ def run(
             trace, cluster, [policy], format, limit, from_date, loads, [seed],
             truth_option(truth, profiles, elastic_share, sharing, loading), overheads, estimates, library, node_mtbf,
             job_mtbf, drain, suspend_time, drop_too_large, price, power, html, jobs, anonymise,
-            output_of(output, as_json), out,
+            output_of(output, as_json), out, bill,
         )
 
 
@@ -221,11 +232,13 @@ def _replay_and_report(
     path: str, cluster_text: str | None, names: list[str], format: str | None, limit: int | None, from_date: str | None,
     loads: list[float], seeds: list[int], truth: TruthOption, overheads: str, estimates: str, library: str,
     node_mtbf: str, job_mtbf: str, drain: list[str] | None, suspend_time: str, drop_too_large: bool,
-    price: float | None, power: str, html: Path | None, jobs: Path | None, anonymise: bool, output: str, out: TextIO,
+    price: str | None, power: str, html: Path | None, jobs: Path | None, anonymise: bool, output: str, out: TextIO,
+    bill: str = "",
 ) -> None:
     """Check all input before the first replay, then run, then report."""
     from dataclasses import replace
 
+    from brim.beliefs.cost import load_prices
     from brim.beliefs.library import load
     from brim.beliefs.power import curves_for, load_curves
     from brim.core.cluster import parse_cluster
@@ -236,7 +249,8 @@ def _replay_and_report(
     policies = list(dict.fromkeys(filter(None, names)))
     if not policies:
         raise ConfigError("--policies: no policy was given; see `brim policy list`")
-    inputs = [path, library, power, truth.profiles, *policies, *filter(Path.is_file, [Path(cluster_text or ".")])]
+    files = filter(Path.is_file, [Path(cluster_text or ".")])
+    inputs = [path, library, power, price, truth.profiles, *policies, *files]
     _check_results(html, jobs, inputs)
     given = None if cluster_text is None else parse_cluster(cluster_text)
     called: dict[str, str] = {}
@@ -249,8 +263,7 @@ def _replay_and_report(
     )
     if library:
         load(library)  # a wrong name is an error even if no policy asks for the models
-    if price is not None and not 0 <= price < float("inf"):
-        raise ConfigError(f"--price: found {price:g}, expected a price per GPU-hour, such as 2.50")
+    prices = None if price is None else load_prices(price)
     curves = load_curves(power) if power else {}
     recorded, part = read_trace(path, format, limit, from_date, anonymise)
     if truth.profiles is None:
@@ -275,7 +288,7 @@ def _replay_and_report(
     words = sys.argv[1:]
     if anonymise:  # the page shows its command, without the names of folders and of the trace
         words = [re.sub(r"[^=,]*/", "", "TRACE" if word == path else word) for word in words]
-    _run_and_report(tasks, record, price, html, jobs, output, out, shlex.join(["brim", *words]))
+    _run_and_report(tasks, record, prices, html, jobs, output, out, shlex.join(["brim", *words]), bill)
 
 
 def _warn_of_resizing(policies: Sequence[str]) -> None:
@@ -399,12 +412,14 @@ def _tasks(
 
 
 def _run_and_report(
-    tasks: list[Task], record: RecordedMetrics | NoRecord, price: float | None, html: Path | None, jobs: Path | None,
-    output: str, out: TextIO, command: str,
+    tasks: list[Task], record: RecordedMetrics | NoRecord, prices: Prices | None, html: Path | None,
+    jobs: Path | None, output: str, out: TextIO, command: str, bill: str,
 ) -> None:
+    from brim.cli.bill_table import bill_lines
     from brim.cli.replays import run_all
     from brim.reports.files import dump_json, write_jobs
     from brim.reports.page import write_page
+    from brim.reports.replay_bill import bill_of_replay
     from brim.reports.summary import results_json, summarise
     from brim.reports.table import comparison
 
@@ -416,13 +431,16 @@ def _run_and_report(
                 shown.append(replay)
             yield replay
 
-    summaries = summarise(kept(), record=record, price_per_gpu_h=price)  # type: ignore[arg-type]
+    summaries = summarise(kept(), record=record, prices=prices)  # type: ignore[arg-type]
     if not summaries:
         raise typer.Exit(130)
     if output == "json":
-        print(dump_json(results_json(shown[0], summaries, record)), file=out, flush=True)
+        billed = {"bill": bill_of_replay(shown[0], prices).as_json()} if bill else {}
+        print(dump_json(results_json(shown[0], summaries, record) | billed), file=out, flush=True)
     else:
         console(out).print(comparison(summaries, record))
+        if bill:
+            print("", *bill_lines(bill_of_replay(shown[0], prices), bill), sep="\n", file=out)
         out.flush()
     if jobs:
         write_jobs(shown, jobs)

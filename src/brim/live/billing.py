@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from brim.beliefs.cost import Prices, tier_of
 from brim.core.arrays import FloatArray, frozen
 from brim.core.cluster import Cluster
 from brim.core.energy import J_PER_KWH, Energy, meter
 from brim.core.power import PowerCurve
+from brim.core.prices import Prices, tier_of
 from brim.core.replay import Runs
 from brim.live.recording import Holding, RecordedAttempt, RecordedJob
 from brim.reports.bill import Amounts, Bill, BilledJob, Taken
@@ -36,13 +36,15 @@ def bill_of(
     energy = None
     if curves:
         energy = meter(runs_of(jobs, cluster), cluster, _utilisation(jobs), until_ms, curves)
+    idle_kwh = None if energy is None else energy.unattributed_j / J_PER_KWH
     taken = [one for job in jobs for one in _taken(job, jobs)]
     lost_s = {str(job.job.id): job.job.lost_gpu_s for job in jobs}
     for one in taken:
         lost_s[one.job] += one.thrown_away_gpu_s
     return Bill(
         jobs=[_billed(row, job, lost_s[str(job.job.id)], energy, prices) for row, job in enumerate(jobs)],
-        idle_kwh=None if energy is None else energy.unattributed_j / J_PER_KWH, taken=taken,
+        idle_kwh=idle_kwh, idle_co2_kg=None if idle_kwh is None or prices is None else prices.co2_kg(idle_kwh),
+        taken=taken,
         basis=_basis(prices, curves),
     )
 
@@ -76,7 +78,7 @@ def _billed(row: int, job: RecordedJob, lost_s: float, energy: Energy | None, pr
     tier = tier_of(padding=request.job_class == "padding", elastic=request.is_elastic)
     gpu_h = job.held_gpu_ms / MS_PER_H
     kwh = None if energy is None else float(energy.job_j[row]) / J_PER_KWH
-    co2_kg = None if kwh is None or not (prices and prices.co2_g_per_kwh) else kwh * prices.co2_g_per_kwh / 1000
+    co2_kg = None if kwh is None or prices is None else prices.co2_kg(kwh)
     cost = None if prices is None else gpu_h * prices.of(tier) + (kwh or 0.0) * prices.kwh
     return BilledJob(
         job=str(job.job.id), user=job.job.user, tier=tier,
@@ -118,10 +120,9 @@ def _basis(prices: Prices | None, curves: tuple[PowerCurve, ...]) -> list[str]:
     if prices is None:
         said.append("No --price: no money.")
     else:
-        said.append(
-            f"A GPU-hour costs {prices.gpu_hour:g} times {prices.reserved:g} (reserved), {prices.elastic:g} (elastic) "
-            f"or {prices.padding:g} (padding), work that was lost included."
-        )
+        said.append(f"Cost is {prices.words}, work that was lost included.")
+        if prices.kwh:
+            said.append(f"A kWh of a job costs {prices.kwh:g}." if curves else "Energy is not in the cost.")
     if curves:
         said.append(f"Energy is modelled, not measured. {_FULLY_BUSY}")
     else:

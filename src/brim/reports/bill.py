@@ -46,6 +46,7 @@ class Taken:
         gpus: GPUs that it held.
         thrown_away_gpu_s: GPU-seconds of saving and of starting again, in which it made no progress.
         gained: The jobs that had these GPUs next.
+        times: How often; with more than once, time and GPUs are those of the first, and the rest is of all together.
     """
 
     job: str
@@ -53,6 +54,7 @@ class Taken:
     gpus: int
     thrown_away_gpu_s: float
     gained: tuple[str, ...]
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +64,14 @@ class Bill:
     Attributes:
         jobs: The jobs.
         idle_kwh: Energy that no job is billed: of idle GPUs. None where it is not known.
+        idle_co2_kg: CO2 of that; None where it is not known.
         taken: What was taken from jobs.
         basis: On what it rests, one sentence each.
     """
 
     jobs: Sequence[BilledJob]
     idle_kwh: float | None = None
+    idle_co2_kg: float | None = None
     taken: Sequence[Taken] = ()
     basis: Sequence[str] = ()
 
@@ -89,10 +93,10 @@ class Bill:
         return {
             "users": [{"user": user, **plain(amounts)} for user, amounts in self.by_user().items()],
             "jobs": [{"job": one.job, "user": one.user, "tier": one.tier, **plain(one.amounts)} for one in self.jobs],
-            "idle_kwh": self.idle_kwh, "total": plain(self.total),
+            "idle_kwh": self.idle_kwh, "idle_co2_kg": self.idle_co2_kg, "total": plain(self.total),
             "preemptions": [
-                {"job": one.job, "at_ms": one.at_ms, "gpus": one.gpus, "gained": list(one.gained),
-                 "thrown_away_gpu_s": one.thrown_away_gpu_s} for one in self.taken
+                {"job": one.job, "at_ms": one.at_ms, "gpus": one.gpus, "times": one.times,
+                 "gained": list(one.gained), "thrown_away_gpu_s": one.thrown_away_gpu_s} for one in self.taken
             ],
             "basis": list(self.basis),
         }

@@ -58,6 +58,7 @@ class Metrics:
         lost_gpu_s: GPU time whose work was rolled back.
         held_gpu_s: GPU time held by all jobs, including stalls, saves, restarts and lost work.
         energy_kwh: What all nodes used up to the end; None where the replay has no power curves (``core.energy``).
+        energy_idle_kwh: Part of that which no job has: of idle GPUs, and of nodes that sleep or wake.
         energy_bound_kwh: What the finished jobs need at least (``core.energy.least_energy_j``).
         active_nodes: Mean number of nodes with a job; None where the replay has no power curves.
         ftf_rho_mean: Finish-time fairness, see ``finish_time_fairness``.
@@ -97,6 +98,7 @@ class Metrics:
     lost_gpu_s: float
     held_gpu_s: float
     energy_kwh: float | None
+    energy_idle_kwh: float | None
     energy_bound_kwh: float | None
     active_nodes: float | None
     ftf_rho_mean: float | None
@@ -156,6 +158,7 @@ def measure(replay: Replay) -> Metrics:
         lost_gpu_s=float(replay.lost_gpu_ms.sum()) / MS_PER_S,
         held_gpu_s=float(replay.service_gpu_ms.sum()) / MS_PER_S,
         energy_kwh=None if energy is None else energy.total_j / J_PER_KWH,
+        energy_idle_kwh=None if energy is None else energy.unattributed_j / J_PER_KWH,
         energy_bound_kwh=None if least_j is None else least_j / J_PER_KWH,
         active_nodes=None if energy is None else _ratio(float(energy.active_ms.sum()), replay.end_ms),
         ftf_rho_mean=_mean(rho),

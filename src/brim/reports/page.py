@@ -177,7 +177,7 @@ def _summary_section(summaries: Sequence[Summary], record: RecordedMetrics | NoR
         notes.append(f"The charts show seed {summaries[0].seed} at load {summaries[0].load:g}x.")
     notes += ["Best mean JCT in bold, not counting oracles (policies that know the truth).", *record_notes(record)]
     paired = {PAIRED: "Difference in mean JCT from the first policy, paired by seed."} if seeds > 1 else {}
-    terms = _TERMS | paired | ({} if summaries[0].price_per_gpu_h is None else {"cost": "Price of the GPU-hours held."})
+    terms = _TERMS | paired | _terms_of_money(summaries[0])
     reference = next((s.saved.reference for s in summaries if s.saved), None)
     if reference is not None:
         terms["saved"] = f"Less than {against(reference)}, over the same jobs; below zero, more."
@@ -186,6 +186,15 @@ def _summary_section(summaries: Sequence[Summary], record: RecordedMetrics | NoR
         f'<section><h2>Summary</h2><p class="note">{escape(" ".join(notes))}</p>{"".join(parts)}'
         f'<details class="terms" open><summary>What the columns mean</summary><dl>{words}</dl></details></section>'
     )
+
+
+def _terms_of_money(summary: Summary) -> dict[str, str]:
+    """What the columns of cost and energy mean, if they are there."""
+    terms = {} if summary.prices is None else {"cost": f"GPU-hours held, at {summary.prices.words}."}
+    if summary.metrics.energy_kwh is not None:
+        terms["kWh"] = "What all nodes used, modelled from the utilisation of GPUs, and that over the least jobs need."
+        terms["nodes"] = "Mean number of nodes with a job."
+    return terms
 
 
 def _summary_table(

@@ -13,11 +13,12 @@ from typing import Final
 import numpy as np
 
 from brim.core.arrays import BoolArray, FloatArray, IntArray
+from brim.core.prices import Prices, tiers
 from brim.core.replay import Replay
-from brim.core.trace import NONE, Trace
+from brim.core.trace import NONE, JobClass, Trace
 from brim.reports import metrics
 from brim.reports.metrics import finished, jct_ms, percentile
-from brim.units import MS_PER_S
+from brim.units import MS_PER_H, MS_PER_S, S_PER_H
 
 NAME: Final = "as recorded"
 
@@ -42,6 +43,7 @@ class RecordedMetrics:
         wait_p99_s: Its 99th percentile.
         requeue_mean_s: Mean of the part of that time after the first start.
         held_gpu_s: GPU time held, shares counted as shares.
+        padding_gpu_s: Part of that of padding jobs.
         absent_types: GPU types that jobs were recorded on and the replays do not have; empty if there is none.
     """
 
@@ -60,7 +62,13 @@ class RecordedMetrics:
     wait_p99_s: float | None
     requeue_mean_s: float
     held_gpu_s: float
+    padding_gpu_s: float = 0.0
     absent_types: str = ""
+
+    def cost(self, prices: Prices) -> float:
+        """What the jobs would have cost, without energy. No recorded job counts as elastic: nobody resized it."""
+        reserved_h, padding_h = (self.held_gpu_s - self.padding_gpu_s) / S_PER_H, self.padding_gpu_s / S_PER_H
+        return reserved_h * prices.of("reserved") + padding_h * prices.of("padding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,8 @@ class Comparison:
         after_wait_s: The same in the second.
         before_gpu_s: GPU time held in the first.
         after_gpu_s: The same in the second, including stalls, saves, restarts and lost work.
+        before_cost: Cost in the first; None without prices.
+        after_cost: The same in the second.
     """
 
     reference: str
@@ -93,6 +103,13 @@ class Comparison:
     after_wait_s: float
     before_gpu_s: float
     after_gpu_s: float
+    before_cost: float | None = None
+    after_cost: float | None = None
+
+    @property
+    def saved_cost(self) -> float | None:
+        """Return how much less the same jobs cost in the second outcome."""
+        return None if self.before_cost is None or self.after_cost is None else self.before_cost - self.after_cost
 
     @property
     def saved_gpu_s(self) -> float:
@@ -120,6 +137,7 @@ def record_of(trace: Trace) -> RecordedMetrics | NoRecord:
         wait_mean_s=float(wait_s.mean()), wait_p50_s=percentile(wait_s, 50), wait_p99_s=percentile(wait_s, 99),
         requeue_mean_s=float(_s((wait_ms - trace.wait_ms)[covered]).mean()),
         held_gpu_s=float(trace.gpu_ms[covered].sum()) / MS_PER_S,
+        padding_gpu_s=float(trace.gpu_ms[covered & (trace.job_class == JobClass.PADDING)].sum()) / MS_PER_S,
     )
 
 
@@ -128,18 +146,21 @@ def at_load(record: RecordedMetrics | NoRecord | None, load: float) -> RecordedM
     return NoRecord("the load is not the recorded one") if isinstance(record, RecordedMetrics) and load != 1 else record
 
 
-def beside_record(replay: Replay) -> Comparison | None:
+def beside_record(replay: Replay, prices: Prices | None = None) -> Comparison | None:
     """Compare a replay with the record of its trace, over the recorded jobs that finished; None without any."""
     trace = replay.trace
     both = _covered(trace) & finished(replay)
     if not both.any():
         return None
+    price = None if prices is None else prices.of_jobs(tiers(replay))[both] / MS_PER_H
     before_jct_s, after_jct_s = float(_s(trace.jct_ms[both]).sum()), float(_s(jct_ms(replay)[both]).sum())
     return Comparison(
         reference=NAME, jobs=int(both.sum()), before_jct_s=before_jct_s, after_jct_s=after_jct_s,
         before_wait_s=before_jct_s - float(_s(trace.run_ms[both]).sum()),
         after_wait_s=float(_s(metrics.wait_ms(replay)[both]).sum()),
         before_gpu_s=float(_s(trace.gpu_ms[both]).sum()), after_gpu_s=float(_s(replay.service_gpu_ms[both]).sum()),
+        before_cost=None if price is None else float((price * trace.gpu_ms[both]).sum()),
+        after_cost=None if price is None else float((price * replay.service_gpu_ms[both]).sum()),
     )
 
 

@@ -15,10 +15,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from brim.core.prices import Prices
 from brim.core.replay import Replay
 from brim.reports.bounds import Bounds, bounds, needs_of
 from brim.reports.metrics import Metrics, finished, held_ms, measure
 from brim.reports.record import Comparison, NoRecord, RecordedMetrics, beside_record
+from brim.reports.replay_bill import cost_of_jobs
 from brim.units import MS_PER_S, S_PER_H
 
 SCHEMA: Final = 1
@@ -31,7 +33,7 @@ _RESULT_KEYS: Final = (
     "jobs", "finished", "failed", "rejected", "rejected_fraction", "unfinished", "elastic", "unmeasured", "jct_mean_s",
     "jct_p50_s", "jct_p99_s", "jct_bound_s", "makespan_s", "makespan_bound_s", "queue_mean_s", "queue_p50_s",
     "queue_p99_s", "wait_mean_s", "wait_p50_s", "wait_p99_s", "requeue_mean_s", "gpu_allocated_fraction",
-    "gpu_busy_fraction", "cpu_busy_fraction", "energy_kwh", "energy_bound_kwh",
+    "gpu_busy_fraction", "cpu_busy_fraction", "energy_kwh", "energy_idle_kwh", "energy_bound_kwh", "co2_kg",
     "active_nodes", "cost", "preemptions", "restarts",
     "resizes", "lost_gpu_s", "held_gpu_s", "saved_against", "saved_gpu_s", "saved_wait_s", "saved_cost", "ftf_rho_mean",
     "ftf_rho_p95", "ftf_rho_max", "rounds", "round_p99_ms", "rounds_per_s", "wall_s",
@@ -57,7 +59,8 @@ class Summary:
         metrics: Figures of the replay.
         bounds: Lower bounds over the jobs that this replay finished; None where it was stopped, which
             is then reported at once, or where jobs ran shorter than they can.
-        price_per_gpu_h: What an hour of one GPU costs while a job holds it, in the user's currency; None if not given.
+        prices: What GPU time and energy cost; None if not given.
+        cost: What the jobs cost: GPU time that they held, and their energy where it has a price; None without prices.
         saved: This replay beside the record, or else beside the first policy's replay of the same load and seed; None
             for that replay itself, and where the two did not finish the same jobs.
     """
@@ -71,7 +74,8 @@ class Summary:
     assumptions: tuple[str, ...]
     metrics: Metrics
     bounds: Bounds
-    price_per_gpu_h: float | None = None
+    prices: Prices | None = None
+    cost: float | None = None
     saved: Comparison | None = None
 
     @property
@@ -94,16 +98,16 @@ class Summary:
         """Makespan over its lower bound, 1 or more."""
         return _over(self.metrics.makespan_s, self.bounds.makespan_s)
 
-
     @property
-    def cost(self) -> float | None:
-        """Price of the GPU time that the jobs held."""
-        return self._priced(self.metrics.held_gpu_s)
+    def co2_kg(self) -> float | None:
+        """CO2 of the energy that all nodes used; None where energy, or CO2 for a kWh, is not given."""
+        kwh = self.metrics.energy_kwh
+        return None if self.prices is None or kwh is None else self.prices.co2_kg(kwh)
 
     @property
     def saved_cost(self) -> float | None:
-        """Price of the GPU time that the same jobs save against the reference."""
-        return None if self.saved is None else self._priced(self.saved.saved_gpu_s)
+        """How much less the same jobs cost than in the reference; beside the record, without energy."""
+        return None if self.saved is None else self.saved.saved_cost
 
     @property
     def saved_gpu_h(self) -> float | None:
@@ -115,9 +119,6 @@ class Summary:
         """How many hours less the same jobs wait than in the reference, summed over the jobs."""
         return None if self.saved is None else self.saved.saved_wait_s / S_PER_H
 
-    def _priced(self, gpu_s: float) -> float | None:
-        return None if self.price_per_gpu_h is None else self.price_per_gpu_h * gpu_s / S_PER_H
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
@@ -128,14 +129,14 @@ class Interval:
 
 
 def summarise(
-    replays: Iterable[Replay], *, record: RecordedMetrics | NoRecord | None = None, price_per_gpu_h: float | None = None
+    replays: Iterable[Replay], *, record: RecordedMetrics | NoRecord | None = None, prices: Prices | None = None
 ) -> tuple[Summary, ...]:
     """Measure and bound every replay; bounds of the same jobs on the same cluster are computed once.
 
     Args:
         replays: May be a generator; only one replay at a time is held.
         record: What the trace recorded: replays at load 1 with seed 0 are compared with the metrics of that.
-        price_per_gpu_h: What an hour of one GPU costs while a job holds it.
+        prices: What GPU time and energy cost.
 
     Returns:
         One summary per replay, in order.
@@ -153,8 +154,9 @@ def summarise(
         summaries.append(Summary(
             policy=replay.policy, seed=replay.seed, load=replay.load, oracle=replay.oracle,
             estimates=replay.estimates, partial=replay.partial, assumptions=replay.assumptions,
-            metrics=measure(replay), bounds=found, price_per_gpu_h=price_per_gpu_h,
-            saved=beside_record(replay) if recorded else None,
+            metrics=measure(replay), bounds=found, prices=prices,
+            cost=None if prices is None else float(cost_of_jobs(replay, prices).sum()),
+            saved=beside_record(replay, prices) if recorded else None,
         ))
     return tuple(_beside_first(summaries))
 
@@ -178,7 +180,7 @@ def _beside(first: Summary, other: Summary) -> Comparison | None:
         reference=first.policy, jobs=jobs,
         before_jct_s=jobs * (before.jct_mean_s or 0.0), after_jct_s=jobs * (after.jct_mean_s or 0.0),
         before_wait_s=jobs * (before.wait_mean_s or 0.0), after_wait_s=jobs * (after.wait_mean_s or 0.0),
-        before_gpu_s=before.held_gpu_s, after_gpu_s=after.held_gpu_s,
+        before_gpu_s=before.held_gpu_s, after_gpu_s=after.held_gpu_s, before_cost=first.cost, after_cost=other.cost,
     )
 
 
@@ -238,7 +240,9 @@ def results_json(
     ``covered`` of the trace's ``jobs``, or is null with the reason in ``recorded_left_out``. In ``results``,
     ``saved_gpu_s`` and ``saved_wait_s`` say how much less GPU time the same jobs held, and how much less they waited
     (summed over jobs), than in ``saved_against``: the record, or else the first policy. They are negative where a
-    policy needs more. ``cost`` and ``saved_cost`` are ``held_gpu_s`` and ``saved_gpu_s`` times the given price.
+    policy needs more. ``cost`` is what the jobs cost: the price of a GPU-hour in each job's tier times what it held,
+    and that of its energy where it has a price. ``saved_cost`` is how much less that is; beside the record, without
+    energy.
 
     Args:
         replay: Any of the replays, for trace and cluster.
@@ -304,17 +308,22 @@ def all_assumptions(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _about_cost(summary: Summary) -> list[str]:
-    cost = NO_PRICE if summary.price_per_gpu_h is None else (
-        f"Cost is the GPU time that jobs hold, at {summary.price_per_gpu_h:g} per GPU-hour. Idle GPUs are not charged; "
-        "where they are paid for anyway, the saving is capacity, not money."
+    prices, known = summary.prices, summary.metrics.energy_kwh is not None
+    cost = NO_PRICE if prices is None else (
+        f"Cost is the GPU time that jobs hold, at {prices.words}. Idle GPUs are not charged; where they are paid for "
+        "anyway, the saving is capacity, not money."
     )
-    return [cost] if summary.metrics.energy_kwh is not None else [f"{cost} {NO_POWER}"]
+    if prices is not None and prices.kwh:
+        cost += f" It includes the energy of jobs, at {prices.kwh:g} per kWh." if known else " Energy is not in it."
+    if known and prices is not None and prices.co2_g_per_kwh:
+        cost += f" CO2 is that of all nodes, at {prices.co2_g_per_kwh:g} g per kWh."
+    return [cost] if known else [f"{cost} {NO_POWER}"]
 
 
 def _result_row(summary: Summary) -> dict[str, Any]:
     figures = dataclasses.asdict(summary.metrics) | {
         "jct_bound_s": summary.bounds.jct_mean_s, "makespan_bound_s": summary.bounds.makespan_s,
-        "cost": summary.cost, "saved_cost": summary.saved_cost,
+        "cost": summary.cost, "saved_cost": summary.saved_cost, "co2_kg": summary.co2_kg,
         "saved_against": summary.saved.reference if summary.saved else None,
         "saved_gpu_s": summary.saved.saved_gpu_s if summary.saved else None,
         "saved_wait_s": summary.saved.saved_wait_s if summary.saved else None,

@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from brim.core.prices import Prices
 from brim.reports.record import NAME as RECORD_ROW
 from brim.reports.record import NoRecord, RecordedMetrics, at_load
 from brim.reports.summary import Summary, all_assumptions, by_policy, interval, paired_jct, renamed, short_names
@@ -131,7 +132,7 @@ def cells(rows: dict[str, list[Summary]], record: RecordedMetrics | NoRecord | N
     first = next(iter(rows.values()))
     every = [s for group in rows.values() for s in group]
     shown = [heading for heading, (figure, _) in _RARE.items() if any(figure(s) for s in every)]
-    priced = first[0].price_per_gpu_h is not None
+    priced = first[0].prices is not None
     lines = {policy: _cells(policy, group, shown, priced=priced) for policy, group in rows.items()}
     if max(len(group) for group in rows.values()) > 1:
         for policy, group in rows.items():
@@ -139,7 +140,7 @@ def cells(rows: dict[str, list[Summary]], record: RecordedMetrics | NoRecord | N
             line = list(lines[policy].items())
             lines[policy] = dict([*line[:2], (PAIRED, Cell(paired)), *line[2:]])  # next to the mean JCT
     if isinstance(record, RecordedMetrics):
-        known = _recorded_cells(record, first[0].price_per_gpu_h)
+        known = _recorded_cells(record, first[0].prices)
         headings = next(iter(lines.values()))
         lines = {record_name(record): {heading: known.get(heading, Cell("-")) for heading in headings}, **lines}
     return lines
@@ -173,6 +174,7 @@ _RARE: Final[dict[str, tuple[Callable[[Summary], float], Callable[[float], str]]
     "lost GPU-h": (lambda s: s.metrics.lost_gpu_s / S_PER_H, show_hours),
     "kWh": (lambda s: s.metrics.energy_kwh or 0.0, show_hours),
     "kWh x bound": (lambda s: s.energy_ratio or 0.0, times),
+    "CO2 kg": (lambda s: s.co2_kg or 0.0, show_hours),
     "nodes": (lambda s: s.metrics.active_nodes or 0.0, show_hours),
 }
 """Columns shown only if a policy of the table has a figure for them, and how to show the figures."""
@@ -213,7 +215,7 @@ def _cells(policy: str, group: Sequence[Summary], rare: Sequence[str], *, priced
     }
 
 
-def _recorded_cells(record: RecordedMetrics, price_per_gpu_h: float | None) -> Row:
+def _recorded_cells(record: RecordedMetrics, prices: Prices | None) -> Row:
     durations = {
         "JCT mean": record.jct_mean_s, "JCT p50": record.jct_p50_s, "JCT p99": record.jct_p99_s,
         "wait mean": record.wait_mean_s, "re-wait": record.requeue_mean_s, "wait p50": record.wait_p50_s,
@@ -222,8 +224,8 @@ def _recorded_cells(record: RecordedMetrics, price_per_gpu_h: float | None) -> R
     held_h = record.held_gpu_s / S_PER_H
     line = {heading: Cell(_show(value), value) for heading, value in durations.items()}
     line |= {"policy": Cell(record_name(record)), "GPU-h held": Cell(show_hours(held_h), held_h)}
-    if price_per_gpu_h is not None:
-        line["cost"] = Cell(show_money(held_h * price_per_gpu_h), held_h * price_per_gpu_h)
+    if prices is not None:
+        line["cost"] = Cell(show_money(record.cost(prices)), record.cost(prices))
     return line
 
 
