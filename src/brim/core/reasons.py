@@ -1,12 +1,13 @@
-"""Why a job waits, as a code that parts write and ``engine.explain`` turns into a sentence."""
+"""Why a job waits or shares, as a code that parts write and ``engine.explain`` turns into a sentence."""
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 
 class Why(IntEnum):
-    """Reason why a job has no GPUs after a round; 0 for a job that has GPUs."""
+    """Reason why a job has no GPUs after a round; for one that has GPUs 0, or on what basis it shares them."""
 
     RUNS = 0
     HELD = 1
@@ -27,3 +28,16 @@ class Why(IntEnum):
     """Jobs ahead of this one need its GPUs."""
     SHORT_GAPS = 9
     """A padding job: GPUs are free, but regular jobs are expected to take them before joining would pay."""
+    UNDONE = 10
+    """The job shared GPUs on trial, and the slowdown that was observed is too large."""
+    SHARES_BY_HISTORY = 11
+    """The job shares its GPUs; how much such jobs slow each other down was observed of exactly this set."""
+    SHARES_BY_PAIRS = 12
+    """The job shares its GPUs; pairs of such jobs were observed."""
+    SHARES_BY_DEMAND = 13
+    """The job shares its GPUs; the slowdown was predicted from the utilisation of each."""
+
+
+SHARES: Final = (Why.SHARES_BY_HISTORY, Why.SHARES_BY_PAIRS, Why.SHARES_BY_DEMAND)
+RUNNING: Final = (Why.RUNS, *SHARES)
+"""Reasons of jobs that have GPUs."""

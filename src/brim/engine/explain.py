@@ -24,9 +24,9 @@ def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
     me = snapshot.jobs[row]
     why, blocker = Why(int(result.why[row])), int(result.blocker[row])
     free = _free_gpus(snapshot, result)
-    need = _need(me, snapshot)
+    need, has = _need(me, snapshot), _need(me, snapshot, *_after(me, result))
     sentences = {
-        Why.RUNS: f"job {job} has its {_need(me, snapshot, *_after(me, result))}",
+        Why.RUNS: f"job {job} has its {has}",
         Why.HELD: f"job {job} waits for job {me.after} to end and can run after that" if me.after != NONE
         else f"job {job} is held; it can run once nothing holds it any more",
         Why.STOPPING: f"job {job} was preempted and is stopping; it returns to the queue once its GPUs are free",
@@ -38,6 +38,12 @@ def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
         Why.RESERVED: f"job {job} would fit now but would delay job {blocker}, which has the reservation; it would "
         "start with a shorter time limit",
         Why.NOT_NOW: f"the policy gave job {job} no GPUs in this round",
+        Why.UNDONE: f"job {job} shared GPUs on trial and slows its neighbours or itself down too much; it waits for "
+        "others, and such a set is not tried again for a day",
+        Why.SHARES_BY_HISTORY: f"job {job} has its {has}, which it shares because exactly such jobs did so before",
+        Why.SHARES_BY_PAIRS: f"job {job} has its {has}, which it shares because pairs of such jobs did so before",
+        Why.SHARES_BY_DEMAND: f"job {job} has its {has}, which it shares because of how much each job uses them alone; "
+        "such a set was not observed before",
         Why.PREEMPTED: f"job {job} was preempted for job {blocker}, which is ahead of it in the policy's order",
         Why.SHORT_GAPS: f"job {job} is a padding job, and {free} are free, but regular jobs are expected to take them "
         "before a start would pay; it would start in a longer gap",

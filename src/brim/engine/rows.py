@@ -13,7 +13,7 @@ import numpy as np
 from brim.compiled import internal, njit
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.lifecycle import Phase
-from brim.core.reasons import Why
+from brim.core.reasons import SHARES, Why
 from brim.core.trace import NONE
 from brim.units import WHOLE_GPU
 
@@ -24,6 +24,7 @@ BLOCKER, WHY, INCREASING, JOB, NOWHERE, SHARE, REVOCABLE = range(7)
 UNCHANGED, PREEMPTED, REJECTED, RESIZED, STARTED, TUNED = range(6)
 """What becomes of a job."""
 
+_FIRST_SHARES, _LAST_SHARES = int(min(SHARES)), int(max(SHARES))
 _STARTING, _RUNNING = int(Phase.STARTING), int(Phase.RUNNING)
 _WHY_RUNS, _WHY_NOT_NOW, _LAST_WHY = int(Why.RUNS), int(Why.NOT_NOW), int(max(Why))
 
@@ -227,7 +228,7 @@ def reasons(job: IntArray, why: IntArray, blocker: IntArray, ids: IntArray) -> t
         has[j] = True
     for j in range(len(ids)):
         if has[j]:
-            said[j], by[j] = _WHY_RUNS, NONE
+            said[j], by[j] = why[j] if _FIRST_SHARES <= why[j] <= _LAST_SHARES else _WHY_RUNS, NONE
         else:
             said[j] = _WHY_NOT_NOW if why[j] == _WHY_RUNS else why[j]
             by[j] = ids[blocker[j]] if blocker[j] >= 0 else NONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from brim.core.reasons import Why
+from brim.core.reasons import RUNNING, Why
 from brim.engine.round import RoundResult
 from brim.foresight.answers import Blocker
 from brim.foresight.trials import starts
@@ -45,7 +45,7 @@ def blockers(situation: Situation, job: JobRecord, result: RoundResult) -> tuple
         return tuple(found)  # whoever has the devices: it could not run on all of them
     row = result.job.tolist().index(job.id)
     why = Why(int(result.why[row]))
-    if why is Why.RUNS:
+    if why in RUNNING:
         return tuple(found)
     found += _of_round(situation, result, row, why)
     if why is not Why.NOT_NOW:

@@ -21,13 +21,15 @@ from brim.policies.order.attained import Gittins, LeastAttained
 from brim.policies.order.fair import MaxMin
 from brim.policies.order.shortest import ShortestJob, ShortestRemaining
 from brim.policies.order.tiresias import ServiceQueues, TwoQueues
+from brim.policies.place.energy_sharing import EnergySharing
+from brim.policies.place.packing import PackedPairs, RandomPairs
 from brim.policies.place.parts import Consolidate, Fragmentation, Misfit, Spread, WorstFit
 from brim.policies.place.repack import Repack
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.size.dynamic_program import DynamicProgram
 from brim.policies.size.goodput import Goodput, PolluxFitness
 from brim.policies.size.marginal import MarginalGain
-from brim.policies.sockets import Order, Policy, Size
+from brim.policies.sockets import Order, Place, Policy, Size
 from brim.units import MS_PER_MIN, MS_PER_S
 
 
@@ -37,6 +39,13 @@ def _rigid(
     return Policy(
         name=name, order=order, size=AsAsked(), place=Consolidate(misfit), feed=Even(), fill=NoFill(),
         period_ms=period_ms, oracle=oracle, source=source,
+    )
+
+
+def _shared(name: str, place: Place, source: str) -> Policy:
+    """A policy that lets jobs share GPUs."""
+    return Policy(
+        name=name, order=Arrival(), size=AsAsked(), place=place, feed=Even(), fill=NoFill(), source=source,
     )
 
 
@@ -75,6 +84,9 @@ _ROWS: Final = (
         _rigid("adloader-even", Arrival(), "stop", "A-Dloader's baseline: equal cores for each job of a node"),
         feed=EqualPerJob(),
     ),
+    _shared("eaco", EnergySharing(), "EaCO, arXiv 2412.08294"),
+    _shared("gandiva-pack", RandomPairs(), "Gandiva's packing as EaCO compares with it, arXiv 2412.08294"),
+    _shared("fifo-packed", PackedPairs(), "FIFO_packed as EaCO compares with it, arXiv 2412.08294"),
     _elastic("elastic", DynamicProgram(), _PAPER, period_ms=10 * MS_PER_MIN),
     _elastic("elastic-fixed", DynamicProgram("asked"), f"{_PAPER}: batch as asked", period_ms=10 * MS_PER_MIN),
     _elastic("elastic-max", DynamicProgram("largest"), f"{_PAPER}: largest batch", period_ms=10 * MS_PER_MIN),
@@ -87,7 +99,7 @@ _ROWS: Final = (
 PARTS: Final[dict[str, tuple[type, ...]]] = {
     "order": (Arrival, ShortestJob, ShortestRemaining, LeastAttained, Gittins, ServiceQueues, TwoQueues, MaxMin),
     "size": (AsAsked, DynamicProgram, MarginalGain, PolluxFitness, Goodput),
-    "place": (Consolidate, Spread, Fragmentation, WorstFit, Repack),
+    "place": (Consolidate, Spread, Fragmentation, WorstFit, Repack, EnergySharing, RandomPairs, PackedPairs),
     "feed": (Even, EqualPerJob, EqualPerRank, Fixed, Throughput),
     "fill": (NoFill, Padding),
 }

@@ -324,10 +324,11 @@ class _Watched:
     part: Any
     note: Callable[[Snapshot, Grants], None]
 
-    @property
-    def asks_run_times(self) -> bool:
-        """The same as of the part."""
-        return bool(getattr(self.part, "asks_run_times", False))
+    def __getattr__(self, name: str) -> Any:
+        """What the part declares and remembers."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.part, name)
 
     def __call__(self, *given: Any) -> Grants:
         """See ``Place`` and ``Fill``."""

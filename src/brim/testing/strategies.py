@@ -24,6 +24,9 @@ from brim.units import WHOLE_GPU
 
 TYPES = ("T4", "V100", "A100")
 SHARES = (WHOLE_GPU, 500, 250, 700)
+LIGHT_MILLI = 100
+FIGURES = ((NONE, NONE), (LIGHT_MILLI, 1_000), (LIGHT_MILLI, 6_000), (400, 6_000), (950, NONE))
+"""Utilisation and memory of GPUs: jobs of which nothing is known, jobs that can share, and one that uses all."""
 USERS = ("ann", "bob", "eve")
 MODELS = ("", "resnet", "bert")
 MEM_STEP_MIB = 1024
@@ -54,9 +57,11 @@ def asks(draw: st.DrawFn, cluster: Cluster, *, shares: bool = True, limits: bool
     types = cluster.gpu_types
     gpu_type = draw(st.sampled_from(("", *types)))
     most = max(FreeLists.of_cluster(cluster).gpus_of(name) for name in ((gpu_type,) if gpu_type else types))
+    util, mem_mib = draw(st.sampled_from(FIGURES))
     one = Job(
         gpus=draw(st.integers(1, most)), gpu_type=gpu_type,
-        share=draw(st.sampled_from(SHARES)) if shares else WHOLE_GPU,
+        share=draw(st.sampled_from(SHARES)) if shares and util != LIGHT_MILLI else WHOLE_GPU,
+        gpu_util=util, gpu_mem=mem_mib,
         cpu=draw(st.integers(0, 2)) * CPU_STEP_MILLI if limits else 0,
         mem=draw(st.integers(0, 2)) * MEM_STEP_MIB if limits else 0,
     )

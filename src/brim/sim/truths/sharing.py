@@ -57,6 +57,7 @@ class Sharing:
             if not types or one.gpu_type.lower() in types:
                 models = [model.lower() for model in one.models]
                 self._sets[tuple(sorted(models))] = dict(zip(models, one.ratios, strict=True))
+        self._profile = trace.profile
         self._model = [trace.profiles[code].lower() if code != NONE else "" for code in trace.profile.tolist()]
         util = trace.gpu_util_milli
         self._demand: list[float] = np.where(util == NONE, BUSY, util / WHOLE_GPU).tolist()
@@ -118,8 +119,8 @@ class Sharing:
         }
 
     def columns(self) -> dict[str, IntArray]:
-        """See ``Truth``."""
-        return self._alone.columns()
+        """See ``Truth``: the models of the trace, by which slowdowns are known."""
+        return {"profile": self._profile} | self._alone.columns()
 
     def total_samples(self) -> FloatArray:
         """See ``Truth``."""

@@ -1,0 +1,286 @@
+"""Who shares which GPUs while a round is decided, what room is left, and what a set of residents would cost.
+
+Jobs share GPUs only as whole gangs: the residents of a set have exactly the same GPUs. Jobs that ask for a share of
+their own are left as they are. The place parts of ``energy_sharing`` and ``packing`` decide with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from brim.beliefs.beliefs import Beliefs
+from brim.beliefs.interference import Basis, Slowdown
+from brim.core.arrays import BoolArray
+from brim.core.lifecycle import Phase
+from brim.core.reasons import Why
+from brim.core.slowdowns import ResidentKind
+from brim.core.snapshot import Snapshot
+from brim.core.tables import Grants
+from brim.core.trace import NONE
+from brim.policies.place.free_resources import (
+    CONSOLIDATE,
+    CPU,
+    MEM,
+    FreeResources,
+    GangRequest,
+    all_free,
+    choose,
+    has_too_few,
+    take,
+    withhold,
+)
+from brim.policies.place.parts import NO_CLASSES
+from brim.policies.sockets import Sizes
+from brim.units import WHOLE_GPU
+
+GPU_MIB: Final = {
+    "K80": 12_288, "P100": 16_384, "V100": 16_384, "T4": 16_384, "A100": 40_960, "H100": 81_920,
+}
+"""Memory of a GPU by type in upper case, of the smallest variant sold, from NVIDIA's data sheets. Jobs do not share
+GPUs of other types, since nobody knows whether they fit."""
+_HELD, _STOPPING = int(Phase.HELD), int(Phase.STOPPING)
+_SHARES: Final = {
+    Basis.HISTORY: Why.SHARES_BY_HISTORY, Basis.PAIRS: Why.SHARES_BY_PAIRS, Basis.DEMAND: Why.SHARES_BY_DEMAND,
+}
+Gpu = tuple[int, int]
+"""Node and index on it."""
+
+
+def residents(snapshot: Snapshot, left_out: Iterable[int] = ()) -> dict[tuple[Gpu, ...], list[int]]:
+    """Return the sets of jobs that have the same whole GPUs, with their rows in increasing order.
+
+    A job that asks for a share of its GPUs, or that shares only some of them, is in no set.
+
+    Args:
+        snapshot: The snapshot.
+        left_out: Rows of jobs that are to leave.
+    """
+    jobs, held = snapshot.jobs, snapshot.grants
+    gone = set(left_out)
+    gpus_of: dict[int, list[Gpu]] = {}
+    for row, node, gpu in zip(held.job.tolist(), held.node.tolist(), held.gpu.tolist(), strict=True):
+        if gpu != NONE and row not in gone:
+            gpus_of.setdefault(row, []).append((node, gpu))
+    on: dict[Gpu, list[int]] = {}
+    for row, gpus in gpus_of.items():
+        for place in gpus:
+            on.setdefault(place, []).append(row)
+    sets: dict[tuple[Gpu, ...], list[int]] = {}
+    for row, gpus in gpus_of.items():
+        sets.setdefault(tuple(sorted(gpus)), []).append(row)
+    whole = jobs.share_milli == WHOLE_GPU
+    return {
+        gpus: sorted(rows) for gpus, rows in sorted(sets.items())
+        if whole[rows].all() and all(len(on[place]) == len(rows) for place in gpus)
+    }
+
+
+class Room:
+    """The cluster while a round is decided: what runs where, what is free, and why jobs wait.
+
+    Args:
+        snapshot: The snapshot, without ranks on CPU.
+        beliefs: What is believed.
+        sizes: The sizes of all jobs.
+        leaving: Rows of jobs that run and are to leave, with the reason for each.
+    """
+
+    def __init__(self, snapshot: Snapshot, beliefs: Beliefs, sizes: Sizes, leaving: dict[int, Why]) -> None:
+        self.snapshot, self.jobs, self.nodes = snapshot, snapshot.jobs, snapshot.nodes
+        jobs, nodes = snapshot.jobs, snapshot.nodes
+        self._known = beliefs.interference.known(snapshot.slowdowns)
+        self._total_ms = beliefs.run_times.total_ms(snapshot)
+        self._demand: list[float] = np.where(jobs.gpu_util_milli == NONE, np.nan, jobs.gpu_util_milli / 1000).tolist()
+        batch = np.where(jobs.batch_now == NONE, jobs.batch, jobs.batch_now)
+        self._kind = [ResidentKind(*kind) for kind in zip(jobs.profile.tolist(), batch.tolist(), strict=True)]
+        self.why, self.blocker = np.zeros(len(jobs), dtype=np.int64), np.full(len(jobs), NONE, dtype=np.int64)
+        for row, why in leaving.items():
+            self.why[row] = why
+        self.why[jobs.phase == _HELD], self.why[jobs.phase == _STOPPING] = Why.HELD, Why.STOPPING
+        self.leaving = set(leaving) | set(np.flatnonzero(jobs.holds & (sizes.gpus == 0)).tolist())
+        self.why[(self.why == 0) & (sizes.gpus == 0) & (jobs.holds | jobs.waits)] = Why.NOT_NOW
+        self.sets = residents(snapshot, self.leaving)
+        self._started: list[tuple[int, tuple[Gpu, ...]]] = []
+        is_open = nodes.is_open
+        awake = is_open & ~nodes.asleep if nodes.asleep.size else is_open
+        self._free = [self._left(is_open)] if awake is is_open else [self._left(awake), self._left(is_open)]
+        self._scratch = np.zeros((2, len(nodes)), dtype=np.int64)
+
+    def _left(self, takes_jobs: BoolArray) -> FreeResources:
+        """What is free, where only some nodes take new jobs."""
+        jobs, nodes, held = self.jobs, self.nodes, self.snapshot.grants
+        free = all_free(
+            nodes.gpu_type.copy(), nodes.gpus.copy(), nodes.cpu_milli.copy(), nodes.mem_mib.copy(),
+            np.array(takes_jobs), len(self.snapshot.gpu_types),
+        )
+        withhold(free, nodes.withheld.copy())
+        taken: set[Gpu] = set()
+        for row, node, gpu in zip(held.job.tolist(), held.node.tolist(), held.gpu.tolist(), strict=True):
+            if row in self.leaving:
+                continue
+            whole = jobs.share_milli[row] == WHOLE_GPU
+            if whole and (node, gpu) in taken:
+                self._sit(free, row, node)
+            else:
+                share = WHOLE_GPU if whole else int(jobs.share_now[row])
+                take(free, self._gang(row, 1, share), node, gpu)
+                taken.add((node, gpu))
+        return free
+
+    def _gang(self, row: int, gpus: int, share: int) -> GangRequest:
+        jobs = self.jobs
+        return GangRequest(gpus, share, int(jobs.cpu_milli[row]), int(jobs.mem_mib[row]), int(jobs.gpu_type[row]))
+
+    def _sit(self, free: FreeResources, row: int, node: int) -> None:
+        """Take cores and memory of a node for a rank on a GPU that others have, too."""
+        free.node[node, CPU] -= self.jobs.cpu_milli[row]
+        free.node[node, MEM] -= self.jobs.mem_mib[row]
+
+    # -- what is believed of a set ---------------------------------------------------------------------------------
+
+    def gpu_type(self, gpus: tuple[Gpu, ...]) -> int:
+        """Code of the type of these GPUs."""
+        return int(self.nodes.gpu_type[gpus[0][0]])
+
+    def slowdowns(self, gpus: tuple[Gpu, ...], rows: Sequence[int]) -> tuple[Slowdown, ...]:
+        """What is believed of the slowdown of each of these jobs on these GPUs."""
+        kinds, demands = tuple(self._kind[row] for row in rows), tuple(self._demand[row] for row in rows)
+        return self._known.among(self.gpu_type(gpus), kinds, demands)
+
+    def demand(self, rows: Iterable[int]) -> float:
+        """Sum of the utilisation of the GPUs by each of these jobs alone; NaN where one is not known."""
+        return sum(self._demand[row] for row in rows)
+
+    def fits_memory(self, gpus: tuple[Gpu, ...], rows: Iterable[int], limit: float) -> bool:
+        """Whether these jobs together use at most a part of the memory of each GPU; not if one's use is not known."""
+        of_gpu = GPU_MIB.get(self.snapshot.gpu_types[self.gpu_type(gpus)].upper())
+        used = self.jobs.gpu_mem_mib[list(rows)]
+        return of_gpu is not None and bool((used != NONE).all()) and int(used.sum()) <= limit * of_gpu
+
+    def left_ms(self, row: int, slowdown: float) -> float:
+        """Estimated time that a job would still need alone, after it ran with this slowdown."""
+        return max(float(self._total_ms[row]) - float(self.jobs.run_ms[row]) / slowdown, 1.0)
+
+    # -- candidates and decisions ----------------------------------------------------------------------------------
+
+    def candidates(self, row: int, most: int) -> list[tuple[Gpu, ...]]:
+        """GPUs on which a waiting job could join others: as many as it asks for, with room on their nodes.
+
+        Args:
+            row: The job.
+            most: Most residents of a GPU, the job included.
+        """
+        jobs = self.jobs
+        if jobs.share_milli[row] != WHOLE_GPU:
+            return []
+        size, kind = int(jobs.gpus[row]), int(jobs.gpu_type[row])
+        return [
+            gpus for gpus, rows in self.sets.items()
+            if len(gpus) == size and len(rows) < most and kind in (NONE, self.gpu_type(gpus))
+            and self._has_room(row, gpus)
+        ]
+
+    def _has_room(self, row: int, gpus: tuple[Gpu, ...]) -> bool:
+        """Whether the nodes take new jobs, and have the cores and memory that the job asks for."""
+        node, gpu = np.array(gpus, dtype=np.int64).T
+        if not self.nodes.takes(node, gpu).all():
+            return False
+        ranks = np.bincount(node, minlength=len(self.nodes))
+        free = self._free[-1].node
+        cpu, mem = ranks * self.jobs.cpu_milli[row], ranks * self.jobs.mem_mib[row]
+        return bool(((cpu == 0) | (cpu <= free[:, CPU])).all() and ((mem == 0) | (mem <= free[:, MEM])).all())
+
+    def join(self, row: int, gpus: tuple[Gpu, ...]) -> None:
+        """Let a waiting job share these GPUs."""
+        self.sets[gpus] = sorted((*self.sets[gpus], row))
+        for free in self._free:
+            for node, _ in gpus:
+                self._sit(free, row, node)
+        self._started.append((row, gpus))
+
+    def place_alone(self, row: int) -> bool:
+        """Give a waiting job free GPUs, on sleeping nodes only if no others fit; note why if it gets none."""
+        gang = self._gang(row, int(self.jobs.gpus[row]), int(self.jobs.share_milli[row]))
+        pairs = np.empty((gang.gpus, 2), dtype=np.int64)
+        for free in self._free:
+            if choose(free, gang, CONSOLIDATE, NO_CLASSES, self._scratch, pairs):
+                gpus = tuple((node, gpu) for node, gpu in pairs.tolist())
+                for other in self._free:
+                    for node, gpu in gpus:
+                        take(other, gang, node, gpu)
+                if gang.share == WHOLE_GPU:
+                    self.sets[gpus] = [row]
+                self._started.append((row, gpus))
+                return True
+        self.why[row] = Why.TOO_FEW_FREE if has_too_few(self._free[-1], gang) else Why.SHAPE
+        return False
+
+    def grants(self) -> Grants:
+        """The grants after the round: residents have equal shares; the reason of a job that shares is its basis."""
+        jobs, held = self.jobs, self.snapshot.grants
+        share = np.where(jobs.holds, jobs.share_now, jobs.share_milli)
+        for gpus, rows in self.sets.items():
+            share[rows] = WHOLE_GPU // len(rows)
+            if len(rows) > 1:
+                basis = max((one.basis for one in self.slowdowns(gpus, rows)), key=int)
+                self.why[rows] = _SHARES.get(basis, Why.RUNS)
+        kept = ~np.isin(held.job, sorted(self.leaving))
+        started = [(row, node, gpu) for row, gpus in self._started for node, gpu in gpus]
+        job, node, gpu = np.array(started, dtype=np.int64).reshape(-1, 3).T
+        job = np.concatenate((held.job[kept], job))
+        return Grants(
+            job=job, node=np.concatenate((held.node[kept], node)), gpu=np.concatenate((held.gpu[kept], gpu)),
+            share_milli=share[job], why=self.why, blocker=self.blocker,
+        )
+
+
+def signature(snapshot: Snapshot, rows: Sequence[int]) -> int:
+    """A number that sets of jobs with equal figures have in common, whatever their codes and ids. Above 0."""
+    jobs, mixed = snapshot.jobs, 17
+    columns = (jobs.gpu_util_milli, jobs.gpu_mem_mib, jobs.gpus, jobs.batch)
+    for figures in sorted(tuple(int(column[row]) for column in columns) for row in rows):
+        for figure in figures:
+            mixed = (mixed * 1_000_003 + figure + 2) % ((1 << 61) - 1)
+    return mixed + 1
+
+
+def energy_and_time(
+    idle_fraction: float, exponent: float, demands: Sequence[float], before: Sequence[float], after: Sequence[float]
+) -> tuple[float, float]:
+    """What it costs that the last of R jobs joins the others, relative to GPUs of its own: energy, and time of a step.
+
+    The power of GPUs of which the part u is used is ``idle + (1 - idle) u ** exponent``; energy is compared for the
+    progress that all of them make together.
+
+    Args:
+        idle_fraction: Power of idle GPUs and their node, relative to full power.
+        exponent: Exponent of the curve.
+        demands: Utilisation by each job alone, 0 to 1.
+        before: Slowdown of each job before; that of the last is 1.
+        after: Slowdown of each job after.
+    """
+
+    def power(utilisation: float) -> float:
+        return float(idle_fraction + (1.0 - idle_fraction) * min(1.0, utilisation) ** exponent)
+
+    growth = [new / old for new, old in zip(after, before, strict=True)]
+    time_ratio = sum(growth) / len(growth)
+    others = growth[:-1]
+    progress = sum(1.0 / one for one in others) / len(others)
+    apart = power(sum(demands[:-1])) * progress + power(demands[-1]) / growth[-1]
+    return power(sum(demands)) / apart, time_ratio
+
+
+def is_known(slowdowns: Iterable[Slowdown]) -> bool:
+    """Whether there is a basis for each of these predictions."""
+    return all(one.basis is not Basis.UNKNOWN for one in slowdowns)
+
+
+def observed(snapshot: Snapshot, rows: Sequence[int]) -> tuple[float, ...]:
+    """The slowdowns that these jobs have reported since they have their present shares; empty if one has not."""
+    ratios: list[float] = snapshot.jobs.slowdown_ratio[list(rows)].tolist()
+    return () if any(map(math.isnan, ratios)) else tuple(max(1.0, ratio) for ratio in ratios)
