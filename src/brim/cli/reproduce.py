@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 EXPERIMENTS: Final = {
     "elastic": "Effective Elastic Scaling (MASCOTS 2020): GPUs and batch chosen together, against a fixed batch",
     "padding": "PaddingTorch (Computer Science 51(9), 2024): training on GPUs while other jobs leave them idle",
+    "adloader": "A-Dloader (IEEE CLOUD 2022): cores for data loaders by what they bring, against equal cores",
 }
 SEEDS_MAX: Final = 100
 INTERRUPTED: Final = 130
@@ -54,6 +55,9 @@ def reproduce(
         return
     if trace is not None:
         raise ConfigError(f"--trace: found {trace} with the experiment {name}, expected it with padding only")
+    if name == "adloader":
+        _adloader(quick, seeds, html, wanted)
+        return
     from brim.sim.reproduce.grid import FULL, QUICK
     from brim.sim.reproduce.results import Results
 
@@ -97,6 +101,20 @@ def _check_name(name: str) -> None:
     hint = f"did you mean {near[0]!r}? " if near else ""
     found = f"unknown experiment {name!r}" if name else "no experiment was named"
     raise ConfigError(f"{found}: {hint}the experiments are: {known}")
+
+
+def _adloader(quick: bool, seeds: int, html: Path | None, output: str) -> None:
+    """Run the experiment on cores for data loaders."""
+    from brim.cli.reproduce_adloader import experiment_of, measure, outcomes_json
+    from brim.reports.experiment import terminal, write_experiment
+    from brim.reports.files import dump_json
+
+    found = measure(quick=quick, seeds=seeds)
+    experiment = experiment_of(found, shlex.join(["brim", *sys.argv[1:]]))
+    print(dump_json(outcomes_json(found))) if output == "json" else console().print(terminal(experiment))
+    if html:
+        write_experiment(experiment, html)
+        print(f"page: {html}", file=sys.stderr)
 
 
 def _capacities(parts: tuple[Part, ...]) -> list[Sustained]:
