@@ -19,6 +19,16 @@ def fields(**options):
     return found
 
 
+def test_a_padding_job_leaves_within_5_s_unless_it_names_a_grace_and_no_grace_exceeds_the_limit():
+    assert fields(**{"class": "padding"}) == {"gpus": 1, "job_class": "padding", "grace_s": 5.0}
+    assert fields(**{"class": "padding", "grace": "20s"})["grace_s"] == 20.0
+    assert "grace_s" not in fields(**{"class": "regular"})
+    with pytest.raises(ConfigError, match=r"^--grace: found '2m', expected no more than --time, which is 60s"):
+        fields(grace="2m", time="60s")
+    with pytest.raises(ConfigError, match=r"^--class: found 'pading', expected regular, urgent or padding"):
+        fields(**{"class": "pading"})
+
+
 @pytest.mark.parametrize(("text", "wanted"), [
     ("4", {"gpus": 4}), ("1-8", {"gpus": 1, "gpus_min": 1, "gpus_max": 8}), ("A100:4", {"gpus": 4, "gpu_type": "A100"}),
     ("2..4", {"gpus": 2, "gpus_min": 2, "gpus_max": 4}), ("4,1,2", {"gpus": 1, "sizes": [1, 2, 4]}),

@@ -10,7 +10,7 @@ from brim.beliefs.beliefs import Beliefs
 from brim.core.actions import Plan
 from brim.core.arrays import IntArray
 from brim.core.cluster import Cluster
-from brim.core.events import Event
+from brim.core.events import Event, Kind
 from brim.core.lifecycle import Phase
 from brim.core.saved import state_bytes, state_of
 from brim.core.state import ClusterState
@@ -93,10 +93,10 @@ class Scheduler:
             self.journal.event(event)
         learns = self._learns and event.report is not None
         sizes = self.state.sizes_seen(event.job) if learns else 0
-        padding = self._fills and self._is_of_padding(event)
+        padding = self._fills and self._is_of_padding(event)  # one that has started may grow
         self.state.apply(event)
         if self._fills and self.state.num_padding():
-            self._fill_trigger.note(event.kind, event.time_ms)
+            self._fill_trigger.note(event.kind, event.time_ms, learned=padding and event.kind is Kind.STARTED)
         if not padding and not self._idle:
             self._trigger.note(event.kind, event.time_ms, learned=learns and self.state.sizes_seen(event.job) > sizes)
 

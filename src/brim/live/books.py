@@ -261,7 +261,7 @@ class Books:
 
     def _call_off(self, job: int) -> None:
         """Nothing is due for a job any more."""
-        for what in ("begin", "limit", "repeat", "unstarted"):
+        for what in ("begin", "limit", "repeat", "unstarted", "revoked"):
             self.call_off(what, job)
         if len(self._timers) > 2 * len(self._timers_set) + _CALLED_OFF_MAX:
             self._timers = list(filter(self._is_set, self._timers))

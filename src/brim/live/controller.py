@@ -33,7 +33,7 @@ from brim.agent.protocol import (
 )
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.overheads import IN_PLACE_MS
-from brim.core.actions import Action, Preempt, Reject, Start
+from brim.core.actions import Action, Preempt, Reject, Resize, Start
 from brim.core.cluster import Cluster, parse_cluster
 from brim.core.events import Event, Kind, Report, Sample
 from brim.core.lifecycle import Phase
@@ -159,6 +159,7 @@ class Controller:
         self._due: dict[str, Callable[[int], None]] = {
             "begin": self._due_begin, "limit": self._due_limit, "unstarted": self._due_unstarted,
             "absent": self._due_absent, "repeat": self._due_repeat, "back-off": self._back_off.is_over,
+            "revoked": self._due_revoked,
         }
 
     @property
@@ -351,6 +352,8 @@ class Controller:
         setting = state.setting(job.id)
         if setting is not None and attempt.sequence == state.sequence(job.id):
             self._reconciler.targets[job.id] = devices_of(setting)
+            if setting.revocable:
+                self._revoke(job.id)
         if attempt.state == "waiting":
             self.books.gated.add(job.id)
             if attempt.stop_reason:
@@ -613,9 +616,28 @@ class Controller:
             ))
             self.books.put(job.id, attempt=action.attempt, reason="",
                       first_start_ms=self.books.now_ms if job.first_start_ms == NONE else job.first_start_ms)
+        elif isinstance(action, Resize):
+            if action.setting.revocable and not set(self._devices(action.job)) <= set(devices_of(action.setting)):
+                self._revoke(action.job)
         elif isinstance(action, Preempt):
             self.books.put(action.job, preemptions=self.jobs[action.job].preemptions + 1)
             self.books.announce(action.job, PREEMPTED)
+
+    def _devices(self, job: int) -> tuple[int, ...]:
+        """Devices on which processes of a job may be."""
+        attempt = self.ledger.of(job)
+        return () if attempt is None or attempt.state == "waiting" else attempt.devices
+
+    def _revoke(self, job: int) -> None:
+        """A padding job has its grace to leave devices that others were granted; then it leaves all of them."""
+        grace_ms = round(self.jobs[job].request.grace_s * MS_PER_S)
+        self.books.timer(self.books.now_ms + grace_ms, "revoked", job)
+
+    def _due_revoked(self, job: int) -> None:
+        setting = self.scheduler.state.setting(job) if job in self.jobs else None
+        if setting is not None and not set(self._devices(job)) <= set(devices_of(setting)):
+            self._reconciler.overdue.add(job)
+            self.books.stop(job, REQUEUED)
 
     # -- ends ------------------------------------------------------------------------------------------------------
 
@@ -633,6 +655,7 @@ class Controller:
         self._measured.pop(job.id, None)
         self._back_off.ended(attempt, returns=verdict.state is None and not verdict.counts)
         self._reconciler.analysed.discard(job.id)
+        self._reconciler.overdue.discard(job.id)
         self._analyses.discard(job.id)
         self.books.put(job.id, failures=job.failures + verdict.counts, devices=())
         if is_crash(attempt):

@@ -45,6 +45,7 @@ class Reconciler:
         targets: By job, the devices of the newest order about its attempt.
         analysed: Jobs whose steps are timed before they start. It is lost with this process: a job whose start was
             decided, and not ordered, starts without.
+        overdue: Jobs that have not left devices within their grace, and get no more.
     """
 
     def __init__(self, books: Books, agents: Agents) -> None:
@@ -52,6 +53,7 @@ class Reconciler:
         self.orders: list[Dispatch] = []
         self.targets: dict[int, tuple[int, ...]] = {}
         self.analysed: set[int] = set()
+        self.overdue: set[int] = set()
 
     def settle_all(self) -> None:
         """Order what does not hold yet, of all jobs about which something has changed."""
@@ -104,7 +106,8 @@ class Reconciler:
         request = job.request
         if attempt.stop_reason:
             return None if seen is not None and seen.state in (STOPPING, ENDED) else StopAttempt(
-                job=attempt.job, attempt=attempt.number, grace_s=request.grace_s, reason=attempt.stop_reason,
+                job=attempt.job, attempt=attempt.number, reason=attempt.stop_reason,
+                grace_s=0.0 if attempt.job in self.overdue else request.grace_s,
             )
         if target is None or (seen is not None and seen.sequence >= attempt.sequence):
             return None

@@ -22,15 +22,12 @@ from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.core.trace import NONE, JobClass
 from brim.errors import ConfigError
-from brim.units import MS_PER_MIN, MS_PER_S
+from brim.units import MS_PER_MIN
 
 _STARTING, _RUNNING, _PENDING = Phase.STARTING, Phase.RUNNING, Phase.PENDING
 _UNTRIED: Final = 0.9
 """A job whose step times are not known is expected to be this power of its GPUs as fast: strong scaling at a fixed
 batch loses some. Ours."""
-_JOIN_MS: Final = 5 * MS_PER_S
-"""Time until a rank that joins a running job works, where the others go on meanwhile: 2 to 5 s with an interpreter that
-is warm (our measurement of such starts is below 1 s without the training library's own)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +37,8 @@ class Padding:
     A job that runs keeps what Place did not take from it, down to a size it can run on. What is free then goes, the
     longest predicted gap first (gaps equal to within a factor of two are chosen next to what the job holds), to the job
     with the highest marginal progress per GPU, in steps of its allowed sizes. A job takes a GPU only if its predicted
-    gap exceeds ``t_join (1 + 1 / gain)``: joining costs the whole job ``t_join``, and the GPU then earns it ``gain`` of
-    its present speed. Everything it gives is revocable.
+    gap exceeds ``t_join (1 + 1 / gain)``: joining costs the whole job ``t_join``, the mean of what its changes have
+    cost so far, and the GPU then earns it ``gain`` of its present speed. Everything it gives is revocable.
 
     Attributes:
         join_ratio: How much longer than that a gap has to be. 1: as soon as it pays on the median gap. Ours.
@@ -69,12 +66,11 @@ class Padding:
         left = _Left.of(snapshot, beliefs, grants)
         gangs = {row: _kept(row, snapshot, left) for row in rows.tolist()}
         speeds = _speeds(rows, snapshot, beliefs, left)
-        too_short = self._grow(gangs, speeds, snapshot, beliefs, left)
+        too_short = self._grow(gangs, speeds, snapshot, left)
         return _added(grants, gangs, snapshot, too_short)
 
     def _grow(
-        self, gangs: dict[int, list[int]], speeds: dict[int, FloatArray], snapshot: Snapshot, beliefs: Beliefs,
-        left: _Left,
+        self, gangs: dict[int, list[int]], speeds: dict[int, FloatArray], snapshot: Snapshot, left: _Left
     ) -> set[int]:
         """Give out what is free, step by step; returns the jobs without GPUs for which only gaps were too short."""
         phases, too_short = snapshot.jobs.phase, set[int]()
@@ -82,7 +78,7 @@ class Padding:
             row for row, gang in gangs.items()
             if phases[row] == _PENDING or (phases[row] == _RUNNING and len(gang) == snapshot.jobs.gpus_now[row])
         }
-        offers = {row: self._offer(row, gangs[row], speeds[row], snapshot, beliefs, left) for row in growing}
+        offers = {row: self._offer(row, gangs[row], speeds[row], snapshot, left) for row in growing}
         while True:
             best = max(
                 (row for row, offer in offers.items() if offer.takes), default=None,
@@ -96,10 +92,10 @@ class Padding:
             gangs[best] = sorted([*gangs[best], *taken])
             for row, offer in offers.items():  # others may have been offered the same GPUs, or the same cores
                 if row == best or offer.takes:
-                    offers[row] = self._offer(row, gangs[row], speeds[row], snapshot, beliefs, left)
+                    offers[row] = self._offer(row, gangs[row], speeds[row], snapshot, left)
 
     def _offer(
-        self, row: int, gang: list[int], speed: FloatArray, snapshot: Snapshot, beliefs: Beliefs, left: _Left
+        self, row: int, gang: list[int], speed: FloatArray, snapshot: Snapshot, left: _Left
     ) -> _Offer:
         """The next size of a job that pays: the GPUs it would take, and what each of them gains."""
         size, too_short = len(gang), False
@@ -114,8 +110,8 @@ class Padding:
             if gained <= 0:
                 continue
             ratio = gained / present if present else np.inf
-            join_ms = _join_ms(row, size, snapshot, beliefs)
-            if left.rest_ms[found].min() <= self.join_ratio * join_ms * (1.0 + 1.0 / ratio):
+            join_ms = _join_ms(row, snapshot)
+            if left.rest_ms[found].min() < self.join_ratio * join_ms * (1.0 + 1.0 / ratio):
                 too_short = True
                 continue
             return _Offer(takes=tuple(found), gain=gained / (larger - size))
@@ -268,10 +264,8 @@ def _speeds(rows: IntArray, snapshot: Snapshot, beliefs: Beliefs, left: _Left) -
             for row, speed in found.items()}
 
 
-def _join_ms(row: int, size: int, snapshot: Snapshot, beliefs: Beliefs) -> float:
-    """What it costs a job of this size to take more GPUs."""
-    if size and beliefs.in_place_ms is not None:
-        return _JOIN_MS
+def _join_ms(row: int, snapshot: Snapshot) -> float:
+    """What a change has cost the job on average: a start, or a change of its size in place or through a checkpoint."""
     starts = int(snapshot.jobs.starts[row])
     return float(snapshot.jobs.stalled_ms[row]) / starts if starts else float(RESTART_MS)
 
