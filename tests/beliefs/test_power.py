@@ -27,7 +27,17 @@ def test_a_cluster_has_a_curve_for_each_of_its_types():
     assert [curve.gpu_type for curve in both] == ["H100", "V100"]
 
 
+def test_a_curve_is_that_of_types_which_have_more_words():
+    curves = load_curves(BUILTIN)
+    cluster = parse_cluster("1x8xA100-SXM4-80GB")
+
+    assert curves_for(cluster, curves)[0] is curves["a100"]
+    own = parse_curves(ENTRY.replace("X1", "A100-80GB"), "f.toml")
+    assert curves_for(cluster, curves | own)[0] is own["a100-80gb"]
+
+
 @pytest.mark.parametrize(("cluster", "words"), [
+    ("2x8xA10", "found GPUs of type A10 in the cluster"),
     ("2x8xT4", "found GPUs of type T4 in the cluster, expected one of A100, H100, V100"),
     ("2x8", "found GPUs without a type in the cluster"),
 ])

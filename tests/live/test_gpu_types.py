@@ -3,7 +3,8 @@
 import pytest
 
 from brim.core.cluster import parse_cluster
-from brim.live.gpu_types import is_of_type, type_of
+from brim.core.gpu_names import is_of_type
+from brim.live.gpu_types import type_of
 
 
 @pytest.mark.parametrize(("names", "wanted"), [

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from brim.core.cluster import Cluster
+from brim.core.gpu_names import is_of_type, words_of
 from brim.core.power import PowerCurve
 from brim.errors import ConfigError, NotFoundError
 
@@ -88,12 +89,17 @@ def _curve(entry: Mapping[str, Any], where: str) -> PowerCurve:
 def curves_for(cluster: Cluster, curves: Mapping[str, PowerCurve]) -> tuple[PowerCurve, ...]:
     """Return the curve of each GPU type of a cluster, in their order.
 
+    The curve of A100 is also that of A100-SXM4-80GB, unless there is one with more words of that name.
+
     Raises:
         ConfigError: a type has no curve.
     """
+    found = []
     for name in cluster.gpu_types:
-        if name.lower() not in curves:
-            found = f"GPUs of type {name}" if name else "GPUs without a type"
+        fitting = [curve for curve in curves.values() if is_of_type(curve.gpu_type, name)]
+        if name.lower() not in curves and not fitting:
+            type_ = f"GPUs of type {name}" if name else "GPUs without a type"
             known = ", ".join(sorted(curve.gpu_type for curve in curves.values()))
-            raise ConfigError(f"--power: found {found} in the cluster, expected one of {known}")
-    return tuple(curves[name.lower()] for name in cluster.gpu_types)
+            raise ConfigError(f"--power: found {type_} in the cluster, expected one of {known}")
+        found.append(curves.get(name.lower()) or max(fitting, key=lambda curve: len(words_of(curve.gpu_type))))
+    return tuple(found)

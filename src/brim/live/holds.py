@@ -15,8 +15,8 @@ import numpy as np
 
 from brim.core.cluster import UNNAMED, Cluster
 from brim.core.events import JobSpec
+from brim.core.gpu_names import is_of_type
 from brim.core.trace import NONE, JobClass
-from brim.live.gpu_types import is_of_type
 from brim.live.records import JobRecord, JobStatus
 from brim.live.requests import JobRequest
 from brim.units import MS_PER_S
