@@ -45,6 +45,10 @@ int nvmlDeviceGetMemoryInfo(Gpu *gpu, unsigned long long *memory) {
 }
 int nvmlDeviceGetUtilizationRates(Gpu *gpu, unsigned *rates) { rates[0] = gpu->util; rates[1] = 0; return 0; }
 int nvmlDeviceGetPowerUsage(Gpu *gpu, unsigned *power) { *power = gpu->power; return gpu->power ? 0 : 3; }
+int nvmlDeviceGetTotalEnergyConsumption(Gpu *gpu, unsigned long long *energy) {
+    *energy = gpu->power * 1000ull;  /* mJ: a counter that shows the power's digits */
+    return getenv("STAND_IN_ENERGY") ? 0 : 3;
+}
 typedef struct { unsigned pid; unsigned long long used; unsigned instance, compute; } Info;
 int nvmlDeviceGetComputeRunningProcesses_v3(Gpu *gpu, unsigned *count, Info *infos) {
     unsigned room = *count; *count = gpu->num;

@@ -191,6 +191,28 @@ def test_an_attempt_from_its_start_to_its_end():
     assert (machine.told[1, 2].outcome, machine.forks) == (UNUSABLE, [(1, 1)])
 
 
+def test_energy_of_a_device_is_divided_equally_among_its_attempts_and_told_at_the_end():
+    machine = Machine().obey(start(devices=(0, 1)), start(job=2, devices=(1,)))
+    machine.attempts.used({0: 10.0, 1: 6.0, 3: 100.0})
+    machine.supervisor_ends((2, 1), DONE)
+    machine.attempts.used({0: 1.0, 1: 4.0})
+    assert machine.told[1, 1].gpu_energy_j == NONE
+    machine.supervisor_ends((1, 1), DONE)
+    assert machine.told[1, 1].gpu_energy_j == 10 + 3 + 1 + 4
+    assert machine.told[2, 1].gpu_energy_j == 3
+
+
+def test_energy_is_not_known_where_nothing_measures_it_or_the_agent_was_started_meanwhile():
+    machine = Machine().obey(start(), start(job=2, devices=(1,)))
+    machine.attempts.used({1: 5.0})
+    machine.supervisor_ends((1, 1), DONE)
+    assert machine.told[1, 1].gpu_energy_j == NONE
+    machine.boot()
+    machine.attempts.used({1: 5.0})
+    machine.supervisor_ends((2, 1), DONE)
+    assert machine.told[2, 1].gpu_energy_j == NONE
+
+
 def test_an_attempt_that_is_not_above_all_before_is_never_started():
     machine = Machine().obey(start(attempt=3))
     machine.supervisor_ends((1, 3), BROKEN)

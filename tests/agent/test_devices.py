@@ -63,6 +63,32 @@ def test_gpus_are_named_and_measured(gpus, rack):
     assert (seen.utilisation_ratio, seen.power_w, seen.modelled) == (0.37, 250.5, False)
 
 
+def test_energy_is_that_of_the_gpus_own_counter(rack, monkeypatch):
+    monkeypatch.setenv("STAND_IN_ENERGY", "1")
+    with selectors.DefaultSelector() as selector:
+        gpus = Gpus(selector)
+        gpus.selector = selector
+        rack.set(first=(450, 37, 75_000))
+        until(gpus, lambda: gpus.seen()[0].utilisation_ratio == 0.37)
+        pids = gpus.pids()
+        gpus._end()
+        for pid in pids:
+            os.waitpid(pid, 0)
+
+    assert gpus.used_j() == {0: 5_000.0, 1: 0.0}
+    assert gpus.used_j() == {}
+
+
+def test_without_a_counter_energy_is_power_over_time(gpus, rack):
+    began_s = time.monotonic()
+    rack.set(first=(450, 37, 100_000), second=(450, 0, 0))
+    until(gpus, lambda: gpus.seen()[0].utilisation_ratio == 0.37)
+    used_j = gpus.used_j()
+
+    assert 0 < used_j[0] <= 100 * (time.monotonic() - began_s + 1)
+    assert 1 not in used_j  # neither counter nor power
+
+
 def test_a_value_that_a_gpu_does_not_have_is_no_fault(gpus, rack):
     rack.set(first=(450, 5, 0))
     until(gpus, lambda: gpus.seen()[0].utilisation_ratio == 0.05)

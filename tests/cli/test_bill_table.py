@@ -28,6 +28,17 @@ def test_idle_energy_has_a_row_and_the_last_row_is_what_the_nodes_used():
     assert rows[4] == ["(all)", "5.000", "0.000", "1.750", "0.700", "7.25"]
 
 
+def test_measured_energy_has_a_column_where_any_was_measured():
+    one = BilledJob(job="1", user="ann", tier="reserved", amounts=Amounts(gpu_h=2, kwh=0.5, gpu_kwh=0.4, cost=1))
+    two = BilledJob(job="2", user="bob", tier="reserved", amounts=Amounts(gpu_h=1, kwh=0.5, cost=1))
+    rows = [line.split() for line in next(bill_lines(Bill(jobs=[one, two], idle_kwh=0.25), "user")).splitlines()]
+
+    assert rows[0] == ["USER", "GPU-H", "LOST", "GPU-H", "KWH", "GPU", "KWH", "CO2", "KG", "COST"]
+    assert rows[1:3] == [["ann", "2.000", "0.000", "0.500", "0.400", "-", "1.00"],
+                         ["bob", "1.000", "0.000", "0.500", "-", "-", "1.00"]]
+    assert rows[4] == ["(all)", "3.000", "0.000", "1.250", "0.400", "-", "2.00"]
+
+
 @pytest.mark.parametrize(("taken", "words"), [
     (ONE, "Job 1 was preempted on 2 GPUs, for job 2: 30.0 GPU-s thrown away"),
     (replace(ONE, gpus=1, gained=()), "Job 1 was preempted on 1 GPU: 30.0 GPU-s thrown away"),

@@ -65,6 +65,23 @@ def test_without_prices_and_curves_there_is_no_money_and_no_energy():
     assert (amounts.gpu_h, amounts.kwh, amounts.co2_kg, amounts.cost) == (1.0, None, None, None)
 
 
+def test_energy_that_gpus_measured_stands_beside_that_of_nodes():
+    """Job 1 was measured in both attempts, job 2 was not."""
+    jobs = recorded_jobs(
+        [job(1, 0, ended_ms=2 * H), job(2, 0, ended_ms=H)],
+        [
+            attempt(1, 0, 0, 0, H, gpu_energy_j=1.8e6, outcome="stopped"), attempt(2, 0, 0, 0, H, (1,)),
+            attempt(1, H, H, H, 2 * H, nth=2, gpu_energy_j=3.6e6),
+        ], [], 2 * H,
+    )
+
+    bill = bill_of(jobs, TWO, 2 * H)
+
+    assert [one.amounts.gpu_kwh for one in bill.jobs] == [1.5, None]
+    assert bill.total.gpu_kwh == 1.5
+    assert bill.basis[-1] == "GPU kWh are of GPUs alone, measured by their driver, of 1 of 2 jobs."
+
+
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.sampled_from([(0,), (1,), (0, 1)])), max_size=6))
 def test_what_jobs_and_idle_gpus_are_billed_is_what_the_node_used(rows):
     taken = [(at, gpu) for begin, length, devices in rows for at in range(begin, begin + length) for gpu in devices]

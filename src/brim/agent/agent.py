@@ -205,6 +205,7 @@ class Agent:
             link = self._links.get(key)
             held[device] = {one.pid for one in (link.named if link is not None else self._named.get(key, ()))}
         self._devices.poll(held)
+        self._attempts.used(self._devices.used_j())
         self._perform()
         seen = self._devices_now()
         for now in seen:

@@ -13,7 +13,7 @@ end is on disk. After a crash, ``restore`` continues where the files are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Final
@@ -104,6 +104,7 @@ class _Attempt:
     has_begun: bool = False
     processes: tuple[int, ...] = ()
     analysis: tuple[int, ...] = ()
+    gpu_energy_j: float | None = NONE  # of its GPUs so far; None if its begin was not seen
     # what it is asked for, and what the supervisor is known to have
     connected: bool = False
     gang: GangSeen = field(default_factory=GangSeen)
@@ -159,6 +160,15 @@ class NodeAttempts:
         held = (one for one in self._attempts.values() if one.phase in _WITH_PROCESSES)
         return {device: one.key for one in held for device in one.devices}
 
+    def used(self, used_j: Mapping[int, float]) -> None:
+        """Note the energy that devices have used; attempts that share a device have equal parts of it."""
+        held = [one for one in self._attempts.values() if one.phase in _WITH_PROCESSES]
+        for device, joules in used_j.items():
+            on = [one for one in held if device in one.devices]
+            for attempt in on:
+                if attempt.gpu_energy_j is not None:
+                    attempt.gpu_energy_j = max(attempt.gpu_energy_j, 0.0) + joules / len(on)
+
     def stuck_devices(self) -> dict[int, str]:
         """Return the devices with processes that could not be killed, and which these are."""
         stuck = (one for one in self._attempts.values()
@@ -182,7 +192,7 @@ class NodeAttempts:
         if end is not None and forgotten:
             return
         attempt = self._new(order, AttemptPhase.LAUNCHING if alive else AttemptPhase.SWEEPING)
-        attempt.end = end
+        attempt.end, attempt.gpu_energy_j = end, None
         if not alive:  # even after a written end: the agent may have died before the processes were proven gone
             self._effects.append(Sweep(attempt.key))
 
@@ -616,6 +626,7 @@ class NodeAttempts:
             started_ms_ago=NONE if started_ms == NONE else max(0, now_ms - started_ms),
             ended_ms_ago=NONE if end is None or end.ended_ms == NONE else max(0, now_ms - end.ended_ms),
             processes=() if end else attempt.processes, analysis=attempt.analysis,
+            gpu_energy_j=NONE if end is None or attempt.gpu_energy_j is None else attempt.gpu_energy_j,
             **(asdict(end.usage) if end else {}),
         )  # fmt: skip
 

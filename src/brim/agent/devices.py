@@ -51,6 +51,10 @@ class Devices(Protocol):
         """Return the state of each."""
         ...
 
+    def used_j(self) -> dict[int, float]:
+        """Return the energy of each device since this was last asked, J; none of a device that does not measure it."""
+        ...
+
     def pids(self) -> set[int]:
         """Return the processes that it has started."""
         ...
@@ -92,6 +96,10 @@ class CpuSlots:
         """See `Devices`."""
         return [DeviceSeen(device=number, state=OPEN) for number in range(len(self._names))]
 
+    def used_j(self) -> dict[int, float]:
+        """See `Devices`."""
+        return {}
+
     def pids(self) -> set[int]:
         """See `Devices`."""
         return set()
@@ -129,6 +137,7 @@ class Gpus:
         self._rest = b""
         self._asked_ms: int | None = None
         self._looked_ms = 0
+        self._used_j: dict[int, float] = {}
         self._gates: list[_Gate] = []
         self._problem = ""
         self._held: Mapping[int, Collection[int]] = {}
@@ -151,6 +160,11 @@ class Gpus:
     def seen(self) -> list[DeviceSeen]:
         """See `Devices`."""
         return self._seen
+
+    def used_j(self) -> dict[int, float]:
+        """See `Devices`."""
+        used, self._used_j = self._used_j, {}
+        return used
 
     def pids(self) -> set[int]:
         """See `Devices`."""
@@ -231,12 +245,16 @@ class Gpus:
             self._answered(json.loads(line))
 
     def _answered(self, plain: dict[str, Any]) -> None:
-        self._asked_ms, self._looked_ms = None, now_ms()
+        passed_s, self._looked_ms = (now_ms() - self._looked_ms) / 1000, now_ms()
+        self._asked_ms = None
         gpus = {str(gpu["uuid"]): gpu for gpu in plain.get("gpus", [])}
         self._problem = str(plain.get("error", ""))
         missing = {"error": "NVML does not list it any more", "memory_mib": 0, "pids": []}
         if not self._problem:
-            self._gpus = [gpus.get(name, missing) for name in self._names]
+            was, self._gpus = self._gpus, [gpus.get(name, missing) for name in self._names]
+            for device, (before, gpu) in enumerate(zip(was, self._gpus, strict=True)):
+                if (used_j := _used_j(before, gpu, passed_s)) is not None:
+                    self._used_j[device] = self._used_j.get(device, 0.0) + used_j
         self._decide()
 
     def _fail(self, problem: str) -> None:
@@ -300,6 +318,15 @@ class Gpus:
         if used_mib > base_mib + SLACK_MIB:
             return QUARANTINED, f"{used_mib} MiB are in use although no process is there; {base_mib} MiB if it is empty"
         return OPEN, ""
+
+
+def _used_j(before: Mapping[str, Any], now: Mapping[str, Any], passed_s: float) -> float | None:
+    """Energy between two looks at a GPU, J: of its own counter, or else its power over the time; None if unknown."""
+    counted = before.get("energy_j"), now.get("energy_j")
+    if counted[0] is not None and counted[1] is not None and counted[1] >= counted[0]:
+        return float(counted[1] - counted[0])
+    power_w = now.get("power_w") or None
+    return None if power_w is None else float(power_w * passed_s)
 
 
 def _family(pids: Iterable[int]) -> set[int]:

@@ -3,7 +3,7 @@
     python -P -m brim.agent.nvml
 
 For each line on stdin it writes one line of JSON: ``{"gpus": [{"uuid", "name", "memory_mib", "utilisation_ratio",
-"power_w", "pids", "error"}, ...]}``, or ``{"error": text}``. It ends at the end of stdin.
+"power_w", "energy_j", "pids", "error"}, ...]}``, or ``{"error": text}``. It ends at the end of stdin.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ def _gpu(pynvml: Any, index: int) -> dict[str, Any]:
     found["memory_mib"] = (memory or 0) >> 20
     found["utilisation_ratio"] = (utilisation or 0) / 100
     found["power_w"] = (power or 0) / 1000
+    energy = measure("energy", lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+    found["energy_j"] = None if energy is None else energy / 1000
     found["pids"] = sorted(pids)
     return found
 

@@ -191,6 +191,8 @@ class AttemptSeen:
         cpu_ms, memory_peak_bytes, processes_peak, oom_kills, oom_at_limit: Of an ended attempt that had a cgroup, what
             it has used, measured by the kernel (``gang.usage.Usage``); ``NONE`` if that was not measured. ``oom_kills``
             above 0: the kernel has killed so many of its processes because memory was short.
+        gpu_energy_j: Of an ended attempt on GPUs that measure it, what these used meanwhile, J; ``NONE`` if that was
+            not measured from its begin on. Attempts that share a GPU have equal parts.
         analysis: If its steps were timed first: a local batch and the microseconds of a step on one device, of one
             after the other.
     """
@@ -215,6 +217,7 @@ class AttemptSeen:
     oom_kills: int = NONE
     oom_at_limit: int = NONE
     analysis: tuple[int, ...] = ()
+    gpu_energy_j: float = NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,24 +73,25 @@ def _table(bill: Bill, by: str, names: Mapping[str, str] | None) -> str:
             for one in bill.jobs
         ]
     blank = [""] * (len(heads) - 1)
-    lines = [[*heads, "GPU-H", "LOST GPU-H", "KWH", "CO2 KG", "COST"]]
-    lines += [[*first, *_figures(amounts)] for first, amounts in rows]
     total = bill.total
+    measured = total.gpu_kwh is not None
+    lines = [[*heads, "GPU-H", "LOST GPU-H", "KWH", *(["GPU KWH"] if measured else []), "CO2 KG", "COST"]]
+    lines += [[*first, *_figures(amounts, measured=measured)] for first, amounts in rows]
     if bill.idle_kwh is not None:
         co2_kg = "" if bill.idle_co2_kg is None else f"{bill.idle_co2_kg:,.3f}"
-        lines.append(["(idle)", *blank, "", "", f"{bill.idle_kwh:,.3f}", co2_kg, ""])
+        lines.append(["(idle)", *blank, "", "", f"{bill.idle_kwh:,.3f}", *([""] if measured else []), co2_kg, ""])
         if total.kwh is not None:
             total = replace(total, kwh=total.kwh + bill.idle_kwh)
         if total.co2_kg is not None and bill.idle_co2_kg is not None:
             total = replace(total, co2_kg=total.co2_kg + bill.idle_co2_kg)
-    return table([*lines, ["(all)", *blank, *_figures(total)]])
+    return table([*lines, ["(all)", *blank, *_figures(total, measured=measured)]])
 
 
-def _figures(amounts: Amounts) -> list[str]:
+def _figures(amounts: Amounts, *, measured: bool) -> list[str]:
     def shown(value: float | None, digits: int) -> str:
         return "-" if value is None else f"{value:,.{digits}f}"
 
     return [
-        shown(amounts.gpu_h, 3), shown(amounts.lost_gpu_h, 3), shown(amounts.kwh, 3), shown(amounts.co2_kg, 3),
-        shown(amounts.cost, 2),
+        shown(amounts.gpu_h, 3), shown(amounts.lost_gpu_h, 3), shown(amounts.kwh, 3),
+        *([shown(amounts.gpu_kwh, 3)] if measured else []), shown(amounts.co2_kg, 3), shown(amounts.cost, 2),
     ]

@@ -13,9 +13,10 @@ from brim.core.energy import J_PER_KWH, Energy, meter
 from brim.core.power import PowerCurve
 from brim.core.prices import Prices, tier_of
 from brim.core.replay import Runs
+from brim.core.trace import NONE
 from brim.live.recording import Holding, RecordedAttempt, RecordedJob
 from brim.reports.bill import Amounts, Bill, BilledJob, Taken
-from brim.units import MS_PER_H, MS_PER_S, S_PER_H
+from brim.units import MS_PER_H, MS_PER_S, S_PER_H, counted
 
 _FULLY_BUSY = "Jobs count as keeping their GPUs busy: their utilisation was not recorded."
 
@@ -45,7 +46,7 @@ def bill_of(
         jobs=[_billed(row, job, lost_s[str(job.job.id)], energy, prices) for row, job in enumerate(jobs)],
         idle_kwh=idle_kwh, idle_co2_kg=None if idle_kwh is None or prices is None else prices.co2_kg(idle_kwh),
         taken=taken,
-        basis=_basis(prices, curves),
+        basis=_basis(prices, curves) + _measured_basis(jobs),
     )
 
 
@@ -82,8 +83,16 @@ def _billed(row: int, job: RecordedJob, lost_s: float, energy: Energy | None, pr
     cost = None if prices is None else gpu_h * prices.of(tier) + (kwh or 0.0) * prices.kwh
     return BilledJob(
         job=str(job.job.id), user=job.job.user, tier=tier,
-        amounts=Amounts(gpu_h=gpu_h, lost_gpu_h=lost_s / S_PER_H, kwh=kwh, co2_kg=co2_kg, cost=cost),
+        amounts=Amounts(
+            gpu_h=gpu_h, lost_gpu_h=lost_s / S_PER_H, kwh=kwh, gpu_kwh=_measured_kwh(job), co2_kg=co2_kg, cost=cost,
+        ),
     )
+
+
+def _measured_kwh(job: RecordedJob) -> float | None:
+    """Energy of its GPUs, if it was measured of all its attempts."""
+    joules = [attempt.gpu_energy_j for attempt in job.attempts]
+    return None if NONE in joules else sum(joules) / J_PER_KWH
 
 
 def _taken(job: RecordedJob, jobs: Sequence[RecordedJob]) -> list[Taken]:
@@ -128,3 +137,10 @@ def _basis(prices: Prices | None, curves: tuple[PowerCurve, ...]) -> list[str]:
     else:
         said.append("No --power: no energy.")
     return said
+
+
+def _measured_basis(jobs: Sequence[RecordedJob]) -> list[str]:
+    measured = sum(_measured_kwh(job) is not None for job in jobs)
+    if not measured:
+        return []
+    return [f"GPU kWh are of GPUs alone, measured by their driver, of {measured:,} of {counted(len(jobs), 'job')}."]

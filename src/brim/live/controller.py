@@ -78,7 +78,7 @@ from brim.live.inputs import (
 from brim.live.ledger import Ledger
 from brim.live.limits import keep_array_limits, keep_quotas
 from brim.live.marks import KINDS, DeviceMarks
-from brim.live.measurements import analysis_of, exit_code, processes, report_of, sound
+from brim.live.measurements import analysis_of, energy_j, exit_code, processes, report_of, sound
 from brim.live.nodes import Dispatch
 from brim.live.reasons import why
 from brim.live.reconciliation import Reconciler, devices_of
@@ -456,7 +456,7 @@ class Controller:
             self._attempt_ended(replace(
                 attempt, outcome=outcome, exit_code=exit_code(seen.exit_code), detail=text(seen.detail),
                 blame=seen.blame if seen.blame in BLAMES else "",
-                begin_ms=self._begin_ms(attempt, seen),
+                begin_ms=self._begin_ms(attempt, seen), gpu_energy_j=energy_j(seen.gpu_energy_j),
             ))
         else:
             self._attempt_seen(attempt, seen)

@@ -32,6 +32,11 @@ def exit_code(code: int) -> int:
     return code if 0 <= code <= EXIT_CODE_MAX else NONE
 
 
+def energy_j(said: float) -> float:
+    """Joules that an agent measured, NONE for what are none."""
+    return float(said) if 0 <= said <= SAMPLES_MAX else NONE
+
+
 def processes(said: tuple[int, ...]) -> tuple[int, ...]:
     """Processes that an agent named; none if they cannot be any."""
     fits = len(said) <= 2 * PROCESSES_MAX and len(said) % 2 == 0 and all(0 < number < 2**53 for number in said)

@@ -43,6 +43,7 @@ class RecordedAttempt:
         end_ms: When its processes were gone.
         holdings: Which devices it held, and when, in turn.
         preempted: Whether the policy took its devices away.
+        gpu_energy_j: What its GPUs used, measured; NONE where that is not known.
     """
 
     granted_ms: int
@@ -51,6 +52,7 @@ class RecordedAttempt:
     end_ms: int
     holdings: tuple[Holding, ...]
     preempted: bool
+    gpu_energy_j: float = NONE
 
     @property
     def run_ms(self) -> int:
@@ -269,7 +271,7 @@ def _recorded(attempt: AttemptRecord, granted_ms: int, events: _Journal, now_ms:
     from_ms = attempt.start_ms if attempt.start_ms != NONE else attempt.begin_ms
     return RecordedAttempt(
         granted_ms=granted_ms, from_ms=max(from_ms, granted_ms), stop_ms=attempt.stop_ms, end_ms=end_ms,
-        preempted=attempt.stop_reason == PREEMPTED,
+        preempted=attempt.stop_reason == PREEMPTED, gpu_energy_j=attempt.gpu_energy_j,
         holdings=_holdings(attempt, events.given.get(attempt.job, []), granted_ms, end_ms),
     )
 

@@ -108,6 +108,7 @@ class AttemptRecord:
         samples_first: Samples done at its first report of progress, 0.0 before.
         samples_first_ms: When that report came, NONE before.
         processes: Its processes, as its agent has named them: id and start time of one after the other.
+        gpu_energy_j: What its GPUs used, as their driver measured it, J; NONE where that is not known.
     """
 
     job: int
@@ -132,6 +133,7 @@ class AttemptRecord:
     samples_first: float = 0.0
     samples_first_ms: int = NONE
     processes: tuple[int, ...] = ()
+    gpu_energy_j: float = NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,8 @@ class Amounts:
     Attributes:
         gpu_h: GPU-hours held, those lost included.
         lost_gpu_h: Of these, GPU-hours of work that was repeated, and of saving and starting again because of it.
-        kwh: Energy; None where it is not known.
+        kwh: Energy of nodes, modelled; None where it is not known.
+        gpu_kwh: Energy of GPUs alone, measured by their driver; None where no part of it was.
         co2_kg: CO2; None where it is not known.
         cost: Money; None where no price is known.
     """
@@ -22,6 +23,7 @@ class Amounts:
     gpu_h: float = 0.0
     lost_gpu_h: float = 0.0
     kwh: float | None = None
+    gpu_kwh: float | None = None
     co2_kg: float | None = None
     cost: float | None = None
 
@@ -107,9 +109,16 @@ def summed(amounts: Iterable[Amounts]) -> Amounts:
     every = list(amounts)
     return Amounts(
         gpu_h=sum(one.gpu_h for one in every), lost_gpu_h=sum(one.lost_gpu_h for one in every),
-        kwh=_sum(one.kwh for one in every), co2_kg=_sum(one.co2_kg for one in every),
+        kwh=_sum(one.kwh for one in every), gpu_kwh=_measured(one.gpu_kwh for one in every),
+        co2_kg=_sum(one.co2_kg for one in every),
         cost=_sum(one.cost for one in every),
     )
+
+
+def _measured(values: Iterable[float | None]) -> float | None:
+    """Sum what was measured; None if nothing was."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def plain(amounts: Amounts) -> dict[str, float | None]:

@@ -90,4 +90,5 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             high_ms INTEGER NOT NULL
         )""",
     ),
+    ("ALTER TABLE attempts ADD COLUMN gpu_energy_j REAL NOT NULL DEFAULT -1",),
 )
