@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from brim.core.energy import J_PER_KWH, energy_of
 from brim.core.power import PowerCurve
 from brim.core.prices import Prices
 from brim.core.trace import JobClass, trace_of
+from brim.reports.files import write_jobs
 from brim.reports.replay_bill import bill_of_replay
 from brim.reports.summary import results_json, summarise
 from tests.reports.fakes import replay_of, runs_of
@@ -99,6 +101,19 @@ def test_energy_without_power_is_in_no_cost_and_the_summary_says_so():
     assert summary.cost == bill.total.cost == pytest.approx(2 * 0.26 + 0.5 * 2 + 2 * 1.2)
     assert (summary.co2_kg, bill.total.kwh) == (None, None)
     assert "Energy is not in it." in results_json(replay, [summary])["results"][0]["assumptions"][-1]
+
+
+def test_the_file_of_jobs_has_what_each_job_is_billed(tmp_path):
+    write_jobs(three_jobs(), tmp_path / "a.parquet", PRICES)
+    write_jobs(dataclasses.replace(three_jobs(), power=()), tmp_path / "b.parquet")
+
+    rows, plain = pl.read_parquet(tmp_path / "a.parquet"), pl.read_parquet(tmp_path / "b.parquet")
+
+    bill = bill_of_replay(three_jobs(), PRICES)
+    assert rows["tier"].to_list() == [one.tier for one in bill.jobs]
+    assert rows["cost"].to_list() == [one.amounts.cost for one in bill.jobs]
+    assert rows["energy_kwh"].to_list() == [one.amounts.kwh for one in bill.jobs]
+    assert plain["energy_kwh"].null_count() == plain["cost"].null_count() == 3
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.sampled_from([(0,), (1,), (0, 1)])), max_size=6))

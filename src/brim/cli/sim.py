@@ -443,7 +443,7 @@ def _run_and_report(
             print("", *bill_lines(bill_of_replay(shown[0], prices), bill), sep="\n", file=out)
         out.flush()
     if jobs:
-        write_jobs(shown, jobs)
+        write_jobs(shown, jobs, prices)
         print(f"jobs: {jobs}", file=sys.stderr)
     if html:
         write_page(shown, html, command=command, summaries=summaries, record=record)

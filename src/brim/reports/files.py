@@ -15,11 +15,14 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from brim.core.arrays import IntArray
+from brim.core.energy import J_PER_KWH, energy_of
+from brim.core.prices import TIERS, Prices, tiers
 from brim.core.replay import Replay
 from brim.core.trace import NONE, Status
 from brim.errors import ConfigError
 from brim.replacing import replacing
 from brim.reports.metrics import finished, jct_ms, queue_ms, wait_ms
+from brim.reports.replay_bill import cost_of_jobs
 from brim.units import MS_PER_S, WHOLE_GPU
 
 JOB_SCHEMA: Final = pl.Schema({
@@ -29,7 +32,8 @@ JOB_SCHEMA: Final = pl.Schema({
     "finish_s": pl.Float64, "jct_s": pl.Float64, "queue_s": pl.Float64, "wait_s": pl.Float64, "run_s": pl.Float64,
     "ideal_run_s": pl.Float64, "ideal_gpu_s": pl.Float64, "service_gpu_s": pl.Float64, "useful_gpu_s": pl.Float64,
     "lost_gpu_s": pl.Float64, "preemptions": pl.Int64, "restarts": pl.Int64, "resizes": pl.Int64, "status": pl.String,
-    "recorded_wait_s": pl.Float64, "recorded_jct_s": pl.Float64, "recorded_status": pl.String,
+    "recorded_wait_s": pl.Float64, "recorded_jct_s": pl.Float64, "recorded_status": pl.String, "tier": pl.String,
+    "energy_kwh": pl.Float64, "cost": pl.Float64,
 })
 """Columns of the job table; null: it did not happen or was not recorded. Times count from the first submission."""
 _STATUS: Final = ("unfinished", "finished", "failed", "rejected")
@@ -64,12 +68,13 @@ def check_jobs_path(path: Path) -> None:
         raise ConfigError(f"file of jobs {path}: the name must end in .parquet or .csv")
 
 
-def write_jobs(replays: Replay | Iterable[Replay], path: Path) -> None:
+def write_jobs(replays: Replay | Iterable[Replay], path: Path, prices: Prices | None = None) -> None:
     """Write the per-job table of one or several replays to one file, Parquet or CSV by its ending.
 
     Args:
         replays: May be a generator; only one replay at a time is held.
         path: Target, which is replaced as a whole.
+        prices: What GPU time and energy cost.
 
     Raises:
         ConfigError: the name ends neither in .parquet nor in .csv.
@@ -81,7 +86,7 @@ def write_jobs(replays: Replay | Iterable[Replay], path: Path) -> None:
 
     def tables(*_: object) -> Iterator[pl.DataFrame]:
         try:
-            yield from map(job_table, many)
+            yield from (job_table(replay, prices) for replay in many)
         except (Exception, KeyboardInterrupt) as error:
             errors.append(error)
             raise
@@ -105,9 +110,9 @@ def dump_json(payload: dict[str, Any]) -> str:
     return json.dumps(payload, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def job_table(replay: Replay) -> pl.DataFrame:
+def job_table(replay: Replay, prices: Prices | None = None) -> pl.DataFrame:
     """Return the per-job table of one replay: J rows, columns of ``JOB_SCHEMA``."""
-    trace = replay.trace
+    trace, energy = replay.trace, energy_of(replay)
     jct = jct_ms(replay)
     wait = wait_ms(replay) if len(replay.runs.job) else np.full(len(trace), NONE)
     status = np.where(finished(replay), 1, np.where(replay.failed > 0, 2, np.where(replay.rejected > 0, 3, 0)))
@@ -143,6 +148,9 @@ def job_table(replay: Replay) -> pl.DataFrame:
         "recorded_wait_s": _seconds(trace.wait_ms),
         "recorded_jct_s": _seconds(trace.jct_ms),
         "recorded_status": _named(trace.status, tuple(status.name.lower() for status in Status)),
+        "tier": np.array(TIERS)[tiers(replay)],
+        "energy_kwh": None if energy is None else energy.job_j / J_PER_KWH,
+        "cost": None if prices is None else cost_of_jobs(replay, prices, energy),
     }
     return pl.DataFrame(columns, schema=JOB_SCHEMA)
 
