@@ -14,6 +14,7 @@ import numpy as np
 
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.interference import Basis, Slowdown
+from brim.beliefs.memory import fit, memory_use
 from brim.core.arrays import BoolArray
 from brim.core.lifecycle import Phase
 from brim.core.reasons import Why
@@ -37,11 +38,6 @@ from brim.policies.place.parts import NO_CLASSES
 from brim.policies.sockets import Sizes
 from brim.units import WHOLE_GPU
 
-GPU_MIB: Final = {
-    "K80": 12_288, "P100": 16_384, "V100": 16_384, "T4": 16_384, "A100": 40_960, "H100": 81_920,
-}
-"""Memory of a GPU by type in upper case, of the smallest variant sold, from NVIDIA's data sheets. Jobs do not share
-GPUs of other types, since nobody knows whether they fit."""
 _HELD, _STOPPING = int(Phase.HELD), int(Phase.STOPPING)
 _SHARES: Final = {
     Basis.HISTORY: Why.SHARES_BY_HISTORY, Basis.PAIRS: Why.SHARES_BY_PAIRS, Basis.DEMAND: Why.SHARES_BY_DEMAND,
@@ -93,6 +89,7 @@ class Room:
         self.snapshot, self.jobs, self.nodes = snapshot, snapshot.jobs, snapshot.nodes
         jobs, nodes = snapshot.jobs, snapshot.nodes
         self._known = beliefs.interference.known(snapshot.slowdowns)
+        self._memory_mib = memory_use(snapshot).mib
         self._total_ms = beliefs.run_times.total_ms(snapshot)
         self._demand: list[float] = np.where(jobs.gpu_util_milli == NONE, np.nan, jobs.gpu_util_milli / 1000).tolist()
         batch = np.where(jobs.batch_now == NONE, jobs.batch, jobs.batch_now)
@@ -156,10 +153,8 @@ class Room:
         return sum(self._demand[row] for row in rows)
 
     def fits_memory(self, gpus: tuple[Gpu, ...], rows: Iterable[int], limit: float) -> bool:
-        """Whether these jobs together use at most a part of the memory of each GPU; not if one's use is not known."""
-        of_gpu = GPU_MIB.get(self.snapshot.gpu_types[self.gpu_type(gpus)].upper())
-        used = self.jobs.gpu_mem_mib[list(rows)]
-        return of_gpu is not None and bool((used != NONE).all()) and int(used.sum()) <= limit * of_gpu
+        """Whether these jobs together use at most a part of the memory of each GPU; not if that is not known."""
+        return fit(self._memory_mib[list(rows)].tolist(), self.snapshot.gpu_types[self.gpu_type(gpus)], limit)
 
     def left_ms(self, row: int, slowdown: float) -> float:
         """Estimated time that a job would still need alone, after it ran with this slowdown."""
