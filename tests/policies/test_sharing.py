@@ -252,7 +252,8 @@ def test_measured_sets_are_the_basis_where_there_are_any():
     sets = MeasuredSets(sets=(MeasuredSet("V100", ("alexnet", "resnet50"), (1.0352, 1.0352)),))
     trace = small_trace(*(job(run=5000, model=model, **LIGHT) for model in ("alexnet", "resnet50")))
     journal = Journal()
-    outcome_of(trace, EACO, "1x1xV100", truth=sets, journal=journal)
+    outcome = outcome_of(trace, EACO, "1x1xV100", truth=sets, journal=journal)
+    assert any("2 by what was observed of exactly such jobs" in said for said in outcome.assumptions)
     waits = [line for line in journal.lines if f"[{int(Why.SHARES_BY_HISTORY)},-1]" in line]
     assert waits
     assert not [line for line in journal.lines if f"[{int(Why.SHARES_BY_DEMAND)},-1]" in line]

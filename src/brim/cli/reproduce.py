@@ -30,6 +30,7 @@ EXPERIMENTS: Final = {
     "elastic": "Effective Elastic Scaling (MASCOTS 2020): GPUs and batch chosen together, against a fixed batch",
     "padding": "PaddingTorch (Computer Science 51(9), 2024): training on GPUs while other jobs leave them idle",
     "adloader": "A-Dloader (IEEE CLOUD 2022): cores for data loaders by what they bring, against equal cores",
+    "eaco": "EaCO (arXiv 2412.08294): jobs that share GPUs to save energy, its measured sets and clusters",
 }
 SEEDS_MAX: Final = 100
 INTERRUPTED: Final = 130
@@ -57,6 +58,13 @@ def reproduce(
         raise ConfigError(f"--trace: found {trace} with the experiment {name}, expected it with padding only")
     if name == "adloader":
         _adloader(quick, seeds, html, wanted)
+        return
+    if name == "eaco":
+        from brim.cli.reproduce_eaco import reproduce_eaco
+
+        if html is not None or seeds != 1:
+            raise ConfigError("reproduce eaco: found --html or --seeds, expected neither: it prints tables of one seed")
+        reproduce_eaco(quick=quick, output=wanted)
         return
     from brim.sim.reproduce.grid import FULL, QUICK
     from brim.sim.reproduce.results import Results

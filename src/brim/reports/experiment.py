@@ -122,7 +122,7 @@ def terminal(experiment: Experiment) -> RenderableType:
     if experiment.alarm:
         parts.append(Text(f"PARTIAL: {experiment.alarm}", style="bold red"))
     for panel in experiment.panels:
-        parts += [Text(f"\n{panel.title}", style="bold"), Text(panel.note, style="dim"), _fitting(panel.table)]
+        parts += [Text(f"\n{panel.title}", style="bold"), Text(panel.note, style="dim"), fitting_table(panel.table)]
     parts.append(Text())
     parts += [Text(f"{term}: {meaning}", style="dim") for term, meaning in experiment.terms]
     parts.append(Text())
@@ -132,7 +132,8 @@ def terminal(experiment: Experiment) -> RenderableType:
     return Group(*parts)
 
 
-def _fitting(table: TextTable) -> FittingTable:
+def fitting_table(table: TextTable) -> FittingTable:
+    """A table for the terminal, which drops columns where it is narrow."""
     return FittingTable(partial(_drawn, table), table.headings, table.dropped_first)
 
 

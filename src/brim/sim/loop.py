@@ -9,10 +9,13 @@ from typing import Final
 
 import numpy as np
 
+from brim.core.actions import Start
 from brim.core.checks import check_snapshot
 from brim.core.events import Event, JobSpec, Kind
+from brim.core.reasons import SHARES, Why
 from brim.core.trace import NONE, Trace
 from brim.engine.advance import advance
+from brim.engine.round import RoundResult
 from brim.engine.scheduler import Scheduler
 from brim.errors import InvariantError
 from brim.sim.attempts import Attempts
@@ -97,8 +100,16 @@ class Loop:
         step = advance(self._scheduler, (), now_ms + 1)
         self._round_s.append(time.perf_counter() - began)
         self._wake_ms = step.wake_ms
-        for plan in step.plans:
-            self._executor.carry_out(plan, now_ms)
+        for result in step.rounds:
+            self._note_shares(result)
+            self._executor.carry_out(result.plan, now_ms)
+
+    def _note_shares(self, result: RoundResult) -> None:
+        """Note on what basis jobs are started beside others."""
+        if np.isin(result.why, SHARES).any():
+            why_of = dict(zip(result.job.tolist(), result.why.tolist(), strict=True))
+            started = (why_of[action.job] for action in result.plan if isinstance(action, Start))
+            self._record.shared_by.update(Why(why) for why in started if why in SHARES)
 
     def _advance(self, now_ms: int) -> None:
         """Give the engine what has happened; no round is due before, because events are taken in order of time."""

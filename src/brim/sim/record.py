@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 
 import numpy as np
 
 from brim.core.arrays import IntArray, frozen
+from brim.core.reasons import Why
 from brim.core.replay import Runs, Sleeps
 from brim.core.trace import NONE
 from brim.units import WHOLE_GPU
@@ -18,11 +20,13 @@ class Record:
     Attributes:
         ended: Jobs that have ended or were rejected.
         other_shares: Jobs that were granted another share of their GPUs than they asked for.
+        shared_by: Starts beside other jobs, by the basis on which their slowdown was predicted.
     """
 
     def __init__(self, jobs: int) -> None:
         self.ended = 0
         self.other_shares: set[int] = set()
+        self.shared_by: Counter[Why] = Counter()
         self.first_start_ms, self.finish_ms, self.rejected_ms = ([NONE] * jobs for _ in range(3))
         self.service_gpu_ms, self.useful_gpu_ms, self.lost_gpu_ms = ([0] * jobs for _ in range(3))
         self.preemptions, self.restarts, self.resizes = ([0] * jobs for _ in range(3))

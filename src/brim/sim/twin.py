@@ -22,6 +22,7 @@ from brim.beliefs.work import TrueWork
 from brim.core.arrays import FloatArray
 from brim.core.cluster import Cluster
 from brim.core.power import PowerCurve
+from brim.core.reasons import Why
 from brim.core.replay import Replay
 from brim.core.trace import NONE, Trace
 from brim.engine.journal import Journal
@@ -142,7 +143,7 @@ def replay(
         loop = _loop(trace, cluster, policy, settings, truth, beliefs, journal, record)
         outcome = loop.run(report)
         notes += _failures(trace, beliefs)
-        notes += () if truth.contended else _shares(record.other_shares, trace)
+        notes += _bases(record.shared_by) + (() if truth.contended else _shares(record.other_shares, trace))
     return Replay(
         trace=trace, cluster=cluster, policy=policy.name, oracle=policy.oracle,
         estimates=believed.words if policy.asks_run_times else "none", seed=settings.seed, load=settings.load,
@@ -272,6 +273,20 @@ def _failures(trace: Trace, beliefs: Beliefs) -> tuple[str, ...]:
         f"{counted(len(failures), 'job')} kept what was asked because the step times reported "
         f"fit no model (first: job {trace.job_id[job]}: {why}).",
     )
+
+
+_BASES: Final = {
+    Why.SHARES_BY_HISTORY: "what was observed of exactly such jobs", Why.SHARES_BY_PAIRS: "pairs of such jobs",
+    Why.SHARES_BY_DEMAND: "the utilisation of each, since such jobs were not observed",
+}
+
+
+def _bases(started: Mapping[Why, int]) -> tuple[str, ...]:
+    """A sentence about the jobs that were started beside others, and on what basis."""
+    if not started:
+        return ()
+    each = ", ".join(f"{started[why]:,} by {words}" for why, words in _BASES.items() if started.get(why))
+    return (f"Starts beside other jobs on their GPUs, by how their slowdown was predicted: {each}.",)
 
 
 def _shares(jobs: set[int], trace: Trace) -> tuple[str, ...]:
