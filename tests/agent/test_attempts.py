@@ -101,7 +101,7 @@ class Machine:
         match effect:
             case Tell(report):
                 self.told[report.job, report.attempt] = report
-            case CheckDevices(key, _):
+            case CheckDevices(key=key):
                 self.attempts.checked(key, "")
             case WriteFence(order):
                 key = order.job, order.attempt

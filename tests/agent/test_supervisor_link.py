@@ -35,3 +35,12 @@ def test_times_measured_on_another_number_of_ranks_are_not_told():
         assert (told.step_s, told.samples_per_s, told.local_batch) == (None, None, None)
     told = seen(*(rank(n, step=9, samples=576, **after) for n in range(2))).progress
     assert (told.step_s, told.samples_per_s, told.local_batch) == (0.5, 128.0, 32)
+
+
+def test_the_rank_that_waits_most_for_data_says_how_long_a_step_waits_once_all_have_the_same_workers():
+    one = {"ranks": 2, "local_batch": 32, "samples": 64, "loader_workers": 1, "loader_workers_max": 3, **TIMES}
+    other = one | {"loader_wait_s": 0.25, "loader_workers": 2}
+    told = seen(rank(0, **one), rank(1, **other)).progress
+    assert (told.loader_wait_ratio, told.loader_workers, told.loader_workers_max) == (0.5, 2, 3)
+    assert seen(rank(0, **one), rank(1, **other | {"loader_workers_max": 4})).progress.loader_wait_ratio is None
+    assert seen(rank(0, **one), rank(1, **other | {"loader_wait_s": 0.75})).progress.loader_wait_ratio == 1.0

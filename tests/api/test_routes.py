@@ -220,11 +220,15 @@ def test_others_see_whose_job_it_is_and_why_it_waits_and_nothing_else(app, servi
 def test_what_is_hidden_is_a_decision_about_every_field(service):
     """A field that is added to a job is either shown to all on purpose, or hidden."""
     asyncio.run(service.submit(ANN, "ann", [request(after=(3,))], "key"))
-    service.put(1, exit_code=3, failures=2, samples_done=1.0, samples_total=2.0, lost_gpu_s=3.0, state="failed")
+    service.put(1, exit_code=3, failures=2, samples_done=1.0, samples_total=2.0, lost_gpu_s=3.0, state="failed",
+                loader_wait_ratio=0.5, slowdown_ratio=2.0)
     job = service.job(1)
     before, after = asdict(job), asdict(redacted(job))
     hidden = {name for name in before if name != "request" and before[name] != after[name]}
-    assert hidden == {"key", "reason", "exit_code", "failures", "samples_done", "samples_total", "lost_gpu_s"}
+    assert hidden == {
+        "key", "reason", "exit_code", "failures", "samples_done", "samples_total", "lost_gpu_s", "loader_wait_ratio",
+        "slowdown_ratio",
+    }  # fmt: skip
     asked = {name for name in before["request"] if before["request"][name] != after["request"][name]}
     assert asked == {"name", "capture", "digest", "after"}
     assert set(before) - hidden == {
@@ -276,8 +280,10 @@ def test_who_is_let_in_hears_why_nothing_can_be_written_and_nobody_else():
 def test_metrics_name_no_user_and_no_job(app, service):
     submit(app, name="secret-name")
     service.put(1, first_start_ms=31_000, preemptions=2, lost_gpu_s=1.5)
+    service.put(1, state="running", devices=(0, 1), loader_wait_ratio=0.25)
     text = ask(app, "GET", "/metrics", uid=BO).body.decode()
-    assert 'brim_jobs{class="regular",state="pending"} 1.0' in text
+    assert 'brim_jobs{class="regular",state="running"} 1.0' in text
+    assert "brim_devices_waiting_for_data 0.5" in text
     assert 'brim_queue_wait_seconds_bucket{le="10.0"} 0.0' in text
     assert 'brim_queue_wait_seconds_bucket{le="60.0"} 1.0' in text
     assert "brim_preemptions_total 2.0" in text

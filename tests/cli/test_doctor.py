@@ -40,7 +40,7 @@ BREAKS = {
     "job 1 has attempt 2, and 1 has not ended": (
         "INSERT INTO attempts SELECT job, 2, uid, state, sequence, '[]', ranks, batch, loader_workers, decided_ms, "
         "begin_ms, start_ms, stop_ms, stop_reason, end_ms, outcome, exit_code, blame, detail, samples_first, "
-        "samples_first_ms, processes FROM attempts WHERE job = 1",
+        "samples_first_ms, processes, -1, 1000 FROM attempts WHERE job = 1",
         "UPDATE jobs SET attempt = 2 WHERE id = 1",
     ),
     "device 0 is given to jobs 1 and 4": ("UPDATE attempts SET devices = '[0]' WHERE job = 4",),
@@ -63,7 +63,7 @@ BREAKS = {
         "DELETE FROM device_holds WHERE device = 0",
     ),
     "device 3 has a hold of attempt 1 of job 2, against what its attempt says": (
-        "INSERT INTO device_holds VALUES (3, 2, 1)",
+        "INSERT INTO device_holds VALUES (3, 2, 1, 1000)",
     ),
     "row 3 of forecasts names one of jobs that does not exist": (
         "PRAGMA foreign_keys = OFF", "INSERT INTO forecasts VALUES (3, 0, 0, 0)", "DELETE FROM jobs WHERE id = 3",

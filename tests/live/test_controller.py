@@ -51,6 +51,7 @@ from brim.policies.place.parts import Consolidate
 from brim.policies.presets import find_policy
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy, Sizes
+from tests.live.sharing import Together
 from tests.live.virtual import request
 
 FIFO = find_policy("fifo")
@@ -239,7 +240,7 @@ def test_faults_of_a_node_count_for_nobody_but_make_a_pause():
     desk.saw(1, ENDED, attempt=3, outcome="failed", blame="neighbour", detail="job 2 took its memory")
     assert (desk.state(1), desk.stored[1].holds) == ("held", ("back-off",))
     assert desk.stored[1].reason == (
-        "attempt 3 failed because of a neighbour, which does not count: job 2 took its memory; held: back-off"
+        "attempt 3 was evicted by neighbour, which does not count: job 2 took its memory; held: back-off"
     )
     assert kinds(desk.give(later_ms=PAUSE_MS)) == [StartAttempt]
     desk.saw(1, ENDED, attempt=4, outcome="failed", blame="node")  # the series begins anew
@@ -749,6 +750,23 @@ def test_progress_reaches_the_beliefs_and_lies_do_not():
     assert (snapshot.jobs.grad_var.tolist(), snapshot.jobs.loss.tolist()) == ([2.0], [2.5])
 
 
+def test_a_wait_for_data_is_told_of_the_loader_workers_that_a_job_has_by_now():
+    desk = Desk(devices=2, cores=8)
+    [order] = desk.submit(gpus=2, ranks="per-gpu")
+    assert order.loader_workers == 3
+    desk.saw(1, RUNNING)
+    told = []
+    for most, ratio in ((3, 0.5), (4, 0.25), (None, 0.125), (3, 1.5), (3, float("nan")), (3, 0.0)):
+        desk.give(Progress(at_ms=desk.now_ms, uid=1, progress=AttemptProgress(
+            job=1, attempt=1, ranks=2, samples=5.0, loader_wait_ratio=ratio, loader_workers_max=most,
+        )))
+        waits = desk.controller.scheduler.state.freeze(desk.now_ms).jobs.loader_wait_ratio
+        told.append((float(np.nan_to_num(waits, nan=-1)[0]), desk.stored[1].loader_wait_ratio))
+    assert told == [(0.5, 0.5), (-1, None), (0.125, 0.125), (-1, None), (-1, None), (0.0, 0.0)]
+    desk.saw(1, ENDED, outcome="lost")
+    assert desk.stored[1].loader_wait_ratio is None
+
+
 def test_samples_that_are_done_again_are_lost_work():
     desk = Desk()
     desk.submit(gpus=2, ranks="per-gpu")
@@ -878,19 +896,53 @@ def test_a_job_that_the_policy_rejects_has_failed():
     assert len(desk.submit()) == 1
 
 
-@dataclass(frozen=True)
-class Halves(Consolidate):
-    """Grants half of each GPU."""
-
-    def __call__(self, snapshot, beliefs, order, sizes):
-        grants = super().__call__(snapshot, beliefs, order, sizes)
-        return replace(grants, share_milli=np.full_like(grants.share_milli, 500))
+def holders(desk: Desk) -> dict[int, tuple[tuple[int, ...], int, str]]:
+    """Devices, share and state of the attempt of each job that has one."""
+    return {one.job: (one.devices, one.share_milli, one.state) for one in desk.controller.ledger}
 
 
-def test_a_share_of_a_gpu_is_refused():
-    """Under MPS a fault of one job would end its neighbours."""
-    with pytest.raises(RefusedError, match="policy fifo grants job 1 a share of a GPU, which live jobs cannot have"):
-        Desk(replace(FIFO, place=Halves("skip"))).submit()
+def test_jobs_that_share_a_device_start_beside_each_other_and_no_process_leaves_for_it():
+    desk = Desk(replace(FIFO, place=Together()), users=(1, 2))
+    [first] = desk.submit()
+    assert (first.devices, first.shares, holders(desk)[1][:2]) == ((0,), False, ((0,), 1000))
+    desk.saw(1, RUNNING, sequence=1, devices=(0,))
+    orders = desk.submit(uid=2)
+    assert [(type(order), order.job) for order in orders] == [(TuneAttempt, 1), (StartAttempt, 2)]
+    assert (orders[1].devices, orders[1].shares) == ((0,), True)
+    assert {job: has[:2] for job, has in holders(desk).items()} == {1: ((0,), 500), 2: ((0,), 500)}
+    desk.saw(1, RUNNING, sequence=2, devices=(0,))
+    desk.saw(2, RUNNING, uid=2, devices=(0,))
+    assert (desk.state(1), desk.state(2), desk.stored[1].attempt) == ("running", "running", 1)
+    desk.submit()
+    assert desk.state(3) == "pending"
+    living = [one for one in desk.attempts.values() if one.state != "ended"]
+    again = Controller(parse_cluster("1x2xT4"), replace(FIFO, place=Together()), gap_ms=0)
+    again.recover(None, desk.lines, desk.stored.values(), living, desk.now_ms)
+    check_controller(again)
+    assert {one.job: one.share_milli for one in again.ledger} == {1: 500, 2: 500}
+
+
+def test_what_a_leaving_job_has_is_given_on_when_it_has_left_and_its_neighbour_stays():
+    desk = Desk(replace(FIFO, place=Together()))
+    for _ in range(3):
+        desk.submit()
+    for job in (1, 2):
+        desk.saw(job, RUNNING, devices=(0,))
+    assert kinds(desk.command(Cancel, 2)) == [StopAttempt]
+    assert desk.submit() == []  # a reason for a round
+    assert (holders(desk)[1][1], holders(desk)[2][1:], holders(desk)[3][2]) == (500, (500, "stopping"), "waiting")
+    assert "waits for job 2 to leave them" in desk.controller.explain(3)
+    desk.saw(2, STOPPING, devices=(0,))
+    assert holders(desk)[3][2] == "waiting"
+    orders = desk.saw(2, ENDED, outcome="stopped")
+    assert [(type(order), order.job) for order in orders] == [(ForgetAttempt, 2), (StartAttempt, 3)]
+    desk.saw(3, RUNNING, devices=(0,))
+    desk.command(Cancel, 4)
+    desk.command(Cancel, 3)
+    assert holders(desk)[1][1] == 500  # it has the whole device when it is alone there
+    desk.saw(3, ENDED, outcome="stopped")
+    assert holders(desk) == {1: ((0,), 1000, "running")}
+    assert (desk.state(1), desk.stored[1].attempt) == ("running", 1)
 
 
 @dataclass(frozen=True)

@@ -45,3 +45,18 @@ def test_the_first_steps_and_the_smaller_last_step_of_an_epoch_are_not_measured(
     assert not train(timer, clock, 0.5, steps=1, samples=29, is_whole=False)
     reports = train(timer, clock, 1.0, steps=2)
     assert [each["step_s"] for each in reports] == [1.0]
+
+
+def test_waits_for_the_loader_are_those_since_its_workers_changed(clock):
+    timer, waited_s = StepTimer(), 0.0
+    for done in range(SETTLING_STEPS + 8):
+        timer.begin()
+        clock[0] += 0.25
+        waited_s += 0.25 if done < SETTLING_STEPS + 4 else 0.125
+        timer.end(1, 64, waited_s, is_whole=True)
+        if done == SETTLING_STEPS + 3:
+            timer.forget_waits()
+    clock[0] += MEASURED_EVERY_S
+    found = timer.due()
+    assert found is not None
+    assert (found["step_s"], found["loader_wait_s"]) == (0.25, 0.125)

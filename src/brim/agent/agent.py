@@ -201,9 +201,10 @@ class Agent:
     def _look_at_devices(self) -> None:
         """Let the devices look again, if it is time to, and tell what has changed."""
         held: dict[int, set[int]] = {}
-        for device, key in self._attempts.held_devices().items():
-            link = self._links.get(key)
-            held[device] = {one.pid for one in (link.named if link is not None else self._named.get(key, ()))}
+        for device, keys in self._attempts.held_devices().items():
+            links = [(self._links.get(key), key) for key in keys]
+            named = [self._named.get(key, ()) if link is None else link.named for link, key in links]
+            held[device] = {one.pid for those in named for one in those}
         self._devices.poll(held)
         self._attempts.used(self._devices.used_j())
         self._perform()
@@ -272,8 +273,8 @@ class Agent:
         match effect:
             case Tell(report):
                 self._controller.send(report)
-            case CheckDevices(key, wanted):
-                self._devices.check(wanted, lambda problem: self._attempts.checked(key, problem))
+            case CheckDevices(key, wanted, shares):
+                self._devices.check(wanted, lambda problem: self._attempts.checked(key, problem), shares=shares)
             case WriteFence(order):
                 self._write_fence(order)
             case Launch(order):
@@ -481,10 +482,10 @@ class Agent:
     def _residents(self) -> Iterator[Resident]:
         """Yield the attempts that may have processes."""
         held = self._attempts.held_devices()
-        for key in sorted(set(held.values())):
+        for key in sorted({key for keys in held.values() for key in keys}):
             launch = attempt_files.read_fields(attempt_folder(self._folder, *key), attempt_files.LAUNCH, LaunchFile)
             if launch is not None:
-                own = tuple(device for device, holder in held.items() if holder == key)
+                own = tuple(device for device, keys in held.items() if key in keys)
                 yield Resident(key=key, devices=own, mem_mib_per_gpu=launch.mem_mib_per_gpu, cgroup=launch.cgroup)
 
     def _reaped(self, ended: Iterable[tuple[int, int]]) -> None:

@@ -155,10 +155,13 @@ class NodeAttempts:
         """Return all attempts that the controller may have to know."""
         return [self._seen(attempt) for _, attempt in sorted(self._attempts.items())]
 
-    def held_devices(self) -> dict[int, Key]:
-        """Return the attempt on each device that may have processes there."""
-        held = (one for one in self._attempts.values() if one.phase in _WITH_PROCESSES)
-        return {device: one.key for one in held for device in one.devices}
+    def held_devices(self) -> dict[int, set[Key]]:
+        """Return the attempts on each device that may have processes there."""
+        held: dict[int, set[Key]] = {}
+        for one in self._attempts.values():
+            for device in one.devices if one.phase in _WITH_PROCESSES else ():
+                held.setdefault(device, set()).add(one.key)
+        return held
 
     def used(self, used_j: Mapping[int, float]) -> None:
         """Note the energy that devices have used; attempts that share a device have equal parts of it."""
@@ -277,7 +280,7 @@ class NodeAttempts:
     def _check_devices(self, attempt: _Attempt) -> None:
         attempt.phase, attempt.detail, attempt.retry_at_ms = AttemptPhase.CHECKING, "", None
         self._tell(attempt)
-        self._effects.append(CheckDevices(attempt.key, attempt.order.devices))
+        self._effects.append(CheckDevices(attempt.key, attempt.order.devices, attempt.order.shares))
 
     def _stop(self, order: StopAttempt) -> None:
         key = order.job, order.attempt

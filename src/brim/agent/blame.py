@@ -9,8 +9,8 @@ blamed itself.
   used no more than it may: a neighbour that uses more than *it* may, if there is one; else the node.
 
 What an attempt may use is what its job asked for; without that, the share of the machine's memory that its devices are
-of all devices. An attempt that shares a device with another does not exist yet: the failure of one resident would be
-the neighbour's for the others.
+of all devices. Attempts that share a device by time slicing have contexts of their own, so that a fault ends the one
+that makes it; all lose a device that is lost.
 """
 
 from __future__ import annotations

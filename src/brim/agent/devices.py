@@ -43,8 +43,11 @@ class Devices(Protocol):
         """Names by number, as in `AgentHello`."""
         ...
 
-    def check(self, devices: Sequence[int], answer: Callable[[str], None]) -> None:
-        """Check whether an attempt may be started on these; ``answer`` is called, maybe later, with what is wrong."""
+    def check(self, devices: Sequence[int], answer: Callable[[str], None], *, shares: bool = False) -> None:
+        """Check whether an attempt may be started on these; ``answer`` is called, maybe later, with what is wrong.
+
+        Where it ``shares`` them, processes of other users may be there.
+        """
         ...
 
     def seen(self) -> list[DeviceSeen]:
@@ -88,7 +91,7 @@ class CpuSlots:
         """See `Devices`."""
         return self._names
 
-    def check(self, devices: Sequence[int], answer: Callable[[str], None]) -> None:
+    def check(self, devices: Sequence[int], answer: Callable[[str], None], *, shares: bool = False) -> None:
         """See `Devices`."""
         answer("")
 
@@ -119,6 +122,7 @@ class _Gate:
     devices: tuple[int, ...]
     answer: Callable[[str], None]
     until_ms: int
+    states: tuple[str, ...]
 
 
 class Gpus:
@@ -151,9 +155,10 @@ class Gpus:
         """See `Devices`."""
         return self._names
 
-    def check(self, devices: Sequence[int], answer: Callable[[str], None]) -> None:
+    def check(self, devices: Sequence[int], answer: Callable[[str], None], *, shares: bool = False) -> None:
         """See `Devices`."""
-        self._gates.append(_Gate(tuple(devices), answer, now_ms() + GATE_MS))
+        states = (OPEN, FOREIGN) if shares else (OPEN,)
+        self._gates.append(_Gate(tuple(devices), answer, now_ms() + GATE_MS, states))
         if self._asked_ms is None:
             self._ask()
 
@@ -283,7 +288,7 @@ class Gpus:
         self._seen = self._judge()
         gates, self._gates = self._gates, []
         for gate in gates:
-            bad = [self._seen[device] for device in gate.devices if self._seen[device].state != OPEN]
+            bad = [self._seen[device] for device in gate.devices if self._seen[device].state not in gate.states]
             if not bad:
                 gate.answer("")
             elif self._problem or now_ms() >= gate.until_ms:

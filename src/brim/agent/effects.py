@@ -61,10 +61,11 @@ class GangSeen:
 
 @dataclass(frozen=True, slots=True)
 class CheckDevices:
-    """Effect: check that these devices are healthy and empty; then call ``checked``."""
+    """Effect: check that these devices are healthy, and empty but for who ``shares`` them; then call ``checked``."""
 
     key: Key
     devices: tuple[int, ...]
+    shares: bool = False
 
 
 @dataclass(frozen=True, slots=True)

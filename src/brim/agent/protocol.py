@@ -79,6 +79,7 @@ class StartAttempt:
         array: First job of its array; ``NONE`` for a job in none.
         index: Its index in the array; ``NONE`` for a job in none.
         mem_mib_per_gpu: Memory of the machine that the job asked for per device; 0 if it asked for none.
+        shares: Whether attempts of other users may be on its devices, by design: their processes do not keep it back.
         analyse: If above 0, its steps are timed first, on one device, at local batches down to the one of so many
             ranks (``beliefs.analyser``).
     """
@@ -97,6 +98,7 @@ class StartAttempt:
     array: int = NONE
     index: int = NONE
     mem_mib_per_gpu: int = 0
+    shares: bool = False
     analyse: int = 0
 
 
@@ -234,7 +236,10 @@ class AttemptProgress:
         loss: The newest that the job has reported.
         step_s: Time of an optimizer step.
         sync_s: The part of it in which ranks exchange gradients.
-        loader_wait_ratio: Part of the time of a step, from 0 to 1, in which a rank waits for data.
+        loader_wait_ratio: Part of the time of a step, from 0 to 1, in which a rank waits for data: that of the rank
+            that waits most, since ``loader_workers_max`` was set.
+        loader_workers: Data-loading processes of the rank that has most.
+        loader_workers_max: Most that each rank may have: what the newest order that has reached all of them says.
         local_batch: Samples of one rank in one step.
         global_batch: Samples of one step.
         gradient_noise: The gradient noise scale.
@@ -253,6 +258,8 @@ class AttemptProgress:
     step_s: float | None = None
     sync_s: float | None = None
     loader_wait_ratio: float | None = None
+    loader_workers: int | None = None
+    loader_workers_max: int | None = None
     local_batch: int | None = None
     global_batch: int | None = None
     gradient_noise: float | None = None

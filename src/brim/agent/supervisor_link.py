@@ -168,16 +168,20 @@ def _progress(key: Key, members: list[dict[str, Any]], status: dict[str, Any]) -
     measured = {(rank.get("ranks"), rank.get("global_batch")) for rank in members}
     timed = members if len(measured) == 1 and newest.get("ranks") == len(members) else []
     step_s, batch = _most(timed, "step_s"), newest.get("global_batch") if timed else None
-    waits = [rank["loader_wait_s"] / rank["step_s"] for rank in timed if rank.get("loader_wait_s") is not None]
+    bounds = {rank.get("loader_workers_max") for rank in timed}
+    bound = next(iter(bounds)) if len(bounds) == 1 else None
+    waits = [min(rank["loader_wait_s"] / rank["step_s"], 1.0) for rank in timed
+             if len(bounds) == 1 and rank.get("loader_wait_s") is not None and rank["step_s"] > 0]  # fmt: skip
     return AttemptProgress(
         job=key[0], attempt=key[1], ranks=len(members), step=newest.get("step"), samples=newest.get("samples"),
         total=newest.get("total"), samples_per_s=batch / step_s if batch and step_s else None,
         loss=newest.get("loss"), step_s=step_s, sync_s=_most(timed, "sync_s"),
-        loader_wait_ratio=max(waits, default=None), local_batch=newest.get("local_batch") if timed else None,
+        loader_wait_ratio=max(waits, default=None), loader_workers=_most(timed, "loader_workers"),
+        loader_workers_max=bound, local_batch=newest.get("local_batch") if timed else None,
         global_batch=batch, gradient_noise=_most(members, "gradient_noise"), checkpoint_step=status.get("saved"),
         sizes=tuple(status.get("sizes", ())),
     )  # fmt: skip
 
 
-def _most(members: list[dict[str, Any]], name: str) -> float | None:
+def _most(members: list[dict[str, Any]], name: str) -> Any:
     return max((rank[name] for rank in members if rank.get(name) is not None), default=None)

@@ -56,6 +56,11 @@ class _Jobs(Collector):
             "brim_lost_work_gpu_seconds", "GPU time whose work was lost by preemptions and failures.",
             value=sum(job.lost_gpu_s for job in jobs),
         )  # fmt: skip
+        running = [job for job in jobs if job.state == "running"]
+        yield GaugeMetricFamily(
+            "brim_devices_waiting_for_data", "Devices of running jobs times the part of a step that waits for data.",
+            value=sum((job.loader_wait_ratio or 0.0) * len(job.devices) for job in running),
+        )  # fmt: skip
 
 
 def exposition(service: ClusterService) -> Response:

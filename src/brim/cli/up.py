@@ -323,8 +323,8 @@ def _picture(at: Client) -> str:
     rows: list[tuple[str, ...]] = [("DEVICE", "NAME", "STATE", "JOB", "DETAIL")]
     for node in nodes:
         for device in node["devices"]:
-            job = device["job"]
-            facts_of = (device["device"], device["name"], device["state"], "-" if job is None else job)
+            jobs_on = ",".join(map(str, device["jobs"])) or "-"
+            facts_of = (device["device"], device["name"], device["state"], jobs_on)
             rows.append((*map(str, facts_of), str(device["detail"]) or "-"))
         agents = ", ".join(agent["user"] for agent in node["agents"]) or "none"
         lines.append(f"node {printable(node['name'])}; agents: {printable(agents)}")

@@ -200,7 +200,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class StepMeasurements:
-    """Rank: measurements of steps on so many ``ranks``, soon after the configuration has changed and then regularly."""
+    """Rank: measurements of steps on so many ``ranks``, soon after the configuration has changed and then regularly.
+
+    ``loader_wait_s`` is the mean since ``loader_workers_max`` was last set; ``loader_workers`` are at work now.
+    """
 
     step: int
     local_batch: int
@@ -210,6 +213,8 @@ class StepMeasurements:
     gradient_noise: float | None = None
     ranks: int | None = None
     global_batch: int | None = None
+    loader_workers: int | None = None
+    loader_workers_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

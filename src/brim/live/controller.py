@@ -14,6 +14,7 @@ the end of an attempt means, ``holds.py`` what holds a job. Reasons and limits: 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -86,7 +87,7 @@ from brim.live.records import AttemptRecord, Changes, ControllerSetting, JobReco
 from brim.live.requests import NONE
 from brim.live.texts import text
 from brim.policies.sockets import Policy
-from brim.units import MS_PER_S, WHOLE_GPU
+from brim.units import MS_PER_S
 
 PATIENCE_MS: Final = 15 * MS_PER_S
 """Time for which a user's agent may be away before waiting jobs of the user are held. Ours: ten agent starts."""
@@ -482,6 +483,9 @@ class Controller:
         if target is not None and seen.sequence >= attempt.sequence and seen.state == RUNNING:
             refused = not set(seen.devices) <= set(target)  # a job that cannot run on so many uses some of them
             attempt = replace(attempt, devices=attempt.devices if refused else target)
+            setting = state.setting(job)
+            if not refused and setting is not None and attempt.sequence == state.sequence(job):
+                attempt = replace(attempt, share_milli=setting.share_milli)
             if refused and not attempt.stop_reason:  # it stays where it was, which may be granted to others by now
                 self.books.put_attempt(attempt)
                 self.books.stop(job, REQUEUED)
@@ -534,7 +538,7 @@ class Controller:
             return
         job = self.jobs[said.job]
         sizes = self.scheduler.state.usable_sizes(job.id, said.sizes)
-        report = report_of(said, job, self._measured.get(job.id, ()), sizes)
+        report = report_of(said, job, self._measured.get(job.id, ()), sizes, attempt.loader_workers)
         if report is None:
             return
         if report.seen:
@@ -543,7 +547,11 @@ class Controller:
         done, total = report.samples_done, sound(said.total) or job.samples_total
         again = job.samples_done - done if attempt.samples_first_ms == NONE else 0.0  # since the attempt before
         lost_gpu_s = again / report.samples_per_s * len(attempt.devices) if again > 0 < report.samples_per_s else 0.0
-        self.books.put(job.id, samples_done=done, samples_total=total, lost_gpu_s=job.lost_gpu_s + lost_gpu_s)
+        waits = None if math.isnan(report.loader_wait_ratio) else report.loader_wait_ratio
+        self.books.put(
+            job.id, samples_done=done, samples_total=total, lost_gpu_s=job.lost_gpu_s + lost_gpu_s,
+            loader_wait_ratio=waits,
+        )
         if attempt.samples_first_ms == NONE:
             self.books.put_attempt(replace(attempt, samples_first=done, samples_first_ms=self.books.now_ms))
 
@@ -602,17 +610,13 @@ class Controller:
         """Turn an action, which the engine has booked, into attempts and orders."""
         self.books.dirty.add(action.job)
         if isinstance(action, Start):
-            if action.setting.share_milli != WHOLE_GPU:
-                raise RefusedError(
-                    f"policy {self.scheduler.policy.name} grants job {action.job} a share of a GPU, which live jobs "
-                    "cannot have yet"
-                )
             job = self.jobs[action.job]
             if action.analyse and action.attempt == 1 and job.request.is_elastic:
                 self._reconciler.analysed.add(job.id)
             self.books.put_attempt(AttemptRecord(
                 job=job.id, number=action.attempt, uid=job.uid, state="waiting", sequence=action.sequence,
-                devices=devices_of(action.setting), decided_ms=self.books.now_ms,
+                devices=devices_of(action.setting), share_milli=action.setting.share_milli,
+                decided_ms=self.books.now_ms,
             ))
             self.books.put(job.id, attempt=action.attempt, reason="",
                       first_start_ms=self.books.now_ms if job.first_start_ms == NONE else job.first_start_ms)
@@ -657,7 +661,9 @@ class Controller:
         self._reconciler.analysed.discard(job.id)
         self._reconciler.overdue.discard(job.id)
         self._analyses.discard(job.id)
-        self.books.put(job.id, failures=job.failures + verdict.counts, devices=())
+        self.books.put(
+            job.id, failures=job.failures + verdict.counts, devices=(), loader_wait_ratio=None, slowdown_ratio=None,
+        )
         if is_crash(attempt):
             self._guard(job)
         if verdict.state is not None:

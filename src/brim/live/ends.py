@@ -25,6 +25,7 @@ CANCELLED: Final = "cancelled"
 TIME_LIMIT: Final = "time limit"
 REQUEUED: Final = "requeued"
 PREEMPTED: Final = "preempted"
+EVICTED_BY_NEIGHBOUR: Final = "evicted by neighbour"
 _FINAL_STOPS: Final[dict[str, tuple[Kind, JobStatus, str]]] = {
     CANCELLED: (Kind.CANCELLED, "cancelled", "cancelled"),
     TIME_LIMIT: (Kind.GAVE_UP, "timeout", "its time limit was reached"),
@@ -66,9 +67,12 @@ def ending(job: JobRecord, attempt: AttemptRecord) -> AttemptVerdict:
     said = f": {attempt.detail}" if attempt.detail else ""
     if attempt.outcome == UNUSABLE:
         return AttemptVerdict(kind=Kind.GAVE_UP, state="failed", reason=f"could not be started{said}", counts=True)
-    if attempt.outcome == FAILED and (code in RESUME_CODES or attempt.blame in (BLAME_NODE, BLAME_NEIGHBOUR)):
+    if attempt.outcome == FAILED and attempt.blame == BLAME_NEIGHBOUR and code not in RESUME_CODES:
+        why = f"attempt {attempt.number} was {EVICTED_BY_NEIGHBOUR}, which does not count{said}"
+        return _again(job, Kind.EVICTED, why, "failed")
+    if attempt.outcome == FAILED and (code in RESUME_CODES or attempt.blame == BLAME_NODE):
         why = f"asked to be started again with exit code {code}" if code in RESUME_CODES else (
-            f"attempt {attempt.number} failed because of {_WHOSE[attempt.blame]}, which does not count{said}"
+            f"attempt {attempt.number} failed because of its node, which does not count{said}"
         )
         return _again(job, Kind.FAILED, why, "failed")
     if attempt.outcome == FAILED:
@@ -102,6 +106,5 @@ def is_crash(attempt: AttemptRecord) -> bool:
 
 OUTCOMES: Final = (FINISHED, STOPPED, FAILED, UNUSABLE, LOST)
 """What an agent may say of an ended attempt; anything else counts as lost."""
-_WHOSE: Final = {BLAME_NODE: "its node", BLAME_NEIGHBOUR: "a neighbour"}
 BLAMES: Final = (BLAME_JOB, BLAME_NODE, BLAME_NEIGHBOUR)
 """Whom an agent may blame."""

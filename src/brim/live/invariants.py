@@ -15,7 +15,7 @@ from brim.core.lifecycle import Phase
 from brim.errors import InvariantError
 from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord
 from brim.live.requests import NONE
-from brim.units import MS_PER_S
+from brim.units import MS_PER_S, WHOLE_GPU
 
 if TYPE_CHECKING:
     from brim.live.controller import Controller
@@ -58,14 +58,16 @@ def check_fences(attempts: Iterable[AttemptRecord]) -> None:
 
 
 def check_devices(attempts: Iterable[AttemptRecord]) -> None:
-    """I6: no device is given to two attempts."""
-    owner: dict[int, int] = {}
+    """I6: no device is given to attempts whose shares sum to more than it."""
+    on: dict[int, list[AttemptRecord]] = {}
     for attempt in attempts:
         if attempt.state in HOLDS_DEVICES:
             for device in attempt.devices:
-                if device in owner:
-                    raise InvariantError(f"device {device} is given to jobs {owner[device]} and {attempt.job}")
-                owner[device] = attempt.job
+                there = on.setdefault(device, [])
+                there.append(attempt)
+                if sum(one.share_milli for one in there) > WHOLE_GPU:
+                    jobs = " and ".join(str(one.job) for one in there)
+                    raise InvariantError(f"device {device} is given to jobs {jobs}")
 
 
 def check_truth(jobs: Iterable[JobRecord], attempts: Iterable[AttemptRecord]) -> None:

@@ -1,14 +1,16 @@
 """The attempts that may have processes, and the devices on which these may be.
 
 The engine grants a device as soon as its job is told to leave it. The ledger says when it has left: a device is given
-on only when no attempt may have a process there, whoever owns that attempt.
+on only when no attempt may have a process there but those that the engine has granted a share beside it, whoever owns
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from brim.live.records import HOLDS_DEVICES, AttemptRecord
+from brim.units import WHOLE_GPU
 
 
 class Ledger:
@@ -30,7 +32,7 @@ class Ledger:
         return self._of_job.get(job)
 
     def put(self, attempt: AttemptRecord) -> bool:
-        """Store an attempt as it now is; returns whether a device may have been left.
+        """Store an attempt as it now is; returns whether a device may have been left, or a part of it.
 
         An attempt that has ended is remembered until ``changed`` is taken.
         """
@@ -47,11 +49,23 @@ class Ledger:
         else:
             self._of_job[attempt.job] = attempt
         self.changed[attempt.job, attempt.number] = attempt
-        return bool(held - holds)
+        return bool(held - holds) or (before is not None and attempt.share_milli < before.share_milli)
 
-    def taken(self, devices: Iterable[int], job: int) -> bool:
-        """Whether a process of another job may be on one of the devices."""
-        return any(self._on.get(device, set()) - {job} for device in devices)
+    def taken(self, devices: Iterable[int], job: int, share_milli: int, stays: Callable[[int, int], bool]) -> bool:
+        """Whether a job has to wait for others to leave the devices, or a part of them.
+
+        Args:
+            devices: The devices.
+            job: The job.
+            share_milli: Thousandths of each device that it is to have.
+            stays: Whether another job, the first argument, is to be on a device, the second one.
+        """
+        for device in devices:
+            others = self._on.get(device, set()) - {job}
+            given_milli = sum(self._of_job[other].share_milli for other in others)
+            if given_milli + share_milli > WHOLE_GPU or not all(stays(other, device) for other in others):
+                return True
+        return False
 
     def jobs_on(self, device: int) -> frozenset[int]:
         """Jobs whose processes may be on a device."""

@@ -54,7 +54,8 @@ def analysis_of(seen: AttemptSeen) -> tuple[Sample, ...]:
 
 
 def report_of(
-    said: AttemptProgress, job: JobRecord, told: tuple[Sample, ...], sizes: tuple[int, ...] = ()
+    said: AttemptProgress, job: JobRecord, told: tuple[Sample, ...], sizes: tuple[int, ...] = (),
+    loader_workers: int = NONE,
 ) -> Report | None:
     """What the engine is told of a measurement, None for nothing.
 
@@ -63,6 +64,8 @@ def report_of(
         job: The job.
         told: The step times that the engine was told last; it is not told them again.
         sizes: The numbers of devices that the job can use, if the engine does not know them.
+        loader_workers: Most loader workers of each rank that were decided, NONE for none: a wait for data that was
+            measured with another number is not told.
     """
     samples, speed = sound(said.samples), sound(said.samples_per_s)
     if samples is None:
@@ -76,10 +79,13 @@ def report_of(
     batch = sound(said.global_batch)
     noise = sound(said.gradient_noise)
     knows = noise is not None and job.request.batch > 0
+    waits = sound(said.loader_wait_ratio)
+    is_present = loader_workers == NONE or said.loader_workers_max in (None, loader_workers)
     loss = said.loss if said.loss is not None and math.isfinite(said.loss) else math.nan
     return Report(
         samples_done=samples, samples_per_s=speed or 0.0, seen=seen, loss=loss,
         batch=int(batch) if batch and seen and job.request.batch == NONE else NONE,
         grad_var=(noise or 0.0) / job.request.batch if knows else math.nan, grad_sqr=1.0 if knows else math.nan,
+        loader_wait_ratio=waits if waits is not None and waits <= 1 and is_present else math.nan,
         sizes=sizes if job.request.ranks == "per-gpu" else (),
     )

@@ -10,7 +10,11 @@ from brim.engine.explain import explain
 from brim.engine.round import RoundResult
 from brim.live.holds import because
 from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord
+from brim.live.requests import NONE
+from brim.units import WHOLE_GPU
 
+_NOTICED: Final = 0.01
+"""Part of a step below which a wait for data is not told; as ``train.data.autotune.NO_WAIT``."""
 EARLIER_MAX: Final = 5
 """Attempts of a job that are told of, the newest; ours."""
 
@@ -31,6 +35,7 @@ def why(job: JobRecord, attempts: Iterable[AttemptRecord], last_round: RoundResu
         leaving = sorted({
             one.job for one in attempts
             if one.state in HOLDS_DEVICES and one.job != job.id and set(one.devices) & set(mine.devices)
+            and (one.stop_reason or one.share_milli + mine.share_milli > WHOLE_GPU)
         })
         who = f"job {' and '.join(map(str, leaving))} to leave them" if leaving else f"the agent of {job.user}"
         return f"job {job.id} was given devices {', '.join(map(str, mine.devices))} and waits for {who}."
@@ -43,7 +48,15 @@ def why(job: JobRecord, attempts: Iterable[AttemptRecord], last_round: RoundResu
             return f"job {job.id} waits for devices; the next round decides about it."
         devices = ", ".join(map(str, mine.devices))
         return f"job {job.id} is {job.state} on devices {devices}, which it got before the controller was started."
-    return explain(last_round.snapshot, last_round, job.id)
+    return explain(last_round.snapshot, last_round, job.id) + _waits_for_data(job, mine)
+
+
+def _waits_for_data(job: JobRecord, attempt: AttemptRecord | None) -> str:
+    """Say how long a job waits for its loader; nothing where that is not known, or too short to be noticed."""
+    if attempt is None or job.loader_wait_ratio is None or job.loader_wait_ratio < _NOTICED:
+        return ""
+    most = "" if attempt.loader_workers == NONE else f", with at most {attempt.loader_workers} loader workers a rank"
+    return f" It waits for data {job.loader_wait_ratio:.0%} of each step{most}."
 
 
 def earlier(job: JobRecord, attempts: Sequence[AttemptRecord]) -> list[str]:

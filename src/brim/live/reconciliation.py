@@ -27,7 +27,7 @@ from brim.live.books import Books
 from brim.live.nodes import Dispatch
 from brim.live.records import AttemptRecord, JobStatus
 from brim.live.requests import NONE
-from brim.units import MS_PER_S
+from brim.units import MS_PER_S, WHOLE_GPU
 
 REPEAT_MS: Final = 5 * MS_PER_S
 """Time after which an order that does not hold is given again, for messages that are lost. Ours."""
@@ -85,20 +85,30 @@ class Reconciler:
         if setting is None or (attempt.state != "waiting" and attempt.sequence == state.sequence(job)):
             return attempt
         devices = devices_of(setting)
-        if self._books.ledger.taken(devices, job) or not self._agents.is_synced(attempt.uid):
+        taken = self._books.ledger.taken(devices, job, setting.share_milli, self._stays)
+        if taken or not self._agents.is_synced(attempt.uid):
             self._books.gated.add(job)
             return attempt
         self._books.gated.discard(job)
         self.targets[job] = devices
         starts = attempt.state == "waiting"
+        share_milli = setting.share_milli
+        if not starts and not set(attempt.devices) <= set(devices):  # until it has left those of before
+            share_milli = min(share_milli, attempt.share_milli)
         attempt = replace(
-            attempt, state="starting" if starts else attempt.state, sequence=state.sequence(job),
+            attempt, share_milli=share_milli, sequence=state.sequence(job),
+            state="starting" if starts else attempt.state,
             devices=devices if starts else tuple(sorted({*attempt.devices, *devices})),
             ranks=0 if self._books.jobs[job].request.ranks == "one" else len(devices), batch=setting.batch,
             loader_workers=setting.loader_workers or NONE,
         )
         self._books.put_attempt(attempt)
         return attempt
+
+    def _stays(self, job: int, device: int) -> bool:
+        """Whether a job is to be on a device, and not only there still."""
+        setting = self._books.scheduler.state.setting(job)
+        return setting is not None and device in devices_of(setting)
 
     def _missing(self, attempt: AttemptRecord, seen: AttemptSeen | None) -> Order | None:
         """The order that is still to be obeyed, None if there is none."""
@@ -117,7 +127,7 @@ class Reconciler:
                 digest=request.digest, devices=target, ranks=attempt.ranks, batch=attempt.batch,
                 loader_workers=attempt.loader_workers, grace_s=request.grace_s, name=request.name,
                 array=job.array, index=request.array_index, mem_mib_per_gpu=request.mem_mib_per_gpu,
-                analyse=request.limits[1] if job.id in self.analysed else 0,
+                shares=attempt.share_milli < WHOLE_GPU, analyse=request.limits[1] if job.id in self.analysed else 0,
             )
         if seen.devices == target:
             return TuneAttempt(

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, Literal, TypeAlias
 
 from brim.live.requests import NONE, JobRequest
+from brim.units import WHOLE_GPU
 
 JobStatus: TypeAlias = Literal[
     "held", "pending", "starting", "running", "stopping", "finished", "failed", "cancelled", "timeout", "lost"
@@ -20,7 +21,8 @@ ENDED: Final[frozenset[JobStatus]] = frozenset({"finished", "failed", "cancelled
 """States that a job never leaves. ``lost``: nobody can say how it ended."""
 AttemptStatus: TypeAlias = Literal["waiting", "starting", "running", "stopping", "ended"]
 HOLDS_DEVICES: Final[frozenset[AttemptStatus]] = frozenset({"starting", "running", "stopping"})
-"""States in which processes of an attempt may be on its devices; the store refuses two such attempts on one device."""
+"""States in which processes of an attempt may be on its devices; the store refuses such attempts on one device whose
+shares sum to more than it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,10 @@ class JobRecord:
         samples_total: Samples that it needs; 0 where unknown.
         lost_gpu_s: GPU seconds of work that was lost by preemptions and failures: samples that a new attempt repeats,
             at its speed. 0.0 for jobs that report no samples, of which nobody knows.
+        loader_wait_ratio: Part of the time of a step, 0 to 1, in which the slowest rank waits for data, as it last
+            reported; None while that is not known.
+        slowdown_ratio: Time of a step beside the jobs with which it shares devices, relative to that alone, at least 1;
+            None while it has its devices alone or that is not known.
     """
 
     id: int
@@ -74,6 +80,8 @@ class JobRecord:
     samples_done: float = 0.0
     samples_total: float = 0.0
     lost_gpu_s: float = 0.0
+    loader_wait_ratio: float | None = None
+    slowdown_ratio: float | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -92,6 +100,8 @@ class AttemptRecord:
         state: ``waiting`` was decided, and its start is not ordered because others are leaving its devices.
         sequence: Number of the newest order about it (start, resize, tune); agents ignore lower ones.
         devices: Devices on which its processes may be: old and new ones while it is resized.
+        share_milli: Thousandths of each of them that it has; below 1000 others may be there. While it is resized, the
+            smaller one of before and after.
         ranks: Processes; 0 for one plain process that sees all devices.
         batch: Global batch, NONE where the policy decides none.
         loader_workers: Data-loading processes of each rank, NONE where the policy decides none.
@@ -117,6 +127,7 @@ class AttemptRecord:
     state: AttemptStatus
     sequence: int = 0
     devices: tuple[int, ...] = ()
+    share_milli: int = WHOLE_GPU
     ranks: int = 0
     batch: int = NONE
     loader_workers: int = NONE

@@ -28,9 +28,10 @@ def devices_shown(
         seen: What agents last said, by device and user.
         attempts: All attempts that have not ended.
     """
-    holders = {
-        device: attempt.job for attempt in attempts if attempt.state in HOLDS_DEVICES for device in attempt.devices
-    }
+    holders: dict[int, list[int]] = {}
+    for attempt in sorted(attempts, key=lambda one: one.job):
+        for device in attempt.devices if attempt.state in HOLDS_DEVICES else ():
+            holders.setdefault(device, []).append(attempt.job)
     shown = []
     for device in range(number):
         said = seen.get(device, {})
@@ -41,7 +42,8 @@ def devices_shown(
             "device": device, "name": names[device] if device < len(names) else f"device {device}",
             "state": worst[1].state if worst else "unknown", "detail": text(worst[1].detail) if worst else "",
             "said_by": user_name(worst[0]) if worst and worst[1].state != OPEN else "",
-            "job": holders.get(device), "memory_used_mib": used.memory_used_mib if used else None,
+            "job": next(iter(holders.get(device, ())), None), "jobs": holders.get(device, []),
+            "memory_used_mib": used.memory_used_mib if used else None,
             "utilisation_ratio": used.utilisation_ratio if used else None,
             "power_w": used.power_w if used else None,
         })

@@ -141,6 +141,8 @@ class Coordinator:
                     getattr(loader, change)(value)
                     if change != "set_global_batch":  # that one is part of the loader's state
                         self._job.tuned_loader[change] = value
+                        if self.training is not None:
+                            self.training.timer.forget_waits()
                 except UserError as error:  # equal on all ranks, which go on with what they have
                     self._ranks.send(Error(str(error)))
         self._job.changed_without_step()
@@ -157,7 +159,10 @@ class Coordinator:
             client.progress(job.position.steps_done, job.position.samples, job.mean_loss, job.samples_total)
         if self.training is not None and (found := self.training.timer.due()) is not None:
             noise = job.noise.scale_samples if job.noise is not None else None
-            client.send(StepMeasurements(job.position.steps_done, gradient_noise=noise, **found))
+            client.send(StepMeasurements(
+                job.position.steps_done, gradient_noise=noise, loader_workers=getattr(job.loader, "workers", None),
+                loader_workers_max=getattr(job.loader, "workers_max", None), **found,
+            ))  # fmt: skip
 
     # -- the group
 

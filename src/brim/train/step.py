@@ -102,7 +102,12 @@ class StepTimer:
         self._clear()
 
     def _clear(self) -> None:
-        self._steps, self._step_s, self._sync_s, self._wait_s = 0, 0.0, 0.0, 0.0
+        self._steps, self._step_s, self._sync_s = 0, 0.0, 0.0
+        self.forget_waits()
+
+    def forget_waits(self) -> None:
+        """Leave waits for the loader out that were measured before now: its workers have changed."""
+        self._waits, self._wait_s = 0, 0.0
 
     def begin(self) -> None:
         """Record that a step begins."""
@@ -131,6 +136,7 @@ class StepTimer:
         self._step_s += now - self._began_s
         self._sync_s += self.sync_s
         self._wait_s += waited_s
+        self._waits += 1
         self._steps += 1
 
     def due(self) -> dict[str, Any] | None:
@@ -141,7 +147,7 @@ class StepTimer:
         ranks, samples = self._configuration
         found = {
             "ranks": ranks, "global_batch": samples, "local_batch": samples // ranks, "step_s": self._step_s / n,
-            "sync_s": self._sync_s / n, "loader_wait_s": self._wait_s / n,
+            "sync_s": self._sync_s / n, "loader_wait_s": self._wait_s / self._waits if self._waits else None,
         }  # fmt: skip
         self._due_s = now + MEASURED_EVERY_S
         self._clear()

@@ -53,10 +53,10 @@ class Opened:
     def job(self, number: int) -> JobRecord:
         return self.store.reads.job(number)
 
-    def start(self, number: int, *devices: int, attempt: int = 1) -> None:
+    def start(self, number: int, *devices: int, attempt: int = 1, **more: Any) -> None:
         """The job's attempt runs on these devices."""
         job = replace(self.job(number), state="running", attempt=attempt, devices=devices)
-        self.commit(jobs=(job,), attempts=(running(number, attempt, *devices),))
+        self.commit(jobs=(job,), attempts=(replace(running(number, attempt, *devices), **more),))
 
 
 def asked(name: str = "job", **fields: Any) -> JobRequest:

@@ -189,6 +189,15 @@ def test_an_end_has_a_time_and_nothing_else_has(opened):
             opened.commit(jobs=(replace(opened.job(1), **changes),))
 
 
+def test_a_device_is_held_by_attempts_whose_shares_it_has(opened):
+    opened.submit("k", *map(asked, "abc"))
+    opened.start(1, 0, share_milli=500)
+    opened.start(2, 0, share_milli=500)
+    with pytest.raises(InvariantError, match="device 0 is given to attempt 1 of job 3 while attempt 1 of job 1 holds"):
+        opened.start(3, 0, share_milli=1)
+    assert [one.share_milli for one in opened.store.reads.attempts(2)] == [500]
+
+
 def test_a_device_is_held_once(opened):
     opened.submit("k", *map(asked, "ab"))
     opened.start(1, 0, 1)

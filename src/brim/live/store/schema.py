@@ -91,4 +91,19 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         )""",
     ),
     ("ALTER TABLE attempts ADD COLUMN gpu_energy_j REAL NOT NULL DEFAULT -1",),
+    (
+        "ALTER TABLE jobs ADD COLUMN loader_wait_ratio REAL", "ALTER TABLE jobs ADD COLUMN slowdown_ratio REAL",
+        "ALTER TABLE attempts ADD COLUMN share_milli INTEGER NOT NULL DEFAULT 1000",
+        "ALTER TABLE device_holds RENAME TO whole_holds",
+        """CREATE TABLE device_holds (
+            device INTEGER NOT NULL, job INTEGER NOT NULL, number INTEGER NOT NULL, share_milli INTEGER NOT NULL,
+            PRIMARY KEY (device, job), FOREIGN KEY (job, number) REFERENCES attempts
+        )""",
+        "INSERT INTO device_holds SELECT device, job, number, 1000 FROM whole_holds",
+        "DROP TABLE whole_holds",
+        "CREATE INDEX device_holds_of_attempt ON device_holds (job, number)",
+        """CREATE TRIGGER a_device_is_given_once AFTER INSERT ON device_holds
+            WHEN (SELECT sum(share_milli) FROM device_holds WHERE device = NEW.device) > 1000
+            BEGIN SELECT RAISE(ABORT, 'a device was given more than once'); END""",
+    ),
 )

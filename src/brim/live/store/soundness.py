@@ -49,9 +49,12 @@ def _strange(found: dict[str, str], expected: dict[str, str]) -> Iterator[str]:
 
 def _strange_holds(connection: sqlite3.Connection) -> Iterator[str]:
     """I6: the constraint sees the devices on which attempts are, and no others."""
-    held = set(connection.execute("SELECT device, job, number FROM device_holds"))
+    held = set(connection.execute("SELECT device, job, number, share_milli FROM device_holds"))
     attempts = map(read_attempt, connection.execute(f"SELECT {ATTEMPT_COLUMNS} FROM attempts WHERE state <> 'ended'"))
-    wanted = {(device, one.job, one.number) for one in attempts if one.state in HOLDS_DEVICES for device in one.devices}
-    for device, job, number in sorted(held ^ wanted):
-        has = "has no" if (device, job, number) in wanted else "has a"
+    wanted = {
+        (device, one.job, one.number, one.share_milli) for one in attempts if one.state in HOLDS_DEVICES
+        for device in one.devices
+    }
+    for device, job, number, share_milli in sorted(held ^ wanted):
+        has = "has no" if (device, job, number, share_milli) in wanted else "has a"
         yield f"device {device} {has} hold of attempt {number} of job {job}, against what its attempt says"

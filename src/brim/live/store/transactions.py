@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from brim.errors import ConfigError, InvariantError, NotFoundError
 from brim.live.inputs import VERBS, JobInput, Submit
-from brim.live.records import HOLDS_DEVICES, Changes, JobRecord, TokenRecord
+from brim.live.records import HOLDS_DEVICES, AttemptRecord, Changes, JobRecord, TokenRecord
 from brim.live.requests import JOBS_MAX, NONE, JobRequest
 from brim.live.store.errors import KeyReusedError, TooManyJobsError
 from brim.live.store.rows import (
@@ -241,18 +241,20 @@ def _hold_devices(connection: sqlite3.Connection, changes: Changes) -> None:
     for attempt in changes.attempts:
         if attempt.state in HOLDS_DEVICES:
             for device in attempt.devices:
-                _hold(connection, device, attempt.job, attempt.number)
+                _hold(connection, device, attempt)
 
 
-def _hold(connection: sqlite3.Connection, device: int, job: int, number: int) -> None:
+def _hold(connection: sqlite3.Connection, device: int, attempt: AttemptRecord) -> None:
     try:
-        connection.execute("INSERT INTO device_holds VALUES (?, ?, ?)", (device, job, number))
+        connection.execute(
+            "INSERT INTO device_holds VALUES (?, ?, ?, ?)", (device, attempt.job, attempt.number, attempt.share_milli)
+        )
     except sqlite3.IntegrityError:
         select = "SELECT job, number FROM device_holds WHERE device = ?"
         holder = connection.execute(select, (device,)).fetchone()
         raise InvariantError(
-            f"device {device} is given to attempt {number} of job {job} while attempt {holder[1]} of job {holder[0]} "
-            "holds it"
+            f"device {device} is given to attempt {attempt.number} of job {attempt.job} while attempt {holder[1]} of "
+            f"job {holder[0]} holds it"
         ) from None
 
 

@@ -179,6 +179,11 @@ class Loader:
         return self._workers
 
     @property
+    def workers_max(self) -> int:
+        """Most worker processes that "auto" may use."""
+        return self._workers_max
+
+    @property
     def supply(self) -> Supply:
         """Return measurements of this loader."""
         pool_sps = self._pool.supply_sps if self._pool is not None and self._workers else 0.0

@@ -1,0 +1,43 @@
+"""Jobs that share a device, with real processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from brim.live.service import ClusterService
+from brim.policies.presets import find_policy
+from tests.live.box import Box, in_state, running, until
+from tests.live.sharing import Together
+
+
+def shares(service: ClusterService) -> dict[int, int]:
+    """Thousandths of its devices that each attempt has."""
+    return {one.job: one.share_milli for one in service.engine._controller.ledger}
+
+
+def test_a_job_joins_another_on_its_device_and_leaves_again_and_no_process_of_that_one_ends(box: Box) -> None:
+    policy = replace(find_policy("fifo"), place=Together(), period_ms=200)
+
+    async def scenario(service: ClusterService) -> None:
+        [first] = await box.submit(service, box.resumable("first"))
+        await in_state(service, first, "running")
+        second, third = await box.submit(service, box.resumable("second"), box.resumable("third"))
+        await in_state(service, second, "running")
+        await until(lambda: box.starts("second"), "its process")
+        assert (service.job(first).devices, service.job(second).devices) == ((0,), (0,))
+        assert shares(service) == {first: 500, second: 500}
+        assert service.nodes()[0]["devices"][0]["jobs"] == [first, second]
+        assert service.job(third).state == "pending"
+        box.end("first")
+        await in_state(service, first, "finished")
+        await in_state(service, third, "running")
+        assert service.job(third).devices == (0,)
+        box.end("third")
+        await in_state(service, third, "finished")
+        await until(lambda: shares(service) == {second: 1000}, "the whole device")
+        box.end("second")
+        await in_state(service, second, "finished")
+        assert [len(box.starts(name)) for name in ("first", "second", "third")] == [1, 1, 1]
+        assert [service.job(job).exit_code for job in (first, second, third)] == [0, 0, 0]
+
+    running(box, scenario, policy)
