@@ -47,6 +47,7 @@ from brim.live.inputs import (
 from brim.live.invariants import check_controller
 from brim.live.reconciliation import REPEAT_MS
 from brim.live.records import AttemptRecord, JobRecord
+from brim.live.slowdowns import SETTLED_MS
 from brim.policies.place.parts import Consolidate
 from brim.policies.presets import find_policy
 from brim.policies.size.as_asked import AsAsked
@@ -920,6 +921,37 @@ def test_jobs_that_share_a_device_start_beside_each_other_and_no_process_leaves_
     again.recover(None, desk.lines, desk.stored.values(), living, desk.now_ms)
     check_controller(again)
     assert {one.job: one.share_milli for one in again.ledger} == {1: 500, 2: 500}
+
+
+def test_the_slowdown_of_a_job_is_its_step_time_beside_another_relative_to_that_alone():
+    desk = Desk(replace(FIFO, place=Together()))
+
+    def says(job: int, step_s: float, later_ms: int) -> float:
+        desk.give(Progress(at_ms=desk.now_ms + later_ms - 1, uid=1, progress=AttemptProgress(
+            job=job, attempt=1, ranks=1, samples=desk.now_ms * 1.0, step_s=step_s, global_batch=8, local_batch=8,
+        )), later_ms=later_ms)
+        jobs = desk.controller.scheduler.state.freeze(desk.now_ms).jobs
+        return float(np.nan_to_num(jobs.slowdown_ratio[jobs.id.tolist().index(job)], nan=0.0))
+
+    desk.submit(name="a")
+    desk.saw(1, RUNNING, devices=(0,))
+    assert [says(1, 0.5, SETTLED_MS) for _ in range(3)] == [0, 0, 0]
+    desk.submit(name="b")
+    desk.saw(2, RUNNING, devices=(0,))
+    assert "It shares devices with job 2." in desk.controller.explain(1)
+    assert says(1, 0.6, 1_000) == 0, "a mean of both companies"
+    assert says(1, 0.9, SETTLED_MS) == 1.8
+    assert says(2, 0.9, SETTLED_MS) == says(2, 0.9, SETTLED_MS) == 0, "nobody knows how long its steps take alone"
+    assert desk.stored[1].slowdown_ratio == 1.8
+    assert "shares devices with job 2, and its steps take 1.80 times as long as alone" in desk.controller.explain(1)
+    desk.saw(2, ENDED, outcome="finished", exit_code=0)
+    assert says(1, 0.9, 1_000) == 0
+    assert desk.stored[1].slowdown_ratio is None
+    assert says(1, 0.5, SETTLED_MS) == 0
+    desk.submit(name="a")  # of the same model as the first
+    desk.saw(3, RUNNING, devices=(0,))
+    says(3, 0.75, 1_000)
+    assert says(3, 0.75, SETTLED_MS) == 1.5
 
 
 def test_what_a_leaving_job_has_is_given_on_when_it_has_left_and_its_neighbour_stays():

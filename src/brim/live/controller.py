@@ -85,6 +85,7 @@ from brim.live.reasons import why
 from brim.live.reconciliation import Reconciler, devices_of
 from brim.live.records import AttemptRecord, Changes, ControllerSetting, JobRecord
 from brim.live.requests import NONE
+from brim.live.slowdowns import StepSlowdowns
 from brim.live.texts import text
 from brim.policies.sockets import Policy
 from brim.units import MS_PER_S
@@ -151,6 +152,7 @@ class Controller:
         self._reconciler = Reconciler(self.books, self.agents)
         self._back_off = BackOff(self.books)
         self._measured: dict[int, tuple[Sample, ...]] = {}  # the step times that the engine was told last
+        self._slowdowns = StepSlowdowns(self.books.ledger)
         self._analyses: set[int] = set()  # jobs whose analysis the engine was told
         self._marks = DeviceMarks(self.books, self.agents)
         self._round_ms: int | None = None
@@ -541,6 +543,8 @@ class Controller:
         report = report_of(said, job, self._measured.get(job.id, ()), sizes, attempt.loader_workers)
         if report is None:
             return
+        slowdown = self._slowdowns.ratio(said, job, attempt, self.books.now_ms)
+        report = replace(report, slowdown_ratio=slowdown)
         if report.seen:
             self._measured[job.id] = report.seen
         self.books.tell(Kind.REPORTED, job.id, report=report)
@@ -550,7 +554,7 @@ class Controller:
         waits = None if math.isnan(report.loader_wait_ratio) else report.loader_wait_ratio
         self.books.put(
             job.id, samples_done=done, samples_total=total, lost_gpu_s=job.lost_gpu_s + lost_gpu_s,
-            loader_wait_ratio=waits,
+            loader_wait_ratio=waits, slowdown_ratio=None if math.isnan(slowdown) else slowdown,
         )
         if attempt.samples_first_ms == NONE:
             self.books.put_attempt(replace(attempt, samples_first=done, samples_first_ms=self.books.now_ms))
@@ -657,6 +661,7 @@ class Controller:
         if known:
             self._reconciler.order(attempt.uid, ForgetAttempt(job=job.id, attempt=attempt.number))
         self._measured.pop(job.id, None)
+        self._slowdowns.forget(job.id)
         self._back_off.ended(attempt, returns=verdict.state is None and not verdict.counts)
         self._reconciler.analysed.discard(job.id)
         self._reconciler.overdue.discard(job.id)

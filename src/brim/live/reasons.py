@@ -48,7 +48,19 @@ def why(job: JobRecord, attempts: Iterable[AttemptRecord], last_round: RoundResu
             return f"job {job.id} waits for devices; the next round decides about it."
         devices = ", ".join(map(str, mine.devices))
         return f"job {job.id} is {job.state} on devices {devices}, which it got before the controller was started."
-    return explain(last_round.snapshot, last_round, job.id) + _waits_for_data(job, mine)
+    return explain(last_round.snapshot, last_round, job.id) + _slowed(job, mine, attempts) + _waits_for_data(job, mine)
+
+
+def _slowed(job: JobRecord, attempt: AttemptRecord | None, attempts: Iterable[AttemptRecord]) -> str:
+    """Say beside whom a job runs, and what it costs it; nothing for a job that has its devices alone."""
+    others = sorted(
+        one.job for one in attempts if attempt is not None and one.job != job.id and one.state in HOLDS_DEVICES
+        and set(one.devices) & set(attempt.devices)
+    )
+    if not others or attempt is None or attempt.state == "waiting":
+        return ""
+    cost = "" if job.slowdown_ratio is None else f", and its steps take {job.slowdown_ratio:.2f} times as long as alone"
+    return f" It shares devices with job {' and '.join(map(str, others))}{cost}."
 
 
 def _waits_for_data(job: JobRecord, attempt: AttemptRecord | None) -> str:
