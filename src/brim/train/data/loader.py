@@ -24,15 +24,12 @@ from brim.gang.messages import LOADER_WORKERS_VARIABLE
 from brim.train.data.autotune import WorkerTuner
 from brim.train.data.fetch import Collate, Recipe, Samples, Streams, count, undisturbed
 from brim.train.data.pool import LoaderError, LoadTask, Pool
-from brim.train.data.prefetch import EpochOrders, Prefetcher
+from brim.train.data.prefetch import AHEAD_MAX, EpochOrders, Prefetcher
 from brim.train.data.sampler import LastBatch, Sampler, Span
 from brim.train.data.worker import SLOTS
 
 WORKERS_PER_CORE = 4
 """The largest number that "auto" tries, per core: more than one, because workers may wait for a disk or a network."""
-
-AHEAD_MAX = 256
-"""Most prefetched micro-batches; each needs an open file, and the limit of a process is often 1,024. Our choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,8 @@ class Loader:
         seed: Seed of the order and of the augmentation, >= 0.
         workers: Number of worker processes; 0 loads inside ``fetch``; "auto" finds the number by measurement, up to
             ``BRIM_LOADER_WORKERS`` where a scheduler has set that.
-        prefetch: Micro-batches prefetched per worker process; 256 in all at most.
+        prefetch: Micro-batches prefetched per worker process; 256 in all at most. If workers run out of work while one
+            micro-batch takes long, there may be more of them, of 256 MiB in all.
         collate: Function from a list of samples to a batch; torch's ``default_collate`` by default.
         pin_memory: Copy batches to page-locked memory, on a machine with a GPU.
         shuffle: Draw a new order in every epoch; the default for map-style datasets, not possible for iterable ones.
@@ -325,14 +323,14 @@ class Loader:
         if task is None:
             return self._load_here(span)
         try:
-            done = pool.wait(task, self._timeout_s)
+            done = pool.wait(task, self._timeout_s, ahead.stretch)
         except BaseException:
             pool.cancel([task])
             raise
         if not done:
             pool.cancel([task])
             return self._load_here(span)
-        pool.trim(ahead.depth)
+        pool.trim(max(ahead.depth, ahead.deepest))
         return pool.take(task) if self._pinner is None else self._take_pinned(task, pool, ahead, self._pinner)
 
     @staticmethod
@@ -367,7 +365,7 @@ class Loader:
             weakref.finalize(self, Pool.close, self._pool)
         self._workers = workers
         if self._pool is not None and self._ahead is not None:
-            self._ahead.depth = min(workers * self._prefetch, AHEAD_MAX)
+            self._ahead.depth = self._ahead.deepest = min(workers * self._prefetch, AHEAD_MAX)
             self._pool.resize(workers)
 
     def _restart(self, epoch: int, step: int, worker: int) -> None:

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -49,6 +50,9 @@ IDLE_DEATHS_MAX = 32
 RECENT = 0.95
 """Decay per batch of the running estimate of the supply. Our choice."""
 
+PATIENCE_S = 0.01
+"""Shorter waits are those of any two processes, whatever they load. Our choice."""
+
 RETRY_S = 0.05
 """Longest wait before sending to a full socket is tried again. Our choice."""
 
@@ -57,6 +61,10 @@ READY_S = (1, 2, 4, 8, 16)
 
 CLOSE_S = 5.0
 """Time for the spawner to end its workers before it is killed; it takes milliseconds."""
+
+
+def _nothing() -> bool:
+    return False
 
 
 class LoaderError(BrimError):
@@ -100,6 +108,11 @@ class Pool:
         return len(self._alive)
 
     @property
+    def idle(self) -> bool:
+        """Whether some worker has nothing to load."""
+        return len(self._wanted) < self.target
+
+    @property
     def supply_sps(self) -> float:
         """Recent estimate of the samples per second that the workers load if never idle; 0 before the first batch."""
         return self.target * self._recent_samples / self._recent_s if self._recent_s else 0.0
@@ -133,11 +146,18 @@ class Pool:
         if begun:
             self._give_out_again()
 
-    def wait(self, task: LoadTask, timeout_s: float | None = None) -> bool:
-        """Wait until a task is done; return False if no worker is left to do it."""
+    def wait(self, task: LoadTask, timeout_s: float | None = None, meanwhile: Callable[[], bool] = _nothing) -> bool:
+        """Wait until a task is done; return False if no worker is left to do it.
+
+        ``meanwhile`` is called while workers have nothing to do for longer than loading a span takes; it may submit
+        more tasks, and returns whether it could.
+        """
         self._poll(0)
-        until = None if timeout_s is None else time.monotonic() + timeout_s
+        began_s = time.monotonic()
+        until = None if timeout_s is None else began_s + timeout_s
         while not task.done:
+            overdue_s = time.monotonic() - began_s - max(PATIENCE_S, self._recent_s * (1 - RECENT))
+            looks_on = self.idle and (overdue_s < 0 or meanwhile())
             if not self._alive and self.target == 0:
                 return False
             left_s = None if until is None else until - time.monotonic()
@@ -146,6 +166,8 @@ class Pool:
                     f"{place(task.span)} not loaded after {timeout_s:g} s, with {self.alive} worker processes alive: "
                     "the dataset hangs, or timeout_s is too short"
                 )
+            if looks_on:
+                left_s = PATIENCE_S if left_s is None else min(left_s, PATIENCE_S)
             if self._unsent:  # the kernel limits files in sockets per user: another process may have made room
                 left_s = RETRY_S if left_s is None else min(left_s, RETRY_S)
             self._poll(left_s)

@@ -9,6 +9,12 @@ from brim.train.data.pool import LoadTask, Pool
 from brim.train.data.sampler import Sampler, Span
 from brim.train.data.worker import shared_array
 
+AHEAD_MAX = 256
+"""Most prefetched micro-batches; each needs an open file, and the limit of a process is often 1,024. Our choice."""
+
+AHEAD_BYTES = 256 << 20
+"""Most memory of micro-batches that are prefetched beyond ``depth``. Our choice: little beside a training process."""
+
 
 class EpochOrders:
     """The sample orders of the current and the next epoch, in memory shared with the worker processes.
@@ -37,13 +43,19 @@ class EpochOrders:
 class Prefetcher:
     """Tasks that were submitted to the pool and not fetched yet.
 
+    If one micro-batch takes much longer than the others, the workers load all others ahead and then have nothing to do
+    until it is fetched. So there are more tasks from then on, as many as keep them busy, within ``AHEAD_MAX`` and
+    ``AHEAD_BYTES``.
+
     Attributes:
-        depth: How many such tasks there should be.
+        depth: How many such tasks there should be at least.
+        deepest: How many there may be, since workers had nothing to do.
     """
 
     def __init__(self, sampler: Sampler, orders: EpochOrders, pool: Pool) -> None:
         self._sampler, self._orders, self._pool = sampler, orders, pool
-        self.depth = 0
+        self.depth = self.deepest = 0
+        self._bytes = 0  # largest micro-batch loaded so far
         self._workers = range(0)
         self._tasks: dict[Span, LoadTask] = {}
         self._next: tuple[int, int, int] | None = None
@@ -54,6 +66,7 @@ class Prefetcher:
 
     def restart(self, epoch: int, step: int, worker: int, workers: range) -> None:
         """Prefetch from another position on: tasks that are still needed are kept, the others cancelled."""
+        self.deepest, self._bytes = self.depth, 0
         self._workers, self._next = workers, (epoch, step, worker)
         given_out, self._tasks = self._tasks, {}
         wanted: dict[Span, None] = {}
@@ -74,13 +87,27 @@ class Prefetcher:
         return self._tasks.pop(span, None)
 
     def top_up(self) -> None:
-        """Submit tasks until there are ``depth`` of them."""
-        while self._next is not None and len(self._tasks) < self.depth:
+        """Submit tasks until there are as many as there should be."""
+        while self._next is not None and len(self._tasks) < max(self.depth, self.deepest):
             span = self._advance()
             if span is None:
                 return
             if span not in self._tasks:
                 self._tasks[span] = self._submit(span)
+
+    def stretch(self) -> bool:
+        """Submit more tasks if workers have nothing to do while one is waited for; return whether there were any."""
+        before = len(self._tasks)
+        self._bytes = max(self._bytes, *(task.size for task in self._tasks.values() if task.done), 0)
+        while self._pool.idle:
+            count = len(self._tasks)
+            if count >= AHEAD_MAX or (count + 1) * self._bytes > AHEAD_BYTES:
+                break
+            self.deepest = max(self.deepest, count + 1)
+            self.top_up()
+            if len(self._tasks) == count:  # the order of the next epoch is not known yet
+                break
+        return len(self._tasks) > before
 
     def _submit(self, span: Span) -> LoadTask:
         self._orders.prepare(span.epoch)
