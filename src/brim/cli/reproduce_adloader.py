@@ -99,7 +99,7 @@ def experiment_of(found: LoaderFindings, command: str) -> Experiment:
 _NOTES: Final = (
     "Re-measured under our conditions, not reproduced: the paper publishes neither model, algorithm, jobs, machines "
     "nor arrivals, and how it counts throughput is not known to us.",
-    "Ours: the model of docs/decisions/0019, Synergy's published speeds for the five models, a light loader that wants "
+    "Ours: the model of docs/decisions/0020, Synergy's published speeds for the five models, a light loader that wants "
     "2 cores, run times exponential with a mean of one hour, all jobs submitted at once.",
     "A core that brings its job less than 1 % stays free: with ample cores that costs what the table shows.",
 )
