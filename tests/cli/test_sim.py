@@ -187,7 +187,7 @@ def test_a_file_that_cannot_be_read_is_one_line_without_error_numbers(trace, tmp
 def test_a_library_that_does_not_exist_is_an_error_even_where_no_policy_asks_for_it(trace):
     done = brim("sim", "run", trace, "-c", "2x8xV100", "-p", "fifo", "--library", "nowhere")
     assert done.returncode == 3
-    assert "--library: found 'nowhere', expected pollux, gavel, mlperf or a .toml file" in done.stderr
+    assert "--library: found 'nowhere', expected pollux, gavel, mlperf, synergy or a .toml file" in done.stderr
 
 
 def test_a_policy_file_that_breaks_says_so_in_one_line(trace, tmp_path):
@@ -442,7 +442,6 @@ def _command(pid):
         (["--bogus"], "no such option: --bogus; see `brim -h`"),
         (["sim", "run", "a", "--seed", "-1"], "--seed: found -1, expected 0 or more; see `brim sim run -h`"),
         (["sim", "run", "a", "--limit", "x"], "--limit: found 'x', expected a whole number; see `brim sim run -h`"),
-        (["sim", "run", "a", "--price", "x"], "--price: found 'x', expected a number; see `brim sim run -h`"),
         (["sim", "compare", "a", "--seeds", "2000"], "--seeds: found 2000, expected at most 1000; see"),
         (["policy", "check", "fifo", "--examples", "1.5"], "--examples: found '1.5', expected a whole number; see"),
         (["trace", "synth", "philly", "a.csv", "-n", "x"], "--num-jobs: found 'x', expected a whole number; see"),
@@ -454,6 +453,13 @@ def test_wrong_usage_is_one_line_in_the_style_of_other_errors(words, said):
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"brim: error: {said}")
+
+
+def test_a_price_that_is_no_number_and_no_file_is_not_found():
+    done = brim("sim", "run", "a", "--price", "x")
+    assert (done.returncode, done.stdout) == (3, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("brim: error: --price: found x: No such file or directory; expected a price per GPU-hour")
 
 
 def test_help_names_every_verb():

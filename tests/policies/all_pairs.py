@@ -18,7 +18,6 @@ from brim.policies.fill.none import NoFill
 from brim.policies.order.arrival import Arrival
 from brim.policies.order.attained import LeastAttained
 from brim.policies.place.parts import MISFIT
-from brim.policies.place.repack import Repack
 from brim.policies.presets import PARTS, PRESETS
 from brim.policies.sockets import Policy, Sizes
 from brim.testing import job, snapshot_of
@@ -61,7 +60,11 @@ def pairs():
     """A policy for every pair; those that need the truth are oracles."""
     truth = type(PRESETS["optimus"].size)
     sizes = [*((kind(), kind is truth) for kind in PARTS["size"]), (Least(), False), (Turns(), False)]
-    places = [kind(misfit) for kind in PARTS["place"] if kind is not Repack for misfit in MISFIT] + [Repack()]
+    with_misfit = [kind for kind in PARTS["place"] if "misfit" in kind.__dataclass_fields__]
+    places = [
+        *(kind(misfit=misfit) for kind in with_misfit for misfit in MISFIT),
+        *(kind() for kind in PARTS["place"] if kind not in with_misfit),
+    ]
     for order in (Arrival(), LeastAttained()):
         for size, oracle in sizes:
             for place in places:

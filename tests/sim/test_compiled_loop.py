@@ -17,6 +17,7 @@ from brim.core.cluster import parse_cluster
 from brim.core.replay import Replay
 from brim.engine.journal import Journal
 from brim.errors import PlanError
+from brim.policies.feed.even import Even
 from brim.policies.order import attained, shortest
 from brim.policies.order.arrival import Arrival
 from brim.policies.order.attained import Gittins, LeastAttained
@@ -44,9 +45,12 @@ from tests.golden.cases import CLUSTERS, TRACES, load
 from .exact import run
 from .test_company import Divided
 
-RIGID = tuple(name for name, policy in PRESETS.items() if type(policy.size) is AsAsked)
 PLACES = (Consolidate, Spread, Fragmentation, WorstFit)
-OWN = ("trace", "cluster", "wall_s", "round_s", "runs", "assumptions")
+RIGID = tuple(
+    name for name, policy in PRESETS.items()
+    if type(policy.size) is AsAsked and type(policy.place) in PLACES and type(policy.feed) is Even
+)
+OWN = ("trace", "cluster", "wall_s", "round_s", "runs", "sleeps", "assumptions")
 
 
 def assert_equal(one: Replay, other: Replay) -> None:
@@ -56,8 +60,9 @@ def assert_equal(one: Replay, other: Replay) -> None:
     for column in fields(Replay):
         if column.name not in OWN:
             assert np.array_equal(getattr(one, column.name), getattr(other, column.name)), column.name
-    for column in fields(one.runs):
-        assert np.array_equal(getattr(one.runs, column.name), getattr(other.runs, column.name)), column.name
+    for part in ("runs", "sleeps"):
+        for column in fields(getattr(one, part)):
+            assert np.array_equal(*(getattr(getattr(each, part), column.name) for each in (one, other))), column.name
 
 
 def both(trace, cluster, policy, settings, truth=None):

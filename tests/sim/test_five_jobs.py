@@ -370,6 +370,40 @@ def test_goodput():
     """, trace, "1x1xT4")
 
 
+AS_FIFO = """
+    A: 0-4
+    B: 4-6
+    C: 6-9
+    D: 6-7
+    E: 7-9
+"""
+
+
+def test_adloader():
+    """It orders and places as fifo does, and the cores of this cluster, which it divides, are not known."""
+    check("adloader", AS_FIFO)
+
+
+def test_adloader_even():
+    """See ``test_adloader``."""
+    check("adloader-even", AS_FIFO)
+
+
+def test_eaco():
+    """Of no job the utilisation and the GPU memory are known, so none shares GPUs: what is left is fifo."""
+    check("eaco", AS_FIFO)
+
+
+def test_gandiva_pack():
+    """See ``test_eaco``."""
+    check("gandiva-pack", AS_FIFO)
+
+
+def test_fifo_packed():
+    """See ``test_eaco``."""
+    check("fifo-packed", AS_FIFO)
+
+
 def test_every_preset_has_its_case():
     """A new preset needs a case of its own here."""
     cases = {name.removeprefix("test_").replace("_", "-") for name in globals() if name.startswith("test_")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from brim.core.changes import RULES
 from brim.core.checks import check_plan
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
+from brim.core.trace import NONE
 from brim.engine.answers import (
     Seen,
     asking,
@@ -200,6 +201,8 @@ def _check_left_alone(plan: Plan, snapshot: Snapshot, policy: Policy, padding: B
             has = snapshot.setting_of(row)
             if padding[row]:
                 continue
+            if has is not None and has.batch == NONE:  # it trains with a batch of its own, which it has reported since
+                has = replace(has, batch=action.setting.batch)
             if has is not None and action.setting.same_for_processes_as(has):
                 continue
             changed = "other GPUs" if isinstance(action, Resize) else "another batch"

@@ -206,7 +206,9 @@ def changes(
                 if not tunes_loaders:
                     workers[j] = loaders_now[j]
                 other = will_share[j] != had_share[j] or will_revoke[j] != was_revocable[j]
-                if other or batch[j] != batch_now[j] or workers[j] != loaders_now[j]:
+                if batch_now[j] != NONE or len(batch_wanted):  # else the batch is the job's own, which it has reported
+                    other |= batch[j] != batch_now[j]
+                if other or workers[j] != loaders_now[j]:
                     became[j] = TUNED
         elif has[j]:
             became[j] = STARTED

@@ -346,7 +346,8 @@ def _lines(profile: Profile) -> Iterator[str]:
     yield from (f"{name} = {_real(value)}" for name, value in zip(PARAMETERS, fitted.parameters, strict=True))
     yield from (f"residual = {_real(fitted.residual)}", f"points = {fitted.points}", f"gpus_max = {ranks[-1]}")
     yield f"local_batch = [{min(batches)}, {max(batches)}]"
-    yield from _loading(profile)
+    if profile.supply:
+        yield from _loading(profile)
     yield from _conditions(profile)
     for row in profile.steps:
         yield from ("", "[[measured]]", f"ranks = {row.ranks}", f"local_batch = {row.local_batch}")

@@ -88,6 +88,7 @@ class Room:
     def __init__(self, snapshot: Snapshot, beliefs: Beliefs, sizes: Sizes, leaving: dict[int, Why]) -> None:
         self.snapshot, self.jobs, self.nodes = snapshot, snapshot.jobs, snapshot.nodes
         jobs, nodes = snapshot.jobs, snapshot.nodes
+        self._size = sizes.gpus
         self._known = beliefs.interference.known(snapshot.slowdowns)
         self._memory_mib = memory_use(snapshot).mib
         self._total_ms = beliefs.run_times.total_ms(snapshot)
@@ -98,8 +99,10 @@ class Room:
         for row, why in leaving.items():
             self.why[row] = why
         self.why[jobs.phase == _HELD], self.why[jobs.phase == _STOPPING] = Why.HELD, Why.STOPPING
-        self.leaving = set(leaving) | set(np.flatnonzero(jobs.holds & (sizes.gpus == 0)).tolist())
-        self.why[(self.why == 0) & (sizes.gpus == 0) & (jobs.holds | jobs.waits)] = Why.NOT_NOW
+        smaller = jobs.holds & (sizes.gpus < jobs.gpus_now)  # such a job comes back at its new size
+        self.leaving = set(leaving) | set(np.flatnonzero(smaller).tolist())
+        not_now = smaller | ((sizes.gpus == 0) & (jobs.holds | jobs.waits))
+        self.why[(self.why == 0) & not_now] = Why.NOT_NOW
         self.sets = residents(snapshot, self.leaving)
         self._started: list[tuple[int, tuple[Gpu, ...]]] = []
         is_open = nodes.is_open
@@ -172,7 +175,7 @@ class Room:
         jobs = self.jobs
         if jobs.share_milli[row] != WHOLE_GPU:
             return []
-        size, kind = int(jobs.gpus[row]), int(jobs.gpu_type[row])
+        size, kind = int(self._size[row]), int(jobs.gpu_type[row])
         return [
             gpus for gpus, rows in self.sets.items()
             if len(gpus) == size and len(rows) < most and kind in (NONE, self.gpu_type(gpus))
@@ -199,7 +202,7 @@ class Room:
 
     def place_alone(self, row: int) -> bool:
         """Give a waiting job free GPUs, on sleeping nodes only if no others fit; note why if it gets none."""
-        gang = self._gang(row, int(self.jobs.gpus[row]), int(self.jobs.share_milli[row]))
+        gang = self._gang(row, int(self._size[row]), int(self.jobs.share_milli[row]))
         pairs = np.empty((gang.gpus, 2), dtype=np.int64)
         for free in self._free:
             if choose(free, gang, CONSOLIDATE, NO_CLASSES, self._scratch, pairs):
