@@ -29,8 +29,9 @@ from brim.testing.builders import Job, job, small_trace, snapshot_of
 
 CLUSTER = "2x3xT4"
 PADDING = JobClass.PADDING
-IN_A_ROUND = sorted(set(PRESETS) - {"elastic-random"})
-"""All but one, which draws its batches by the number of a job: another job changes that."""
+IN_A_ROUND = sorted(name for name, policy in PRESETS.items() if name != "elastic-random" and not policy.takes_padding)
+"""Not those with padding of their own, nor the one which draws its batches by the number of a job: another job changes
+that."""
 IN_A_REPLAY = ("fifo", "backfill", "tiresias", "tiresias-pollux", "fair", "elastic", "goodput")
 
 

@@ -30,6 +30,10 @@ AnonymiseOption = Annotated[
     bool, typer.Option("--anonymise", help="Write pseudonyms instead of the names of users, accounts and jobs.")
 ]
 OutputOption = Annotated[str, typer.Option("--output", "-o", help="table or json.")]
+ObjectiveOption = Annotated[
+    str | None,
+    typer.Option("--objective", metavar="jct|energy|cost|balanced", help="What the policy brim aims at; else jct."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
 
 

@@ -15,6 +15,7 @@ from brim.cli.options import (
     AnonymiseOption,
     ClusterOption,
     JsonOption,
+    ObjectiveOption,
     OutputOption,
     complete_policies,
     complete_policy,
@@ -135,6 +136,7 @@ def run(
         str,
         typer.Option("--policy", "-p", help="Preset, or a Python file with a Policy.", autocompletion=complete_policy),
     ] = "fifo",
+    objective: ObjectiveOption = None,
     format: _Format = None,
     limit: _Limit = None,
     from_date: _From = None,
@@ -165,6 +167,9 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Replay a trace under one policy."""
+    from brim.policies.presets import with_objective
+
+    policy = with_objective(policy, objective)
     loads = numbers(load, "--load")
     if bill:
         from brim.cli.bill_table import check_by

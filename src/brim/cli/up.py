@@ -17,7 +17,7 @@ from brim.agent.folders import agent_folder, check_runtime_folder, runtime_folde
 from brim.api.wire import SCHEMA
 from brim.cli.controller import agent_runs, client, controller_folder, ensure_agent, is_locked, joined_file, user
 from brim.cli.job_table import counted, printable, ranges, table
-from brim.cli.options import JsonOption, OutputOption, complete_policy, output_of
+from brim.cli.options import JsonOption, ObjectiveOption, OutputOption, complete_policy, output_of
 from brim.cli.unconverted import UnconvertedCommand
 from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
 from brim.live.policy_file import policy_digest, policy_path
@@ -52,6 +52,7 @@ def up(
         typer.Option("--policy", metavar="POLICY", help="Preset or file that decides; by default, backfill.",
                      autocompletion=complete_policy),
     ] = None,
+    objective: ObjectiveOption = None,
     allow: Annotated[
         str | None, typer.Option("--allow", metavar="USERS", help="Who else may use it, such as ann,bo.")
     ] = None,
@@ -78,6 +79,10 @@ def up(
     from brim.api.client import Client
     from brim.cli.compiling import compile_first, kernels
 
+    if objective is not None:
+        from brim.policies.presets import with_objective
+
+        policy = with_objective(policy or DEFAULT_POLICY, objective)
     allowed = _uids(allow)
     if systemd:
         words = _words(devices, policy, allowed, tcp, user_gpus, user_jobs)

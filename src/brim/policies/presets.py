@@ -59,6 +59,34 @@ def _elastic(
     )
 
 
+BRIM: Final = "brim"
+OBJECTIVES: Final = ("jct", "energy", "cost", "balanced")
+"""What the preset ``brim`` may aim at; the first unless another is named."""
+_FEWEST: Final = Goodput(gpus_max=1)
+"""Each elastic job on the fewest GPUs that it runs on, where a GPU-second does the most work."""
+
+
+def _brim(objective: str) -> Policy:
+    """All five decisions for one objective (docs/decisions/0021).
+
+    Completion times: elastic sizes, no sharing, because a shared step is never shorter. The others: sharing where the
+    objective falls, which is energy (alpha 1), energy and time of a step alike (alpha 0.5), or GPU time, which costs
+    the same however busy the GPU is (idle_fraction 1).
+    """
+    parts: dict[str, tuple[Size, Place]] = {
+        "jct": (Goodput(), Repack()),
+        "energy": (_FEWEST, EnergySharing(alpha=1.0)),
+        "cost": (_FEWEST, EnergySharing(alpha=1.0, idle_fraction=1.0)),
+        "balanced": (AsAsked(), EnergySharing(alpha=0.5)),
+    }
+    size, place = parts[objective]
+    return Policy(
+        name=BRIM if objective == OBJECTIVES[0] else f"{BRIM}-{objective}", order=Arrival(), size=size, place=place,
+        feed=Throughput(), fill=Padding(), period_ms=MS_PER_MIN, gap_ms=30 * MS_PER_S,
+        source=f"ours: all five decisions, for {objective}",
+    )
+
+
 _PAPER: Final = "Effective Elastic Scaling, MASCOTS 2020"
 _ROWS: Final = (
     _rigid("fifo", Arrival(), "stop", "strict first come, first served"),
@@ -95,6 +123,7 @@ _ROWS: Final = (
              gap_ms=MS_PER_MIN, oracle=True),
     _elastic("pollux", PolluxFitness(), "Pollux, OSDI 2021", period_ms=MS_PER_MIN, gap_ms=MS_PER_MIN),
     _elastic("goodput", Goodput(), "ours: exact search on goodput, young jobs first", period_ms=MS_PER_MIN),
+    *map(_brim, OBJECTIVES),
 )
 PARTS: Final[dict[str, tuple[type, ...]]] = {
     "order": (Arrival, ShortestJob, ShortestRemaining, LeastAttained, Gittins, ServiceQueues, TwoQueues, MaxMin),
@@ -131,6 +160,21 @@ def find_policy(name: str) -> Policy:
     near = difflib.get_close_matches(name, PRESETS, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "see `brim policy list`"
     raise ConfigError(f"unknown policy {name!r}: {hint}")
+
+
+def with_objective(name: str, objective: str | None) -> str:
+    """The name of the preset ``brim`` for an objective; the name as it is without one.
+
+    Raises:
+        ConfigError: there is no such objective, or the policy takes none.
+    """
+    if objective is None:
+        return name
+    if objective not in OBJECTIVES:
+        raise ConfigError(f"--objective: found {objective!r}, expected one of {', '.join(OBJECTIVES)}")
+    if name != BRIM:
+        raise ConfigError(f"--objective: policy {name} takes none, expected --policy {BRIM}")
+    return _brim(objective).name
 
 
 def padded(policy: Policy) -> Policy:

@@ -25,7 +25,8 @@ class Candidates:
         least: Fewest GPUs the job may run on, 0 for a job that cannot run on the open nodes (J,).
         fitted: Whether the rates come from a fitted model; other jobs have only one size, at rate 1 (J,).
         active: Whether the job takes part: it waits, or holds GPUs and may be given others (J,).
-        stays: GPUs of a job that is not changed because it holds a GPU that takes no new jobs; else 0 (J,).
+        stays: GPUs of a job that is not changed because it holds a GPU that takes no new jobs, or has a smaller share
+            of its GPUs than it asks for, beside others; else 0 (J,).
         capacity: GPUs for the jobs that take part.
         possible: Job and GPUs of each rate that is not -inf, two columns (F,). They are few in a long queue.
     """
@@ -133,11 +134,14 @@ def _grown(snapshot: Snapshot, speeds: Speeds, growth: int) -> IntArray:
 
 
 def _left_alone(snapshot: Snapshot) -> tuple[IntArray, int]:
-    """GPUs of each job that holds a closed GPU (J,), and the open GPUs that such jobs do not hold."""
+    """GPUs of each job that holds a closed GPU or shares its GPUs (J,), and the open GPUs that such jobs do not hold.
+
+    Residents stay as they are: who has met whom is on trial, and their speeds hold for these sizes only.
+    """
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
     is_open = nodes.takes(held.node, held.gpu)
     stays = np.zeros(len(jobs), dtype=np.int64)
-    stuck = held.job[~is_open]
+    stuck = held.job[~is_open | ((held.gpu != NONE) & (held.share_milli < jobs.share_milli[held.job]))]
     stays[stuck] = jobs.gpus_now[stuck]
     theirs = held.share_milli[is_open & (stays[held.job] > 0)].sum()
     return stays, max(int(nodes.gpus_open.sum()) - -(-int(theirs) // WHOLE_GPU), 0)
