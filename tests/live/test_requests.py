@@ -186,3 +186,13 @@ def test_the_longest_request_is_within_the_limit():
         cpus_per_gpu=0.1234567890123456, grace_s=12345.678901234567,
     )  # fmt: skip
     assert len(json.dumps(longest.record())) < REQUEST_BYTES_MAX
+
+
+@pytest.mark.parametrize(("job_class", "grace_s"), [("padding", 5.0), ("regular", 30.0)])
+def test_a_job_that_names_no_grace_has_that_of_its_class_whoever_asks(job_class, grace_s):
+    asked = {"name": "a", "capture": "0" * 32, "digest": "0" * 64, "job_class": job_class}
+    request = read_request(asked)
+    assert request.grace_s == JobRequest(**asked).grace_s == grace_s
+    assert "grace_s" not in request.record()
+    other = read_request(asked | {"grace_s": 35.0 - grace_s})
+    assert read_request(other.record()) == other, "the default of the other class is written down"

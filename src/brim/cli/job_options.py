@@ -147,10 +147,6 @@ def merged(*sources: Options) -> dict[str, Any]:
     return both
 
 
-PADDING_GRACE_S: Final = 5.0
-"""Grace of a padding job that names none: regular jobs wait for it no longer. Ours, as in the twin."""
-
-
 def asked(options: Options) -> Asked:
     """Return what options say.
 
@@ -172,8 +168,6 @@ def asked(options: Options) -> Asked:
         fields["grace_s"] = _seconds("grace", options["grace"])
         if fields["grace_s"] > fields.get("time_limit_s", math.inf):
             raise _unclear("grace", options["grace"], f"no more than --time, which is {options['time']}")
-    elif options.get("class") == "padding":
-        fields["grace_s"] = PADDING_GRACE_S
     if "priority" in options:
         fields["priority"] = _whole("priority", options["priority"])
     if "class" in options:

@@ -47,6 +47,17 @@ _CAPTURE: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
+GRACE_S: Final = 30.0
+"""Grace of a job that names none. Ours."""
+PADDING_GRACE_S: Final = 5.0
+"""Grace of a padding job that names none: regular jobs wait for it no longer. Ours, as in the twin."""
+
+
+def grace_s_of(job_class: ServiceClass) -> float:
+    """Grace of a job of this class that names none, in seconds."""
+    return PADDING_GRACE_S if job_class == "padding" else GRACE_S
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
     """One job as its user asks for it; two requests are the same request if they are equal.
@@ -72,7 +83,7 @@ class JobRequest:
         begin_s: Unix time in seconds before which it does not start, 0 for none.
         deadline_s: Unix time in seconds at which it should have ended, 0 for none; for policies that read it.
         hold: Whether it waits until its user releases it.
-        grace_s: Seconds from the request to stop until its processes are killed.
+        grace_s: Seconds from the request to stop until its processes are killed; NONE for ``grace_s_of`` its class.
         requeue: Whether it is started again after its node is lost or it asks for that.
         attempts_max: Most failed attempts before it has failed.
         batch: Global batch in samples, NONE where not given.
@@ -105,7 +116,7 @@ class JobRequest:
     begin_s: int = 0
     deadline_s: int = 0
     hold: bool = False
-    grace_s: float = 30.0
+    grace_s: float = NONE
     requeue: bool = True
     attempts_max: int = 3
     batch: int = NONE
@@ -117,6 +128,8 @@ class JobRequest:
     array_limit: int = NONE
 
     def __post_init__(self) -> None:
+        if self.grace_s == NONE:
+            object.__setattr__(self, "grace_s", grace_s_of(self.job_class))
         for name, (expected, holds) in _EXPECTED.items():
             value = getattr(self, name)
             if not holds(value):
@@ -173,7 +186,7 @@ class JobRequest:
         A field that a later version adds is therefore absent from the record of a request that does not use it.
         """
         record: dict[str, Any] = {}
-        for name, default in _DEFAULTS.items():
+        for name, default in (_DEFAULTS | {"grace_s": grace_s_of(self.job_class)}).items():
             value = getattr(self, name)
             if value != default:
                 record[name] = list(value) if isinstance(value, tuple) else value

@@ -41,6 +41,7 @@ class PlanExecutor:
         self._leaving: dict[int, int] = {}  # GPU -> time at which the leaving job frees it
         self._saved_ms: dict[int, int] = {}  # job -> time at which its last save is done
         self._ran_ms: dict[int, int] = {}  # job that is resized -> running time of its attempt so far
+        self._ready_ms: dict[int, int] = {}  # the same job -> when its attempt made progress, or was to
         self._revocation = Revocation(overheads)
         self._before: dict[int, RunningJob] = {}  # padding job that is resized -> what it had
         self._leave_by: dict[type, Callable[[Any, int], None]] = {Preempt: self._preempt, Resize: self._leave_for}
@@ -66,12 +67,13 @@ class PlanExecutor:
         first = self._record.first_start_ms[job] == NONE
         analysis = self._analysis(action)
         start_ms = self._overheads.start_ms if first else self._overheads.restart_ms
-        before = self._before.pop(job, None)
+        before, ready_ms = self._before.pop(job, None), self._ready_ms.pop(job, 0)
         if before is not None:
             per_ms = self._attempts.pace_on(job, setting).per_ms
             start_ms = self._revocation.start_ms(before, self._attempts.gpus_of(setting), per_ms, now_ms)
         elif isinstance(action, Resize) and self._overheads.resize_ms is not None:
-            start_ms = 0  # it took its time before it had left the GPUs that it does not keep
+            # it took its time before it had left the GPUs that it does not keep; what was left of a start still is
+            start_ms = max(0, ready_ms - begin_ms)
         from_ms = begin_ms + start_ms + math.ceil(analysis.seconds * MS_PER_S)
         if setting.share_milli != self._specs[job].share_milli:
             self._record.other_shares.add(job)
@@ -118,7 +120,7 @@ class PlanExecutor:
         """A resized job leaves the GPUs it has; it takes the others when all jobs have left theirs."""
         self._record.resizes[action.job] += 1
         attempt, resize_ms = self._attempts.running[action.job], self._overheads.resize_ms
-        self._ran_ms[action.job] = attempt.ran_at(now_ms)
+        self._ran_ms[action.job], self._ready_ms[action.job] = attempt.ran_at(now_ms), attempt.from_ms
         leaving = Departure(self._overheads.save_ms if resize_ms is None else resize_ms, now_ms)
         if attempt.setting.revocable:
             self._before[action.job] = attempt

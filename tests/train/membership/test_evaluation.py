@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ import brim.train as bt
 from brim.errors import UserError
 from brim.gang.messages import ResizeRequest
 from brim.train.job_state import JobState
+from brim.train.membership import evaluation
 from brim.train.membership.commands import Commands
 from brim.train.membership.evaluation import random_numbers_kept
 from brim.train.position import Position
@@ -77,6 +79,34 @@ def exchange_of_large_values():
 def test_values_may_be_larger_than_what_the_store_of_pytorch_takes_at_once():
     for sums in on_ranks(2, exchange_of_large_values):
         assert sums == [[2_500_000.0 * (rank + turn) for rank in range(2)] for turn in range(4)]
+
+
+def ends_with_an_exchange():
+    """Rank 0, which holds the store, ends at once; the other is slow in deleting what all have read."""
+    run = bt.start()
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = run.loader(Rows("rows"), 16, workers=0)
+    for _ in run.epochs(1, steps=1):
+        for x, y in run.steps(loader):
+            run.backward(loss_of(model(x), y))
+            run.step()
+    delete = evaluation.delete_value
+
+    def slowly(store, key):
+        until_s = time.monotonic() + 1
+        while time.monotonic() < until_s:
+            store.check([key])  # fails once rank 0 has ended
+        delete(store, key)
+
+    if run.rank:
+        evaluation.delete_value = slowly
+    return [run.broadcast(f"turn {turn}") for turn in range(3)]
+
+
+def test_the_rank_with_the_store_may_end_after_the_last_exchange():
+    """What the others have still to do does not need it: BrokenGroupError would cost another attempt."""
+    assert on_ranks(2, ends_with_an_exchange) == [["turn 0", "turn 1", "turn 2"]] * 2
 
 
 def with_evaluations(evaluates):

@@ -111,14 +111,13 @@ class Evaluation:
         self._wait(group, keys)
         with _broken_group():
             found = [get_value(group.store, key) for key in keys.values()]
-            group.store.set(f"read/{keys[group.rank]}", "")
-        if group.hosts_store:  # it may end with this process, so wait until all have read
-            self._wait(group, {rank: f"read/{key}" for rank, key in keys.items()})
-        with _broken_group():
             if number > 2:  # all have answered the last one, so all have read the one before
                 old = f"gather/{who}/{number - 2}/{group.rank}"
                 delete_value(group.store, old)
                 group.store.delete_key(f"read/{old}")
+            group.store.set(f"read/{keys[group.rank]}", "")  # the last that is asked of the store: it may end now
+        if group.hosts_store:  # it may end with this process, so wait until all have read
+            self._wait(group, {rank: f"read/{key}" for rank, key in keys.items()})
         return found
 
     def _wait(self, group: ProcessGroup, keys: dict[int, str]) -> None:
