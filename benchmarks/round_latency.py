@@ -9,7 +9,11 @@ may exchange ten times as many jobs. The time includes the snapshot, the fits of
 plan's actions, but not the journal. The first rounds, which fill the empty cluster and fit the reports of every job on
 it, are printed beside the others and are not part of them.
 
-    python benchmarks/round_latency.py [PRESET ...] [--rounds N] [--start-s SECONDS]
+    python benchmarks/round_latency.py [PRESET ...] [--rounds N] [--start-s SECONDS] [--jobs N] [--gpus N] [--full]
+
+``--jobs 2000 --gpus 2000 --full`` is the full round of ``brim``: 2,000 jobs in all, queued or running. Every job then
+uses 10 to 90 % of its GPUs and up to half of their memory, nodes have 64 cores, and one job in ten is a padding job, so
+that sharing, feeding and filling have something to decide.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import argparse
 import time
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +33,7 @@ from brim.beliefs.work import TrueWork
 from brim.core.actions import Plan, Preempt, Resize, Start, Tune
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, Kind
-from brim.core.trace import trace_of
+from brim.core.trace import JobClass, trace_of
 from brim.engine.scheduler import Scheduler
 from brim.policies.presets import PRESETS
 from brim.policies.sockets import Policy
@@ -37,20 +42,32 @@ from brim.sim.truths.categories import drawn_jobs
 from brim.sim.truths.rigid import Rigid
 from brim.units import MS_PER_S
 
-QUEUED, ROUNDS, FIRST, ENDING, USERS = 10_000, 200, 10, 5, 200
-CLUSTER = parse_cluster("125x8xA100")
+QUEUED, GPUS, ROUNDS, FIRST, ENDING, USERS = 10_000, 1_000, 200, 10, 5, 200
+WIDTH = 8
+PADDING_SHARE = 0.1
 STEP_MS = 60_000
 START_S = 30.0
 """What the twin takes for a restart, and the beliefs until they know better (``beliefs/overheads.py``)."""
 
 
 class Load:
-    """A scheduler with a full queue, and the jobs that it runs."""
+    """A scheduler with a full queue, and the jobs that it runs.
 
-    def __init__(self, policy: Policy, start_s: float = START_S) -> None:
-        self.start_ms = round(start_s * MS_PER_S)
+    Args:
+        policy: What decides.
+        start_s: How long a start takes, in seconds.
+        jobs: Jobs in the queue; with ``full``, jobs that run counted too.
+        gpus: GPUs of the cluster.
+        full: Whether there is something to decide for sharing, feeding and filling.
+    """
+
+    def __init__(
+        self, policy: Policy, start_s: float = START_S, jobs: int = QUEUED, gpus: int = GPUS, full: bool = False
+    ) -> None:
+        self.start_ms, self.jobs, self.full = round(start_s * MS_PER_S), jobs, full
         self.rng = rng = np.random.default_rng(0)
-        total = QUEUED * 2
+        cluster = parse_cluster(f"{gpus // WIDTH}x{WIDTH}xA100{':cpus=64,mem=512GB' if full else ''}")
+        total = jobs * 2
         run_ms = (rng.lognormal(6, 2, total) * 1000).astype(np.int64) + 1000
         trace = trace_of(
             name="made up", format="benchmark", job_id=[str(job) for job in range(total)],
@@ -59,17 +76,22 @@ class Load:
             gpus=rng.choice([1, 2, 4, 8, 16, 32], size=total, p=[0.6, 0.12, 0.12, 0.12, 0.03, 0.01]),
             time_limit_ms=(run_ms * rng.uniform(1, 4, total)).astype(np.int64),
         )
+        if full:
+            trace = replace(
+                trace, gpu_util_milli=rng.integers(100, 900, total), gpu_mem_mib=rng.integers(1_000, 40_000, total),
+                job_class=np.where(rng.random(total) < PADDING_SHARE, int(JobClass.PADDING), trace.job_class),
+            )
         self.elastic = policy.resizes_running
-        self.truth = drawn_jobs(trace, CLUSTER, share=1.0) if self.elastic else Rigid(trace)
-        self.specs = specs_of(trace, CLUSTER, self.truth)
+        self.truth = drawn_jobs(trace, cluster, share=1.0) if self.elastic else Rigid(trace)
+        self.specs = specs_of(trace, cluster, self.truth)
         beliefs = Beliefs(run_times=TrueRunTimes(self.truth.run_ms)) if policy.oracle else Beliefs()
         if policy.oracle:
             beliefs = replace(beliefs, work=TrueWork(self.truth.total_samples()))
         if policy.asks_exchange:
             beliefs = replace(beliefs, exchange=measure_exchange(
-                self.truth.exchange, num_nodes=CLUSTER.num_nodes, gpus_per_node=int(CLUSTER.gpus_N.max()),
+                self.truth.exchange, num_nodes=cluster.num_nodes, gpus_per_node=int(cluster.gpus_N.max()),
             ))
-        self.scheduler = Scheduler(CLUSTER, policy, beliefs, users=user_names(trace))
+        self.scheduler = Scheduler(cluster, policy, beliefs, users=user_names(trace))
         self.running: set[int] = set()
         self.pace: dict[int, tuple[int, float, float]] = {}  # job -> (since, done by then, work per ms)
         self.actions: Counter[str] = Counter()
@@ -77,7 +99,8 @@ class Load:
 
     def submit(self, now_ms: int) -> None:
         """Fill the queue up."""
-        for _ in range(QUEUED - self.scheduler.state.num_waiting):
+        there = self.scheduler.state.num_waiting + (len(self.running) if self.full else 0)
+        for _ in range(self.jobs - there):
             spec = replace(self.specs[self.submitted], submit_ms=now_ms)
             self.scheduler.observe(Event(now_ms, Kind.SUBMITTED, spec.id, spec=spec))
             self.submitted += 1
@@ -130,9 +153,9 @@ class Load:
         return done
 
 
-def rounds_ms(name: str, rounds: int = ROUNDS, start_s: float = START_S) -> tuple[np.ndarray, np.ndarray, Load]:
+def rounds_ms(name: str, rounds: int = ROUNDS, **load_of: Any) -> tuple[np.ndarray, np.ndarray, Load]:
     """CPU milliseconds of the first rounds and of those after them, and what the policy did in the latter."""
-    load, taken = Load(PRESETS[name], start_s), []
+    load, taken = Load(PRESETS[name], **load_of), []
     load.submit(0)
     for step in range(FIRST + rounds):
         now_ms = step * STEP_MS + 1
@@ -156,15 +179,19 @@ def main() -> None:
     parser.add_argument("presets", nargs="*", metavar="PRESET", help="all, if none is named")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--start-s", type=float, default=START_S, help="how long a start takes, less than a minute")
+    parser.add_argument("--jobs", type=int, default=QUEUED)
+    parser.add_argument("--gpus", type=int, default=GPUS, help=f"a multiple of {WIDTH}")
+    parser.add_argument("--full", action="store_true", help="with something to share, to feed and to fill")
     options = parser.parse_args()
     if not 0 <= options.start_s < STEP_MS / MS_PER_S:
         parser.error(f"--start-s: found {options.start_s:g}, expected 0 to less than {STEP_MS // MS_PER_S}")
     names = options.presets or list(PRESETS)
+    how = {"start_s": options.start_s, "jobs": options.jobs, "gpus": options.gpus, "full": options.full}
     for elastic in {PRESETS[name].resizes_running for name in names}:
         rounds_ms("elastic" if elastic else "fifo", 3)  # compiles
     for name in names:
-        rounds_ms(name, 1)  # what this preset compiles besides
-        first, taken, load = rounds_ms(name, options.rounds, options.start_s)
+        rounds_ms(name, 1, **how)  # what this preset compiles besides
+        first, taken, load = rounds_ms(name, options.rounds, **how)
         done = ", ".join(f"{count / len(taken):.1f} {what}" for what, count in sorted(load.actions.items()))
         print(
             f"{name:15} {'elastic' if load.elastic else 'rigid':7} jobs   p50 {np.percentile(taken, 50):7.2f} ms   "

@@ -84,7 +84,8 @@ def cases(draw):
 def test_a_plan_carried_out_leaves_nothing_to_do(name, rounds, case):
     """With pollux a start costs nothing, so that ties between who runs and who waits are settled one by one.
 
-    The part for sharing takes jobs off that have more GPUs than their size, and starts them anew in the next round.
+    The part for sharing takes jobs off that have more GPUs than their size, and starts them anew in the next round; and
+    the size part counts a GPU for each job, so that it gives out a round later what is free because jobs share.
     """
     snapshot, known = case
     for _ in range(rounds):
