@@ -10,6 +10,7 @@ The bound is ours.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -50,6 +51,7 @@ class MemoryUse(NamedTuple):
     basis: IntArray
 
 
+@functools.cache
 def gpu_mib(gpu_type: str) -> int | None:
     """Memory of a GPU of this type, MiB: what its name says, or that of the smallest variant; None if not known.
 

@@ -105,6 +105,7 @@ class Room:
         self.why[(self.why == 0) & not_now] = Why.NOT_NOW
         self.sets = residents(snapshot, self.leaving)
         self._started: list[tuple[int, tuple[Gpu, ...]]] = []
+        self._takes: dict[tuple[Gpu, ...], bool] = {}  # whether all of these GPUs take new jobs
         is_open = nodes.is_open
         awake = is_open & ~nodes.asleep if nodes.asleep.size else is_open
         self._free = [self._left(is_open)] if awake is is_open else [self._left(awake), self._left(is_open)]
@@ -184,9 +185,13 @@ class Room:
 
     def _has_room(self, row: int, gpus: tuple[Gpu, ...]) -> bool:
         """Whether the nodes take new jobs, and have the cores and memory that the job asks for."""
-        node, gpu = np.array(gpus, dtype=np.int64).T
-        if not self.nodes.takes(node, gpu).all():
+        if gpus not in self._takes:
+            self._takes[gpus] = bool(self.nodes.takes(*np.array(gpus, dtype=np.int64).T).all())
+        if not self._takes[gpus]:
             return False
+        if not (self.jobs.cpu_milli[row] or self.jobs.mem_mib[row]):
+            return True
+        node = np.array([node for node, _ in gpus], dtype=np.int64)
         ranks = np.bincount(node, minlength=len(self.nodes))
         free = self._free[-1].node
         cpu, mem = ranks * self.jobs.cpu_milli[row], ranks * self.jobs.mem_mib[row]
