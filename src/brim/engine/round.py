@@ -31,9 +31,11 @@ from brim.engine.answers import (
     own_sizes,
 )
 from brim.engine.difference import difference
+from brim.engine.gate import gated
 from brim.engine.padding import Hidden, as_held, hidden
 from brim.engine.rows import reasons
 from brim.errors import PlanError
+from brim.policies.place.renaming import renamed
 from brim.policies.sockets import Policy, Sizes
 
 
@@ -141,6 +143,10 @@ def _regular(
         placed = own_grants(policy.place(seen, beliefs_for("place"), order, replaced(sizes)), size)  # 3 which GPUs
         check_grants(placed, snapshot)
         check_sizes_kept(placed, sizes, snapshot.jobs)
+    if policy.restart_horizon_ms:
+        sizes, placed = gated(
+            snapshot, beliefs_for("size"), order, sizes, renamed(snapshot, placed), policy.restart_horizon_ms
+        )
     return {socket: hides.column(stored) for socket, stored in memory.items()}, sizes, placed
 
 

@@ -134,6 +134,9 @@ class Policy:
         gap_ms: Shortest time between two rounds, if longer than the driver's.
         fixed_rounds: Rounds take place at whole multiples of ``period_ms`` only, as in a scheduler that wakes at fixed
             times.
+        restart_horizon_ms: Time within which what a round does to running jobs must pay for all restarts that it
+            causes, moved jobs included; else running jobs are left alone in this round. Nodes that are equal are
+            exchanged first, so that fewer move. 0: all changes are made as decided.
         oracle: Whether the policy needs true run times; the controller refuses such a policy.
         source: Paper or manual the policy comes from.
     """
@@ -147,6 +150,7 @@ class Policy:
     period_ms: int = 0
     gap_ms: int = 0
     fixed_rounds: bool = False
+    restart_horizon_ms: int = 0
     oracle: bool = False
     source: str = ""
 
@@ -157,7 +161,7 @@ class Policy:
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and self.name and self.name.isprintable()):
             raise ConfigError(f"policy name {self.name!r}: expected one or more printable characters")
-        for what in ("period_ms", "gap_ms"):
+        for what in ("period_ms", "gap_ms", "restart_horizon_ms"):
             value = getattr(self, what)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LONGEST_MS:
                 raise ConfigError(
