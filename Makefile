@@ -6,11 +6,12 @@ WORKERS := 4
 # Tests are rewritten when they are imported, which takes longer than all else there: written once, as src is
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all storms kernels lint regold bench clean
+.PHONY: demo test test-all storms kernels modules lint regold bench clean
 
+# Of 15,000 files of the libraries most are never imported: Python compiles the others when they are
 .venv/made: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
 demo: .venv/made  ## a cluster with eight training jobs, then a comparison on a synthetic trace
@@ -20,9 +21,9 @@ demo: .venv/made  ## a cluster with eight training jobs, then a comparison on a 
 	$(BIN)/brim sim compare out/philly.parquet --cluster 32x8xV100 --html out/compare.html --jobs out/jobs.parquet
 	@echo "page: $(CURDIR)/out/compare.html"
 
-# The kernels are compiled once, beside the linters, which use one core. Tests that measure time run alone.
+# What all workers need is compiled once, beside the linters. Tests that measure time run alone.
 test: .venv/made  ## every test, on samples of large enumerations; what is absent here is skipped with the reason
-	$(MAKE) --jobs 2 --output-sync lint kernels
+	$(MAKE) --jobs 2 --output-sync lint kernels modules
 	$(BIN)/pytest -q -m timing $(PYTEST) $$(grep -rl --include='*.py' mark.timing tests)
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m "not timing" $(PYTEST)
 
@@ -34,6 +35,9 @@ storms: .venv/made  ## 50 jobs through kills and resizes, and one through 1,000 
 
 kernels: .venv/made
 	$(BIN)/python -c 'from brim.cli import compiling; compiling.compile_first(compiling.kernels())'
+
+modules: .venv/made  # a worker that does so itself takes 54 s of CPU time instead of 8; what cannot be imported, the tests show
+	-$(BIN)/pytest -qq --collect-only >/dev/null
 
 lint: .venv/made
 	$(BIN)/ruff check .

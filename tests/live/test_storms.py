@@ -23,11 +23,11 @@ from brim.policies.sockets import Policy
 from brim.testing.elastic import restless
 from tests.live.users import random_life
 from tests.live.virtual import GAP_MS, Chances, Limits, VirtualCluster, Work, request
+from tests.sampling import sample
 
-SEEDS = 500
+SEEDS, GROUPS = sample((500, 5), (120, 3))
 FAILED_ONCE = (291, 319)
 """Seeds that once found a fault, which stay."""
-GROUPS = 5
 SITUATIONS = {
     "the controller crashed", "an agent died", "a gang was resized", "a gang was stopped", "time jumped",
     "a job came back and finished", "the disk was full", "a message was lost", "a gang was killed",

@@ -66,8 +66,8 @@ class Plain:
         self.between = LinearNDInterpolator(table[:, :3], table[:, 3:])
 
     def times_s(self, placement, local_batch):
-        turns = ["".join(map(str, [*placement[i:], *placement[:i]])) for i in range(len(placement))]
-        mine = [row for row in self.measured if row["placement"] == min(turns)]
+        least = min("".join(map(str, [*placement[i:], *placement[:i]])) for i in range(len(placement)))
+        mine = [row for row in self.measured if row["placement"] == least]
         if mine:
             values = np.array([[float(row["step_time"]), float(row["sync_time"])] for row in mine])
             return interp1d([int(row["local_bsz"]) for row in mine], values, axis=0)(local_batch)
