@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from brim.beliefs.beliefs import Beliefs
+from brim.core.trace import JobClass
 from brim.engine.round import run_round
 from brim.errors import ConfigError
 from brim.policies.factorial import switches
@@ -54,3 +55,12 @@ def test_residents_are_not_resized():
     snapshot = replace(snapshot, jobs=replace(snapshot.jobs, share_milli=np.full(3, 1000)))
     found = candidates(snapshot, Beliefs().speeds.of_jobs(snapshot), gpus_max=2)
     assert (found.stays.tolist(), found.active.tolist(), found.capacity) == ([1, 1, 0], [False, False, True], 2)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_padding_wakes_no_node_to_save_energy(name):
+    padding = job(job_class=JobClass.PADDING, gpus_min=1, gpus_max=2, batch=8)
+    snapshot = snapshot_of("2x1xV100", job(on=[(0, 0)]), padding, now=10)
+    snapshot = replace(snapshot, nodes=replace(snapshot.nodes, asleep=np.array([False, True])))
+    wanted = run_round(snapshot, Beliefs(), PRESETS[name]).grants
+    assert wanted.job.tolist() == ([0] if name == "brim-energy" else [0, 1])

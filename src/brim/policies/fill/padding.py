@@ -42,6 +42,7 @@ class Padding:
 
     Attributes:
         join_ratio: How much longer than that a gap has to be. 1: as soon as it pays on the median gap. Ours.
+        wakes_nodes: Whether nodes that sleep are filled, too.
 
     Source:
         PaddingTorch, Computer Science 51(9), 2024 (the idea of padding load). Order, throttle and victims are ours.
@@ -51,6 +52,7 @@ class Padding:
     fill_period_ms: ClassVar[int] = MS_PER_MIN
     """A gap that was too short to join may turn out to be a long one: once a minute is often enough. Ours."""
     join_ratio: float = 1.0
+    wakes_nodes: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.join_ratio < float("inf"):
@@ -64,6 +66,8 @@ class Padding:
         if not len(rows):
             return grants
         left = _Left.of(snapshot, beliefs, grants)
+        if not self.wakes_nodes and snapshot.nodes.asleep.size:
+            left.opened &= ~snapshot.nodes.asleep[left.node]
         gangs = {row: _kept(row, snapshot, left) for row in rows.tolist()}
         speeds = _speeds(rows, snapshot, beliefs, left)
         too_short = self._grow(gangs, speeds, snapshot, left)
