@@ -226,7 +226,9 @@ def main() -> None:
         for name in ("padded", "without")
     }
     sides = {name: json.loads(one.communicate()[0]) for name, one in running.items()}
-    print(f"load at the end {os.getloadavg()[0]:.1f}")
+    print(f"load at the end {os.getloadavg()[0]:.1f}", flush=True)
+    if options.keep:
+        (options.keep / "sides.json").write_text(json.dumps(sides))
     report(arrivals(options.seconds, options.seed), sides, steps, options.policy)
 
 

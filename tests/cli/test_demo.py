@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from brim.cli.demo import JOBS, plan, rehearse
+from brim.cli.demo import JOBS, PADDING, plan, rehearse
+from brim.core.trace import JobClass
 from tests.cli.commands import brim
 from tests.sampling import sample
 
@@ -69,15 +70,19 @@ def sleeping(folder: Path) -> int:
 
 @pytest.mark.parametrize("slower", [1.0, 1.5, 3.0])
 @pytest.mark.parametrize("start_ms", [200, 3_000])
-def test_the_policy_preempts_a_job_of_the_plan_and_resizes_two(slower: float, start_ms: int) -> None:
+def test_it_preempts_a_regular_job_and_resizes_two_and_padding_returns(slower: float, start_ms: int) -> None:
     twin = rehearse(slower, start_ms)
-    assert twin.preemptions.sum() >= 1
-    assert twin.resizes.sum() >= 2
+    regular = twin.trace.job_class == JobClass.REGULAR
+    assert twin.preemptions[regular].sum() >= 1
+    assert twin.resizes[regular].sum() >= 2
+    assert twin.preemptions[~regular].sum() + twin.resizes[~regular].sum() >= 1
+    assert twin.finish_ms[~regular][0] > twin.finish_ms[regular].min(), "the padding job had to wait for others"
     assert twin.finish_ms.max() < 180_000
 
 
-def test_the_plan_has_eight_jobs_of_three_users() -> None:
+def test_the_plan_has_eight_regular_jobs_of_three_users_and_a_padding_job() -> None:
     assert len(JOBS) == 8
+    assert [job.is_padding for job in plan()] == [True] + 8 * [False]
     assert {job.user for job in plan()} == {"ana", "bo", "cem"}
 
 
@@ -92,10 +97,12 @@ def test_the_jobs_finish_and_the_table_has_live_and_replay_side_by_side(tmp_path
                           timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert {job["user"] for job in result["jobs"]} == sample({"ana", "bo", "cem"}, {"ana", "bo"})
+    assert {job["user"] for job in result["jobs"]} == {"ana", "bo", "cem"}
     assert all(job["jct_s"] > 0 and job["jct_twin_s"] > 0 for job in result["jobs"])
     assert sum(job["preemptions"] for job in result["jobs"]) >= sample(1, 0)
     assert sum(job["resizes"] for job in result["jobs"]) >= sample(2, 0)
+    padding = next(job for job in result["jobs"] if job["name"] == PADDING[0])
+    assert padding["preemptions"] + padding["resizes"] >= 1, "it has given slots away"
     log = (out / "state" / "agent" / "attempts" / "1-1" / "log" / "rank-0.log").read_text()
     assert "accuracy on digits not seen" in log
     assert of_cluster(out) == []

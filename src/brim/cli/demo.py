@@ -1,7 +1,8 @@
-"""``brim demo``: a cluster on this machine, eight real training jobs of three people, and the twin's replay of them.
+"""``brim demo``: a cluster on this machine, nine real training jobs of three people, and the twin's replay of them.
 
-The cluster is the one of ``brim up``, with a controller and an agent of its own that end with the demo; the jobs are
-submitted as ``brim submit`` does it, and the controller decides who runs, on how many slots, and who is preempted.
+One of them is a padding job: it fills idle slots, leaves when the others come, and comes back by itself. The cluster is
+that of ``brim up``, with a controller and an agent of its own that end with the demo; the jobs are submitted as ``brim
+submit`` does it, and the controller decides who runs, on how many slots, and who is preempted.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ BATCH: Final = 64
 SAMPLE_MS: Final = 2.0
 """Least time that a rank takes for a sample: a step takes 128 ms on one slot and 32 ms on four, whatever else this
 machine does. Without it, four ranks on two cores would be as slow as two."""
-JOBS: Final = (  # seconds after the first one runs, name, slots, steps
+PADDING: Final = ("cem-pad", "1-4", 130)
+"""The padding job: name, slots, steps. It comes first; about 40 steps are left when it has to leave."""
+ALONE_S: Final = 3.0
+"""Time that it runs before the others come."""
+JOBS: Final = (  # seconds after the first of them comes, name, slots, steps
     (0.0, "ana-1", "1-4", 420), (0.0, "bo-1", "1-4", 340), (0.0, "cem-1", "2", 260), (6.0, "ana-2", "1", 100),
     (7.0, "bo-2", "1", 80), (26.0, "cem-2", "1-4", 200), (28.0, "bo-3", "2", 100), (30.0, "cem-3", "1", 60),
 )
@@ -66,7 +71,7 @@ def demo(
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:
-    """Run eight real training jobs on a cluster of four CPU slots, which ends with it, and replay them: 90 s."""
+    """Run nine real training jobs on a cluster of four CPU slots, which ends with it, and replay them: 100 s."""
     from rich.console import Console
 
     from brim.cli.demo_replay import replay_of
@@ -132,16 +137,17 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 
 def plan() -> tuple[Planned, ...]:
-    """The eight jobs."""
+    """The padding job, and the eight regular ones."""
     from brim.cli.session import Planned
 
+    jobs = [(0.0, *PADDING), *((ALONE_S + at_s, name, gpus, steps) for at_s, name, gpus, steps in JOBS)]
     return tuple(
         Planned(
-            at_ms=round(at_s * 1000), name=name, gpus=gpus, samples=steps * BATCH,
+            at_ms=round(at_s * 1000), name=name, gpus=gpus, samples=steps * BATCH, is_padding=not row,
             words=(sys.executable, str(SCRIPT), "--steps", str(steps), "--checkpoint", name, "--sample-ms",
                    str(SAMPLE_MS)),
         )
-        for at_s, name, gpus, steps in JOBS
+        for row, (at_s, name, gpus, steps) in enumerate(jobs)
     )
 
 
@@ -174,6 +180,7 @@ def rehearse(slower: float = 1.0, start_ms: int = 200) -> Replay:
     trace = trace_of(
         name="the demo's plan", format="live", job_id=[job.name for job in jobs], gpus=least,
         submit_ms=[job.at_ms + start_ms * (job.at_ms > 0) for job in jobs], batch=[BATCH] * len(jobs),
+        job_class=[job.job_class for job in jobs],
     )
     rate_G = np.arange(1, SLOTS + 1) * 1_000 / SAMPLE_MS / slower
     rate_JG = np.tile(rate_G, (len(jobs), 1))
@@ -249,7 +256,7 @@ def _submit(at: Client, job: Planned, work: Path) -> int:
     from brim.cli.job_options import asked
 
     options = {"name": job.name, "gpus": job.gpus, "batch": str(BATCH), "chdir": str(work), "time": "10m",
-               "grace": f"{GRACE_S:g}s"}  # fmt: skip
+               "grace": f"{GRACE_S:g}s", "class": job.job_class.name.lower()}  # fmt: skip
     (request,) = requests_of(work_of(job.words), asked(options), {})
     # a rigid job may be one process on all of its devices: these have a rank on each
     return at.submit([replace(request, ranks="per-gpu", local_batch_max=BATCH)])[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +18,7 @@ from brim.core.trace import NONE, trace_of
 from brim.engine.journal import Journal
 from brim.policies.sockets import Policy
 from brim.sim.faults import Drain, Faults
-from brim.sim.overheads import Overheads
+from brim.sim.overheads import Overheads, PaddingCosts
 from brim.sim.truths.seen import SeenRates
 from brim.sim.twin import ReplaySettings, replay
 from brim.units import MS_PER_S
@@ -115,7 +115,11 @@ class LiveAndTwin:
             f"speeds of this session on each number of slots, and its medians: {costs.start_ms} ms to start a job, "
             f"{costs.save_ms} ms to leave the slots, {costs.restart_ms} ms to start again. It starts nothing in the "
             f"first {costs.ready_ms / MS_PER_S:.1f} s, in which the agent loaded PyTorch, and knows the speed of a job "
-            "as soon as it runs."
+            "as soon as it runs." + "".join(
+                f" {planned.name} is a padding job: it has the slots that the others leave, and gives them back when "
+                "they come; the replay, in which these grow sooner, leaves it less." for planned in self.session.plan
+                if planned.is_padding
+            )
         )
 
 
@@ -134,6 +138,7 @@ def replay_of(session: Session, cluster: Cluster, policy: Policy, batch: int) ->
         submit_ms=[job.submit_ms for job in jobs], user=[users.index(planned.user) for planned in plan],
         gpus=[job.request.gpus for job in jobs], batch=[batch] * len(jobs),
         time_limit_ms=[job.request.time_limit_s * MS_PER_S or NONE for job in jobs],
+        job_class=[planned.job_class for planned in plan],
     )
     truth = SeenRates(
         trace, np.tile(seen_rates(session, cluster.num_gpus), (len(jobs), 1)),
@@ -141,7 +146,13 @@ def replay_of(session: Session, cluster: Cluster, policy: Policy, batch: int) ->
         gpus_min=limits[:, 0], gpus_max=limits[:, 1],
     )
     settings = ReplaySettings(
-        overheads=Overheads.of_live(start_ms=costs.start_ms, restart_ms=costs.restart_ms, save_ms=costs.save_ms),
+        overheads=replace(
+            Overheads.of_live(start_ms=costs.start_ms, restart_ms=costs.restart_ms, save_ms=costs.save_ms),
+            padding=PaddingCosts(
+                grace_ms=max((round(job.request.grace_s * MS_PER_S) for job in jobs), default=0),
+                join_ms=costs.start_ms,
+            ),
+        ),
         faults=Faults(drains=(Drain(nodes=(0,), start_ms=0, end_ms=costs.ready_ms),) if costs.ready_ms > 0 else ()),
     )
     twin = replay(trace, cluster, policy, settings, truth=truth, journal=Journal())

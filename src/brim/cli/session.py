@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from brim.cli.watch import Board, Row, Stretch
+from brim.core.trace import JobClass
 from brim.units import MS_PER_S
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Planned:
         gpus: Devices that it asks for, as for ``brim submit``.
         samples: Samples that it trains on in all.
         words: Its command.
+        is_padding: Whether it is a padding job.
     """
 
     at_ms: int
@@ -43,6 +45,12 @@ class Planned:
     gpus: str
     samples: int
     words: tuple[str, ...]
+    is_padding: bool = False
+
+    @property
+    def job_class(self) -> JobClass:
+        """Its class."""
+        return JobClass.PADDING if self.is_padding else JobClass.REGULAR
 
     @property
     def user(self) -> str:

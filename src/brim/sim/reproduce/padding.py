@@ -19,6 +19,7 @@ import numpy as np
 from brim.beliefs.throughput import step_s
 from brim.core.arrays import IntArray
 from brim.core.cluster import Cluster
+from brim.core.prices import Prices
 from brim.core.replay import Replay, Runs
 from brim.core.trace import NONE, JobClass, Trace, trace_of
 from brim.errors import ConfigError
@@ -34,8 +35,8 @@ ALONE_MS: Final = 2 * MS_PER_H
 """Time of the padding job on four GPUs of its own: so that a third of a window's GPU time makes it last one window."""
 REPEATS: Final = 16
 """How often the windows are repeated; a job that needs longer is said not to have ended."""
-PRICE: Final = 0.13
-"""Price of padding relative to a reserved GPU: 0.16 / (1 + o) for an overhead o of a quarter."""
+PRICE: Final = Prices(gpu_hour=1.0).of("padding")
+"""Price of padding relative to a reserved GPU, as in bills: 0.16 / (1 + o) for an overhead o of a quarter."""
 IMPLIED_IDLE: Final = 1.43 / 4
 """Share of GPU time that 2.8 times the time means for an overhead of 0: 4 / 2.8 of four GPUs are held on average."""
 PUBLISHED: Final = {"time": 2.8, "cost": -0.84, "utilisation": 0.258}
