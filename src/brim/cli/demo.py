@@ -49,13 +49,13 @@ BATCH: Final = 64
 SAMPLE_MS: Final = 2.0
 """Least time that a rank takes for a sample: a step takes 128 ms on one slot and 32 ms on four, whatever else this
 machine does. Without it, four ranks on two cores would be as slow as two."""
-PADDING: Final = ("cem-pad", "1-4", 130)
-"""The padding job: name, slots, steps. It comes first; about 40 steps are left when it has to leave."""
+PADDING: Final = ("cem-pad", "1-4", 175)
+"""The padding job: name, slots, steps. It comes first; about 70 steps are left when it has to leave."""
 ALONE_S: Final = 3.0
 """Time that it runs before the others come."""
 JOBS: Final = (  # seconds after the first of them comes, name, slots, steps
-    (0.0, "ana-1", "1-4", 420), (0.0, "bo-1", "1-4", 340), (0.0, "cem-1", "2", 260), (6.0, "ana-2", "1", 100),
-    (7.0, "bo-2", "1", 80), (26.0, "cem-2", "1-4", 200), (28.0, "bo-3", "2", 100), (30.0, "cem-3", "1", 60),
+    (0.0, "ana-1", "1-4", 420), (0.0, "bo-1", "1-4", 340), (0.0, "cem-1", "2", 240), (6.0, "ana-2", "1", 100),
+    (7.0, "bo-2", "1", 80), (26.0, "cem-2", "1-4", 200), (28.0, "bo-3", "2", 90), (30.0, "cem-3", "1", 60),
 )
 """Two jobs that can be resized and a rigid one fill the slots, and two small ones take the place of the rigid one. The
 slots that they leave go to whoever can use them, and the rigid job continues when there are two of them."""
