@@ -49,6 +49,8 @@ STEP_S: Final = 0.1
 MICRO_S: Final = 0.05
 BATCH: Final = 16
 LOOK_S: Final = 0.1
+WARM: Final = 3
+"""Jobs before it: a padding job whose first start took 9 s believed for minutes that joining costs so much."""
 SLACK_S: Final = 2.0
 """How much longer than the grace of the padding job a regular job may wait because of it."""
 FOLDER: Final = Path(__file__).parent
@@ -79,9 +81,10 @@ def run_side(at: Client, plan: Arrivals, seconds: float, steps: int, folder: Pat
                 name=f"regular{row}", gpus="1")
         for row, (_, regular) in enumerate(plan)
     ]
-    at.submit([request([sys.executable, TRAINING, "4", "0"], name="warm", gpus="1")])
-    while at.jobs().jobs:  # the agent has loaded PyTorch when it has ended
-        time.sleep(LOOK_S)
+    for _ in range(WARM):  # the agent has loaded PyTorch then, and forks what it starts from there
+        at.submit([request([sys.executable, TRAINING, "4", "0"], name="warm", gpus="1-2")])
+        while at.jobs().jobs:
+            time.sleep(LOOK_S)
     begin_s, ids, held = time.monotonic(), list[int](), {True: 0.0, False: 0.0}
     pad = NONE
     if steps:

@@ -49,7 +49,7 @@ BATCH: Final = 64
 SAMPLE_MS: Final = 2.0
 """Least time that a rank takes for a sample: a step takes 128 ms on one slot and 32 ms on four, whatever else this
 machine does. Without it, four ranks on two cores would be as slow as two."""
-PADDING: Final = ("cem-pad", "1-4", 175)
+PADDING: Final = ("cem-pad", "1-4", 165)
 """The padding job: name, slots, steps. It comes first; about 70 steps are left when it has to leave."""
 ALONE_S: Final = 3.0
 """Time that it runs before the others come."""
