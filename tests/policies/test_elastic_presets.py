@@ -150,8 +150,8 @@ class FastForAll:
 class SomeWork:
     """All have some work left, later jobs more."""
 
-    def remaining_samples(self, snapshot):
-        return np.linspace(1e3, 1e6, len(snapshot.jobs))
+    def left_gpu_ms(self, snapshot, per_sample):
+        return np.linspace(1e3, 1e6, len(snapshot.jobs))[:, None] * per_sample[:, None]
 
 
 @pytest.mark.parametrize("name", ELASTIC)

@@ -10,7 +10,7 @@ from brim.beliefs.interference import Interference
 from brim.beliefs.loading import Loading
 from brim.beliefs.runtime import RunTimes, UserLimits
 from brim.beliefs.speeds import SeenSpeeds
-from brim.beliefs.work import AsMuchAgain, Work
+from brim.beliefs.work import EndedJobs, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Beliefs:
 
     run_times: RunTimes = field(default_factory=UserLimits)
     speeds: SeenSpeeds = field(default_factory=SeenSpeeds)
-    work: Work = field(default_factory=AsMuchAgain)
+    work: Work = field(default_factory=EndedJobs)
     in_place_ms: float | None = None
     exchange: ExchangeTimes | None = None
     interference: Interference = field(default_factory=Interference)

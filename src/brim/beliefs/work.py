@@ -1,35 +1,110 @@
-"""Models of a job's remaining work: the truth for oracles, or as much as was already done."""
+"""Models of a job's remaining work: what ended jobs tell about it, or the truth for oracles."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
-from brim.core.arrays import FloatArray
+from brim.core.arrays import FloatArray, IntArray, frozen
+from brim.core.ended_work import TOTALS_KEPT
 from brim.core.snapshot import Snapshot
+from brim.core.state import SERVICE_EDGES_GPU_MS
+from brim.core.trace import NONE
+from brim.units import MS_PER_MIN
+
+QUANTILES: Final[FloatArray] = frozen(np.array([0.1, 0.3, 0.5, 0.7, 0.9]))
+"""Probabilities that less is left, of the columns in which a belief is given: the middles of five equal parts."""
+UNKNOWN_GPU_MS: Final = 30 * MS_PER_MIN
+"""Median GPU time that a new job is believed to need while no job has ended. Ours."""
+OTHERS: Final = 1.0
+"""Weight of all ended jobs together, beside 1 for each ended job of the same model. Ours: one of its like tells as much
+about a job as everybody else."""
+STILL_RUNNING: Final = 0.1
+"""Weight of a running job that has outlived all ended jobs of its model. Ours: when it will end is a guess, but where
+no other total tells of longer jobs, it is the best there is."""
+ALIKE: Final = 1.05
+"""A job that needs at most this many times the work of an ended one may be the same work. Ours."""
 
 
 class Work(Protocol):
     """A model of remaining work."""
 
-    def remaining_samples(self, snapshot: Snapshot) -> FloatArray:
-        """Samples each job still needs (``Report.samples_done``), NaN where not known (J,)."""
+    def left_gpu_ms(self, snapshot: Snapshot, per_sample: FloatArray) -> FloatArray:
+        """GPU time that each job is believed to need yet on its fewest GPUs, >= 0, at ``QUANTILES`` (J, Q).
+
+        Args:
+            snapshot: Snapshot of the cluster.
+            per_sample: GPU time of one sample (``Report.samples_done``) there, in ms, NaN where not known (J,).
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class AsMuchAgain:
-    """As much work as was already done: the median when only the past is known and long jobs are common.
+class EndedJobs:
+    """A job needs what ended jobs needed that needed more than it has had: those of its model, and, less, all others.
+
+    Of its model, ended jobs count by their samples, and a running job that has done more than all of these as one that
+    will end at twice that: so of several jobs of a model that none has completed yet, those that have done more have
+    less to do. Of others, the service that they received counts. A job that has outlived all of them has more than x
+    times what it has done left with probability 1 / (1 + x).
 
     Source:
-        Harchol-Balter, Downey, Exploiting Process Lifetime Distributions, ACM TOCS 1997: lifetimes with P(T > t) ~ 1/t.
+        Ours. The distribution beyond all that is known: Harchol-Balter, Downey, Exploiting Process Lifetime
+        Distributions, ACM TOCS 1997 (P(T > t) ~ 1/t).
     """
 
-    def remaining_samples(self, snapshot: Snapshot) -> FloatArray:
+    def left_gpu_ms(self, snapshot: Snapshot, per_sample: FloatArray) -> FloatArray:
         """See ``Work``."""
-        return np.where(snapshot.jobs.samples_done > 0, snapshot.jobs.samples_done, np.nan)
+        jobs = snapshot.jobs
+        measured = per_sample > 0
+        done = np.where(measured, jobs.samples_done * np.where(measured, per_sample, 0.0), jobs.service_gpu_ms)
+        model = np.where(measured, jobs.profile, NONE)
+        keys = np.stack((model, done, np.where(model != NONE, per_sample, 0.0)), axis=1)
+        alike, first, row_of = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        samples, own_weight = _of_models(snapshot, model[first])
+        others, weight = _others(snapshot.ended_service)
+        left = _left(
+            np.hstack((np.tile(others, (len(alike), 1)), samples * alike[:, 2:])),
+            np.hstack((np.tile(weight, (len(alike), 1)), own_weight)), alike[:, 1],
+        )
+        return left[row_of.reshape(-1)]
+
+
+def _others(ended: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Service of ended jobs, GPU ms, by bins that hold any, and their weights, ``OTHERS`` in all."""
+    upper = np.append(SERVICE_EDGES_GPU_MS[1:], 2 * SERVICE_EDGES_GPU_MS[-1])
+    held = np.flatnonzero(ended)
+    return (SERVICE_EDGES_GPU_MS[held] + upper[held]) / 2, OTHERS * ended[held] / max(int(ended.sum()), 1)
+
+
+def _of_models(snapshot: Snapshot, model: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Totals, in samples, that speak of jobs of these models (R,), and their weights, 0 where there are none (R, T)."""
+    jobs = snapshot.jobs
+    totals, weights = (np.zeros((len(model), TOTALS_KEPT + 1)) for _ in range(2))
+    for code in np.unique(model[model != NONE]).tolist():
+        rows = np.flatnonzero(model == code)[:, None]
+        ended, most = snapshot.ended_work.of(code), float(jobs.samples_done[jobs.profile == code].max())
+        totals[rows, : len(ended)], weights[rows, : len(ended)] = ended, 1.0
+        if most > ended.max(initial=0.0) * ALIKE:
+            totals[rows, -1], weights[rows, -1] = 2 * most, STILL_RUNNING
+    return totals, weights
+
+
+def _left(total: FloatArray, weight: FloatArray, done: FloatArray) -> FloatArray:
+    """Quantiles of what is left, of totals with weights (R, T), for jobs that have done so much (R, Q)."""
+    just_outlived = (total <= done[:, None]) & (done[:, None] < total * ALIKE)
+    total = np.where(just_outlived, done[:, None] * ALIKE, total)
+    weight = np.where(total > done[:, None], weight, 0.0)
+    order = np.argsort(np.where(weight > 0, total, np.inf), axis=1, kind="stable")
+    total, weight = np.take_along_axis(total, order, axis=1), np.take_along_axis(weight, order, axis=1)
+    ends = np.cumsum(weight, axis=1)
+    at = (ends[:, None, :] < QUANTILES[:, None] * ends[:, -1:, None]).sum(axis=2)
+    known = np.take_along_axis(total, np.minimum(at, total.shape[1] - 1), axis=1) - done[:, None]
+    again = np.maximum(done, UNKNOWN_GPU_MS)[:, None] * QUANTILES / (1.0 - QUANTILES)
+    left: FloatArray = np.where(ends[:, -1:] > 0, known, again)
+    return left
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +113,7 @@ class TrueWork:
 
     total_samples: FloatArray
 
-    def remaining_samples(self, snapshot: Snapshot) -> FloatArray:
-        """See ``Work``; never negative, even after rounding."""
-        return np.maximum(self.total_samples[snapshot.jobs.id] - snapshot.jobs.samples_done, 0.0)
+    def left_gpu_ms(self, snapshot: Snapshot, per_sample: FloatArray) -> FloatArray:
+        """See ``Work``; NaN where it is not known, never negative, even after rounding."""
+        left = np.maximum(self.total_samples[snapshot.jobs.id] - snapshot.jobs.samples_done, 0.0) * per_sample
+        return np.repeat(left[:, None], len(QUANTILES), axis=1)

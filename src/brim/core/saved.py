@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from brim.core.arrays import IntArray
 from brim.core.cluster import Cluster
+from brim.core.ended_work import EndedWorkBook
 from brim.core.lifecycle import Phase
 from brim.core.seen import SeenStepTimes
 from brim.core.slowdowns import SeenSlowdowns
@@ -53,7 +54,7 @@ def state_bytes(state: ClusterState, beside: Mapping[str, Any] | None = None) ->
         "size_lists": [list(sizes) for sizes in state._size_lists],
         "seen": [[job, state._seen._profile[job], _means(means)] for job, means in state._seen._of_job.items()],
         "seen_of_profile": [[profile, _means(means)] for profile, means in state._seen._of_profile.items()],
-        "slowdowns": state._slowdowns.plain(), "beside": dict(beside or {}),
+        "slowdowns": state._slowdowns.plain(), "ended_work": state._work.plain(), "beside": dict(beside or {}),
     }
     if state.gaps is not None:
         arrays |= {"gaps.since_ms": state.gaps.since_ms, "gaps.past_ms": state.gaps.past_ms}
@@ -86,7 +87,8 @@ def state_of(data: bytes, cluster: Cluster) -> tuple[ClusterState, dict[str, Any
     state._size_lists = {tuple(sizes): code for code, sizes in enumerate(plain["size_lists"])}
     state._usage = _usage(plain, arrays)
     state._seen = _seen(plain)
-    state._slowdowns = SeenSlowdowns.of_plain(plain.get("slowdowns", ()))  # states of earlier versions have none
+    state._slowdowns = SeenSlowdowns.of_plain(plain.get("slowdowns", ()))
+    state._work = EndedWorkBook(plain.get("ended_work", ()))  # states of earlier versions have neither
     return state, plain["beside"]
 
 

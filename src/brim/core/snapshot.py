@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from brim.core.arrays import IntArray, frozen
+from brim.core.ended_work import NO_WORK, EndedWork
 from brim.core.gaps import IdleGaps
 from brim.core.setting import Rank, Setting
 from brim.core.tables import (
@@ -56,6 +57,7 @@ class Snapshot:
         seen: Step times that jobs reported.
         memory: What the parts of the policy stored in earlier rounds.
         slowdowns: Slowdowns that jobs reported beside neighbours on their GPUs.
+        ended_work: Samples on which ended jobs of each model trained.
         gaps: Gaps between regular jobs, for a policy whose fill part takes padding jobs.
     """
 
@@ -69,6 +71,7 @@ class Snapshot:
     seen: SeenSteps
     memory: Memory = field(default_factory=Memory)
     slowdowns: SlowdownTable = NO_SLOWDOWNS
+    ended_work: EndedWork = NO_WORK
     gaps: IdleGaps = field(default_factory=IdleGaps)
 
     def setting_of(self, row: int) -> Setting | None:

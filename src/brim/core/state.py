@@ -29,6 +29,7 @@ from brim.core.columns import (
     ranks_of,
     release,
 )
+from brim.core.ended_work import EndedWorkBook
 from brim.core.events import Event, JobSpec, Kind
 from brim.core.gaps import GapBook, IdleGaps
 from brim.core.lifecycle import TRANSITIONS, Phase, next_phase
@@ -67,6 +68,7 @@ _NEW_JOB: Final = {"phase": Phase.PENDING, "first_start_ms": NONE, "running_sinc
 assert JOB_FLOAT_COLUMNS == (
     "samples_done", "samples_per_s", "grad_var", "grad_sqr", "loss", "slowdown_ratio", "loader_wait_ratio",
 )
+_SAMPLES_DONE: Final = JOB_FLOAT_COLUMNS.index("samples_done")
 _NOTHING_KNOWN: Final = (0.0, 0.0, *[np.nan] * 5)
 assert JOB_COLUMNS[: len(_SPEC)] == _SPEC  # layout contract of this file, checked at import
 
@@ -117,6 +119,7 @@ class ClusterState:
         self._reported_ms = np.zeros(_INITIAL_ROWS, dtype=np.int64)  # when ``samples_done`` was true, by slot
         self._seen = SeenStepTimes()
         self._slowdowns = SeenSlowdowns()
+        self._work = EndedWorkBook()
         self._memory: dict[str, IntArray] = {}  # by socket and slot
         self._used = 0
         self._alive = 0
@@ -462,10 +465,11 @@ class ClusterState:
         return ResidentSet(who, int(self.cluster.gpu_type_N[on_gpu[_NODE_ROW, 0]]), tuple(sorted(others)))
 
     def _learn(self, slot: int) -> None:
-        """Store what estimates need of a finished job: its run time for its user, its service in the histogram."""
+        """Store what estimates need of a finished job: run time by user, service in the histogram, work by model."""
         block = self._block
         self._usage.completed(block.item(_USER, slot), block.item(_RUN, slot))
         self._ended[bisect_right(_EDGES, block.item(_SERVICE, slot)) - 1] += 1
+        self._work.add(block.item(_PROFILE, slot), self._floats.item(_SAMPLES_DONE, slot))
 
     def _make_room(self) -> None:
         self._close_holes()
@@ -535,6 +539,7 @@ class ClusterState:
             seen=self._seen.freeze(rows_of),
             memory=memory,
             slowdowns=self._slowdowns.freeze(),
+            ended_work=self._work.freeze(),
             gaps=IdleGaps() if self.gaps is None else self.gaps.freeze(),
         )
 

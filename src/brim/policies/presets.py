@@ -26,6 +26,7 @@ from brim.policies.place.packing import PackedPairs, RandomPairs
 from brim.policies.place.parts import Consolidate, Fragmentation, Misfit, Spread, WorstFit
 from brim.policies.place.repack import Repack
 from brim.policies.size.as_asked import AsAsked
+from brim.policies.size.completion_time import CompletionTime
 from brim.policies.size.dynamic_program import DynamicProgram
 from brim.policies.size.goodput import Goodput, PolluxFitness
 from brim.policies.size.marginal import MarginalGain
@@ -132,7 +133,7 @@ _ROWS: Final = (
 )
 PARTS: Final[dict[str, tuple[type, ...]]] = {
     "order": (Arrival, ShortestJob, ShortestRemaining, LeastAttained, Gittins, ServiceQueues, TwoQueues, MaxMin),
-    "size": (AsAsked, DynamicProgram, MarginalGain, PolluxFitness, Goodput),
+    "size": (AsAsked, DynamicProgram, MarginalGain, PolluxFitness, Goodput, CompletionTime),
     "place": (Consolidate, Spread, Fragmentation, WorstFit, Repack, EnergySharing, RandomPairs, PackedPairs),
     "feed": (Even, EqualPerJob, EqualPerRank, Fixed, Throughput),
     "fill": (NoFill, Padding),

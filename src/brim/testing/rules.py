@@ -15,6 +15,7 @@ from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserLimits
 from brim.core.actions import Preempt, Reject, Resize, Tune, setting_in
 from brim.core.arrays import IntArray, frozen
+from brim.core.ended_work import EndedWork
 from brim.core.lifecycle import Phase
 from brim.core.replay import Replay
 from brim.core.setting import Setting
@@ -371,7 +372,8 @@ def relabelled(snapshot: Snapshot, beliefs: Beliefs) -> Iterator[tuple[str, Snap
     }
     yield "the grants listed in reverse", replace(snapshot, grants=replace(grants, **columns)), beliefs
     seen = snapshot.seen
-    most = int(max(jobs.profile.max(initial=NONE), seen.profile.max(initial=NONE)))
+    codes = jobs.profile, seen.profile, snapshot.ended_work.profile
+    most = int(max(column.max(initial=NONE) for column in codes))
     turned = np.append(np.arange(most + 1)[::-1], NONE)  # NONE indexes the last cell, which stays NONE
     profile = turned[seen.profile]
     listed = np.lexsort((np.arange(len(seen)), np.where(seen.job == NONE, profile, 0), seen.job == NONE))
@@ -379,8 +381,15 @@ def relabelled(snapshot: Snapshot, beliefs: Beliefs) -> Iterator[tuple[str, Snap
         snapshot, jobs=replace(jobs, profile=frozen(turned[jobs.profile])), seen=replace(seen, **{
             column.name: frozen((profile if column.name == "profile" else getattr(seen, column.name))[listed])
             for column in fields(seen)
-        }), slowdowns=_renumbered(snapshot.slowdowns, turned),
+        }), slowdowns=_renumbered(snapshot.slowdowns, turned), ended_work=_reversed(snapshot.ended_work, turned),
     ), beliefs
+
+
+def _reversed(table: EndedWork, turned: IntArray) -> EndedWork:
+    """The same ended work with other codes of models."""
+    profile = turned[table.profile]
+    order = np.argsort(profile, kind="stable")
+    return EndedWork(frozen(profile[order]), frozen(table.samples[order]))
 
 
 def _renumbered(table: SlowdownTable, turned: IntArray) -> SlowdownTable:

@@ -40,8 +40,8 @@ class KnownWork:
 
     left: tuple[float, ...]
 
-    def remaining_samples(self, snapshot):
-        return np.array(self.left)
+    def left_gpu_ms(self, snapshot, per_sample):
+        return (np.array(self.left) * per_sample)[:, None]
 
 
 def beliefs(*parameters, seen=(), left=None) -> Beliefs:

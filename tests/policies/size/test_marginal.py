@@ -113,7 +113,8 @@ def test_the_truth_it_is_told_is_the_work_left():
         resizes_running = True
 
         def __call__(self, snapshot, beliefs, order):
-            told.extend(zip(snapshot.jobs.samples_done, beliefs.work.remaining_samples(snapshot), strict=True))
+            left = beliefs.work.left_gpu_ms(snapshot, np.ones(len(snapshot.jobs)))[:, 0]
+            told.extend(zip(snapshot.jobs.samples_done, left, strict=True))
             return MarginalGain()(snapshot, beliefs, order)
 
     policy = watched(replace(PRESETS["optimus"], size=Spy()), lambda snapshot, grants: None)

@@ -12,7 +12,7 @@ from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.snapshot import Snapshot
 from brim.core.trace import NONE
 from brim.policies.sockets import Sizes
-from brim.units import WHOLE_GPU
+from brim.units import MS_PER_S, WHOLE_GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +119,14 @@ def candidates(
         rate_JG=rate, batch_JG=batches, least=np.where(finite.any(axis=1), finite.argmax(axis=1), 0), fitted=fitted,
         active=active, stays=stays, capacity=capacity, possible=(row, gpus),
     )
+
+
+
+def per_sample_ms(found: Candidates) -> FloatArray:
+    """GPU time of a sample on the fewest GPUs of each job, in ms, NaN where not known (J,)."""
+    rate = np.take_along_axis(found.rate_JG, found.least[:, None], axis=1)[:, 0]
+    known = found.fitted & (found.least > 0)
+    return np.where(known, found.least * MS_PER_S / np.where(known, rate, 1.0), np.nan)
 
 
 def _grown(snapshot: Snapshot, speeds: Speeds, growth: int) -> IntArray:

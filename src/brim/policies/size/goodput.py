@@ -56,7 +56,7 @@ class PolluxFitness:
         utility = np.power(WITHOUT_GPUS, self.power) / self.power
         with np.errstate(divide="ignore"):
             value = np.power(_after_change(found, snapshot, kept), self.power) / self.power
-        return _chosen(snapshot, found, value, np.full(len(jobs), utility))
+        return best_values(snapshot, found, value, np.full(len(jobs), utility))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Goodput:
         kept = np.maximum(1.0 - restart_ms(snapshot, beliefs) / self.horizon_ms, KEPT_LEAST)
         weight = (1.0 + work_ms(snapshot, found) / self.young_ms) ** -self.ageing
         value = weight[found.possible[0]] * np.log(_after_change(found, snapshot, kept, starts=True))
-        return _chosen(snapshot, found, value, weight * np.log(WITHOUT_GPUS))
+        return best_values(snapshot, found, value, weight * np.log(WITHOUT_GPUS))
 
 
 def restart_ms(snapshot: Snapshot, beliefs: Beliefs) -> FloatArray:
@@ -118,6 +118,16 @@ def work_ms(snapshot: Snapshot, found: Candidates) -> FloatArray:
     return np.where(known, jobs.samples_done / np.where(known, rate, 1.0) * MS_PER_S, jobs.service_gpu_ms)
 
 
+def best_values(snapshot: Snapshot, found: Candidates, value_F: FloatArray, value_none: FloatArray) -> Sizes:
+    """The sizes of greatest total value, of values (F,) of the possible ones and ``value_none`` (J,) of no GPUs."""
+    value = np.full(found.rate_JG.shape, -np.inf)
+    value[found.possible] = value_F
+    value[:, 0] = np.where(found.active, value_none, 0.0)
+    gpus = best_sizes(value, found.capacity)
+    assert gpus is not None  # no GPUs for any job is always allowed
+    return found.sizes(gpus, snapshot)
+
+
 def _after_change(found: Candidates, snapshot: Snapshot, kept: FloatArray, *, starts: bool = False) -> FloatArray:
     """Speed-ups of the possible sizes (F,).
 
@@ -129,13 +139,3 @@ def _after_change(found: Candidates, snapshot: Snapshot, kept: FloatArray, *, st
     if not starts:
         changes &= jobs.holds[job]
     return found.speedup * np.where(changes, kept[job], 1.0)
-
-
-def _chosen(snapshot: Snapshot, found: Candidates, value_F: FloatArray, value_none: FloatArray) -> Sizes:
-    """The sizes of greatest total value, of values (F,) of the possible ones and ``value_none`` (J,) of no GPUs."""
-    value = np.full(found.rate_JG.shape, -np.inf)
-    value[found.possible] = value_F
-    value[:, 0] = np.where(found.active, value_none, 0.0)
-    gpus = best_sizes(value, found.capacity)
-    assert gpus is not None  # no GPUs for any job is always allowed
-    return found.sizes(gpus, snapshot)

@@ -12,7 +12,7 @@ from brim.beliefs.beliefs import Beliefs
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.snapshot import Snapshot
 from brim.core.trace import NONE
-from brim.policies.size.candidates import candidates
+from brim.policies.size.candidates import candidates, per_sample_ms
 from brim.policies.sockets import Sizes
 
 
@@ -43,7 +43,8 @@ class MarginalGain:
         found = candidates(
             snapshot, beliefs.speeds.of_jobs(snapshot), gpus_max=self.gpus_max, growth=self.growth, batch=batch,
         )
-        left = beliefs.work.remaining_samples(snapshot)
+        per_sample = per_sample_ms(found)
+        left = np.median(beliefs.work.left_gpu_ms(snapshot, per_sample), axis=1) / per_sample
         runs = np.isfinite(found.rate_JG)
         time_s = np.where(runs, left[:, None] / np.maximum(np.where(runs, found.rate_JG, 1.0), 1e-300), np.inf)
         time_s[~found.fitted | ~np.isfinite(left)] = 0.0
