@@ -79,7 +79,7 @@ def _brim(objective: str) -> Policy:
     the same however busy the GPU is (idle_fraction 1).
     """
     parts: dict[str, tuple[Size, Place]] = {
-        "jct": (Goodput(), Repack()),
+        "jct": (CompletionTime(), Repack()),
         "energy": (_FEWEST, EnergySharing(alpha=1.0)),
         "cost": (_FEWEST, EnergySharing(alpha=1.0, idle_fraction=1.0)),
         "balanced": (AsAsked(), EnergySharing(alpha=0.5)),
