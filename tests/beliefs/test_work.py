@@ -19,11 +19,11 @@ AGAIN = (QUANTILES / (1 - QUANTILES)).tolist()
 HOUR = 3_600_000
 
 
-def left_of(done, ended=(), models=None, services=(), service=None):
+def left_of(done, ended=(), models=None, services=(), ran=None):
     """What is left of jobs that did so much at 1 ms a sample, when jobs of model 0 ended at these totals."""
     jobs = [job(gpus=1, at=row, model=name) for row, name in enumerate(models or ["m"] * len(done))]
     snapshot = with_columns(
-        snapshot_of("1x1xT4", *jobs, now=100), samples_done=done, service_gpu_ms=service or [0] * len(done)
+        snapshot_of("1x1xT4", *jobs, now=100), samples_done=done, run_ms=ran or [0] * len(done)
     )
     work = EndedWork(frozen(np.zeros(len(ended), dtype=np.int64)), frozen(np.array(sorted(ended), dtype=np.float64)))
     histogram = np.zeros(len(SERVICE_EDGES_GPU_MS), dtype=np.int64)
@@ -41,7 +41,7 @@ def test_a_job_has_left_what_ended_jobs_of_its_model_had_left():
 
 def test_a_job_without_a_model_that_outlived_all_has_as_much_again_with_the_known_probabilities():
     done = 100 * HOUR
-    found = left_of([0], models=[""], services=[HOUR] * 5, service=[done])
+    found = left_of([0], models=[""], services=[HOUR] * 5, ran=[done])
     assert found[0] == pytest.approx([done * again for again in AGAIN])
 
 
@@ -56,7 +56,7 @@ def test_nothing_is_known_of_a_new_job_before_any_has_ended():
 
 def test_where_no_model_is_known_service_tells():
     """Nine jobs received about an hour, one about a hundred; bins are half octaves."""
-    new, late = left_of([0, 0], models=["", ""], services=[HOUR] * 9 + [100 * HOUR], service=[0, 3 * HOUR])
+    new, late = left_of([0, 0], models=["", ""], services=[HOUR] * 9 + [100 * HOUR], ran=[0, 3 * HOUR])
     assert new == pytest.approx([HOUR] * 5, rel=0.25)
     assert late == pytest.approx([97 * HOUR] * 5, rel=0.25)
 

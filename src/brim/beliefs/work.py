@@ -47,8 +47,8 @@ class EndedJobs:
 
     Of its model, ended jobs count by their samples, and a running job that has done more than all of these as one that
     will end at twice that: so of several jobs of a model that none has completed yet, those that have done more have
-    less to do. Of others, the service that they received counts. A job that has outlived all of them has more than x
-    times what it has done left with probability 1 / (1 + x).
+    less to do. Of others, the service that they received counts, beside the run time of the job. A job that has
+    outlived all of them has more than x times what it has done left with probability 1 / (1 + x).
 
     Source:
         Ours. The distribution beyond all that is known: Harchol-Balter, Downey, Exploiting Process Lifetime
@@ -59,7 +59,7 @@ class EndedJobs:
         """See ``Work``."""
         jobs = snapshot.jobs
         measured = per_sample > 0
-        done = np.where(measured, jobs.samples_done * np.where(measured, per_sample, 0.0), jobs.service_gpu_ms)
+        done = np.where(measured, jobs.samples_done * np.where(measured, per_sample, 0.0), jobs.run_ms * jobs.gpus)
         model = np.where(measured, jobs.profile, NONE)
         keys = np.stack((model, done, np.where(model != NONE, per_sample, 0.0)), axis=1)
         alike, first, row_of = np.unique(keys, axis=0, return_index=True, return_inverse=True)

@@ -28,7 +28,7 @@ def test_sizes_are_the_exhaustive_search_of_what_v_falls_by(price, case):
         noise = {"var": float(table.grad_var[row]), "sqr": float(table.grad_sqr[row])}
         least, known = min(options[row]), not math.isnan(p[0])
         rate = best_rate(p, one, least, width, accumulation=True, **noise) if known else 1.0
-        alone_s.append(left[row] / rate if known else 1_800 / least)
+        alone_s.append(left[row] / rate if known else max(table.run_ms[row] * table.gpus[row] / 1000, 1_800) / least)
     work = [time_s * min(sizes) for time_s, sizes in zip(alone_s, options, strict=True)]
     longer = [sum((b > a) + (b == a) / 2 for b in work) for a in work]
 
@@ -42,10 +42,13 @@ def test_sizes_are_the_exhaustive_search_of_what_v_falls_by(price, case):
     def total(sizes) -> float:
         value = 0.0
         for row, size in enumerate(sizes):
+            gpu_price = 2.0 * longer[row] / capacity + price
+            gain = min((1 + gpu_price * gpus) / speed(row, gpus) for gpus in options[row])
             if size:
-                gpu_price = 2.0 * longer[row] / capacity + price
-                gain = min((1 + gpu_price * gpus) / speed(row, gpus) for gpus in options[row])
                 value += gain * speed(row, size) - price * size
+            elif table.gpus_now[row]:
+                cost_s = table.stalled_ms[row] / 1000 / table.starts[row] if table.starts[row] else 30.0
+                value -= gain * cost_s / max(300, 2 * cost_s)
         return value
 
     got = sized(CompletionTime(gpu_price=price), snapshot, beliefs(*speeds, left=left)).tolist()

@@ -33,7 +33,8 @@ class CompletionTime:
     cluster that is almost empty serves everybody at full speed.
 
     A job that would start or change does nothing while it does so: its speed-up is less by the part of ``horizon_ms``
-    that this takes, of what it has left if that is shorter, of twice the time of the change if that is longer.
+    that this takes, of what it has left if that is shorter, of twice the time of the change if that is longer. A job
+    that is stopped does that later.
 
     Attributes:
         gpus_max: Most GPUs of a job.
@@ -66,14 +67,16 @@ class CompletionTime:
         left_ms = np.where(np.isnan(left_ms), UNKNOWN_GPU_MS, np.maximum(left_ms, 1.0))
         price = self.congestion * longer_jobs(left_ms) / max(found.capacity, 1) + self.gpu_price
         job, gpus = found.possible
+        start_ms = restart_ms(snapshot, beliefs)
         alone_ms = (np.median(left_ms, axis=1) / np.maximum(found.least, 1))[job] / found.speedup
-        cost_ms = np.where(gpus != jobs.gpus_now[job], restart_ms(snapshot, beliefs)[job], 0.0)
+        cost_ms = np.where(gpus != jobs.gpus_now[job], start_ms[job], 0.0)
         lasts_ms = np.minimum(np.maximum(self.horizon_ms, 2 * cost_ms), cost_ms + alone_ms)
         speedup = found.speedup * (1.0 - cost_ms / lasts_ms)
         gain = np.full(len(jobs), np.inf)
         np.minimum.at(gain, job, (1.0 + price[job] * gpus) / speedup)
         value = gain[job] * speedup - self.gpu_price * gpus
-        return best_values(snapshot, found, value, np.zeros(len(jobs)))
+        again = np.where(jobs.holds & (found.least > 0), start_ms / np.maximum(self.horizon_ms, 2 * start_ms), 0.0)
+        return best_values(snapshot, found, value, -np.where(again > 0, gain, 0.0) * again)
 
 
 def longer_jobs(left_JQ: FloatArray) -> FloatArray:
