@@ -9,6 +9,7 @@ import pytest
 
 from tests import forked, zygotes
 from tests.elastic.storm import Event, storm
+from tests.sampling import sample
 
 ROOT = Path(__file__).parents[2]
 LOOPS = ROOT / "examples" / "loops"
@@ -25,6 +26,10 @@ SMALL = {  # arguments, and optimizer steps
     "images": (("--epochs", 3, "--samples", 640), 30),
     "words": (("--epochs", 2, "--words", 6_000), 38),
 }
+
+
+DISTURBED = sample([*SMALL], ["gpt", "images"])
+"""Loops that are resized, killed and stopped: of the part, one reads its tokens itself and one has buffers."""
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +60,7 @@ def undisturbed(tmp_path_factory, data, zygote):
                 ran(zygote, words, folder)
             (answer,) = folder.glob("*.json")
             known[name] = json.loads(answer.read_text())
+            assert known[name]["steps"] == SMALL[name][1]
         return known[name]
 
     return of
@@ -81,15 +87,14 @@ def test_every_loop_has_a_plain_one_beside_it():
     assert names == {path.stem for path in (LOOPS / "plain").glob("*.py")} == SMALL.keys()
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", sample([*SMALL], [name for name in SMALL if name not in DISTURBED]))
 def test_one_process_and_four_ranks_come_to_the_same(tmp_path, zygote, data, undisturbed, name):
     expected = undisturbed(name)
-    assert expected["steps"] == SMALL[name][1]
     words = command(name, tmp_path / "out", data)
     check(storm(tmp_path, [], 0, *words, ranks=4, zygote=zygote, timeout_s=TIMEOUT_S, job=JOB), expected)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", DISTURBED)
 def test_a_resize_a_kill_and_a_stop_change_nothing(tmp_path, zygote, data, undisturbed, name):
     events = [Event(5, "resize", 4), Event(11, "kill", 0), Event(18, "preempt"), Event(24, "resize", 1)]
     words = command(name, tmp_path / "out", data)
