@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from brim.cli import replays
 from brim.cli.main import app
+from brim.errors import ConfigError
 from brim.sim.reproduce import grid
 from tests.cli.commands import brim
 
@@ -116,3 +117,14 @@ def test_ctrl_c_before_the_loads_are_known_ends_without_results():
     assert run.returncode == 130, err
     assert out == ""
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("args", "said"), [
+    (("all", "--data", "absent"), "--data: found no folder absent"),
+    (("elastic", "--data", "."), "expected it with all only"),
+    (("all", "--html", "page.html"), "expected no page"),
+])
+def test_options_that_do_not_belong_to_the_table_of_all_are_refused(args, said):
+    done = CliRunner().invoke(app, ["sim", "reproduce", *args])
+    assert isinstance(done.exception, ConfigError)
+    assert said in str(done.exception)

@@ -31,6 +31,7 @@ EXPERIMENTS: Final = {
     "padding": "PaddingTorch (Computer Science 51(9), 2024): training on GPUs while other jobs leave them idle",
     "adloader": "A-Dloader (IEEE CLOUD 2022): cores for data loaders by what they bring, against equal cores",
     "eaco": "EaCO (arXiv 2412.08294): jobs that share GPUs to save energy, its measured sets and clusters",
+    "all": "every headline number of the papers, published and measured here, in one table",
 }
 SEEDS_MAX: Final = 100
 INTERRUPTED: Final = 130
@@ -41,7 +42,10 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="Run a few points only: some 90 s of CPU time.")] = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, max=SEEDS_MAX, help="Seeds to average over.")] = 1,
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="PATH", help="padding: the PAI trace; without it, jobs are drawn.")
+        Path | None, typer.Option("--trace", metavar="PATH", help="padding, all: PAI trace; else jobs are drawn.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="all: folder with profiles/pollux and traces/pollux.")
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page.")] = None,
     output: OutputOption = "table",
@@ -51,11 +55,22 @@ def reproduce(
     _check_name(name)
     wanted = output_of(output, as_json)
     check_outputs({"--html": html})
+    if data is not None and name != "all":
+        raise ConfigError(f"--data: found {data} with the experiment {name}, expected it with all only")
+    if name == "all":
+        from brim.cli.reproduce_all import reproduce_all
+
+        if html is not None:
+            raise ConfigError("reproduce all: found --html, expected no page: it prints one table")
+        if data is not None and not data.is_dir():
+            raise ConfigError(f"--data: found no folder {data}, expected one with profiles/pollux and traces/pollux")
+        reproduce_all(quick=quick, seeds=seeds, trace=trace, data=data, output=wanted)
+        return
     if name == "padding":
         _padding(trace, quick, html, wanted)
         return
     if trace is not None:
-        raise ConfigError(f"--trace: found {trace} with the experiment {name}, expected it with padding only")
+        raise ConfigError(f"--trace: found {trace} with the experiment {name}, expected it with padding or all")
     if name == "adloader":
         _adloader(quick, seeds, html, wanted)
         return
@@ -67,21 +82,28 @@ def reproduce(
         reproduce_eaco(quick=quick, output=wanted)
         return
     from brim.sim.reproduce.grid import FULL, QUICK
-    from brim.sim.reproduce.results import Results
 
     began_s = time.monotonic()
-    parts = QUICK if quick else FULL
+    results, asked = elastic_results(QUICK if quick else FULL, seeds)
+    _report(results, asked, seeds, html, wanted)
+    minutes, cores = (time.monotonic() - began_s) / 60, os.cpu_count()
+    done = len(results.outcomes)
+    print(f"brim: {done:,} replays took {minutes:.1f} min on {cores} cores", file=sys.stderr)
+    if done < asked:
+        print(f"brim: partial: {done} of {asked} replays are complete", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED)
+
+
+def elastic_results(parts: tuple[Part, ...], seeds: int) -> tuple[Results, int]:
+    """Run parts of the elastic experiment: what is complete, and how many replays were asked."""
+    from brim.sim.reproduce.results import Results
+
     capacities = _capacities(parts)
     tasks = list(_tasks(parts, seeds, capacities))
     outcomes = _outcomes(tasks)
     if not outcomes:
         raise typer.Exit(INTERRUPTED)
-    _report(Results(capacities=tuple(capacities), outcomes=tuple(outcomes)), len(tasks), seeds, html, wanted)
-    minutes, cores = (time.monotonic() - began_s) / 60, os.cpu_count()
-    print(f"brim: {len(outcomes):,} replays took {minutes:.1f} min on {cores} cores", file=sys.stderr)
-    if len(outcomes) < len(tasks):
-        print(f"brim: partial: {len(outcomes)} of {len(tasks)} replays are complete", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED)
+    return Results(capacities=tuple(capacities), outcomes=tuple(outcomes)), len(tasks)
 
 
 def _padding(trace: Path | None, quick: bool, html: Path | None, output: str) -> None:

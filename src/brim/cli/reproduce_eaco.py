@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from brim.sim.reproduce.eaco import ClusterRow, Conditions, TableRow, Variant
 
 INTERRUPTED = 130
+QUICK_JOBS = 60
 
 
 def reproduce_eaco(*, quick: bool, output: str) -> None:
@@ -26,7 +27,7 @@ def reproduce_eaco(*, quick: bool, output: str) -> None:
     from brim.sim.reproduce import eaco
 
     table, at_idle = eaco.table_rows(), eaco.table_rows(eaco.IDLE_W)
-    jobs = 60 if quick else eaco.Conditions().jobs
+    jobs = QUICK_JOBS if quick else eaco.Conditions().jobs
     clusters = [eaco.Conditions(nodes=nodes, jobs=jobs) for nodes in (64, 28)]
     variants = [*eaco.BASELINES, eaco.EACO] if quick else [*eaco.BASELINES, *eaco.FRONTIER]
     changed = () if quick else eaco.SENSITIVITY
@@ -46,6 +47,25 @@ def reproduce_eaco(*, quick: bool, output: str) -> None:
     if changed:
         shown += _sensitivity(changed, found)
     console().print(Group(*shown))
+
+
+def baselines(*, quick: bool) -> tuple[int, dict[int, dict[str, ClusterRow]]]:
+    """Replay ``eaco`` and its baselines: the number of jobs, and rows by number of nodes and policy."""
+    from brim.sim.reproduce import eaco
+
+    jobs = QUICK_JOBS if quick else eaco.Conditions().jobs
+    wanted = [
+        (eaco.Conditions(nodes=nodes, jobs=jobs), variant)
+        for nodes in (64, 28) for variant in (*eaco.BASELINES, eaco.EACO)
+    ]
+    rows = list(_rows(wanted))
+    if len(rows) < len(wanted):
+        print(f"brim: partial: {len(rows)} of {len(wanted)} replays are complete: nothing to report", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED)
+    found: dict[int, dict[str, ClusterRow]] = {}
+    for (one, variant), row in zip(wanted, rows, strict=True):
+        found.setdefault(one.nodes, {})[variant.label] = row
+    return jobs, found
 
 
 def _rows(wanted: Sequence[tuple[Conditions, Variant]]) -> Iterator[ClusterRow]:
