@@ -61,7 +61,7 @@ def _worth(
     jobs, held = snapshot.jobs, snapshot.grants
     width = int(jobs.gpus_now.max(initial=1))
     width = max(width, *(int(_gpus(plan, len(jobs)).max(initial=1)) for plan in plans))
-    found = candidates(snapshot, beliefs.speeds.of_jobs(snapshot), gpus_max=width)
+    found = candidates(snapshot, beliefs.speeds.of_models(snapshot), gpus_max=width)
     cost_ms = restart_ms(snapshot, beliefs)
     within_ms = np.maximum(horizon_ms, 2.0 * cost_ms)
     left_ms = np.maximum(work_ms(snapshot, found), within_ms)

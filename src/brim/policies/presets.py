@@ -67,8 +67,7 @@ _FEWEST: Final = Goodput(gpus_max=1)
 """Each elastic job on the fewest GPUs that it runs on, where a GPU-second does the most work."""
 
 _HORIZON_MS: Final = 120 * MS_PER_S
-"""That of ``Goodput``; lower mean JCT than without a gate on each of workloads 1 to 3 of Pollux, by 0.6 to 1.5 %
-(docs/decisions/0021)."""
+"""That of ``Goodput``. Chosen with it as size part; not chosen again for ``CompletionTime`` (docs/decisions/0021)."""
 
 
 def _brim(objective: str) -> Policy:
