@@ -21,11 +21,11 @@ demo: .venv/made  ## a cluster with eight training jobs, then a comparison on a 
 	$(BIN)/brim sim compare out/philly.parquet --cluster 32x8xV100 --html out/compare.html --jobs out/jobs.parquet
 	@echo "page: $(CURDIR)/out/compare.html"
 
-# What all workers need is compiled once, beside the linters. Tests that measure time run alone.
+# What all workers need is compiled once, beside the linters. Tests that measure time run alone, when all is compiled.
 test: .venv/made  ## every test, on samples of large enumerations; what is absent here is skipped with the reason
 	$(MAKE) --jobs 2 --output-sync lint kernels modules
-	$(BIN)/pytest -q -m timing $(PYTEST) $$(grep -rl --include='*.py' mark.timing tests)
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m "not timing" $(PYTEST)
+	$(BIN)/pytest -q -m timing $(PYTEST) $$(grep -rl --include='*.py' mark.timing tests)
 
 test-all: PYTEST := --full
 test-all: test storms  ## the same with every case of these enumerations, and the storms
