@@ -14,6 +14,7 @@ from brim.sim.reproduce.adloader import BOUNDS
 from brim.sim.reproduce.eaco import ACTIVE_SAVINGS, CLUSTER_SAVINGS, ClusterRow, TableRow, saving
 from brim.sim.reproduce.padding import PRICE, Trained
 from brim.sim.reproduce.results import Ratio
+from brim.units import counted
 
 SIZED: Final = ((20, 40, 8), (100, 400, 32), (400, 400, 32), (1_000, 2_000, 64))
 """Jobs, GPUs and largest size of the instances whose sizing is timed."""
@@ -181,7 +182,7 @@ def pollux_row(pollux_s: Sequence[float], tiresias_s: Sequence[float]) -> Headli
     lower = [1 - ours / theirs for ours, theirs in zip(pollux_s, tiresias_s, strict=True)]
     return replace(
         POLLUX, ours=f"-{min(lower):.0%} to -{max(lower):.0%}", verdict="re-measured",
-        conditions=f"{len(lower)} published workloads, against tiresias-pollux with the users' requests, not tuned",
+        conditions=f"{counted(len(lower), 'published workload')}, against tiresias-pollux as users asked, not tuned",
     )
 
 
