@@ -105,12 +105,18 @@ def test_training_jobs_start_at_once_on_free_devices_and_finish(policy: str) -> 
     machine.submit(10_000, gpus=2, ranks="per-gpu")
     machine.until_all_ended()
     assert {record.state for record in machine.desk.stored.values()} == {"finished"}
-    if not find_policy(policy).fixed_rounds:
+    if not find_policy(policy).fixed_rounds and policy not in LONGEST_LAST:
         assert machine.started_ms[1] < 1_000
         assert machine.started_ms[2] < 22_000
 
 
-@pytest.mark.parametrize("policy", [name for name in LIVE if PRESETS[name].resizes_running])
+FEWEST = {"brim-energy", "brim-cost"}
+"""Presets under which a job has the fewest GPUs that it can run on."""
+LONGEST_LAST = {"brim"}
+"""Presets under which a job waits behind another that speeds up in proportion to its GPUs and has less left."""
+
+
+@pytest.mark.parametrize("policy", [name for name in LIVE if PRESETS[name].resizes_running and name not in FEWEST])
 def test_a_lone_job_is_on_all_devices_within_seconds_and_makes_room_in_place(policy: str) -> None:
     machine = Machine(policy)
     first = machine.submit(500_000, **ELASTIC)
@@ -120,7 +126,7 @@ def test_a_lone_job_is_on_all_devices_within_seconds_and_makes_room_in_place(pol
     second = machine.submit(1_000, **ELASTIC)
     for _ in range(4_000 // STEP_MS):
         machine.pass_time()
-    assert machine.sizes[second], "it has started"
+    assert machine.sizes[second] or policy in LONGEST_LAST, "it has started"
     machine.until_all_ended()
     assert machine.desk.stored[first].preemptions == 0
     assert machine.desk.stored[first].attempt == 1

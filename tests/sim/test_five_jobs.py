@@ -370,6 +370,36 @@ def test_goodput():
     """, trace, "1x1xT4")
 
 
+def test_brim():
+    """One GPU. A new job is believed to need 30 min; A is too, until it has run for that, and then as much again.
+
+    So the young B replaces A at the round after 0:30, and A goes on when it has ended.
+    """
+    trace = small_trace(job(name="A", at=0, run=2 * H), job(name="B", at=300, run=300))
+    check("brim", """
+        A: 0-0:31 0:36-2:05
+        B: 0:31-0:36
+    """, trace, "1x1xT4")
+
+
+def test_brim_energy():
+    """As ``test_goodput``, whose weights it has for jobs of one size."""
+    trace = small_trace(job(name="A", at=0, run=2 * H), job(name="B", at=300, run=300))
+    check("brim-energy", """
+        A: 0-0:09 0:14-2:05
+        B: 0:09-0:14
+    """, trace, "1x1xT4")
+
+
+def test_brim_cost():
+    """See ``test_brim_energy``."""
+    trace = small_trace(job(name="A", at=0, run=2 * H), job(name="B", at=300, run=300))
+    check("brim-cost", """
+        A: 0-0:09 0:14-2:05
+        B: 0:09-0:14
+    """, trace, "1x1xT4")
+
+
 AS_FIFO = """
     A: 0-4
     B: 4-6
@@ -377,6 +407,11 @@ AS_FIFO = """
     D: 6-7
     E: 7-9
 """
+
+
+def test_brim_balanced():
+    """Sizes as asked, no shared GPUs because nothing is known of the jobs: what is left is fifo."""
+    check("brim-balanced", AS_FIFO)
 
 
 def test_adloader():
