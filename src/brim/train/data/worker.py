@@ -94,6 +94,8 @@ def start_spawner(shared: Shared, *, with_parent_thread: bool) -> int:
         with warnings.catch_warnings():
             # Newer Pythons warn if there are threads. The child runs none of their code: it only forks and reaps.
             warnings.simplefilter("ignore", DeprecationWarning)
+            # Waits until no thread holds the lock of torch's generator: in a child forked meanwhile, it stays locked.
+            torch.default_generator.get_state()
             child = os.fork()
         if child == 0:
             run_and_exit(lambda: spawner(shared, parent if with_parent_thread else None))
