@@ -59,7 +59,7 @@ def living(processes: list[int]) -> list[int]:
     def runs(process: int) -> bool:
         try:
             return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # the latter while it ends
             return False
 
     return [process for process in processes if runs(process)]
