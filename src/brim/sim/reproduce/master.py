@@ -1,7 +1,8 @@
 """Headline numbers of the papers that brim answers to, each beside what was measured here.
 
-A number is "reproduced" only if the conditions that it is checked under are met, and the number too; else it is
-"re-measured" under conditions of ours, "with issue 14" if its system is not here yet, or "not measured".
+A number is "reproduced" only if its published conditions are met, and the number too; else it is "re-measured" under
+conditions of ours, "with issue 14" if its system is not here yet, or "not measured". Whether ours is as good as the
+published number is said beside that, whatever the conditions.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from brim.sim.reproduce.adloader import BOUNDS
+from brim.sim.reproduce import padding
+from brim.sim.reproduce.adloader import BOUNDS, PUBLISHED
 from brim.sim.reproduce.eaco import ACTIVE_SAVINGS, CLUSTER_SAVINGS, ClusterRow, TableRow, saving
 from brim.sim.reproduce.padding import PRICE, Trained
 from brim.sim.reproduce.results import Ratio
@@ -20,6 +22,13 @@ SIZED: Final = ((20, 40, 8), (100, 400, 32), (400, 400, 32), (1_000, 2_000, 64))
 """Jobs, GPUs and largest size of the instances whose sizing is timed."""
 REAL_TIME_MS: Final = 1000
 """What counts as real time: a round is at most every 30 s. Ours."""
+JOURNAL_THROUGHPUT: Final = 0.289
+"""Gain of throughput in the journal version of A-Dloader."""
+RUN_GROWTH: Final = 0.0323
+WAIT_AND_RUN: Final = -0.97
+"""Published growth of EaCO's run time in simulation, and change of time in system with 28 overloaded nodes."""
+POLLUX_LOWER: Final = 0.37
+"""Least published gain of Pollux."""
 Verdict = Literal["reproduced", "re-measured", "with issue 14", "not measured"]
 
 
@@ -34,6 +43,7 @@ class Headline:
         ours: What was measured here; empty if nothing was.
         conditions: What its conditions are, and which are met; or why nothing was measured.
         verdict: Whether it is reproduced.
+        is_reached: Whether ours is as good as published, to the digits published; None if nothing was measured.
     """
 
     number: int
@@ -42,6 +52,7 @@ class Headline:
     ours: str = ""
     conditions: str
     verdict: Verdict
+    is_reached: bool | None = None
 
 
 def _absent(number: int, system: str, published: str, why: str, verdict: Verdict = "not measured") -> Headline:
@@ -81,33 +92,46 @@ def elastic_rows(
     """Rows 1 to 3, from the best points of the experiment, and the times to size the jobs of ``SIZED``."""
     where = f"cluster, jobs and load not published; best of {points}"
     both = (
-        (1, "2x jobs completed (up to)", completed, "jobs completed"),
-        (2, "mean JCT 10x shorter (up to)", sooner, "shorter"),
+        (1, "2x jobs completed (up to)", completed, "jobs completed", 2.0),
+        (2, "mean JCT 10x shorter (up to)", sooner, "shorter", 10.0),
     )
     rows = [
         Headline(number=number, system="Elastic", published=published, verdict="re-measured", ours="" if found is None
-                 else f"{found.value:.2f}x {what}, load {found.condition.load:g}", conditions=where)
-        for number, published, found, what in both
+                 else f"{found.value:.2f}x {what}, load {found.condition.load:g}", conditions=where,
+                 is_reached=None if found is None else found.value >= wanted)
+        for number, published, found, what, wanted in both
     ]
     sized = ", ".join("/".join(str(one) for one in instance) for instance in SIZED)
     is_met = max(sizing_ms) < REAL_TIME_MS
     rows.append(Headline(
         number=3, system="Elastic", published="optimizer in real time",
-        ours=", ".join(f"{one:.1f}" for one in sizing_ms) + " ms", verdict="reproduced" if is_met else "re-measured",
-        conditions=f"jobs/GPUs/largest size {sized}; below {REAL_TIME_MS} ms, our bound: "
-        + ("met" if is_met else "not met"),
+        ours=", ".join(f"{one:.2f}" for one in sizing_ms) + " ms", verdict="re-measured", is_reached=is_met,
+        conditions=f"instances not published; jobs/GPUs/largest size {sized}, each below {REAL_TIME_MS} ms: our bound",
     ))
     return rows
 
 
-def adloader_rows(speed: float, makespan: float) -> list[Headline]:
-    """Rows 11 to 13, from replays at demands of 4 to 1."""
-    where = f"test bed and jobs not published; 4:1, at best {BOUNDS[4]:+.1%}"
-    row = Headline(number=11, system="A-Dloader", published="throughput +23.5 %", ours=f"{speed:+.1%}",
-                   conditions=where, verdict="re-measured")
+def adloader_rows(divided: float, speed: float, makespan: float, seeds: int) -> list[Headline]:
+    """Rows 11 to 13, at demands of 4 to 1.
+
+    Args:
+        divided: Gain of throughput on one node without jitter.
+        speed: Gain of the mean speed in replays.
+        makespan: Part by which the makespan of the replays is shorter.
+        seeds: Replays that these are means of.
+    """
+    where = (f"test bed, jobs and mix not published; 4:1, where a perfect division brings {BOUNDS[4]:+.1%}; "
+             f"replays of {counted(seeds, 'seed')}")
+    throughput = f"{divided:+.1%} on one node, {speed:+.1%} in replays"
+    best = max(divided, speed)
+    row = Headline(number=11, system="A-Dloader", published="throughput +23.5 %", ours=throughput,
+                   conditions=where, verdict="re-measured", is_reached=best >= PUBLISHED["throughput"])
     return [
-        row, replace(row, number=12, published="makespan -10 %", ours=f"{-makespan:+.1%}"),
-        replace(row, number=13, published="+28.9 %, -10 %", ours=f"{speed:+.1%}, {-makespan:+.1%}"),
+        row,
+        replace(row, number=12, published="makespan -10 %", ours=f"{-makespan:+.1%}",
+                is_reached=makespan >= PUBLISHED["makespan"]),
+        replace(row, number=13, published="throughput +28.9 %, makespan -10 %", ours=f"{throughput}, {-makespan:+.1%}",
+                is_reached=best >= JOURNAL_THROUGHPUT and makespan >= PUBLISHED["makespan"]),
     ]
 
 
@@ -120,15 +144,17 @@ def table_rows(table: Sequence[TableRow]) -> list[Headline]:
               for row in table if len(row.published.jobs) > 1]
     met = sum(row.is_met for row in asked)
     verdict: Verdict = "reproduced" if met == len(asked) else "re-measured"
-    where = f"pairs and triples within 5 % of energy and 3 % of JCT: {met} of {len(asked)} met"
+    where = (f"pairs and triples within 5 % of energy and 3 % of JCT: {met} of {len(asked)} met; fitted on single "
+             "jobs and pairs, triples and four jobs predicted")
+    is_reached = met == len(asked)
     return [
         Headline(number=14, system="EaCO", published="energy -29.8 to -44.5 %, sets of 2 and 3 jobs",
-                 ours=f"-{min(saved):.1%} to -{max(saved):.1%}", conditions=where, verdict=verdict),
+                 ours=f"-{min(saved):.1%} to -{max(saved):.1%}", conditions=where, verdict=verdict,
+                 is_reached=is_reached),
         Headline(number=16, system="EaCO", published="JCT +3.0 to +8.4 %, four jobs +24.5 %",
                  ours=f"{min(longer[:-1]):+.1%} to {max(longer[:-1]):+.1%}, {longer[-1]:+.1%}", conditions=where,
-                 verdict=verdict),
+                 verdict=verdict, is_reached=is_reached),
     ]
-
 
 
 def cluster_rows(own: dict[int, ClusterRow], bases: dict[int, dict[str, ClusterRow]], jobs: int) -> list[Headline]:
@@ -141,17 +167,22 @@ def cluster_rows(own: dict[int, ClusterRow], bases: dict[int, dict[str, ClusterR
         )
         published = ", ".join(f"{value:.1%}" for value in CLUSTER_SAVINGS[nodes].values())
         active = 1 - own[nodes].active_node_h / bases[nodes]["fifo"].active_node_h
+        is_reached = active >= ACTIVE_SAVINGS[nodes] and all(
+            saving(own[nodes], bases[nodes][name]) >= value for name, value in CLUSTER_SAVINGS[nodes].items()
+        )
         rows.append(Headline(
             number=number, system="EaCO", conditions=where, verdict="re-measured",
             published=f"{nodes} nodes: energy {published} below; active nodes -{ACTIVE_SAVINGS[nodes]:.0%}",
-            ours=f"{ours}; active {-active:+.1%}",
+            ours=f"{ours}; active {-active:+.1%}", is_reached=is_reached,
         ))
     waits = own[28].total_h / bases[28]["fifo"].total_h - 1
     rows += [
         Headline(number=19, system="EaCO", published="run time < +3.23 %", conditions=where, verdict="re-measured",
-                 ours=", ".join(f"{own[nodes].run_growth:+.1%} ({nodes} nodes)" for nodes in (64, 28))),
+                 ours=", ".join(f"{own[nodes].run_growth:+.1%} ({nodes} nodes)" for nodes in (64, 28)),
+                 is_reached=all(own[nodes].run_growth < RUN_GROWTH for nodes in (64, 28))),
         Headline(number=20, system="EaCO", published="wait + run -97 %, 28 nodes", ours=f"{waits:+.1%}",
-                 conditions=where + "; depends on the load", verdict="re-measured"),
+                 conditions=where + "; depends on the load", verdict="re-measured",
+                 is_reached=waits <= WAIT_AND_RUN),
     ]
     return rows
 
@@ -159,16 +190,20 @@ def cluster_rows(own: dict[int, ClusterRow], bases: dict[int, dict[str, ClusterR
 def padding_rows(ours: Trained, *, drawn: bool) -> list[Headline]:
     """Rows 21 to 23, from the windows stretched to the idle share that the paper's time means."""
     jobs = "jobs drawn from PAI's marginals, its trace is absent" if drawn else "windows of the trace given"
-    where = f"{jobs}; {ours.idle_share:.0%} idle, price {PRICE}: neither is published"
+    where = (f"{jobs}; price {PRICE} and {ours.idle_share:.0%} idle, stretched to what the published time means "
+             "without overhead: neither is published")
     points = 100 * (ours.busy_after - ours.busy_before)
     relative = ours.busy_after / ours.busy_before - 1
     row = Headline(
         number=21, system="PaddingTorch", published="2.8x training time", conditions=where, verdict="re-measured",
         ours=f"{ours.time_ratio:.2f}x" if ours.time_ratio < float("inf") else "did not end",
+        is_reached=round(ours.time_ratio, 1) <= padding.PUBLISHED["time"],
     )
     return [
-        row, replace(row, number=22, published="cost -84 %", ours=f"{ours.cost_ratio() - 1:+.1%}"),
-        replace(row, number=23, published="utilisation +25.8 %", ours=f"{points:+.1f} points, {relative:+.0%}"),
+        row, replace(row, number=22, published="cost -84 %", ours=f"{ours.cost_ratio() - 1:+.1%}",
+                     is_reached=ours.cost_ratio() - 1 <= padding.PUBLISHED["cost"]),
+        replace(row, number=23, published="utilisation +25.8 %", ours=f"{points:+.1f} points, {relative:+.0%}",
+                is_reached=points / 100 >= padding.PUBLISHED["utilisation"]),
     ]
 
 
@@ -183,6 +218,7 @@ def pollux_row(pollux_s: Sequence[float], tiresias_s: Sequence[float]) -> Headli
     return replace(
         POLLUX, ours=f"-{min(lower):.0%} to -{max(lower):.0%}", verdict="re-measured",
         conditions=f"{counted(len(lower), 'published workload')}, against tiresias-pollux as users asked, not tuned",
+        is_reached=min(lower) >= POLLUX_LOWER,
     )
 
 
