@@ -110,6 +110,7 @@ VALID = request().record()
     json.dumps({**VALID, "uid": 0}).encode(), json.dumps({**VALID, "user": "root"}).encode(),
     b'{"common": 3, "each": [{}]}', b'{"common": {}, "each": {}}', b'{"common": {}, "each": [3]}',
     b'{"common": {}, "each": []}', json.dumps({"common": VALID, "each": [{}], "x": 1}).encode(),
+    json.dumps({**VALID, "grace_s": 61, "time_limit_s": 60}).encode(),
     json.dumps({**VALID, "after": [{}]}).encode(), json.dumps({**VALID, "after": [-1]}).encode(),
 ])  # fmt: skip
 def test_a_hostile_request_is_refused_in_one_line(app, service, body):

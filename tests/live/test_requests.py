@@ -23,6 +23,7 @@ from brim.live.requests import (
     UNIX_S_MAX,
     JobRequest,
     read_request,
+    read_submission,
 )
 
 LEAST = {"name": "train.py", "capture": "0" * 32, "digest": "a" * 64}
@@ -145,6 +146,15 @@ def test_what_cannot_be_asked_for_is_refused_in_one_line(change, words):
     assert str(refused.value).isascii()
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 500
+
+
+def test_a_grace_above_the_time_limit_is_refused_when_submitted_and_read_from_older_journals():
+    asked = LEAST | {"grace_s": 60.5, "time_limit_s": 60}
+    with pytest.raises(ConfigError, match=r"^grace_s: found 60.5, expected no more than time_limit_s, which is 60$"):
+        read_submission(asked)
+    assert read_request(asked).grace_s == 60.5
+    for fits in ({"grace_s": 60}, {"time_limit_s": 1}, {"grace_s": 60, "time_limit_s": 60}):
+        assert read_submission(LEAST | fits) == read_request(LEAST | fits)
 
 
 def test_what_is_missing_or_no_object_is_refused():

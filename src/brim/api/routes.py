@@ -37,7 +37,7 @@ from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
 from brim.foresight.answers import WhyWaiting
 from brim.foresight.foresight import Foresight
 from brim.live.records import JobRecord
-from brim.live.requests import ID_MAX, JOBS_MAX, REQUEST_BYTES_MAX, JobRequest, read_request
+from brim.live.requests import ID_MAX, JOBS_MAX, REQUEST_BYTES_MAX, JobRequest, read_submission
 from brim.live.service import ClusterService
 from brim.live.store.transactions import Verb
 
@@ -131,7 +131,7 @@ def _read(body: bytes) -> list[JobRequest]:
     if not isinstance(plain, list):
         if len(body) > REQUEST_BYTES_MAX:
             raise TooLongError(f"job: found {len(body)} bytes, expected at most {REQUEST_BYTES_MAX}")
-        return [read_request(plain)]
+        return [read_submission(plain)]
     if not 1 <= len(plain) <= JOBS_MAX:
         raise ConfigError(f"body: found a list of {len(plain)} jobs, expected 1 to {JOBS_MAX}")
     return [_read_item(number, item) for number, item in enumerate(plain)]
@@ -148,7 +148,7 @@ def _spread(common: Any, each: Any) -> list[Any]:
 
 def _read_item(number: int, plain: Any) -> JobRequest:
     try:
-        return read_request(plain)
+        return read_submission(plain)
     except ConfigError as error:
         raise ConfigError(f"job {number} of the list: {error}") from None
 

@@ -218,6 +218,20 @@ def read_request(data: Mapping[str, Any]) -> JobRequest:
     return JobRequest(**values)
 
 
+def read_submission(data: Mapping[str, Any]) -> JobRequest:
+    """Return a request that somebody submits now: ``read_request``, but for one that a time limit contradicts.
+
+    Journals of earlier versions may hold such a request, and it is read again when a controller starts.
+
+    Raises:
+        ConfigError: as for ``read_request``, or the job names a grace above its time limit.
+    """
+    request = read_request(data)
+    if "grace_s" in data and request.time_limit_s and request.grace_s > request.time_limit_s:
+        raise _unexpected("grace_s", request.grace_s, f"no more than time_limit_s, which is {request.time_limit_s}")
+    return request
+
+
 def _names_a_range(values: Mapping[str, Any]) -> bool:
     gpus = values.get("gpus", 1)
     ends = (values.get("gpus_min", NONE), values.get("gpus_max", NONE))
