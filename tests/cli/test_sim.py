@@ -487,8 +487,25 @@ def test_factorial_switches_the_decisions_of_a_preset(trace, tmp_path):
     assert "Effects on mean JCT" in page.read_text()
 
 
+def test_factorial_switches_the_parts_that_a_file_combines_and_tells_regular_jobs_from_padding(tmp_path):
+    trace, policy = tmp_path / "trace.csv", tmp_path / "mine.py"
+    trace.write_text("job_id,submit_ms,gpus,run_ms,job_class\na,0,8,60000,padding\nb,0,8,30000,regular\n")
+    policy.write_text("""from dataclasses import replace
+from brim.policies.presets import find_policy
+policy = replace(find_policy("sjf"), name="mine", fill=find_policy("fifo+padding").fill)
+""")
+
+    done = brim("sim", "factorial", trace, "-c", "1x8xV100", "-p", policy, "--json")
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    regular = {tuple(one["on"]): one["mean JCT, regular jobs"] for one in found["combinations"]}
+    assert regular[()] == pytest.approx(90)  # in the order of arrival, behind the padding job
+    assert regular["order", "fill"] == pytest.approx(30, abs=1)
+
+
 @pytest.mark.parametrize(("words", "said"), [
-    (["-p", "mine.py"], "found the file mine.py"),
+    (["-p", "examples/my_policy.py"], "found SmallestWork as order part, which is not brim's; expected a preset"),
     (["-p", "nosuch"], "unknown policy 'nosuch'"), (["--load", "1,2"], "--load: found '1,2', expected one number"),
 ])
 def test_factorial_refuses_what_it_cannot_switch(trace, words, said):

@@ -33,7 +33,8 @@ def factorial(
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="Trace file in any known format.")],
     cluster: ClusterOption = None,
     policy: Annotated[
-        str, typer.Option("--policy", "-p", help="Preset whose decisions are switched.", autocompletion=complete_policy)
+        str, typer.Option("--policy", "-p", help="Preset, or file of brim's parts, whose decisions are switched.",
+                          autocompletion=complete_policy)
     ] = "goodput",
     format: Annotated[str | None, typer.Option("--format", "-f", help="Trace format; detected by default.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N jobs.")] = None,
@@ -75,7 +76,7 @@ def factorial(
     from brim.policies.factorial import switches, variants
     from brim.sim.twin import ReplaySettings
 
-    wanted, whole, loads = output_of(output, as_json), _preset(policy), numbers(load, "--load")
+    wanted, whole, loads = output_of(output, as_json), _policy(policy), numbers(load, "--load")
     if len(loads) != 1:
         raise ConfigError(f"--load: found {load!r}, expected one number")
     if not switches(whole):
@@ -102,22 +103,29 @@ def factorial(
         _report(whole, dict(zip(chosen, replays, strict=True)), html, wanted, out)
 
 
-def _preset(name: str) -> Policy:
+def _policy(name: str) -> Policy:
     """The policy; its variants are sent to other processes, which parts from a file cannot be.
 
     Raises:
-        ConfigError: there is no such preset.
+        ConfigError: there is no such policy, or its file has parts of its own.
     """
     from brim.policies.presets import find_policy
+    from brim.policies.sockets import SOCKETS
 
-    if name.endswith(".py") or ".py+" in name:
-        raise ConfigError(f"--policy: found the file {name}, expected a preset; see `brim policy list`")
-    return find_policy(name)
+    found = find_policy(name)
+    for socket in SOCKETS:
+        if (part := type(getattr(found, socket))).__module__.partition(".")[0] != "brim":
+            raise ConfigError(
+                f"--policy: found {part.__name__} as {socket} part, which is not brim's; expected a preset, or a file "
+                "that combines parts of `brim policy list`"
+            )
+    return found
 
 
 def _report(
     policy: Policy, replays: Mapping[tuple[str, ...], Replay], html: Path | None, wanted: str, out: Any
 ) -> None:
+    from brim.core.trace import JobClass
     from brim.reports import factorial as design
     from brim.reports.experiment import terminal, write_experiment
     from brim.reports.metrics import measure
@@ -127,6 +135,8 @@ def _report(
         heading: {on: getattr(metrics, name) for on, metrics in measured.items()}
         for heading, name in _FIGURES.items() if name != "energy_kwh" or next(iter(replays.values())).power
     }
+    if (next(iter(replays.values())).trace.job_class == JobClass.PADDING).any():
+        figures = {"mean JCT, regular jobs": {on: _regular_jct_s(replay) for on, replay in replays.items()}} | figures
     incomplete = [on for on, metrics in measured.items() if metrics.finished < metrics.jobs]
     if wanted == "json":
         print(json.dumps({"schema": SCHEMA, "policy": policy.name, **design.as_json(figures)}), file=out)
@@ -136,6 +146,16 @@ def _report(
     if html is not None:
         write_experiment(experiment, html)
         print(f"page: {html}", file=sys.stderr)
+
+
+def _regular_jct_s(replay: Replay) -> float | None:
+    """Mean completion time of the finished jobs that are not padding, in seconds."""
+    from brim.core.trace import JobClass
+    from brim.reports.metrics import finished, jct_ms
+    from brim.units import MS_PER_S
+
+    rows = finished(replay) & (replay.trace.job_class != JobClass.PADDING)
+    return float(jct_ms(replay)[rows].mean()) / MS_PER_S if rows.any() else None
 
 
 def _experiment(
@@ -187,6 +207,6 @@ def _shown(name: str, value: float | None) -> str:
 
     if value is None:
         return "-"
-    if name.endswith("JCT"):
+    if "JCT" in name:
         return show_duration(value)
     return show_hours(value / S_PER_H if name == "GPU-h held" else value)
