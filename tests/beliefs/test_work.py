@@ -14,13 +14,15 @@ from brim.core.state import SERVICE_EDGES_GPU_MS
 from brim.testing import job, snapshot_of
 from tests.policies.size.known import with_columns
 
-AGAIN = (QUANTILES / (1 - QUANTILES)).tolist()
-"""What is left, over what was done, where nothing longer is known."""
+FIFTHS = (1, 4, 7, 10, 13)
+"""Columns of probabilities 0.1, 0.3, 0.5, 0.7 and 0.9."""
+AGAIN = [1 / 9, 3 / 7, 1, 7 / 3, 9]
+"""What is left there, over what was done, where nothing longer is known."""
 HOUR = 3_600_000
 
 
 def left_of(done, ended=(), models=None, services=(), ran=None):
-    """What is left of jobs that did so much at 1 ms a sample, when jobs of model 0 ended at these totals."""
+    """What is left of jobs that did so much at 1 ms a sample, when jobs of model 0 ended so."""
     jobs = [job(gpus=1, at=row, model=name) for row, name in enumerate(models or ["m"] * len(done))]
     snapshot = with_columns(
         snapshot_of("1x1xT4", *jobs, now=100), samples_done=done, run_ms=ran or [0] * len(done)
@@ -30,7 +32,12 @@ def left_of(done, ended=(), models=None, services=(), ran=None):
     for one in services:
         histogram[np.searchsorted(SERVICE_EDGES_GPU_MS, one, side="right") - 1] += 1
     snapshot = replace(snapshot, ended_work=work, ended_service=frozen(histogram))
-    return EndedJobs().left_gpu_ms(snapshot, np.where(snapshot.jobs.profile >= 0, 1.0, np.nan)).tolist()
+    left = EndedJobs().left_gpu_ms(snapshot, np.where(snapshot.jobs.profile >= 0, 1.0, np.nan))
+    return left[:, FIFTHS].tolist()
+
+
+def test_the_columns_are_the_fifths():
+    assert QUANTILES[list(FIFTHS)] == pytest.approx([0.1, 0.3, 0.5, 0.7, 0.9])
 
 
 def test_a_job_has_left_what_ended_jobs_of_its_model_had_left():

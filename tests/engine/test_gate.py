@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,17 +11,16 @@ import pytest
 
 from brim.beliefs.beliefs import Beliefs
 from brim.core.actions import Resize, Start
-from brim.core.arrays import IntArray
+from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.engine.round import run_round
-from brim.errors import ConfigError
+from brim.errors import PlanError
 from brim.policies.place.repack import Repack
 from brim.policies.presets import PRESETS
 from brim.policies.sockets import Sizes
 from brim.testing import job, snapshot_of
 
-HORIZON_MS = 300_000
 LIMITS = {"gpus_min": 1, "gpus_max": 4, "batch": 32, "batch_min": 8, "batch_max": 64, "local_batch_max": 64}
 FIFO = PRESETS["fifo"]
 
@@ -35,6 +35,18 @@ class Give:
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> Sizes:
         """See ``Size``."""
         return Sizes(gpus=np.array(self.gpus))
+
+
+@dataclass(frozen=True)
+class GiveIfPaid(Give):
+    """The same, where each job that runs is worth 1 and each restart costs ``cost``."""
+
+    cost: float = 0.5
+
+    def worth(self, snapshot: Snapshot, beliefs: Beliefs, gpus: IntArray, restarts: BoolArray) -> FloatArray:
+        """See ``WholePlan``."""
+        total: FloatArray = (gpus > 0).sum(axis=1) - self.cost * restarts.sum(axis=1)
+        return total
 
 
 @dataclass(frozen=True)
@@ -53,37 +65,41 @@ class PutOn:
         )
 
 
-def decided(snapshot, size=FIFO.size, place=FIFO.place, horizon_ms=HORIZON_MS):
-    policy = replace(FIFO, size=size, place=place, restart_horizon_ms=horizon_ms)
+def decided(snapshot, size, place=FIFO.place):
+    policy = replace(FIFO, size=size, place=place)
     return [(type(action), action.job) for action in run_round(snapshot, Beliefs(), policy).plan.actions]
 
 
-@pytest.mark.parametrize(("horizon_ms", "moves"), [(0, True), (HORIZON_MS, False)])
-def test_a_move_that_gains_nothing_is_not_made(horizon_ms, moves):
+@pytest.mark.parametrize(("size", "moves"), [(Give((1,)), True), (GiveIfPaid((1,)), False)])
+def test_a_move_that_gains_nothing_is_not_made(size, moves):
     snapshot = snapshot_of("1x1xT4+1x1xV100", job(on=[(0, 0)], start=10), now=100)
-    found = decided(snapshot, place=PutOn((1,)), horizon_ms=horizon_ms)
-    assert found == ([(Resize, 0)] if moves else [])
+    assert decided(snapshot, size, PutOn((1,))) == ([(Resize, 0)] if moves else [])
 
 
 def test_an_exchange_of_equal_nodes_is_no_move():
     snapshot = snapshot_of("2x1xT4", job(on=[(0, 0)], start=10), job(on=[(1, 0)], start=10), now=100)
-    assert decided(snapshot, place=PutOn((1, 0))) == []
+    assert decided(snapshot, GiveIfPaid((1, 1)), PutOn((1, 0))) == []
 
 
 def test_who_waits_is_started_where_nobody_has_to_move():
     """The plan would exchange two GPUs for nothing, and start a job on a third."""
     running = [job(on=[(0, 0)], start=10), job(on=[(1, 0)], start=10)]
     snapshot = snapshot_of("1x1xT4+1x1xV100+1x1xA100", *running, job(at=20), now=100)
-    assert decided(snapshot, place=PutOn((1, 0, 2))) == [(Start, 2)]
+    assert decided(snapshot, GiveIfPaid((1, 1, 1)), PutOn((1, 0, 2))) == [(Start, 2)]
 
 
-def test_a_smaller_size_that_lets_another_job_start_pays():
-    """No speeds are known, so that a running job is believed to lose nothing but its restart."""
+@pytest.mark.parametrize(("cost", "plan"), [(0.4, [(Resize, 0), (Start, 1)]), (0.6, [])])
+def test_a_smaller_size_that_lets_another_job_start_is_taken_if_it_pays_for_two_starts(cost, plan):
     snapshot = snapshot_of("1x4xT4", job(on=[(0, gpu) for gpu in range(4)], gpus=4, **LIMITS), job(at=20), now=100)
-    assert decided(snapshot, Give((2, 1)), Repack()) == [(Resize, 0), (Start, 1)]
-    assert decided(snapshot, Give((2, 0)), Repack()) == []
+    assert decided(snapshot, GiveIfPaid((2, 1), cost), Repack()) == plan
 
 
-def test_a_horizon_is_a_time():
-    with pytest.raises(ConfigError, match="restart_horizon_ms is -1, expected"):
-        replace(FIFO, restart_horizon_ms=-1)
+def test_a_job_that_is_only_stopped_does_not_restart():
+    snapshot = snapshot_of("1x1xT4", job(on=[(0, 0)], start=10), job(at=20), now=100)
+    assert decided(snapshot, GiveIfPaid((0, 1), 0.5)) == []  # the other plan has as many jobs, and starts none
+
+
+def test_the_worth_of_a_plan_is_a_number():
+    snapshot = snapshot_of("1x1xT4+1x1xV100", job(on=[(0, 0)], start=10), now=100)
+    with pytest.raises(PlanError, match=r"worth of two plans: found .*, expected two"):
+        decided(snapshot, GiveIfPaid((1,), math.nan), PutOn((1,)))

@@ -14,8 +14,9 @@ from brim.core.state import SERVICE_EDGES_GPU_MS
 from brim.core.trace import NONE
 from brim.units import MS_PER_MIN
 
-QUANTILES: Final[FloatArray] = frozen(np.array([0.1, 0.3, 0.5, 0.7, 0.9]))
-"""Probabilities that less is left, of the columns in which a belief is given: the middles of five equal parts."""
+QUANTILES: Final[FloatArray] = frozen((np.arange(15) + 0.5) / 15)
+"""Probabilities that less is left, of the columns in which a belief is given: the middles of equal parts. Ours: with
+few, who has more left would change in jumps as a job runs, and two jobs of which nothing is known would take turns."""
 UNKNOWN_GPU_MS: Final = 30 * MS_PER_MIN
 """Median GPU time that a new job is believed to need while no job has ended. Ours."""
 OTHERS: Final = 1.0

@@ -76,7 +76,7 @@ def show(name: _Name, output: OutputOption = "table", as_json: JsonOption = Fals
     with payload() as out:
         policy = find_policy(name)
         if wanted == "json":
-            kinds = ("period_ms", "gap_ms", "fixed_rounds", "restart_horizon_ms", "oracle", "source")
+            kinds = ("period_ms", "gap_ms", "fixed_rounds", "oracle", "source")
             facts = {kind: getattr(policy, kind) for kind in kinds}
             row = {"name": policy.name, **{part: str(getattr(policy, part)) for part in SOCKETS}, **facts}
             print(json.dumps({"schema": 1, "policy": row}, indent=2), file=out)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
 
 import numpy as np
 
@@ -36,7 +38,7 @@ from brim.engine.padding import Hidden, as_held, hidden
 from brim.engine.rows import reasons
 from brim.errors import PlanError
 from brim.policies.place.renaming import renamed
-from brim.policies.sockets import Policy, Sizes
+from brim.policies.sockets import Policy, Sizes, WholePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +145,11 @@ def _regular(
         placed = own_grants(policy.place(seen, beliefs_for("place"), order, replaced(sizes)), size)  # 3 which GPUs
         check_grants(placed, snapshot)
         check_sizes_kept(placed, sizes, snapshot.jobs)
-    if policy.restart_horizon_ms:
-        sizes, placed = gated(
-            snapshot, beliefs_for("size"), order, sizes, renamed(snapshot, placed), policy.restart_horizon_ms
-        )
+    if policy.declares("size", "worth"):
+        placed = renamed(snapshot, placed)
+        with asking(policy, "size", sees["size"]) as seen:
+            worth = partial(cast("WholePlan", policy.size).worth, seen, beliefs_for("size"))
+            sizes, placed = gated(snapshot, order, sizes, placed, worth)
     return {socket: hides.column(stored) for socket, stored in memory.items()}, sizes, placed
 
 

@@ -66,9 +66,6 @@ OBJECTIVES: Final = ("jct", "energy", "cost", "balanced")
 _FEWEST: Final = Goodput(gpus_max=1)
 """Each elastic job on the fewest GPUs that it runs on, where a GPU-second does the most work."""
 
-_HORIZON_MS: Final = 120 * MS_PER_S
-"""That of ``Goodput``. Chosen with it as size part; not chosen again for ``CompletionTime`` (docs/decisions/0021)."""
-
 
 def _brim(objective: str) -> Policy:
     """All five decisions for one objective (docs/decisions/0021).
@@ -87,7 +84,6 @@ def _brim(objective: str) -> Policy:
     return Policy(
         name=BRIM if objective == OBJECTIVES[0] else f"{BRIM}-{objective}", order=Arrival(), size=size, place=place,
         feed=Throughput(), fill=Padding(wakes_nodes=objective != "energy"), period_ms=MS_PER_MIN, gap_ms=30 * MS_PER_S,
-        restart_horizon_ms=_HORIZON_MS if isinstance(place, Repack) else 0,
         source=f"ours: all five decisions, for {objective}",
     )
 

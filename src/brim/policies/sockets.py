@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Protocol
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.arrays import BoolArray, IntArray
+from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.events import Kind
 from brim.core.snapshot import Snapshot
 from brim.core.tables import EMPTY, NOBODY, Grants
@@ -28,7 +28,7 @@ from brim.errors import ConfigError, one_line
 SOCKETS: Final = ("order", "size", "place", "feed", "fill")
 _DECLARATIONS: Final = (
     "asks_run_times", "resizes_running", "moves_running", "tunes_running", "counts_cores", "acts_when_idle",
-    "asks_exchange", "asks_loading", "remember", "takes_padding",
+    "asks_exchange", "asks_loading", "remember", "takes_padding", "worth",
 )
 WAKES: Final = frozenset({
     Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.STOPPED, Kind.EVICTED, Kind.NODE_UP, Kind.GPU_OPENED,
@@ -65,12 +65,34 @@ class Order(Protocol):
 
 
 class Size(Protocol):
-    """Decides how many GPUs each job should have. ``resizes_running`` says whether it may change running jobs."""
+    """Decides how many GPUs each job should have. ``resizes_running`` says whether it may change running jobs.
+
+    A part with ``worth`` is also asked about the whole plan (``WholePlan``).
+    """
 
     resizes_running: ClassVar[bool]
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> Sizes:
         """Return the sizes of all jobs."""
+        ...
+
+
+class WholePlan(Size, Protocol):
+    """A size part that also says what a plan is worth, all restarts counted: those of jobs that places move, too.
+
+    A round then changes running jobs only if its plan is worth more than one that leaves them alone
+    (``brim.engine.gate``). Nodes that are equal are exchanged first, so that fewer jobs move.
+    """
+
+    def worth(self, snapshot: Snapshot, beliefs: Beliefs, gpus: IntArray, restarts: BoolArray) -> FloatArray:
+        """Return the worth of P plans, in one unit of the part's choice, shape (P,).
+
+        Args:
+            snapshot: The snapshot.
+            beliefs: What is believed.
+            gpus: GPUs of each job, shape (P, J).
+            restarts: Whether the job starts or restarts, shape (P, J).
+        """
         ...
 
 
@@ -134,9 +156,6 @@ class Policy:
         gap_ms: Shortest time between two rounds, if longer than the driver's.
         fixed_rounds: Rounds take place at whole multiples of ``period_ms`` only, as in a scheduler that wakes at fixed
             times.
-        restart_horizon_ms: Time within which what a round does to running jobs must pay for all restarts that it
-            causes, moved jobs included; else running jobs are left alone in this round. Nodes that are equal are
-            exchanged first, so that fewer move. 0: all changes are made as decided.
         oracle: Whether the policy needs true run times; the controller refuses such a policy.
         source: Paper or manual the policy comes from.
     """
@@ -150,7 +169,6 @@ class Policy:
     period_ms: int = 0
     gap_ms: int = 0
     fixed_rounds: bool = False
-    restart_horizon_ms: int = 0
     oracle: bool = False
     source: str = ""
 
@@ -161,7 +179,7 @@ class Policy:
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and self.name and self.name.isprintable()):
             raise ConfigError(f"policy name {self.name!r}: expected one or more printable characters")
-        for what in ("period_ms", "gap_ms", "restart_horizon_ms"):
+        for what in ("period_ms", "gap_ms"):
             value = getattr(self, what)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LONGEST_MS:
                 raise ConfigError(

@@ -36,6 +36,7 @@ def test_sizes_are_the_exhaustive_search_of_what_v_falls_by(price, case):
         if size == table.gpus_now[row]:
             return options[row][size]
         cost_s = table.stalled_ms[row] / 1000 / table.starts[row] if table.starts[row] else 30.0
+        cost_s = max(cost_s, 1.0)
         lasts_s = min(max(300, 2 * cost_s), cost_s + alone_s[row] / options[row][size])
         return options[row][size] * (1 - cost_s / lasts_s)
 
@@ -47,7 +48,7 @@ def test_sizes_are_the_exhaustive_search_of_what_v_falls_by(price, case):
             if size:
                 value += gain * speed(row, size) - price * size
             elif table.gpus_now[row]:
-                cost_s = table.stalled_ms[row] / 1000 / table.starts[row] if table.starts[row] else 30.0
+                cost_s = max(table.stalled_ms[row] / 1000 / table.starts[row] if table.starts[row] else 30.0, 1.0)
                 value -= gain * cost_s / max(300, 2 * cost_s)
         return value
 

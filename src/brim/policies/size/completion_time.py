@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.work import UNKNOWN_GPU_MS
-from brim.core.arrays import FloatArray, IntArray
+from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.snapshot import Snapshot
-from brim.policies.size.candidates import candidates, per_sample_ms
+from brim.policies.size.candidates import Candidates, candidates, per_sample_ms
 from brim.policies.size.goodput import best_values, restart_ms
 from brim.policies.sockets import Sizes
 from brim.units import MS_PER_S
+
+LEAST_START_MS: Final = MS_PER_S
+"""No start is free: of equal jobs, those that run go on. Ours."""
+TINY: Final = 1e-9
+"""Speed-up of a job that cannot run. Ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +66,80 @@ class CompletionTime:
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> Sizes:
         """See ``Size``."""
+        fall = self._fall(snapshot, beliefs)
+        job, gpus = fall.found.possible
+        value = fall.of(job, fall.found.speedup, restarts=gpus != snapshot.jobs.gpus_now[job]) - self.gpu_price * gpus
+        return best_values(snapshot, fall.found, value, fall.without_gpus)
+
+    def worth(self, snapshot: Snapshot, beliefs: Beliefs, gpus: IntArray, restarts: BoolArray) -> FloatArray:
+        """See ``WholePlan``: how fast V falls, and GPU time."""
+        fall = self._fall(snapshot, beliefs)
+        found, every = fall.found, np.arange(len(gpus[0]))
+        speedup = np.where(np.isfinite(found.rate_JG), found.rate_JG, 0.0)
+        speedup = np.maximum.accumulate(speedup, axis=1) / np.maximum(speedup[every, found.least], TINY)[:, None]
+        at = speedup[every, np.minimum(gpus, speedup.shape[1] - 1)]
+        value = np.stack([fall.of(every, one, restarts=starts) for one, starts in zip(at, restarts, strict=True)])
+        value = np.where(gpus > 0, value - self.gpu_price * gpus, fall.without_gpus)
+        total: FloatArray = value[:, found.active].sum(axis=1)
+        return total
+
+    def _fall(self, snapshot: Snapshot, beliefs: Beliefs) -> _Fall:
+        """How fast V falls, with all that it depends on."""
         jobs = snapshot.jobs
         found = candidates(snapshot, beliefs.speeds.of_models(snapshot), gpus_max=self.gpus_max, growth=self.growth)
         left_ms = beliefs.work.left_gpu_ms(snapshot, per_sample_ms(found))
         left_ms = np.where(np.isnan(left_ms), UNKNOWN_GPU_MS, np.maximum(left_ms, 1.0))
         price = self.congestion * longer_jobs(left_ms) / max(found.capacity, 1) + self.gpu_price
+        cost_ms = np.maximum(restart_ms(snapshot, beliefs), LEAST_START_MS)
+        fall = _Fall(
+            found=found, gain=np.full(len(jobs), np.inf), cost_ms=cost_ms,
+            lasts_ms=np.maximum(self.horizon_ms, 2 * cost_ms),
+            alone_ms=np.median(left_ms, axis=1) / np.maximum(found.least, 1), holds=jobs.holds,
+        )
         job, gpus = found.possible
-        start_ms = restart_ms(snapshot, beliefs)
-        alone_ms = (np.median(left_ms, axis=1) / np.maximum(found.least, 1))[job] / found.speedup
-        cost_ms = np.where(gpus != jobs.gpus_now[job], start_ms[job], 0.0)
-        lasts_ms = np.minimum(np.maximum(self.horizon_ms, 2 * cost_ms), cost_ms + alone_ms)
-        speedup = found.speedup * (1.0 - cost_ms / lasts_ms)
-        gain = np.full(len(jobs), np.inf)
-        np.minimum.at(gain, job, (1.0 + price[job] * gpus) / speedup)
-        value = gain[job] * speedup - self.gpu_price * gpus
-        again = np.where(jobs.holds & (found.least > 0), start_ms / np.maximum(self.horizon_ms, 2 * start_ms), 0.0)
-        return best_values(snapshot, found, value, -np.where(again > 0, gain, 0.0) * again)
+        speedup = fall.progress(job, found.speedup, restarts=gpus != jobs.gpus_now[job])
+        np.minimum.at(fall.gain, job, (1.0 + price[job] * gpus) / speedup)
+        fall.gain[np.isinf(fall.gain)] = 0.0  # a job that cannot run
+        return fall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fall:
+    """How fast V falls, for J jobs.
+
+    Attributes:
+        found: The possible sizes.
+        gain: ``dV/dr`` (J,).
+        cost_ms: How long a start or a change takes (J,).
+        lasts_ms: Time for which sizes are expected to last, if the job has that much left (J,).
+        alone_ms: Time that the job needs yet on its fewest GPUs (J,).
+        holds: Whether the job holds GPUs (J,).
+    """
+
+    found: Candidates
+    gain: FloatArray
+    cost_ms: FloatArray
+    lasts_ms: FloatArray
+    alone_ms: FloatArray
+    holds: BoolArray
+
+    def of(self, job: IntArray, speedup: FloatArray, *, restarts: BoolArray) -> FloatArray:
+        """How fast V falls with jobs at these speed-ups, three columns (F,)."""
+        value: FloatArray = self.gain[job] * self.progress(job, speedup, restarts=restarts)
+        return value
+
+    def progress(self, job: IntArray, speedup: FloatArray, *, restarts: BoolArray) -> FloatArray:
+        """Speed-ups less the part of the time that starts take, three columns (F,)."""
+        cost_ms = np.where(restarts, self.cost_ms[job], 0.0)
+        lasts_ms = np.minimum(self.lasts_ms[job], cost_ms + self.alone_ms[job] / np.maximum(speedup, TINY))
+        left: FloatArray = speedup * (1.0 - cost_ms / lasts_ms)
+        return left
+
+    @property
+    def without_gpus(self) -> FloatArray:
+        """How fast V falls with the job waiting, at most 0: one that is stopped starts again later (J,)."""
+        again = self.holds & (self.found.least > 0)
+        return -np.where(again, self.gain * self.cost_ms / self.lasts_ms, 0.0)
 
 
 def longer_jobs(left_JQ: FloatArray) -> FloatArray:

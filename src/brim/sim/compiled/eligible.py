@@ -55,8 +55,8 @@ def eligible_loop(scenario: Scenario) -> CompiledLoop | None:
     """
     trace, policy, truth = scenario.trace, scenario.policy, scenario.truth
     is_implemented = (
-        type(policy) is Policy and not policy.restart_horizon_ms
-        and type(policy.order) in ORDERS and type(policy.size) is AsAsked and type(policy.place) in _PLACES
+        type(policy) is Policy and type(policy.order) in ORDERS
+        and type(policy.size) is AsAsked and type(policy.place) in _PLACES
         and type(policy.feed) is Even and type(policy.fill) is NoFill
         and type(scenario.run_times) in RUN_TIMES and type(truth) in _TRUTHS and len(trace) > 0
         and getattr(policy.place, "misfit", "") in MISFIT and _has_plain_constants(policy.order)
