@@ -393,3 +393,16 @@ def test_only_who_waits_and_gets_nothing_is_rejected():
 def test_a_size_the_job_cannot_run_on_is_refused():
     with pytest.raises(PlanError, match=r"job 0 runs on 1 to 4 GPUs, found 5"):
         round_of(**NOW | {"j0": (((0, 0), (0, 1), (1, 1), (1, 2), (1, 3)), 32)})
+
+
+def test_a_trigger_that_backs_off_looks_when_gaps_are_twice_as_old_and_soon_after_an_event():
+    trigger = Trigger(gap_ms=100, period_ms=10_000, backs_off=True)
+    trigger.note(Kind.FINISHED, 5_000)
+    looks = []
+    for _ in range(7):
+        looks.append(trigger.due_ms())
+        trigger.done(looks[-1])
+    assert looks == [5_000, 6_000, 7_000, 9_000, 13_000, 21_000, 31_000]
+    trigger.note(Kind.FINISHED, 31_500)
+    trigger.done(trigger.due_ms())
+    assert trigger.due_ms() == 32_500

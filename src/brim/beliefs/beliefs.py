@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from brim.beliefs.analyser import ExchangeTimes
 from brim.beliefs.gaps import PastGaps
 from brim.beliefs.interference import Interference
+from brim.beliefs.joins import PastJoins
 from brim.beliefs.loading import Loading
 from brim.beliefs.runtime import RunTimes, UserLimits
 from brim.beliefs.speeds import SeenSpeeds
@@ -27,6 +28,7 @@ class Beliefs:
         interference: How much do jobs slow each other down that share GPUs?
         loading: How fast does the loader of a job deliver samples?
         gaps: How long will a GPU that no regular job holds stay so?
+        joins: What will it cost a padding job to start, or to grow?
     """
 
     run_times: RunTimes = field(default_factory=UserLimits)
@@ -37,3 +39,4 @@ class Beliefs:
     interference: Interference = field(default_factory=Interference)
     loading: Loading = field(default_factory=Loading)
     gaps: PastGaps = field(default_factory=PastGaps)
+    joins: PastJoins = field(default_factory=PastJoins)

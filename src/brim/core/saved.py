@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from brim.core.arrays import IntArray
 from brim.core.cluster import Cluster
 from brim.core.ended_work import EndedWorkBook
+from brim.core.joins import JoinBook
 from brim.core.lifecycle import Phase
 from brim.core.seen import SeenStepTimes
 from brim.core.slowdowns import SeenSlowdowns
@@ -58,6 +59,7 @@ def state_bytes(state: ClusterState, beside: Mapping[str, Any] | None = None) ->
     }
     if state.gaps is not None:
         arrays |= {"gaps.since_ms": state.gaps.since_ms, "gaps.past_ms": state.gaps.past_ms}
+        plain["joins"] = state._joins.plain()
     arrays[_PLAIN] = np.frombuffer(json.dumps(plain, separators=(",", ":")).encode(), dtype=np.uint8)
     file = io.BytesIO()
     np.savez_compressed(file, allow_pickle=False, **arrays)
@@ -88,7 +90,8 @@ def state_of(data: bytes, cluster: Cluster) -> tuple[ClusterState, dict[str, Any
     state._usage = _usage(plain, arrays)
     state._seen = _seen(plain)
     state._slowdowns = SeenSlowdowns.of_plain(plain.get("slowdowns", ()))
-    state._work = EndedWorkBook(plain.get("ended_work", ()))  # states of earlier versions have neither
+    state._work = EndedWorkBook(plain.get("ended_work", ()))  # states of earlier versions have none of these
+    state._joins = JoinBook.of_plain(plain.get("joins", {}))
     return state, plain["beside"]
 
 

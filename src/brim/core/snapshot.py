@@ -9,6 +9,7 @@ import numpy as np
 from brim.core.arrays import IntArray, frozen
 from brim.core.ended_work import NO_WORK, EndedWork
 from brim.core.gaps import IdleGaps
+from brim.core.joins import JoinTimes
 from brim.core.setting import Rank, Setting
 from brim.core.tables import (
     EMPTY,
@@ -59,6 +60,7 @@ class Snapshot:
         slowdowns: Slowdowns that jobs reported beside neighbours on their GPUs.
         ended_work: Samples on which ended jobs of each model trained.
         gaps: Gaps between regular jobs, for a policy whose fill part takes padding jobs.
+        joins: What starts and growths have cost, for such a policy.
     """
 
     now_ms: int
@@ -73,6 +75,7 @@ class Snapshot:
     slowdowns: SlowdownTable = NO_SLOWDOWNS
     ended_work: EndedWork = NO_WORK
     gaps: IdleGaps = field(default_factory=IdleGaps)
+    joins: JoinTimes = field(default_factory=JoinTimes)
 
     def setting_of(self, row: int) -> Setting | None:
         """What the job in this row of the job table has, None if it has nothing."""

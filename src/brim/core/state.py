@@ -32,6 +32,7 @@ from brim.core.columns import (
 from brim.core.ended_work import EndedWorkBook
 from brim.core.events import Event, JobSpec, Kind
 from brim.core.gaps import GapBook, IdleGaps
+from brim.core.joins import JoinBook, JoinTimes
 from brim.core.lifecycle import TRANSITIONS, Phase, next_phase
 from brim.core.seen import SeenStepTimes
 from brim.core.setting import Rank, Setting
@@ -62,6 +63,7 @@ _NODE_ROW, _GPU_ROW = (GRANT_ROWS.index(name) for name in ("node", "gpu"))
 _BATCH, _CLASS = _COLUMN["batch"], _COLUMN["job_class"]
 _PADDING: Final = int(JobClass.PADDING)
 _GPUS, _GPUS_MIN, _GPUS_MAX, _SIZE_LIST = (_COLUMN[c] for c in ("gpus", "gpus_min", "gpus_max", "size_list"))
+_GPUS_NOW: Final = _COLUMN["gpus_now"]
 _BATCH_NOW, _STARTS, _STALLED = (_COLUMN[c] for c in ("batch_now", "starts", "stalled_ms"))
 _NEW_JOB: Final = {"phase": Phase.PENDING, "first_start_ms": NONE, "running_since_ms": NONE, "batch_now": NONE}
 """Columns of a new job that are not 0 and do not come from its submission."""
@@ -107,12 +109,14 @@ class ClusterState:
         cluster: The cluster.
         users: User names known in advance.
         padding_apart: Whether padding jobs are kept apart, so that regular jobs are scheduled as if there were none:
-            nothing that is learned from ended jobs comes from them, and the gaps between regular jobs are noted.
+            nothing that is learned from ended jobs comes from them, and the gaps between regular jobs are noted, and
+            what starts cost.
     """
 
     def __init__(self, cluster: Cluster, users: tuple[str, ...] = (), *, padding_apart: bool = False) -> None:
         self.cluster = cluster
         self.gaps = GapBook(cluster.num_gpus) if padding_apart else None
+        self._joins = JoinBook()  # of nothing, if there are no gaps
         self.now_ms = 0
         self._block = np.zeros((len(JOB_COLUMNS), _INITIAL_ROWS), dtype=np.int64)
         self._floats = np.zeros((len(JOB_FLOAT_COLUMNS), _INITIAL_ROWS))
@@ -161,6 +165,7 @@ class ClusterState:
         """Begin or end to keep padding jobs apart; the gaps before are not known."""
         if padding_apart != (self.gaps is not None):
             self.gaps = GapBook(self.cluster.num_gpus) if padding_apart else None
+            self._joins = JoinBook()
             self._note_gaps(self.now_ms)
 
     def is_padding(self, job: int) -> bool:
@@ -353,6 +358,8 @@ class ClusterState:
             block[_RUNNING_SINCE, slot] = self._reported_ms[slot] = now_ms
             block[_STARTS, slot] += 1
             block[_STALLED, slot] += now_ms - block.item(_SINCE, slot)
+            if self.gaps is not None:
+                self._note_join(slot, now_ms)
         elif kind is _FINISHED and (self.gaps is None or block.item(_CLASS, slot) != _PADDING):
             self._learn(slot)
         self.num_waiting += (after is _PENDING) - (before is _PENDING)
@@ -403,6 +410,17 @@ class ClusterState:
         busy[self.cluster.gpu_offset_N[node[regular]] + gpu[regular]] = True
         self.gaps.note(busy, now_ms)
 
+    def _note_join(self, slot: int, now_ms: int) -> None:
+        """Note what it has cost a padding job to start or to change its size, or another job to start at first."""
+        block = self._block
+        took_ms = now_ms - block.item(_SINCE, slot)
+        if block.item(_CLASS, slot) == _PADDING:
+            self._joins.note_padding(
+                block.item(_ID, slot), block.item(_ATTEMPT, slot), block.item(_GPUS_NOW, slot), took_ms
+            )
+        elif block.item(_STARTS, slot) == 1:
+            self._joins.note_regular(took_ms)
+
     def _fault_of(self, booked: Bookings, at: int, fault: int) -> str:
         """Why an action cannot be booked."""
         job, kind = booked.job.item(at), Kind(booked.kind.item(at))
@@ -422,6 +440,7 @@ class ClusterState:
         self._alive -= 1
         self._seen.over(job, learns=learns)
         self._slowdowns.over(job)
+        self._joins.over(job)
         if self._used > 2 * self._alive + _INITIAL_ROWS:
             self._close_holes()
 
@@ -513,6 +532,7 @@ class ClusterState:
         held[:] = np.searchsorted(ids, held)
         copied._seen.renumber(rows)
         copied._slowdowns.renumber(rows)
+        copied._joins.renumber(rows)
         return copied, ids
 
     # -- the frozen view -------------------------------------------------------------------------------------------
@@ -541,6 +561,7 @@ class ClusterState:
             slowdowns=self._slowdowns.freeze(),
             ended_work=self._work.freeze(),
             gaps=IdleGaps() if self.gaps is None else self.gaps.freeze(),
+            joins=JoinTimes() if self.gaps is None else self._joins.freeze(len(kept), rows_of),
         )
 
     def _node_table(self) -> NodeTable:

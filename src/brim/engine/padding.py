@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from brim.core.arrays import ArrayT, BoolArray, IntArray, frozen, replaced, table_of
+from brim.core.joins import JoinTimes
 from brim.core.lifecycle import Phase
 from brim.core.reasons import Why
 from brim.core.snapshot import Memory, Snapshot
@@ -131,6 +132,7 @@ def _without(snapshot: Snapshot, padding: BoolArray, rows: IntArray) -> Snapshot
             revocable=_marks(held.revocable[stays]) if len(held.revocable) else NOBODY,
         ),
         seen=replaced(seen, **{name: frozen(column) for name, column in columns.items()}),
+        joins=JoinTimes(),
         memory=Memory(**{
             field.name: frozen(stored[rows]) if len(stored) else stored
             for field in fields(Memory) for stored in (getattr(snapshot.memory, field.name),)

@@ -73,6 +73,7 @@ class Scheduler:
         )
         self._fill_trigger = Trigger(
             gap_ms=gap_ms, period_ms=int(getattr(policy.fill, "fill_period_ms", 0)), wakes_on=policy.wakes_on,
+            backs_off=True,
         )
 
     @property
@@ -193,7 +194,10 @@ class Scheduler:
             beside: Plain data for JSON.
         """
         kept = {"trigger": self._trigger, "fill_trigger": self._fill_trigger}
-        triggers = {name: {"last_ms": one.last_ms, "since_ms": one.since_ms} for name, one in kept.items()}
+        triggers = {
+            name: {"last_ms": one.last_ms, "since_ms": one.since_ms, "event_ms": one.event_ms}
+            for name, one in kept.items()
+        }
         return state_bytes(self.state, {**triggers, "driver": dict(beside or {})})
 
     def restore(self, data: bytes) -> dict[str, Any]:
@@ -207,6 +211,7 @@ class Scheduler:
         for trigger, saved in ((self._trigger, kept["trigger"]), (self._fill_trigger, kept.get("fill_trigger"))):
             if saved:  # earlier versions had no trigger of padding jobs
                 trigger.last_ms, trigger.since_ms = saved["last_ms"], saved["since_ms"]
+                trigger.event_ms = saved.get("event_ms")
         self.last_round = None
         driver: dict[str, Any] = kept["driver"]
         return driver

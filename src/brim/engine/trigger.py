@@ -17,6 +17,8 @@ DEFAULT_GAP_MS: Final = MS_PER_S
 LIVE_GAP_JOB_US: Final = 100
 """What each waiting job adds to the shortest time between two rounds of a live cluster. Ours: a round takes 1 to 2 ms
 of CPU time with few jobs and 12 to 20 ms with 10,000, so it is 10 ms and 1 s: at most a fifth of one core."""
+FIRST_LOOK_MS: Final = MS_PER_S
+"""Shortest time after which a trigger that backs off causes another round: as the shortest gap that is noted. Ours."""
 _JOBS_OF_NONE: Final = 100
 """Even without waiting jobs the shortest time is that of so many: 10 ms on a live cluster."""
 
@@ -29,9 +31,12 @@ class Trigger:
         gap_ms: Shortest time between two rounds, however many jobs wait.
         gap_job_us: What each waiting job adds to a shortest time that is below ``gap_ms``; 0: it is always ``gap_ms``.
         period_ms: Longest time between two rounds while there is something to decide, 0 for none; at least the gap.
+        backs_off: Whether the time until the next round is as long as no event has come, from ``FIRST_LOOK_MS`` to
+            ``period_ms``: what can be expected of a gap changes with its age, by half when that doubles.
         wakes_on: Kinds of event that cause a round.
         last_ms: Time of the last round, None before the first.
         since_ms: First event since then that causes a round, None if there was none.
+        event_ms: The last round that an event caused.
     """
 
     gap_ms: int
@@ -40,6 +45,8 @@ class Trigger:
     last_ms: int | None = None
     since_ms: int | None = None
     gap_job_us: int = 0
+    backs_off: bool = False
+    event_ms: int | None = None
 
     def note(self, kind: Kind, time_ms: int, *, learned: bool = False) -> None:
         """Note an event; ``learned``: it tells of a job's speed what was not known at all."""
@@ -52,16 +59,24 @@ class Trigger:
             return self.gap_ms
         return min(self.gap_ms, (_JOBS_OF_NONE + waiting) * self.gap_job_us // US_PER_MS)
 
+    def _period_ms(self) -> int:
+        """Longest time between the last round and the next."""
+        if not self.backs_off or self.last_ms is None or self.event_ms is None:
+            return self.period_ms
+        return min(self.period_ms, max(FIRST_LOOK_MS, self.last_ms - self.event_ms))
+
     def due_ms(self, waiting: int | None = None) -> int | None:
         """Time of the next round while so many jobs wait for devices, None if nothing causes one."""
         due, gap_ms = None, self._gap_ms(waiting)
         if self.since_ms is not None:
             due = self.since_ms if self.last_ms is None else max(self.since_ms, self.last_ms + gap_ms)
         if self.period_ms and self.last_ms is not None:
-            periodic = self.last_ms + max(self.period_ms, gap_ms)
+            periodic = self.last_ms + max(self._period_ms(), gap_ms)
             due = periodic if due is None else min(due, periodic)
         return due
 
     def done(self, now_ms: int) -> None:
         """Note that a round was run."""
+        if self.since_ms is not None:
+            self.event_ms = now_ms
         self.last_ms, self.since_ms = now_ms, None

@@ -117,8 +117,8 @@ class Fill(Protocol):
 
     A part with ``takes_padding = True`` is the only one that decides about jobs of class padding: Order, Size and Place
     do not see them, nor what they hold, and the part grants GPUs to no others. Whatever it does not grant anew is taken
-    from them. Rounds that only padding jobs have a reason for ask this part and Feed alone; they are due at least every
-    ``fill_period_ms`` while there is a padding job.
+    from them. Rounds that only padding jobs have a reason for ask this part and Feed alone; while there is one they are
+    due at least every ``fill_period_ms``, and more often after an event.
     """
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> Grants:

@@ -13,7 +13,7 @@ import numpy as np
 
 from brim.beliefs.batching import Limits, fewest_nodes, fixed_batches
 from brim.beliefs.beliefs import Beliefs
-from brim.beliefs.overheads import RESTART_MS
+from brim.beliefs.joins import PastJoins
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.checks import cores_milli
 from brim.core.lifecycle import Phase
@@ -37,8 +37,8 @@ class Padding:
     A job that runs keeps what Place did not take from it, down to a size it can run on. What is free then goes, the
     longest predicted gap first (gaps equal to within a factor of two are chosen next to what the job holds), to the job
     with the highest marginal progress per GPU, in steps of its allowed sizes. A job takes a GPU only if its predicted
-    gap exceeds ``t_join (1 + 1 / gain)``: joining costs the whole job ``t_join``, the mean of what its changes have
-    cost so far, and the GPU then earns it ``gain`` of its present speed. Everything it gives is revocable.
+    gap exceeds ``t_join (1 + 1 / gain)``: joining costs the whole job ``t_join``, what starts or growths have cost
+    lately, and the GPU then earns it ``gain`` of its present speed. Everything it gives is revocable.
 
     Attributes:
         join_ratio: How much longer than that a gap has to be. 1: as soon as it pays on the median gap. Ours.
@@ -50,7 +50,8 @@ class Padding:
 
     takes_padding: ClassVar[bool] = True
     fill_period_ms: ClassVar[int] = MS_PER_MIN
-    """A gap that was too short to join may turn out to be a long one: once a minute is often enough. Ours."""
+    """A gap that was too short to join may turn out to be a long one, which its age tells: the time between two looks
+    doubles up to this. Ours."""
     join_ratio: float = 1.0
     wakes_nodes: bool = True
 
@@ -70,11 +71,12 @@ class Padding:
             left.opened &= ~snapshot.nodes.asleep[left.node]
         gangs = {row: _kept(row, snapshot, left) for row in rows.tolist()}
         speeds = _speeds(rows, snapshot, beliefs, left)
-        too_short = self._grow(gangs, speeds, snapshot, left)
+        too_short = self._grow(gangs, speeds, snapshot, beliefs.joins, left)
         return _added(grants, gangs, snapshot, too_short)
 
     def _grow(
-        self, gangs: dict[int, list[int]], speeds: dict[int, FloatArray], snapshot: Snapshot, left: _Left
+        self, gangs: dict[int, list[int]], speeds: dict[int, FloatArray], snapshot: Snapshot, joins: PastJoins,
+        left: _Left,
     ) -> set[int]:
         """Give out what is free, step by step; returns the jobs without GPUs for which only gaps were too short."""
         phases, too_short = snapshot.jobs.phase, set[int]()
@@ -82,7 +84,10 @@ class Padding:
             row for row, gang in gangs.items()
             if phases[row] == _PENDING or (phases[row] == _RUNNING and len(gang) == snapshot.jobs.gpus_now[row])
         }
-        offers = {row: self._offer(row, gangs[row], speeds[row], snapshot, left) for row in growing}
+        join_ms = {
+            row: (joins.growth_ms if gangs[row] else joins.start_ms)(snapshot.joins, row) for row in growing
+        }
+        offers = {row: self._offer(row, gangs[row], speeds[row], join_ms[row], left) for row in growing}
         while True:
             best = max(
                 (row for row, offer in offers.items() if offer.takes), default=None,
@@ -96,14 +101,14 @@ class Padding:
             gangs[best] = sorted([*gangs[best], *taken])
             for row, offer in offers.items():  # others may have been offered the same GPUs, or the same cores
                 if row == best or offer.takes:
-                    offers[row] = self._offer(row, gangs[row], speeds[row], snapshot, left)
+                    offers[row] = self._offer(row, gangs[row], speeds[row], join_ms[row], left)
 
     def _offer(
-        self, row: int, gang: list[int], speed: FloatArray, snapshot: Snapshot, left: _Left
+        self, row: int, gang: list[int], speed: FloatArray, join_ms: float, left: _Left
     ) -> _Offer:
         """The next size of a job that pays: the GPUs it would take, and what each of them gains."""
         size, too_short = len(gang), False
-        for larger in snapshot.jobs.sizes_of(row):
+        for larger in left.snapshot.jobs.sizes_of(row):
             if larger <= size or larger >= len(speed):
                 continue
             found = left.best(row, gang, larger - size)
@@ -114,7 +119,6 @@ class Padding:
             if gained <= 0:
                 continue
             ratio = gained / present if present else np.inf
-            join_ms = _join_ms(row, snapshot)
             if left.rest_ms[found].min() < self.join_ratio * join_ms * (1.0 + 1.0 / ratio):
                 too_short = True
                 continue
@@ -266,12 +270,6 @@ def _speeds(rows: IntArray, snapshot: Snapshot, beliefs: Beliefs, left: _Left) -
         found |= dict(zip(known.tolist(), np.where(np.isfinite(rates), rates, 0.0), strict=True))
     return {row: speed / max(speed[jobs.sizes_of(row)[0]] if jobs.sizes_of(row)[0] <= most else 1.0, 1e-9)
             for row, speed in found.items()}
-
-
-def _join_ms(row: int, snapshot: Snapshot) -> float:
-    """What a change has cost the job on average: a start, or a change of its size in place or through a checkpoint."""
-    starts = int(snapshot.jobs.starts[row])
-    return float(snapshot.jobs.stalled_ms[row]) / starts if starts else float(RESTART_MS)
 
 
 def _added(grants: Grants, gangs: dict[int, list[int]], snapshot: Snapshot, too_short: set[int]) -> Grants:
