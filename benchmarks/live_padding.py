@@ -7,9 +7,10 @@ each step (``timed_job.py``), and the padding job for that of each micro-batch (
 cores can stand for two devices. Regular jobs of 5 to 40 s on one device arrive so that they use 45 % of both. At the
 same time a second cluster runs the same regular jobs without padding: what they wait for is the difference.
 
-The twin is told the step times of the padding job alone on one and on two devices, and what a start cost on the
-cluster without padding. Compared until the padding job has ended: the share of device time that jobs hold, and the
-time that its samples take. Its bits are compared with those of a run alone.
+The twin is told nothing of this run. Before it, a calibration measures the step times of the padding job alone on one
+and on two devices, and, on a cluster of its own with other jobs, what starts, restarts, growths and leaving cost, and
+what a regular job holds its device for beyond its work. Compared until the padding job has ended: the share of device
+time that jobs hold, and the time that its samples take. Its bits are compared with those of a run alone.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +38,10 @@ from brim.cli.job_options import asked
 from brim.core.cluster import parse_cluster
 from brim.core.replay import Replay
 from brim.core.trace import NONE, JobClass, trace_of
+from brim.live.recording import costs_of, recorded_jobs
 from brim.live.requests import PADDING_GRACE_S, JobRequest
+from brim.live.store.reading import Reader
+from brim.live.store.state_folder import DATABASE
 from brim.policies.presets import find_policy
 from brim.sim.overheads import Overheads, PaddingCosts
 from brim.sim.truths.parametric import ElasticJobs, Parametric
@@ -50,7 +55,10 @@ MICRO_S: Final = 0.05
 BATCH: Final = 16
 LOOK_S: Final = 0.1
 WARM: Final = 3
-"""Jobs before it: a padding job whose first start took 9 s believed for minutes that joining costs so much."""
+"""Jobs that are run before anything is measured."""
+ROUNDS: Final = 6
+"""Times that the calibration lets regular jobs come to a padding job: alternately one, and one for each device."""
+PATIENCE_S: Final = 180.0
 SLACK_S: Final = 2.0
 """How much longer than the grace of the padding job a regular job may wait because of it."""
 FOLDER: Final = Path(__file__).parent
@@ -74,6 +82,13 @@ def request(words: list[str], **given: str) -> JobRequest:
     return found
 
 
+def warm(at: Client) -> None:
+    """Let the agent load PyTorch: it forks what it starts from there."""
+    for _ in range(WARM):
+        at.submit([request([sys.executable, TRAINING, "4", "0"], name="warm", gpus="1-2")])
+        until(at, lambda: not at.jobs().jobs)
+
+
 def run_side(at: Client, plan: Arrivals, seconds: float, steps: int, folder: Path) -> dict[str, Any]:
     """Let regular jobs come and go, beside a padding job if it has steps; returns what was seen of them."""
     jobs = [
@@ -81,10 +96,7 @@ def run_side(at: Client, plan: Arrivals, seconds: float, steps: int, folder: Pat
                 name=f"regular{row}", gpus="1")
         for row, (_, regular) in enumerate(plan)
     ]
-    for _ in range(WARM):  # the agent has loaded PyTorch then, and forks what it starts from there
-        at.submit([request([sys.executable, TRAINING, "4", "0"], name="warm", gpus="1-2")])
-        while at.jobs().jobs:
-            time.sleep(LOOK_S)
+    warm(at)
     begin_s, ids, held = time.monotonic(), list[int](), {True: 0.0, False: 0.0}
     pad = NONE
     if steps:
@@ -114,6 +126,64 @@ def run_side(at: Client, plan: Arrivals, seconds: float, steps: int, folder: Pat
             "preemptions": job.preemptions, "lost_gpu_s": job.lost_gpu_s, "said": digest_of(*logs),
         }
     return said
+
+
+def calibrate(at: Client, folder: Path) -> dict[str, Any]:
+    """Let regular jobs of 2 s come to a padding job; returns what changes cost, medians of their times in ms."""
+    warm(at)
+    words = [sys.executable, TRAINING, "100000", str(MICRO_S)]
+    (pad,) = at.submit([request(words, name="padding", gpus="1-2", **{"class": "padding"})])
+    ids = []
+    for turn in range(ROUNDS):
+        until(at, lambda: all(job.id == pad and len(job.devices) == DEVICES and job.state == "running"
+                              for job in at.jobs().jobs))
+        time.sleep(2.0)  # it makes progress, and has something to save
+        came = at.submit([
+            request([sys.executable, str(FOLDER / "timed_job.py"), str(folder / f"{turn}-{one}"), "20", str(STEP_S)],
+                    name="calibration", gpus="1")
+            for one in range(1 + turn % DEVICES)
+        ])
+        until(at, lambda came=came: all(at.job(job).state == "finished" for job in came))
+        ids += came
+    at.command("cancel", [pad])
+    until(at, lambda: not at.jobs().jobs)
+    history = Reader(folder / "state" / "controller" / DATABASE).history()
+    jobs = recorded_jobs(history.jobs, history.attempts, history.lines, history.seen_ms)
+    of_pad = costs_of([one for one in jobs if one.job.id == pad])
+    held = [at.job(job) for job in ids]
+    return {
+        "start_ms": round(statistics.median(job.ended_ms - job.first_start_ms - 20 * 1000 * STEP_S for job in held)),
+        "restart_ms": of_pad.restart_ms, "restarts": of_pad.restarts, "save_ms": of_pad.save_ms, "saves": of_pad.saves,
+        **resize_costs(history.lines, pad),
+    }
+
+
+def resize_costs(lines: tuple[str, ...], pad: int) -> dict[str, Any]:
+    """Median of the time from a decision to grow, and from one to shrink, until the job goes on, by the journal."""
+    took: dict[bool, list[int]] = {True: [], False: []}
+    gpus, since = 0, None
+    for record in map(json.loads, lines):
+        for action in record.get("d", ()):
+            if action.get("job") == pad and action["do"] in ("start", "resize"):
+                after = len(action["setting"]["ranks"])
+                since = (record["t"], after > gpus) if action["do"] == "resize" else None
+                gpus = after
+        if record.get("e") == "STARTED" and record["job"] == pad and since:
+            took[since[1]].append(record["t"] - since[0])
+            since = None
+    return {
+        "grow_ms": round(statistics.median(took[True])), "growths": len(took[True]),
+        "shrink_ms": round(statistics.median(took[False])), "shrinks": len(took[False]),
+    }
+
+
+def until(at: Client, holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        if time.monotonic() > end_s:
+            raise SystemExit(f"not seen within {PATIENCE_S:g} s; jobs: {at.jobs().jobs}")
+        time.sleep(LOOK_S)
 
 
 def digest_of(*logs: Path) -> str:
@@ -159,11 +229,15 @@ def lacking(plan: Arrivals, side: dict[str, Any]) -> list[float]:
 
 def report(plan: Arrivals, sides: dict[str, Any], steps: int, policy: str) -> None:
     """Print both sides, and how far they are apart."""
-    padded, without = sides["padded"], sides["without"]
-    step_s = alone(100, MICRO_S)[0], alone(100, MICRO_S, 2)[0]
-    start_ms = round(1000 * statistics.median(lacking(plan, without)))
-    costs = PaddingCosts(join_ms=start_ms, grace_ms=round(1000 * PADDING_GRACE_S))
-    overheads = Overheads(start_ms=start_ms, restart_ms=start_ms, save_ms=start_ms, resize_ms=200, padding=costs)
+    padded, without, costs = sides["padded"], sides["without"], sides["calibration"]
+    step_s = costs["step_s"]
+    overheads = Overheads(
+        start_ms=costs["start_ms"], restart_ms=costs["restart_ms"], save_ms=costs["save_ms"],
+        resize_ms=costs["shrink_ms"], padding=PaddingCosts(
+            join_ms=costs["grow_ms"],  # the rank that was there goes on meanwhile, here as in the twin
+            change_ms=costs["shrink_ms"], grace_ms=round(1000 * PADDING_GRACE_S),
+        ),
+    )
     found = twin(plan, steps * BATCH, step_s, overheads, f"{policy}+padding")
     pad, runs = found.trace.job_id.index("padding"), found.runs
     until_ms = int(found.finish_ms[pad])
@@ -185,7 +259,9 @@ def report(plan: Arrivals, sides: dict[str, Any], steps: int, policy: str) -> No
           f"preempted live {job['preemptions']}, twin {int(found.preemptions[pad])}; resized in the twin "
           f"{int(found.resizes[pad])}")
     print(f"later than without:   {len(more)} regular jobs: median {statistics.median(more):+.2f} s, most "
-          f"{max(more):+.2f} s, allowed {PADDING_GRACE_S + SLACK_S:g} s; a start takes {start_ms} ms without padding")
+          f"{max(more):+.2f} s, allowed {PADDING_GRACE_S + SLACK_S:g} s")
+    own_ms = 1000 * statistics.median(lacking(plan, without))
+    print(f"calibrated before:    {costs}; in the run, regular jobs held devices {own_ms:.0f} ms beyond their work")
     print(f"regular jobs preempted: {padded['preemptions']}")
     same = alone(steps, 0.0)[1] in job["said"]
     print(f"bits of the padding job: {'the same as alone' if same else 'OTHERS THAN ALONE'} ({job['said']})")
@@ -195,11 +271,13 @@ def side(name: str, options: argparse.Namespace, steps: int) -> dict[str, Any]:
     """Run one cluster; with padding or without."""
     folder = Path(tempfile.mkdtemp(prefix="brim-", dir="/tmp"))
     os.environ |= {"BRIM_STATE": str(folder / "state"), "BRIM_RUNTIME": str(folder / "run")}
-    policy = f"{options.policy}+padding" if name == "padded" else options.policy
+    policy = options.policy if name == "without" else f"{options.policy}+padding"
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     try:
         subprocess.run([*BRIM, "up", "--devices", str(DEVICES), "--policy", policy], check=True, **quiet)
         at = Client(folder / "run" / "api.sock")
+        if name == "calibration":
+            return calibrate(at, folder)
         plan = arrivals(options.seconds, options.seed)
         return run_side(at, plan, options.seconds, steps if name == "padded" else 0, folder)
     finally:
@@ -216,19 +294,24 @@ def main() -> None:
     parser.add_argument("--policy", default="fifo")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="folder for the controller's state")
-    parser.add_argument("--side", choices=("padded", "without"), help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=("calibration", "padded", "without"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     steps = round(options.seconds * (1 - LOAD) * DEVICES / (4 * MICRO_S))
     if options.side:
         print(json.dumps(side(options.side, options, steps)))
         return
     print(f"{options.seconds:.0f} s, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
-    running = {
-        name: subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--side", name], stdout=subprocess.PIPE,
-                               text=True)
-        for name in ("padded", "without")
-    }
-    sides = {name: json.loads(one.communicate()[0]) for name, one in running.items()}
+    sides = dict[str, Any]()
+    for names in (("calibration",), ("padded", "without")):
+        running = {
+            name: subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--side", name], stdout=subprocess.PIPE,
+                                   text=True)
+            for name in names
+        }
+        sides |= {name: json.loads(one.communicate()[0]) for name, one in running.items()}
+        if "calibration" in names:
+            sides["calibration"]["step_s"] = alone(100, MICRO_S)[0], alone(100, MICRO_S, 2)[0]
+            print(f"calibrated: {sides['calibration']}, load {os.getloadavg()[0]:.1f}", flush=True)
     print(f"load at the end {os.getloadavg()[0]:.1f}", flush=True)
     if options.keep:
         (options.keep / "sides.json").write_text(json.dumps(sides))

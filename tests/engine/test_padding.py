@@ -14,12 +14,14 @@ from brim.beliefs.beliefs import Beliefs
 from brim.core.actions import Preempt, Resize, Start, setting_in
 from brim.core.arrays import frozen, replaced
 from brim.core.cluster import parse_cluster
+from brim.core.events import Event, JobSpec, Kind
 from brim.core.replay import Replay
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.core.trace import JobClass
 from brim.engine.padding import hidden
 from brim.engine.round import RoundResult, run_round
+from brim.engine.scheduler import Scheduler
 from brim.errors import PlanError
 from brim.policies.presets import PRESETS, find_policy
 from brim.sim.overheads import Overheads
@@ -145,6 +147,24 @@ def test_whatever_jobs_ask_for_padding_stays_within_what_is_left(name: str, data
     assert result.grants.revocable_jobs(size)[classes == 2].tolist() == np.isin(
         np.flatnonzero(classes == 2), result.grants.job
     ).tolist()
+
+
+def test_gaps_are_looked_at_again_only_while_a_gpu_is_free_that_a_padding_job_could_use() -> None:
+    """The only GPU was idle for 3 s three times, too short to join: refused until the gap has lasted longer."""
+    scheduler = Scheduler(parse_cluster("1x1xT4"), find_policy("fifo+padding"), Beliefs(), users=("ann",))
+    assert scheduler.state.gaps is not None
+    scheduler.state.gaps.past_ms[0, :3] = 3_000
+    scheduler.observe(Event(0, Kind.SUBMITTED, 0, spec=JobSpec(id=0, user=0, submit_ms=0, gpus=1, job_class=PADDING)))
+    looks = list[int]()
+    while not looks or not scheduler.decide(looks[-1]).plan:
+        due_ms = scheduler.due_ms()
+        assert due_ms is not None
+        looks.append(due_ms)
+    assert looks == [0, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000], "from 30 s on, 30 s more are expected"
+    assert scheduler.due_ms() is None, "it has all that there is"
+    scheduler.observe(Event(33_500, Kind.STARTED, 0))
+    scheduler.decide(scheduler.due_ms() or 0)
+    assert scheduler.due_ms() is None
 
 
 def columns_of(found: Replay, names: tuple[str, ...]) -> dict[str, list[int]]:

@@ -179,6 +179,18 @@ class ClusterState:
         return int((counts & (block[_PHASE] != NONE if phase is None else block[_PHASE] == phase)).sum())
 
     @property
+    def has_room_for_padding(self) -> bool:
+        """Whether there is a GPU that no job holds, and a padding job that waits or could use more than it has."""
+        block = self._block[:, : self._used]
+        phase = block[_PHASE]
+        wants = (phase == _PENDING) | ((phase != NONE) & (block[_GPUS_NOW] < block[_GPUS_MAX]))
+        if not (wants & (block[_CLASS] == _PADDING)).any():
+            return False
+        _, node, gpu = self._granted[:3, : self._num_granted]
+        held = self.cluster.gpu_offset_N[node[gpu != NONE]] + gpu[gpu != NONE]
+        return len(held) < self.cluster.num_gpus or len(np.unique(held)) < self.cluster.num_gpus
+
+    @property
     def last_id(self) -> int:
         """No job of a larger id was submitted."""
         return int(self._block[_ID, : self._used].max(initial=0))

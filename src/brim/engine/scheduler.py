@@ -115,7 +115,7 @@ class Scheduler:
         regular_ms = self._regular_due_ms()
         if not (self._fills and self.state.num_padding()):
             return regular_ms
-        fill_ms = self._fill_trigger.due_ms()
+        fill_ms = self._fill_trigger.due_ms(looks=self.state.has_room_for_padding)
         if fill_ms is None or (regular_ms is not None and regular_ms - self._fill_trigger.gap_ms <= fill_ms):
             return regular_ms
         return max(fill_ms, self.state.now_ms)

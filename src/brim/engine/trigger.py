@@ -65,12 +65,15 @@ class Trigger:
             return self.period_ms
         return min(self.period_ms, max(FIRST_LOOK_MS, self.last_ms - self.event_ms))
 
-    def due_ms(self, waiting: int | None = None) -> int | None:
-        """Time of the next round while so many jobs wait for devices, None if nothing causes one."""
+    def due_ms(self, waiting: int | None = None, *, looks: bool = True) -> int | None:
+        """Time of the next round while so many jobs wait for devices, None if nothing causes one.
+
+        ``looks``: whether the period causes one.
+        """
         due, gap_ms = None, self._gap_ms(waiting)
         if self.since_ms is not None:
             due = self.since_ms if self.last_ms is None else max(self.since_ms, self.last_ms + gap_ms)
-        if self.period_ms and self.last_ms is not None:
+        if looks and self.period_ms and self.last_ms is not None:
             periodic = self.last_ms + max(self._period_ms(), gap_ms)
             due = periodic if due is None else min(due, periodic)
         return due
