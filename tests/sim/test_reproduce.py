@@ -25,7 +25,7 @@ from brim.sim.reproduce.elastic import (
     sustained,
     workload,
 )
-from brim.sim.reproduce.grid import FULL, MAIN, QUICK, backlogs, points
+from brim.sim.reproduce.grid import FULL, MAIN, QUICK, backlogs, headline, points
 from brim.sim.reproduce.results import Results, headlines, mm1_ratio, results_json
 from brim.sim.truths.parametric import Parametric
 from brim.sim.twin import ReplaySettings, replay
@@ -270,6 +270,8 @@ def test_the_grid_covers_what_is_promised_and_quick_is_a_part_of_it():
     capacities = [(c.gpus, c.category, policy) for c, policy, _ in backlogs(FULL)]
     assert len(capacities) == len(set(capacities)) == 3 * (5 + 2)
     assert len(list(points(QUICK, 3))) == 3 * len(list(points(QUICK, 1)))
+    short = list(points(headline(FULL), 1))
+    assert short == [(condition, policy) for condition, policy in run_ if policy in (OURS, BASELINE)]
 
 
 # -- ratios and best points

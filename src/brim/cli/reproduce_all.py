@@ -54,9 +54,9 @@ def _rows(quick: bool, seeds: int, trace: Path | None, data: Path | None) -> Ite
     from brim.cli import reproduce_adloader, reproduce_eaco, reproduce_padding
     from brim.cli.reproduce import elastic_results
     from brim.sim.reproduce import eaco, master
-    from brim.sim.reproduce.grid import FULL, QUICK
+    from brim.sim.reproduce.grid import FULL, QUICK, headline
 
-    results, asked = elastic_results(QUICK if quick else FULL, seeds)
+    results, asked = elastic_results(headline(QUICK if quick else FULL), seeds)
     if len(results.outcomes) < asked:
         print("brim: stopped: nothing to report", file=sys.stderr)
         raise typer.Exit(130)
@@ -67,8 +67,7 @@ def _rows(quick: bool, seeds: int, trace: Path | None, data: Path | None) -> Ite
     yield from master.table_rows(eaco.table_rows())
     jobs, found = reproduce_eaco.baselines(quick=quick)
     yield from master.cluster_rows({nodes: found[nodes][eaco.EACO.label] for nodes in found}, found, jobs)
-    _, _, ways, _ = reproduce_padding.measure(trace, quick=True)  # the grid of idle shares has no headline
-    yield from master.padding_rows(ways[1], drawn=trace is None)
+    yield from master.padding_rows(reproduce_padding.measure_headline(trace), drawn=trace is None)
     if data is not None:
         yield _pollux(data, WORKLOADS[:1] if quick else WORKLOADS)
 

@@ -79,12 +79,21 @@ QUICK: Final = (
 )
 
 
+def headline(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Leave out the policies that the headline numbers, ``OURS`` against ``BASELINE``, do not depend on."""
+    both = (OURS, BASELINE)
+    return tuple(
+        replace(part, policies=both, dropping=tuple(policy for policy in part.dropping if policy in both))
+        for part in parts
+    )
+
+
 def backlogs(parts: Iterable[Part]) -> list[tuple[Condition, str, int]]:
     """Return the capacities to measure, each once: condition (its load is not used), policy, jobs per GPU."""
     wanted = [
         (Condition(gpus=part.gpus, category=category, arrivals="poisson", load=1.0, drop=False), policy,
          part.backlog_per_gpu)
-        for part in parts for category in part.categories for policy in MAIN
+        for part in parts for category in part.categories for policy in MAIN if policy in part.policies
     ]
     return list(dict.fromkeys(wanted))
 
