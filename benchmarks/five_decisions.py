@@ -36,6 +36,8 @@ PHILLY_JOBS = 160
 PHILLY_GPUS_MAX, PHILLY_RUN_H_MAX = 16, 24
 """Larger and longer jobs of Philly are left out, so that 32 replays take minutes."""
 FROM = "2017-10-01"
+UTIL_MILLI, MEM_MIB = (100, 900), (1_000, 8_000)
+"""Utilisation and memory of the GPUs of a job, drawn evenly, where jobs may share them. Ours."""
 NEAREST = {"cifar10": "res18", "imagenet": "res50", "deepspeech2": "deepspeech", "bert": "bert", "yolov3": "mobilenet"}
 """Application of Pollux, and the model of Synergy whose loader it has here; NCF keeps its data in memory."""
 
@@ -73,7 +75,12 @@ def main() -> None:
     philly, rng = whole.take(rows[began : began + PHILLY_JOBS]), np.random.default_rng(0)
     models = tuple(sorted(load("synergy").loading))
     philly = replace(philly, profiles=models, profile=frozen(rng.integers(len(models), size=len(philly))))
-    own.write(with_padding(philly, rng), options.folder / "philly.csv")
+    philly = with_padding(philly, rng)
+    own.write(philly, options.folder / "philly.csv")
+    jobs = len(philly)
+    used = replace(philly, gpu_util_milli=frozen(rng.integers(*UTIL_MILLI, jobs)),
+                   gpu_mem_mib=frozen(rng.integers(*MEM_MIB, jobs)))
+    own.write(used, options.folder / "philly-used.csv")
 
 
 def october_ms(trace: Trace) -> int:

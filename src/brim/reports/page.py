@@ -18,7 +18,7 @@ from typing import Final
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.replay import Replay
 from brim.replacing import replacing
-from brim.reports.charts import lines, waits
+from brim.reports.charts import lines, trade, waits
 from brim.reports.charts.svg import COLOURS, escape
 from brim.reports.findings import (
     findings,
@@ -28,7 +28,7 @@ from brim.reports.markup import badge, table
 from brim.reports.metrics import finished, jct_ms, queue_ms
 from brim.reports.record import NoRecord, RecordedMetrics, at_load
 from brim.reports.summary import Summary, all_assumptions, by_policy, interval, renamed, short_names, summarise
-from brim.reports.table import PAIRED, Cell, against, cells, record_notes
+from brim.reports.table import PAIRED, Cell, against, cells, record_notes, show_hours, show_money
 from brim.reports.timeline import gantt_section
 from brim.reports.verdict import standing, times
 from brim.units import MS_PER_S, counted, show_duration
@@ -93,6 +93,7 @@ def page(
         _summary_section(all_summaries, record),
         _distributions(shown, at_load(record, head.load)),
         _courses(shown, all_summaries),
+        _trade_section([summary for summary in all_summaries if summary.load == head.load]),
         _bounds_section(shown, all_summaries),
         gantt_section(shown),
         gains_section(shown, best, at_load(record, head.load)),
@@ -267,6 +268,53 @@ def _courses(shown: Sequence[Replay], summaries: Sequence[Summary]) -> str:
     if by_load:
         right += _chart("Mean JCT by load", "Arrival rate relative to the trace.", lines.jct_by_load(by_load))
     return _pair(f"<div>{left}</div>", f"<div>{right}</div>")
+
+
+def _trade_section(summaries: Sequence[Summary]) -> str:
+    """Completion time, energy and cost of several policies together; nothing where energy is not known."""
+    points = _trades(summaries)
+    if len(points) < 2:
+        return ""
+    priced = points[0].cost is not None
+    headings, rows = ["policy", "JCT mean", "kWh", *(["cost"] if priced else []), "beaten by"], []
+    for point in points:
+        better = "not compared: oracle" if point.is_oracle else trade.beaten_by(point, points)
+        cost = "" if point.cost is None else f'<td data-v="{point.cost:.6g}">{escape(show_money(point.cost))}</td>'
+        rows.append(
+            f'<tr{"" if better else " class=best"}><th scope="row" data-v="{point.number}">{point.number} '
+            f'{escape(point.policy)}</th><td class=main data-v="{point.jct_s:.6g}">{show_duration(point.jct_s)}</td>'
+            f'<td data-v="{point.kwh:.6g}">{show_hours(point.kwh)}</td>{cost}'
+            f'<td>{escape(better or "none")}</td></tr>'
+        )
+    what, title = ("mean JCT, kWh and cost", "Completion time, energy and cost") if priced else (
+        "mean JCT and kWh", "Completion time and energy"
+    )
+    note = (
+        "kWh over mean JCT, both logarithmic and not from 0; down and to the left is better. Numbers are those of the "
+        f"table. Filled: no other policy is as good in {what} and better in one (to three digits; oracles, which know "
+        "the truth, beat nobody). Joined: those that would be so by mean JCT and kWh alone."
+        + (" A larger dot costs more." if priced else "")
+    )
+    return _chart(title, note, trade.trade_off(points) + table(headings, rows, label=title))
+
+
+def _trades(summaries: Sequence[Summary]) -> list[trade.Trade]:
+    """Means over seeds of every policy that ended all jobs, those of the shortest mean completion time first."""
+    grouped: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        grouped.setdefault(summary.policy, []).append(summary)
+    found = []
+    for policy, group in grouped.items():
+        jct = [s.metrics.jct_mean_s for s in group if s.metrics.jct_mean_s]
+        kwh = [s.metrics.energy_kwh for s in group if s.metrics.energy_kwh]
+        cost = [s.cost for s in group if s.cost is not None]
+        if len(jct) == len(kwh) == len(group) and not any(s.incomplete for s in group):
+            found.append(trade.Trade(
+                number=0, policy=policy, jct_s=statistics.fmean(jct), kwh=statistics.fmean(kwh),
+                cost=statistics.fmean(cost) if len(cost) == len(group) else None, is_oracle=group[0].oracle,
+            ))
+    found.sort(key=lambda point: point.jct_s)
+    return [replace(point, number=number) for number, point in enumerate(found, 1)]
 
 
 def _load_points(summaries: Sequence[Summary]) -> list[tuple[str, list[tuple[float, float]]]]:
