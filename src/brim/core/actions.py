@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, starmap
+from functools import partial
+from itertools import chain, islice
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -125,6 +126,8 @@ WITH_SETTING: Final = (Resize, Start, Tune)
 """The actions that give a job a setting."""
 _MADE_OF: Final[dict[int, type[Action]]] = {int(action.rule.books): action for action in ACTIONS}
 _NOTHING: Final = Setting(())
+_RANK_OF: Final = partial(tuple.__new__, Rank)
+"""Rank of a tuple of its four values, a fifth of the time of ``Rank(*values)``."""
 
 
 class Bookings(NamedTuple):
@@ -191,7 +194,7 @@ class Plan:
 
     def __iter__(self) -> Iterator[Action]:
         booked = self.bookings
-        ranks = starmap(Rank, zip(*booked.ranks.T.tolist(), strict=True))
+        ranks = map(_RANK_OF, zip(*booked.ranks.T.tolist(), strict=True))
         counts = np.diff(booked.first)
         columns = (
             booked.kind, booked.job, self.attempt, self.sequence, booked.batch, booked.revocable, counts, self.analyse,

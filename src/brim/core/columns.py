@@ -79,12 +79,14 @@ def living(
             row += 1
     first[runs] = count
     ints, reals = np.empty((len(block), count), np.int64), np.empty((len(floats), count))
-    for r in range(runs):  # whole runs, because a gather of single rows is several times slower
-        begin, length, slot = first[r], first[r + 1] - first[r], kept[first[r]]
-        for c in range(len(block)):
+    for c in range(len(block)):  # whole runs, because a gather of single rows is several times slower
+        for r in range(runs):
+            begin, length, slot = first[r], first[r + 1] - first[r], kept[first[r]]
             for i in range(length):
                 ints[c, begin + i] = block[c, slot + i]
-        for c in range(len(floats)):
+    for c in range(len(floats)):
+        for r in range(runs):
+            begin, length, slot = first[r], first[r + 1] - first[r], kept[first[r]]
             for i in range(length):
                 reals[c, begin + i] = floats[c, slot + i]
     for row in range(count):

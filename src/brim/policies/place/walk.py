@@ -234,6 +234,24 @@ def _has_failed(failed: IntArray, row: int, gang: GangRequest) -> bool:
 
 
 @internal
+def _reaches(free: FreeResources, w: WalkState, jobs: Jobs, gang: GangRequest, later: IntArray) -> bool:
+    """Whether a type would have enough GPUs for a gang if all of ``later`` left. Most often the first of them do."""
+    reach = free.total.copy()
+    for t in range(len(reach)):
+        if (gang.gpu_type < 0 or gang.gpu_type == t) and reach[t] >= gang.gpus:
+            return True
+    for v in later:
+        if not w.leaves[v]:
+            for i in range(w.first[v], w.first[v] + jobs.gpus[v]):
+                n = w.node[i]
+                t = free.node[n, TYPE]
+                reach[t] += free.node[n, OPEN]  # shares of one GPU count more than once
+                if (gang.gpu_type < 0 or gang.gpu_type == t) and reach[t] >= gang.gpus:
+                    return True
+    return False
+
+
+@internal
 def _evict_for(
     free: FreeResources, w: WalkState, jobs: Jobs, gang: GangRequest, later: IntArray, rule: int, classes: FloatArray
 ) -> bool:
@@ -242,13 +260,7 @@ def _evict_for(
     On success, the gang's GPUs are in ``w.pairs`` and are taken, and ``w.leaves`` marks the victims. On failure,
     nothing has changed.
     """
-    reach = free.total.copy()
-    for v in later:
-        if not w.leaves[v]:
-            for i in range(w.first[v], w.first[v] + jobs.gpus[v]):
-                n = w.node[i]
-                reach[free.node[n, TYPE]] += free.node[n, OPEN]  # shares of one GPU count more than once
-    if gang.share == WHOLE and (reach.max() if gang.gpu_type < 0 else reach[gang.gpu_type]) < gang.gpus:
+    if gang.share == WHOLE and not _reaches(free, w, jobs, gang, later):
         return False  # the gang would not fit even if all of them left
     victims = np.empty(len(later), np.int64)
     num_victims, fits = 0, False
@@ -569,6 +581,8 @@ def walk(
             runs = w.used[:0]
             if misfit == RESERVE and w.head[0] < 0:
                 runs = np.flatnonzero((w.first >= 0) & ~w.leaves)
+            while num_runners > passed and w.leaves[runners[num_runners - 1]]:
+                num_runners -= 1  # victims of the jobs before are passed once, not by every job
             later = runners[passed:num_runners]
             serve(free, reservation, w, jobs, j, gang_of(jobs, j), misfit, rule, classes, later, runs)
         owner[start : w.used[0]] = j
