@@ -16,6 +16,7 @@ from brim.core.arrays import frozen, replaced
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind
 from brim.core.replay import Replay
+from brim.core.setting import Setting
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.core.trace import JobClass
@@ -88,12 +89,19 @@ def test_without_a_part_that_takes_them_padding_jobs_are_ordinary_jobs() -> None
 
 
 def actions(result: RoundResult, regular: tuple[int, ...]) -> list[object]:
-    """What a round decides about some jobs, which are numbered in their order."""
+    """What a round decides about some jobs, which are numbered in their order; which GPUs of a node is left out."""
     number = {job_id: row for row, job_id in enumerate(regular)}
     return [
-        (type(action).__name__, number[action.job], action.attempt, setting_in(action))
+        (type(action).__name__, number[action.job], action.attempt, nodes_in(setting_in(action)))
         for action in result.plan if action.job in number
     ]
+
+
+def nodes_in(setting: Setting | None) -> object:
+    """A setting without the numbers of its GPUs."""
+    return setting and (
+        [(rank.node, rank.share_milli, rank.loader_workers) for rank in setting.ranks], setting.batch, setting.revocable
+    )
 
 
 def drawn_jobs(data: st.DataObject) -> list[Job]:

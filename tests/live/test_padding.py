@@ -94,3 +94,25 @@ def test_a_padding_job_that_does_not_leave_is_killed_when_its_grace_is_over(box:
         await in_state(service, pad, "cancelled")
 
     running(box, scenario, POLICY)
+
+
+def test_the_padding_job_that_has_done_least_gives_way(box: Box) -> None:
+    """Both have a device and save nothing; a regular job that needs one gets that of the second."""
+    words = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)")
+
+    async def scenario(service: ClusterService) -> None:
+        pads = []
+        for _ in range(2):
+            pads += await box.submit(service, padding(box, *words, gpus_max=1))
+            await in_state(service, pads[-1], "running")
+        [one] = await box.submit(service, box.resumable("one"))
+        await in_state(service, one, "running")
+        assert [service.job(pad).preemptions for pad in pads] == [0, 1]
+        assert service.job(pads[0]).state == "running"
+        box.end("one")
+        await in_state(service, one, "finished")
+        await service.command(os.getuid(), "cancel", pads, may_change=lambda record: True)
+        for pad in pads:
+            await in_state(service, pad, "cancelled")
+
+    running(box, scenario, POLICY)

@@ -37,6 +37,7 @@ from brim.engine.gate import gated
 from brim.engine.padding import Hidden, as_held, hidden
 from brim.engine.rows import reasons
 from brim.errors import PlanError
+from brim.policies.fill.victims import spared
 from brim.policies.place.renaming import renamed
 from brim.policies.sockets import Policy, Sizes, WholePlan
 
@@ -105,6 +106,8 @@ def run_round(
     else:
         memory, (sizes, placed) = {}, as_held(hides.view, reasons_before)
     sizes, placed = hides.sizes(sizes), hides.grants(placed)
+    if hides.any and reasons_before is None:
+        placed = spared(snapshot, beliefs.joins, placed, hides.padding)
     sees = _remembered(("fill", "feed"), snapshot, policy, memory)
     with asking(policy, "fill", sees["fill"]) as seen:  # 4 which jobs use the remaining GPUs
         wanted = filled_grants(policy.fill(seen, beliefs_for("fill"), replaced(placed)), placed, snapshot)

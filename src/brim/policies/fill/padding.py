@@ -22,6 +22,7 @@ from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.core.trace import NONE, JobClass
 from brim.errors import ConfigError
+from brim.policies.fill.victims import losses
 from brim.units import MS_PER_MIN
 
 _STARTING, _RUNNING, _PENDING = Phase.STARTING, Phase.RUNNING, Phase.PENDING
@@ -69,7 +70,10 @@ class Padding:
         left = _Left.of(snapshot, beliefs, grants)
         if not self.wakes_nodes and snapshot.nodes.asleep.size:
             left.opened &= ~snapshot.nodes.asleep[left.node]
-        gangs = {row: _kept(row, snapshot, left) for row in rows.tolist()}
+        loss = losses(rows.tolist(), snapshot, beliefs.joins)
+        first = sorted(rows.tolist(), key=lambda row: (-loss[row].leaving_ms if row in loss else 0.0, row))
+        kept = {row: _kept(row, snapshot, left) for row in first}  # where cores are short, who loses most keeps its own
+        gangs = {row: kept[row] for row in rows.tolist()}
         speeds = _speeds(rows, snapshot, beliefs, left)
         too_short = self._grow(gangs, speeds, snapshot, beliefs.joins, left)
         return _added(grants, gangs, snapshot, too_short)
