@@ -5,11 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from brim.beliefs.throughput import step_s
 from brim.cli.reproduce_padding import at_ratio, trained
 from brim.core.replay import Runs
 from brim.core.trace import JobClass
 from brim.errors import ConfigError
-from brim.sim.reproduce.padding import OURS, WINDOW_MS, Trained, Window, busiest_windows, changed, jobs_in
+from brim.sim.reproduce.padding import (
+    OURS,
+    PROTEINS,
+    TRANSFORMER,
+    WINDOW_MS,
+    Trained,
+    Way,
+    Window,
+    busiest_windows,
+    changed,
+    jobs_in,
+)
 from brim.units import MS_PER_H, MS_PER_MIN
 
 
@@ -55,6 +67,20 @@ def test_padding_in_one_gap_of_known_length():
     assert found.busy_after == pytest.approx(1.0)
     assert (found.jct_change, found.late_ms_max, found.lost_share) == (0.0, 0, 0.0)
     assert found.cost_ratio(0.1) == pytest.approx(0.1 * 3 * found.time_ratio / 4)
+
+
+def test_the_example_loses_less_by_a_gpu_than_its_stand_in_since_it_scales_less():
+    """On three GPUs for all its time: as many times as long as its step times say."""
+    never = Window(gpu=0, begin_ms=0, switches=0, busy_ms=np.zeros((0, 2), dtype=np.int64))
+    always = Window(gpu=3, begin_ms=0, switches=2, busy_ms=np.array([[0, WINDOW_MS]]))
+    found = []
+    for model in (PROTEINS, TRANSFORMER):
+        parameters, batch = np.array([model.parameters]), model.batch
+        three, four = (float(step_s(parameters, 1, gpus, np.array([batch / gpus]))[0]) for gpus in (3, 4))
+        one = trained([never, never, never, always], Way(name="", model=model))
+        assert one.time_ratio == pytest.approx(three / four, rel=0.03)
+        found.append(one.time_ratio)
+    assert found[0] < found[1]
 
 
 def test_the_point_of_the_paper_is_interpolated_at_one_switch_rate():

@@ -66,8 +66,8 @@ def trained(windows: list[Window], way: Way) -> Trained:
 
     print(f"brim: {way.name}, {1 - _busy(windows):.0%} idle", file=sys.stderr)
     cluster, policy = parse_cluster(f"1x{GPUS}xV100"), find_policy("fifo+padding")
-    trace = jobs_in(windows, gpus_min=way.gpus_min, gpus_max=way.gpus_max)
-    truth = protein_truth(trace, cluster, gpus_min=way.gpus_min, gpus_max=way.gpus_max)
+    trace = jobs_in(windows, gpus_min=way.gpus_min, gpus_max=way.gpus_max, batch=way.model.batch)
+    truth = protein_truth(trace, cluster, gpus_min=way.gpus_min, gpus_max=way.gpus_max, model=way.model)
     settings = ReplaySettings(overheads=Overheads(padding=PaddingCosts(in_place=way.in_place)))
     with_it = replay(trace, cluster, policy, settings, truth=truth)
     tasks = trace.take(np.flatnonzero(trace.job_class != JobClass.PADDING))
@@ -131,7 +131,8 @@ def experiment_of(
             Panel(title="The four windows", note=f"Windows: {where}.", charts=(), table=_table(ways[:1])),
             Panel(
                 title=f"With {IMPLIED_IDLE:.0%} idle, as the paper's time means for o = 0",
-                note="Gaps and tasks of the windows stretched to this share; ours, and three other ways to use gaps.",
+                note="Gaps and tasks of the windows stretched to this share; ours, three other ways to use gaps, and "
+                "ours with the measured step times of examples/train_proteins.py.",
                 charts=(), table=_table(ways[1:]),
             ),
             Panel(title="Other idle shares and switch rates", note="The same windows, gaps and tasks stretched.",
@@ -247,8 +248,9 @@ def _notes(trace: Trace) -> tuple[str, ...]:
         "Windows of 6 h in steps of 10 min, the best of each GPU, four GPUs; ours: the paper's length is not public. "
         "They begin together and repeat until the padding job has ended, at most 16 times.",
         "The padding job: a transformer of 100 M parameters, computed step times (no measured protein predictor), "
-        "a constant batch of 128, two hours on four GPUs of its own. It changes its GPUs in place: 0.2 s, a rank that "
-        "joins works after 5 s, and a preempted job saves for 5 s and restarts in 30 s.",
+        "a constant batch of 128, two hours on four GPUs of its own. train_proteins: our example, a constant batch of "
+        "64, step times fitted to 1 and 2 ranks on CPU, extrapolated to 3 and 4. Both change their GPUs in place: "
+        "0.2 s, a rank that joins works after 5 s, and a preempted job saves for 5 s and restarts in 30 s.",
         "Baselines are not charged for writing checkpoints, which they do every sqrt(2 x 1 s x time between losses).",
         "Billed per second from GPUs granted to GPUs free, joins and lost work included. Utilisation is GPU time held.",
     )

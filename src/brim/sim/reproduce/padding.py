@@ -40,11 +40,25 @@ PRICE: Final = Prices(gpu_hour=1.0).of("padding")
 IMPLIED_IDLE: Final = 1.43 / 4
 """Share of GPU time that 2.8 times the time means for an overhead of 0: 4 / 2.8 of four GPUs are held on average."""
 PUBLISHED: Final = {"time": 2.8, "cost": -0.84, "utilisation": 0.258}
-BATCH: Final = 128
-PROTEIN: Final = (0.02, 0.0070, 0.040, 0.008, 0.120, 0.020, 2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What the padding job trains: its step times, as in ``beliefs/throughput.py``, and its constant batch."""
+
+    parameters: tuple[float, ...]
+    batch: int
+
+
+TRANSFORMER: Final = Model((0.02, 0.0070, 0.040, 0.008, 0.120, 0.020, 2.0), 128)
 """Step times of a transformer of 100 M parameters on sequences of 512 residues, as a stand-in for a protein model:
 7 ms per sequence (6 x 100 M x 512 FLOP at 44 TFLOP/s), and 400 MB of gradients at some 10 GB/s, half of it hidden.
 Computed, not measured."""
+PROTEINS: Final = Model((0.01002, 0.0007000, 0.03047, 0.0, 0.03047, 0.0, 1.599), 64)
+"""Step times of examples/train_proteins.py, at its batch: fitted to what ``brim profile --ranks 1,2 --batch 8-64``
+measured on two cores of an AMD EPYC that other work kept busy (load average 10 to 15), the least of three medians at
+each of 12 points; off by 10.8 % (root mean square). The exchange, 30 ms, contains waiting for a core; a quiet machine
+would show less. One rank takes 55 ms, two take 48 ms; 43 and 40 ms on three and four are extrapolated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +151,10 @@ def changed(window: Window, idle_share: float | None, switches: float) -> Window
     return replace(window, length_ms=length_ms, busy_ms=_busy(ends[0:-1:2], ends[1::2], length_ms))
 
 
-def jobs_in(windows: list[Window], alone_ms: int = ALONE_MS, gpus_min: int = 1, gpus_max: int = GPUS) -> Trace:
+def jobs_in(
+    windows: list[Window], alone_ms: int = ALONE_MS, gpus_min: int = 1, gpus_max: int = GPUS,
+    batch: int = TRANSFORMER.batch,
+) -> Trace:
     """The tasks of the windows, side by side and repeated, as regular jobs of one GPU, and the padding job."""
     submit, run = [], []
     for window in windows:
@@ -148,7 +165,7 @@ def jobs_in(windows: list[Window], alone_ms: int = ALONE_MS, gpus_min: int = 1, 
     sizes = tuple(range(gpus_min, gpus_max + 1))
     return trace_of(
         name="windows", format="pai", synthetic=True, job_id=["padding", *names], submit_ms=[0, *submit],
-        run_ms=[alone_ms, *run], gpus=[gpus_max, *([1] * len(submit))], batch=[BATCH, *([NONE] * len(submit))],
+        run_ms=[alone_ms, *run], gpus=[gpus_max, *([1] * len(submit))], batch=[batch, *([NONE] * len(submit))],
         profile=[0, *([NONE] * len(submit))], profiles=("protein",),
         job_class=[JobClass.PADDING, *([JobClass.REGULAR] * len(submit))], size_lists=(sizes,),
         size_list=[0, *([NONE] * len(submit))],
@@ -156,17 +173,18 @@ def jobs_in(windows: list[Window], alone_ms: int = ALONE_MS, gpus_min: int = 1, 
 
 
 def protein_truth(
-    trace: Trace, cluster: Cluster, alone_ms: int = ALONE_MS, gpus_min: int = 1, gpus_max: int = GPUS
+    trace: Trace, cluster: Cluster, alone_ms: int = ALONE_MS, gpus_min: int = 1, gpus_max: int = GPUS,
+    model: Model = TRANSFORMER,
 ) -> Parametric:
     """The padding job runs by the formula of its profile, the tasks as recorded."""
     row = trace.job_id.index("padding")
-    parameters = np.array([PROTEIN])
-    step_ms = float(step_s(parameters, 1, GPUS, np.array([BATCH / GPUS]))[0]) * MS_PER_S
-    one = np.array([BATCH])
+    parameters = np.array([model.parameters])
+    step_ms = float(step_s(parameters, 1, GPUS, np.array([model.batch / GPUS]))[0]) * MS_PER_S
+    one = np.array([model.batch])
     return Parametric(trace, cluster, ElasticJobs(
         row=np.array([row]), parameters=parameters, batch=one, batch_min=one, batch_max=one,
         local_batch_min=np.array([1]), local_batch_max=one, gpus_min=np.array([gpus_min]),
-        gpus_max=np.array([gpus_max]), samples=np.array([alone_ms / step_ms * BATCH]), profile=np.array([0]),
+        gpus_max=np.array([gpus_max]), samples=np.array([alone_ms / step_ms * model.batch]), profile=np.array([0]),
     ))
 
 
@@ -179,18 +197,21 @@ class Way:
         gpus_min: Fewest GPUs it can use.
         gpus_max: Most GPUs it can use.
         in_place: Whether it changes its GPUs in place; if not, every change goes back to the last checkpoint.
+        model: What it trains.
     """
 
     name: str
     gpus_min: int = 1
     gpus_max: int = GPUS
     in_place: bool = True
+    model: Model = TRANSFORMER
 
 
 OURS: Final = Way(name="padding")
 WAYS: Final = (
     OURS, Way(name="roll back on each change", in_place=False),
     Way(name="stop and restart, 4 GPUs", gpus_min=GPUS, in_place=False), Way(name="fixed 1 GPU", gpus_max=1),
+    Way(name="padding, train_proteins", model=PROTEINS),
 )
 
 
