@@ -9,9 +9,16 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: demo test test-all storms kernels modules lint regold bench clean
 
 # Of 15,000 files of the libraries most are never imported: Python compiles the others when they are
-.venv/made: pyproject.toml
+PIP := $(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check
+
+.venv/made: .venv/core
+	$(PIP) -e '.[dev]'
+	touch $@
+
+# A tenth of it is all that a replay needs: its kernels are compiled on one core while the other installs the rest
+.venv/core: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -e '.[dev]'
+	$(PIP) -e .
 	touch $@
 
 demo: .venv/made  ## a cluster with eight training jobs, then a comparison on a synthetic trace
@@ -21,8 +28,9 @@ demo: .venv/made  ## a cluster with eight training jobs, then a comparison on a 
 	$(BIN)/brim sim compare out/philly.parquet --cluster 32x8xV100 --html out/compare.html --jobs out/jobs.parquet
 	@echo "page: $(CURDIR)/out/compare.html"
 
-# What all workers need is compiled once, beside the linters. Tests that measure time run alone, when all is compiled.
-test: .venv/made  ## every test, on samples of large enumerations; what is absent here is skipped with the reason
+# What all workers need is compiled once, beside the installation or the linters. Tests that measure time run alone,
+# when all is compiled.
+test:  ## every test, on samples of large enumerations; what is absent here is skipped with the reason
 	$(MAKE) --jobs 2 --output-sync lint kernels modules
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m "not timing" $(PYTEST)
 	$(BIN)/pytest -q -m timing $(PYTEST) $$(grep -rl --include='*.py' mark.timing tests)
@@ -33,8 +41,8 @@ test-all: test storms  ## the same with every case of these enumerations, and th
 storms: .venv/made  ## 50 jobs through kills and resizes, and one through 1,000 of them: a quarter of an hour
 	$(BIN)/python -m tests.elastic.many
 
-kernels: .venv/made
-	$(BIN)/python -c 'from brim.cli import compiling; compiling.compile_first(compiling.kernels())'
+kernels: .venv/core  # the path, because the installation beside it writes brim's own again
+	PYTHONPATH=src $(BIN)/python -c 'from brim.cli import compiling; compiling.compile_first(compiling.kernels())'
 
 modules: .venv/made  # a worker that does so itself takes 54 s of CPU time instead of 8; what cannot be imported, the tests show
 	-$(BIN)/pytest -qq --collect-only >/dev/null
