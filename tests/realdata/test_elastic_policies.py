@@ -17,12 +17,16 @@ from brim.reports.metrics import measure
 from brim.sim.overheads import Overheads
 from brim.sim.truths.measured import Measured
 from brim.sim.twin import ReplaySettings, replay
+from brim.traces.transform import limit
 from tests.realdata.test_measured import CLUSTER, PROFILES, WORKLOADS
 from tests.realdata.test_profiles import applications
 from tests.sampling import sample
 
 POLLUX_X4 = replace(PRESETS["pollux"], name="pollux-x4", size=PolluxFitness(growth=4), gap_ms=PRESETS["goodput"].gap_ms)
 """Pollux with the limits of ``goodput``: four times the GPUs a job was seen on, rounds from 30 s."""
+
+ALL, SOME = 160, sample(160, 80)
+"""Jobs of a workload, in the order in which they come: the published figure is of all of them."""
 
 NUMBERS = [6, 3, 1, 2, 4, 5][: sample(6, 1)]
 """Of the workloads, all alike; tests below use the replays of the first one, too."""
@@ -34,10 +38,10 @@ pytestmark = [
 
 
 @cache
-def jct_s(name: str, number: int, times: int = 1) -> float:
-    """Mean completion time of a policy on a workload, with every change taking so many times as long."""
+def jct_s(name: str, number: int, times: int = 1, jobs: int = SOME) -> float:
+    """Mean completion time of a policy on the first jobs of a workload, changes taking so many times as long."""
     policy = POLLUX_X4 if name == POLLUX_X4.name else PRESETS[name]
-    trace = traces.read(str(WORKLOADS / f"workload-{number}.csv"))[0]
+    trace = limit(traces.read(str(WORKLOADS / f"workload-{number}.csv"))[0], jobs)
     cost = Overheads.of_pollux()
     cost = replace(
         cost, start_ms=times * cost.start_ms, save_ms=times * cost.save_ms, restart_ms=times * cost.restart_ms
@@ -49,7 +53,7 @@ def jct_s(name: str, number: int, times: int = 1) -> float:
 
 
 def test_pollux_searched_exactly_does_as_well_as_published():
-    assert jct_s("pollux", 6) <= 1.05 * 2_446
+    assert jct_s("pollux", 6, jobs=ALL) <= 1.05 * 2_446
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -61,4 +65,4 @@ def test_dearer_changes_never_make_goodput_gain_more_and_leave_most_of_the_gain(
     """Where starts took as long as the horizon, jobs once stayed on their first GPU: 4.6 times as slow at 120 s."""
     gain = [jct_s("tiresias-pollux", 6, times) / jct_s("goodput", 6, times) for times in sample((1, 2, 4), (1, 4))]
     assert gain == sorted(gain, reverse=True)
-    assert gain[-1] > 1.3
+    assert gain[-1] > sample(1.3, 1.1)  # half of the jobs queue for less long
