@@ -104,7 +104,7 @@ def policies(draw):
     return replace(policy, order=order, oracle=draw(st.booleans()))
 
 
-@settings(max_examples=sampling.sample(200, 70), deadline=None)
+@settings(max_examples=sampling.sample(200, 30), deadline=None)
 @given(st.data())
 def test_the_compiled_loop_decides_as_the_general_loop_does(data):
     cluster = data.draw(clusters())
@@ -114,7 +114,7 @@ def test_the_compiled_loop_decides_as_the_general_loop_does(data):
     assert_equal(*both(trace, cluster, data.draw(policies()), settings))
 
 
-@settings(max_examples=sampling.sample(200, 70), deadline=None)
+@settings(max_examples=sampling.sample(200, 30), deadline=None)
 @given(st.data())
 def test_jobs_whose_pace_depends_on_nodes_and_progress_run_alike_in_both(data):
     cluster = data.draw(clusters())
@@ -127,7 +127,7 @@ def test_jobs_whose_pace_depends_on_nodes_and_progress_run_alike_in_both(data):
         assert_equal(*both(trace, cluster, data.draw(policies()), settings, truth))
 
 
-@settings(max_examples=sampling.sample(100, 35), deadline=None)
+@settings(max_examples=sampling.sample(100, 15), deadline=None)
 @given(st.data())
 def test_a_deep_queue_is_the_same_in_both(data):
     cluster = data.draw(clusters(nodes_max=3))

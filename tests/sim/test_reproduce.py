@@ -31,6 +31,7 @@ from brim.sim.truths.parametric import Parametric
 from brim.sim.twin import ReplaySettings, replay
 from brim.units import MS_PER_H
 from tests.reports.fakes import replay_of, runs_of
+from tests.sampling import sample
 
 
 def at(load=1.0, **changes):
@@ -147,7 +148,7 @@ def test_capacity_counts_work_not_jobs():
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [OURS, BASELINE])
 def test_a_backlog_is_in_a_steady_state_where_it_is_counted(policy):
-    condition = at(category="communication")
+    condition = at(category="communication", gpus=sample(40, 24))
     trace, jobs = backlog(condition, 12)
     done = replay(
         trace, condition.cluster, policy_for(policy, drop=False), ReplaySettings(overheads=Overheads.of_pollux()),
