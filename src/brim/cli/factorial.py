@@ -171,7 +171,8 @@ def _experiment(
     cells = ["plain" if not on else " + ".join(on) for on in replays]
     values = [[_shown(name, of[on]) for name, of in figures.items()] for on in replays]
     drawings = tuple(
-        Drawing(title=f"Effects on {name}", note="To the left: less. The widest bar fills the space.",
+        Drawing(title=f"Effects on {name}",
+                note="Blue: one decision; orange: an interaction of two. To the left: less. The widest bar fills half.",
                 svg=design.chart(f"Effects on {name}", found))
         for name, of in figures.items() if (found := design.effects(of))
     )
