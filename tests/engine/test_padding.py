@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ from brim.engine.padding import hidden
 from brim.engine.round import RoundResult, run_round
 from brim.engine.scheduler import Scheduler
 from brim.errors import PlanError
+from brim.policies.fill.padding import Padding
 from brim.policies.presets import PRESETS, find_policy
 from brim.sim.overheads import Overheads
 from brim.sim.twin import ReplaySettings, replay
@@ -86,6 +87,20 @@ def test_without_a_part_that_takes_them_padding_jobs_are_ordinary_jobs() -> None
     assert isinstance(start, Start)
     assert start.job == 0
     assert not start.setting.revocable
+
+
+def test_jobs_that_wait_are_offered_gpus_in_turn_and_not_all_of_them_at_every_step() -> None:
+    offered: list[int] = []
+
+    class Counting(Padding):
+        def _offer(self, row: int, *rest: Any) -> Any:
+            offered.append(row)
+            return super()._offer(row, *rest)
+
+    snapshot = snapshot_of("4x5xT4", *(job(at=float(at), job_class=PADDING) for at in range(40)), now=60)
+    result = run_round(snapshot, Beliefs(), replace(find_policy("fifo+padding"), fill=Counting()))
+    assert [action.job for action in result.plan if isinstance(action, Start)] == list(range(20))
+    assert len(offered) <= 80
 
 
 def actions(result: RoundResult, regular: tuple[int, ...]) -> list[object]:

@@ -7,6 +7,7 @@ jobs get; whatever of that a padding job holds, it loses in the same round.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
 from typing import ClassVar, Final
 
 import numpy as np
@@ -91,21 +92,27 @@ class Padding:
         join_ms = {
             row: (joins.growth_ms if gangs[row] else joins.start_ms)(snapshot.joins, row) for row in growing
         }
-        offers = {row: self._offer(row, gangs[row], speeds[row], join_ms[row], left) for row in growing}
-        while True:
-            best = max(
-                (row for row, offer in offers.items() if offer.takes), default=None,
-                key=lambda row: (offers[row].gain, -row),
-            )
+        heap = [(-_bound(row, len(gangs[row]), speeds[row], snapshot), row) for row in growing]
+        heapify(heap)
+        while True:  # what others take never raises a bound: who cannot gain most is offered nothing yet
+            best: tuple[float, int, tuple[int, ...]] | None = None
+            offered = []
+            while heap and (best is None or heap[0] < best[:2]):
+                bound, row = heappop(heap)
+                offer = self._offer(row, gangs[row], speeds[row], join_ms[row], left)
+                if offer.takes:
+                    offered.append((bound, row))
+                    best = min(best or (np.inf, row, ()), (-offer.gain, row, offer.takes))
+                elif offer.too_short and not gangs[row]:
+                    too_short.add(row)
             if best is None:
-                too_short.update(row for row, offer in offers.items() if offer.too_short and not gangs[row])
                 return too_short
-            taken = offers[best].takes
-            left.take(best, taken)
-            gangs[best] = sorted([*gangs[best], *taken])
-            for row, offer in offers.items():  # others may have been offered the same GPUs, or the same cores
-                if row == best or offer.takes:
-                    offers[row] = self._offer(row, gangs[row], speeds[row], join_ms[row], left)
+            _, winner, taken = best
+            left.take(winner, taken)
+            gangs[winner] = sorted([*gangs[winner], *taken])
+            for bound, row in offered:
+                again = -_bound(row, len(gangs[row]), speeds[row], snapshot) if row == winner else bound
+                heappush(heap, (again, row))
 
     def _offer(
         self, row: int, gang: list[int], speed: FloatArray, join_ms: float, left: _Left
@@ -128,6 +135,13 @@ class Padding:
                 continue
             return _Offer(takes=tuple(found), gain=gained / (larger - size))
         return _Offer(too_short=too_short)
+
+
+def _bound(row: int, size: int, speed: FloatArray, snapshot: Snapshot) -> float:
+    """The most that a job of this size may gain by each GPU of a larger one, whichever GPUs are left."""
+    present = float(speed[size]) if size else 0.0
+    larger = [other for other in snapshot.jobs.sizes_of(row) if size < other < len(speed)]
+    return max(((float(speed[other]) - present) / (other - size) for other in larger), default=-np.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
