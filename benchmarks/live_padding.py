@@ -56,7 +56,7 @@ BATCH: Final = 16
 LOOK_S: Final = 0.1
 WARM: Final = 3
 """Jobs that are run before anything is measured."""
-ROUNDS: Final = 6
+ROUNDS: Final = 4
 """Times that the calibration lets regular jobs come to a padding job: alternately one, and one for each device."""
 PATIENCE_S: Final = 180.0
 SLACK_S: Final = 2.0
