@@ -42,7 +42,7 @@ def gpus(rack):
             os.waitpid(pid, 0)
 
 
-def until(gpus, holds, held=None, timeout_s=20):
+def until(gpus, holds, held=None, timeout_s=60):
     deadline_s = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline_s, gpus.seen()

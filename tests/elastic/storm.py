@@ -72,7 +72,7 @@ class Gang:
             return self.ask(StatusRequest()).status
         return None
 
-    def until(self, holds, timeout_s=30):
+    def until(self, holds, timeout_s=60):
         """The first status that holds; None if the gang has ended before."""
         deadline_s = time.monotonic() + timeout_s
         status = None

@@ -17,7 +17,9 @@ from brim.gang.codec import Decoder, encode
 from brim.gang.messages import StatusRequest
 
 RANK = Path(__file__).parent / "rank.py"
-END_S = 5.0
+PATIENCE_S = 60
+"""Longest wait for something that must happen: no gang waits so long on a machine that works."""
+END_S = 15.0
 """Time that a process has to end after its supervisor: the forks of a zygote end when they read that it has left."""
 
 
@@ -41,7 +43,7 @@ class Launched:
     def status(self):
         return json.loads(json.dumps(send_request(self.control, StatusRequest()).status))
 
-    def until(self, holds, timeout_s=15):
+    def until(self, holds, timeout_s=PATIENCE_S):
         """Wait until ``holds(status)`` is true; the status."""
         deadline_s = time.monotonic() + timeout_s
         status = None
@@ -55,7 +57,7 @@ class Launched:
             time.sleep(0.02)
         raise AssertionError(f"never came true: {status}\n{self.stderr()}")
 
-    def wait(self, timeout_s=30):
+    def wait(self, timeout_s=PATIENCE_S):
         return self.process.wait(timeout_s)
 
     def stderr(self):

@@ -18,7 +18,7 @@ from brim.gang.messages import (
     KillRequest,
     ResizeRequest,
 )
-from tests.gang.conftest import RANK, shared_memory, shared_memory_name
+from tests.gang.conftest import PATIENCE_S, RANK, shared_memory, shared_memory_name
 from tests.gang.test_supervisor import pids, training
 from tests.sampling import sample
 
@@ -60,7 +60,7 @@ def test_daemons_of_a_killed_rank_go_with_it_while_the_others_stay(launch, tmp_p
     assert asleep(gang) == {"0", "1"}
     os.kill(ids[1], signal.SIGKILL)
     gang.until(training(1))
-    deadline_s = time.monotonic() + 3
+    deadline_s = time.monotonic() + PATIENCE_S
     while asleep(gang) != {"0"} and time.monotonic() < deadline_s:
         time.sleep(0.02)
     assert asleep(gang) == {"0"}
@@ -101,7 +101,7 @@ def test_when_the_supervisor_is_killed_nothing_is_left(launch, tmp_path):
     zygote = gang.status()["zygote"]
     gang.process.kill()
     gang.wait()
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s and any(psutil.pid_exists(pid) for pid in [*ids.values(), zygote]):
         time.sleep(0.02)
     assert not [pid for pid in [*ids.values(), zygote] if psutil.pid_exists(pid)]
@@ -129,7 +129,7 @@ def test_kills_at_random_moments_leave_nothing(launch, seed):
         time.sleep(dice.uniform(0, 0.15))
     if gang.process.poll() is None:
         gang.process.send_signal(dice.choice([signal.SIGKILL, signal.SIGTERM]))
-    code = gang.wait(15)
+    code = gang.wait()
     assert code in (75, -9, 137, 0), gang.stderr()
     if code == -9:
         time.sleep(1.5)
@@ -219,13 +219,13 @@ def test_a_shared_zygote_whose_parent_has_ended_before_it_could_watch_it_ends(tm
     parent = subprocess.Popen(["true"])
     parent.wait()
     words = [sys.executable, "-m", "brim.gang.zygote", "--listen", tmp_path / "z", "--preload", "json"]
-    subprocess.run([*words, "--parent", str(parent.pid)], check=True, timeout=20, capture_output=True)
+    subprocess.run([*words, "--parent", str(parent.pid)], check=True, timeout=PATIENCE_S, capture_output=True)
 
 
 def test_a_shared_zygote_removes_no_file(tmp_path):
     (tmp_path / "z").write_text("of somebody")
     done = subprocess.run([sys.executable, "-m", "brim.gang.zygote", "--listen", tmp_path / "z", "--preload", "json"],
-                          capture_output=True, text=True, check=False, timeout=20)  # fmt: skip
+                          capture_output=True, text=True, check=False, timeout=PATIENCE_S)  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"brim zygote: --listen {tmp_path / 'z'}: ")
     assert (tmp_path / "z").read_text() == "of somebody"

@@ -181,7 +181,7 @@ class Soak:
         submits = list(self._arrivals(begin_s))
         cancels: list[tuple[float, int]] = []
         self._submit("trains")
-        while (now_s := time.monotonic()) < begin_s + self.seconds:
+        while (now_s := time.monotonic()) < begin_s + self.seconds or kills:  # a start may outlast the last of them
             self._bring_back(now_s)
             if kills and now_s >= kills[0] and self.agent.pid and self.controller.pid:
                 kills.pop(0)
@@ -195,7 +195,6 @@ class Soak:
             elif cancels and now_s >= cancels[0][0] and self.controller.pid:
                 self._cancel(cancels.pop(0)[1])
             time.sleep(0.02)
-        assert not kills, f"{len(kills)} kills found no moment"
 
     def _arrivals(self, begin_s: float) -> Iterator[float]:
         at_s = begin_s

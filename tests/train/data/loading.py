@@ -65,7 +65,7 @@ def living(processes: list[int]) -> list[int]:
     return [process for process in processes if runs(process)]
 
 
-def wait_until(condition, seconds: float = 10.0) -> bool:
+def wait_until(condition, seconds: float = 60.0) -> bool:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if condition():

@@ -15,7 +15,7 @@ from brim.train.data.loader import Loader
 from tests.train.data.loading import take
 
 LENGTH = 64
-GIVE_UP_S = 10.0
+GIVE_UP_S = 60.0
 
 
 class Waiting(Dataset):

@@ -49,7 +49,7 @@ class Arriving:
         self.source, self.tensor = source, tensor
 
     def wait(self):
-        self.tensor.copy_(self.source.get(timeout=10))
+        self.tensor.copy_(self.source.get(timeout=60))
 
 
 class SimulatedLink:
@@ -67,9 +67,9 @@ class SimulatedLink:
 
     def _everybody(self, tensor):
         self.wire.rows[self.rank] = tensor.clone()
-        self.wire.barrier.wait(10)
+        self.wire.barrier.wait(60)
         rows = [self.wire.rows[p] for p in range(self.size)]
-        self.wire.barrier.wait(10)
+        self.wire.barrier.wait(60)
         return rows
 
     def all_to_all(self, out, vector):
