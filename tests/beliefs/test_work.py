@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from brim.beliefs.work import QUANTILES, UNKNOWN_GPU_MS, EndedJobs
+from brim.beliefs.work import QUANTILES, UNKNOWN_GPU_MS, EndedJobs, survival
 from brim.core.arrays import frozen
 from brim.core.ended_work import EndedWork
 from brim.core.state import SERVICE_EDGES_GPU_MS
@@ -41,9 +43,28 @@ def test_the_columns_are_the_fifths():
 
 
 def test_a_job_has_left_what_ended_jobs_of_its_model_had_left():
+    """Three jobs run and one is new: the job that ended at 100 stands for 1.25 of five, the one at 300 for the rest."""
     assert left_of([0, 40, 100, 250], [100, 300]) == [
-        [100, 100, 100, 300, 300], [60, 60, 60, 260, 260], [5, 5, 5, 200, 200], [50] * 5,
+        [100, 300, 300, 300, 300], [60, 260, 260, 260, 260], [5, 200, 200, 200, 200], [50] * 5,
     ]
+
+
+def test_survival_is_the_published_one():
+    """Weeks in remission of 21 patients with 6-mercaptopurine (Freireich and others, Blood 1963), 12 still in it."""
+    ended = np.array([6, 6, 6, 7, 10, 13, 16, 22, 23.0])
+    running = np.array([6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35.0])
+    stands_for, others = survival(ended, running)
+    survives = 1 - np.cumsum(stands_for) / 21
+    assert survives[2:] == pytest.approx([0.857, 0.807, 0.753, 0.690, 0.627, 0.538, 0.448], abs=5e-4)
+    assert others == pytest.approx(21 * survives[-1])
+
+
+@given(*[st.lists(st.integers(1, 20), max_size=12)] * 2)
+def test_ended_jobs_stand_for_all(ended, running):
+    stands_for, others = survival(np.sort(np.array(ended, dtype=float)), np.array(running, dtype=float))
+    assert stands_for.sum() + others == pytest.approx(len(ended) + len(running))
+    assert (stands_for >= 1 - 1e-9).all()
+    assert (others > 1e-9) == (max(running, default=0) >= max(ended, default=0) and len(running) > 0)
 
 
 def test_a_job_without_a_model_that_outlived_all_has_as_much_again_with_the_known_probabilities():
@@ -52,9 +73,13 @@ def test_a_job_without_a_model_that_outlived_all_has_as_much_again_with_the_know
     assert found[0] == pytest.approx([done * again for again in AGAIN])
 
 
-def test_the_job_of_a_model_that_did_more_than_all_that_ended_will_end_at_twice_that():
-    assert left_of([1e7, 4e6, 0], []) == [[1e7] * 5, [1.6e7] * 5, [2e7] * 5]
-    assert left_of([1e7, 0], [3e6, 3e6]) == [[1e7] * 5, [3e6] * 5]
+def test_jobs_that_outlive_all_of_their_model_end_beyond_the_most_that_one_has_done():
+    beyond = [1 / 0.9, 1 / 0.7, 2, 1 / 0.3, 10]
+    for left, done in zip(left_of([1e7, 4e6, 0], []), [1e7, 4e6, 0], strict=True):
+        assert left == pytest.approx([1e7 * times - done for times in beyond])
+    late, new = left_of([1e7, 0], [3e6, 3e6])  # each of three stands for itself
+    assert late == pytest.approx([1e7 * times - 1e7 for times in beyond])
+    assert new == pytest.approx([3e6, 3e6, 3e6, 1e7 / 0.9, 1e7 / 0.3])
 
 
 def test_nothing_is_known_of_a_new_job_before_any_has_ended():

@@ -22,9 +22,9 @@ UNKNOWN_GPU_MS: Final = 30 * MS_PER_MIN
 OTHERS: Final = 1.0
 """Weight of all ended jobs together, beside 1 for each ended job of the same model. Ours: one of its like tells as much
 about a job as everybody else."""
-STILL_RUNNING: Final = 0.1
-"""Weight of a running job that has outlived all ended jobs of its model. Ours: when it will end is a guess, but where
-no other total tells of longer jobs, it is the best there is."""
+BEYOND: Final[FloatArray] = frozen(1.0 / (1.0 - (np.arange(5) + 0.5) / 5))
+"""Totals of jobs that outlive all that ended of their model, over the most that one has done so far: the middles of
+five equal parts of P(T > t) = 1/t."""
 ALIKE: Final = 1.05
 """A job that needs at most this many times the work of an ended one may be the same work. Ours."""
 
@@ -46,14 +46,16 @@ class Work(Protocol):
 class EndedJobs:
     """A job needs what ended jobs needed that needed more than it has had: those of its model, and, less, all others.
 
-    Of its model, ended jobs count by their samples, and a running job that has done more than all of these as one that
-    will end at twice that: so of several jobs of a model that none has completed yet, those that have done more have
-    less to do. Of others, the service that they received counts, beside the run time of the job. A job that has
-    outlived all of them has more than x times what it has done left with probability 1 / (1 + x).
+    Of its model, ended jobs count by their samples. Jobs that run have not ended yet at what they have done, and say
+    that jobs may need more (Kaplan, Meier): without them, the jobs that have ended would make all others look short,
+    because the short ones end first. Of other jobs, the service that they received counts, beside the run time of the
+    job. Jobs that have outlived all of their model need more than x times the most that one has done with probability
+    1 / x, and one that has outlived all others, too, as much again with the same probability.
 
     Source:
-        Ours. The distribution beyond all that is known: Harchol-Balter, Downey, Exploiting Process Lifetime
-        Distributions, ACM TOCS 1997 (P(T > t) ~ 1/t).
+        Ours. Jobs that still run: Kaplan, Meier, Nonparametric Estimation from Incomplete Observations, JASA 1958. The
+        distribution beyond all that is known: Harchol-Balter, Downey, Exploiting Process Lifetime Distributions, ACM
+        TOCS 1997 (P(T > t) ~ 1/t).
     """
 
     def left_gpu_ms(self, snapshot: Snapshot, per_sample: FloatArray) -> FloatArray:
@@ -83,14 +85,29 @@ def _others(ended: IntArray) -> tuple[FloatArray, FloatArray]:
 def _of_models(snapshot: Snapshot, model: IntArray) -> tuple[FloatArray, FloatArray]:
     """Totals, in samples, that speak of jobs of these models (R,), and their weights, 0 where there are none (R, T)."""
     jobs = snapshot.jobs
-    totals, weights = (np.zeros((len(model), TOTALS_KEPT + 1)) for _ in range(2))
+    totals, weights = (np.zeros((len(model), TOTALS_KEPT + len(BEYOND))) for _ in range(2))
     for code in np.unique(model[model != NONE]).tolist():
         rows = np.flatnonzero(model == code)[:, None]
-        ended, most = snapshot.ended_work.of(code), float(jobs.samples_done[jobs.profile == code].max())
-        totals[rows, : len(ended)], weights[rows, : len(ended)] = ended, 1.0
-        if most > ended.max(initial=0.0) * ALIKE:
-            totals[rows, -1], weights[rows, -1] = 2 * most, STILL_RUNNING
+        ended, running = snapshot.ended_work.of(code), jobs.samples_done[jobs.profile == code]
+        stands_for, others = survival(ended, running[running > 0])
+        totals[rows, : len(ended)], weights[rows, : len(ended)] = ended, stands_for
+        totals[rows, TOTALS_KEPT:], weights[rows, TOTALS_KEPT:] = running.max() * BEYOND, others / len(BEYOND)
     return totals, weights
+
+
+def survival(ended: FloatArray, running: FloatArray) -> tuple[FloatArray, float]:
+    """How many jobs each ended one stands for, (E,), and how many outlive them all; together E + R.
+
+    This is the estimate of Kaplan and Meier: each running job is one of those that end after what it has done.
+
+    Args:
+        ended: Work of ended jobs, ascending (E,).
+        running: Work that others have done so far (R,).
+    """
+    jobs = len(ended) + len(running)
+    at_risk = jobs - np.arange(len(ended)) - np.searchsorted(np.sort(running), ended, side="left")
+    survives = np.append(1.0, np.cumprod(1.0 - 1.0 / at_risk))
+    return jobs * survives[:-1] / at_risk, float(jobs * survives[-1])
 
 
 def _left(total: FloatArray, weight: FloatArray, done: FloatArray) -> FloatArray:
