@@ -49,6 +49,16 @@ def test_cores_and_memory_are_of_the_whole_job():
     assert fields(gpus="4", cpus="8", mem="10G") == {"gpus": 4, "cpus_per_gpu": 2.0, "mem_mib_per_gpu": 2560}
 
 
+def test_what_a_job_uses_of_each_gpu():
+    found = fields(gpus="4", **{"gpu-mem": "10GB", "gpu-util": "60%"})
+    assert found == {"gpus": 4, "gpu_mem_mib": 10 * 1024, "gpu_util_milli": 600}
+    assert fields(**{"gpu-util": "0.6"}) == fields(**{"gpu-util": "60%"})
+    assert read_headers("#BRIM --gpu-mem=2G --gpu-util 5%\n", "f").options == {"gpu-mem": "2G", "gpu-util": "5%"}
+    for text in ("60", "0", "-1%", "101%", "nan", "x%", "%"):
+        with pytest.raises(ConfigError, match=r"^--gpu-util: found .*, expected a part of the time, such as 60%"):
+            asked({"gpu-util": text})
+
+
 def test_times():
     assert fields(time="2:00:00", grace="90") == {"gpus": 1, "time_limit_s": 7_200, "grace_s": 90.0}
     assert fields(time="1-12:00:00", grace="2m") == {"gpus": 1, "time_limit_s": 129_600, "grace_s": 120.0}
@@ -112,6 +122,7 @@ def test_a_class_that_does_not_exist_is_named_by_its_option():
 
 @pytest.mark.parametrize(("option", "expected"), [
     ("time", "a duration such as 90s"), ("grace", "a duration such as 90s"), ("mem", "a size such as 24GB"),
+    ("gpu-mem", "a size such as 10GB"),
 ])  # fmt: skip
 def test_a_duration_or_size_that_is_none_is_named_by_its_option(option, expected):
     with pytest.raises(ConfigError, match=rf"^--{option}: found '1x', expected {expected}"):
@@ -255,6 +266,8 @@ def test_a_file_says_the_same_as_options(tmp_path):
     assert elastic.command == ("a", "b c")
     assert asked(elastic.options).fields["sizes"] == [1, 2, 4]
     assert asked(elastic.options).fields["batch"] == 256
+    uses = jobfile(tmp_path, "run: x\nresources: {gpu_memory: 10GB, gpu_utilization: 60%}\n").options
+    assert (uses["gpu-mem"], uses["gpu-util"]) == ("10GB", "60%")
     assert jobfile(tmp_path, "run: x\nranks: per-gpu\n").options["ranks"] == "per-gpu"
     for text in ("2026-11-23T08:00", "2026-11-23 08:00:00", "2026-11-23", "14:30"):
         found = jobfile(tmp_path, f"run: x\nbegin: {text}\nenv: {{AT: {text}}}\nlimits: {{time: 1:30:00}}\n").options
@@ -271,7 +284,8 @@ def test_a_file_says_the_same_as_options(tmp_path):
     ("run: x\nresources: " + "[" * 100 + "]" * 100, "more than 32 levels"),
     ("{" * 3_000, "more than 32 levels"), ("", "found no fields"), ("- a", "found no fields"),
     ("run: x\nfoo: 1", "field 'foo'"),
-    ("run: x\nresources: {gpus: 1}", "field 'gpus', expected one of gpu, cpu, memory"), ("name: x", "run: found None"),
+    ("run: x\nresources: {gpus: 1}", "field 'gpus', expected one of gpu, cpu, memory, gpu_memory, gpu_utilization"),
+    ("name: x", "run: found None"),
     ("run: x\nenv: [1]", "env: found"), ("run: x\nenv: {A: yes}", "in quotes"),
     ("run: x\nname: {a: 1}", "name: found"), ("run: 'a", "job.yaml, line "),
     ("run: x\n\x00", "job.yaml"), (b"run: \xff\xfe", "job.yaml"), ("run: x\n1: 2", "field 1"),

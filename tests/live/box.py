@@ -55,10 +55,10 @@ class Box:
                 [sys.executable, "-m", "brim.agent", "--devices", "2"], env=self.env, stdout=log, stderr=log,
             )
 
-    def service(self, policy: str | Policy = "srtf") -> ClusterService:
+    def service(self, policy: str | Policy = "srtf", cluster: str = "1x2xcpu") -> ClusterService:
         return ClusterService(
             self.folder / "s" / "controller", self.folder / "r" / "agents.sock", lambda: Controller(
-                parse_cluster("1x2xcpu"), find_policy(policy) if isinstance(policy, str) else policy, gap_ms=10,
+                parse_cluster(cluster), find_policy(policy) if isinstance(policy, str) else policy, gap_ms=10,
             ),
         )
 
@@ -111,11 +111,14 @@ async def in_state(service: ClusterService, job: int, state: str) -> JobRecord:
     return record
 
 
-def running(box: Box, scenario: Callable[[ClusterService], Awaitable[None]], policy: str | Policy = "srtf") -> None:
+def running(
+    box: Box, scenario: Callable[[ClusterService], Awaitable[None]], policy: str | Policy = "srtf",
+    cluster: str = "1x2xcpu",
+) -> None:
     """Run a scenario on a service with an agent."""
 
     async def whole() -> None:
-        service = box.service(policy)
+        service = box.service(policy, cluster)
         await service.start()
         await service.recovered()
         try:

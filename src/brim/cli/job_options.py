@@ -21,7 +21,7 @@ from brim.units import MS_PER_S, parse_duration_ms, parse_memory_mib
 SHORT: Final = {"n": "name", "g": "gpus", "c": "cpus", "t": "time", "p": "priority"}
 VALUES: Final = (
     "name", "gpus", "cpus", "mem", "time", "priority", "class", "depends-on", "array", "chdir", "begin", "deadline",
-    "grace", "batch", "ranks",
+    "grace", "batch", "ranks", "gpu-mem", "gpu-util",
 )  # fmt: skip
 """Options with a value; ``env`` may be given several times."""
 ALIASES: Final = {"dependency": "depends-on"}
@@ -162,6 +162,10 @@ def asked(options: Options) -> Asked:
     if "mem" in options:
         mem_mib = _read(parse_memory_mib, "mem", options["mem"], "a size such as 24GB or 512MiB")
         fields["mem_mib_per_gpu"] = math.ceil(mem_mib / fields["gpus"])
+    if "gpu-mem" in options:
+        fields["gpu_mem_mib"] = _read(parse_memory_mib, "gpu-mem", options["gpu-mem"], "a size such as 10GB or 512MiB")
+    if "gpu-util" in options:
+        fields["gpu_util_milli"] = _part_milli("gpu-util", options["gpu-util"])
     if "time" in options:
         fields["time_limit_s"] = max(1, _duration_ms("time", options["time"]) // MS_PER_S)
     if "grace" in options:
@@ -316,6 +320,17 @@ def _number(option: str, text: str) -> float:
     if not 0 <= value < math.inf:
         raise _unclear(option, text, "a number of at least 0")
     return value
+
+
+def _part_milli(option: str, text: str) -> int:
+    """Thousandths of ``60%`` or ``0.6``; a bare 60 could mean either, and is refused."""
+    try:
+        part = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        part = math.nan
+    if not 0 < part <= 1:
+        raise _unclear(option, text, "a part of the time, such as 60% or 0.6")
+    return max(1, round(part * 1000))
 
 
 def _whole(option: str, text: str) -> int:

@@ -4,7 +4,7 @@ name: resnet
 run: python train.py --epochs 90
 workdir: .
 env: {WANDB_PROJECT: demo}
-resources: {gpu: "A100:1..8", cpu: 8, memory: 32GB}
+resources: {gpu: "A100:1..8", cpu: 8, memory: 32GB, gpu_memory: 10GB, gpu_utilization: 60%}
 elastic: {sizes: [1, 2, 4, 8], global_batch: 1024}
 class: regular
 limits: {time: 12h, preempt_grace: 120s}
@@ -29,7 +29,9 @@ _FIELDS: Final[Mapping[str, Mapping[str, str] | str]] = {
     "name": "name", "run": "", "workdir": "chdir", "env": "", "class": "class", "priority": "priority",
     "depends_on": "depends-on", "array": "array", "begin": "begin", "deadline": "deadline",
     "hold": "hold", "requeue": "requeue", "ranks": "ranks",
-    "resources": {"gpu": "gpus", "cpu": "cpus", "memory": "mem"},
+    "resources": {
+        "gpu": "gpus", "cpu": "cpus", "memory": "mem", "gpu_memory": "gpu-mem", "gpu_utilization": "gpu-util",
+    },
     "elastic": {"sizes": "gpus", "global_batch": "batch"},
     "limits": {"time": "time", "preempt_grace": "grace"},
 }  # fmt: skip

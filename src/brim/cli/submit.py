@@ -96,6 +96,20 @@ _Ranks = Annotated[
              "range of GPUs.",
     ),
 ]
+_GpuMem = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu-mem", metavar="SIZE",
+        help="Most memory that it uses of each of its GPUs, such as 10GB: jobs share a GPU only where both fit.",
+    ),
+]
+_GpuUtil = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu-util", metavar="PART",
+        help="Part of the time in which it keeps its GPUs busy when alone on them, such as 60%.",
+    ),
+]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Submit nothing; show where it would run now, or why it would wait.")
 ]
@@ -114,14 +128,14 @@ def _options(
     name: str | None, gpus: str | None, cpus: str | None, mem: str | None, time_limit: str | None, priority: str | None,
     job_class: str | None, after: str | None, array: str | None, env: Sequence[str] | None, chdir: str | None,
     begin: str | None, deadline: str | None, hold: bool, requeue: bool | None, grace: str | None, batch: str | None,
-    ranks: str | None,
+    ranks: str | None, gpu_mem: str | None, gpu_util: str | None,
 ) -> dict[str, Any]:
     """Options that were given, by their names."""
     given = {
         "name": name, "gpus": gpus, "cpus": cpus, "mem": mem, "time": time_limit, "priority": priority,
         "class": job_class, "depends-on": after, "array": array, "chdir": chdir, "begin": begin,
         "deadline": deadline, "hold": hold or None, "requeue": requeue, "grace": grace, "batch": batch, "ranks": ranks,
-        "env": read_variables(env) if env else None,
+        "gpu-mem": gpu_mem, "gpu-util": gpu_util, "env": read_variables(env) if env else None,
     }  # fmt: skip
     return {option: value for option, value in given.items() if value is not None}
 
@@ -132,7 +146,8 @@ def submit(
     time_limit: _Time = None, priority: _Priority = None, job_class: _Class = None, after: _After = None,
     array: _Array = None, env: _Env = None, chdir: _Chdir = None, begin: _Begin = None, deadline: _Deadline = None,
     hold: _Hold = False, requeue: _Requeue = None, grace: _Grace = None,
-    batch: _Batch = None, ranks: _Ranks = None, wait: _Wait = False, dry_run: _DryRun = False,
+    batch: _Batch = None, ranks: _Ranks = None, gpu_mem: _GpuMem = None, gpu_util: _GpuUtil = None,
+    wait: _Wait = False, dry_run: _DryRun = False,
     output: OutputOption = "table", as_json: JsonOption = False,
 ) -> None:
     """Submit a command, a script with #BRIM or #SBATCH headers, or a YAML file; print the id of the job.
@@ -140,7 +155,7 @@ def submit(
     What stands on the command line counts before the headers of a script, and these before a YAML file.
     """
     given = _options(name, gpus, cpus, mem, time_limit, priority, job_class, after, array, env, chdir, begin,
-                     deadline, hold, requeue, grace, batch, ranks)
+                     deadline, hold, requeue, grace, batch, ranks, gpu_mem, gpu_util)
     wanted = output_of(output, as_json)
     at = client()
     ids = _submit(at, words, given, dry_run, wanted)
@@ -154,11 +169,12 @@ def run(
     time_limit: _Time = None, priority: _Priority = None, job_class: _Class = None, after: _After = None,
     env: _Env = None, chdir: _Chdir = None,
     begin: _Begin = None, deadline: _Deadline = None, requeue: _Requeue = None, grace: _Grace = None,
-    batch: _Batch = None, ranks: _Ranks = None, detach: _Detach = False, dry_run: _DryRun = False,
+    batch: _Batch = None, ranks: _Ranks = None, gpu_mem: _GpuMem = None, gpu_util: _GpuUtil = None,
+    detach: _Detach = False, dry_run: _DryRun = False,
 ) -> None:
     """Submit a job, show what it writes, and end with its exit code. Ctrl-C detaches; the job goes on."""
     given = _options(name, gpus, cpus, mem, time_limit, priority, job_class, after, None, env, chdir, begin,
-                     deadline, False, requeue, grace, batch, ranks)
+                     deadline, False, requeue, grace, batch, ranks, gpu_mem, gpu_util)
     at = client()
     ids = _submit(at, words, given, dry_run, "table" if detach else "none")
     if ids and not detach:

@@ -177,6 +177,7 @@ def spec_of(job: JobRecord, cluster: Cluster, user: int, submit_ms: int, quota: 
         local_batch_min=request.local_batch_min, local_batch_max=local_batch_max, profile=profile_of(job),
         priority=request.priority, job_class=_CLASSES[request.job_class],
         deadline_ms=cluster_ms(job, request.deadline_s) if request.deadline_s else NONE,
+        gpu_util_milli=request.gpu_util_milli, gpu_mem_mib=request.gpu_mem_mib,
     )
 
 

@@ -178,6 +178,7 @@ def trace_of_recorded(
         submit_ms=[spec.submit_ms for spec in specs], user=[spec.user for spec in specs],
         gpus=[spec.gpus for spec in specs], cpu_milli=[spec.cpu_milli for spec in specs],
         mem_mib=[spec.mem_mib for spec in specs], gpu_type=[spec.gpu_type for spec in specs],
+        gpu_util_milli=[spec.gpu_util_milli for spec in specs], gpu_mem_mib=[spec.gpu_mem_mib for spec in specs],
         time_limit_ms=[spec.time_limit_ms for spec in specs], priority=[spec.priority for spec in specs],
         job_class=[spec.job_class for spec in specs], size_lists=listed,
         profiles=models, profile=[

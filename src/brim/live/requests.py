@@ -74,6 +74,9 @@ class JobRequest:
         gpu_type: Type of GPU that it needs; empty for any.
         cpus_per_gpu: Cores per GPU, 0 where not given.
         mem_mib_per_gpu: Memory of the machine per GPU in MiB, 0 where not given.
+        gpu_mem_mib: Most memory that it is expected to use of each of its GPUs, MiB; NONE where not given.
+        gpu_util_milli: Thousandths of time in which it is expected to keep its GPUs busy when it has them alone; NONE
+            where not given. Policies that let jobs share GPUs read both; nothing holds the job to them.
         time_limit_s: Longest run time in seconds, 0 for none.
         priority: Larger is served first, among policies that read it.
         job_class: What kind of service it asks for, as ``brim.core.trace.JobClass``.
@@ -107,6 +110,8 @@ class JobRequest:
     gpu_type: str = ""
     cpus_per_gpu: float = 0.0
     mem_mib_per_gpu: int = 0
+    gpu_mem_mib: int = NONE
+    gpu_util_milli: int = NONE
     time_limit_s: int = 0
     priority: int = 0
     job_class: ServiceClass = "regular"
@@ -294,6 +299,8 @@ _EXPECTED: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "gpu_type": _text("at most 64 letters, digits, spaces, '.', '_' or '-'", _GPU_TYPE),
     "cpus_per_gpu": _number(1e6),
     "mem_mib_per_gpu": _whole(0, COUNT_MAX),
+    "gpu_mem_mib": _whole(1, COUNT_MAX, optional=True),
+    "gpu_util_milli": _whole(1, 1000, optional=True),
     "time_limit_s": _whole(0, CENTURY_S),
     "priority": _whole(-PRIORITY_MAX, PRIORITY_MAX),
     "job_class": _one_of("regular", "urgent", "padding"),
