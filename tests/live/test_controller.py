@@ -1073,3 +1073,31 @@ def test_why_an_attempt_does_not_start_is_what_its_agent_says():
     )
     desk.saw(1, RUNNING)
     assert (desk.stored[1].state, desk.stored[1].reason, desk.attempts[1, 1].detail) == ("running", "", "")
+
+
+def test_a_pair_whose_steps_turn_out_slow_is_taken_apart_at_once_and_not_put_together_again():
+    """Each keeps the device busy a third of the time as it says; together, steps take 1.8 times as long."""
+    desk, uses = Desk(find_policy("eaco")), {"gpu_util_milli": 300, "gpu_mem_mib": 4_000}
+
+    def says(job: int, step_s: float, later_ms: int = SETTLED_MS) -> list:
+        attempt = desk.stored[job].attempt
+        orders = desk.give(Progress(at_ms=desk.now_ms + later_ms - 1, uid=1, progress=AttemptProgress(
+            job=job, attempt=attempt, ranks=1, samples=desk.now_ms * 1.0, step_s=step_s, global_batch=8, local_batch=8,
+        )), later_ms=later_ms)
+        return [*orders, *desk.give(later_ms=100)]
+
+    desk.submit(name="train", **uses)
+    desk.saw(1, RUNNING, devices=(0,))
+    for _ in range(2):
+        says(1, 0.5)
+    desk.submit(name="train", **uses)
+    desk.saw(2, RUNNING, devices=(0,))
+    assert {job: has[:2] for job, has in holders(desk).items()} == {1: ((0,), 500), 2: ((0,), 500)}
+    says(2, 0.9, 1_000)
+    orders = [order for job in (1, 2, 1) for order in says(job, 0.9)]
+    assert [(type(order), order.job) for order in orders] == [(StopAttempt, 2)]
+    desk.saw(2, ENDED, outcome="preempted", exit_code=75)
+    desk.give(later_ms=60_000)
+    assert holders(desk)[1][:2] == ((0,), 1000)
+    assert holders(desk)[2][:2] == ((1,), 1000)
+    assert (desk.stored[1].attempt, desk.stored[2].attempt) == (1, 2)
