@@ -125,10 +125,10 @@ class Rank:
             address = self.addresses[self.generation]
             try:
                 peer = socket.create_connection((address.host, address.port))
-            except OSError:
+                peer.settimeout(20)
+                peer.sendall(ME.to_bytes(4, "big"))
+            except OSError:  # the leader was killed meanwhile
                 raise BrokeError from None
-            peer.settimeout(20)
-            peer.sendall(ME.to_bytes(4, "big"))
             self.peers[order.leader] = peer
         self.step = self.meet(self.step)[0]
         self.send(GroupFormed(self.generation, self.step, time.monotonic() - start_s))

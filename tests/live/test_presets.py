@@ -71,6 +71,8 @@ class Machine:
         desk = self.desk
         self.obey(desk.give(later_ms=STEP_MS))
         for job in sorted(self.live):
+            if job not in self.live:  # a report of another job has stopped it
+                continue
             one, attempt = self.live[job], desk.stored[job].attempt
             ranks = len(one["devices"])
             step_s = 0.001 + 0.002 * one["batch"] / ranks
