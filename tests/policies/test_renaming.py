@@ -69,6 +69,13 @@ def test_who_only_gets_other_names_stays(before, of_v100, of_t4, data):
     assert not touched(snapshot, renamed(snapshot, grants_of(after))).any()
 
 
+def test_nodes_exchanged_in_a_circle_stay():
+    """Each job goes to the node after its own: exchanged backwards, everybody would move."""
+    before = [[(node, gpu) for gpu in range(2)] for node in range(3)]
+    snapshot = snapshot_with(before)
+    assert not touched(snapshot, renamed(snapshot, grants_of([*before[1:], before[0]]))).any()
+
+
 def test_nodes_that_take_no_jobs_keep_their_names():
     snapshot = snapshot_of("2x1xT4", job(on=[(0, 0)]), now=10)
     other = grants_of([[(1, 0)]])

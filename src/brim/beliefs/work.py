@@ -50,7 +50,8 @@ class EndedJobs:
     that jobs may need more (Kaplan, Meier): without them, the jobs that have ended would make all others look short,
     because the short ones end first. Of other jobs, the service that they received counts, beside the run time of the
     job. Jobs that have outlived all of their model need more than x times the most that one has done with probability
-    1 / x, and one that has outlived all others, too, as much again with the same probability.
+    1 / x. A job that has outlived all others, too, has more than x times what it has done left with probability
+    1 / (1 + x).
 
     Source:
         Ours. Jobs that still run: Kaplan, Meier, Nonparametric Estimation from Incomplete Observations, JASA 1958. The
