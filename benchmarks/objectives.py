@@ -1,10 +1,10 @@
 """Energy, completion times and slowdowns of `brim` by objective beside its peers, on jobs of three real clusters.
 
-    python benchmarks/objectives.py DATA [--jobs N] [--elastic-share P] [--policies NAMES]
+    python benchmarks/objectives.py DATA [--jobs N] [--skip N] [--draw SEED] [--elastic-share P] [--policies NAMES]
 
-DATA is a folder with ``traces/philly`` and ``traces/itp``. Jobs are the first N that fit, Philly's from
-October 2017 on. The records do not say how busy jobs keep their GPUs: utilisation (10 to 90 %) and memory (1 to 8 GB)
-are drawn evenly, and jobs that share a GPU slow each other as the published demand rule says. Nodes have eight
+DATA is a folder with ``traces/philly`` and ``traces/itp``. Jobs are the first N that fit, Philly's from October 2017 on,
+after those that are skipped. The records do not say how busy jobs keep their GPUs: utilisation (10 to 90 %) and memory
+(1 to 8 GB) are drawn evenly, and jobs that share a GPU slow each other as the published demand rule says. Nodes have eight
 V100, sleep after five minutes without a job, and draw what the built-in curve says. Elastic jobs are drawn, with step
 times of ours.
 """
@@ -40,8 +40,8 @@ LOAD = 0.8
 UTIL_MILLI, MEM_MIB = (100, 900), (1_000, 8_000)
 
 
-def jobs_of(path: Path, day: str | None, count: int) -> Trace:
-    """The first jobs that fit, with drawn use of their GPUs."""
+def jobs_of(path: Path, day: str | None, skip: int, count: int, draw: int) -> Trace:
+    """Some jobs that fit, with drawn use of their GPUs."""
     whole, _ = traces.read(str(path), None)
     rows = np.flatnonzero((whole.gpus > 0) & (whole.gpus <= GPUS_MAX) & (whole.run_ms <= RUN_H_MAX * MS_PER_H))
     began = 0
@@ -49,7 +49,8 @@ def jobs_of(path: Path, day: str | None, count: int) -> Trace:
         assert whole.origin_ms is not None
         began_ms = int(np.datetime64(day, "ms").astype(np.int64)) - whole.origin_ms
         began = int(np.searchsorted(whole.submit_ms[rows], began_ms))
-    found, rng = whole.take(rows[began : began + count]), np.random.default_rng(0)
+    began += skip
+    found, rng = whole.take(rows[began : began + count]), np.random.default_rng(draw)
     return replace(found, gpu_util_milli=frozen(rng.integers(*UTIL_MILLI, len(found))),
                    gpu_mem_mib=frozen(rng.integers(*MEM_MIB, len(found))))
 
@@ -59,6 +60,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--jobs", type=int, default=400)
+    parser.add_argument("--skip", type=int, default=0)
+    parser.add_argument("--draw", type=int, default=0)
     parser.add_argument("--elastic-share", type=float, default=0.0)
     parser.add_argument("--policies", default="fifo,eaco,brim-energy")
     options = parser.parse_args()
@@ -66,7 +69,7 @@ def main() -> None:
         if not (options.data / file).exists():
             print(f"{name}: skipped, no {options.data / file}")
             continue
-        jobs = jobs_of(options.data / file, day, options.jobs)
+        jobs = jobs_of(options.data / file, day, options.skip, options.jobs, options.draw)
         span_ms = int(jobs.submit_ms[-1] - jobs.submit_ms[0])
         nodes = max(int(np.ceil((jobs.gpus * jobs.run_ms).sum() / (LOAD * span_ms * 8))), -(-int(jobs.gpus.max()) // 8))
         with tempfile.TemporaryDirectory() as folder:

@@ -21,7 +21,7 @@ from brim.engine.journal import event_record, read_event
 from brim.engine.round import run_round
 from brim.engine.scheduler import Scheduler
 from brim.errors import ConfigError, InvariantError, PlanError
-from brim.policies.place.energy_sharing import EnergySharing
+from brim.policies.place.energy_sharing import BestPartners, EnergySharing
 from brim.policies.place.packing import PackedPairs, RandomPairs
 from brim.policies.place.parts import Consolidate, Fragmentation, Spread, WorstFit
 from brim.policies.place.repack import Repack
@@ -36,7 +36,7 @@ from .plans import resize, start
 SKIP = replace(PRESETS["fifo"], name="mine", place=Consolidate("skip"))
 PLACES = (
     Consolidate("skip"), Consolidate("reserve"), Spread("skip"), Fragmentation("skip"), WorstFit("skip"), Repack(),
-    EnergySharing(), PackedPairs(), RandomPairs(),
+    EnergySharing(), BestPartners(), PackedPairs(), RandomPairs(),
 )
 LISTED = snapshot_of("2x4xT4", job(on=[(0, 0), (0, 1)], sizes=(1, 2, 4)), job(gpus=2, sizes=(2, 3)), now=5)
 

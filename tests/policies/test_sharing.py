@@ -20,7 +20,7 @@ from brim.engine.explain import explain
 from brim.engine.journal import Journal
 from brim.engine.round import run_round
 from brim.errors import ConfigError
-from brim.policies.place.energy_sharing import EnergySharing
+from brim.policies.place.energy_sharing import BestPartners, EnergySharing
 from brim.policies.place.residents import energy_and_time
 from brim.policies.presets import PRESETS
 from brim.sim.overheads import Overheads
@@ -68,6 +68,15 @@ def test_a_job_joins_the_busiest_gpus_below_the_limit():
     assert shared_by(result)[0] == (((0, 0),), 1000)
     assert result.why.tolist() == [0, Why.SHARES_BY_DEMAND, 0, Why.SHARES_BY_DEMAND]
     assert "such a set was not observed before" in explain(result.snapshot, result, 3)
+
+
+def test_a_job_joins_those_beside_whom_energy_and_time_fall_most():
+    """``EnergySharing`` takes the busiest; beside 700 with 900, either would run too long."""
+    jobs = (job(on=[(0, 0)], **LIGHT | {"gpu_util": 400}), job(on=[(1, 0)], **LIGHT | {"gpu_util": 700}), job(**LIGHT))
+    best = replace(EACO, place=BestPartners())
+    assert shared_by(decided("3x1xV100", *jobs))[2][0] == ((1, 0),)
+    assert shared_by(decided("3x1xV100", *jobs, policy=best))[2] == (((0, 0),), 500)
+    assert shared_by(decided("3x1xV100", jobs[1], job(**{**LIGHT, "gpu_util": 900}), policy=best))[1][1] == 1000
 
 
 @pytest.mark.parametrize("other", [

@@ -21,7 +21,7 @@ from brim.policies.order.attained import Gittins, LeastAttained
 from brim.policies.order.fair import MaxMin
 from brim.policies.order.shortest import ShortestJob, ShortestRemaining
 from brim.policies.order.tiresias import ServiceQueues, TwoQueues
-from brim.policies.place.energy_sharing import EnergySharing
+from brim.policies.place.energy_sharing import BestPartners, EnergySharing
 from brim.policies.place.packing import PackedPairs, RandomPairs
 from brim.policies.place.parts import Consolidate, Fragmentation, Misfit, Spread, WorstFit
 from brim.policies.place.repack import Repack
@@ -70,15 +70,15 @@ _FEWEST: Final = Goodput(gpus_max=1)
 def _brim(objective: str) -> Policy:
     """All five decisions for one objective (docs/decisions/0021).
 
-    Completion times: elastic sizes, no sharing, because a shared step is never shorter. The others: sharing where the
-    objective falls, which is energy (alpha 1), energy and time of a step alike (alpha 0.5), or GPU time, which costs
-    the same however busy the GPU is (idle_fraction 1).
+    Completion times: elastic sizes, no sharing, because a shared step is never shorter. The others: sharing where
+    energy and time of a step together (alpha 0.5, as in EaCO) fall most, or GPU time does, which costs the same however
+    busy the GPU is (alpha 1, idle_fraction 1). For energy and cost, on the fewest GPUs; else on as many as asked for.
     """
     parts: dict[str, tuple[Size, Place]] = {
         "jct": (CompletionTime(), Repack()),
-        "energy": (_FEWEST, EnergySharing(alpha=1.0)),
-        "cost": (_FEWEST, EnergySharing(alpha=1.0, idle_fraction=1.0)),
-        "balanced": (AsAsked(), EnergySharing(alpha=0.5)),
+        "energy": (_FEWEST, BestPartners(alpha=0.5)),
+        "cost": (_FEWEST, BestPartners(alpha=1.0, idle_fraction=1.0)),
+        "balanced": (AsAsked(), BestPartners(alpha=0.5)),
     }
     size, place = parts[objective]
     return Policy(
@@ -129,7 +129,9 @@ _ROWS: Final = (
 PARTS: Final[dict[str, tuple[type, ...]]] = {
     "order": (Arrival, ShortestJob, ShortestRemaining, LeastAttained, Gittins, ServiceQueues, TwoQueues, MaxMin),
     "size": (AsAsked, DynamicProgram, MarginalGain, PolluxFitness, Goodput, CompletionTime),
-    "place": (Consolidate, Spread, Fragmentation, WorstFit, Repack, EnergySharing, RandomPairs, PackedPairs),
+    "place": (
+        Consolidate, Spread, Fragmentation, WorstFit, Repack, EnergySharing, BestPartners, RandomPairs, PackedPairs,
+    ),
     "feed": (Even, EqualPerJob, EqualPerRank, Fixed, Throughput),
     "fill": (NoFill, Padding),
 }

@@ -60,31 +60,36 @@ class EnergySharing(OnTrial):
 
     def serve(self, room: Room, row: int, barred: frozenset[int]) -> bool:
         """See ``OnTrial``."""
-        found = []
-        for gpus in room.candidates(row, self.residents):
-            used = room.demand(room.sets[gpus])
-            if used < self.utilisation_limit:  # not if one is not known
-                found.append((-used, gpus))
-        for _, gpus in sorted(found):
-            rows = [*room.sets[gpus], row]
-            if signature(room.snapshot, rows) in barred or not room.fits_memory(gpus, rows, self.memory_limit):
-                continue
-            predicted = room.slowdowns(gpus, rows)
-            if is_known(predicted) and not self._too_slow(
-                room, gpus, rows, [one.mean for one in predicted], [math.sqrt(one.variance) for one in predicted]
-            ):
+        used = {gpus: room.demand(room.sets[gpus]) for gpus in room.candidates(row, self.residents)}
+        for gpus in sorted(used, key=lambda gpus: (-used[gpus], gpus)):
+            if self._predicted(room, gpus, row, barred) < 1.0:
                 room.join(row, gpus)
                 return True
         return room.place_alone(row)
 
     def refuses(self, room: Room, gpus: tuple[Gpu, ...], rows: Sequence[int], ratios: Sequence[float]) -> bool:
         """See ``OnTrial``."""
-        return self._too_slow(room, gpus, rows, ratios, [0.0] * len(rows))
+        return self._objective(room, gpus, rows, ratios, [0.0] * len(rows)) >= 1.0
 
-    def _too_slow(
+    def _predicted(self, room: Room, gpus: tuple[Gpu, ...], row: int, barred: frozenset[int]) -> float:
+        """The objective if a waiting job joins these GPUs; infinity if it may not, or if nothing can be predicted."""
+        rows = [*room.sets[gpus], row]
+        if (
+            not room.demand(rows[:-1]) < self.utilisation_limit  # nor if it is not known
+            or signature(room.snapshot, rows) in barred or not room.fits_memory(gpus, rows, self.memory_limit)
+        ):
+            return math.inf
+        predicted = room.slowdowns(gpus, rows)
+        if not is_known(predicted):
+            return math.inf
+        return self._objective(
+            room, gpus, rows, [one.mean for one in predicted], [math.sqrt(one.variance) for one in predicted]
+        )
+
+    def _objective(
         self, room: Room, gpus: tuple[Gpu, ...], rows: Sequence[int], ratios: Sequence[float], spreads: Sequence[float]
-    ) -> bool:
-        """Whether a job would miss a deadline that it keeps otherwise, or the objective would rise, with the last job.
+    ) -> float:
+        """The objective with the last job, relative to GPUs of its own; infinity if it breaks a deadline that is kept.
 
         Args:
             room: The cluster.
@@ -96,15 +101,33 @@ class EnergySharing(OnTrial):
         now_ms, deadline = room.snapshot.now_ms, room.jobs.deadline_ms
         before = [one.mean for one in room.slowdowns(gpus, rows[:-1])]
         if any(math.isnan(ratio) for ratio in before):
-            return True
+            return math.inf
         before = [*before, 1.0]
         for row, ratio, spread, was in zip(rows, ratios, spreads, before, strict=True):
             left_ms = room.left_ms(row, was)
             keeps = deadline[row] != NONE and now_ms + left_ms * was <= deadline[row]  # what is lost cannot be missed
             if keeps and now_ms + left_ms * (ratio + spread) > deadline[row]:
-                return True
+                return math.inf
         demands = [room.demand((row,)) for row in rows]
         if any(math.isnan(demand) for demand in demands):
-            return True
+            return math.inf
         energy, time = energy_and_time(self.idle_fraction, self.exponent, demands, before, ratios)
-        return self.alpha * energy + (1.0 - self.alpha) * time >= 1.0
+        return self.alpha * energy + (1.0 - self.alpha) * time
+
+
+@dataclass(frozen=True, slots=True)
+class BestPartners(EnergySharing):
+    """As ``EnergySharing``, but a job joins those beside whom the objective is least, not the busiest.
+
+    Source:
+        Ours: docs/decisions/0021. Busy residents slow a job most.
+    """
+
+    def serve(self, room: Room, row: int, barred: frozenset[int]) -> bool:
+        """See ``OnTrial``."""
+        found = ((self._predicted(room, gpus, row, barred), gpus) for gpus in room.candidates(row, self.residents))
+        objective, gpus = min(found, default=(math.inf, ()))
+        if not objective < 1.0:
+            return room.place_alone(row)
+        room.join(row, gpus)
+        return True
