@@ -79,8 +79,8 @@ def _kinds(nodes: NodeTable) -> IntArray:
 def _overlap(held: Grants, wanted: Grants, nodes: IntArray) -> IntArray:
     """GPUs that jobs wanted on one of these nodes have on another: rows wanted, columns held.
 
-    It goes through the pairs of nodes of each job, which are few, and not through all nodes and jobs: on 250 nodes with
-    2,000 jobs 3 ms instead of 700.
+    It goes through the pairs of nodes of each job, which are few, and not through all nodes and jobs: in full rounds of
+    benchmarks/round_latency.py (2,000 jobs, 250 nodes) at most 0.4 ms of CPU instead of up to 778.
     """
     (has_job, row, has), (had_job, column, had) = _on_nodes(wanted, nodes), _on_nodes(held, nodes)
     first, end = (np.searchsorted(had_job, has_job, side=side) for side in ("left", "right"))
