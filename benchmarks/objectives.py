@@ -2,11 +2,11 @@
 
     python benchmarks/objectives.py DATA [--jobs N] [--skip N] [--draw SEED] [--elastic-share P] [--policies NAMES]
 
-DATA is a folder with ``traces/philly`` and ``traces/itp``. Jobs are the first N that fit, Philly's from October 2017 on,
-after those that are skipped. The records do not say how busy jobs keep their GPUs: utilisation (10 to 90 %) and memory
-(1 to 8 GB) are drawn evenly, and jobs that share a GPU slow each other as the published demand rule says. Nodes have eight
-V100, sleep after five minutes without a job, and draw what the built-in curve says. Elastic jobs are drawn, with step
-times of ours.
+DATA is a folder with ``traces/philly`` and ``traces/itp``. Jobs are the first N that fit, Philly's from October 2017
+on, after those that are skipped. The records do not say how busy jobs keep their GPUs: utilisation (10 to 90 %) and
+memory (1 to 8 GB) are drawn evenly, and jobs that share a GPU slow each other as the published demand rule says. Nodes
+have eight V100, sleep after five minutes without a job, and draw what the built-in curve says. Elastic jobs are drawn,
+with step times of ours.
 """
 
 from __future__ import annotations

@@ -55,5 +55,5 @@ def test_a_price_below_nothing(given):
 
 
 def test_a_file_that_is_not_there():
-    with pytest.raises(NotFoundError, match=r"--price: found no\.toml: No such file"):
+    with pytest.raises(NotFoundError, match=r"--price: cannot read no\.toml: No such file"):
         load_prices("no.toml")

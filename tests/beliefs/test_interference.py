@@ -103,7 +103,7 @@ def test_a_file_of_sets(tmp_path):
     ("[1.5, 1]", "nan", r"mine.toml, set 1: found slowdown_ratio=nan, expected"),
     ("1.5, 1", "1.5", r"mine.toml, set 1: found 1 slowdown_ratio for 2 models, expected one"),
     ('"a", "b"', '"a"', r"mine.toml, set 1: found models=\['a'\], expected the names of 2 to 4 models"),
-    ("gpu_type", "gpu", r"mine.toml, set 1: found \['gpu', 'models', 'slowdown_ratio'\], expected gpu_type"),
+    ("gpu_type", "gpu", r"mine.toml, set 1: found 'gpu', expected gpu_type"),
     ("0.1", "-0.1", r"mine.toml, rule: found per_neighbour=-0.1, expected a number from 0 up"),
     ("per_neighbour", "each", r"mine.toml, rule: found 'each', expected per_neighbour and deviation"),
     ("[rule]", "[rules]", r"mine.toml: found 'rules', expected \[rule\] and \[\[set\]\]"),

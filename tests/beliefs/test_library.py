@@ -66,7 +66,7 @@ def test_a_file_reads_as_written():
 
 
 @pytest.mark.parametrize(("old", "new", "message"), [
-    ("beta_n = 0.1\n", "", "x.toml, steps 1: found no 'beta_n', expected a number from 0 to inf"),
+    ("beta_n = 0.1\n", "", "x.toml, steps 1: found no 'beta_n', expected a number from 0 up"),
     ("gamma = 2.0", "gamma = 0.5", "x.toml, steps 1: found gamma=0.5, expected a number from 1 to 10"),
     ("alpha_c = 0.1", "alpha_c = nan", "x.toml, steps 1: found alpha_c=nan"),
     ("alpha_c = 0.1", "alpha_c = true", "x.toml, steps 1: found alpha_c=True"),

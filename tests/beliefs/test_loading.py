@@ -152,7 +152,7 @@ points = 2
 
 
 @pytest.mark.parametrize(("line", "instead", "expected"), [
-    ("cpu_s = 0.1", "cpu_s = -0.1", "mine.toml, loading 1: found cpu_s=-0.1, expected a number from 0 to inf"),
+    ("cpu_s = 0.1", "cpu_s = -0.1", "mine.toml, loading 1: found cpu_s=-0.1, expected a number from 0 up"),
     ("rate_per_s = 10.0", "rate_per_s = 0.0", "loading 1: found rate_per_s=0.0, expected"),
     ("knee = 6.0", "", "loading 1: found no 'knee', expected a number from 2 to 20"),
 ])

@@ -35,6 +35,16 @@ def trace(tmp_path_factory):
     (["--loading"], POLLUX, "found no 'loading' table, expected at least one"),
     (["--loading"], SYNERGY.replace("cpu_s = 0.003625\n", ""), "loading 1: found no 'cpu_s', expected a number from 0"),
     (["--loading"], SYNERGY.replace("cpu_s = 0.003625", "cpu_s = -1"), "loading 1: found cpu_s=-1, expected "),
+    (["--power"], NODE.format(idle=900, full="9" * 400, exponent=1), "node 1: found full_w with 400 digits, expected"),
+    (["--power"], NODE.format(idle=0.9, full=1.5, exponent=1), "node 1: found full_w=1.5 for 8 GPUs, expected watts,"),
+    (["--price"], f"gpu_hour = {'9' * 400}", "found gpu_hour with 400 digits"),
+    (["--price"], "gpu_hour = 1e308", "found gpu_hour with 309 digits"),
+    (["--sharing"], SET.format(ratio=1e300), "set 1: found slowdown_ratio with 301 digits"),
+    (["--sharing"], SET.format(ratio=1.2) + SET.format(ratio=1.5).replace('"a", "b"', '"B", "a"'), "set 2: found the"),
+    (["--sharing"], SET.format(ratio=1.2).replace("[[set]]", "[set]"), "found [set], expected tables [[set]]"),
+    (["--sharing"], "", "found neither, expected tables [[set]] or [rule]"),
+    (["--sharing"], SET.format(ratio=1.2) + "batch = 3\n", "set 1: found 'batch', expected gpu_type, models"),
+    (["--loading"], SYNERGY.replace("cpu_s = 0.003625", "cpu_s = 1e300"), "loading 1: found cpu_s with 301 digits"),
     (["-p", "adloader", "--library"], POLLUX, "found no 'loading' table, which policy 'adloader' reads"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_with_file_and_key(trace, tmp_path, words, text, said):
@@ -49,6 +59,19 @@ def test_what_cannot_be_is_refused_with_file_and_key(trace, tmp_path, words, tex
     assert f"{file}" in line
     assert said in line
     assert all(one.startswith("read trace.csv as brim") for one in read)
+
+
+def test_a_file_with_a_byte_order_mark_is_read(trace, tmp_path):
+    file = tmp_path / "prices.toml"
+    file.write_bytes(b"\xef\xbb\xbfgpu_hour = 2.0\n")
+    assert brim("sim", "run", trace, "-c", "1x8xV100", "--price", file).returncode == 0
+
+
+def test_measured_sets_that_no_jobs_of_the_trace_have_are_counted(trace, tmp_path):
+    file = tmp_path / "sets.toml"
+    file.write_text(SET.format(ratio=1.2).replace('"a", "b"', '"res18", "res50"') + SET.format(ratio=1.5))
+    done = brim("sim", "run", trace, "-c", "1x8xV100", "-p", "eaco", "--sharing", file)
+    assert "as those 1 of 2 measured sets say whose models and GPU type are here" in " ".join(done.stdout.split())
 
 
 def test_a_negative_price_of_the_command_line_is_refused(trace):

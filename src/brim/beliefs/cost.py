@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
 from typing import Any, Final
 
+from brim.beliefs.toml_files import LARGEST, parse_toml, read_toml
 from brim.core.prices import TIERS, Prices
-from brim.errors import ConfigError, NotFoundError
+from brim.errors import ConfigError
 
 _EXPECTED: Final = "gpu_hour, kwh, co2_g_per_kwh, and a table [tiers] with reserved, elastic and padding"
 
@@ -24,18 +23,10 @@ def load_prices(given: str) -> Prices:
     except ValueError:
         pass
     else:
-        if not 0 <= number < float("inf"):
+        if not 0 <= number <= LARGEST:
             raise ConfigError(f"--price: found {given}, expected a price per GPU-hour, such as 2.50, or a file")
         return Prices.flat(number)
-    try:
-        text = Path(given).read_text(encoding="utf-8")
-    except OSError as error:
-        raise NotFoundError(
-            f"--price: found {given}: {error.strerror}; expected a price per GPU-hour, such as 2.50, or a TOML file"
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{given}: not TOML: it is not UTF-8") from None
-    return parse_prices(text, given)
+    return parse_prices(read_toml(given, "--price", "a price per GPU-hour, such as 2.50, or a TOML file"), given)
 
 
 def parse_prices(text: str, file: str) -> Prices:
@@ -44,10 +35,7 @@ def parse_prices(text: str, file: str) -> Prices:
     Raises:
         ConfigError: it is not TOML, or a field is unknown or impossible.
     """
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file}: not TOML: {error}") from None
+    content = parse_toml(text, file)
     tiers = content.pop("tiers", {})
     if not isinstance(tiers, dict):
         raise ConfigError(f"{file}: found tiers={tiers!r}, expected a table [tiers]")

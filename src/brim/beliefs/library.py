@@ -7,18 +7,17 @@ measurements in further tables, which this module does not read.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from brim.beliefs import loading
 from brim.beliefs.throughput import GAMMA_MAX, PARAMETERS
+from brim.beliefs.toml_files import parse_toml, read_toml
 from brim.core.arrays import FloatArray, frozen
 from brim.errors import ConfigError, NotFoundError
 
@@ -128,12 +127,7 @@ def load(name: str, option: str = "--library") -> Library:
         return _ours(name)
     if not name.endswith(".toml"):
         raise NotFoundError(f"{option}: found {name!r}, expected {', '.join(NAMES)} or a .toml file")
-    try:
-        return parse(Path(name).read_text(encoding="utf-8"), name)
-    except OSError as error:
-        raise NotFoundError(f"{option}: cannot read {name}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{name}: not TOML: it is not UTF-8") from None
+    return parse(read_toml(name, option, f"{', '.join(NAMES)} or a .toml file"), name)
 
 
 @cache
@@ -148,10 +142,7 @@ def parse(text: str, file: str) -> Library:
     Raises:
         ConfigError: it is not TOML, lacks a field, or has an impossible value; the message names file, entry and field.
     """
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file}: not TOML: {error}") from None
+    content = parse_toml(text, file)
     top = _Fields(content, file)
     steps = [_step(_Fields(entry, f"{file}, steps {row}")) for row, entry in enumerate(top.tables("steps"), 1)]
     laws = [_scaling(_Fields(entry, f"{file}, scaling {row}")) for row, entry in enumerate(top.tables("scaling"), 1)]
@@ -189,7 +180,8 @@ class _Fields:
         return value
 
     def real(self, field: str, low: float = -np.inf, high: float = np.inf) -> float:
-        expected = f"a number from {low:g} to {high:g}"
+        to = "up" if high == np.inf else f"to {high:g}"
+        expected = "a number above 0" if low == np.finfo(float).tiny else f"a number from {low:g} {to}"
         value = self._get(field, expected)
         if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
             raise self._refuse(field, value, expected)

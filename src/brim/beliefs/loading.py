@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from brim.compiled import internal, njit
-from brim.core.arrays import FloatArray, IntArray
+from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.snapshot import Snapshot
 from brim.errors import ConfigError
 
@@ -293,6 +293,26 @@ class Loading:
             serial = bound_by(profiles[j], workers[j]) == SERIAL_BOUND
             right[j, SERIAL if serial else CPU] = (1.0 if serial else workers[j]) / supply[j]
         return right
+
+
+def tells_more(workers: IntArray, wait: FloatArray, workers_before: IntArray, wait_before: FloatArray) -> BoolArray:
+    """Whether a report of waiting tells more of a job than one before (J,).
+
+    A job that hardly waits may need far fewer workers than it has. Its report is only a bound of what it needs, and
+    one with fewer workers that agrees with the bound tells more.
+
+    Args:
+        workers: Loader workers, >= 1 (J,).
+        wait: Part of a step that was waited (J,).
+        workers_before: Workers with the report before, 0 for none (J,).
+        wait_before: What was waited then (J,).
+    """
+    ones, knee = np.ones(len(workers)), np.full(len(workers), KNEE_TYPICAL)
+    bound, before = (
+        had / supply_from_wait(ones, waited, knee) for had, waited in ((workers, wait), (workers_before, wait_before))
+    )
+    more: BoolArray = (wait >= _WAIT_MIN) | (workers_before == 0) | ~(before <= bound)
+    return more
 
 
 def supply_from_wait(rate_per_s: FloatArray, wait: FloatArray, knee: FloatArray) -> FloatArray:

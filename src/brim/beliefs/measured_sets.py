@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from brim.beliefs.interference import DemandRule
+from brim.beliefs.toml_files import parse_toml, read_toml
+from brim.core.gpu_names import is_of_type
 from brim.core.slowdowns import NEIGHBOURS_MAX, MeanRatio, ResidentKind, ResidentSet
 from brim.core.trace import NONE
-from brim.errors import ConfigError, NotFoundError
+from brim.errors import ConfigError
 
 BUILTIN: Final = "builtin"
 """Name of the measured sets that come with brim."""
@@ -53,12 +53,7 @@ def load_sets(name: str, option: str) -> MeasuredSets:
     """
     if name == BUILTIN:
         return _builtin()
-    try:
-        return parse_sets(Path(name).read_text(encoding="utf-8"), name)
-    except OSError as error:
-        raise NotFoundError(f"{option}: cannot read {name}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{name}: not TOML: it is not UTF-8") from None
+    return parse_sets(read_toml(name, option, "demand or a .toml file"), name)
 
 
 @cache
@@ -72,14 +67,15 @@ def parse_sets(text: str, file: str) -> MeasuredSets:
     Raises:
         ConfigError: it is not TOML, or an entry is impossible, such as a slowdown below 1.
     """
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file}: not TOML: {error}") from None
+    content = parse_toml(text, file)
     rule, sets = content.get("rule", {}), content.get("set", [])
     unknown = sorted(content.keys() - {"rule", "set", "source", "licence", "fitted"})
-    if unknown or not isinstance(rule, dict) or not isinstance(sets, list):
-        raise ConfigError(f"{file}: found {unknown[0] if unknown else 'no tables'!r}, expected [rule] and [[set]]")
+    if unknown:
+        raise ConfigError(f"{file}: found {unknown[0]!r}, expected [rule] and [[set]]")
+    if not isinstance(rule, dict):
+        raise ConfigError(f"{file}: found rule={rule!r}, expected one table [rule]")
+    if not isinstance(sets, list) or not (sets or rule):
+        raise ConfigError(f"{file}: found {'[set]' if sets else 'neither'}, expected tables [[set]] or [rule]")
     odd = sorted(rule.keys() - {"per_neighbour", "deviation"})
     if odd:
         raise ConfigError(f"{file}, rule: found {odd[0]!r}, expected per_neighbour and deviation")
@@ -90,14 +86,21 @@ def parse_sets(text: str, file: str) -> MeasuredSets:
     except ConfigError as error:
         raise ConfigError(f"{file}, {error}") from None
     found = tuple(_set(entry, f"{file}, set {row}") for row, entry in enumerate(sets, 1))
+    keys = [(one.gpu_type.lower(), sorted(map(str.lower, one.models))) for one in found]
+    for row, key in enumerate(keys):
+        if key in keys[:row]:
+            same = f"found the models of set {keys.index(key) + 1}"
+            raise ConfigError(f"{file}, set {row + 1}: {same}, expected them once for each GPU type")
     return MeasuredSets(rule=parameters, sets=found)
 
 
 def _set(entry: Any, where: str) -> MeasuredSet:
     fields = {"gpu_type", "models", "slowdown_ratio"}
-    if not isinstance(entry, dict) or entry.keys() != fields:
-        found = sorted(entry) if isinstance(entry, dict) else entry
-        raise ConfigError(f"{where}: found {found}, expected gpu_type, models and slowdown_ratio")
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where}: found {entry!r}, expected a table [[set]]")
+    if odd := sorted(entry.keys() ^ fields):
+        said = f"no {odd[0]!r}" if odd[0] in fields else repr(odd[0])
+        raise ConfigError(f"{where}: found {said}, expected gpu_type, models and slowdown_ratio")
     gpu_type, models, ratio = entry["gpu_type"], entry["models"], entry["slowdown_ratio"]
     if not isinstance(gpu_type, str):
         raise ConfigError(f"{where}: found gpu_type={gpu_type!r}, expected the name of a GPU type")
@@ -126,15 +129,16 @@ def seeds_of(
 ) -> dict[ResidentSet, MeanRatio]:
     """Return measured sets as a history of jobs without a batch, for models and GPU types by their codes."""
     code_of = {name.lower(): code for code, name in enumerate(profiles)}
-    type_of = {name.lower(): code for code, name in enumerate(gpu_types)}
     seeds: dict[ResidentSet, MeanRatio] = {}
     for one in measured.sets:
         codes = [code_of.get(model.lower(), NONE) for model in one.models]
-        if one.gpu_type.lower() not in type_of or NONE in codes:
+        types = [code for code, name in enumerate(gpu_types) if is_of_type(one.gpu_type, name)]
+        if NONE in codes:
             continue
         everyone = [ResidentKind(code, NONE) for code in codes]
         for row, ratio in enumerate(one.ratios):
             others = tuple(sorted(everyone[:row] + everyone[row + 1 :]))
-            key = ResidentSet(everyone[row], type_of[one.gpu_type.lower()], others)
-            seeds[key] = seeds.get(key, MeanRatio(0, 0.0, 0.0)).with_one(ratio)
+            for gpu_type in types:
+                key = ResidentSet(everyone[row], gpu_type, others)
+                seeds[key] = seeds.get(key, MeanRatio(0, 0.0, 0.0)).with_one(ratio)
     return seeds

@@ -6,19 +6,20 @@ benchmarks/refit_power.py and contains no measurements.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Final
 
+from brim.beliefs.toml_files import parse_toml, read_toml
 from brim.core.cluster import Cluster
 from brim.core.gpu_names import is_of_type, words_of
 from brim.core.power import PowerCurve
-from brim.errors import ConfigError, NotFoundError
+from brim.errors import ConfigError
 
 BUILTIN: Final = "builtin"
 """Name of the curves that come with brim."""
+LEAST_GPU_W: Final = 5.0
+"""Power of a busy GPU below which a curve must be in another unit. Ours: less than a tenth of what a T4 uses."""
 _NUMBERS: Final = ("idle_w", "full_w", "exponent", "asleep_w")
 _WITH_DEFAULT: Final = ("exponent", "asleep_w")
 _FACTS: Final = frozenset({"name", "source", "licence", "fitted", "residual_w"})
@@ -34,12 +35,7 @@ def load_curves(name: str) -> dict[str, PowerCurve]:
     """
     if name == BUILTIN:
         return parse_curves(files("brim.beliefs").joinpath("profiles", "power.toml").read_text("utf-8"), "power.toml")
-    try:
-        return parse_curves(Path(name).read_text(encoding="utf-8"), name)
-    except OSError as error:
-        raise NotFoundError(f"--power: cannot read {name}: {error.strerror}; expected {BUILTIN} or a file") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{name}: not TOML: it is not UTF-8") from None
+    return parse_curves(read_toml(name, "--power", f"{BUILTIN} or a file"), name)
 
 
 def parse_curves(text: str, file: str) -> dict[str, PowerCurve]:
@@ -48,10 +44,7 @@ def parse_curves(text: str, file: str) -> dict[str, PowerCurve]:
     Raises:
         ConfigError: it is not TOML, or an entry is impossible.
     """
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file}: not TOML: {error}") from None
+    content = parse_toml(text, file)
     entries = content.get("node")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(f"{file}: found no [[node]], expected one for each GPU type")
@@ -80,6 +73,11 @@ def _curve(entry: Mapping[str, Any], where: str) -> PowerCurve:
     for field, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{where}: found {field}={value!r}, expected a number")
+    if 0 < numbers["full_w"] < LEAST_GPU_W * entry["gpus"]:
+        raise ConfigError(
+            f"{where}: found full_w={numbers['full_w']:g} for {entry['gpus']} GPUs, expected watts, not kilowatts: at "
+            f"least {LEAST_GPU_W:g} for each"
+        )
     try:
         return PowerCurve(gpu_type=entry["gpu_type"], gpus=entry["gpus"], **numbers)
     except ConfigError as error:

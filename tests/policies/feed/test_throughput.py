@@ -42,7 +42,7 @@ def divided(rows, cores, ranks=None, part=None, disk=np.inf):
     seats = seats_on_one_node(ranks or [1] * len(rows), cores)
     fixed = np.full(len(rows), -1)
     part = part or Throughput()
-    return part.divide(np.arange(len(rows)), seats, np.array(rows), fixed, disk).tolist()
+    return part.divide(np.arange(len(rows)), seats, np.array(rows), fixed, np.zeros_like(fixed), disk).tolist()
 
 
 def workers_of(cluster, jobs, feed, believed=KINDS, **when):
@@ -108,8 +108,9 @@ def test_with_one_rank_each_no_division_of_the_cores_is_better_by_two_hundredths
 def test_the_answer_does_not_depend_on_the_order_of_the_jobs():
     rows, ids, cores = [HEAVY, LIGHT, HEAVY, SERIAL], np.array([3, 5, 7, 9]), 7
     seats, endless, free = seats_on_one_node([1] * 4, cores), np.full(4, np.inf), np.full(4, -1)
-    there = by_gain(ids, seats, np.array(rows), endless, free, 0.01)
-    back = by_gain(ids[::-1].copy(), seats, np.array(rows[::-1]), endless, free, 0.01)
+    none = np.zeros_like(free)
+    there = by_gain(ids, seats, np.array(rows), endless, free, none, 0.01)
+    back = by_gain(ids[::-1].copy(), seats, np.array(rows[::-1]), endless, free, none, 0.01)
     assert there.tolist() == back[::-1].tolist()
 
 
@@ -140,12 +141,29 @@ def test_a_reported_wait_brings_a_job_more_workers():
     assert workers_of("1x2xT4:cpus=12", jobs, Throughput(), now=100) == [6, 1]  # it wants 4 cores
 
 
-@pytest.mark.parametrize(("after_s", "expected"), [(10, [0, 0]), (31, [1, 4])])
-def test_a_running_job_keeps_its_workers_for_a_while(after_s, expected):
-    """Both have 2 of 5 since they started; 0 means that no action changed them."""
+@pytest.mark.parametrize(("seen", "workers", "wait", "remembered"), [
+    ((0, 0), 2, 0.3, (2, 0.3)), ((1, 0.3), 2, 0.1, (2, 0.1)), ((1, 0.002), 1, 0.3, (1, 0.3)),
+    ((1, 0.002), 2, 0.001, (1, 0.002)), ((1, 0.3), 2, 0.001, (1, 0.3)), ((1, 0.9), 2, 0.001, (2, 0.001)),
+], ids=["first", "it still waits", "it waits now", "it waited neither way", "two are enough", "less than was thought"])
+def test_a_job_that_does_not_wait_is_not_believed_to_need_all_its_workers(seen, workers, wait, remembered):
+    """Without waiting, one worker more says nothing of what the job needs."""
+    report = Report(samples_done=1.0, samples_per_s=10.0, loader_wait_ratio=wait)
+    held = snapshot_of("1x2xT4:cpus=9", job(on=[(0, 0)], loaders=workers, report=report), now=100)
+    memory = np.array([[workers, 0, seen[0], round(seen[1] * 1e6) + 1 if seen[0] else 0]])
+    held = replace(held, jobs=replace(held.jobs, memo=memory))
+    *_, had, waited = Throughput().remember(held)[0].tolist()
+    assert (had, (waited - 1) / 1e6) == pytest.approx(remembered)
+
+
+@pytest.mark.parametrize(("after_s", "changed_s", "expected"), [
+    (10, (0, 0), [0, 3]), (31, (0, 0), [1, 4]), (31, (0, 6), [1, 4]), (31, (6, 0), [0, 3]),
+], ids=["both lately", "long ago", "the one that gains lately", "the other lately"])
+def test_a_running_job_has_no_fewer_workers_for_a_while(after_s, changed_s, expected):
+    """Both have 2 of 5; 0 means that no action changed them. The free one goes where it brings most."""
     jobs = tuple(job(on=[(0, at)], model=model, loaders=2) for at, model in enumerate(("light", "heavy")))
     held = snapshot_of("1x2xT4:cpus=7", *jobs, now=after_s)
-    held = replace(held, memory=replace(held.memory, feed=np.array([[2, 0, 0, 0], [2, 0, 0, 0]])))
+    memory = np.array([[2, 1000 * since_s, 0, 0] for since_s in changed_s])
+    held = replace(held, memory=replace(held.memory, feed=memory))
     policy = replace(PRESETS["adloader"], feed=Throughput())
     plan = run_round(held, Beliefs(loading=Loading({0: LIGHT, 1: HEAVY})), policy).plan
     workers = [0, 0]
@@ -189,7 +207,7 @@ def test_two_thousand_jobs_are_fed_in_a_tenth_of_a_second():
     rows = np.array(list(KINDS.values()))[rng.integers(0, 4, jobs)]
     seats = Seats(np.arange(jobs), np.arange(jobs) // 8, np.ones(jobs, dtype=np.int64), np.arange(jobs + 1),
                   np.full(nodes, 88))
-    arguments = np.arange(jobs), seats, rows, np.full(jobs, -1), 1e9
+    arguments = np.arange(jobs), seats, rows, np.full(jobs, -1), np.zeros(jobs, dtype=np.int64), 1e9
     Throughput().divide(*arguments)
     began_s = time.process_time()
     for _ in range(5):

@@ -21,7 +21,8 @@ class Exhaustive(Throughput):
     """The division with the greatest sum of speeds, each a part of that with any number of cores."""
 
     def divide(
-        self, ids: IntArray, seats: Seats, parameters: FloatArray, fixed: IntArray, disk_bytes_per_s: float
+        self, ids: IntArray, seats: Seats, parameters: FloatArray, fixed: IntArray, least: IntArray,
+        disk_bytes_per_s: float,
     ) -> IntArray:
         """Try all; what jobs keep is not regarded.
 

@@ -27,6 +27,7 @@ from brim.beliefs.loading import (
     SERIAL,
     rate_of,
     supply_of,
+    tells_more,
 )
 from brim.compiled import internal, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
@@ -39,7 +40,7 @@ from brim.units import MS_PER_S
 
 _WORKERS, _CHANGED, _SEEN_WORKERS, _SEEN_WAIT = range(4)
 """What is remembered of a job: its loader workers; when it started with them, or a round noticed that they had changed;
-those with which it last reported a wait, and that wait in millionths plus one, 0 for none."""
+those of the report that tells most of what it needs, and the wait in it, in millionths plus one, 0 for none."""
 _FIRST: Final = -np.inf
 """The key of jobs that are served before all others."""
 _MILLION: Final = 1_000_000
@@ -115,7 +116,8 @@ def _gain(j: int, workers: int, parameters: FloatArray, bytes_per_s: FloatArray,
 
 @njit
 def by_gain(
-    ids: IntArray, seats: Seats, parameters: FloatArray, bytes_per_s: FloatArray, fixed: IntArray, gain_min: float
+    ids: IntArray, seats: Seats, parameters: FloatArray, bytes_per_s: FloatArray, fixed: IntArray, least: IntArray,
+    gain_min: float,
 ) -> IntArray:
     """Give cores, one worker per rank at a time, to the job that gains most per core.
 
@@ -129,6 +131,7 @@ def by_gain(
         parameters: ``beliefs.loading.PARAMETERS`` (J, P).
         bytes_per_s: What storage gives one rank (J,).
         fixed: Workers of jobs that are not to be changed, as far as there are cores; NONE for the others (J,).
+        least: Workers that the others have at least, as far as there are cores (J,).
         gain_min: Least gain per core.
 
     Returns:
@@ -139,14 +142,14 @@ def by_gain(
     for c in range(len(seats.job)):
         ranks[seats.job[c]] += seats.ranks[c]
     heap = [
-        (-_gain(j, 0, parameters, bytes_per_s, ranks[j]) if fixed[j] < 0 else _FIRST, ids[j], j)
+        (_FIRST if fixed[j] >= 0 or least[j] else -_gain(j, 0, parameters, bytes_per_s, ranks[j]), ids[j], j)
         for j in range(jobs) if ranks[j]
     ]
     heapify(heap)
     later = [heap[0] for _ in range(0)]
     while heap:
         _, _, j = heappop(heap)
-        while _room(j, seats, left) and workers[j] < max(fixed[j], 1 if fixed[j] < 0 else 0):
+        while _room(j, seats, left) and workers[j] < max(fixed[j], least[j], 1 if fixed[j] < 0 else 0):
             workers[j] += 1
             for c in range(seats.first[j], seats.first[j + 1]):
                 left[seats.node[c]] -= seats.ranks[c]
@@ -221,7 +224,7 @@ class Throughput:
 
     Attributes:
         gain_min: A core that would raise the speed of its job by less than this part stays free. Ours.
-        hold_ms: A running job whose workers changed keeps them this long, unless cores are missing. Ours.
+        hold_ms: A running job whose workers changed has no fewer for this long, unless cores are missing. Ours.
     """
 
     gain_min: float = 0.01
@@ -242,6 +245,7 @@ class Throughput:
         memo[changed, _CHANGED] = np.where(memo[:, _WORKERS] == 0, jobs.since_ms, snapshot.now_ms)[changed]
         memo[:, _WORKERS] = jobs.loaders_now
         told = np.isfinite(jobs.loader_wait_ratio) & (jobs.loaders_now > 0)
+        told &= tells_more(jobs.loaders_now, jobs.loader_wait_ratio, memo[:, _SEEN_WORKERS], _waited(memo))
         memo[told, _SEEN_WORKERS] = jobs.loaders_now[told]
         memo[told, _SEEN_WAIT] = np.rint(jobs.loader_wait_ratio[told] * _MILLION).astype(np.int64) + 1
         return memo
@@ -252,27 +256,33 @@ class Throughput:
         if not len(grants):
             return np.zeros(len(jobs), dtype=np.int64)
         seats = seats_of(snapshot, grants)
-        wait = np.where(memo[:, _SEEN_WAIT] > 0, (memo[:, _SEEN_WAIT] - 1) / _MILLION, np.nan)
-        believed = beliefs.loading.of_jobs(snapshot, memo[:, _SEEN_WORKERS], wait)
+        believed = beliefs.loading.of_jobs(snapshot, memo[:, _SEEN_WORKERS], _waited(memo))
         fixed = np.where(believed.basis == NOTHING, equal_share(seats, snapshot.nodes.gpus), -1)
         recent = jobs.holds & (memo[:, _CHANGED] + self.hold_ms > snapshot.now_ms) & (jobs.loaders_now > 0)
-        fixed = _kept(seats, np.where(recent & (fixed < 0), jobs.loaders_now, fixed), fixed)
+        kept = _kept(seats, np.where(recent & (fixed < 0), jobs.loaders_now, fixed), fixed)
+        least = np.where(fixed < 0, np.maximum(kept, 0), 0)
         fixed[~fed(snapshot, seats)] = 0
         parameters = believed.parameters
         parameters[believed.basis == NOTHING] = 1.0
         parameters[:, SAMPLE_BYTES] *= 1 - _cached(snapshot, seats, parameters)
-        return self.divide(jobs.id, seats, parameters, fixed, beliefs.loading.disk_bytes_per_s)
+        return self.divide(jobs.id, seats, parameters, fixed, least, beliefs.loading.disk_bytes_per_s)
 
     def divide(
-        self, ids: IntArray, seats: Seats, parameters: FloatArray, fixed: IntArray, disk_bytes_per_s: float
+        self, ids: IntArray, seats: Seats, parameters: FloatArray, fixed: IntArray, least: IntArray,
+        disk_bytes_per_s: float,
     ) -> IntArray:
         """Divide cores, then storage, then cores again: a core for a job that waits for storage is wasted."""
         unlimited = np.full(len(ids), np.inf)
-        workers = by_gain(ids, seats, parameters, unlimited, fixed, self.gain_min)
+        workers = by_gain(ids, seats, parameters, unlimited, fixed, least, self.gain_min)
         given = water_filling(seats, demands(parameters, workers) * parameters[:, SAMPLE_BYTES], disk_bytes_per_s)
         if np.isfinite(given).any():
-            workers = by_gain(ids, seats, parameters, given, fixed, self.gain_min)
+            workers = by_gain(ids, seats, parameters, given, fixed, least, self.gain_min)
         return workers
+
+
+def _waited(memo: IntArray) -> FloatArray:
+    """The wait that is remembered of each job, NaN for none (J,)."""
+    return np.where(memo[:, _SEEN_WAIT] > 0, (memo[:, _SEEN_WAIT] - 1) / _MILLION, np.nan)
 
 
 def _kept(seats: Seats, wanted: IntArray, otherwise: IntArray) -> IntArray:

@@ -106,7 +106,7 @@ def division(what: str, rows: Sequence[FloatArray], cores: int, *, search: bool 
         return float(speeds(seats, parameters, workers).sum())
 
     def by(part: Throughput) -> float:
-        return total(part.divide(np.arange(jobs), seats, parameters, free, np.inf))
+        return total(part.divide(np.arange(jobs), seats, parameters, free, np.zeros_like(free), np.inf))
 
     knees = parameters[:, KNEE]
     return Division(

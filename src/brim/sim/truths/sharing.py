@@ -18,6 +18,7 @@ from brim.beliefs.interference import DemandRule
 from brim.beliefs.measured_sets import MeasuredSets
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.events import Report
+from brim.core.gpu_names import is_of_type
 from brim.core.trace import NONE, Trace
 from brim.sim.truths.truth import ALONE, Company, Pace, Truth
 from brim.units import MS_PER_MIN, WHOLE_GPU, counted
@@ -51,11 +52,12 @@ class Sharing:
         noise: float = 0.0, seed: int = 0,
     ) -> None:
         self._alone, self._rule, self._noise, self._seed = alone, measured.rule, noise, seed
-        types = {name.lower() for name in gpu_types}
+        self._given, present = len(measured.sets), {name.lower() for name in trace.profiles}
         self._sets: dict[tuple[str, ...], dict[str, float]] = {}
         for one in measured.sets:
-            if not types or one.gpu_type.lower() in types:
-                models = [model.lower() for model in one.models]
+            models = [model.lower() for model in one.models]
+            on_these = not gpu_types or any(is_of_type(one.gpu_type, name) for name in gpu_types)
+            if on_these and present.issuperset(models):
                 self._sets[tuple(sorted(models))] = dict(zip(models, one.ratios, strict=True))
         self._profile = trace.profile
         self._model = [trace.profiles[code].lower() if code != NONE else "" for code in trace.profile.tolist()]
@@ -128,7 +130,8 @@ class Sharing:
 
     def sentences(self) -> list[str]:
         """See ``Truth``."""
-        sets = f"as {counted(len(self._sets), 'measured set')} of models say, else " if self._sets else ""
+        some = f"{len(self._sets)} of {counted(self._given, 'measured set')}"
+        sets = f"as those {some} say whose models and GPU type are here, else " if self._given else ""
         said = [
             f"Jobs that share GPUs slow each other down {sets}by the part of its time in which each uses the GPU. A "
             f"job knows its slowdown after {OBSERVATION_MS // MS_PER_MIN} min beside the same neighbours."
