@@ -57,6 +57,21 @@ def test_a_preempted_job_pays_for_what_it_held_and_the_bill_says_who_gained():
     assert bill.by_user()["ann"] == bill.total
 
 
+def test_jobs_that_share_a_gpu_have_equal_parts_of_it_and_use_what_they_said():
+    """Jobs 1 and 2 share GPU 0 for an hour; job 1 had it alone for an hour before, and uses a quarter of it."""
+    light, silent = job(1, 0, ended_ms=2 * H), job(2, H, ended_ms=2 * H)
+    light = replace(light, request=replace(light.request, gpu_util_milli=250))
+    jobs = recorded_jobs([light, silent], [attempt(1, 0, 0, 0, 2 * H), attempt(2, H, H, H, 2 * H)], [], 2 * H)
+
+    bill = bill_of(jobs, TWO, 2 * H, prices=PRICES, curves=(CURVE,))
+
+    assert [one.amounts.gpu_h for one in bill.jobs] == [1.5, 0.5]
+    assert bill.total.gpu_h == 2
+    # the second hour: 97 % of one of two GPUs, divided as 1 to 4; and half of the idle 100 W each hour
+    assert bill.jobs[0].amounts.kwh == pytest.approx((50 + 25 + 25 + 200 * 0.97 / 2 / 5) / 1000)
+    assert any("1 of 2 jobs said none and count as busy" in said for said in bill.basis)
+
+
 def test_without_prices_and_curves_there_is_no_money_and_no_energy():
     jobs = recorded_jobs([job(1, 0, ended_ms=H)], [attempt(1, 0, 0, 0, H)], [], H)
 
@@ -94,6 +109,7 @@ def test_what_jobs_and_idle_gpus_are_billed_is_what_the_node_used(rows):
 
     found = recorded_jobs(jobs, attempts, [], 120 * S)
     bill = bill_of(found, TWO, 120 * S, prices=PRICES, curves=(CURVE,))
+    assert bill.total.gpu_h * H == pytest.approx(S * len(taken))
 
     busy = [sum(
         any(one.from_ms <= at * S < one.until_ms and gpu in one.devices for job in found for attempt in job.attempts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -16,9 +17,7 @@ from brim.core.replay import Runs
 from brim.core.trace import NONE
 from brim.live.recording import Holding, RecordedAttempt, RecordedJob
 from brim.reports.bill import Amounts, Bill, BilledJob, Taken
-from brim.units import MS_PER_H, MS_PER_S, S_PER_H, counted
-
-_FULLY_BUSY = "Jobs count as keeping their GPUs busy: their utilisation was not recorded."
+from brim.units import MS_PER_H, MS_PER_S, S_PER_H, WHOLE_GPU, counted
 
 
 def bill_of(
@@ -34,19 +33,19 @@ def bill_of(
         prices: Prices; without them no money is billed.
         curves: Power of a node for each GPU type of the cluster; without them no energy is billed.
     """
-    energy = None
-    if curves:
-        energy = meter(runs_of(jobs, cluster), cluster, _utilisation(jobs), until_ms, curves)
+    runs = runs_of(jobs, cluster)
+    energy = meter(runs, cluster, _utilisation(jobs), until_ms, curves) if curves else None
+    held_ms = gpu_ms_of(runs, len(jobs))
     idle_kwh = None if energy is None else energy.unattributed_j / J_PER_KWH
     taken = [one for job in jobs for one in _taken(job, jobs)]
     lost_s = {str(job.job.id): job.job.lost_gpu_s for job in jobs}
     for one in taken:
         lost_s[one.job] += one.thrown_away_gpu_s
     return Bill(
-        jobs=[_billed(row, job, lost_s[str(job.job.id)], energy, prices) for row, job in enumerate(jobs)],
+        jobs=[_billed(row, job, held_ms[row], lost_s[str(job.job.id)], energy, prices) for row, job in enumerate(jobs)],
         idle_kwh=idle_kwh, idle_co2_kg=None if idle_kwh is None or prices is None else prices.co2_kg(idle_kwh),
         taken=taken,
-        basis=_basis(prices, curves) + _measured_basis(jobs),
+        basis=_basis(jobs, prices, curves) + _measured_basis(jobs),
     )
 
 
@@ -70,14 +69,38 @@ def runs_of(jobs: Sequence[RecordedJob], cluster: Cluster) -> Runs:
     )
 
 
+def gpu_ms_of(runs: Runs, jobs: int) -> FloatArray:
+    """GPU time of each job, in ms (J,): residents of a GPU have equal parts of it, so that nobody pays it twice."""
+    changes: dict[int, list[tuple[int, int, int]]] = {}
+    held = zip(runs.job.tolist(), runs.start_ms.tolist(), runs.end_ms.tolist(), strict=True)
+    for row, (job, start_ms, end_ms) in enumerate(held):
+        for gpu in runs.gpu[runs.first_gpu[row] : runs.first_gpu[row + 1]].tolist():
+            changes.setdefault(gpu, []).extend(((start_ms, 1, job), (end_ms, -1, job)))
+    found = np.zeros(jobs)
+    for of_gpu in changes.values():
+        residents, since_ms = Counter[int](), 0
+        for now_ms, change, job in sorted(of_gpu):
+            there = residents.total()
+            for resident, times in residents.items():
+                found[resident] += (now_ms - since_ms) * times / there
+            residents[job] += change
+            residents += Counter()  # leaves out who has left
+            since_ms = now_ms
+    return found
+
+
 def _utilisation(jobs: Sequence[RecordedJob]) -> FloatArray:
-    return np.ones(len(jobs))
+    """How busy each job is expected to keep its GPUs, 0 to 1 (J,): as it said, else wholly."""
+    said = np.array([job.job.request.gpu_util_milli for job in jobs], dtype=np.int64)
+    return np.where(said == NONE, WHOLE_GPU, said) / WHOLE_GPU
 
 
-def _billed(row: int, job: RecordedJob, lost_s: float, energy: Energy | None, prices: Prices | None) -> BilledJob:
+def _billed(
+    row: int, job: RecordedJob, held_ms: float, lost_s: float, energy: Energy | None, prices: Prices | None
+) -> BilledJob:
     request = job.job.request
     tier = tier_of(padding=request.job_class == "padding", elastic=request.is_elastic)
-    gpu_h = job.held_gpu_ms / MS_PER_H
+    gpu_h = float(held_ms) / MS_PER_H
     kwh = None if energy is None else float(energy.job_j[row]) / J_PER_KWH
     co2_kg = None if kwh is None or prices is None else prices.co2_kg(kwh)
     cost = None if prices is None else gpu_h * prices.of(tier) + (kwh or 0.0) * prices.kwh
@@ -124,8 +147,11 @@ def _next_on(left: RecordedAttempt, job: RecordedJob, jobs: Sequence[RecordedJob
     return tuple(str(by) for by in sorted(gained))
 
 
-def _basis(prices: Prices | None, curves: tuple[PowerCurve, ...]) -> list[str]:
-    said = ["GPU-hours are those held, from the decision to start a job until its processes are gone."]
+def _basis(jobs: Sequence[RecordedJob], prices: Prices | None, curves: tuple[PowerCurve, ...]) -> list[str]:
+    said = [
+        "GPU-hours are those held, from the decision to start a job until its processes are gone; jobs that share a "
+        "GPU have equal parts."
+    ]
     if prices is None:
         said.append("No --price: no money.")
     else:
@@ -133,7 +159,11 @@ def _basis(prices: Prices | None, curves: tuple[PowerCurve, ...]) -> list[str]:
         if prices.kwh:
             said.append(f"A kWh of a job costs {prices.kwh:g}." if curves else "Energy is not in the cost.")
     if curves:
-        said.append(f"Energy is modelled, not measured. {_FULLY_BUSY}")
+        silent = sum(job.job.request.gpu_util_milli == NONE for job in jobs)
+        said.append(
+            "Energy is modelled, not measured, from the utilisation that jobs were submitted with"
+            + (f"; {silent:,} of {counted(len(jobs), 'job')} said none and count as busy." if silent else ".")
+        )
     else:
         said.append("No --power: no energy.")
     return said

@@ -233,3 +233,10 @@ def test_the_batch_is_the_best_on_the_gpus_given(part):
     gpus, batch = int(sizes.gpus[0]), int(sizes.global_batch[0])
     best = best_rate(p, one, gpus, 4, accumulation=True)
     assert rate(p, one, gpus, batch, 4, accumulation=True) == pytest.approx(best)
+
+
+def test_a_job_whose_share_changes_while_it_waits_to_start_costs_what_others_do():
+    """It has held its GPU for 160 ms, and has not begun: another was let in beside it."""
+    snapshot = with_columns(snapshot_of("1x1xT4", job(), job(), now=5), starts=[0, 0], stalled_ms=[160, 0])
+    with_stall, without = restart_ms(snapshot, beliefs(None))
+    assert with_stall == without > 0

@@ -102,7 +102,8 @@ def restart_ms(snapshot: Snapshot, beliefs: Beliefs) -> FloatArray:
     That is as long as its starts have taken so far; for a job with GPUs, the cost of a change in place if such exist.
     """
     jobs = snapshot.jobs
-    starts = Observed(count=jobs.starts, total_ms=jobs.stalled_ms)
+    began = jobs.starts > 0  # a job whose share changes while it waits to start has stalled, and not started yet
+    starts = Observed(count=jobs.starts, total_ms=np.where(began, jobs.stalled_ms, 0))
     nothing = Observed(count=np.zeros_like(jobs.starts), total_ms=np.zeros_like(jobs.starts))
     through_checkpoint = costs(start=nothing, save=nothing, restart=starts).restart_ms
     if beliefs.in_place_ms is None:
