@@ -129,6 +129,11 @@ def test_a_duration_or_size_that_is_none_is_named_by_its_option(option, expected
         asked({option: "1x"})
 
 
+def test_memory_of_a_gpu_that_is_none_is_named_by_its_option():
+    with pytest.raises(ConfigError, match=r"^--gpu-mem: found '0', expected a size such as 10GB"):
+        asked({"gpu-mem": "0"})
+
+
 def test_ranks():
     """One process per GPU on exactly two GPUs, which only a range of GPUs could ask for."""
     assert fields(gpus="2", ranks="per-gpu") == {"gpus": 2, "ranks": "per-gpu"}

@@ -72,6 +72,15 @@ def test_jobs_that_share_a_gpu_have_equal_parts_of_it_and_use_what_they_said():
     assert any("1 of 2 jobs said none and count as busy" in said for said in bill.basis)
 
 
+def test_an_attempt_that_held_its_gpu_for_no_time_is_not_billed():
+    """Job 1 left at once; job 2 had the GPU before and after."""
+    jobs = recorded_jobs(
+        [job(1, H, ended_ms=H), job(2, 0, ended_ms=2 * H)],
+        [attempt(1, H, H, H, H), attempt(2, 0, 0, 0, 2 * H)], [], 2 * H,
+    )
+    assert [one.amounts.gpu_h for one in bill_of(jobs, TWO, 2 * H).jobs] == [0, 2]
+
+
 def test_without_prices_and_curves_there_is_no_money_and_no_energy():
     jobs = recorded_jobs([job(1, 0, ended_ms=H)], [attempt(1, 0, 0, 0, H)], [], H)
 

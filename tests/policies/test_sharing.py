@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -68,6 +69,18 @@ def test_a_job_joins_the_busiest_gpus_below_the_limit():
     assert shared_by(result)[0] == (((0, 0),), 1000)
     assert result.why.tolist() == [0, Why.SHARES_BY_DEMAND, 0, Why.SHARES_BY_DEMAND]
     assert "such a set was not observed before" in explain(result.snapshot, result, 3)
+
+
+@pytest.mark.parametrize("place", [EnergySharing(), BestPartners()])
+def test_jobs_of_which_nothing_is_known_do_not_change_whom_others_join(place):
+    """Wherever they run among the others: an unknown use is neither more nor less than another."""
+    joined = set()
+    for order in permutations((400, 300, 200, None)):
+        uses = ({} if use is None else LIGHT | {"gpu_util": use} for use in order)
+        jobs = [job(on=[(node, 0)], **use) for node, use in enumerate(uses)]
+        shared = shared_by(decided("4x1xV100", *jobs, job(**LIGHT), policy=replace(EACO, place=place)))
+        joined.add(order[shared[4][0][0][0]])
+    assert joined == {400 if type(place) is EnergySharing else 200}
 
 
 def test_a_job_joins_those_beside_whom_energy_and_time_fall_most():

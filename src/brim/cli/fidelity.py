@@ -21,6 +21,7 @@ from brim.core.replay import Replay
 from brim.core.trace import Trace
 from brim.engine.journal import Journal
 from brim.errors import ConfigError
+from brim.live.billing import gpu_ms_of, runs_of
 from brim.live.recording import RecordedJob, costs_of, trace_of_recorded
 from brim.policies.sockets import Policy
 from brim.reports.fidelity import Fidelity, fidelity
@@ -167,7 +168,7 @@ def _replayed(
         journal=Journal(),  # the general loop: it is ready at once, and shares its steps with the controller
     )
     found = fidelity(
-        result, np.array([one.held_gpu_ms for one in rows], dtype=np.int64),
+        result, gpu_ms_of(runs_of(rows, scene.cluster), len(rows)).astype(np.int64),
         np.array([one.undisturbed and one.job.id in compared for one in rows], dtype=np.bool_),
     )
     return FidelityResult(

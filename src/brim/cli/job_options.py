@@ -163,7 +163,10 @@ def asked(options: Options) -> Asked:
         mem_mib = _read(parse_memory_mib, "mem", options["mem"], "a size such as 24GB or 512MiB")
         fields["mem_mib_per_gpu"] = math.ceil(mem_mib / fields["gpus"])
     if "gpu-mem" in options:
-        fields["gpu_mem_mib"] = _read(parse_memory_mib, "gpu-mem", options["gpu-mem"], "a size such as 10GB or 512MiB")
+        expected = "a size such as 10GB or 512MiB"
+        fields["gpu_mem_mib"] = _read(parse_memory_mib, "gpu-mem", options["gpu-mem"], expected)
+        if not fields["gpu_mem_mib"]:
+            raise _unclear("gpu-mem", options["gpu-mem"], expected)
     if "gpu-util" in options:
         fields["gpu_util_milli"] = _part_milli("gpu-util", options["gpu-util"])
     if "time" in options:

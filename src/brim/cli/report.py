@@ -100,8 +100,8 @@ def read_history() -> History:
     database = state_folder() / "controller" / DATABASE
     if not database.is_file():
         raise NotFoundError(
-            f"no history yet: there is no {database}, as `brim up` makes it; of a cluster that you joined, who runs "
-            "its controller can make this report"
+            f"no history yet: there is no {database}, as `brim up` makes it; for a cluster that you joined, "
+            "only the user who runs its controller can make this report"
         )
     try:
         reader = Reader(database)

@@ -74,6 +74,8 @@ def gpu_ms_of(runs: Runs, jobs: int) -> FloatArray:
     changes: dict[int, list[tuple[int, int, int]]] = {}
     held = zip(runs.job.tolist(), runs.start_ms.tolist(), runs.end_ms.tolist(), strict=True)
     for row, (job, start_ms, end_ms) in enumerate(held):
+        if start_ms == end_ms:
+            continue  # it would leave before it comes
         for gpu in runs.gpu[runs.first_gpu[row] : runs.first_gpu[row + 1]].tolist():
             changes.setdefault(gpu, []).extend(((start_ms, 1, job), (end_ms, -1, job)))
     found = np.zeros(jobs)

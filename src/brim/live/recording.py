@@ -60,11 +60,6 @@ class RecordedAttempt:
         until_ms = self.end_ms if self.stop_ms == NONE else self.stop_ms
         return max(0, until_ms - self.from_ms)
 
-    @property
-    def held_gpu_ms(self) -> int:
-        """GPU time that it held."""
-        return sum((one.until_ms - one.from_ms) * len(one.devices) for one in self.holdings)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedJob:
@@ -98,11 +93,6 @@ class RecordedJob:
     def end_ms(self) -> int:
         """When it ended; for one that has not, when its last attempt did so far."""
         return self.attempts[-1].end_ms if self.job.ended_ms == NONE else self.job.ended_ms
-
-    @property
-    def held_gpu_ms(self) -> int:
-        """GPU time that it held."""
-        return sum(attempt.held_gpu_ms for attempt in self.attempts)
 
     @property
     def start_ms(self) -> list[int]:

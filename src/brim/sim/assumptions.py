@@ -69,7 +69,7 @@ def describe(trace: Trace, cluster: Cluster) -> list[str]:
     asked = (trace.priority != 0) | (trace.job_class != JobClass.REGULAR) | (trace.relative_deadline_ms != NONE)
     if asked.any():
         said.append(
-            f"Jobs with a priority, a class or a deadline: {int(asked.sum()):,}. A policy of your own may read these; "
-            "those of brim do not."
+            f"Jobs with a priority, a class or a deadline: {int(asked.sum()):,}. Policies of brim read no "
+            "priorities; those with padding read the class, those that let jobs share GPUs deadlines."
         )
     return said

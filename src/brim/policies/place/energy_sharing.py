@@ -60,12 +60,16 @@ class EnergySharing(OnTrial):
 
     def serve(self, room: Room, row: int, barred: frozenset[int]) -> bool:
         """See ``OnTrial``."""
-        used = {gpus: room.demand(room.sets[gpus]) for gpus in room.candidates(row, self.residents)}
-        for gpus in sorted(used, key=lambda gpus: (-used[gpus], gpus)):
+        for _, gpus in sorted(self._below_limit(room, row)):
             if self._predicted(room, gpus, row, barred) < 1.0:
                 room.join(row, gpus)
                 return True
         return room.place_alone(row)
+
+    def _below_limit(self, room: Room, row: int) -> list[tuple[float, tuple[Gpu, ...]]]:
+        """GPUs that a waiting job could join, whose use is known and below the limit; and that use, negative."""
+        found = [(-room.demand(room.sets[gpus]), gpus) for gpus in room.candidates(row, self.residents)]
+        return [one for one in found if -one[0] < self.utilisation_limit]  # false for NaN, which would not sort either
 
     def refuses(self, room: Room, gpus: tuple[Gpu, ...], rows: Sequence[int], ratios: Sequence[float]) -> bool:
         """See ``OnTrial``."""
@@ -74,10 +78,7 @@ class EnergySharing(OnTrial):
     def _predicted(self, room: Room, gpus: tuple[Gpu, ...], row: int, barred: frozenset[int]) -> float:
         """The objective if a waiting job joins these GPUs; infinity if it may not, or if nothing can be predicted."""
         rows = [*room.sets[gpus], row]
-        if (
-            not room.demand(rows[:-1]) < self.utilisation_limit  # nor if it is not known
-            or signature(room.snapshot, rows) in barred or not room.fits_memory(gpus, rows, self.memory_limit)
-        ):
+        if signature(room.snapshot, rows) in barred or not room.fits_memory(gpus, rows, self.memory_limit):
             return math.inf
         predicted = room.slowdowns(gpus, rows)
         if not is_known(predicted):
@@ -125,7 +126,7 @@ class BestPartners(EnergySharing):
 
     def serve(self, room: Room, row: int, barred: frozenset[int]) -> bool:
         """See ``OnTrial``."""
-        found = ((self._predicted(room, gpus, row, barred), gpus) for gpus in room.candidates(row, self.residents))
+        found = ((self._predicted(room, gpus, row, barred), gpus) for _, gpus in self._below_limit(room, row))
         objective, gpus = min(found, default=(math.inf, ()))
         if not objective < 1.0:
             return room.place_alone(row)
