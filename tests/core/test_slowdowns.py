@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from brim.beliefs.speeds import SeenSpeeds
 from brim.core.cluster import parse_cluster
-from brim.core.events import Event, JobSpec, Kind, Report
+from brim.core.events import Event, JobSpec, Kind, Report, Sample
 from brim.core.saved import state_bytes, state_of
 from brim.core.setting import setting_of
 from brim.core.slowdowns import ResidentKind, ResidentSet, SeenSlowdowns
@@ -97,6 +98,48 @@ def test_what_was_learnt_is_saved_with_the_state_and_renumbered_with_its_jobs():
     assert (3, NONE, 1, [(4, NONE)], 1, 1.3, 0.0) in rows_of(other)
     assert len(rows_of(other)) == len(rows_of(state)) + 1
     other.apply(Event(9, Kind.FINISHED, 1))
+
+
+def measures(state, job, step_s, at_ms):
+    """A job reports the time of a step of 8 samples on a GPU."""
+    report = Report(samples_done=0.0, samples_per_s=1.0, seen=(Sample(1, 1, 8, step_s, 0.0),))
+    state.apply(Event(at_ms, Kind.REPORTED, job, report=report))
+
+
+def test_steps_beside_neighbours_change_no_belief_of_how_fast_a_model_is():
+    """They did: a job that shared once was believed to be as slow alone, and so was each of its model."""
+    state = shared_gpu(3, 4)
+    state.apply(Event(5, Kind.FINISHED, 1))
+    measures(state, 0, 0.5, 6)
+    before = SeenSpeeds().of_models(state.freeze(7)).parameters.tolist()
+    spec = JobSpec(id=2, user=0, submit_ms=7, gpus=1, profile=3)
+    state.apply(Event(7, Kind.SUBMITTED, 2, spec=spec))
+    state.apply(Event(7, Kind.START, 2, setting=setting_of([(1, 0)], share_milli=500)))
+    state.apply(Event(7, Kind.STARTED, 2))
+    for job in (0, 2):
+        measures(state, job, 0.9, 8)
+    assert state.freeze(9).seen.step_s.tolist() == [0.5]
+    assert SeenSpeeds().of_models(state.freeze(9)).parameters.tolist() == 2 * before
+    assert state.sizes_seen(2) == 0
+    state.apply(Event(10, Kind.FINISHED, 2))
+    measures(state, 0, 0.7, 11)
+    assert state.step_s_alone(0, 1, 8) == pytest.approx(0.6)
+
+
+def test_a_step_time_alone_is_of_the_job_or_else_of_another_of_its_model_and_is_saved():
+    state = shared_gpu(3)
+    assert math.isnan(state.step_s_alone(0, 1, 8))
+    measures(state, 0, 0.5, 5)
+    for job, profile in ((1, 3), (2, 4), (3, NONE)):
+        state.apply(Event(6, Kind.SUBMITTED, job, spec=JobSpec(id=job, user=0, submit_ms=6, gpus=1, profile=profile)))
+    state.apply(Event(7, Kind.START, 3, setting=setting_of([(1, 1)])))
+    state.apply(Event(7, Kind.STARTED, 3))
+    measures(state, 3, 0.2, 8)
+    for one in (state, state_of(state_bytes(state), state.cluster)[0]):
+        assert [one.step_s_alone(job, 1, 8) for job in (0, 1, 3)] == [0.5, 0.5, 0.2]
+        assert all(map(math.isnan, (one.step_s_alone(2, 1, 8), one.step_s_alone(0, 2, 8), one.step_s_alone(0, 1, 4))))
+        one.apply(Event(9, Kind.FINISHED, 0))
+        assert one.step_s_alone(1, 1, 8) == 0.5
 
 
 def test_ranks_on_cpu_have_no_neighbours():

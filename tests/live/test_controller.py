@@ -47,7 +47,7 @@ from brim.live.inputs import (
 from brim.live.invariants import check_controller
 from brim.live.reconciliation import REPEAT_MS
 from brim.live.records import AttemptRecord, JobRecord
-from brim.live.slowdowns import SETTLED_MS
+from brim.live.slowdowns import settled_ms
 from brim.policies.place.parts import Consolidate
 from brim.policies.presets import find_policy
 from brim.policies.size.as_asked import AsAsked
@@ -56,6 +56,8 @@ from tests.live.sharing import Together
 from tests.live.virtual import request
 
 FIFO = find_policy("fifo")
+SETTLED_MS = round(settled_ms(1.0))
+"""Time in which steps of up to a second settle."""
 
 
 class Desk:
@@ -927,9 +929,7 @@ def test_the_slowdown_of_a_job_is_its_step_time_beside_another_relative_to_that_
     desk = Desk(replace(FIFO, place=Together()))
 
     def says(job: int, step_s: float, later_ms: int) -> float:
-        desk.give(Progress(at_ms=desk.now_ms + later_ms - 1, uid=1, progress=AttemptProgress(
-            job=job, attempt=1, ranks=1, samples=desk.now_ms * 1.0, step_s=step_s, global_batch=8, local_batch=8,
-        )), later_ms=later_ms)
+        trains(desk, job, step_s, later_ms)
         jobs = desk.controller.scheduler.state.freeze(desk.now_ms).jobs
         return float(np.nan_to_num(jobs.slowdown_ratio[jobs.id.tolist().index(job)], nan=0.0))
 
@@ -952,6 +952,58 @@ def test_the_slowdown_of_a_job_is_its_step_time_beside_another_relative_to_that_
     desk.saw(3, RUNNING, devices=(0,))
     says(3, 0.75, 1_000)
     assert says(3, 0.75, SETTLED_MS) == 1.5
+
+
+def restarted(desk: Desk, policy: Policy, cluster: str = "1x2xT4") -> None:
+    """The controller ends and begins again with what it has stored; the agents come back."""
+    desk.controller = Controller(parse_cluster(cluster), policy, gap_ms=0)
+    alive = [job for job in desk.stored.values() if not job.has_ended]
+    living = [one for one in desk.attempts.values() if one.state != "ended"]
+    desk.controller.recover(None, desk.lines, alive, living, desk.now_ms)
+    desk.join()
+
+
+def trains(desk: Desk, job: int, step_s: float, later_ms: int = SETTLED_MS, batch: int = 8) -> list:
+    """A job on one device says how long its steps take."""
+    orders = desk.give(Progress(at_ms=desk.now_ms + later_ms - 1, uid=1, progress=AttemptProgress(
+        job=job, attempt=desk.stored[job].attempt, ranks=1, samples=desk.now_ms * 1.0, step_s=step_s,
+        global_batch=batch, local_batch=batch,
+    )), later_ms=later_ms)
+    return [*orders, *desk.give(later_ms=100)]
+
+
+def test_step_times_alone_survive_a_restart_of_the_controller():
+    policy = replace(FIFO, place=Together())
+    desk = Desk(policy)
+    desk.submit(name="a")
+    desk.saw(1, RUNNING, devices=(0,))
+    trains(desk, 1, 0.5)
+    restarted(desk, policy)
+    desk.saw(1, RUNNING, devices=(0,))
+    desk.submit(name="a")
+    desk.saw(2, RUNNING, devices=(0,))
+    restarted(desk, policy)
+    for job in (1, 2):
+        desk.saw(job, RUNNING, devices=(0,))
+        trains(desk, job, 0.9, 1_000)
+        assert desk.stored[job].slowdown_ratio is None, "who knows since when they share"
+        trains(desk, job, 0.9)
+        assert desk.stored[job].slowdown_ratio == 1.8
+
+
+def test_steps_that_were_not_all_alone_are_not_told_as_such():
+    """A job that came back to its device alone a moment ago reports a mean of both companies."""
+    desk = Desk(replace(FIFO, place=Together()))
+    for _ in range(2):
+        desk.submit()
+    for job in (1, 2):
+        desk.saw(job, RUNNING, devices=(0,))
+        trains(desk, job, 0.9)
+    desk.saw(2, ENDED, outcome="finished", exit_code=0)
+    state = desk.controller.scheduler.state
+    for step_s, later_ms, known in ((0.8, 1_000, []), (0.7, SETTLED_MS // 2, []), (0.5, SETTLED_MS, [0.5])):
+        trains(desk, 1, step_s, later_ms)
+        assert state.freeze(desk.now_ms).seen.step_s.tolist() == known
 
 
 def test_what_a_leaving_job_has_is_given_on_when_it_has_left_and_its_neighbour_stays():
@@ -1078,23 +1130,15 @@ def test_why_an_attempt_does_not_start_is_what_its_agent_says():
 def test_a_pair_whose_steps_turn_out_slow_is_taken_apart_at_once_and_not_put_together_again():
     """Each keeps the device busy a third of the time as it says; together, steps take 1.8 times as long."""
     desk, uses = Desk(find_policy("eaco")), {"gpu_util_milli": 300, "gpu_mem_mib": 4_000}
-
-    def says(job: int, step_s: float, later_ms: int = SETTLED_MS) -> list:
-        attempt = desk.stored[job].attempt
-        orders = desk.give(Progress(at_ms=desk.now_ms + later_ms - 1, uid=1, progress=AttemptProgress(
-            job=job, attempt=attempt, ranks=1, samples=desk.now_ms * 1.0, step_s=step_s, global_batch=8, local_batch=8,
-        )), later_ms=later_ms)
-        return [*orders, *desk.give(later_ms=100)]
-
     desk.submit(name="train", **uses)
     desk.saw(1, RUNNING, devices=(0,))
     for _ in range(2):
-        says(1, 0.5)
+        trains(desk, 1, 0.5)
     desk.submit(name="train", **uses)
     desk.saw(2, RUNNING, devices=(0,))
     assert {job: has[:2] for job, has in holders(desk).items()} == {1: ((0,), 500), 2: ((0,), 500)}
-    says(2, 0.9, 1_000)
-    orders = [order for job in (1, 2, 1) for order in says(job, 0.9)]
+    trains(desk, 2, 0.9, 1_000)
+    orders = [order for job in (1, 2, 1) for order in trains(desk, job, 0.9)]
     assert [(type(order), order.job) for order in orders] == [(StopAttempt, 2)]
     desk.saw(2, ENDED, outcome="preempted", exit_code=75)
     desk.give(later_ms=60_000)

@@ -2,8 +2,9 @@
 
 import pytest
 
+from brim.gang.messages import MEASURED_EVERY_S
 from brim.train import step
-from brim.train.step import MEASURED_EVERY_S, MEASURED_FIRST_S, SETTLING_STEPS, StepTimer
+from brim.train.step import MEASURED_FIRST_S, SETTLING_STEPS, StepTimer
 
 
 @pytest.fixture

@@ -1,7 +1,11 @@
-"""Step times that jobs reported: means by job and configuration, merged by model once a job has ended."""
+"""Step times that jobs reported: means by job and configuration, merged by model once a job has ended.
+
+Only steps of jobs that had their GPUs alone: what neighbours cost is in ``slowdowns``.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -43,6 +47,12 @@ class SeenStepTimes:
     def num_sizes(self, job: int) -> int:
         """On how many numbers of GPUs a job has reported."""
         return len({gpus for _, gpus, _ in self._of_job.get(job, ())})
+
+    def step_s(self, job: int, profile: int, key: _Key) -> float:
+        """Mean step time of a job, else of jobs of its model that have ended, else of one that has not; else NaN."""
+        alike = (other for other, trains in sorted(self._profile.items()) if trains == profile != NONE)
+        tables = (self._of_job.get(job, {}), self._of_profile.get(profile, {}), *map(self._of_job.__getitem__, alike))
+        return next((means[key][1] for means in tables if key in means), math.nan)
 
     def over(self, job: int, *, learns: bool = True) -> None:
         """Remove a job that has ended; its step times are kept under its model, if others are to learn from them."""

@@ -217,6 +217,10 @@ class ClusterState:
         """On how many numbers of GPUs the job has reported step times."""
         return self._seen.num_sizes(job)
 
+    def step_s_alone(self, job: int, gpus: int, local_batch: int) -> float:
+        """Mean step time on GPUs of one node without neighbours, of the job or else of its model; NaN if not known."""
+        return self._seen.step_s(job, int(self._block[_PROFILE, self._slot(job)]), (1, gpus, local_batch))
+
     def usable_sizes(self, job: int, named: Iterable[int]) -> tuple[int, ...]:
         """Of the numbers of GPUs that a job says it can use, those that it may be given; empty if all, or none."""
         least, most, code = self._block[[_GPUS_MIN, _GPUS_MAX, _SIZE_LIST], self._slot(job)].tolist()
@@ -473,27 +477,32 @@ class ClusterState:
             asked = max((size for size in usable if size <= self._block[_GPUS, slot]), default=usable[0])
             ends = asked, usable[0], usable[-1]
             self._block[[_GPUS, _GPUS_MIN, _GPUS_MAX, _SIZE_LIST], slot] = *ends, self._size_list(usable)
-        self._seen.add(event.job, int(self._block[_PROFILE, slot]), report.seen)
+        if report.seen and not self._neighbours(event.job).size:  # else they are no speed of the job's own
+            self._seen.add(event.job, int(self._block[_PROFILE, slot]), report.seen)
         if not math.isnan(report.slowdown_ratio) and (company := self._company(event.job)):
             self._slowdowns.add(event.job, company, report.slowdown_ratio)
 
-    def _company(self, job: int) -> ResidentSet | None:
-        """The job among its neighbours; None without any, or if a model is not known or there are too many."""
+    def _neighbours(self, job: int) -> IntArray:
+        """Jobs that hold GPUs which a job holds, too."""
         held = self._granted[:, : self._num_granted]
-        mine = held[:, self._ranks_of(job)]
-        on_gpu = mine[:, mine[_GPU_ROW] != NONE]
-        if not on_gpu.size:
-            return None
         widest = int(self.cluster.gpus_N.max())
         place = np.where(held[_GPU_ROW] == NONE, NONE, held[_NODE_ROW] * widest + held[_GPU_ROW])
-        beside = held[0, np.isin(place, on_gpu[_NODE_ROW] * widest + on_gpu[_GPU_ROW])]
-        rows = self._slot_of[np.unique(beside[beside != job])]
-        slots = (self._slot(job), *rows.tolist())
-        who, *others = (ResidentKind(*self._block[[_PROFILE, _BATCH_NOW], slot].tolist()) for slot in slots)
-        known = all(one.profile != NONE for one in (who, *others))
-        if not (known and 0 < len(others) <= NEIGHBOURS_MAX):
+        mine = place[self._ranks_of(job)]
+        beside = held[0, np.isin(place, mine[mine != NONE])]
+        return np.unique(beside[beside != job])
+
+    def _company(self, job: int) -> ResidentSet | None:
+        """The job among its neighbours; None without any, or if a model is not known or there are too many."""
+        beside = self._neighbours(job)
+        if not 0 < len(beside) <= NEIGHBOURS_MAX:
             return None
-        return ResidentSet(who, int(self.cluster.gpu_type_N[on_gpu[_NODE_ROW, 0]]), tuple(sorted(others)))
+        slots = (self._slot(job), *self._slot_of[beside].tolist())
+        who, *others = (ResidentKind(*self._block[[_PROFILE, _BATCH_NOW], slot].tolist()) for slot in slots)
+        if any(one.profile == NONE for one in (who, *others)):
+            return None
+        ranks = self._granted[:, self._ranks_of(job)]
+        node = ranks[_NODE_ROW, ranks[_GPU_ROW] != NONE][0]
+        return ResidentSet(who, int(self.cluster.gpu_type_N[node]), tuple(sorted(others)))
 
     def _learn(self, slot: int) -> None:
         """Store what estimates need of a finished job: run time by user, service in the histogram, work by model."""

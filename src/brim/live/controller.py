@@ -36,7 +36,7 @@ from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.overheads import IN_PLACE_MS
 from brim.core.actions import Action, Preempt, Reject, Resize, Start
 from brim.core.cluster import Cluster, parse_cluster
-from brim.core.events import Event, Kind, Report, Sample
+from brim.core.events import Event, Kind, Report
 from brim.core.lifecycle import Phase
 from brim.core.saved import saved_cluster, state_on
 from brim.core.state import ClusterState
@@ -151,7 +151,6 @@ class Controller:
         self.agents = Agents()
         self._reconciler = Reconciler(self.books, self.agents)
         self._back_off = BackOff(self.books)
-        self._measured: dict[int, tuple[Sample, ...]] = {}  # the step times that the engine was told last
         self._slowdowns = StepSlowdowns(self.books.ledger)
         self._analyses: set[int] = set()  # jobs whose analysis the engine was told
         self._marks = DeviceMarks(self.books, self.agents)
@@ -540,21 +539,20 @@ class Controller:
             return
         job = self.jobs[said.job]
         sizes = self.scheduler.state.usable_sizes(job.id, said.sizes)
-        report = report_of(said, job, self._measured.get(job.id, ()), sizes, attempt.loader_workers)
+        report = report_of(said, job, sizes, attempt.loader_workers)
         if report is None:
             return
-        slowdown = self._slowdowns.ratio(said, job, attempt, self.books.now_ms)
-        report = replace(report, slowdown_ratio=slowdown)
-        if report.seen:
-            self._measured[job.id] = report.seen
+        report = self._slowdowns.judged(report, attempt, self.scheduler.state, self.books.now_ms)
         self.books.tell(Kind.REPORTED, job.id, report=report)
         done, total = report.samples_done, sound(said.total) or job.samples_total
         again = job.samples_done - done if attempt.samples_first_ms == NONE else 0.0  # since the attempt before
         lost_gpu_s = again / report.samples_per_s * len(attempt.devices) if again > 0 < report.samples_per_s else 0.0
-        waits = None if math.isnan(report.loader_wait_ratio) else report.loader_wait_ratio
+        waits, slowdown = (
+            None if math.isnan(one) else one for one in (report.loader_wait_ratio, report.slowdown_ratio)
+        )
         self.books.put(
             job.id, samples_done=done, samples_total=total, lost_gpu_s=job.lost_gpu_s + lost_gpu_s,
-            loader_wait_ratio=waits, slowdown_ratio=None if math.isnan(slowdown) else slowdown,
+            loader_wait_ratio=waits, slowdown_ratio=slowdown,
         )
         if attempt.samples_first_ms == NONE:
             self.books.put_attempt(replace(attempt, samples_first=done, samples_first_ms=self.books.now_ms))
@@ -660,7 +658,6 @@ class Controller:
         self.books.gated.discard(job.id)
         if known:
             self._reconciler.order(attempt.uid, ForgetAttempt(job=job.id, attempt=attempt.number))
-        self._measured.pop(job.id, None)
         self._slowdowns.forget(job.id)
         self._back_off.ended(attempt, returns=verdict.state is None and not verdict.counts)
         self._reconciler.analysed.discard(job.id)

@@ -54,15 +54,13 @@ def analysis_of(seen: AttemptSeen) -> tuple[Sample, ...]:
 
 
 def report_of(
-    said: AttemptProgress, job: JobRecord, told: tuple[Sample, ...], sizes: tuple[int, ...] = (),
-    loader_workers: int = NONE,
+    said: AttemptProgress, job: JobRecord, sizes: tuple[int, ...] = (), loader_workers: int = NONE
 ) -> Report | None:
     """What the engine is told of a measurement, None for nothing.
 
     Args:
         said: What the agent says.
         job: The job.
-        told: The step times that the engine was told last; it is not told them again.
         sizes: The numbers of devices that the job can use, if the engine does not know them.
         loader_workers: Most loader workers of each rank that were decided, NONE for none: a wait for data that was
             measured with another number is not told.
@@ -74,8 +72,6 @@ def report_of(
     seen: tuple[Sample, ...] = ()
     if step_s and local and 0 < said.ranks <= job.request.limits[1] and (sync_s or 0.0) <= step_s:
         seen = (Sample(1, said.ranks, int(local), step_s, sync_s or 0.0),)
-    if seen == told:
-        seen = ()
     batch = sound(said.global_batch)
     noise = sound(said.gradient_noise)
     knows = noise is not None and job.request.batch > 0

@@ -1,47 +1,45 @@
-"""How much slower steps of a training job are beside the jobs with which it shares devices, from times of real steps.
+"""What step times of a training job mean: its speed alone, or its slowdown beside jobs with which it shares devices.
 
-A step time is compared with that of the same job alone on as many devices at the same batch, else with that of an
-earlier job of its model. Nothing is said while the company is new: the times that are reported are means of several
-seconds, of which some were spent in the company before.
+A step time beside neighbours is compared with that alone which the engine knows, on as many devices at the same batch,
+of the job or another of its model: it comes from the journal, and survives a restart of the controller. Nothing is
+said while the company is new: the times that are reported are means, of which a part was spent in the company before.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from dataclasses import replace
 from typing import Final, NamedTuple
 
-from brim.agent.protocol import AttemptProgress
-from brim.live.holds import profile_of
+from brim.core.events import Report, Sample
+from brim.core.state import ClusterState
+from brim.core.trace import NONE
+from brim.gang.messages import MEASURED_EVERY_S
 from brim.live.ledger import Ledger
-from brim.live.measurements import sound
-from brim.live.records import AttemptRecord, JobRecord
+from brim.live.records import AttemptRecord
 from brim.units import MS_PER_S
 
-SETTLED_MS: Final = 25 * MS_PER_S
-"""Time in the same company after which a reported step time is of it alone. Ours: ranks report means of 10 s
-(``train.step.MEASURED_EVERY_S``), agents look every second, and a neighbour that begins loads its files first."""
-MODELS_MAX: Final = 1_000
-"""Step times alone that are kept, the newest; ours: 100 kB."""
-
-
-class _Steps(NamedTuple):
-    """A configuration in which step times can be compared."""
-
-    profile: int
-    ranks: int
-    batch: int
+LATE_S: Final = 5.0
+"""Time that a measurement needs from a rank to the controller, at most. Ours: agents look every second."""
 
 
 class _Company(NamedTuple):
     """The attempts with which one shares devices, and since when."""
 
     others: frozenset[tuple[int, int]]
-    since_ms: int
+    since_ms: float
+
+
+def settled_ms(step_s: float) -> float:
+    """Time in the same company after which a step time that is reported is of it alone.
+
+    The mean in which it began covers at most the time between two and one step; it is told until the next one is.
+    """
+    return (2 * (MEASURED_EVERY_S + step_s) + LATE_S) * MS_PER_S
 
 
 class StepSlowdowns:
-    """The step times of jobs alone, and who is beside whom. A restart of the controller forgets them.
+    """Who is beside whom, and since when. A restart of the controller forgets it: every company is new then.
 
     Args:
         ledger: The attempts.
@@ -50,37 +48,43 @@ class StepSlowdowns:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._company: dict[int, _Company] = {}
-        self._alone_s: OrderedDict[_Steps, float] = OrderedDict()
+        self._told: dict[int, tuple[Sample, ...]] = {}  # the step times that the engine was told last
 
-    def ratio(self, said: AttemptProgress, job: JobRecord, attempt: AttemptRecord, now_ms: int) -> float:
-        """Slowdown that a job's measurement shows, at least 1; NaN while it is alone or nothing is known.
+    def judged(self, report: Report, attempt: AttemptRecord, state: ClusterState, now_ms: int) -> Report:
+        """Return a report with the slowdown that its steps show, and with step times only if they are of the job alone.
+
+        The slowdown is at least 1; NaN while the job is alone or its step time alone is not known. Nothing is told of
+        the same measurement alone twice.
 
         Args:
-            said: The measurement.
-            job: The job.
-            attempt: Its attempt.
-            now_ms: Cluster time of it.
+            report: The report; without step times nothing is known.
+            attempt: The job's attempt.
+            state: The state of the engine.
+            now_ms: Cluster time.
         """
         others = frozenset(
-            (other, found.number) for device in attempt.devices for other in self._ledger.jobs_on(device) - {job.id}
+            (other, found.number) for device in attempt.devices
+            for other in self._ledger.jobs_on(device) - {attempt.job}
             if (found := self._ledger.of(other)) is not None
         )
-        company = self._company.get(job.id)
+        company = self._company.get(attempt.job)
         if company is None or company.others != others:
-            company = self._company[job.id] = _Company(others, now_ms)
-        step_s, batch = sound(said.step_s), sound(said.global_batch)
-        if not step_s or not batch or now_ms - company.since_ms < SETTLED_MS:
-            return math.nan
-        steps = _Steps(profile_of(job), said.ranks, int(batch))
-        if not others:
-            self._alone_s[steps] = step_s
-            self._alone_s.move_to_end(steps)
-            if len(self._alone_s) > MODELS_MAX:
-                self._alone_s.popitem(last=False)
-            return math.nan
-        alone_s = self._alone_s.get(steps)
-        return math.nan if alone_s is None else max(1.0, step_s / alone_s)
+            always_alone = not others and company is None and attempt.samples_first_ms == NONE
+            since_ms = -math.inf if always_alone else now_ms
+            company = self._company[attempt.job] = _Company(others, since_ms)
+        if not report.seen:
+            return report
+        [steps] = report.seen
+        is_settled = now_ms - company.since_ms >= settled_ms(steps.step_s)
+        if is_settled and not others and report.seen != self._told.get(attempt.job):
+            self._told[attempt.job] = report.seen
+            return report
+        if not is_settled or not others:
+            return replace(report, seen=(), batch=NONE)
+        ratio = steps.step_s / state.step_s_alone(attempt.job, steps.gpus, steps.local_batch)
+        return replace(report, seen=(), batch=NONE, slowdown_ratio=max(ratio, 1.0))  # NaN stays NaN
 
     def forget(self, job: int) -> None:
         """An attempt of a job has ended."""
         self._company.pop(job, None)
+        self._told.pop(job, None)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from brim.errors import UserError
+from brim.gang.messages import MEASURED_EVERY_S
 from brim.train.data.batches import Batches
 from brim.train.environment import moved, seed_everything
 from brim.train.gradients.buckets import Buckets, LocalReducer
@@ -31,8 +32,6 @@ from brim.train.models import named_parameters
 from brim.train.state import Undo
 from brim.units import counted
 
-MEASURED_EVERY_S: Final = 10.0
-"""Time between two reports of measured times of one configuration. Our choice."""
 MEASURED_FIRST_S: Final = 1.0
 """Time that the first report of a configuration covers. Our choice: as often as progress is sent."""
 SETTLING_STEPS: Final = 3
