@@ -102,6 +102,9 @@ def queueing(demands: Sequence[float]) -> tuple[float, ...]:
         >>> [round(ratio, 2) for ratio in queueing((0.6, 0.3))]
         [1.25, 1.2]
     """
+    if len(demands) == 2:
+        one, other = demands
+        return _beside(one, other), _beside(other, one)
     busy, ratios = list(demands), [1.0] * len(demands)
     for _ in range(_ROUNDS):
         total = sum(busy)
@@ -112,6 +115,13 @@ def queueing(demands: Sequence[float]) -> tuple[float, ...]:
         if settled:
             break
     return tuple(ratios)
+
+
+def _beside(demand: float, other: float) -> float:
+    """The slowdown of one of two: the larger root of what the fixed point of ``queueing`` is for a pair."""
+    middle = 1.0 + 2.0 * other + demand * other
+    last = other * (1.0 - demand**2)
+    return (middle + math.sqrt(max(middle**2 - 4.0 * (1.0 + other) * last, 0.0))) / (2.0 * (1.0 + other))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,7 @@ class EnergySharing(OnTrial):
     def _predicted(self, room: Room, gpus: tuple[Gpu, ...], row: int, barred: frozenset[int]) -> float:
         """The objective if a waiting job joins these GPUs; infinity if it may not, or if nothing can be predicted."""
         rows = [*room.sets[gpus], row]
-        if signature(room.snapshot, rows) in barred or not room.fits_memory(gpus, rows, self.memory_limit):
+        if (barred and signature(room.snapshot, rows) in barred) or not room.fits_memory(gpus, rows, self.memory_limit):
             return math.inf
         predicted = room.slowdowns(gpus, rows)
         if not is_known(predicted):

@@ -90,7 +90,7 @@ class Room:
         jobs, nodes = snapshot.jobs, snapshot.nodes
         self._size = sizes.gpus
         self._known = beliefs.interference.known(snapshot.slowdowns)
-        self._memory_mib = memory_use(snapshot).mib
+        self._memory_mib: list[float] = memory_use(snapshot).mib.tolist()
         self._total_ms = beliefs.run_times.total_ms(snapshot)
         self._demand: list[float] = np.where(jobs.gpu_util_milli == NONE, np.nan, jobs.gpu_util_milli / 1000).tolist()
         batch = np.where(jobs.batch_now == NONE, jobs.batch, jobs.batch_now)
@@ -158,7 +158,7 @@ class Room:
 
     def fits_memory(self, gpus: tuple[Gpu, ...], rows: Iterable[int], limit: float) -> bool:
         """Whether these jobs together use at most a part of the memory of each GPU; not if that is not known."""
-        return fit(self._memory_mib[list(rows)].tolist(), self.snapshot.gpu_types[self.gpu_type(gpus)], limit)
+        return fit((self._memory_mib[row] for row in rows), self.snapshot.gpu_types[self.gpu_type(gpus)], limit)
 
     def left_ms(self, row: int, slowdown: float) -> float:
         """Estimated time that a job would still need alone, after it ran with this slowdown."""
