@@ -37,11 +37,18 @@ def test_history_goes_before_pairs_and_pairs_before_the_rule():
     assert c.mean == pytest.approx(DemandRule().slowdowns((0.1, 0.2, 0.3))[2])
 
 
-def test_the_history_of_another_gpu_type_or_batch_says_nothing():
-    known = Interference().known(told((A, (B,), 1.7)))
-    assert known.among(0, (A, B), LIGHT)[0].basis is Basis.HISTORY
-    assert known.among(1, (A, B), LIGHT)[0].basis is Basis.DEMAND
-    assert known.among(0, (A._replace(batch=8), B), LIGHT)[0].basis is Basis.DEMAND
+def test_the_history_of_another_gpu_type_or_batch_says_nothing_and_a_batch_that_is_not_known_may_be_any():
+    """Live, a job trains with a batch of its own, which is known once it has trained alone."""
+    of_8, of_16 = A._replace(batch=8), A._replace(batch=16)
+    other = B._replace(batch=8)
+    known = Interference().known(told((of_8, (other,), 1.7), (of_8, (other,), 1.5), (A, (other,), 1.3)))
+    assert known.among(1, (of_8, other), LIGHT)[0].basis is Basis.DEMAND
+    assert known.among(0, (of_16, other), LIGHT)[0].basis is Basis.DEMAND
+    exact = known.among(0, (of_8, other), LIGHT)[0]
+    assert (exact.basis, exact.mean, exact.jobs) == (Basis.HISTORY, pytest.approx(1.6), 2)
+    for who, beside in ((A, other), (of_16, B), (A, B)):
+        any_batch = known.among(0, (who, beside), LIGHT)[0]
+        assert (any_batch.basis, any_batch.mean, any_batch.jobs) == (Basis.HISTORY, pytest.approx(1.5), 3)
 
 
 def test_of_a_job_of_unknown_demand_nothing_is_said():

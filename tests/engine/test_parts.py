@@ -259,9 +259,9 @@ class Because:
         return replace(grants_of((), len(snapshot.jobs)), why=np.full(len(snapshot.jobs), self.why))
 
 
-@pytest.mark.parametrize("why", [-1, 14, 2**62])
+@pytest.mark.parametrize("why", [-1, 15, 2**62])
 def test_a_reason_that_is_no_code_of_why_is_refused(why):
-    with pytest.raises(PlanError, match=f"policy 'mine', place: expected codes of Why, 0 to 13, .*found int64 .{why}"):
+    with pytest.raises(PlanError, match=f"policy 'mine', place: expected codes of Why, 0 to 14, .*found int64 .{why}"):
         decided(snapshot_of("1x2xT4", job(), now=5), replace(SKIP, place=Because(why)))
 
 

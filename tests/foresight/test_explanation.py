@@ -15,12 +15,12 @@ from brim.foresight.explanation import explained
 from brim.foresight.remedies import Remedies
 from brim.foresight.trials import decided, starts
 from brim.live.holds import spec_of
-from brim.live.inputs import Device
+from brim.live.inputs import Cancel, Device
 from brim.live.requests import NONE
 from brim.live.situation import situation_of
 from brim.policies.presets import find_policy
 from brim.policies.sockets import Sizes
-from tests.live.test_controller import Desk
+from tests.live.test_controller import Desk, trains
 
 MIN = 60_000
 LEFT = "job 1 of u1, which has run for 10.0 min, at most 50.0 min more"
@@ -270,3 +270,21 @@ def test_after_a_restart_a_job_that_runs_is_said_to_have_run_before():
     assert desk.controller.explain(1) == (
         "job 1 is running on devices 0, which it got before the controller was started."
     )
+
+
+def test_a_job_that_shares_nothing_is_told_of_whom_too_little_is_known():
+    uses = {"gpu_util_milli": 200, "gpu_mem_mib": 4_000}
+    desk = busy("eaco", devices=1, gpus=1, **uses)
+    for number, fields in enumerate(({}, uses), start=2):
+        desk.submit(uid=2, **fields)
+        desk.give(later_ms=100)
+        [blocker] = [one for one in why(desk, number).blockers if one.kind == "policy"]
+        assert (blocker.text, blocker.jobs) == ("it shares no devices, because too little is known of it", ())
+        desk.command(Cancel, number)
+    desk = busy("eaco", devices=1, gpus=1, name="train")
+    trains(desk, 1, 0.5)
+    desk.submit(name="train", **uses)
+    desk.give(later_ms=100)
+    [blocker] = [one for one in why(desk, 2).blockers if one.kind == "policy"]
+    assert blocker.text == "it shares no devices, because too little is known of job 1 of u1"
+    assert blocker.jobs == (1,)

@@ -132,14 +132,16 @@ def running(
     asyncio.run(whole())
 
 
-def run_and_kill(box: Box, scenario: Callable[[ClusterService], Awaitable[None]], policy: str | Policy) -> None:
+def run_and_kill(
+    box: Box, scenario: Callable[[ClusterService], Awaitable[None]], policy: str | Policy, cluster: str = "1x2xcpu"
+) -> None:
     """Run a scenario on a service in a process of its own, and kill that with SIGKILL when the scenario has ended."""
     says, said = os.pipe()
     child = os.fork()
     if not child:
         try:
             async def life() -> None:
-                service = box.service(policy)
+                service = box.service(policy, cluster)
                 await service.start()
                 await service.recovered()
                 await scenario(service)

@@ -1145,3 +1145,37 @@ def test_a_pair_whose_steps_turn_out_slow_is_taken_apart_at_once_and_not_put_tog
     assert holders(desk)[1][:2] == ((0,), 1000)
     assert holders(desk)[2][:2] == ((1,), 1000)
     assert (desk.stored[1].attempt, desk.stored[2].attempt) == (1, 2)
+
+
+def test_explain_says_on_what_basis_jobs_share_and_of_whom_nothing_is_known():
+    desk, uses = Desk(find_policy("eaco"), devices=1), {"gpu_util_milli": 200, "gpu_mem_mib": 4_000}
+
+    def join(name: str, **fields) -> str:
+        """Submit a job, let it run if it may, and say why it runs or waits."""
+        desk.submit(name=name, **fields)
+        job = desk.next_id - 1
+        if job in holders(desk):
+            desk.saw(job, RUNNING, devices=(0,))
+        return desk.controller.explain(job)
+
+    join("train", **uses)
+    assert "nobody knows how long steps of it take alone: neither it nor another" in join("train", **uses)
+    [order] = trains(desk, 1, 0.5)
+    assert (type(order), order.job) == (StartAttempt, 2), "it waited for this"
+    desk.saw(2, RUNNING, devices=(0,))
+    for job in (1, 2):
+        assert "because of how much each job uses them alone; such a set was not" in desk.controller.explain(job)
+    for job in (1, 2, 1, 2):
+        trains(desk, job, 0.55)
+    assert [desk.stored[job].slowdown_ratio for job in (1, 2)] == [1.1, 1.1]
+    assert "which it shares because pairs of such jobs did so before" in join("train", **uses)
+    for job in (2, 3):
+        desk.saw(job, ENDED, outcome="finished", exit_code=0)
+    desk.give(later_ms=100)
+    assert "which it shares because exactly such jobs did so before" in join("train", **uses)
+    assert "nobody knows how much it uses of each GPU: --gpu-mem would say it" in join("other", gpu_util_milli=200)
+    desk.command(Cancel, 5)
+    for job in (4, 1):
+        desk.saw(job, ENDED, outcome="finished", exit_code=0)
+    join("other", gpu_util_milli=200)
+    assert "nobody knows how much job 6 uses of each GPU: --gpu-mem would say it" in join("train", **uses)

@@ -91,7 +91,7 @@ def test_a_session_with_sharing_padding_and_loader_changes_is_decided_again_byte
     assert {3, 4} <= {loaders for *_, loaders in tuned}, "loader workers"
 
     def fresh(**more: Journal) -> Scheduler:
-        beliefs = Beliefs(in_place_ms=IN_PLACE_MS)
+        beliefs = Beliefs(in_place_ms=IN_PLACE_MS, judges_steps=True)
         return Scheduler(parse_cluster("1x2xcpu"), POLICY, beliefs, gap_ms=GAP_MS, in_place=True, **more)
 
     decisions = list(replay_journal(history.lines, fresh()))

@@ -107,7 +107,7 @@ def test_the_twin_decides_again_what_the_controller_decided(seed: int) -> None:
     random_life(world, 30_000)
     world.settle()
     lines = world.store.lines()
-    beliefs = Beliefs(in_place_ms=IN_PLACE_MS)
+    beliefs = Beliefs(in_place_ms=IN_PLACE_MS, judges_steps=True)
     again = Scheduler(world.cluster, world.policy, beliefs, gap_ms=GAP_MS, in_place=True)
     decisions = list(replay(lines, again))
     assert len(decisions) > 5

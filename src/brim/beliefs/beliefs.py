@@ -26,6 +26,8 @@ class Beliefs:
             change then costs as much as a start.
         exchange: How long does an exchange of gradients take on this cluster? None if not measured.
         interference: How much do jobs slow each other down that share GPUs?
+        judges_steps: Is what neighbours cost found out only by comparing step times with those alone? Jobs of which
+            these are not known then share nothing, since nobody would find out that it hurts.
         loading: How fast does the loader of a job deliver samples?
         gaps: How long will a GPU that no regular job holds stay so?
         joins: What will it cost a padding job to start, or to grow?
@@ -37,6 +39,7 @@ class Beliefs:
     in_place_ms: float | None = None
     exchange: ExchangeTimes | None = None
     interference: Interference = field(default_factory=Interference)
+    judges_steps: bool = False
     loading: Loading = field(default_factory=Loading)
     gaps: PastGaps = field(default_factory=PastGaps)
     joins: PastJoins = field(default_factory=PastJoins)

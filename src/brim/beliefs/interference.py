@@ -149,13 +149,17 @@ class KnownSlowdowns:
         columns = (reported.profile, reported.batch, reported.gpu_type, reported.others, reported.count,
                    reported.mean_ratio, reported.variance)
         self._reported: dict[ResidentSet, MeanRatio] = {}
+        self._any_batch: dict[ResidentSet, MeanRatio] = {}
         for profile, batch, gpu_type, others, count, mean, variance in zip(
             *(column.tolist() for column in columns), strict=True
         ):
             key = ResidentSet(
                 ResidentKind(profile, batch), gpu_type, tuple(ResidentKind(*one) for one in others if one[0] != NONE)
             )
-            self._reported[key] = MeanRatio(count, mean, variance * max(count - 1, 1))
+            seen = self._reported[key] = MeanRatio(count, mean, variance * max(count - 1, 1))
+            any_batch = _of_any_batch(key)
+            before = self._any_batch.get(any_batch)
+            self._any_batch[any_batch] = seen if before is None else _merged(before, seen)
         self._answers: dict[tuple[object, ...], tuple[Slowdown, ...]] = {}
 
     def among(
@@ -190,12 +194,14 @@ class KnownSlowdowns:
         return tuple(answers)
 
     def _history(self, gpu_type: int, who: ResidentKind, others: tuple[ResidentKind, ...]) -> Slowdown | None:
-        """What was seen of exactly this set: reports count beside the seed."""
+        """What was seen of exactly this set: reports count beside the seed. A batch that is not known may be any."""
         if any(one.profile == NONE for one in (who, *others)):
             return None
-        seen = self._reported.get(ResidentSet(who, gpu_type, tuple(sorted(others))))
-        any_batch = tuple(sorted(ResidentKind(one.profile, NONE) for one in others))
-        seed = self._seeds.get(ResidentSet(ResidentKind(who.profile, NONE), gpu_type, any_batch))
+        exact = ResidentSet(who, gpu_type, tuple(sorted(others)))
+        any_batch = _of_any_batch(exact)
+        has_all = all(one.batch != NONE for one in (who, *others))
+        seen = self._reported.get(exact) if has_all else self._any_batch.get(any_batch)
+        seed = self._seeds.get(any_batch)
         if seed is not None:
             seen = seed if seen is None else _merged(seen, seed)
         if seen is None:
@@ -214,6 +220,11 @@ class KnownSlowdowns:
             relative += pair.variance / pair.mean**2
             jobs = min(jobs, pair.jobs) if jobs else pair.jobs
         return Slowdown(mean, relative * mean**2, jobs, Basis.PAIRS)
+
+
+def _of_any_batch(one: ResidentSet) -> ResidentSet:
+    others = tuple(sorted(ResidentKind(other.profile, NONE) for other in one.others))
+    return ResidentSet(ResidentKind(one.who.profile, NONE), one.gpu_type, others)
 
 
 def _merged(one: MeanRatio, other: MeanRatio) -> MeanRatio:

@@ -37,6 +37,9 @@ class Why(IntEnum):
     SHARES_BY_DEMAND = 13
     """The job shares its GPUs; the slowdown was predicted from the utilisation of each."""
 
+    NOTHING_KNOWN = 14
+    """No GPUs are free for it alone, and too little is known, of it or of those that it would join, to share any."""
+
 
 SHARES: Final = (Why.SHARES_BY_HISTORY, Why.SHARES_BY_PAIRS, Why.SHARES_BY_DEMAND)
 RUNNING: Final = (Why.RUNS, *SHARES)

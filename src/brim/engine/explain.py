@@ -47,8 +47,20 @@ def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
         Why.PREEMPTED: f"job {job} was preempted for job {blocker}, which is ahead of it in the policy's order",
         Why.SHORT_GAPS: f"job {job} is a padding job, and {free} are free, but regular jobs are expected to take them "
         "before a start would pay; it would start in a longer gap",
+        Why.NOTHING_KNOWN: f"job {job} needs {need}; {free} are free, and it shares none, because nobody knows "
+        + (_unknown(snapshot.jobs[rows[blocker]], f"job {blocker}" if blocker != job else "it")
+           if why is Why.NOTHING_KNOWN else ""),
     }
     return sentences[why] + "."
+
+
+def _unknown(other: JobRow, who: str) -> str:
+    """What is not known of a job that could share GPUs, and who could say it."""
+    options = {"--gpu-util": other.gpu_util_milli, "--gpu-mem": other.gpu_mem_mib}
+    lacking = [option for option, value in options.items() if value == NONE]
+    if lacking:
+        return f"how much {who} uses of each GPU: {' and '.join(lacking)} would say it"
+    return f"how long steps of {who} take alone: neither it nor another job of its name has trained alone on such GPUs"
 
 
 def _after(me: JobRow, result: RoundResult) -> tuple[int, int]:

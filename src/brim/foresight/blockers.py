@@ -104,6 +104,13 @@ def _of_round(situation: Situation, result: RoundResult, row: int, why: Why) -> 
         yield Blocker(kind="order", text=f"{ahead}, is ahead of it", jobs=others)
     elif why is Why.SHAPE:
         yield Blocker(kind="shape", text="enough devices are free, but not with the type, cores and memory it asks for")
+    elif why is Why.NOTHING_KNOWN:
+        other = blocker if blocker and blocker.id != int(result.job[row]) else None
+        whom = named(other) if other else "it"
+        yield Blocker(
+            kind="policy", text=f"it shares no devices, because too little is known of {whom}",
+            jobs=others if other else (),
+        )
     elif why is Why.SHORT_GAPS:
         yield Blocker(kind="order", text="devices are free, but regular jobs are expected to take them very soon")
     elif why is Why.NOT_NOW:

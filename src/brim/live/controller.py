@@ -145,8 +145,8 @@ class Controller:
         )
         self._journal = Journal()
         self.books = Books(Scheduler(
-            cluster, policy, beliefs or Beliefs(in_place_ms=IN_PLACE_MS), gap_ms=gap_ms, gap_job_us=gap_job_us,
-            in_place=True, journal=self._journal,
+            cluster, policy, beliefs or Beliefs(in_place_ms=IN_PLACE_MS, judges_steps=True), gap_ms=gap_ms,
+            gap_job_us=gap_job_us, in_place=True, journal=self._journal,
         ))
         self.agents = Agents()
         self._reconciler = Reconciler(self.books, self.agents)

@@ -91,6 +91,7 @@ class Room:
         self._size = sizes.gpus
         self._known = beliefs.interference.known(snapshot.slowdowns)
         self._memory_mib: list[float] = memory_use(snapshot).mib.tolist()
+        self._unjudged = _unmeasured_alone(snapshot, sizes) if beliefs.judges_steps else frozenset()
         self._total_ms = beliefs.run_times.total_ms(snapshot)
         self._demand: list[float] = np.where(jobs.gpu_util_milli == NONE, np.nan, jobs.gpu_util_milli / 1000).tolist()
         batch = np.where(jobs.batch_now == NONE, jobs.batch, jobs.batch_now)
@@ -167,21 +168,47 @@ class Room:
     # -- candidates and decisions ----------------------------------------------------------------------------------
 
     def candidates(self, row: int, most: int) -> list[tuple[Gpu, ...]]:
-        """GPUs on which a waiting job could join others: as many as it asks for, with room on their nodes.
+        """GPUs on which a waiting job could join others, and it could be found out what that costs each of them.
 
         Args:
             row: The job.
             most: Most residents of a GPU, the job included.
         """
+        if row in self._unjudged:
+            return []
+        return [
+            gpus for gpus in self._alike(row)
+            if len(self.sets[gpus]) < most and self._unjudged.isdisjoint(self.sets[gpus])
+        ]
+
+    def _alike(self, row: int) -> list[tuple[Gpu, ...]]:
+        """GPUs that others have: as many as a waiting job asks for, with room on their nodes."""
         jobs = self.jobs
         if jobs.share_milli[row] != WHOLE_GPU:
             return []
         size, kind = int(self._size[row]), int(jobs.gpu_type[row])
         return [
-            gpus for gpus, rows in self.sets.items()
-            if len(gpus) == size and len(rows) < most and kind in (NONE, self.gpu_type(gpus))
-            and self._has_room(row, gpus)
+            gpus for gpus in self.sets
+            if len(gpus) == size and kind in (NONE, self.gpu_type(gpus)) and self._has_room(row, gpus)
         ]
+
+    def say_unknown(self, row: int) -> None:
+        """Note of a waiting job that it shares nothing because too little is known, of it or of each set it could join.
+
+        Its blocker is the first job of which too little is known.
+        """
+        unknown = [self._unknown((row, *self.sets[gpus]), gpus) for gpus in self._alike(row)]
+        if unknown and NONE not in unknown:
+            self.why[row], self.blocker[row] = Why.NOTHING_KNOWN, unknown[0]
+
+    def _unknown(self, rows: Sequence[int], gpus: tuple[Gpu, ...]) -> int:
+        """The first of these jobs of which too little is known to let them share; NONE if there is none."""
+        basis = [one.basis for one in self.slowdowns(gpus, rows)]
+        for row in rows:
+            is_known = Basis.UNKNOWN not in basis or not math.isnan(self._demand[row])
+            if not is_known or math.isnan(self._memory_mib[row]) or row in self._unjudged:
+                return row
+        return NONE
 
     def _has_room(self, row: int, gpus: tuple[Gpu, ...]) -> bool:
         """Whether the nodes take new jobs, and have the cores and memory that the job asks for."""
@@ -239,6 +266,19 @@ class Room:
             job=job, node=np.concatenate((held.node[kept], node)), gpu=np.concatenate((held.gpu[kept], gpu)),
             share_milli=share[job], why=self.why, blocker=self.blocker,
         )
+
+
+def _unmeasured_alone(snapshot: Snapshot, sizes: Sizes) -> frozenset[int]:
+    """Rows of the jobs whose step times without neighbours nobody has reported, of their model, size and batch."""
+    seen, jobs, gpus = snapshot.seen, snapshot.jobs, sizes.gpus
+    profile, size, local = seen.profile.tolist(), seen.gpus.tolist(), seen.local_batch.tolist()
+    known = {*zip(profile, size, local, strict=True), *((*one, NONE) for one in zip(profile, size, strict=True))}
+    batch = np.where(jobs.batch_now == NONE, jobs.batch, jobs.batch_now)
+    if len(sizes.global_batch):
+        batch = np.where(jobs.holds, batch, sizes.global_batch)
+    local_batch = np.where(batch == NONE, NONE, batch // np.maximum(gpus, 1))
+    asked = zip(jobs.profile.tolist(), gpus.tolist(), local_batch.tolist(), strict=True)
+    return frozenset(row for row, one in enumerate(asked) if one[0] == NONE or one not in known)
 
 
 def signature(snapshot: Snapshot, rows: Sequence[int]) -> int:

@@ -77,6 +77,7 @@ class OnTrial(ABC):
                 head = -1 if room.place_alone(row) else row
             elif not self.serve(room, row, barred):
                 head = row
+                room.say_unknown(row)
         return as_before(room.grants(), given)
 
     def _undone(self, snapshot: Snapshot, beliefs: Beliefs, sizes: Sizes) -> dict[int, Why]:
