@@ -1179,3 +1179,19 @@ def test_explain_says_on_what_basis_jobs_share_and_of_whom_nothing_is_known():
         desk.saw(job, ENDED, outcome="finished", exit_code=0)
     join("other", gpu_util_milli=200)
     assert "nobody knows how much job 6 uses of each GPU: --gpu-mem would say it" in join("train", **uses)
+
+
+def test_a_set_that_turns_out_to_be_judged_by_nobody_is_undone_at_once():
+    """The script of the second has another batch than before: nobody knows how long such steps take alone."""
+    desk, uses = Desk(find_policy("eaco")), {"gpu_util_milli": 200, "gpu_mem_mib": 4_000}
+    desk.submit(name="train", **uses)
+    desk.saw(1, RUNNING, devices=(0,))
+    trains(desk, 1, 0.5)
+    desk.submit(name="train", **uses)
+    desk.saw(2, RUNNING, devices=(0,))
+    assert trains(desk, 1, 0.55) == []
+    [order] = trains(desk, 2, 0.9, batch=16)
+    assert (type(order), order.job) == (StopAttempt, 2)
+    desk.saw(2, ENDED, outcome="preempted", exit_code=75)
+    desk.give(later_ms=60_000)
+    assert {job: has[:2] for job, has in holders(desk).items()} == {1: ((0,), 1000), 2: ((1,), 1000)}

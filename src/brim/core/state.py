@@ -472,7 +472,8 @@ class ClusterState:
         self._reported_ms[slot] = event.time_ms
         if report.batch != NONE and self._block[_BATCH, slot] == NONE:
             self._block[_OWN_BATCH, slot] = report.batch
-            self._block[_LOCAL_BATCH, slot] = 1, max((one.local_batch for one in report.seen), default=report.batch)
+            of_rank = -(-report.batch // max(int(self._block[_GPUS_NOW, slot]), 1))
+            self._block[_LOCAL_BATCH, slot] = 1, max((one.local_batch for one in report.seen), default=of_rank)
         if usable := self.usable_sizes(event.job, report.sizes):
             asked = max((size for size in usable if size <= self._block[_GPUS, slot]), default=usable[0])
             ends = asked, usable[0], usable[-1]
@@ -497,12 +498,17 @@ class ClusterState:
         if not 0 < len(beside) <= NEIGHBOURS_MAX:
             return None
         slots = (self._slot(job), *self._slot_of[beside].tolist())
-        who, *others = (ResidentKind(*self._block[[_PROFILE, _BATCH_NOW], slot].tolist()) for slot in slots)
+        who, *others = (self._kind(slot) for slot in slots)
         if any(one.profile == NONE for one in (who, *others)):
             return None
         ranks = self._granted[:, self._ranks_of(job)]
         node = ranks[_NODE_ROW, ranks[_GPU_ROW] != NONE][0]
         return ResidentSet(who, int(self.cluster.gpu_type_N[node]), tuple(sorted(others)))
+
+    def _kind(self, slot: int) -> ResidentKind:
+        """Model and batch of a job: its own, which it has reported, if none was decided."""
+        profile, batch, batch_now = self._block[[_PROFILE, _BATCH, _BATCH_NOW], slot].tolist()
+        return ResidentKind(profile, batch if batch_now == NONE else batch_now)
 
     def _learn(self, slot: int) -> None:
         """Store what estimates need of a finished job: run time by user, service in the histogram, work by model."""

@@ -48,7 +48,7 @@ def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
         Why.SHORT_GAPS: f"job {job} is a padding job, and {free} are free, but regular jobs are expected to take them "
         "before a start would pay; it would start in a longer gap",
         Why.NOTHING_KNOWN: f"job {job} needs {need}; {free} are free, and it shares none, because nobody knows "
-        + (_unknown(snapshot.jobs[rows[blocker]], f"job {blocker}" if blocker != job else "it")
+        + (_unknown(snapshot.jobs[rows.get(blocker, row)], f"job {blocker}" if blocker not in (job, NONE) else "it")
            if why is Why.NOTHING_KNOWN else ""),
     }
     return sentences[why] + "."

@@ -76,13 +76,13 @@ class StepSlowdowns:
             return report
         [steps] = report.seen
         is_settled = now_ms - company.since_ms >= settled_ms(steps.step_s)
-        if is_settled and not others and report.seen != self._told.get(attempt.job):
-            self._told[attempt.job] = report.seen
-            return report
-        if not is_settled or not others:
-            return replace(report, seen=(), batch=NONE)
+        if is_settled and not others:
+            told, self._told[attempt.job] = self._told.get(attempt.job), report.seen
+            return replace(report, seen=(), batch=NONE) if report.seen == told else report
+        if not is_settled:
+            return replace(report, seen=())
         ratio = steps.step_s / state.step_s_alone(attempt.job, steps.gpus, steps.local_batch)
-        return replace(report, seen=(), batch=NONE, slowdown_ratio=max(ratio, 1.0))  # NaN stays NaN
+        return replace(report, seen=(), slowdown_ratio=max(ratio, 1.0))  # NaN stays NaN
 
     def forget(self, job: int) -> None:
         """An attempt of a job has ended."""

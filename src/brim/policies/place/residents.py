@@ -83,6 +83,9 @@ class Room:
         beliefs: What is believed.
         sizes: The sizes of all jobs.
         leaving: Rows of jobs that run and are to leave, with the reason for each.
+
+    Attributes:
+        unjudged: Rows of the jobs that share nothing, since nobody would find out what it costs them.
     """
 
     def __init__(self, snapshot: Snapshot, beliefs: Beliefs, sizes: Sizes, leaving: dict[int, Why]) -> None:
@@ -91,7 +94,7 @@ class Room:
         self._size = sizes.gpus
         self._known = beliefs.interference.known(snapshot.slowdowns)
         self._memory_mib: list[float] = memory_use(snapshot).mib.tolist()
-        self._unjudged = _unmeasured_alone(snapshot, sizes) if beliefs.judges_steps else frozenset()
+        self.unjudged = _unmeasured_alone(snapshot, sizes) if beliefs.judges_steps else frozenset()
         self._total_ms = beliefs.run_times.total_ms(snapshot)
         self._demand: list[float] = np.where(jobs.gpu_util_milli == NONE, np.nan, jobs.gpu_util_milli / 1000).tolist()
         batch = np.where(jobs.batch_now == NONE, jobs.batch, jobs.batch_now)
@@ -174,11 +177,11 @@ class Room:
             row: The job.
             most: Most residents of a GPU, the job included.
         """
-        if row in self._unjudged:
+        if row in self.unjudged:
             return []
         return [
             gpus for gpus in self._alike(row)
-            if len(self.sets[gpus]) < most and self._unjudged.isdisjoint(self.sets[gpus])
+            if len(self.sets[gpus]) < most and self.unjudged.isdisjoint(self.sets[gpus])
         ]
 
     def _alike(self, row: int) -> list[tuple[Gpu, ...]]:
@@ -206,7 +209,7 @@ class Room:
         basis = [one.basis for one in self.slowdowns(gpus, rows)]
         for row in rows:
             is_known = Basis.UNKNOWN not in basis or not math.isnan(self._demand[row])
-            if not is_known or math.isnan(self._memory_mib[row]) or row in self._unjudged:
+            if not is_known or math.isnan(self._memory_mib[row]) or row in self.unjudged:
                 return row
         return NONE
 

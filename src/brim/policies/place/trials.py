@@ -1,8 +1,9 @@
 """Place parts that let jobs share GPUs on trial: what they remember, and when sharing is undone.
 
 A set of residents is on trial from the moment at which it meets until each of them has reported its slowdown. Then it
-is judged once. If it is refused, the job that came last leaves and returns to the queue, the others have what they had,
-and sets with the same figures are not tried again for some time. A job that was undone twice is not tried any more.
+is judged once; one that nobody can judge is refused as soon as that is known. If it is refused, the job that came last
+leaves and returns to the queue, the others have what they had, and sets with the same figures are not tried again for
+some time. A job that was undone twice is not tried any more.
 """
 
 from __future__ import annotations
@@ -81,15 +82,21 @@ class OnTrial(ABC):
         return as_before(room.grants(), given)
 
     def _undone(self, snapshot: Snapshot, beliefs: Beliefs, sizes: Sizes) -> dict[int, Why]:
-        """The jobs that leave, because a set was refused in its only judgement."""
-        told = np.flatnonzero(snapshot.jobs.memo[:, _STATE] == _TOLD).tolist()
-        if not told:
+        """The jobs that leave, because a set was refused in its only judgement, or cannot be judged."""
+        memo = snapshot.jobs.memo
+        told = set(np.flatnonzero(memo[:, _STATE] == _TOLD).tolist())
+        untold = set(np.flatnonzero((memo[:, _SINCE] > 0) & (memo[:, _STATE] == 0)).tolist())
+        if not told and not (untold and beliefs.judges_steps):
             return {}
         room, leaving = Room(snapshot, beliefs, sizes, {}), {}
         for gpus, rows in room.sets.items():
-            ratios = observed(snapshot, rows) if len(rows) > 1 and set(rows) & set(told) else ()
-            if ratios:
-                last = max(rows, key=lambda row: (int(snapshot.jobs.running_since_ms[row]), row))
+            if len(rows) == 1:
+                continue
+            last = max(rows, key=lambda row: (int(snapshot.jobs.running_since_ms[row]), row))
+            ratios = observed(snapshot, rows) if told.intersection(rows) else ()
+            if untold.intersection(rows) and not room.unjudged.isdisjoint(rows):
+                leaving[last] = Why.NOTHING_KNOWN
+            elif ratios:
                 turn = [*(row for row in rows if row != last), last]
                 ratio_of = dict(zip(rows, ratios, strict=True))
                 if self.refuses(room, gpus, turn, [ratio_of[row] for row in turn]):
