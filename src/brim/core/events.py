@@ -90,7 +90,7 @@ class Report:
         grad_var: Variance of the gradient at the initial batch, NaN where not reported.
         grad_sqr: Squared norm of the gradient, same unit; NaN where not reported.
         seen: Step times measured since the last report.
-        loss: Loss of the training, NaN where not reported.
+        loss: Loss of the training, NaN where not reported, infinite where it was no finite number.
         slowdown_ratio: Step time relative to the same step with the GPUs alone, at least 1; NaN where not observed.
         loader_wait_ratio: Part of the step time spent waiting for data, 0 to 1; NaN where not reported.
         batch: Global batch with which the job trains by itself, if its user has named none; NONE where not reported.

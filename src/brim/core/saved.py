@@ -20,6 +20,7 @@ from brim.core.cluster import Cluster
 from brim.core.ended_work import EndedWorkBook
 from brim.core.joins import JoinBook
 from brim.core.lifecycle import Phase
+from brim.core.losses import LossBook
 from brim.core.seen import SeenStepTimes
 from brim.core.slowdowns import SeenSlowdowns
 from brim.core.state import ClusterState
@@ -55,7 +56,8 @@ def state_bytes(state: ClusterState, beside: Mapping[str, Any] | None = None) ->
         "size_lists": [list(sizes) for sizes in state._size_lists],
         "seen": [[job, state._seen._profile[job], _means(means)] for job, means in state._seen._of_job.items()],
         "seen_of_profile": [[profile, _means(means)] for profile, means in state._seen._of_profile.items()],
-        "slowdowns": state._slowdowns.plain(), "ended_work": state._work.plain(), "beside": dict(beside or {}),
+        "slowdowns": state._slowdowns.plain(), "ended_work": state._work.plain(),
+        "losses": state._losses.plain(), "beside": dict(beside or {}),
     }
     if state.gaps is not None:
         arrays |= {"gaps.since_ms": state.gaps.since_ms, "gaps.past_ms": state.gaps.past_ms}
@@ -91,6 +93,7 @@ def state_of(data: bytes, cluster: Cluster) -> tuple[ClusterState, dict[str, Any
     state._seen = _seen(plain)
     state._slowdowns = SeenSlowdowns.of_plain(plain.get("slowdowns", ()))
     state._work = EndedWorkBook(plain.get("ended_work", ()))  # states of earlier versions have none of these
+    state._losses = LossBook(plain.get("losses", ()))
     state._joins = JoinBook.of_plain(plain.get("joins", {}))
     return state, plain["beside"]
 

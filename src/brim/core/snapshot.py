@@ -10,6 +10,7 @@ from brim.core.arrays import IntArray, frozen
 from brim.core.ended_work import NO_WORK, EndedWork
 from brim.core.gaps import IdleGaps
 from brim.core.joins import JoinTimes
+from brim.core.losses import ReportedLosses
 from brim.core.setting import Rank, Setting
 from brim.core.tables import (
     EMPTY,
@@ -61,6 +62,7 @@ class Snapshot:
         ended_work: Samples on which ended jobs of each model trained.
         gaps: Gaps between regular jobs, for a policy whose fill part takes padding jobs.
         joins: What starts and growths have cost, for such a policy.
+        losses: Losses that jobs have reported.
     """
 
     now_ms: int
@@ -76,6 +78,7 @@ class Snapshot:
     ended_work: EndedWork = NO_WORK
     gaps: IdleGaps = field(default_factory=IdleGaps)
     joins: JoinTimes = field(default_factory=JoinTimes)
+    losses: ReportedLosses = field(default_factory=ReportedLosses)
 
     def setting_of(self, row: int) -> Setting | None:
         """What the job in this row of the job table has, None if it has nothing."""

@@ -34,6 +34,7 @@ from brim.core.events import Event, JobSpec, Kind
 from brim.core.gaps import GapBook, IdleGaps
 from brim.core.joins import JoinBook, JoinTimes
 from brim.core.lifecycle import TRANSITIONS, Phase, next_phase
+from brim.core.losses import LossBook
 from brim.core.seen import SeenStepTimes
 from brim.core.setting import Rank, Setting
 from brim.core.slowdowns import NEIGHBOURS_MAX, ResidentKind, ResidentSet, SeenSlowdowns
@@ -122,6 +123,7 @@ class ClusterState:
         self._floats = np.zeros((len(JOB_FLOAT_COLUMNS), _INITIAL_ROWS))
         self._reported_ms = np.zeros(_INITIAL_ROWS, dtype=np.int64)  # when ``samples_done`` was true, by slot
         self._seen = SeenStepTimes()
+        self._losses = LossBook()
         self._slowdowns = SeenSlowdowns()
         self._work = EndedWorkBook()
         self._memory: dict[str, IntArray] = {}  # by socket and slot
@@ -455,6 +457,7 @@ class ClusterState:
         self._slot_of[job] = NONE
         self._alive -= 1
         self._seen.over(job, learns=learns)
+        self._losses.over(job)
         self._slowdowns.over(job)
         self._joins.over(job)
         if self._used > 2 * self._alive + _INITIAL_ROWS:
@@ -470,6 +473,7 @@ class ClusterState:
             report.slowdown_ratio, report.loader_wait_ratio,
         )
         self._reported_ms[slot] = event.time_ms
+        self._losses.add(event.job, report.samples_done, report.loss)
         if report.batch != NONE and self._block[_BATCH, slot] == NONE:
             self._block[_OWN_BATCH, slot] = report.batch
             of_rank = -(-report.batch // max(int(self._block[_GPUS_NOW, slot]), 1))
@@ -558,6 +562,7 @@ class ClusterState:
         held = copied._granted[0, : copied._num_granted]
         held[:] = np.searchsorted(ids, held)
         copied._seen.renumber(rows)
+        copied._losses.renumber(rows)
         copied._slowdowns.renumber(rows)
         copied._joins.renumber(rows)
         return copied, ids
@@ -584,6 +589,7 @@ class ClusterState:
             ended_service=frozen(self._ended.copy()),
             gpu_types=self.cluster.gpu_types,
             seen=self._seen.freeze(rows_of),
+            losses=self._losses.freeze(),
             memory=memory,
             slowdowns=self._slowdowns.freeze(),
             ended_work=self._work.freeze(),

@@ -77,7 +77,7 @@ def report_of(
     knows = noise is not None and job.request.batch > 0
     waits = sound(said.loader_wait_ratio)
     is_present = loader_workers == NONE or said.loader_workers_max in (None, loader_workers)
-    loss = said.loss if said.loss is not None and math.isfinite(said.loss) else math.nan
+    loss = math.nan if said.loss is None else said.loss if math.isfinite(said.loss) else math.inf
     return Report(
         samples_done=samples, samples_per_s=speed or 0.0, seen=seen, loss=loss,
         batch=int(batch) if batch and seen and job.request.batch == NONE else NONE,
