@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.beliefs.memory import BATCH, CONTEXT_MIB, NOTHING, PEAK, fit, gpu_mib, memory_use
+from brim.beliefs.memory import BATCH, CONTEXT_MIB, NOTHING, PEAK, device_mib, fit, gpu_mib, memory_use
+from brim.core.cluster import UNLIMITED
 from brim.testing import job, snapshot_of
 
 MIB = 1 << 20
@@ -65,15 +66,15 @@ def test_of_what_is_not_known_nothing_is_believed_and_it_fits_nowhere(cluster, o
     found = memory_use(with_gradients(snapshot_of(cluster, one), gradient_mib))
 
     assert found.basis.tolist() == [NOTHING]
-    assert not fit(found.mib.tolist(), "H200")
+    assert not fit(found.mib.tolist(), gpu_mib("H200"))
 
 
 def test_jobs_fit_together_up_to_the_limit():
-    assert fit([8_000, 8_384], "V100")
-    assert not fit([8_000, 8_385], "V100")
-    assert not fit([8_000, 8_384], "V100", 0.9)
-    assert fit([], "V100")
-    assert not fit([1], "X1")
+    assert fit([8_000, 8_384], gpu_mib("V100"))
+    assert not fit([8_000, 8_385], gpu_mib("V100"))
+    assert not fit([8_000, 8_384], gpu_mib("V100"), 0.9)
+    assert fit([], gpu_mib("V100"))
+    assert not fit([1], gpu_mib("X1"))
 
 
 @given(st.integers(1, 512), st.integers(1, 512), st.integers(1, 20_000))
@@ -84,3 +85,9 @@ def test_the_estimate_never_falls_with_the_batch_and_the_largest_fills_the_gpu(b
 
     assert less <= more <= full
     assert full >= 16_384
+
+
+def test_a_cpu_slot_has_its_part_of_the_memory_of_its_node():
+    assert device_mib("cpu", 16_384, 4) == 4_096
+    assert device_mib("cpu", UNLIMITED, 4) is None, "nobody said how much the node has"
+    assert (device_mib("V100", 65_536, 4), device_mib("X1", 65_536, 4)) == (16_384, None)

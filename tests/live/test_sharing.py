@@ -52,7 +52,7 @@ def test_a_job_joins_another_on_its_device_and_leaves_again_and_no_process_of_th
     running(box, scenario, policy)
 
 
-CLUSTER = "1x2xV100"
+CLUSTER = "1x2xcpu:mem=32GB"
 PERIOD_S = 0.5
 """Between two reports of step times, so that no test waits for means of ten seconds."""
 HARMFUL, HARMLESS = (0.1, 0.02), (0.01, 0.1)
@@ -150,7 +150,7 @@ def test_it_is_undone_by_a_controller_that_was_started_again_meanwhile(box: Box,
 def test_a_pair_that_is_harmless_stays_and_jobs_that_do_not_fit_or_say_nothing_do_not_share(
     box: Box, short_means: None
 ) -> None:
-    """The third fits by its use of time, and not by its memory: a V100 has 16 GB. The fourth says nothing."""
+    """The third fits by its use of time, not by its memory: a slot has half of the 32 GB. The fourth says nothing."""
     async def scenario(service: ClusterService) -> None:
         first, second = await beside_each_other(box, service, HARMLESS)
         await until(lambda: service.job(first).slowdown_ratio and service.job(second).slowdown_ratio, "slowdowns")

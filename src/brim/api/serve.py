@@ -30,9 +30,10 @@ from brim.api.app import create_app
 from brim.api.auth import Admission, PeerProtocol
 from brim.api.own_agent import keep_own_agent
 from brim.api.tokens import recogniser
+from brim.core.gpu_names import CPU
 from brim.errors import BrimError, RefusedError
 from brim.foresight.first_forecasts import FirstForecasts
-from brim.live.gpu_types import ANY, CPU
+from brim.live.gpu_types import ANY
 from brim.live.policy_file import policy_digest
 from brim.live.requests import JOBS_MAX, NONE
 from brim.live.service import ClusterService

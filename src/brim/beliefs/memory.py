@@ -18,7 +18,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from brim.core.arrays import FloatArray, IntArray
-from brim.core.gpu_names import is_of_type, words_of
+from brim.core.cluster import UNLIMITED
+from brim.core.gpu_names import CPU, is_of_type, words_of
 from brim.core.snapshot import Snapshot
 from brim.core.trace import NONE
 
@@ -82,13 +83,26 @@ def memory_use(snapshot: Snapshot) -> MemoryUse:
     )
 
 
-def fit(mib: Iterable[float], gpu_type: str, limit: float = 1.0) -> bool:
+@functools.cache
+def device_mib(gpu_type: str, node_mib: int, gpus: int) -> float | None:
+    """Memory of a device of a node, MiB, None if not known: of a GPU its own, of a CPU slot its part of the node's.
+
+    Args:
+        gpu_type: Type of the devices.
+        node_mib: Memory of the node, ``UNLIMITED`` where not known.
+        gpus: Devices of the node.
+    """
+    if not is_of_type(CPU, gpu_type):
+        return gpu_mib(gpu_type)
+    return node_mib / gpus if node_mib != UNLIMITED else None
+
+
+def fit(mib: Iterable[float], of_gpu: float | None, limit: float = 1.0) -> bool:
     """Whether jobs with these needs fit one GPU together; not if a need, or the GPU's memory, is not known.
 
     Args:
         mib: Need of each, MiB; NaN where not known.
-        gpu_type: Type of the GPU.
+        of_gpu: Memory of the GPU, MiB; None where not known.
         limit: Part of its memory that they may use, 0 to 1.
     """
-    of_gpu = gpu_mib(gpu_type)
     return of_gpu is not None and sum(mib) <= limit * of_gpu  # false for NaN

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from brim.agent.folders import agent_folder
 from brim.agent.starting import start_process
+from brim.core.gpu_names import CPU
 from brim.errors import BrimError
-from brim.live.gpu_types import CPU
 
 if TYPE_CHECKING:
     from brim.api.client import Client

@@ -9,6 +9,8 @@ import re
 from itertools import combinations
 from typing import Final
 
+CPU: Final = "cpu"
+"""The type of a device that is a part of a machine's cores."""
 _MAKERS: Final = ("nvidia", "tesla", "geforce", "quadro")
 """Words that say who made a GPU or for whom, and not which it is."""
 _WORD: Final = re.compile(r"[A-Za-z0-9.]+", re.ASCII)

@@ -8,8 +8,6 @@ from typing import Final
 
 from brim.core.gpu_names import words_of
 
-CPU: Final = "cpu"
-"""The type of a device that is a part of a machine's cores."""
 ANY: Final = "gpu"
 """The type of GPUs that have nothing in their names in common."""
 

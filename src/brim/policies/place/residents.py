@@ -14,7 +14,7 @@ import numpy as np
 
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.interference import Basis, Slowdown
-from brim.beliefs.memory import fit, memory_use
+from brim.beliefs.memory import device_mib, fit, memory_use
 from brim.core.arrays import BoolArray
 from brim.core.lifecycle import Phase
 from brim.core.reasons import Why
@@ -162,7 +162,9 @@ class Room:
 
     def fits_memory(self, gpus: tuple[Gpu, ...], rows: Iterable[int], limit: float) -> bool:
         """Whether these jobs together use at most a part of the memory of each GPU; not if that is not known."""
-        return fit((self._memory_mib[row] for row in rows), self.snapshot.gpu_types[self.gpu_type(gpus)], limit)
+        node, kind = gpus[0][0], self.snapshot.gpu_types[self.gpu_type(gpus)]
+        of_gpu = device_mib(kind, int(self.nodes.mem_mib[node]), int(self.nodes.gpus[node]))
+        return fit((self._memory_mib[row] for row in rows), of_gpu, limit)
 
     def left_ms(self, row: int, slowdown: float) -> float:
         """Estimated time that a job would still need alone, after it ran with this slowdown."""
