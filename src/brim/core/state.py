@@ -43,6 +43,7 @@ from brim.core.tables import EMPTY, JOB_COLUMNS, JOB_FLOAT_COLUMNS, NO_GPUS, NOB
 from brim.core.trace import NONE, JobClass
 from brim.core.usage import UsageBook
 from brim.errors import InvariantError
+from brim.units import WHOLE_GPU
 
 SERVICE_EDGES_GPU_MS: Final[FloatArray] = frozen(np.concatenate(([0.0], 2.0 ** np.arange(8.0, 44.01, 0.5))))
 """Bin edges of the histogram of ended jobs' service: half octaves from 256 GPU-ms to 557 GPU-years."""
@@ -64,7 +65,7 @@ _NODE_ROW, _GPU_ROW = (GRANT_ROWS.index(name) for name in ("node", "gpu"))
 _BATCH, _CLASS = _COLUMN["batch"], _COLUMN["job_class"]
 _PADDING: Final = int(JobClass.PADDING)
 _GPUS, _GPUS_MIN, _GPUS_MAX, _SIZE_LIST = (_COLUMN[c] for c in ("gpus", "gpus_min", "gpus_max", "size_list"))
-_GPUS_NOW: Final = _COLUMN["gpus_now"]
+_GPUS_NOW, _SHARE_NOW = _COLUMN["gpus_now"], _COLUMN["share_now"]
 _BATCH_NOW, _STARTS, _STALLED = (_COLUMN[c] for c in ("batch_now", "starts", "stalled_ms"))
 _NEW_JOB: Final = {"phase": Phase.PENDING, "first_start_ms": NONE, "running_since_ms": NONE, "batch_now": NONE}
 """Columns of a new job that are not 0 and do not come from its submission."""
@@ -489,6 +490,8 @@ class ClusterState:
 
     def _neighbours(self, job: int) -> IntArray:
         """Jobs that hold GPUs which a job holds, too."""
+        if self._block.item(_SHARE_NOW, self._slot(job)) == WHOLE_GPU:
+            return EMPTY
         held = self._granted[:, : self._num_granted]
         widest = int(self.cluster.gpus_N.max())
         place = np.where(held[_GPU_ROW] == NONE, NONE, held[_NODE_ROW] * widest + held[_GPU_ROW])

@@ -142,7 +142,7 @@ def recorded_jobs(
             found.append(RecordedJob(
                 job=job, ready_ms=ready_ms, attempts=tuple(own), undisturbed=alone,
                 speeds=tuple((report.gpus, report.per_s) for report in told),
-                samples=told[-1].done + (own[-1].end_ms - told[-1].at_ms) / MS_PER_S * told[-1].per_s if told else 0.0,
+                samples=_samples(events.done[job.id], told[-1], own[-1].end_ms) if told else 0.0,
                 batch=max(job.request.batch, told[-1].batch if told else NONE),
             ))
     return tuple(found)
@@ -187,11 +187,16 @@ def _model(job: JobRecord) -> str:
     return f"{job.user} {job.request.name}"
 
 
+class _Done(NamedTuple):
+    """Samples that a job had done at a time."""
+
+    at_ms: int
+    samples: float
+
+
 class _Told(NamedTuple):
     """One report of step times."""
 
-    at_ms: int
-    done: float
     gpus: int
     batch: int
     per_s: float
@@ -213,33 +218,41 @@ class _Journal:
     Attributes:
         ready_ms: When its last hold ended before its first start.
         given: Devices that it was given, with the time of the decision, in turn.
-        told: Its reports, in turn.
+        told: Its reports of step times, in turn: none beside neighbours.
+        done: Its last report of samples.
     """
 
     ready_ms: Mapping[int, int]
     given: Mapping[int, list[tuple[int, tuple[int, ...]]]]
     told: Mapping[int, list[_Told]]
+    done: Mapping[int, _Done]
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> _Journal:
         ready_ms: dict[int, int] = {}
         given: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
         told: dict[int, list[_Told]] = {}
+        done: dict[int, _Done] = {}
         for line in lines:
             record = json.loads(line)
             if record.get("e") == "ELIGIBLE" and record["job"] not in given:
                 ready_ms[record["job"]] = record["t"]
             if "report" in record:
+                if "samples_done" in record["report"]:
+                    done[record["job"]] = _Done(record["t"], record["report"]["samples_done"])
                 for _, gpus, local_batch, step_s, _ in record["report"]["seen"]:
                     batch = gpus * local_batch
-                    told.setdefault(record["job"], []).append(
-                        _Told(record["t"], record["report"]["samples_done"], gpus, batch, batch / step_s)
-                    )
+                    told.setdefault(record["job"], []).append(_Told(gpus, batch, batch / step_s))
             for action in record.get("d", ()):
                 if action["do"] in ("start", "resize"):
                     devices = tuple(rank[1] for rank in action["setting"]["ranks"])
                     given.setdefault(action["job"], []).append((record["t"], devices))
-        return cls(ready_ms, given, told)
+        return cls(ready_ms, given, told, done)
+
+
+def _samples(last: _Done, told: _Told, end_ms: int) -> float:
+    """Samples of a job by its end: at its last speed since its last report."""
+    return last.samples + (end_ms - last.at_ms) / MS_PER_S * told.per_s
 
 
 def _granted(attempts: Iterable[AttemptRecord], now_ms: int) -> dict[tuple[int, int], int]:
