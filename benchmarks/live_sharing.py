@@ -28,6 +28,7 @@ from typing import Final
 
 from brim.agent.capture import write_capture
 from brim.agent.folders import captures_folder
+from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.interference import DemandRule
 from brim.core.cluster import parse_cluster
 from brim.gang import processes
@@ -130,7 +131,7 @@ async def measure(seconds: float, repeats: int, core: int) -> None:
         os.environ.update(BRIM_STATE=f"{name}/s", BRIM_RUNTIME=f"{name}/r")
         cluster = parse_cluster("1x1xV100")
         service = ClusterService(folder / "s" / "controller", folder / "r" / "agents.sock",
-                                 lambda: Controller(cluster, find_policy("eaco")))
+                                 lambda: Controller(cluster, find_policy("eaco"), Beliefs()))  # judges no steps
         await service.start()
         await service.recovered()
         with (folder / "agent.log").open("w") as log:

@@ -181,20 +181,19 @@ class Room:
         """
         if row in self.unjudged:
             return []
-        return [
-            gpus for gpus in self._alike(row)
-            if len(self.sets[gpus]) < most and self.unjudged.isdisjoint(self.sets[gpus])
-        ]
+        found = self._alike(row, most)
+        return [gpus for gpus in found if self.unjudged.isdisjoint(self.sets[gpus])] if self.unjudged else found
 
-    def _alike(self, row: int) -> list[tuple[Gpu, ...]]:
-        """GPUs that others have: as many as a waiting job asks for, with room on their nodes."""
+    def _alike(self, row: int, most: int) -> list[tuple[Gpu, ...]]:
+        """GPUs that fewer others have: as many as a waiting job asks for, with room on their nodes."""
         jobs = self.jobs
         if jobs.share_milli[row] != WHOLE_GPU:
             return []
         size, kind = int(self._size[row]), int(jobs.gpu_type[row])
         return [
-            gpus for gpus in self.sets
-            if len(gpus) == size and kind in (NONE, self.gpu_type(gpus)) and self._has_room(row, gpus)
+            gpus for gpus, rows in self.sets.items()
+            if len(gpus) == size and len(rows) < most and kind in (NONE, self.gpu_type(gpus))
+            and self._has_room(row, gpus)
         ]
 
     def say_unknown(self, row: int) -> None:
@@ -202,7 +201,7 @@ class Room:
 
         Its blocker is the first job of which too little is known.
         """
-        unknown = [self._unknown((row, *self.sets[gpus]), gpus) for gpus in self._alike(row)]
+        unknown = [self._unknown((row, *self.sets[gpus]), gpus) for gpus in self._alike(row, len(self.jobs))]
         if unknown and NONE not in unknown:
             self.why[row], self.blocker[row] = Why.NOTHING_KNOWN, unknown[0]
 
