@@ -14,12 +14,15 @@ from typing import Any, Final
 import numpy as np
 
 from brim.core.arrays import ArrayT, BoolArray, IntArray, frozen, replaced, table_of
+from brim.core.cluster import UNLIMITED
 from brim.core.joins import JoinTimes
 from brim.core.lifecycle import Phase
 from brim.core.reasons import Why
 from brim.core.snapshot import Memory, Snapshot
+from brim.core.sums import CORE_MILLI
 from brim.core.tables import EMPTY, JOB_COLUMNS, JOB_FLOAT_COLUMNS, NOBODY, Grants, JobTable
 from brim.core.trace import NONE, JobClass
+from brim.engine.answers import Seen
 from brim.errors import PlanError
 from brim.policies.sockets import Policy, Sizes
 
@@ -86,6 +89,33 @@ class Hidden:
         return replaced(
             seen, job=frozen(self.rows[seen.job]), why=frozen(why), blocker=frozen(self.column(blocker, NONE)),
         )
+
+    def only_padding(self, theirs: ArrayT, others: ArrayT) -> ArrayT:
+        """One column, or block, for padding jobs, another for the others (J, ...)."""
+        column: Any = others.copy()
+        column[self.padding] = theirs[self.padding]
+        made: ArrayT = frozen(column)
+        return made
+
+    def left_to_padding(self, seen: Seen, wanted: Grants, loaders: IntArray) -> tuple[Seen, Grants]:
+        """What a Feed that counts cores sees of padding jobs: their GPUs alone, with the cores that others leave.
+
+        Args:
+            seen: The snapshot that it would see.
+            wanted: All grants.
+            loaders: Loader workers of the others per rank (J,).
+        """
+        jobs, nodes, theirs = self.snapshot.jobs, self.snapshot.nodes, self.padding[wanted.job]
+        job, node = wanted.job[~theirs], wanted.node[~theirs]
+        takes = np.maximum(jobs.cpu_milli[job], CORE_MILLI) + loaders[job] * CORE_MILLI
+        left = np.maximum(nodes.cpu_milli - np.bincount(node, takes, len(nodes)).astype(np.int64), 0)
+        rest = replaced(
+            nodes, gpus=frozen(np.maximum(np.bincount(wanted.node[theirs], minlength=len(nodes)), 1)),
+            cpu_milli=frozen(np.where(nodes.cpu_milli < UNLIMITED, left, nodes.cpu_milli)),
+        )
+        columns = ("job", "node", "gpu", "share_milli", *(["revocable"] if len(wanted.revocable) else []))
+        grants = replaced(wanted, **{name: frozen(getattr(wanted, name)[theirs]) for name in columns})
+        return Seen(replaced(seen.snapshot, nodes=rest)), grants
 
     def check_filled(self, placed: Grants, wanted: Grants) -> None:
         """Check that only padding jobs were added.

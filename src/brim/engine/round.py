@@ -12,11 +12,11 @@ import numpy as np
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import Undeclared
 from brim.core.actions import Plan, Resize, Tune
-from brim.core.arrays import BoolArray, IntArray, replaced
+from brim.core.arrays import BoolArray, IntArray, frozen, replaced
 from brim.core.changes import RULES
 from brim.core.checks import check_plan
 from brim.core.snapshot import Snapshot
-from brim.core.tables import Grants
+from brim.core.tables import EMPTY, Grants
 from brim.core.trace import NONE
 from brim.engine.answers import (
     Seen,
@@ -83,7 +83,8 @@ def run_round(
 ) -> RoundResult:
     """Run the five decisions of a policy on a snapshot and return the checked plan with its reasons.
 
-    A policy whose fill part takes padding jobs decides about the others as if these did not exist.
+    A policy whose fill part takes padding jobs decides about the others as if these did not exist, their loader workers
+    included: Feed is asked about them before Fill, and about padding jobs with the cores that are then left.
 
     Args:
         snapshot: What to decide on.
@@ -102,26 +103,36 @@ def run_round(
         return replaced(beliefs) if policy.declares(socket, "asks_run_times") else withheld
 
     if reasons_before is None:
-        memory, sizes, placed = _regular(hides, policy, beliefs_for)
+        memory, sizes, placed, loaders = _regular(hides, policy, beliefs_for)
     else:
-        memory, (sizes, placed) = {}, as_held(hides.view, reasons_before)
-    sizes, placed = hides.sizes(sizes), hides.grants(placed)
+        memory, (sizes, placed), loaders = {}, as_held(hides.view, reasons_before), hides.view.jobs.loaders_now
+    sizes, placed, loaders = hides.sizes(sizes), hides.grants(placed), hides.column(loaders)
     if hides.any and reasons_before is None:
         placed = spared(snapshot, beliefs.joins, placed, hides.padding)
+    counts = policy.declares("feed", "counts_cores")
+    kept = memory.get("feed")
     sees = _remembered(("fill", "feed"), snapshot, policy, memory)
+    if hides.any and "feed" in memory:  # of regular jobs, only what rounds about them have noticed
+        memory["feed"] = hides.only_padding(memory["feed"], _stored(policy, "feed", snapshot) if kept is None else kept)
+        sees["feed"] = sees["feed"].with_memo(memory["feed"])
     with asking(policy, "fill", sees["fill"]) as seen:  # 4 which jobs use the remaining GPUs
-        wanted = filled_grants(policy.fill(seen, beliefs_for("fill"), replaced(placed)), placed, snapshot)
+        taken = frozen(loaders[placed.job]) if hides.any and counts else EMPTY
+        filled = policy.fill(seen, beliefs_for("fill"), replaced(placed, loader_workers=taken))
+        wanted = filled_grants(filled, placed, snapshot)
         if policy.takes_padding:
             hides.check_filled(placed, wanted)
-    with asking(policy, "feed", sees["feed"]) as seen:
-        # 5 how many loader processes
-        loaders = own_column(policy.feed(seen, beliefs_for("feed"), replaced(wanted)), size)
+    feeds = sees["feed"], wanted
+    if hides.any and counts:
+        feeds = hides.left_to_padding(sees["feed"], wanted, loaders)
+    with asking(policy, "feed", feeds[0]) as seen:  # 5 how many loader processes
+        others = own_column(policy.feed(seen, beliefs_for("feed"), replaced(feeds[1])), size)
+        loaders = hides.only_padding(others, loaders) if hides.any else others
         check_loaders(loaders, snapshot)
     plan = difference(snapshot, sizes, wanted, loaders, tunes_loaders=policy.changes_running)
     if not policy.changes_running and (RULES.frees & RULES.gives)[plan.bookings.kind].any():
         _check_left_alone(plan, snapshot, policy, hides.padding)
     try:
-        check_plan(snapshot, plan, count_loaders=policy.declares("feed", "counts_cores"))
+        check_plan(snapshot, plan, count_loaders=counts)
     except PlanError as error:  # several parts have made it
         raise PlanError(f"policy {policy.name!r}: {error}") from error
     why, blocker = reasons(wanted.job, wanted.why, wanted.blocker, snapshot.jobs.id)
@@ -133,8 +144,12 @@ def run_round(
 
 def _regular(
     hides: Hidden, policy: Policy, beliefs_for: Callable[[str], Beliefs]
-) -> tuple[dict[str, IntArray], Sizes, Grants]:
-    """Ask for the decisions about all jobs that are not hidden: what parts remember (of all jobs), sizes, grants."""
+) -> tuple[dict[str, IntArray], Sizes, Grants, IntArray]:
+    """Ask for the decisions about all jobs that are not hidden.
+
+    Returns:
+        What parts remember (of all jobs), sizes, grants, and loader workers (V,), 0 if there is nobody to hide.
+    """
     snapshot, memory = hides.view, dict[str, IntArray]()
     size = len(snapshot.jobs)
     sees = _remembered(("order", "size", "place"), snapshot, policy, memory)  # 0 what they remember of earlier rounds
@@ -153,7 +168,13 @@ def _regular(
         with asking(policy, "size", sees["size"]) as seen:
             worth = partial(cast("WholePlan", policy.size).worth, seen, beliefs_for("size"))
             sizes, placed = gated(snapshot, order, sizes, placed, worth)
-    return {socket: hides.column(stored) for socket, stored in memory.items()}, sizes, placed
+    loaders: IntArray = np.zeros(size, dtype=np.int64)
+    if hides.any:
+        sees |= _remembered(("feed",), snapshot, policy, memory)
+        with asking(policy, "feed", sees["feed"]) as seen:
+            loaders = own_column(policy.feed(seen, beliefs_for("feed"), replaced(placed)), size)
+            check_loaders(loaders, snapshot)
+    return {socket: hides.column(stored) for socket, stored in memory.items()}, sizes, placed, loaders
 
 
 def _remembered(

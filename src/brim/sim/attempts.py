@@ -301,12 +301,21 @@ class Attempts:
         if self._truth.contended:
             beside = self._beside(gpus, but)
             for job in self._mates(nodes, but) if self._shares_nodes else ():
-                if job not in beside:
+                if job not in beside and self._pace_differs(job, self.running[job], now_ms):
                     self._pace_anew(job, self.running[job], now_ms)
             for job in beside:
                 attempt = self.running[job]
                 self._met[job] = self._done[job] if now_ms < attempt.from_ms else attempt.done_at(now_ms)
                 self._pace_anew(job, attempt, now_ms)
+
+    def _pace_differs(self, job: int, attempt: RunningJob, now_ms: int) -> bool:
+        """Whether a job's pace is another now that a mate came or went; if not, it goes on and reports nothing."""
+        before = self._done[job]
+        if now_ms >= attempt.from_ms:
+            self._done[job] = attempt.done_at(now_ms)
+        pace = self._pace(job, attempt.setting, attempt.gpus, attempt.nodes)
+        self._done[job] = before
+        return (pace.per_ms, pace.until, pace.ends) != (attempt.pace.per_ms, attempt.pace.until, attempt.pace.ends)
 
     def _pace_anew(self, job: int, attempt: RunningJob, now_ms: int) -> None:
         """Change a job's pace in the middle of an interval, and report it."""

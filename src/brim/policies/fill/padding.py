@@ -20,7 +20,8 @@ from brim.core.checks import cores_milli
 from brim.core.lifecycle import Phase
 from brim.core.reasons import Why
 from brim.core.snapshot import Snapshot
-from brim.core.tables import Grants
+from brim.core.sums import CORE_MILLI
+from brim.core.tables import EMPTY, Grants
 from brim.core.trace import NONE, JobClass
 from brim.errors import ConfigError
 from brim.policies.fill.victims import losses
@@ -165,6 +166,7 @@ class _Left:
         opened: Whether it takes new jobs (K,).
         rest_ms: Expected time until a regular job takes it (K,).
         cpu_milli: Milli-cores left on each node (N,).
+        rank_milli: Milli-cores that a rank of each job takes (J,).
         mem_mib: Memory left on each node (N,).
     """
 
@@ -175,6 +177,7 @@ class _Left:
     opened: BoolArray
     rest_ms: FloatArray
     cpu_milli: IntArray
+    rank_milli: IntArray
     mem_mib: IntArray
     _first: IntArray = field(init=False)
 
@@ -183,7 +186,11 @@ class _Left:
 
     @classmethod
     def of(cls, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> _Left:
-        """What these grants leave."""
+        """What these grants leave.
+
+        If they say how many loader workers take cores, a rank takes at least one core for its main process, and one of
+        a padding job one for a worker: of what regular jobs use to load their data, padding jobs get nothing.
+        """
         jobs, nodes = snapshot.jobs, snapshot.nodes
         first = np.concatenate(([0], np.cumsum(nodes.gpus)))
         node = np.repeat(np.arange(len(nodes)), nodes.gpus)
@@ -191,14 +198,20 @@ class _Left:
         free = np.ones(len(node), dtype=np.bool_)
         on_gpu = grants.gpu != NONE
         free[first[grants.node[on_gpu]] + grants.gpu[on_gpu]] = False
-        cores = np.bincount(grants.node, cores_milli(jobs, grants.job, grants.gpu, None), len(nodes)).astype(np.int64)
+        loaders = grants.loader_workers
+        least = CORE_MILLI if len(loaders) else 0
+        taken = np.maximum(cores_milli(jobs, grants.job, grants.gpu, None), least)
+        if len(loaders):
+            taken = taken + loaders * CORE_MILLI
+        cores = np.bincount(grants.node, taken, len(nodes)).astype(np.int64)
         mem = np.bincount(grants.node, jobs.mem_mib[grants.job], len(nodes)).astype(np.int64)
         rest_ms = beliefs.gaps.rest_ms(snapshot.gaps, snapshot.now_ms)
         if not len(rest_ms):  # nobody keeps account of the gaps
             rest_ms = np.full(len(node), np.inf)
         return cls(
             snapshot=snapshot, node=node, gpu=gpu, free=free, opened=nodes.takes(node, gpu), rest_ms=rest_ms,
-            cpu_milli=nodes.cpu_milli - cores, mem_mib=nodes.mem_mib - mem,
+            cpu_milli=nodes.cpu_milli - cores, rank_milli=np.maximum(jobs.cpu_milli, least) + least,
+            mem_mib=nodes.mem_mib - mem,
         )
 
     def index(self, node: IntArray, gpu: IntArray) -> IntArray:
@@ -210,7 +223,7 @@ class _Left:
         """Give GPUs, and cores and memory with each, to a job."""
         jobs, taken = self.snapshot.jobs, np.asarray(gpus, dtype=np.int64)
         self.free[taken] = False
-        np.subtract.at(self.cpu_milli, self.node[taken], jobs.cpu_milli[row])
+        np.subtract.at(self.cpu_milli, self.node[taken], self.rank_milli[row])
         np.subtract.at(self.mem_mib, self.node[taken], jobs.mem_mib[row])
 
     def within(self, row: int, gpus: IntArray) -> IntArray:
@@ -221,7 +234,7 @@ class _Left:
         ordered = node[by_node]
         before[by_node] = np.arange(len(gpus)) - np.searchsorted(ordered, ordered)
         enough = np.ones(len(gpus), dtype=np.bool_)
-        for asked, has in ((jobs.cpu_milli[row], self.cpu_milli), (jobs.mem_mib[row], self.mem_mib)):
+        for asked, has in ((self.rank_milli[row], self.cpu_milli), (jobs.mem_mib[row], self.mem_mib)):
             enough &= (before + 1) * asked <= has[node]
         return gpus[enough]
 
@@ -305,5 +318,5 @@ def _added(grants: Grants, gangs: dict[int, list[int]], snapshot: Snapshot, too_
         grants, job=np.append(grants.job, job), node=np.append(grants.node, node),
         gpu=np.append(grants.gpu, place - first[node]),
         share_milli=np.append(grants.share_milli, jobs.share_milli[job]), why=why,
-        revocable=np.append(before, np.ones(len(job), dtype=np.bool_)),
+        revocable=np.append(before, np.ones(len(job), dtype=np.bool_)), loader_workers=EMPTY,
     )
