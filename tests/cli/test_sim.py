@@ -277,12 +277,32 @@ def test_a_share_of_the_jobs_is_elastic_the_same_under_every_policy(trace):
     assert any("elastic jobs were drawn at random (share 0.5, seed 0)" in line for line in rows[0]["assumptions"])
 
 
-def test_an_elastic_policy_on_rigid_jobs_is_pointed_out(trace):
-    said = "brim: optimus changes the GPUs of running jobs, but no job is elastic (--truth rigid)\n"
-    words = ("sim", "compare", trace, "-c", "2x8xV100", "--limit", 3, "-p", "optimus")
-    assert said in brim(*words).stderr
-    assert said not in brim(*words, "--truth", "parametric").stderr
-    assert "elastic" not in brim(*words[:-1], "fifo").stderr
+def test_what_a_policy_is_for_and_cannot_do_is_pointed_out(trace):
+    """No job can be resized, none records what it uses, and nothing shows energy."""
+    resizes = "brim: optimus: no job of this trace can change its number of GPUs (--truth rigid)"
+    shares = "brim: eaco, brim-energy: nobody shares GPUs, because no job of this trace records gpu_util_milli and"
+    energy = "brim: brim-energy: without --power the replay shows no energy"
+    words = ("sim", "compare", trace, "-c", "2x8xV100", "--limit", 3, "-p")
+    assert resizes in brim(*words, "optimus").stderr
+    assert resizes not in brim(*words, "optimus", "--truth", "parametric").stderr
+    assert not {"elastic", "shares", "energy"} & set(brim(*words, "fifo").stderr.split())
+    said = brim(*words, "fifo,eaco,brim-energy").stderr
+    assert shares in said
+    assert energy in said
+    assert energy not in brim(*words, "brim-energy", "--power", "builtin").stderr
+    assert "nobody shares" in brim("sim", "factorial", trace, "-c", "2x8xV100", "--limit", 3, "-p", "eaco").stderr
+
+
+def test_what_sharing_costs_is_modelled_wherever_a_policy_shares(tmp_path):
+    """Two busy jobs of one hour that fit one GPU: together they take longer, and nobody says that this was left out."""
+    path = tmp_path / "jobs.csv"
+    path.write_text("job_id,submit_ms,run_ms,gpus,gpu_util_milli,gpu_mem_mib\n"
+                    "a,0,3600000,1,400,2000\nb,60000,3600000,1,400,2000\n")
+    fifo, eaco = results(brim("sim", "compare", path, "-c", "1x1xV100", "-p", "fifo,eaco", "--json"))["results"]
+    assert fifo["jct_mean_s"] - fifo["wait_mean_s"] == 3600
+    assert eaco["wait_mean_s"] == 0
+    assert 1.1 * 3600 < eaco["jct_mean_s"] < 1.3 * 3600
+    assert not any("what sharing costs is not modelled" in line for line in eaco["assumptions"])
 
 
 def test_in_a_pipe_long_replays_write_lines_of_progress(monkeypatch, capsys):

@@ -12,7 +12,7 @@ import typer
 
 from brim.cli.options import ClusterOption, JsonOption, OutputOption, complete_policy, factor, numbers, output_of
 from brim.cli.outputs import check_outputs, console, payload
-from brim.cli.replay_inputs import cluster_of, read_trace, sleep_of, truth_option
+from brim.cli.replay_inputs import cluster_of, read_trace, sleep_of, truth_option, warn_of_useless
 from brim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def factorial(
         raise ConfigError(f"--policy: all five decisions of {policy} are plain: there is nothing to switch")
     check_outputs({"--html": html}, [trace, profiles, power])
     curves = load_curves(power) if power else {}
-    how = truth_option(truth, profiles, elastic_share, sharing, loading)
+    how = truth_option(truth, profiles, elastic_share, sharing, loading, [policy])
     with payload() as out:
         jobs, _ = read_trace(trace, format, limit, from_date, False)
         where = cluster_of(jobs, None if cluster is None else parse_cluster(cluster), loads[0])
@@ -92,6 +92,7 @@ def factorial(
             overheads=how.overheads().times(factor(overheads, "--overheads")), load=loads[0], notes=notes,
             sleep=sleep_of(suspend_time), power=curves_for(where, curves) if power else (),
         )
+        warn_of_useless([whole], jobs, how, shows={"price", "power" if power else ""})
         drawn, chosen = traces.scale_load(jobs, loads[0]), variants(whole)
         tasks = [
             Task(trace=drawn, cluster=where, policy=variant, settings=settings, truth=how)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,17 +14,50 @@ from brim.errors import ConfigError
 if TYPE_CHECKING:
     from brim.core.cluster import Cluster
     from brim.core.trace import Trace
+    from brim.policies.sockets import Policy
     from brim.sim.sleepers import Sleep
     from brim.sim.truth_option import TruthOption
 
 
 def truth_option(
-    truth: str, profiles: Path | None, elastic_share: float | None, sharing: str, loading: str
+    truth: str, profiles: Path | None, elastic_share: float | None, sharing: str, loading: str,
+    policies: Iterable[str],
 ) -> TruthOption:
-    """Return how jobs run, as the options say."""
+    """Return how jobs run, as the options say; jobs that a policy lets share GPUs are slowed down in any case."""
+    from brim.policies.presets import find_policy
     from brim.sim.truth_option import TruthOption
 
+    if not sharing and any(find_policy(name).shares_gpus for name in policies):
+        sharing = "demand"
     return TruthOption(name=truth, profiles=profiles, elastic_share=elastic_share, sharing=sharing, loading=loading)
+
+
+def warn_of_useless(policies: Sequence[Policy], trace: Trace, truth: TruthOption, *, shows: Container[str]) -> None:
+    """Say on stderr which policies cannot do what they are for, or would not show it.
+
+    Args:
+        policies: The policies.
+        trace: The jobs.
+        truth: How jobs run.
+        shows: ``power`` or ``price``, as far as they were given.
+    """
+    from brim.core.trace import NONE
+
+    if truth.name == "rigid" and (names := _named(policies, "resizes_running")):
+        print(f"brim: {names}: no job of this trace can change its number of GPUs (--truth rigid); "
+              "--truth parametric --elastic-share 0.3 draws some that can", file=sys.stderr)
+    if names := _named(policies, "shares_gpus"):
+        columns = {"gpu_util_milli": trace.gpu_util_milli, "gpu_mem_mib": trace.gpu_mem_mib}
+        lacking = " and ".join(name for name, column in columns.items() if (column == NONE).all())
+        if lacking:
+            print(f"brim: {names}: nobody shares GPUs, because no job of this trace records {lacking}", file=sys.stderr)
+    for aim, option in (("energy", "power"), ("cost", "price")):
+        if option not in shows and any(policy.name == f"brim-{aim}" for policy in policies):
+            print(f"brim: brim-{aim}: without --{option} the replay shows no {aim}", file=sys.stderr)
+
+
+def _named(policies: Sequence[Policy], what: str) -> str:
+    return ", ".join(policy.name for policy in policies if getattr(policy, what))
 
 
 def read_trace(

@@ -24,7 +24,7 @@ from brim.cli.options import (
     output_of,
 )
 from brim.cli.outputs import check_outputs, console, payload
-from brim.cli.replay_inputs import cluster_of, naming, read_trace, sleep_of, truth_option
+from brim.cli.replay_inputs import cluster_of, naming, read_trace, sleep_of, truth_option, warn_of_useless
 from brim.cli.reproduce import reproduce
 from brim.cli.unconverted import UnconvertedGroup
 from brim.errors import ConfigError
@@ -76,7 +76,7 @@ _Sharing = Annotated[
     typer.Option(
         "--sharing",
         help="How jobs that share GPUs slow each other down: demand (by their utilisation), or a TOML file of "
-        "measured sets. Not at all by default.",
+        "measured sets. By default demand, if a policy lets jobs share.",
     ),
 ]
 _Loading = Annotated[
@@ -180,8 +180,8 @@ def run(
     with payload() as out:
         _replay_and_report(
             trace, cluster, [policy], format, limit, from_date, loads, [seed],
-            truth_option(truth, profiles, elastic_share, sharing, loading), overheads, estimates, library, node_mtbf,
-            job_mtbf, drain, suspend_time, drop_too_large, price, power, html, jobs, anonymise,
+            truth_option(truth, profiles, elastic_share, sharing, loading, [policy]), overheads, estimates, library,
+            node_mtbf, job_mtbf, drain, suspend_time, drop_too_large, price, power, html, jobs, anonymise,
             output_of(output, as_json), out, bill,
         )
 
@@ -223,11 +223,11 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Replay a trace under several policies and compare."""
+    names = [name.strip() for name in policies.split(",")]
     with payload() as out:
         _replay_and_report(
-            trace, cluster, [name.strip() for name in policies.split(",")], format, limit, from_date,
-            numbers(load, "--load"), list(range(seeds)),
-            truth_option(truth, profiles, elastic_share, sharing, loading), overheads, estimates,
+            trace, cluster, names, format, limit, from_date, numbers(load, "--load"), list(range(seeds)),
+            truth_option(truth, profiles, elastic_share, sharing, loading, filter(None, names)), overheads, estimates,
             library, node_mtbf, job_mtbf, drain, suspend_time, drop_too_large, price, power, html, jobs, anonymise,
             output_of(output, as_json), out,
         )
@@ -286,27 +286,14 @@ def _replay_and_report(
         print(f"brim: {note}", file=sys.stderr)
     settings = replace(settings, notes=settings.notes + left_out)
     truth.build(recorded, cluster)  # errors in it are found before the first replay
-    if truth.name == "rigid":
-        _warn_of_resizing(policies)
+    shows = [option for option, value in (("power", power), ("price", price)) if value]
+    warn_of_useless(list(map(find_policy, policies)), recorded, truth, shows=shows)
     tasks = _tasks(recorded, cluster, policies, settings, loads, seeds, truth)
     record = _record(recorded, cluster, loads, seeds, truth, part=part)
     words = sys.argv[1:]
     if anonymise:  # the page shows its command, without the names of folders and of the trace
         words = [re.sub(r"[^=,]*/", "", "TRACE" if word == path else word) for word in words]
     _run_and_report(tasks, record, prices, html, jobs, output, out, shlex.join(["brim", *words]), bill)
-
-
-def _warn_of_resizing(policies: Sequence[str]) -> None:
-    """Say on stderr which policies cannot do what they are for, because no job is elastic."""
-    from brim.policies.presets import find_policy
-
-    resizing = [policy.name for policy in map(find_policy, policies) if policy.resizes_running]
-    if resizing:
-        change = "changes" if len(resizing) == 1 else "change"
-        print(
-            f"brim: {', '.join(resizing)} {change} the GPUs of running jobs, but no job is elastic (--truth rigid)",
-            file=sys.stderr,
-        )
 
 
 def _check_results(html: Path | None, jobs: Path | None, inputs: Sequence[str | Path | None]) -> None:

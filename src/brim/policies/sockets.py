@@ -28,7 +28,7 @@ from brim.errors import ConfigError, one_line
 SOCKETS: Final = ("order", "size", "place", "feed", "fill")
 _DECLARATIONS: Final = (
     "asks_run_times", "resizes_running", "moves_running", "tunes_running", "counts_cores", "acts_when_idle",
-    "asks_exchange", "asks_loading", "remember", "takes_padding", "worth",
+    "asks_exchange", "asks_loading", "remember", "takes_padding", "worth", "shares_gpus",
 )
 WAKES: Final = frozenset({
     Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.STOPPED, Kind.EVICTED, Kind.NODE_UP, Kind.GPU_OPENED,
@@ -102,7 +102,8 @@ class Place(Protocol):
     A job is granted as many GPUs as its size says, or none. If that many are not free together, it may be granted
     fewer: those it holds already, or any number that it can run on (from its ``gpus_min``). All GPUs of a job have one
     share. A part that builds its grants anew copies the ``revocable`` mark of jobs that stay. A part that may move
-    running jobs, whether or not their size changes, has ``moves_running = True``.
+    running jobs, whether or not their size changes, has ``moves_running = True``; one that lets jobs share GPUs,
+    ``shares_gpus = True``.
     """
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
@@ -244,6 +245,11 @@ class Policy:
     def takes_padding(self) -> bool:
         """Whether the fill part decides about padding jobs, which are then invisible to Order, Size and Place."""
         return self.declares("fill", "takes_padding")
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether the place part lets jobs share GPUs that asked for GPUs of their own."""
+        return self.declares("place", "shares_gpus")
 
     @property
     def asks_exchange(self) -> bool:

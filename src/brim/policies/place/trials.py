@@ -45,6 +45,7 @@ class OnTrial(ABC):
     """
 
     acts_when_idle: ClassVar[bool] = True
+    shares_gpus: ClassVar[bool] = True
     asks_run_times: ClassVar[bool] = True
     wakes_on: ClassVar[frozenset[Kind]] = frozenset({Kind.REPORTED})
     memory_columns: ClassVar[int] = 6
