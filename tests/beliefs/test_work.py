@@ -23,11 +23,12 @@ AGAIN = [1 / 9, 3 / 7, 1, 7 / 3, 9]
 HOUR = 3_600_000
 
 
-def left_of(done, ended=(), models=None, services=(), ran=None):
+def left_of(done, ended=(), models=None, services=(), ran=None, had=None):
     """What is left of jobs that did so much at 1 ms a sample, when jobs of model 0 ended so."""
     jobs = [job(gpus=1, at=row, model=name) for row, name in enumerate(models or ["m"] * len(done))]
     snapshot = with_columns(
-        snapshot_of("1x1xT4", *jobs, now=100), samples_done=done, run_ms=ran or [0] * len(done)
+        snapshot_of("1x1xT4", *jobs, now=100), samples_done=done, run_ms=ran or [0] * len(done),
+        service_gpu_ms=had or [0] * len(done),
     )
     work = EndedWork(frozen(np.zeros(len(ended), dtype=np.int64)), frozen(np.array(sorted(ended), dtype=np.float64)))
     histogram = np.zeros(len(SERVICE_EDGES_GPU_MS), dtype=np.int64)
@@ -71,6 +72,16 @@ def test_a_job_without_a_model_that_outlived_all_has_as_much_again_with_the_know
     done = 100 * HOUR
     found = left_of([0], models=[""], services=[HOUR] * 5, ran=[done])
     assert found[0] == pytest.approx([done * again for again in AGAIN])
+
+
+def test_jobs_without_a_model_that_still_run_say_that_others_may_need_more():
+    """Five ended after an hour, five have run for four: half of all need more: P(T > x times four) = 1/x."""
+    hour = SERVICE_EDGES_GPU_MS[np.searchsorted(SERVICE_EDGES_GPU_MS, HOUR) - 1 :][:2].mean()
+    running = [4 * HOUR] * 5
+    found = left_of([0] * 6, models=[""] * 6, services=[HOUR] * 5, ran=[0, *running], had=[0, *running])
+    assert found[0][:2] == pytest.approx([hour, hour])
+    assert found[0][3:] == pytest.approx([4 * HOUR * times for times in (10 / 7, 10 / 3)])
+    assert left_of([0], models=[""], services=[HOUR] * 5)[0] == pytest.approx([hour] * 5)
 
 
 def test_jobs_that_outlive_all_of_their_model_end_beyond_the_most_that_one_has_done():

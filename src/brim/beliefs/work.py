@@ -46,12 +46,11 @@ class Work(Protocol):
 class EndedJobs:
     """A job needs what ended jobs needed that needed more than it has had: those of its model, and, less, all others.
 
-    Of its model, ended jobs count by their samples. Jobs that run have not ended yet at what they have done, and say
-    that jobs may need more (Kaplan, Meier): without them, the jobs that have ended would make all others look short,
-    because the short ones end first. Of other jobs, the service that they received counts, beside the run time of the
-    job. Jobs that have outlived all of their model need more than x times the most that one has done with probability
-    1 / x. A job that has outlived all others, too, has more than x times what it has done left with probability
-    1 / (1 + x).
+    Of its model, jobs count by their samples; of other jobs, the service that they received counts, beside the run time
+    of the job. Jobs that run have not ended yet at what they have done, and say that jobs may need more (Kaplan,
+    Meier): without them, the jobs that have ended would make all others look short, because the short ones end first.
+    Jobs that have outlived all that ended need more than x times the most that one has done with probability 1 / x. A
+    job that has outlived all others, too, has more than x times what it has done left with probability 1 / (1 + x).
 
     Source:
         Ours. Jobs that still run: Kaplan, Meier, Nonparametric Estimation from Incomplete Observations, JASA 1958. The
@@ -68,7 +67,7 @@ class EndedJobs:
         keys = np.stack((model, done, np.where(model != NONE, per_sample, 0.0)), axis=1)
         alike, first, row_of = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         samples, own_weight = _of_models(snapshot, model[first])
-        others, weight = _others(snapshot.ended_service)
+        others, weight = _others(snapshot.ended_service, jobs.service_gpu_ms[jobs.service_gpu_ms > 0])
         left = _left(
             np.hstack((np.tile(others, (len(alike), 1)), samples * alike[:, 2:])),
             np.hstack((np.tile(weight, (len(alike), 1)), own_weight)), alike[:, 1],
@@ -76,11 +75,22 @@ class EndedJobs:
         return left[row_of.reshape(-1)]
 
 
-def _others(ended: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Service of ended jobs, GPU ms, by bins that hold any, and their weights, ``OTHERS`` in all."""
+def _others(ended: IntArray, running: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Service of jobs, GPU ms, and weights, ``OTHERS`` in all; none while no job has ended.
+
+    Args:
+        ended: Ended jobs by bins of ``SERVICE_EDGES_GPU_MS``.
+        running: Service, GPU ms, of jobs that have not ended.
+    """
     upper = np.append(SERVICE_EDGES_GPU_MS[1:], 2 * SERVICE_EDGES_GPU_MS[-1])
     held = np.flatnonzero(ended)
-    return (SERVICE_EDGES_GPU_MS[held] + upper[held]) / 2, OTHERS * ended[held] / max(int(ended.sum()), 1)
+    if not len(held):
+        return np.empty(0), np.empty(0)
+    middle = (SERVICE_EDGES_GPU_MS[held] + upper[held]) / 2
+    stands_for, outlive = survival(middle, running, ended[held])
+    beyond = max(float(middle[-1]), float(running.max(initial=0))) * BEYOND
+    weight = np.append(stands_for, np.full(len(BEYOND), outlive / len(BEYOND)))
+    return np.append(middle, beyond), OTHERS * weight / weight.sum()
 
 
 def _of_models(snapshot: Snapshot, model: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -96,19 +106,21 @@ def _of_models(snapshot: Snapshot, model: IntArray) -> tuple[FloatArray, FloatAr
     return totals, weights
 
 
-def survival(ended: FloatArray, running: FloatArray) -> tuple[FloatArray, float]:
-    """How many jobs each ended one stands for, (E,), and how many outlive them all; together E + R.
+def survival(ended: FloatArray, running: FloatArray | IntArray, count: IntArray | int = 1) -> tuple[FloatArray, float]:
+    """How many jobs ended ones stand for, (E,), and how many outlive them all; together all that ended and run.
 
     This is the estimate of Kaplan and Meier: each running job is one of those that end after what it has done.
 
     Args:
         ended: Work of ended jobs, ascending (E,).
         running: Work that others have done so far (R,).
+        count: How many jobs each entry of ``ended`` is (E,).
     """
-    jobs = len(ended) + len(running)
-    at_risk = jobs - np.arange(len(ended)) - np.searchsorted(np.sort(running), ended, side="left")
-    survives = np.append(1.0, np.cumprod(1.0 - 1.0 / at_risk))
-    return jobs * survives[:-1] / at_risk, float(jobs * survives[-1])
+    gone = np.broadcast_to(np.asarray(count, dtype=np.float64), ended.shape)
+    jobs = float(gone.sum()) + len(running)
+    at_risk = jobs - (np.cumsum(gone) - gone) - np.searchsorted(np.sort(running), ended, side="left")
+    survives = np.append(1.0, np.cumprod(1.0 - gone / at_risk))
+    return jobs * survives[:-1] * gone / at_risk, float(jobs * survives[-1])
 
 
 def _left(total: FloatArray, weight: FloatArray, done: FloatArray) -> FloatArray:
