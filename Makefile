@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-c
 	$(PIP) -e .
 	touch $@
 
-demo: .venv/made  ## a cluster with eight training jobs, then a comparison on a synthetic trace
+demo: .venv/made  ## a cluster with nine training jobs, then a comparison on a synthetic trace
 	@mkdir -p out
 	$(BIN)/brim demo
 	$(BIN)/brim trace synth philly out/philly.parquet --num-jobs 3000 --seed 1 --cluster 32x8xV100 --load 0.9

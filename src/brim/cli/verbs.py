@@ -34,7 +34,7 @@ VERBS: Final = {
     "report": ("report", "Show how far simulated times are from recorded ones."),
     "token": ("token", "Make, list and revoke tokens for the API on TCP."),
     "doctor": ("doctor", "Check the service, its folders and this machine."),
-    "demo": ("demo", "Run eight training jobs on a cluster of its own, beside their replay."),
+    "demo": ("demo", "Run nine training jobs on a cluster of its own."),
     "profile": ("profile", "Measure the steps, memory and loader of a training script."),
     "sim": ("sim", "Replay a trace under other policies, and compare them."),
     "trace": ("trace", "Describe, convert and generate traces."),

@@ -1,7 +1,7 @@
 """Headline numbers of the papers that brim answers to, each beside what was measured here.
 
 A number is "reproduced" only if its published conditions are met, and the number too; else it is "re-measured" under
-conditions of ours, "with issue 14" if its system is not here yet, or "not measured". Whether ours is as good as the
+conditions of ours, "not here yet" if its system is not here yet, or "not measured". Whether ours is as good as the
 published number is said beside that, whatever the conditions.
 """
 
@@ -29,7 +29,7 @@ WAIT_AND_RUN: Final = -0.97
 """Published growth of EaCO's run time in simulation, and change of time in system with 28 overloaded nodes."""
 POLLUX_LOWER: Final = 0.37
 """Least published gain of Pollux."""
-Verdict = Literal["reproduced", "re-measured", "with issue 14", "not measured"]
+Verdict = Literal["reproduced", "re-measured", "not here yet", "not measured"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ def _absent(number: int, system: str, published: str, why: str, verdict: Verdict
 _LATER: Final = "AITurbo is not here yet"
 _NONE: Final = "no experiment here"
 ABSENT: Final = (
-    *(_absent(number, system, published, _LATER, "with issue 14") for number, system, published in (
+    *(_absent(number, system, published, _LATER, "not here yet") for number, system, published in (
         (4, "AITurbo", "mean JCT 3x lower"), (5, "AITurbo", "utilisation +15 %"),
         (6, "AITurbo", "gap of CPU and GPU use 60 to 40 %"), (7, "AITurbo", "85.03 % of jobs predictable"),
         (8, "AITurbo", "classifier 0.94 to 0.98"), (9, "AITurbo's successor", "JCT ratios 1.24 to 4.2"),
