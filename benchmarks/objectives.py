@@ -1,4 +1,4 @@
-"""Energy, completion times and slowdowns of `brim` by objective beside its peers, on jobs of three real clusters.
+"""Energy, completion times and slowdowns of `brim` by objective beside its peers, on jobs of six real clusters.
 
     python benchmarks/objectives.py DATA [--jobs N] [--skip N] [--draw SEED] [--elastic-share P] [--policies NAMES]
 
@@ -29,8 +29,11 @@ from brim.units import MS_PER_H
 
 TRACES = {
     "philly": ("traces/philly/philly_2017-09_2017-10.csv.gz", "2017-10-01"),
+    "itp01": ("traces/itp/cluster01.csv.gz", None),
     "itp03": ("traces/itp/cluster03.csv.gz", None),
+    "itp04": ("traces/itp/cluster04.csv.gz", None),
     "itp05": ("traces/itp/cluster05.csv.gz", None),
+    "itp06": ("traces/itp/cluster06.csv.gz", None),
 }
 """File of each trace, and the day from which on jobs are taken."""
 GPUS_MAX, RUN_H_MAX = 16, 24

@@ -38,8 +38,12 @@ INTERRUPTED: Final = 130
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the experiment.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Run a few points only: some 90 s of CPU time.")] = False,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="elastic, padding (PaddingTorch), adloader (A-Dloader), eaco or all.")
+    ] = "",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer points or jobs, and other figures than a full run.")
+    ] = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, max=SEEDS_MAX, help="Seeds to average over.")] = 1,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="PATH", help="padding, all: PAI trace; else jobs are drawn.")

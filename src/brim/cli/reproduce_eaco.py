@@ -42,6 +42,8 @@ def reproduce_eaco(*, quick: bool, output: str) -> None:
         print(dump_json(_as_json(table, found)))
         return
     shown: list[RenderableType] = [*_measured(table, at_idle)]
+    if quick:
+        shown.append(Text(f"--quick: {jobs} of {eaco.Conditions().jobs} jobs; the full run gives other figures."))
     for one in clusters:
         shown += _cluster(one, {label: row for (where, label), row in found.items() if where == one})
     if changed:
@@ -91,7 +93,12 @@ def _measured(table: Sequence[TableRow], at_idle: Sequence[TableRow]) -> Iterato
     asked = [row for row in table if row.is_asked]
     met = sum(row.is_met for row in asked)
     word = "reproduced" if met == len(asked) else "re-measured"
-    yield Text(f"EaCO's measured sets on a node of 8 V100: {word}, {met} of {len(asked)} pairs and triples", "bold")
+    told = {True: "fitted", False: "predicted"}
+    counts = ", ".join(
+        f"{sum(row.is_met for row in rows)} of {len(rows)} that were {told[fitted]}"
+        for fitted in told if (rows := [row for row in asked if (row.published in FITTED_ON) is fitted])
+    )
+    yield Text(f"EaCO's measured pairs and triples on a node of 8 V100: {word}; condition met by {counts}", "bold")
     yield Text(
         f"Power and slowdown fitted on the first {len(FITTED_ON)} rows. Condition: energy within {ENERGY_WITHIN:.0%} "
         f"and mean JCT within {JCT_WITHIN:.0%}."
@@ -141,10 +148,10 @@ def _cluster(conditions: Conditions, rows: dict[str, ClusterRow]) -> Iterator[Re
     ))
     own = rows[eaco.EACO.label]
     beside = ", ".join(
-        f"{name}: published {figure:.1%}, ours {eaco.saving(own, rows[name]):.1%}"
+        f"{eaco.saving(own, rows[name]):.1%} less than {name} (published: {figure:.1%})"
         for name, figure in eaco.CLUSTER_SAVINGS[conditions.nodes].items()
     )
-    yield Text(f"Energy of eaco below {beside}.")
+    yield Text(f"Energy that eaco uses: {beside}.")
 
 
 def _sensitivity(

@@ -193,7 +193,8 @@ def compare(
     policies: Annotated[
         str,
         typer.Option(
-            "--policies", "-p", help="Presets or files, separated by commas.", autocompletion=complete_policies
+            "--policies", "-p", help="Presets (`brim policy list`) or files, separated by commas.",
+            autocompletion=complete_policies,
         ),
     ] = DEFAULT_POLICIES,
     format: _Format = None,

@@ -239,8 +239,9 @@ def _notes(rows: dict[str, list[Summary]], record: RecordedMetrics | NoRecord | 
             f"GPU-h saved: how many GPU-hours less the same jobs hold than {against(reference)}; wait-h saved: how "
             "many hours less they wait, summed over the jobs. Below zero, they need more."
         )
-    if first.metrics.elastic:
-        lines.append(f"{first.metrics.elastic:,} of the jobs are elastic: a policy may choose their GPUs and batch.")
+    if elastic := first.metrics.elastic:
+        are = "is" if elastic == 1 else "are"
+        lines.append(f"{elastic:,} of the jobs {are} elastic: a policy may choose the GPUs and batch of such jobs.")
     seeds = max(len(group) for group in rows.values())
     if seeds > 1:
         lines.append(f"{seeds} seeds: mean +- 95 % interval (Student t); differences are paired by seed.")
