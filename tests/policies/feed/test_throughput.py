@@ -71,6 +71,13 @@ def test_cores_go_where_they_bring_most(rows, cores, expected):
     assert divided(rows, cores) == expected
 
 
+def test_what_a_worker_for_each_of_many_ranks_brings_counts_as_a_whole():
+    """Sixteen ranks that want seven cores each: the second worker doubles their speed, at 0.9 % of it per core."""
+    starved = np.array((1987.0, 0.003588, 0.0, 0.0, 0.0, 6.0))
+    one, seats = np.zeros(1, dtype=np.int64), seats_on_one_node([16], 36)
+    assert by_gain(one, seats, starved[None], np.full(1, np.inf), one - 1, one, 0.01).tolist() == [2]
+
+
 def test_a_core_for_a_job_that_waits_for_storage_goes_to_another():
     """Two jobs read from a disk that feeds 50 samples/s of the first, which 2 workers deliver."""
     reads = HEAVY.copy()

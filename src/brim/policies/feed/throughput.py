@@ -132,7 +132,7 @@ def by_gain(
         bytes_per_s: What storage gives one rank (J,).
         fixed: Workers of jobs that are not to be changed, as far as there are cores; NONE for the others (J,).
         least: Workers that the others have at least, as far as there are cores (J,).
-        gain_min: Least gain per core.
+        gain_min: Least gain of one more worker for each rank of a job.
 
     Returns:
         Loader workers per rank (J,).
@@ -158,9 +158,7 @@ def by_gain(
     heapify(later)
     while later:
         minus, _, j = heappop(later)
-        if -minus < gain_min:
-            break
-        if not _room(j, seats, left):
+        if -minus * ranks[j] < gain_min or not _room(j, seats, left):
             continue
         workers[j] += 1
         for c in range(seats.first[j], seats.first[j + 1]):
@@ -223,7 +221,7 @@ class Throughput:
     Jobs of which nothing is known get an equal share of the cores per GPU of their node, and give none of it up.
 
     Attributes:
-        gain_min: A core that would raise the speed of its job by less than this part stays free. Ours.
+        gain_min: Cores that would raise the speed of their job by less than this part stay free. Ours.
         hold_ms: A running job whose workers changed has no fewer for this long, unless cores are missing. Ours.
     """
 
