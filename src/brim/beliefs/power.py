@@ -98,6 +98,8 @@ def curves_for(cluster: Cluster, curves: Mapping[str, PowerCurve]) -> tuple[Powe
         if name.lower() not in curves and not fitting:
             type_ = f"GPUs of type {name}" if name else "GPUs without a type"
             known = ", ".join(sorted(curve.gpu_type for curve in curves.values()))
-            raise ConfigError(f"--power: found {type_} in the cluster, expected one of {known}")
+            raise ConfigError(
+                f"--power: found {type_} in the cluster, expected one of {known}, or a TOML file that has it"
+            )
         found.append(curves.get(name.lower()) or max(fitting, key=lambda curve: len(words_of(curve.gpu_type))))
     return tuple(found)

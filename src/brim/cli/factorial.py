@@ -137,7 +137,8 @@ def _report(
         for heading, name in _FIGURES.items() if name != "energy_kwh" or next(iter(replays.values())).power
     }
     if (next(iter(replays.values())).trace.job_class == JobClass.PADDING).any():
-        figures = {"mean JCT, regular jobs": {on: _regular_jct_s(replay) for on, replay in replays.items()}} | figures
+        regular = {on: metrics.jct_regular_mean_s for on, metrics in measured.items()}
+        figures = {"mean JCT, regular jobs": regular} | figures
     incomplete = [on for on, metrics in measured.items() if metrics.finished < metrics.jobs]
     if wanted == "json":
         print(json.dumps({"schema": SCHEMA, "policy": policy.name, **design.as_json(figures)}), file=out)
@@ -147,16 +148,6 @@ def _report(
     if html is not None:
         write_experiment(experiment, html)
         print(f"page: {html}", file=sys.stderr)
-
-
-def _regular_jct_s(replay: Replay) -> float | None:
-    """Mean completion time of the finished jobs that are not padding, in seconds."""
-    from brim.core.trace import JobClass
-    from brim.reports.metrics import finished, jct_ms
-    from brim.units import MS_PER_S
-
-    rows = finished(replay) & (replay.trace.job_class != JobClass.PADDING)
-    return float(jct_ms(replay)[rows].mean()) / MS_PER_S if rows.any() else None
 
 
 def _experiment(

@@ -37,7 +37,7 @@ def list_policies(output: OutputOption = "table", as_json: JsonOption = False) -
     if wanted == "json":
         print(json.dumps({"schema": 1, **found}, indent=2))
         return
-    columns = ("name", "order", "size", "place", "source")
+    columns = ("name", "order", "size", "place", "feed", "fill", "source")
     headings = ("policy", *columns[1:])
     rows = [headings, *([_brief(row[column]) for column in columns] for row in found["policies"])]
     _print_columns(rows)

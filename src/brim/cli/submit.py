@@ -48,7 +48,10 @@ _Priority = Annotated[
     str | None, typer.Option("--priority", "-p", metavar="N", help="Larger is served first, by policies that read it.")
 ]
 _Class = Annotated[
-    str | None, typer.Option("--class", metavar="CLASS", help="regular, urgent or padding; for policies that read it.")
+    str | None,
+    typer.Option(
+        "--class", metavar="CLASS", help="regular; urgent, for policies that read it; or padding, on idle GPUs only."
+    ),
 ]
 _After = Annotated[
     str | None,
@@ -82,7 +85,10 @@ _Requeue = Annotated[
 ]
 _Grace = Annotated[
     str | None,
-    typer.Option("--grace", metavar="TIME", help="From SIGTERM to SIGKILL when it has to stop; by default, 30s."),
+    typer.Option(
+        "--grace", metavar="TIME",
+        help="From SIGTERM to SIGKILL when it has to stop; by default 30s, 5s for padding.",
+    ),
 ]
 _Batch = Annotated[
     str | None,

@@ -160,6 +160,8 @@ def _basis(jobs: Sequence[RecordedJob], prices: Prices | None, curves: tuple[Pow
         said.append(f"Cost is {prices.words}, work that was lost included.")
         if prices.kwh:
             said.append(f"A kWh of a job costs {prices.kwh:g}." if curves else "Energy is not in the cost.")
+    if curves and (prices is None or not prices.co2_g_per_kwh):
+        said.append("No co2_g_per_kwh in a --price file: no CO2.")
     if curves:
         silent = sum(job.job.request.gpu_util_milli == NONE for job in jobs)
         said.append(

@@ -63,6 +63,12 @@ def _elastic(
 BRIM: Final = "brim"
 OBJECTIVES: Final = ("jct", "energy", "cost", "balanced")
 """What the preset ``brim`` may aim at; the first unless another is named."""
+_AIMS: Final = {
+    "jct": "elastic sizes for the shortest completion times",
+    "energy": "fewest GPUs, shared where that saves energy",
+    "cost": "fewest GPUs, shared where that saves GPU time",
+    "balanced": "sizes as asked, shared where that saves energy",
+}
 _FEWEST: Final = Goodput(gpus_max=1)
 """Each elastic job on the fewest GPUs that it runs on, where a GPU-second does the most work."""
 
@@ -84,7 +90,7 @@ def _brim(objective: str) -> Policy:
     return Policy(
         name=BRIM if objective == OBJECTIVES[0] else f"{BRIM}-{objective}", order=Arrival(), size=size, place=place,
         feed=Throughput(), fill=Padding(wakes_nodes=objective != "energy"), period_ms=MS_PER_MIN, gap_ms=30 * MS_PER_S,
-        source=f"ours: all five decisions, for {objective}",
+        source=f"ours: {_AIMS[objective]}, loader cores, padding",
     )
 
 

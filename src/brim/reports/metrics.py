@@ -16,7 +16,7 @@ from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.cluster import UNLIMITED
 from brim.core.energy import J_PER_KWH, energy_of, least_energy_j
 from brim.core.replay import Replay
-from brim.core.trace import NONE, Trace
+from brim.core.trace import NONE, JobClass, Trace
 from brim.units import MS_PER_S, WHOLE_GPU
 
 SIZE_CLASSES: Final = ("1", "2-4", "5-8", "9-16", "17-64", ">64")
@@ -40,6 +40,7 @@ class Metrics:
         jct_mean_s: Completion minus submission, waiting included, over finished jobs.
         jct_p50_s: Its median.
         jct_p99_s: Its 99th percentile.
+        jct_regular_mean_s: Its mean over jobs that are no padding jobs; None where there are no padding jobs.
         queue_mean_s: Submission to first start, over finished jobs.
         queue_p50_s: Its median.
         queue_p99_s: Its 99th percentile.
@@ -81,6 +82,7 @@ class Metrics:
     jct_mean_s: float | None
     jct_p50_s: float | None
     jct_p99_s: float | None
+    jct_regular_mean_s: float | None
     queue_mean_s: float | None
     queue_p50_s: float | None
     queue_p99_s: float | None
@@ -121,6 +123,7 @@ def measure(replay: Replay) -> Metrics:
     """
     done = finished(replay)
     jct_s = jct_ms(replay)[done] / MS_PER_S
+    padding = replay.trace.job_class[done] == JobClass.PADDING
     queue_s = queue_ms(replay)[done] / MS_PER_S
     ran = len(replay.runs.job) > 0
     wait_s = wait_ms(replay)[done] / MS_PER_S
@@ -141,6 +144,7 @@ def measure(replay: Replay) -> Metrics:
         jct_mean_s=_mean(jct_s),
         jct_p50_s=percentile(jct_s, 50),
         jct_p99_s=percentile(jct_s, 99),
+        jct_regular_mean_s=_mean(jct_s[~padding]) if padding.any() else None,
         queue_mean_s=_mean(queue_s),
         queue_p50_s=percentile(queue_s, 50),
         queue_p99_s=percentile(queue_s, 99),

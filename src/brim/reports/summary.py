@@ -31,8 +31,9 @@ CONFIDENCE: Final = 0.95
 
 _RESULT_KEYS: Final = (
     "jobs", "finished", "failed", "rejected", "rejected_fraction", "unfinished", "elastic", "unmeasured", "jct_mean_s",
-    "jct_p50_s", "jct_p99_s", "jct_bound_s", "makespan_s", "makespan_bound_s", "queue_mean_s", "queue_p50_s",
-    "queue_p99_s", "wait_mean_s", "wait_p50_s", "wait_p99_s", "requeue_mean_s", "gpu_allocated_fraction",
+    "jct_p50_s", "jct_p99_s", "jct_regular_mean_s", "jct_bound_s", "makespan_s", "makespan_bound_s",
+    "queue_mean_s", "queue_p50_s", "queue_p99_s", "wait_mean_s", "wait_p50_s", "wait_p99_s", "requeue_mean_s",
+    "gpu_allocated_fraction",
     "gpu_busy_fraction", "cpu_busy_fraction", "energy_kwh", "energy_idle_kwh", "energy_bound_kwh", "co2_kg",
     "active_nodes", "cost", "preemptions", "restarts",
     "resizes", "lost_gpu_s", "held_gpu_s", "saved_against", "saved_gpu_s", "saved_wait_s", "saved_cost", "ftf_rho_mean",

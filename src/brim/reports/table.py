@@ -169,6 +169,7 @@ def show_saved(hours: float) -> str:
 
 
 _RARE: Final[dict[str, tuple[Callable[[Summary], float], Callable[[float], str]]]] = {
+    "JCT regular": (lambda s: s.metrics.jct_regular_mean_s or 0.0, show_duration),
     "resize": (lambda s: s.metrics.resizes, _whole), "rejected": (lambda s: s.metrics.rejected, _whole),
     "unmeasured": (lambda s: s.metrics.unmeasured, _whole),
     "lost GPU-h": (lambda s: s.metrics.lost_gpu_s / S_PER_H, show_hours),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from brim.reports.record import NAME as RECORDED
@@ -76,7 +76,29 @@ def verdict(groups: Groups) -> list[str]:
     sentences[-1] += _without_preemption(groups, found)
     if saved is not None:
         sentences.append(_saved(found.best, groups[found.best][0], saved))
-    return sentences
+    return sentences + _least(groups, found)
+
+
+def _least(groups: Groups, found: Standing) -> list[str]:
+    """Which policy uses the least energy, and which costs least, where it is known, beside the first."""
+    said = []
+    figures: tuple[tuple[str, str, Callable[[Summary], float | None]], ...] = (
+        ("uses the least energy", " kWh", lambda s: s.metrics.energy_kwh), ("costs least", "", lambda s: s.cost),
+    )
+    for verb, unit, figure in figures:
+        known = {
+            policy: interval(values).mean for policy in found.means_s if not groups[policy][0].oracle
+            if (values := [value for s in groups[policy] if (value := figure(s)) is not None])
+        }
+        if len(known) < 2 or found.first not in known:
+            continue
+        best, first = min(known, key=known.__getitem__), known[found.first]
+        if best == found.first:
+            said.append(f"{best} {verb}: {first:,.1f}{unit}.")
+        else:
+            gain = 1 - known[best] / first
+            said.append(f"{best} {verb}: {known[best]:,.1f}{unit}, {gain:.0%} less than {found.first} ({first:,.1f}).")
+    return said
 
 
 def times(ratio: float) -> str:
