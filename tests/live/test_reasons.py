@@ -12,6 +12,7 @@ from tests.live.virtual import request
 @pytest.mark.parametrize(("fields", "said"), [
     ({"outcome": "failed", "detail": "exited with 75"}, "attempt 1 failed: exited with 75"),
     ({"outcome": "failed", "stop_reason": "preempted"}, "attempt 1 was preempted"),
+    ({"outcome": "preempted", "stop_reason": "preempted", "detail": "preempted"}, "attempt 1 was preempted"),
     ({"outcome": "lost", "detail": "the machine was started since"},
      "attempt 1 was lost: the machine was started since"),
 ])  # fmt: skip

@@ -75,7 +75,8 @@ def earlier(job: JobRecord, attempts: Sequence[AttemptRecord]) -> list[str]:
     """Say how the attempts of a job ended before its newest one, a line for each: why it was started again."""
     past = [one for one in attempts if one.state == "ended" and (one.number < job.attempt or not job.has_ended)]
     return [
-        f"attempt {one.number} {_ended(one)}" + (f": {one.detail}" if one.detail else "") for one in past[-EARLIER_MAX:]
+        f"attempt {one.number} {_ended(one)}" + (f": {one.detail}" if one.detail not in ("", one.stop_reason) else "")
+        for one in past[-EARLIER_MAX:]
     ]
 
 
