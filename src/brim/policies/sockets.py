@@ -134,6 +134,9 @@ class Feed(Protocol):
     it does so with ``tunes_running = True``. With ``counts_cores = True`` each loader worker takes a core of its own
     from its node, beside the cores that jobs ask for, and a plan that grants more cores than a node has is refused;
     without it, loader workers run on the cores that their ranks have.
+
+    Where the fill part takes padding jobs, the part is asked twice: for regular jobs before Fill, and for padding jobs
+    after it, then with the cores that the former leave, if it counts cores.
     """
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> IntArray:
@@ -150,7 +153,7 @@ class Policy:
         order: Decides which job first.
         size: Decides how many GPUs.
         place: Decides which GPUs.
-        feed: Decides how many loader workers; called last, so that it also serves jobs that the fill part added.
+        feed: Decides how many loader workers, also of jobs that the fill part added.
         fill: Decides which jobs use the remaining GPUs.
         period_ms: Longest time between rounds while a job waits, or while one runs and may be resized; 0 for rounds on
             events only.
