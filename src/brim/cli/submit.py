@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -289,11 +290,26 @@ def _show(at: Client, command: Sequence[str], requests: Sequence[JobRequest], wa
 
     print(f"command: {shlex.join(command)}")
     for name, value in plain[0].items():
-        print(f"{name}: {','.join(map(str, value)) if isinstance(value, list) else value}")
+        print(_in_words(name, value))
     if len(plain) > 1:
         print(f"jobs: {len(plain)}, of which this is the first")
     for line in outcome["text"].splitlines():
         print(printable(line))
+
+
+_UNITS: Final = {"s": "s", "mib": "MiB"}
+
+
+def _in_words(name: str, value: Any) -> str:
+    """A field of a request, with the unit that its name ends in."""
+    what, _, unit = name.rpartition("_")
+    if isinstance(value, list):
+        return f"{name}: {','.join(map(str, value))}"
+    if name in ("begin_s", "deadline_s"):
+        return f"{what}: {datetime.fromtimestamp(value).astimezone():%Y-%m-%d %H:%M:%S}"
+    if unit == "milli":
+        return f"{what}: {value / 10:g}%"
+    return f"{what}: {value} {_UNITS[unit]}" if unit in _UNITS else f"{name}: {value}"
 
 
 def _wait(at: Client, job: int) -> int:

@@ -21,9 +21,9 @@ from brim.units import S_PER_H, counted, show_duration
 PAIRED: Final = "against first"
 """Heading of the column of paired differences."""
 _DROPPED_FIRST: Final = (
-    "rounds/s", "wall", "rho p95", "busy", "estimates", "makespan x bound", "lost GPU-h", "GPU-h held", "wait p50",
-    "JCT p50", "makespan", "cost", "wait-h saved", "re-wait", "wait p99", "preempt", "resize", "GPU-h saved",
-    "cost saved", PAIRED, "JCT p99", "alloc",
+    "rounds/s", "wall", "rho p95", "busy", "estimates", "makespan x bound", "lost GPU-h", "kWh x bound", "nodes",
+    "cost saved", "wait p50", "JCT p50", "makespan", "wait-h saved", "re-wait", "wait p99", "preempt", "resize",
+    "CO2 kg", "GPU-h saved", "GPU-h held", PAIRED, "JCT p99", "alloc", "cost",
 )
 
 
