@@ -14,7 +14,7 @@ from brim.core.actions import WITH_SETTING, Action, Plan, setting_in
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.changes import BATCH, FENCE, FINE, LATE, MOVED, RULES, TWICE, UNKNOWN, first_fault, stages
 from brim.core.lifecycle import Phase
-from brim.core.setting import Setting
+from brim.core.setting import SERVER, Setting
 from brim.core.snapshot import Snapshot
 from brim.core.sums import CORES, GPU, MEMORY, cores_of_ranks, overfull, plainly_sound
 from brim.core.tables import EMPTY, JobTable, NodeTable
@@ -102,7 +102,7 @@ _SENTENCES: Final[dict[int, Callable[[Snapshot, Action, int], str]]] = {
 
 def _check_gang(snapshot: Snapshot, row: int, setting: Setting) -> None:
     jobs, nodes, job = snapshot.jobs, snapshot.nodes, int(snapshot.jobs.id[row])
-    gpus, shares = setting.gpus, {rank.share_milli for rank in setting.ranks if rank.gpu != NONE}
+    gpus, shares = setting.gpus, {rank.share_milli for rank in setting.ranks if rank.gpu >= 0}
     odd = [share for share in sorted(shares) if not 0 < share <= WHOLE_GPU or len(shares) > 1]
     if odd:
         raise PlanError(f"job {job} is granted {' and '.join(f'{share / 10:g}' for share in odd)} % of its GPUs")
@@ -122,15 +122,15 @@ def _check_gang(snapshot: Snapshot, row: int, setting: Setting) -> None:
         raise PlanError(f"job {job} may have {counted(jobs.cpu_ranks_max[row], 'rank')} on CPU, plan grants {on_cpu}")
     types = set()
     for node, gpu in places:
-        if not 0 <= node < len(nodes) or not (gpu == NONE or 0 <= gpu < nodes.gpus[node]):
+        if not 0 <= node < len(nodes) or not SERVER <= gpu < nodes.gpus[node]:
             raise PlanError(f"job {job} is granted GPU {gpu} of node {node}, which does not exist")
         if not nodes.is_open[node] and not _has(snapshot, row, node, gpu):
             raise PlanError(f"job {job} is granted a rank on node {node}, which is down or draining")
-        if gpu != NONE and nodes.withheld.size and nodes.withheld[node, gpu] and not _has(snapshot, row, node, gpu):
+        if gpu >= 0 and nodes.withheld.size and nodes.withheld[node, gpu] and not _has(snapshot, row, node, gpu):
             raise PlanError(f"job {job} is granted GPU {gpu} of node {node}, which is withheld")
-        if gpu != NONE:
+        if gpu >= 0:
             types.add(int(nodes.gpu_type[node]))
-    if len(types) > 1 or (jobs.gpu_type[row] != NONE and types != {int(jobs.gpu_type[row])}):
+    if len(types) > 1 or (jobs.gpu_type[row] != NONE and types - {int(jobs.gpu_type[row])}):
         raise PlanError(f"job {job} is granted GPUs of types {sorted(types)}")
 
 
@@ -167,22 +167,25 @@ def _check_room(snapshot: Snapshot, acted: IntArray, new: IntArray, count_loader
 
 def gpu_shares(nodes: NodeTable, node: IntArray, gpu: IntArray, share_milli: IntArray) -> FloatArray:
     """Thousandths granted of each GPU, for the widest node's number of GPUs on each node; ranks on CPU do not count."""
-    if len(gpu) and gpu.min() == NONE:
-        on_gpu = gpu != NONE
+    if len(gpu) and gpu.min() < 0:
+        on_gpu = gpu >= 0
         node, gpu, share_milli = node[on_gpu], gpu[on_gpu], share_milli[on_gpu]
     return np.asarray(np.bincount(node * int(nodes.gpus.max()) + gpu, weights=share_milli), dtype=np.float64)
 
 
-def cores_milli(jobs: JobTable, job: IntArray, gpu: IntArray, loader_workers: IntArray | None) -> IntArray:
+def cores_milli(
+    jobs: JobTable, job: IntArray, gpu: IntArray, share_milli: IntArray, loader_workers: IntArray | None
+) -> IntArray:
     """Milli-cores that each rank takes from its node: the ledger of cores.
 
     Args:
         jobs: The job table.
         job: Row of the job of each rank.
-        gpu: GPU of each rank, NONE for one on CPU, which takes at least one core.
+        gpu: GPU of each rank, below 0 for one on CPU.
+        share_milli: Milli-cores of each rank on CPU, 0 for those that its job asks for, at least one core.
         loader_workers: Loader workers of each rank, which take a core each; None if they run on their ranks' cores.
     """
-    return cores_of_ranks(jobs.cpu_milli, job, gpu, EMPTY if loader_workers is None else loader_workers)
+    return cores_of_ranks(jobs.cpu_milli, job, gpu, share_milli, EMPTY if loader_workers is None else loader_workers)
 
 
 def check_snapshot(snapshot: Snapshot) -> None:
@@ -194,7 +197,7 @@ def check_snapshot(snapshot: Snapshot) -> None:
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
     if (np.diff(jobs.id) <= 0).any():
         raise InvariantError("the job table is not sorted by id")
-    counts = np.bincount(held.job[held.gpu != NONE], minlength=len(jobs))
+    counts = np.bincount(held.job[held.gpu >= 0], minlength=len(jobs))
     wrong = np.flatnonzero(counts != np.where(jobs.holds, jobs.gpus_now, 0))
     if len(wrong):
         row = int(wrong[0])

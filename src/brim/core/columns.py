@@ -181,8 +181,9 @@ def _grant(
         granted[0, at], granted[REVOCABLE, at] = job, revocable
         for k in range(4):
             granted[1 + k, at] = ranks[i, k]
-        gpus += granted[_GPU, at] != NONE
-        share_milli = max(share_milli, granted[_SHARE, at])
+        if granted[_GPU, at] >= 0:
+            gpus += 1
+            share_milli = max(share_milli, granted[_SHARE, at])
     block[_ATTEMPT, slot] += starts
     block[_SEQUENCE, slot] += 1
     block[_PLACEMENTS, slot] += 1
@@ -227,7 +228,8 @@ def _tune(
     for i in range(len(ranks)):
         granted[_SHARE, begin + i], granted[_LOADERS, begin + i] = ranks[i, _RANK_SHARE], ranks[i, _RANK_LOADERS]
         granted[REVOCABLE, begin + i] = revocable
-        share_milli = max(share_milli, ranks[i, _RANK_SHARE])
+        if ranks[i, _RANK_GPU] >= 0:
+            share_milli = max(share_milli, ranks[i, _RANK_SHARE])
     block[_SHARE_NOW, slot] = share_milli
     block[_SEQUENCE, slot] += 1
     block[_LOADERS_NOW, slot] = ranks[0, _RANK_LOADERS] if len(ranks) else 0
@@ -289,7 +291,7 @@ def book(
         gives_up[a] = booked.kind[a] in (_PREEMPT_KIND, _RESIZE_KIND)
         if booked.kind[a] == _TUNE_KIND:
             for rank in booked.ranks[booked.first[a] : booked.first[a + 1]]:
-                reshared[a] |= rank[_RANK_GPU] != NONE and rank[_RANK_SHARE] != block[_SHARE_NOW, slots[a]]
+                reshared[a] |= rank[_RANK_GPU] >= 0 and rank[_RANK_SHARE] != block[_SHARE_NOW, slots[a]]
     leaving, staying = slots[gives_up], slots[reshared]
     count, left_service = release(block, floats, reported_ms, granted, count, slot_of, leaving, now_ms)
     service = np.zeros(len(leaving) + len(staying), np.int64)

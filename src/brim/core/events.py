@@ -133,7 +133,10 @@ class JobSpec:
         local_batch_max: Most samples that fit one GPU.
         profile: Code of the model it trains.
         gradient_bytes: Bytes its ranks exchange in each step.
-        cpu_ranks_max: Most ranks on CPU beside those on GPUs.
+        cpu_ranks_max: Most ranks on CPU beside those on GPUs, parameter servers among them.
+        servers: Parameter servers its user asked for; 0 for a job whose ranks exchange gradients among themselves.
+        target_loss_ppm: Loss at which its training ends, in millionths of the first loss; NONE where not given.
+        samples_max: Samples after which its training ends in any case; NONE where not given.
         priority: Larger is served first, among policies that read it.
         job_class: ``JobClass`` code.
         deadline_ms: When it should have ended, NONE for no deadline.
@@ -163,6 +166,9 @@ class JobSpec:
     profile: int = NONE
     gradient_bytes: int = NONE
     cpu_ranks_max: int = 0
+    servers: int = 0
+    target_loss_ppm: int = NONE
+    samples_max: int = NONE
     priority: int = 0
     job_class: int = JobClass.REGULAR
     deadline_ms: int = NONE

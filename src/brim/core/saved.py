@@ -34,7 +34,9 @@ FORMAT: Final = 1
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 _PLAIN: Final = "plain"
 _COLUMNS: Final = [*JOB_COLUMNS, *JOB_FLOAT_COLUMNS]
-_NOT_KNOWN_BEFORE: Final = frozenset({"gpu_util_milli", "gpu_mem_mib", "loader_wait_ratio"})
+_NOT_KNOWN_BEFORE: Final = frozenset({
+    "gpu_util_milli", "gpu_mem_mib", "loader_wait_ratio", "servers", "target_loss_ppm", "samples_max",
+})
 """Columns that states of earlier versions lack; a job of which nothing is known has NONE or NaN there."""
 _BY_SLOT: Final = ("block", "floats", "reported_ms", "granted")
 _ID, _PHASE, _GPU_TYPE = (JOB_COLUMNS.index(name) for name in ("id", "phase", "gpu_type"))

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from brim.core.trace import NONE
 from brim.units import WHOLE_GPU
+
+ON_CPU: Final = NONE
+"""In the place of a GPU: a worker on CPU."""
+SERVER: Final = -2
+"""In the place of a GPU: a parameter server, which is on CPU, too."""
 
 
 class Rank(NamedTuple):
@@ -15,8 +20,8 @@ class Rank(NamedTuple):
 
     Attributes:
         node: Row of the node table.
-        gpu: Index on the node, NONE for a rank on CPU.
-        share_milli: Thousandths of that GPU, 0 for a rank on CPU.
+        gpu: Index on the node; ``ON_CPU`` for a worker on CPU, ``SERVER`` for a parameter server.
+        share_milli: Thousandths of that GPU; milli-cores of a rank on CPU, 0 for those that its job asks for per rank.
         loader_workers: Data-loading processes of this rank, 0 where the cluster's cores are not known.
     """
 
@@ -43,7 +48,7 @@ class Setting:
     @property
     def gpus(self) -> tuple[tuple[int, int], ...]:
         """The (node, gpu) pairs of the ranks on GPUs."""
-        return tuple((rank.node, rank.gpu) for rank in self.ranks if rank.gpu != NONE)
+        return tuple((rank.node, rank.gpu) for rank in self.ranks if rank.gpu >= 0)
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -53,7 +58,7 @@ class Setting:
     @property
     def share_milli(self) -> int:
         """Thousandths of each of its GPUs; 0 without GPUs."""
-        return next((rank.share_milli for rank in self.ranks if rank.gpu != NONE), 0)
+        return next((rank.share_milli for rank in self.ranks if rank.gpu >= 0), 0)
 
     @property
     def loader_workers(self) -> int:
@@ -80,5 +85,5 @@ def setting_of(
         ((0, 0), (0, 1))
     """
     return Setting(tuple(
-        Rank(node, gpu, share_milli if gpu != NONE else 0, loader_workers) for node, gpu in gpus
+        Rank(node, gpu, share_milli if gpu >= 0 else 0, loader_workers) for node, gpu in gpus
     ), batch, revocable)

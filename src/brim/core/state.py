@@ -52,7 +52,8 @@ _EDGES: Final = tuple(SERVICE_EDGES_GPU_MS.tolist())
 _COLUMN: Final = {name: index for index, name in enumerate(JOB_COLUMNS)}
 _SPEC: Final = ("id", "user", "submit_ms", "gpus", "share_milli", "cpu_milli", "mem_mib", "gpu_type",
                 "time_limit_ms", "after", "gpus_min", "gpus_max", "batch", "batch_min", "batch_max", "local_batch_min",
-                "local_batch_max", "profile", "gradient_bytes", "cpu_ranks_max",
+                "local_batch_max", "profile", "gradient_bytes", "cpu_ranks_max", "servers",
+                "target_loss_ppm", "samples_max",
                 "priority", "job_class", "deadline_ms", "gpu_util_milli", "gpu_mem_mib", "size_list")
 _PHASE, _ATTEMPT, _SEQUENCE, _SINCE = (_COLUMN[c] for c in ("phase", "attempt", "sequence", "since_ms"))
 _RUNNING_SINCE, _RUN, _SERVICE = (_COLUMN[c] for c in ("running_since_ms", "run_ms", "service_gpu_ms"))
@@ -190,7 +191,7 @@ class ClusterState:
         if not (wants & (block[_CLASS] == _PADDING)).any():
             return False
         _, node, gpu = self._granted[:3, : self._num_granted]
-        held = self.cluster.gpu_offset_N[node[gpu != NONE]] + gpu[gpu != NONE]
+        held = self.cluster.gpu_offset_N[node[gpu >= 0]] + gpu[gpu >= 0]
         return len(held) < self.cluster.num_gpus or len(np.unique(held)) < self.cluster.num_gpus
 
     @property
@@ -424,7 +425,7 @@ class ClusterState:
         if self.gaps is None:
             return
         job, node, gpu = self._granted[:3, : self._num_granted]
-        regular = (self._block[_CLASS, self._slot_of[job]] != _PADDING) & (gpu != NONE)
+        regular = (self._block[_CLASS, self._slot_of[job]] != _PADDING) & (gpu >= 0)
         busy = np.zeros(self.cluster.num_gpus, dtype=np.bool_)
         busy[self.cluster.gpu_offset_N[node[regular]] + gpu[regular]] = True
         self.gaps.note(busy, now_ms)
@@ -630,4 +631,5 @@ def _spec_values(spec: JobSpec) -> tuple[int, ...]:
     return (spec.id, spec.user, spec.submit_ms, spec.gpus, spec.share_milli, spec.cpu_milli, spec.mem_mib,
             spec.gpu_type, spec.time_limit_ms, spec.after, least, most, spec.batch, spec.batch_min, spec.batch_max,
             spec.local_batch_min, spec.local_batch_max, spec.profile, spec.gradient_bytes,
-            spec.cpu_ranks_max, spec.priority, spec.job_class, spec.deadline_ms, spec.gpu_util_milli, spec.gpu_mem_mib)
+            spec.cpu_ranks_max, spec.servers, spec.target_loss_ppm, spec.samples_max,
+            spec.priority, spec.job_class, spec.deadline_ms, spec.gpu_util_milli, spec.gpu_mem_mib)

@@ -21,10 +21,10 @@ FINE, GPU, CORES, MEMORY = range(4)
 
 
 @internal
-def cores_of_rank(cpu_milli: int, gpu: int, loader_workers: int) -> int:
-    """Milli-cores that a rank takes: those its job asks for, at least one core on CPU, and one per loader worker."""
-    if gpu == NONE:
-        cpu_milli = max(cpu_milli, CORE_MILLI)
+def cores_of_rank(cpu_milli: int, gpu: int, share_milli: int, loader_workers: int) -> int:
+    """Milli-cores that a rank takes: those its job asks for, or that it has on CPU, and one core per loader worker."""
+    if gpu < 0:
+        cpu_milli = share_milli if share_milli > 0 else max(cpu_milli, CORE_MILLI)
     return cpu_milli + loader_workers * CORE_MILLI
 
 
@@ -64,9 +64,9 @@ def overfull(
         else:
             k = i - len(job)
             j, n, g, part, workers = new[k, 0], new[k, 1], new[k, 2], new[k, 3], new[k, 4]
-        if g != NONE:
+        if g >= 0:
             shares[n * width + g] += part
-        cores[n] += cores_of_rank(cpu_milli[j], g, workers if counts_loaders else 0)
+        cores[n] += cores_of_rank(cpu_milli[j], g, part, workers if counts_loaders else 0)
         mem[n] += mem_mib[j]
     most = 0
     for at in range(len(shares)):
@@ -128,9 +128,12 @@ def plainly_sound(
 
 
 @njit
-def cores_of_ranks(cpu_milli: IntArray, job: IntArray, gpu: IntArray, loader_workers: IntArray) -> IntArray:
+def cores_of_ranks(
+    cpu_milli: IntArray, job: IntArray, gpu: IntArray, share_milli: IntArray, loader_workers: IntArray
+) -> IntArray:
     """``cores_of_rank`` of each rank (G,); loader workers may be empty."""
     cores = np.empty(len(job), np.int64)
     for i in range(len(job)):
-        cores[i] = cores_of_rank(cpu_milli[job[i]], gpu[i], loader_workers[i] if len(loader_workers) else 0)
+        workers = loader_workers[i] if len(loader_workers) else 0
+        cores[i] = cores_of_rank(cpu_milli[job[i]], gpu[i], share_milli[i], workers)
     return cores

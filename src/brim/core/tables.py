@@ -42,7 +42,10 @@ class JobTable:
         local_batch_max: Most samples that fit one GPU, -1 where not known.
         profile: Code of the model it trains, -1 where not known.
         gradient_bytes: Bytes its ranks exchange in each step, -1 where not known.
-        cpu_ranks_max: Most ranks on CPU beside those on GPUs.
+        cpu_ranks_max: Most ranks on CPU beside those on GPUs, parameter servers among them.
+        servers: Parameter servers it asks for; 0 for a job whose ranks exchange gradients among themselves.
+        target_loss_ppm: Loss at which its training ends, in millionths of the first loss, -1 where not known.
+        samples_max: Samples after which its training ends in any case, -1 where not known.
         priority: Larger is served first, among policies that read it; 0 where not given.
         job_class: ``JobClass`` code.
         deadline_ms: When it should have ended, -1 for no deadline.
@@ -102,6 +105,9 @@ class JobTable:
     profile: IntArray
     gradient_bytes: IntArray
     cpu_ranks_max: IntArray
+    servers: IntArray
+    target_loss_ppm: IntArray
+    samples_max: IntArray
     priority: IntArray
     job_class: IntArray
     deadline_ms: IntArray
@@ -243,8 +249,9 @@ class Grants:
     Attributes:
         job: Row of the job table.
         node: Row of the node table.
-        gpu: Index on the node, -1 for a rank on CPU.
-        share_milli: Thousandths of that GPU, the same for all GPUs of a job; 0 for a rank on CPU.
+        gpu: Index on the node; -1 for a worker on CPU, -2 for a parameter server (``core.setting``).
+        share_milli: Thousandths of that GPU, the same for all GPUs of a job; milli-cores of a rank on CPU, the same for
+            all workers on CPU and for all servers of a job, 0 for those that the job asks for per rank.
         why: Per row of the job table (J): ``Why`` code, 0 for a job that has GPUs. Empty in a snapshot.
         blocker: Per row of the job table (J): row of the job that blocks this one, -1 for none. Empty in a snapshot.
         loader_workers: Data-loading processes of the rank. Empty in what a part returns: the feed part decides them.

@@ -33,7 +33,7 @@ from brim.engine.rows import (
     plainly_allowed,
 )
 from brim.errors import BrimError, ConfigError, PlanError, UserError, one_line
-from brim.policies.sockets import Policy, Sizes
+from brim.policies.sockets import SIZES_ON_CPU, Policy, Sizes
 from brim.policies.source_lines import raised_at
 from brim.units import counted
 
@@ -142,7 +142,12 @@ def own_sizes(given: Sizes, size: int) -> Sizes:
         gpus=own_column(given.gpus, size), global_batch=own_column(batch, size if len(batch) else 0),
         analyse=own_column(analyse, size if len(analyse) else 0, "b"),
         reject=own_column(reject, size if len(reject) else 0, "b"),
+        **{name: _optional(getattr(given, name), size) for name in SIZES_ON_CPU},
     )
+
+
+def _optional(column: IntArray, size: int) -> IntArray:
+    return own_column(column, size if len(column) else 0)
 
 
 def own_grants(given: Grants, size: int) -> Grants:
@@ -220,7 +225,7 @@ def check_grants(grants: Grants, snapshot: Snapshot) -> None:
         f"node {node[row]}: expected each GPU once, by node, then GPU",
         NOWHERE: lambda: f"job {job} is granted GPU {gpu[row]} of node {node[row]}, which does not exist",
         SHARE: lambda: f"job {job} is granted {grants.share_milli[row] / 10:g} % of a GPU: expected one share above 0 "
-        "and up to 100 % for all of its GPUs, and 0 for a rank on CPU",
+        "and up to 100 % for all of its GPUs, and milli-cores for a rank on CPU",
         REVOCABLE: lambda: f"some grants of job {job} are revocable, some are not: expected all or none",
     }[fault]())
 
@@ -229,7 +234,7 @@ def check_sizes_kept(placed: Grants, sizes: Sizes, jobs: JobTable) -> None:
     """Check that each job has the GPUs its size says, none, or a smaller number it can run on or holds already."""
     if all_or_nothing(placed.job, placed.gpu, sizes.gpus):
         return
-    counts = np.bincount(placed.job[placed.gpu != NONE], minlength=len(jobs))
+    counts = np.bincount(placed.job[placed.gpu >= 0], minlength=len(jobs))
     fewer = (counts < sizes.gpus) & (jobs.allows(counts) | (counts == jobs.gpus_now))
     wrong = np.flatnonzero((counts != 0) & (counts != sizes.gpus) & ~fewer)
     if len(wrong):

@@ -83,6 +83,6 @@ def _need(me: JobRow, snapshot: Snapshot, gpus: int | None = None, share_milli: 
 def _free_gpus(snapshot: Snapshot, result: RoundResult) -> int:
     """Number of GPUs on open nodes of which no job holds a share after the plan."""
     nodes, grants = snapshot.nodes, result.grants
-    counts = nodes.takes(grants.node, grants.gpu) & (grants.gpu != NONE)
+    counts = nodes.takes(grants.node, grants.gpu) & (grants.gpu >= 0)
     taken = set(zip(grants.node[counts].tolist(), grants.gpu[counts].tolist(), strict=True))
     return int(nodes.gpus_open.sum()) - len(taken)

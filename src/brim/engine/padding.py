@@ -24,7 +24,7 @@ from brim.core.tables import EMPTY, JOB_COLUMNS, JOB_FLOAT_COLUMNS, NOBODY, Gran
 from brim.core.trace import NONE, JobClass
 from brim.engine.answers import Seen
 from brim.errors import PlanError
-from brim.policies.sockets import Policy, Sizes
+from brim.policies.sockets import SIZES_ON_CPU, Policy, Sizes
 
 _JOBS: Final = attrgetter(*JOB_COLUMNS, *JOB_FLOAT_COLUMNS, "memo")
 _OF_STEPS: Final = ("job", "profile", "nodes", "gpus", "local_batch", "step_s", "sync_s")
@@ -74,6 +74,7 @@ class Hidden:
             gpus=self.column(seen.gpus), global_batch=batch,
             analyse=self.column(seen.analyse) if len(seen.analyse) else seen.analyse,
             reject=self.column(seen.reject) if len(seen.reject) else seen.reject,
+            **{name: self.column(column) if len(column := getattr(seen, name)) else column for name in SIZES_ON_CPU},
         )
 
     def grants(self, seen: Grants) -> Grants:

@@ -14,6 +14,7 @@ from brim.compiled import internal, njit
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.lifecycle import Phase
 from brim.core.reasons import SHARES, Why
+from brim.core.setting import SERVER
 from brim.core.trace import NONE
 from brim.units import WHOLE_GPU
 
@@ -55,7 +56,7 @@ def all_or_nothing(job: IntArray, gpu: IntArray, want: IntArray) -> bool:
     """Whether each job is granted no GPU, or as many as wanted (J,)."""
     counts = np.zeros(len(want), np.int64)
     for i in range(len(job)):
-        counts[job[i]] += gpu[i] != NONE
+        counts[job[i]] += gpu[i] >= 0
     odd = 0
     for j in range(len(want)):
         odd += counts[j] != 0 and counts[j] != want[j]
@@ -72,8 +73,8 @@ def grants_fault(
     Args:
         job: Row of the job of each grant (G,).
         node: Node (G,).
-        gpu: Index on the node, NONE for a rank on CPU (G,).
-        share_milli: Thousandths of that GPU (G,).
+        gpu: Index on the node, below 0 for a rank on CPU (G,).
+        share_milli: Thousandths of that GPU, or milli-cores of a rank on CPU (G,).
         why: Reason codes (J,).
         blocker: Rows of jobs, -1 for none (J,).
         revocable: Whether each grant is revocable (G,), or empty.
@@ -88,7 +89,7 @@ def grants_fault(
             return WHY, j
     for i in range(len(job) - 1):
         if job[i] == job[i + 1]:
-            again = node[i] == node[i + 1] and gpu[i + 1] < gpu[i] + (gpu[i] != NONE)
+            again = node[i] == node[i + 1] and gpu[i + 1] < gpu[i] + (gpu[i] >= 0)
             if node[i + 1] < node[i] or again:
                 return INCREASING, i
     for i in range(len(job)):
@@ -96,20 +97,17 @@ def grants_fault(
             return JOB, i
     for i in range(len(job)):
         n = node[i]
-        if n < 0 or n >= len(node_gpus) or gpu[i] < NONE or gpu[i] >= node_gpus[n]:
+        if n < 0 or n >= len(node_gpus) or gpu[i] < SERVER or gpu[i] >= node_gpus[n]:
             return NOWHERE, i
-    share_of, revocable_of = np.zeros(jobs, np.int64), np.zeros(jobs, np.bool_)
+    share_of, revocable_of = np.zeros((jobs, 3), np.int64), np.zeros(jobs, np.bool_)
     for i in range(len(job)):
-        if gpu[i] != NONE:
-            share_of[job[i]] = share_milli[i]
+        share_of[job[i], -min(gpu[i], 0)] = share_milli[i]
         if len(revocable):
             revocable_of[job[i]] |= revocable[i]
     for i in range(len(job)):
         share = share_milli[i]
-        if gpu[i] == NONE:
-            if share != 0:
-                return SHARE, i
-        elif share <= 0 or share > WHOLE_GPU or share != share_of[job[i]]:
+        on_gpu = gpu[i] >= 0
+        if share < on_gpu or (on_gpu and share > WHOLE_GPU) or share != share_of[job[i], -min(gpu[i], 0)]:
             return SHARE, i
     for i in range(len(revocable)):
         if revocable[i] != revocable_of[job[i]]:
@@ -171,12 +169,13 @@ def changes(
     became, batch, workers = np.zeros(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
     was_revocable, will_revoke = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
     at, rest, same = np.zeros(size, np.int64), np.zeros(size, np.int64), np.ones(size, np.bool_)
-    has, had_share, will_share = np.zeros(size, np.bool_), np.zeros(size, np.int64), np.zeros(size, np.int64)
+    has, had_share, will_share = np.zeros(size, np.bool_), np.zeros((size, 3), np.int64), np.zeros((size, 3), np.int64)
     for i in range(len(held_job) - 1, -1, -1):
         j = held_job[i]
         at[j] = i
         rest[j] += 1
-        had_share[j] = max(had_share[j], held_share[i])
+        kind = -min(held_gpu[i], 0)  # ranks on GPU, workers on CPU, parameter servers: those of a kind have one share
+        had_share[j, kind] = max(had_share[j, kind], held_share[i])
         if len(held_revocable):
             was_revocable[j] |= held_revocable[i]
     for i in range(len(job)):
@@ -185,7 +184,8 @@ def changes(
         k = at[j]
         at[j] += 1
         rest[j] -= 1
-        will_share[j] = max(will_share[j], share_milli[i])
+        kind = -min(gpu[i], 0)
+        will_share[j, kind] = max(will_share[j, kind], share_milli[i])
         same[j] &= k < len(held_job) and held_job[k] == j and held_node[k] == node[i] and held_gpu[k] == gpu[i]
         if len(revocable):
             will_revoke[j] |= revocable[i]
@@ -205,7 +205,9 @@ def changes(
             else:
                 if not tunes_loaders:
                     workers[j] = loaders_now[j]
-                other = will_share[j] != had_share[j] or will_revoke[j] != was_revocable[j]
+                other = will_revoke[j] != was_revocable[j]
+                for kind in range(3):
+                    other |= will_share[j, kind] != had_share[j, kind]
                 if batch_now[j] != NONE or len(batch_wanted):  # else the batch is the job's own, which it has reported
                     other |= batch[j] != batch_now[j]
                 if other or workers[j] != loaders_now[j]:

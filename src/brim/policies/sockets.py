@@ -36,6 +36,8 @@ WAKES: Final = frozenset({
 })
 """Events that wake every policy. The loss of a node evicts its jobs, and the evictions wake the policy. Reports of jobs
 do not; the next round reads them."""
+SIZES_ON_CPU: Final = ("cpu_workers", "worker_milli", "servers", "server_milli")
+"""Columns of ``Sizes`` about ranks on CPU."""
 _LONGEST_MS: Final = 1 << 53
 
 
@@ -48,12 +50,20 @@ class Sizes:
         global_batch: Global batch in samples, -1 for jobs that have none. Empty: the batch each job has, or asks for.
         analyse: Jobs whose step times are measured at several batch sizes when they start. Empty: none.
         reject: Waiting jobs to reject for good. Empty: none.
+        cpu_workers: Workers on CPU. Empty: none. A job with some and 0 GPUs runs on CPU alone.
+        worker_milli: Milli-cores of each of these. Empty: as many as jobs ask for per rank.
+        servers: Parameter servers. Empty: none.
+        server_milli: Milli-cores of each of these. Empty: as many as jobs ask for per rank.
     """
 
     gpus: IntArray
     global_batch: IntArray = field(default_factory=lambda: EMPTY)
     analyse: BoolArray = field(default_factory=lambda: NOBODY)
     reject: BoolArray = field(default_factory=lambda: NOBODY)
+    cpu_workers: IntArray = field(default_factory=lambda: EMPTY)
+    worker_milli: IntArray = field(default_factory=lambda: EMPTY)
+    servers: IntArray = field(default_factory=lambda: EMPTY)
+    server_milli: IntArray = field(default_factory=lambda: EMPTY)
 
 
 class Order(Protocol):

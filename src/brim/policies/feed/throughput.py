@@ -72,7 +72,7 @@ def seats_of(snapshot: Snapshot, grants: Grants) -> Seats:
     not known has none for loaders.
     """
     jobs, nodes = snapshot.jobs, snapshot.nodes
-    taken = np.maximum(cores_of_ranks(jobs.cpu_milli, grants.job, grants.gpu, EMPTY), CORE_MILLI)
+    taken = np.maximum(cores_of_ranks(jobs.cpu_milli, grants.job, grants.gpu, grants.share_milli, EMPTY), CORE_MILLI)
     left = nodes.cpu_milli - np.bincount(grants.node, weights=taken, minlength=len(nodes)).astype(np.int64)
     cores = np.where(nodes.cpu_milli < UNLIMITED, np.maximum(left, 0) // CORE_MILLI, 0)
     pairs, ranks = np.unique(grants.job * len(nodes) + grants.node, return_counts=True)

@@ -196,11 +196,11 @@ class _Left:
         node = np.repeat(np.arange(len(nodes)), nodes.gpus)
         gpu = np.arange(len(node)) - first[node]
         free = np.ones(len(node), dtype=np.bool_)
-        on_gpu = grants.gpu != NONE
+        on_gpu = grants.gpu >= 0
         free[first[grants.node[on_gpu]] + grants.gpu[on_gpu]] = False
         loaders = grants.loader_workers
         least = CORE_MILLI if len(loaders) else 0
-        taken = np.maximum(cores_milli(jobs, grants.job, grants.gpu, None), least)
+        taken = np.maximum(cores_milli(jobs, grants.job, grants.gpu, grants.share_milli, None), least)
         if len(loaders):
             taken = taken + loaders * CORE_MILLI
         cores = np.bincount(grants.node, taken, len(nodes)).astype(np.int64)
@@ -271,7 +271,7 @@ class _Left:
 def _kept(row: int, snapshot: Snapshot, left: _Left) -> list[int]:
     """What a job keeps of its GPUs: as many of those that are left as it can run on, the longest gaps of them."""
     held = snapshot.grants
-    mine = (held.job == row) & (held.gpu != NONE)
+    mine = (held.job == row) & (held.gpu >= 0)
     gpus = left.index(held.node[mine], held.gpu[mine])
     gpus = gpus[left.free[gpus]]
     if not len(gpus):

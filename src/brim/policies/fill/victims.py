@@ -17,7 +17,6 @@ from brim.core.arrays import BoolArray, IntArray, frozen
 from brim.core.lifecycle import Phase
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
-from brim.core.trace import NONE
 from brim.units import WHOLE_GPU
 
 
@@ -76,8 +75,8 @@ def spared(snapshot: Snapshot, joins: PastJoins, placed: Grants, padding: BoolAr
         padding: Which jobs are padding jobs (J,).
     """
     held = snapshot.grants
-    theirs = padding[held.job] & (held.gpu != NONE)
-    new = (placed.gpu != NONE) & (placed.share_milli == WHOLE_GPU)
+    theirs = padding[held.job] & (held.gpu >= 0)
+    new = (placed.gpu >= 0) & (placed.share_milli == WHOLE_GPU)
     new &= ~np.isin(_codes(placed.job, placed.node, placed.gpu), _codes(held.job, held.node, held.gpu))
     hit = np.isin(_places(placed.node, placed.gpu), _places(held.node[theirs], held.gpu[theirs])) & new
     if not hit.any():

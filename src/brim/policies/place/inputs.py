@@ -54,7 +54,8 @@ def without_cpu_ranks(snapshot: Snapshot) -> Snapshot:
         return snapshot
     on_cpu = held.gpu < 0
     job, node = held.job[on_cpu], held.node[on_cpu]
-    cores = np.bincount(node, cores_milli(snapshot.jobs, job, held.gpu[on_cpu], None), len(nodes)).astype(np.int64)
+    taken = cores_milli(snapshot.jobs, job, held.gpu[on_cpu], held.share_milli[on_cpu], None)
+    cores = np.bincount(node, taken, len(nodes)).astype(np.int64)
     mem = np.bincount(node, snapshot.jobs.mem_mib[job], len(nodes)).astype(np.int64)
     rest = Grants(
         **{name: getattr(held, name)[~on_cpu] for name in ("job", "node", "gpu", "share_milli")}, why=held.why,
@@ -73,10 +74,8 @@ def as_before(grants: Grants, snapshot: Snapshot) -> Grants:
         stays = np.isin(held.job, grants.job) | (jobs.gpus_now == 0)[held.job]
         added = on_cpu & stays
         job, node = np.append(grants.job, held.job[added]), np.append(grants.node, held.node[added])
-        gpu, share_milli = (
-            np.append(has, np.full(int(added.sum()), value))
-            for has, value in ((grants.gpu, -1), (grants.share_milli, 0))
-        )
+        gpu = np.append(grants.gpu, held.gpu[added])
+        share_milli = np.append(grants.share_milli, held.share_milli[added])
         why = grants.why.copy()
         why[job] = int(Why.RUNS)
         order = np.lexsort((gpu, node, job))

@@ -59,7 +59,7 @@ def residents(snapshot: Snapshot, left_out: Iterable[int] = ()) -> dict[tuple[Gp
     gone = set(left_out)
     gpus_of: dict[int, list[Gpu]] = {}
     for row, node, gpu in zip(held.job.tolist(), held.node.tolist(), held.gpu.tolist(), strict=True):
-        if gpu != NONE and row not in gone:
+        if gpu >= 0 and row not in gone:
             gpus_of.setdefault(row, []).append((node, gpu))
     on: dict[Gpu, list[int]] = {}
     for row, gpus in gpus_of.items():

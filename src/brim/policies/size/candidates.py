@@ -149,7 +149,7 @@ def _left_alone(snapshot: Snapshot) -> tuple[IntArray, int]:
     jobs, nodes, held = snapshot.jobs, snapshot.nodes, snapshot.grants
     is_open = nodes.takes(held.node, held.gpu)
     stays = np.zeros(len(jobs), dtype=np.int64)
-    stuck = held.job[~is_open | ((held.gpu != NONE) & (held.share_milli < jobs.share_milli[held.job]))]
+    stuck = held.job[~is_open | ((held.gpu >= 0) & (held.share_milli < jobs.share_milli[held.job]))]
     stays[stuck] = jobs.gpus_now[stuck]
     theirs = held.share_milli[is_open & (stays[held.job] > 0)].sum()
     return stays, max(int(nodes.gpus_open.sum()) - -(-int(theirs) // WHOLE_GPU), 0)
