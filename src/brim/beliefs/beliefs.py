@@ -9,6 +9,8 @@ from brim.beliefs.gaps import PastGaps
 from brim.beliefs.interference import Interference
 from brim.beliefs.joins import PastJoins
 from brim.beliefs.loading import Loading
+from brim.beliefs.parameter_servers import StepModels
+from brim.beliefs.progress import SeenProgress
 from brim.beliefs.runtime import RunTimes, UserLimits
 from brim.beliefs.speeds import SeenSpeeds
 from brim.beliefs.work import EndedJobs, Work
@@ -31,6 +33,9 @@ class Beliefs:
         loading: How fast does the loader of a job deliver samples?
         gaps: How long will a GPU that no regular job holds stay so?
         joins: What will it cost a padding job to start, or to grow?
+        steps: How long does a step take with parameter servers, by model? None where no model was profiled.
+        progress: How far is a job from its target loss?
+        restart_ms: What does a job lose that restarts on other devices?
     """
 
     run_times: RunTimes = field(default_factory=UserLimits)
@@ -43,3 +48,6 @@ class Beliefs:
     loading: Loading = field(default_factory=Loading)
     gaps: PastGaps = field(default_factory=PastGaps)
     joins: PastJoins = field(default_factory=PastJoins)
+    steps: StepModels | None = None
+    progress: SeenProgress = field(default_factory=SeenProgress)
+    restart_ms: float = 30_000.0

@@ -112,9 +112,8 @@ class Attempts:
         return tuple(self._offset[node] + gpu for node, gpu in setting.gpus)
 
     def on_node(self, node: int) -> list[int]:
-        """Jobs that hold GPUs of a node, in increasing order."""
-        first, stop = self._offset[node], self._offset[node + 1]
-        return sorted(job for job, held in self.running.items() if any(first <= gpu < stop for gpu in held.gpus))
+        """Jobs that have ranks on a node, in increasing order."""
+        return sorted(job for job, held in self.running.items() if node in held.setting.nodes)
 
     def begin(
         self, action: Start | Resize, begin_ms: int, from_ms: int, ran_ms: int, seen: tuple[Sample, ...], now_ms: int
@@ -267,7 +266,8 @@ class Attempts:
         """The job's pace from what it has done on, beside the jobs that have a share of its GPUs."""
         neighbours = self._beside(gpus, job) if self._truth.contended else ()
         on_nodes = self._on_nodes(setting, job) if self._shares_nodes else ()
-        company = Company(setting.share_milli, neighbours, setting.loader_workers, self._met[job], on_nodes)
+        ranks = setting.ranks if len(setting.ranks) > len(gpus) else ()
+        company = Company(setting.share_milli, neighbours, setting.loader_workers, self._met[job], on_nodes, ranks)
         return self._truth.pace(job, self._done[job], nodes, setting.batch, company)
 
     def _on_nodes(self, setting: Setting, but: int) -> tuple[NodeCompany, ...]:

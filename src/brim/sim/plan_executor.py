@@ -63,7 +63,8 @@ class PlanExecutor:
         begin_ms = self._sleepers.awake_ms(setting.nodes, now_ms)
         begin_ms = max(begin_ms, self._saved_ms.get(job, 0))  # it may move to GPUs that no job is leaving
         if self._leaving:  # not removed: another job may get a share of the same GPU
-            begin_ms = max(begin_ms, *(self._leaving.get(gpu, 0) for gpu in self._attempts.gpus_of(setting)))
+            left_ms = (self._leaving.get(gpu, 0) for gpu in self._attempts.gpus_of(setting))
+            begin_ms = max(begin_ms, 0, *left_ms)
         first = self._record.first_start_ms[job] == NONE
         analysis = self._analysis(action)
         start_ms = self._overheads.start_ms if first else self._overheads.restart_ms
@@ -75,7 +76,7 @@ class PlanExecutor:
             # it took its time before it had left the GPUs that it does not keep; what was left of a start still is
             start_ms = max(0, ready_ms - begin_ms)
         from_ms = begin_ms + start_ms + math.ceil(analysis.seconds * MS_PER_S)
-        if setting.share_milli != self._specs[job].share_milli:
+        if setting.gpus and setting.share_milli != self._specs[job].share_milli:
             self._record.other_shares.add(job)
         self._note_unmeasured(action, first)
         ran_ms = self._ran_ms.pop(job, 0)
@@ -142,7 +143,7 @@ class PlanExecutor:
         """Change what a job has besides its GPUs at once, without a stop."""
         if action.setting.batch != self._attempts.running[action.job].setting.batch:
             self._record.unmeasured[action.job] = 0
-        if action.setting.share_milli != self._specs[action.job].share_milli:
+        if action.setting.gpus and action.setting.share_milli != self._specs[action.job].share_milli:
             self._record.other_shares.add(action.job)
         self._attempts.change_setting(action.job, action.setting, now_ms)
 

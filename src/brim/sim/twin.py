@@ -45,7 +45,7 @@ from brim.sim.specs import specs_of, user_names
 from brim.sim.stall_detector import StallDetector
 from brim.sim.timeline import Timeline
 from brim.sim.truths.rigid import Rigid
-from brim.sim.truths.truth import HasInterconnect, Truth
+from brim.sim.truths.truth import HasInterconnect, HasStepModels, Truth
 from brim.units import MS_PER_S, counted, show_duration
 
 ESTIMATES: dict[str, RunTimes] = {"limits": UserLimits(), "history": UserHistory()}
@@ -226,6 +226,8 @@ def _beliefs(
     )
     if policy.oracle:
         beliefs = replace(beliefs, work=TrueWork(truth.total_samples()))
+    if isinstance(truth, HasStepModels):
+        beliefs = replace(beliefs, steps=truth.profiled)
     if policy.asks_exchange and isinstance(truth, HasInterconnect) and cluster.num_gpus > 1:
         beliefs = replace(beliefs, exchange=measure_exchange(
             truth.exchange, num_nodes=cluster.num_nodes, gpus_per_node=int(cluster.gpus_N.max()),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import ClassVar, Final, NamedTuple, Protocol, runtime_checkable
 
 from brim.beliefs.analyser import Exchange, Steps
+from brim.beliefs.parameter_servers import StepModels
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.events import Report
+from brim.core.setting import Rank
 from brim.units import WHOLE_GPU
 
 
@@ -49,6 +51,7 @@ class Company(NamedTuple):
         loader_workers: Data-loading processes of each of its ranks, 0 where they are not known.
         met: Work that the job had done when its neighbours last changed.
         on_nodes: Its nodes, in increasing order, for a truth that ``shares_nodes``; else empty.
+        ranks: Its ranks, if some are on CPU; else empty.
     """
 
     share_milli: int = WHOLE_GPU
@@ -56,6 +59,7 @@ class Company(NamedTuple):
     loader_workers: int = 0
     met: float = 0.0
     on_nodes: tuple[NodeCompany, ...] = ()
+    ranks: tuple[Rank, ...] = ()
 
 
 ALONE: Final = Company()
@@ -115,6 +119,13 @@ class HasStepTimes(Protocol):
     def steps(self, job: int) -> Steps:
         """Return a source of the job's step times on one device."""
         ...
+
+
+@runtime_checkable
+class HasStepModels(Protocol):
+    """A truth whose models are profiled before a replay begins."""
+
+    profiled: StepModels
 
 
 @runtime_checkable

@@ -1,0 +1,100 @@
+"""One order of jobs whose end can be predicted and of those whose end cannot: Borda ranks in queues, or one scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+
+from brim.beliefs.beliefs import Beliefs
+from brim.core.arrays import BoolArray, FloatArray, IntArray
+from brim.core.snapshot import Snapshot
+from brim.policies.allocations import as_asked, attained_s, merged, present, remaining_s, weight
+from brim.policies.order.mlfq import SERVED, STARVED, THRESHOLDS_CORE_S, counted, has_starved, levels
+
+FIRST_CORE_S: Final = 600.0
+"""Service that a job of which nothing is known is believed to need at least: a minute of one GPU with a worker and a
+server is 20 x 60 = 1,200. Ours."""
+KEPT: Final = 0.5
+"""Part of its place on the scale at which a running job counts, so that nearly equal jobs do not swap. Ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Borda:
+    """In queues of attained service, the least sum of ranks first.
+
+    A job whose end is predicted has its rank by remaining service and that by attained service; another has the latter
+    twice. Ranks by remaining service are stretched to as many as there are jobs, so that both lists weigh the same.
+
+    Attributes:
+        thresholds_core_s: Service at which a job falls to the next queue.
+        starved: Waiting over running time from which a job is in the first queue.
+
+    Source:
+        AITurbo, HPDC 2021 (Borda counting in a multi-level feedback queue); the ranks follow its successor's code.
+    """
+
+    memory_columns: ClassVar[int] = 2
+    thresholds_core_s: tuple[int, ...] = THRESHOLDS_CORE_S
+    starved: float = STARVED
+
+    def remember(self, snapshot: Snapshot) -> IntArray:
+        """See ``MultiLevelQueue``."""
+        return counted(snapshot)
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs) -> IntArray:
+        """See ``Order``."""
+        jobs = snapshot.jobs
+        remaining, predicted = remaining_service(snapshot, beliefs)
+        least = ranks(jobs.memo[:, SERVED].astype(np.float64))
+        points = 2 * least
+        rows = np.flatnonzero(predicted)
+        points[rows] = least[rows] + ranks(remaining[rows]) * (len(jobs) / max(len(rows), 1))
+        return np.lexsort((points, levels(snapshot, self.thresholds_core_s, self.starved)))
+
+
+@dataclass(frozen=True, slots=True)
+class RemainingOrAttained:
+    """Least service first: what is believed to remain of a job whose end is predicted, what another has received.
+
+    A job that has received some service and whose end nobody knows is as likely as not to need as much again, if
+    service is spread over orders of magnitude; so both are on one scale. Ours, beside ``Borda``.
+
+    Attributes:
+        first_core_s: Least place on the scale of a job whose end is not predicted.
+        kept: Part of its place at which a running job counts.
+        starved: Waiting over running time from which a job comes first.
+    """
+
+    memory_columns: ClassVar[int] = 2
+    first_core_s: float = FIRST_CORE_S
+    kept: float = KEPT
+    starved: float = STARVED
+
+    def remember(self, snapshot: Snapshot) -> IntArray:
+        """See ``MultiLevelQueue``."""
+        return counted(snapshot)
+
+    def __call__(self, snapshot: Snapshot, beliefs: Beliefs) -> IntArray:
+        """See ``Order``."""
+        jobs = snapshot.jobs
+        remaining, predicted = remaining_service(snapshot, beliefs)
+        attained = np.maximum(attained_s(jobs.memo[:, SERVED]), self.first_core_s)
+        needs = np.where(predicted, remaining, attained) * np.where(jobs.holds, self.kept, 1.0)
+        return np.lexsort((needs, ~has_starved(snapshot, self.starved)))
+
+
+def remaining_service(snapshot: Snapshot, beliefs: Beliefs) -> tuple[FloatArray, BoolArray]:
+    """Core-seconds until the end of each job with what it has, or has asked for, and whether that is predicted (J,)."""
+    outlook = beliefs.progress.of_jobs(snapshot)
+    has = merged(present(snapshot), as_asked(snapshot))
+    left = remaining_s(snapshot, beliefs, has, outlook.samples_left) * weight(has)
+    return left, outlook.is_predictable & np.isfinite(outlook.samples_left)
+
+
+def ranks(values: FloatArray) -> FloatArray:
+    """Ranks from 1, by value, then row (N,)."""
+    found = np.empty(len(values))
+    found[np.argsort(values, kind="stable")] = np.arange(1, len(values) + 1)
+    return found
