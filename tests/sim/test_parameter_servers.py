@@ -11,16 +11,16 @@ from brim.policies.order.arrival import Arrival
 from brim.policies.order.borda import Borda, RemainingOrAttained, ranks
 from brim.policies.order.mlfq import MultiLevelQueue
 from brim.policies.place.workers_and_servers import WorkersAndServers
-from brim.policies.size.exchange import Exchange
+from brim.policies.size.exchange import UnitExchange
 from brim.policies.size.servers import MarginalServers, ServersAsAsked
 from brim.policies.sockets import Policy
-from brim.sim.reproduce.aiturbo import Conditions, workload
+from brim.sim.reproduce.aiturbo import SweepPoint, workload
 from brim.sim.twin import replay
 from brim.units import MS_PER_MIN
 
-FEW = Conditions(jobs=14, seed=3)
+FEW = SweepPoint(jobs=14, seed=3)
 ORDERS = [Arrival(), MultiLevelQueue(), Borda(), RemainingOrAttained()]
-SIZES = [ServersAsAsked(), MarginalServers(), Exchange(), Exchange("service", all_jobs=False)]
+SIZES = [ServersAsAsked(), MarginalServers(), UnitExchange(), UnitExchange("service", all_jobs=False)]
 
 
 def policy(order, size, place=None):

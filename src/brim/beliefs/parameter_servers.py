@@ -16,7 +16,6 @@ fitted only where the cores of servers differ, because t2 and t3 cannot be told 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,9 +25,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
+from brim.beliefs.toml_files import parse_toml
 from brim.core.arrays import BoolArray, FloatArray, IntArray, frozen
 from brim.core.sums import CORE_MILLI
 
+_FILE: Final = "parameter_servers.toml"
 TIMES: Final = 7
 """Times of a step: t0 to t6."""
 SERVER_CURVE: Final = (0.27, 1.0)
@@ -159,9 +160,9 @@ def default_models(cpu_slower: float = CPU_SLOWER) -> tuple[DefaultModel, ...]:
     Args:
         cpu_slower: Times that a worker on CPU with many cores takes longer.
     """
-    text = files("brim.beliefs").joinpath("profiles/parameter_servers.toml").read_text(encoding="utf-8")
+    text = files("brim.beliefs").joinpath("profiles", _FILE).read_text("utf-8")
     found = []
-    for row in tomllib.loads(text)["model"]:
+    for row in parse_toml(text, _FILE)["model"]:
         per_sample, weights = 1.0 / row["gpu_per_s"], 4e6 * row["parameters_m"]
         shared = [2 * weights / NETWORK_BYTES_PER_S, 4 * weights / UPDATE_BYTES_PER_S, WORKER_S, SERVER_S]
         times = [[per_sample, FIXED_S, *shared, GPU_S], [per_sample * cpu_slower, FIXED_S, *shared, 0.0]]

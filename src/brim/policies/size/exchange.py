@@ -80,7 +80,7 @@ MOVES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class UnitExchange:
     """Jobs as asked at first; then the best moves of single jobs, and pairs of moves in which one gives another takes.
 
     A job moves at most once a round. What a move takes is free, or another job gives it up in the same round. Every

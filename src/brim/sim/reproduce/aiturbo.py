@@ -58,7 +58,7 @@ UNPREDICTABLE_KINDS: Final = ("steps", "diverging", "noise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
+class SweepPoint:
     """What is replayed.
 
     Attributes:
@@ -97,7 +97,7 @@ class Workload:
     predictable: BoolArray
 
 
-def workload(of: Conditions) -> Workload:
+def workload(of: SweepPoint) -> Workload:
     """Draw the jobs. Draws of a seed are the same for every share: a job becomes unpredictable and stays so."""
     rng = np.random.default_rng(of.seed)
     defaults, cluster = default_models(of.cpu_slower), parse_cluster(of.cluster)
