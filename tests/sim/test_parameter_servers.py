@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from brim.beliefs.beliefs import Beliefs
 from brim.policies.feed.even import Even
 from brim.policies.fill.none import NoFill
+from brim.policies.order import borda
 from brim.policies.order.arrival import Arrival
 from brim.policies.order.borda import Borda, RemainingOrAttained, ranks
 from brim.policies.order.mlfq import MultiLevelQueue
@@ -16,6 +18,7 @@ from brim.policies.size.servers import MarginalServers, ServersAsAsked
 from brim.policies.sockets import Policy
 from brim.sim.reproduce.aiturbo import SweepPoint, workload
 from brim.sim.twin import replay
+from brim.testing.builders import job, snapshot_of
 from brim.units import MS_PER_MIN
 
 FEW = SweepPoint(jobs=14, seed=3)
@@ -90,3 +93,13 @@ def test_losses_say_when_predictable_jobs_end_and_the_planned_samples_bound_it()
     for row in range(30):
         at_end = drawn.truth.loss(row, float(jobs.samples[row]))
         assert at_end == pytest.approx(jobs.target_loss_ppm[row] / 1e6, rel=0.06)
+
+
+def test_borda_adds_ranks_and_counts_attained_service_twice_where_nothing_is_predicted(monkeypatch):
+    snapshot = snapshot_of("1x2xK80:cpus=8", *(job(gpus=1, name=name) for name in "abc"))
+    memo = np.array([[20, 0], [10, 0], [30, 0]])  # ranks 2, 1 and 3
+    snapshot = replace(snapshot, jobs=replace(snapshot.jobs, memo=memo))
+    predicted = np.array([False, True, True])
+    monkeypatch.setattr(borda, "remaining_service", lambda *_: (np.array([np.nan, 5.0, 9.0]), predicted))
+    order = Borda(thresholds_core_s=())(snapshot, Beliefs())
+    assert order.tolist() == [1, 0, 2]  # 1 + 1.5, 2 + 2, and 3 + 3 points: two ranks stretched over three jobs
