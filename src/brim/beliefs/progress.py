@@ -52,9 +52,8 @@ class SeenProgress:
         self.fits = {job: fit for job, fit in self.fits.items() if job in known}
         rows = np.searchsorted(jobs.id, np.array(snapshot.losses.jobs, dtype=np.int64))
         for row, job in zip(rows.tolist(), snapshot.losses.jobs, strict=True):
-            target = int(jobs.target_loss_ppm[row])
-            if row < len(jobs) and jobs.id[row] == job and target != NONE:
-                at, until, is_sure = self._fit(snapshot, job, target / MILLION)
+            if row < len(jobs) and jobs.id[row] == job and jobs.target_loss_ppm[row] != NONE:
+                at, until, is_sure = self._fit(snapshot, job, float(jobs.target_loss_ppm[row]) / MILLION)
                 left[row], sure[row] = max(at + until - float(jobs.samples_done[row]), 0.0), is_sure
         planned = np.where(jobs.samples_max == NONE, np.inf, jobs.samples_max - jobs.samples_done)
         return Outlook(np.minimum(left, np.maximum(planned, 0.0)), sure)

@@ -135,7 +135,7 @@ class JobSpec:
         gradient_bytes: Bytes its ranks exchange in each step.
         cpu_ranks_max: Most ranks on CPU beside those on GPUs, parameter servers among them.
         servers: Parameter servers its user asked for; 0 for a job whose ranks exchange gradients among themselves.
-        target_loss_ppm: Loss at which its training ends, in millionths of the first loss; NONE where not given.
+        target_loss_ppm: Loss at which its training ends, in millionths; NONE where not given.
         samples_max: Samples after which its training ends in any case; NONE where not given.
         priority: Larger is served first, among policies that read it.
         job_class: ``JobClass`` code.

@@ -44,7 +44,7 @@ class JobTable:
         gradient_bytes: Bytes its ranks exchange in each step, -1 where not known.
         cpu_ranks_max: Most ranks on CPU beside those on GPUs, parameter servers among them.
         servers: Parameter servers it asks for; 0 for a job whose ranks exchange gradients among themselves.
-        target_loss_ppm: Loss at which its training ends, in millionths of the first loss, -1 where not known.
+        target_loss_ppm: Loss at which its training ends, in millionths, -1 where not known.
         samples_max: Samples after which its training ends in any case, -1 where not known.
         priority: Larger is served first, among policies that read it; 0 where not given.
         job_class: ``JobClass`` code.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from brim.beliefs.beliefs import Beliefs
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.snapshot import Snapshot
 from brim.policies.allocations import as_asked, attained_s, merged, present, remaining_s, weight
-from brim.policies.order.mlfq import SERVED, STARVED, THRESHOLDS_CORE_S, counted, has_starved, levels
+from brim.policies.order.mlfq import SERVED, STARVED, THRESHOLDS_CORE_S, RemembersService, has_starved, levels
 
 FIRST_CORE_S: Final = 600.0
 """Service that a job of which nothing is known is believed to need at least: a minute of one GPU with a worker and a
@@ -21,7 +21,7 @@ KEPT: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Borda:
+class Borda(RemembersService):
     """In queues of attained service, the least sum of ranks first.
 
     A job whose end is predicted has its rank by remaining service and that by attained service; another has the latter
@@ -35,13 +35,8 @@ class Borda:
         AITurbo, HPDC 2021 (Borda counting in a multi-level feedback queue); the ranks follow its successor's code.
     """
 
-    memory_columns: ClassVar[int] = 2
     thresholds_core_s: tuple[int, ...] = THRESHOLDS_CORE_S
     starved: float = STARVED
-
-    def remember(self, snapshot: Snapshot) -> IntArray:
-        """See ``MultiLevelQueue``."""
-        return counted(snapshot)
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs) -> IntArray:
         """See ``Order``."""
@@ -55,7 +50,7 @@ class Borda:
 
 
 @dataclass(frozen=True, slots=True)
-class RemainingOrAttained:
+class RemainingOrAttained(RemembersService):
     """Least service first: what is believed to remain of a job whose end is predicted, what another has received.
 
     A job that has received some service and whose end nobody knows is as likely as not to need as much again, if
@@ -67,14 +62,9 @@ class RemainingOrAttained:
         starved: Waiting over running time from which a job comes first.
     """
 
-    memory_columns: ClassVar[int] = 2
     first_core_s: float = FIRST_CORE_S
     kept: float = KEPT
     starved: float = STARVED
-
-    def remember(self, snapshot: Snapshot) -> IntArray:
-        """See ``MultiLevelQueue``."""
-        return counted(snapshot)
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs) -> IntArray:
         """See ``Order``."""

@@ -21,8 +21,21 @@ STARVED: Final = 3.0
 """Times a job has waited what it has run, after which it is in the first queue. Ours, after Tiresias."""
 
 
+class RemembersService:
+    """An order that remembers the service that each job has received."""
+
+    __slots__ = ()
+    memory_columns: ClassVar[int] = 2
+
+    def remember(self, snapshot: Snapshot) -> IntArray:
+        """Return the service of each job until now in core-ms, and until when it is counted (J, 2)."""
+        memo = snapshot.jobs.memo
+        served = service_ms(snapshot, memo[:, SERVED], memo[:, UNTIL])
+        return np.column_stack((served, np.full(len(served), snapshot.now_ms)))
+
+
 @dataclass(frozen=True, slots=True)
-class MultiLevelQueue:
+class MultiLevelQueue(RemembersService):
     """The queue of least attained service first; in a queue, jobs in order of submission.
 
     Attributes:
@@ -33,24 +46,12 @@ class MultiLevelQueue:
         AITurbo, HPDC 2021, with the thresholds and weights of its successor's code; see ``allocations.weight``.
     """
 
-    memory_columns: ClassVar[int] = 2
     thresholds_core_s: tuple[int, ...] = THRESHOLDS_CORE_S
     starved: float = STARVED
-
-    def remember(self, snapshot: Snapshot) -> IntArray:
-        """Return the service of each job in core-ms, and until when it is counted (J, 2)."""
-        return counted(snapshot)
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs) -> IntArray:
         """See ``Order``."""
         return np.argsort(levels(snapshot, self.thresholds_core_s, self.starved), kind="stable")
-
-
-def counted(snapshot: Snapshot) -> IntArray:
-    """Service until now, from what was remembered in the last round (J, 2)."""
-    memo = snapshot.jobs.memo
-    served = service_ms(snapshot, memo[:, SERVED], memo[:, UNTIL])
-    return np.column_stack((served, np.full(len(served), snapshot.now_ms)))
 
 
 def levels(snapshot: Snapshot, thresholds_core_s: tuple[int, ...], starved: float) -> IntArray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from brim.core.trace import NONE
 from brim.policies.sockets import Sizes
 from brim.units import WHOLE_GPU
 
-_PHASES = {int(Phase.HELD): int(Why.HELD), int(Phase.STOPPING): int(Why.STOPPING)}
+_WHY_OF_PHASE: Final = {int(Phase.HELD): int(Why.HELD), int(Phase.STOPPING): int(Why.STOPPING)}
 
 
 class _Rank(NamedTuple):
@@ -77,8 +77,8 @@ class WorkersAndServers:
         stopped = False
         for row in order.tolist():
             phase = int(jobs.phase[row])
-            if phase in _PHASES:
-                why[row] = _PHASES[phase]
+            if phase in _WHY_OF_PHASE:
+                why[row] = _WHY_OF_PHASE[phase]
                 continue
             ask, mine = asks[row], has.pop(row, None)
             if mine is not None:
@@ -87,15 +87,14 @@ class WorkersAndServers:
                     given[row] = mine
                     continue
                 room.free(mine)
-            if stopped or ask.gpus + ask.cpu_workers == 0:
-                why[row] = int(Why.BEHIND if stopped else Why.NOT_NOW)
+            if ask.gpus + ask.cpu_workers == 0:
                 continue
-            placed = self._placed(room, ask, mine or [], has, later)
+            placed = None if stopped else self._placed(room, ask, mine or [], has, later)
             if placed is None and mine is not None and room.fits(mine):
                 placed = mine  # rather what it has than nothing
             if placed is None:
-                why[row] = int(Why.TOO_FEW_FREE if room.num_gpus < ask.gpus else Why.SHAPE)
-                stopped = self.misfit == "stop"
+                why[row] = _why_not(room, ask, stopped=stopped)
+                stopped = stopped or self.misfit == "stop"
                 continue
             room.take(placed)
             given[row] = placed
@@ -207,6 +206,12 @@ class _Room:
                 missing -= fits
             left += missing
         return sorted(found) if found and not left else None
+
+
+def _why_not(room: _Room, ask: _Ask, *, stopped: bool) -> int:
+    if stopped:
+        return int(Why.BEHIND)
+    return int(Why.TOO_FEW_FREE if room.num_gpus < ask.gpus else Why.SHAPE)
 
 
 def _held(snapshot: Snapshot) -> dict[int, list[_Rank]]:

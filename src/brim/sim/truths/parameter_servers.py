@@ -51,7 +51,7 @@ class ServerJobs:
         samples: Samples after which each job ends.
         samples_max: Samples that its user planned at most.
         servers: Servers that its user asked for.
-        target_loss_ppm: Loss at which its user expects it to end, in millionths of the first loss.
+        target_loss_ppm: Loss at which its user expects it to end, in millionths.
         curves: Losses of each job.
     """
 
