@@ -1,8 +1,12 @@
-"""The profiles that come with brim are what their refit command writes, byte for byte."""
+"""The profiles that come with brim are what their refit command writes: every word, and numbers within one percent.
+
+Where measured speeds do not tell a parameter, the optimiser stops at a place that depends on the processor.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from importlib.resources import files
@@ -29,7 +33,15 @@ def test_the_profiles_are_what_the_refit_command_writes(tmp_path):
     script.main([str(DATA), str(tmp_path)])
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"{name}.toml" for name in NAMES)
     for path in tmp_path.iterdir():
-        assert path.read_bytes() == files("brim.beliefs").joinpath("profiles", path.name).read_bytes(), path.name
+        shipped = files("brim.beliefs").joinpath("profiles", path.name).read_text("utf-8")
+        (words, numbers), (shipped_words, shipped_numbers) = map(words_and_numbers, (path.read_text("utf-8"), shipped))
+        assert words == shipped_words, path.name
+        assert numbers == pytest.approx(shipped_numbers, rel=0.01), path.name
+
+
+def words_and_numbers(text):
+    values = r"(?<= = )[0-9][0-9.e+-]*$"
+    return re.sub(values, "", text, flags=re.M), [float(each) for each in re.findall(values, text, re.M)]
 
 
 def test_a_folder_without_the_measurements_is_one_line(tmp_path):
