@@ -218,7 +218,7 @@ class Scheduler:
 
     def copy(self) -> Scheduler:
         """Return an independent copy without a journal, for trials: what happens to it does not happen here."""
-        beliefs = replace(self.beliefs, speeds=self.beliefs.speeds.copy())
+        beliefs = replace(self.beliefs, speeds=self.beliefs.speeds.copy(), progress=self.beliefs.progress.copy())
         copied = Scheduler(self.state.cluster, self.policy, beliefs, gap_ms=self._trigger.gap_ms)
         copied.state, copied.last_round, copied._trigger = self.state.copy(), self.last_round, replace(self._trigger)
         copied._fill_trigger = replace(self._fill_trigger)
