@@ -248,7 +248,7 @@ def test_a_capture_of_an_array_serves_one_job_for_each_index_also_after_a_restar
     assert (machine.told[3, 1].outcome, machine.forks) == (UNUSABLE, [(1, 1), (2, 1)])
 
 
-@pytest.mark.parametrize("devices", [(4,), (-1,), (0, 0)])
+@pytest.mark.parametrize("devices", [(4,), (-2,), (0, 0), (-1, 0)])
 def test_devices_that_do_not_exist_or_twice_are_refused(devices):
     machine = Machine().obey(start(devices=devices, ranks=len(devices)))
     assert (machine.told[1, 1].outcome, machine.forks) == (UNUSABLE, [])

@@ -34,6 +34,7 @@ from brim.agent.effects import (
 from brim.agent.protocol import (
     FAILED,
     FINISHED,
+    ON_CPU,
     STOPPED,
     VERSION,
     AgentHello,
@@ -399,13 +400,14 @@ class VirtualCluster:
 
     def __init__(
         self, seed: int, policy: Policy, chances: Chances | None = None, *, snapshots: bool = True,
-        limits: Limits = Limits(),
+        limits: Limits = Limits(), cores: int = 0,
     ) -> None:
         self.rng, self.limits = random.Random(seed), limits
         self.deadlines = random.Random(f"deadlines {seed}")  # of its own: the rest is as it is without deadlines
         self.chances = Chances.drawn(self.rng) if chances is None else chances
         self.policy, self.snapshots = policy, snapshots
-        self.cluster = parse_cluster(f"1x{DEVICES}xcpu")
+        self.cores = cores
+        self.cluster = parse_cluster(f"1x{DEVICES}xcpu" + f":cpus={cores}" * bool(cores))
         self.now_ms = 0
         self.serials = count(1)
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
@@ -671,10 +673,21 @@ class VirtualCluster:
         for (job, attempt), gang in self._living():
             assert jobs.setdefault(job, attempt) == attempt, f"job {job} runs as attempts {jobs[job]} and {attempt}"
             for device in gang.devices:
+                if device == ON_CPU:
+                    continue
                 assert owner.setdefault(device, job) == job, f"device {device} has jobs {owner[device]} and {job}"
+        taken_milli = sum(self._cores_milli(gang) for _, gang in self._living())
+        assert not self.cores or taken_milli <= 1_000 * self.cores, f"{taken_milli} of {self.cores} cores are taken"
         for agent in self.agents.values() if self.limits.user_gpus != NONE else ():
             used = sum(len(gang.devices) for gang in agent.gangs.values() if gang.end is None)
             assert used <= self.limits.user_gpus, f"jobs of u{agent.uid} have {used} devices"
+
+    def _cores_milli(self, gang: Gang) -> int:
+        request, ranks = self.store.jobs()[gang.order.job].request, len(gang.devices)
+        if ON_CPU in gang.devices:
+            assert gang.order.cpu_milli >= 1_000, "a rank on CPU has no core"
+            return ranks * gang.order.cpu_milli
+        return ranks * round(1_000 * request.cpus_per_gpu)
 
     def _living(self) -> Iterator[tuple[Key, Gang]]:
         for agent in self.agents.values():

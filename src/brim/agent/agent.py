@@ -27,6 +27,7 @@ from brim.agent.blame import Resident, blamed
 from brim.agent.capture import read_capture
 from brim.agent.cgroups import CgroupTree
 from brim.agent.controller_link import ControllerLink
+from brim.agent.device_kinds import kind_of_device
 from brim.agent.devices import Devices
 from brim.agent.effects import (
     AgentEffect,
@@ -49,6 +50,7 @@ from brim.agent.protocol import (
     BLAME_NODE,
     FAILED,
     NONE,
+    ON_CPU,
     ORDERS,
     QUARANTINED,
     UNUSABLE,
@@ -67,6 +69,7 @@ from brim.errors import RefusedError
 from brim.gang import processes
 from brim.gang.cgroup import close_cgroup
 from brim.gang.codec import ProtocolError
+from brim.gang.environment import CPU
 from brim.gang.messages import CONTROL_VARIABLE, GANG_VARIABLE, ID_VARIABLE, LOADER_WORKERS_VARIABLE
 from brim.gang.run_script import ERROR_FILE_VARIABLE
 from brim.gang.wakeup import SignalQueue
@@ -337,10 +340,12 @@ class Agent:
             env |= slurm_variables(order)
         if order.loader_workers != NONE:
             env[LOADER_WORKERS_VARIABLE] = str(order.loader_workers)
+        env |= kind_of_device(order.devices, order.cpu_milli, env)
         now_ms = attempt_files.boot_time_ms()
         return LaunchFile(
             job=order.job, attempt=order.attempt, command=capture.command, env=env, cwd=capture.cwd, ranks=order.ranks,
-            devices=tuple(self._devices.names[device] for device in order.devices), grace_s=order.grace_s,
+            devices=tuple(CPU if device == ON_CPU else self._devices.names[device] for device in order.devices),
+            grace_s=order.grace_s,
             gang=folder_id(folder), control=control_path(folder), umask=capture.inherits.umask,
             limits=dict(capture.inherits.limits),
             zygote=self._zygotes.for_command(capture.command, env, now_ms, is_gang=order.ranks > 0),

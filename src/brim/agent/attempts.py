@@ -40,6 +40,7 @@ from brim.agent.protocol import (
     FINISHED,
     LOST,
     NONE,
+    ON_CPU,
     RUNNING,
     STARTING,
     STOPPED,
@@ -159,7 +160,7 @@ class NodeAttempts:
         """Return the attempts on each device that may have processes there."""
         held: dict[int, set[Key]] = {}
         for one in self._attempts.values():
-            for device in one.devices if one.phase in _WITH_PROCESSES else ():
+            for device in set(one.devices) - {ON_CPU} if one.phase in _WITH_PROCESSES else ():
                 held.setdefault(device, set()).add(one.key)
         return held
 
@@ -264,10 +265,12 @@ class NodeAttempts:
 
     def _misfit(self, ranks: int, devices: tuple[int, ...]) -> str:
         """Say why an attempt cannot run so; empty if it can."""
-        last = len(self._device_names) - 1
-        if strange := [device for device in devices if not 0 <= device <= last]:
+        last, own = len(self._device_names) - 1, [device for device in devices if device != ON_CPU]
+        if strange := [device for device in own if not 0 <= device <= last]:
             return f"found device {strange[0]}, expected one of 0 to {last}"
-        if len(set(devices)) < len(devices) or not 0 <= ranks <= len(devices):
+        if own and len(own) < len(devices):
+            return f"found devices {devices}, expected ranks on devices or ranks on CPU"
+        if len(set(own)) < len(own) or not 0 <= ranks <= len(devices):
             return f"found {ranks} ranks for devices {devices}, expected at most one each"
         return ""
 
@@ -280,7 +283,8 @@ class NodeAttempts:
     def _check_devices(self, attempt: _Attempt) -> None:
         attempt.phase, attempt.detail, attempt.retry_at_ms = AttemptPhase.CHECKING, "", None
         self._tell(attempt)
-        self._effects.append(CheckDevices(attempt.key, attempt.order.devices, attempt.order.shares))
+        devices = tuple(device for device in attempt.order.devices if device != ON_CPU)
+        self._effects.append(CheckDevices(attempt.key, devices, attempt.order.shares))
 
     def _stop(self, order: StopAttempt) -> None:
         key = order.job, order.attempt
@@ -323,6 +327,8 @@ class NodeAttempts:
         )  # fmt: skip
         if isinstance(order, ResizeAttempt):
             refusal = self._misfit(order.ranks, order.devices)
+            if ON_CPU in (*attempt.devices, *order.devices):
+                refusal = "a job on CPU cannot be resized"
             if not attempt.ranks or not order.ranks:
                 refusal = "a plain process cannot be resized"
             if refusal:
@@ -422,7 +428,7 @@ class NodeAttempts:
             attempt.devices = attempt.devices if gang.devices is None else gang.devices
         if gang.sequence > 2 * attempt.accepted + 1:  # an order that an agent before this one has passed on
             attempt.accepted = gang.sequence // 2
-            if attempt.ranks and not gang.is_settled:
+            if attempt.ranks and not gang.is_settled and ON_CPU not in attempt.devices:
                 devices = tuple(sorted({*attempt.devices, *(gang.devices or ())}))
                 attempt.devices = devices
                 attempt.resize = ResizeAttempt(

@@ -24,6 +24,8 @@ VERSION: Final = 1
 """Of the meaning of these messages, in `AgentHello`; fields may be added without a new one."""
 NONE: Final = -1
 """A number that does not exist or was not decided."""
+ON_CPU: Final = -1
+"""In the place of a device: a rank on CPU."""
 
 STARTING: Final = "starting"
 """The attempt is accepted; its first process may not exist yet."""
@@ -70,7 +72,7 @@ class StartAttempt:
         job, attempt, sequence: See above.
         capture: Name of the capture, 32 hexadecimal digits.
         digest: SHA-256 of the capture's file, in hexadecimal digits.
-        devices: Numbers of the devices, as in `AgentHello`.
+        devices: Numbers of the devices, as in `AgentHello`; or ``ON_CPU``, once for each rank on CPU.
         ranks: Number of processes, at most one per device, which form a gang; 0: one process that sees all devices.
         batch: Global batch; ``NONE``: the job's own.
         loader_workers: Most data-loading processes of each rank that finds their number itself; ``NONE``: not decided.
@@ -78,6 +80,7 @@ class StartAttempt:
         name: The job's name, for people.
         array: First job of its array; ``NONE`` for a job in none.
         index: Its index in the array; ``NONE`` for a job in none.
+        cpu_milli: Milli-cores of each rank on CPU.
         mem_mib_per_gpu: Memory of the machine that the job asked for per device; 0 if it asked for none.
         shares: Whether attempts of other users may be on its devices, by design: their processes do not keep it back.
         analyse: If above 0, its steps are timed first, on one device, at local batches down to the one of so many
@@ -97,6 +100,7 @@ class StartAttempt:
     name: str = ""
     array: int = NONE
     index: int = NONE
+    cpu_milli: int = 0
     mem_mib_per_gpu: int = 0
     shares: bool = False
     analyse: int = 0

@@ -216,7 +216,7 @@ async def explain(
     found = await ahead.explain(job) if changes else WhyWaiting(text=at.explain(job), blockers=(), remedies=(), tried=0)
     return {
         "schema": SCHEMA, "id": job, "text": found.text, "blockers": found.blockers, "remedies": found.remedies,
-        "tried": found.tried,
+        "tried": found.tried, "outlook": found.outlook,
     }  # fmt: skip
 
 

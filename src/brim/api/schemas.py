@@ -6,7 +6,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from brim.foresight.answers import Blocker, Forecast, HitRate, Remedy
+from brim.foresight.answers import Blocker, Forecast, HitRate, LossOutlook, Remedy
 from brim.live.records import JobRecord, TokenRecord
 
 
@@ -66,6 +66,7 @@ class Explanation(TypedDict):
     blockers: tuple[Blocker, ...]
     remedies: tuple[Remedy, ...]
     tried: int
+    outlook: LossOutlook | None
 
 
 class EtaAnswer(TypedDict):

@@ -25,7 +25,7 @@ _HIDDEN_DIGEST: Final = "0" * 64
 _RECORD: Final = tuple(field.name for field in fields(JobRecord) if field.name != "request")
 _REQUEST: Final = frozenset(field.name for field in fields(JobRequest))
 _TUPLES: Final = ("holds", "devices")
-_REQUEST_TUPLES: Final = ("sizes", "after", "after_any", "after_not_ok")
+_REQUEST_TUPLES: Final = ("sizes", "devices", "after", "after_any", "after_not_ok")
 
 
 def redacted(job: JobRecord) -> JobRecord:
@@ -35,7 +35,7 @@ def redacted(job: JobRecord) -> JobRecord:
     """
     request = replace(
         job.request, name=HIDDEN_NAME, capture=_HIDDEN_CAPTURE, digest=_HIDDEN_DIGEST, after=(), after_any=(),
-        after_not_ok=(),
+        after_not_ok=(), target_loss=NONE,
     )  # fmt: skip
     waits = job.state in ("pending", "held")
     return replace(

@@ -109,7 +109,7 @@ class SeenProgress:
         kept: dict[bytes, _State] = {}
         newest: dict[int, tuple[tuple[FloatArray, FloatArray], bytes]] = {}
         for row, job, points in zip(rows.tolist(), snapshot.losses.jobs, snapshot.losses.points, strict=True):
-            if row == len(jobs) or jobs.id[row] != job or jobs.target_loss_ppm[row] == NONE:
+            if row == len(jobs) or jobs.id[row] != job:
                 continue
             known = self._newest.get(job)
             key, state = self._after(points) if known is None or known[0] is not points else (
@@ -117,7 +117,9 @@ class SeenProgress:
             kept[key], newest[job] = state, (points, key)
             verdict = state.verdict
             sure[row], probability[row] = verdict.is_predictable, verdict.probability
-            if state.seen is not None:
+            if jobs.target_loss_ppm[row] == NONE:  # it ends where its user planned
+                left[row] = np.inf if jobs.samples_max[row] != NONE else np.nan
+            elif state.seen is not None:
                 reached = state.seen.samples_at(float(jobs.target_loss_ppm[row]) / MILLION)
                 left[row] = max(reached - float(jobs.samples_done[row]), 0.0)
         self.states, self._newest = kept, newest

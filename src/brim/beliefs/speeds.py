@@ -76,7 +76,7 @@ class SeenSpeeds:
         rows, parts = [row for row, _ in own], [part for _, part in own]
         priors = [_exchanging(exchange, num_bytes[row]) for row in rows]
         for profile in np.unique(jobs.profile[jobs.profile >= 0]).tolist():
-            of_model = seen.profile == profile
+            of_model = (seen.profile == profile) & (seen.gpus > 0)
             if of_model.any() or profile in self.library:
                 more = np.flatnonzero(jobs.profile == profile).tolist()
                 rows += more
@@ -143,9 +143,10 @@ def _fit_new(told: Sequence[tuple[bytes, _Prior]]) -> list[tuple[Fit, int]]:
 
 def _own_reports(seen: SeenSteps) -> tuple[list[int], list[bytes]]:
     """Job rows and the memory of their own reports; jobs without reports are left out."""
-    job = seen.job[: np.count_nonzero(seen.job >= 0)]  # those of jobs that have ended come last
+    own = (seen.job >= 0) & (seen.gpus > 0)
+    job = seen.job[own]
     first = np.flatnonzero(np.diff(job, prepend=-1))
-    block = _block(seen)
+    block = np.ascontiguousarray(_block(seen)[own])
     data, ends = block.tobytes(), np.append(first, len(job)) * block.itemsize * block.shape[1]
     return job[first].tolist(), [data[start:stop] for start, stop in pairwise(ends.tolist())]
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from brim.errors import ConfigError
-from brim.live.requests import JOBS_MAX, Ranks, ServiceClass
+from brim.live.requests import JOBS_MAX, DeviceKind, Ranks, ServiceClass
 from brim.units import MS_PER_S, parse_duration_ms, parse_memory_mib
 
 SHORT: Final = {"n": "name", "g": "gpus", "c": "cpus", "t": "time", "p": "priority"}
 VALUES: Final = (
     "name", "gpus", "cpus", "mem", "time", "priority", "class", "depends-on", "array", "chdir", "begin", "deadline",
-    "grace", "batch", "ranks", "gpu-mem", "gpu-util",
+    "grace", "batch", "ranks", "gpu-mem", "gpu-util", "devices", "target-loss",
 )  # fmt: skip
 """Options with a value; ``env`` may be given several times."""
 ALIASES: Final = {"dependency": "depends-on"}
@@ -181,6 +181,12 @@ def asked(options: Options) -> Asked:
         fields["job_class"] = _one_of("class", options["class"], get_args(ServiceClass))
     if "ranks" in options:
         fields["ranks"] = _one_of("ranks", options["ranks"], get_args(Ranks))
+    if "devices" in options:
+        fields["devices"] = _devices(options["devices"])
+    if "target-loss" in options:
+        fields["target_loss"] = _number("target-loss", options["target-loss"])
+        if not fields["target_loss"]:
+            raise _unclear("target-loss", options["target-loss"], "a loss above 0")
     if "begin" in options:
         fields["begin_s"] = _moment("begin", options["begin"])
     if "deadline" in options:
@@ -200,6 +206,14 @@ def _one_of(option: str, text: str, known: Sequence[str]) -> str:
     if text not in known:
         raise _unclear(option, text, f"{', '.join(known[:-1])} or {known[-1]}")
     return text
+
+
+def _devices(text: str) -> tuple[str, ...]:
+    """Kinds of device, in one order."""
+    kinds, known = [word.strip() for word in text.split(",")], get_args(DeviceKind)
+    if len(set(kinds)) < len(kinds) or not set(kinds) <= set(known):
+        raise _unclear("devices", text, "gpu, cpu or gpu,cpu")
+    return tuple(kind for kind in known if kind in kinds)
 
 
 def _gpus(text: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Final
 
 from brim.agent.folders import agent_folder, attempt_folder
 from brim.live.records import JobRecord
+from brim.live.requests import ON_CPU
 from brim.units import MS_PER_S
 
 NO_TERMINAL_WIDTH: Final = 10_000
@@ -53,7 +54,9 @@ def printable(text: str) -> str:
 def gpus_of(job: JobRecord) -> str:
     """Show the devices that a job has, or else those for which it asks."""
     if job.devices:
-        return str(len(job.devices))
+        return str(sum(device != ON_CPU for device in job.devices))
+    if job.request.is_cpu_only:
+        return "0"
     least, most = job.request.limits
     return str(least) if least == most else f"{least}-{most}"
 
@@ -82,7 +85,7 @@ def queue_rows(jobs: Sequence[JobRecord], now_ms: int) -> list[tuple[str, ...]]:
     """Rows of ``brim ps``, with the headings."""
     rows: list[tuple[str, ...]] = [("JOB", "NAME", "USER", "STATE", "GPUS", "TIME", "LIMIT", "DEVICES (REASON)")]
     for job in jobs:
-        where = ",".join(map(str, job.devices))
+        where = "cpu" if ON_CPU in job.devices else ",".join(map(str, job.devices))
         why = f"({job.reason})" if job.reason and not (job.devices and job.state == "running") else ""
         why = why or ("(waits for devices)" if job.state == "pending" else "")
         limit = clock(job.request.time_limit_s) if job.request.time_limit_s else "-"

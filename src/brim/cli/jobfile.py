@@ -7,6 +7,7 @@ env: {WANDB_PROJECT: demo}
 resources: {gpu: "A100:1..8", cpu: 8, memory: 32GB, gpu_memory: 10GB, gpu_utilization: 60%}
 elastic: {sizes: [1, 2, 4, 8], global_batch: 1024}
 class: regular
+devices: [gpu, cpu]
 limits: {time: 12h, preempt_grace: 120s}
 depends_on: [prep]
 """
@@ -28,7 +29,7 @@ _CLASSES: Final = {"filler": "padding", "normal": "regular"}
 _FIELDS: Final[Mapping[str, Mapping[str, str] | str]] = {
     "name": "name", "run": "", "workdir": "chdir", "env": "", "class": "class", "priority": "priority",
     "depends_on": "depends-on", "array": "array", "begin": "begin", "deadline": "deadline",
-    "hold": "hold", "requeue": "requeue", "ranks": "ranks",
+    "hold": "hold", "requeue": "requeue", "ranks": "ranks", "devices": "devices", "target_loss": "target-loss",
     "resources": {
         "gpu": "gpus", "cpu": "cpus", "memory": "mem", "gpu_memory": "gpu-mem", "gpu_utilization": "gpu-util",
     },

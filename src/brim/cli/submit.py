@@ -117,6 +117,19 @@ _GpuUtil = Annotated[
         help="Part of the time in which it keeps its GPUs busy when alone on them, such as 60%.",
     ),
 ]
+_Devices = Annotated[
+    str | None,
+    typer.Option(
+        "--devices", metavar="KINDS",
+        help="Where it can run: gpu, the default; cpu; or gpu,cpu, for policies that exchange the two.",
+    ),
+]
+_TargetLoss = Annotated[
+    str | None,
+    typer.Option(
+        "--target-loss", metavar="LOSS", help="Loss at which its script ends, for policies that predict its end."
+    ),
+]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Submit nothing; show where it would run now, or why it would wait.")
 ]
@@ -135,14 +148,15 @@ def _options(
     name: str | None, gpus: str | None, cpus: str | None, mem: str | None, time_limit: str | None, priority: str | None,
     job_class: str | None, after: str | None, array: str | None, env: Sequence[str] | None, chdir: str | None,
     begin: str | None, deadline: str | None, hold: bool, requeue: bool | None, grace: str | None, batch: str | None,
-    ranks: str | None, gpu_mem: str | None, gpu_util: str | None,
+    ranks: str | None, gpu_mem: str | None, gpu_util: str | None, devices: str | None, target_loss: str | None,
 ) -> dict[str, Any]:
     """Options that were given, by their names."""
     given = {
         "name": name, "gpus": gpus, "cpus": cpus, "mem": mem, "time": time_limit, "priority": priority,
         "class": job_class, "depends-on": after, "array": array, "chdir": chdir, "begin": begin,
         "deadline": deadline, "hold": hold or None, "requeue": requeue, "grace": grace, "batch": batch, "ranks": ranks,
-        "gpu-mem": gpu_mem, "gpu-util": gpu_util, "env": read_variables(env) if env else None,
+        "gpu-mem": gpu_mem, "gpu-util": gpu_util, "devices": devices, "target-loss": target_loss,
+        "env": read_variables(env) if env else None,
     }  # fmt: skip
     return {option: value for option, value in given.items() if value is not None}
 
@@ -154,6 +168,7 @@ def submit(
     array: _Array = None, env: _Env = None, chdir: _Chdir = None, begin: _Begin = None, deadline: _Deadline = None,
     hold: _Hold = False, requeue: _Requeue = None, grace: _Grace = None,
     batch: _Batch = None, ranks: _Ranks = None, gpu_mem: _GpuMem = None, gpu_util: _GpuUtil = None,
+    devices: _Devices = None, target_loss: _TargetLoss = None,
     wait: _Wait = False, dry_run: _DryRun = False,
     output: OutputOption = "table", as_json: JsonOption = False,
 ) -> None:
@@ -162,7 +177,7 @@ def submit(
     What stands on the command line counts before the headers of a script, and these before a YAML file.
     """
     given = _options(name, gpus, cpus, mem, time_limit, priority, job_class, after, array, env, chdir, begin,
-                     deadline, hold, requeue, grace, batch, ranks, gpu_mem, gpu_util)
+                     deadline, hold, requeue, grace, batch, ranks, gpu_mem, gpu_util, devices, target_loss)
     wanted = output_of(output, as_json)
     at = client()
     ids = _submit(at, words, given, dry_run, wanted)
@@ -177,11 +192,12 @@ def run(
     env: _Env = None, chdir: _Chdir = None,
     begin: _Begin = None, deadline: _Deadline = None, requeue: _Requeue = None, grace: _Grace = None,
     batch: _Batch = None, ranks: _Ranks = None, gpu_mem: _GpuMem = None, gpu_util: _GpuUtil = None,
+    devices: _Devices = None, target_loss: _TargetLoss = None,
     detach: _Detach = False, dry_run: _DryRun = False,
 ) -> None:
     """Submit a job, show what it writes, and end with its exit code. Ctrl-C detaches; the job goes on."""
     given = _options(name, gpus, cpus, mem, time_limit, priority, job_class, after, None, env, chdir, begin,
-                     deadline, False, requeue, grace, batch, ranks, gpu_mem, gpu_util)
+                     deadline, False, requeue, grace, batch, ranks, gpu_mem, gpu_util, devices, target_loss)
     at = client()
     ids = _submit(at, words, given, dry_run, "table" if detach else "none")
     if ids and not detach:

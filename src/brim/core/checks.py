@@ -14,7 +14,7 @@ from brim.core.actions import WITH_SETTING, Action, Plan, setting_in
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.changes import BATCH, FENCE, FINE, LATE, MOVED, RULES, TWICE, UNKNOWN, first_fault, stages
 from brim.core.lifecycle import Phase
-from brim.core.setting import SERVER, Setting
+from brim.core.setting import ON_CPU, SERVER, Setting
 from brim.core.snapshot import Snapshot
 from brim.core.sums import CORES, GPU, MEMORY, cores_of_ranks, overfull, plainly_sound
 from brim.core.tables import EMPTY, JobTable, NodeTable
@@ -109,6 +109,8 @@ def _check_gang(snapshot: Snapshot, row: int, setting: Setting) -> None:
     possible = len(gpus) == jobs.gpus[row] or jobs.gpus_min[row] <= len(gpus) <= jobs.gpus_max[row]
     if jobs.size_list[row] != NONE:
         possible = len(gpus) in jobs.sizes_of(row)
+    if not gpus and any(rank.gpu == ON_CPU for rank in setting.ranks):
+        possible = True  # on CPU alone; how many ranks it may have there is checked below
     if not possible or len(set(gpus)) != len(gpus):
         least, most = int(jobs.gpus_min[row]), int(jobs.gpus_max[row])
         wants = f"{least} to {most} GPUs" if least < most else counted(int(jobs.gpus[row]), "GPU")

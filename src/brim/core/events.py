@@ -67,8 +67,8 @@ class Sample(NamedTuple):
 
     Attributes:
         nodes: Nodes the gang was on.
-        gpus: GPUs of the gang.
-        local_batch: Samples per GPU and micro-step.
+        gpus: GPUs of the gang; 0 for one on CPU.
+        local_batch: Samples per GPU, or rank on CPU, and micro-step.
         step_s: Seconds for forward, backward and the part of the synchronisation that is not hidden behind them.
         sync_s: The part of ``step_s`` spent waiting for synchronisation.
     """
@@ -95,6 +95,7 @@ class Report:
         loader_wait_ratio: Part of the step time spent waiting for data, 0 to 1; NaN where not reported.
         batch: Global batch with which the job trains by itself, if its user has named none; NONE where not reported.
         sizes: The numbers of GPUs it can use, of those that it may be given; empty for all, or where not reported.
+        samples_max: Samples after which it ends in any case, NONE where not reported.
     """
 
     samples_done: float
@@ -107,6 +108,7 @@ class Report:
     loader_wait_ratio: float = math.nan
     batch: int = NONE
     sizes: tuple[int, ...] = ()
+    samples_max: int = NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +135,7 @@ class JobSpec:
         local_batch_max: Most samples that fit one GPU.
         profile: Code of the model it trains.
         gradient_bytes: Bytes its ranks exchange in each step.
-        cpu_ranks_max: Most ranks on CPU beside those on GPUs, parameter servers among them.
+        cpu_ranks_max: Most ranks on CPU, beside those on GPUs or instead of them, parameter servers among them.
         servers: Parameter servers its user asked for; 0 for a job whose ranks exchange gradients among themselves.
         target_loss_ppm: Loss at which its training ends, in millionths; NONE where not given.
         samples_max: Samples after which its training ends in any case; NONE where not given.

@@ -66,6 +66,7 @@ _NODE_ROW, _GPU_ROW = (GRANT_ROWS.index(name) for name in ("node", "gpu"))
 _BATCH, _CLASS = _COLUMN["batch"], _COLUMN["job_class"]
 _PADDING: Final = int(JobClass.PADDING)
 _GPUS, _GPUS_MIN, _GPUS_MAX, _SIZE_LIST = (_COLUMN[c] for c in ("gpus", "gpus_min", "gpus_max", "size_list"))
+_CPU_RANKS, _SAMPLES_MAX = (_COLUMN[c] for c in ("cpu_ranks_max", "samples_max"))
 _GPUS_NOW, _SHARE_NOW = _COLUMN["gpus_now"], _COLUMN["share_now"]
 _BATCH_NOW, _STARTS, _STALLED = (_COLUMN[c] for c in ("batch_now", "starts", "stalled_ms"))
 _NEW_JOB: Final = {"phase": Phase.PENDING, "first_start_ms": NONE, "running_since_ms": NONE, "batch_now": NONE}
@@ -156,13 +157,13 @@ class ClusterState:
 
     @property
     def has_elastic(self) -> bool:
-        """Whether there is a job that can run on several numbers of GPUs, or with several batches.
+        """Whether there is a job that can run on several numbers of GPUs, with several batches, or on GPU and CPU.
 
         Padding jobs that are kept apart do not count.
         """
         block = self._block[:, : self._used]
         least, most = block[_LEAST], block[_MOST]
-        counts = (block[_PHASE] != NONE) & (least < most).any(axis=0)
+        counts = (block[_PHASE] != NONE) & ((least < most).any(axis=0) | (block[_CPU_RANKS] > 0))
         return bool((counts if self.gaps is None else counts & (block[_CLASS] != _PADDING)).any())
 
     def keep_apart(self, padding_apart: bool) -> None:
@@ -480,6 +481,8 @@ class ClusterState:
             self._block[_OWN_BATCH, slot] = report.batch
             of_rank = -(-report.batch // max(int(self._block[_GPUS_NOW, slot]), 1))
             self._block[_LOCAL_BATCH, slot] = 1, max((one.local_batch for one in report.seen), default=of_rank)
+        if report.samples_max != NONE:
+            self._block[_SAMPLES_MAX, slot] = report.samples_max
         if usable := self.usable_sizes(event.job, report.sizes):
             asked = max((size for size in usable if size <= self._block[_GPUS, slot]), default=usable[0])
             ends = asked, usable[0], usable[-1]

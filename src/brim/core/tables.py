@@ -42,7 +42,7 @@ class JobTable:
         local_batch_max: Most samples that fit one GPU, -1 where not known.
         profile: Code of the model it trains, -1 where not known.
         gradient_bytes: Bytes its ranks exchange in each step, -1 where not known.
-        cpu_ranks_max: Most ranks on CPU beside those on GPUs, parameter servers among them.
+        cpu_ranks_max: Most ranks on CPU, beside those on GPUs or instead of them, parameter servers among them.
         servers: Parameter servers it asks for; 0 for a job whose ranks exchange gradients among themselves.
         target_loss_ppm: Loss at which its training ends, in millionths, -1 where not known.
         samples_max: Samples after which its training ends in any case, -1 where not known.
@@ -294,7 +294,7 @@ class SeenSteps:
         job: Row of the job table, -1 for jobs that have ended, which are merged by model.
         profile: Code of the model, -1 where not known.
         nodes: Nodes the gang was on.
-        gpus: GPUs of the gang.
+        gpus: GPUs of the gang; 0 for one on CPU.
         local_batch: Samples per GPU and micro-step.
         step_s: Seconds for one step with synchronisation.
         sync_s: The part of ``step_s`` spent waiting for synchronisation.

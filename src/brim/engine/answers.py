@@ -231,11 +231,16 @@ def check_grants(grants: Grants, snapshot: Snapshot) -> None:
 
 
 def check_sizes_kept(placed: Grants, sizes: Sizes, jobs: JobTable) -> None:
-    """Check that each job has the GPUs its size says, none, or a smaller number it can run on or holds already."""
+    """Check that each job has the GPUs its size says, none, or a smaller number it can run on or holds already.
+
+    A job whose size is on CPU may keep the GPUs it holds, where there are too few cores.
+    """
     if all_or_nothing(placed.job, placed.gpu, sizes.gpus):
         return
     counts = np.bincount(placed.job[placed.gpu >= 0], minlength=len(jobs))
     fewer = (counts < sizes.gpus) & (jobs.allows(counts) | (counts == jobs.gpus_now))
+    if len(sizes.cpu_workers):
+        fewer |= (sizes.cpu_workers > 0) & (counts == jobs.gpus_now)
     wrong = np.flatnonzero((counts != 0) & (counts != sizes.gpus) & ~fewer)
     if len(wrong):
         row = int(wrong[0])

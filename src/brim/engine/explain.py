@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from brim.core.actions import setting_in
 from brim.core.reasons import Why
+from brim.core.setting import ON_CPU
 from brim.core.snapshot import Snapshot
+from brim.core.sums import CORE_MILLI
 from brim.core.tables import JobRow
 from brim.core.trace import NONE
 from brim.engine.round import RoundResult
@@ -24,7 +26,7 @@ def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
     me = snapshot.jobs[row]
     why, blocker = Why(int(result.why[row])), int(result.blocker[row])
     free = _free_gpus(snapshot, result)
-    need, has = _need(me, snapshot), _need(me, snapshot, *_after(me, result))
+    need, has = _need(me, snapshot), _on_cpu(row, me, result) or _need(me, snapshot, *_after(me, result))
     sentences = {
         Why.RUNS: f"job {job} has its {has}",
         Why.HELD: f"job {job} waits for job {me.after} to end and can run after that" if me.after != NONE
@@ -72,8 +74,19 @@ def _after(me: JobRow, result: RoundResult) -> tuple[int, int]:
     return me.gpus_now or me.gpus, me.share_now or me.share_milli
 
 
+def _on_cpu(row: int, me: JobRow, result: RoundResult) -> str:
+    """What a job has after the plan, if its workers are on CPU; else empty."""
+    grants = result.grants
+    mine = (grants.job == row) & (grants.gpu == ON_CPU)
+    ranks = int(mine.sum())
+    cores = max((int(grants.share_milli[mine].max()) if ranks else 0) or me.cpu_milli, CORE_MILLI) / CORE_MILLI
+    return f"{counted(ranks, 'rank')} on CPU, with {cores:g} core{'' if cores == 1 else 's'} each" if ranks else ""
+
+
 def _need(me: JobRow, snapshot: Snapshot, gpus: int | None = None, share_milli: int | None = None) -> str:
     gpus = me.gpus if gpus is None else gpus
+    if not me.gpus:
+        return f"{counted(me.cpu_ranks_max, 'rank')} on CPU"
     share_milli = me.share_milli if share_milli is None else share_milli
     kind = snapshot.gpu_types[me.gpu_type] if me.gpu_type >= 0 else ""
     share = f" at {share_milli / 10:g} %" if share_milli < WHOLE_GPU else ""

@@ -31,7 +31,7 @@ Decision = tuple[Plan, dict[str, tuple[IntArray, IntArray]], bool]
 _SHOWN: Final = 80
 """Characters of a line that an error shows."""
 _SPEC_DEFAULTS: Final = {field.name: field.default for field in fields(JobSpec) if field.default is not MISSING}
-_REPORT_DEFAULTS: Final = {"batch": NONE, "sizes": ()}
+_REPORT_DEFAULTS: Final = {"batch": NONE, "sizes": (), "samples_max": NONE}
 """What is left out of a report beside what is not a number."""
 
 

@@ -43,6 +43,31 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossOutlook:
+    """What is believed of a job from the losses that it has reported; see ``brim.beliefs.progress.Verdict``.
+
+    Attributes:
+        is_predictable: Whether its losses say where it ends.
+        probability: That they do, at the newest evaluation; None where nothing can be said.
+        since_samples: Samples from which that is believed; 0 for a job that was never believed predictable.
+        at_samples: Samples at the newest evaluation.
+        samples_done: Samples that it has done.
+        evidence: What it rests on: words and a value.
+        cannot_say: Why nothing can be said; empty if something can.
+        text: All of it, for users.
+    """
+
+    is_predictable: bool
+    probability: float | None
+    since_samples: float
+    at_samples: float
+    samples_done: float
+    evidence: tuple[tuple[str, float], ...]
+    cannot_say: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WhyWaiting:
     """Why a job waits.
 
@@ -51,12 +76,14 @@ class WhyWaiting:
         blockers: What keeps it from running.
         remedies: What would let it run in the next round, the cheapest first.
         tried: Changes that were tried.
+        outlook: What is believed from the losses that it has reported; None if it has reported none.
     """
 
     text: str
     blockers: tuple[Blocker, ...]
     remedies: tuple[Remedy, ...]
     tried: int
+    outlook: LossOutlook | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

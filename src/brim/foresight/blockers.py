@@ -10,6 +10,7 @@ from brim.foresight.answers import Blocker
 from brim.foresight.trials import starts
 from brim.live import holds
 from brim.live.records import AttemptRecord, JobRecord
+from brim.live.requests import ON_CPU
 from brim.live.situation import Situation
 from brim.units import MS_PER_S, counted, show_duration
 
@@ -20,7 +21,9 @@ def named(job: JobRecord) -> str:
 
 
 def listed(numbers: tuple[int, ...]) -> str:
-    """Show numbers in increasing order: ``0``, ``0 and 1``, ``0-3 and 6``."""
+    """Show numbers in increasing order: ``0``, ``0 and 1``, ``0-3 and 6``; ``CPU`` for ranks on CPU."""
+    if ON_CPU in numbers:
+        return "CPU"
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:
@@ -119,7 +122,9 @@ def _of_round(situation: Situation, result: RoundResult, row: int, why: Why) -> 
 
 
 def gpus_asked(job: JobRecord) -> str:
-    """GPUs that a job asks for, in words."""
+    """GPUs that a job asks for, or ranks on CPU, in words."""
+    if job.request.is_cpu_only:
+        return counted(job.request.gpus, "rank") + " on CPU"
     least, most = job.request.limits
     kind = f"{job.request.gpu_type} GPU".lstrip()
     return counted(least, kind) if least == most else f"{least} to {counted(most, kind)}"
@@ -131,7 +136,7 @@ def _of_devices(situation: Situation, result: RoundResult) -> Iterator[Blocker]:
     free = set(range(total))
     for attempt in sorted(situation.attempts.values(), key=lambda one: one.devices):
         job = situation.jobs.get(attempt.job)
-        if job is None or not attempt.devices:
+        if job is None or not attempt.devices or ON_CPU in attempt.devices:
             continue
         free -= set(attempt.devices)
         yield Blocker(
@@ -140,7 +145,7 @@ def _of_devices(situation: Situation, result: RoundResult) -> Iterator[Blocker]:
         )
     for number, devices in starts(result).items():
         job = situation.jobs.get(number)
-        if job is not None:
+        if job is not None and ON_CPU not in devices:
             free -= set(devices)
             text = f"{_devices(devices)} of {total}: {named(job)}, which starts"
             yield Blocker(kind="devices", text=text, jobs=(number,))

@@ -12,7 +12,7 @@ from brim.foresight.blockers import blockers, listed
 from brim.foresight.trials import decided, preempted, starts
 from brim.live import holds
 from brim.live.records import JobRecord, JobStatus
-from brim.live.requests import NONE, JobRequest
+from brim.live.requests import NONE, ON_CPU, JobRequest
 from brim.live.situation import Situation
 from brim.units import counted
 
@@ -42,7 +42,7 @@ def dry_run(
     """
     state = situation.scheduler.state
     for request in requests:
-        reason = holds.why_impossible(request, state.cluster)
+        reason = holds.why_impossible(request, state.cluster, situation.scheduler.policy)
         if reason:
             raise ConfigError(f"job {request.name} could never run: {reason}")
     first = state.last_id + 1
@@ -81,7 +81,8 @@ def _record(
         submit_ms=situation.now_ms, state="pending", array=NONE,
     )
     held = holds.first_holds(
-        job, situation.scheduler.state.cluster, ends.__getitem__, begins=request.begin_s > sender.wall_s, absent=False
+        job, situation.scheduler.state.cluster, ends.__getitem__, begins=request.begin_s > sender.wall_s, absent=False,
+        policy=situation.scheduler.policy,
     )
     return replace(job, holds=held)
 
@@ -111,6 +112,8 @@ def _starting(devices: Sequence[tuple[int, ...]]) -> list[str]:
         return []
     taken = tuple(sorted({device for got in devices for device in got}))
     on = f"on device{'' if len(taken) == 1 else 's'} {listed(taken)}"
+    if ON_CPU in taken:
+        on = "on CPU" if len(taken) == 1 else f"on CPU and on devices {listed(taken[1:])}"
     return [f"it would start now, {on}" if len(devices) == 1 else f"{counted(count, 'job')} would start now, {on}"]
 
 

@@ -9,6 +9,7 @@ from brim.foresight.blockers import blockers, gpus_asked, listed
 from brim.foresight.remedies import Remedies
 from brim.foresight.trials import starts
 from brim.live.records import JobRecord
+from brim.live.requests import ON_CPU
 from brim.live.situation import Situation
 from brim.units import counted
 
@@ -23,7 +24,8 @@ def explained(situation: Situation, job: JobRecord) -> WhyWaiting:
     finder = Remedies(situation, job)
     devices = starts(finder.baseline).get(job.id)
     if devices is not None:
-        text = f"job {job.id} starts in the next round, on {counted(len(devices), 'device')}: {listed(devices)}"
+        on = "on CPU" if ON_CPU in devices else f"on {counted(len(devices), 'device')}: {listed(devices)}"
+        text = f"job {job.id} starts in the next round, {on}"
         return WhyWaiting(text=text, blockers=(), remedies=(), tried=0)
     found, remedies = blockers(situation, job, finder.unheld()), finder.found()
     lines = [f"job {job.id}, which needs {gpus_asked(job)}, waits:", *(f"  {blocker.text}" for blocker in found)]

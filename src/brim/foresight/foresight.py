@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from brim.errors import NotFoundError
-from brim.foresight.answers import DryRun, Forecast, HitRate, WhyWaiting
+from brim.foresight.answers import DryRun, Forecast, HitRate, LossOutlook, WhyWaiting
 from brim.live.records import JobStatus
 from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
@@ -17,8 +17,11 @@ from brim.live.store.errors import NotAcceptedError
 from brim.units import MS_PER_S
 
 if TYPE_CHECKING:
+    from brim.live.controller import Controller
     from brim.live.situation import Situation
     from brim.live.store.reading import Reader
+
+T = TypeVar("T")
 
 ANSWER_S: Final = 5.0
 """Time for which a question waits until a step of the controller is done; ours: many rounds."""
@@ -46,8 +49,23 @@ class Foresight:
             NotFoundError: there is no such job.
             NotAcceptedError: the controller is busy.
         """
-        found = await self._explained(job)
-        return replace(found, text="\n".join([found.text, *self._service.earlier(job)]))
+        found, outlook = await self._explained(job), await self._outlook(job)
+        lines = [found.text, *([] if outlook is None else [outlook.text]), *self._service.earlier(job)]
+        return replace(found, text="\n".join(lines), outlook=outlook)
+
+    async def _outlook(self, job: int) -> LossOutlook | None:
+        """What is believed from the losses of a job that has run."""
+        record = self._service.job(job)
+        if record is None or record.has_ended or not record.attempt:
+            return None
+        from brim.foresight.outlook import outlook_of  # noqa: PLC0415 - of the engine, see below
+
+        def asked(controller: Controller, now_ms: int) -> LossOutlook | None:
+            scheduler = controller.scheduler
+            snapshot = scheduler.state.freeze(max(now_ms, scheduler.horizon_ms))
+            return outlook_of(scheduler.beliefs.progress, snapshot, job)
+
+        return await self._answer(asked)
 
     async def _explained(self, job: int) -> WhyWaiting:
         from brim.foresight.explanation import explained  # noqa: PLC0415 - of the engine, loaded after the first answers
@@ -72,7 +90,9 @@ class Foresight:
         from brim.live.holds import why_impossible  # noqa: PLC0415
 
         found: dict[object, str] = {}
-        kinds = [(one.limits, one.gpu_type, one.cpus_per_gpu, one.mem_mib_per_gpu) for one in requests]
+        kinds = [
+            (one.limits, one.gpu_type, one.cpus_per_gpu, one.mem_mib_per_gpu, one.devices) for one in requests
+        ]
         for kind, request in zip(kinds, requests, strict=True):
             if kind not in found:  # the jobs of an array are alike
                 found[kind] = why_impossible(request, parse_cluster(cluster))
@@ -123,8 +143,16 @@ class Foresight:
         """
         from brim.live.situation import situation_of  # noqa: PLC0415 - of the engine, see above
 
+        return await self._answer(situation_of)
+
+    async def _answer(self, question: Callable[[Controller, int], T]) -> T:
+        """Have a question answered between two steps of the controller.
+
+        Raises:
+            NotAcceptedError: the controller is not recovered yet, is busy, or ends.
+        """
         self._service.status()  # raises until it is recovered
-        asked = asyncio.wrap_future(self._service.engine.ask(situation_of))
+        asked = asyncio.wrap_future(self._service.engine.ask(question))
         try:
             return await asyncio.wait_for(asked, TROUBLE_S if self._service.trouble else ANSWER_S)
         except TimeoutError:

@@ -211,7 +211,7 @@ class Remedies:
 
         def change(request: JobRequest) -> _Change | None:
             at, lift = self._at, self._lift
-            if holds.why_impossible(request, at.scheduler.state.cluster):
+            if holds.why_impossible(request, at.scheduler.state.cluster, at.scheduler.policy):
                 return None
             new = replace(self._job, id=self._new, request=request)
             state = at.scheduler.state

@@ -13,6 +13,8 @@ from brim.gang.run_script import ERROR_FILE_VARIABLE
 HOST: Final = "127.0.0.1"
 DEVICES_VARIABLE: Final = "BRIM_DEVICES"
 """Environment: names of the devices of the gang, separated by commas."""
+DEVICE_VARIABLE: Final = "BRIM_DEVICE"
+"""Environment: the kind of these devices, ``gpu`` or ``cpu``. Slots that stand for GPUs are ``gpu``."""
 CPU: Final = "cpu"
 """With this begin the names of devices that are no GPU."""
 _PORTS: Final = range(20_000, 32_768)

@@ -15,11 +15,12 @@ from typing import Any, Final
 
 from brim.core.events import Event, Kind, Report
 from brim.core.lifecycle import Phase
+from brim.core.setting import Setting
 from brim.engine.journal import recover
 from brim.engine.scheduler import Scheduler
 from brim.errors import InvariantError
 from brim.live import holds
-from brim.live.ends import CANCELLED, PREEMPTED, REQUEUED, TIME_LIMIT, AttemptVerdict
+from brim.live.ends import CANCELLED, EXCHANGED, PREEMPTED, REQUEUED, TIME_LIMIT, AttemptVerdict
 from brim.live.ledger import Ledger
 from brim.live.records import AttemptRecord, JobRecord, JobStatus
 from brim.live.requests import NONE
@@ -27,7 +28,7 @@ from brim.units import MS_PER_S
 
 _FATES: Final[tuple[JobStatus | None, ...]] = (None, "finished", "failed", "cancelled")
 _FATE_OF: Final[dict[Kind, int]] = {Kind.FINISHED: 1, Kind.GAVE_UP: 2, Kind.REJECT: 2, Kind.CANCELLED: 3}
-_STRENGTH: Final = ("", "down", PREEMPTED, REQUEUED, TIME_LIMIT, CANCELLED)
+_STRENGTH: Final = ("", EXCHANGED, "down", PREEMPTED, REQUEUED, TIME_LIMIT, CANCELLED)
 """Reasons to stop an attempt, weakest first: a stronger one replaces a weaker one."""
 _CALLED_OFF_MAX: Final = 1_000
 """What is called off and still in the heap, beside as much as is due; ours: 100 kB."""
@@ -91,9 +92,9 @@ class Books:
 
     # -- records ---------------------------------------------------------------------------------------------------
 
-    def tell(self, kind: Kind, job: int, report: Report | None = None) -> None:
+    def tell(self, kind: Kind, job: int, report: Report | None = None, setting: Setting | None = None) -> None:
         """Book an event of a job, now."""
-        self.scheduler.observe(Event(self.now_ms, kind, job, report=report))
+        self.scheduler.observe(Event(self.now_ms, kind, job, report=report, setting=setting))
         self.dirty.add(job)
 
     def put(self, job: int, **changes: Any) -> JobRecord:

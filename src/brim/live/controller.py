@@ -39,6 +39,7 @@ from brim.core.cluster import Cluster, parse_cluster
 from brim.core.events import Event, Kind, Report
 from brim.core.lifecycle import Phase
 from brim.core.saved import saved_cluster, state_on
+from brim.core.setting import ON_CPU, Setting
 from brim.core.state import ClusterState
 from brim.engine.advance import advance
 from brim.engine.journal import Journal
@@ -52,6 +53,7 @@ from brim.live.books import Books
 from brim.live.ends import (
     BLAMES,
     CANCELLED,
+    EXCHANGED,
     OUTCOMES,
     PREEMPTED,
     REQUEUED,
@@ -327,7 +329,7 @@ class Controller:
     def _look_at_sizes(self) -> None:
         """Hold the jobs that are too large for this cluster, and no others for that reason."""
         for job in tuple(self.jobs.values()):
-            reason = holds.why_impossible(job.request, self.scheduler.state.cluster)
+            reason = holds.why_impossible(job.request, self.scheduler.state.cluster, self.scheduler.policy)
             wanted = holds.impossible(reason) if reason else ""
             if wanted:
                 self.books.add_hold(job.id, wanted, holds.because((wanted,)))
@@ -375,7 +377,7 @@ class Controller:
         begins = bool(job.request.begin_s) and holds.cluster_ms(job, job.request.begin_s) > self.books.now_ms
         held = holds.first_holds(
             job, state.cluster, self.books.end_of, begins=begins, absent=not self._is_expected(job.uid),
-            limited=self.user_gpus != NONE,
+            limited=self.user_gpus != NONE, policy=self.scheduler.policy,
         )
         spec = holds.spec_of(job, state.cluster, state.user_code(job.user), self.books.now_ms, self.user_gpus)
         self.scheduler.observe(
@@ -486,7 +488,8 @@ class Controller:
             attempt = replace(attempt, devices=attempt.devices if refused else target)
             setting = state.setting(job)
             if not refused and setting is not None and attempt.sequence == state.sequence(job):
-                attempt = replace(attempt, share_milli=setting.share_milli)
+                cores = self._reconciler.cores_of(job, setting)
+                attempt = replace(attempt, share_milli=setting.share_milli, cores_milli=cores)
             if refused and not attempt.stop_reason:  # it stays where it was, which may be granted to others by now
                 self.books.put_attempt(attempt)
                 self.books.stop(job, REQUEUED)
@@ -520,15 +523,15 @@ class Controller:
         attempt = self.ledger.of(given.job)
         if attempt is None or attempt.number != given.attempt or not attempt.devices or attempt.state == "waiting":
             return
-        open_all = all(self.agents.sees_open(device, besides=attempt.uid) for device in attempt.devices)
+        open_all = all(self.agents.sees_open(device, besides=attempt.uid) for device in attempt.own_devices)
         if self._is_expected(attempt.uid) or not open_all:
             return
         if not attempt.stop_reason:
             self.books.stop(given.job, REQUEUED)
         self._reconciler.targets.pop(given.job, None)
-        self.books.put_attempt(replace(self.ledger.of(given.job) or attempt, devices=()))
+        self.books.put_attempt(replace(self.ledger.of(given.job) or attempt, devices=(), cores_milli=0))
         self.books.put(given.job, reason=f"nothing of it runs, and the agent of {self.jobs[given.job].user} is away")
-        self._marks.left(attempt.devices)
+        self._marks.left(sorted(attempt.own_devices))
         self._marks.settle()
 
     @_handle.register
@@ -539,14 +542,15 @@ class Controller:
             return
         job = self.jobs[said.job]
         sizes = self.scheduler.state.usable_sizes(job.id, said.sizes)
-        report = report_of(said, job, sizes, attempt.loader_workers)
+        report = report_of(said, job, sizes, attempt.loader_workers, on_cpu=ON_CPU in attempt.devices)
         if report is None:
             return
         report = self._slowdowns.judged(report, attempt, self.scheduler.state, self.books.now_ms)
         self.books.tell(Kind.REPORTED, job.id, report=report)
         done, total = report.samples_done, sound(said.total) or job.samples_total
         again = job.samples_done - done if attempt.samples_first_ms == NONE else 0.0  # since the attempt before
-        lost_gpu_s = again / report.samples_per_s * len(attempt.devices) if again > 0 < report.samples_per_s else 0.0
+        gpus = len(attempt.own_devices)
+        lost_gpu_s = again / report.samples_per_s * gpus if again > 0 < report.samples_per_s else 0.0
         waits, slowdown = (
             None if math.isnan(one) else one for one in (report.loader_wait_ratio, report.slowdown_ratio)
         )
@@ -615,14 +619,11 @@ class Controller:
             job = self.jobs[action.job]
             if action.analyse and action.attempt == 1 and job.request.is_elastic:
                 self._reconciler.analysed.add(job.id)
-            self.books.put_attempt(AttemptRecord(
-                job=job.id, number=action.attempt, uid=job.uid, state="waiting", sequence=action.sequence,
-                devices=devices_of(action.setting), share_milli=action.setting.share_milli,
-                decided_ms=self.books.now_ms,
-            ))
-            self.books.put(job.id, attempt=action.attempt, reason="",
-                      first_start_ms=self.books.now_ms if job.first_start_ms == NONE else job.first_start_ms)
+            self._begin_attempt(job.id, action.attempt, action.sequence, action.setting)
         elif isinstance(action, Resize):
+            attempt, devices = self.ledger.of(action.job), devices_of(action.setting)
+            if attempt is not None and attempt.state != "waiting" and ON_CPU in (*attempt.devices, *devices):
+                self.books.announce(action.job, EXCHANGED)
             if action.setting.revocable and not set(self._devices(action.job)) <= set(devices_of(action.setting)):
                 self._revoke(action.job)
         elif isinstance(action, Preempt):
@@ -672,11 +673,40 @@ class Controller:
             code = 0 if attempt.outcome == FINISHED and verdict.state == "finished" else attempt.exit_code
             self.books.finish(job.id, verdict, exit_code=code)
             return
+        setting = self._kept_for(attempt)
+        if self.scheduler.state.phase(job.id) is Phase.STARTING and verdict.kind is Kind.STOPPED:
+            self.books.tell(Kind.PREEMPT, job.id)
         self.books.tell(verdict.kind, job.id)
+        if setting is not None and verdict.kind is Kind.STOPPED:
+            self._go_on(job.id, setting)
+            return
         held = self.jobs[job.id].holds
         self.books.put(job.id, reason=f"{verdict.reason}; {holds.because(held)}" if held else verdict.reason)
         if held:
             self.books.tell(Kind.HELD, job.id)
+
+    def _kept_for(self, attempt: AttemptRecord) -> Setting | None:
+        """What is kept for a job while it is exchanged: nobody else can be granted it before the job goes on."""
+        job = attempt.job
+        is_kept = attempt.stop_reason == EXCHANGED and not self.jobs[job].holds
+        return self.scheduler.state.setting(job) if is_kept else None
+
+    def _go_on(self, job: int, setting: Setting) -> None:
+        """Start the next attempt of a job on the devices that were kept for it, at the instant at which the last ended.
+
+        The engine hears of a stop and a start, with no round between them.
+        """
+        self.books.tell(Kind.START, job, setting=setting)
+        self._begin_attempt(job, self.scheduler.state.attempt(job), self.scheduler.state.sequence(job), setting)
+
+    def _begin_attempt(self, job: int, number: int, sequence: int, setting: Setting) -> None:
+        record = self.jobs[job]
+        self.books.put_attempt(AttemptRecord(
+            job=job, number=number, uid=record.uid, state="waiting", sequence=sequence, devices=devices_of(setting),
+            share_milli=setting.share_milli, decided_ms=self.books.now_ms,
+        ))
+        first_ms = self.books.now_ms if record.first_start_ms == NONE else record.first_start_ms
+        self.books.put(job, attempt=number, reason="", first_start_ms=first_ms)
 
     def _guard(self, job: JobRecord) -> None:
         """Hold the rest of the array of a job that died at once."""

@@ -25,6 +25,8 @@ CANCELLED: Final = "cancelled"
 TIME_LIMIT: Final = "time limit"
 REQUEUED: Final = "requeued"
 PREEMPTED: Final = "preempted"
+EXCHANGED: Final = "exchanged"
+"""It goes on at once on devices of another kind, which are kept for it meanwhile."""
 EVICTED_BY_NEIGHBOUR: Final = "evicted by neighbour"
 _FINAL_STOPS: Final[dict[str, tuple[Kind, JobStatus, str]]] = {
     CANCELLED: (Kind.CANCELLED, "cancelled", "cancelled"),

@@ -19,6 +19,7 @@ from brim.core.gpu_names import is_of_type
 from brim.core.trace import NONE, JobClass
 from brim.live.records import JobRecord, JobStatus
 from brim.live.requests import JobRequest
+from brim.policies.sockets import Policy
 from brim.units import MS_PER_S
 
 USER: Final = "user"
@@ -36,6 +37,7 @@ _CLASSES: Final[Mapping[str, JobClass]] = {
     "regular": JobClass.REGULAR, "urgent": JobClass.URGENT, "padding": JobClass.PADDING,
 }
 _CORE_MILLI: Final = 1_000
+_MILLION: Final = 1_000_000
 
 
 def after(job: int) -> str:
@@ -68,7 +70,7 @@ def because(held: tuple[str, ...]) -> str:
 
 def first_holds(
     job: JobRecord, cluster: Cluster, end_of: Callable[[int], JobStatus | None], *, begins: bool, absent: bool,
-    limited: bool = False,
+    limited: bool = False, policy: Policy | None = None,
 ) -> tuple[str, ...]:
     """Return the holds of a new job.
 
@@ -79,6 +81,7 @@ def first_holds(
         begins: Whether the time before which it must not start is still to come.
         absent: Whether its user's agent is not there.
         limited: Whether users have a quota; whether the job fits it is found out before the next round.
+        policy: The policy; see ``why_impossible``.
 
     Raises:
         LookupError: ``end_of`` may raise it for a job that does not exist.
@@ -96,12 +99,42 @@ def first_holds(
             found.append(hold)
     found += [BEGIN] * begins + [AGENT] * absent
     found += [ARRAY_LIMIT] * (job.request.array_limit != NONE) + [QUOTA] * limited
-    reason = why_impossible(job.request, cluster)
+    reason = why_impossible(job.request, cluster, policy)
     return tuple(dict.fromkeys([*found, *([impossible(reason)] if reason else [])]))
 
 
-def why_impossible(request: JobRequest, cluster: Cluster) -> str:
-    """Why a job could not run if the cluster were empty; empty if it could."""
+def why_impossible(request: JobRequest, cluster: Cluster, policy: Policy | None = None) -> str:
+    """Why a job could not run if the cluster were empty; empty if it could.
+
+    Args:
+        request: The job.
+        cluster: The cluster.
+        policy: The policy; None if it is not known, and counts as one that runs jobs on CPU.
+    """
+    runs_on_cpu = policy is None or policy.places_on_cpu
+    if request.is_cpu_only:
+        if policy is not None and not runs_on_cpu:
+            return f"policy {policy.name} runs no job on CPU"
+        return _why_not_on_cpu(request, cluster)
+    reason = _why_not_on_gpu(request, cluster)
+    return "" if "cpu" in request.devices and runs_on_cpu and not _why_not_on_cpu(request, cluster) else reason
+
+
+def _why_not_on_cpu(request: JobRequest, cluster: Cluster) -> str:
+    """Why the ranks of a job do not fit on the cores of the nodes."""
+    cores, mem = max(request.cpus_per_gpu, 1.0) * _CORE_MILLI, request.mem_mib_per_gpu
+    room = cluster.cpu_milli_N // cores
+    if mem:
+        room = np.minimum(room, cluster.mem_mib_N // mem)
+    if int(room.sum()) >= request.gpus:
+        return ""
+    wants = [_cores(request.gpus * cores / _CORE_MILLI)] + [_gib(request.gpus * mem)] * bool(mem)
+    node_cores, node_mem = cluster.cpu_milli_N.max() / _CORE_MILLI, int(cluster.mem_mib_N.max())
+    has = [_cores(node_cores)] + [_gib(node_mem)] * bool(mem)
+    return f"it needs {' and '.join(wants)} on CPU, a node has {' and '.join(has)}"
+
+
+def _why_not_on_gpu(request: JobRequest, cluster: Cluster) -> str:
     code, least = type_code(request, cluster), request.limits[0]
     if request.gpu_type and code == NONE and UNNAMED not in cluster.gpu_types:
         return f"it needs GPUs of type {request.gpu_type}, the cluster has {' and '.join(cluster.gpu_types)}"
@@ -139,6 +172,8 @@ def is_room_for(devices: Mapping[int, int], requests: Mapping[int, JobRequest], 
 
 def sizes_within(request: JobRequest, quota: int) -> tuple[int, int]:
     """Fewest and most GPUs on which a job can run without having more than a quota, if it can; NONE for no quota."""
+    if request.is_cpu_only:
+        return 0, 0
     least, most = request.limits
     if quota == NONE or not least <= quota < most:
         return least, most
@@ -157,15 +192,16 @@ def spec_of(job: JobRecord, cluster: Cluster, user: int, submit_ms: int, quota: 
     """
     request = job.request
     least, most = sizes_within(request, quota)
-    sizes = tuple(size for size in request.sizes if size <= most)
+    sizes = tuple(size for size in request.sizes if size <= most)  # of a job that runs on CPU alone: none
     total = min(int(cluster.num_gpus), most)
     usable = [size for size in sizes or range(least, most + 1) if size <= total] if least <= total else []
     gpus = request.gpus if request.gpus <= total or not usable else usable[-1]
+    on_cpu = request.gpus if "cpu" in request.devices else 0
     batch = request.batch
     batch_min = batch if request.batch_min == NONE else request.batch_min
     local_batch_max = request.local_batch_max
     if local_batch_max == NONE and batch_min != NONE:  # that much fits, since the job runs on its fewest GPUs with it
-        local_batch_max = -(-batch_min // least)
+        local_batch_max = -(-batch_min // (least or request.gpus))
     return JobSpec(
         id=job.id, user=user, submit_ms=submit_ms, gpus=gpus,
         cpu_milli=round(request.cpus_per_gpu * _CORE_MILLI), mem_mib=request.mem_mib_per_gpu,
@@ -177,7 +213,8 @@ def spec_of(job: JobRecord, cluster: Cluster, user: int, submit_ms: int, quota: 
         local_batch_min=request.local_batch_min, local_batch_max=local_batch_max, profile=profile_of(job),
         priority=request.priority, job_class=_CLASSES[request.job_class],
         deadline_ms=cluster_ms(job, request.deadline_s) if request.deadline_s else NONE,
-        gpu_util_milli=request.gpu_util_milli, gpu_mem_mib=request.gpu_mem_mib,
+        gpu_util_milli=request.gpu_util_milli, gpu_mem_mib=request.gpu_mem_mib, cpu_ranks_max=on_cpu,
+        target_loss_ppm=NONE if request.target_loss == NONE else max(1, round(request.target_loss * _MILLION)),
     )
 
 

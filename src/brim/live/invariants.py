@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final
 from brim.core.checks import check_snapshot
 from brim.core.lifecycle import Phase
 from brim.errors import InvariantError
-from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord
+from brim.live.ends import EXCHANGED
+from brim.live.ledger import cores_held
+from brim.live.records import AttemptRecord, JobRecord
 from brim.live.requests import NONE
 from brim.units import MS_PER_S, WHOLE_GPU
 
@@ -61,13 +63,19 @@ def check_devices(attempts: Iterable[AttemptRecord]) -> None:
     """I6: no device is given to attempts whose shares sum to more than it."""
     on: dict[int, list[AttemptRecord]] = {}
     for attempt in attempts:
-        if attempt.state in HOLDS_DEVICES:
-            for device in attempt.devices:
-                there = on.setdefault(device, [])
-                there.append(attempt)
-                if sum(one.share_milli for one in there) > WHOLE_GPU:
-                    jobs = " and ".join(str(one.job) for one in there)
-                    raise InvariantError(f"device {device} is given to jobs {jobs}")
+        for device in attempt.own_devices:
+            there = on.setdefault(device, [])
+            there.append(attempt)
+            if sum(one.share_milli for one in there) > WHOLE_GPU:
+                jobs = " and ".join(str(one.job) for one in there)
+                raise InvariantError(f"device {device} is given to jobs {jobs}")
+
+
+def check_cores(attempts: Iterable[AttemptRecord], total_milli: int) -> None:
+    """I6: attempts that may have processes take no more cores than their node has."""
+    taken_milli = sum(map(cores_held, attempts))
+    if taken_milli > total_milli:
+        raise InvariantError(f"{taken_milli / 1000:g} cores are given, and the node has {total_milli / 1000:g}")
 
 
 def check_truth(jobs: Iterable[JobRecord], attempts: Iterable[AttemptRecord]) -> None:
@@ -155,6 +163,7 @@ def check_controller(controller: Controller) -> None:
     if len(state) != len(controller.jobs):
         raise InvariantError(f"the engine has {len(state)} jobs, the controller {len(controller.jobs)}")
     check_devices(controller.ledger)
+    check_cores(controller.ledger, int(state.cluster.cpu_milli_N[0]))
     check_array_limits(controller)
     for job in controller.jobs.values():
         phase, attempt = state.phase(job.id), controller.ledger.of(job.id)
@@ -170,5 +179,5 @@ def check_controller(controller: Controller) -> None:
             raise InvariantError(
                 f"job {job.id} has attempt {attempt.number}, and {state.attempt(job.id)} in the engine"
             )
-        if bool(attempt.stop_reason) != (phase is Phase.STOPPING):
+        if (attempt.stop_reason not in ("", EXCHANGED)) != (phase is Phase.STOPPING):
             raise InvariantError(f"attempt {attempt.number} of job {job.id} is stopped, and {phase.name} in the engine")

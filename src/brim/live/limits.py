@@ -79,4 +79,4 @@ def keep_quotas(books: Books, most: int) -> bool:
 
 def _never_fits(job: JobRecord, most: int) -> bool:
     """Whether a job needs more GPUs than its user may have."""
-    return most != NONE and job.request.limits[0] > most
+    return most != NONE and not job.request.is_cpu_only and job.request.limits[0] > most

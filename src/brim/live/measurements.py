@@ -54,7 +54,8 @@ def analysis_of(seen: AttemptSeen) -> tuple[Sample, ...]:
 
 
 def report_of(
-    said: AttemptProgress, job: JobRecord, sizes: tuple[int, ...] = (), loader_workers: int = NONE
+    said: AttemptProgress, job: JobRecord, sizes: tuple[int, ...] = (), loader_workers: int = NONE,
+    *, on_cpu: bool = False,
 ) -> Report | None:
     """What the engine is told of a measurement, None for nothing.
 
@@ -64,6 +65,7 @@ def report_of(
         sizes: The numbers of devices that the job can use, if the engine does not know them.
         loader_workers: Most loader workers of each rank that were decided, NONE for none: a wait for data that was
             measured with another number is not told.
+        on_cpu: Whether its ranks are on CPU.
     """
     samples, speed = sound(said.samples), sound(said.samples_per_s)
     if samples is None:
@@ -71,16 +73,18 @@ def report_of(
     step_s, sync_s, local = sound(said.step_s), sound(said.sync_s), sound(said.local_batch)
     seen: tuple[Sample, ...] = ()
     if step_s and local and 0 < said.ranks <= job.request.limits[1] and (sync_s or 0.0) <= step_s:
-        seen = (Sample(1, said.ranks, int(local), step_s, sync_s or 0.0),)
+        seen = (Sample(1, 0 if on_cpu else said.ranks, int(local), step_s, sync_s or 0.0),)
     batch = sound(said.global_batch)
     noise = sound(said.gradient_noise)
     knows = noise is not None and job.request.batch > 0
     waits = sound(said.loader_wait_ratio)
     is_present = loader_workers == NONE or said.loader_workers_max in (None, loader_workers)
+    total = sound(said.total)
     loss = math.nan if said.loss is None else said.loss if math.isfinite(said.loss) else math.inf
     return Report(
         samples_done=samples, samples_per_s=speed or 0.0, seen=seen, loss=loss,
         batch=int(batch) if batch and seen and job.request.batch == NONE else NONE,
+        samples_max=int(total) if total else NONE,
         grad_var=(noise or 0.0) / job.request.batch if knows else math.nan, grad_sqr=1.0 if knows else math.nan,
         loader_wait_ratio=waits if waits is not None and waits <= 1 and is_present else math.nan,
         sizes=sizes if job.request.ranks == "per-gpu" else (),

@@ -8,9 +8,10 @@ from typing import Final
 from brim.agent.protocol import FAILED
 from brim.engine.explain import explain
 from brim.engine.round import RoundResult
+from brim.live.ends import EXCHANGED
 from brim.live.holds import because
 from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord
-from brim.live.requests import NONE
+from brim.live.requests import NONE, ON_CPU
 from brim.units import WHOLE_GPU
 
 _NOTICED: Final = 0.01
@@ -29,25 +30,28 @@ def why(job: JobRecord, attempts: Iterable[AttemptRecord], last_round: RoundResu
     """
     attempts = tuple(attempts)
     mine = next((one for one in attempts if one.job == job.id), None)
+    if mine is not None and mine.stop_reason == EXCHANGED:
+        return f"job {job.id} saves, and goes on at once on devices of another kind, which are kept for it."
     if mine is not None and mine.stop_reason:
         return f"job {job.id} was told to stop: {mine.stop_reason}."
     if mine is not None and mine.state == "waiting":
         leaving = sorted({
             one.job for one in attempts
-            if one.state in HOLDS_DEVICES and one.job != job.id and set(one.devices) & set(mine.devices)
+            if one.state in HOLDS_DEVICES and one.job != job.id and one.own_devices & set(mine.devices)
             and (one.stop_reason or one.share_milli + mine.share_milli > WHOLE_GPU)
         })
         who = f"job {' and '.join(map(str, leaving))} to leave them" if leaving else f"the agent of {job.user}"
-        return f"job {job.id} was given devices {', '.join(map(str, mine.devices))} and waits for {who}."
+        if ON_CPU in mine.devices:
+            who = f"cores that others leave, or the agent of {job.user}"
+        return f"job {job.id} was given {mine.where} and waits for {who}."
     if mine is not None and mine.state == "starting" and mine.detail:
-        return f"job {job.id} was given devices {', '.join(map(str, mine.devices))} and does not start: {mine.detail}."
+        return f"job {job.id} was given {mine.where} and does not start: {mine.detail}."
     if job.holds and mine is None:
         return f"job {job.id} is {because(job.holds)}."
     if last_round is None or job.id not in last_round.job.tolist():
         if mine is None:
             return f"job {job.id} waits for devices; the next round decides about it."
-        devices = ", ".join(map(str, mine.devices))
-        return f"job {job.id} is {job.state} on devices {devices}, which it got before the controller was started."
+        return f"job {job.id} is {job.state} on {mine.where}, which it got before the controller was started."
     return explain(last_round.snapshot, last_round, job.id) + _slowed(job, mine, attempts) + _waits_for_data(job, mine)
 
 
@@ -55,7 +59,7 @@ def _slowed(job: JobRecord, attempt: AttemptRecord | None, attempts: Iterable[At
     """Say beside whom a job runs, and what it costs it; nothing for a job that has its devices alone."""
     others = sorted(
         one.job for one in attempts if attempt is not None and one.job != job.id and one.state in HOLDS_DEVICES
-        and set(one.devices) & set(attempt.devices)
+        and one.own_devices & set(attempt.devices)
     )
     if not others or attempt is None or attempt.state == "waiting":
         return ""

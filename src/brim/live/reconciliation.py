@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
 from brim.agent.protocol import (
     ENDED,
     STOPPING,
@@ -21,7 +23,9 @@ from brim.agent.protocol import (
     TuneAttempt,
 )
 from brim.core.lifecycle import Phase
-from brim.core.setting import Setting
+from brim.core.setting import ON_CPU, Setting
+from brim.core.sums import CORE_MILLI, cores_of_ranks
+from brim.core.tables import EMPTY
 from brim.live.agents import Agents
 from brim.live.books import Books
 from brim.live.nodes import Dispatch
@@ -84,8 +88,9 @@ class Reconciler:
         setting = state.setting(job)
         if setting is None or (attempt.state != "waiting" and attempt.sequence == state.sequence(job)):
             return attempt
-        devices = devices_of(setting)
+        devices, cores = devices_of(setting), self.cores_of(job, setting)
         taken = self._books.ledger.taken(devices, job, setting.share_milli, self._stays)
+        taken |= cores > max(self._books.ledger.cores_left(self._node_milli, job), 0)
         if taken or not self._agents.is_synced(attempt.uid):
             self._books.gated.add(job)
             return attempt
@@ -98,12 +103,32 @@ class Reconciler:
         attempt = replace(
             attempt, share_milli=share_milli, sequence=state.sequence(job),
             state="starting" if starts else attempt.state,
-            devices=devices if starts else tuple(sorted({*attempt.devices, *devices})),
+            devices=devices if starts or ON_CPU in devices else tuple(sorted({*attempt.devices, *devices})),
+            cores_milli=cores if starts else max(cores, attempt.cores_milli),
             ranks=0 if self._books.jobs[job].request.ranks == "one" else len(devices), batch=setting.batch,
             loader_workers=setting.loader_workers or NONE,
         )
         self._books.put_attempt(attempt)
         return attempt
+
+    def cores_of(self, job: int, setting: Setting) -> int:
+        """Milli-cores of its node that a job takes with a setting, by the rule of the engine's ledger."""
+        own = round(self._books.jobs[job].request.cpus_per_gpu * CORE_MILLI)
+        count = len(setting.ranks)
+        _, gpu, share, loaders = (np.array(column, dtype=np.int64) for column in zip(*setting.ranks, strict=True))
+        counted = loaders if self._books.scheduler.policy.declares("feed", "counts_cores") else EMPTY
+        taken = cores_of_ranks(np.array([own]), np.zeros(count, dtype=np.int64), gpu, share, counted)
+        return int(taken.sum())
+
+    def _rank_milli(self, job: int) -> int:
+        """Milli-cores of each of a job's ranks on CPU."""
+        setting = self._books.scheduler.state.setting(job)
+        share_milli = next((rank.share_milli for rank in setting.ranks if rank.gpu == ON_CPU), 0) if setting else 0
+        return share_milli or max(round(self._books.jobs[job].request.cpus_per_gpu * CORE_MILLI), CORE_MILLI)
+
+    @property
+    def _node_milli(self) -> int:
+        return int(self._books.scheduler.state.cluster.cpu_milli_N[0])
 
     def _stays(self, job: int, device: int) -> bool:
         """Whether a job is to be on a device, and not only there still."""
@@ -127,6 +152,7 @@ class Reconciler:
                 digest=request.digest, devices=target, ranks=attempt.ranks, batch=attempt.batch,
                 loader_workers=attempt.loader_workers, grace_s=request.grace_s, name=request.name,
                 array=job.array, index=request.array_index, mem_mib_per_gpu=request.mem_mib_per_gpu,
+                cpu_milli=self._rank_milli(job.id) if ON_CPU in target else 0,
                 shares=attempt.share_milli < WHOLE_GPU, analyse=request.limits[1] if job.id in self.analysed else 0,
             )
         if seen.devices == target:
@@ -145,5 +171,5 @@ class Reconciler:
 
 
 def devices_of(setting: Setting) -> tuple[int, ...]:
-    """The devices of a setting on one node."""
-    return tuple(gpu for _, gpu in setting.gpus)
+    """The devices of a setting on one node, ``ON_CPU`` for each worker on CPU."""
+    return tuple(rank.gpu for rank in setting.ranks if rank.gpu >= ON_CPU)

@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 from brim.beliefs.change_costs import ChangeCosts, learn_costs
 from brim.core.cluster import Cluster
+from brim.core.setting import ON_CPU
 from brim.core.trace import NONE, Trace, trace_of
-from brim.live.ends import PREEMPTED
+from brim.live.ends import EXCHANGED, PREEMPTED
 from brim.live.holds import spec_of
 from brim.live.records import AttemptRecord, JobRecord
 from brim.units import MS_PER_S
@@ -243,10 +244,10 @@ class _Journal:
                 for _, gpus, local_batch, step_s, _ in record["report"]["seen"]:
                     batch = gpus * local_batch
                     told.setdefault(record["job"], []).append(_Told(gpus, batch, batch / step_s))
-            for action in record.get("d", ()):
-                if action["do"] in ("start", "resize"):
-                    devices = tuple(rank[1] for rank in action["setting"]["ranks"])
-                    given.setdefault(action["job"], []).append((record["t"], devices))
+            starts = [record] if record.get("e") == "START" else []  # of a job that was exchanged
+            for one in (*starts, *(action for action in record.get("d", ()) if action["do"] in ("start", "resize"))):
+                devices = tuple(rank[1] for rank in one["setting"]["ranks"] if rank[1] >= 0)
+                given.setdefault(one["job"], []).append((record["t"], devices))
         return cls(ready_ms, given, told, done)
 
 
@@ -264,9 +265,10 @@ def _granted(attempts: Iterable[AttemptRecord], now_ms: int) -> dict[tuple[int, 
     found = {}
     for attempt in sorted(attempts, key=lambda one: (one.decided_ms, one.job)):
         if attempt.begin_ms != NONE:
-            granted_ms = max(attempt.decided_ms, *(left_ms.get(device, 0) for device in attempt.devices))
+            devices = [device for device in attempt.devices if device != ON_CPU]
+            granted_ms = max([attempt.decided_ms, *(left_ms.get(device, 0) for device in devices)])
             found[attempt.job, attempt.number] = min(granted_ms, max(attempt.begin_ms, attempt.decided_ms))
-            left_ms.update(dict.fromkeys(attempt.devices, now_ms if attempt.end_ms == NONE else attempt.end_ms))
+            left_ms.update(dict.fromkeys(devices, now_ms if attempt.end_ms == NONE else attempt.end_ms))
     return found
 
 
@@ -284,9 +286,11 @@ def _holdings(
     attempt: AttemptRecord, given: Sequence[tuple[int, tuple[int, ...]]], granted_ms: int, end_ms: int
 ) -> tuple[Holding, ...]:
     """Devices of an attempt: those of its end, or those of each decision about it from then on."""
-    own = [(max(at_ms, granted_ms), devices) for at_ms, devices in given if attempt.decided_ms <= at_ms < end_ms]
+    until_ms = attempt.stop_ms if attempt.stop_reason == EXCHANGED else end_ms  # later ones are of the next attempt
+    own = [(max(at_ms, granted_ms), devices) for at_ms, devices in given if attempt.decided_ms <= at_ms < until_ms]
     if not own:
-        return (Holding(granted_ms, end_ms, attempt.devices),)
+        devices = tuple(device for device in attempt.devices if device != ON_CPU)
+        return (Holding(granted_ms, end_ms, devices),)
     return tuple(
         Holding(at_ms, until_ms, devices) for (at_ms, devices), (until_ms, _) in pairwise([*own, (end_ms, ())])
     )

@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Final, Literal, TypeAlias
 
-from brim.live.requests import NONE, JobRequest
+from brim.live.requests import NONE, ON_CPU, JobRequest
 from brim.units import WHOLE_GPU
 
 JobStatus: TypeAlias = Literal[
@@ -43,7 +43,7 @@ class JobRecord:
             ``impossible: ...``.
         reason: One sentence for users: why it waits, runs or ended.
         attempt: Number of its newest attempt, 0 before the first.
-        devices: Devices on which processes of that attempt may be.
+        devices: Devices on which processes of that attempt may be; ``ON_CPU`` for each rank on CPU.
         failures: Failed attempts that count against ``request.attempts_max``.
         preemptions: Times that the scheduler took its devices away.
         exit_code: Of the ended job, 128 + the signal where one ended it; NONE while unknown.
@@ -99,7 +99,10 @@ class AttemptRecord:
         uid: User whose agent runs it.
         state: ``waiting`` was decided, and its start is not ordered because others are leaving its devices.
         sequence: Number of the newest order about it (start, resize, tune); agents ignore lower ones.
-        devices: Devices on which its processes may be: old and new ones while it is resized.
+        devices: Devices on which its processes may be: old and new ones while it is resized; ``ON_CPU`` for each rank
+            on CPU.
+        cores_milli: Milli-cores of its node that it takes: those it asks for or has on CPU, and its loader workers
+            where the policy counts these. While it is resized, the larger number of before and after.
         share_milli: Thousandths of each of them that it has; below 1000 others may be there. While it is resized, the
             smaller one of before and after.
         ranks: Processes; 0 for one plain process that sees all devices.
@@ -109,7 +112,8 @@ class AttemptRecord:
         begin_ms: When its processes existed, NONE before.
         start_ms: When it began to make progress, NONE before.
         stop_ms: When it was first told to stop, NONE if it was not.
-        stop_reason: ``preempted``, ``cancelled``, ``requeued``, ``time limit`` or ``down``; empty if it was not.
+        stop_reason: ``exchanged`` (it goes on at once on devices of another kind), ``preempted``, ``cancelled``,
+            ``requeued``, ``time limit`` or ``down``; empty if it was not.
         end_ms: When all its processes had ended, NONE before.
         outcome: Of an ended attempt: ``finished``, ``stopped``, ``failed``, ``unusable`` or ``lost``.
         exit_code: Of an ended attempt, 128 + the signal where one ended it; NONE while unknown.
@@ -145,6 +149,17 @@ class AttemptRecord:
     samples_first_ms: int = NONE
     processes: tuple[int, ...] = ()
     gpu_energy_j: float = NONE
+    cores_milli: int = 0
+
+    @property
+    def where(self) -> str:
+        """Its devices, or that it is on CPU, in words."""
+        return "CPU" if ON_CPU in self.devices else f"devices {', '.join(map(str, self.devices))}"
+
+    @property
+    def own_devices(self) -> frozenset[int]:
+        """Devices that it holds while it may have processes there; ranks on CPU hold none."""
+        return frozenset(self.devices) - {ON_CPU} if self.state in HOLDS_DEVICES else frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,8 @@ from brim.units import CENTURY_MS, MS_PER_S
 
 NONE: Final = -1
 """Not given. The same as ``brim.core.trace.NONE``, which needs NumPy."""
+ON_CPU: Final = -1
+"""In the place of a device: a rank on CPU. The same as in ``brim.agent.protocol``, which few commands load."""
 REQUEST_BYTES_MAX: Final = 1 << 16
 """Longest JSON text of one request. A valid one is shorter, as each field has a limit: 54 kB with all at their ends."""
 JOBS_MAX: Final = 20_000
@@ -32,6 +34,8 @@ COUNT_MAX: Final = (1 << 31) - 1
 """Largest count (GPUs, samples, MiB, attempts), ours: more than any machine has, and exact in every JSON reader."""
 ID_MAX: Final = (1 << 53) - 1
 """Largest job id: integers are exact to here in every JSON reader."""
+LOSS_MAX: Final = 1e9
+"""Largest target loss; ours: in millionths it is exact in every JSON reader."""
 PRIORITY_MAX: Final = 1_000_000
 """Priorities are from minus this to this; ours."""
 CENTURY_S: Final = CENTURY_MS // MS_PER_S
@@ -40,6 +44,7 @@ UNIX_S_MAX: Final = 253_402_300_799
 
 Ranks: TypeAlias = Literal["one", "per-gpu"]
 ServiceClass: TypeAlias = Literal["regular", "urgent", "padding"]
+DeviceKind: TypeAlias = Literal["gpu", "cpu"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _GPU_TYPE: Final = re.compile(r"[A-Za-z0-9._ -]{0,64}", re.ASCII)
@@ -70,6 +75,8 @@ class JobRequest:
         gpus_min: Fewest GPUs on which it can run; NONE for ``gpus``.
         gpus_max: Most GPUs on which it can run; NONE for ``gpus``.
         sizes: The numbers of GPUs on which it can run, in increasing order; empty for all from fewest to most.
+        devices: Kinds of device on which it can run: ``gpu``, ``cpu`` or both. On CPU, it has a rank for each of its
+            ``gpus``, with ``cpus_per_gpu`` cores, at least one.
         ranks: ``one`` plain process that sees all GPUs, or one process ``per-gpu`` under a supervisor.
         gpu_type: Type of GPU that it needs; empty for any.
         cpus_per_gpu: Cores per GPU, 0 where not given.
@@ -94,6 +101,7 @@ class JobRequest:
         batch_max: Largest global batch that does not harm the result, NONE where not given.
         local_batch_min: Fewest samples per GPU and micro-step, NONE where not given.
         local_batch_max: Most samples that fit one GPU, NONE where not given.
+        target_loss: Loss at which its script ends, NONE where not given; for policies that predict its end.
         array_index: Index in its array, NONE for a job that is in none. All jobs of one submission that have an index
             are one array.
         array_limit: Most jobs of its array that may run at the same time, NONE for no limit.
@@ -106,6 +114,7 @@ class JobRequest:
     gpus_min: int = NONE
     gpus_max: int = NONE
     sizes: tuple[int, ...] = ()
+    devices: tuple[DeviceKind, ...] = ("gpu",)
     ranks: Ranks = "one"
     gpu_type: str = ""
     cpus_per_gpu: float = 0.0
@@ -129,6 +138,7 @@ class JobRequest:
     batch_max: int = NONE
     local_batch_min: int = NONE
     local_batch_max: int = NONE
+    target_loss: float = NONE
     array_index: int = NONE
     array_limit: int = NONE
 
@@ -173,6 +183,11 @@ class JobRequest:
         """Fewest and most GPUs on which it can run."""
         least, most = (self.sizes[0], self.sizes[-1]) if self.sizes else (self.gpus, self.gpus)
         return least if self.gpus_min == NONE else self.gpus_min, most if self.gpus_max == NONE else self.gpus_max
+
+    @property
+    def is_cpu_only(self) -> bool:
+        """Whether it can run on no GPU."""
+        return "gpu" not in self.devices
 
     @property
     def is_elastic(self) -> bool:
@@ -257,6 +272,8 @@ def _converted(name: str, kind: str, value: object) -> object:
             return value
         case "tuple[int, ...]" if isinstance(value, list | tuple) and all(type(item) is int for item in value):
             return tuple(value)
+        case "tuple[DeviceKind, ...]" if isinstance(value, list | tuple) and all(type(item) is str for item in value):
+            return tuple(value)
         case "str" | "Ranks" | "ServiceClass" if type(value) is str:
             return value
         case _:
@@ -295,6 +312,7 @@ _EXPECTED: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "gpus_min": _whole(1, COUNT_MAX, optional=True),
     "gpus_max": _whole(1, COUNT_MAX, optional=True),
     "sizes": _list("numbers of GPUs", SIZES_MAX, COUNT_MAX),
+    "devices": ("'gpu', 'cpu' or both, each once", lambda value: 0 < len(value) == len({*value} & {"gpu", "cpu"})),
     "ranks": _one_of("one", "per-gpu"),
     "gpu_type": _text("at most 64 letters, digits, spaces, '.', '_' or '-'", _GPU_TYPE),
     "cpus_per_gpu": _number(1e6),
@@ -318,6 +336,9 @@ _EXPECTED: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "batch_max": _whole(1, COUNT_MAX, optional=True),
     "local_batch_min": _whole(1, COUNT_MAX, optional=True),
     "local_batch_max": _whole(1, COUNT_MAX, optional=True),
+    "target_loss": (
+        f"a number above 0 and up to {LOSS_MAX:g}, or -1 for none", lambda value: value == NONE or 0 < value <= LOSS_MAX
+    ),
     "array_index": _whole(0, COUNT_MAX, optional=True),
     "array_limit": _whole(1, COUNT_MAX, optional=True),
 }

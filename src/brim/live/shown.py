@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from brim.agent.protocol import OPEN, QUARANTINED, DeviceSeen
-from brim.live.records import HOLDS_DEVICES, AttemptRecord
+from brim.live.records import AttemptRecord
 from brim.live.texts import text
 from brim.live.vacancy import Vacancy, vacancy_of
 
@@ -30,7 +30,7 @@ def devices_shown(
     """
     holders: dict[int, list[int]] = {}
     for attempt in sorted(attempts, key=lambda one: one.job):
-        for device in attempt.devices if attempt.state in HOLDS_DEVICES else ():
+        for device in attempt.own_devices:
             holders.setdefault(device, []).append(attempt.job)
     shown = []
     for device in range(number):
@@ -57,7 +57,7 @@ def kept_devices(orphans: Iterable[AttemptRecord], booted_ms: int) -> dict[int, 
         vacancy = vacancy_of(attempt, booted_ms)
         detail = f"the agent of {user_name(attempt.uid)} is away, and job {attempt.job} {_SAID[vacancy]}"
         shown = {"detail": detail} if vacancy == "alive" else {"detail": detail, "state": QUARANTINED}
-        kept |= dict.fromkeys(attempt.devices, shown)
+        kept |= dict.fromkeys(attempt.own_devices, shown)
     return kept
 
 

@@ -63,7 +63,7 @@ class StepSlowdowns:
             now_ms: Cluster time.
         """
         others = frozenset(
-            (other, found.number) for device in attempt.devices
+            (other, found.number) for device in attempt.own_devices
             for other in self._ledger.jobs_on(device) - {attempt.job}
             if (found := self._ledger.of(other)) is not None
         )

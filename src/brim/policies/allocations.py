@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from brim.beliefs.beliefs import Beliefs
+from brim.beliefs.device_speeds import CPU, GPU, rank_seconds
 from brim.beliefs.parameter_servers import Allocation
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.setting import ON_CPU, SERVER
@@ -43,10 +44,25 @@ def present(snapshot: Snapshot) -> Allocation:
 
 
 def as_asked(snapshot: Snapshot) -> Allocation:
-    """What the user of each job asked for: workers on GPU, servers with the cores of a rank."""
+    """What the user of each job asked for: workers on GPU, or on CPU for a job without GPUs, and servers.
+
+    Ranks on CPU have the cores of a rank.
+    """
     jobs = snapshot.jobs
-    cores = np.maximum(jobs.cpu_milli, CORE_MILLI)
-    return Allocation(jobs.gpus, np.ones(len(jobs), dtype=np.bool_), cores, np.maximum(jobs.servers, 0), cores)
+    cores, on_gpu = np.maximum(jobs.cpu_milli, CORE_MILLI), jobs.gpus > 0
+    workers = np.where(on_gpu, jobs.gpus, jobs.cpu_ranks_max)
+    return Allocation(workers, on_gpu, cores, np.maximum(jobs.servers, 0), cores)
+
+
+def on_cpu(snapshot: Snapshot, has: Allocation) -> tuple[Allocation, BoolArray]:
+    """As many ranks on CPU as asked for, of the jobs without servers that can run there, and which these are (J,)."""
+    jobs = snapshot.jobs
+    able = (jobs.cpu_ranks_max > 0) & (jobs.servers == 0)
+    ranks = has._replace(
+        workers=np.where(jobs.gpus > 0, jobs.gpus, jobs.cpu_ranks_max), on_gpu=np.zeros(len(jobs), dtype=np.bool_),
+        worker_milli=np.maximum(jobs.cpu_milli, CORE_MILLI),
+    )
+    return picked(able, ranks, has), able
 
 
 def merged(first: Allocation, other: Allocation) -> Allocation:
@@ -71,13 +87,21 @@ def sizes_of(has: Allocation) -> Sizes:
 
 
 def step_s(snapshot: Snapshot, beliefs: Beliefs, has: Allocation) -> FloatArray:
-    """Believed seconds of a step of each job; NaN for one whose model was not profiled, or without servers (J,)."""
+    """Believed seconds of a step of each job; NaN for one whose model was not profiled (J,).
+
+    Of a job without servers, what it has reported on each kind of device: see ``device_speeds``.
+    """
     jobs = snapshot.jobs
     found = np.full(len(jobs), np.nan)
     rows = np.flatnonzero((jobs.profile != NONE) & (has.workers > 0) & (has.servers > 0))
     if beliefs.steps is not None and len(rows):
         mine = Allocation._make(column[rows] for column in has)
         found[rows] = beliefs.steps.phases(jobs.profile[rows], jobs.batch[rows], mine).step_s
+    alone = (jobs.servers == 0) & (has.workers > 0)
+    if alone.any():
+        rank_s = rank_seconds(snapshot)
+        own_s = np.where(has.on_gpu, rank_s[:, GPU], rank_s[:, CPU]) / np.maximum(has.workers, 1)
+        found = np.where(alone, own_s, found)
     return found
 
 

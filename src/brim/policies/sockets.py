@@ -28,7 +28,7 @@ from brim.errors import ConfigError, one_line
 SOCKETS: Final = ("order", "size", "place", "feed", "fill")
 _DECLARATIONS: Final = (
     "asks_run_times", "resizes_running", "moves_running", "tunes_running", "counts_cores", "acts_when_idle",
-    "asks_exchange", "asks_loading", "remember", "takes_padding", "worth", "shares_gpus",
+    "asks_exchange", "asks_loading", "remember", "takes_padding", "worth", "shares_gpus", "places_on_cpu",
 )
 WAKES: Final = frozenset({
     Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.STOPPED, Kind.EVICTED, Kind.NODE_UP, Kind.GPU_OPENED,
@@ -113,7 +113,7 @@ class Place(Protocol):
     fewer: those it holds already, or any number that it can run on (from its ``gpus_min``). All GPUs of a job have one
     share. A part that builds its grants anew copies the ``revocable`` mark of jobs that stay. A part that may move
     running jobs, whether or not their size changes, has ``moves_running = True``; one that lets jobs share GPUs,
-    ``shares_gpus = True``.
+    ``shares_gpus = True``; one that grants ranks on CPU to the jobs that may have some, ``places_on_cpu = True``.
     """
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
@@ -263,6 +263,11 @@ class Policy:
     def shares_gpus(self) -> bool:
         """Whether the place part lets jobs share GPUs that asked for GPUs of their own."""
         return self.declares("place", "shares_gpus")
+
+    @property
+    def places_on_cpu(self) -> bool:
+        """Whether the place part grants ranks on CPU: jobs that run on CPU alone never run under another policy."""
+        return self.declares("place", "places_on_cpu")
 
     @property
     def asks_exchange(self) -> bool:

@@ -1,11 +1,22 @@
 """Exchanges between jobs with parameter servers: what always holds, and known answers."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.parameter_servers import Allocation
-from brim.policies.size.exchange import MOVES, Evaluated, exchanged
+from brim.beliefs.progress import Outlook
+from brim.core.cluster import parse_cluster
+from brim.core.events import Event, JobSpec, Kind, Report, Sample
+from brim.core.setting import setting_of
+from brim.core.state import ClusterState
+from brim.policies.place.workers_and_servers import WorkersAndServers
+from brim.policies.size.exchange import MOVES, Evaluated, UnitExchange, exchanged
+
+BATCH = 16
 
 NAMES = [move.name for move in MOVES]
 
@@ -89,3 +100,71 @@ def test_opposite_moves_restore_what_jobs_had():
         plus, minus = (next(move for move in MOVES if move.name == sign + name) for sign in "+-")
         for got, had in zip(minus.apply(plus.apply(have(2))), have(2), strict=True):
             assert got.tolist() == had.tolist()
+
+
+def gang(*, on_gpu_s=1.0, on_cpu_s=None, left=100.0, share=(0, 0)):
+    """A running job without servers: seconds of its step on each kind of device, as far as seen, and what it has."""
+    return {"gpu_s": on_gpu_s, "cpu_s": on_cpu_s, "left": left, "rank": share}
+
+
+def sizes_after(*jobs, cores=2, restart_s=2.0):
+    """Whether each job is on CPU after a round of exchanges; all end where their users planned."""
+    state, began_ms = ClusterState(parse_cluster(f"1x1xgpu:cpus={cores}"), ("ann",)), round(1000 * restart_s)
+    for job, one in enumerate(jobs):
+        state.apply(Event(0, Kind.SUBMITTED, job, spec=JobSpec(
+            id=job, user=0, submit_ms=0, gpus=1, batch=BATCH, batch_min=BATCH, batch_max=BATCH, profile=job,
+            cpu_ranks_max=1)))
+        state.apply(Event(0, Kind.START, job, setting=setting_of([one["rank"]], batch=BATCH)))
+    for job, one in enumerate(jobs):
+        seen = [(1, one["gpu_s"]), (0, one["cpu_s"])]
+        samples = tuple(Sample(1, gpus, BATCH, step_s, 0.0) for gpus, step_s in seen if step_s)
+        state.apply(Event(began_ms, Kind.STARTED, job))
+        report = Report(samples_done=1.0, samples_per_s=1.0, seen=samples)
+        state.apply(Event(began_ms, Kind.REPORTED, job, report=report))
+    snapshot = state.freeze(began_ms)
+    progress = Told(np.array([one["left"] * BATCH for one in jobs]))
+    sizes = UnitExchange()(snapshot, Beliefs(progress=progress), np.arange(len(jobs)))
+    return (sizes.cpu_workers > 0).tolist()
+
+
+@dataclass
+class Told:
+    """Every job is predictable, and this much is left of it."""
+
+    left: np.ndarray
+
+    def of_jobs(self, snapshot):
+        return Outlook(self.left, np.ones(len(self.left), dtype=bool), np.ones(len(self.left)))
+
+
+def test_jobs_without_servers_are_exchanged_by_their_own_speeds():
+    slow_on_cpu, fast_on_cpu = {"on_gpu_s": 1.0, "on_cpu_s": 8.0}, {"on_gpu_s": 1.0, "on_cpu_s": 1.5}
+    there, here = (0, -1), (0, 0)
+    assert sizes_after(gang(**fast_on_cpu, share=here), gang(**slow_on_cpu, share=there)) == [True, False]
+    assert sizes_after(gang(**slow_on_cpu, share=here), gang(**fast_on_cpu, share=there)) == [False, True]
+
+
+def test_the_guess_about_a_device_is_gone_with_the_first_step_there():
+    """Believed eight times as slow on CPU, a job stays on its GPU; seen to be hardly slower there, it makes room."""
+    other = {"on_gpu_s": 1.0, "on_cpu_s": 4.0, "share": (0, -1)}
+    assert sizes_after(gang(on_gpu_s=1.0), gang(**other)) == [False, True]
+    assert sizes_after(gang(on_gpu_s=1.0, on_cpu_s=1.2), gang(**other)) == [True, False]
+
+
+def test_no_exchange_pays_less_than_its_restarts_cost():
+    near_the_end = [gang(on_cpu_s=1.5, left=3), gang(on_cpu_s=3.0, left=3, share=(0, -1))]
+    assert sizes_after(*near_the_end, restart_s=5.0) == [False, True]
+    assert sizes_after(*near_the_end, restart_s=0.5) == [True, False]
+
+
+def test_jobs_for_which_no_gpu_is_left_begin_on_cores_that_are():
+    state = ClusterState(parse_cluster("1x1xgpu:cpus=2"), ("ann",))
+    for job, (gpus, ranks) in enumerate([(1, 1), (1, 0), (1, 1), (0, 1), (1, 1)]):
+        state.apply(Event(0, Kind.SUBMITTED, job, spec=JobSpec(
+            id=job, user=0, submit_ms=0, gpus=gpus, gpus_min=gpus, gpus_max=gpus, cpu_ranks_max=ranks)))
+    snapshot = state.freeze(0)
+    order = np.arange(5)
+    sizes = UnitExchange()(snapshot, Beliefs(), order)
+    assert sizes.cpu_workers.tolist() == [0, 0, 1, 1, 0]
+    grants = WorkersAndServers()(snapshot, Beliefs(), order, sizes)
+    assert sorted(zip(grants.job.tolist(), grants.gpu.tolist(), strict=True)) == [(0, 0), (2, -1), (3, -1)]

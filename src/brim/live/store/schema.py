@@ -106,4 +106,5 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             WHEN (SELECT sum(share_milli) FROM device_holds WHERE device = NEW.device) > 1000
             BEGIN SELECT RAISE(ABORT, 'a device was given more than once'); END""",
     ),
+    ("ALTER TABLE attempts ADD COLUMN cores_milli INTEGER NOT NULL DEFAULT 0",),
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 
-from brim.live.records import HOLDS_DEVICES
 from brim.live.store.migrations import migrate, version_of
 from brim.live.store.rows import ATTEMPT_COLUMNS, read_attempt
 from brim.live.store.schema import MIGRATIONS
@@ -52,8 +51,7 @@ def _strange_holds(connection: sqlite3.Connection) -> Iterator[str]:
     held = set(connection.execute("SELECT device, job, number, share_milli FROM device_holds"))
     attempts = map(read_attempt, connection.execute(f"SELECT {ATTEMPT_COLUMNS} FROM attempts WHERE state <> 'ended'"))
     wanted = {
-        (device, one.job, one.number, one.share_milli) for one in attempts if one.state in HOLDS_DEVICES
-        for device in one.devices
+        (device, one.job, one.number, one.share_milli) for one in attempts for device in one.own_devices
     }
     for device, job, number, share_milli in sorted(held ^ wanted):
         has = "has no" if (device, job, number, share_milli) in wanted else "has a"

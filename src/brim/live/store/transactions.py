@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from brim.errors import ConfigError, InvariantError, NotFoundError
 from brim.live.inputs import VERBS, JobInput, Submit
-from brim.live.records import HOLDS_DEVICES, AttemptRecord, Changes, JobRecord, TokenRecord
+from brim.live.records import AttemptRecord, Changes, JobRecord, TokenRecord
 from brim.live.requests import JOBS_MAX, NONE, JobRequest
 from brim.live.store.errors import KeyReusedError, TooManyJobsError
 from brim.live.store.rows import (
@@ -239,9 +239,8 @@ def _hold_devices(connection: sqlite3.Connection, changes: Changes) -> None:
     ours: list[tuple[Any, ...]] = [(attempt.job, attempt.number) for attempt in changes.attempts]
     connection.executemany("DELETE FROM device_holds WHERE job = ? AND number = ?", ours)
     for attempt in changes.attempts:
-        if attempt.state in HOLDS_DEVICES:
-            for device in attempt.devices:
-                _hold(connection, device, attempt)
+        for device in attempt.own_devices:
+            _hold(connection, device, attempt)
 
 
 def _hold(connection: sqlite3.Connection, device: int, attempt: AttemptRecord) -> None:

@@ -62,6 +62,7 @@ class WorkersAndServers:
     """
 
     moves_running: ClassVar[bool] = True
+    places_on_cpu: ClassVar[bool] = True
     preempts: bool = True
     misfit: Literal["stop", "skip"] = "skip"
 

@@ -16,7 +16,7 @@ from brim.beliefs.parameter_servers import Allocation
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.snapshot import Snapshot
 from brim.core.sums import CORE_MILLI
-from brim.policies.allocations import as_asked, merged, picked, present, remaining_s, sizes_of, weight
+from brim.policies.allocations import as_asked, merged, on_cpu, picked, present, remaining_s, sizes_of, weight
 from brim.policies.sockets import Sizes
 from brim.units import MS_PER_S
 
@@ -38,11 +38,13 @@ class Move(NamedTuple):
         name: Name.
         apply: What the job would have.
         restarts: Whether its processes start again.
+        swaps: Whether it leads to devices of another kind: only such moves are for jobs without servers.
     """
 
     name: str
     apply: Callable[[Allocation], Allocation]
     restarts: bool = True
+    swaps: bool = False
 
 
 def _servers(step: int) -> Callable[[Allocation], Allocation]:
@@ -75,7 +77,8 @@ MOVES: Final = (
     Move("+server", _servers(1)), Move("-server", _servers(-1)), Move("+worker", _workers(1)),
     Move("-worker", _workers(-1)), Move("+server core", _server_cores(1), restarts=False),
     Move("-server core", _server_cores(-1), restarts=False), Move("+worker core", _worker_cores(1), restarts=False),
-    Move("-worker core", _worker_cores(-1), restarts=False), Move("to CPU", _to_cpu), Move("to GPU", _to_gpu),
+    Move("-worker core", _worker_cores(-1), restarts=False), Move("to CPU", _to_cpu, swaps=True),
+    Move("to GPU", _to_gpu, swaps=True),
 )
 
 
@@ -103,12 +106,12 @@ class UnitExchange:
         """See ``Size``."""
         has = merged(present(snapshot), as_asked(snapshot))
         left = self._samples_left(snapshot, beliefs, has)
-        moves = np.isfinite(left) & (has.servers > 0)
-        taken, waits = _admitted(snapshot, has, order)
+        moves = np.isfinite(left)
+        has, taken, waits = _admitted(snapshot, has, order)
         free_gpus, free_milli = _free(snapshot, has, taken)
         found = _evaluated(snapshot, beliefs, has, left, moves & taken, self.objective)
         now = exchanged(has, found, free_gpus, free_milli, crowded=bool(waits.any()))
-        return sizes_of(now)
+        return sizes_of(_in_ranks(snapshot, now))
 
     def _samples_left(self, snapshot: Snapshot, beliefs: Beliefs, has: Allocation) -> FloatArray:
         """Samples until the end of each job that may move, NaN for others (J,)."""
@@ -141,10 +144,27 @@ def _needs(snapshot: Snapshot, has: Allocation) -> tuple[IntArray, IntArray]:
     return gpus, cores + has.servers * has.server_milli
 
 
-def _admitted(snapshot: Snapshot, has: Allocation, order: IntArray) -> tuple[BoolArray, BoolArray]:
-    """Which jobs fit into the cluster in their order, and which of the others wait (J,)."""
+def _in_ranks(snapshot: Snapshot, has: Allocation) -> Allocation:
+    """Jobs without servers have as many ranks as they ask for on any kind of device, each with the same cores."""
+    asked, ranks = as_asked(snapshot), (snapshot.jobs.servers == 0) & (has.workers > 0)
+    return has._replace(
+        workers=np.where(ranks, asked.workers, has.workers),
+        worker_milli=np.where(ranks & ~has.on_gpu, asked.worker_milli, has.worker_milli),
+    )
+
+
+def _admitted(
+    snapshot: Snapshot, has: Allocation, order: IntArray
+) -> tuple[Allocation, BoolArray, BoolArray]:
+    """What jobs are to have, which of them fit into the cluster in their order, and which of the others wait (J,).
+
+    A job without servers for which no GPUs are left runs on cores that are.
+    """
     nodes, jobs = snapshot.nodes, snapshot.jobs
     gpus, milli = _needs(snapshot, has)
+    instead, able_there = on_cpu(snapshot, has)
+    _, milli_there = _needs(snapshot, instead)
+    moved = np.zeros(len(jobs), dtype=np.bool_)
     free_gpus, free_milli = int(nodes.gpus_open.sum()), int(nodes.cpu_milli[nodes.is_open].sum())
     takes = np.zeros(len(jobs), dtype=np.bool_)
     able = jobs.holds | jobs.waits
@@ -153,7 +173,10 @@ def _admitted(snapshot: Snapshot, has: Allocation, order: IntArray) -> tuple[Boo
             takes[row] = True
             free_gpus -= int(gpus[row])
             free_milli -= int(milli[row])
-    return takes, able & ~takes
+        elif able[row] and able_there[row] and milli_there[row] <= free_milli:
+            takes[row] = moved[row] = True
+            free_milli -= int(milli_there[row])
+    return picked(moved, instead, has), takes, able & ~takes
 
 
 def _free(snapshot: Snapshot, has: Allocation, taken: BoolArray) -> tuple[int, int]:
@@ -172,10 +195,13 @@ def _evaluated(
         return remaining * weight(of) if objective == "service" else remaining
 
     before, (gpus, milli) = worth(has), _needs(snapshot, has)
-    runs, restart_s = snapshot.jobs.holds, beliefs.restart_ms / MS_PER_S
+    jobs = snapshot.jobs
+    seen_ms = jobs.stalled_ms / np.maximum(jobs.starts, 1)  # what its own starts took counts before what is believed
+    runs, restart_s = jobs.holds, np.where(jobs.starts > 0, seen_ms, beliefs.restart_ms) / MS_PER_S
+    on_both = (jobs.cpu_ranks_max > 0) & (jobs.gpus > 0)
     change, takes_gpus, takes_milli = [], [], []
     for move in MOVES:
-        after = move.apply(has)
+        after = _in_ranks(snapshot, move.apply(has))
         cost = np.where(runs & move.restarts, restart_s, 0.0) * (weight(after) if objective == "service" else 1.0)
         possible = (
             moves & (after.workers >= 1) & (after.workers <= WORKERS_MAX) & (after.servers >= 1)
@@ -185,6 +211,7 @@ def _evaluated(
         )
         if move.name.endswith("worker core"):
             possible &= ~has.on_gpu
+        possible = np.where(jobs.servers > 0, possible, moves & on_both & (after.workers > 0) & move.swaps)
         change.append(np.where(possible, worth(after) - before + cost, np.inf))
         needs = _needs(snapshot, after)
         takes_gpus.append(needs[0] - gpus)

@@ -1,0 +1,124 @@
+"""Training jobs of real processes that are exchanged between devices and CPU: no sample is lost, whatever is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from brim.agent.folders import attempt_folder
+from brim.agent.protocol import ON_CPU
+from brim.live.requests import JobRequest
+from brim.live.service import ClusterService
+from brim.policies.allocations import as_asked, on_cpu, picked, sizes_of
+from brim.policies.order.arrival import Arrival
+from brim.policies.place.workers_and_servers import WorkersAndServers
+from brim.policies.presets import find_policy
+from brim.policies.sockets import Policy
+from tests.live.box import Box, in_state, run_and_kill, running, until
+
+SCRIPT = Path(__file__).parent / "exchanged_job.py"
+STEPS = 60
+BATCH = 8
+CLUSTER = "1x2xcpu:cpus=2"
+
+
+@dataclass(frozen=True, slots=True)
+class _ByProgress:
+    """On CPU in every other dozen of steps."""
+
+    resizes_running: ClassVar[bool] = True
+
+    def __call__(self, snapshot, beliefs, order):
+        has, (there, able) = as_asked(snapshot), on_cpu(snapshot, as_asked(snapshot))
+        turn = snapshot.jobs.samples_done // (BATCH * STEPS // 3)
+        return sizes_of(picked(able & (turn % 2 == 1), there, has))
+
+
+def by_progress() -> Policy:
+    base = find_policy("fifo")
+    return Policy(
+        name="by-progress", order=Arrival(), size=_ByProgress(), place=WorkersAndServers(), feed=base.feed,
+        fill=base.fill, period_ms=200,
+    )
+
+
+def training(box: Box, **fields) -> JobRequest:
+    command = (sys.executable, str(SCRIPT), str(STEPS), "0.1")
+    asks = {"devices": ("gpu", "cpu"), "ranks": "per-gpu", "grace_s": 60.0, "attempts_max": 1}
+    return box.request(*command, **asks | fields)
+
+
+def attempts_of(service: ClusterService, job: int) -> list:
+    return list(service.engine.store.reads.attempts(job))
+
+
+def said(box: Box, job: int, attempt: int) -> str:
+    folder = attempt_folder(box.folder / "s" / "agent", job, attempt) / "log"
+    return "".join(path.read_text() for path in sorted(folder.glob("rank-*.log")))
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> str:
+    """What the job says at its end when nobody disturbs it."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("BRIM_")}
+    done = subprocess.run([sys.executable, str(SCRIPT), str(STEPS), "0"], env=env, capture_output=True, check=True)
+    return done.stdout.decode().splitlines()[-1]
+
+
+def check_end(box: Box, service: ClusterService, job: int, undisturbed: str) -> None:
+    attempts = attempts_of(service, job)
+    kinds = [ON_CPU in one.devices for one in attempts]
+    assert kinds == [bool(number % 2) for number in range(len(kinds))]  # it goes from one kind to the other
+    assert len(kinds) > 1
+    for one in attempts:
+        kind = "cpu" if ON_CPU in one.devices else "gpu"
+        assert f"device {kind}, threads 1, visible ''" in said(box, job, one.number)
+    assert said(box, job, attempts[-1].number).splitlines()[-1] == undisturbed
+    assert re.match(rf"{STEPS * BATCH} samples", undisturbed)
+    assert service.job(job).samples_total == STEPS * BATCH
+    assert (service.job(job).preemptions, service.job(job).failures) == (0, 0)
+
+
+def test_an_exchanged_job_makes_every_sample_once(box: Box, undisturbed: str) -> None:
+    async def scenario(service: ClusterService) -> None:
+        [job] = await box.submit(service, training(box))
+        await in_state(service, job, "finished")
+        check_end(box, service, job, undisturbed)
+        assert service.job(job).lost_gpu_s == 0.0
+
+    running(box, scenario, by_progress(), CLUSTER)
+
+
+@pytest.mark.parametrize("killed", ["controller", "rank"])
+def test_a_kill_during_the_exchange_loses_nothing(box: Box, undisturbed: str, killed: str) -> None:
+    async def exchanging(service: ClusterService) -> int:
+        [job] = await box.submit(service, training(box))
+        await until(lambda: any(one.stop_reason == "exchanged" for one in attempts_of(service, job)), "an exchange")
+        return job
+
+    async def until_it_is_exchanged(service: ClusterService) -> None:
+        await exchanging(service)
+
+    async def to_its_end(service: ClusterService) -> None:
+        job = 1
+        if killed == "rank":
+            job = await exchanging(service)
+            first = attempts_of(service, job)[0]
+            for pid in first.processes[::2]:
+                if b"exchanged_job" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+        await in_state(service, job, "finished")
+        check_end(box, service, job, undisturbed)
+
+    box.start_agent()
+    if killed == "controller":
+        run_and_kill(box, until_it_is_exchanged, by_progress(), CLUSTER)
+    running(box, to_its_end, by_progress(), CLUSTER)
