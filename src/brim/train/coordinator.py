@@ -156,7 +156,7 @@ class Coordinator:
         if self._first_step is None:
             self._first_step = job.position.steps_done
         if job.position.steps_done > self._first_step:
-            client.progress(job.position.steps_done, job.position.samples, job.mean_loss, job.samples_total)
+            client.progress(job.position.steps_done, job.position.samples, job.told_loss, job.samples_total)
         if self.training is not None and (found := self.training.timer.due()) is not None:
             noise = job.noise.scale_samples if job.noise is not None else None
             client.send(StepMeasurements(

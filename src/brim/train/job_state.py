@@ -32,6 +32,7 @@ class JobState:
         tuned_loader: Settings of the loader that a command has changed in this start of the job: values by method.
         noise: The estimate of the gradient noise, once there is a loader.
         loss: Mean loss of the last committed step.
+        told: The loss that the script has reported last, if it has reported any: a number or a tensor.
         on_received: Called when the state of another rank was loaded.
     """
 
@@ -44,6 +45,7 @@ class JobState:
         self.tuned_loader: dict[str, int] = {}
         self.noise: Noise | None = None
         self.loss: Tensor | None = None
+        self.told: float | Tensor | None = None
         self.on_received: Callable[[], None] = lambda: None
         self._ranks, self._commands, self._checkpoints = ranks, commands, checkpoints
         self._workers, self.seed, self._settings = logical_workers, seed, settings
@@ -234,6 +236,10 @@ class JobState:
         """Return the mean loss over the global batch of the last committed step."""
         return None if self.loss is None else float(self.loss)
 
+    def told_loss(self) -> float | None:
+        """Return the loss that the script has reported last, else the mean loss of the last committed step."""
+        return self.mean_loss() if self.told is None else float(self.told)
+
     def samples_total(self) -> int | None:
         """Return the samples of the whole job, as far as the script has said; None: not known.
 
@@ -254,7 +260,7 @@ class JobState:
         return {
             "step": position.step, "samples": position.samples, "workers": self._workers, "seed": self.seed,
             "epoch": position.epoch, "closed": position.closed, "ended_early": position.ended_early,
-            "loss": self.mean_loss(),
+            "loss": self.mean_loss(), "told": None if self.told is None else float(self.told),
             "loader": late.get("loader") if loader is None else loader.state_dict(),
             "noise": late.get("noise") if noise is None else noise.state_dict(),
         }  # fmt: skip
@@ -269,6 +275,7 @@ class JobState:
         position.ended_early = state.get("ended_early")
         loss = state.get("loss")
         self.loss = None if loss is None else torch.tensor(loss)
+        self.told = state.get("told")
         self.update.schedules_were_loaded()
         if self.loader is None:
             self._before_loader = state

@@ -66,6 +66,23 @@ def refuse_several_losses(optimizer: Optimizer) -> None:
         )
 
 
+def told_loss(loss: Any) -> float | Tensor | None:
+    """Return a loss that a script reports; a tensor stays one, and is read when it is sent.
+
+    Raises:
+        UserError: it is neither a number, nor a tensor with one element, nor None.
+    """
+    if loss is None:
+        return None
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss.detach()
+    try:
+        return float(loss)
+    except (TypeError, ValueError, RuntimeError):  # the last is PyTorch's
+        shown = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{loss!r}"[:60]
+        raise UserError(f"run.report(loss=...): found {shown}, expected a number or a tensor with one") from None
+
+
 def plain_name(name: str) -> str:
     """Return the name of a parameter or buffer without the prefix that ``torch.compile`` adds."""
     return ".".join(part for part in name.split(".") if part != COMPILED)

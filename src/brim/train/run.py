@@ -39,7 +39,7 @@ from brim.train.membership.process_end import on_sigterm, report_exceptions
 from brim.train.membership.process_group import BrokenGroupError
 from brim.train.membership.ranks import Ranks
 from brim.train.membership.rendezvous import NO_STATE
-from brim.train.models import refuse_several_losses, refuse_wrapped
+from brim.train.models import refuse_several_losses, refuse_wrapped, told_loss
 from brim.train.position import Position
 from brim.train.saves import Saves
 from brim.train.state import Values, place_optimizer
@@ -500,7 +500,16 @@ class Run:
         return reduced(self.gather(value), operation)
 
     def report(self, **values: Any) -> None:
-        """Report values such as the loss; tensors are read only when the values are sent."""
+        """Report values such as the loss; tensors are read only when the values are sent.
+
+        The newest ``loss`` is what brim is told once a second, and what it believes the end of the job from; without
+        one, it is told the mean loss of the last step.
+
+        Raises:
+            UserError: the loss is neither a number nor a tensor with one element.
+        """
+        if "loss" in values:
+            self._job.told = told_loss(values["loss"])
         self.values.update(values)
         self._coordinator.report_progress()
 
