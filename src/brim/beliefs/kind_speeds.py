@@ -44,13 +44,15 @@ def learn_speeds(
 
     Args:
         names: Names of the jobs.
-        speeds: What each reported: pairs of a number of GPUs and samples per second.
+        speeds: What each reported: pairs of a number of GPUs and samples per second; those on CPU, 0, do not count.
         samples: Samples on which each trained to its end.
     """
     rates: dict[str, dict[int, list[float]]] = {}
     work: dict[str, list[float]] = {}
     for name, told, done in zip(names, speeds, samples, strict=True):
         for gpus, per_s in told:
+            if not gpus:
+                continue
             rates.setdefault(name, {}).setdefault(gpus, []).append(per_s)
         if done > 0:
             work.setdefault(name, []).append(done)

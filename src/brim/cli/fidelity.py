@@ -137,7 +137,8 @@ def predicted(
 def _own_work(jobs: Sequence[RecordedJob]) -> dict[int, KindSpeeds]:
     """What each job that reported speeds has trained on, at the speeds of all of its name."""
     speeds = _speeds(jobs)
-    return {one.job.id: replace(speeds[one.job.request.name], samples=one.samples) for one in jobs if one.samples > 0}
+    return {one.job.id: replace(speeds[one.job.request.name], samples=one.samples) for one in jobs
+            if one.samples > 0 and one.job.request.name in speeds}
 
 
 def _speeds(jobs: Sequence[RecordedJob]) -> dict[str, KindSpeeds]:

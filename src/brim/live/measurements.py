@@ -11,7 +11,7 @@ from typing import Final
 from brim.agent.protocol import AttemptProgress, AttemptSeen
 from brim.core.events import Report, Sample
 from brim.live.records import JobRecord
-from brim.live.requests import NONE
+from brim.live.requests import LOSS_MAX, NONE
 
 SAMPLES_MAX: Final = 1e15
 """Largest number of samples believed: beyond it, doubles no longer count one by one."""
@@ -80,7 +80,7 @@ def report_of(
     waits = sound(said.loader_wait_ratio)
     is_present = loader_workers == NONE or said.loader_workers_max in (None, loader_workers)
     total = sound(said.total)
-    loss = math.nan if said.loss is None else said.loss if math.isfinite(said.loss) else math.inf
+    loss = math.nan if said.loss is None else said.loss if abs(said.loss) <= LOSS_MAX else math.inf  # also not a number
     return Report(
         samples_done=samples, samples_per_s=speed or 0.0, seen=seen, loss=loss,
         batch=int(batch) if batch and seen and job.request.batch == NONE else NONE,

@@ -70,7 +70,7 @@ class RecordedJob:
         job: Its record.
         ready_ms: When it waited for nothing but devices: its submission, or the end of its last hold before it started.
         attempts: Its attempts, in turn; those of a job that runs end now.
-        speeds: What it reported: GPUs and samples per second, of each time that it told of step times.
+        speeds: What it reported: GPUs, 0 on CPU, and samples per second, of each time that it told of step times.
         samples: Samples that it had done by its end: the last that it reported, and at its last speed those since then.
         batch: Global batch with which it trained, as far as it is known; NONE otherwise.
         undisturbed: Whether it finished, and was neither cancelled, nor requeued, nor failed on its way: only then does
@@ -122,13 +122,14 @@ def recorded_jobs(
         now_ms: Cluster time, at which the attempts that have not ended are cut off.
     """
     attempts = tuple(attempts)
-    events = _Journal.of(lines)
+    jobs = sorted(jobs, key=lambda one: one.id)
+    events = _Journal.of(lines, {job.id: job.request.gpus for job in jobs})
     granted = _granted(attempts, now_ms)
     of_job: dict[int, list[AttemptRecord]] = {}
     for attempt in sorted(attempts, key=lambda one: (one.job, one.number)):
         of_job.setdefault(attempt.job, []).append(attempt)
     found = []
-    for job in sorted(jobs, key=lambda one: one.id):
+    for job in jobs:
         own = [
             _recorded(attempt, granted[job.id, attempt.number], events, now_ms)
             for attempt in of_job.get(job.id, ()) if (job.id, attempt.number) in granted
@@ -229,7 +230,7 @@ class _Journal:
     done: Mapping[int, _Done]
 
     @classmethod
-    def of(cls, lines: Iterable[str]) -> _Journal:
+    def of(cls, lines: Iterable[str], ranks_on_cpu: Mapping[int, int]) -> _Journal:
         ready_ms: dict[int, int] = {}
         given: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
         told: dict[int, list[_Told]] = {}
@@ -242,7 +243,7 @@ class _Journal:
                 if "samples_done" in record["report"]:
                     done[record["job"]] = _Done(record["t"], record["report"]["samples_done"])
                 for _, gpus, local_batch, step_s, _ in record["report"]["seen"]:
-                    batch = gpus * local_batch
+                    batch = (gpus or ranks_on_cpu.get(record["job"], 1)) * local_batch
                     told.setdefault(record["job"], []).append(_Told(gpus, batch, batch / step_s))
             starts = [record] if record.get("e") == "START" else []  # of a job that was exchanged
             for one in (*starts, *(action for action in record.get("d", ()) if action["do"] in ("start", "resize"))):
