@@ -25,7 +25,7 @@ from tests.live.users import random_life
 from tests.live.virtual import GAP_MS, Chances, Limits, VirtualCluster, Work, request
 from tests.sampling import sample
 
-SEEDS, GROUPS = sample((500, 5), (120, 3))
+SEEDS, GROUPS = sample((500, 5), (60, 1))
 FAILED_ONCE = (291, 319)
 """Seeds that once found a fault, which stay."""
 SITUATIONS = {
@@ -57,6 +57,7 @@ def storm(seed: int, limits: Limits | None = None) -> VirtualCluster:
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_nothing_is_lost_started_twice_or_forgotten_in_a_storm(group: int) -> None:
     seeds = range(group * SEEDS // GROUPS, (group + 1) * SEEDS // GROUPS)

@@ -28,6 +28,7 @@ from brim.policies.place import parts
 from brim.policies.place.parts import MISFIT, Consolidate, Fragmentation, Spread, WorstFit
 from brim.policies.presets import PRESETS
 from brim.policies.size.as_asked import AsAsked
+from brim.sim import stall_detector
 from brim.sim.compiled import eligible
 from brim.sim.faults import Drain, Faults
 from brim.sim.overheads import Overheads
@@ -173,8 +174,10 @@ def test_elastic_jobs_at_the_size_asked_are_the_same_in_both(name):
     assert outcome.preemptions.sum() > 20
 
 
-def test_both_give_up_with_the_same_words():
-    """Two equal jobs take one GPU from each other in every round."""
+def test_both_give_up_with_the_same_words(monkeypatch):
+    """Two equal jobs take one GPU from each other in every round; both loops are less patient than users need."""
+    monkeypatch.setattr(stall_detector, "STUCK_EVENTS", 2 * 1024)
+    monkeypatch.setattr(stall_detector, "FUTILE_ROUNDS", 1024)
     said = []
     for journal in (None, Journal()):
         with pytest.raises(PlanError, match=r"policy 'las': job j0 has made no lasting progress .* starts of") as one:

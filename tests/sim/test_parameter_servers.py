@@ -20,6 +20,7 @@ from brim.sim.reproduce.aiturbo import SweepPoint, workload
 from brim.sim.twin import replay
 from brim.testing.builders import job, snapshot_of
 from brim.units import MS_PER_MIN
+from tests import sampling
 
 FEW = SweepPoint(jobs=14, seed=3)
 ORDERS = [Arrival(), MultiLevelQueue(), Borda(), RemainingOrAttained()]
@@ -39,11 +40,13 @@ def replayed(tried, conditions=FEW):
 @pytest.mark.parametrize("size", SIZES, ids=lambda part: type(part).__name__ + str(getattr(part, "objective", "")))
 @pytest.mark.parametrize("order", ORDERS, ids=lambda part: type(part).__name__)
 def test_every_job_ends_and_no_core_or_gpu_is_granted_twice(order, size):
+    """Replayed again, it comes to the same: all pairs with ``--full``, else one of each order and each size."""
     drawn, outcome = replayed(policy(order, size))  # every plan is checked against the ledger of GPUs, cores and memory
     assert (outcome.finish_ms > drawn.trace.submit_ms).all()
     assert (outcome.finish_ms - drawn.trace.submit_ms >= drawn.truth.shortest_ms).all()
-    again = replayed(policy(order, size))[1]
-    assert outcome.finish_ms.tolist() == again.finish_ms.tolist()
+    if sampling.full or ORDERS.index(order) == SIZES.index(size):
+        again = replayed(policy(order, size))[1]
+        assert outcome.finish_ms.tolist() == again.finish_ms.tolist()
 
 
 def test_as_asked_and_alone_a_job_takes_the_time_of_the_truth():

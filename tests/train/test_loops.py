@@ -19,12 +19,12 @@ TIMEOUT_S = 240
 FRESH = "images"
 """Its reference is not forked from the zygote of the gangs."""
 
-SMALL = {  # arguments, and optimizer steps
-    "causal_lm": (("--epochs", 2, "--blocks", 270), 30),
+SMALL = {  # arguments, and optimizer steps: those that nothing disturbs take half as many in the part
+    "causal_lm": (("--epochs", 2, "--blocks", sample(270, 126)), sample(30, 14)),
     "digits": (("--epochs", 3, "--batch-size", 128), 36),
     "gpt": (("--iters", 30), 30),
     "images": (("--epochs", 3, "--samples", 640), 30),
-    "words": (("--epochs", 2, "--words", 6_000), 38),
+    "words": (("--epochs", 2, "--words", sample(6_000, 3_000)), sample(38, 20)),
 }
 
 

@@ -22,6 +22,7 @@ from brim.policies.feed.throughput import Seats, Throughput, by_gain, water_fill
 from brim.policies.presets import PRESETS
 from brim.sim.twin import ReplaySettings, replay
 from brim.testing import check_policy, job, small_trace, snapshot_of
+from tests.sampling import sample
 
 LIGHT, HEAVY, GPU_ONLY, SERIAL = (
     np.array(row) for row in (
@@ -198,7 +199,7 @@ def test_baselines_divide_cores_by_counting(feed, expected):
 
 @pytest.mark.parametrize("feed", [Throughput(), EqualPerJob(), EqualPerRank(), Fixed()])
 def test_the_parts_conform(feed):
-    check_policy(replace(PRESETS["adloader"], feed=feed))
+    check_policy(replace(PRESETS["adloader"], feed=feed), examples=sample(100, 6))
 
 
 def test_a_library_without_loaders_is_refused():
