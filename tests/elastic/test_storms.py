@@ -63,8 +63,9 @@ def test_settings_of_the_loader_hold_for_ranks_that_join(tmp_path, zygote, undis
     assert [answer["loader_workers"] for answer in weather.answers] == [1, 1]
 
 
-@pytest.mark.parametrize("model", ["mlp", "conv", "transformer"])
+@pytest.mark.parametrize("model", sample(["mlp", "conv", "transformer"], ["mlp", "conv"]))
 def test_growing_and_shrinking_keeps_the_bits(tmp_path, zygote, undisturbed, model):
+    """The transformer grows and shrinks in ``test_a_random_storm``, too."""
     events = events_of(Event(5, "resize", 4), Event(25, "resize", 1), Event(40, "resize", 2))
     weather = storm(tmp_path, events, *WORDS, "--model", model, zygote=zygote)
     check(weather, undisturbed(model))
@@ -141,7 +142,7 @@ RATE_EVENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("model", ["mlp", "conv"])
+@pytest.mark.parametrize("model", sample(["mlp", "conv"], ["conv"]))
 def test_a_rate_set_by_hand_and_a_best_value_so_far_are_those_of_an_undisturbed_run(
     tmp_path, zygote, undisturbed, model
 ):
