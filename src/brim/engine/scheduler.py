@@ -225,6 +225,11 @@ class Scheduler:
         return copied
 
     @property
+    def trigger(self) -> Trigger:
+        """Copy of what tells when the next round is due that decides about all jobs."""
+        return replace(self._trigger)
+
+    @property
     def horizon_ms(self) -> int:
         """Time before which nothing more can happen: that of the last event or round."""
         return max(self.state.now_ms, self._trigger.last_ms or 0, self._fill_trigger.last_ms or 0)

@@ -30,7 +30,7 @@ from brim.live.recording import RecordedJob, costs_of
 from brim.live.records import JobRecord
 from brim.live.situation import Situation
 from brim.policies.size.candidates import candidates
-from brim.sim.continuation import Limit, Outset, continued
+from brim.sim.continuation import Limit, Outset, courses
 from brim.sim.overheads import Overheads
 from brim.units import CENTURY_MS, MS_PER_S, counted, show_duration
 
@@ -140,16 +140,14 @@ def _drawn(outset: Outset, known: Sequence[_Known], seed: int) -> tuple[IntArray
     """Start and end of each job in each continuation (D, J); the quantiles of a job are spread evenly over them."""
     draw, total = np.random.default_rng(seed), len(known)
     quantile_DJ = (draw.permuted(np.tile(np.arange(DRAWS), (total, 1)), axis=1).T + draw.random((DRAWS, total))) / DRAWS
-    starts, ends, events, draws = [], [], 0, DRAWS
-    for number in range(DRAWS):
-        if number >= draws:
-            break
-        quantiles = quantile_DJ[number].tolist()
-        course = continued(outset, [one.drawn_ms(at) for one, at in zip(known, quantiles, strict=True)])
+    run_ms = ([one.drawn_ms(at) for one, at in zip(known, row, strict=True)] for row in quantile_DJ.tolist())
+    starts, ends, events = [], [], 0
+    for number, course in enumerate(courses(outset, run_ms), 1):
         starts.append(course.start_ms)
         ends.append(course.end_ms)
         events += course.events
-        draws = max(DRAWS_MIN, min(DRAWS, EVENTS_MAX * (number + 1) // events))
+        if number >= max(DRAWS_MIN, EVENTS_MAX * number // events):
+            break
     return np.array(starts), np.array(ends)
 
 

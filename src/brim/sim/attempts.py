@@ -133,11 +133,14 @@ class Attempts:
         self._neighbours_changed(gpus, setting.nodes, now_ms, but=job)
         return attempt
 
-    def resume(self, action: Start, done: float, from_ms: int, now_ms: int) -> None:
-        """Take over a job that has its GPUs and has done some work; it makes progress from ``from_ms`` on."""
+    def has_done(self, job: int, work: float) -> None:
+        """Take over what a job has done."""
+        self._done[job] = work
+
+    def resume(self, action: Start, from_ms: int, now_ms: int) -> None:
+        """Take over a job that has its GPUs; it makes progress from ``from_ms`` on."""
         job, setting = action.job, action.setting
         gpus, nodes = self.gpus_of(setting), tuple(Counter(node for node, _ in setting.gpus).values())
-        self._done[job] = done
         attempt = self.running[job] = RunningJob(
             number=next(self._serials), attempt=action.attempt, setting=setting, gpus=gpus, nodes=nodes,
             begin_ms=now_ms, from_ms=from_ms, ran_ms=0, pace=self._pace(job, setting, gpus, nodes),

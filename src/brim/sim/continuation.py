@@ -7,7 +7,7 @@ whose speed is believed to be known are as much faster or slower, and the others
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +21,7 @@ from brim.core.replay import Runs
 from brim.core.trace import NONE, Trace, trace_of
 from brim.engine.scheduler import Scheduler
 from brim.sim.attempts import Attempts
+from brim.sim.compiled.continuation import Continuation
 from brim.sim.fault_injector import FaultInjector
 from brim.sim.faults import Faults
 from brim.sim.loop import PROGRESS_EVERY, Loop
@@ -36,6 +37,8 @@ from brim.units import MS_PER_DAY
 
 STRETCHES_MAX: Final = 4
 """Stretches of ``PROGRESS_EVERY`` events and rounds after which a continuation is cut off; ours: some seconds."""
+COMPILED_EVENTS_MAX: Final = 1 << 18
+"""The same in the compiled loop: events and rounds; ours."""
 HORIZON_MS: Final = 90 * MS_PER_DAY
 """Time after which a continuation ends; ours."""
 
@@ -89,12 +92,38 @@ class Course:
     events: int
 
 
-def continued(outset: Outset, run_ms: Sequence[int]) -> Course:
-    """Continue until every job has ended, or for a bounded number of events.
+def courses(
+    outset: Outset, drawn: Iterable[Sequence[int]], starts_of: Collection[int] | None = None
+) -> Iterator[Course]:
+    """Continue, for each draw of run times, until every job has ended, or for a bounded number of events.
+
+    In the compiled loop where it implements what decides (``sim/compiled/continuation``), else in the general one.
+
+    Args:
+        outset: What to begin from.
+        drawn: Whole run time of each job in ms, above what it has run already (J,), of each draw.
+        starts_of: Rows of jobs of which only the next start is asked for: it ends when all of them have GPUs.
+
+    Raises:
+        PlanError: the policy wants something impossible.
+    """
+    compiled, until_ms = None, outset.now_ms + HORIZON_MS
+    if not (outset.waits or outset.begin_ms or outset.limits or outset.leaving):
+        compiled = Continuation.of(outset.scheduler, outset.overheads, outset.now_ms)
+    for run_ms in drawn:
+        if compiled is None:
+            yield continued(outset, run_ms, starts_of)
+        else:
+            yield Course(*compiled.course(run_ms, starts_of, until_ms, COMPILED_EVENTS_MAX))
+
+
+def continued(outset: Outset, run_ms: Sequence[int], starts_of: Collection[int] | None = None) -> Course:
+    """Continue in the general loop; see ``courses``.
 
     Args:
         outset: What to begin from.
         run_ms: Whole run time of each job in ms, above what it has run already.
+        starts_of: Rows of jobs of which only the next start is asked for: it ends when all of them have GPUs.
 
     Raises:
         PlanError: the policy wants something impossible.
@@ -128,7 +157,14 @@ def continued(outset: Outset, run_ms: Sequence[int]) -> Course:
         stretches += 1
         return stretches < STRETCHES_MAX
 
-    runs = loop.run(goes_on, outset.now_ms + HORIZON_MS)["runs"]
+    unstarted = None if starts_of is None else set(starts_of)
+
+    def enough() -> bool:
+        assert unstarted is not None
+        unstarted.difference_update([row for row in unstarted if row in attempts.running])
+        return not unstarted
+
+    runs = loop.run(goes_on, outset.now_ms + HORIZON_MS, None if unstarted is None else enough)["runs"]
     assert isinstance(runs, Runs)
     start_ms = np.full(total, NONE, dtype=np.int64)
     for row, attempt in attempts.running.items():
@@ -144,15 +180,16 @@ def _resume(outset: Outset, scheduler: Scheduler, timeline: Timeline, attempts: 
         phase, setting = state.phase(row), state.setting(row)
         if state.attempt(row):
             record.first_start_ms[row] = 0  # another start costs a restart
+            attempts.has_done(row, state.run_ms(row, now_ms))
         if phase in (Phase.STARTING, Phase.RUNNING) and setting is not None:
             from_ms = now_ms
             if phase is Phase.STARTING:
                 from_ms += max(overheads.start_ms if state.attempt(row) == 1 else overheads.restart_ms, 1)
             action = Start(row, state.attempt(row), state.sequence(row), setting)
-            attempts.resume(action, state.run_ms(row, now_ms), from_ms, now_ms)
+            attempts.resume(action, from_ms, now_ms)
         elif phase is Phase.STOPPING and row in outset.leaving and setting is not None:
             action = Start(row, state.attempt(row), state.sequence(row), setting)
-            attempts.resume(action, state.run_ms(row, now_ms), now_ms, now_ms)
+            attempts.resume(action, now_ms, now_ms)
         elif phase is Phase.STOPPING:
             timeline.push(now_ms + overheads.save_ms, Kind.STOPPED, row, state.attempt(row))
     for row, others in outset.waits.items():

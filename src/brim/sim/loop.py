@@ -49,8 +49,12 @@ class Loop:
         self._wake_ms = scheduler.due_ms()  # when the next round is due
         self._round_s = array("d")
 
-    def run(self, on_progress: Progress, until_ms: int | None = None) -> dict[str, object]:
+    def run(
+        self, on_progress: Progress, until_ms: int | None = None, enough: Callable[[], bool] | None = None
+    ) -> dict[str, object]:
         """Run until every job has ended, ``on_progress`` stops the replay, or nothing happens until a time.
+
+        ``enough``, where given, is asked after each event and round whether what is to be known is known.
 
         Returns:
             Columns of ``Replay``.
@@ -80,6 +84,9 @@ class Loop:
                     "no GPUs"
                 )
             self._advance(now_ms)
+            if enough is not None and enough():
+                partial = True
+                break
             events += 1  # rounds count too: there may be years of them between two events
             if events % PROGRESS_EVERY == 0:
                 running = self._attempts.running.values()

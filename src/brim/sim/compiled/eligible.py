@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from brim.beliefs.runtime import TrueRunTimes, UserLimits
+from brim.beliefs.runtime import RunTimes, TrueRunTimes, UserLimits
 from brim.core.trace import NONE, Trace
 from brim.policies.feed.even import Even
 from brim.policies.fill.none import NoFill
@@ -53,18 +53,24 @@ def eligible_loop(scenario: Scenario) -> CompiledLoop | None:
     a part after a policy file has replaced a function or constant in a module of brim. A truth is asked for the paces
     of a job to its end when it starts; one of another type may remember what it was asked, or depend on other jobs.
     """
-    trace, policy, truth = scenario.trace, scenario.policy, scenario.truth
-    is_implemented = (
-        type(policy) is Policy and type(policy.order) in ORDERS
-        and type(policy.size) is AsAsked and type(policy.place) in _PLACES
-        and type(policy.feed) is Even and type(policy.fill) is NoFill
-        and type(scenario.run_times) in RUN_TIMES and type(truth) in _TRUTHS and len(trace) > 0
-        and getattr(policy.place, "misfit", "") in MISFIT and _has_plain_constants(policy.order)
-        and _fits_64_bits(trace, truth) and _AS_SHIPPED.holds()
-    )
-    if not is_implemented:
+    trace, truth = scenario.trace, scenario.truth
+    if not (
+        is_implemented(scenario.policy, scenario.run_times) and type(truth) in _TRUTHS and len(trace) > 0
+        and _fits_64_bits(trace, truth)
+    ):
         return None
     return run_queues if type(truth) is Rigid and _has_fixed_order(scenario) else run_loop
+
+
+def is_implemented(policy: Policy, run_times: RunTimes) -> bool:
+    """Whether ``run_loop`` decides as a policy does that receives these run times."""
+    return (
+        type(policy) is Policy and type(policy.order) in ORDERS
+        and type(policy.size) is AsAsked and type(policy.place) in _PLACES
+        and type(policy.feed) is Even and type(policy.fill) is NoFill and type(run_times) in RUN_TIMES
+        and getattr(policy.place, "misfit", "") in MISFIT and _has_plain_constants(policy.order)
+        and _AS_SHIPPED.holds()
+    )
 
 
 def _fits_64_bits(trace: Trace, truth: Truth) -> bool:

@@ -65,11 +65,11 @@ from brim.sim.compiled.orders import (
     use,
 )
 
-_FINISHED, _STOPPED, _SUBMITTED = int(Kind.FINISHED), int(Kind.STOPPED), int(Kind.SUBMITTED)
-_ELIGIBLE, _STARTED, _REPORTED = int(Kind.ELIGIBLE), int(Kind.STARTED), int(Kind.REPORTED)
+FINISHED, STOPPED, _SUBMITTED = int(Kind.FINISHED), int(Kind.STOPPED), int(Kind.SUBMITTED)
+_ELIGIBLE, STARTED, _REPORTED = int(Kind.ELIGIBLE), int(Kind.STARTED), int(Kind.REPORTED)
 _RUNS = int(Why.RUNS)
 NEVER: Final = np.iinfo(np.int64).max
-_SEQUENCES: Final = 1 << 56
+SEQUENCES: Final = 1 << 56
 """Above every sequence number of an event."""
 
 GOES_ON, OVER, IDLE, FULL, BEGAN = range(5)
@@ -174,7 +174,7 @@ def _push(s: LoopState, time_ms: int, kind: int, j: int, placement: int) -> None
     at = n[HEAP]
     n[HEAP] += 1
     n[SEQUENCE] += 1
-    heap[at, 0], heap[at, 1], heap[at, 2], heap[at, 3] = time_ms, kind * _SEQUENCES + n[SEQUENCE], j, placement
+    heap[at, 0], heap[at, 1], heap[at, 2], heap[at, 3] = time_ms, kind * SEQUENCES + n[SEQUENCE], j, placement
     while at > 0 and _comes_first(heap, at, (at - 1) // 2):
         _swap(heap, at, (at - 1) // 2)
         at = (at - 1) // 2
@@ -268,7 +268,7 @@ def _go_on(s: LoopState, j: int, from_ms: int) -> None:
     job, i = s.job, s.job[j, INTERVAL]
     end_ms = from_ms + math.ceil((s.until[j, i] - s.done[j]) / s.per_ms[j, i])
     job[j, INTERVAL_MS] = from_ms
-    _push(s, end_ms, _FINISHED if i == job[j, LAST_INTERVAL] else _REPORTED, j, job[j, PLACEMENTS])
+    _push(s, end_ms, FINISHED if i == job[j, LAST_INTERVAL] else _REPORTED, j, job[j, PLACEMENTS])
 
 
 @njit
@@ -298,7 +298,7 @@ def _preempt(s: LoopState, inputs: LoopInputs, o: OrderState, j: int) -> None:
         n[FUTILE] += 1
         n[FUTILE_MS] = now_ms
     close_run(s, inputs, j, gone_ms)
-    _push(s, max(gone_ms, job[j, SAVED]), _STOPPED, j, 0)
+    _push(s, max(gone_ms, job[j, SAVED]), STOPPED, j, 0)
 
 
 @internal
@@ -320,7 +320,7 @@ def _start(s: LoopState, inputs: LoopInputs, j: int) -> None:
     n[WAITING] -= 1
     n[HOLDING] += 1
     n[GRANTED] += job[j, GPUS]
-    _push(s, job[j, FROM], _STARTED, j, job[j, PLACEMENTS])
+    _push(s, job[j, FROM], STARTED, j, job[j, PLACEMENTS])
     s.begun[n[BEGUN]] = j
     n[BEGUN] += 1
 
@@ -517,13 +517,13 @@ def _submit(s: LoopState, j: int) -> None:
 def _handle(s: LoopState, inputs: LoopInputs, o: OrderState, kind: int, j: int, placement: int) -> bool:
     """Handle an event of the heap; returns whether the state sees it, which it does not if the attempt has ended."""
     n, job = s.number, s.job
-    if kind in (_STOPPED, _ELIGIBLE):
+    if kind in (STOPPED, _ELIGIBLE):
         job[j, PHASE], job[j, SINCE] = PENDING, n[NOW]
         n[WAITING] += 1
         return True
     if not holds(job, j) or placement != job[j, PLACEMENTS]:
         return False
-    if kind == _FINISHED:
+    if kind == FINISHED:
         _finish(s, inputs, o, j)
     elif kind == _REPORTED:
         s.done[j] = s.until[j, job[j, INTERVAL]]
@@ -555,7 +555,7 @@ def advance(s: LoopState, inputs: LoopInputs, o: OrderState, events: int) -> int
         if _is_full(s, inputs):
             return FULL
         next_ms = heap[0, 0] if n[HEAP] else NEVER
-        kind = heap[0, 1] // _SEQUENCES if n[HEAP] else _STARTED
+        kind = heap[0, 1] // SEQUENCES if n[HEAP] else STARTED
         if n[ARRIVED] < jobs:
             submit_ms = job[n[ARRIVED], SUBMIT]
             if submit_ms < next_ms or (submit_ms == next_ms and kind > _SUBMITTED):
@@ -577,7 +577,7 @@ def advance(s: LoopState, inputs: LoopInputs, o: OrderState, events: int) -> int
                 seen = _handle(s, inputs, o, kind, j, placement)
             if seen:
                 n[APPLIED] = next_ms
-                if kind not in (_STARTED, _REPORTED):
+                if kind not in (STARTED, _REPORTED):
                     _note(n)
         n[EVENTS] += 1
         if n[EVENTS] % events == 0:

@@ -49,19 +49,19 @@ def run_loop(scenario: Scenario, on_progress: Progress) -> dict[str, Any]:
         PlanError: the policy lets no job make progress any more.
     """
     trace, policy, truth = scenario.trace, scenario.policy, scenario.truth
-    state, inputs, order_state = _loop_state(scenario), _loop_inputs(scenario), _order_state(scenario)
+    state, inputs, order = loop_state(scenario), loop_inputs(scenario), order_state(scenario)
     batch = truth.columns().get("batch", trace.batch)
     stall_detector = StallDetector(trace, policy.name, scenario.overheads, Faults(), _Jobs(state.job))
     partial, status = False, loop.GOES_ON
     while status != loop.OVER and not partial:
-        status = loop.advance(state, inputs, order_state, PROGRESS_EVERY)
+        status = loop.advance(state, inputs, order, PROGRESS_EVERY)
         n = state.number
         now_ms, ended = int(n[loop.NOW]), int(n[loop.ENDED])
         if status == loop.BEGAN:
             state = _with_paces(state, truth, batch)
             loop.set_off(state)
         elif status == loop.FULL:
-            state = _with_space(state, inputs)
+            state = with_space(state, inputs)
         elif status == loop.IDLE:
             raise InvariantError(
                 f"{counted(len(trace) - ended, 'job')} still waiting at {now_ms} ms and nothing will happen (first: "
@@ -72,7 +72,7 @@ def run_loop(scenario: Scenario, on_progress: Progress) -> dict[str, Any]:
             partial = not on_progress(ended, now_ms)
     on_progress(ended, now_ms)
     if partial:
-        state = _with_space(state, inputs)
+        state = with_space(state, inputs)
         for j in np.flatnonzero(np.isin(state.job[:, orders.PHASE], (orders.STARTING, orders.RUNNING))).tolist():
             if state.job[j, orders.BEGIN] != now_ms:
                 loop.close_run(state, inputs, j, now_ms)
@@ -104,7 +104,7 @@ def _check(stall_detector: StallDetector, state: LoopState) -> None:
     stall_detector.check(int(n[loop.EVENTS]), int(n[loop.ARRIVED]), now_ms, (since_ms,))
 
 
-def _loop_state(scenario: Scenario) -> LoopState:
+def loop_state(scenario: Scenario) -> LoopState:
     """The state before the first event. Every job has the one interval that it has under the truth ``rigid``."""
     trace, cluster, run_ms = scenario.trace, scenario.cluster, scenario.truth.run_ms
     gpu_type = type_codes(trace, cluster)[trace.gpu_type] if len(trace) else trace.gpu_type
@@ -134,7 +134,8 @@ def _loop_state(scenario: Scenario) -> LoopState:
     )
 
 
-def _loop_inputs(scenario: Scenario) -> LoopInputs:
+def loop_inputs(scenario: Scenario) -> LoopInputs:
+    """What the scenario does not change."""
     trace, cluster, policy, overheads = scenario.trace, scenario.cluster, scenario.policy, scenario.overheads
     assert isinstance(policy.place, Consolidate | Spread | Fragmentation | WorstFit)  # as eligible_loop checked
     waits = np.flatnonzero(trace.after != NONE)
@@ -155,7 +156,8 @@ def _loop_inputs(scenario: Scenario) -> LoopInputs:
     )
 
 
-def _order_state(scenario: Scenario) -> OrderState:
+def order_state(scenario: Scenario) -> OrderState:
+    """What the order part reads, before the first event."""
     trace, order = scenario.trace, scenario.policy.order
     code, J, users = ORDERS.index(type(order)), len(trace), user_names(trace)
     given = dict(getattr(order, "weights", ()))
@@ -204,7 +206,7 @@ def _with_paces(state: LoopState, truth: Truth, batch: IntArray) -> LoopState:
     return state
 
 
-def _with_space(state: LoopState, inputs: LoopInputs) -> LoopState:
+def with_space(state: LoopState, inputs: LoopInputs) -> LoopState:
     """The same state, with arrays at least twice as long as what the next event or round may need."""
     n = state.number
     holding, granted = n[loop.HOLDING], n[loop.GRANTED]

@@ -1,0 +1,89 @@
+"""Continuations from the middle of a replay: the compiled loop takes the course of the general one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from brim.beliefs.beliefs import Beliefs
+from brim.beliefs.runtime import UserLimits
+from brim.core.cluster import parse_cluster
+from brim.core.trace import NONE, trace_of
+from brim.engine.journal import Journal, recover
+from brim.engine.scheduler import Scheduler
+from brim.policies.presets import find_policy
+from brim.sim.compiled.continuation import Continuation
+from brim.sim.continuation import Outset, continued, courses
+from brim.sim.overheads import Overheads
+from brim.sim.specs import specs_of, user_names
+from brim.sim.truths.rigid import Rigid
+from brim.sim.twin import replay
+
+S = 1_000
+CLUSTER = parse_cluster("2x4xV100")
+
+
+def queue(policy: str, seed: int) -> tuple[Outset, random.Random]:
+    """What a continuation begins from: random jobs of three users, stopped somewhere in the middle."""
+    draw = random.Random(seed)
+    jobs = 30
+    trace = trace_of(
+        name="t", format="t", job_id=[str(job) for job in range(jobs)], users=("a", "b", "c"),
+        user=[draw.randrange(3) for _ in range(jobs)], submit_ms=sorted(draw.randrange(4_000 * S) for _ in range(jobs)),
+        gpus=[draw.choice((1, 1, 2, 4, 8)) for _ in range(jobs)],
+        run_ms=[draw.randrange(1, 2_000 * S) for _ in range(jobs)],
+        time_limit_ms=[draw.choice((NONE, 900 * S, 3_000 * S)) for _ in range(jobs)],
+    )
+    journal, chosen = Journal(), find_policy(policy)
+    replay(trace, CLUSTER, chosen, journal=journal)
+    lines = journal.lines[: draw.randrange(len(journal.lines) // 4, len(journal.lines) * 3 // 4)]
+    scheduler = Scheduler(CLUSTER, chosen, Beliefs(run_times=UserLimits()), users=user_names(trace))
+    recover(lines, scheduler)
+    specs = specs_of(trace, CLUSTER, Rigid(trace))
+    scheduler.state, ids = scheduler.state.renumbered()
+    now_ms = scheduler.horizon_ms
+    return Outset(
+        now_ms=now_ms, scheduler=scheduler, overheads=Overheads(), waits={}, begin_ms={},
+        specs=[replace(specs[job], id=row) for row, job in enumerate(ids.tolist())],
+    ), draw
+
+
+@pytest.mark.parametrize("policy", ["fifo", "backfill", "sjf", "srtf", "las", "gittins", "tiresias", "fair"])
+def test_the_compiled_loop_takes_the_course_of_the_general_one(policy):
+    compared = 0
+    for seed in range(5):
+        outset, draw = queue(policy, seed)
+        state, now_ms = outset.scheduler.state, outset.now_ms
+        jobs = len(outset.specs)
+        run_ms = [state.run_ms(row, now_ms) + draw.randrange(1, 3_000 * S) for row in range(jobs)]
+        assert Continuation.of(outset.scheduler, outset.overheads, now_ms) is not None
+        before = outset.scheduler.save()
+        general = continued(outset, run_ms)
+        (compiled,) = courses(outset, [run_ms])
+        assert outset.scheduler.save() == before
+        assert compiled.start_ms.tolist() == general.start_ms.tolist()
+        assert compiled.end_ms.tolist() == general.end_ms.tolist()
+        waiting = [row for row in range(jobs) if not state.gpus_of(row)]
+        for row in waiting[-1:]:
+            both = (continued(outset, run_ms, [row]), *courses(outset, [run_ms], [row]))
+            assert [one.start_ms[row] for one in both] == [general.start_ms[row]] * 2, "it may end with that"
+        compared += len(waiting)
+    assert compared > 15
+
+
+def test_a_preempted_job_goes_on_from_what_it_has_done():
+    """It had run for 30 of its 40 s when a shorter one took its place; that one ends, and it needs 10 s more."""
+    trace = trace_of(name="t", format="t", job_id=["a", "b"], submit_ms=[0, 30 * S], gpus=[8, 8],
+                     run_ms=[40 * S, 20 * S], time_limit_ms=[900 * S, 60 * S])
+    journal, policy = Journal(), find_policy("srtf")
+    replay(trace, CLUSTER, policy, journal=journal)
+    lines = [line for line in journal.lines if int(line.partition('"t":')[2].split(",")[0].rstrip("}")) < 40 * S]
+    scheduler = Scheduler(CLUSTER, policy, Beliefs(run_times=UserLimits()), users=user_names(trace))
+    recover(lines, scheduler)
+    outset = Outset(now_ms=40 * S, scheduler=scheduler, overheads=Overheads(), waits={}, begin_ms={},
+                    specs=specs_of(trace, CLUSTER, Rigid(trace)))
+    for course in (continued(outset, [40 * S, 20 * S]), *courses(outset, [[40 * S, 20 * S]])):
+        end_ms, restart_ms = course.end_ms.tolist(), outset.overheads.restart_ms
+        assert end_ms[0] - end_ms[1] == restart_ms + 10 * S
