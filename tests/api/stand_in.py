@@ -146,11 +146,14 @@ class KeepsJobs:
     def finished(self, limit):
         return (), ()
 
-    def note_forecasts(self, starts_ms):
+    def note_forecasts(self, starts_ms, policy):
         self.noted = starts_ms
         answer = Future()
         answer.set_result(None)
         return answer
+
+    def forecasts(self, policy, limit):
+        return ()
 
     def forecasts_hit(self):
         return 3, 2

@@ -351,7 +351,7 @@ def test_a_forecast_says_what_is_missing_and_how_good_others_were(app, service):
     assert [(one["job"], one["missing"]) for one in answer.plain["forecasts"]] == [(1, "it is held: user"), (2, "")]
     assert answer.plain["forecasts"][1]["start_s"] == [0, 2]
     assert answer.plain["hits"] == {"jobs": 3, "hits": 2}
-    assert service.noted == {2: (5_000, 7_000)}
+    assert service.noted == {2: (5_000, 5_000, 7_000)}
     assert [one["job"] for one in ask(app, "GET", "/v1/eta?job=2", uid=ANN).plain["forecasts"]] == [2]
     assert ask(app, "GET", "/v1/eta", uid=OWNER).plain["forecasts"] == [], "without ids, of one's own jobs"
     assert len(ask(app, "GET", "/v1/eta?job=1&job=2&job=3", uid=OWNER).plain["forecasts"]) == 3

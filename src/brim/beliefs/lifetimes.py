@@ -65,4 +65,4 @@ def lifetimes(run_ms: FloatArray, since_ms: FloatArray, has_ended: BoolArray) ->
     come = np.searchsorted(np.sort(since_ms), times, side="left")
     at_risk = come - np.searchsorted(np.sort(run_ms), times, side="left")
     survives = np.cumprod(1.0 - gone / (at_risk + 1.0))
-    return Lifetimes(times, survives, float(run_ms.max()), int(has_ended.sum()))
+    return Lifetimes(times, survives.astype(np.float64), float(run_ms.max()), int(has_ended.sum()))

@@ -37,7 +37,7 @@ def eta(
         print("you have no job that has not ended")
     tested, hits = answer["hits"]["jobs"], answer["hits"]["hits"]
     if tested:
-        print(f"so far {hits} of {tested} jobs started within their first forecast")
+        print(f"so far {hits} of {tested} jobs started within their first forecast; four of five should")
     else:
         print("no job has started after a forecast yet, so how good they are is not known")
 

@@ -108,6 +108,8 @@ class Forecast:
     Attributes:
         job: The job.
         start_s: When it next starts; None if it runs, or there is no basis.
+        expected_s: When the continuations of the queue expect that, from which earlier forecasts say how far it may be;
+            None as ``start_s``.
         end_s: When it ends; None if there is no basis.
         basis: What its run time was drawn from.
         missing: Why there is no interval; empty if there is.
@@ -115,6 +117,7 @@ class Forecast:
 
     job: int
     start_s: tuple[int, int] | None
+    expected_s: int | None
     end_s: tuple[int, int] | None
     basis: str
     missing: str

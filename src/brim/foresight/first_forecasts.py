@@ -99,10 +99,10 @@ class FirstForecasts:
         if process.returncode:
             return float(CPU_S_MAX)
         found = json.loads(said)
-        starts_ms = {int(job): (low_ms, high_ms) for job, (low_ms, high_ms) in found["starts_ms"].items()}
+        starts_ms = {int(job): tuple(times_ms) for job, times_ms in found["starts_ms"].items()}
         if starts_ms:
             try:
-                await asyncio.wrap_future(self._service.engine.store.note_forecasts(starts_ms))
+                await asyncio.wrap_future(self._service.engine.store.note_forecasts(starts_ms, found["policy"]))
             except BrimError as error:  # the next ones may be written again
                 sys.stderr.write(f"brim controller: forecasts are not written: {error}\n")
         return float(found["cpu_s"])
@@ -130,13 +130,14 @@ def main(arguments: Sequence[str]) -> int:
         )
         controller.recover(found.snapshot, found.lines, found.jobs, found.attempts, int(now_ms))
         situation = situation_of(controller, int(now_ms))
-        starts_ms = starts_ms_of(forecasts_of(situation, reader, jobs), situation.now_ms)
+        starts_ms = starts_ms_of(forecasts_of(situation, reader, jobs, asks_ends=False), situation.now_ms)
+        named = situation.scheduler.policy.name
     except BrimError as error:
         sys.stderr.write(f"brim controller: no forecasts: {error}\n")
         return error.exit_code
     finally:
         reader.close()
-    json.dump({"starts_ms": starts_ms, "cpu_s": time.process_time()}, sys.stdout)
+    json.dump({"starts_ms": starts_ms, "policy": named, "cpu_s": time.process_time()}, sys.stdout)
     return 0
 
 

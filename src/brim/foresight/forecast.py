@@ -1,9 +1,9 @@
 """When jobs will start and end: intervals from the twin, which continues the live queue with drawn run times.
 
-Run times are drawn from jobs like it that finished here: of its name and size, of its name, or of its user, the first
-of these of which there are enough. Without them the time limit bounds it, and any time up to it is as likely. With
-neither, nothing is known: it ends at once in half of the continuations, and never in the others. What starts in all of
-them has an interval, and what does not has no basis yet.
+Run times are those of jobs like it that ended or run here (``run_times``). Without them the time limit bounds it, and
+any time up to it is as likely. With neither, nothing is known: it ends at once in half of the continuations, and never
+in the others. What starts in all of them has an interval, and what does not has no basis yet. How wide the interval of
+a start is follows from earlier forecasts (``calibration``).
 
 Run times are those on the GPUs that a job asks for; what is believed of its speed tells those on others. Of a long
 queue only the jobs that were submitted first are replayed, and each forecast says how many were left out.
@@ -12,72 +12,39 @@ queue only the jobs that were submitted first are replayed, and each forecast sa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from brim.beliefs.kinds import BASES, JobKind, alike, grouped
+from brim.beliefs.kinds import JobKind
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.events import Event, Kind
 from brim.core.lifecycle import Phase
 from brim.core.trace import NONE
 from brim.engine.scheduler import Scheduler
 from brim.foresight.answers import Forecast
+from brim.foresight.calibration import PastForecast
+from brim.foresight.run_times import Believed, Observed, RunTimes
+from brim.foresight.start_interval import drawn, stated
 from brim.live import holds
 from brim.live.ends import CANCELLED, TIME_LIMIT
 from brim.live.recording import RecordedJob, costs_of
 from brim.live.records import JobRecord
 from brim.live.situation import Situation
 from brim.policies.size.candidates import candidates
-from brim.sim.continuation import Limit, Outset, courses
+from brim.sim.continuation import Limit, Outset
 from brim.sim.overheads import Overheads
-from brim.units import CENTURY_MS, MS_PER_S, counted, show_duration
+from brim.units import MS_PER_S, counted
 
-DRAWS: Final = 20
-"""Continuations: one more start falls between the first and the last of twenty in 19 of 21 cases, if it is of their
-kind."""
-DRAWS_MIN: Final = 6
-EVENTS_MAX: Final = 20 * 1_024
-"""Events and rounds of all continuations together, if that leaves ``DRAWS_MIN`` of them; ours: some seconds."""
 QUEUE_MAX: Final = 500
 """Jobs that are replayed, those first that run, then in order of submission; ours: so many take 4 s of CPU time under
 backfill, 10 s under elastic."""
-RUNS_MIN: Final = 3
-"""Fewest runs of its kind from which a run time is drawn; ours."""
-_BASES: Final = 3
-"""Of ``BASES``, all but the last: all jobs together are no kind."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What is known of a job's run time: runs like it in increasing order, or a bound, all in ms; or neither."""
-
-    runs_ms: FloatArray
-    ran_ms: int
-    limit_ms: int
-    words: str
-
-    def drawn_ms(self, quantile: float) -> int:
-        """Run time at a quantile: between two runs like it, or beyond all n of them in 2 of n + 1 cases."""
-        if len(self.runs_ms):
-            at = quantile * (len(self.runs_ms) + 1)
-            steps = np.concatenate(([self.runs_ms[0] / 2], self.runs_ms, [self.runs_ms[-1] * 2]))
-            drawn = float(np.interp(at, np.arange(len(steps)), steps))
-        elif self.limit_ms != NONE:
-            drawn = self.ran_ms + quantile * (self.limit_ms - self.ran_ms)
-        else:
-            drawn = 0.0 if quantile < 0.5 else float(CENTURY_MS)
-        drawn = min(drawn, self.limit_ms) if self.limit_ms != NONE else drawn
-        return max(round(drawn), self.ran_ms + 1)
-
-    @property
-    def is_bounded(self) -> bool:
-        return bool(len(self.runs_ms)) or self.limit_ms != NONE
 
 
 def forecasts(
-    situation: Situation, history: Sequence[RecordedJob], jobs: Iterable[int], seed: int = 0
+    situation: Situation, history: Sequence[RecordedJob], jobs: Iterable[int], seed: int = 0,
+    record: Sequence[PastForecast] = (), *, whole_since_ms: int = 0, asks_ends: bool = True,
 ) -> tuple[Forecast, ...]:
     """Forecast when jobs start and end.
 
@@ -86,6 +53,9 @@ def forecasts(
         history: Jobs that have ended, with their run times.
         jobs: Ids of jobs that have not ended.
         seed: Seed of the draws.
+        record: Earlier forecasts under the policy that decides now.
+        whole_since_ms: Cluster time since when the history has every job that ended.
+        asks_ends: Whether ends are asked for, too; starts alone take less.
 
     Raises:
         PlanError: the policy wants something impossible.
@@ -97,24 +67,26 @@ def forecasts(
     outset, ids = _outset(situation, history, {*stuck, *late} - situation.attempts.keys(), leaving)
     left_out = f"; {counted(len(late), 'job')} submitted later left out" if late else ""
     rows = {job: row for row, job in enumerate(ids.tolist())}
-    groups = grouped([_kind(one.job) for one in history if one.undisturbed],
-                     [one.run_ms for one in history if one.undisturbed])
-    known = [_known(situation, situation.jobs[job], groups) for job in ids.tolist()]
-    unknown = tuple(job for job, one in zip(ids.tolist(), known, strict=True) if not one.is_bounded)
-    start_DJ, end_DJ = _drawn(outset, known, seed)
+    run_times = RunTimes(_observed(situation, history, whole_since_ms))
+    believed = [_believed(situation, situation.jobs[job], run_times) for job in ids.tolist()]
+    unknown = tuple(job for job, one in zip(ids.tolist(), believed, strict=True) if not one.is_bounded)
+    asked = None if asks_ends else [rows[job] for job in wanted if job in rows and job not in situation.attempts]
+    start_DJ, end_DJ = drawn(outset, believed, seed, asked)
     found = []
     for job in wanted:
         why_not = stuck.get(job) or late.get(job)
         if why_not:
-            found.append(Forecast(job=job, start_s=None, end_s=None, basis="", missing=why_not))
+            found.append(Forecast(job=job, start_s=None, expected_s=None, end_s=None, basis="", missing=why_not))
             continue
         row = rows[job]
         begun = situation.scheduler.state.phase(job) in (Phase.STARTING, Phase.RUNNING)
-        start_s = None if begun else _interval_s(start_DJ[:, row], situation.now_ms)
-        end_s = _interval_s(end_DJ[:, row], situation.now_ms) if known[row].is_bounded else None
+        start = None if begun else stated(start_DJ[:, row], situation.now_ms, record)
+        end_s = _interval_s(end_DJ[:, row], situation.now_ms) if asks_ends and believed[row].is_bounded else None
         found.append(Forecast(
-            job=job, start_s=start_s, end_s=end_s, basis=f"{known[row].words}{left_out}",
-            missing="" if end_s and (begun or start_s) else _missing(job, unknown),
+            job=job, start_s=start and _around_s(start.low_ms, start.high_ms, situation.now_ms),
+            expected_s=start and (start.expected_ms - situation.now_ms) // MS_PER_S, end_s=end_s,
+            basis=f"{believed[row].words}{left_out}",
+            missing="" if (end_s or not asks_ends) and (begun or start) else _missing(job, unknown),
         ))
     return tuple(found)
 
@@ -130,42 +102,32 @@ def _missing(job: int, unknown: tuple[int, ...]) -> str:
 
 
 def _interval_s(times_D: IntArray, now_ms: int) -> tuple[int, int] | None:
-    """Whole seconds around all times; rounds are up to a second apart, which may be on the other side live."""
-    if (times_D == NONE).any():
-        return None
-    return max(int(times_D.min()) - now_ms, 0) // MS_PER_S, max(int(times_D.max()) - now_ms, 0) // MS_PER_S + 2
+    """Whole seconds around all times; None if one is never."""
+    return None if (times_D == NONE).any() else _around_s(int(times_D.min()), int(times_D.max()), now_ms)
 
 
-def _drawn(outset: Outset, known: Sequence[_Known], seed: int) -> tuple[IntArray, IntArray]:
-    """Start and end of each job in each continuation (D, J); the quantiles of a job are spread evenly over them."""
-    draw, total = np.random.default_rng(seed), len(known)
-    quantile_DJ = (draw.permuted(np.tile(np.arange(DRAWS), (total, 1)), axis=1).T + draw.random((DRAWS, total))) / DRAWS
-    run_ms = ([one.drawn_ms(at) for one, at in zip(known, row, strict=True)] for row in quantile_DJ.tolist())
-    starts, ends, events = [], [], 0
-    for number, course in enumerate(courses(outset, run_ms), 1):
-        starts.append(course.start_ms)
-        ends.append(course.end_ms)
-        events += course.events
-        if number >= max(DRAWS_MIN, EVENTS_MAX * number // events):
-            break
-    return np.array(starts), np.array(ends)
+def _around_s(low_ms: int, high_ms: int, now_ms: int) -> tuple[int, int]:
+    """Whole seconds around two times; rounds are up to a second apart, which may be on the other side live."""
+    return max(low_ms - now_ms, 0) // MS_PER_S, max(high_ms - now_ms, 0) // MS_PER_S + 2
+
+
+def _observed(situation: Situation, history: Sequence[RecordedJob], whole_since_ms: int) -> Iterator[Observed]:
+    """Run times of jobs that ended, and what the jobs that have begun have run."""
+    for one in history:
+        if one.undisturbed:
+            yield Observed(_kind(one.job), one.run_ms, max(0, one.run_ms - (one.end_ms - whole_since_ms)), True)
+    for job, record in situation.jobs.items():
+        ran_ms = situation.scheduler.state.run_ms(job, situation.now_ms)
+        yield Observed(_kind(record), ran_ms, max(0, ran_ms - (situation.now_ms - whole_since_ms)), False)
 
 
 def _kind(job: JobRecord) -> JobKind:
     return JobKind(job.request.name, job.user, job.request.gpus)
 
 
-def _known(situation: Situation, job: JobRecord, groups: Mapping[tuple[object, ...], Sequence[float]]) -> _Known:
+def _believed(situation: Situation, job: JobRecord, run_times: RunTimes) -> Believed:
     ran_ms = situation.scheduler.state.run_ms(job.id, situation.now_ms)
-    limit_ms = job.request.time_limit_s * MS_PER_S or NONE
-    for basis, key in list(zip(BASES, alike(_kind(job)), strict=True))[:_BASES]:
-        runs = np.sort(np.array([run for run in groups.get(key, ()) if run > ran_ms], dtype=np.float64))
-        if len(groups.get(key, ())) >= RUNS_MIN and len(runs):
-            return _Known(runs, ran_ms, limit_ms, f"{counted(len(runs), 'run')} of the same {basis}")
-    if limit_ms != NONE:
-        words = f"its time limit of {show_duration(limit_ms / MS_PER_S)} alone"
-        return _Known(np.zeros(0), ran_ms, max(limit_ms, ran_ms + 1), words)
-    return _Known(np.zeros(0), ran_ms, NONE, "")
+    return run_times.believed(_kind(job), ran_ms, job.request.time_limit_s * MS_PER_S or NONE)
 
 
 def _leaving(situation: Situation) -> dict[int, str]:

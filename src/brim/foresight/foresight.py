@@ -27,8 +27,8 @@ ANSWER_S: Final = 5.0
 """Time for which a question waits until a step of the controller is done; ours: many rounds."""
 TROUBLE_S: Final = 0.5
 """The same while nothing can be written: most likely a step is held up by that; ours."""
-HISTORY_MAX: Final = 1_000
-"""Jobs whose run times are read, the newest; ours."""
+HISTORY_MAX: Final = 2_000
+"""Jobs whose run times are read, those that ended last; ours."""
 
 
 class Foresight:
@@ -131,7 +131,7 @@ class Foresight:
             found = await asyncio.to_thread(forecasts_of, situation, store.reads, jobs)
             starts_ms = starts_ms_of(found, situation.now_ms)
             if starts_ms:
-                await asyncio.wrap_future(store.note_forecasts(starts_ms))
+                await asyncio.wrap_future(store.note_forecasts(starts_ms, situation.scheduler.policy.name))
             tested, hits = await asyncio.to_thread(store.reads.forecasts_hit)
         return found, HitRate(jobs=tested, hits=hits)
 
@@ -160,18 +160,27 @@ class Foresight:
             raise NotAcceptedError(f"{trouble or 'the controller is busy'}: try again") from None
 
 
-def starts_ms_of(found: Sequence[Forecast], now_ms: int) -> dict[int, tuple[int, int]]:
-    """Between when and when jobs are expected to start, in cluster time, by job; those of which it is known."""
+def starts_ms_of(found: Sequence[Forecast], now_ms: int) -> dict[int, tuple[int, int, int]]:
+    """When jobs are expected to start, and between when and when, in cluster time; those of which it is known."""
+    starts = {one.job: (one.expected_s, *one.start_s) for one in found if one.start_s and one.expected_s is not None}
     return {
-        one.job: (now_ms + one.start_s[0] * MS_PER_S, now_ms + one.start_s[1] * MS_PER_S)
-        for one in found if one.start_s is not None
-    }  # fmt: skip
+        job: (now_ms + expected_s * MS_PER_S, now_ms + low_s * MS_PER_S, now_ms + high_s * MS_PER_S)
+        for job, (expected_s, low_s, high_s) in starts.items()
+    }
 
 
-def forecasts_of(situation: Situation, reader: Reader, jobs: Sequence[int]) -> tuple[Forecast, ...]:
-    """Forecast jobs from the run times of those that finished; see ``forecasts``."""
-    from brim.foresight.forecast import forecasts  # noqa: PLC0415 - of the engine, see above
+def forecasts_of(
+    situation: Situation, reader: Reader, jobs: Sequence[int], *, asks_ends: bool = True
+) -> tuple[Forecast, ...]:
+    """Forecast jobs from the run times of those that ended, and from earlier forecasts; see ``forecasts``."""
+    from brim.foresight.calibration import RECORD_MAX, past_forecasts  # noqa: PLC0415 - of the engine, see above
+    from brim.foresight.forecast import forecasts  # noqa: PLC0415
     from brim.live.recording import recorded_jobs  # noqa: PLC0415
 
     history = recorded_jobs(*reader.finished(HISTORY_MAX), (), situation.now_ms)
-    return forecasts(situation, history, jobs, situation.now_ms)
+    is_cut = len(history) >= HISTORY_MAX
+    return forecasts(
+        situation, history, jobs, situation.now_ms,
+        past_forecasts(reader.forecasts(situation.scheduler.policy.name, RECORD_MAX), situation.now_ms),
+        whole_since_ms=min(one.end_ms for one in history) if is_cut else 0, asks_ends=asks_ends,
+    )

@@ -210,8 +210,8 @@ class Reader:
             return tuple(unsound(connection))
 
     def finished(self, limit: int) -> tuple[tuple[JobRecord, ...], tuple[AttemptRecord, ...]]:
-        """Return the newest jobs that finished, and their attempts, by id."""
-        newest = "SELECT id FROM jobs WHERE state = 'finished' ORDER BY id DESC LIMIT ?"
+        """Return the jobs that finished last, and their attempts, by id."""
+        newest = "SELECT id FROM jobs WHERE state = 'finished' ORDER BY ended_ms DESC, id DESC LIMIT ?"
         with self._at_once() as connection:
             jobs = connection.execute(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id IN ({newest}) ORDER BY id", (limit,))
             found = tuple(map(read_job, jobs.fetchall()))
@@ -219,6 +219,19 @@ class Reader:
                 f"SELECT {ATTEMPT_COLUMNS} FROM attempts WHERE job IN ({newest}) ORDER BY job, number", (limit,)
             )
             return found, tuple(map(read_attempt, attempts.fetchall()))
+
+    def forecasts(self, policy: str, limit: int) -> tuple[tuple[int, int, int, int], ...]:
+        """Return the newest first forecasts under a policy: made, expected start, start and end of the job, in ms.
+
+        Start and end are NONE where they have not come; forecasts of before ``expected_ms`` was kept are left out.
+        """
+        with self._at_once() as connection:
+            rows = connection.execute(
+                "SELECT made_ms, expected_ms, first_start_ms, ended_ms FROM forecasts JOIN jobs ON jobs.id = "
+                "forecasts.job WHERE policy = ? AND expected_ms >= 0 ORDER BY made_ms DESC, job DESC LIMIT ?",
+                (policy, limit),
+            ).fetchall()
+        return tuple((int(made), int(expected), int(start), int(end)) for made, expected, start, end in rows)
 
     def forecasts_hit(self) -> tuple[int, int]:
         """Return how many jobs have started after a forecast, and how many of them within it."""

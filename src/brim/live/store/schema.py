@@ -107,4 +107,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             BEGIN SELECT RAISE(ABORT, 'a device was given more than once'); END""",
     ),
     ("ALTER TABLE attempts ADD COLUMN cores_milli INTEGER NOT NULL DEFAULT 0",),
+    (
+        "ALTER TABLE forecasts ADD COLUMN expected_ms INTEGER NOT NULL DEFAULT -1",
+        "ALTER TABLE forecasts ADD COLUMN policy TEXT NOT NULL DEFAULT ''",
+    ),
 )

@@ -152,12 +152,12 @@ class Store:
         """Write under which setting the controller decides from now on."""
         return self._put(Write(partial(transactions.note_setting, setting=setting.text()), _nothing))
 
-    def note_forecasts(self, starts_ms: Mapping[int, tuple[int, int]]) -> Future[None]:
-        """Write between when and when jobs, by their ids, are expected to start, unless they have a forecast already.
+    def note_forecasts(self, starts_ms: Mapping[int, tuple[int, int, int]], policy: str) -> Future[None]:
+        """Write when jobs, by their ids, are expected to start, and between when and when, unless that was done before.
 
-        The future fails with ``NotAcceptedError`` if the volume is full.
+        ``policy`` is the one under which they wait. The future fails with ``NotAcceptedError`` if the volume is full.
         """
-        return self._put(Write(partial(transactions.note_forecasts, starts_ms=starts_ms), _nothing))
+        return self._put(Write(partial(transactions.note_forecasts, starts_ms=starts_ms, policy=policy), _nothing))
 
     def _put(self, waiting: Write) -> Future[Any]:
         self._writer.put(waiting)

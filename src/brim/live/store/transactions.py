@@ -257,10 +257,15 @@ def _hold(connection: sqlite3.Connection, device: int, attempt: AttemptRecord) -
         ) from None
 
 
-def note_forecasts(connection: sqlite3.Connection, moment: Moment, *, starts_ms: Mapping[int, tuple[int, int]]) -> None:
-    """Write between when and when jobs are expected to start; the first forecast of a job that waits counts."""
+def note_forecasts(
+    connection: sqlite3.Connection, moment: Moment, *, starts_ms: Mapping[int, tuple[int, int, int]], policy: str
+) -> None:
+    """Write when jobs are expected to start, and between when and when; the first forecast of one that waits counts."""
     connection.executemany(
-        "INSERT OR IGNORE INTO forecasts SELECT id, ?, ?, ? FROM jobs "
-        "WHERE id = ? AND first_start_ms < 0 AND ended_ms < 0",
-        [(moment.at_ms, low_ms, high_ms, job) for job, (low_ms, high_ms) in starts_ms.items()],
+        "INSERT OR IGNORE INTO forecasts (job, made_ms, low_ms, high_ms, expected_ms, policy) "
+        "SELECT id, ?, ?, ?, ?, ? FROM jobs WHERE id = ? AND first_start_ms < 0 AND ended_ms < 0",
+        [
+            (moment.at_ms, low_ms, high_ms, expected_ms, policy, job)
+            for job, (expected_ms, low_ms, high_ms) in starts_ms.items()
+        ],
     )

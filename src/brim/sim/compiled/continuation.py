@@ -22,6 +22,7 @@ from brim.sim.compiled.replay import loop_inputs, loop_state, order_state, with_
 from brim.sim.compiled.scenario import Scenario
 from brim.sim.overheads import Overheads
 from brim.sim.truths.rigid import Rigid
+from brim.units import WHOLE_GPU
 
 LOOK_EVERY: Final = 64
 """Events and rounds between two looks at whether what is asked for has happened; ours."""
@@ -65,7 +66,7 @@ class Continuation:
             (orders.TYPE, jobs.gpu_type), (orders.PHASE, jobs.phase), (orders.SINCE, jobs.since_ms),
             (orders.UNDER_WAY, np.where(runs, jobs.running_since_ms, 0)),
             (orders.PROGRESS, jobs.run_ms - np.where(runs, now_ms - jobs.running_since_ms, 0)),
-            (orders.SERVICE, jobs.service_gpu_ms - since_ms * jobs.gpus_now * jobs.share_now // loop.WHOLE),
+            (orders.SERVICE, jobs.service_gpu_ms - since_ms * jobs.gpus_now * jobs.share_now // WHOLE_GPU),
             (orders.MEMO, memory), (orders.PLACEMENTS, jobs.placements), (orders.BEGIN, now_ms),
             (orders.FROM, from_ms), (orders.INTERVAL_MS, from_ms),
             (orders.FIRST_START, np.where(jobs.attempt > 0, 0, NONE)),
@@ -115,8 +116,8 @@ class Continuation:
             until_ms: Time after which nothing is looked at.
             events_max: Events and rounds after which it is cut off.
         """
-        state = LoopState(*(array.copy() for array in self._state))
-        order = OrderState(*(array.copy() for array in self._order))
+        state = LoopState._make(array.copy() for array in self._state)
+        order = OrderState._make(array.copy() for array in self._order)
         job, n = state.job, state.number
         job[:, orders.RUN] = run_ms
         state.until[:, 0] = run_ms

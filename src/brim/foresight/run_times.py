@@ -1,0 +1,136 @@
+"""How long jobs are believed to run: from jobs like them that ended or run, or up to their time limit.
+
+Of jobs of the same name and size, of the same name, of the same user and size, of the same user: the first of these of
+which enough have ended. Without any, of all jobs of the same size, or of all; only that is little to go by, and takes
+more of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from brim.beliefs.kinds import JobKind
+from brim.beliefs.lifetimes import Lifetimes, lifetimes
+from brim.core.arrays import FloatArray, IntArray
+from brim.core.trace import NONE
+from brim.units import CENTURY_MS, MS_PER_S, counted, show_duration
+
+RUNS_MIN: Final = 3
+"""Fewest runs of its name or its user from which a run time is drawn; ours."""
+STRANGERS_MIN: Final = 20
+"""The same of jobs that have less in common; ours: below, one job in twenty is longer than all of them."""
+
+
+class Observed(NamedTuple):
+    """What was seen of a job's run time, in ms.
+
+    Attributes:
+        kind: What is known of the job before it runs.
+        run_ms: What it has run.
+        since_ms: What it had run when the watching began; 0 for one that was seen from its start on.
+        has_ended: Whether it ended then; otherwise it still runs.
+    """
+
+    kind: JobKind
+    run_ms: float
+    since_ms: float
+    has_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Believed:
+    """What is believed of a job's run time: a distribution, or a bound, or neither.
+
+    Attributes:
+        lifetimes: Run times of jobs like it; None if too few are known.
+        ran_ms: What it has run.
+        limit_ms: Its time limit, NONE without.
+        words: What it rests on, for users.
+    """
+
+    lifetimes: Lifetimes | None
+    ran_ms: int
+    limit_ms: int
+    words: str
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether anything is known."""
+        return self.lifetimes is not None or self.limit_ms != NONE
+
+
+class RunTimes:
+    """Run times by what jobs have in common.
+
+    Args:
+        observed: Jobs that ended or run.
+    """
+
+    def __init__(self, observed: Iterable[Observed]) -> None:
+        self._of: dict[tuple[object, ...], list[Observed]] = {}
+        for one in observed:
+            if one.run_ms > one.since_ms:
+                for _, _, key in _alike(one.kind):
+                    self._of.setdefault(key, []).append(one)
+        self._found: dict[tuple[object, ...], Lifetimes] = {}
+
+    def believed(self, kind: JobKind, ran_ms: int, limit_ms: int) -> Believed:
+        """What is believed of a job that has run so long; ``limit_ms``: its time limit, NONE without."""
+        for words, enough, key in _alike(kind):
+            if sum(one.has_ended for one in self._of.get(key, ())) >= enough:
+                found = self._lifetimes(key)
+                return Believed(found, ran_ms, limit_ms, f"{counted(found.jobs, 'run')} of {words}")
+        if limit_ms != NONE:
+            words = f"its time limit of {show_duration(limit_ms / MS_PER_S)} alone"
+            return Believed(None, ran_ms, max(limit_ms, ran_ms + 1), words)
+        return Believed(None, ran_ms, NONE, "")
+
+    def _lifetimes(self, key: tuple[object, ...]) -> Lifetimes:
+        if key not in self._found:
+            _, run_ms, since_ms, ended = zip(*self._of[key], strict=True)
+            self._found[key] = lifetimes(np.array(run_ms, dtype=np.float64), np.array(since_ms, dtype=np.float64),
+                                         np.array(ended, dtype=np.bool_))
+        return self._found[key]
+
+
+def _alike(kind: JobKind) -> Iterator[tuple[str, int, tuple[object, ...]]]:
+    """What jobs may have in common, the most telling first: in words, runs that are enough, and what identifies it."""
+    if kind.name:
+        yield "the same name and size", RUNS_MIN, ("name", kind.name, kind.gpus)
+        yield "the same name", RUNS_MIN, ("name", kind.name)
+    if kind.user:
+        yield "the same user and size", STRANGERS_MIN, ("user", kind.user, kind.gpus)
+        yield "the same user", RUNS_MIN, ("user", kind.user)
+    yield "jobs of the same size", STRANGERS_MIN, ("all", kind.gpus)
+    yield "all jobs", STRANGERS_MIN, ("all",)
+
+
+def drawn_ms(believed: Sequence[Believed], draws: int, draw: np.random.Generator) -> IntArray:
+    """Draw whole run times in ms, above what jobs have run; the quantiles of a job are spread evenly over them (D, J).
+
+    Of a job of which nothing is known half of the draws end at once, and half never.
+    """
+    total = len(believed)
+    quantile = (draw.permuted(np.tile(np.arange(draws), (total, 1)), axis=1).T + draw.random((draws, total))) / draws
+    ran_ms, limit_ms = (np.array(column, dtype=np.float64).reshape(total) for column in
+                        ([one.ran_ms for one in believed], [one.limit_ms for one in believed]))
+    run_ms = np.where(limit_ms == NONE, np.where(quantile < 0.5, 0.0, CENTURY_MS),
+                      ran_ms + quantile * (limit_ms - ran_ms))
+    for known, rows in _rows(believed):
+        run_ms[:, rows] = known.at(quantile[:, rows], ran_ms[rows])
+    run_ms = np.minimum(run_ms, np.where(limit_ms == NONE, CENTURY_MS, limit_ms))
+    return np.maximum(np.round(run_ms), ran_ms + 1).astype(np.int64)
+
+
+def _rows(believed: Sequence[Believed]) -> Iterator[tuple[Lifetimes, FloatArray | IntArray]]:
+    """Each distribution with the jobs that it is believed of."""
+    of: dict[int, tuple[Lifetimes, list[int]]] = {}
+    for row, one in enumerate(believed):
+        if one.lifetimes is not None:
+            of.setdefault(id(one.lifetimes), (one.lifetimes, []))[1].append(row)
+    for known, rows in of.values():
+        yield known, np.array(rows)
