@@ -40,7 +40,7 @@ from brim.engine.journal import Decision, Journal
 from brim.engine.round import RoundResult
 from brim.engine.scheduler import Scheduler
 from brim.foresight.calibration import COVERAGE, RECORD_MAX, STARTS_MIN, past_forecasts
-from brim.foresight.run_times import Observed, RunTimes
+from brim.foresight.run_times import ObservedRun, RunTimesByKind
 from brim.foresight.start_interval import drawn, stated
 from brim.policies.presets import find_policy
 from brim.policies.sockets import Policy
@@ -154,10 +154,7 @@ def _continued(
     ran_ms = {one: state.run_ms(one, now_ms) for one in ids.tolist()}
     seen = (*((one, int(trace.run_ms[one]), end_ms, True) for end_ms, one in ended),
             *((one, ran, now_ms, False) for one, ran in ran_ms.items()))
-    run_times = RunTimes(
-        Observed(_kind(trace, one), run_ms, max(0, run_ms - (until_ms - since_ms)), has_ended)
-        for one, run_ms, until_ms, has_ended in seen
-    )
+    run_times = RunTimesByKind((ObservedRun(_kind(trace, one), *rest) for one, *rest in seen), since_ms)
     outset = Outset(
         now_ms=now_ms, scheduler=copied, overheads=Overheads(), waits={}, begin_ms={},
         specs=[replace(specs[one], id=row) for row, one in enumerate(ids.tolist())],

@@ -26,10 +26,11 @@ STARTS_MIN: Final = 20
 """Starts after a forecast from which intervals follow the record; ours: then two lie beyond each end of an interval."""
 RECORD_MAX: Final = 1_000
 """Forecasts that count, the newest; chosen on the first half of a trace (docs/measurements/2026-11-25-eta.md)."""
-ROOT: Final = 1.0 / 3.0
-"""Power of a wait in which errors are counted. Cube roots of sums of random times are nearly normal, and as wide for
-long waits as for short ones: Wilson, Hilferty, The Distribution of Chi-Square, PNAS 1931. Chosen among 0 (logarithm),
-0.2, 1/3 and 0.5 on the first half of a trace (docs/measurements/2026-11-25-eta.md)."""
+ROOT: Final = 0.25
+"""Power of a wait in which errors are counted. Fourth roots of sums of random times are nearly normal, and as wide for
+long waits as for short ones: Hawkins, Wixley, A Note on the Transformation of Chi-Squared Variables to Normality, The
+American Statistician 1986. Between 0.2 and 1/3, of which one covered and one scored better on one trace
+(docs/measurements/2026-11-25-eta.md)."""
 OFFSET_MS: Final = MS_PER_MIN
 """Added to waits before that: below it nobody cares; ours."""
 

@@ -25,7 +25,7 @@ from brim.core.trace import NONE
 from brim.engine.scheduler import Scheduler
 from brim.foresight.answers import Forecast
 from brim.foresight.calibration import PastForecast
-from brim.foresight.run_times import Believed, Observed, RunTimes
+from brim.foresight.run_times import Believed, ObservedRun, RunTimesByKind
 from brim.foresight.start_interval import drawn, stated
 from brim.live import holds
 from brim.live.ends import CANCELLED, TIME_LIMIT
@@ -67,7 +67,7 @@ def forecasts(
     outset, ids = _outset(situation, history, {*stuck, *late} - situation.attempts.keys(), leaving)
     left_out = f"; {counted(len(late), 'job')} submitted later left out" if late else ""
     rows = {job: row for row, job in enumerate(ids.tolist())}
-    run_times = RunTimes(_observed(situation, history, whole_since_ms))
+    run_times = RunTimesByKind(_observed(situation, history), whole_since_ms)
     believed = [_believed(situation, situation.jobs[job], run_times) for job in ids.tolist()]
     unknown = tuple(job for job, one in zip(ids.tolist(), believed, strict=True) if not one.is_bounded)
     asked = None if asks_ends else [rows[job] for job in wanted if job in rows and job not in situation.attempts]
@@ -111,21 +111,20 @@ def _around_s(low_ms: int, high_ms: int, now_ms: int) -> tuple[int, int]:
     return max(low_ms - now_ms, 0) // MS_PER_S, max(high_ms - now_ms, 0) // MS_PER_S + 2
 
 
-def _observed(situation: Situation, history: Sequence[RecordedJob], whole_since_ms: int) -> Iterator[Observed]:
+def _observed(situation: Situation, history: Sequence[RecordedJob]) -> Iterator[ObservedRun]:
     """Run times of jobs that ended, and what the jobs that have begun have run."""
-    for one in history:
-        if one.undisturbed:
-            yield Observed(_kind(one.job), one.run_ms, max(0, one.run_ms - (one.end_ms - whole_since_ms)), True)
-    for job, record in situation.jobs.items():
-        ran_ms = situation.scheduler.state.run_ms(job, situation.now_ms)
-        yield Observed(_kind(record), ran_ms, max(0, ran_ms - (situation.now_ms - whole_since_ms)), False)
+    state, now_ms = situation.scheduler.state, situation.now_ms
+    yield from (ObservedRun(_kind(one.job), one.run_ms, one.end_ms, True) for one in history if one.undisturbed)
+    yield from (
+        ObservedRun(_kind(record), state.run_ms(job, now_ms), now_ms, False) for job, record in situation.jobs.items()
+    )
 
 
 def _kind(job: JobRecord) -> JobKind:
     return JobKind(job.request.name, job.user, job.request.gpus)
 
 
-def _believed(situation: Situation, job: JobRecord, run_times: RunTimes) -> Believed:
+def _believed(situation: Situation, job: JobRecord, run_times: RunTimesByKind) -> Believed:
     ran_ms = situation.scheduler.state.run_ms(job.id, situation.now_ms)
     return run_times.believed(_kind(job), ran_ms, job.request.time_limit_s * MS_PER_S or NONE)
 

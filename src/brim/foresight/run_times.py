@@ -23,21 +23,24 @@ RUNS_MIN: Final = 3
 """Fewest runs of its name or its user from which a run time is drawn; ours."""
 STRANGERS_MIN: Final = 20
 """The same of jobs that have less in common; ours: below, one job in twenty is longer than all of them."""
+RUNS_MAX: Final = 300
+"""Runs that count of jobs alike, those that ended last: what people run changes. Chosen on one trace
+(docs/measurements/2026-11-25-eta.md)."""
 
 
-class Observed(NamedTuple):
+class ObservedRun(NamedTuple):
     """What was seen of a job's run time, in ms.
 
     Attributes:
         kind: What is known of the job before it runs.
         run_ms: What it has run.
-        since_ms: What it had run when the watching began; 0 for one that was seen from its start on.
+        until_ms: Cluster time until which it was seen.
         has_ended: Whether it ended then; otherwise it still runs.
     """
 
     kind: JobKind
-    run_ms: float
-    since_ms: float
+    run_ms: int
+    until_ms: int
     has_ended: bool
 
 
@@ -63,19 +66,20 @@ class Believed:
         return self.lifetimes is not None or self.limit_ms != NONE
 
 
-class RunTimes:
+class RunTimesByKind:
     """Run times by what jobs have in common.
 
     Args:
         observed: Jobs that ended or run.
+        whole_since_ms: Cluster time since when every job that ended is among them.
     """
 
-    def __init__(self, observed: Iterable[Observed]) -> None:
-        self._of: dict[tuple[object, ...], list[Observed]] = {}
+    def __init__(self, observed: Iterable[ObservedRun], whole_since_ms: int) -> None:
+        self._of: dict[tuple[object, ...], list[ObservedRun]] = {}
+        self._whole_since_ms = whole_since_ms
         for one in observed:
-            if one.run_ms > one.since_ms:
-                for _, _, key in _alike(one.kind):
-                    self._of.setdefault(key, []).append(one)
+            for _, _, key in _alike(one.kind):
+                self._of.setdefault(key, []).append(one)
         self._found: dict[tuple[object, ...], Lifetimes] = {}
 
     def believed(self, kind: JobKind, ran_ms: int, limit_ms: int) -> Believed:
@@ -91,9 +95,14 @@ class RunTimes:
 
     def _lifetimes(self, key: tuple[object, ...]) -> Lifetimes:
         if key not in self._found:
-            _, run_ms, since_ms, ended = zip(*self._of[key], strict=True)
-            self._found[key] = lifetimes(np.array(run_ms, dtype=np.float64), np.array(since_ms, dtype=np.float64),
-                                         np.array(ended, dtype=np.bool_))
+            _, run_ms, until_ms, ended = (np.array(column) for column in zip(*self._of[key], strict=True))
+            begin_ms, ends_ms = self._whole_since_ms, np.sort(until_ms[ended])
+            if len(ends_ms) > RUNS_MAX:
+                begin_ms = max(begin_ms, int(ends_ms[-RUNS_MAX]))
+            since_ms = np.maximum(run_ms - (until_ms - begin_ms), 0)
+            seen = run_ms > since_ms
+            run_ms, since_ms = (column[seen].astype(np.float64) for column in (run_ms, since_ms))
+            self._found[key] = lifetimes(run_ms, since_ms, ended[seen])
         return self._found[key]
 
 
