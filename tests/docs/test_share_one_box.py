@@ -22,10 +22,11 @@ SAID = {
     3: ("gpus: 4", "it would start now"),
     4: ("training for 90 epochs",),
     5: ("it is held until it is released",),
-    6: ("finished at step 20 in attempt 2",),
-    7: ('"schema":1', '"jobs":['),
-    8: ("4 devices",),
-    9: ("has ended",),
+    6: ("runs on gpu",),
+    7: ("finished at step 20 in attempt 2",),
+    8: ('"schema":1', '"jobs":['),
+    9: ("4 devices",),
+    10: ("has ended",),
 }
 """What each block prints, among other things."""
 

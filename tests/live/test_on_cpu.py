@@ -14,6 +14,7 @@ from brim.agent.protocol import ON_CPU
 from brim.errors import ConfigError
 from brim.live.requests import read_request
 from brim.policies.allocations import as_asked, on_cpu, picked, sizes_of
+from brim.policies.feed.shares import EqualPerJob
 from brim.policies.order.arrival import Arrival
 from brim.policies.place.workers_and_servers import WorkersAndServers
 from brim.policies.presets import find_policy
@@ -44,13 +45,16 @@ class _Swaps:
 def swapping(calm_ms: int, seed: int = 0) -> Policy:
     base = find_policy("fifo")
     return Policy(
-        name="swapping", order=Arrival(), size=_Swaps(calm_ms, seed), place=WorkersAndServers(), feed=base.feed,
-        fill=base.fill, period_ms=1_000,
+        name="swapping", order=Arrival(), size=_Swaps(calm_ms, seed), place=WorkersAndServers(),
+        feed=EqualPerJob() if seed % 2 else base.feed, fill=base.fill, period_ms=1_000,
     )
 
 
 def life(seed: int, policy: Policy, chances: Chances | None = None) -> VirtualCluster:
-    """A dozen jobs of one or two ranks, with and without cores, for half a minute; then calm until they have ended."""
+    """A dozen jobs of one or two ranks, with and without cores, for half a minute; then calm until they have ended.
+
+    In every other seed each loader worker takes a core, too.
+    """
     world = VirtualCluster(seed, policy, chances, cores=CORES)
     draw = random.Random(f"jobs {seed}")
 

@@ -149,6 +149,7 @@ class Gang:
     number: int  # of the newest request
     since_ms: int
     begin_ms: int
+    loaders: int = 0  # data-loading processes of each rank
     serial: int = 0  # of its newest due time; older ones are void
     is_stopping: bool = False
     end: AttemptEnd | None = None
@@ -259,7 +260,9 @@ class ModelNode:
     def _launch(self, order: StartAttempt) -> None:
         key, now_ms = (order.job, order.attempt), self.world.now_ms
         self.world.forked(key)
-        gang = self.gangs[key] = Gang(order, order.devices, order.ranks, 2 * order.sequence + 1, now_ms, now_ms)
+        gang = self.gangs[key] = Gang(
+            order, order.devices, order.ranks, 2 * order.sequence + 1, now_ms, now_ms, max(order.loader_workers, 0)
+        )
         self._plan_end(key, gang)
         self.core.launched(key, now_ms)
 
@@ -293,6 +296,8 @@ class ModelNode:
             if isinstance(message, ResizeRequest):
                 self.world.happened["a gang was resized"] += 1
                 gang.ranks, gang.devices = message.size, tuple(map(NAMES.index, message.devices))
+            elif message.loader_workers_max is not None:
+                gang.loaders = message.loader_workers_max
             if not gang.is_stopping:
                 self._plan_end(key, gang)
         self.core.answered(key, number, "")
@@ -684,10 +689,11 @@ class VirtualCluster:
 
     def _cores_milli(self, gang: Gang) -> int:
         request, ranks = self.store.jobs()[gang.order.job].request, len(gang.devices)
+        loaders_milli = 1_000 * gang.loaders * self.policy.declares("feed", "counts_cores")
         if ON_CPU in gang.devices:
             assert gang.order.cpu_milli >= 1_000, "a rank on CPU has no core"
-            return ranks * gang.order.cpu_milli
-        return ranks * round(1_000 * request.cpus_per_gpu)
+            return ranks * (gang.order.cpu_milli + loaders_milli)
+        return ranks * (round(1_000 * request.cpus_per_gpu) + loaders_milli)
 
     def _living(self) -> Iterator[tuple[Key, Gang]]:
         for agent in self.agents.values():

@@ -106,7 +106,7 @@ class Reconciler:
             devices=devices if starts or ON_CPU in devices else tuple(sorted({*attempt.devices, *devices})),
             cores_milli=cores if starts else max(cores, attempt.cores_milli),
             ranks=0 if self._books.jobs[job].request.ranks == "one" else len(devices), batch=setting.batch,
-            loader_workers=setting.loader_workers or NONE,
+            loader_workers=setting.loader_workers or (0 if self._counts_loaders else NONE),
         )
         self._books.put_attempt(attempt)
         return attempt
@@ -116,9 +116,14 @@ class Reconciler:
         own = round(self._books.jobs[job].request.cpus_per_gpu * CORE_MILLI)
         count = len(setting.ranks)
         _, gpu, share, loaders = (np.array(column, dtype=np.int64) for column in zip(*setting.ranks, strict=True))
-        counted = loaders if self._books.scheduler.policy.declares("feed", "counts_cores") else EMPTY
+        counted = loaders if self._counts_loaders else EMPTY
         taken = cores_of_ranks(np.array([own]), np.zeros(count, dtype=np.int64), gpu, share, counted)
         return int(taken.sum())
+
+    @property
+    def _counts_loaders(self) -> bool:
+        """Whether loader workers take cores of their own: then none were granted where their number is 0."""
+        return self._books.scheduler.policy.declares("feed", "counts_cores")
 
     def _rank_milli(self, job: int) -> int:
         """Milli-cores of each of a job's ranks on CPU."""
