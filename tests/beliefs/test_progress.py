@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from brim.beliefs.convergence import CannotSay
-from brim.beliefs.predictability import seen
+from brim.beliefs.curve_features import seen
 from brim.beliefs.progress import SeenProgress, Verdict, due
 from brim.core.losses import ReportedLosses
 from brim.testing.builders import job, snapshot_of
@@ -106,11 +106,11 @@ def test_a_job_is_not_believed_any_more_when_it_falls_otherwise_than_predicted()
     assert any(parted[26:])
 
 
-def test_evaluations_are_due_when_the_samples_have_grown_by_a_tenth():
+def test_evaluations_are_due_when_the_samples_have_grown_by_a_fifth():
     ends = due(np.arange(1.0, 1_000.0))
     assert ends[0] == 4
-    assert len(ends) < 60
-    assert (np.diff(ends) >= np.floor(0.05 * ends[:-1])).all()
+    assert len(ends) == 31
+    assert (np.diff(ends) >= np.floor(0.1 * ends[:-1])).all()
     assert due(np.arange(1.0, 4.0)).tolist() == []
 
 
@@ -125,7 +125,7 @@ def test_a_point_that_is_still_averaged_is_not_looked_at():
 
 
 def test_a_round_evaluates_only_jobs_that_are_due():
-    """All have reported once more; a few of them have grown by a tenth since their last evaluation."""
+    """All have reported once more; a few of them have grown by a fifth since their last evaluation."""
     rng, jobs = np.random.default_rng(1), 60
     counts = rng.integers(30, 60, jobs)
     made = snapshot_of("1x2xK80", *(job(gpus=1) for _ in range(jobs)))
@@ -140,7 +140,7 @@ def test_a_round_evaluates_only_jobs_that_are_due():
     progress, calls = SeenProgress(), []
     progress.of_jobs(at(0))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("brim.beliefs.progress.seen", lambda x, y: calls.append(len(x)) or seen(x, y))
+        patch.setattr("brim.beliefs.progress.seen", lambda x, y, planned: calls.append(len(x)) or seen(x, y, planned))
         progress.of_jobs(at(1))
     is_due = [len(due(curves[k][0][: n + 1])) > len(due(curves[k][0][:n])) for k, n in enumerate(counts.tolist())]
     assert len(calls) == sum(is_due) < jobs / 2

@@ -144,12 +144,12 @@ class Convergence:
 
 
 def _estimate(answers: FloatArray) -> Estimate:
-    low, high = np.quantile(answers, _LEVELS, method="nearest")
-    value = float(answers[0])
-    return Estimate(value, min(float(low), value), max(float(high), value))
+    ordered, value = np.sort(answers), float(answers[0])
+    low, high = (float(ordered[round(level * (len(answers) - 1))]) for level in _LEVELS)
+    return Estimate(value, min(low, value), max(high, value))
 
 
-def fit(reports: Losses) -> Convergence | CannotSay:
+def fit(reports: Losses, *, interval: bool = True) -> Convergence | CannotSay:
     """Fit the curve to the reports after the first third of the samples, at least four.
 
     The shift is searched on a grid; for each, the other two parameters are the exact non-negative least squares. The
@@ -158,6 +158,7 @@ def fit(reports: Losses) -> Convergence | CannotSay:
 
     Args:
         reports: What ``cleaned`` returned.
+        interval: Whether to fit the other curves; without them, every interval is a point.
     """
     samples, loss = reports
     scale = float(samples[-1])
@@ -170,11 +171,12 @@ def fit(reports: Losses) -> Convergence | CannotSay:
         return CannotSay.DOES_NOT_FALL
     fitted = height[0] / (place + shift[0]) + floor[0]
     residual = loss / largest - fitted
-    turned = np.stack([np.roll(residual, places) for places in range(1, len(residual))])
-    others = _least_squares(rise, fitted + turned)
-    height, shift, floor = (
-        np.concatenate((one, other)) for one, other in zip((height, shift, floor), others, strict=True)
-    )
+    if interval:
+        places = np.arange(len(residual))
+        others = _least_squares(rise, fitted + residual[places - places[1:, None]])
+        height, shift, floor = (
+            np.concatenate((one, other)) for one, other in zip((height, shift, floor), others, strict=True)
+        )
     return Convergence(
         samples=scale, scale=scale, height=height * largest, shift=shift, floor=floor * largest,
         deviation=float(residual.std()) * largest,

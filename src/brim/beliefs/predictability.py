@@ -1,22 +1,37 @@
-"""Whether the curve through a job's losses says where it ends.
+"""Whether the curve through a job's losses says where it ends: a probability, from features known by now.
 
-The features of a job at a moment follow from what was known by then: the losses so far. A loss or metric of the end of
-a run is in none of them.
+A classifier is a logistic regression of features that are put on a normal scale first. It is trained where
+scikit-learn is (``predictability_training.py``) and used without it: numbers of a small file, and a sum.
 
-Shapes: N reports.
+Shapes: F features, K knots of each, M moments.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from scipy.special import expit, ndtri
 
-from brim.beliefs.convergence import CannotSay, Convergence, convergence
-from brim.core.arrays import FloatArray
+from brim.beliefs.curve_features import FEATURES
+from brim.beliefs.toml_files import parse_toml, read_toml
+from brim.core.arrays import FloatArray, frozen
+from brim.errors import ConfigError
 
-CUT: Final = 0.5
-"""Probability from which a job counts as predictable (the public code of AITurbo's successor)."""
+CUT: Final = 0.4
+"""Probability from which a job counts as predictable. Ours: near the share of predictable moments among those that the
+default was trained on, so that mistakes of both kinds weigh the same (AITurbo's successor: 0.5 of balanced classes)."""
+KNOTS: Final = 21
+"""Quantiles of each feature that are kept."""
+LEVELS: Final[FloatArray] = frozen(ndtri(np.linspace(0.02, 0.98, KNOTS)))
+"""The normal scale at these quantiles (K,): what lies beyond the first and last counts as they do."""
+TOLD: Final = 4
+"""Features that are named as evidence."""
+_FILE: Final = "predictability.toml"
 
 
 class Evidence(NamedTuple):
@@ -26,61 +41,111 @@ class Evidence(NamedTuple):
     value: float
 
 
-class FallingCurve(NamedTuple):
-    """The curve ``height / (k / samples + shift) + floor`` through the losses so far, and what tells how good it is.
+@dataclass(frozen=True, slots=True, eq=False)
+class Classifier:
+    """A logistic regression on a normal scale.
 
     Attributes:
-        samples: Samples by the newest report.
-        height: > 0.
-        shift: >= 0.
-        floor: >= 0.
-        newest: Loss of the newest reports.
-        deviation: Standard deviation of the reports around the curve.
-        width: Width of the interval of the loss at twice the samples, over the fall of the curve until now.
+        names: Features that it reads (F,).
+        knots: Quantiles of each in the training data, increasing (F, K).
+        weights: Of each on the normal scale; above 0 speaks for a predictable job (F,).
+        intercept: Of the logistic regression, calibrated on families that were left out.
+        about: What it was trained on, in a line.
     """
 
-    samples: float
-    height: float
-    shift: float
-    floor: float
-    newest: float
-    deviation: float
-    width: float
+    names: tuple[str, ...]
+    knots: FloatArray
+    weights: FloatArray
+    intercept: float
+    about: str
 
-    def loss_at(self, samples: float) -> float:
-        """The loss after so many samples."""
-        return self.height / (samples / self.samples + self.shift) + self.floor
+    def probability(self, features: FloatArray) -> FloatArray:
+        """Probability of each of some moments that the job's end is predicted (M,).
 
-    def samples_at(self, loss: float) -> float:
-        """Samples at which the curve has this loss; infinite if it is not above what the curve falls to."""
-        above = loss - self.floor
-        return max(self.height / above - self.shift, 0.0) * self.samples if above > 0 else np.inf
+        Args:
+            features: In the order of ``FEATURES`` (M, all).
+        """
+        found: FloatArray = expit(self._scaled(features) @ self.weights + self.intercept)
+        return found
+
+    def evidence(self, features: FloatArray) -> tuple[Evidence, ...]:
+        """The features of one moment that speak most for or against, the strongest first.
+
+        Args:
+            features: In the order of ``FEATURES`` (all,).
+        """
+        says = self._scaled(features[None])[0] * self.weights
+        strongest = np.argsort(-np.abs(says), kind="stable")[:TOLD].tolist()
+        values = dict(zip(FEATURES, features.tolist(), strict=True))
+        return tuple(
+            Evidence(f"{'for' if says[row] > 0 else 'against'}: {FEATURES[self.names[row]]}", values[self.names[row]])
+            for row in strongest if says[row]
+        )
+
+    def _scaled(self, features: FloatArray) -> FloatArray:
+        order = list(FEATURES)
+        return scaled(features[:, [order.index(name) for name in self.names]], self.knots)
 
 
-def seen(samples: FloatArray, loss: FloatArray) -> FallingCurve | CannotSay:
-    """What the losses so far show, or why nothing can be said.
+def scaled(features: FloatArray, knots: FloatArray) -> FloatArray:
+    """Put features on a normal scale (M, F). Equal knots, of a feature with few values, are one at their mean."""
+    found = np.empty(features.shape)
+    for column, of in enumerate(knots):
+        own, place, count = np.unique(of, return_inverse=True, return_counts=True)
+        found[:, column] = np.interp(features[:, column], own, np.bincount(place, LEVELS) / count)
+    return found
 
-    Args:
-        samples: Samples by each report, in the order of the reports (N,).
-        loss: The losses (N,).
+
+@cache
+def default() -> Classifier:
+    """The classifier that comes with brim; the file says what it was trained on."""
+    return parse(files("brim.beliefs").joinpath("profiles", _FILE).read_text("utf-8"), _FILE)
+
+
+def load(path: str, option: str = "--predictability") -> Classifier:
+    """Read a classifier that ``brim predictability fit`` wrote.
+
+    Raises:
+        NotFoundError: the file cannot be read.
+        ConfigError: it is broken.
     """
-    curve = convergence(samples, loss)
-    return curve if isinstance(curve, CannotSay) else _seen(curve, loss)
+    return parse(read_toml(path, option, "a file of brim predictability fit"), path)
 
 
-def _seen(curve: Convergence, loss: FloatArray) -> FallingCurve:
-    ahead, here = curve.loss_at(2 * curve.samples), curve.loss_at(curve.samples).value
-    fall = max(curve.loss_at(curve.samples / 10).value - here, 1e-12)
-    known = loss[np.isfinite(loss)]
-    return FallingCurve(
-        curve.samples, float(curve.height[0]), float(curve.shift[0]), float(curve.floor[0]),
-        float(np.median(known[-3:])), curve.deviation, (ahead.high - ahead.low) / fall,
+def parse(text: str, file: str) -> Classifier:
+    """Read a classifier from TOML; ``file`` names it in errors.
+
+    Raises:
+        ConfigError: it is not TOML, lacks a field, names another feature, or has an impossible value.
+    """
+    content = parse_toml(text, file)
+    entries = content.get("feature")
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError(f"{file}: found no 'feature' tables, expected a file of brim predictability fit")
+    names = [entry.get("name") for entry in entries]
+    for name in names:
+        if name not in FEATURES or names.count(name) > 1:
+            raise ConfigError(f"{file}: found feature {name!r}, expected each once of {', '.join(FEATURES)}")
+    knots = np.array([_numbers(entry, "knots", KNOTS, f"{file}, feature {entry['name']}") for entry in entries])
+    if (np.diff(knots, axis=1) < 0).any():
+        raise ConfigError(f"{file}: found knots that fall, expected quantiles in increasing order")
+    weights = [_number(entry, "weight", f"{file}, feature {entry['name']}") for entry in entries]
+    about = content.get("data")
+    return Classifier(
+        tuple(names), frozen(knots), frozen(np.array(weights)), _number(content, "intercept", file),
+        about if isinstance(about, str) else "",
     )
 
 
-def probability_of(seen: FallingCurve) -> tuple[float, tuple[Evidence, ...]]:
-    """Probability that the curve says where the job ends, and the evidence.
+def _number(content: Mapping[str, Any], field: str, where: str) -> float:
+    value = content.get(field)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+        raise ConfigError(f"{where}: found {field}={value!r}, expected a number")
+    return float(value)
 
-    Until a classifier is trained: the narrower the interval, the likelier.
-    """
-    return 1 / (1 + (seen.width / 0.3) ** 2), (Evidence("width of the interval of the loss ahead", seen.width),)
+
+def _numbers(content: Mapping[str, Any], field: str, count: int, where: str) -> list[float]:
+    values = content.get(field)
+    if not isinstance(values, list) or len(values) != count:
+        raise ConfigError(f"{where}: found {field} that are not {count} numbers")
+    return [_number({field: value}, field, where) for value in values]

@@ -1,0 +1,96 @@
+"""``brim predictability fit``: three kinds of files, a file that can be read back, and refusals in one line."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import polars as pl
+import pytest
+
+from brim.beliefs.predictability import load
+from tests.cli.commands import brim
+
+pytest.importorskip("sklearn")
+SAMPLES = np.arange(1, 41) * 10
+
+
+def history(families: int = 3, each: int = 6, *, wanders: float = 0.12) -> pl.DataFrame:
+    rng, tables = np.random.default_rng(0), []
+    for number in range(families * each):
+        loss = 0.9 / (0.01 * rng.uniform(0.5, 3) * SAMPLES + 1) + 0.1 + 0.002 * rng.standard_normal(40)
+        if number % 2:
+            loss = loss * np.exp(np.cumsum(wanders * rng.standard_normal(40)))
+        loss[number % 7] = math.nan
+        tables.append(pl.DataFrame({
+            "job": number, "family": f"kind {number // each}", "samples": SAMPLES, "loss": loss, "planned": 400,
+        }))
+    return pl.concat(tables)
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".csv", ".jsonl"])
+def test_a_history_is_read_scored_and_written(tmp_path, ending):
+    file, out = tmp_path / f"losses{ending}", tmp_path / "mine.toml"
+    write = {".parquet": "write_parquet", ".csv": "write_csv", ".jsonl": "write_ndjson"}[ending]
+    getattr(history(), write)(file)
+    done = brim("predictability", "fit", file, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert [one["name"] for one in said["scores"]][:5] == [
+        "nearest neighbours", "logistic regression", "random forest", "support vectors", "perceptron"]
+    read = load(str(out))
+    assert list(read.names) == [row["name"] for row in said["features"] if row["used"]]
+    assert "18 runs of 3 families" in read.about
+
+
+def _without_a_column(rows):
+    return rows.drop("loss")
+
+
+def _words_for_losses(rows):
+    return rows.with_columns(pl.lit("low").alias("loss"))
+
+
+def _one_family(rows):
+    return rows.with_columns(pl.lit("a").alias("family"))
+
+
+def _three_losses(rows):
+    return rows.group_by("job", maintain_order=True).head(3)
+
+
+def _constant(rows):
+    return rows.with_columns(pl.lit(2.0).alias("loss"))
+
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (_without_a_column, "found no column 'loss', expected job, family, samples and loss"),
+    (_words_for_losses, "found something else than numbers in column 'loss'"),
+    (_one_family, "found one family only (a)"),
+    (_three_losses, "found no moment of a run from which its end could be predicted (no run has enough losses)"),
+    (_constant, "found no moment of a run"),
+    (lambda rows: rows.clear(), "no run has enough losses"),
+])  # fmt: skip
+def test_a_history_that_teaches_nothing_is_refused_in_one_line(tmp_path, change, said):
+    file, out = tmp_path / "losses.csv", tmp_path / "mine.toml"
+    change(history()).write_csv(file)
+    done = brim("predictability", "fit", file, "--out", out)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr.splitlines()[-1]
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("name", "text", "said"), [
+    ("losses.txt", "", "expected a name that ends in .parquet, .csv"), ("losses.parquet", "none", "losses.parquet"),
+    ("losses.jsonl", "{", "losses.jsonl"), ("losses.csv", "", "losses.csv"), (None, "", "nowhere.csv: no such file"),
+])  # fmt: skip
+def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path, name, text, said):
+    file = tmp_path / (name or "nowhere.csv")
+    if name:
+        file.write_text(text)
+    done = brim("predictability", "fit", file, "--out", tmp_path / "mine.toml")
+    assert done.returncode == (2 if name else 3), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert said in done.stderr
