@@ -10,6 +10,7 @@ import pytest
 from brim.agent.protocol import ENDED, QUARANTINED, RUNNING, DeviceSeen
 from brim.core.events import Event, Kind, Report, Sample
 from brim.foresight.answers import Forecast
+from brim.foresight.calibration import PastForecast
 from brim.foresight.forecast import forecasts
 from brim.live.inputs import Cancel, Device, Hold
 from brim.live.recording import Holding, RecordedAttempt, RecordedJob
@@ -263,3 +264,29 @@ def test_a_resize_is_not_forecast_to_cost_what_a_preemption_does():
     stopped = replace(slow.attempts[0], stop_ms=60 * S, end_ms=160 * S, preempted=True)
     cheap, dear = past("a", *[600] * 9), [*past("a", *[600] * 9), replace(slow, attempts=(stopped,))]
     assert ahead(desk, cheap, 1)[0].end_s == ahead(desk, dear, 1)[0].end_s
+
+
+def test_a_job_whose_losses_tell_its_end_is_forecast_by_them_and_not_by_others():
+    """Its loss is 1 + 1/k after step k of 8 samples, 8 samples a second: 1.01 is reached after step 100, at 100 s."""
+    desk = queue(target_loss=1.01, ranks="per-gpu", batch=8)
+    for step in range(1, 41):
+        report = Report(samples_done=8.0 * step, samples_per_s=8.0, loss=1.0 + 1.0 / step)
+        desk.controller.scheduler.state.apply(Event(desk.now_ms, Kind.REPORTED, 1, report=report))
+    first, second = ahead(desk, past("a", *[5_000] * 9) + past("b", *[30] * 9), 1, 2)
+    assert first.basis == "its losses, which tell where it ends"
+    assert first.end_s[0] < 60 < first.end_s[1] < 1_000
+    assert second.start_s[1] < 1_000
+
+
+def test_the_record_of_earlier_forecasts_makes_the_interval_and_no_end_is_before_it():
+    """Twenty jobs started three times as late as expected."""
+    history = past("a", *[60] * 9) + past("b", *[30] * 9)
+    desk = queue()
+    record = [PastForecast(0, 100 * S, 300 * S, True)] * 20
+    situation = situation_of(desk.controller, desk.now_ms)
+    (raw,), (second,) = forecasts(situation, history, [2]), forecasts(situation, history, [2], record=record)
+    assert second.expected_s == raw.expected_s
+    assert second.start_s[0] > 2 * second.expected_s
+    assert second.end_s[0] >= second.start_s[0]
+    (starts_alone,) = forecasts(situation, history, [2], record=record, asks_ends=False)
+    assert (starts_alone.start_s, starts_alone.end_s, starts_alone.missing) == (second.start_s, None, "")

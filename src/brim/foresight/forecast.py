@@ -1,9 +1,10 @@
 """When jobs will start and end: intervals from the twin, which continues the live queue with drawn run times.
 
-Run times are those of jobs like it that ended or run here (``run_times``). Without them the time limit bounds it, and
-any time up to it is as likely. With neither, nothing is known: it ends at once in half of the continuations, and never
-in the others. What starts in all of them has an interval, and what does not has no basis yet. How wide the interval of
-a start is follows from earlier forecasts (``calibration``).
+Run times are told by a job's losses where these are believed to, or are those of jobs like it that ended or run here
+(``run_times``). Without them the time limit bounds it, and any time up to it is as likely. With neither, nothing is
+known: it ends at once in half of the continuations, and never in the others. What starts in all of them has an
+interval, and what does not has no basis yet. How wide the interval of a start is follows from earlier forecasts
+(``calibration``).
 
 Run times are those on the GPUs that a job asks for; what is believed of its speed tells those on others. Of a long
 queue only the jobs that were submitted first are replayed, and each forecast says how many were left out.
@@ -40,6 +41,11 @@ from brim.units import MS_PER_S, counted
 QUEUE_MAX: Final = 500
 """Jobs that are replayed, those first that run, then in order of submission; ours: so many take 4 s of CPU time under
 backfill, 10 s under elastic."""
+SPREAD: Final = 0.8
+"""Scale of the logistic distribution of the logarithm of what a job has left until a loss: two of five are within a
+factor of two. Ours, as is aimed at on AlgoPerf's runs; not measured on a cluster."""
+PLANNED_SPREAD: Final = 0.05
+"""The same of what it has left until its planned end: only its speed may change. Ours."""
 
 
 def forecasts(
@@ -68,7 +74,8 @@ def forecasts(
     left_out = f"; {counted(len(late), 'job')} submitted later left out" if late else ""
     rows = {job: row for row, job in enumerate(ids.tolist())}
     run_times = RunTimesByKind(_observed(situation, history), whole_since_ms)
-    believed = [_believed(situation, situation.jobs[job], run_times) for job in ids.tolist()]
+    left_ms = _left_ms(situation)
+    believed = [_believed(situation, situation.jobs[job], run_times, left_ms.get(job)) for job in ids.tolist()]
     unknown = tuple(job for job, one in zip(ids.tolist(), believed, strict=True) if not one.is_bounded)
     asked = None if asks_ends else [rows[job] for job in wanted if job in rows and job not in situation.attempts]
     start_DJ, end_DJ = drawn(outset, believed, seed, asked)
@@ -81,9 +88,12 @@ def forecasts(
         row = rows[job]
         begun = situation.scheduler.state.phase(job) in (Phase.STARTING, Phase.RUNNING)
         start = None if begun else stated(start_DJ[:, row], situation.now_ms, record)
+        start_s = start and _around_s(start.low_ms, start.high_ms, situation.now_ms)
         end_s = _interval_s(end_DJ[:, row], situation.now_ms) if asks_ends and believed[row].is_bounded else None
+        if start_s and end_s:  # no end of it is before that of the start, which follows from the record
+            end_s = max(start_s[0], end_s[0]), max(start_s[1], end_s[1])
         found.append(Forecast(
-            job=job, start_s=start and _around_s(start.low_ms, start.high_ms, situation.now_ms),
+            job=job, start_s=start_s,
             expected_s=start and (start.expected_ms - situation.now_ms) // MS_PER_S, end_s=end_s,
             basis=f"{believed[row].words}{left_out}",
             missing="" if (end_s or not asks_ends) and (begun or start) else _missing(job, unknown),
@@ -124,9 +134,29 @@ def _kind(job: JobRecord) -> JobKind:
     return JobKind(job.request.name, job.user, job.request.gpus)
 
 
-def _believed(situation: Situation, job: JobRecord, run_times: RunTimesByKind) -> Believed:
+def _believed(
+    situation: Situation, job: JobRecord, run_times: RunTimesByKind, told: tuple[float, float] | None
+) -> Believed:
     ran_ms = situation.scheduler.state.run_ms(job.id, situation.now_ms)
-    return run_times.believed(_kind(job), ran_ms, job.request.time_limit_s * MS_PER_S or NONE)
+    believed = run_times.believed(_kind(job), ran_ms, job.request.time_limit_s * MS_PER_S or NONE)
+    if told is None:
+        return believed
+    return replace(believed, words="its losses, which tell where it ends", left_ms=told[0], spread=told[1])
+
+
+def _left_ms(situation: Situation) -> dict[int, tuple[float, float]]:
+    """What jobs have left whose losses tell where they end, at their present speed, and how far that may be wrong."""
+    scheduler = situation.scheduler
+    snapshot = scheduler.state.freeze(situation.now_ms)
+    jobs, outlook = snapshot.jobs, scheduler.beliefs.progress.copy().of_jobs(snapshot)
+    told = outlook.is_predictable & np.isfinite(outlook.samples_left) & (jobs.samples_per_s > 0) & (jobs.gpus_now > 0)
+    return {
+        int(jobs.id[row]): (
+            float(outlook.samples_left[row] / jobs.samples_per_s[row]) * MS_PER_S,
+            PLANNED_SPREAD if outlook.samples_left[row] == jobs.samples_max[row] - jobs.samples_done[row] else SPREAD,
+        )
+        for row in np.flatnonzero(told).tolist()
+    }
 
 
 def _leaving(situation: Situation) -> dict[int, str]:

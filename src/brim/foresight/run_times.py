@@ -1,4 +1,4 @@
-"""How long jobs are believed to run: from jobs like them that ended or run, or up to their time limit.
+"""How long jobs are believed to run: by their losses, from jobs like them that ended or run, or up to their time limit.
 
 Of jobs of the same name and size, of the same name, of the same user and size, of the same user: the first of these of
 which enough have ended. Without any, of all jobs of the same size, or of all; only that is little to go by, and takes
@@ -7,6 +7,7 @@ more of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -46,24 +47,28 @@ class ObservedRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Believed:
-    """What is believed of a job's run time: a distribution, or a bound, or neither.
+    """What is believed of a job's run time: what its losses say, else a distribution, a bound, or nothing.
 
     Attributes:
         lifetimes: Run times of jobs like it; None if too few are known.
         ran_ms: What it has run.
         limit_ms: Its time limit, NONE without.
         words: What it rests on, for users.
+        left_ms: What it has left by its losses; NaN where they do not say.
+        spread: How far that may be wrong: the scale of the logistic distribution of its logarithm.
     """
 
     lifetimes: Lifetimes | None
     ran_ms: int
     limit_ms: int
     words: str
+    left_ms: float = math.nan
+    spread: float = 0.0
 
     @property
     def is_bounded(self) -> bool:
         """Whether anything is known."""
-        return self.lifetimes is not None or self.limit_ms != NONE
+        return self.lifetimes is not None or self.limit_ms != NONE or not math.isnan(self.left_ms)
 
 
 class RunTimesByKind:
@@ -131,6 +136,11 @@ def drawn_ms(believed: Sequence[Believed], draws: int, draw: np.random.Generator
                       ran_ms + quantile * (limit_ms - ran_ms))
     for known, rows in _rows(believed):
         run_ms[:, rows] = known.at(quantile[:, rows], ran_ms[rows])
+    told = np.array([row for row, one in enumerate(believed) if not math.isnan(one.left_ms)], dtype=np.int64)
+    if len(told):
+        left_ms, spread = np.array([(believed[row].left_ms, believed[row].spread) for row in told]).T
+        chance = quantile[:, told]
+        run_ms[:, told] = ran_ms[told] + left_ms * (chance / (1.0 - chance)) ** spread
     run_ms = np.minimum(run_ms, np.where(limit_ms == NONE, CENTURY_MS, limit_ms))
     return np.maximum(np.round(run_ms), ran_ms + 1).astype(np.int64)
 
