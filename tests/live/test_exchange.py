@@ -17,7 +17,7 @@ from brim.agent.folders import attempt_folder
 from brim.agent.protocol import ON_CPU
 from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
-from brim.policies.allocations import as_asked, on_cpu, picked, sizes_of
+from brim.policies.allocations import as_asked, sizes_of
 from brim.policies.order.arrival import Arrival
 from brim.policies.place.workers_and_servers import WorkersAndServers
 from brim.policies.presets import find_policy
@@ -37,9 +37,9 @@ class _ByProgress:
     resizes_running: ClassVar[bool] = True
 
     def __call__(self, snapshot, beliefs, order):
-        has, (there, able) = as_asked(snapshot), on_cpu(snapshot, as_asked(snapshot))
-        turn = snapshot.jobs.samples_done // (BATCH * STEPS // 3)
-        return sizes_of(picked(able & (turn % 2 == 1), there, has))
+        asked, jobs = as_asked(snapshot), snapshot.jobs
+        turn = jobs.samples_done // (BATCH * STEPS // 3)
+        return sizes_of(asked._replace(on_gpu=asked.on_gpu & ((jobs.cpu_ranks_max == 0) | (turn % 2 == 0))))
 
 
 def by_progress() -> Policy:

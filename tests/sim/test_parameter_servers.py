@@ -24,7 +24,7 @@ from tests import sampling
 
 FEW = SweepPoint(jobs=14, seed=3)
 ORDERS = [Arrival(), MultiLevelQueue(), Borda(), RemainingOrAttained()]
-SIZES = [ServersAsAsked(), MarginalServers(), UnitExchange(), UnitExchange("service", all_jobs=False)]
+SIZES = [ServersAsAsked(), MarginalServers(), UnitExchange(), UnitExchange("service", "present", all_jobs=False)]
 
 
 def policy(order, size, place=None):

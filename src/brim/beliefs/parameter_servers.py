@@ -97,23 +97,23 @@ class StepModels:
     curves: FloatArray
 
     def phases(self, model: IntArray, batch: IntArray, has: Allocation) -> Phases:
-        """Phases of a step of each job.
+        """Phases of a step of each job, with any number of allocations.
 
         Args:
-            model: Row of the model of each job (J,).
-            batch: Global batch in samples (J,).
+            model: Row of the model of each job (J,), or (J, 1) for allocations (J, K).
+            batch: Global batch in samples, in the same shape.
             has: What they have; at least one worker and one server each.
         """
-        t = self.times[model, np.where(has.on_gpu, 0, 1)]
-        drop, rate = self.curves[model, 0].T
+        t = np.moveaxis(self.times[model, np.where(has.on_gpu, 0, 1)], -1, 0)
+        drop, rate = np.moveaxis(self.curves[model, 0], -1, 0)
         eta = np.where(has.on_gpu, 1.0, _eta(drop, rate, has.worker_milli))
-        drop, rate = self.curves[model, 1].T
+        drop, rate = np.moveaxis(self.curves[model, 1], -1, 0)
         server_eta = _eta(drop, rate, has.server_milli)
         workers, ratio = has.workers.astype(np.float64), has.workers / has.servers
         return Phases(
-            compute_s=(t[:, 0] * batch / workers + t[:, 1]) / eta, transfer_s=t[:, 2] * ratio,
-            update_s=t[:, 3] * ratio / server_eta,
-            connect_s=t[:, 4] * workers + t[:, 5] * has.servers + t[:, 6] * np.where(has.on_gpu, workers, 0.0),
+            compute_s=(t[0] * batch / workers + t[1]) / eta, transfer_s=t[2] * ratio,
+            update_s=t[3] * ratio / server_eta,
+            connect_s=t[4] * workers + t[5] * has.servers + t[6] * np.where(has.on_gpu, workers, 0.0),
         )
 
 

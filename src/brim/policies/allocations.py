@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from brim.beliefs.beliefs import Beliefs
-from brim.beliefs.device_speeds import CPU, GPU, rank_seconds
+from brim.beliefs.device_speeds import rank_seconds
 from brim.beliefs.parameter_servers import Allocation
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.setting import ON_CPU, SERVER
@@ -20,6 +20,9 @@ from brim.core.trace import NONE
 from brim.policies.sockets import Sizes
 from brim.units import MS_PER_S
 
+SERVERS_MAX: Final = 10
+WORKERS_MAX: Final = 4
+"""Most servers and workers of a job (successor of AITurbo)."""
 GPU_WEIGHT, PROCESS_WEIGHT = 10, 5
 """What a GPU, and a worker or server, count in service, in cores (successor of AITurbo)."""
 _UNKNOWN_S: Final = 1e20
@@ -54,15 +57,17 @@ def as_asked(snapshot: Snapshot) -> Allocation:
     return Allocation(workers, on_gpu, cores, np.maximum(jobs.servers, 0), cores)
 
 
-def on_cpu(snapshot: Snapshot, has: Allocation) -> tuple[Allocation, BoolArray]:
-    """As many ranks on CPU as asked for, of the jobs without servers that can run there, and which these are (J,)."""
-    jobs = snapshot.jobs
-    able = (jobs.cpu_ranks_max > 0) & (jobs.servers == 0)
-    ranks = has._replace(
-        workers=np.where(jobs.gpus > 0, jobs.gpus, jobs.cpu_ranks_max), on_gpu=np.zeros(len(jobs), dtype=np.bool_),
-        worker_milli=np.maximum(jobs.cpu_milli, CORE_MILLI),
+def smallest(snapshot: Snapshot, asked: Allocation) -> Allocation:
+    """One worker and one server for each job with servers, and what others ask for (J,)."""
+    has_servers = snapshot.jobs.servers > 0
+    return asked._replace(
+        workers=np.where(has_servers, 1, asked.workers), servers=np.minimum(asked.servers, 1),
     )
-    return picked(able, ranks, has), able
+
+
+def able_to_run(snapshot: Snapshot, has: Allocation) -> Allocation:
+    """The same, but nothing for jobs that can neither run nor go on running (J,)."""
+    return has._replace(workers=np.where(snapshot.jobs.holds | snapshot.jobs.waits, has.workers, 0))
 
 
 def merged(first: Allocation, other: Allocation) -> Allocation:
@@ -86,28 +91,55 @@ def sizes_of(has: Allocation) -> Sizes:
     )
 
 
-def step_s(snapshot: Snapshot, beliefs: Beliefs, has: Allocation) -> FloatArray:
-    """Believed seconds of a step of each job; NaN for one whose model was not profiled (J,).
+def needs(snapshot: Snapshot, has: Allocation) -> tuple[IntArray, IntArray]:
+    """GPUs and milli-cores of the allocation of each job, (J,), or of each of several, (J, K)."""
+    rank_milli = snapshot.jobs.cpu_milli.reshape((-1,) + (1,) * (has.workers.ndim - 1))
+    gpus = np.where(has.on_gpu, has.workers, 0)
+    return gpus, np.where(has.on_gpu, rank_milli, has.worker_milli) * has.workers + has.servers * has.server_milli
 
-    Of a job without servers, what it has reported on each kind of device: see ``device_speeds``.
+
+def capacity(snapshot: Snapshot) -> tuple[int, int]:
+    """GPUs and milli-cores of the nodes that are open."""
+    nodes = snapshot.nodes
+    return int(nodes.gpus_open.sum()), int(nodes.cpu_milli[nodes.is_open].sum())
+
+
+def step_s(snapshot: Snapshot, beliefs: Beliefs, has: Allocation) -> FloatArray:
+    """Believed seconds of a step of each job with its allocation, (J,), or with each of several, (J, K).
+
+    Of a job with servers, by the profile of its model; NaN if that was not profiled. Of another job, what it has
+    reported on each kind of device: see ``device_speeds``.
     """
     jobs = snapshot.jobs
-    found = np.full(len(jobs), np.nan)
-    rows = np.flatnonzero((jobs.profile != NONE) & (has.workers > 0) & (has.servers > 0))
-    if beliefs.steps is not None and len(rows):
-        mine = Allocation._make(column[rows] for column in has)
-        found[rows] = beliefs.steps.phases(jobs.profile[rows], jobs.batch[rows], mine).step_s
-    alone = (jobs.servers == 0) & (has.workers > 0)
-    if alone.any():
-        rank_s = rank_seconds(snapshot)
-        own_s = np.where(has.on_gpu, rank_s[:, GPU], rank_s[:, CPU]) / np.maximum(has.workers, 1)
-        found = np.where(alone, own_s, found)
+    per_job = (len(jobs),) + (1,) * (has.workers.ndim - 1)
+    workers, has_servers = np.maximum(has.workers, 1), jobs.servers.reshape(per_job) > 0
+    found = np.full(has.workers.shape, np.nan)
+    if beliefs.steps is not None:
+        profile, batch = jobs.profile.reshape(per_job), jobs.batch.reshape(per_job)
+        known = has_servers & (profile != NONE) & (has.workers > 0) & (has.servers > 0)
+        least = has._replace(workers=workers, servers=np.maximum(has.servers, 1))
+        phases = beliefs.steps.phases(np.where(has_servers, np.maximum(profile, 0), 0), batch, least)
+        found = np.where(known, phases.step_s, np.nan)
+    if ((jobs.servers == 0) & (jobs.cpu_ranks_max > 0)).any():
+        on_gpu_s, on_cpu_s = (column.reshape(per_job) for column in rank_seconds(snapshot).T)
+        own_s = np.where(has.on_gpu, on_gpu_s, on_cpu_s) / workers
+        found = np.where((jobs.servers == 0).reshape(per_job) & (has.workers > 0), own_s, found)
     return found
 
 
 def remaining_s(snapshot: Snapshot, beliefs: Beliefs, has: Allocation, samples_left: FloatArray) -> FloatArray:
-    """Believed seconds until the end of each job with an allocation, 1e20 where nothing is known (J,)."""
-    left = samples_left / np.maximum(snapshot.jobs.batch, 1) * step_s(snapshot, beliefs, has)
+    """Believed seconds until the end of each job with its allocation, (J,), or with each of several, (J, K).
+
+    1e20 where nothing is known.
+
+    Args:
+        snapshot: The jobs.
+        beliefs: How long steps take.
+        has: The allocations.
+        samples_left: Samples until the end of each job (J,).
+    """
+    steps = samples_left / np.maximum(snapshot.jobs.batch, 1)
+    left = steps.reshape((len(steps),) + (1,) * (has.workers.ndim - 1)) * step_s(snapshot, beliefs, has)
     return np.where(np.isfinite(left), left, _UNKNOWN_S)
 
 

@@ -14,7 +14,8 @@ from brim.core.events import Event, JobSpec, Kind, Report, Sample
 from brim.core.setting import setting_of
 from brim.core.state import ClusterState
 from brim.policies.place.workers_and_servers import WorkersAndServers
-from brim.policies.size.exchange import MOVES, Evaluated, UnitExchange, exchanged
+from brim.policies.size.exchange import UnitExchange
+from brim.policies.size.moves import MOVES, Evaluated, applied, exchanged
 
 BATCH = 16
 
@@ -36,7 +37,7 @@ def cases(draw):
     numbers = draw(st.lists(st.integers(-20, 20), min_size=3 * size * len(MOVES), max_size=3 * size * len(MOVES)))
     change, gpus, milli = np.array(numbers).reshape(3, size, len(MOVES))
     possible = np.array(draw(st.lists(st.booleans(), min_size=change.size, max_size=change.size))).reshape(change.shape)
-    return (Evaluated(np.where(possible, change, np.inf), gpus % 3 - 1, milli),
+    return (Evaluated(applied(have(size)), np.where(possible, change, np.inf), gpus % 3 - 1, milli),
             draw(st.integers(0, 3)), draw(st.integers(0, 40)))
 
 
@@ -72,16 +73,17 @@ def test_a_gpu_goes_from_the_job_that_loses_least_to_the_one_that_gains_most():
     plus, minus = NAMES.index("+worker"), NAMES.index("-worker")
     gpus[:, plus], gpus[:, minus] = 1, -1
     change[0, plus], change[1, minus] = -16, 5  # the slides' example: 26 before, 15 after
-    after = exchanged(have(2), Evaluated(change, gpus, milli), 0, 0)
+    after = exchanged(have(2), Evaluated(applied(have(len(change))), change, gpus, milli), 0, 0)
     assert after.workers.tolist() == [3, 1]
     change[1, minus] = 17
-    assert exchanged(have(2), Evaluated(change, gpus, milli), 0, 0).workers.tolist() == [2, 2]
+    found = Evaluated(applied(have(2)), change, gpus, milli)
+    assert exchanged(have(2), found, 0, 0).workers.tolist() == [2, 2]
 
 
 def test_a_crowded_cluster_gives_no_free_gpu_away():
     change, gpus, milli = table(1)
     change[0, NAMES.index("+worker")], gpus[0, NAMES.index("+worker")] = -3, 1
-    found = Evaluated(change, gpus, milli)
+    found = Evaluated(applied(have(len(change))), change, gpus, milli)
     assert exchanged(have(1), found, 1, 0).workers.tolist() == [3]
     assert exchanged(have(1), found, 1, 0, crowded=True).workers.tolist() == [2]
 

@@ -5,9 +5,8 @@ Shapes: J jobs, K kinds of move.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 
@@ -16,265 +15,132 @@ from brim.beliefs.parameter_servers import Allocation
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.snapshot import Snapshot
 from brim.core.sums import CORE_MILLI
-from brim.policies.allocations import as_asked, merged, on_cpu, picked, present, remaining_s, sizes_of, weight
+from brim.policies.allocations import (
+    able_to_run,
+    as_asked,
+    capacity,
+    merged,
+    needs,
+    picked,
+    present,
+    remaining_s,
+    sizes_of,
+    smallest,
+    weight,
+)
+from brim.policies.size.moves import CPU_WORKER_CORES, Evaluated, exchanged, exchanged_devices, moved
+from brim.policies.size.units import each_size, grown, units_of
 from brim.policies.sockets import Sizes
 from brim.units import MS_PER_S
 
-SERVERS_MAX: Final = 10
-WORKERS_MAX: Final = 4
-"""Most servers and workers of a job (successor of AITurbo)."""
-CORES_MAX: Final = 6
-"""Most cores of a worker on CPU or a server. With five, published speeds are 0.94 to 0.99 of those with many."""
-CPU_WORKER_CORES: Final = 4
-"""Cores of a worker that moves from GPU to CPU, at first. Ours."""
-
-Objective = Literal["service", "completion"]
-
-
-class Move(NamedTuple):
-    """A kind of move of one job.
-
-    Attributes:
-        name: Name.
-        apply: What the job would have.
-        restarts: Whether its processes start again.
-        swaps: Whether it leads to devices of another kind: only such moves are for jobs without servers.
-    """
-
-    name: str
-    apply: Callable[[Allocation], Allocation]
-    restarts: bool = True
-    swaps: bool = False
-
-
-def _servers(step: int) -> Callable[[Allocation], Allocation]:
-    return lambda has: has._replace(servers=has.servers + step)
-
-
-def _workers(step: int) -> Callable[[Allocation], Allocation]:
-    return lambda has: has._replace(workers=has.workers + step)
-
-
-def _server_cores(step: int) -> Callable[[Allocation], Allocation]:
-    return lambda has: has._replace(server_milli=has.server_milli + step * CORE_MILLI)
-
-
-def _worker_cores(step: int) -> Callable[[Allocation], Allocation]:
-    return lambda has: has._replace(worker_milli=has.worker_milli + step * CORE_MILLI)
-
-
-def _to_cpu(has: Allocation) -> Allocation:
-    cores = np.where(has.on_gpu, CPU_WORKER_CORES * CORE_MILLI, 0)  # 0: no worker on CPU has none, so it is refused
-    return has._replace(on_gpu=np.zeros_like(has.on_gpu), worker_milli=cores)
-
-
-def _to_gpu(has: Allocation) -> Allocation:
-    workers = np.where(has.on_gpu, 0, np.minimum(has.workers, 1))  # 0: a job on GPU has nothing to move
-    return has._replace(on_gpu=np.ones_like(has.on_gpu), workers=workers)
-
-
-MOVES: Final = (
-    Move("+server", _servers(1)), Move("-server", _servers(-1)), Move("+worker", _workers(1)),
-    Move("-worker", _workers(-1)), Move("+server core", _server_cores(1), restarts=False),
-    Move("-server core", _server_cores(-1), restarts=False), Move("+worker core", _worker_cores(1), restarts=False),
-    Move("-worker core", _worker_cores(-1), restarts=False), Move("to CPU", _to_cpu, swaps=True),
-    Move("to GPU", _to_gpu, swaps=True),
-)
+Objective = Literal["relative", "completion", "service"]
+Start = Literal["grown", "present"]
+BATCHES: Final = 100.0
+"""Batches that a job whose end is not predicted has left at least: it is believed to train for as long again as it has
+trained. Ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitExchange:
-    """Jobs as asked at first; then the best moves of single jobs, and pairs of moves in which one gives another takes.
+    """The best moves of single jobs, and pairs of moves in which one job gives what another takes.
 
     A job moves at most once a round. What a move takes is free, or another job gives it up in the same round. Every
-    move or pair of moves lowers the sum of what remains, restarts included.
+    move or pair of moves lowers the sum over jobs of what the objective names, restarts included.
 
     Attributes:
-        objective: What is to fall: consumed service (remaining time by the weight of what a job has), or completion
-            times.
-        all_jobs: Whether jobs whose end is not predicted move too, with as much left as they have received.
+        objective: What is to fall: the logarithm of the remaining time, so that halving the time of any job counts the
+            same (ours), the remaining time (Optimus), or the remaining service, which is that time by the weight of
+            what a job has (AITurbo).
+        start: What the moves begin with: what jobs have, or ask for, where they fit in their order (AITurbo); or one
+            worker and one server with one core each, on GPU, or on CPU where no GPU is free, and then worker after
+            worker to the jobs for which the objective falls most (ours).
+        all_jobs: Whether jobs whose end is not predicted move too, with as much left as they have trained for.
 
     Source:
-        AITurbo, HPDC 2021 (moves and remaining service); the pairs are ours.
+        AITurbo, HPDC 2021 (moves and remaining service); the pairs, the start and the first objective are ours.
     """
 
     resizes_running: ClassVar[bool] = True
-    objective: Objective = "completion"
+    objective: Objective = "relative"
+    start: Start = "grown"
     all_jobs: bool = True
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> Sizes:
         """See ``Size``."""
-        has = merged(present(snapshot), as_asked(snapshot))
-        left = self._samples_left(snapshot, beliefs, has)
-        moves = np.isfinite(left)
-        has, taken, waits = _admitted(snapshot, has, order)
-        free_gpus, free_milli = _free(snapshot, has, taken)
-        found = _evaluated(snapshot, beliefs, has, left, moves & taken, self.objective)
-        now = exchanged(has, found, free_gpus, free_milli, crowded=bool(waits.any()))
-        return sizes_of(_in_ranks(snapshot, now))
+        left = self._samples_left(snapshot, beliefs)
+        has = self._at_first(snapshot, beliefs, order, left)
+        crowded = bool(((snapshot.jobs.holds | snapshot.jobs.waits) & (has.workers == 0)).any())
+        (all_gpus, all_milli), (gpus, milli) = capacity(snapshot), needs(snapshot, has)
+        free = all_gpus - int(gpus.sum()), all_milli - int(milli.sum())
+        found = self._evaluated(snapshot, beliefs, has, left)
+        return sizes_of(exchanged(has, found, *free, crowded=crowded))
 
-    def _samples_left(self, snapshot: Snapshot, beliefs: Beliefs, has: Allocation) -> FloatArray:
+    def _samples_left(self, snapshot: Snapshot, beliefs: Beliefs) -> FloatArray:
         """Samples until the end of each job that may move, NaN for others (J,)."""
-        outlook = beliefs.progress.of_jobs(snapshot)
+        jobs, outlook = snapshot.jobs, beliefs.progress.of_jobs(snapshot)
         left = np.where(outlook.is_predictable, outlook.samples_left, np.nan)
         if self.all_jobs:
-            done = np.maximum(snapshot.jobs.samples_done, snapshot.jobs.batch)
-            left = np.where(np.isnan(left), done, left)
-        return left
+            left = np.where(np.isnan(left), np.maximum(jobs.samples_done, BATCHES * jobs.batch), left)
+        return np.maximum(left, jobs.batch)
+
+    def _at_first(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, left: FloatArray) -> Allocation:
+        """What jobs have before the moves; 0 workers for those that wait."""
+        jobs, asked, now = snapshot.jobs, as_asked(snapshot), present(snapshot)
+        has_servers, grows = jobs.servers > 0, self.start == "grown"
+        first = merged(now, asked)
+        if grows:
+            first = smallest(snapshot, asked)._replace(
+                on_gpu=np.where(now.workers > 0, now.on_gpu, asked.on_gpu),
+                worker_milli=np.where(has_servers, CPU_WORKER_CORES * CORE_MILLI, asked.worker_milli),
+                server_milli=np.where(has_servers, CORE_MILLI, asked.server_milli),
+            )
+        first = able_to_run(snapshot, first)
+        each = each_size(first, kinds=2)
+        costs = np.where(_allowed(snapshot, each), self._costs(snapshot, beliefs, each, left), np.inf)
+        costs[np.isnan(left) | ~has_servers | (not grows)] = np.nan
+        instead = np.where(_runs_on_both(snapshot), np.where(has_servers, 1, first.workers), 0)
+        instead = np.where(has_servers & (not grows), 0, instead)
+        given = grown(costs, units_of(snapshot, first), first, instead, order, capacity(snapshot))
+        return first._replace(workers=given.workers, on_gpu=given.kind == 0, servers=given.servers)
+
+    def _costs(self, snapshot: Snapshot, beliefs: Beliefs, has: Allocation, left: FloatArray) -> FloatArray:
+        """What is to fall, of each job with its allocation (J,), or with each of several (J, ...)."""
+        jobs = snapshot.jobs
+        per_job = (len(jobs),) + (1,) * (has.workers.ndim - 1)
+        time_s = remaining_s(snapshot, beliefs, has, np.where(np.isfinite(left), left, 1.0))
+        now = Allocation._make(column.reshape(per_job) for column in present(snapshot))
+        stays = (has.workers == now.workers) & (has.on_gpu == now.on_gpu) & (has.servers == now.servers)
+        seen_ms = jobs.stalled_ms / np.maximum(jobs.starts, 1)  # its own starts count before what is believed
+        restart_s = np.where(jobs.starts > 0, seen_ms, beliefs.restart_ms) / MS_PER_S
+        time_s = time_s + np.where(jobs.holds.reshape(per_job) & ~stays, restart_s.reshape(per_job), 0.0)
+        if self.objective == "relative":
+            return np.log(time_s)
+        return time_s * weight(has) if self.objective == "service" else time_s
+
+    def _evaluated(self, snapshot: Snapshot, beliefs: Beliefs, has: Allocation, left: FloatArray) -> Evaluated:
+        after, possible = moved(has)
+        swapped, swaps = exchanged_devices(has)
+        ranks, runs_on_both = snapshot.jobs.servers <= 0, _runs_on_both(snapshot)
+        after = picked(ranks[:, None], swapped, after)
+        possible = np.where(ranks[:, None], swaps & runs_on_both[:, None], possible & _allowed(snapshot, after))
+        change = self._costs(snapshot, beliefs, after, left) - self._costs(snapshot, beliefs, has, left)[:, None]
+        change = np.where(np.isfinite(left)[:, None] & possible, change, np.inf)
+        before, then = needs(snapshot, has), needs(snapshot, after)
+        return Evaluated(after, change, then[0] - before[0][:, None], then[1] - before[1][:, None])
 
 
-class Evaluated(NamedTuple):
-    """What each kind of move would change (J, K).
-
-    Attributes:
-        change: By how much what remains grows; infinite for a move that is not possible.
-        gpus: GPUs that it takes.
-        milli: Milli-cores that it takes.
-    """
-
-    change: FloatArray
-    gpus: IntArray
-    milli: IntArray
-
-
-def _needs(snapshot: Snapshot, has: Allocation) -> tuple[IntArray, IntArray]:
-    """GPUs and milli-cores of allocations (J,)."""
-    gpus = np.where(has.on_gpu, has.workers, 0)
-    cores = np.where(has.on_gpu, snapshot.jobs.cpu_milli, has.worker_milli) * has.workers
-    return gpus, cores + has.servers * has.server_milli
-
-
-def _in_ranks(snapshot: Snapshot, has: Allocation) -> Allocation:
-    """Jobs without servers have as many ranks as they ask for on any kind of device, each with the same cores."""
-    asked, ranks = as_asked(snapshot), (snapshot.jobs.servers == 0) & (has.workers > 0)
-    return has._replace(
-        workers=np.where(ranks, asked.workers, has.workers),
-        worker_milli=np.where(ranks & ~has.on_gpu, asked.worker_milli, has.worker_milli),
-    )
-
-
-def _admitted(
-    snapshot: Snapshot, has: Allocation, order: IntArray
-) -> tuple[Allocation, BoolArray, BoolArray]:
-    """What jobs are to have, which of them fit into the cluster in their order, and which of the others wait (J,).
-
-    A job without servers for which no GPUs are left runs on cores that are.
-    """
-    nodes, jobs = snapshot.nodes, snapshot.jobs
-    gpus, milli = _needs(snapshot, has)
-    instead, able_there = on_cpu(snapshot, has)
-    _, milli_there = _needs(snapshot, instead)
-    moved = np.zeros(len(jobs), dtype=np.bool_)
-    free_gpus, free_milli = int(nodes.gpus_open.sum()), int(nodes.cpu_milli[nodes.is_open].sum())
-    takes = np.zeros(len(jobs), dtype=np.bool_)
-    able = jobs.holds | jobs.waits
-    for row in order.tolist():
-        if able[row] and gpus[row] <= free_gpus and milli[row] <= free_milli:
-            takes[row] = True
-            free_gpus -= int(gpus[row])
-            free_milli -= int(milli[row])
-        elif able[row] and able_there[row] and milli_there[row] <= free_milli:
-            takes[row] = moved[row] = True
-            free_milli -= int(milli_there[row])
-    return picked(moved, instead, has), takes, able & ~takes
-
-
-def _free(snapshot: Snapshot, has: Allocation, taken: BoolArray) -> tuple[int, int]:
-    nodes = snapshot.nodes
-    gpus, milli = _needs(snapshot, has)
-    return (
-        int(nodes.gpus_open.sum() - gpus[taken].sum()), int(nodes.cpu_milli[nodes.is_open].sum() - milli[taken].sum())
-    )
-
-
-def _evaluated(
-    snapshot: Snapshot, beliefs: Beliefs, has: Allocation, left: FloatArray, moves: BoolArray, objective: Objective
-) -> Evaluated:
-    def worth(of: Allocation) -> FloatArray:
-        remaining = remaining_s(snapshot, beliefs, of, left)
-        return remaining * weight(of) if objective == "service" else remaining
-
-    before, (gpus, milli) = worth(has), _needs(snapshot, has)
+def _allowed(snapshot: Snapshot, has: Allocation) -> BoolArray:
+    """Whether jobs can run with these allocations: on so many GPUs, and with so many ranks on CPU (J, ...)."""
     jobs = snapshot.jobs
-    seen_ms = jobs.stalled_ms / np.maximum(jobs.starts, 1)  # what its own starts took counts before what is believed
-    runs, restart_s = jobs.holds, np.where(jobs.starts > 0, seen_ms, beliefs.restart_ms) / MS_PER_S
-    on_both = (jobs.cpu_ranks_max > 0) & (jobs.gpus > 0)
-    change, takes_gpus, takes_milli = [], [], []
-    for move in MOVES:
-        after = _in_ranks(snapshot, move.apply(has))
-        cost = np.where(runs & move.restarts, restart_s, 0.0) * (weight(after) if objective == "service" else 1.0)
-        possible = (
-            moves & (after.workers >= 1) & (after.workers <= WORKERS_MAX) & (after.servers >= 1)
-            & (after.servers <= SERVERS_MAX) & (after.server_milli >= CORE_MILLI)
-            & (after.server_milli <= CORES_MAX * CORE_MILLI)
-            & (after.on_gpu | ((after.worker_milli >= CORE_MILLI) & (after.worker_milli <= CORES_MAX * CORE_MILLI)))
-        )
-        if move.name.endswith("worker core"):
-            possible &= ~has.on_gpu
-        possible = np.where(jobs.servers > 0, possible, moves & on_both & (after.workers > 0) & move.swaps)
-        change.append(np.where(possible, worth(after) - before + cost, np.inf))
-        needs = _needs(snapshot, after)
-        takes_gpus.append(needs[0] - gpus)
-        takes_milli.append(needs[1] - milli)
-    return Evaluated(np.column_stack(change), np.column_stack(takes_gpus), np.column_stack(takes_milli))
+    per_job = (len(jobs),) + (1,) * (has.workers.ndim - 1)
+    least, most, on_cpu = (of.reshape(per_job) for of in (jobs.gpus_min, jobs.gpus_max, jobs.cpu_ranks_max))
+    gpus = np.where(has.on_gpu, has.workers, 0)
+    result: BoolArray = (gpus >= least) & (gpus <= most) & (has.workers - gpus + has.servers <= on_cpu)
+    return result
 
 
-def exchanged(
-    has: Allocation, found: Evaluated, free_gpus: int, free_milli: int, *, crowded: bool = False
-) -> Allocation:
-    """Apply the best moves and pairs of moves until none lowers the sum.
-
-    Args:
-        has: What jobs have.
-        found: What moves would change.
-        free_gpus: GPUs that nobody has.
-        free_milli: Milli-cores that nobody has.
-        crowded: Whether jobs wait: then no move takes a GPU that nobody gives up.
-    """
-    chosen = np.full(len(has.workers), -1)
-    change = found.change.copy()
-    while True:
-        best = _best_pair(change, found, 0 if crowded else free_gpus, free_milli)
-        if best is None:
-            break
-        for job, kind in best:
-            chosen[job] = kind
-            free_gpus -= int(found.gpus[job, kind])
-            free_milli -= int(found.milli[job, kind])
-            change[job] = np.inf
-    for kind, move in enumerate(MOVES):
-        after, mine = move.apply(has), chosen == kind
-        has = picked(mine, after, has)
-    return has
-
-
-def _best_pair(
-    change: FloatArray, found: Evaluated, free_gpus: int, free_milli: int
-) -> tuple[tuple[int, int], ...] | None:
-    """The move, or pair of moves of two jobs, that lowers the sum most and fits; None if none lowers it."""
-    jobs, kinds = change.shape
-    if not jobs:
-        return None
-    fits = (found.gpus <= max(free_gpus, 0)) & (found.milli <= max(free_milli, 0))
-    alone = np.where(fits, change, np.inf)
-    at = int(alone.argmin())
-    best: tuple[tuple[int, int], ...] = (divmod(at, kinds),)
-    least = float(alone.flat[at])
-    takers = np.argsort(change, axis=0)[:2]  # the two best of each kind, so that a pair is of two jobs
-    for taking in range(kinds):
-        for giving in range(kinds):
-            for taker in takers[:, taking].tolist():
-                gain = change[taker, taking]
-                if not gain < 0:
-                    continue
-                for giver in takers[:, giving].tolist():
-                    total = gain + change[giver, giving]
-                    if giver == taker or not total < least:
-                        continue
-                    gpus = found.gpus[taker, taking] + found.gpus[giver, giving]
-                    milli = found.milli[taker, taking] + found.milli[giver, giving]
-                    if gpus <= max(free_gpus, 0) and milli <= max(free_milli, 0):
-                        best, least = ((giver, giving), (taker, taking)), float(total)
-    return best if least < 0 else None
-
-
+def _runs_on_both(snapshot: Snapshot) -> BoolArray:
+    """Whether a job can run on either kind of device (J,)."""
+    jobs = snapshot.jobs
+    result: BoolArray = (jobs.cpu_ranks_max > np.maximum(jobs.servers, 0)) & (jobs.gpus > 0)
+    return result
