@@ -18,18 +18,23 @@ from brim.policies.fill.none import NoFill
 from brim.policies.fill.padding import Padding
 from brim.policies.order.arrival import Arrival
 from brim.policies.order.attained import Gittins, LeastAttained
+from brim.policies.order.borda import Borda, RemainingOrAttained
 from brim.policies.order.fair import MaxMin
+from brim.policies.order.mlfq import MultiLevelQueue
 from brim.policies.order.shortest import ShortestJob, ShortestRemaining
 from brim.policies.order.tiresias import ServiceQueues, TwoQueues
 from brim.policies.place.energy_sharing import BestPartners, EnergySharing
 from brim.policies.place.packing import PackedPairs, RandomPairs
 from brim.policies.place.parts import Consolidate, Fragmentation, Misfit, Spread, WorstFit
 from brim.policies.place.repack import Repack
+from brim.policies.place.workers_and_servers import WorkersAndServers
 from brim.policies.size.as_asked import AsAsked
 from brim.policies.size.completion_time import CompletionTime
 from brim.policies.size.dynamic_program import DynamicProgram
+from brim.policies.size.exchange import UnitExchange
 from brim.policies.size.goodput import Goodput, PolluxFitness
 from brim.policies.size.marginal import MarginalGain
+from brim.policies.size.servers import MarginalServers, ServersAsAsked
 from brim.policies.sockets import Order, Place, Policy, Size
 from brim.units import MS_PER_MIN, MS_PER_S
 
@@ -94,6 +99,17 @@ def _brim(objective: str) -> Policy:
     )
 
 
+def _servers(name: str, order: Order, size: Size, source: str) -> Policy:
+    """A policy of jobs with parameter servers, in rounds at least every 4 minutes (successor of AITurbo).
+
+    Jobs without servers keep the size that was asked for.
+    """
+    return Policy(
+        name=name, order=order, size=size, place=WorkersAndServers(), feed=Even(), fill=NoFill(),
+        period_ms=4 * MS_PER_MIN, source=source,
+    )
+
+
 _PAPER: Final = "Effective Elastic Scaling, MASCOTS 2020"
 _ROWS: Final = (
     _rigid("fifo", Arrival(), "stop", "strict first come, first served"),
@@ -130,13 +146,24 @@ _ROWS: Final = (
              gap_ms=MS_PER_MIN, oracle=True),
     _elastic("pollux", PolluxFitness(), "Pollux, OSDI 2021", period_ms=MS_PER_MIN, gap_ms=MS_PER_MIN),
     _elastic("goodput", Goodput(), "ours: exact search on goodput, young jobs first", period_ms=MS_PER_MIN),
+    _servers("aiturbo", RemainingOrAttained(), UnitExchange(), "ours, after AITurbo, HPDC 2021"),
+    replace(  # its ranks change as jobs run, so that rounds close together would let jobs take turns for nothing
+        _servers("aiturbo-borda", Borda(), UnitExchange("service", "present", all_jobs=False),
+                 "AITurbo, HPDC 2021: Borda ranks, exchange of service among predictable jobs"),
+        fixed_rounds=True,
+    ),
+    _servers("optimus-servers", Arrival(), MarginalServers(), "Optimus, EuroSys 2018, with parameter servers"),
+    _servers("mlfq", MultiLevelQueue(), ServersAsAsked(), "AITurbo, HPDC 2021: its queues alone"),
     *map(_brim, OBJECTIVES),
 )
 PARTS: Final[dict[str, tuple[type, ...]]] = {
-    "order": (Arrival, ShortestJob, ShortestRemaining, LeastAttained, Gittins, ServiceQueues, TwoQueues, MaxMin),
-    "size": (AsAsked, DynamicProgram, MarginalGain, PolluxFitness, Goodput, CompletionTime),
+    "order": (Arrival, ShortestJob, ShortestRemaining, LeastAttained, Gittins, ServiceQueues, TwoQueues, MaxMin,
+              MultiLevelQueue, Borda, RemainingOrAttained),
+    "size": (AsAsked, DynamicProgram, MarginalGain, PolluxFitness, Goodput, CompletionTime, ServersAsAsked,
+             MarginalServers, UnitExchange),
     "place": (
         Consolidate, Spread, Fragmentation, WorstFit, Repack, EnergySharing, BestPartners, RandomPairs, PackedPairs,
+        WorkersAndServers,
     ),
     "feed": (Even, EqualPerJob, EqualPerRank, Fixed, Throughput),
     "fill": (NoFill, Padding),
