@@ -54,19 +54,38 @@ def rank_environment(
     }  # fmt: skip
 
 
-def free_port() -> int:
-    """Return a port on which no process listens now.
+def reserve_port() -> socket.socket:
+    """Return a socket that keeps a port for this process until it is closed.
+
+    It does not listen. Only a server that binds with SO_REUSEADDR, as torch's store does, may listen there meanwhile;
+    no other supervisor finds the port free, although rank 0 takes seconds to import torch before it listens.
 
     Raises:
         OSError: none was found.
     """
     generator = random.SystemRandom()
     for _ in range(_ATTEMPTS_MAX):
-        port = generator.choice(_PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return port
+        reserved = socket.socket()
+        try:
+            reserved.bind((HOST, generator.choice(_PORTS)))
+        except OSError:
+            reserved.close()
+            continue
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after, or it would bind beside another's
+        return reserved
     raise OSError(f"no free port in {_ATTEMPTS_MAX} attempts in {_PORTS}")
+
+
+def free_port() -> int:
+    """Return a port on which no process listens now.
+
+    Raises:
+        OSError: none was found.
+    """
+    with reserve_port() as reserved:
+        return port_of(reserved)
+
+
+def port_of(reserved: socket.socket) -> int:
+    """Return the port that a socket keeps."""
+    return int(reserved.getsockname()[1])

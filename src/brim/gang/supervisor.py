@@ -24,7 +24,7 @@ from brim.gang.actions import GangAction, HoldTracebacks, KillRank, Log, Send, S
 from brim.gang.cgroup import close_cgroup
 from brim.gang.control_server import Connection, ControlServer
 from brim.gang.controller import GangController
-from brim.gang.environment import free_port, gang_environment, own_environment, rank_environment
+from brim.gang.environment import gang_environment, own_environment, port_of, rank_environment, reserve_port
 from brim.gang.gang_processes import GangProcesses
 from brim.gang.launch_config import LaunchConfig
 from brim.gang.messages import Error, Hello, Message, Request
@@ -66,9 +66,9 @@ class Supervisor:
         self._controller = GangController(config, gang_id, time.monotonic)
         env = os.environ if config.env is None else config.env
         self._env = gang_environment(env, gang_id, config.control, is_gang=config.is_gang)
-        self._port = free_port()
         self._selector = selectors.DefaultSelector()
         self._server = ControlServer(config.control, self._selector)
+        self._port = reserve_port()  # of rank 0, which listens there
         self._connections: dict[int, Connection] = {}  # by rank
         self._folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX)
         self._forwarder = StderrForwarder(2) if config.log_folder is None else None
@@ -167,7 +167,7 @@ class Supervisor:
         devices, error_file = self._controller.devices, self._error_file(rank)
         if self._config.is_gang:
             size = self._controller.size
-            env = rank_environment(self._env, rank.id, rank.slot, size, self._port, devices, error_file)
+            env = rank_environment(self._env, rank.id, rank.slot, size, port_of(self._port), devices, error_file)
         else:
             env = own_environment(self._env, rank.id, devices, error_file)
         try:
@@ -333,6 +333,7 @@ class Supervisor:
             self.unkillable = sorted(set(self.unkillable))
             _log(f"still running after SIGKILL: processes {', '.join(map(str, self.unkillable))}")
         self._server.close()
+        self._port.close()
         if self._forwarder is not None:
             self._forwarder.close(traceback_order)
         shutil.rmtree(self._folder, ignore_errors=True)
