@@ -33,10 +33,11 @@ def test_losses_of_jobs_that_the_snapshot_does_not_show_are_left_out():
     assert np.isnan(SeenProgress().of_jobs(snapshot(7)).samples_left).all()
 
 
-def test_a_job_without_target_or_without_losses_has_no_outlook():
+def test_a_job_without_target_or_without_losses_has_no_samples_left_to_tell():
     outlook = SeenProgress().of_jobs(snapshot(0, target_ppm=(-1, 200_000)))
     assert np.isnan(outlook.samples_left).all()
-    assert not outlook.is_predictable.any()
+    assert not outlook.is_predictable[1]
+    assert np.isnan(outlook.probability[1])
 
 
 # -- what is believed of a job while it reports -----------------------------------------------------------------------

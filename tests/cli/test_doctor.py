@@ -38,9 +38,9 @@ BREAKS = {
     "job 1 says that its newest attempt is 2, and it is 1": ("UPDATE jobs SET attempt = 2 WHERE id = 1",),
     "job 3 is held with holds ()": ("UPDATE jobs SET state = 'held' WHERE id = 3",),
     "job 1 has attempt 2, and 1 has not ended": (
-        "INSERT INTO attempts SELECT job, 2, uid, state, sequence, '[]', ranks, batch, loader_workers, decided_ms, "
-        "begin_ms, start_ms, stop_ms, stop_reason, end_ms, outcome, exit_code, blame, detail, samples_first, "
-        "samples_first_ms, processes, -1, 1000 FROM attempts WHERE job = 1",
+        "CREATE TEMP TABLE second AS SELECT * FROM attempts WHERE job = 1",
+        "UPDATE second SET number = 2, devices = '[]', share_milli = 1000",
+        "INSERT INTO attempts SELECT * FROM second",
         "UPDATE jobs SET attempt = 2 WHERE id = 1",
     ),
     "device 0 is given to jobs 1 and 4": ("UPDATE attempts SET devices = '[0]' WHERE job = 4",),
@@ -66,7 +66,8 @@ BREAKS = {
         "INSERT INTO device_holds VALUES (3, 2, 1, 1000)",
     ),
     "row 3 of forecasts names one of jobs that does not exist": (
-        "PRAGMA foreign_keys = OFF", "INSERT INTO forecasts VALUES (3, 0, 0, 0)", "DELETE FROM jobs WHERE id = 3",
+        "PRAGMA foreign_keys = OFF", "INSERT INTO forecasts (job, made_ms, low_ms, high_ms) VALUES (3, 0, 0, 0)",
+        "DELETE FROM jobs WHERE id = 3",
     ),
     "SQLite finds CHECK constraint failed in jobs": (
         "PRAGMA ignore_check_constraints = ON", "UPDATE jobs SET state = 'gone' WHERE id = 3",

@@ -129,7 +129,6 @@ REFUSED = {
     ),
     "a rank on CPU that the job may not have": (CPU_RANKS, (start(1, 1, ((0, -1), (0, 1))),), "0 ranks on CPU"),
     "a rank on CPU too many": (CPU_RANKS, (start(2, 1, ((0, -1),) * 3 + ((0, 1),)),), "2 ranks on CPU, plan grants 3"),
-    "ranks on CPU only": (CPU_RANKS, (start(2, 1, ((0, -1),)),), "gang of 1 GPU"),
     "ranks on CPU beyond the cores": (CPU_RANKS, (start(2, 1, ((0, -1), (0, -1), (0, 1))),), "cores of node 0"),
     "a rank on CPU of no node": (CPU_RANKS, (start(2, 1, ((0, 1), (7, -1))),), "node 7, which does not exist"),
 
@@ -147,6 +146,7 @@ ALLOWED = {
     "a tune beside a start": (ELASTIC, (tune(0, 1, ((0, 0), (0, 1)), 8), start(3, 1, ((1, 2), (1, 3)), batch=8))),
     "a job shrinks before a preemption": (ELASTIC, (resize(0, 2, ((0, 0),), 32), Preempt(1, 1))),
     "ranks on CPU": (CPU_RANKS, (start(2, 1, ((0, -1), (0, 1))),)),
+    "ranks on CPU only": (CPU_RANKS, (start(2, 1, ((0, -1),)),)),
     "ranks on CPU after one is given back": (
         CPU_RANKS, (resize(0, 2, ((0, 0),)), start(2, 1, ((0, -1), (0, -1), (0, 1)))),
     ),

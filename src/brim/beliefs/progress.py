@@ -43,7 +43,8 @@ class Outlook(NamedTuple):
 
     Attributes:
         samples_left: Samples until the target, never more than the job's user planned; NaN where nothing can be said.
-        is_predictable: Whether the curve through its losses says where the job ends.
+        is_predictable: Whether the curve through its losses says where the job ends. A job of which nothing says how
+            far it trains, neither a target nor samples, may be predictable and has samples left NaN.
         probability: That it does, at the newest evaluation; NaN where nothing can be said.
     """
 
