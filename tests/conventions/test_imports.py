@@ -18,7 +18,7 @@ OUTSIDE = {"torch", "polars", "pyarrow", "rich", "typer"}
 READS_FILES = {
     "core/cluster.py": "cluster TOML", "policies/presets.py": "policy files", "beliefs/library.py": "fitted profiles",
     "beliefs/measured_sets.py": "measured slowdowns", "beliefs/power.py": "power curves",
-    "beliefs/parameter_servers.py": "step times of models",
+    "beliefs/parameter_servers.py": "step times of models", "beliefs/predictability.py": "the classifier",
     "beliefs/toml_files.py": "files that users give",
 }
 """The places in deciding packages that open a file, and what they read."""

@@ -39,7 +39,9 @@ class _ByProgress:
     def __call__(self, snapshot, beliefs, order):
         asked, jobs = as_asked(snapshot), snapshot.jobs
         turn = jobs.samples_done // (BATCH * STEPS // 3)
-        return sizes_of(asked._replace(on_gpu=asked.on_gpu & ((jobs.cpu_ranks_max == 0) | (turn % 2 == 0))))
+        return sizes_of(
+            snapshot, asked._replace(on_gpu=asked.on_gpu & ((jobs.cpu_ranks_max == 0) | (turn % 2 == 0)))
+        )
 
 
 def by_progress() -> Policy:

@@ -13,7 +13,7 @@ import pytest
 from brim.agent.protocol import ON_CPU
 from brim.errors import ConfigError
 from brim.live.requests import read_request
-from brim.policies.allocations import as_asked, on_cpu, picked, sizes_of
+from brim.policies.allocations import as_asked, picked, sizes_of
 from brim.policies.feed.shares import EqualPerJob
 from brim.policies.order.arrival import Arrival
 from brim.policies.place.workers_and_servers import WorkersAndServers
@@ -36,10 +36,14 @@ class _Swaps:
     seed: int
 
     def __call__(self, snapshot, beliefs, order):
-        has, (there, able) = as_asked(snapshot), on_cpu(snapshot, as_asked(snapshot))
+        jobs, has = snapshot.jobs, as_asked(snapshot)
+        able = jobs.cpu_ranks_max > 0
+        there = has._replace(
+            workers=np.where(jobs.gpus > 0, jobs.gpus, jobs.cpu_ranks_max), on_gpu=np.zeros(len(jobs), dtype=bool),
+        )
         turn = min(snapshot.now_ms, self.calm_ms) // 3_000
-        draws = [random.Random(f"{self.seed} {job} {turn}").random() < 0.5 for job in snapshot.jobs.id.tolist()]
-        return sizes_of(picked(able & np.array(draws, dtype=bool), there, has))
+        draws = [random.Random(f"{self.seed} {job} {turn}").random() < 0.5 for job in jobs.id.tolist()]
+        return sizes_of(snapshot, picked(able & np.array(draws, dtype=bool), there, has))
 
 
 def swapping(calm_ms: int, seed: int = 0) -> Policy:

@@ -40,7 +40,7 @@ def decided(snapshot, policy, known):
 def carried_out(snapshot, actions, wanted):
     """The snapshot a moment later: who started runs, who was preempted waits, nothing else happened."""
     jobs = snapshot.jobs
-    changes = ("phase", "placements", "gpus_now", "share_now", "batch_now")
+    changes = ("phase", "placements", "gpus_now", "share_now", "batch_now", "since_ms")
     columns = {name: getattr(jobs, name).copy() for name in changes}
     row_of = {int(name): row for row, name in enumerate(jobs.id)}
     for action in actions:
@@ -48,6 +48,8 @@ def carried_out(snapshot, actions, wanted):
         if isinstance(action, Start | Resize):
             columns["placements"][row] += 1
             columns["gpus_now"][row], columns["share_now"][row] = len(action.setting.gpus), jobs.share_milli[row]
+        if isinstance(action, Start | Preempt):
+            columns["since_ms"][row] = snapshot.now_ms
         if isinstance(action, Start | Resize | Tune):
             columns["batch_now"][row] = action.setting.batch
             columns["phase"][row] = Phase.RUNNING

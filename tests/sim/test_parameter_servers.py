@@ -67,7 +67,7 @@ def test_with_no_predictable_job_borda_is_the_queue_of_least_attained_service():
     truth = type(without_losses.truth)(
         without_losses.trace, replace(without_losses.truth.jobs, curves=flat), without_losses.truth.profiled
     )
-    plain = Borda(thresholds_core_s=())
+    plain = Borda(thresholds_core_s=(), kept=1.0)
     found, queue = (
         replay(without_losses.trace, without_losses.cluster, policy(order, ServersAsAsked()), truth=truth)
         for order in (plain, Attained())
@@ -81,12 +81,12 @@ class Attained(MultiLevelQueue):
     __slots__ = ()
 
     def __call__(self, snapshot, beliefs):
-        served = snapshot.jobs.memo[:, 0]
-        return np.argsort(served, kind="stable")
+        return np.lexsort((~snapshot.jobs.holds, snapshot.jobs.memo[:, 0]))
 
 
 def test_ranks_begin_at_one_and_equal_values_are_in_order_of_rows():
-    assert ranks(np.array([3.0, 1.0, 3.0, 0.5])).tolist() == [3, 2, 4, 1]
+    runs = np.array([False, False, True, False])
+    assert ranks(np.array([3.0, 1.0, 3.0, 0.5]), runs).tolist() == [4, 2, 3, 1]
 
 
 def test_losses_say_when_predictable_jobs_end_and_the_planned_samples_bound_it():

@@ -13,12 +13,13 @@ from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.device_speeds import rank_seconds
 from brim.beliefs.parameter_servers import Allocation
 from brim.core.arrays import BoolArray, FloatArray, IntArray
+from brim.core.checks import cores_milli
 from brim.core.setting import ON_CPU, SERVER
 from brim.core.snapshot import Snapshot
 from brim.core.sums import CORE_MILLI
 from brim.core.trace import NONE
 from brim.policies.sockets import Sizes
-from brim.units import MS_PER_S
+from brim.units import MS_PER_S, WHOLE_GPU
 
 SERVERS_MAX: Final = 10
 WORKERS_MAX: Final = 4
@@ -66,8 +67,9 @@ def smallest(snapshot: Snapshot, asked: Allocation) -> Allocation:
 
 
 def able_to_run(snapshot: Snapshot, has: Allocation) -> Allocation:
-    """The same, but nothing for jobs that can neither run nor go on running (J,)."""
-    return has._replace(workers=np.where(snapshot.jobs.holds | snapshot.jobs.waits, has.workers, 0))
+    """The same, but nothing for jobs that can neither run nor go on running, or that run on as they are (J,)."""
+    able = (snapshot.jobs.holds | snapshot.jobs.waits) & ~on_closed_nodes(snapshot)
+    return has._replace(workers=np.where(able, has.workers, 0))
 
 
 def merged(first: Allocation, other: Allocation) -> Allocation:
@@ -81,8 +83,9 @@ def picked(which: BoolArray, first: Allocation, other: Allocation) -> Allocation
     return Allocation._make(columns)
 
 
-def sizes_of(has: Allocation) -> Sizes:
-    """An allocation as the answer of a size part."""
+def sizes_of(snapshot: Snapshot, has: Allocation) -> Sizes:
+    """An allocation as the answer of a size part; jobs that run on as they are keep what they have."""
+    has = picked(on_closed_nodes(snapshot), present(snapshot), has)
     return Sizes(
         gpus=np.where(has.on_gpu, has.workers, 0), cpu_workers=np.where(has.on_gpu, 0, has.workers),
         worker_milli=np.where(has.on_gpu | (has.workers == 0), 0, has.worker_milli),
@@ -92,16 +95,28 @@ def sizes_of(has: Allocation) -> Sizes:
 
 
 def needs(snapshot: Snapshot, has: Allocation) -> tuple[IntArray, IntArray]:
-    """GPUs and milli-cores of the allocation of each job, (J,), or of each of several, (J, K)."""
-    rank_milli = snapshot.jobs.cpu_milli.reshape((-1,) + (1,) * (has.workers.ndim - 1))
-    gpus = np.where(has.on_gpu, has.workers, 0)
-    return gpus, np.where(has.on_gpu, rank_milli, has.worker_milli) * has.workers + has.servers * has.server_milli
+    """Milli-GPUs and milli-cores of the allocation of each job, (J,), or of each of several, (J, K)."""
+    per_job = (-1,) + (1,) * (has.workers.ndim - 1)
+    share_milli, rank_milli = (of.reshape(per_job) for of in (snapshot.jobs.share_milli, snapshot.jobs.cpu_milli))
+    gpu_milli = np.where(has.on_gpu, has.workers, 0) * share_milli
+    return gpu_milli, np.where(has.on_gpu, rank_milli, has.worker_milli) * has.workers + has.servers * has.server_milli
+
+
+def on_closed_nodes(snapshot: Snapshot) -> BoolArray:
+    """Whether each job holds something on a node or device that takes no jobs (J,): it runs on as it is."""
+    held = snapshot.grants
+    found = np.zeros(len(snapshot.jobs), dtype=np.bool_)
+    found[held.job[~snapshot.nodes.takes(held.node, held.gpu)]] = True
+    return found
 
 
 def capacity(snapshot: Snapshot) -> tuple[int, int]:
-    """GPUs and milli-cores of the nodes that are open."""
-    nodes = snapshot.nodes
-    return int(nodes.gpus_open.sum()), int(nodes.cpu_milli[nodes.is_open].sum())
+    """Milli-GPUs and milli-cores of the nodes that are open, without those of jobs that run on as they are."""
+    nodes, held, jobs = snapshot.nodes, snapshot.grants, snapshot.jobs
+    others = on_closed_nodes(snapshot)[held.job] & nodes.is_open[held.node]
+    gpu_milli = WHOLE_GPU * int(nodes.gpus_open.sum()) - int(held.share_milli[others & (held.gpu >= 0)].sum())
+    cores = cores_milli(jobs, held.job, held.gpu, held.share_milli, None)
+    return gpu_milli, int(nodes.cpu_milli[nodes.is_open].sum()) - int(cores[others].sum())
 
 
 def step_s(snapshot: Snapshot, beliefs: Beliefs, has: Allocation) -> FloatArray:

@@ -64,7 +64,7 @@ def test_the_sum_never_rises_no_job_moves_twice_and_nothing_is_granted_twice(cas
     rows, kinds = np.array(list(jobs), dtype=int), np.array([min(of) for of in jobs.values()], dtype=int)
     if len(rows):
         assert found.change[rows, kinds].sum() < 0
-        assert found.gpus[rows, kinds].sum() <= free_gpus
+        assert found.gpu_milli[rows, kinds].sum() <= free_gpus
         assert found.milli[rows, kinds].sum() <= free_milli
 
 

@@ -17,7 +17,8 @@ FIRST_CORE_S: Final = 600.0
 """Service that a job of which nothing is known is believed to need at least: a minute of one GPU with a worker and a
 server is 20 x 60 = 1,200. Ours."""
 KEPT: Final = 0.5
-"""Part of its place on the scale at which a running job counts, so that nearly equal jobs do not swap. Ours."""
+"""Part of its place on the scale, or of its attained service, at which a running job counts: without, two jobs that are
+nearly equal take turns of a round each, and never end if a start takes longer. Ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +30,26 @@ class Borda(RemembersService):
 
     Attributes:
         thresholds_core_s: Service at which a job falls to the next queue.
-        starved: Waiting over running time from which a job is in the first queue.
+        kept: Part of its attained service at which a running job is ranked.
+        starved: Waiting over served time from which a job is in the first queue.
 
     Source:
         AITurbo, HPDC 2021 (Borda counting in a multi-level feedback queue); the ranks follow its successor's code.
     """
 
     thresholds_core_s: tuple[int, ...] = THRESHOLDS_CORE_S
+    kept: float = KEPT
     starved: float = STARVED
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs) -> IntArray:
         """See ``Order``."""
         jobs = snapshot.jobs
         remaining, predicted = remaining_service(snapshot, beliefs)
-        least = ranks(jobs.memo[:, SERVED].astype(np.float64))
+        least = ranks(attained_s(jobs.memo[:, SERVED]) * np.where(jobs.holds, self.kept, 1.0), jobs.holds)
         points = 2 * least
         rows = np.flatnonzero(predicted)
-        points[rows] = least[rows] + ranks(remaining[rows]) * (len(jobs) / max(len(rows), 1))
-        return np.lexsort((points, levels(snapshot, self.thresholds_core_s, self.starved)))
+        points[rows] = least[rows] + ranks(remaining[rows], jobs.holds[rows]) * (len(jobs) / max(len(rows), 1))
+        return np.lexsort((~jobs.holds, points, levels(snapshot, self.thresholds_core_s, self.starved)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class RemainingOrAttained(RemembersService):
     Attributes:
         first_core_s: Least place on the scale of a job whose end is not predicted.
         kept: Part of its place at which a running job counts.
-        starved: Waiting over running time from which a job comes first.
+        starved: Waiting over served time from which a job comes first.
     """
 
     first_core_s: float = FIRST_CORE_S
@@ -83,8 +86,8 @@ def remaining_service(snapshot: Snapshot, beliefs: Beliefs) -> tuple[FloatArray,
     return left, outlook.is_predictable & np.isfinite(outlook.samples_left)
 
 
-def ranks(values: FloatArray) -> FloatArray:
-    """Ranks from 1, by value, then row (N,)."""
+def ranks(values: FloatArray, runs: BoolArray) -> FloatArray:
+    """Ranks from 1, by value, then jobs that run, then row (N,)."""
     found = np.empty(len(values))
-    found[np.argsort(values, kind="stable")] = np.arange(1, len(values) + 1)
+    found[np.lexsort((~runs, values))] = np.arange(1, len(values) + 1)
     return found

@@ -10,7 +10,7 @@ import numpy as np
 from brim.beliefs.beliefs import Beliefs
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.snapshot import Snapshot
-from brim.policies.allocations import service_ms
+from brim.policies.allocations import as_asked, service_ms, weight
 from brim.units import MS_PER_S
 
 SERVED, UNTIL = 0, 1
@@ -18,7 +18,7 @@ SERVED, UNTIL = 0, 1
 THRESHOLDS_CORE_S: Final = (7_200, 43_200)
 """Service at which a job falls to the next queue: 30 and 180 units per round of 240 s (successor of AITurbo)."""
 STARVED: Final = 3.0
-"""Times a job has waited what it has run, after which it is in the first queue. Ours, after Tiresias."""
+"""Times a job has waited what it was served, after which it is in the first queue. Ours, after Tiresias."""
 
 
 class RemembersService:
@@ -40,7 +40,7 @@ class MultiLevelQueue(RemembersService):
 
     Attributes:
         thresholds_core_s: Service at which a job falls to the next queue.
-        starved: Waiting over running time from which a job is in the first queue.
+        starved: Waiting over served time from which a job is in the first queue.
 
     Source:
         AITurbo, HPDC 2021, with the thresholds and weights of its successor's code; see ``allocations.weight``.
@@ -62,8 +62,9 @@ def levels(snapshot: Snapshot, thresholds_core_s: tuple[int, ...], starved: floa
 
 
 def has_starved(snapshot: Snapshot, starved: float) -> BoolArray:
-    """Whether each job has waited so many times as long as it has run (J,)."""
+    """Whether each job has waited so many times as long as it has held what it asked for, starts included (J,)."""
     jobs = snapshot.jobs
     waited_ms = np.where(jobs.waits, snapshot.now_ms - jobs.since_ms, 0)
-    result: BoolArray = waited_ms >= starved * np.maximum(jobs.run_ms, MS_PER_S)
+    held_ms = jobs.memo[:, SERVED] / np.maximum(weight(as_asked(snapshot)), 1)
+    result: BoolArray = waited_ms >= starved * np.maximum(held_ms, MS_PER_S)
     return result & (jobs.attempt > 0)

@@ -41,6 +41,7 @@ class _Ask(NamedTuple):
     worker_milli: int
     servers: int
     server_milli: int
+    share_milli: int
     rank_milli: int
     rank_mib: int
     gpu_type: int
@@ -91,8 +92,8 @@ class WorkersAndServers:
             if ask.gpus + ask.cpu_workers == 0:
                 continue
             placed = None if stopped else self._placed(room, ask, mine or [], has, later)
-            if placed is None and mine is not None and room.fits(mine):
-                placed = mine  # rather what it has than nothing
+            if placed is None and mine is not None and room.fits(kept := _at_most(mine, ask)):
+                placed = kept  # rather what it has than nothing
             if placed is None:
                 why[row] = _why_not(room, ask, stopped=stopped)
                 stopped = stopped or self.misfit == "stop"
@@ -139,33 +140,35 @@ class _Room:
         self.type, self.open = nodes.gpu_type.tolist(), nodes.is_open.tolist()
         self.cores, self.mem = nodes.cpu_milli.tolist(), nodes.mem_mib.tolist()
         withheld = nodes.withheld
-        self.gpus = [
-            {gpu for gpu in range(count) if not (withheld.size and withheld[node, gpu])}
+        self.gpus = [  # of each node, what is left of each GPU that takes jobs, in milli-GPUs
+            {gpu: WHOLE_GPU for gpu in range(count) if not (withheld.size and withheld[node, gpu])}
             for node, count in enumerate(nodes.gpus.tolist())
         ]
 
-    @property
-    def num_gpus(self) -> int:
-        return sum(len(free) for free, is_open in zip(self.gpus, self.open, strict=True) if is_open)
+    def num_gpus(self, share_milli: int) -> int:
+        """GPUs of open nodes of which so much is left."""
+        nodes = zip(self.gpus, self.open, strict=True)
+        return sum(left >= share_milli for of, is_open in nodes if is_open for left in of.values())
 
     def take(self, ranks: list[_Rank]) -> None:
         for rank in ranks:
             self.cores[rank.node] -= rank.cores_milli
             self.mem[rank.node] -= rank.mib
-            self.gpus[rank.node].discard(rank.gpu)
+            if rank.gpu in self.gpus[rank.node]:
+                self.gpus[rank.node][rank.gpu] -= rank.share_milli
 
     def free(self, ranks: list[_Rank]) -> None:
         for rank in ranks:
             self.cores[rank.node] += rank.cores_milli
             self.mem[rank.node] += rank.mib
-            if rank.gpu >= 0:
-                self.gpus[rank.node].add(rank.gpu)
+            if rank.gpu in self.gpus[rank.node]:
+                self.gpus[rank.node][rank.gpu] += rank.share_milli
 
     def fits(self, ranks: list[_Rank]) -> bool:
         """Whether these places are free."""
         cores, mem = Counter[int](), Counter[int]()
         for rank in ranks:
-            if rank.gpu >= 0 and rank.gpu not in self.gpus[rank.node]:
+            if rank.gpu >= 0 and self.gpus[rank.node].get(rank.gpu, 0) < rank.share_milli:
                 return False
             cores[rank.node] += rank.cores_milli
             mem[rank.node] += rank.mib
@@ -192,12 +195,16 @@ class _Room:
             mem[node] -= fits * ask.rank_mib
             return fits
 
-        left = ask.gpus
-        for node in sorted(nodes, key=lambda one: (one not in known, -min(len(self.gpus[one]), ask.gpus), -cores[one])):
+        left, share = ask.gpus, ask.share_milli
+        free = {}  # of each node, the GPUs that have enough left, the fullest first
+        for node in nodes:
+            of = self.gpus[node]
+            free[node] = sorted((gpu for gpu, rest in of.items() if rest >= share), key=of.__getitem__)
+        for node in sorted(nodes, key=lambda one: (one not in known, -min(len(free[one]), ask.gpus), -cores[one])):
             if gpu_type in (NONE, self.type[node]):
-                free = sorted(self.gpus[node])[: take(node, min(left, len(self.gpus[node])), ask.rank_milli)]
-                found += [_Rank(node, gpu, WHOLE_GPU, ask.rank_milli, ask.rank_mib) for gpu in free]
-                left -= len(free)
+                gpus = free[node][: take(node, min(left, len(free[node])), ask.rank_milli)]
+                found += [_Rank(node, gpu, share, ask.rank_milli, ask.rank_mib) for gpu in gpus]
+                left -= len(gpus)
         on_cpu = (ask.cpu_workers, ON_CPU, ask.worker_milli), (ask.servers, SERVER, ask.server_milli)
         for count, kind, milli in on_cpu:
             on, missing = known.union(rank.node for rank in found), count
@@ -212,7 +219,7 @@ class _Room:
 def _why_not(room: _Room, ask: _Ask, *, stopped: bool) -> int:
     if stopped:
         return int(Why.BEHIND)
-    return int(Why.TOO_FEW_FREE if room.num_gpus < ask.gpus else Why.SHAPE)
+    return int(Why.TOO_FEW_FREE if room.num_gpus(ask.share_milli) < ask.gpus else Why.SHAPE)
 
 
 def _held(snapshot: Snapshot) -> dict[int, list[_Rank]]:
@@ -237,9 +244,17 @@ def _asks(snapshot: Snapshot, sizes: Sizes) -> list[_Ask]:
     per_rank = np.maximum(jobs.cpu_milli, WHOLE_GPU)
     return [_Ask(*values) for values in zip(
         sizes.gpus.tolist(), column(sizes.cpu_workers, nothing), column(sizes.worker_milli, per_rank),
-        column(sizes.servers, nothing), column(sizes.server_milli, per_rank), jobs.cpu_milli.tolist(),
-        jobs.mem_mib.tolist(), jobs.gpu_type.tolist(), strict=True,
+        column(sizes.servers, nothing), column(sizes.server_milli, per_rank), jobs.share_milli.tolist(),
+        jobs.cpu_milli.tolist(), jobs.mem_mib.tolist(), jobs.gpu_type.tolist(), strict=True,
     )]
+
+
+def _at_most(mine: list[_Rank], ask: _Ask) -> list[_Rank]:
+    """What a job has, without GPUs beyond those that it is to have; all of it if it is to move to CPU."""
+    if ask.cpu_workers:
+        return mine
+    gpus = [rank for rank in mine if rank.gpu >= 0]
+    return sorted([rank for rank in mine if rank.gpu < 0] + gpus[: ask.gpus])
 
 
 def _counts(ranks: list[_Rank]) -> tuple[int, int, int, int, int]:

@@ -69,11 +69,11 @@ class UnitExchange:
         """See ``Size``."""
         left = self._samples_left(snapshot, beliefs)
         has = self._at_first(snapshot, beliefs, order, left)
-        crowded = bool(((snapshot.jobs.holds | snapshot.jobs.waits) & (has.workers == 0)).any())
-        (all_gpus, all_milli), (gpus, milli) = capacity(snapshot), needs(snapshot, has)
-        free = all_gpus - int(gpus.sum()), all_milli - int(milli.sum())
+        wants = able_to_run(snapshot, as_asked(snapshot)).workers > 0
+        crowded = bool((wants & (has.workers == 0)).any())
+        free = [whole - int(part.sum()) for whole, part in zip(capacity(snapshot), needs(snapshot, has), strict=True)]
         found = self._evaluated(snapshot, beliefs, has, left)
-        return sizes_of(exchanged(has, found, *free, crowded=crowded))
+        return sizes_of(snapshot, exchanged(has, found, *free, crowded=crowded))
 
     def _samples_left(self, snapshot: Snapshot, beliefs: Beliefs) -> FloatArray:
         """Samples until the end of each job that may move, NaN for others (J,)."""

@@ -73,13 +73,13 @@ class Evaluated(NamedTuple):
     Attributes:
         after: What a job would have.
         change: By how much what is to fall grows; infinite for a move that is not possible.
-        gpus: GPUs that it takes.
+        gpu_milli: Milli-GPUs that it takes.
         milli: Milli-cores that it takes.
     """
 
     after: Allocation
     change: FloatArray
-    gpus: IntArray
+    gpu_milli: IntArray
     milli: IntArray
 
 
@@ -117,26 +117,26 @@ def exchanged_devices(has: Allocation) -> tuple[Allocation, BoolArray]:
 
 
 def exchanged(
-    has: Allocation, found: Evaluated, free_gpus: int, free_milli: int, *, crowded: bool = False
+    has: Allocation, found: Evaluated, free_gpu_milli: int, free_milli: int, *, crowded: bool = False
 ) -> Allocation:
     """Apply the best moves and pairs of moves until none lowers the sum; each job moves at most once.
 
     Args:
         has: What jobs have.
         found: What moves would change.
-        free_gpus: GPUs that nobody has.
+        free_gpu_milli: Milli-GPUs that nobody has.
         free_milli: Milli-cores that nobody has.
         crowded: Whether jobs wait: then no move takes a GPU that nobody gives up.
     """
     chosen = np.full(len(has.workers), -1)
     queue = _Queue(found)
     while len(chosen):
-        best = queue.best(0 if crowded else max(free_gpus, 0), max(free_milli, 0))
+        best = queue.best(0 if crowded else max(free_gpu_milli, 0), max(free_milli, 0))
         if not best:
             break
         for job, kind in best:
             chosen[job] = kind
-            free_gpus -= int(found.gpus[job, kind])
+            free_gpu_milli -= int(found.gpu_milli[job, kind])
             free_milli -= int(found.milli[job, kind])
             queue.remove(job)
     rows = np.arange(len(chosen))
@@ -155,16 +155,16 @@ class _Queue:
         lowers = np.flatnonzero(found.change < 0)
         lowers = lowers[np.argsort(found.change.flat[lowers], kind="stable")]
         self._job_L, self._kind_L = np.divmod(lowers, self._kinds)
-        self._gpus_L, self._milli_L = found.gpus.flat[lowers], found.milli.flat[lowers]
+        self._gpu_milli_L, self._milli_L = found.gpu_milli.flat[lowers], found.milli.flat[lowers]
 
     def remove(self, job: int) -> None:
         """A job that has moved moves no more."""
         self._moves[job] = False
 
-    def best(self, free_gpus: int, free_milli: int) -> tuple[tuple[int, int], ...]:
+    def best(self, free_gpu_milli: int, free_milli: int) -> tuple[tuple[int, int], ...]:
         """Job and kind of the move, or of both of the pair, that lowers the sum most and fits; empty if none does."""
         change = self._found.change
-        fits_L = self._moves[self._job_L] & (self._gpus_L <= free_gpus) & (self._milli_L <= free_milli)
+        fits_L = self._moves[self._job_L] & (self._gpu_milli_L <= free_gpu_milli) & (self._milli_L <= free_milli)
         found: tuple[tuple[int, int], ...] = ()
         least = 0.0
         if fits_L.any():
@@ -173,10 +173,10 @@ class _Queue:
             least = float(change[found[0]])
         job_T = self._tops()
         change_T = np.where(job_T >= 0, change[job_T, self._kind_T], np.inf)
-        gpus_T, milli_T = (of[job_T, self._kind_T] for of in (self._found.gpus, self._found.milli))
+        gpu_milli_T, milli_T = (of[job_T, self._kind_T] for of in (self._found.gpu_milli, self._found.milli))
         total = change_T[:, None] + change_T[None]
         total[
-            (job_T[:, None] == job_T[None]) | (gpus_T[:, None] + gpus_T[None] > free_gpus)
+            (job_T[:, None] == job_T[None]) | (gpu_milli_T[:, None] + gpu_milli_T[None] > free_gpu_milli)
             | (milli_T[:, None] + milli_T[None] > free_milli)
         ] = np.inf
         one, other = divmod(int(total.argmin()), len(job_T))

@@ -13,7 +13,7 @@ import numpy as np
 from brim.beliefs.beliefs import Beliefs
 from brim.core.arrays import IntArray
 from brim.core.snapshot import Snapshot
-from brim.policies.allocations import able_to_run, as_asked, capacity, remaining_s, sizes_of, smallest
+from brim.policies.allocations import able_to_run, as_asked, capacity, merged, present, remaining_s, sizes_of, smallest
 from brim.policies.size.units import each_size, grown, units_of
 from brim.policies.sockets import Sizes
 
@@ -26,7 +26,7 @@ class ServersAsAsked:
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> Sizes:
         """See ``Size``."""
-        return sizes_of(as_asked(snapshot))
+        return sizes_of(snapshot, merged(present(snapshot), as_asked(snapshot)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,4 +51,4 @@ class MarginalServers:
         time_s = remaining_s(snapshot, beliefs, each_size(first, kinds=1), np.where(np.isnan(left), planned, left))
         time_s[jobs.servers <= 0] = np.nan
         has = grown(time_s, units_of(snapshot, first), first, np.zeros_like(order), order, capacity(snapshot))
-        return sizes_of(first._replace(workers=has.workers, servers=has.servers))
+        return sizes_of(snapshot, first._replace(workers=has.workers, servers=has.servers))

@@ -1,7 +1,7 @@
 """Workers and servers given out one by one: each to the job to which it is worth most for what it takes.
 
 Shapes: J jobs, D kinds of device of workers (GPU, CPU), W numbers of workers, P numbers of servers; the last axis of
-units is GPUs and milli-cores.
+units is milli-GPUs and milli-cores.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Grown(NamedTuple):
 def units_of(snapshot: Snapshot, each: Allocation) -> Units:
     """What a worker or server takes, with the cores of an allocation (J,)."""
     jobs = snapshot.jobs
-    one, none = np.ones(len(jobs), dtype=np.int64), np.zeros(len(jobs), dtype=np.int64)
-    workers = np.stack((np.column_stack((one, jobs.cpu_milli)), np.column_stack((none, each.worker_milli))))
-    return Units(workers, np.column_stack((none, each.server_milli)))
+    none = np.zeros(len(jobs), dtype=np.int64)
+    on_gpu, on_cpu = np.column_stack((jobs.share_milli, jobs.cpu_milli)), np.column_stack((none, each.worker_milli))
+    return Units(np.stack((on_gpu, on_cpu)), np.column_stack((none, each.server_milli)))
 
 
 def each_size(each: Allocation, *, kinds: int) -> Allocation:
@@ -76,7 +76,7 @@ def grown(
         first: What each job has at first; 0 workers for one that is given nothing (J,).
         instead: Workers on the other kind of device, 0 for a job that cannot run there (J,).
         order: Rows of jobs, first served first (J,).
-        capacity: GPUs and milli-cores of the cluster.
+        capacity: Milli-GPUs and milli-cores of the cluster.
     """
     jobs, _, workers_max, servers_max = costs.shape
     worker, server = units.worker.tolist(), units.server.tolist()
