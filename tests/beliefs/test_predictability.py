@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from brim.beliefs.convergence import CannotSay
 from brim.beliefs.curve_features import FEATURES, seen
-from brim.beliefs.predictability import KNOTS, LEVELS, default, load, parse, scaled
-from brim.beliefs.predictability_judging import CHOSEN, area, folds, left_out_scores, models, quantiles, scores
+from brim.beliefs.predictability import KNOTS, LEVELS, default, load, parse, scale_of, scaled
+from brim.beliefs.predictability_judging import CHOSEN, area, fitted_scales, folds, left_out_scores, models, scores
 from brim.beliefs.predictability_training import TrainingRun, moments, toml, train
 from brim.errors import ConfigError, NotFoundError
 
@@ -118,7 +118,7 @@ def test_evidence_names_what_decided_with_its_value(found):
 
 def test_a_scale_is_increasing_even_where_a_feature_has_few_values():
     knots = np.array([[0.0] * 10 + [1.0] * 11, np.linspace(0, 1, KNOTS)])
-    values = scaled(np.array([[-1.0, 0.5], [0.0, 0.2], [0.5, 0.1], [1.0, 0.9], [2.0, 9.0]]), knots)
+    values = scaled(np.array([[-1.0, 0.5], [0.0, 0.2], [0.5, 0.1], [1.0, 0.9], [2.0, 9.0]]), [*map(scale_of, knots)])
     assert (np.diff(values[:, 0]) >= 0).all()
     assert values[1, 0] == pytest.approx(LEVELS[:10].mean())
     assert values[4, 1] == LEVELS[-1]
@@ -154,9 +154,9 @@ def test_a_missing_file_is_refused():
 def test_inference_is_that_of_scikit_learn(found, trained, monkeypatch):
     """The file's numbers give the probabilities of scikit-learn's own model, without scikit-learn."""
     columns = [found.names.index(name) for name in trained.classifier.names]
-    knots = quantiles(found.features[:, columns])
-    model = models()[CHOSEN]().fit(scaled(found.features[:, columns], knots), found.is_predictable)
-    logit = model.decision_function(scaled(found.features[:, columns], knots))
+    scales = fitted_scales(found.features[:, columns])
+    model = models()[CHOSEN]().fit(scaled(found.features[:, columns], scales), found.is_predictable)
+    logit = model.decision_function(scaled(found.features[:, columns], scales))
     real = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", lambda name, *rest, **named: (_ for _ in ()).throw(
         ImportError(name)) if name.startswith("sklearn") else real(name, *rest, **named))

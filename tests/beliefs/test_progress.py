@@ -127,7 +127,7 @@ def test_a_point_that_is_still_averaged_is_not_looked_at():
 
 def test_a_round_evaluates_only_jobs_that_are_due():
     """All have reported once more; a few of them have grown by a fifth since their last evaluation."""
-    rng, jobs = np.random.default_rng(1), 60
+    rng, jobs = np.random.default_rng(1), 20
     counts = rng.integers(30, 60, jobs)
     made = snapshot_of("1x2xK80", *(job(gpus=1) for _ in range(jobs)))
     columns = replace(made.jobs, target_loss_ppm=np.full(jobs, 200_000), samples_done=np.full(jobs, 900))

@@ -84,14 +84,18 @@ def cleaned(samples: FloatArray, loss: FloatArray) -> Losses | CannotSay:
     samples, loss = samples[kept], loss[kept]
     if len(samples) < POINTS_MIN:
         return CannotSay.TOO_FEW
-    around = np.stack((np.append(loss[:1], loss[:-1]), loss, np.append(loss[1:], loss[-1:])))
-    loss = np.median(around, axis=0)
+    loss = _of_three(np.append(loss[:1], loss[:-1]), loss, np.append(loss[1:], loss[-1:]))
     groups = -(-len(loss) // POINTS_MAX)
     if groups > 1:
         starts = np.arange(0, len(loss), groups)
         count = np.diff(np.append(starts, len(loss)))
         samples, loss = np.add.reduceat(samples, starts) / count, np.add.reduceat(loss, starts) / count
     return Losses(samples, loss)
+
+
+def _of_three(one: FloatArray, other: FloatArray, third: FloatArray) -> FloatArray:
+    """The median of each three (N,)."""
+    return np.maximum(np.minimum(one, other), np.minimum(np.maximum(one, other), third))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,15 +169,15 @@ def fit(reports: Losses, *, interval: bool = True) -> Convergence | CannotSay:
     first = min(int(np.searchsorted(samples, SKIPPED * scale)), len(samples) - POINTS_MIN)
     place, loss = samples[first:] / scale, loss[first:]
     largest = float(np.abs(loss).max()) or 1.0
-    rise = 1.0 / (place + _SHIFTS[:, None])
-    height, shift, floor = _least_squares(rise, loss[None] / largest)
+    grid = _grid(1.0 / (place + _SHIFTS[:, None]))
+    height, shift, floor = _least_squares(grid, loss[None] / largest)
     if not height[0] > 0:
         return CannotSay.DOES_NOT_FALL
     fitted = height[0] / (place + shift[0]) + floor[0]
     residual = loss / largest - fitted
     if interval:
         places = np.arange(len(residual))
-        others = _least_squares(rise, fitted + residual[places - places[1:, None]])
+        others = _least_squares(grid, fitted + residual[places - places[1:, None]])
         height, shift, floor = (
             np.concatenate((one, other)) for one, other in zip((height, shift, floor), others, strict=True)
         )
@@ -183,21 +187,41 @@ def fit(reports: Losses, *, interval: bool = True) -> Convergence | CannotSay:
     )
 
 
-def _least_squares(rise: FloatArray, loss: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Height, shift and floor, >= 0, of the best curve through each series (R,).
+class _Grid(NamedTuple):
+    """What all series have in common: the curve with height 1 and floor 0 at each report, for each shift.
 
-    Args:
-        rise: What the curve with height 1 and floor 0 has at each report, for each shift (Q, N).
-        loss: The series (R, N).
+    Attributes:
+        rise: The curve (Q, N).
+        middle: Its mean over the reports (Q,).
+        centred: What it differs from that (Q, N).
+        square: Sum of squares of the latter (Q,).
+        whole_square: Sum of squares of the former (Q,).
     """
-    middle, mean = rise.mean(axis=1), loss.mean(axis=1, keepdims=True)
-    centred, around = rise - middle[:, None], loss - mean
-    square, product = (centred**2).sum(axis=1), around @ centred.T
-    height = np.maximum(product / square, 0.0)
-    floor = mean - height * middle
-    through_zero = np.maximum(loss @ rise.T / (rise**2).sum(axis=1), 0.0)
-    height, floor = np.where(floor < 0, through_zero, height), np.maximum(floor, 0.0)
-    off = height**2 * square - 2 * height * product + rise.shape[1] * (mean - height * middle - floor) ** 2
+
+    rise: FloatArray
+    middle: FloatArray
+    centred: FloatArray
+    square: FloatArray
+    whole_square: FloatArray
+
+
+def _grid(rise: FloatArray) -> _Grid:
+    middle = rise.sum(axis=1) / rise.shape[1]
+    centred = rise - middle[:, None]
+    return _Grid(rise, middle, centred, (centred**2).sum(axis=1), (rise**2).sum(axis=1))
+
+
+def _least_squares(grid: _Grid, loss: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Height, shift and floor, >= 0, of the best curve through each series (R, N)."""
+    count = loss.shape[1]
+    mean = loss.sum(axis=1, keepdims=True) / count
+    product = (loss - mean) @ grid.centred.T
+    height = np.maximum(product / grid.square, 0.0)
+    floor = mean - height * grid.middle
+    if (floor < 0).any():
+        through_zero = np.maximum(loss @ grid.rise.T / grid.whole_square, 0.0)
+        height, floor = np.where(floor < 0, through_zero, height), np.maximum(floor, 0.0)
+    off = height**2 * grid.square - 2 * height * product + count * (mean - height * grid.middle - floor) ** 2
     best = off.argmin(axis=1)
     rows = np.arange(len(loss))
     return height[rows, best], _SHIFTS[best], floor[rows, best]

@@ -100,8 +100,8 @@ def seen(samples: FloatArray, loss: FloatArray, planned: float = np.inf) -> Fall
     assert found.keys() == FEATURES.keys()
     return FallingCurve(
         curve.samples, float(curve.height[0]), float(curve.shift[0]), float(curve.floor[0]),
-        float(np.median(reports.loss[-3:])), curve.deviation,
-        tuple(float(np.clip(value, -LARGEST, LARGEST)) for value in found.values()),
+        _median(reports.loss[-3:]), curve.deviation,
+        tuple(np.clip(np.array([*found.values()]), -LARGEST, LARGEST).tolist()),
     )
 
 
@@ -122,9 +122,9 @@ def _features(reports: Losses, curve: Convergence, planned: float) -> dict[str, 
     line, wave = _polynomial(log, recent, 1), _polynomial(log, recent, 2)
     older, old = _held_back(reports, 0.8, ahead), _held_back(reports, 0.6, ahead)
     ends = [end.value, *(one.end for one in (older, old) if one is not None)]
-    rough = float(np.median(np.abs(np.diff(loss, 2))))
+    rough = _median(np.abs(np.diff(loss, 2)))
     then, before, earlier = (_around(place, loss, at) for at in (1.0, 0.5, 0.25))
-    found = {
+    return {
         "ahead": np.log(ahead),
         "remaining": (here - end.value) / fall,
         "held_back": older.error / fall if older else 1.0,
@@ -133,7 +133,7 @@ def _features(reports: Losses, curve: Convergence, planned: float) -> dict[str, 
         "refits_trend": (ends[-1] - ends[0]) / fall,
         "width": (end.high - end.low) / fall,
         "deviation": curve.deviation / fall,
-        "falling": np.mean(np.diff(recent) < 0),
+        "falling": np.count_nonzero(np.diff(recent) < 0) / (len(recent) - 1),
         "noise": rough / fall,
         "last_fall": (before - then) / fall,
         "fall_before": (earlier - before) / fall,
@@ -145,7 +145,6 @@ def _features(reports: Losses, curve: Convergence, planned: float) -> dict[str, 
         "misfit": np.log((curve.deviation + LEAST_FALL * fall) / (rough / WHITE + LEAST_FALL * fall)),
         "wave": np.std(recent - np.polyval(wave, log)) / fall,
     }
-    return {name: float(value) for name, value in found.items()}
 
 
 class _HeldBack(NamedTuple):
@@ -180,5 +179,11 @@ def _polynomial(log: FloatArray, loss: FloatArray, degree: int) -> FloatArray:
 
 def _around(place: FloatArray, loss: FloatArray, at: float) -> float:
     """The median of the losses within 8 % of a place, or the loss there, on a line between its neighbours."""
-    near = np.abs(np.log(place / at)) < 0.08
-    return float(np.median(loss[near]) if near.any() else np.interp(np.log(at), np.log(place), loss))
+    near = loss[np.abs(np.log(place / at)) < 0.08]
+    return _median(near) if len(near) else float(np.interp(np.log(at), np.log(place), loss))
+
+
+def _median(values: FloatArray) -> float:
+    """What ``np.median`` says of numbers, in a fifth of its time."""
+    ordered, half = np.sort(values), len(values) // 2
+    return float(ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2)

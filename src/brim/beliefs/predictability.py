@@ -8,7 +8,7 @@ Shapes: F features, K knots of each, M moments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -41,20 +41,46 @@ class Evidence(NamedTuple):
     value: float
 
 
+class Scale(NamedTuple):
+    """How a feature is put on a normal scale: straight lines between the knots, and flat beyond them.
+
+    Attributes:
+        knots: Quantiles of the feature in the training data, in increasing order; some may be equal (K,).
+        values: The knots without repeats.
+        levels: The normal scale at these; of equal knots, the mean.
+    """
+
+    knots: FloatArray
+    values: FloatArray
+    levels: FloatArray
+
+
+def scale_of(knots: FloatArray) -> Scale:
+    """The scale with these knots (K,)."""
+    values, place, count = np.unique(knots, return_inverse=True, return_counts=True)
+    return Scale(frozen(knots), frozen(values), frozen(np.bincount(place, LEVELS) / count))
+
+
+def scaled(features: FloatArray, scales: Sequence[Scale]) -> FloatArray:
+    """Put features on their scales (M, F)."""
+    columns = [np.interp(column, of.values, of.levels) for column, of in zip(features.T, scales, strict=True)]
+    return np.stack(columns, axis=1)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Classifier:
     """A logistic regression on a normal scale.
 
     Attributes:
         names: Features that it reads (F,).
-        knots: Quantiles of each in the training data, increasing (F, K).
+        scales: Of each.
         weights: Of each on the normal scale; above 0 speaks for a predictable job (F,).
         intercept: Of the logistic regression, calibrated on families that were left out.
         about: What it was trained on, in a line.
     """
 
     names: tuple[str, ...]
-    knots: FloatArray
+    scales: tuple[Scale, ...]
     weights: FloatArray
     intercept: float
     about: str
@@ -84,16 +110,7 @@ class Classifier:
 
     def _scaled(self, features: FloatArray) -> FloatArray:
         order = list(FEATURES)
-        return scaled(features[:, [order.index(name) for name in self.names]], self.knots)
-
-
-def scaled(features: FloatArray, knots: FloatArray) -> FloatArray:
-    """Put features on a normal scale (M, F). Equal knots, of a feature with few values, are one at their mean."""
-    found = np.empty(features.shape)
-    for column, of in enumerate(knots):
-        own, place, count = np.unique(of, return_inverse=True, return_counts=True)
-        found[:, column] = np.interp(features[:, column], own, np.bincount(place, LEVELS) / count)
-    return found
+        return scaled(features[:, [order.index(name) for name in self.names]], self.scales)
 
 
 @cache
@@ -126,13 +143,13 @@ def parse(text: str, file: str) -> Classifier:
     for name in names:
         if name not in FEATURES or names.count(name) > 1:
             raise ConfigError(f"{file}: found feature {name!r}, expected each once of {', '.join(FEATURES)}")
-    knots = np.array([_numbers(entry, "knots", KNOTS, f"{file}, feature {entry['name']}") for entry in entries])
-    if (np.diff(knots, axis=1) < 0).any():
+    knots = [np.array(_numbers(entry, "knots", KNOTS, f"{file}, feature {entry['name']}")) for entry in entries]
+    if any((np.diff(of) < 0).any() for of in knots):
         raise ConfigError(f"{file}: found knots that fall, expected quantiles in increasing order")
     weights = [_number(entry, "weight", f"{file}, feature {entry['name']}") for entry in entries]
     about = content.get("data")
     return Classifier(
-        tuple(names), frozen(knots), frozen(np.array(weights)), _number(content, "intercept", file),
+        tuple(names), tuple(map(scale_of, knots)), frozen(np.array(weights)), _number(content, "intercept", file),
         about if isinstance(about, str) else "",
     )
 

@@ -2,7 +2,7 @@
 
 Families (types of jobs, kinds of work) are left out as a whole: rows of one family are too alike for less.
 
-Shapes: M moments, F features, K knots.
+Shapes: M moments, F features.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from scipy.stats import kendalltau, pearsonr, spearmanr
 from scipy.stats import t as student
 
-from brim.beliefs.predictability import CUT, KNOTS, scaled
+from brim.beliefs.predictability import CUT, KNOTS, Scale, scale_of, scaled
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.errors import ConfigError
 
@@ -147,9 +147,10 @@ def folds(features: FloatArray, label: BoolArray, family: Any) -> list[Fold]:
             raise ConfigError("without one of its families, the history has moments of one class only")
         thin = thinned(np.flatnonzero(~test))
         columns = strong_columns(features[thin], label[thin])
-        knots = quantiles(features[thin][:, columns])
+        scales = fitted_scales(features[thin][:, columns])
         found.append(Fold(
-            test, scaled(features[thin][:, columns], knots), label[thin], scaled(features[test][:, columns], knots)))
+            test, scaled(features[thin][:, columns], scales), label[thin],
+            scaled(features[test][:, columns], scales)))
     return found
 
 
@@ -197,9 +198,9 @@ def calibration(said: FloatArray, label: BoolArray) -> tuple[float, float]:
     return max(float(found.coef_[0, 0]), 0.0), float(found.intercept_[0])
 
 
-def quantiles(features: FloatArray) -> FloatArray:
-    """The knots of each feature (F, K)."""
-    return np.asarray(np.quantile(features, np.linspace(0.02, 0.98, KNOTS), axis=0).T)
+def fitted_scales(features: FloatArray) -> tuple[Scale, ...]:
+    """The normal scale of each feature (M, F)."""
+    return tuple(map(scale_of, np.quantile(features, np.linspace(0.02, 0.98, KNOTS), axis=0).T))
 
 
 class Strength(NamedTuple):

@@ -23,11 +23,11 @@ from brim.beliefs.predictability_judging import (
     Strength,
     area,
     calibration,
+    fitted_scales,
     folds,
     left_out,
     left_out_scores,
     models,
-    quantiles,
     scores,
     strengths,
     strong_columns,
@@ -173,11 +173,11 @@ def train(found: Moments, about: str = "") -> TrainedClassifier:
     judged = [scores(name, left_out(make, of, label), label, family) for name, make in models().items()]
     make, thin = models()[CHOSEN], thinned(np.arange(len(label)))
     columns = strong_columns(found.features[thin], label[thin])
-    knots = quantiles(found.features[thin][:, columns])
-    model = make().fit(scaled(found.features[thin][:, columns], knots), label[thin])
+    scales = fitted_scales(found.features[thin][:, columns])
+    model = make().fit(scaled(found.features[thin][:, columns], scales), label[thin])
     slope, offset = calibration(left_out_scores(make, of, label), label)
     classifier = Classifier(
-        tuple(found.names[column] for column in columns), frozen(knots), frozen(slope * model.coef_[0]),
+        tuple(found.names[column] for column in columns), scales, frozen(slope * model.coef_[0]),
         float(slope * model.intercept_[0] + offset), about,
     )
     return TrainedClassifier(
@@ -230,9 +230,9 @@ def toml(trained: TrainedClassifier, card: dict[str, str]) -> str:
         f"balanced_accuracy = {chosen.balanced:.3f}", f"minority_f1 = {chosen.minority_f1:.3f}",
         f"intercept = {own.intercept:.8g}",
     ]
-    for name, weight, knots in zip(own.names, own.weights.tolist(), own.knots.tolist(), strict=True):
+    for name, weight, scale in zip(own.names, own.weights.tolist(), own.scales, strict=True):
         lines += ["", "[[feature]]", f'name = "{name}"', f"weight = {weight:.8g}",
-                  f"knots = [{', '.join(f'{knot:.8g}' for knot in knots)}]"]
+                  f"knots = [{', '.join(f'{knot:.8g}' for knot in scale.knots.tolist())}]"]
     return "\n".join(lines) + "\n"
 
 
