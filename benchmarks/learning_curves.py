@@ -1,7 +1,7 @@
 """Learning curves of our own: hundreds of small trainings of clearly different kinds, as a history for ``fit``.
 
     python benchmarks/learning_curves.py curves.parquet            # eight minutes of one core
-    brim predictability fit curves.parquet -o src/brim/beliefs/profiles/predictability.toml
+    brim predictability fit curves.parquet --out src/brim/beliefs/profiles/predictability.toml
 
 Data are drawn, or come with scikit-learn (digits, breast cancer, diabetes, wine) and Python (the text of its help
 topics). Optimizer, learning rate, schedule, batch and noise are drawn for each run: some are bad, as in a real cluster.

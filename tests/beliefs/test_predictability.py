@@ -124,12 +124,19 @@ def test_a_scale_is_increasing_even_where_a_feature_has_few_values():
     assert values[4, 1] == LEVELS[-1]
 
 
+def _first_at_the_end(text):
+    head, first, *others = text.split("[[feature]]")
+    return "[[feature]]".join((head, *others, first))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda text: text.replace('name = "width"', 'name = "colour"'), "found feature 'colour'"),
         (lambda text: text.replace("intercept", "outercept"), "found intercept=None"),
         (lambda text: text.split("[[feature]]")[0], "found no 'feature' tables"),
+        (_first_at_the_end, "found feature 'remaining' first, expected 'ahead'"),
+        (lambda text: text.replace("weight_of_product", "weight_of_sum"), "found weight_of_product=None"),
         (lambda text: text.replace("weight = ", "weight = nan  # "), "found weight=nan"),
         (lambda text: text.replace("knots = [", "knots = [0.0, "), "knots that are not 21 numbers"),
         (lambda text: text.replace("knots = [", "knots = [1e9, 0.0]  # ["), "knots that are not 21 numbers"),

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 from brim.beliefs.predictability import load
+from brim.cli.predictability import runs_of
 from tests.cli.commands import brim
 
 pytest.importorskip("sklearn")
@@ -29,11 +30,9 @@ def history(families: int = 3, each: int = 6, *, wanders: float = 0.12) -> pl.Da
     return pl.concat(tables)
 
 
-@pytest.mark.parametrize("ending", [".parquet", ".csv", ".jsonl"])
-def test_a_history_is_read_scored_and_written(tmp_path, ending):
-    file, out = tmp_path / f"losses{ending}", tmp_path / "mine.toml"
-    write = {".parquet": "write_parquet", ".csv": "write_csv", ".jsonl": "write_ndjson"}[ending]
-    getattr(history(), write)(file)
+def test_a_history_is_read_scored_and_written(tmp_path):
+    file, out = tmp_path / "losses.csv", tmp_path / "mine.toml"
+    history().write_csv(file)
     done = brim("predictability", "fit", file, "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
@@ -42,6 +41,20 @@ def test_a_history_is_read_scored_and_written(tmp_path, ending):
     read = load(str(out))
     assert list(read.names) == [row["name"] for row in said["features"] if row["used"]]
     assert "18 runs of 3 families" in read.about
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".csv", ".jsonl"])
+def test_every_kind_of_file_has_the_same_runs_and_no_other_column_is_read(tmp_path, ending):
+    """A metric of the end, which would give the answer away, is planted beside the losses."""
+    file = tmp_path / f"losses{ending}"
+    planted = history().with_columns(final_accuracy=pl.col("job") % 2, final_loss=pl.col("loss").last().over("job"))
+    getattr(planted, {".parquet": "write_parquet", ".csv": "write_csv", ".jsonl": "write_ndjson"}[ending])(file)
+    runs = runs_of(file)
+    assert [run.family for run in runs] == [f"kind {number // 6}" for number in range(18)]
+    for run, (_, rows) in zip(runs, history().group_by("job", maintain_order=True), strict=True):
+        assert run._fields == ("family", "samples", "loss", "planned")
+        np.testing.assert_array_equal(run.loss, rows["loss"].to_numpy())
+        assert (run.samples.tolist(), run.planned) == (SAMPLES.tolist(), 400.0)
 
 
 def _without_a_column(rows):
@@ -64,10 +77,14 @@ def _constant(rows):
     return rows.with_columns(pl.lit(2.0).alias("loss"))
 
 
+def _words_for_plans(rows):
+    return rows.with_columns(pl.lit("long").alias("planned"))
+
 
 @pytest.mark.parametrize(("change", "said"), [
     (_without_a_column, "found no column 'loss', expected job, family, samples and loss"),
     (_words_for_losses, "found something else than numbers in column 'loss'"),
+    (_words_for_plans, "found something else than numbers in column 'planned'"),
     (_one_family, "found one family only (a)"),
     (_three_losses, "found no moment of a run from which its end could be predicted (no run has enough losses)"),
     (_constant, "found no moment of a run"),

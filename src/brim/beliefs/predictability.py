@@ -1,7 +1,8 @@
 """Whether the curve through a job's losses says where it ends: a probability, from features known by now.
 
-A classifier is a logistic regression of features that are put on a normal scale first. It is trained where
-scikit-learn is (``predictability_training.py``) and used without it: numbers of a small file, and a sum.
+A classifier is a logistic regression of features that are put on a normal scale first, and of their products with
+how far ahead the end is: what tells much late in a run may tell little early. It is trained where scikit-learn is
+(``predictability_training.py``) and used without it: numbers of a small file, and a sum.
 
 Shapes: F features, K knots of each, M moments.
 """
@@ -29,6 +30,8 @@ KNOTS: Final = 21
 """Quantiles of each feature that are kept."""
 LEVELS: Final[FloatArray] = frozen(ndtri(np.linspace(0.02, 0.98, KNOTS)))
 """The normal scale at these quantiles (K,): what lies beyond the first and last counts as they do."""
+FIRST: Final = next(iter(FEATURES))
+"""The feature with which all others are multiplied: how far ahead the end is."""
 TOLD: Final = 4
 """Features that are named as evidence."""
 _FILE: Final = "predictability.toml"
@@ -67,14 +70,20 @@ def scaled(features: FloatArray, scales: Sequence[Scale]) -> FloatArray:
     return np.stack(columns, axis=1)
 
 
+def with_products(on_scales: FloatArray) -> FloatArray:
+    """Features on their scales (M, F), and the product of each with the first (M, 2 F)."""
+    return np.concatenate((on_scales, on_scales * on_scales[:, :1]), axis=1)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Classifier:
     """A logistic regression on a normal scale.
 
     Attributes:
-        names: Features that it reads (F,).
+        names: Features that it reads, ``FIRST`` the first (F,).
         scales: Of each.
-        weights: Of each on the normal scale; above 0 speaks for a predictable job (F,).
+        weights: Of each on the normal scale, above 0 where it speaks for a predictable job, then of its product with
+            the first (2 F,).
         intercept: Of the logistic regression, calibrated on families that were left out.
         about: What it was trained on, in a line.
     """
@@ -91,7 +100,7 @@ class Classifier:
         Args:
             features: In the order of ``FEATURES`` (M, all).
         """
-        found: FloatArray = expit(self._scaled(features) @ self.weights + self.intercept)
+        found: FloatArray = expit(with_products(self._scaled(features)) @ self.weights + self.intercept)
         return found
 
     def evidence(self, features: FloatArray) -> tuple[Evidence, ...]:
@@ -100,7 +109,7 @@ class Classifier:
         Args:
             features: In the order of ``FEATURES`` (all,).
         """
-        says = self._scaled(features[None])[0] * self.weights
+        says = (with_products(self._scaled(features[None]))[0] * self.weights).reshape(2, -1).sum(axis=0)
         strongest = np.argsort(-np.abs(says), kind="stable")[:TOLD].tolist()
         values = dict(zip(FEATURES, features.tolist(), strict=True))
         return tuple(
@@ -143,10 +152,13 @@ def parse(text: str, file: str) -> Classifier:
     for name in names:
         if name not in FEATURES or names.count(name) > 1:
             raise ConfigError(f"{file}: found feature {name!r}, expected each once of {', '.join(FEATURES)}")
+    if names[0] != FIRST:
+        raise ConfigError(f"{file}: found feature {names[0]!r} first, expected {FIRST!r}")
     knots = [np.array(_numbers(entry, "knots", KNOTS, f"{file}, feature {entry['name']}")) for entry in entries]
     if any((np.diff(of) < 0).any() for of in knots):
         raise ConfigError(f"{file}: found knots that fall, expected quantiles in increasing order")
-    weights = [_number(entry, "weight", f"{file}, feature {entry['name']}") for entry in entries]
+    weights = [_number(entry, field, f"{file}, feature {entry['name']}")
+               for field in ("weight", "weight_of_product") for entry in entries]
     about = content.get("data")
     return Classifier(
         tuple(names), tuple(map(scale_of, knots)), frozen(np.array(weights)), _number(content, "intercept", file),

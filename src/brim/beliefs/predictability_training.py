@@ -176,9 +176,10 @@ def train(found: Moments, about: str = "") -> TrainedClassifier:
     scales = fitted_scales(found.features[thin][:, columns])
     model = make().fit(scaled(found.features[thin][:, columns], scales), label[thin])
     slope, offset = calibration(left_out_scores(make, of, label), label)
+    regression = model[-1]
     classifier = Classifier(
-        tuple(found.names[column] for column in columns), scales, frozen(slope * model.coef_[0]),
-        float(slope * model.intercept_[0] + offset), about,
+        tuple(found.names[column] for column in columns), scales, frozen(slope * regression.coef_[0]),
+        float(slope * regression.intercept_[0] + offset), about,
     )
     return TrainedClassifier(
         classifier, judged, best_single(found), strengths(found.names, found.features[thin], label[thin]))
@@ -230,8 +231,10 @@ def toml(trained: TrainedClassifier, card: dict[str, str]) -> str:
         f"balanced_accuracy = {chosen.balanced:.3f}", f"minority_f1 = {chosen.minority_f1:.3f}",
         f"intercept = {own.intercept:.8g}",
     ]
-    for name, weight, scale in zip(own.names, own.weights.tolist(), own.scales, strict=True):
+    weights, of_products = own.weights.reshape(2, -1).tolist()
+    for name, weight, of_product, scale in zip(own.names, weights, of_products, own.scales, strict=True):
         lines += ["", "[[feature]]", f'name = "{name}"', f"weight = {weight:.8g}",
+                  f"weight_of_product = {of_product:.8g}",
                   f"knots = [{', '.join(f'{knot:.8g}' for knot in scale.knots.tolist())}]"]
     return "\n".join(lines) + "\n"
 

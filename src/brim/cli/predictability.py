@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from brim.beliefs.predictability_judging import Scores
     from brim.beliefs.predictability_training import Moments, TrainedClassifier, TrainingRun
 
-_COLUMNS: Final = {"job": "text", "family": "text", "samples": "number", "loss": "number"}
+_COLUMNS: Final = ("job", "family", "samples", "loss")
 _EXPECTED: Final = "expected job, family, samples and loss, and planned where it is known"
 _READERS: Final = {".parquet": "read_parquet", ".csv": "read_csv", ".jsonl": "read_ndjson", ".ndjson": "read_ndjson"}
 
@@ -91,12 +91,13 @@ def runs_of(history: Path) -> list[TrainingRun]:
     from brim.beliefs.predictability_training import TrainingRun
 
     rows = _table(history)
-    for name, kind in _COLUMNS.items():
+    has_plan = "planned" in rows.columns
+    for name in _COLUMNS:
         if name not in rows.columns:
             raise ConfigError(f"{history}: found no column {name!r}, {_EXPECTED}")
-        if kind == "number" and len(rows) and not rows[name].dtype.is_numeric():
+    for name in ("samples", "loss", "planned") if has_plan else ("samples", "loss"):
+        if rows[name].drop_nulls().len() and not rows[name].dtype.is_numeric():
             raise ConfigError(f"{history}: found something else than numbers in column {name!r}, {_EXPECTED}")
-    has_plan = "planned" in rows.columns and rows["planned"].dtype.is_numeric()
     runs = []
     for (_,), of in rows.drop_nulls(["job", "family"]).group_by("job", maintain_order=True):
         samples, loss = (of[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in ("samples", "loss"))
