@@ -32,6 +32,7 @@ FIRST: Final = ("criteo1tb", "fastmri", "wmt")
 class Run(NamedTuple):
     """Losses of a run, in the order of its steps."""
 
+    number: int
     family: str
     step: FloatArray
     loss: FloatArray
@@ -47,7 +48,7 @@ def runs_of(folder: Path, column: str) -> list[Run]:
         known = np.isfinite(step) & np.isfinite(loss)
         known[1:] &= np.diff(step) > 0
         if known.sum() >= LOSSES_MIN:
-            found.append(Run(names[run].split("_")[0], step[known], loss[known]))
+            found.append(Run(run, names[run].split("_")[0], step[known], loss[known]))
     return found
 
 

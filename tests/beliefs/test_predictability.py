@@ -65,6 +65,14 @@ def test_a_run_that_nobody_planned_is_not_told_how_long_it_was():
     assert whole.features.tolist() == part.features.tolist()
 
 
+def test_a_run_that_goes_back_to_a_checkpoint_teaches_what_it_does_without():
+    loss = 0.9 / (0.01 * SAMPLES + 1) + 0.1
+    again = np.r_[:40, 20:60]
+    plain, restarted = (moments([TrainingRun("a", SAMPLES[rows], loss[rows], 600.0)]) for rows in (np.r_[:60], again))
+    assert plain.features.tolist() == restarted.features.tolist()
+    assert plain.is_predictable.tolist() == restarted.is_predictable.tolist()
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     losses=st.lists(st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.floats(0, 10)), max_size=40),

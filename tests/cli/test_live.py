@@ -13,6 +13,7 @@ import socket
 import sqlite3
 import tempfile
 import time
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -298,10 +299,13 @@ def test_up_again_says_so_and_a_killed_controller_takes_its_jobs_back(up):
     before = up.pid("controller")
     for words in ([], ["--devices", "4"], ["--policy", "backfill", "--devices", "4"]):
         assert up("up", *words).stdout.startswith(f"already up: process {before}, policy backfill, 4 devices")
+    own = up.work / "own.toml"
+    own.write_text(files("brim.beliefs").joinpath("profiles", "predictability.toml").read_text("utf-8"), "utf-8")
     for words, said in (
         (["--policy", "srtf", "--devices", "4"], "it runs with --policy backfill, not srtf: to change"),
         (["--policy", "backfill.py"], f"it runs with --policy backfill, not {up.work}/backfill.py: to change"),
         (["--user-jobs", "9"], "it runs without --user-jobs, not 9: to change"),
+        (["--predictability", "own.toml"], f"it runs without --predictability, not {own}: to change"),
         (["--allow", "daemon"], "it runs without --allow, not daemon: to change"),
     ):
         assert said in up("up", *words, code=4).stderr
@@ -310,13 +314,14 @@ def test_up_again_says_so_and_a_killed_controller_takes_its_jobs_back(up):
     mine = up.work / "mine.py"
     text = "from brim.policies.presets import find_policy\npolicy = find_policy('backfill')\n"
     mine.write_text(text, encoding="utf-8")
-    up("up", "--devices", "4", "--policy", mine)
+    assert "cannot read" in up("up", "--devices", "4", "--predictability", "nowhere.toml", code=3).stderr
+    up("up", "--devices", "4", "--policy", mine, "--predictability", own)
     assert up.pid("controller") != before
     mine.write_text(f"{text}# edited\n", encoding="utf-8")
     changed = up("up", "--policy", mine, code=4).stderr
     assert f"it runs {mine} as that was when it was started, and the file has changed since: to change" in changed
     mine.write_text(text, encoding="utf-8")
-    assert up("up", "--policy", mine).stdout.startswith("already up")
+    assert up("up", "--policy", mine, "--predictability", own).stdout.startswith("already up")
     (up.work / "go").touch()
     assert up("logs", "-f", job).stdout == "one\ntwo\n"
     (up.work / "go").unlink()

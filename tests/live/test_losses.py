@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from brim.agent.protocol import AttemptProgress
+from brim.beliefs.predictability import default
 from brim.core.trace import NONE
+from brim.errors import ConfigError
 from brim.foresight.foresight import Foresight
 from brim.foresight.outlook import outlook_of
+from brim.live.machine import machine_controller
 from brim.live.service import ClusterService
 from brim.policies.order.borda import Borda, RemainingOrAttained
 from brim.policies.place.workers_and_servers import WorkersAndServers
@@ -29,6 +34,18 @@ LOSSES = {
     "nothing": lambda k: 0.0, "negative": lambda k: -1.0 / k, "huge": lambda k: 1e308 * (k % 2),
     "tiny": lambda k: 5e-324 * k, "rising": float, "falling": lambda k: 1.0 + 1.0 / k, "none": lambda k: None,
 }
+
+
+def test_a_controller_believes_the_classifier_that_it_was_given(tmp_path):
+    own = tmp_path / "own.toml"
+    shipped = files("brim.beliefs").joinpath("profiles", "predictability.toml").read_text("utf-8")
+    own.write_text(re.sub('data = ".*"', 'data = "our own"', shipped), encoding="utf-8")
+    for file, about in ((str(own), "our own"), ("", default().about)):
+        controller = machine_controller("2xcpu-slot", "fifo", predictability=file)
+        assert controller.scheduler.beliefs.progress.classifier.about == about
+    own.write_text("intercept = 1", encoding="utf-8")
+    with pytest.raises(ConfigError, match="found no 'feature' tables"):
+        machine_controller("2xcpu-slot", "fifo", predictability=str(own))
 
 
 def mix(order=None) -> Policy:

@@ -180,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tcp", type=int, metavar="PORT", help="also listen on 127.0.0.1, for callers with a token")
     parser.add_argument("--user-gpus", type=int, default=NONE, metavar="N", help="most GPUs of a user's jobs together")
     parser.add_argument("--user-jobs", type=int, default=JOBS_MAX, metavar="N", help="most jobs of a user in a queue")
+    parser.add_argument("--predictability", default="", metavar="FILE", help="a file of brim predictability fit")
     options = parser.parse_args(arguments)
     allowed = frozenset(int(uid) for uid in options.allow.split(",") if uid)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -188,7 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runtime = runtime_folder()
         make_runtime_folder(runtime, shared=bool(allowed))
         devices = f"{options.devices}x{CPU}" if options.gpus is None else f"{options.gpus}x{options.gpu_type}"
-        make_controller = partial(_controller, devices, options.policy, options.user_gpus)
+        make_controller = partial(
+            _controller, devices, options.policy, options.user_gpus, options.predictability)
         service = ClusterService(
             state_folder() / "controller", runtime / "agents.sock", make_controller, allowed=allowed,
             user_jobs=options.user_jobs, policy_digest=policy_digest(options.policy),
@@ -199,7 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asyncio.run(serve(
             service, runtime, allowed, [] if options.tcp is None else [bind_tcp(options.tcp)],
             [
-                lambda: FirstForecasts(service, database, options.policy, options.user_gpus).run(),
+                lambda: FirstForecasts(
+                    service, database, options.policy, options.user_gpus, options.predictability).run(),
                 lambda: keep_own_agent(service, agent),
             ],
         ))
@@ -212,10 +215,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _controller(devices: str, policy: str, user_gpus: int) -> Controller:
+def _controller(devices: str, policy: str, user_gpus: int, predictability: str) -> Controller:
     from brim.live.machine import machine_controller  # noqa: PLC0415 - the engine: a second, after the first answers
 
-    return machine_controller(devices, policy, user_gpus)
+    return machine_controller(devices, policy, user_gpus, predictability)
 
 
 if __name__ == "__main__":

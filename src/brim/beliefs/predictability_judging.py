@@ -24,7 +24,7 @@ PENALTY: Final = 0.03
 left-out families of brim's own curves."""
 WEAK: Final = 0.05
 """Largest correlation of a feature that is left out, if its importance is below half of the mean too. The five
-strongest alone, as in AITurbo's slides, were worse on families left out: docs/decisions/0028."""
+strongest alone, as in AITurbo's slides, were worse on families left out: docs/decisions/0026."""
 FOLDS_MAX: Final = 12
 TRAINED_MAX: Final = 3000
 """Moments that a classifier is trained on, each so-and-so-many-th of more. Ours: support vectors take the square."""

@@ -66,6 +66,11 @@ def up(
         str | None,
         typer.Option("--user-jobs", metavar="N", help="Most jobs of one user in the queue; by default, 20000."),
     ] = None,
+    predictability: Annotated[
+        str | None,
+        typer.Option("--predictability", metavar="FILE",
+                     help="What says whether losses tell a job's end: a file of `brim predictability fit`."),
+    ] = None,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in this terminal, and show the controller's log.")
     ] = False,
@@ -83,21 +88,19 @@ def up(
         from brim.policies.presets import with_objective
 
         policy = with_objective(policy or DEFAULT_POLICY, objective)
-    allowed = _uids(allow)
+    words = _words(devices, policy, _uids(allow), tcp, user_gpus, user_jobs, predictability)
     if systemd:
-        words = _words(devices, policy, allowed, tcp, user_gpus, user_jobs)
         _write_units(words, ["--controller", str(runtime_folder() / "agents.sock"), *_agent_devices(words)])
         return
     joined_file().unlink(missing_ok=True)  # who runs a controller uses it
     at = Client(runtime_folder() / "api.sock")
     if at.is_there():
         given = {"--devices": devices, "--policy": policy, "--allow": allow, "--tcp": tcp, "--user-gpus": user_gpus,
-                 "--user-jobs": user_jobs}  # fmt: skip
-        wished = _pairs(_words(devices, policy, allowed, tcp, user_gpus, user_jobs))
+                 "--user-jobs": user_jobs, "--predictability": predictability}  # fmt: skip
+        wished = _pairs(words)
         _already_up(at, {option: wished[option] for option, value in given.items() if value is not None})
         return
     compile_first(kernels())  # the first round would take a minute otherwise
-    words = _words(devices, policy, allowed, tcp, user_gpus, user_jobs)
     if foreground:
         _stay(words)
     folder = start_cluster(at, words)
@@ -126,12 +129,13 @@ def start_cluster(at: Client, words: Sequence[str]) -> Path:
 
 def _words(
     devices: str | None, policy: str | None, allowed: Sequence[int], tcp: str | None, user_gpus: str | None,
-    user_jobs: str | None,
+    user_jobs: str | None, predictability: str | None,
 ) -> list[str]:
     """Options of the controller."""
     return [
         *_devices(devices), "--policy", _policy(policy or DEFAULT_POLICY), "--allow", ",".join(map(str, allowed)),
         *_port(tcp), *_number("--user-gpus", user_gpus), *_number("--user-jobs", user_jobs),
+        *_predictability(predictability),
     ]  # fmt: skip
 
 
@@ -180,6 +184,16 @@ def _number(option: str, text: str | None) -> list[str]:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= NUMBER_MAX:
         raise ConfigError(f"{option}: found {text!r}, expected a whole number from 1 to {NUMBER_MAX}")
     return [option, text]
+
+
+def _predictability(text: str | None) -> list[str]:
+    """The option for a classifier that can be read, as the controller, which works in another folder, can find it."""
+    from brim.beliefs.predictability import load
+
+    if text is None:
+        return []
+    load(text)
+    return ["--predictability", str(Path(text).absolute())]
 
 
 def _uids(text: str | None) -> list[int]:

@@ -42,11 +42,14 @@ class FirstForecasts:
         database: Path of what it stores.
         policy: Its policy: a preset, or a file.
         user_gpus: Most GPUs that the jobs of a user may have at the same time; NONE for no quota.
+        predictability: File of its classifier; empty for that which comes with brim.
     """
 
-    def __init__(self, service: ClusterService, database: Path, policy: str, user_gpus: int) -> None:
+    def __init__(
+        self, service: ClusterService, database: Path, policy: str, user_gpus: int, predictability: str = ""
+    ) -> None:
         self._service = service
-        self._words = (str(database), policy, str(user_gpus))
+        self._words = (str(database), policy, str(user_gpus), predictability)
         self._new: set[int] = set()
         self._came = asyncio.Event()
 
@@ -114,19 +117,21 @@ def main(arguments: Sequence[str]) -> int:
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S_MAX, CPU_S_MAX))
     from brim.core.cluster import parse_cluster  # noqa: PLC0415 - the engine: not before the priority is low
     from brim.foresight.foresight import forecasts_of, starts_ms_of  # noqa: PLC0415
+    from brim.live.believed import believed  # noqa: PLC0415
     from brim.live.controller import Controller  # noqa: PLC0415
     from brim.live.situation import situation_of  # noqa: PLC0415
     from brim.live.store.reading import Reader  # noqa: PLC0415
     from brim.policies.presets import find_policy  # noqa: PLC0415
 
-    database, policy, user_gpus, now_ms = arguments
+    database, policy, user_gpus, predictability, now_ms = arguments
     jobs = json.load(sys.stdin)
     reader = Reader(Path(database))
     try:
         setting, found = reader.setting(), reader.recovered()
         assert setting is not None  # a controller has decided under it
         controller = Controller(
-            parse_cluster(setting.cluster), find_policy(policy), gap_ms=setting.gap_ms, user_gpus=int(user_gpus)
+            parse_cluster(setting.cluster), find_policy(policy), believed(predictability), gap_ms=setting.gap_ms,
+            user_gpus=int(user_gpus),
         )
         controller.recover(found.snapshot, found.lines, found.jobs, found.attempts, int(now_ms))
         situation = situation_of(controller, int(now_ms))

@@ -33,7 +33,6 @@ from brim.agent.protocol import (
     StopAttempt,
 )
 from brim.beliefs.beliefs import Beliefs
-from brim.beliefs.overheads import IN_PLACE_MS
 from brim.core.actions import Action, Preempt, Reject, Resize, Start
 from brim.core.cluster import Cluster, parse_cluster
 from brim.core.events import Event, Kind, Report
@@ -49,6 +48,7 @@ from brim.errors import InvariantError, NotFoundError, RefusedError
 from brim.live import holds
 from brim.live.agents import Agents
 from brim.live.back_off import BackOff
+from brim.live.believed import believed
 from brim.live.books import Books
 from brim.live.ends import (
     BLAMES,
@@ -147,7 +147,7 @@ class Controller:
         )
         self._journal = Journal()
         self.books = Books(Scheduler(
-            cluster, policy, beliefs or Beliefs(in_place_ms=IN_PLACE_MS, judges_steps=True), gap_ms=gap_ms,
+            cluster, policy, beliefs or believed(), gap_ms=gap_ms,
             gap_job_us=gap_job_us, in_place=True, journal=self._journal,
         ))
         self.agents = Agents()

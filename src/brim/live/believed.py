@@ -1,0 +1,22 @@
+"""What a live controller believes before anything has run."""
+
+from __future__ import annotations
+
+from brim.beliefs.beliefs import Beliefs
+from brim.beliefs.overheads import IN_PLACE_MS
+from brim.beliefs.predictability import default, load
+from brim.beliefs.progress import SeenProgress
+
+
+def believed(predictability: str = "") -> Beliefs:
+    """Beliefs without any measurement: what neighbours cost is found out only by comparing steps.
+
+    Args:
+        predictability: File of ``brim predictability fit``; empty for the classifier that comes with brim.
+
+    Raises:
+        NotFoundError: the file cannot be read.
+        ConfigError: it is broken.
+    """
+    progress = SeenProgress(load(predictability) if predictability else default())
+    return Beliefs(in_place_ms=IN_PLACE_MS, judges_steps=True, progress=progress)
