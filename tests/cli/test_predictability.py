@@ -10,7 +10,9 @@ import polars as pl
 import pytest
 
 from brim.beliefs.predictability import load
+from brim.beliefs.predictability_training import check, moments
 from brim.cli.predictability import runs_of
+from brim.errors import ConfigError, NotFoundError
 from tests.cli.commands import brim
 
 pytest.importorskip("sklearn")
@@ -91,12 +93,12 @@ def _words_for_plans(rows):
     (lambda rows: rows.clear(), "no run has enough losses"),
 ])  # fmt: skip
 def test_a_history_that_teaches_nothing_is_refused_in_one_line(tmp_path, change, said):
-    file, out = tmp_path / "losses.csv", tmp_path / "mine.toml"
+    file = tmp_path / "losses.csv"
     change(history()).write_csv(file)
-    done = brim("predictability", "fit", file, "--out", out)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr.splitlines()[-1]
-    assert not out.exists()
+    with pytest.raises(ConfigError) as error:
+        check(moments(runs_of(file)))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("name", "text", "said"), [
@@ -107,7 +109,20 @@ def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path, name, text, sai
     file = tmp_path / (name or "nowhere.csv")
     if name:
         file.write_text(text)
-    done = brim("predictability", "fit", file, "--out", tmp_path / "mine.toml")
-    assert done.returncode == (2 if name else 3), done.stderr
+    with pytest.raises(ConfigError if name else NotFoundError) as error:
+        runs_of(file)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"), [("losses.csv", 2, "one family only"), ("no.csv", 3, "no such file")]
+)
+def test_a_refusal_is_one_line_on_stderr_and_nothing_is_written(tmp_path, name, code, said):
+    out = tmp_path / "mine.toml"
+    _one_family(history()).write_csv(tmp_path / "losses.csv")
+    done = brim("predictability", "fit", tmp_path / name, "--out", out)
+    assert (done.returncode, done.stdout) == (code, "")
     assert len(done.stderr.splitlines()) == 1
     assert said in done.stderr
+    assert not out.exists()

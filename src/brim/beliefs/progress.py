@@ -33,8 +33,6 @@ PARTED: Final = 0.3
 NOISE: Final = 2.0
 """Standard deviations of the reports around the curve by which they may differ besides. Ours: without it, the noise of
 a job that hardly learns any more would part it from any prediction."""
-
-
 PARTED_WORDS: Final = "predicted and real fall of the loss part by more than"
 
 
@@ -161,7 +159,6 @@ class SeenProgress:
         for end, _ in reversed(todo):
             state = self._next(state, points[0][:end], points[1][:end], planned)
         return key, state
-
 
     def _next(self, before: _State, samples: FloatArray, loss: FloatArray, planned: float) -> _State:
         """The state after one more evaluation."""
