@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.beliefs.lifetimes import lifetimes
+from brim.beliefs.lifetimes import TAIL_POWER, lifetimes
 
 MIDDLES = (np.arange(200) + 0.5) / 200
 
@@ -30,9 +30,11 @@ def test_jobs_that_were_old_when_the_watching_began_count_from_that_age_on():
     assert float(found.at(np.array(0.5), np.array(950.0))) == 1_000.0
 
 
-def test_a_job_that_outlived_all_goes_on_as_long_again_in_half_of_the_cases():
+def test_a_job_that_outlived_all_has_as_much_left_as_it_has_run_by_the_power_of_the_tail():
     found = lifetimes(np.array([5.0, 5.0, 5.0]), np.zeros(3), np.ones(3, dtype=np.bool_))
-    assert float(found.at(np.array(0.5), np.array(20.0))) == 40.0
+    assert float(found.at(np.array(1 - 2.0**-TAIL_POWER), np.array(20.0))) == 40.0
+    among_all = 1 - found.survives[-1] * 2.0**-TAIL_POWER
+    assert abs(float(found.at(np.array(among_all), np.array(0.0))) / 10.0 - 1) < 1e-9, "twice the longest"
 
 
 @given(

@@ -218,13 +218,21 @@ def test_eta_says_when_or_that_there_is_no_basis_yet(up):
     job = up("submit", "--hold", "-n", "quick", "true").stdout.strip()
     assert f"job {job}: it is held: user" in up("eta").stdout
     up("release", job)
-    long = up("submit", "-n", "unheard-of", "-t", "1h", "sleep", "60").stdout.strip()
+    long = up("submit", "-n", "unheard-of", "-g", "4", "-t", "1h", "sleep", "60").stdout.strip()
     until_running(up, long)
     assert re.search(rf"^job {long}: ends in \S+ to \S+ \S+ \(from .*\)$", up("eta", long).stdout, re.M)
-    answer = json.loads(up("eta", long, "--json").stdout)
-    assert (answer["forecasts"][0]["job"], answer["forecasts"][0]["start_s"]) == (int(long), None)
-    assert set(answer["hits"]) == {"jobs", "hits"}
+    waits = up("submit", "-n", "quick", "true").stdout.strip()
+    answer = json.loads(up("eta", long, waits, "--json").stdout)
+    (runs, its), before = answer["forecasts"], answer["hits"]
+    assert (runs["job"], runs["start_s"], its["job"]) == (int(long), None, int(waits))
+    assert its["start_s"][0] <= its["expected_s"] <= its["start_s"][1] <= 3_602
     up("cancel", long)
+    until(lambda: up.job(waits).state == "finished")
+    after = json.loads(up("eta", "--json").stdout)["hits"]
+    assert after["jobs"] > before["jobs"]
+    assert before["hits"] <= after["hits"] <= after["jobs"]
+    said = f"so far {after['hits']} of {after['jobs']} jobs started within their first forecast; four of five should"
+    assert said in up("eta").stdout
 
 
 def test_redo_runs_a_job_again(up):

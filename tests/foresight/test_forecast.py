@@ -99,7 +99,7 @@ def test_a_time_limit_alone_is_an_upper_bound():
 
 
 def test_a_job_that_depends_on_one_that_is_not_known_has_no_basis():
-    history = past("b", *[30] * 5, user="u2")
+    history = past("b", *[30] * 4, user="u2")
     second, third = ahead(queue(), history, 2, 3)
     assert (second.start_s, second.end_s, third.start_s) == (None, None, None)
     assert second.missing == (
@@ -241,14 +241,14 @@ def test_a_job_runs_faster_on_more_gpus_as_far_as_its_speed_is_known():
     desk = Desk(find_policy("elastic"), devices=2)
     desk.submit(name="a", gpus=1, gpus_min=1, gpus_max=2, ranks="per-gpu", batch=64, local_batch_max=64)
     desk.saw(1, RUNNING)
-    alone = ahead(desk, past("a", *[600] * 9), 1)[0].end_s
+    alone = ahead(desk, past("a", *[6_000] * 9), 1)[0].end_s
     assert alone is not None
     scheduler = desk.controller.scheduler
     for sample in (Sample(nodes=1, gpus=1, local_batch=64, step_s=1.0, sync_s=0.0),
                    Sample(nodes=1, gpus=2, local_batch=32, step_s=0.5, sync_s=0.0)):
         report = Report(samples_done=1.0, samples_per_s=64.0, seen=(sample,))
         scheduler.state.apply(Event(desk.now_ms, Kind.REPORTED, 1, report=report))
-    assert ahead(desk, past("a", *[600] * 9), 1)[0].end_s[1] < 0.8 * alone[1]
+    assert ahead(desk, past("a", *[6_000] * 9), 1)[0].end_s[1] < 0.8 * alone[1]
 
 
 def test_a_resize_is_not_forecast_to_cost_what_a_preemption_does():

@@ -8,7 +8,7 @@ import numpy as np
 
 from brim.beliefs.kinds import JobKind
 from brim.core.trace import NONE
-from brim.foresight.run_times import RUNS_MAX, Believed, ObservedRun, RunTimesByKind, drawn_ms
+from brim.foresight.run_times import RUNS_MAX, STRANGERS_MIN, Believed, ObservedRun, RunTimesByKind, drawn_ms
 from brim.units import CENTURY_MS
 
 MIN = 60_000
@@ -20,17 +20,18 @@ def ended(kind: JobKind, *run_min: int) -> list[ObservedRun]:
 
 def test_the_jobs_that_have_most_in_common_speak_if_enough_of_them_have_ended():
     kind = JobKind("a", "ann", 2)
-    others = ended(JobKind("b", "bo", 2), *[5] * 19), ended(JobKind("c", "cy", 1), *[9] * 1)
+    others = ended(JobKind("b", "bo", 2), *[5] * (STRANGERS_MIN - 1)), ended(JobKind("c", "cy", 1), 9)
     known = [*others[0], *others[1]]
     for more, words in (
-        ([], "20 runs of all jobs"), (ended(JobKind("x", "xi", 2), 5), "20 runs of jobs of the same size"),
+        ([], f"{STRANGERS_MIN} runs of all jobs"),
+        (ended(JobKind("x", "xi", 2), 5), f"{STRANGERS_MIN} runs of jobs of the same size"),
         (ended(JobKind("y", "ann", 1), 1, 2, 3), "3 runs of the same user"),
         (ended(JobKind("a", "bo", 1), 1, 2, 3), "3 runs of the same name"),
         (ended(kind, 1, 2, 3), "3 runs of the same name and size"),
     ):
         known += more
         assert RunTimesByKind(known, 0).believed(kind, 0, NONE).words == words
-    assert RunTimesByKind(known[:19], 0).believed(kind, 0, NONE).words == "", "too few strangers"
+    assert RunTimesByKind(known[: STRANGERS_MIN - 1], 0).believed(kind, 0, NONE).words == "", "too few strangers"
     assert RunTimesByKind([], 0).believed(kind, 0, MIN).words == "its time limit of 60 s alone"
 
 

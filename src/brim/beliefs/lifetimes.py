@@ -8,10 +8,14 @@ the short ones, would make all others look short.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from brim.core.arrays import BoolArray, FloatArray
+
+TAIL_POWER: Final = 4.0
+"""How fast P(T > t) falls beyond the longest run seen; chosen on one trace (docs/measurements/2026-11-25-eta.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +25,9 @@ class Lifetimes:
     Source:
         Kaplan, Meier, Nonparametric Estimation from Incomplete Observations, JASA 1958; with jobs that come late under
         observation: Tsai, Jewell, Wang, A Note on the Product-Limit Estimator under Left Truncation, Biometrika 1987.
-        Beyond the longest, P(T > t) ~ 1/t: Harchol-Balter, Downey, Exploiting Process Lifetime Distributions, ACM TOCS
-        1997. Ours: one more job is at risk at each run time than was seen, so that none is believed to be the longest.
+        Beyond the longest, P(T > t) ~ t^-a: Harchol-Balter, Downey, Exploiting Process Lifetime Distributions, ACM TOCS
+        1997, with a = 1 for processes; see ``TAIL_POWER``. Ours: one more job is at risk at each run time than
+        was seen, so that none is believed to be the longest.
 
     Attributes:
         run_ms: Run times of jobs that ended, increasing (N,).
@@ -47,8 +52,8 @@ class Lifetimes:
         ended = np.searchsorted(self.run_ms, ran_ms, side="right")
         wanted = (1.0 - quantile) * survives[ended]
         among = times[np.maximum(np.searchsorted(-self.survives, -wanted, side="left"), ended)]
-        tail = np.maximum(self.longest_ms, ran_ms) * survives[-1] / wanted
-        beyond = ran_ms / (1.0 - quantile)
+        tail = np.maximum(self.longest_ms, ran_ms) * (survives[-1] / wanted) ** (1.0 / TAIL_POWER)
+        beyond = ran_ms / (1.0 - quantile) ** (1.0 / TAIL_POWER)
         found = np.where(wanted < survives[-1], tail, among)
         return np.asarray(np.where(ran_ms >= self.longest_ms, beyond, found), dtype=np.float64)
 

@@ -25,11 +25,11 @@ plan by."""
 STARTS_MIN: Final = 20
 """Starts after a forecast from which intervals follow the record; ours: then two lie beyond each end of an interval."""
 RECORD_MAX: Final = 1_000
-"""Forecasts that count, the newest; chosen on the first half of a trace (docs/measurements/2026-11-25-eta.md)."""
-ROOT: Final = 0.25
-"""Power of a wait in which errors are counted. Fourth roots of sums of random times are nearly normal, and as wide for
-long waits as for short ones: Hawkins, Wixley, A Note on the Transformation of Chi-Squared Variables to Normality, The
-American Statistician 1986. Between 0.2 and 1/3, of which one covered and one scored better on one trace
+"""Forecasts that count, the newest; chosen on one trace (docs/measurements/2026-11-25-eta.md)."""
+ROOT: Final = 0.2
+"""Power of a wait in which errors are counted. Low roots of sums of random times are nearly normal, and as wide for
+long waits as for short ones: a fourth root by Hawkins, Wixley, A Note on the Transformation of Chi-Squared Variables to
+Normality, The American Statistician 1986. Of 0.1, 0.2, 0.25, 1/3 and 1/2 the best on one trace
 (docs/measurements/2026-11-25-eta.md)."""
 OFFSET_MS: Final = MS_PER_MIN
 """Added to waits before that: below it nobody cares; ours."""
@@ -40,7 +40,7 @@ class PastForecast(NamedTuple):
 
     Attributes:
         made_ms: When it was made.
-        expected_ms: When the continuations expected the start: their median.
+        expected_ms: When the continuations expected the start: their mean.
         until_ms: When the job started, or until when it is known to have waited.
         has_started: Whether it started then.
     """

@@ -8,6 +8,7 @@ more of them.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -22,8 +23,10 @@ from brim.units import CENTURY_MS, MS_PER_S, counted, show_duration
 
 RUNS_MIN: Final = 3
 """Fewest runs of its name or its user from which a run time is drawn; ours."""
-STRANGERS_MIN: Final = 20
-"""The same of jobs that have less in common; ours: below, one job in twenty is longer than all of them."""
+STRANGERS_MIN: Final = 5
+"""The same of jobs that have less in common. Jobs of a size that is rare are long ones, of which others do not speak:
+with 20 the score of intervals was nearly twice as bad, with 10 the same. Chosen on one trace
+(docs/measurements/2026-11-25-eta.md)."""
 RUNS_MAX: Final = 300
 """Runs that count of jobs alike, those that ended last: what people run changes. Chosen on one trace
 (docs/measurements/2026-11-25-eta.md)."""
@@ -81,16 +84,18 @@ class RunTimesByKind:
 
     def __init__(self, observed: Iterable[ObservedRun], whole_since_ms: int) -> None:
         self._of: dict[tuple[object, ...], list[ObservedRun]] = {}
+        self._ended: Counter[tuple[object, ...]] = Counter()
         self._whole_since_ms = whole_since_ms
         for one in observed:
             for _, _, key in _alike(one.kind):
                 self._of.setdefault(key, []).append(one)
+                self._ended[key] += one.has_ended
         self._found: dict[tuple[object, ...], Lifetimes] = {}
 
     def believed(self, kind: JobKind, ran_ms: int, limit_ms: int) -> Believed:
         """What is believed of a job that has run so long; ``limit_ms``: its time limit, NONE without."""
         for words, enough, key in _alike(kind):
-            if sum(one.has_ended for one in self._of.get(key, ())) >= enough:
+            if self._ended[key] >= enough:
                 found = self._lifetimes(key)
                 return Believed(found, ran_ms, limit_ms, f"{counted(found.jobs, 'run')} of {words}")
         if limit_ms != NONE:

@@ -67,7 +67,7 @@ def stated(starts_D: IntArray, now_ms: int, record: Sequence[PastForecast]) -> S
     """
     if (starts_D == NONE).any():
         return None
-    expected_ms, low_ms, high_ms = (int(at(starts_D)) for at in (np.median, np.min, np.max))
+    expected_ms, low_ms, high_ms = (int(at(starts_D)) for at in (np.mean, np.min, np.max))
     around = recalibrated(expected_ms - now_ms, record)
     if around is not None:
         low_ms, high_ms = (now_ms + round(wait_ms) for wait_ms in around)
