@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -26,6 +26,8 @@ class Runs:
         share_milli: Thousandths of each of its GPUs.
         first_gpu: Offset of the run's GPUs in ``gpu``, length R + 1.
         gpu: Global GPU indices (cluster.gpu_offset_N[node] + index on the node), of all runs in order.
+        cores_milli: Milli-cores of its ranks, loader workers not counted; empty where these are not known. A job on CPU
+            alone has runs without GPUs.
     """
 
     job: IntArray
@@ -34,6 +36,7 @@ class Runs:
     share_milli: IntArray
     first_gpu: IntArray
     gpu: IntArray
+    cores_milli: IntArray = field(default_factory=lambda: EMPTY)
 
     __setstate__ = set_frozen_state
 

@@ -51,7 +51,7 @@ class Metrics:
         makespan_s: First submission to last end; None while jobs are unfinished.
         gpu_allocated_fraction: GPU time held / (all GPUs x [first submission, end]).
         gpu_busy_fraction: Useful GPU time / (all GPUs x [first submission, end]).
-        cpu_busy_fraction: Cores held by jobs with GPUs / all cores over the same time; None if no job asks for cores
+        cpu_busy_fraction: Cores held by jobs / all cores over the same time; None if no job asks for cores
             or the cluster states none.
         preemptions: How often the scheduler took a job's GPUs away.
         restarts: How often a job started again, resizes included.
@@ -273,8 +273,8 @@ def _cpu_busy_fraction(replay: Replay) -> float | None:
     cluster, trace, runs = replay.cluster, replay.trace, replay.runs
     if not trace.cpu_milli.any() or (cluster.cpu_milli_N >= UNLIMITED).any() or not len(runs.job):
         return None
-    gpus = np.diff(runs.first_gpu).astype(np.float64)
-    core_ms = float((gpus * trace.cpu_milli[runs.job] * (run_end_ms(replay) - runs.start_ms)).sum())
+    cores = runs.cores_milli if len(runs.cores_milli) else np.diff(runs.first_gpu) * trace.cpu_milli[runs.job]
+    core_ms = float((cores.astype(np.float64) * (run_end_ms(replay) - runs.start_ms)).sum())
     return _ratio(core_ms, float(cluster.cpu_milli_N.sum()) * replay.end_ms)
 
 

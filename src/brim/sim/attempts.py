@@ -16,6 +16,7 @@ from brim.core.actions import Resize, Start
 from brim.core.cluster import Cluster
 from brim.core.events import Event, JobSpec, Kind, Sample
 from brim.core.setting import Setting
+from brim.core.sums import CORE_MILLI
 from brim.core.trace import NONE
 from brim.sim.record import Record
 from brim.sim.sleepers import Sleepers
@@ -42,7 +43,9 @@ class RunningJob:
         stretches: Intervals of equal pace: (begin, work done by then, work per ms).
         serial: Number of the present interval; an event with another number is stale.
         seen: Step times that the job measured before it began to train.
-        shares: Since when the job has had each share of its GPUs, in thousandths: (begin, share).
+        cores_milli: Milli-cores of its ranks.
+        held: Since when the job has had each share of its GPUs, in thousandths, and so many milli-cores: (begin, share,
+            cores).
     """
 
     number: int
@@ -57,17 +60,18 @@ class RunningJob:
     stretches: list[tuple[int, float, float]] = field(default_factory=list)
     serial: int = 0
     seen: tuple[Sample, ...] = ()
-    shares: list[tuple[int, int]] = field(init=False)
+    cores_milli: int = 0
+    held: list[tuple[int, int, int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.shares = [(self.begin_ms, self.setting.share_milli)]
+        self.held = [(self.begin_ms, self.setting.share_milli, self.cores_milli)]
 
     def gpu_ms(self, begin_ms: int, end_ms: int) -> int:
         """GPU time that the job holds between two times, by the share that it has at each moment."""
-        ends = [begin for begin, _ in self.shares[1:]] + [end_ms]
+        ends = [begin for begin, _, _ in self.held[1:]] + [end_ms]
         return sum(  # rounded as ``Record.run`` rounds each, so that the parts are never more than the whole
             max(0, min(end, end_ms) - max(begin, begin_ms)) * len(self.gpus) * share // WHOLE_GPU
-            for (begin, share), end in zip(self.shares, ends, strict=True)
+            for (begin, share, _), end in zip(self.held, ends, strict=True)
         )
 
     def ran_at(self, time_ms: int) -> int:
@@ -125,6 +129,7 @@ class Attempts:
         attempt = self.running[job] = RunningJob(
             number=next(self._serials), attempt=action.attempt, setting=setting, gpus=gpus, nodes=nodes,
             begin_ms=begin_ms, from_ms=from_ms, ran_ms=ran_ms, pace=self._pace(job, setting, gpus, nodes), seen=seen,
+            cores_milli=self._cores_milli(job, setting),
         )
         self._record.start(job, begin_ms)
         self._sleepers.come(setting.nodes)
@@ -144,6 +149,7 @@ class Attempts:
         attempt = self.running[job] = RunningJob(
             number=next(self._serials), attempt=action.attempt, setting=setting, gpus=gpus, nodes=nodes,
             begin_ms=now_ms, from_ms=from_ms, ran_ms=0, pace=self._pace(job, setting, gpus, nodes),
+            cores_milli=self._cores_milli(job, setting),
         )
         if from_ms > now_ms:
             self._timeline.push(from_ms, Kind.STARTED, job, attempt.number)
@@ -193,9 +199,15 @@ class Attempts:
         self._sleepers.close(now_ms)
 
     def _close_run(self, job: int, attempt: RunningJob, end_ms: int) -> None:
-        """Record that a job has left its GPUs, with the last share it had of them."""
-        begin_ms, share_milli = attempt.shares[-1]
-        self._record.run(job, begin_ms, end_ms, attempt.gpus, share_milli)
+        """Record that a job has left its GPUs, with the last share it had of them and its last cores."""
+        begin_ms, share_milli, cores_milli = attempt.held[-1]
+        self._record.run(job, begin_ms, end_ms, attempt.gpus, share_milli, cores_milli)
+
+    def _cores_milli(self, job: int, setting: Setting) -> int:
+        """Milli-cores of the ranks of a job."""
+        asked = self._specs[job].cpu_milli
+        on_cpu = max(asked, CORE_MILLI)
+        return sum(asked if rank.gpu >= 0 else rank.share_milli or on_cpu for rank in setting.ranks)
 
     # -- progress --------------------------------------------------------------------------------------------------
 
@@ -223,12 +235,13 @@ class Attempts:
     def change_setting(self, job: int, setting: Setting, now_ms: int) -> None:
         """Change what a job has besides its GPUs at once, without a stop."""
         attempt = self.running[job]
-        if setting.share_milli != attempt.setting.share_milli:
-            if now_ms > attempt.shares[-1][0]:
+        has = setting.share_milli, self._cores_milli(job, setting)
+        if has != attempt.held[-1][1:]:
+            if now_ms > attempt.held[-1][0]:
                 self._close_run(job, attempt, now_ms)
-                attempt.shares.append((now_ms, setting.share_milli))
+                attempt.held.append((now_ms, *has))
             else:  # it does not have its GPUs yet, or has had them for no time
-                attempt.shares[-1] = attempt.shares[-1][0], setting.share_milli
+                attempt.held[-1] = attempt.held[-1][0], *has
         attempt.setting, before = setting, attempt.setting
         self._pace_anew(job, attempt, now_ms)
         if setting.loader_workers != before.loader_workers:

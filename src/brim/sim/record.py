@@ -32,7 +32,7 @@ class Record:
         self.preemptions, self.restarts, self.resizes = ([0] * jobs for _ in range(3))
         self.failed, self.rejected, self.unmeasured = ([0] * jobs for _ in range(3))
         self._job, self._start, self._end = array("q"), array("q"), array("q")
-        self._first, self._gpu, self._share = array("q", [0]), array("q"), array("q")
+        self._first, self._gpu, self._share, self._cores = array("q", [0]), array("q"), array("q"), array("q")
         self._slept: list[tuple[int, int, int, int]] = []
 
     def start(self, job: int, begin_ms: int) -> None:
@@ -42,7 +42,9 @@ class Record:
         else:
             self.restarts[job] += 1
 
-    def run(self, job: int, begin_ms: int, end_ms: int, gpus: tuple[int, ...], share_milli: int) -> None:
+    def run(
+        self, job: int, begin_ms: int, end_ms: int, gpus: tuple[int, ...], share_milli: int, cores_milli: int
+    ) -> None:
         """Record that a job held GPUs; an interval of no length is left out.
 
         A job whose interval ends before it begins never got the GPUs, since the jobs leaving them were still leaving:
@@ -59,6 +61,7 @@ class Record:
             self._start.append(begin_ms)
             self._end.append(end_ms)
             self._share.append(share_milli)
+            self._cores.append(cores_milli)
             self._gpu.extend(gpus)
             self._first.append(len(self._gpu))
 
@@ -78,12 +81,14 @@ class Record:
     def columns(self) -> dict[str, object]:
         """The job columns and the runs, in order of start."""
         job, start, end = (np.array(values, dtype=np.int64) for values in (self._job, self._start, self._end))
-        first, gpu, share = (np.array(values, dtype=np.int64) for values in (self._first, self._gpu, self._share))
+        first, gpu, share, cores = (
+            np.array(values, dtype=np.int64) for values in (self._first, self._gpu, self._share, self._cores)
+        )
         names = ("first_start_ms", "finish_ms", "service_gpu_ms", "useful_gpu_ms", "lost_gpu_ms", "preemptions",
                  "restarts", "resizes", "failed", "rejected", "rejected_ms", "unmeasured")
         return {
             **{name: frozen(np.array(getattr(self, name), dtype=np.int64)) for name in names},
-            "runs": _sorted_runs(job, start, end, share, first, gpu), "sleeps": self._sleeps(),
+            "runs": _sorted_runs(job, start, end, share, first, gpu, cores), "sleeps": self._sleeps(),
         }
 
     def _sleeps(self) -> Sleeps:
@@ -93,7 +98,7 @@ class Record:
 
 
 def _sorted_runs(
-    job: IntArray, start: IntArray, end: IntArray, share: IntArray, first: IntArray, gpu: IntArray
+    job: IntArray, start: IntArray, end: IntArray, share: IntArray, first: IntArray, gpu: IntArray, cores: IntArray
 ) -> Runs:
     """Put runs in order of (start, job)."""
     order = np.lexsort((job, start))
@@ -103,4 +108,5 @@ def _sorted_runs(
     return Runs(
         job=frozen(job[order]), start_ms=frozen(start[order]), end_ms=frozen(end[order]),
         share_milli=frozen(share[order]), first_gpu=frozen(offsets), gpu=frozen(gpu[picks]),
+        cores_milli=frozen(cores[order]),
     )

@@ -546,6 +546,7 @@ def _columns(
             job=frozen(job), start_ms=frozen(start[job]), end_ms=frozen(end[job]),
             share_milli=frozen(trace.share_milli[job]), first_gpu=frozen(offsets),
             gpu=frozen(cluster.gpu_offset_N[walk_state.node[picks]] + walk_state.gpu[picks]),
+            cores_milli=frozen(trace.cpu_milli[job] * np.diff(offsets)),
         ),
         "end_ms": now_ms, "partial": partial, "rounds": int(state.number[_ROUNDS]), "round_s": np.zeros(0),
     }

@@ -242,7 +242,7 @@ def _columns(trace: Trace, state: LoopState, partial: bool) -> dict[str, Any]:
         "runs": Runs(
             job=frozen(run[:, 0].copy()), start_ms=frozen(run[:, 1].copy()), end_ms=frozen(run[:, 2].copy()),
             share_milli=frozen(trace.share_milli[run[:, 0]]), first_gpu=frozen(offsets),
-            gpu=frozen(state.run_gpu[picks]),
+            gpu=frozen(state.run_gpu[picks]), cores_milli=frozen(trace.cpu_milli[run[:, 0]] * np.diff(offsets)),
         ),
         "end_ms": int(n[loop.NOW]), "partial": partial, "rounds": int(n[loop.ROUNDS]), "round_s": np.zeros(0),
     }
