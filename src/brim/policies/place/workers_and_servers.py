@@ -20,6 +20,8 @@ from brim.core.trace import NONE
 from brim.policies.sockets import Sizes
 from brim.units import WHOLE_GPU
 
+_NO_GPU: Final = -(1 << 40)
+"""Milli-GPUs of a GPU that takes no jobs, also while jobs that it has leave."""
 _WHY_OF_PHASE: Final = {int(Phase.HELD): int(Why.HELD), int(Phase.STOPPING): int(Why.STOPPING)}
 
 
@@ -133,42 +135,47 @@ class WorkersAndServers:
 
 
 class _Room:
-    """What is left of each node."""
+    """What is left of each node.
+
+    Shapes: N nodes, G GPUs of the widest node.
+
+    Attributes:
+        cores: Milli-cores (N,).
+        mem: MiB (N,).
+        gpus: Milli-GPUs of each GPU, below 0 for one that takes no jobs (N, G).
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         nodes = snapshot.nodes
-        self.type, self.open = nodes.gpu_type.tolist(), nodes.is_open.tolist()
-        self.cores, self.mem = nodes.cpu_milli.tolist(), nodes.mem_mib.tolist()
-        withheld = nodes.withheld
-        self.gpus = [  # of each node, what is left of each GPU that takes jobs, in milli-GPUs
-            {gpu: WHOLE_GPU for gpu in range(count) if not (withheld.size and withheld[node, gpu])}
-            for node, count in enumerate(nodes.gpus.tolist())
-        ]
+        self._type, self._open = nodes.gpu_type, nodes.is_open
+        self.cores, self.mem = nodes.cpu_milli.copy(), nodes.mem_mib.copy()
+        there = np.arange(int(nodes.gpus.max(initial=0))) < nodes.gpus[:, None]
+        if nodes.withheld.size:
+            there &= ~nodes.withheld
+        self.gpus = np.where(there, WHOLE_GPU, _NO_GPU)
 
     def num_gpus(self, share_milli: int) -> int:
         """GPUs of open nodes of which so much is left."""
-        nodes = zip(self.gpus, self.open, strict=True)
-        return sum(left >= share_milli for of, is_open in nodes if is_open for left in of.values())
+        return int((self.gpus[self._open] >= share_milli).sum())
 
     def take(self, ranks: list[_Rank]) -> None:
-        for rank in ranks:
-            self.cores[rank.node] -= rank.cores_milli
-            self.mem[rank.node] -= rank.mib
-            if rank.gpu in self.gpus[rank.node]:
-                self.gpus[rank.node][rank.gpu] -= rank.share_milli
+        self._change(ranks, -1)
 
     def free(self, ranks: list[_Rank]) -> None:
+        self._change(ranks, 1)
+
+    def _change(self, ranks: list[_Rank], sign: int) -> None:
         for rank in ranks:
-            self.cores[rank.node] += rank.cores_milli
-            self.mem[rank.node] += rank.mib
-            if rank.gpu in self.gpus[rank.node]:
-                self.gpus[rank.node][rank.gpu] += rank.share_milli
+            self.cores[rank.node] += sign * rank.cores_milli
+            self.mem[rank.node] += sign * rank.mib
+            if rank.gpu >= 0:
+                self.gpus[rank.node, rank.gpu] += sign * rank.share_milli
 
     def fits(self, ranks: list[_Rank]) -> bool:
         """Whether these places are free."""
         cores, mem = Counter[int](), Counter[int]()
         for rank in ranks:
-            if rank.gpu >= 0 and self.gpus[rank.node].get(rank.gpu, 0) < rank.share_milli:
+            if rank.gpu >= 0 and self.gpus[rank.node, rank.gpu] < rank.share_milli:
                 return False
             cores[rank.node] += rank.cores_milli
             mem[rank.node] += rank.mib
@@ -178,42 +185,51 @@ class _Room:
         """Places for a gang on GPUs of one type, None if there are none."""
         types = [ask.gpu_type]
         if ask.gpu_type == NONE:
-            types = sorted(set(self.type)) if ask.gpus else [NONE]
+            types = np.unique(self._type).tolist() if ask.gpus else [NONE]
         return next(filter(None, (self._on(gpu_type, ask, {rank.node for rank in mine}) for gpu_type in types)), None)
 
     def _on(self, gpu_type: int, ask: _Ask, known: set[int]) -> list[_Rank] | None:
         """Places for a gang: on the nodes that it knows first, then on those with the most that it can use."""
-        nodes = [node for node, is_open in enumerate(self.open) if is_open]
-        cores, mem = {node: self.cores[node] for node in nodes}, {node: self.mem[node] for node in nodes}
+        cores, mem = self.cores.copy(), self.mem.copy()
+        near = np.zeros(len(cores), dtype=np.bool_)
+        near[list(known)] = True
         found: list[_Rank] = []
 
-        def take(node: int, count: int, milli: int) -> int:
-            """How many ranks of so many cores a node takes, up to a number."""
-            of_cores = cores[node] // milli if milli else count
-            fits = max(0, min(count, of_cores, mem[node] // ask.rank_mib if ask.rank_mib else count))
-            cores[node] -= fits * milli
-            mem[node] -= fits * ask.rank_mib
-            return fits
+        def take(count: int, milli: int, most: IntArray, free: IntArray) -> list[tuple[int, int]] | None:
+            """Nodes, and how many ranks of so many cores each takes; None if they do not take all."""
+            fits = np.where(self._open, np.minimum(most, count), 0)
+            for left, each in ((cores, milli), (mem, ask.rank_mib)):
+                if each:
+                    fits = np.minimum(fits, left // each)
+            order = np.lexsort((-cores, -free, ~near))
+            taken = np.diff(np.minimum(np.cumsum(np.maximum(fits, 0)[order]), count), prepend=0)
+            on, taken = order[taken > 0], taken[taken > 0]
+            if taken.sum() < count:
+                return None
+            cores[on] -= taken * milli
+            mem[on] -= taken * ask.rank_mib
+            near[on] = True
+            return list(zip(on.tolist(), taken.tolist(), strict=True))
 
-        left, share = ask.gpus, ask.share_milli
-        free = {}  # of each node, the GPUs that have enough left, the fullest first
-        for node in nodes:
-            of = self.gpus[node]
-            free[node] = sorted((gpu for gpu, rest in of.items() if rest >= share), key=of.__getitem__)
-        for node in sorted(nodes, key=lambda one: (one not in known, -min(len(free[one]), ask.gpus), -cores[one])):
-            if gpu_type in (NONE, self.type[node]):
-                gpus = free[node][: take(node, min(left, len(free[node])), ask.rank_milli)]
-                found += [_Rank(node, gpu, share, ask.rank_milli, ask.rank_mib) for gpu in gpus]
-                left -= len(gpus)
-        on_cpu = (ask.cpu_workers, ON_CPU, ask.worker_milli), (ask.servers, SERVER, ask.server_milli)
-        for count, kind, milli in on_cpu:
-            on, missing = known.union(rank.node for rank in found), count
-            for node in sorted(nodes, key=lambda one: (one not in on, -cores[one])):
-                fits = take(node, missing, milli)
+        free = (self.gpus >= ask.share_milli).sum(axis=1)
+        of_type = free if gpu_type == NONE else np.where(self._type == gpu_type, free, 0)
+        on_gpus = take(ask.gpus, ask.rank_milli, of_type, np.minimum(free, ask.gpus))
+        if on_gpus is None:
+            return None
+        for node, count in on_gpus:  # the fullest GPUs that have enough left
+            left = self.gpus[node]
+            gpus = np.argsort(np.where(left >= ask.share_milli, left, 2 * WHOLE_GPU), kind="stable")[:count].tolist()
+            found += [_Rank(node, gpu, ask.share_milli, ask.rank_milli, ask.rank_mib) for gpu in gpus]
+        any_number, equally = np.full(len(cores), max(ask.cpu_workers, ask.servers)), np.zeros_like(cores)
+        for count, kind, milli in (
+            (ask.cpu_workers, ON_CPU, ask.worker_milli), (ask.servers, SERVER, ask.server_milli)
+        ):
+            on_nodes = take(count, milli, any_number, equally) if count else []
+            if on_nodes is None:
+                return None
+            for node, fits in on_nodes:
                 found += [_Rank(node, kind, milli, milli, ask.rank_mib)] * fits
-                missing -= fits
-            left += missing
-        return sorted(found) if found and not left else None
+        return sorted(found) or None
 
 
 def _why_not(room: _Room, ask: _Ask, *, stopped: bool) -> int:
