@@ -31,6 +31,7 @@ EXPERIMENTS: Final = {
     "padding": "PaddingTorch (Computer Science 51(9), 2024): training on GPUs while other jobs leave them idle",
     "adloader": "A-Dloader (IEEE CLOUD 2022): cores for data loaders by what they bring, against equal cores",
     "eaco": "EaCO (arXiv 2412.08294): jobs that share GPUs to save energy, its measured sets and clusters",
+    "aiturbo": "AITurbo (HPDC 2021): parameter servers and workers of jobs of which only some can be predicted",
     "all": "every headline number of the papers, published and measured here, in one table",
 }
 SEEDS_MAX: Final = 100
@@ -39,7 +40,7 @@ INTERRUPTED: Final = 130
 
 def reproduce(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="elastic, padding (PaddingTorch), adloader (A-Dloader), eaco or all.")
+        str, typer.Argument(metavar="NAME", help="elastic, padding (PaddingTorch), adloader, eaco, aiturbo or all.")
     ] = "",
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer points or jobs, and other figures than a full run.")
@@ -84,6 +85,13 @@ def reproduce(
         if html is not None or seeds != 1:
             raise ConfigError("reproduce eaco: found --html or --seeds, expected neither: it prints tables of one seed")
         reproduce_eaco(quick=quick, output=wanted)
+        return
+    if name == "aiturbo":
+        from brim.cli.reproduce_aiturbo import reproduce_aiturbo
+
+        if html is not None or seeds != 1:
+            raise ConfigError("reproduce aiturbo: found --html or --seeds, expected neither: it has seeds of its own")
+        reproduce_aiturbo(quick=quick, output=wanted)
         return
     from brim.sim.reproduce.grid import FULL, QUICK
 
