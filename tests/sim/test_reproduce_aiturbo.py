@@ -78,12 +78,12 @@ def ran():
         for name in ("SHARES", "SOME"):
             patch.setattr(aiturbo_sweep, name, (0.5,))
         planned = [one._replace(point=replace(one.point, jobs=3)) for one in plan(quick=False)]
-        patch.setattr(aiturbo_sweep, "plan", lambda quick: planned)
-        return reproduce_aiturbo.run(quick=False)
+        return planned, reproduce_aiturbo.run(planned)
 
 
 def test_the_tables_show_each_policy_and_say_what_was_published(ran, monkeypatch, capsys):
-    monkeypatch.setattr(reproduce_aiturbo, "run", lambda quick: ran)
+    monkeypatch.setattr(aiturbo_sweep, "plan", lambda quick: ran[0])
+    monkeypatch.setattr(reproduce_aiturbo, "run", lambda _: ran[1])
     reproduce_aiturbo.reproduce_aiturbo(quick=False, output="table")
     said = capsys.readouterr().out
     for label in (*EVERY, *PARTS, "srtf, true times"):
@@ -93,9 +93,20 @@ def test_the_tables_show_each_policy_and_say_what_was_published(ran, monkeypatch
 
 
 def test_json_has_every_replay(ran, monkeypatch, capsys):
-    monkeypatch.setattr(reproduce_aiturbo, "run", lambda quick: ran)
+    monkeypatch.setattr(aiturbo_sweep, "plan", lambda quick: ran[0])
+    monkeypatch.setattr(reproduce_aiturbo, "run", lambda _: ran[1])
     reproduce_aiturbo.reproduce_aiturbo(quick=False, output="json")
     found = json.loads(capsys.readouterr().out)["replays"]
     assert len(found) == len(ran[0])
     assert {one["group"] for one in found} == {one.group for one in ran[0]}
     assert all(one["jct_min"] > 0 and 0 <= one["gpu_used"] <= 1 and 0 <= one["cpu_used"] <= 1 for one in found)
+
+
+def test_the_headlines_say_how_far_each_number_is_from_the_published_one(ran):
+    found = reproduce_aiturbo.Findings(*ran)
+    rows = {row.number: row for row in reproduce_aiturbo.headlines(found, seeds=1)}
+    assert sorted(rows) == [4, 5, 6, 9]
+    best = found.best_peer(0.5)
+    assert rows[4].ours == f"{1 / found.factor(0.5, best).mean:.2f}x to {1 / found.factor(0.5, best).mean:.2f}x"
+    assert rows[4].is_reached is (1 / found.factor(0.5, best).mean >= 3)
+    assert all(row.verdict == "re-measured" and "1 seed" in row.conditions for row in rows.values())

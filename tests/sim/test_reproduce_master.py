@@ -13,9 +13,9 @@ from brim.sim.reproduce.padding import Trained
 
 
 def test_every_number_is_there_once_and_nothing_measured_is_claimed_without_an_experiment():
-    rows = master.complete(master.elastic_rows(None, None, "no points", [1.0]))
+    rows = master.complete([*master.elastic_rows(None, None, "no points", [1.0]), *_aiturbo()])
     assert [row.number for row in rows if row.number <= 10] == list(range(1, 11))
-    assert {row.verdict for row in rows if not row.ours} <= {"not here yet", "not measured", "re-measured"}
+    assert {row.verdict for row in rows if not row.ours} <= {"not measured", "re-measured"}
     assert next(row for row in rows if row.number == 24).conditions.startswith("the data pack is absent")
 
 
@@ -30,6 +30,22 @@ def test_a_gain_below_the_published_one_is_missed_and_one_as_large_is_not():
     assert [row.is_reached for row in master.adloader_rows(0.231, 0.29, 0.099, 1)] == [True, False, False]
     assert master.pollux_row([63.0, 50.0], [100.0, 100.0]).is_reached
     assert master.pollux_row([64.0, 50.0], [100.0, 100.0]).is_reached is False
+
+
+def _aiturbo(*lower: float, held: float = 0.4, gap: float = 0.5) -> list[Headline]:
+    return master.aiturbo_rows(
+        lower or (1.2,), {"aiturbo": held, "fifo": 0.4, "optimus": 0.3}, {"aiturbo": gap, "fifo": 0.7, "optimus": 0.6},
+        {"fifo": (3.0, 4.0)}, {"fifo": 3.5}, 20,
+    )
+
+
+def test_aiturbo_reaches_a_number_only_at_every_share_and_against_the_best_peer():
+    jct, used, gap, ratios = _aiturbo(3.1, 2.9, held=0.45, gap=0.41)
+    assert (jct.ours, jct.is_reached) == ("2.90x to 3.10x", False)
+    assert (used.ours, used.is_reached) == ("+12% against fifo", False)
+    assert (gap.ours, gap.is_reached) == ("41%; least of the peers 60%", False)
+    assert (ratios.ours, ratios.is_reached) == ("fifo 3.00 to 4.00", False)
+    assert [row.is_reached for row in _aiturbo(3.1, 3.2, held=0.47, gap=0.39)] == [True, True, True, False]
 
 
 def _cluster(**changes: float) -> ClusterRow:

@@ -17,6 +17,7 @@ from brim.reports.experiment import TextTable, fitting_table
 
 if TYPE_CHECKING:
     from brim.sim.reproduce.aiturbo_sweep import Factor, SweepResult, SweptReplay
+    from brim.sim.reproduce.master import Headline
 
 INTERRUPTED = 130
 OURS: Final = "aiturbo"
@@ -69,8 +70,10 @@ class Findings:
 def reproduce_aiturbo(*, quick: bool, output: str) -> None:
     """Run the experiment and print it; with ``quick`` three shares, two seeds, and the sweep alone."""
     from brim.reports.files import dump_json
+    from brim.sim.reproduce.aiturbo_sweep import plan
 
-    planned, results = run(quick=quick)
+    planned = plan(quick=quick)
+    results = run(planned)
     found = Findings(planned, results)
     if output == "json":
         print(dump_json(as_json(planned, results)))
@@ -84,14 +87,13 @@ def reproduce_aiturbo(*, quick: bool, output: str) -> None:
     console().print(Group(*shown))
 
 
-def run(*, quick: bool) -> tuple[list[SweptReplay], list[SweepResult]]:
-    """Run all replays."""
+def run(planned: Sequence[SweptReplay]) -> list[SweepResult]:
+    """Run replays."""
     from brim.cli.replays import Task, run_all
     from brim.sim.reproduce.aiturbo import workload
-    from brim.sim.reproduce.aiturbo_sweep import SweepTruth, measured, plan
+    from brim.sim.reproduce.aiturbo_sweep import SweepTruth, measured
     from brim.sim.twin import ReplaySettings
 
-    planned = plan(quick=quick)
     drawn = {point: workload(point) for point in dict.fromkeys(one.point for one in planned)}
     tasks = [
         Task(trace=drawn[one.point].trace, cluster=drawn[one.point].cluster, policy=one.policy,
@@ -103,7 +105,23 @@ def run(*, quick: bool) -> tuple[list[SweptReplay], list[SweepResult]]:
     if len(results) < len(tasks):
         print(f"brim: partial: {len(results)} of {len(tasks)} replays are complete: nothing to report", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
-    return planned, results
+    return results
+
+
+def headlines(found: Findings, seeds: int) -> list[Headline]:
+    """Rows 4, 5, 6 and 9 of the table of headline numbers, from the sweep."""
+    from brim.sim.reproduce.aiturbo_sweep import PEER_NAMES
+    from brim.sim.reproduce.master import aiturbo_rows
+
+    shares = found.shares("sweep")
+    lower = [1 / found.factor(share, found.best_peer(share)).mean for share in shares]
+    every = {
+        label: [one for share in shares for one in found.of("sweep", share, label)] for label in (OURS, *PEER_NAMES)
+    }
+    held = {label: float(np.mean([(one.gpu_used + one.cpu_used) / 2 for one in of])) for label, of in every.items()}
+    gap = {label: float(np.mean([one.gap_p80 for one in of])) for label, of in every.items()}
+    ratios = {label: [1 / found.factor(share, label).mean for share in shares] for label in PUBLISHED}
+    return aiturbo_rows(lower, held, gap, ratios, PUBLISHED, seeds)
 
 
 def as_json(planned: Sequence[SweptReplay], results: Sequence[SweepResult]) -> dict[str, Any]:

@@ -51,9 +51,9 @@ def reproduce_all(*, quick: bool, seeds: int, trace: Path | None, data: Path | N
 
 
 def _rows(quick: bool, seeds: int, trace: Path | None, data: Path | None) -> Iterator[Headline]:
-    from brim.cli import reproduce_adloader, reproduce_eaco, reproduce_padding
+    from brim.cli import reproduce_adloader, reproduce_aiturbo, reproduce_eaco, reproduce_padding
     from brim.cli.reproduce import elastic_results
-    from brim.sim.reproduce import eaco, master
+    from brim.sim.reproduce import aiturbo_sweep, eaco, master
     from brim.sim.reproduce.grid import FULL, QUICK, headline
 
     results, asked = elastic_results(headline(QUICK if quick else FULL), seeds)
@@ -62,6 +62,9 @@ def _rows(quick: bool, seeds: int, trace: Path | None, data: Path | None) -> Ite
         raise typer.Exit(130)
     points = f"{len(results.conditions())} conditions, {seeds} seed" + "s" * (seeds > 1)
     yield from master.elastic_rows(results.best("completed"), results.best("jct_mean_s"), points, _sizing_ms())
+    planned = [one for one in aiturbo_sweep.plan(quick=quick) if one.group == "sweep"]
+    swept = reproduce_aiturbo.Findings(planned, reproduce_aiturbo.run(planned))
+    yield from reproduce_aiturbo.headlines(swept, len({one.point.seed for one in planned}))
     fed = reproduce_adloader.measure(quick=True, seeds=seeds)  # other ratios have no headline
     yield from master.adloader_rows(fed.divided(4), *fed.gains(4), seeds)
     yield from master.table_rows(eaco.table_rows())
