@@ -58,7 +58,7 @@ PARTS: Final[dict[str, Policy]] = {
 
 AGAINST: Final[dict[str, Policy]] = {"aiturbo": AITURBO} | {name: PEERS[name] for name in ("optimus", "tiresias")}
 EVERY: Final[dict[str, Policy]] = {"aiturbo": AITURBO} | PEERS
-SEEDS, SEEDS_OF_MORE, SEEDS_OF_500 = 20, 8, 2
+SEEDS, SEEDS_OF_MORE, SEEDS_OF_500 = 20, 5, 2
 """Seeds of the sweep, of what stands beside it, and of its 500 jobs."""
 SOME: Final = (0.1, 0.5, 0.9)
 _POINT: Final = SweepPoint()
@@ -98,7 +98,7 @@ def plan(*, quick: bool) -> list[SweptReplay]:
     return [
         *group("sweep", EVERY, SHARES, SEEDS),
         *group("clairvoyant", {"srtf, true times": CLAIRVOYANT}, SHARES, SEEDS_OF_MORE),
-        *group("ends", AGAINST, (0.0, 1.0), SEEDS),
+        *group("ends", AGAINST, (0.0, 1.0), SEEDS_OF_MORE),
         *group("parts", PARTS, SOME, SEEDS_OF_MORE), *estimates,
         *group("uncoupled", AGAINST, (0.0, 0.5, 1.0), SEEDS_OF_MORE, SweepPoint(coupled=False)),
         *group("overload", AGAINST, SOME, SEEDS_OF_MORE, SweepPoint(load=1.8)),
