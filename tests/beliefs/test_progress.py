@@ -107,6 +107,18 @@ def test_a_job_is_not_believed_any_more_when_it_falls_otherwise_than_predicted()
     assert any(parted[26:])
 
 
+@pytest.mark.parametrize("reports", [15, 25, 50])
+def test_a_job_that_falls_along_its_curve_is_believed_once_and_for_all(reports):
+    """With few reports, the loss falls by much from one to the next, and so by the time of the newest."""
+    draw = np.random.default_rng(reports)
+    samples = 500.0 * np.arange(1, reports + 1) / reports
+    for _ in range(10):
+        loss = (0.9 / (0.018 * samples + 1) + 0.1) * (1 + 0.003 * draw.standard_normal(reports))
+        answers = [verdict.is_predictable for verdict in told(samples, loss)]
+        assert answers == sorted(answers)
+        assert answers[-1]
+
+
 def test_evaluations_are_due_when_the_samples_have_grown_by_a_fifth():
     ends = due(np.arange(1.0, 1_000.0))
     assert ends[0] == 4

@@ -59,7 +59,8 @@ class FallingCurve(NamedTuple):
         height: > 0.
         shift: >= 0.
         floor: >= 0.
-        newest: Loss of the newest reports.
+        newest: Median loss of the three newest reports.
+        newest_at: Samples by the middle one: where reports are few, the loss falls by much between it and the last.
         deviation: Standard deviation of the reports around the curve.
         features: In the order of ``FEATURES`` (F,).
     """
@@ -69,6 +70,7 @@ class FallingCurve(NamedTuple):
     shift: float
     floor: float
     newest: float
+    newest_at: float
     deviation: float
     features: tuple[float, ...]
 
@@ -100,7 +102,7 @@ def seen(samples: FloatArray, loss: FloatArray, planned: float = np.inf) -> Fall
     assert found.keys() == FEATURES.keys()
     return FallingCurve(
         curve.samples, float(curve.height[0]), float(curve.shift[0]), float(curve.floor[0]),
-        _median(reports.loss[-3:]), curve.deviation,
+        _median(reports.loss[-3:]), float(reports.samples[-2]), curve.deviation,
         tuple(np.clip(np.array([*found.values()]), -LARGEST, LARGEST).tolist()),
     )
 

@@ -79,7 +79,7 @@ class _State(NamedTuple):
         verdict: What is believed of it.
         votes_for: How this evaluation alone would decide.
         seen: The curve of this evaluation, or None.
-        believed: The curve of the evaluation from which the job is believed predictable, or None.
+        believed: The curve of the newest evaluation that spoke for it while the job is believed predictable, or None.
     """
 
     verdict: Verdict
@@ -182,7 +182,7 @@ class SeenProgress:
                 since_samples=at if flips else past.since_samples, evidence=evidence,
                 cannot_say=found if isinstance(found, CannotSay) else None,
             ),
-            votes_for, curve, curve if flips and is_predictable else before.believed if is_predictable else None,
+            votes_for, curve, None if not is_predictable else curve if votes_for else before.believed,
         )
 
 
@@ -210,6 +210,6 @@ def _planned(snapshot: Snapshot, row: int) -> float:
 
 def has_parted(believed: FallingCurve, now: FallingCurve) -> bool:
     """Whether the loss has fallen otherwise than was believed, by more than ``PARTED`` and noise."""
-    expected = believed.loss_at(now.samples)
-    fall = believed.loss_at(believed.samples) - expected
-    return abs(now.newest - expected) > PARTED * fall + NOISE * max(believed.deviation, now.deviation)
+    expected = believed.loss_at(now.newest_at)
+    fall = believed.loss_at(believed.newest_at) - expected
+    return abs(now.newest - expected) > PARTED * fall + NOISE * believed.deviation
