@@ -1,6 +1,10 @@
-"""Twelve real jobs, half with losses that nobody can fit, under AITurbo's parts: are they told apart, and in time?
+"""Twelve real jobs, half with losses that nobody can fit, under ``aiturbo``: are they told apart, and in time?
 
-    .venv/bin/python benchmarks/live_predictability.py [--policy FILE_OR_NAME] [--seeds 40] [--out FILE]
+    .venv/bin/python benchmarks/live_predictability.py [--policy FILE_OR_NAME] [--seeds 40] [--draw 0] [--out FILE]
+    .venv/bin/python benchmarks/live_predictability.py --no-cluster
+
+With ``--no-cluster``, no job runs: the losses of each named curve are told to the beliefs as a rank would tell them, so
+many steps apart, for twenty draws of each. That shows the curves that are not among the twelve, too.
 
 The real service runs them: controller, agent, supervisors, on two slots that stand for GPUs and on the cores of this
 machine. Each job trains with ``brim.train``, may run on either, and reports losses from a named curve
@@ -16,6 +20,7 @@ between the 5th and the 95th percentile of those.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -23,20 +28,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from brim.api.client import Client
+from brim.beliefs.progress import SeenProgress
 from brim.cli.capture import requests_of, work_of
 from brim.cli.job_options import asked
 from brim.cli.private_cluster import private_cluster
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.cluster import parse_cluster
 from brim.core.events import Report, Sample
+from brim.core.losses import LossBook
 from brim.core.replay import Replay
 from brim.core.trace import NONE, Trace, trace_of
 from brim.engine.journal import Journal
@@ -49,8 +55,9 @@ from brim.policies.presets import find_policy
 from brim.sim.overheads import Overheads
 from brim.sim.truths.truth import ALONE, Company, Pace
 from brim.sim.twin import ReplaySettings, replay
+from brim.testing.builders import Job, snapshot_of
 from brim.units import MS_PER_S
-from timed_curves import CURVES, PREDICTABLE, losses
+from timed_curves import CURVES, PREDICTABLE, UNPREDICTABLE, losses
 
 DEVICES: Final = 2
 BATCH: Final = 16
@@ -60,7 +67,11 @@ REPORT_MS: Final = 1_000
 BY: Final = 0.3
 """Part of its run by which a job is to be classified."""
 SCRIPT: Final = str(Path(__file__).with_name("timed_curves.py"))
-POLICY: Final = str(Path(__file__).with_name("policy_of_seconds.py"))
+STEPS: Final = 800
+"""Steps of a job, give or take a quarter."""
+DRAWS: Final = 20
+APART: Final = (4, 8, 10)
+"""Steps between reports of a job whose steps take 0.25, 0.125 and 0.1 s."""
 PATIENCE_S: Final = 1_800.0
 
 
@@ -77,8 +88,8 @@ class Planned:
 
     @property
     def planned(self) -> int:
-        """Steps that its user planned: twice those that it needs."""
-        return 2 * self.steps
+        """Steps that its user planned: a quarter more than those that it needs."""
+        return planned_of(self.steps)
 
     def losses(self, seed: int) -> FloatArray:
         """Its losses with other draws of the same curve, and with its own for its own seed."""
@@ -90,15 +101,20 @@ class Planned:
         return float(np.mean(self.losses(self.seed)[self.steps - 10 : self.steps]))
 
 
-def plan(scale: float) -> list[Planned]:
-    """The twelve jobs; with another scale, they are longer or shorter."""
-    draw = np.random.default_rng(14)
-    others = [name for name in CURVES if name not in PREDICTABLE]
-    curves = [name for pair in zip(PREDICTABLE * len(others), others, strict=True) for name in pair]
+def planned_of(steps: int) -> int:
+    """Steps that the user of a job planned that needs so many."""
+    return steps * 5 // 4
+
+
+def plan(of_draw: int) -> list[Planned]:
+    """The twelve jobs: their lengths, times on CPU and losses are those of a draw."""
+    draw = np.random.default_rng(14 + of_draw)
+    others = UNPREDICTABLE * 2
+    curves = [name for other in others for name in ("falling", other)]
     return [
         Planned(
-            curve=curve, at_s=round(scale * 4.0 * place, 2), steps=round(scale * draw.uniform(300, 500)), gpu_s=0.1,
-            cpu_s=round(float(draw.uniform(0.12, 0.3)), 3), seed=100 + place,
+            curve=curve, at_s=8.0 * place, steps=round(draw.uniform(0.75, 1.25) * STEPS), gpu_s=0.1,
+            cpu_s=round(float(draw.uniform(0.12, 0.3)), 3), seed=100 * (of_draw + 1) + place,
         )
         for place, curve in enumerate(curves)
     ]
@@ -135,14 +151,40 @@ def run(at: Client, jobs: Sequence[Planned]) -> tuple[list[int], dict[int, list[
         time.sleep(LOOK_S)
 
 
-def classified(one: Planned, told: Sequence[tuple[float, bool]]) -> dict[str, Any]:
+def without_cluster() -> None:
+    """Say of each curve how many of its draws are classified, with no job."""
+    for curve, planned in itertools.product(CURVES, (planned_of(STEPS), 2 * STEPS)):
+        counts = []
+        for apart in APART:
+            found = [classified(curve, STEPS, believed(curve, planned, 1_000 + draw, apart)) for draw in range(DRAWS)]
+            counts.append(
+                f"every {apart:2} steps {sum(one['is_classified'] for one in found):2} of {DRAWS} "
+                f"({sum(one['right_from'] > BY for one in found)} late, {sum(one['flips'] > 1 for one in found)} back)"
+            )
+        print(f"{curve:12} {planned} planned: {'; '.join(counts)}")
+
+
+def believed(curve: str, planned: int, seed: int, apart: int) -> list[tuple[float, bool]]:
+    """What is believed of a job that reports its loss after each so many steps: samples done, and the answer."""
+    book, progress = LossBook(), SeenProgress()
+    of_step, found = losses(curve, seed, STEPS, planned), list[tuple[float, bool]]()
+    one = snapshot_of("1x1xcpu", Job(batch=BATCH))
+    one = replace(one, jobs=replace(one.jobs, samples_max=np.array([planned * BATCH])))
+    for step in range(apart, STEPS + 1, apart):
+        book.add(0, float(BATCH * step), float(of_step[step - 1]))
+        snapshot = replace(one, losses=book.freeze())
+        found.append((float(BATCH * step), bool(progress.of_jobs(snapshot).is_predictable[0])))
+    return found
+
+
+def classified(curve: str, steps: int, told: Sequence[tuple[float, bool]]) -> dict[str, Any]:
     """When the answer about a job was right for good, as a part of its run, and how often it changed."""
-    total, is_predictable = one.steps * BATCH, one.curve in PREDICTABLE
+    total, is_predictable = steps * BATCH, curve in PREDICTABLE
     wrong = [done for done, said in told if said is not is_predictable]
     by = max(wrong, default=0.0) / total
-    flips = sum(before[1] is not after[1] for before, after in pairwise(told))
+    flips = sum(before[1] is not after[1] for before, after in itertools.pairwise(told))
     return {
-        "curve": one.curve, "right_from": by, "flips": flips, "looks": len(told),
+        "curve": curve, "right_from": by, "flips": flips, "looks": len(told),
         "is_classified": bool(told) and by <= BY and flips <= 1,
     }
 
@@ -244,12 +286,16 @@ def again(
 def main() -> None:
     """Run everything, and say what came of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", default=POLICY)
-    parser.add_argument("--seeds", type=int, default=40)
-    parser.add_argument("--scale", type=float, default=1.0, help="length of the jobs")
+    parser.add_argument("--policy", default="aiturbo")
+    parser.add_argument("--seeds", type=int, default=40, help="replays in the twin")
+    parser.add_argument("--draw", type=int, default=0, help="another number: other jobs")
+    parser.add_argument("--no-cluster", action="store_true", help="run no jobs")
     parser.add_argument("--out", type=Path, help="file for the figures as JSON")
     options = parser.parse_args()
-    jobs = plan(options.scale)
+    if options.no_cluster:
+        without_cluster()
+        return
+    jobs = plan(options.draw)
     with tempfile.TemporaryDirectory(prefix="brim-") as folder:
         state = Path(folder) / "state"
         words = ["--devices", str(DEVICES), "--policy", options.policy]
@@ -262,7 +308,7 @@ def main() -> None:
         history = reader.history()
         recorded = recorded_jobs(history.jobs, history.attempts, history.lines, history.seen_ms)
         gap_ms = history.settings[-1][1].gap_ms
-    found = [classified(one, told.get(job, [])) for one, job in zip(jobs, ids, strict=True)]
+    found = [classified(one.curve, one.steps, told.get(job, [])) for one, job in zip(jobs, ids, strict=True)]
     live_s = np.array([(job.ended_ms - job.submit_ms) / MS_PER_S for job in records])
     twin = [again(jobs, recorded, facts["cluster"], options.policy, gap_ms, seed)
             for seed in range(options.seeds)]

@@ -17,15 +17,20 @@ from typing import Final
 
 import numpy as np
 
-NOISE: Final = 0.01
-"""Standard deviation of a loss around a falling curve, relative to it."""
+NOISE: Final = 0.003
+"""Standard deviation of a loss around its curve, relative to it: that of a mean over ten batches with 1 % each."""
 
 
-def falling(steps: int, planned: int, draw: np.random.Generator) -> np.ndarray:
+def falling(steps: int, planned: int, draw: np.random.Generator, noise: float = NOISE) -> np.ndarray:
     """A curve of the form of the papers, with noise: it has fallen by nine tenths at the end."""
     floor, k = draw.uniform(0.1, 0.4), np.arange(1, planned + 1)
     clean = 1.0 / (9.0 * k / steps + 1.0) + floor
-    return clean * (1.0 + NOISE * draw.standard_normal(planned))
+    return clean * (1.0 + noise * draw.standard_normal(planned))
+
+
+def noisy(steps: int, planned: int, draw: np.random.Generator) -> np.ndarray:
+    """The same with the noise of single batches, 1 %."""
+    return falling(steps, planned, draw, noise=0.01)
 
 
 def steps_down(steps: int, planned: int, draw: np.random.Generator) -> np.ndarray:
@@ -60,6 +65,12 @@ def waves(steps: int, planned: int, draw: np.random.Generator) -> np.ndarray:
     return (1.0 + 0.6 * np.sin(10 * np.pi * k + phase)) * (1.0 + NOISE * draw.standard_normal(planned))
 
 
+def rising(steps: int, planned: int, draw: np.random.Generator) -> np.ndarray:
+    """It diverges from the first step on: three times the loss at the end."""
+    k = np.arange(1, planned + 1) / steps
+    return (1.0 + 2.0 * k) * (1.0 + 0.1 * draw.standard_normal(planned))
+
+
 def late_drop(steps: int, planned: int, draw: np.random.Generator) -> np.ndarray:
     """Nothing for most of the run, then all of it."""
     place = draw.uniform(0.7, 0.95) * steps
@@ -68,9 +79,13 @@ def late_drop(steps: int, planned: int, draw: np.random.Generator) -> np.ndarray
 
 
 CURVES: Final[dict[str, Callable[[int, int, np.random.Generator], np.ndarray]]] = {
-    one.__name__: one for one in (falling, steps_down, random_walk, diverging, white_noise, waves, late_drop)
+    one.__name__: one
+    for one in (falling, noisy, white_noise, late_drop, rising, waves, random_walk, steps_down, diverging)
 }
-PREDICTABLE: Final = ("falling",)
+PREDICTABLE: Final = ("falling", "noisy")
+UNPREDICTABLE: Final = ("white_noise", "late_drop", "rising")
+"""Of the other ones, those that nobody can take for one that falls along a curve at any time before its end. The rest
+look like one for a part of the run: after the last drop, on the way down of a wave, before it diverges."""
 
 
 def losses(curve: str, seed: int, steps: int, planned: int) -> np.ndarray:

@@ -15,6 +15,7 @@ import pytest
 
 from brim.agent.folders import attempt_folder
 from brim.agent.protocol import ON_CPU
+from brim.foresight.foresight import Foresight
 from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
 from brim.policies.allocations import as_asked, sizes_of
@@ -25,6 +26,7 @@ from brim.policies.sockets import Policy
 from tests.live.box import Box, in_state, run_and_kill, running, until
 
 SCRIPT = Path(__file__).parent / "exchanged_job.py"
+CURVES = Path(__file__).parents[2] / "benchmarks" / "timed_curves.py"
 STEPS = 60
 BATCH = 8
 CLUSTER = "1x2xcpu:cpus=2"
@@ -124,3 +126,29 @@ def test_a_kill_during_the_exchange_loses_nothing(box: Box, undisturbed: str, ki
     if killed == "controller":
         run_and_kill(box, until_it_is_exchanged, by_progress(), CLUSTER)
     running(box, to_its_end, by_progress(), CLUSTER)
+
+
+def test_under_aiturbo_a_job_begins_on_cpu_and_goes_on_on_a_gpu_that_is_left(box: Box) -> None:
+    """Another one has both GPUs at first. What is left takes minutes on CPU, so that also a slow restart pays."""
+    command = (sys.executable, str(CURVES), "falling", "1", str(STEPS), str(STEPS), "0.02", "3")
+
+    async def scenario(service: ClusterService) -> None:
+        [other] = await box.submit(service, box.resumable("other", gpus=2))
+        await in_state(service, other, "running")
+        [job] = await box.submit(service, box.request(
+            *command, devices=("gpu", "cpu"), ranks="per-gpu", grace_s=60.0, attempts_max=1, target_loss=0.2,
+        ))
+        await until(lambda: service.job(job).samples_done, "a step on CPU")
+        assert service.job(job).devices == (ON_CPU,)
+        believed = await Foresight(service).explain(job)
+        assert "Its progress is not believed predictable: nothing can be said" in believed.text
+        box.end("other")
+        await in_state(service, job, "finished")
+        assert [ON_CPU in one.devices for one in attempts_of(service, job)] == [True, False]
+        assert attempts_of(service, job)[0].stop_reason == "exchanged"
+        assert (service.job(job).preemptions, service.job(job).failures) == (0, 0)
+        env = {**os.environ, "BRIM_CKPT_DIR": str(box.folder / "alone")}
+        alone = subprocess.run([*command[:-2], "0", "0"], env=env, capture_output=True, check=True)
+        assert said(box, job, 2).splitlines()[-1] == alone.stdout.decode().splitlines()[-1]
+
+    running(box, scenario, "aiturbo", CLUSTER)
