@@ -18,7 +18,7 @@ from brim.core.trace import JobClass
 from tests.cli.commands import brim
 from tests.sampling import sample
 
-PATIENCE_S = 120
+PATIENCE_S = 240
 """Longest wait for something that must happen; no test waits so long on a machine that works."""
 SMALL = ((0.0, "ana-1", "1-4", 120), (0.0, "bo-1", "2", 80))
 RUN = """

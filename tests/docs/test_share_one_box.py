@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_predictability import history
+
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/how-to-share-one-box.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", TEXT, re.M | re.S)
@@ -23,10 +25,11 @@ SAID = {
     4: ("training for 90 epochs",),
     5: ("it is held until it is released",),
     6: ("runs on gpu",),
-    7: ("finished at step 20 in attempt 2",),
-    8: ('"schema":1', '"jobs":['),
-    9: ("4 devices",),
-    10: ("has ended",),
+    7: ("18 runs of 3 families", "4 devices"),
+    8: ("finished at step 20 in attempt 2",),
+    9: ('"schema":1', '"jobs":['),
+    10: ("4 devices",),
+    11: ("has ended",),
 }
 """What each block prints, among other things."""
 
@@ -35,6 +38,7 @@ SAID = {
 def test_every_command_runs_and_says_what_it_should() -> None:
     folder = Path(tempfile.mkdtemp(prefix="brim-", dir="/tmp"))  # pytest's own is too long for a socket
     (folder / "work").mkdir()
+    history().write_csv(folder / "work" / "losses.csv")
     env = {
         **os.environ, "BRIM_STATE": str(folder / "state"), "BRIM_RUNTIME": str(folder / "run"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -43,6 +47,8 @@ def test_every_command_runs_and_says_what_it_should() -> None:
         assert len(BLOCKS) == len(SAID)
         for number, block in enumerate(BLOCKS):
             script = block.replace("brim join ann", f"brim join {folder}/run")
+            script = re.sub(r"^pip install .*\n", "", script)  # it is here
+            script = script.replace("--predictability", "--devices 4 --predictability")  # the options that it had
             done = subprocess.run(
                 ["bash", "-e", "-u", "-o", "pipefail", "-c", script], cwd=folder / "work", env=env, timeout=240,
                 capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,

@@ -25,6 +25,7 @@ from brim.policies.place.energy_sharing import BestPartners, EnergySharing
 from brim.policies.place.packing import PackedPairs, RandomPairs
 from brim.policies.place.parts import Consolidate, Fragmentation, Spread, WorstFit
 from brim.policies.place.repack import Repack
+from brim.policies.place.workers_and_servers import WorkersAndServers
 from brim.policies.presets import PARTS, PRESETS
 from brim.policies.sockets import Sizes
 from brim.testing import job, snapshot_of
@@ -36,8 +37,10 @@ from .plans import resize, start
 SKIP = replace(PRESETS["fifo"], name="mine", place=Consolidate("skip"))
 PLACES = (
     Consolidate("skip"), Consolidate("reserve"), Spread("skip"), Fragmentation("skip"), WorstFit("skip"), Repack(),
-    EnergySharing(), BestPartners(), PackedPairs(), RandomPairs(),
+    EnergySharing(), BestPartners(), PackedPairs(), RandomPairs(), WorkersAndServers(),
 )
+ON_GPU = [place for place in PLACES if not getattr(place, "places_on_cpu", False)]
+"""What they are not asked to place they leave alone; the others place ranks on CPU as the sizes say."""
 LISTED = snapshot_of("2x4xT4", job(on=[(0, 0), (0, 1)], sizes=(1, 2, 4)), job(gpus=2, sizes=(2, 3)), now=5)
 
 
@@ -203,7 +206,7 @@ def test_a_gpu_that_does_not_exist_is_not_withheld(node, gpu):
 # -- ranks on CPU --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{type(place).__name__}-{getattr(place, 'misfit', '')}")
+@pytest.mark.parametrize("place", ON_GPU, ids=lambda place: f"{type(place).__name__}-{getattr(place, 'misfit', '')}")
 def test_place_parts_leave_ranks_on_cpu_where_they_are_and_count_their_cores(place):
     ranks = job(on=[(0, NONE), (0, NONE), (0, 0)], cpu=1_000, cpu_ranks=2, loaders=1)
     snapshot = snapshot_of("1x3xT4:cpus=4", ranks, job(cpu=1_000), job(cpu=1_000), now=5)
@@ -215,7 +218,7 @@ def test_place_parts_leave_ranks_on_cpu_where_they_are_and_count_their_cores(pla
     assert snapshot.jobs.gpus_now.tolist() == [1, 0, 0]
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{type(place).__name__}-{getattr(place, 'misfit', '')}")
+@pytest.mark.parametrize("place", ON_GPU, ids=lambda place: f"{type(place).__name__}-{getattr(place, 'misfit', '')}")
 def test_place_parts_leave_a_job_alone_that_has_only_ranks_on_cpu(place):
     ranks = job(on=[(0, NONE), (0, NONE)], gpus=0, cpu=1_000, cpu_ranks=2, loaders=1)
     snapshot = snapshot_of("1x3xT4:cpus=3", ranks, job(cpu=1_000), job(cpu=1_000), now=5)
@@ -228,7 +231,8 @@ def test_place_parts_leave_a_job_alone_that_has_only_ranks_on_cpu(place):
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{type(place).__name__}-{getattr(place, 'misfit', '')}")
 def test_place_parts_keep_the_revocable_mark_of_jobs_that_stay(place):
-    marked = job(on=[(0, 1), (0, NONE)], cpu_ranks=1, revocable=True)
+    marked = job(on=[(0, 1), (0, NONE)], cpu_ranks=1, revocable=True) if place in ON_GPU else job(
+        on=[(0, 1)], revocable=True)
     snapshot = snapshot_of("1x3xT4", job(on=[(0, 0)]), marked, job(), now=5)
     result = run_round(snapshot, Beliefs(), replace(SKIP, place=place))
     assert [action.job for action in result.plan.actions] == [2]

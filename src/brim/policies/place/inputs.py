@@ -82,9 +82,15 @@ def as_before(grants: Grants, snapshot: Snapshot) -> Grants:
         grants = replace(
             grants, job=job[order], node=node[order], gpu=gpu[order], share_milli=share_milli[order], why=why
         )
+    return revocable_as_before(grants, snapshot)
+
+
+def revocable_as_before(grants: Grants, snapshot: Snapshot) -> Grants:
+    """Mark the grants of jobs whose grants are revocable in the snapshot."""
+    held = snapshot.grants
     if not len(held.revocable):
         return grants
-    return replace(grants, revocable=held.revocable_jobs(len(jobs))[grants.job])
+    return replace(grants, revocable=held.revocable_jobs(len(snapshot.jobs))[grants.job])
 
 
 _JOB_NAMES: Final = ("phase", "gpus_now", "share_now", "share_milli", "cpu_milli", "mem_mib", "gpu_type")

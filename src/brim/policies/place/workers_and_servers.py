@@ -17,6 +17,7 @@ from brim.core.setting import ON_CPU, SERVER
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.core.trace import NONE
+from brim.policies.place.inputs import revocable_as_before
 from brim.policies.sockets import Sizes
 from brim.units import WHOLE_GPU
 
@@ -102,7 +103,7 @@ class WorkersAndServers:
                 continue
             room.take(placed)
             given[row] = placed
-        return _grants(given, why, blocker)
+        return revocable_as_before(_grants(given, why, blocker), snapshot)
 
     def _placed(
         self, room: _Room, ask: _Ask, mine: list[_Rank], has: dict[int, list[_Rank]], later: list[int]
