@@ -153,6 +153,11 @@ _ROWS: Final = (
         fixed_rounds=True,
     ),
     _servers("optimus-servers", Arrival(), MarginalServers(), "Optimus, EuroSys 2018, with parameter servers"),
+    replace(
+        _rigid("tiresias-servers", ServiceQueues(), "skip", "Tiresias, NSDI 2019, with parameter servers as asked",
+               period_ms=MS_PER_MIN),
+        size=ServersAsAsked(), place=WorkersAndServers(),
+    ),
     _servers("mlfq", MultiLevelQueue(), ServersAsAsked(), "AITurbo, HPDC 2021: its queues alone"),
     *map(_brim, OBJECTIVES),
 )

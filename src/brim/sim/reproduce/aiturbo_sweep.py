@@ -39,8 +39,8 @@ def _on_servers(preset: str) -> Policy:
     return replace(PRESETS[preset], size=ServersAsAsked(), place=WorkersAndServers())
 
 
-PEERS: Final[dict[str, Policy]] = {"optimus": PRESETS["optimus-servers"]} | {
-    name: _on_servers(name) for name in PEER_NAMES[1:]
+PEERS: Final[dict[str, Policy]] = {name: PRESETS[f"{name}-servers"] for name in PEER_NAMES[:2]} | {
+    name: _on_servers(name) for name in PEER_NAMES[2:]
 }
 """The compared policies. Each decides at its own period, as its preset does; optimus and aiturbo every 240 s."""
 AITURBO: Final = PRESETS["aiturbo"]
