@@ -3,7 +3,7 @@
     python benchmarks/loss_curves.py DATA [--loss train_loss|validation_loss]
 
 DATA is a folder with ``curves/algoperf``. A run counts if it has eight losses. Seen are the losses of its first part;
-predicted is the newest loss of all. The error is over the drop since 5 % of the run: most of the drop before says
+predicted is the final loss. The error is over the drop since 5 % of the run: most of the drop before says
 nothing. A run whose loss does not fall after 5 % is wrong for everybody, and so is one in whose first part fewer than
 four losses lie. "Left" is the part of runs in which the samples left until the loss of the end are right within a
 factor of two. Families are two halves: constants were chosen on the first.
@@ -53,7 +53,7 @@ def runs_of(folder: Path, column: str) -> list[Run]:
 
 
 def errors(run: Run, part: float) -> tuple[float, float, bool]:
-    """Error of the curve and of the newest loss, relative to the drop, and whether the steps left are right."""
+    """Error of the curve and of the last loss seen, relative to the drop, and whether the steps left are right."""
     end, seen = run.loss[-1], int(np.searchsorted(run.step, part * run.step[-1], side="right"))
     drop = run.loss[np.searchsorted(run.step, SINCE * run.step[-1])] - end
     if seen < SEEN_MIN or drop <= 0:

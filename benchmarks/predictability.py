@@ -2,9 +2,9 @@
 
     python benchmarks/predictability.py DATA [--loss train_loss|validation_loss]      # two minutes of one core
 
-DATA is a folder with ``curves/algoperf``. A run counts if it has eight losses. A moment is a run of which a part is
-seen; it is predictable if the curve through that part says the newest loss of all within a tenth of the drop since 5 %
-of the run. Moments with fewer than four losses are counted apart. In others the loss does not fall: nothing is said of
+DATA is a folder with ``curves/algoperf``. A run counts if it has eight losses. A prefix is a run of which a part is
+seen; it is predictable if the curve through that part says the final loss within a tenth of the drop since 5 %
+of the run. Prefixes with fewer than four losses are counted apart. In others the loss does not fall: nothing is said of
 them, they count as called unpredictable, and that is what they are.
 
 Families are five kinds of workloads. "Default" is the classifier that comes with brim, which has not seen any of these
@@ -34,7 +34,7 @@ from brim.beliefs.predictability_judging import (
     scores,
     strengths,
 )
-from brim.beliefs.predictability_training import Moments, TrainingRun, moments
+from brim.beliefs.predictability_training import Prefixes, TrainingRun, prefixes
 from brim.core.arrays import BoolArray, FloatArray
 from loss_curves import FIRST, Run, runs_of
 
@@ -48,7 +48,7 @@ BINS: Final = 5
 
 
 class At(NamedTuple):
-    """The moments at one part of all runs, those at which the loss does not fall the last.
+    """The prefixes at one part of all runs, those at which the loss does not fall the last.
 
     Attributes:
         label: Whether each is predictable (M,).
@@ -70,8 +70,8 @@ class At(NamedTuple):
         return scores(name, np.concatenate((said, rest)), self.label, self.family)
 
 
-def at(found: Moments, part: float) -> At:
-    """The moments at a part."""
+def at(found: Prefixes, part: float) -> At:
+    """The prefixes at a part."""
     own = found.part == part
     silent = [family for family, of, why in found.silent if of == part and why is CannotSay.DOES_NOT_FALL]
     said = default().probability(found.features[own])
@@ -109,9 +109,9 @@ def line(one: Scores, *, judged: bool = True) -> str:
             f"{one.family_auc[0]:.3f} ({one.family_auc[1]:.2f}-{one.family_auc[2]:.2f}) {cut}")
 
 
-def single(features: FloatArray, names: tuple[str, ...], moment: At, *, on_others: bool) -> Scores:
+def single(features: FloatArray, names: tuple[str, ...], prefix: At, *, on_others: bool) -> Scores:
     """The best feature by itself: chosen on all families, or for each family on the others."""
-    label, family = moment.label[: moment.known], moment.family[: moment.known]
+    label, family = prefix.label[: prefix.known], prefix.family[: prefix.known]
     said = np.zeros(len(label))
     for kind in sorted(set(family.tolist())) if on_others else [None]:
         known = family != kind if on_others else np.ones(len(label), dtype=bool)
@@ -121,30 +121,30 @@ def single(features: FloatArray, names: tuple[str, ...], moment: At, *, on_other
         asked = ~known if on_others else known
         said[asked] = (ranked if areas[best] > 0 else 1 - ranked)[asked]
     which = "of the others" if on_others else names[best]
-    return moment.judge(f"best feature ({which})", said)
+    return prefix.judge(f"best feature ({which})", said)
 
 
-def classifiers(found: Moments, rows: list[dict[str, Any]]) -> None:
+def classifiers(found: Prefixes, rows: list[dict[str, Any]]) -> None:
     """Print tables of the five classifiers and of single features."""
     print(f"{'':<34} AUC together (95 %)  mean of families    balanced F1 rare")
     own = found.part == SUBMITTED_FOR
     told = np.array([told_at_submission(rows[run]) for run in found.run[own].tolist()])
     asked = [("submission", at(found, SUBMITTED_FOR), told, tuple("abcdefghijkl")),
-             *((f"{part:.0%}", moment := at(found, part), moment.features, found.names) for part in PARTS)]
-    for when, moment, features, names in asked:
-        print(f"-- at {when}: {len(moment.label)} moments, {moment.label.mean():.0%} predictable")
-        label, family = moment.label[: moment.known], moment.family[: moment.known]
-        if features is moment.features:
-            print(line(moment.judge("default, has seen none", moment.default[: moment.known])))
+             *((f"{part:.0%}", prefix := at(found, part), prefix.features, found.names) for part in PARTS)]
+    for when, prefix, features, names in asked:
+        print(f"-- at {when}: {len(prefix.label)} prefixes, {prefix.label.mean():.0%} predictable")
+        label, family = prefix.label[: prefix.known], prefix.family[: prefix.known]
+        if features is prefix.features:
+            print(line(prefix.judge("default, has seen none", prefix.default[: prefix.known])))
         of = folds(features, label, family)
         for name, make in models().items():
-            print(line(moment.judge(name, left_out(make, of, label))))
-        print(line(single(features, names, moment, on_others=True), judged=False))
-        if features is moment.features:
-            print(line(single(features, names, moment, on_others=False), judged=False))
+            print(line(prefix.judge(name, left_out(make, of, label))))
+        print(line(single(features, names, prefix, on_others=True), judged=False))
+        if features is prefix.features:
+            print(line(single(features, names, prefix, on_others=False), judged=False))
 
 
-def repeats(found: Moments, rows: list[dict[str, Any]]) -> None:
+def repeats(found: Prefixes, rows: list[dict[str, Any]]) -> None:
     """Print how well runs are told apart of which the classifier has seen repeats: one study in five is left out."""
     columns = ("workload", "submission", "framework", "trial", "hparams_json")
     same = np.array(["|".join(str(rows[run][name]) for name in columns) for run in found.run.tolist()])
@@ -165,7 +165,7 @@ def repeats(found: Moments, rows: list[dict[str, Any]]) -> None:
             print(f"{which:>20}: " + ", ".join(f"{name} {value:.3f}" for name, value in areas.items()))
 
 
-def schedules(found: Moments, rows: list[dict[str, Any]]) -> None:
+def schedules(found: Prefixes, rows: list[dict[str, Any]]) -> None:
     """Print runs without a schedule of the learning rate beside those whose rate falls towards the planned end."""
     free = np.array([rows[run]["submission"].startswith("schedule_free") for run in found.run.tolist()])
     said, falls = default().probability(found.features), found.drop > 0
@@ -178,19 +178,19 @@ def schedules(found: Moments, rows: list[dict[str, Any]]) -> None:
         print(f"{family:<12} " + "; ".join(cells))
 
 
-def calibration(found: Moments) -> None:
+def calibration(found: Prefixes) -> None:
     """Print probabilities of the default beside the share that was predictable."""
     for part in PARTS:
-        moment = at(found, part)
-        place = np.minimum((moment.default * BINS).astype(int), BINS - 1)
+        prefix = at(found, part)
+        place = np.minimum((prefix.default * BINS).astype(int), BINS - 1)
         count = np.bincount(place, minlength=BINS)
-        said, was = (np.bincount(place, of, BINS) / np.maximum(count, 1) for of in (moment.default, moment.label))
+        said, was = (np.bincount(place, of, BINS) / np.maximum(count, 1) for of in (prefix.default, prefix.label))
         cells = "  ".join(f"{a:.2f}: {b:.2f} ({n})" for a, b, n in zip(said, was, count, strict=True) if n)
         off = np.average(abs(said - was), weights=count)
-        print(f"{part:>5.0%} said: was (moments) {cells}; mean difference {off:.3f}")
+        print(f"{part:>5.0%} said: was (prefixes) {cells}; mean difference {off:.3f}")
 
 
-def ends(found: Moments, runs: list[Run]) -> None:
+def ends(found: Prefixes, runs: list[Run]) -> None:
     """Print how well the end of runs is known that are called predictable at half."""
     own = np.flatnonzero(found.part == HALF)
     said, label = default().probability(found.features[own]), found.is_predictable[own]
@@ -235,7 +235,7 @@ def main() -> None:
     runs = runs_of(folder, options.loss)
     by_number = {row["run_id"]: row for row in pl.read_parquet(folder / "runs.parquet").iter_rows(named=True)}
     rows = [by_number[run.number] for run in runs]
-    found = moments([TrainingRun(run.family, run.step, run.loss, run.step[-1]) for run in runs], PARTS)
+    found = prefixes([TrainingRun(run.family, run.step, run.loss, run.step[-1]) for run in runs], PARTS)
     print(f"{options.loss}: {len(runs)} runs; nothing is said: " + ", ".join(
         f"{part:.0%} {sum(of == part and why is reason for _, of, why in found.silent)} times {reason}"
         for reason in (CannotSay.TOO_FEW, CannotSay.DOES_NOT_FALL) for part in PARTS))

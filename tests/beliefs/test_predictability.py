@@ -14,7 +14,7 @@ from brim.beliefs.convergence import CannotSay
 from brim.beliefs.curve_features import FEATURES, seen
 from brim.beliefs.predictability import KNOTS, LEVELS, default, load, parse, scale_of, scaled
 from brim.beliefs.predictability_judging import CHOSEN, area, fitted_scales, folds, left_out_scores, models, scores
-from brim.beliefs.predictability_training import TrainingRun, moments, toml, train
+from brim.beliefs.predictability_training import TrainingRun, prefixes, toml, train
 from brim.errors import ConfigError, NotFoundError
 
 SAMPLES = np.arange(1.0, 61.0) * 10
@@ -36,7 +36,7 @@ def runs(families: int = 4, each: int = 6, *, kinds: tuple[str, ...] = ("falls",
 
 @pytest.fixture(scope="module")
 def found():
-    return moments(runs())
+    return prefixes(runs())
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_what_is_reported_later_is_in_no_feature():
     """A run whose end is planted as a number that nobody could miss has the features of one that goes on as it was."""
     loss = 0.9 / (0.01 * SAMPLES + 1) + 0.1
     planted = np.append(loss[:-1], 1e6)
-    one, other = (moments([TrainingRun("a", SAMPLES, end, 600.0)]) for end in (loss, planted))
+    one, other = (prefixes([TrainingRun("a", SAMPLES, end, 600.0)]) for end in (loss, planted))
     assert one.features.tolist() == other.features.tolist()
     assert one.predicted.tolist() == other.predicted.tolist()
     assert one.is_predictable.any()
@@ -61,14 +61,14 @@ def test_what_is_reported_later_is_in_no_feature():
 
 def test_a_run_that_nobody_planned_is_not_told_how_long_it_was():
     loss = 0.9 / (0.01 * SAMPLES + 1) + 0.1
-    whole, part = (moments([TrainingRun("a", SAMPLES[:n], loss[:n])], parts=[200 / SAMPLES[n - 1]]) for n in (60, 40))
+    whole, part = (prefixes([TrainingRun("a", SAMPLES[:n], loss[:n])], parts=[200 / SAMPLES[n - 1]]) for n in (60, 40))
     assert whole.features.tolist() == part.features.tolist()
 
 
 def test_a_run_that_goes_back_to_a_checkpoint_teaches_what_it_does_without():
     loss = 0.9 / (0.01 * SAMPLES + 1) + 0.1
     again = np.r_[:40, 20:60]
-    plain, restarted = (moments([TrainingRun("a", SAMPLES[rows], loss[rows], 600.0)]) for rows in (np.r_[:60], again))
+    plain, restarted = (prefixes([TrainingRun("a", SAMPLES[rows], loss[rows], 600.0)]) for rows in (np.r_[:60], again))
     assert plain.features.tolist() == restarted.features.tolist()
     assert plain.is_predictable.tolist() == restarted.is_predictable.tolist()
 
@@ -109,7 +109,7 @@ def test_units_of_losses_and_samples_do_not_matter():
 
 
 def test_the_default_believes_a_clean_curve_and_not_a_wandering_one():
-    clean, wandering = moments(runs(kinds=("falls",))), moments(runs(kinds=("wanders",)))
+    clean, wandering = prefixes(runs(kinds=("falls",))), prefixes(runs(kinds=("wanders",)))
     late = clean.part >= 0.35
     believed = default().probability(clean.features[late])
     others = default().probability(wandering.features[(wandering.part >= 0.35) & ~wandering.is_predictable])
@@ -218,19 +218,19 @@ def test_scores_know_the_rarer_class():
 @pytest.mark.parametrize(
     ("history", "words"),
     [
-        ([], "no moment"),
+        ([], "no prefix"),
         ([TrainingRun("a", SAMPLES[:3], np.array([3.0, 2.0, 1.0]), 30.0)], "no run has enough losses"),
         ([TrainingRun("a", SAMPLES, np.full(60, 2.0), 600.0)], "no run has enough losses"),
         ([TrainingRun("a", SAMPLES, np.full(60, math.nan), 600.0)], "no run has enough losses"),
         ([TrainingRun("a", SAMPLES, np.linspace(1, 2, 60), 600.0)], "the loss does not fall"),
         (runs(families=1), "one family only"),
-        (runs(each=2, kinds=("wanders",))[:1], "unpredictable moments only"),
+        (runs(each=2, kinds=("wanders",))[:1], "unpredictable prefixes only"),
     ],
 )
 def test_a_history_that_teaches_nothing_is_refused(history, words):
     pytest.importorskip("sklearn")
     with pytest.raises(ConfigError, match=words):
-        train(moments(history))
+        train(prefixes(history))
 
 
 def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch):

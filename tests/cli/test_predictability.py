@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from brim.beliefs.predictability import load
-from brim.beliefs.predictability_training import check, moments
+from brim.beliefs.predictability_training import check, prefixes
 from brim.cli.predictability import runs_of
 from brim.errors import ConfigError, NotFoundError
 from tests.cli.commands import brim
@@ -88,15 +88,15 @@ def _words_for_plans(rows):
     (_words_for_losses, "found something else than numbers in column 'loss'"),
     (_words_for_plans, "found something else than numbers in column 'planned'"),
     (_one_family, "found one family only (a)"),
-    (_three_losses, "found no moment of a run from which its end could be predicted (no run has enough losses)"),
-    (_constant, "found no moment of a run"),
+    (_three_losses, "found no prefix of a run from which its end could be predicted (no run has enough losses)"),
+    (_constant, "found no prefix of a run"),
     (lambda rows: rows.clear(), "no run has enough losses"),
 ])  # fmt: skip
 def test_a_history_that_teaches_nothing_is_refused_in_one_line(tmp_path, change, said):
     file = tmp_path / "losses.csv"
     change(history()).write_csv(file)
     with pytest.raises(ConfigError) as error:
-        check(moments(runs_of(file)))
+        check(prefixes(runs_of(file)))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 

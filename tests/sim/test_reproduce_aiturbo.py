@@ -33,8 +33,8 @@ def test_held_devices_are_counted_while_jobs_arrive():
         first_gpu=column(0, 1, 3), gpu=column(0, 0, 1), cores_milli=column(0, 4_000),
     )
     one = measured(replace(found, runs=runs))
-    assert one.gpu_used == pytest.approx(0.2 * 0.5 + 0.4)
-    assert one.cpu_used == pytest.approx(0.4)
+    assert one.gpus_held == pytest.approx(0.2 * 0.5 + 0.4)
+    assert one.cores_held == pytest.approx(0.4)
     assert one.gap_p80 == pytest.approx(0.0)  # 0.5 for a fifth of the time, 0 for the rest
     assert one.jct_min == pytest.approx((20 + 20) / 2 / 60)
     assert np.isnan(one.long_min)
@@ -86,7 +86,7 @@ def test_the_tables_show_each_policy_and_say_what_was_published(ran, monkeypatch
     monkeypatch.setattr(reproduce_aiturbo, "run", lambda _: ran[1])
     reproduce_aiturbo.reproduce_aiturbo(quick=False, output="table")
     said = capsys.readouterr().out
-    for label in (*EVERY, *PARTS, "srtf, true times"):
+    for label in (*EVERY, *PARTS, "true remaining time"):
         assert label in said
     for words in ("ratio to it", "published: 60 % before", "load 1.8", "log sd of estimates 3", "alike"):
         assert words in said
@@ -99,7 +99,7 @@ def test_json_has_every_replay(ran, monkeypatch, capsys):
     found = json.loads(capsys.readouterr().out)["replays"]
     assert len(found) == len(ran[0])
     assert {one["group"] for one in found} == {one.group for one in ran[0]}
-    assert all(one["jct_min"] > 0 and 0 <= one["gpu_used"] <= 1 and 0 <= one["cpu_used"] <= 1 for one in found)
+    assert all(one["jct_min"] > 0 and 0 <= one["gpus_held"] <= 1 and 0 <= one["cores_held"] <= 1 for one in found)
 
 
 def test_the_headlines_say_how_far_each_number_is_from_the_published_one(ran):

@@ -3,15 +3,17 @@
     step_s = (t0 m + t1) / eta(cores of a worker) + t2 w/p + t3 (w/p) / eta(cores of a server) + t4 w + t5 p + t6 g
 
 m = batch / w samples per worker, w workers, p servers, g workers on GPU; all t >= 0. The first term is the forward and
-the backward pass, the second pushes gradients and pulls parameters, the third updates them. ``eta(c)`` is the speed
+the backward pass (t0 in s a sample, t1 in s), the second pushes gradients and pulls parameters, the third updates them
+(both in s), and t4 to t6 are what each worker, server and worker on GPU adds (s). ``eta(c)`` is the speed
 with c cores over that with many, ``1 - drop exp(-rate c)``; of a worker on GPU it is 1. There are two sets of t for
 each model, of workers on GPU and of workers on CPU. All workers of a job are on devices of one kind, because each step
 waits for the slowest.
 
 Shapes: M models, J jobs, S measured steps; the last axis of ``times`` is t0 to t6.
 
-Source: AITurbo, HPDC 2021 (the five phases), and the code of its successor (the form). Ours: t >= 0, and that t3 is
-fitted only where the cores of servers differ, because t2 and t3 cannot be told apart otherwise.
+Source: AITurbo, HPDC 2021 (forward, backward, push, update, pull), and the code of its successor,
+github.com/MaoZzzzz/Aiturbo-vGPU (the form). Ours: t >= 0, and that t3 is fitted only where the cores of servers differ,
+because t2 and t3 cannot be told apart otherwise.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ class Allocation(NamedTuple):
 
 
 class Phases(NamedTuple):
-    """Seconds of a step (J,).
+    """Seconds of a step (J,): the passes, push and pull, and update of the five phases, and what each rank adds.
 
     Attributes:
         compute_s: Forward and backward pass.

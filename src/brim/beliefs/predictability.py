@@ -4,7 +4,7 @@ A classifier is a logistic regression of features that are put on a normal scale
 how far ahead the end is: what tells much late in a run may tell little early. It is trained where scikit-learn is
 (``predictability_training.py``) and used without it: numbers of a small file, and a sum.
 
-Shapes: F features, K knots of each, M moments.
+Shapes: F features, K knots of each, M prefixes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from brim.core.arrays import FloatArray, frozen
 from brim.errors import ConfigError
 
 CUT: Final = 0.4
-"""Probability from which a job counts as predictable. Ours: near the share of predictable moments among those that the
-default was trained on, so that mistakes of both kinds weigh the same (AITurbo's successor: 0.5 of balanced classes)."""
+"""Probability from which a job counts as predictable. Ours: near the share of predictable prefixes among those that the
+default was trained on, so that both classes weigh the same (AITurbo's successor: 0.5 of balanced classes)."""
 KNOTS: Final = 21
 """Quantiles of each feature that are kept."""
 LEVELS: Final[FloatArray] = frozen(ndtri(np.linspace(0.02, 0.98, KNOTS)))
@@ -95,7 +95,7 @@ class Classifier:
     about: str
 
     def probability(self, features: FloatArray) -> FloatArray:
-        """Probability of each of some moments that the job's end is predicted (M,).
+        """Probability of each of some prefixes that the job's end is predicted (M,).
 
         Args:
             features: In the order of ``FEATURES`` (M, all).
@@ -104,7 +104,7 @@ class Classifier:
         return found
 
     def evidence(self, features: FloatArray) -> tuple[Evidence, ...]:
-        """The features of one moment that speak most for or against, the strongest first.
+        """The features of one prefix that speak most for or against, the strongest first.
 
         Args:
             features: In the order of ``FEATURES`` (all,).

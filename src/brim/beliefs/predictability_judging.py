@@ -2,7 +2,7 @@
 
 Families (types of jobs, kinds of work) are left out as a whole: rows of one family are too alike for less.
 
-Shapes: M moments, F features.
+Shapes: M prefixes, F features.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WEAK: Final = 0.05
 strongest alone, as in AITurbo's slides, were worse on families left out: docs/decisions/0026."""
 FOLDS_MAX: Final = 12
 TRAINED_MAX: Final = 3000
-"""Moments that a classifier is trained on, each so-and-so-many-th of more. Ours: support vectors take the square."""
+"""Prefixes that a classifier is trained on, each so-and-so-many-th of more. Ours: support vectors take the square."""
 CHOSEN: Final = "logistic regression"
 
 
@@ -36,7 +36,7 @@ class Scores(NamedTuple):
 
     Attributes:
         name: The classifier, or the feature.
-        auc: Area under the curve over all moments together, with its interval of 95 % over families.
+        auc: Area under the curve over all prefixes together, with its interval of 95 % over families.
         family_auc: Mean of the areas of each family, with its interval.
         balanced: Balanced accuracy at ``CUT``.
         minority_f1: F1 of the rarer class.
@@ -50,7 +50,7 @@ class Scores(NamedTuple):
 
 
 def scores(name: str, probability: FloatArray, label: BoolArray, family: Any) -> Scores:
-    """Judge probabilities that were given to moments of families that were left out (M,)."""
+    """Judge probabilities that were given to prefixes of families that were left out (M,)."""
     kinds = sorted(set(family.tolist()))
     apart = [area(probability[family == kind], label[family == kind]) for kind in kinds]
     without = [area(probability[family != kind], label[family != kind]) for kind in kinds]
@@ -124,7 +124,7 @@ class Fold(NamedTuple):
     """Families that are left out, and what a classifier for them is trained on.
 
     Attributes:
-        test: Moments of these families (M,).
+        test: Prefixes of these families (M,).
         features: Of the others, scaled, those that are not weak.
         label: Of the others.
         asked: Features of these families, scaled in the same way.
@@ -148,7 +148,7 @@ def folds(features: FloatArray, label: BoolArray, family: Any) -> list[Fold]:
     for one in range(min(len(kinds), FOLDS_MAX)):
         test = number == one
         if label[~test].all() or not label[~test].any():
-            raise ConfigError("without one of its families, the history has moments of one class only")
+            raise ConfigError("without one of its families, the history has prefixes of one class only")
         thin = thinned(np.flatnonzero(~test))
         columns = strong_columns(features[thin], label[thin])
         scales = fitted_scales(features[thin][:, columns])
@@ -159,7 +159,7 @@ def folds(features: FloatArray, label: BoolArray, family: Any) -> list[Fold]:
 
 
 def left_out(make: Callable[[], Any], of: Sequence[Fold], label: BoolArray) -> FloatArray:
-    """Probability of each moment by a classifier that has not seen its family (M,).
+    """Probability of each prefix by a classifier that has not seen its family (M,).
 
     The two numbers of its calibration are from what was said of the other families while they were left out.
     """
@@ -172,7 +172,7 @@ def left_out(make: Callable[[], Any], of: Sequence[Fold], label: BoolArray) -> F
 
 
 def left_out_scores(make: Callable[[], Any], of: Sequence[Fold], label: BoolArray) -> FloatArray:
-    """What a classifier that has not seen the family of a moment says of it, before calibration (M,)."""
+    """What a classifier that has not seen the family of a prefix says of it, before calibration (M,)."""
     found = np.zeros(len(label))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a perceptron that might learn more

@@ -1,9 +1,9 @@
 """Train the classifier of ``predictability.py`` on the losses of runs that have ended. Needs scikit-learn.
 
-A moment is a run of which only a part is seen. It is predictable if the curve through that part says the loss of the
+A prefix is a run of which only a part is seen. It is predictable if the curve through that part says the loss of the
 run's end within a tenth of the drop since 5 % of the run.
 
-Shapes: M moments, F features.
+Shapes: M prefixes, F features.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from brim.errors import ConfigError
 PARTS: Final = (0.1, 0.15, 0.25, 0.35, 0.5, 0.7)
 """Parts of each run that are seen."""
 GOOD: Final = 0.1
-"""Largest error of the loss of the end, over the drop since ``SINCE`` of the run, of a moment that is predictable."""
+"""Largest error of the loss of the end, over the drop since ``SINCE`` of the run, of a prefix that is predictable."""
 REPORTS_MIN: Final = 8
 """Fewest reports of a run whose end is worth a prediction."""
 
@@ -61,7 +61,7 @@ class TrainingRun(NamedTuple):
     planned: float = np.nan
 
 
-class Moments(NamedTuple):
+class Prefixes(NamedTuple):
     """Runs of which a part is seen.
 
     Attributes:
@@ -75,7 +75,7 @@ class Moments(NamedTuple):
         newest: Loss that was reported last (M,).
         end: Loss of the end (M,).
         drop: Drop since ``SINCE`` of the run (M,).
-        silent: Of each moment that says nothing: its family, its part, and the reason.
+        silent: Of each prefix that says nothing: its family, its part, and the reason.
     """
 
     features: FloatArray
@@ -92,12 +92,12 @@ class Moments(NamedTuple):
 
     @property
     def cannot_say(self) -> Counter[CannotSay]:
-        """How many moments say nothing, by reason."""
+        """How many prefixes say nothing, by reason."""
         return Counter(reason for _, _, reason in self.silent)
 
 
-def moments(runs: Iterable[TrainingRun], parts: Sequence[float] = PARTS) -> Moments:
-    """Return the moments of all runs with enough finite losses; those that say nothing are counted only."""
+def prefixes(runs: Iterable[TrainingRun], parts: Sequence[float] = PARTS) -> Prefixes:
+    """Return the prefixes of all runs with enough finite losses; those that say nothing are counted only."""
     rows: list[tuple[Any, ...]] = []
     features: list[tuple[float, ...]] = []
     silent: list[tuple[str, float, CannotSay]] = []
@@ -123,7 +123,7 @@ def moments(runs: Iterable[TrainingRun], parts: Sequence[float] = PARTS) -> Mome
             rows.append((is_good, run.family, part, number, predicted, curve.newest, end, drop))
     columns = zip(*rows, strict=True) if rows else ((),) * 8
     good, family, part_of, run_of, predicted_of, newest, ends, drops = map(np.array, columns)
-    return Moments(
+    return Prefixes(
         np.array(features).reshape(-1, len(FEATURES)), tuple(FEATURES), good.astype(bool), family, part_of, run_of,
         predicted_of, newest, ends, drops, tuple(silent),
     )
@@ -161,11 +161,11 @@ class TrainedClassifier(NamedTuple):
     strengths: list[Strength]
 
 
-def train(found: Moments, about: str = "") -> TrainedClassifier:
+def train(found: Prefixes, about: str = "") -> TrainedClassifier:
     """Judge all five classifiers, train the chosen one on everything, and calibrate it on left-out families.
 
     Raises:
-        ConfigError: the moments are of one class or family only, or scikit-learn is missing.
+        ConfigError: the prefixes are of one class or family only, or scikit-learn is missing.
     """
     check(found)
     label, family = found.is_predictable, found.family
@@ -185,8 +185,8 @@ def train(found: Moments, about: str = "") -> TrainedClassifier:
         classifier, judged, best_single(found), strengths(found.names, found.features[thin], label[thin]))
 
 
-def best_single(found: Moments) -> Scores:
-    """The feature that orders moments best by itself, its direction chosen on all of them."""
+def best_single(found: Prefixes) -> Scores:
+    """The feature that orders prefixes best by itself, its direction chosen on all of them."""
     best = None
     for name, column in zip(found.names, found.features.T, strict=True):
         sign = 1 if area(column, found.is_predictable) >= 0.5 else -1
@@ -197,8 +197,8 @@ def best_single(found: Moments) -> Scores:
     return best
 
 
-def check(found: Moments) -> None:
-    """Refuse moments that teach nothing.
+def check(found: Prefixes) -> None:
+    """Refuse prefixes that teach nothing.
 
     Raises:
         ConfigError: there are none, they are of one class, or of one family.
@@ -206,12 +206,12 @@ def check(found: Moments) -> None:
     if not len(found.is_predictable):
         why = "; ".join(f"{count} times {reason}" for reason, count in found.cannot_say.items())
         raise ConfigError(
-            f"found no moment of a run from which its end could be predicted ({why or 'no run has enough losses'}), "
+            f"found no prefix of a run from which its end could be predicted ({why or 'no run has enough losses'}), "
             f"expected runs with {REPORTS_MIN} finite losses or more that fall"
         )
     if found.is_predictable.all() or not found.is_predictable.any():
         kind = "predictable" if found.is_predictable.all() else "unpredictable"
-        raise ConfigError(f"found {kind} moments only ({len(found.is_predictable)}), expected some of both classes")
+        raise ConfigError(f"found {kind} prefixes only ({len(found.is_predictable)}), expected some of both classes")
     if len(set(found.family.tolist())) < 2:
         raise ConfigError(f"found one family only ({found.family[0]}), expected two or more: one is left out to judge")
 

@@ -28,8 +28,8 @@ GROWTH: Final = 1.2
 """Samples over those of the evaluation before from which a job is evaluated again. Ours: 13 evaluations from a tenth of
 a run to its end."""
 PARTED: Final = 0.3
-"""Difference of the real fall of the loss from the predicted one, over the latter, from which they part (papers note
-2.3: 30 % over a round)."""
+"""Difference of the real fall of the loss from the predicted one, over the latter, from which they part. Ours:
+what AITurbo publishes says that a job flips back, not when."""
 NOISE: Final = 2.0
 """Standard deviations of the reports around the curve by which they may differ besides. Ours: without it, the noise of
 a job that hardly learns any more would part it from any prediction."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from brim.beliefs.predictability_judging import Scores
-    from brim.beliefs.predictability_training import Moments, TrainedClassifier, TrainingRun
+    from brim.beliefs.predictability_training import Prefixes, TrainedClassifier, TrainingRun
 
 _COLUMNS: Final = ("job", "family", "samples", "loss")
 _EXPECTED: Final = "expected job, family, samples and loss, and planned where it is known"
@@ -52,7 +52,7 @@ def fit(
     """Train the classifier of predictable jobs on ended jobs, and show how good it is on families left out."""
     from brim import __version__
     from brim.beliefs.predictability_judging import models
-    from brim.beliefs.predictability_training import check, moments, toml, train
+    from brim.beliefs.predictability_training import check, prefixes, toml, train
     from brim.replacing import replacing
 
     wanted = output_of(output, as_json)
@@ -60,14 +60,14 @@ def fit(
     models()  # a missing scikit-learn is an error before anything is read
     runs = runs_of(history)
     with waiting("training"):
-        found = moments(runs)
+        found = prefixes(runs)
         check(found)
         data = (f"{history.name}: {len(runs)} runs of {len({run.family for run in runs})} families, "
-                f"{len(found.is_predictable)} moments, of which {found.is_predictable.mean():.0%} are predictable")
+                f"{len(found.is_predictable)} prefixes, of which {found.is_predictable.mean():.0%} are predictable")
         trained = train(found, data)
     text = toml(trained, {
         "data": data, "licence": licence, "fitted": f"{datetime.now(UTC):%Y-%m-%d}, brim {__version__}",
-        "features": "of the losses until a moment and of the planned end; no metric of the end is in any",
+        "features": "of the losses until a prefix ends and of the planned end; no metric of the end is in any",
     })
     with replacing(out) as part:
         part.write_text(text, encoding="utf-8", newline="\n")
@@ -123,14 +123,14 @@ def _table(history: Path) -> pl.DataFrame:
     return found
 
 
-def _print(found: Moments, trained: TrainedClassifier, data: str) -> None:
+def _print(found: Prefixes, trained: TrainedClassifier, data: str) -> None:
     from rich import box
     from rich.table import Table
 
     screen = console()
     screen.print(data, markup=False, soft_wrap=True)
     for reason, count in found.cannot_say.items():
-        print(f"{count} moments of which nothing can be said: {reason}")
+        print(f"{count} prefixes of which nothing can be said: {reason}")
     table = Table(title="Families left out, each in turn", title_justify="left", box=box.SIMPLE)
     for heading in ("classifier", "AUC", "95 %", "mean of families", "95 %", "balanced", "F1 of the rarer"):
         table.add_column(heading, justify="left" if heading == "classifier" else "right")
@@ -148,10 +148,10 @@ def _cells(one: Scores) -> tuple[str, ...]:
     return (*cells, "-" if judges else f"{one.balanced:.3f}", "-" if judges else f"{one.minority_f1:.3f}")
 
 
-def _payload(out: Path, found: Moments, trained: TrainedClassifier) -> dict[str, Any]:
+def _payload(out: Path, found: Prefixes, trained: TrainedClassifier) -> dict[str, Any]:
     names = ("auc", "family_auc", "balanced", "minority_f1")
     return {
-        "schema": 1, "file": str(out), "moments": len(found.is_predictable),
+        "schema": 1, "file": str(out), "prefixes": len(found.is_predictable),
         "predictable": round(float(found.is_predictable.mean()), 4),
         "cannot_say": {str(reason): count for reason, count in found.cannot_say.items()},
         "scores": [{"name": one.name, **{name: _rounded(getattr(one, name)) for name in names}}

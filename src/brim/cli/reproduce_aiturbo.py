@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 OURS: Final = "aiturbo"
-CLAIRVOYANT: Final = "srtf, true times"
+CLAIRVOYANT: Final = "true remaining time"
 PUBLISHED: Final = {"optimus": 1.8 / 1.24, "srtf": 1.9 / 1.24, "tiresias": 2.8 / 1.24, "fifo": 4.2 / 1.24}
-"""Mean completion time over AITurbo's, of the plots of its successor."""
+"""Mean completion time over AITurbo's, of the plots of its successor (github.com/MaoZzzzz/Aiturbo-vGPU)."""
 
 
 class Findings:
@@ -118,7 +118,7 @@ def headlines(found: Findings, seeds: int) -> list[Headline]:
     every = {
         label: [one for share in shares for one in found.of("sweep", share, label)] for label in (OURS, *PEER_NAMES)
     }
-    held = {label: float(np.mean([(one.gpu_used + one.cpu_used) / 2 for one in of])) for label, of in every.items()}
+    held = {label: float(np.mean([(one.gpus_held + one.cores_held) / 2 for one in of])) for label, of in every.items()}
     gap = {label: float(np.mean([one.gap_p80 for one in of])) for label, of in every.items()}
     ratios = {label: [1 / found.factor(share, label).mean for share in shares] for label in PUBLISHED}
     return aiturbo_rows(lower, held, gap, ratios, PUBLISHED, seeds)
@@ -154,7 +154,7 @@ def _sweep(found: Findings) -> Iterator[RenderableType]:
     labels = found.labels("sweep")
     yield Text("Mean completion time (min) by share of unpredictable jobs: re-measured", "bold")
     yield Text("60 jobs with parameter servers, 2 nodes of 2 GPUs and 32 cores, load 0.9; ratio to the best peer of "
-               "the same seeds, geometric mean with its 95 % interval. Only \"srtf, true times\" knows the future: "
+               "the same seeds, geometric mean with its 95 % interval. Only \"true remaining time\" knows the future: "
                "shown for fewer seeds, with the part of the gap from the best peer to it that aiturbo closes in these.")
     rows = []
     for share in found.shares("sweep"):
@@ -173,15 +173,15 @@ def _sweep(found: Findings) -> Iterator[RenderableType]:
 
 def _devices(found: Findings) -> Iterator[RenderableType]:
     yield Text("\nShort and long jobs, devices and decisions: means over all shares", "bold")
-    yield Text("GPUs and cores held over all of them while jobs arrive; the difference of both, below which it is for "
-               "four fifths of that time (published: 60 % before, 40 % under AITurbo).")
+    yield Text("GPUs and cores held, of all, while jobs arrive; 80th percentile over that time of the difference "
+               "of both shares (published: 60 % before, 40 % under AITurbo).")
     rows = []
     for label in found.labels("sweep"):
         every = [one for share in found.shares("sweep") for one in found.of("sweep", share, label)]
         mean = {name: float(np.nanmean([getattr(one, name) for one in every])) for name in every[0]._fields}
         rows.append((
             label, f"{mean['short_min']:.1f}", f"{mean['long_min']:.1f}", f"{mean['makespan_min']:.0f}",
-            _percent(mean["gpu_used"]), _percent(mean["cpu_used"]), _percent(mean["gap_p80"]),
+            _percent(mean["gpus_held"]), _percent(mean["cores_held"]), _percent(mean["gap_p80"]),
             f"{mean['restarts']:.1f}", f"{mean['decision_ms']:.1f}",
         ))
     yield fitting_table(TextTable(
@@ -191,8 +191,9 @@ def _devices(found: Findings) -> Iterator[RenderableType]:
 
 
 def _published(found: Findings) -> Iterator[RenderableType]:
-    yield Text("\nMean completion time over AITurbo's, published by its successor and here: re-measured", "bold")
-    yield Text("Its jobs, lengths and curves are not published. The paper says 2x to 3x of the state of the art.")
+    yield Text("\nMean completion time of peers over that of aiturbo: re-measured", "bold")
+    yield Text("Above 1, aiturbo is better; published by its successor, and here. Its jobs, lengths and curves are not "
+               "published. The paper says 2x to 3x of the state of the art.")
     shares = found.shares("sweep")
     rows = []
     for label, published in PUBLISHED.items():
@@ -202,7 +203,7 @@ def _published(found: Findings) -> Iterator[RenderableType]:
 
 
 def _parts(found: Findings) -> Iterator[RenderableType]:
-    yield Text("\nParts of aiturbo: its mean completion time over that of the variant", "bold")
+    yield Text("\nParts: mean completion time of aiturbo over that of the variant (below 1: aiturbo is better)", "bold")
     yield fitting_table(TextTable(
         headings=("Variant", *(_percent(share) for share in found.shares("parts"))),
         rows=tuple(

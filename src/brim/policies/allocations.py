@@ -23,7 +23,7 @@ from brim.units import MS_PER_S, WHOLE_GPU
 
 SERVERS_MAX: Final = 10
 WORKERS_MAX: Final = 4
-"""Most servers and workers of a job (successor of AITurbo)."""
+"""Most servers and workers of a job (successor of AITurbo, github.com/MaoZzzzz/Aiturbo-vGPU)."""
 GPU_WEIGHT, PROCESS_WEIGHT = 10, 5
 """What a GPU, and a worker or server, count in service, in cores (successor of AITurbo)."""
 _UNKNOWN_S: Final = 1e20
@@ -67,7 +67,7 @@ def smallest(snapshot: Snapshot, asked: Allocation) -> Allocation:
 
 
 def able_to_run(snapshot: Snapshot, has: Allocation) -> Allocation:
-    """The same, but nothing for jobs that can neither run nor go on running, or that run on as they are (J,)."""
+    """The same, with 0 workers for jobs that neither run nor wait, and for those on closed nodes (J,)."""
     able = (snapshot.jobs.holds | snapshot.jobs.waits) & ~on_closed_nodes(snapshot)
     return has._replace(workers=np.where(able, has.workers, 0))
 

@@ -48,9 +48,9 @@ class UnitExchange:
     move or pair of moves lowers the sum over jobs of what the objective names, restarts included.
 
     Attributes:
-        objective: What is to fall: the logarithm of the remaining time, so that halving the time of any job counts the
-            same (ours), the remaining time (Optimus), or the remaining service, which is that time by the weight of
-            what a job has (AITurbo).
+        objective: The sum over jobs to minimise: of the logarithm of the remaining time, so that halving any of them
+            counts the same (ours), of the remaining time (Optimus), or of the remaining service, which is that time
+            by the weight of what a job has (AITurbo).
         start: What the moves begin with: what jobs have, or ask for, where they fit in their order (AITurbo); or one
             worker and one server with one core each, on GPU, or on CPU where no GPU is free, and then worker after
             worker to the jobs for which the objective falls most (ours).

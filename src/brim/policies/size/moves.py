@@ -72,9 +72,9 @@ class Evaluated(NamedTuple):
 
     Attributes:
         after: What a job would have.
-        change: By how much what is to fall grows; infinite for a move that is not possible.
-        gpu_milli: Milli-GPUs that it takes.
-        milli: Milli-cores that it takes.
+        change: Of the objective, which is to fall: below 0 is better, infinite is not possible.
+        gpu_milli: Milli-GPUs that it takes; below 0 where it gives some back.
+        milli: Milli-cores that it takes; below 0 where it gives some back.
     """
 
     after: Allocation

@@ -1,4 +1,4 @@
-"""Workers and servers given out one by one: each to the job to which it is worth most for what it takes.
+"""Workers and servers given out one by one, each to the job whose cost falls most per share of the dominant resource.
 
 Shapes: J jobs, D kinds of device of workers (GPU, CPU), W numbers of workers, P numbers of servers; the last axis of
 units is milli-GPUs and milli-cores.
@@ -64,10 +64,10 @@ def each_size(each: Allocation, *, kinds: int) -> Allocation:
 def grown(
     costs: FloatArray, units: Units, first: Allocation, instead: IntArray, order: IntArray, capacity: tuple[int, int]
 ) -> Grown:
-    """Give jobs what they have at first, in order; then the worker or server that lowers costs most for what it takes.
+    """Give jobs what they have at first, in order; then, one by one, what lowers costs most for what it takes.
 
-    What a worker or server takes counts as part of the whole cluster, of its scarcest resource. A job for which there
-    is no room begins on the other kind of device, and may move to a GPU later.
+    What a worker or server takes is its dominant share: the larger of its shares of all GPUs and of all cores. A job
+    that finds no room begins on the other kind of device, and may move to a GPU later.
 
     Args:
         costs: What each job costs with each number of workers and servers (J, D, W, P); infinite where it cannot run.

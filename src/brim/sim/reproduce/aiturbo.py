@@ -1,9 +1,9 @@
 """AITurbo (HPDC 2021) again: jobs with parameter servers, of which only some have an end that can be predicted.
 
-The paper's test-bed, traces, job lengths and learning curves are not published. Ours: the fourteen models of its
-successor with the cluster of that, lengths from the marginals of the authors' data set (papers note, 2.3), and curves
-drawn by ``Curves``. Predictable jobs follow a falling curve with noise; the others drop in steps, diverge, or are all
-noise, and end at a time that no curve tells.
+The paper's test-bed, traces, job lengths and learning curves are not published. Ours: the fourteen models and the
+cluster of its successor (github.com/MaoZzzzz/Aiturbo-vGPU, 2022), lengths from the marginals of the authors' data set
+(github.com/LFSCODE/AITurbo), and curves drawn here. Predictable jobs follow a falling curve with noise; the others drop
+in steps, diverge, or are all noise, and end at a time that no curve tells.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SweepPoint:
         coupled: Whether unpredictable jobs are shorter, as in the authors' data set; else all are drawn from the
             lengths of both.
         estimate_sd: Log standard deviation of the run times that policies with estimates are given of unpredictable
-            jobs; that of the others is a fifth of the smallest, 0.1.
+            jobs; for predictable ones it is 0.1.
         cpu_slower: Times that a worker on CPU takes longer.
         seed: Seed of everything.
     """

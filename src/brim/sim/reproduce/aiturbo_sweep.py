@@ -90,14 +90,14 @@ def plan(*, quick: bool) -> list[SweptReplay]:
         return [SweptReplay(name, point, label, policy) for point in points for label, policy in policies.items()]
 
     if quick:
-        return group("sweep", EVERY, SOME, 2) + group("clairvoyant", {"srtf, true times": CLAIRVOYANT}, SOME, 2)
+        return group("sweep", EVERY, SOME, 2) + group("clairvoyant", {"true remaining time": CLAIRVOYANT}, SOME, 2)
     estimates = [
         one for sd in (0.5, 3.0)
         for one in group(f"estimates {sd:g}", {"srtf": PEERS["srtf"]}, SOME, SEEDS_OF_MORE, SweepPoint(estimate_sd=sd))
     ]
     return [
         *group("sweep", EVERY, SHARES, SEEDS),
-        *group("clairvoyant", {"srtf, true times": CLAIRVOYANT}, SHARES, SEEDS_OF_MORE),
+        *group("clairvoyant", {"true remaining time": CLAIRVOYANT}, SHARES, SEEDS_OF_MORE),
         *group("ends", AGAINST, (0.0, 1.0), SEEDS_OF_MORE),
         *group("parts", PARTS, SOME, SEEDS_OF_MORE), *estimates,
         *group("uncoupled", AGAINST, (0.0, 0.5, 1.0), SEEDS_OF_MORE, SweepPoint(coupled=False)),
@@ -125,8 +125,8 @@ class SweepResult(NamedTuple):
         short_min: Of jobs shorter than ``SHORT_S``; NaN without any.
         long_min: Of the others.
         makespan_min: From the first submission to the last end, minutes.
-        gpu_used: GPUs held over all, mean while jobs arrive.
-        cpu_used: The same of cores.
+        gpus_held: GPUs held, of all, mean while jobs arrive.
+        cores_held: The same of cores.
         gap_p80: 80th percentile over that time of the difference of the two.
         decision_ms: Mean time of a decision, ms.
         restarts: Starts after the first, per job.
@@ -136,8 +136,8 @@ class SweepResult(NamedTuple):
     short_min: float
     long_min: float
     makespan_min: float
-    gpu_used: float
-    cpu_used: float
+    gpus_held: float
+    cores_held: float
     gap_p80: float
     decision_ms: float
     restarts: float
@@ -156,7 +156,7 @@ def measured(replay: Replay) -> SweepResult:
     return SweepResult(
         jct_min=float(jct_min.mean()), short_min=_mean(jct_min[short]), long_min=_mean(jct_min[~short]),
         makespan_min=float(replay.finish_ms.max() - trace.submit_ms[0]) / MS_PER_MIN,
-        gpu_used=float(gpu @ time_ms) / whole, cpu_used=float(cpu @ time_ms) / whole,
+        gpus_held=float(gpu @ time_ms) / whole, cores_held=float(cpu @ time_ms) / whole,
         gap_p80=float(gap[order][reached.argmax()]),
         decision_ms=1000 * _mean(replay.round_s), restarts=float(replay.restarts.mean()),
     )

@@ -141,7 +141,7 @@ def aiturbo_rows(
         replace(row, number=6, published="gap of CPU and GPU use 60 to 40 %",
                 ours=f"{gap['aiturbo']:.0%}; least of the peers {least:.0%}",
                 conditions=where + "; devices held", is_reached=gap["aiturbo"] <= GAP),
-        replace(row, number=9, system="AITurbo's successor", published="JCT ratios 1.24 to 4.2", conditions=where,
+        replace(row, number=9, system="AITurbo's successor", published="JCT of peers 1.45x to 3.39x", conditions=where,
                 ours=", ".join(f"{name} {min(each):.2f} to {max(each):.2f}" for name, each in ratios.items()),
                 is_reached=all(min(each) >= published[name] for name, each in ratios.items())),
     ]
