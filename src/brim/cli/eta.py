@@ -24,7 +24,10 @@ def eta(
     ] = None,
     output: OutputOption = "table", as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Forecast when jobs start and end, as intervals: the queue is simulated with run times of jobs like them."""
+    """Forecast when jobs start and end, as intervals: the queue is simulated with run times of jobs like them.
+
+    Four of five starts should lie in theirs; intervals of ends are the range of ten simulations.
+    """
     wanted = output_of(output, as_json)
     at = client()
     answer = at.eta(find_ids(at, jobs or []))

@@ -71,7 +71,7 @@ def past_forecasts(rows: Iterable[tuple[int, int, int, int]], now_ms: int) -> tu
 def recalibrated(
     wait_ms: float, record: Sequence[PastForecast], coverage: float = COVERAGE
 ) -> tuple[float, float] | None:
-    """Return the interval around an expected wait that so much of a record would have lain in; None with too short one.
+    """Return the interval around an expected wait in which so much of a record lies; None if the record is too short.
 
     Args:
         wait_ms: Wait that the continuations expect.

@@ -39,7 +39,7 @@ from brim.sim.overheads import Overheads
 from brim.units import MS_PER_S, counted
 
 QUEUE_MAX: Final = 500
-"""Jobs that are replayed, those first that run, then in order of submission; ours: so many take 4 s of CPU time under
+"""Jobs that are replayed, running ones first, then in order of submission; ours: so many take 4 s of CPU time under
 backfill, 10 s under elastic."""
 SPREAD: Final = 0.8
 """Scale of the logistic distribution of the logarithm of what a job has left until a loss: two of five are within a

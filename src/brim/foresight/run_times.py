@@ -1,8 +1,8 @@
 """How long jobs are believed to run: by their losses, from jobs like them that ended or run, or up to their time limit.
 
 Of jobs of the same name and size, of the same name, of the same user and size, of the same user: the first of these of
-which enough have ended. Without any, of all jobs of the same size, or of all; only that is little to go by, and takes
-more of them.
+which enough have ended. Without any, of all jobs of the same size, or of all. Three of a name or a user are
+enough, five of a user and size, of a size, or of all.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from brim.units import CENTURY_MS, MS_PER_S, counted, show_duration
 RUNS_MIN: Final = 3
 """Fewest runs of its name or its user from which a run time is drawn; ours."""
 STRANGERS_MIN: Final = 5
-"""The same of jobs that have less in common. Jobs of a size that is rare are long ones, of which others do not speak:
-with 20 the score of intervals was nearly twice as bad, with 10 the same. Chosen on one trace
+"""The same of a user and size, of a size, and of all. Jobs of a size that is rare are long ones, of which others do not
+speak: with 20 the score of intervals was 1.7 times as bad, with 10 the same. Chosen on one trace
 (docs/measurements/2026-11-25-eta.md)."""
 RUNS_MAX: Final = 300
 """Runs that count of jobs alike, those that ended last: what people run changes. Chosen on one trace
