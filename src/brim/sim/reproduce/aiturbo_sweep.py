@@ -58,7 +58,7 @@ PARTS: Final[dict[str, Policy]] = {
 
 AGAINST: Final[dict[str, Policy]] = {"aiturbo": AITURBO} | {name: PEERS[name] for name in ("optimus", "tiresias")}
 EVERY: Final[dict[str, Policy]] = {"aiturbo": AITURBO} | PEERS
-SEEDS, SEEDS_OF_MORE, SEEDS_OF_500 = 20, 5, 2
+SEEDS, SEEDS_OF_MORE, SEEDS_OF_500 = 20, 5, 1
 """Seeds of the sweep, of what stands beside it, and of its 500 jobs."""
 SOME: Final = (0.1, 0.5, 0.9)
 _POINT: Final = SweepPoint()
