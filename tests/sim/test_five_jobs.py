@@ -439,6 +439,73 @@ def test_fifo_packed():
     check("fifo-packed", AS_FIFO)
 
 
+TWO = small_trace(job(name="A", at=0, run=2 * H), job(name="B", at=300, run=600))
+"""On one GPU: 15 core-s a second, 10 for the GPU and 5 for the worker."""
+
+
+def test_aiturbo():
+    """Nobody reports losses, so service decides; a running job counts half, and 600 is the least.
+
+    0:05 A has 300 x 15 = 4,500, half of which is more than 600: B runs. It would have 2 x 4,500 as it ends.
+    """
+    check("aiturbo", """
+        A: 0-0:05 0:15-2:10
+        B: 0:05-0:15
+    """, TWO, "1x1xT4")
+
+
+def test_aiturbo_borda():
+    """Rounds are every four minutes only. 0:08 A has 7,200: it falls to the second queue, and B, in the first, runs.
+
+    B falls at 0:16; half of its service is less than A's, so it goes on. 0:18 it ends, and the next round is at 0:20.
+    """
+    check("aiturbo-borda", """
+        A: 0-0:08 0:20-2:12
+        B: 0:08-0:18
+    """, TWO, "1x1xT4")
+
+
+def test_mlfq():
+    """Rounds are four minutes after the last. 0:09 A has 8,100 and falls to the second queue: B runs.
+
+    0:17 B has 7,200, too; in a queue A comes first. 0:41 B has waited three times its eight minutes, begins anew in the
+    first queue, and is not interrupted at once, although A comes first in the second.
+    """
+    check("mlfq", """
+        A: 0-0:09 0:17-0:41 0:43-2:10
+        B: 0:09-0:17 0:41-0:43
+    """, TWO, "1x1xT4")
+
+
+def test_optimus_servers():
+    """Jobs without servers have the sizes asked for, in order of submission; who does not fit is skipped, as B is.
+
+    ::
+
+        hour  0   1   2   3   4   5   6   7
+        gpu 0 A   A   A   A   B   B   D
+        gpu 1     C   C   C   B   B   E   E
+    """
+    check("optimus-servers", """
+        A: 0-4
+        B: 4-6
+        C: 1-4
+        D: 6-7
+        E: 6-8
+    """)
+
+
+def test_tiresias_servers():
+    """See ``test_tiresias``: jobs without servers are placed alike."""
+    check("tiresias-servers", """
+        A: 0-1 1:28-2 2:23-4:51
+        B: 1-1:28 4:51-6:23
+        C: 1:28-2:23 2:55-3 3:55-4:51 6:23-7:27
+        D: 2-2:55 6:23-6:28
+        E: 3-3:55 6:28-7:33
+    """)
+
+
 def test_every_preset_has_its_case():
     """A new preset needs a case of its own here."""
     cases = {name.removeprefix("test_").replace("_", "-") for name in globals() if name.startswith("test_")}
@@ -449,7 +516,8 @@ def test_every_preset_has_its_case():
 def test_two_equal_jobs_on_one_gpu_run_one_after_the_other(policy):
     """J0 0-10, J1 10-20 or at the next round: whatever the policy, nothing is gained by interrupting an equal."""
     outcome = run(small_trace(job(run=10), job(run=10, user="other")), "1x1xT4", policy)
-    then = max(10, PRESETS[policy].gap_ms // 1_000)
+    its = PRESETS[policy]
+    then = max(10, (its.period_ms if its.fixed_rounds else its.gap_ms) // 1_000)
     assert (stretches(outcome, 0), stretches(outcome, 1)) == ([(0, 10)], [(then, then + 10)])
 
 

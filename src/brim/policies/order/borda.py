@@ -11,7 +11,15 @@ from brim.beliefs.beliefs import Beliefs
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.snapshot import Snapshot
 from brim.policies.allocations import as_asked, attained_s, merged, present, remaining_s, weight
-from brim.policies.order.mlfq import SERVED, STARVED, THRESHOLDS_CORE_S, RemembersService, has_starved, levels
+from brim.policies.order.mlfq import (
+    SERVED,
+    STARVED,
+    THRESHOLDS_CORE_S,
+    RemembersService,
+    begun_anew,
+    has_starved,
+    levels,
+)
 
 FIRST_CORE_S: Final = 600.0
 """Service that a job of which nothing is known is believed to need at least: a minute of one GPU with a worker and a
@@ -40,6 +48,10 @@ class Borda(RemembersService):
     thresholds_core_s: tuple[int, ...] = THRESHOLDS_CORE_S
     kept: float = KEPT
     starved: float = STARVED
+
+    def remember(self, snapshot: Snapshot) -> IntArray:
+        """See ``MultiLevelQueue``."""
+        return begun_anew(RemembersService.remember(self, snapshot), has_starved(snapshot, self.starved))
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs) -> IntArray:
         """See ``Order``."""

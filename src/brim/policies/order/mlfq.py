@@ -49,6 +49,10 @@ class MultiLevelQueue(RemembersService):
     thresholds_core_s: tuple[int, ...] = THRESHOLDS_CORE_S
     starved: float = STARVED
 
+    def remember(self, snapshot: Snapshot) -> IntArray:
+        """The same, but a job that has starved begins anew: or it would be interrupted as soon as it runs (J, 2)."""
+        return begun_anew(RemembersService.remember(self, snapshot), has_starved(snapshot, self.starved))
+
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs) -> IntArray:
         """See ``Order``."""
         return np.argsort(levels(snapshot, self.thresholds_core_s, self.starved), kind="stable")
@@ -59,6 +63,12 @@ def levels(snapshot: Snapshot, thresholds_core_s: tuple[int, ...], starved: floa
     edges = np.array(thresholds_core_s, dtype=np.int64) * MS_PER_S
     level = np.searchsorted(edges, snapshot.jobs.memo[:, SERVED], side="right")
     return np.where(has_starved(snapshot, starved), 0, level)
+
+
+def begun_anew(memory: IntArray, starved: BoolArray) -> IntArray:
+    """What orders remember, without the service of jobs that have starved (J, 2)."""
+    memory[starved, SERVED] = 0
+    return memory
 
 
 def has_starved(snapshot: Snapshot, starved: float) -> BoolArray:
