@@ -17,6 +17,7 @@ settings.register_profile("explore", max_examples=2_000, deadline=None, suppress
 
 for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(_name, None)  # processes under test run as a user's do
+os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "True")  # as scikit-learn does: an older zygote would not fork
 
 gc.set_threshold(50_000)  # by default the young are looked at 70 times as often: a sixth of the time of imports
 

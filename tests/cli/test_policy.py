@@ -141,7 +141,7 @@ def test_the_shell_completes_policies_and_files(tmp_path, monkeypatch):
     assert complete_policies("fifo,gi") == ["fifo,gittins"]
     assert "fifo,fifo" not in complete_policies("fifo,f")
     words = {"_BRIM_COMPLETE": "complete_bash", "COMP_WORDS": "brim sim run x -p tires", "COMP_CWORD": "5"}
-    assert brim(env={**os.environ, **words}).stdout.split() == ["tiresias", "tiresias-pollux"]
+    assert brim(env={**os.environ, **words}).stdout.split() == ["tiresias", "tiresias-pollux", "tiresias-servers"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from brim.cli.predictability import runs_of
 from brim.errors import ConfigError, NotFoundError
 from tests.cli.commands import brim
 
-pytest.importorskip("sklearn")
 SAMPLES = np.arange(1, 41) * 10
 
 
