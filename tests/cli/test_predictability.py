@@ -89,7 +89,7 @@ def _words_for_plans(rows):
     (_one_family, "found one family only (a)"),
     (_three_losses, "found no prefix of a run from which its end could be predicted (no run has enough losses)"),
     (_constant, "found no prefix of a run"),
-    (lambda rows: rows.clear(), "no run has enough losses"),
+    (lambda rows: rows.clear(), "losses.csv: found no rows, expected job, family"),
 ])  # fmt: skip
 def test_a_history_that_teaches_nothing_is_refused_in_one_line(tmp_path, change, said):
     file = tmp_path / "losses.csv"
@@ -101,8 +101,9 @@ def test_a_history_that_teaches_nothing_is_refused_in_one_line(tmp_path, change,
 
 
 @pytest.mark.parametrize(("name", "text", "said"), [
-    ("losses.txt", "", "expected a name that ends in .parquet, .csv"), ("losses.parquet", "none", "losses.parquet"),
-    ("losses.jsonl", "{", "losses.jsonl"), ("losses.csv", "", "losses.csv"), (None, "", "nowhere.csv: no such file"),
+    ("losses.txt", "", "expected a name that ends in .parquet, .csv"), ("losses.parquet", "none", "losses.parquet: found no table ("),
+    ("losses.jsonl", "{", "losses.jsonl: found no table ("), ("losses.csv", "", "losses.csv: found no rows, expected job"),
+    ("losses.jsonl", "", "found no rows"), ("losses.parquet", "", "found no rows"), (None, "", "nowhere.csv: no such file"),
 ])  # fmt: skip
 def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path, name, text, said):
     file = tmp_path / (name or "nowhere.csv")
@@ -122,6 +123,7 @@ def test_a_refusal_is_one_line_on_stderr_and_nothing_is_written(tmp_path, name, 
     _one_family(history()).write_csv(tmp_path / "losses.csv")
     done = brim("predictability", "fit", tmp_path / name, "--out", out)
     assert (done.returncode, done.stdout) == (code, "")
+    assert name in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert said in done.stderr
     assert not out.exists()

@@ -26,6 +26,7 @@ WEAK: Final = 0.05
 """Largest correlation of a feature that is left out, if its importance is below half of the mean too. The five
 strongest alone, as in AITurbo's slides, were worse on families left out: docs/decisions/0026."""
 FOLDS_MAX: Final = 12
+"""Parts of a cross-validation: a part is a family, or several where there are more families. Ours."""
 TRAINED_MAX: Final = 3000
 """Prefixes that a classifier is trained on, each so-and-so-many-th of more. Ours: support vectors take the square."""
 CHOSEN: Final = "logistic regression"

@@ -61,7 +61,10 @@ def fit(
     runs = runs_of(history)
     with waiting("training"):
         found = prefixes(runs)
-        check(found)
+        try:
+            check(found)
+        except ConfigError as error:
+            raise ConfigError(f"{history}: {error}") from None
         data = (f"{history.name}: {len(runs)} runs of {len({run.family for run in runs})} families, "
                 f"{len(found.is_predictable)} prefixes, of which {found.is_predictable.mean():.0%} are predictable")
         trained = train(found, data)
@@ -91,6 +94,8 @@ def runs_of(history: Path) -> list[TrainingRun]:
     from brim.beliefs.predictability_training import TrainingRun
 
     rows = _table(history)
+    if rows.is_empty():
+        raise ConfigError(f"{history}: found no rows, {_EXPECTED}")
     has_plan = "planned" in rows.columns
     for name in _COLUMNS:
         if name not in rows.columns:
@@ -119,7 +124,9 @@ def _table(history: Path) -> pl.DataFrame:
         why = "no such file" if isinstance(error, FileNotFoundError) else error.strerror or one_line(error)
         raise NotFoundError(f"cannot read {history}: {why}") from None
     except pl.exceptions.PolarsError as error:
-        raise ConfigError(f"{history}: {one_line(error)}") from None
+        if history.stat().st_size == 0:
+            return pl.DataFrame()
+        raise ConfigError(f"{history}: found no table ({one_line(error)}), {_EXPECTED}") from None
     return found
 
 

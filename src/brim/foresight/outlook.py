@@ -11,6 +11,8 @@ from brim.foresight.answers import LossOutlook
 
 EVIDENCE_SHOWN: Final = 3
 """Pieces of evidence that are told; ours."""
+UNIT: Final = "losses as parts of the fall from 5 % of the planned samples to the predicted end"
+"""Of the evidence: see ``brim.beliefs.curve_features.FEATURES``."""
 
 
 def outlook_of(progress: SeenProgress, snapshot: Snapshot, job: int) -> LossOutlook | None:
@@ -40,9 +42,9 @@ def outlook_in_words(verdict: Verdict, samples_done: float) -> str:
     since = f" since {verdict.since_samples:,.0f} samples" if verdict.since_samples else ""
     said = f"Its progress is {believed}{since}"
     if verdict.cannot_say is not None:
-        return f"{said}: nothing can be said at {samples_done:,.0f} samples, because {verdict.cannot_say}."
+        return f"{said}; nothing can be said at {samples_done:,.0f} samples: {verdict.cannot_say}."
     chance = "" if math.isnan(verdict.probability) else (
         f"; at {verdict.at_samples:,.0f} samples its losses tell its end with probability {verdict.probability:.2f}"
     )
     shown = ", ".join(f"{one.words} {one.value:.3g}" for one in verdict.evidence[:EVIDENCE_SHOWN])
-    return f"{said}{chance}" + (f": {shown}." if shown else ".")
+    return f"{said}{chance}" + (f": {shown} ({UNIT})." if shown else ".")

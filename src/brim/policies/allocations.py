@@ -159,14 +159,17 @@ def remaining_s(snapshot: Snapshot, beliefs: Beliefs, has: Allocation, samples_l
 
 
 def weight(has: Allocation) -> IntArray:
-    """What an allocation counts in service, in cores (J,): a GPU 10, a worker or server 5 (successor of AITurbo)."""
+    """What a second of an allocation counts as service (J,): a GPU 10, a worker or server 5 (successor of AITurbo).
+
+    Service is called core-seconds (``core_s``), though a weight is not the number of cores that a process has.
+    """
     gpus = np.where(has.on_gpu, has.workers, 0)
     found: IntArray = GPU_WEIGHT * gpus + PROCESS_WEIGHT * (has.workers + has.servers)
     return found
 
 
 def service_ms(snapshot: Snapshot, served_ms: IntArray, until_ms: IntArray) -> IntArray:
-    """Service of each job in core-ms: what it had received until a time, and what it has received since (J,)."""
+    """Service of each job in weighted ms: what it had received until a time, and what it has received since (J,)."""
     jobs = snapshot.jobs
     since = np.where(jobs.holds, np.maximum(until_ms, jobs.since_ms), snapshot.now_ms)
     found: IntArray = served_ms + weight(present(snapshot)) * np.maximum(snapshot.now_ms - since, 0)
@@ -174,5 +177,5 @@ def service_ms(snapshot: Snapshot, served_ms: IntArray, until_ms: IntArray) -> I
 
 
 def attained_s(served_ms: IntArray) -> FloatArray:
-    """Service in core-seconds (J,)."""
+    """Service in weighted seconds, "core-seconds" (J,)."""
     return served_ms / MS_PER_S

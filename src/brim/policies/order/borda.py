@@ -22,8 +22,8 @@ from brim.policies.order.mlfq import (
 )
 
 FIRST_CORE_S: Final = 600.0
-"""Service that a job of which nothing is known is believed to need at least: a minute of one GPU with a worker and a
-server is 20 x 60 = 1,200. Ours."""
+"""Service that a job of which nothing is known is believed to need at least, in weighted seconds (see ``weight``): half
+a minute of a GPU (10) with its worker (5) and a server (5). Ours."""
 KEPT: Final = 0.5
 """Part of its place on the scale, or of its attained service, at which a running job counts: without, two jobs that are
 nearly equal take turns of a round each, and never end if a start takes longer. Ours."""

@@ -14,9 +14,10 @@ from brim.policies.allocations import as_asked, service_ms, weight
 from brim.units import MS_PER_S
 
 SERVED, UNTIL = 0, 1
-"""Columns of the memory: service in core-ms, and until when it is counted."""
+"""Columns of the memory: service in weighted ms, and until when it is counted."""
 THRESHOLDS_CORE_S: Final = (7_200, 43_200)
-"""Service at which a job falls to the next queue: 30 and 180 units per round of 240 s (successor of AITurbo)."""
+"""Service at which a job falls to the next queue, in weighted seconds (see ``weight``): 30 and 180 units per round of
+240 s (successor of AITurbo)."""
 STARVED: Final = 3.0
 """Times a job has waited what it was served, after which it is in the first queue. Ours, after Tiresias."""
 
