@@ -114,11 +114,15 @@ def test_training_jobs_start_at_once_on_free_devices_and_finish(policy: str) -> 
 
 FEWEST = {"brim-energy", "brim-cost"}
 """Presets under which a job has the fewest GPUs that it can run on."""
+OF_SERVERS = {"aiturbo", "aiturbo-borda", "optimus-servers"}
+"""Presets that change the number of ranks of jobs with parameter servers alone."""
 LONGEST_LAST = {"brim"}
 """Presets under which a job waits behind another that speeds up in proportion to its GPUs and has less left."""
 
 
-@pytest.mark.parametrize("policy", [name for name in LIVE if PRESETS[name].resizes_running and name not in FEWEST])
+@pytest.mark.parametrize(
+    "policy", [name for name in LIVE if PRESETS[name].resizes_running and name not in FEWEST | OF_SERVERS]
+)
 def test_a_lone_job_is_on_all_devices_within_seconds_and_makes_room_in_place(policy: str) -> None:
     machine = Machine(policy)
     first = machine.submit(500_000, **ELASTIC)
