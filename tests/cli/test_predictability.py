@@ -101,9 +101,12 @@ def test_a_history_that_teaches_nothing_is_refused_in_one_line(tmp_path, change,
 
 
 @pytest.mark.parametrize(("name", "text", "said"), [
-    ("losses.txt", "", "expected a name that ends in .parquet, .csv"), ("losses.parquet", "none", "losses.parquet: found no table ("),
-    ("losses.jsonl", "{", "losses.jsonl: found no table ("), ("losses.csv", "", "losses.csv: found no rows, expected job"),
-    ("losses.jsonl", "", "found no rows"), ("losses.parquet", "", "found no rows"), (None, "", "nowhere.csv: no such file"),
+    ("losses.txt", "", "expected a name that ends in .parquet, .csv"),
+    ("losses.parquet", "none", "losses.parquet: found no table ("),
+    ("losses.jsonl", "{", "losses.jsonl: found no table ("),
+    ("losses.csv", "", "losses.csv: found no rows, expected job"),
+    ("losses.jsonl", "", "losses.jsonl: found no rows"), ("losses.parquet", "", "losses.parquet: found no rows"),
+    (None, "", "nowhere.csv: no such file"),
 ])  # fmt: skip
 def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path, name, text, said):
     file = tmp_path / (name or "nowhere.csv")

@@ -34,8 +34,15 @@ class AsTheFileSays:
         return np.full(len(snapshot.jobs), int(self.file.read_text()))
 
 
+def said(file: Path, workers: int) -> None:
+    """Write it at once: a round that reads an empty file would fail."""
+    part = file.with_suffix(".part")
+    part.write_text(str(workers))
+    part.replace(file)
+
+
 def policy_with(file: Path) -> Policy:
-    file.write_text("3")
+    said(file, 3)
     return replace(find_policy("fifo"), feed=AsTheFileSays(file), period_ms=100)
 
 
