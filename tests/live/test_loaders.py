@@ -34,7 +34,7 @@ class AsTheFileSays:
         return np.full(len(snapshot.jobs), int(self.file.read_text()))
 
 
-def said(file: Path, workers: int) -> None:
+def ask_for(file: Path, workers: int) -> None:
     """Write it at once: a round that reads an empty file would fail."""
     part = file.with_suffix(".part")
     part.write_text(str(workers))
@@ -42,7 +42,7 @@ def said(file: Path, workers: int) -> None:
 
 
 def policy_with(file: Path) -> Policy:
-    said(file, 3)
+    ask_for(file, 3)
     return replace(find_policy("fifo"), feed=AsTheFileSays(file), period_ms=100)
 
 
@@ -72,7 +72,7 @@ def test_loader_workers_of_running_ranks_change_and_no_bit_of_the_job_does(box: 
         await until(lambda: all(bounds(box, "feeds", rank) == seen for rank in (0, 1)), "the workers of its start")
         await until(lambda: wait_ratio(service) > 0.1, "a report of its wait for data")
         for workers in (1, 4, 2):
-            said(file, workers)
+            ask_for(file, workers)
             seen.append(workers)
             await until(lambda: all(bounds(box, "feeds", rank) == seen for rank in (0, 1)), f"{workers} workers")
         await until(lambda: wait_ratio(service) > 0.1, "a report after the change")
@@ -98,7 +98,7 @@ def test_other_jobs_take_no_notice_of_loader_workers(box: Box) -> None:
         await in_state(service, job, "running")
         seen = service.engine._controller.agents.seen
         tuned = seen(os.getuid(), job, 1).sequence + 1
-        said(file, 1)
+        ask_for(file, 1)
         await until(lambda: seen(os.getuid(), job, 1).sequence >= tuned, "the tune")
         box.end("plain")
         await in_state(service, job, "finished")
