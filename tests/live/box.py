@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+
+import psutil
 
 from brim.agent.capture import write_capture
 from brim.agent.folders import captures_folder
@@ -92,7 +96,24 @@ class Box:
         if self.agent is not None:
             self.agent.terminate()
             self.agent.wait(PATIENCE_S)
+        while left := self.processes():  # jobs outlive an agent, and those of a test that failed would run for ever
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            time.sleep(0.02)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def processes(self) -> list[psutil.Process]:
+        """Those that run in this folder, or name it in their command line."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid():
+                    continue
+                words = [process.cwd(), *process.cmdline()]
+                if any(str(self.folder) in word for word in words):
+                    found.append(process)
+        return found
 
 
 async def until(holds: Callable[[], object], what: str) -> None:
