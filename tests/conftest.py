@@ -17,7 +17,7 @@ settings.register_profile("explore", max_examples=2_000, deadline=None, suppress
 
 for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(_name, None)  # processes under test run as a user's do
-os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "True")  # as scikit-learn does: an older zygote would not fork
+_KMP = {name for name in os.environ if name.startswith("KMP_")}
 
 gc.set_threshold(50_000)  # by default the young are looked at 70 times as often: a sixth of the time of imports
 
@@ -61,8 +61,14 @@ def pytest_runtest_makereport(item, call):
 
 
 @pytest.fixture(autouse=True)
-def _handlers():
-    """A run that a test starts in this process leaves no handler to the next test: their order is random."""
+def _nothing_stays():
+    """A run that a test starts in this process leaves no handler to the next test: their order is random.
+
+    Nor do variables of OpenMP stay, which scikit-learn sets when it is imported: with them, no rank would be forked
+    from a zygote that began without.
+    """
+    for name in [name for name in os.environ if name.startswith("KMP_") and name not in _KMP]:
+        del os.environ[name]
     sigterm, hook = signal.getsignal(signal.SIGTERM), sys.excepthook
     yield
     signal.signal(signal.SIGTERM, sigterm)
