@@ -141,7 +141,7 @@ def test_under_aiturbo_a_job_begins_on_cpu_and_goes_on_on_a_gpu_that_is_left(box
         await until(lambda: service.job(job).samples_done, "a step on CPU")
         assert service.job(job).devices == (ON_CPU,)
         believed = await Foresight(service).explain(job)
-        assert "Its progress is not believed predictable: nothing can be said" in believed.text
+        assert "Its progress is not believed predictable; nothing can be said" in believed.text
         box.end("other")
         await in_state(service, job, "finished")
         assert [ON_CPU in one.devices for one in attempts_of(service, job)] == [True, False]
