@@ -24,7 +24,7 @@ from tests.sampling import sample
 
 BOTH = ("gpu", "cpu")
 CORES = 3
-SEEDS, GROUPS = sample((120, 4), (4, 1))
+SEEDS, GROUPS = sample((120, 4), (2, 1))
 
 
 @dataclass(frozen=True, slots=True)

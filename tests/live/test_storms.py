@@ -25,7 +25,7 @@ from tests.live.users import random_life
 from tests.live.virtual import GAP_MS, Chances, Limits, VirtualCluster, Work, request
 from tests.sampling import sample
 
-SEEDS, GROUPS = sample((500, 5), (60, 1))
+SEEDS, GROUPS = sample((500, 5), (24, 1))
 FAILED_ONCE = (291, 319)
 """Seeds that once found a fault, which stay."""
 SITUATIONS = {

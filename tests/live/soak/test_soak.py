@@ -1,4 +1,4 @@
-"""A soak of real processes: 45 s with 8 kills, and ten minutes with 60 with ``--full``. See ``world.py``."""
+"""A soak of real processes: 25 s with 5 kills, and ten minutes with 60 with ``--full``. See ``world.py``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.live.soak.witness import hold
 from tests.live.soak.world import soak
 from tests.sampling import sample
 
-SECONDS, KILLS = sample((600, 60), (45, 8))
+SECONDS, KILLS = sample((600, 60), (25, 5))
 
 
 @pytest.mark.slow
