@@ -100,21 +100,22 @@ def test_explain_says_of_real_jobs_whether_their_losses_tell_their_end(box: Box)
     """One falls along a curve, the other does not learn; both report through their ranks, supervisor and agent."""
 
     def job(curve: str):
-        words = (sys.executable, str(CURVES), curve, "1", "90", "200", "0.1", "0.1")
+        words = (sys.executable, str(CURVES), curve, "1", "200", "400", "0.1", "0.1")
         return box.request(*words, name=curve, devices=("gpu", "cpu"), ranks="per-gpu", target_loss=0.2)
 
     async def scenario(service: ClusterService) -> None:
         ahead = Foresight(service)
         falling, other = await box.submit(service, job("falling"), job("diverging"))
         for number in (falling, other):
-            await until(lambda number=number: service.job(number).samples_done > 80 * 16, "most of the run")
+            await until(lambda number=number: service.job(number).samples_done > 80 * 16, "two fifths of the run")
         for number, is_predictable in ((falling, True), (other, False)):
             found = await ahead.explain(number)
             assert found.outlook is not None
             assert found.outlook.is_predictable is is_predictable, found.outlook
             assert found.outlook.text in found.text
+        await service.command(os.getuid(), "cancel", [falling, other], may_change=bool)
         for number in (falling, other):
-            await in_state(service, number, "finished")
+            await in_state(service, number, "cancelled")
 
     assert os.environ.get("CUDA_VISIBLE_DEVICES", "") == ""
     running(box, scenario, mix(), "1x2xcpu:cpus=2")

@@ -57,7 +57,9 @@ def test_the_ratio_of_paired_seeds_is_a_geometric_mean_with_a_t_interval():
     assert found == pytest.approx((0.5, 0.5, 0.5))
     half = 4.302653 * np.std(np.log([0.5, 2.0, 1.0]), ddof=1) / np.sqrt(3)  # t of 97.5 % with two degrees of freedom
     assert factor([1.0, 2.0, 1.0], [2.0, 1.0, 1.0]) == pytest.approx((1.0, np.exp(-half), np.exp(half)), rel=1e-5)
-    assert factor([3.0], [2.0]) == pytest.approx((1.5, 1.5, 1.5))
+    assert factor([3.0], [2.0]) == pytest.approx((1.5, np.nan, np.nan), nan_ok=True)
+    told = [reproduce_aiturbo._told(factor([mean] * seeds, [2.0] * seeds)) for mean, seeds in ((3.0, 1), (1.0, 2))]
+    assert told == ["1.50 (one seed)", "0.50 (0.50 to 0.50)"]
 
 
 def test_every_policy_runs_the_same_jobs_of_twenty_seeds():

@@ -147,7 +147,8 @@ def _percent(value: float) -> str:
 
 
 def _told(found: Factor) -> str:
-    return f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"
+    interval = "one seed" if math.isnan(found.low) else f"{found.low:.2f} to {found.high:.2f}"
+    return f"{found.mean:.2f} ({interval})"
 
 
 def _sweep(found: Findings) -> Iterator[RenderableType]:

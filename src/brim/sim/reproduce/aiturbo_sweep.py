@@ -5,6 +5,7 @@ Shapes: J jobs, S seeds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -185,7 +186,10 @@ def _used(replay: Replay) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 
 class Factor(NamedTuple):
-    """The ratio of two policies' mean completion times over paired seeds: geometric mean with its 95 % interval."""
+    """The ratio of two policies' mean completion times over paired seeds: geometric mean with its 95 % interval.
+
+    One seed has no interval: its ends are not a number.
+    """
 
     mean: float
     low: float
@@ -195,7 +199,7 @@ class Factor(NamedTuple):
 def factor(ours: Sequence[float], theirs: Sequence[float]) -> Factor:
     """The ratio of ours to theirs, each of the same seeds (S,); below 1 where ours is better."""
     logs = np.log(np.array(ours) / np.array(theirs))
-    half = 0.0
+    half = math.nan
     if len(logs) > 1:
         half = float(student.ppf((1 + SIGNIFICANT) / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs)))
     mean = float(logs.mean())
