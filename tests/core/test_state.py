@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -10,14 +11,15 @@ from hypothesis import strategies as st
 from brim.beliefs.beliefs import Beliefs
 from brim.core.cluster import Cluster, parse_cluster
 from brim.core.events import Event, Kind
-from brim.core.trace import Trace
+from brim.core.trace import JobClass, Trace
 from brim.engine.journal import Journal, decision_record, read_event
 from brim.engine.scheduler import Scheduler
 from brim.policies.presets import PRESETS
 from brim.sim.overheads import Overheads
-from brim.sim.specs import user_names
+from brim.sim.specs import specs_of, user_names
+from brim.sim.truths.rigid import Rigid
 from brim.sim.twin import ReplaySettings, replay
-from brim.testing import job, state_with
+from brim.testing import job, small_trace, state_with
 from brim.testing.strategies import clusters, traces
 from brim.units import MS_PER_DAY, MS_PER_H
 from tests.sampling import sample
@@ -69,3 +71,16 @@ def test_the_shape_of_a_column_of_nodes_that_a_part_has_changed_is_not_that_of_t
     spoilt = state.freeze(0).nodes.is_open
     spoilt.dtype, expected = "u1", spoilt.dtype
     assert state.freeze(1).nodes.is_open.dtype == expected
+
+
+def test_whether_a_job_is_elastic_follows_jobs_that_come_and_go():
+    state = state_with("1x2xT4", job(on=[(0, 0)]), job(on=[(0, 1)], gpus_min=1, gpus_max=2))
+    assert state.has_elastic
+    state.apply(Event(10_000, Kind.FINISHED, 1))
+    assert not state.has_elastic
+    padding = small_trace(job(job_class=JobClass.PADDING))
+    [spec] = specs_of(padding, state.cluster, Rigid(padding))
+    state.apply(Event(20_000, Kind.SUBMITTED, 2, spec=replace(spec, id=2, gpus_max=2)))
+    assert state.has_elastic
+    state.keep_apart(padding_apart=True)
+    assert not state.has_elastic

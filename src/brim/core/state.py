@@ -143,6 +143,7 @@ class ClusterState:
         self._size_lists: dict[tuple[int, ...], int] = {}
         self._usage = UsageBook()
         self._ended = np.zeros(len(SERVICE_EDGES_GPU_MS), dtype=np.int64)
+        self._has_elastic: bool | None = None  # None: jobs have come or gone
         self.num_waiting = 0
         for user in users:
             self.user_code(user)
@@ -161,16 +162,19 @@ class ClusterState:
 
         Padding jobs that are kept apart do not count.
         """
-        block = self._block[:, : self._used]
-        least, most = block[_LEAST], block[_MOST]
-        counts = (block[_PHASE] != NONE) & ((least < most).any(axis=0) | (block[_CPU_RANKS] > 0))
-        return bool((counts if self.gaps is None else counts & (block[_CLASS] != _PADDING)).any())
+        if self._has_elastic is None:
+            block = self._block[:, : self._used]
+            least, most = block[_LEAST], block[_MOST]
+            counts = (block[_PHASE] != NONE) & ((least < most).any(axis=0) | (block[_CPU_RANKS] > 0))
+            self._has_elastic = bool((counts if self.gaps is None else counts & (block[_CLASS] != _PADDING)).any())
+        return self._has_elastic
 
     def keep_apart(self, padding_apart: bool) -> None:
         """Begin or end to keep padding jobs apart; the gaps before are not known."""
         if padding_apart != (self.gaps is not None):
             self.gaps = GapBook(self.cluster.num_gpus) if padding_apart else None
             self._joins = JoinBook()
+            self._has_elastic = None
             self._note_gaps(self.now_ms)
 
     def is_padding(self, job: int) -> bool:
@@ -355,6 +359,7 @@ class ClusterState:
         self._slot_of[spec.id] = slot
         self._used += 1
         self._alive += 1
+        self._has_elastic = None
         self.num_waiting += phase is _PENDING
 
     def _size_list(self, sizes: tuple[int, ...]) -> int:
@@ -459,6 +464,7 @@ class ClusterState:
         learns = self.gaps is None or not self.is_padding(job)
         self._slot_of[job] = NONE
         self._alive -= 1
+        self._has_elastic = None
         self._seen.over(job, learns=learns)
         self._losses.over(job)
         self._slowdowns.over(job)
