@@ -25,7 +25,6 @@ from importlib.resources import files
 from typing import Final, NamedTuple
 
 import numpy as np
-from scipy.optimize import nnls
 
 from brim.beliefs.toml_files import parse_toml
 from brim.core.arrays import BoolArray, FloatArray, IntArray, frozen
@@ -135,6 +134,8 @@ def fitted(batch: IntArray, has: Allocation, curves: FloatArray, step_s: FloatAr
     Returns:
         Times >= 0 (7,). With one number of cores per server, the update is part of the transfer.
     """
+    from scipy.optimize import nnls  # noqa: PLC0415 - half a second that replays and services do not need
+
     one = np.tile(np.arange(TIMES) == 0, (1, 1, 1))
     rows = np.empty((len(step_s), TIMES))
     for each in range(TIMES):  # a step is linear in its times: its time with one of them 1 and the others 0

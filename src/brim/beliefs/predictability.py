@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from statistics import NormalDist
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from scipy.special import expit, ndtri
 
 from brim.beliefs.curve_features import FEATURES
 from brim.beliefs.toml_files import parse_toml, read_toml
@@ -28,7 +28,9 @@ CUT: Final = 0.4
 default was trained on, so that both classes weigh the same (AITurbo's successor: 0.5 of balanced classes)."""
 KNOTS: Final = 21
 """Quantiles of each feature that are kept."""
-LEVELS: Final[FloatArray] = frozen(ndtri(np.linspace(0.02, 0.98, KNOTS)))
+LEVELS: Final[FloatArray] = frozen(
+    np.array([NormalDist().inv_cdf(part) for part in np.linspace(0.02, 0.98, KNOTS).tolist()])
+)
 """The normal scale at these quantiles (K,): what lies beyond the first and last counts as they do."""
 FIRST: Final = next(iter(FEATURES))
 """The feature with which all others are multiplied: how far ahead the end is."""
@@ -100,7 +102,7 @@ class Classifier:
         Args:
             features: In the order of ``FEATURES`` (M, all).
         """
-        found: FloatArray = expit(with_products(self._scaled(features)) @ self.weights + self.intercept)
+        found: FloatArray = 1.0 / (1.0 + np.exp(-(with_products(self._scaled(features)) @ self.weights) - self.intercept))
         return found
 
     def evidence(self, features: FloatArray) -> tuple[Evidence, ...]:

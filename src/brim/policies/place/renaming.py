@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.snapshot import Snapshot
@@ -102,6 +101,8 @@ def _on_nodes(grants: Grants, nodes: IntArray) -> tuple[IntArray, IntArray, IntA
 
 def _assigned(overlap: IntArray) -> IntArray:
     """For each row the column such that the sum of overlaps is largest; among equal sums, most rows keep their own."""
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 - half a second that other policies do not need
+
     weight = overlap * (len(overlap) + 1) + np.eye(len(overlap), dtype=np.int64)
     columns: IntArray = linear_sum_assignment(weight, maximize=True)[1]
     return columns
