@@ -102,7 +102,8 @@ class Classifier:
         Args:
             features: In the order of ``FEATURES`` (M, all).
         """
-        found: FloatArray = 1.0 / (1.0 + np.exp(-(with_products(self._scaled(features)) @ self.weights) - self.intercept))
+        says = with_products(self._scaled(features)) @ self.weights + self.intercept
+        found: FloatArray = 1.0 / (1.0 + np.exp(-says))
         return found
 
     def evidence(self, features: FloatArray) -> tuple[Evidence, ...]:
