@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 
@@ -58,6 +59,24 @@ def test_every_kind_of_file_has_the_same_runs_and_no_other_column_is_read(tmp_pa
         assert (run.samples.tolist(), run.planned) == (SAMPLES.tolist(), 400.0)
 
 
+@pytest.mark.parametrize("ending", [".csv", ".jsonl"])
+def test_losses_that_are_not_finite_are_left_out_as_python_writes_them(tmp_path, ending):
+    file = tmp_path / f"losses[1]*{ending}"  # a name, not a pattern
+    rows = history().with_columns(loss=pl.when(pl.int_range(pl.len()) % 9 == 4).then(math.inf).otherwise("loss"))
+    with file.open("w", newline="") as out:
+        if ending == ".csv":
+            writer = csv.DictWriter(out, rows.columns)
+            writer.writeheader()
+            writer.writerows(rows.iter_rows(named=True))
+        else:
+            out.writelines(json.dumps(row) + "\n" for row in rows.iter_rows(named=True))
+    assert ("nan" if ending == ".csv" else "NaN") in file.read_text()
+    losses = np.concatenate([run.loss for run in runs_of(file)])
+    written = rows["loss"].to_numpy()
+    np.testing.assert_array_equal(losses[np.isfinite(losses)], written[np.isfinite(written)])
+    assert len(losses) == len(rows)
+
+
 def _without_a_column(rows):
     return rows.drop("loss")
 
@@ -106,13 +125,15 @@ def test_a_history_that_teaches_nothing_is_refused_in_one_line(tmp_path, change,
     ("losses.jsonl", "{", "losses.jsonl: found no table ("),
     ("losses.csv", "", "losses.csv: found no rows, expected job"),
     ("losses.jsonl", "", "losses.jsonl: found no rows"), ("losses.parquet", "", "losses.parquet: found no rows"),
-    (None, "", "nowhere.csv: no such file"),
+    (None, "", "nowhere.csv: no such file"), ("folder.csv", None, "folder.csv: Is a directory"),
 ])  # fmt: skip
 def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path, name, text, said):
     file = tmp_path / (name or "nowhere.csv")
-    if name:
+    if text is None:
+        file.mkdir()
+    elif name:
         file.write_text(text)
-    with pytest.raises(ConfigError if name else NotFoundError) as error:
+    with pytest.raises(ConfigError if name and text is not None else NotFoundError) as error:
         runs_of(file)
     assert said in str(error.value)
     assert "\n" not in str(error.value)

@@ -38,6 +38,7 @@ def test_what_a_job_makes_again_after_a_checkpoint_replaces_what_it_had_reported
 
 def test_a_loss_that_is_not_finite_stays_so():
     assert kept([(1, 5), (2, math.inf), (3, 3)])[1] == [5, math.inf, 3]
+    assert kept([(1, math.inf), (2, math.inf), (3, math.inf)])[1] == [math.inf] * 3
 
 
 @given(st.integers(1, 2_000))

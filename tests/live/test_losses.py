@@ -27,6 +27,7 @@ from brim.policies.sockets import Policy
 from tests.live.box import Box, in_state, running, until
 from tests.live.virtual import Chances, VirtualCluster, Work, request
 
+NEVER_FINITE = ("not a number", "infinite", "below nothing")
 CURVES = Path(__file__).parents[2] / "benchmarks" / "timed_curves.py"
 LOSSES = {
     "not a number": lambda k: math.nan, "infinite": lambda k: math.inf, "below nothing": lambda k: -math.inf,
@@ -82,6 +83,7 @@ def test_no_losses_break_a_round(kind, resets, order):
     outlook = outlook_of(world.controller.scheduler.beliefs.progress, state.freeze(world.now_ms), 1)
     assert (outlook is None) == (kind == "none")
     assert outlook is None or outlook.text
+    assert ("the newest losses are not finite" in getattr(outlook, "text", "")) == (kind in NEVER_FINITE)
 
 
 def test_a_reported_total_is_the_planned_end_and_steps_on_cpu_are_known_as_such():

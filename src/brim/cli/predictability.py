@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
 _COLUMNS: Final = ("job", "family", "samples", "loss")
 _EXPECTED: Final = "expected job, family, samples and loss, and planned where it is known"
 _READERS: Final = {".parquet": "read_parquet", ".csv": "read_csv", ".jsonl": "read_ndjson", ".ndjson": "read_ndjson"}
+
+_NOT_FINITE_JSON: Final = re.compile(rb"(?<=:)\s*(?:NaN|-?Infinity)(?=\s*[,}])")
+"""What Python's ``json`` writes for a loss that is not finite, though JSON has no word for it."""
+_NOT_FINITE: Final = ("nan", "inf", "-inf", "infinity", "-infinity")
+"""What Python's ``csv`` writes for one, in lower case."""
 
 app = typer.Typer(
     name="predictability", cls=UnconvertedGroup, no_args_is_help=True,
@@ -101,6 +108,8 @@ def runs_of(history: Path) -> list[TrainingRun]:
         if name not in rows.columns:
             raise ConfigError(f"{history}: found no column {name!r}, {_EXPECTED}")
     for name in ("samples", "loss", "planned") if has_plan else ("samples", "loss"):
+        if rows[name].dtype == pl.String:
+            rows = rows.with_columns(_without_not_finite(rows[name]))
         if rows[name].drop_nulls().len() and not rows[name].dtype.is_numeric():
             raise ConfigError(f"{history}: found something else than numbers in column {name!r}, {_EXPECTED}")
     runs = []
@@ -111,21 +120,34 @@ def runs_of(history: Path) -> list[TrainingRun]:
     return runs
 
 
+def _without_not_finite(column: pl.Series) -> pl.Series:
+    """The numbers of a column in which some are said not to be finite; the same column if it has other words, too."""
+    import polars as pl
+
+    numbers = column.set(column.str.strip_chars().str.to_lowercase().is_in(_NOT_FINITE).fill_null(value=False), None)
+    found = numbers.cast(pl.Float64, strict=False)
+    return found if found.null_count() == numbers.null_count() else column
+
+
 def _table(history: Path) -> pl.DataFrame:
     import polars as pl
 
     reader = _READERS.get(history.suffix.lower())
     if reader is None:
         raise ConfigError(f"{history}: expected a name that ends in {', '.join(_READERS)}")
-    options: dict[str, Any] = {"infer_schema_length": None} if reader != "read_parquet" else {}
     try:
-        found: pl.DataFrame = getattr(pl, reader)(history, **options)
+        content = history.read_bytes()  # of a path, Polars would take brackets and stars for a pattern
     except OSError as error:
         why = "no such file" if isinstance(error, FileNotFoundError) else error.strerror or one_line(error)
         raise NotFoundError(f"cannot read {history}: {why}") from None
+    if not content:
+        return pl.DataFrame()
+    options: dict[str, Any] = {"infer_schema_length": None} if reader != "read_parquet" else {}
+    if reader == "read_ndjson":
+        content = _NOT_FINITE_JSON.sub(b"null", content)
+    try:
+        found: pl.DataFrame = getattr(pl, reader)(io.BytesIO(content), **options)
     except pl.exceptions.PolarsError as error:
-        if history.stat().st_size == 0:
-            return pl.DataFrame()
         raise ConfigError(f"{history}: found no table ({one_line(error)}), {_EXPECTED}") from None
     return found
 

@@ -54,7 +54,7 @@ class _OfJob:
         """Add a report; return whether it tells anything."""
         if samples <= self.newest[0]:
             self._forget_from(samples)
-        elif loss == self.newest[1]:  # what a script reported once is told again with each report of progress
+        elif loss == self.newest[1] and math.isfinite(loss):  # reported once, told again with each report of progress
             return False
         self.newest = samples, loss
         if not self.open_reports:

@@ -170,7 +170,14 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """Rank: progress of training, at most once a second. ``total``: the samples of the whole job, if that is known."""
+    """Rank: progress of training, at most once a second.
+
+    Attributes:
+        step: Optimizer steps that it has committed.
+        samples: Samples that it has trained on.
+        loss: The newest; the largest number there is for one that is not finite, which JSON cannot say.
+        total: Samples of the whole job, if that is known.
+    """
 
     step: int
     samples: int

@@ -1,11 +1,16 @@
 """Supervisors that a rank does not understand or cannot follow."""
 
+import math
 import os
 import socket
+import sys
 import threading
 
-from brim.gang.codec import Decoder, encode
-from brim.gang.messages import Error, FormGroup, TuneSettings
+import pytest
+
+from brim.gang.codec import Decoder, decode, encode
+from brim.gang.messages import Error, FormGroup, TrainingProgress, TuneSettings
+from brim.train.membership.supervisor_client import SupervisorClient
 from tests.train.gangs import on_ranks
 from tests.train.test_half_precision import mixed
 
@@ -64,3 +69,14 @@ def test_a_tune_that_cannot_be_followed_is_answered_and_does_no_harm(tmp_path):
     ((found, said),) = on_ranks(1, mistuned, tmp_path)
     assert [found] == on_ranks(1, mixed, "autocast")
     assert said == ["global_batch", "prefetch", "workers"]
+
+
+@pytest.mark.parametrize(("loss", "told"), [
+    (math.nan, sys.float_info.max), (math.inf, sys.float_info.max), (-math.inf, sys.float_info.max), (0.5, 0.5),
+    (None, None),
+])
+def test_a_loss_that_is_not_finite_is_told_and_not_left_out(tmp_path, loss, told):
+    client, sent = SupervisorClient(str(tmp_path / "s"), 0), []
+    client.send = sent.append
+    client.progress(3, 24, lambda: loss)
+    assert [decode(encode(message)) for message in sent] == [TrainingProgress(3, 24, told)]

@@ -9,8 +9,10 @@ If the socket vanishes, training continues with the present group, and the threa
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -160,7 +162,10 @@ class SupervisorClient:
         now = time.monotonic()
         if now - self._progress_sent_s >= PROGRESS_S:
             self._progress_sent_s = now
-            self.send(TrainingProgress(step, samples, loss(), total()))
+            told = loss()
+            if told is not None and not math.isfinite(told):
+                told = sys.float_info.max
+            self.send(TrainingProgress(step, samples, told, total()))
 
     def send(self, message: Message) -> bool:
         """Send a message; return False if no supervisor is connected."""
