@@ -14,6 +14,7 @@ from brim.beliefs.predictability import load
 from brim.beliefs.predictability_training import check, prefixes
 from brim.cli.predictability import runs_of
 from brim.errors import ConfigError, NotFoundError
+from brim.live.requests import LOSS_MAX
 from tests.cli.commands import brim
 
 SAMPLES = np.arange(1, 41) * 10
@@ -77,6 +78,15 @@ def test_losses_that_are_not_finite_are_left_out_as_python_writes_them(tmp_path,
     assert len(losses) == len(rows)
 
 
+def test_losses_beyond_what_a_controller_takes_count_as_not_finite(tmp_path):
+    file = tmp_path / "losses.parquet"
+    huge = pl.when(pl.int_range(pl.len()) % 9 == 4).then(1e308).otherwise("loss")
+    history().with_columns(loss=huge).write_parquet(file)
+    runs = runs_of(file)
+    assert max(np.nanmax(run.loss) for run in runs) <= LOSS_MAX
+    assert len(prefixes(runs).family), "a warning of numpy would be an error here"
+
+
 def _without_a_column(rows):
     return rows.drop("loss")
 
@@ -106,8 +116,8 @@ def _words_for_plans(rows):
     (_words_for_losses, "found something else than numbers in column 'loss'"),
     (_words_for_plans, "found something else than numbers in column 'planned'"),
     (_one_family, "found one family only (a)"),
-    (_three_losses, "found no prefix of a run from which its end could be predicted (no run has enough losses)"),
-    (_constant, "found no prefix of a run"),
+    (_three_losses, "no prefix of a run from which its end could be predicted (each run has too few losses, or equal"),
+    (_constant, "(each run has too few losses, or equal ones)"),
     (lambda rows: rows.clear(), "losses.csv: found no rows, expected job, family"),
 ])  # fmt: skip
 def test_a_history_that_teaches_nothing_is_refused_in_one_line(tmp_path, change, said):

@@ -205,8 +205,9 @@ def check(found: Prefixes) -> None:
     """
     if not len(found.is_predictable):
         why = "; ".join(f"{count} times {reason}" for reason, count in found.cannot_say.items())
+        why = why or "each run has too few losses, or equal ones"
         raise ConfigError(
-            f"found no prefix of a run from which its end could be predicted ({why or 'no run has enough losses'}), "
+            f"found no prefix of a run from which its end could be predicted ({why}), "
             f"expected runs with {REPORTS_MIN} finite losses or more that fall"
         )
     if found.is_predictable.all() or not found.is_predictable.any():

@@ -99,6 +99,7 @@ def runs_of(history: Path) -> list[TrainingRun]:
     import polars as pl
 
     from brim.beliefs.predictability_training import TrainingRun
+    from brim.live.requests import LOSS_MAX
 
     rows = _table(history)
     if rows.is_empty():
@@ -115,6 +116,7 @@ def runs_of(history: Path) -> list[TrainingRun]:
     runs = []
     for (_,), of in rows.drop_nulls(["job", "family"]).group_by("job", maintain_order=True):
         samples, loss = (of[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in ("samples", "loss"))
+        loss = np.where(np.abs(loss) <= LOSS_MAX, loss, np.nan)  # as a controller does: squares of others overflow
         planned = of["planned"].cast(pl.Float64).drop_nulls().to_numpy() if has_plan else np.empty(0)
         runs.append(TrainingRun(str(of["family"][0]), samples, loss, float(planned[0]) if len(planned) else np.nan))
     return runs
