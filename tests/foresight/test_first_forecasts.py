@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
+import sys
 
 import pytest
 
@@ -21,6 +25,21 @@ def box():
     box.close()
 
 
+async def of_a_killed_controller(database, now_ms: int, job: int) -> bytes:
+    """What the process prints on stderr if nobody reads its answer any more."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "brim.foresight.first_forecasts", str(database), "fifo", str(NONE), "", str(now_ms),
+        stdin=asyncio.subprocess.PIPE, stdout=writes, stderr=asyncio.subprocess.PIPE,
+    )
+    os.close(writes)
+    _, said = await process.communicate(json.dumps([job]).encode())
+    assert process.returncode == -signal.SIGPIPE
+    return said
+
+
+@pytest.mark.timing  # the process has the lowest priority: beside other tests it would get no core for minutes
 def test_a_job_that_waits_is_forecast_although_nobody_asks(box, monkeypatch):
     monkeypatch.setattr(first_forecasts, "CALM_S", 0.1)
 
@@ -39,6 +58,7 @@ def test_a_job_that_waits_is_forecast_although_nobody_asks(box, monkeypatch):
 
         await until(lambda: forecast() == [second], "a forecast of the job that waits, and of no other")
         assert reads.forecasts_hit() == (0, 0)
+        assert await of_a_killed_controller(database, service.now_ms(), second) == b""
         box.end("a")
         await in_state(service, second, "running")
         assert reads.forecasts_hit()[0] == 1, "it is scored"

@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -113,6 +114,7 @@ class FirstForecasts:
 
 def main(arguments: Sequence[str]) -> int:
     """Forecast the jobs named on standard input, and print when they are expected to start; return the exit code."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of a controller that was killed meanwhile, nobody reads the answer
     os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S_MAX, CPU_S_MAX))
     from brim.core.cluster import parse_cluster  # noqa: PLC0415 - the engine: not before the priority is low
