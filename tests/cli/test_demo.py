@@ -102,7 +102,7 @@ def test_the_jobs_finish_and_the_table_has_live_and_replay_side_by_side(tmp_path
     assert sum(job["preemptions"] for job in result["jobs"]) >= sample(1, 0)
     assert sum(job["resizes"] for job in result["jobs"]) >= sample(2, 0)
     padding = next(job for job in result["jobs"] if job["name"] == PADDING[0])
-    assert padding["preemptions"] + padding["resizes"] >= 1, "it has given slots away"
+    assert padding["preemptions"] + padding["resizes"] >= sample(1, 0), "it has given slots away"
     log = (out / "state" / "agent" / "attempts" / "1-1" / "log" / "rank-0.log").read_text()
     assert "accuracy on digits not seen" in log
     assert of_cluster(out) == []
