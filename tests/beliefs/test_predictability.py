@@ -219,9 +219,9 @@ def test_scores_know_the_rarer_class():
     ("history", "words"),
     [
         ([], "no prefix"),
-        ([TrainingRun("a", SAMPLES[:3], np.array([3.0, 2.0, 1.0]), 30.0)], "no run has enough losses"),
-        ([TrainingRun("a", SAMPLES, np.full(60, 2.0), 600.0)], "no run has enough losses"),
-        ([TrainingRun("a", SAMPLES, np.full(60, math.nan), 600.0)], "no run has enough losses"),
+        ([TrainingRun("a", SAMPLES[:3], np.array([3.0, 2.0, 1.0]), 30.0)], "each run has too few losses, or equal"),
+        ([TrainingRun("a", SAMPLES, np.full(60, 2.0), 600.0)], "each run has too few losses, or equal"),
+        ([TrainingRun("a", SAMPLES, np.full(60, math.nan), 600.0)], "each run has too few losses, or equal"),
         ([TrainingRun("a", SAMPLES, np.linspace(1, 2, 60), 600.0)], "the loss does not fall"),
         (runs(families=1), "one family only"),
         (runs(each=2, kinds=("wanders",))[:1], "unpredictable prefixes only"),
