@@ -110,11 +110,23 @@ def test_when_the_supervisor_is_killed_nothing_is_left(launch, tmp_path):
     assert again.wait() == 0
 
 
+def test_a_signal_after_the_end_of_the_gang_does_not_change_the_exit_code(launch):
+    gang = launch("--nproc", 1, "--command", "sh", "-c", "until [ -e go ]; do sleep 0.05; done; exit 3")
+    gang.until(lambda status: status["ranks"][0]["pid"])
+    (gang.folder / "go").touch()
+    while Path(gang.control).exists():  # the supervisor removes it when all ranks have ended
+        pass
+    while gang.process.poll() is None:
+        gang.process.terminate()
+    assert gang.wait() == 3, gang.stderr()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_kills_at_random_moments_leave_nothing(launch, seed):
     dice = random.Random(seed)
     gang = launch("--nproc", 4, RANK, "sizes=1,2,4")
-    time.sleep(dice.uniform(0.2, 0.6))
+    gang.until(lambda status: True)  # from then on it handles signals
+    time.sleep(dice.uniform(0, 0.4))
     for _ in range(8):
         with contextlib.suppress(OSError):
             status = gang.status()

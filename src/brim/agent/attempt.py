@@ -128,7 +128,7 @@ def run_attempt(folder: Path, launch: LaunchFile) -> None:
             fence=(launch.job, launch.attempt), inherits=Inherited(umask=launch.umask, limits=launch.limits),
             cgroup=launch.cgroup,
         ))  # fmt: skip
-        result = supervisor.run()
+        result = supervisor.run(ignore_later_signals=True)
     except OSError as error:  # no socket, no memory for another process
         detail = f"cannot be supervised: {error}"
         _write_end(folder, _end_file(pids, FAILED, NONE, detail, BLAME_NODE))

@@ -80,8 +80,12 @@ class Supervisor:
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def run(self) -> GangResult:
-        """Run the gang until it has ended and all its processes are gone."""
+    def run(self, *, ignore_later_signals: bool = False) -> GangResult:
+        """Run the gang until it has ended and all its processes are gone.
+
+        Args:
+            ignore_later_signals: For a process that has only the result left to tell: no signal ends it before that.
+        """
         processes.become_subreaper()
         self._processes.exclude_present_children()
         signals = SignalQueue(_SIGNALS)
@@ -94,7 +98,7 @@ class Supervisor:
             return self._conclude()
         finally:
             self._end_everything([])
-            signals.close()
+            signals.close(ignore_later_signals=ignore_later_signals)
             self._selector.close()
 
     @property

@@ -65,9 +65,10 @@ class SignalQueue:
         received, self._received = self._received, []
         return received
 
-    def close(self) -> None:
-        """Restore the handlers that were installed before."""
+    def close(self, *, ignore_later_signals: bool = False) -> None:
+        """Restore the handlers that were installed before, or ignore from now on what would end the process."""
         signal.set_wakeup_fd(self._wakeup_fd)
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+            ignored = ignore_later_signals and number != signal.SIGCHLD  # to ignore it would discard exit statuses
+            signal.signal(number, signal.SIG_IGN if ignored else handler)
         self._pipe.close()

@@ -106,7 +106,7 @@ def _launch(options: argparse.Namespace) -> int:
         preload=tuple(name for name in options.preload.split(",") if name),
     )  # fmt: skip
     try:
-        return Supervisor(config).run().exit_code
+        return Supervisor(config).run(ignore_later_signals=True).exit_code
     finally:
         if not options.control:
             os.rmdir(os.path.dirname(control))
