@@ -74,7 +74,11 @@ def explain(
     ] = "@",
     output: OutputOption = "table", as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Explain why a job waits, and what would let it run."""
+    """Explain why a job waits, and what would let it run.
+
+    Of a running job: why it shares a device or not, and whether its end is believed predictable, since when and on
+    what evidence.
+    """
     wanted = output_of(output, as_json)
     at = client()
     answer = at.explain(find_job(at, job).id)

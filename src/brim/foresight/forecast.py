@@ -1,7 +1,7 @@
 """When jobs will start and end: intervals from the twin, which continues the live queue with drawn run times.
 
-Run times are told by a job's losses where these are believed to, or are those of jobs like it that ended or run here
-(``run_times``). Without them the time limit bounds it, and any time up to it is as likely. With neither, nothing is
+A job's run time comes from its losses if they predict its end, else from similar jobs that have ended or run here
+(``run_times``). Without those, the time limit bounds it, and any time up to it is as likely. With neither, nothing is
 known: it ends at once in half of the continuations, and never in the others. What starts in all of them has an
 interval, and what does not has no basis yet. How wide the interval of a start is follows from earlier forecasts
 (``calibration``).

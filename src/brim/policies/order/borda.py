@@ -25,8 +25,8 @@ FIRST_CORE_S: Final = 600.0
 """Service that a job of which nothing is known is believed to need at least, in weighted seconds (see ``weight``): half
 a minute of a GPU (10) with its worker (5) and a server (5). Ours."""
 KEPT: Final = 0.5
-"""Part of its place on the scale, or of its attained service, at which a running job counts: without, two jobs that are
-nearly equal take turns of a round each, and never end if a start takes longer. Ours."""
+"""Factor on the service of a running job. Without it, two nearly equal jobs take turns of a round each, and never end
+if a start takes longer. Ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Borda(RemembersService):
 
     Attributes:
         thresholds_core_s: Service at which a job falls to the next queue.
-        kept: Part of its attained service at which a running job is ranked.
+        kept: Factor on the attained service of a running job, so that two nearly equal jobs do not alternate.
         starved: Waiting over served time from which a job is in the first queue.
 
     Source:
@@ -66,14 +66,14 @@ class Borda(RemembersService):
 
 @dataclass(frozen=True, slots=True)
 class RemainingOrAttained(RemembersService):
-    """Least service first: what is believed to remain of a job whose end is predicted, what another has received.
+    """Least service first: the predicted remaining service of predictable jobs, and the received service of others.
 
     A job that has received some service and whose end nobody knows is as likely as not to need as much again, if
     service is spread over orders of magnitude; so both are on one scale. Ours, beside ``Borda``.
 
     Attributes:
         first_core_s: Least place on the scale of a job whose end is not predicted.
-        kept: Part of its place at which a running job counts.
+        kept: Factor on the service of a running job, so that two nearly equal jobs do not alternate.
         starved: Waiting over served time from which a job comes first.
     """
 
@@ -91,7 +91,7 @@ class RemainingOrAttained(RemembersService):
 
 
 def remaining_service(snapshot: Snapshot, beliefs: Beliefs) -> tuple[FloatArray, BoolArray]:
-    """Core-seconds until the end of each job with what it has, or has asked for, and whether that is predicted (J,)."""
+    """Weighted service (``weight``) until the end of each job with what it has, or asks for; is it predicted? (J,)."""
     outlook = beliefs.progress.of_jobs(snapshot)
     has = merged(present(snapshot), as_asked(snapshot))
     left = remaining_s(snapshot, beliefs, has, outlook.samples_left) * weight(has)

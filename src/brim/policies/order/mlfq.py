@@ -40,7 +40,7 @@ class MultiLevelQueue(RemembersService):
     """The queue of least attained service first; in a queue, jobs in order of submission.
 
     Attributes:
-        thresholds_core_s: Service at which a job falls to the next queue.
+        thresholds_core_s: Weighted service (``weight``), in seconds, at which a job falls to the next queue.
         starved: Waiting over served time from which a job is in the first queue.
 
     Source:

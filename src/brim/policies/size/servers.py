@@ -33,8 +33,8 @@ class ServersAsAsked:
 class MarginalServers:
     """One worker on GPU and one server each, in order; then what shortens some job's remaining time most.
 
-    Gains count per part of the cluster that a worker or server takes of its scarcest resource. What is left of a job is
-    what the curve through its losses says, of every job, and what its user planned before there is one.
+    Gains count per part of the cluster that a worker or server takes of its scarcest resource. A job's remaining work
+    comes from the curve through its losses; before there is a curve, from its user's plan.
 
     Source:
         Peng et al., Optimus, EuroSys 2018, section 4.1.
