@@ -41,7 +41,7 @@ from brim.core.trace import NONE, Trace
 from brim.engine.journal import Decision, Journal
 from brim.engine.round import RoundResult
 from brim.engine.scheduler import Scheduler
-from brim.foresight.calibration import COVERAGE, RECORD_MAX, past_forecasts
+from brim.foresight.calibration import COVERAGE, OTHER_CLUSTER, RECORD_MAX, past_forecasts, root
 from brim.foresight.run_times import ObservedRun, RunTimesByKind
 from brim.foresight.start_interval import DRAWS, drawn, stated
 from brim.policies.presets import find_policy
@@ -223,6 +223,17 @@ def chosen(cases: dict[str, Peers]) -> str | None:
     return min(scores[0], key=lambda name: float(np.prod([one[name] for one in scores])))
 
 
+def errors(cases: dict[str, Peers]) -> None:
+    """Print the errors with which the record of a new cluster begins: those on the trace of the choice."""
+    found = [
+        root(case.forecasts.wait * MS_PER_S) - root(np.nanmean(case.forecasts.drawn, axis=1) * MS_PER_S)
+        for name, case in cases.items() if name.startswith(f"{CHOSEN_ON}:")
+    ]
+    if found:
+        parts = (np.arange(len(OTHER_CLUSTER)) + 0.5) / len(OTHER_CLUSTER)
+        print(f"errors on {CHOSEN_ON}: {np.round(np.quantile(np.concatenate(found), parts), 1).tolist()}")
+
+
 def report(case: Peers, beforehand: str | None) -> None:
     """Print how good the intervals were, and those of the averages."""
     made, wait, low, high = case.forecasts[:4]
@@ -281,6 +292,7 @@ def main() -> None:
     for case, its in cases.items():
         print(case)
         report(its, beforehand)
+    errors(cases)
 
 
 if __name__ == "__main__":

@@ -136,6 +136,10 @@ def test_a_history_that_teaches_nothing_is_refused_in_one_line(tmp_path, change,
     ("losses.csv", "", "losses.csv: found no rows, expected job"),
     ("losses.jsonl", "", "losses.jsonl: found no rows"), ("losses.parquet", "", "losses.parquet: found no rows"),
     (None, "", "nowhere.csv: no such file"), ("folder.csv", None, "folder.csv: Is a directory"),
+    ("losses.csv", "job,family,samples,loss,loss\na,x,1,2,3\n", "losses.csv: found two columns 'loss', expected job"),
+    ("losses.csv", "job,family,samples,loss,planned\na,x,1,2,-5\n", "found -5 in column 'planned', expected more than"),
+    ("losses.jsonl", '{"job": [1], "family": "x", "samples": 1, "loss": 2}',
+     "losses.jsonl: found a list or record in column 'job', expected a number or a name"),
 ])  # fmt: skip
 def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path, name, text, said):
     file = tmp_path / (name or "nowhere.csv")

@@ -108,11 +108,21 @@ def runs_of(history: Path) -> list[TrainingRun]:
     for name in _COLUMNS:
         if name not in rows.columns:
             raise ConfigError(f"{history}: found no column {name!r}, {_EXPECTED}")
+        if f"{name}_duplicated_0" in rows.columns:  # the name that Polars gives it
+            raise ConfigError(f"{history}: found two columns {name!r}, {_EXPECTED}")
+    for name in ("job", "family"):
+        if rows[name].dtype.is_nested():
+            raise ConfigError(f"{history}: found a list or record in column {name!r}, expected a number or a name")
     for name in ("samples", "loss", "planned") if has_plan else ("samples", "loss"):
         if rows[name].dtype == pl.String:
             rows = rows.with_columns(_without_not_finite(rows[name]))
         if rows[name].drop_nulls().len() and not rows[name].dtype.is_numeric():
             raise ConfigError(f"{history}: found something else than numbers in column {name!r}, {_EXPECTED}")
+    if has_plan:
+        not_positive = rows["planned"].cast(pl.Float64).fill_null(np.nan).to_numpy() <= 0
+        if not_positive.any():
+            found = rows["planned"][int(not_positive.argmax())]
+            raise ConfigError(f"{history}: found {found} in column 'planned', expected more than 0 samples")
     runs = []
     for (_,), of in rows.drop_nulls(["job", "family"]).group_by("job", maintain_order=True):
         samples, loss = (of[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in ("samples", "loss"))

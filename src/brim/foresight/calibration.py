@@ -3,7 +3,8 @@
 Every forecast of a start is kept with the start that the continuations expected. What they do not know, such as later
 submissions and failures, makes them wrong in the same way again, so the intervals come from their own record: from the
 part of the forecasts whose jobs started sooner and later than expected. Jobs that still wait count, too, as far as they
-have waited: without them a queue that grows would look shorter than it is, since the short waits end first.
+have waited: without them a queue that grows would look shorter than it is, since the short waits end first. The record
+of a new cluster begins with the errors of another one, which its own replace as they come.
 
 Pure: equal records give equal intervals, so a controller that starts again states the same.
 """
@@ -23,7 +24,8 @@ COVERAGE: Final = 0.8
 """Part of the starts that lie within the stated interval. Ours: an interval that is nearly always right is too wide to
 plan by."""
 STARTS_MIN: Final = 20
-"""Starts after a forecast from which intervals follow the record; ours: then two lie beyond each end of an interval."""
+"""Starts after a forecast from which an interval follows the cluster's own record alone, if the continuations agree on
+the start; ours: then two lie beyond each end of an interval."""
 RECORD_MAX: Final = 1_000
 """Forecasts that count, the newest; chosen on one trace (docs/measurements/2026-11-25-eta.md)."""
 ROOT: Final = 0.2
@@ -32,7 +34,14 @@ long waits as for short ones: a fourth root by Hawkins, Wixley, A Note on the Tr
 Normality, The American Statistician 1986. Of 0.1, 0.2, 0.25, 1/3 and 1/2 the best on one trace
 (docs/measurements/2026-11-25-eta.md)."""
 OFFSET_MS: Final = MS_PER_MIN
-"""Added to waits before that: below it nobody cares; ours."""
+"""Added to waits before that: below it nobody cares; ours. Continuations that differ by less agree on a start."""
+OTHER_CLUSTER: Final = np.array((
+    -8.0, -5.1, -4.2, -3.5, -2.9, -2.1, -1.3, -1.0, -0.7, -0.5, -0.3, -0.1, 0.2,
+    0.4, 0.7, 1.0, 1.4, 1.8, 2.1, 2.3, 2.5, 2.8, 3.3, 4.4, 7.0,
+))  # fmt: skip
+"""Errors of forecasts on another cluster, as differences of roots of ms: 25 quantiles (2 %, 6 %, ... 98 %) of 2,100 on
+cluster 03 of Microsoft's ITP (traces of ElasticFlow, ASPLOS 2023), under fifo and backfill, printed by
+``benchmarks/eta_intervals.py``. They fill the record up to ``RECORD_MAX``."""
 
 
 class PastForecast(NamedTuple):
@@ -69,41 +78,50 @@ def past_forecasts(rows: Iterable[tuple[int, int, int, int]], now_ms: int) -> tu
 
 
 def recalibrated(
-    wait_ms: float, record: Sequence[PastForecast], coverage: float = COVERAGE
+    wait_ms: float, record: Sequence[PastForecast], coverage: float = COVERAGE, *, agreed: bool = False
 ) -> tuple[float, float] | None:
-    """Return the interval around an expected wait in which so much of a record lies; None if the record is too short.
+    """Return the interval around an expected wait in which so much of a record lies.
 
     Args:
         wait_ms: Wait that the continuations expect.
-        record: Earlier forecasts, none of which tells of a time after now.
+        record: Earlier forecasts, none of which tells of a time after now; the newest ``RECORD_MAX`` of them.
         coverage: Part of the starts, between 0 and 1.
+        agreed: Whether the continuations agree on the start. Then the errors of another cluster do not count, and
+            there is no interval (None) if the record has fewer than ``STARTS_MIN`` starts.
 
     Example:
         >>> record = [PastForecast(0, 600_000, until, True) for until in range(300_000, 900_000, 10_000)]
-        >>> low_ms, high_ms = recalibrated(600_000.0, record)
+        >>> low_ms, high_ms = recalibrated(600_000.0, record, agreed=True)
         >>> low_ms < 360_000 and 840_000 < high_ms
         True
     """
-    if sum(one.has_started for one in record) < STARTS_MIN:
+    own = np.array(record, dtype=np.float64).reshape(-1, 4)
+    made, expected, until, started = own.T
+    error, has_started, weight = root(until - made) - root(expected - made), started == 1.0, np.ones(len(own))
+    if agreed and has_started.sum() < STARTS_MIN:
         return None
-    made, expected, until, started = (np.array(column) for column in zip(*record, strict=True))
-    error = _root(until - made) - _root(expected - made)
-    around = _root(np.array([wait_ms]))[0]
-    low, high = (around + quantile for quantile in _quantiles(error, started.astype(np.bool_), coverage))
-    return max(low, 0.0) ** (1.0 / ROOT) - OFFSET_MS, max(high, 0.0) ** (1.0 / ROOT) - OFFSET_MS
+    if not agreed and len(own) < RECORD_MAX:
+        others = np.ones(len(OTHER_CLUSTER))
+        error = np.concatenate((OTHER_CLUSTER, error))
+        has_started = np.concatenate((others == 1.0, has_started))
+        weight = np.concatenate((others * (RECORD_MAX - len(own)) / len(others), weight))
+    around = root(np.array([wait_ms]))[0]
+    low, high = (max(around + quantile, 0.0) for quantile in _quantiles(error, has_started, weight, coverage))
+    return max(low ** (1.0 / ROOT) - OFFSET_MS, 0.0), max(high ** (1.0 / ROOT) - OFFSET_MS, 0.0)
 
 
-def _root(wait_ms: FloatArray | IntArray) -> FloatArray:
+def root(wait_ms: FloatArray | IntArray) -> FloatArray:
+    """The scale on which errors are counted, of a wait."""
     found: FloatArray = (np.maximum(wait_ms, 0.0) + OFFSET_MS) ** ROOT
     return found
 
 
-def _quantiles(error: FloatArray, started: BoolArray, coverage: float) -> tuple[float, float]:
+def _quantiles(error: FloatArray, started: BoolArray, weight: FloatArray, coverage: float) -> tuple[float, float]:
     """Errors that (1 - coverage) / 2 of the forecasts lie below, and as many above, by Kaplan and Meier's estimate."""
     order = np.lexsort((~started, error))
-    error, started = error[order], started[order]
-    at_risk = np.arange(len(error), 0, -1)
-    ended_by = 1.0 - np.cumprod(1.0 - started / at_risk)
+    error, started, weight = error[order], started[order], weight[order]
+    at_risk = np.cumsum(weight[::-1])[::-1]
+    ended_by = 1.0 - np.cumprod(1.0 - started * weight / at_risk)
     tail = (1.0 - coverage) / 2
     low, high = np.minimum(np.searchsorted(ended_by, (tail, 1.0 - tail)), len(error) - 1)
     return float(error[low]), float(error[high])

@@ -12,13 +12,13 @@ import numpy as np
 
 from brim.core.arrays import IntArray
 from brim.core.trace import NONE
-from brim.foresight.calibration import PastForecast, recalibrated
+from brim.foresight.calibration import OFFSET_MS, PastForecast, recalibrated
 from brim.foresight.run_times import Believed, drawn_ms
 from brim.sim.continuation import Outset, courses
 
 DRAWS: Final = 10
 """Continuations: one more start falls between the first and the last of ten in 9 of 11 cases, if it is of their kind;
-that is the stated part of the starts while there is no record."""
+that is the stated part of the starts where they agree on one and there is no record."""
 DRAWS_MIN: Final = 6
 EVENTS_MAX: Final = 10 * 1_024
 """Events and rounds of all continuations together, if that leaves ``DRAWS_MIN`` of them; ours: some seconds."""
@@ -68,7 +68,7 @@ def stated(starts_D: IntArray, now_ms: int, record: Sequence[PastForecast]) -> S
     if (starts_D == NONE).any():
         return None
     expected_ms, low_ms, high_ms = (int(at(starts_D)) for at in (np.mean, np.min, np.max))
-    around = recalibrated(expected_ms - now_ms, record)
+    around = recalibrated(expected_ms - now_ms, record, agreed=high_ms - low_ms <= OFFSET_MS)
     if around is not None:
         low_ms, high_ms = (now_ms + round(wait_ms) for wait_ms in around)
     return Stated(*(max(at_ms, now_ms) for at_ms in (expected_ms, low_ms, high_ms)))
