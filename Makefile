@@ -5,6 +5,8 @@ BIN := .venv/bin
 WORKERS := 4
 # Tests are rewritten when they are imported, which takes longer than all else there: written once, as src is
 export PYTHONDONTWRITEBYTECODE :=
+# Threads of OpenBLAS spin while they wait for each other: beside busy workers a test with small matrices took 60 s for 4
+export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: demo test test-all storms kernels modules lint regold bench clean
 

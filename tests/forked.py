@@ -109,7 +109,7 @@ def run_fresh(*words: object, cwd: object, timeout_s: float) -> None:
 
     What it comes to does not depend on the zygote: a fault that all forks share shows as a difference.
     """
-    env = {name: value for name, value in os.environ.items() if name not in THREADS}
+    env = {name: value for name, value in os.environ.items() if name not in {*THREADS, "OPENBLAS_NUM_THREADS"}}
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(
         command, cwd=str(cwd), env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
