@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import random
 import shutil
 import socket
 import subprocess
@@ -98,7 +99,11 @@ class Slurm:
         for node in NODES:
             (folder / "spool" / node).mkdir()
             self._start("slurmd", "-D", "-N", node)
-        _until(lambda: self._answers("sinfo", "-hN", "-t", "idle", "-o", "%N").splitlines() == list(NODES), "all nodes")
+        try:
+            _until(lambda: self._answers("sinfo", "-hN", "-t", "idle", "-o", "%N").split() == list(NODES), "all nodes")
+        except TimeoutError as error:
+            logs = (file.read_text(errors="replace")[-1_500:] for file in sorted((folder / "log").glob("slurm*")))
+            raise TimeoutError("\n".join((str(error), self._answers("sinfo", "-hNl"), *logs))) from None
 
     def _answers(self, *command: str) -> str:
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
@@ -155,11 +160,16 @@ def _until(true, what: str, within_s: float = STARTS_S) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    """Ports below those that the kernel gives to connections, which would take them until a daemon listens."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: list[int] = []
+    for port in random.sample(range(10_000, first), first - 10_000):
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            break
+    return found
 
 
 def _write_configuration(folder: Path) -> None:
