@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sqlite3
 import tempfile
 import time
@@ -21,6 +20,7 @@ import pytest
 from brim.api.client import Client
 from brim.api.serve import SOCKET
 from brim.cli.controller import is_locked
+from brim.gang.environment import free_port
 from tests.cli.commands import brim
 
 pytestmark = pytest.mark.slow
@@ -32,9 +32,7 @@ class Box:
     def __init__(self, folder):
         self.state, self.run_folder, self.work = folder / "state", folder / "run", folder / "work"
         self.work.mkdir()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.env = {**os.environ, "BRIM_STATE": str(self.state), "BRIM_RUNTIME": str(self.run_folder)}
 
     def __call__(self, *words, code=0, timeout_s=60, **env):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import random
 import shutil
 import socket
 import subprocess
@@ -18,6 +17,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from brim.gang.environment import free_port
 
 PROGRAMS = ("munged", "mariadbd", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sacct")
 PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
@@ -159,22 +160,12 @@ def _until(true, what: str, within_s: float = STARTS_S) -> None:
         time.sleep(0.1)
 
 
-def _free_ports(count: int) -> list[int]:
-    """Ports below those that the kernel gives to connections, which would take them until a daemon listens."""
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    found: list[int] = []
-    for port in random.sample(range(10_000, first), first - 10_000):
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            break
-    return found
-
-
 def _write_configuration(folder: Path) -> None:
     host = socket.gethostname().partition(".")[0]
-    control, database, *nodes = _free_ports(2 + len(NODES))
+    ports: set[int] = set()  # below those that the kernel gives to connections, which would take them meanwhile
+    while len(ports) < 2 + len(NODES):
+        ports.add(free_port())
+    control, database, *nodes = ports
     munge = f"AuthType=auth/munge\nAuthInfo=socket={folder}/munge/socket"
     (folder / "slurmdbd.conf").write_text(f"""\
 {munge}
