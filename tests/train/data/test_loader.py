@@ -320,13 +320,13 @@ def test_a_very_long_way_ahead_works():
 
 
 def test_what_is_no_longer_wanted_is_not_loaded_first():
-    """Ten seconds of tasks lie ahead when another place is asked for."""
-    with Loader(Slow(0.05, 400), 4, workers=1, prefetch=50) as loader:
+    """Forty seconds of tasks lie ahead when another place is asked for."""
+    with Loader(Slow(0.2, 400), 4, workers=1, prefetch=50) as loader:
         loader.fetch(0, 0, 0)
         began = time.monotonic()
         loader.assign(0, 70, range(1))
         loader.fetch(0, 70, 0)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
 
 
 def test_epochs_shorter_than_what_is_loaded_ahead_keep_their_orders():
