@@ -19,6 +19,7 @@ from brim.agent.protocol import (
     STOPPED,
     STOPPING,
     UNUSABLE,
+    AttemptSeen,
     ResizeAttempt,
     StopAttempt,
 )
@@ -127,8 +128,8 @@ def test_a_job_that_ignores_sigterm_forks_and_daemonises_is_gone_with_its_end(no
     pid = daemon(one)
     asked_s = time.monotonic()
     one.send(StopAttempt(job=1, attempt=1, grace_s=1, reason="preempted"))
-    one.in_state(1, STOPPING)
     end = one.ended(1)
+    assert STOPPING in [report.state for report in one.history if isinstance(report, AttemptSeen)]
     assert (end.outcome, end.exit_code) == (STOPPED, 137)
     assert is_gone(pid)
     assert time.monotonic() - asked_s >= 1

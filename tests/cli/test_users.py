@@ -117,7 +117,7 @@ def test_each_user_runs_and_sees_what_is_theirs(folder):
             assert "joined" in user(uid, "join", folder / "run")
         assert "may not use this controller" in user(EVE, "join", folder / "run", code=4)
         assert f"uid={ANN} gid={ANN} groups={ANN}\n" in user(ANN, "run", "--", "id")
-        job = user(ANN, "submit", "-n", "secret-name", "sleep", "60").strip()
+        job = user(ANN, "submit", "-n", "secret-name", "sleep", "3600").strip()
         others = user(BO, "ps")
         assert re.search(rf"^{job} +- +{ANN} ", others, re.M)
         assert "secret-name" not in others

@@ -21,7 +21,7 @@ CASES = [("grow", "joins"), ("move", "leaves"), *sample(
 
 def case(change: str, victim: str) -> Case:
     model = sample("heavy", "mlp")
-    return Case(change, victim, 0.0, model=model, pause_s=0.02, must_be_found=True)
+    return Case(change, victim, 0.0, model=model, pause_s=0.1, must_be_found=True)
 
 
 @pytest.fixture(scope="module")

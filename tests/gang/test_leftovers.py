@@ -57,6 +57,9 @@ def test_daemons_of_a_killed_rank_go_with_it_while_the_others_stay(launch, tmp_p
                                       f"runpy.run_path({str(RANK)!r}, run_name='__main__')")
     gang = launch("--nproc", 2, tmp_path / "both.py", "exec")
     ids = pids(gang.until(training(2)))
+    deadline_s = time.monotonic() + PATIENCE_S
+    while asleep(gang) != {"0", "1"} and time.monotonic() < deadline_s:
+        time.sleep(0.02)
     assert asleep(gang) == {"0", "1"}
     os.kill(ids[1], signal.SIGKILL)
     gang.until(training(1))

@@ -18,6 +18,7 @@ from brim.gang import fork_safety
 from brim.gang.inherited import AS_IT_IS, Inherited
 from brim.gang.zygote_client import ZygoteClient
 from brim.gang.zygote_events import ProcessExited, ProcessStarted, StartFailed, ZygoteLost, ZygoteReady
+from tests.gang.conftest import PATIENCE_S
 
 PROBE = """
 import atexit, io, json, multiprocessing, os, random, signal, sys, tempfile, threading
@@ -465,7 +466,8 @@ def test_one_zygote_serves_several_supervisors_and_each_dies_alone(tmp_path, fol
 
 
 def wait_gone(pid):
-    for _ in range(300):
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
         try:
             os.kill(pid, 0)
         except ProcessLookupError:

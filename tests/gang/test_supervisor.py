@@ -256,7 +256,7 @@ def test_a_stopped_zygote_does_not_keep_a_preempted_gang(launch):
 
 
 def test_the_ends_of_ranks_are_known_although_the_zygote_is_stopped(launch):
-    gang = launch("--nproc", 2, RANK, "steps=300")
+    gang = launch("--nproc", 2, RANK, "steps=1000")
     os.kill(gang.until(training(2))["zygote"], signal.SIGSTOP)
     assert gang.wait() == 0, gang.stderr()
     assert "does not answer: SIGKILL" in gang.stderr()

@@ -108,9 +108,8 @@ def test_explain_says_of_real_jobs_whether_their_losses_tell_their_end(box: Box)
     async def scenario(service: ClusterService) -> None:
         ahead = Foresight(service)
         falling, other = await box.submit(service, job("falling"), job("diverging"))
-        for number in (falling, other):
-            await until(lambda number=number: service.job(number).samples_done > 80 * 16, "two fifths of the run")
         for number, is_predictable in ((falling, True), (other, False)):
+            await until(lambda number=number: service.job(number).samples_done > 80 * 16, "two fifths of the run")
             found = await ahead.explain(number)
             assert found.outlook is not None
             assert found.outlook.is_predictable is is_predictable, found.outlook
