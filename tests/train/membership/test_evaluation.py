@@ -418,7 +418,7 @@ def dies():
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
     if me != "1" and run.epoch == 0:
-        time.sleep(3.0)  # the new rank is there when the group breaks
+        time.sleep(10.0)  # the new rank is there when the group breaks
 
 def first():
     if case == "first":
