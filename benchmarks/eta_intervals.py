@@ -41,7 +41,7 @@ from brim.core.trace import NONE, Trace
 from brim.engine.journal import Decision, Journal
 from brim.engine.round import RoundResult
 from brim.engine.scheduler import Scheduler
-from brim.foresight.calibration import COVERAGE, OTHER_CLUSTER, RECORD_MAX, past_forecasts, root
+from brim.foresight.calibration import COVERAGE, ERRORS_ELSEWHERE, RECORD_MAX, past_forecasts, root
 from brim.foresight.run_times import ObservedRun, RunTimesByKind
 from brim.foresight.start_interval import DRAWS, drawn, stated
 from brim.policies.presets import find_policy
@@ -230,7 +230,7 @@ def errors(cases: dict[str, Peers]) -> None:
         for name, case in cases.items() if name.startswith(f"{CHOSEN_ON}:")
     ]
     if found:
-        parts = (np.arange(len(OTHER_CLUSTER)) + 0.5) / len(OTHER_CLUSTER)
+        parts = (np.arange(len(ERRORS_ELSEWHERE)) + 0.5) / len(ERRORS_ELSEWHERE)
         print(f"errors on {CHOSEN_ON}: {np.round(np.quantile(np.concatenate(found), parts), 1).tolist()}")
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from brim.core.trace import NONE
 from brim.foresight.calibration import (
+    ERRORS_ELSEWHERE,
     OFFSET_MS,
-    OTHER_CLUSTER,
     RECORD_MAX,
     ROOT,
     STARTS_MIN,
@@ -57,9 +57,9 @@ def test_too_few_starts_say_nothing_where_continuations_agree():
 def test_a_cluster_without_a_record_has_the_errors_of_another_one():
     """Of its 25 errors the third lies around a tenth from the lower end, and the 23rd around that from the upper."""
     middle = (60 * MIN + OFFSET_MS) ** ROOT
-    expected = [(middle + OTHER_CLUSTER[place]) ** (1 / ROOT) - OFFSET_MS for place in (2, 22)]
+    expected = [(middle + ERRORS_ELSEWHERE[place]) ** (1 / ROOT) - OFFSET_MS for place in (2, 22)]
     assert recalibrated(60 * MIN, []) == pytest.approx(expected)
-    assert sorted(OTHER_CLUSTER) == OTHER_CLUSTER.tolist()
+    assert sorted(ERRORS_ELSEWHERE) == ERRORS_ELSEWHERE.tolist()
 
 
 def test_the_errors_of_another_cluster_leave_as_its_own_come():

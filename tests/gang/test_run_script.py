@@ -18,7 +18,7 @@ from brim.gang import fork_safety
 from brim.gang.inherited import AS_IT_IS, Inherited
 from brim.gang.zygote_client import ZygoteClient
 from brim.gang.zygote_events import ProcessExited, ProcessStarted, StartFailed, ZygoteLost, ZygoteReady
-from tests.gang.conftest import PATIENCE_S
+from tests.gang.conftest import END_S
 
 PROBE = """
 import atexit, io, json, multiprocessing, os, random, signal, sys, tempfile, threading
@@ -466,7 +466,7 @@ def test_one_zygote_serves_several_supervisors_and_each_dies_alone(tmp_path, fol
 
 
 def wait_gone(pid):
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + END_S
     while time.monotonic() < deadline_s:
         try:
             os.kill(pid, 0)

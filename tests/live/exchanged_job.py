@@ -29,6 +29,7 @@ def main() -> None:
     run = bt.start(logical_workers=1, seed=1, checkpoint=os.environ.get("BRIM_CKPT_DIR"))
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     say(f"device {os.environ.get('BRIM_DEVICE')}, threads {torch.get_num_threads()}, visible {seen!r}")
+    say(f"process {os.getpid()}")
     model = torch.nn.Linear(1, 1, bias=False)
     model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     rows = [(torch.tensor([math.sin(n)]), torch.tensor([math.cos(n)])) for n in range(96)]  # each leaves its own mark

@@ -108,7 +108,8 @@ def runs_of(history: Path) -> list[TrainingRun]:
     for name in _COLUMNS:
         if name not in rows.columns:
             raise ConfigError(f"{history}: found no column {name!r}, {_EXPECTED}")
-        if f"{name}_duplicated_0" in rows.columns:  # the name that Polars gives it
+    for name in (*_COLUMNS, "planned"):
+        if f"{name}_duplicated_0" in rows.columns:  # the name that Polars gives to the second
             raise ConfigError(f"{history}: found two columns {name!r}, {_EXPECTED}")
     for name in ("job", "family"):
         if rows[name].dtype.is_nested():

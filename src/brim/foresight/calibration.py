@@ -35,7 +35,7 @@ Normality, The American Statistician 1986. Of 0.1, 0.2, 0.25, 1/3 and 1/2 the be
 (docs/measurements/2026-11-25-eta.md)."""
 OFFSET_MS: Final = MS_PER_MIN
 """Added to waits before that: below it nobody cares; ours. Continuations that differ by less agree on a start."""
-OTHER_CLUSTER: Final = np.array((
+ERRORS_ELSEWHERE: Final = np.array((
     -8.0, -5.1, -4.2, -3.5, -2.9, -2.1, -1.3, -1.0, -0.7, -0.5, -0.3, -0.1, 0.2,
     0.4, 0.7, 1.0, 1.4, 1.8, 2.1, 2.3, 2.5, 2.8, 3.3, 4.4, 7.0,
 ))  # fmt: skip
@@ -101,10 +101,10 @@ def recalibrated(
     if agreed and has_started.sum() < STARTS_MIN:
         return None
     if not agreed and len(own) < RECORD_MAX:
-        others = np.ones(len(OTHER_CLUSTER))
-        error = np.concatenate((OTHER_CLUSTER, error))
-        has_started = np.concatenate((others == 1.0, has_started))
-        weight = np.concatenate((others * (RECORD_MAX - len(own)) / len(others), weight))
+        count = len(ERRORS_ELSEWHERE)
+        error = np.concatenate((ERRORS_ELSEWHERE, error))
+        has_started = np.concatenate((np.ones(count, dtype=np.bool_), has_started))
+        weight = np.concatenate((np.full(count, (RECORD_MAX - len(own)) / count), weight))
     around = root(np.array([wait_ms]))[0]
     low, high = (max(around + quantile, 0.0) for quantile in _quantiles(error, has_started, weight, coverage))
     return max(low ** (1.0 / ROOT) - OFFSET_MS, 0.0), max(high ** (1.0 / ROOT) - OFFSET_MS, 0.0)
