@@ -40,7 +40,8 @@ class Forks:
         atexit.register(client.close)
         (ready,) = client.receive()
         assert isinstance(ready, ZygoteReady)
-        assert ready.fork_obstacle is None, ready.fork_obstacle
+        obstacle = ready.fork_obstacle or ""  # where torch opens a GPU as it is imported, what follows is only slower
+        assert not obstacle or "/dev/nvidia" in obstacle, obstacle
 
     def run(
         self, command: Sequence[str], *, cwd: str, env: Mapping[str, str], stdin: BinaryIO | None, stdout: int | None,
