@@ -13,6 +13,7 @@ torch.set_num_threads(1)
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import brim.train as bt  # noqa: E402
+from tests.elastic.pace import wait_until_allowed  # noqa: E402
 from tests.train.models import JOBS, Rows, loss_of  # noqa: E402
 
 parser = argparse.ArgumentParser()
@@ -83,6 +84,7 @@ for _ in run.epochs(options.epochs):
             time.sleep(options.pause)
         if options.pause_last and loader.step == loader.steps_per_epoch - 1:
             time.sleep(options.pause_last)
+        wait_until_allowed(options.out, run.steps_done)
         if options.fail_at == run.steps_done and run.rank == 1:
             raise RuntimeError("the user's own mistake")
         if options.rate and (run.begins_step if options.rate == "begins" else begun):

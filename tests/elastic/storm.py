@@ -14,6 +14,7 @@ import psutil
 
 from brim.gang.client import send_request
 from brim.gang.messages import KillRequest, PreemptRequest, ResizeRequest, StatusRequest, StopRequest, TuneSettings
+from tests.elastic.pace import allow
 
 JOB = Path(__file__).parent / "job.py"
 LOOK_S = 0.01
@@ -24,7 +25,8 @@ PREEMPTED = 75
 class Event:
     """From ``step`` on, do ``what``: resize (to number), kill (a living member by place), crash, preempt, stop, tune.
 
-    Crash kills the supervisor: its ranks go with it, and the job is started again.
+    Crash kills the supervisor: its ranks go with it, and the job is started again. Await does nothing, once all ranks
+    that the gang is to have are in the group.
     """
 
     step: int
@@ -116,11 +118,18 @@ def living(status):
 
 def needed(event, status):
     """Ranks that are in the group before an event: a kill leaves another one, unless the gang is to have one rank."""
-    return min(2, status["target"]) if event.what == "kill" else 1
+    return {"kill": min(2, status["target"]), "await": status["target"]}.get(event.what, 1)
+
+
+def is_due(event, answers, status):
+    """Whether an event may happen now; if not, a group that is incomplete gets further steps, to form anew."""
+    if len(living(status)) < len(status["members"]):
+        allow(answers, max(event.step, step_of(answers)))
+    return step_of(answers) >= event.step and len(living(status)) >= needed(event, status)
 
 
 def storm(folder, events, *words, ranks=2, zygote=None, timeout_s=60, replace=0, job=JOB):
-    """Run the job to its end through the events; preempted jobs are started again with as many ranks.
+    """Run the job to its end through the events, for which it waits; a preempted one starts again with as many ranks.
 
     Args:
         folder: Empty; for sockets, output and answers.
@@ -132,25 +141,25 @@ def storm(folder, events, *words, ranks=2, zygote=None, timeout_s=60, replace=0,
     answers.mkdir(exist_ok=True)
     weather, left, base = Weather(code=-1, answers=[]), list(events), 0
     while True:
+        allow(answers, left[0].step if left else None)
         gang = Gang(folder, ranks, answers, *words, zygote=zygote, job=job, replace=replace)
         try:
             while left:
                 event = left[0]
                 while step_of(answers) < event.step and gang.process.poll() is None and time.monotonic() < deadline_s:
                     time.sleep(LOOK_S)  # to ask the gang each time would cost as much as its steps
-                status = gang.until(
-                    lambda s, e=event: step_of(answers) >= e.step and len(living(s)) >= needed(e, s),
-                    deadline_s - time.monotonic(),
-                )
+                status = gang.until(lambda s, e=event: is_due(e, answers, s), deadline_s - time.monotonic())
                 if status is None:
                     break
                 left.pop(0)
                 weather.generations = max(weather.generations, base + status["generation"])
-                if not _do(gang, event, status, left):
+                happened, ends = _do(gang, event, status, left), event.what in ("preempt", "stop", "crash")
+                allow(answers, left[0].step if left and not (happened and ends) else None)
+                if not happened:
                     weather.refused += 1
                     continue
                 weather.done.append(event)
-                if event.what in ("preempt", "stop", "crash"):
+                if ends:
                     break
             weather.code = gang.process.wait(max(deadline_s - time.monotonic(), 1))
         except subprocess.TimeoutExpired:
@@ -175,6 +184,7 @@ def _do(gang, event, status, left):
     message = {
         "resize": lambda: ResizeRequest(event.number),
         "crash": StatusRequest,
+        "await": StatusRequest,
         "kill": lambda: KillRequest(members[event.number % len(members)]),
         "preempt": PreemptRequest,
         "stop": StopRequest,

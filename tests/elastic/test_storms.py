@@ -58,7 +58,8 @@ def check(weather, expected):
 
 
 def test_settings_of_the_loader_hold_for_ranks_that_join(tmp_path, zygote, undisturbed):
-    weather = storm(tmp_path, [Event(3, "loader", 1), Event(8, "resize", 2)], *WORDS, ranks=1, zygote=zygote)
+    events = [Event(3, "loader", 1), Event(8, "resize", 2), Event(20, "await")]
+    weather = storm(tmp_path, events, *WORDS, ranks=1, zygote=zygote)
     check(weather, undisturbed("mlp"))
     assert [answer["loader_workers"] for answer in weather.answers] == [1, 1]
 
@@ -66,10 +67,12 @@ def test_settings_of_the_loader_hold_for_ranks_that_join(tmp_path, zygote, undis
 @pytest.mark.parametrize("model", sample(["mlp", "conv", "transformer"], ["mlp", "conv"]))
 def test_growing_and_shrinking_keeps_the_bits(tmp_path, zygote, undisturbed, model):
     """The transformer grows and shrinks in ``test_a_random_storm``, too."""
-    events = events_of(Event(5, "resize", 4), Event(25, "resize", 1), Event(40, "resize", 2))
+    events = events_of(
+        Event(5, "resize", 4), Event(20, "await"), Event(25, "resize", 1), Event(40, "resize", 2), Event(44, "await")
+    )
     weather = storm(tmp_path, events, *WORDS, "--model", model, zygote=zygote)
     check(weather, undisturbed(model))
-    assert len(weather.done) == 3
+    assert weather.done == events
     assert any(answer["first"] for answer in weather.answers)  # somebody joined later
 
 
@@ -82,7 +85,7 @@ def test_a_kill_without_notice_keeps_the_bits(tmp_path, zygote, undisturbed, mod
 
 
 def test_a_killed_rank_may_be_replaced(tmp_path, zygote, undisturbed):
-    events = events_of(Event(8, "kill", 0), Event(25, "kill", 1))
+    events = events_of(Event(8, "kill", 0), Event(25, "kill", 1), Event(40, "await"))
     weather = storm(tmp_path, events, *WORDS, zygote=zygote, replace=4)
     check(weather, undisturbed("mlp"))
     assert {answer["size"] for answer in weather.answers} == {2}

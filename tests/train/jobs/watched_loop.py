@@ -10,8 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
 from brim.train import run as session
 from brim.train.state import hashes
+from tests.elastic.pace import wait_until_allowed
 
 answers, pause_s = Path(sys.argv[1]), float(sys.argv[2])
 steps = os.open(answers / "step", os.O_CREAT | os.O_WRONLY)
@@ -25,6 +28,7 @@ class Watched(session.Run):
         if committed:
             os.pwrite(steps, b"%8d" % self.steps_done, 0)
             time.sleep(pause_s)
+            wait_until_allowed(answers, self.steps_done)
         return committed
 
     def finish(self):
